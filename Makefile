@@ -1,0 +1,49 @@
+PYTHON ?= python3
+ARGS ?=
+WORKERS ?= 2
+VENV := .venv
+BIN := $(VENV)/bin
+PACKAGES := selfcest_env agents/selfcest_agents training/selfcest_training
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help train test lint slow format clean
+
+help: ## say what there is
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# Written last, so a set-up that was cut short is done again. hatchling is in the lock, hence no build isolation.
+$(VENV)/.installed: pyproject.toml requirements/dev.txt
+	@rm -f $@
+	@$(PYTHON) -c 'import sys; sys.exit("selfcest needs Python 3.11 or newer: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+train: $(VENV)/.installed ## set up, then train; ARGS="..." go to `selfcest train`
+	$(BIN)/selfcest train $(ARGS)
+
+# Tiny tensors lose more to threads that spin for each other than they win.
+test slow: export OMP_NUM_THREADS = 1
+test slow: export OMP_WAIT_POLICY = passive
+
+test: lint ## set up, lint, check types and imports, run the fast tests; ARGS="..." go to pytest
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+lint: $(VENV)/.installed ## ruff, mypy, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(PACKAGES)
+	$(BIN)/lint-imports
+
+slow: $(VENV)/.installed ## run the slow tests; ARGS="..." go to pytest
+	$(BIN)/python -m pytest -n $(WORKERS) -m slow $(ARGS)
+
+format: $(VENV)/.installed ## let ruff fix and format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove the environment, caches and build outputs; runs/ stays
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find $(PACKAGES) tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,148 @@
+"""Who decides: a policy turns observations into generations. It never sees the kernel, an answer or a reward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from selfcest_agents.codec import Codec
+from selfcest_agents.engine import Engine, TokenRequest
+from selfcest_env.errors import ConfigError, PolicyError
+from selfcest_env.record import Generation
+from selfcest_env.types import Role, TurnKey
+from selfcest_env.views import Observation
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRequest:
+    """One decision to make.
+
+    Attributes:
+        key: the turn's name.
+        observation: all that the agent may know.
+        history: the agent's earlier generations, oldest first; with them the context's ids are known exactly.
+        seed: this turn's own random stream.
+    """
+
+    key: TurnKey
+    observation: Observation
+    history: tuple[Generation, ...]
+    seed: int
+
+
+class Policy(Protocol):
+    """Answers every submitted request exactly once, in any order."""
+
+    def submit(self, requests: Sequence[PolicyRequest]) -> None: ...
+
+    def poll(self) -> list[tuple[TurnKey, Generation]]:
+        """Advance the work a little and return what has finished; `[]` is allowed while busy."""
+        ...
+
+
+class Actor(Protocol):
+    """A policy of one line: text at once, from the observation alone. See `scripted`."""
+
+    def act(self, observation: Observation, rng: np.random.Generator) -> str: ...
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """How tokens are drawn. There is no top-p and no top-k: the learner could not reproduce their log-probs."""
+
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature < float("inf"):
+            raise ConfigError(
+                f"sampling.temperature is {self.temperature!r}; expected a finite number >= 0 (0: greedy)"
+            )
+
+
+class EnginePolicy:
+    """Token in, token out: every context is the concatenation of stored ids, and nothing is ever encoded twice."""
+
+    def __init__(self, engine: Engine, codec: Codec, sampling: SamplingConfig) -> None:
+        self._engine, self._codec, self._sampling = engine, codec, sampling
+        self._blocks: dict[str, tuple[TurnKey, tuple[int, ...]]] = {}
+
+    def submit(self, requests: Sequence[PolicyRequest]) -> None:
+        token_requests = []
+        for request in requests:
+            observation = request.observation
+            if observation.max_new_tokens is None:
+                raise PolicyError(f"{request.key} has no max_new_tokens; set limits.turn_tokens to play with a model")
+            block = self._codec.encode(observation.block, observation.boundary)
+            context = [i for past in request.history for ids in (past.prompt_ids, past.token_ids) for i in ids]
+            name = str(request.key)
+            self._blocks[name] = request.key, block
+            token_requests.append(
+                TokenRequest(
+                    name, (*context, *block), observation.max_new_tokens, request.seed, self._sampling.temperature
+                )
+            )
+        self._engine.submit(token_requests)
+
+    def poll(self) -> list[tuple[TurnKey, Generation]]:
+        finished = []
+        for completion in self._engine.poll():
+            key, block = self._blocks.pop(completion.key)
+            generation = Generation(
+                text=self._codec.decode(completion.token_ids),
+                finish_reason=completion.finish_reason,
+                prompt_ids=block,
+                token_ids=completion.token_ids,
+                behavior_logprobs=completion.logprobs,
+                temperature=self._sampling.temperature,
+                policy_version=completion.policy_version,
+            )
+            finished.append((key, generation))
+        return finished
+
+
+class ScriptedPolicy:
+    """An `Actor` as a policy. With a codec its text is also encoded, so that it can serve as a demonstration.
+
+    A script is deterministic given its stream, so the log-prob of each of its tokens is 0.
+    """
+
+    def __init__(self, actor: Actor, codec: Codec | None = None) -> None:
+        self._actor, self._codec = actor, codec
+        self._finished: list[tuple[TurnKey, Generation]] = []
+
+    def submit(self, requests: Sequence[PolicyRequest]) -> None:
+        for request in requests:
+            observation = request.observation
+            text = self._actor.act(observation, np.random.default_rng(request.seed))
+            generation = Generation(text)
+            if self._codec is not None:
+                ids = self._codec.encode_own(text)
+                block = self._codec.encode(observation.block, observation.boundary)
+                generation = Generation(text, prompt_ids=block, token_ids=ids, behavior_logprobs=(0.0,) * len(ids))
+            self._finished.append((request.key, generation))
+
+    def poll(self) -> list[tuple[TurnKey, Generation]]:
+        finished, self._finished = self._finished, []
+        return finished
+
+
+class RolePolicy:
+    """Another policy per role: a learned root over scripted clones, or the other way round."""
+
+    def __init__(self, by_role: Mapping[Role, Policy]) -> None:
+        missing = [role for role in Role if role not in by_role]
+        if missing:
+            raise ConfigError(f"no policy for role {missing[0]}; give one for each of {', '.join(Role)}")
+        self._by_role = by_role
+
+    def submit(self, requests: Sequence[PolicyRequest]) -> None:
+        for role, policy in self._by_role.items():
+            chosen = [request for request in requests if request.observation.role is role]
+            if chosen:
+                policy.submit(chosen)
+
+    def poll(self) -> list[tuple[TurnKey, Generation]]:
+        return [done for policy in self._by_role.values() for done in policy.poll()]

@@ -1,0 +1,139 @@
+"""Requests and a policy to records: the only place where game and policy meet.
+
+There is no barrier between episodes: when a call has joined, its parent goes on at once, and nobody waits for the
+slowest episode. What is submitted depends on the requests and on what the policy answered, never on the clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from selfcest_agents.policy import Policy, PolicyRequest
+from selfcest_env.errors import PolicyError
+from selfcest_env.kernel import Kernel
+from selfcest_env.record import EpisodeRecord, Generation, build_record
+from selfcest_env.rules import Rules
+from selfcest_env.seeding import turn_seed
+from selfcest_env.types import AgentId, Task, TurnKey, Usage
+from selfcest_env.views import observe
+
+
+@dataclass(frozen=True)
+class RolloutRequest:
+    """One episode to play. `episode_id` is unique within a rollout; `seed` keys all its randomness."""
+
+    episode_id: str
+    task: Task
+    seed: int
+
+
+@dataclass
+class _Episode:
+    """An episode in play."""
+
+    request: RolloutRequest
+    kernel: Kernel
+    generations: dict[tuple[AgentId, int], Generation] = field(default_factory=dict)
+    in_flight: set[AgentId] = field(default_factory=set)
+
+    def asks(self) -> list[PolicyRequest]:
+        """Requests for the agents that may act and have not been asked."""
+        asked = []
+        for agent_id in self.kernel.ready():
+            if agent_id in self.in_flight:
+                continue
+            observation = observe(self.kernel, agent_id)
+            key = TurnKey(self.request.episode_id, agent_id, observation.turn)
+            history = tuple(self.generations[agent_id, turn] for turn in range(observation.turn))
+            seed = turn_seed(self.request.seed, agent_id, observation.turn)
+            asked.append(PolicyRequest(key, observation, history, seed))
+            self.in_flight.add(agent_id)
+        return asked
+
+    def apply(self, key: TurnKey, generation: Generation) -> None:
+        """Play what the policy answered. The price of an encoded block must be the price the ledger charged."""
+        kernel, agent_id = self.kernel, key.agent_id
+        turn = kernel.agents[agent_id].turn
+        if generation.prompt_ids and turn is not None and len(generation.prompt_ids) != turn.prompt_tokens:
+            raise PolicyError(
+                f"{key}: the policy encoded its prompt as {len(generation.prompt_ids)} tokens, the ledger charged "
+                f"{turn.prompt_tokens}; the rules' token counter must be the policy's own codec"
+            )
+        used = len(generation.token_ids) or kernel.rules.counter.count_text(generation.text)
+        self.generations[agent_id, key.turn] = generation
+        self.in_flight.discard(agent_id)
+        action = kernel.rules.protocol.parse(generation.text)
+        kernel.step(agent_id, action, Usage(used, generation.finish_reason), generation.text)
+
+    def record(self) -> EpisodeRecord:
+        request = self.request
+        return build_record(self.kernel, self.generations, episode_id=request.episode_id, seed=request.seed)
+
+
+def rollout(
+    requests: Sequence[RolloutRequest],
+    policy: Policy,
+    rules: Rules,
+    *,
+    max_concurrent: int = 512,
+    on_finish: Callable[[EpisodeRecord], None] | None = None,
+) -> list[EpisodeRecord]:
+    """Play every request to its end.
+
+    Args:
+        requests: the episodes.
+        policy: who decides; one decision per turn.
+        rules: limits, protocol and the policy's own token counter.
+        max_concurrent: episodes in play at once; a finished one makes room for the next.
+        on_finish: called with each record as it is finished, for progress.
+
+    Returns:
+        Records in the order of the requests.
+
+    Raises:
+        PolicyError: the policy answered something it was not asked, or stopped answering.
+    """
+    if len({request.episode_id for request in requests}) != len(requests):
+        raise PolicyError("episode ids of one rollout must be unique")
+    waiting = list(reversed(requests))
+    playing: dict[str, _Episode] = {}
+    finished: dict[str, EpisodeRecord] = {}
+    idle_polls = 0
+    while waiting or playing:
+        asks: list[PolicyRequest] = []
+        while waiting and len(playing) < max_concurrent:
+            request = waiting.pop()
+            playing[request.episode_id] = _Episode(request, Kernel(request.task, rules))
+            asks += playing[request.episode_id].asks()
+        answers = _advance(policy, asks, playing)
+        idle_polls = 0 if answers or asks else idle_polls + 1
+        if idle_polls > MAX_IDLE_POLLS:
+            raise PolicyError(f"the policy gave no answer in {MAX_IDLE_POLLS} polls while {len(playing)} episodes wait")
+        for episode_id in [name for name, episode in playing.items() if episode.kernel.done]:
+            record = playing.pop(episode_id).record()
+            finished[episode_id] = record
+            if on_finish is not None:
+                on_finish(record)
+    return [finished[request.episode_id] for request in requests]
+
+
+MAX_IDLE_POLLS = 1_000_000
+
+
+def _advance(policy: Policy, asks: Sequence[PolicyRequest], playing: dict[str, _Episode]) -> int:
+    """Submit, poll once, play the answers, and ask at once for the turns they opened; returns how many came."""
+    if asks:
+        policy.submit(asks)
+    answers = policy.poll()
+    opened: list[PolicyRequest] = []
+    # In the order of keys, so that the next submission does not depend on the order in which answers arrived.
+    for key, generation in sorted(answers, key=lambda answer: answer[0]):
+        episode = playing.get(key.episode_id)
+        if episode is None or key.agent_id not in episode.in_flight:
+            raise PolicyError(f"the policy answered {key}, which is not in flight")
+        episode.apply(key, generation)
+        opened += episode.asks()
+    if opened:
+        policy.submit(opened)
+    return len(answers)

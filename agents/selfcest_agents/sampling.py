@@ -1,0 +1,36 @@
+"""Drawing one token per row, so that a row's draw depends on its own logits, temperature and uniform alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+
+def uniform_stream(seed: int, length: int) -> npt.NDArray[np.float64]:
+    """The first `length` uniforms in [0, 1) of the stream named by `seed`; a longer stream starts the same way."""
+    return np.random.Generator(np.random.Philox(seed)).random(length)
+
+
+def draw(logits: torch.Tensor, temperatures: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sample from softmax(logits / temperature) by inverting its cumulative sum, in float64.
+
+    Args:
+        logits: [rows, vocabulary], no NaN.
+        temperatures: [rows] float64; 0 takes the likeliest id, the lowest one in a tie.
+        uniforms: [rows] float64 in [0, 1); unused where the temperature is 0.
+
+    Returns:
+        ids [rows] int64 and their log-probabilities [rows] float64 (0.0 where the temperature is 0).
+    """
+    greedy = temperatures == 0
+    scaled = logits.double() / torch.where(greedy, 1.0, temperatures)[:, None]
+    logprobs = torch.log_softmax(scaled, dim=-1)
+    cumulative = logprobs.exp().cumsum(dim=-1)
+    total = cumulative[:, -1]
+    # u * total may round up to total itself, where the search would run past the last id that has any probability.
+    target = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
+    sampled = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]
+    ids = torch.where(greedy, logits.argmax(dim=-1), sampled)
+    chosen = logprobs.gather(1, ids[:, None])[:, 0]
+    return ids, torch.where(greedy, 0.0, chosen)

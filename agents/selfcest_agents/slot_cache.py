@@ -1,0 +1,81 @@
+"""A key-value cache whose rows are slots: sequences of any length join, leave and are moved at any step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache
+
+POSITION_BUCKET = 64  # capacity grows by so many positions, so that a growing batch seldom copies its cache
+ROW_BUCKET = 16
+
+
+def _bucketed(count: int, bucket: int) -> int:
+    return -(-count // bucket) * bucket
+
+
+class SlotCache(Cache):
+    """Keys and values of every layer, each [rows, kv_heads, positions, head_dim], grown on demand.
+
+    `aim` says where the next forward pass writes and how far it looks back. Attention then costs what the longest live
+    context needs, whatever the model could hold. Memory is kept between batches: fresh pages cost more time than
+    used ones. What lies beyond a row's own length is stale but finite, and the caller's mask hides it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self._keys: list[torch.Tensor] = []
+        self._values: list[torch.Tensor] = []
+        self._first, self._length = 0, 0
+        self._row_index = self._positions = torch.zeros(0, 0, dtype=torch.long)
+
+    def aim(self, first: int, positions: torch.Tensor, length: int) -> None:
+        """Prepare one forward pass over rows `first, first + 1, ...`.
+
+        Args:
+            first: slot of the first row.
+            positions: [rows, new tokens] where each new token is written, all below `length`.
+            length: attention sees positions `0 .. length - 1`.
+        """
+        self._first, self._positions, self._length = first, positions, length
+        rows = torch.arange(first, first + positions.shape[0], device=positions.device)
+        self._row_index = rows[:, None]
+        for layer in range(len(self._keys)):
+            self._grow(layer)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write [rows, kv_heads, new tokens, head_dim]; return all in sight, [rows, kv_heads, length, head_dim]."""
+        if layer_idx == len(self._keys):
+            empty = key_states.new_zeros(0, key_states.shape[1], 0, key_states.shape[3])
+            self._keys.append(empty)
+            self._values.append(empty)
+            self._grow(layer_idx)
+        keys, values = self._keys[layer_idx], self._values[layer_idx]
+        keys[self._row_index, :, self._positions] = key_states.transpose(1, 2)
+        values[self._row_index, :, self._positions] = value_states.transpose(1, 2)
+        rows = slice(self._first, self._first + key_states.shape[0])
+        return keys[rows, :, : self._length], values[rows, :, : self._length]
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` positions of slot `source` over slot `target`."""
+        for tensor in (*self._keys, *self._values):
+            tensor[target, :, :length] = tensor[source, :, :length]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Always 0: rows differ in length, so callers pass positions and masks themselves."""
+        return 0
+
+    def _grow(self, layer: int) -> None:
+        old = self._keys[layer]
+        rows = max(old.shape[0], _bucketed(self._first + self._positions.shape[0], ROW_BUCKET))
+        positions = max(old.shape[2], _bucketed(self._length, POSITION_BUCKET))
+        if (rows, positions) == (old.shape[0], old.shape[2]):
+            return
+        for store in (self._keys, self._values):
+            # Zeros, not empty memory: a masked position weighs 0, but 0 * NaN would still be NaN.
+            grown = old.new_zeros(rows, old.shape[1], positions, old.shape[3])
+            grown[: old.shape[0], :, : old.shape[2]] = store[layer]
+            store[layer] = grown

@@ -1,0 +1,177 @@
+"""The embedded default: a tiny Llama and its tokenizer, built in place, with nothing to download.
+
+Left out on purpose: learned merges. One character is one token, so a model of 0.2 M parameters sees every digit, and
+the numbers 0 to 99 are single tokens because a stop condition over two of them was not learnt at this size.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from selfcest_env.errors import ConfigError, PolicyError
+
+SPECIALS = (
+    *("<pad>", "<unk>", "<root>", "<clone>", "<asst>", "<call>", "<sep>", "</call>"),
+    *("<read>", "</read>", "<tool>", "<doc>", "<ans>", "<end>", "<err>"),
+)
+STOPS = ("</call>", "</read>", "<end>")
+CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase + "+-*/%:;,.?!@#>=() "
+NUMBERS = tuple(f"[{number}]" for number in range(100))
+# No leading zeros: [07] is five characters, so that encoding then decoding never changes a text.
+_NUMBER = r"\[(?:0|[1-9][0-9]?)\]"
+_SPECIAL = "|".join(map(re.escape, SPECIALS))
+
+
+@dataclass(frozen=True)
+class TinyConfig:
+    """Shape of the tiny Llama; the defaults have about 0.19 M parameters.
+
+    Attributes:
+        hidden_size: width, a multiple of `num_heads`.
+        intermediate_size: width of the gated feed-forward layer.
+        max_positions: ids of one context, prompt and generation together.
+        tie_embeddings: use the embedding matrix as the output layer too.
+    """
+
+    hidden_size: int = 64
+    num_layers: int = 3
+    num_heads: int = 4
+    intermediate_size: int = 192
+    max_positions: int = 512
+    tie_embeddings: bool = False
+
+    def __post_init__(self) -> None:
+        sizes = (self.hidden_size, self.num_layers, self.num_heads, self.intermediate_size, self.max_positions)
+        if min(sizes) < 1:
+            raise ConfigError(f"{self}: every size must be at least 1")
+        if self.hidden_size % (2 * self.num_heads):
+            raise ConfigError(
+                f"hidden_size is {self.hidden_size} and num_heads is {self.num_heads}; hidden_size must be a multiple "
+                f"of 2 * num_heads = {2 * self.num_heads}, because RoPE rotates pairs within a head"
+            )
+
+
+class TinyTokenizer:
+    """Specials, single characters and the numbers [0] to [99]. Any other character is `<unk>`."""
+
+    def __init__(self) -> None:
+        self._tokens = (*SPECIALS, *CHARACTERS, *NUMBERS)
+        self._ids = {token: index for index, token in enumerate(self._tokens)}
+        self._trusted = re.compile(f"{_SPECIAL}|{_NUMBER}|.", re.DOTALL)
+        self._untrusted = re.compile(f"{_NUMBER}|.", re.DOTALL)
+
+    @property
+    def vocab(self) -> dict[str, int]:
+        """Ids by token text; a fresh copy."""
+        return dict(self._ids)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._tokens)
+
+    @property
+    def pad_id(self) -> int:
+        return self._ids["<pad>"]
+
+    @property
+    def unk_id(self) -> int:
+        return self._ids["<unk>"]
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Ids that end a turn: a finished call, a finished read, an answer's end."""
+        return tuple(self._ids[token] for token in STOPS)
+
+    def encode(self, text: str, trusted: bool) -> tuple[int, ...]:
+        """Ids of `text`. Only trusted text can hold specials; untrusted `<end>` is `<unk>`, `e`, `n`, `d`, `>`."""
+        pattern = self._trusted if trusted else self._untrusted
+        return tuple(self._ids.get(piece, self.unk_id) for piece in pattern.findall(text))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of `ids`, specials included. Raises `PolicyError` for an id outside the vocabulary."""
+        listed = list(ids)
+        if wrong := [index for index in listed if not 0 <= index < self.vocab_size]:
+            raise PolicyError(
+                f"cannot decode id {wrong[0]}: this tokenizer has ids 0 to {self.vocab_size - 1}; decode with the "
+                "tokenizer of the model that produced it"
+            )
+        return "".join(self._tokens[index] for index in listed)
+
+    def export(self) -> PreTrainedTokenizerFast:
+        """The same tokenizer for transformers. It knows no untrusted text: it encodes as `encode(text, True)` does."""
+        tokenizer = Tokenizer(models.WordLevel(self.vocab, unk_token="<unk>"))
+        pattern = Regex(rf"{_SPECIAL}|{_NUMBER}|[\s\S]")
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(pattern, behavior="isolated")
+        tokenizer.decoder = decoders.Fuse()
+        named = {"pad_token": "<pad>", "unk_token": "<unk>", "eos_token": "<end>"}
+        return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+            tokenizer_object=tokenizer,
+            **named,
+            extra_special_tokens=[token for token in SPECIALS if token not in named.values()],
+            clean_up_tokenization_spaces=False,
+        )
+
+
+def build_tiny(config: TinyConfig, seed: int) -> LlamaForCausalLM:
+    """A freshly initialised float32 model in evaluation mode; the global random state is left as it was."""
+    tokenizer = TinyTokenizer()
+    llama = LlamaConfig(
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads,
+        max_position_embeddings=config.max_positions,
+        tie_word_embeddings=config.tie_embeddings,
+        bos_token_id=None,
+        eos_token_id=list(tokenizer.stop_ids),
+        pad_token_id=tokenizer.pad_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        # The CPU generator alone: torch.manual_seed would reseed accelerators as well.
+        torch.default_generator.manual_seed(seed)
+        model = LlamaForCausalLM(llama)  # type: ignore[no-untyped-call]
+    # Faster than the fused kernel at this width and these lengths on a CPU.
+    model.set_attn_implementation("eager")
+    return _ready(model)
+
+
+def save_pretrained(model: LlamaForCausalLM, tokenizer: TinyTokenizer, folder: str | Path) -> None:
+    """Write a folder that `AutoModelForCausalLM` and `AutoTokenizer` load."""
+    model.save_pretrained(folder)
+    tokenizer.export().save_pretrained(folder)
+
+
+def load_pretrained(folder: str | Path) -> tuple[LlamaForCausalLM, TinyTokenizer]:
+    """Read a folder written by `save_pretrained`; the model is float32 and in evaluation mode.
+
+    Raises:
+        ConfigError: the folder is missing, or its tokenizer has another vocabulary than this version's.
+    """
+    if not Path(folder).is_dir():
+        raise ConfigError(f"{folder} is no folder; expected one that save_pretrained wrote")
+    tokenizer = TinyTokenizer()
+    found = AutoTokenizer.from_pretrained(folder, local_files_only=True).get_vocab()
+    if found != tokenizer.vocab:
+        raise ConfigError(
+            f"the tokenizer in {folder} has {len(found)} tokens, not the {tokenizer.vocab_size} of the tiny model; "
+            "load it as a general transformers model, or train the tiny model again"
+        )
+    model = LlamaForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+    )
+    return _ready(model), tokenizer
+
+
+def _ready(model: LlamaForCausalLM) -> LlamaForCausalLM:
+    module: torch.nn.Module = model  # the base class has the typed methods
+    module.float().eval()
+    return model

@@ -1,0 +1,275 @@
+"""An engine over any Llama-style causal model of transformers, with continuous batching.
+
+Live sequences occupy the first slots of one cache, without gaps: a finished one leaves at once, the last one takes its
+slot, and waiting requests are prefilled in padded batches behind the live ones. A prefill leaves out a context's last
+id; that id is the row's input at its first decoding step, so every token is sampled in the same place.
+
+The model object is shared with the learner. Change its weights between `poll` calls and set `policy_version`
+afterwards; change them while nothing is pending unless a mixture of old cache and new weights is wanted.
+
+A row's random stream is its own, but matrix products round differently for different batch shapes: log-probabilities
+move by about 1e-6 in float32 with the batch composition, so a token can differ only where a uniform falls that close
+to a boundary. The same sequence of calls repeats exactly.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import PreTrainedModel
+
+from selfcest_agents.engine import Completion, TokenRequest
+from selfcest_agents.sampling import draw, uniform_stream
+from selfcest_agents.slot_cache import SlotCache
+from selfcest_env.errors import PolicyError
+from selfcest_env.types import FinishReason
+
+PATIENCE_STEPS = 8  # a small prefill costs a good part of a decoding step, so trickling requests wait for each other
+
+
+@dataclass(slots=True)
+class _Row:
+    """A sequence being decoded; `uniforms` is its whole random stream, [max_new_tokens]."""
+
+    request: TokenRequest
+    uniforms: npt.NDArray[np.float64]
+    policy_version: int
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    @property
+    def input_id(self) -> int:
+        return self.token_ids[-1] if self.token_ids else self.request.context_ids[-1]
+
+    @property
+    def position(self) -> int:
+        return len(self.request.context_ids) + len(self.token_ids) - 1
+
+    def completion(self, reason: FinishReason) -> Completion:
+        return Completion(self.request.key, tuple(self.token_ids), tuple(self.logprobs), reason, self.policy_version)
+
+
+class TransformersEngine:
+    """`Engine` over a transformers model that lives in this process.
+
+    Args:
+        model: a decoder with `position_ids`, 4-D masks and full attention. Its device, dtype and attention
+            implementation are used as they are.
+        stop_ids: ids that end a sequence; a sampled stop id is part of the completion.
+        max_batch_size: sequences decoded together at most. It bounds the cache, which holds so many rows of the longest
+            context met so far, and is kept as long as the engine.
+        prefill_tokens: ids, padding included, that one prefill pass holds at most (one context may exceed it alone).
+
+    Raises:
+        PolicyError: a model whose attention depends on more than positions (sliding windows, dynamic RoPE).
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        stop_ids: Collection[int],
+        max_batch_size: int = 256,
+        prefill_tokens: int = 8192,
+    ) -> None:
+        _check_model(model)
+        if max_batch_size < 1 or prefill_tokens < 1:
+            raise PolicyError(
+                f"max_batch_size is {max_batch_size} and prefill_tokens is {prefill_tokens}; both must be at least 1"
+            )
+        self.policy_version = 0
+        self._model = model
+        self._stop_ids = frozenset(stop_ids)
+        self._max_batch_size = max_batch_size
+        self._prefill_tokens = prefill_tokens
+        self._max_positions = int(model.config.max_position_embeddings)
+        self._vocab_size = int(model.config.vocab_size)
+        self._cache = SlotCache()
+        self._rows: list[_Row] = []
+        self._waiting: deque[TokenRequest] = deque()
+        self._steps_since_admission = 0
+
+    @property
+    def pending(self) -> int:
+        return len(self._rows) + len(self._waiting)
+
+    def submit(self, requests: Sequence[TokenRequest]) -> None:
+        """Queue requests, all or none. Raises `PolicyError` for one that could never be served."""
+        taken = {request.key for request in self._waiting} | {row.request.key for row in self._rows}
+        for request in requests:
+            if request.key in taken:
+                raise PolicyError(f"request {request.key!r} is already pending; give every request its own key")
+            taken.add(request.key)
+            self._check(request)
+        self._waiting.extend(requests)
+
+    def poll(self) -> list[Completion]:
+        """Decode until at least one sequence finishes; return all that finish at that step, `[]` if none is pending."""
+        with _evaluating(self._model), torch.inference_mode():
+            while self.pending:
+                self._admit()
+                if finished := self._step():
+                    return finished
+        return []
+
+    def cancel(self, keys: Iterable[str]) -> None:
+        """Forget these requests; keys that are not pending are ignored."""
+        gone = frozenset(keys)
+        self._waiting = deque(request for request in self._waiting if request.key not in gone)
+        with torch.inference_mode():
+            self._release([slot for slot, row in enumerate(self._rows) if row.request.key in gone])
+
+    def _check(self, request: TokenRequest) -> None:
+        context, new = len(request.context_ids), request.max_new_tokens
+        what = f"request {request.key!r}"
+        if not context:
+            raise PolicyError(f"{what} has an empty context; send at least one id, such as the opening token")
+        if new < 1:
+            raise PolicyError(f"{what} has max_new_tokens = {new}, expected at least 1; do not send it")
+        if context + new > self._max_positions:
+            raise PolicyError(
+                f"{what} has {context} context ids and max_new_tokens = {new}, together {context + new}, but the model "
+                f"holds {self._max_positions} positions; lower limits.context_tokens or use a model with more"
+            )
+        if min(request.context_ids) < 0 or max(request.context_ids) >= self._vocab_size:
+            raise PolicyError(
+                f"{what} has context ids from {min(request.context_ids)} to {max(request.context_ids)}, but the model "
+                f"knows 0 to {self._vocab_size - 1}; encode with the tokenizer of this model"
+            )
+        if not 0 <= request.temperature < float("inf"):
+            raise PolicyError(f"{what} has temperature {request.temperature}; expected a finite number >= 0")
+        if request.seed < 0:
+            raise PolicyError(f"{what} has seed {request.seed}; expected >= 0, as from selfcest_env.seeding")
+
+    def _admit(self) -> None:
+        """Move waiting requests into free slots, unless so few would join that it is better to wait a little."""
+        room = min(len(self._waiting), self._max_batch_size - len(self._rows))
+        worthwhile = 8 * room >= len(self._rows) or self._steps_since_admission >= PATIENCE_STEPS
+        if not room or not worthwhile:
+            return
+        self._steps_since_admission = 0
+        requests = [self._waiting.popleft() for _ in range(room)]
+        # Neighbours of like length waste the least padding.
+        requests.sort(key=lambda request: len(request.context_ids))
+        for batch in _batches(requests, self._prefill_tokens):
+            self._prefill(batch)
+
+    def _prefill(self, requests: Sequence[TokenRequest]) -> None:
+        width = max(len(request.context_ids) for request in requests) - 1
+        if width:
+            # Padding is on the right: it is written behind the context, where decoding overwrites it before looking.
+            padded = [
+                (*request.context_ids[:-1], *([0] * (width + 1 - len(request.context_ids)))) for request in requests
+            ]
+            positions = torch.arange(width, device=self._model.device).expand(len(requests), width)
+            self._forward(len(self._rows), torch.tensor(padded, device=self._model.device), positions, width)
+        for request in requests:
+            uniforms = uniform_stream(request.seed, request.max_new_tokens)
+            self._rows.append(_Row(request, uniforms, self.policy_version))
+
+    def _step(self) -> list[Completion]:
+        """Sample one token for every live row; return the completions of those that ended."""
+        rows, device = self._rows, self._model.device
+        positions = [row.position for row in rows]
+        logits = self._forward(
+            0,
+            torch.tensor([[row.input_id] for row in rows], device=device),
+            torch.tensor(positions, device=device)[:, None],
+            max(positions) + 1,
+        )
+        if bool(logits.isnan().any()):
+            raise PolicyError(
+                f"the model gave NaN logits at policy_version {self.policy_version}; its weights or its inputs "
+                "have diverged: look at the last updates' gradient norms, and restart from a checkpoint"
+            )
+        temperatures = [row.request.temperature for row in rows]
+        uniforms = [row.uniforms[len(row.token_ids)] for row in rows]
+        ids, logprobs = draw(
+            logits,
+            torch.tensor(temperatures, dtype=torch.float64, device=device),
+            torch.tensor(uniforms, dtype=torch.float64, device=device),
+        )
+        self._steps_since_admission += 1
+        return self._record(ids.tolist(), logprobs.tolist())
+
+    def _record(self, ids: Sequence[int], logprobs: Sequence[float]) -> list[Completion]:
+        finished: list[Completion] = []
+        slots: list[int] = []
+        for slot, (row, token, logprob) in enumerate(zip(self._rows, ids, logprobs, strict=True)):
+            row.token_ids.append(token)
+            row.logprobs.append(logprob)
+            stopped = token in self._stop_ids
+            if stopped or len(row.token_ids) == row.request.max_new_tokens:
+                finished.append(row.completion(FinishReason.STOP if stopped else FinishReason.LENGTH))
+                slots.append(slot)
+        self._release(slots)
+        return finished
+
+    def _release(self, slots: Sequence[int]) -> None:
+        """Free these slots and close the gaps with the last rows."""
+        for slot in sorted(slots, reverse=True):
+            last = self._rows.pop()
+            if slot < len(self._rows):
+                self._rows[slot] = last
+                self._cache.move(len(self._rows), slot, last.position)
+
+    def _forward(self, first: int, ids: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
+        """Feed `ids` [rows, tokens] at `positions`, looking back over `length`; return last logits [rows, vocab]."""
+        self._cache.aim(first, positions, length)
+        visible = torch.arange(length, device=ids.device) <= positions[:, :, None]
+        dtype = self._model.dtype
+        mask = torch.zeros(visible.shape, dtype=dtype, device=ids.device)
+        mask.masked_fill_(~visible, torch.finfo(dtype).min)
+        output = self._model(
+            input_ids=ids,
+            position_ids=positions,
+            attention_mask=mask[:, None],
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits: torch.Tensor = output.logits
+        return logits[:, -1]
+
+
+def _batches(requests: Sequence[TokenRequest], max_tokens: int) -> Iterator[list[TokenRequest]]:
+    """Cut requests, shortest context first, into runs whose padded size stays within `max_tokens`."""
+    batch: list[TokenRequest] = []
+    for request in requests:
+        if batch and (len(batch) + 1) * len(request.context_ids) > max_tokens:
+            yield batch
+            batch = []
+        batch.append(request)
+    if batch:
+        yield batch
+
+
+@contextmanager
+def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Switch dropout and gradient checkpointing off, and back on if the learner had them on."""
+    training = model.training
+    if training:
+        model.eval()
+    try:
+        yield
+    finally:
+        if training:
+            model.train()
+
+
+def _check_model(model: PreTrainedModel) -> None:
+    config = model.config
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    sliding = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
+    if sliding or rope in ("dynamic", "longrope"):
+        raise PolicyError(
+            f"{type(model).__name__} has sliding_window = {getattr(config, 'sliding_window', None)} and rope_type = "
+            f"{rope!r}; this engine batches rows of different lengths and needs full attention and a RoPE that depends "
+            "on positions alone: use a model with those, or another engine"
+        )

@@ -1,0 +1,1 @@
+"""Learned delegation as a game: a root agent, its clones, and a hard nested budget."""

@@ -1,0 +1,188 @@
+"""Nested accounts. Every agent has one; a parent funds its children's from its own.
+
+One invariant: on every account `granted == spent + reserved + lent + free`, with `lent` the sum of the children's
+grants; so over the tree `spent + reserved + free == total`. A child spends, delegates and sees only its own account,
+and what it leaves flows back when its account is closed, which the kernel does only once the whole call has joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from selfcest_env.errors import BudgetError
+from selfcest_env.types import ROOT, AgentId
+
+
+class Amounts(NamedTuple):
+    """A sum of money in three currencies. `None`, in a grant or a free balance, means unlimited."""
+
+    total_tokens: int | None = 0
+    generated_tokens: int | None = 0
+    clones: int | None = 0
+
+    def covers(self, cost: Amounts) -> bool:
+        return all(have is None or (need is not None and need <= have) for have, need in zip(self, cost, strict=True))
+
+    def plus(self, other: Amounts) -> Amounts:
+        return Amounts(*(None if a is None or b is None else a + b for a, b in zip(self, other, strict=True)))
+
+    def minus(self, other: Amounts) -> Amounts:
+        """Difference; unlimited stays unlimited."""
+        return Amounts(*(None if a is None else a - (b or 0) for a, b in zip(self, other, strict=True)))
+
+
+ZERO = Amounts()
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """One agent's account. Only `granted` may hold `None`: what is spent, reserved or lent is always a number.
+
+    An unlimited grant to a child lends nothing: the child's spending is added to `lent` when its account is closed.
+    """
+
+    granted: Amounts
+    spent: Amounts = ZERO
+    reserved: Amounts = ZERO
+    lent: Amounts = ZERO
+
+    @property
+    def free(self) -> Amounts:
+        return self.granted.minus(self.spent).minus(self.reserved).minus(self.lent)
+
+    @property
+    def remaining(self) -> Amounts:
+        """What the agent can still use: free or reserved for its own work in flight."""
+        return self.granted.minus(self.spent).minus(self.lent)
+
+
+class Ledger:
+    """All accounts of one episode. Every operation checks first and changes nothing when it raises `BudgetError`."""
+
+    def __init__(self, total: Amounts) -> None:
+        self._check_amounts("grant", total, unlimited=True)
+        self.total = total
+        self._accounts: dict[AgentId, Account] = {ROOT: Account(granted=total)}
+        self._closed: frozenset[AgentId] = frozenset()
+
+    def copy(self) -> Ledger:
+        """An independent copy; accounts are immutable and shared."""
+        other = Ledger.__new__(Ledger)
+        other.total, other._accounts, other._closed = (
+            self.total,
+            dict(self._accounts),
+            self._closed,
+        )
+        return other
+
+    @property
+    def accounts(self) -> Mapping[AgentId, Account]:
+        return self._accounts
+
+    def __getitem__(self, agent_id: AgentId) -> Account:
+        return self._open(agent_id)
+
+    def reserve(self, agent_id: AgentId, cost: Amounts) -> None:
+        """Set `cost` aside before the work starts."""
+        account = self._open(agent_id)
+        self._check_amounts("reservation", cost)
+        if not account.free.covers(cost):
+            raise BudgetError(f"{agent_id} cannot reserve {cost}: only {account.free} is free in its account")
+        self._accounts[agent_id] = replace(account, reserved=account.reserved.plus(cost))
+
+    def settle(self, agent_id: AgentId, reserved: Amounts, used: Amounts) -> None:
+        """End a reservation: `used` of it is spent for good, the rest is free again."""
+        account = self._open(agent_id)
+        self._check_amounts("use", used)
+        self._check_amounts("reservation", reserved)
+        if not account.reserved.covers(reserved):
+            raise BudgetError(f"{agent_id} cannot settle {reserved}: only {account.reserved} is reserved")
+        if not reserved.covers(used):
+            raise BudgetError(f"{agent_id} used {used}, more than its reservation {reserved}")
+        self._accounts[agent_id] = replace(
+            account,
+            reserved=account.reserved.minus(reserved),
+            spent=account.spent.plus(used),
+        )
+
+    def charge(self, agent_id: AgentId, cost: Amounts) -> None:
+        """Reserve and settle in one step: for what the environment itself writes."""
+        self.reserve(agent_id, cost)
+        self.settle(agent_id, cost, cost)
+
+    def lend(self, parent_id: AgentId, grants: Mapping[AgentId, Amounts]) -> None:
+        """Open one account per child, all funded from the parent's free balance in one step; a child costs a clone."""
+        parent = self._open(parent_id)
+        lent, births = ZERO, Amounts(clones=len(grants))
+        for child_id, grant in grants.items():
+            if child_id.parent != parent_id or child_id in self._accounts:
+                raise BudgetError(f"{parent_id} cannot open an account for {child_id}: not its child, or not new")
+            self._check_amounts("grant", grant, unlimited=True)
+            if any(g is None and f is not None for g, f in zip(grant, parent.free, strict=True)):
+                raise BudgetError(f"{parent_id} cannot lend {grant}: its own account is limited, free {parent.free}")
+            lent = lent.plus(_finite(grant))
+        if not parent.free.covers(lent.plus(births)):
+            raise BudgetError(f"{parent_id} cannot lend {lent} to {len(grants)} clones: only {parent.free} is free")
+        self._accounts[parent_id] = replace(parent, lent=parent.lent.plus(lent), spent=parent.spent.plus(births))
+        self._accounts.update({child_id: Account(granted=grant) for child_id, grant in grants.items()})
+
+    def close(self, child_id: AgentId) -> None:
+        """Return what a child left to its parent. Nothing of its may be in flight; its own children are closed."""
+        child = self._open(child_id)
+        parent_id = child_id.parent
+        if parent_id is None:
+            raise BudgetError("the root's account has no parent to return to")
+        if child.reserved != ZERO:
+            raise BudgetError(f"{child_id} cannot be closed: {child.reserved} is still reserved for work in flight")
+        still_open = [str(a) for a in self._accounts if a.parent == child_id and a not in self._closed]
+        if still_open:
+            raise BudgetError(f"{child_id} cannot be closed before its clones {', '.join(still_open)}")
+        consumed = child.spent.plus(child.lent)
+        parent = self._open(parent_id)
+        self._accounts[parent_id] = replace(parent, lent=parent.lent.minus(_finite(child.granted)).plus(consumed))
+        self._accounts[child_id] = replace(child, granted=consumed)
+        self._closed |= {child_id}
+
+    def totals(self) -> tuple[Amounts, Amounts, Amounts]:
+        """(spent, reserved, free) over the tree; they add up to `total` wherever it is limited."""
+        spent, reserved = ZERO, ZERO
+        free: list[int | None] = [None if limit is None else 0 for limit in self.total]
+        for account in self._accounts.values():
+            spent, reserved = spent.plus(account.spent), reserved.plus(account.reserved)
+            for i, amount in enumerate(account.free):
+                # Under an unlimited total a child's finite balance is money nobody had to find.
+                if free[i] is not None and amount is not None:
+                    free[i] = (free[i] or 0) + amount
+        return spent, reserved, Amounts(*free)
+
+    def check(self) -> None:
+        """Assert the invariant on every account and over the tree."""
+        for agent_id, account in self._accounts.items():
+            for kind in (account.spent, account.reserved, account.lent, account.free):
+                assert all(amount is None or amount >= 0 for amount in kind), f"{agent_id} is overdrawn: {account}"
+            funded = ZERO
+            for other_id, other in self._accounts.items():
+                if other_id.parent == agent_id:
+                    funded = funded.plus(_finite(other.granted))
+            assert funded == account.lent, f"{agent_id} lent {account.lent}, its children hold {funded}"
+        spent, reserved, free = self.totals()
+        for name, limit, *shares in zip(Amounts._fields, self.total, spent, reserved, free, strict=True):
+            if limit is not None:
+                assert sum(share or 0 for share in shares) == limit, f"{name}: {shares} do not add up to {limit}"
+
+    def _open(self, agent_id: AgentId) -> Account:
+        if agent_id not in self._accounts or agent_id in self._closed:
+            raise BudgetError(f"{agent_id} has no open account")
+        return self._accounts[agent_id]
+
+    @staticmethod
+    def _check_amounts(what: str, amounts: Amounts, unlimited: bool = False) -> None:
+        for name, amount in zip(Amounts._fields, amounts, strict=True):
+            if (amount is None and not unlimited) or (amount is not None and amount < 0):
+                raise BudgetError(f"a {what} of {amount!r} {name} is impossible; expected a number >= 0")
+
+
+def _finite(grant: Amounts) -> Amounts:
+    return Amounts(*(amount or 0 for amount in grant))

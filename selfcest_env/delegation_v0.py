@@ -1,0 +1,171 @@
+"""
+# Delegation
+
+A root agent gets a task and a hard budget of tokens. At each of its turns it may answer, or start clones of itself that
+work in parallel, each in a fresh, short context; their replies come back as one message. One reward for the whole team.
+
+| Creation           | `make("parallel", "selfcest/delegation-v0")` or `delegation_v0.parallel_env()`             |
+|--------------------|--------------------------------------------------------------------------------------------|
+| Actions            | Text                                                                                       |
+| Parallel API       | Yes; the AEC API is derived from it                                                        |
+| Manual Control     | No                                                                                         |
+| Agents             | `agents = ['agent_0', 'agent_1', ...]`; `agent_0` is the root, `agent_k` the k-th clone    |
+| Agents             | 1 + `limits.max_clones` at most (17 by default); the number changes during an episode      |
+| Action Shape       | text of at most `max_chars` characters                                                     |
+| Action Values      | any Unicode                                                                                |
+| Observation Shape  | `Dict(observation=Box(15,), text=FreeText)`                                                |
+| Observation Values | [0, 1], and any Unicode                                                                    |
+| State Shape        | (6 + 10 * number of possible agents,)                                                      |
+| State Values       | [0, 1]                                                                                     |
+
+This is a finite Dec-POMDP: agents share their weights, if their trainer wants that, and nothing else. In a joint step
+every agent whose turn is open plays it. An agent that waits for its clones **stays in `agents`**; its only legal action
+is the no-op: any text (or none) is ignored and costs nothing. Clones born of a step act from the next step on. The game
+itself is deterministic: tasks are drawn from a stream keyed by (seed, episode), and the order of agents within a joint
+step cannot matter, because every agent spends only an account of its own.
+
+### Observation Space
+
+`text` is the agent's transcript and nothing else: each message follows a line `<|system|>`, `<|user|>`,
+`<|assistant|>` or `<|tool|>`. No text that an agent or a task wrote can contain such a line: its `<|` is shown as `‹|`.
+Nothing is ever cut: the longest transcript follows from the limits, `max_chars` and `max_task_chars`, and a task longer
+than `max_task_chars` is refused at `reset`. `observation` concerns the agent's own account and turn alone:
+
+| Index | Name           | Meaning                                                              |
+|-------|----------------|----------------------------------------------------------------------|
+| 0     | can_act        | its turn is open: the text of this step counts                       |
+| 1     | waiting        | it waits for its clones                                              |
+| 2     | is_root        |                                                                      |
+| 3     | depth          | of `max_depth`                                                       |
+| 4     | turns          | played, of `max_turns`                                               |
+| 5     | can_delegate   | a call could be granted now                                          |
+| 6     | can_read       | a document could be read now                                         |
+| 7     | is_last        | anything but an answer ends it                                       |
+| 8     | tokens_left    | of its own grant                                                     |
+| 9     | grant          | of `total_tokens`                                                    |
+| 10    | generated_left | of `generated_tokens`                                                |
+| 11    | clones_left    | it may still start, of `max_clones`                                  |
+| 12    | max_new_tokens | granted for this turn, of `turn_tokens`                              |
+| 13    | context        | filled, of `context_tokens`                                          |
+| 14    | faults         | its turns and objectives that led to nothing, as n / (n + 1)         |
+
+What is left reads 1 where nothing limits it; a count without a limit rises from 0 towards 1. There is no `action_mask`.
+
+### Action Space
+
+Any text. `HermesProtocol` reads `Answer: 42` as an answer and
+`<tool_call>{"name": "spawn_clone", "arguments": {"objectives": ["..."], "shared_context": ["key"]}}</tool_call>` as a
+call. Everything else, the empty text and a missing action included, is a malformed turn: it costs its tokens and a
+turn, and one line tells the agent why. A text with more tokens than `max_new_tokens`, or with more than `max_chars`
+characters, is charged the whole grant and dropped. No text raises (but `env()` asserts the length, as PettingZoo does).
+`action_space(agent).sample()` gives printable ASCII, which is practically never a call: random play does not delegate.
+
+### Rewards
+
+| Event                     | Reward of every live agent                            |
+|---------------------------|-------------------------------------------------------|
+| any step before the end   | 0                                                     |
+| the root ends             | sum of the terms of `reward(record)`, the same to all |
+| truncated by `max_cycles` | 0                                                     |
+
+By default 1 if the root's answer, stripped, is the task's answer or an alias, else 0. The sum over agents is the team
+reward times the number of live agents. In the population `dynamic` clones have left when the reward arrives: learn from
+`env.unwrapped.team_return` or `record()`, not from sums per agent. A reward that raises or is not finite stops the run.
+
+### Termination and truncation
+
+An episode terminates when the root ends: it answered, or its turns or tokens are used up. Budgets are part of the game,
+so running out of them is *termination*. Only `max_cycles` truncates; a truncated game is unfinished and has no record.
+
+| Population          | In `agents`                                                    |
+|---------------------|----------------------------------------------------------------|
+| `dynamic` (default) | from birth until the agent itself ends                         |
+| `persistent`        | from birth until the episode ends                              |
+| `fixed`             | all possible agents always; unborn and ended ones can only wait |
+
+### Infos
+
+Whole numbers under the same keys for every agent and step: `can_act` (use it as loss mask), `depth`, `parent` (k of
+`agent_k`, -1 for none), `tokens_left`, `status` (index in `selfcest_env.types.Status`, -1 unborn), `max_new_tokens` (-1
+for unlimited, as in `tokens_left`), `faults`.
+
+### Arguments
+
+* `task_source`: an object with `draw(rng) -> Task`, or the name of a source in `selfcest_env.tasks`.
+* `source_options`: options of a source given by name.
+* `limits`: budgets and shape of the tree; `max_clones` must be finite.
+* `population`: "dynamic", "persistent" or "fixed".
+* `reward`: callable from a finished `EpisodeRecord` to its named terms; their sum is the team reward.
+* `protocol`: how calls and answers are written: "hermes", "terse" or a `ProtocolText`.
+* `counter`: what a token is: "words", "bytes" or a `TokenCounter`.
+* `max_cycles`: joint steps before truncation; `None` never truncates, and the limits end every game.
+* `max_chars`: characters of one action.
+* `max_task_chars`: characters of a task's prompt and documents, some overhead per document included.
+* `order`: for tests: in which order the ready agents of a joint step are played. The record cannot depend on it.
+* `render_mode`: "human", "ansi", "rgb_array" or `None`.
+
+### Usage
+
+AEC:
+
+```python
+from selfcest_env import delegation_v0
+
+env = delegation_v0.env(task_source="arithmetic")
+env.reset(seed=42)
+for agent in env.agent_iter():
+    observation, reward, termination, truncation, info = env.last()
+    env.step(None if termination or truncation else "Answer: 42")
+print(env.unwrapped.record().cost)
+```
+
+Parallel:
+
+```python
+env = delegation_v0.parallel_env(task_source="arithmetic", render_mode="ansi")
+observations, infos = env.reset(seed=42)
+while env.agents:
+    actions = {agent: "Answer: 42" for agent in env.agents}
+    observations, rewards, terminations, truncations, infos = env.step(actions)
+print(env.team_return, env.render(), sep="\\n")
+```
+
+### Version History
+
+* v0: Initial release
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pettingzoo  # type: ignore[import-untyped, unused-ignore]
+from pettingzoo.utils import parallel_to_aec, wrappers  # type: ignore[import-untyped, unused-ignore]
+
+from selfcest_env.text_env import DelegationEnv, Snapshot
+from selfcest_env.text_setup import TaskSource
+
+__all__ = ["Snapshot", "TaskSource", "env", "parallel_env", "raw_env"]
+
+parallel_env = DelegationEnv
+
+
+def raw_env(**kwargs: Any) -> Any:
+    """The game as an AEC environment, derived from `parallel_env`; texts of any length may be stepped."""
+    return parallel_to_aec(parallel_env(**kwargs))
+
+
+def env(**kwargs: Any) -> Any:
+    """`raw_env` with PettingZoo's guards: actions must lie in their space, calls must come in order."""
+    return wrappers.OrderEnforcingWrapper(wrappers.AssertOutOfBoundsWrapper(raw_env(**kwargs)))
+
+
+def _register() -> None:
+    """Put the game into PettingZoo's registries, where the version has them (1.27 and later)."""
+    register = getattr(pettingzoo, "register", None)
+    if register is not None:
+        register("aec", "selfcest/delegation-v0", entry_point="selfcest_env.delegation_v0:env")
+        register("parallel", "selfcest/delegation-v0", entry_point="selfcest_env.delegation_v0:parallel_env")
+
+
+_register()

@@ -1,0 +1,56 @@
+"""Every error this project raises on purpose.
+
+Each is a `SelfcestError` and also the builtin it specialises, so callers may catch either.
+A message says what was found, what was expected, and what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class SelfcestError(Exception):
+    """Base of all errors of this project."""
+
+
+class ConfigError(SelfcestError, ValueError):
+    """A configuration value that cannot be right."""
+
+
+class BudgetError(SelfcestError, ValueError):
+    """A ledger operation that would break a budget."""
+
+
+class GameError(SelfcestError, ValueError):
+    """A step the game cannot take: an unknown agent, an agent whose turn it is not."""
+
+
+class RecordError(SelfcestError, ValueError):
+    """A stored record that does not say what a record must say."""
+
+
+class RewardError(SelfcestError, ValueError):
+    """A reward term or grader that raised, or returned something that is no finite number."""
+
+
+class CreditError(SelfcestError, ValueError):
+    """Credit that leaves a turn out, names an unknown one, or is not finite."""
+
+
+class PolicyError(SelfcestError, RuntimeError):
+    """A policy or engine that answered something impossible."""
+
+
+class PlugInError(SelfcestError, ImportError):
+    """A `package.module:Class` reference that does not lead to a usable class."""
+
+
+class TaskError(SelfcestError, ValueError):
+    """A task source that cannot draw what it was asked for."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return " Did you mean 'x'?" when a known name is close to `name`, else an empty string."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean '{close[0]}'?" if close else ""

@@ -1,0 +1,317 @@
+"""The record of an episode: written once, frozen, JSON both ways. Costs, returns and views are derived from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import cattrs
+
+from selfcest_env.errors import RecordError
+from selfcest_env.kernel import Kernel
+from selfcest_env.types import (
+    ROOT,
+    AgentId,
+    Fault,
+    FinishReason,
+    Limits,
+    Role,
+    Scalar,
+    Status,
+    Task,
+    TurnFacts,
+    TurnKey,
+)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The policy's side of one turn.
+
+    Attributes:
+        text: what the game parsed.
+        finish_reason: whether the sampler stopped by itself.
+        prompt_ids: ids that the environment appended to the context just before this turn, and only those: the context
+            of turn t is the concatenation of all earlier `prompt_ids` and `token_ids` and this `prompt_ids`.
+        token_ids: ids the sampler produced, stop id included if it produced one.
+        behavior_logprobs: one per id in `token_ids`, of the distribution sampled from, temperature included.
+        temperature: that temperature.
+        policy_version: weights that sampled it.
+
+    Id fields are empty and the temperature is 1.0 for text-only policies.
+
+    Example:
+        >>> Generation("<ans>4<end>", FinishReason.STOP, (2, 9, 4), (12, 21, 13), (-0.1, -0.7, -0.01), 0.8, 3)
+    """
+
+    text: str
+    finish_reason: FinishReason = FinishReason.STOP
+    prompt_ids: tuple[int, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    behavior_logprobs: tuple[float, ...] = ()
+    temperature: float = 1.0
+    policy_version: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.behavior_logprobs) != len(self.token_ids):
+            raise RecordError(
+                f"a generation has {len(self.token_ids)} token ids and {len(self.behavior_logprobs)} "
+                "behavior_logprobs; every sampled id needs the log-prob it was sampled with"
+            )
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the game knows of a turn, and what the policy produced."""
+
+    facts: TurnFacts
+    generation: Generation
+
+
+@dataclass(frozen=True)
+class AgentRecord:
+    """One agent's run. `parent_id`, `depth` and `role` follow from the id; `born_at` is the parent's turn."""
+
+    agent_id: AgentId
+    objective: str
+    shared_context: tuple[str, ...]
+    granted_tokens: int | None
+    born_at: int | None
+    status: Status
+    turns: tuple[Turn, ...]
+    reply: str | None
+
+    @property
+    def parent_id(self) -> AgentId | None:
+        return self.agent_id.parent
+
+    @property
+    def depth(self) -> int:
+        return self.agent_id.depth
+
+    @property
+    def role(self) -> Role:
+        return Role.ROOT if self.agent_id == ROOT else Role.CLONE
+
+    @property
+    def failed(self) -> bool:
+        """True unless it ended by an answer that reached its parent (for the root: the user)."""
+        return self.status is not Status.ANSWERED
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(turn.facts.prompt_tokens for turn in self.turns)
+
+    @property
+    def generated_tokens(self) -> int:
+        return sum(turn.facts.generated_tokens for turn in self.turns)
+
+    @property
+    def context_ids(self) -> tuple[int, ...]:
+        """All ids of its context in order, as the sampler saw and produced them."""
+        return tuple(
+            token
+            for turn in self.turns
+            for ids in (turn.generation.prompt_ids, turn.generation.token_ids)
+            for token in ids
+        )
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What an episode cost, in tokens unless said otherwise.
+
+    Attributes:
+        total_tokens: prompts (each token counted once) and generations of the root and of every clone.
+        prompt_tokens, generated_tokens: its two parts.
+        critical_path_tokens: longest chain of generated tokens that had to wait for each other; parallel clones count
+            by their maximum.
+        peak_context: longest context of any agent.
+        clones, turns, depth: counts; depth is that of the deepest clone.
+    """
+
+    total_tokens: int
+    prompt_tokens: int
+    generated_tokens: int
+    critical_path_tokens: int
+    peak_context: int
+    clones: int
+    turns: int
+    depth: int
+
+
+@dataclass(frozen=True)
+class EpisodeRecord:
+    """Everything one play produced. Agents stand in tree order, whatever order they finished in.
+
+    `reward_terms` is `None` until the episode has been scored; missing is not zero.
+    """
+
+    episode_id: str
+    task: Task
+    limits: Limits
+    seed: int
+    agents: tuple[AgentRecord, ...]
+    reward_terms: Mapping[str, float] | None = None
+
+    @property
+    def root(self) -> AgentRecord:
+        return self.agents[0]
+
+    @property
+    def answer(self) -> str | None:
+        return self.root.reply
+
+    @property
+    def team_return(self) -> float:
+        if self.reward_terms is None:
+            raise RecordError(f"episode {self.episode_id} has not been scored, so it has no team return")
+        return sum(self.reward_terms.values())
+
+    @cached_property
+    def by_id(self) -> Mapping[AgentId, AgentRecord]:
+        return {agent.agent_id: agent for agent in self.agents}
+
+    @cached_property
+    def cost(self) -> Cost:
+        prompt = sum(agent.prompt_tokens for agent in self.agents)
+        generated = sum(agent.generated_tokens for agent in self.agents)
+        return Cost(
+            total_tokens=prompt + generated,
+            prompt_tokens=prompt,
+            generated_tokens=generated,
+            critical_path_tokens=self._critical_path(ROOT),
+            peak_context=max(agent.prompt_tokens + agent.generated_tokens for agent in self.agents),
+            clones=len(self.agents) - 1,
+            turns=sum(len(agent.turns) for agent in self.agents),
+            depth=max(agent.depth for agent in self.agents),
+        )
+
+    def turns(self) -> Iterator[tuple[TurnKey, Turn]]:
+        """Every generated turn with its key, in tree order."""
+        for agent in self.agents:
+            for index, turn in enumerate(agent.turns):
+                yield TurnKey(self.episode_id, agent.agent_id, index), turn
+
+    def _critical_path(self, agent_id: AgentId) -> int:
+        return sum(
+            turn.facts.generated_tokens + max((self._critical_path(child) for child in turn.facts.children), default=0)
+            for turn in self.by_id[agent_id].turns
+        )
+
+
+@dataclass(frozen=True)
+class EpisodeGroup:
+    """Episodes of one task: the unit of a group baseline."""
+
+    task: Task
+    episodes: tuple[EpisodeRecord, ...]
+
+    def __post_init__(self) -> None:
+        if not self.episodes:
+            raise RecordError(f"the group of task {self.task.task_id} has no episode")
+        for episode in self.episodes:
+            if episode.task != self.task:
+                raise RecordError(
+                    f"episode {episode.episode_id} is of task {episode.task.task_id}, not {self.task.task_id}"
+                )
+
+
+def build_record(
+    kernel: Kernel,
+    generations: Mapping[tuple[AgentId, int], Generation],
+    *,
+    episode_id: str,
+    seed: int,
+) -> EpisodeRecord:
+    """Freeze a finished episode. Raises `RecordError` if it has not ended or a turn has no generation."""
+    if not kernel.done:
+        raise RecordError(f"episode {episode_id} has not ended; {', '.join(map(str, kernel.ready()))} may still act")
+    agents = []
+    for agent_id, state in sorted(kernel.agents.items()):
+        missing = [turn for turn in range(len(state.turns)) if (agent_id, turn) not in generations]
+        if missing:
+            raise RecordError(f"episode {episode_id}: no generation for turns {missing} of {agent_id}")
+        turns = tuple(Turn(facts, generations[agent_id, i]) for i, facts in enumerate(state.turns))
+        agents.append(
+            AgentRecord(
+                agent_id,
+                objective=state.brief.text,
+                shared_context=state.shared_context,
+                granted_tokens=state.grant.total_tokens,
+                born_at=state.born_at,
+                status=state.status,
+                turns=turns,
+                reply=state.reply,
+            )
+        )
+    return EpisodeRecord(episode_id, kernel.task, kernel.limits, seed, tuple(agents))
+
+
+_converter = cattrs.Converter(forbid_extra_keys=True)
+_converter.register_unstructure_hook(AgentId, str)
+_converter.register_structure_hook(AgentId, lambda value, _: AgentId.parse(value))
+
+
+def _exactly(*kinds: type) -> Callable[[object, object], Any]:
+    """A hook that takes a JSON value as it is: `int(3.7)` or `str(None)` would make a wrong record look right."""
+
+    def structure(value: object, _: object) -> Any:
+        if type(value) not in kinds:
+            raise TypeError(f"expected {' or '.join(kind.__name__ for kind in kinds)}, found {value!r}")
+        return value
+
+    return structure
+
+
+def _strings(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+        raise TypeError(f"expected a list of strings, found {value!r}")
+    return tuple(value)
+
+
+_converter.register_structure_hook(str, _exactly(str))
+_converter.register_structure_hook(int, _exactly(int))
+_converter.register_structure_hook(float, _exactly(float, int))
+_converter.register_structure_hook(Scalar, _exactly(str, int, float, bool))
+_converter.register_structure_hook(int | None, _exactly(int, type(None)))
+# JSON writes the positions of refused objectives as strings.
+_converter.register_structure_hook_func(
+    lambda kind: kind == Mapping[int, Fault],
+    lambda value, _: {int(position): Fault(fault) for position, fault in value.items()},
+)
+# A string is a sequence of strings, but never one of keys.
+_converter.register_structure_hook_func(lambda kind: kind == tuple[str, ...], lambda value, _: _strings(value))
+
+
+def to_json(record: EpisodeRecord) -> dict[str, Any]:
+    """The record as plain JSON values."""
+    data: dict[str, Any] = _converter.unstructure(record)
+    return data
+
+
+def from_json(data: Mapping[str, Any]) -> EpisodeRecord:
+    """Inverse of `to_json`. Raises `RecordError` that names the field."""
+    try:
+        return _converter.structure(data, EpisodeRecord)
+    except Exception as error:
+        raise RecordError("not an episode record: " + "; ".join(cattrs.transform_error(error))) from error
+
+
+def read_episodes(path: Path) -> Iterator[EpisodeRecord]:
+    """Records of a JSON-lines file, one episode a line. Raises `RecordError` that names the line."""
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                yield from_json(json.loads(line))
+            except ValueError as error:
+                raise RecordError(f"{path}, line {number}: {error}") from error
+
+
+def write_episode(record: EpisodeRecord) -> str:
+    """The record as one line of a JSON-lines file."""
+    return json.dumps(to_json(record), ensure_ascii=False, separators=(",", ":")) + "\n"

@@ -1,0 +1,134 @@
+"""An episode as text: the tree of agents with what each was asked, what it spent and how it ended.
+
+The same lines are drawn from a running `Kernel` and from an `EpisodeRecord`. Texts that models wrote are shortened
+visibly and stripped of control characters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from selfcest_env.kernel import Kernel
+from selfcest_env.record import EpisodeRecord
+from selfcest_env.types import ROOT, AgentId, Outcome, Status, Task, TurnFacts
+
+WIDTH = 60  # characters of one quoted text
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What a picture shows of one agent. `spent` are tokens of its own, its clones' not included."""
+
+    agent_id: AgentId
+    objective: str
+    status: Status
+    granted: int | None
+    spent: int
+    turns: tuple[TurnFacts, ...]
+    reply: str | None
+
+
+def nodes_of_kernel(kernel: Kernel) -> list[Node]:
+    """Agents of a running or finished game, in tree order."""
+    return [
+        Node(
+            agent_id,
+            state.brief.text,
+            state.status,
+            state.grant.total_tokens,
+            kernel.ledger.accounts[agent_id].spent.total_tokens or 0,
+            state.turns,
+            state.reply,
+        )
+        for agent_id, state in sorted(kernel.agents.items())
+    ]
+
+
+def nodes_of_record(record: EpisodeRecord) -> list[Node]:
+    """Agents of a recorded episode, in tree order."""
+    return [
+        Node(
+            agent.agent_id,
+            agent.objective,
+            agent.status,
+            agent.granted_tokens,
+            agent.prompt_tokens + agent.generated_tokens,
+            tuple(turn.facts for turn in agent.turns),
+            agent.reply,
+        )
+        for agent in record.agents
+    ]
+
+
+def render_kernel(kernel: Kernel, name: Callable[[AgentId], str] = str, width: int = WIDTH) -> str:
+    """A running game as text."""
+    return "\n".join([_title(kernel.task, width), *_tree(nodes_of_kernel(kernel), name, width)])
+
+
+def render_record(record: EpisodeRecord, name: Callable[[AgentId], str] = str, width: int = WIDTH) -> str:
+    """A recorded episode as text, with its cost and its reward."""
+    cost = record.cost
+    lines = [_title(record.task, width), *_tree(nodes_of_record(record), name, width)]
+    lines.append(
+        f"cost: {cost.total_tokens} tokens ({cost.prompt_tokens} prompt, {cost.generated_tokens} generated), "
+        f"critical path {cost.critical_path_tokens}, peak context {cost.peak_context}, {cost.clones} clones"
+    )
+    lines.append("reward: " + _reward(record.reward_terms))
+    return "\n".join(lines)
+
+
+def shorten(text: str, width: int = WIDTH) -> str:
+    """`text` on one line, in quotes; whatever is left out is counted after an ellipsis."""
+    line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    if len(line) <= width:
+        return f'"{line}"'
+    return f'"{line[:width]}…" (+{len(line) - width} characters)'
+
+
+def _title(task: Task, width: int) -> str:
+    return f"task {task.task_id} from {task.source}: {shorten(task.prompt, width)}"
+
+
+def _reward(terms: Mapping[str, float] | None) -> str:
+    if terms is None:
+        return "not scored"
+    return f"{sum(terms.values()):g} = " + " + ".join(f"{value:g} {name}" for name, value in terms.items())
+
+
+def _tree(nodes: Sequence[Node], name: Callable[[AgentId], str], width: int) -> Iterator[str]:
+    children: dict[AgentId, list[Node]] = {}
+    for node in nodes:
+        if node.agent_id.parent is not None:
+            children.setdefault(node.agent_id.parent, []).append(node)
+    stack = [(nodes[0], "", "")]
+    while stack:
+        node, first, rest = stack.pop()
+        below = children.get(node.agent_id, [])
+        stem = rest + ("│  " if below else "   ")
+        yield f"{first}{name(node.agent_id)}  {_summary(node)}"
+        if node.agent_id != ROOT:
+            yield f"{stem}asked {shorten(node.objective, width)}"
+        for index, turn in enumerate(node.turns):
+            yield f"{stem}turn {index}: {_turn(turn)}"
+        if node.reply is not None:
+            yield f"{stem}replied {shorten(node.reply, width)}"
+        for i, child in reversed(list(enumerate(below))):
+            last = i == len(below) - 1
+            stack.append((child, rest + ("└─ " if last else "├─ "), rest + ("   " if last else "│  ")))
+
+
+def _summary(node: Node) -> str:
+    granted = "unlimited" if node.granted is None else str(node.granted)
+    return f"{node.status}  {node.spent}/{granted} tokens"
+
+
+def _turn(turn: TurnFacts) -> str:
+    text = f"{turn.outcome}, {turn.prompt_tokens} prompt + {turn.generated_tokens} generated tokens"
+    if turn.outcome is Outcome.DELEGATED:
+        text += f", {len(turn.children)} born"
+    if turn.fault is not None:
+        text += f", {turn.fault}"
+    for position, fault in sorted(turn.refused.items()):
+        text += f", objective {position + 1} refused: {fault}"
+    return text

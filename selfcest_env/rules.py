@@ -1,0 +1,82 @@
+"""The rules one episode is played by: limits, protocol, and what the environment's own text costs at most."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+from selfcest_env.budget import Amounts
+from selfcest_env.protocol import Brief, ProtocolText, Reply
+from selfcest_env.types import Boundary, Fault, Limits, Role, Status, TokenCounter
+
+
+class Rules:
+    """Limits, protocol and counter of a set of episodes; prices are worked out once and remembered."""
+
+    def __init__(self, limits: Limits, protocol: ProtocolText, counter: TokenCounter) -> None:
+        self.limits, self.protocol, self.counter = limits, protocol, counter
+        self._reply_bounds: dict[int, int] = {}
+        self._smallest_calls: dict[int, Amounts] = {}
+
+    @property
+    def answer_tokens(self) -> int:
+        """What an agent keeps for one more answer. No answer is free: a reserve of 0 still keeps one token, so what the
+        environment writes into a context is always followed by a turn and no cost is lost from the record."""
+        return max(1, self.limits.answer_reserve)
+
+    @cached_property
+    def notice_tokens(self) -> int:
+        """Most tokens that a line about a fault can have."""
+        return max(
+            self.counter.count((self.protocol.fault(fault),), boundary)
+            for fault in Fault
+            for boundary in (Boundary.AFTER_STOP, Boundary.AFTER_LENGTH)
+        )
+
+    def reply_bound(self, num_replies: int) -> int:
+        """Most tokens that the message with this many replies can have: its template and every reply at its limit."""
+        if num_replies not in self._reply_bounds:
+            self._reply_bounds[num_replies] = self._bound_replies(num_replies)
+        return self._reply_bounds[num_replies]
+
+    def _bound_replies(self, num_replies: int) -> int:
+        def price(*replies: Reply) -> int:
+            return self.counter.count((self.protocol.replies(replies),), Boundary.AFTER_STOP)
+
+        failures: list[Fault | Status] = [Fault.PROMPT_TOO_LONG, *(s for s in Status if s.is_terminal)]
+        longest_failure = max(price(Reply(failure=failure)) for failure in failures) - price(Reply(""))
+        template = price(*[Reply("")] * num_replies)
+        return template + num_replies * max(self.limits.reply_tokens or 0, longest_failure)
+
+    def clone_brief(
+        self,
+        depth: int,
+        objective: str,
+        documents: Mapping[str, str],
+        grant: int | None,
+    ) -> Brief:
+        """What a clone at this depth is told."""
+        limits = self.limits
+        return Brief(
+            Role.CLONE,
+            objective,
+            keys=tuple(documents),
+            documents=documents,
+            can_delegate=limits.delegation and (limits.max_depth is None or depth < limits.max_depth),
+            total_tokens=grant,
+            reply_tokens=limits.reply_tokens,
+        )
+
+    def smallest_call(self, depth: int) -> Amounts:
+        """Least that an agent at this depth needs to delegate at all: one clone with an empty objective that may say
+        one token, its reply, and one more answer."""
+        if depth not in self._smallest_calls:
+            self._smallest_calls[depth] = self._price_call(depth)
+        return self._smallest_calls[depth]
+
+    def _price_call(self, depth: int) -> Amounts:
+        grant = None if self.limits.total_tokens is None else 0
+        opening = self.protocol.open(self.clone_brief(depth + 1, "", {}, grant))
+        prompt = self.counter.count(opening, Boundary.OPENING)
+        reserve = self.answer_tokens
+        return Amounts(self.reply_bound(1) + reserve + prompt + 1, reserve + 1, 1)

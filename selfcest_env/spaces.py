@@ -1,0 +1,91 @@
+"""Gymnasium spaces for text, and how long a transcript can get."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from selfcest_env.protocol import Brief, ProtocolText, Reply
+from selfcest_env.types import Fault, Limits, Message, MessageRole, Role, Status, Task
+
+PRINTABLE = "".join(map(chr, range(32, 127)))
+LONGEST_SAMPLE = 64
+DOCUMENT_OVERHEAD = 64  # characters that a protocol may write around one document
+
+
+class FreeText(spaces.Text):
+    """Any Unicode string of at most `max_length` characters, the empty one included.
+
+    Membership is one length check. Samples are printable ASCII of at most `LONGEST_SAMPLE` characters, so that sampling
+    costs the same however long a text may be.
+    """
+
+    def __init__(self, max_length: int, *, seed: int | np.random.Generator | None = None) -> None:
+        super().__init__(max_length, min_length=0, charset=PRINTABLE, seed=seed)
+
+    def contains(self, x: Any) -> bool:
+        return isinstance(x, str) and len(x) <= self.max_length
+
+    def sample(
+        self,
+        mask: tuple[int | None, NDArray[np.int8] | None] | None = None,
+        probability: tuple[int | None, NDArray[np.float64] | None] | None = None,
+    ) -> str:
+        if mask is not None or probability is not None:
+            return super().sample(mask, probability)
+        length = self.np_random.integers(min(self.max_length, LONGEST_SAMPLE) + 1)
+        return "".join(PRINTABLE[i] for i in self.np_random.integers(len(PRINTABLE), size=length))
+
+    @property
+    def is_np_flattenable(self) -> bool:
+        return False
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FreeText) and self.max_length == other.max_length
+
+    def __repr__(self) -> str:
+        return f"FreeText({self.max_length})"
+
+
+def transcript_text(messages: tuple[Message, ...]) -> str:
+    """A transcript as plain text, each message after a line `<|role|>`. Only this function can write such a line."""
+    return "\n".join(f"<|{message.role}|>\n{_plain(message)}" for message in messages)
+
+
+def _plain(message: Message) -> str:
+    return "".join(part.text if part.trusted else part.text.replace("<|", "\u2039|") for part in message.parts)
+
+
+def task_chars(task: Task) -> int:
+    """Upper bound on the characters that a task can bring into one opening."""
+    documents = sum(2 * len(key) + len(text) + DOCUMENT_OVERHEAD for key, text in task.context.items())
+    return len(task.prompt) + documents
+
+
+def transcript_bound(limits: Limits, protocol: ProtocolText, max_chars: int, max_task_chars: int) -> int:
+    """Longest transcript that an agent can come to hold, in characters.
+
+    Follows from the limits: an opening, then turns of at most `max_chars`, each answered by one block; every clone's
+    reply arrives once; documents that are read are at most the whole task each time.
+    """
+    assert limits.max_clones is not None
+    tag = max(len(transcript_text((Message(role, ()),))) + 1 for role in MessageRole)
+    briefs = [Brief(role, "", (), {}, True, True, limits.total_tokens or 0, limits.reply_tokens) for role in Role]
+    system = max(_length(protocol.open(brief), tag) for brief in briefs)
+    # The first turn may write an objective and its grant, both at most as long as the turn itself.
+    opening = system + max_task_chars + 2 * max_chars
+    # Without max_turns every block still costs at least one of total_tokens (Limits refuses both to be unlimited).
+    turns = limits.max_turns if limits.max_turns is not None else (limits.total_tokens or 0) + 1
+    per_call = min(limits.max_clones, limits.max_clones_per_call or limits.max_clones)
+    failure = max((Fault.PROMPT_TOO_LONG, *Status), key=len)
+    blocks = [protocol.fault(fault) for fault in Fault] + [protocol.replies([Reply(failure=failure)] * per_call)]
+    block = max(_length((message,), tag) for message in blocks)
+    reads = 0 if not limits.reading else turns if limits.max_reads is None else min(limits.max_reads, turns)
+    return opening + turns * (max_chars + tag + block) + limits.max_clones * max_chars + reads * max_task_chars
+
+
+def _length(messages: tuple[Message, ...], tag: int) -> int:
+    return sum(len(message.content) + tag for message in messages)

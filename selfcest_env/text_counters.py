@@ -1,0 +1,29 @@
+"""Token counting without a model: for the text environment and for tests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from selfcest_env.types import Boundary, Message
+
+_WORD = re.compile(r"\w+|[^\w\s]")
+
+
+class WordCounter:
+    """A token is a word or a punctuation mark; white space is free. A message costs one token for its role."""
+
+    message_tokens = 1
+
+    def count(self, messages: Sequence[Message], boundary: Boundary) -> int:
+        return sum(self.message_tokens + sum(self.count_text(part.text) for part in m.parts) for m in messages)
+
+    def count_text(self, text: str) -> int:
+        return sum(1 for _ in _WORD.finditer(text))
+
+
+class ByteCounter(WordCounter):
+    """A token is a byte of UTF-8. A message costs one token for its role."""
+
+    def count_text(self, text: str) -> int:
+        return len(text.encode("utf-8", errors="surrogatepass"))

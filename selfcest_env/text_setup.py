@@ -1,0 +1,58 @@
+"""What the text environment is built from: names and options become objects, or an error that says what to write."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from selfcest_env.errors import ConfigError, did_you_mean
+from selfcest_env.protocol import HermesProtocol, ProtocolText
+from selfcest_env.terse import TerseProtocol
+from selfcest_env.text_counters import ByteCounter, WordCounter
+from selfcest_env.types import Task, TokenCounter
+
+PROTOCOLS: dict[str, type[ProtocolText]] = {"hermes": HermesProtocol, "terse": TerseProtocol}
+COUNTERS: dict[str, type[TokenCounter]] = {"words": WordCounter, "bytes": ByteCounter}
+
+
+class TaskSource(Protocol):
+    """Where tasks come from. All its randomness is `rng`."""
+
+    def draw(self, rng: np.random.Generator) -> Task: ...
+
+
+def task_option(options: Mapping[str, Any]) -> Task | None:
+    unknown = set(options) - {"task", "options"}  # PettingZoo's own tests pass {"options": 1}
+    if unknown:
+        raise ConfigError(f"reset options {sorted(unknown)} are unknown; expected 'task' alone")
+    task = options.get("task")
+    if task is not None and not isinstance(task, Task):
+        raise ConfigError(f"reset option 'task' is a {type(task).__name__}; expected a selfcest_env.types.Task")
+    return task
+
+
+def one_of(argument: str, value: Any, known: tuple[Any, ...]) -> Any:
+    if value not in known:
+        names = [str(name) for name in known]
+        raise ConfigError(
+            f"{argument} is {value!r}; expected one of {', '.join(names)}.{did_you_mean(str(value), names)}"
+        )
+    return value
+
+
+def built_in(argument: str, value: Any, known: Mapping[str, type[Any]]) -> Any:
+    return known[one_of(argument, value, tuple(known))]() if isinstance(value, str) else value
+
+
+def find_source(source: Any, options: Mapping[str, Any]) -> TaskSource:
+    if isinstance(source, str):
+        found: TaskSource = importlib.import_module("selfcest_env.tasks").make_source(source, **options)
+        return found
+    if not callable(getattr(source, "draw", None)):
+        raise ConfigError(f"task_source is {source!r}; expected a name or an object with draw(rng) -> Task")
+    if options:
+        raise ConfigError("source_options are for a task_source given by name; this one is an object already")
+    return source  # type: ignore[no-any-return]

@@ -1,0 +1,112 @@
+"""The state of one agent in the tree, and what came before what. Immutable: a step replaces states, it edits none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from selfcest_env.budget import Amounts
+from selfcest_env.protocol import Brief
+from selfcest_env.types import (
+    Action,
+    AgentId,
+    Boundary,
+    Fault,
+    Message,
+    Status,
+    TurnFacts,
+    Usage,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTurn:
+    """A turn that has been granted and not yet played.
+
+    Attributes:
+        prompt_tokens: tokens of the environment block before it.
+        max_new_tokens: the grant; `None` only when every limit that could bound it is unlimited.
+        can_delegate, can_read: what a call could bring.
+        too_poor: the agent may delegate, but its account or its context cannot carry the smallest call.
+        last: the ending that anything but an answer would bring, `None` while another turn can be afforded.
+        reserved: what the ledger holds for it.
+    """
+
+    prompt_tokens: int
+    max_new_tokens: int | None
+    can_delegate: bool
+    can_read: bool
+    too_poor: bool
+    last: Status | None
+    reserved: Amounts
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call in flight: one child or one refusal per objective, and what the parent reserved for the replies."""
+
+    children: tuple[AgentId | None, ...]
+    refused: Mapping[int, Fault]
+    reserved: Amounts
+
+
+@dataclass(frozen=True, slots=True)
+class AgentState:
+    """One agent. `messages` is its whole transcript; `block_start` is where the block before its open turn begins."""
+
+    agent_id: AgentId
+    brief: Brief
+    shared_context: tuple[str, ...]
+    grant: Amounts
+    born_at: int | None  # the parent's turn
+    messages: tuple[Message, ...] = ()
+    block_start: int = 0
+    boundary: Boundary = Boundary.OPENING
+    context_tokens: int = 0
+    status: Status = Status.WAITING
+    turns: tuple[TurnFacts, ...] = ()
+    turn: OpenTurn | None = None
+    call: Call | None = None
+    num_children: int = 0
+    reply: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One entry of the episode's log: enough to play the turn again."""
+
+    agent_id: AgentId
+    turn: int
+    action: Action
+    usage: Usage
+    text: str
+
+
+def descends(
+    agents: Mapping[AgentId, AgentState],
+    turn: tuple[AgentId, int],
+    of: tuple[AgentId, int],
+) -> bool:
+    """Whether `turn` is the turn `of` or could only happen after it.
+
+    That is: later turns of the same agent, everything its subtree did from then on, and its ancestors' turns after the
+    join, with all they spawned. Turns of siblings in the same call are independent of it, whenever they were played.
+    """
+    depth = 0
+    for ours, theirs in zip(turn[0].path, of[0].path, strict=False):
+        if ours != theirs:
+            break
+        depth += 1
+    meet = AgentId(of[0].path[:depth])
+    position, of_position = _turn_at(agents, meet, turn), _turn_at(agents, meet, of)
+    return position > of_position or (position == of_position and meet == of[0])
+
+
+def _turn_at(agents: Mapping[AgentId, AgentState], ancestor: AgentId, turn: tuple[AgentId, int]) -> int:
+    """The turn of `ancestor` during which `turn` was played."""
+    agent_id, index = turn
+    if agent_id == ancestor:
+        return index
+    born_at = agents[AgentId(agent_id.path[: ancestor.depth + 1])].born_at
+    assert born_at is not None
+    return born_at

@@ -1,0 +1,340 @@
+"""The nouns of the game. This module imports nothing of the project but its errors.
+
+Read it first: everything else moves these values around.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Protocol
+
+from selfcest_env.errors import ConfigError
+
+Scalar = str | int | float | bool
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class AgentId:
+    """The path from the root to an agent: `root` is `()`, its third clone `root.2` is `(2,)`.
+
+    Ids order by the tree (a parent before its children, siblings by birth), never by completion.
+    """
+
+    path: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return ".".join(("root", *map(str, self.path)))
+
+    @classmethod
+    def parse(cls, text: str) -> AgentId:
+        """Inverse of `str`. Raises `ValueError` for anything `str` does not produce."""
+        head, *rest = text.split(".")
+        if head != "root" or any(not part.isdecimal() or str(int(part)) != part for part in rest):
+            raise ValueError(f"agent id {text!r} is not 'root' followed by child numbers, as in 'root.0.1'")
+        return cls(tuple(int(part) for part in rest))
+
+    @property
+    def parent(self) -> AgentId | None:
+        return AgentId(self.path[:-1]) if self.path else None
+
+    @property
+    def depth(self) -> int:
+        return len(self.path)
+
+    def child(self, index: int) -> AgentId:
+        return AgentId((*self.path, index))
+
+    def is_under(self, other: AgentId) -> bool:
+        """True for `other` itself and for every agent born below it."""
+        return self.path[: len(other.path)] == other.path
+
+
+ROOT = AgentId()
+
+
+class Role(enum.StrEnum):
+    """What an agent is in the tree. Weights are shared; a role may still be given its own policy."""
+
+    ROOT = "root"
+    CLONE = "clone"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TurnKey:
+    """Name of one turn, the join key of everything after the record; prints as `e7/root.2/turn0`."""
+
+    episode_id: str
+    agent_id: AgentId
+    turn: int
+
+    def __str__(self) -> str:
+        return f"{self.episode_id}/{self.agent_id}/turn{self.turn}"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One problem. No view ever shows `answer`, `aliases` or `metadata`.
+
+    Attributes:
+        task_id: unique within a source; equal ids mean equal problems.
+        prompt: what the root is asked.
+        answer: ground truth, for the grader only.
+        source: name of the task source that drew it.
+        context: documents by unique key. Agents name keys; they see text only where the game shows it.
+        aliases: other answers that count as right.
+        metadata: facts about the instance (family, size) for curves and tables.
+    """
+
+    task_id: str
+    prompt: str
+    answer: str
+    source: str
+    context: Mapping[str, str] = field(default_factory=dict)
+    aliases: tuple[str, ...] = ()
+    metadata: Mapping[str, Scalar] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an episode may cost. `None` is unlimited, 0 is zero; all token counts are tokens.
+
+    Attributes:
+        total_tokens: tree-wide: every prompt and every generated token of every agent, each once.
+        generated_tokens: tree-wide: generated tokens alone.
+        context_tokens: length of one agent's context, its own generations included.
+        turn_tokens: generated tokens of one turn.
+        reply_tokens: a clone's reply as encoded in its parent's context.
+        answer_reserve: tokens every agent keeps for one more answer when it delegates, reads or errs.
+        max_turns: turns of one agent.
+        max_clones: tree-wide: clones of one episode, at all depths together.
+        max_clones_per_call: objectives of one call.
+        max_depth: 0 switches delegation off, 1 lets the root delegate, 2 its clones too.
+        max_reads: tree-wide: documents agents may read by key into their own context. When neither delegation nor
+            reading is possible, the root's prompt holds the full text of every document.
+    """
+
+    total_tokens: int | None = 2048
+    generated_tokens: int | None = None
+    context_tokens: int | None = None
+    turn_tokens: int | None = 256
+    reply_tokens: int | None = 64
+    answer_reserve: int = 16
+    max_turns: int | None = 8
+    max_clones: int | None = 16
+    max_clones_per_call: int | None = 8
+    max_depth: int | None = 1
+    max_reads: int | None = 0
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value is None and item.name != "answer_reserve":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                allowed = "a whole number >= 0" + ("" if item.name == "answer_reserve" else ", or null for unlimited")
+                raise ConfigError(f"limits.{item.name} is {value!r}; expected {allowed}")
+        for name in (
+            "total_tokens",
+            "generated_tokens",
+            "context_tokens",
+            "turn_tokens",
+        ):
+            limit = getattr(self, name)
+            if limit is not None and self.answer_reserve > limit:
+                raise ConfigError(
+                    f"limits.answer_reserve is {self.answer_reserve}, above limits.{name} = {limit}: no agent could "
+                    f"ever keep that reserve; lower answer_reserve or raise {name}"
+                )
+        if self.turn_tokens is self.total_tokens is self.generated_tokens is self.context_tokens is None:
+            raise ConfigError(
+                "limits: turn_tokens, context_tokens, generated_tokens and total_tokens are all unlimited, so no "
+                "generation would have an end; set at least one of them"
+            )
+        if self.max_turns is None and self.total_tokens is None:
+            raise ConfigError("limits: max_turns and total_tokens are both unlimited, so no episode need ever end")
+        if self.delegation and self.max_clones is None and self.max_depth is None:
+            if self.total_tokens is None and self.generated_tokens is None:
+                raise ConfigError(
+                    "limits: max_clones, max_depth, generated_tokens and total_tokens are all unlimited, so a tree of "
+                    "clones could grow for ever; set at least one of them"
+                )
+        if self.reply_tokens is None and (self.total_tokens is not None or self.context_tokens is not None):
+            raise ConfigError(
+                "limits.reply_tokens is unlimited while total_tokens or context_tokens is not: a call could not "
+                "reserve room for its replies; set reply_tokens"
+            )
+
+    @property
+    def delegation(self) -> bool:
+        return self.max_depth != 0 and self.max_clones != 0 and self.max_clones_per_call != 0
+
+    @property
+    def reading(self) -> bool:
+        return self.max_reads != 0
+
+
+@dataclass(frozen=True, slots=True)
+class CloneRequest:
+    """One objective of a call; `max_tokens` asks for a grant of total tokens, `None` for an equal share."""
+
+    objective: str
+    shared_context: tuple[str, ...] = ()
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delegate:
+    requests: tuple[CloneRequest, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Bring documents into one's own context by key."""
+
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    text: str
+
+
+class Fault(enum.StrEnum):
+    """Why a turn or an objective led to nothing. The agent is told the name, and may go on if it can."""
+
+    NO_ANSWER = "no_answer"  # neither a call nor an answer
+    BAD_CALL = "bad_call"  # a call that does not parse
+    CUT_BY_LENGTH = "cut_by_length"  # the generation ended by length
+    OVER_GRANT = "over_grant"  # more tokens than granted: the text was dropped
+    NOT_ALLOWED = "not_allowed"  # this agent has no such tool
+    TOO_MANY_CLONES = "too_many_clones"  # over max_clones_per_call or the clones left
+    TOO_MANY_READS = "too_many_reads"
+    UNKNOWN_KEY = "unknown_key"  # a document the agent cannot name
+    OVER_BUDGET = "over_budget"  # the call cannot be reserved from the agent's own account
+    CONTEXT_FULL = "context_full"  # the replies would not fit the agent's context
+    PROMPT_TOO_LONG = "prompt_too_long"  # a clone's prompt leaves it no token to answer with
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    reason: Fault
+
+
+Action = Delegate | Read | Answer | Malformed
+
+
+class Status(enum.StrEnum):
+    """Where an agent stands. All but the first two are endings."""
+
+    READY = "ready"
+    WAITING = "waiting"
+    ANSWERED = "answered"
+    OUT_OF_TURNS = "out_of_turns"
+    OUT_OF_TOKENS = "out_of_tokens"
+    PROMPT_TOO_LONG = "prompt_too_long"  # the root's prompt alone is over a limit
+    REPLY_TOO_LONG = "reply_too_long"  # a clone's answer is over reply_tokens
+
+    @property
+    def is_terminal(self) -> bool:
+        return self not in (Status.READY, Status.WAITING)
+
+
+class Outcome(enum.StrEnum):
+    """What a turn came to."""
+
+    ANSWERED = "answered"
+    DELEGATED = "delegated"
+    READ = "read"
+    REFUSED = "refused"  # a well-formed call that was not granted
+    MALFORMED = "malformed"
+
+
+class FinishReason(enum.StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a generation cost. `generated_tokens=None` means unknown and is charged the whole reservation."""
+
+    generated_tokens: int | None
+    finish_reason: FinishReason = FinishReason.STOP
+
+
+@dataclass(frozen=True, slots=True)
+class TurnFacts:
+    """What the game knows of one finished turn; the policy's side of it is a `Generation` (record.py).
+
+    Attributes:
+        prompt_tokens: tokens the environment appended to the context just before this turn.
+        generated_tokens: tokens charged for the generation.
+        max_new_tokens: what the ledger granted, `None` if nothing bounded it.
+        outcome, fault: what it came to, and why it led to nothing if it did.
+        children: clones born of this turn, in objective order.
+        refused: faults of the objectives that were refused one by one, by position in the call.
+    """
+
+    prompt_tokens: int
+    generated_tokens: int
+    max_new_tokens: int | None
+    finish_reason: FinishReason
+    outcome: Outcome
+    fault: Fault | None = None
+    children: tuple[AgentId, ...] = ()
+    refused: Mapping[int, Fault] = field(default_factory=dict)
+
+
+class MessageRole(enum.StrEnum):
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of a message that is encoded on its own, so that the token counts of parts add up.
+
+    Only trusted parts, which this project wrote, may contain special tokens; an untrusted part (a task, a document, an
+    objective, a reply) is encoded as plain text whatever it says.
+    """
+
+    text: str
+    trusted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    role: MessageRole
+    parts: tuple[Part, ...]
+
+    @property
+    def content(self) -> str:
+        return "".join(part.text for part in self.parts)
+
+
+class Boundary(enum.StrEnum):
+    """What stands in a context just before an environment block. It decides which separators the block must bring."""
+
+    OPENING = "opening"
+    AFTER_STOP = "after_stop"
+    AFTER_LENGTH = "after_length"
+
+
+class TokenCounter(Protocol):
+    """Prices what the environment writes. Engines implement it with their own encoder, so prices are exact.
+
+    Contract: for messages that differ only in the text of one untrusted part, the counts differ by the difference of
+    `count_text` of that text; so a block can be bounded before its replies exist.
+    """
+
+    def count(self, messages: Sequence[Message], boundary: Boundary) -> int:
+        """Tokens that appending this environment block (generation prompt included) adds to a context."""
+        ...
+
+    def count_text(self, text: str) -> int:
+        """Tokens of `text` as an untrusted part."""
+        ...

@@ -1,0 +1,1 @@
+"""Who learns: records to credit, credit to batches, batches to one optimiser step."""

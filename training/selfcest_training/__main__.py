@@ -1,0 +1,5 @@
+"""`python -m selfcest_training` is `selfcest`."""
+
+from selfcest_training.cli import main
+
+main()

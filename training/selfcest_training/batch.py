@@ -1,0 +1,160 @@
+"""Records and credit to samples, samples to token batches. One sample is one agent's context.
+
+Denominators count episodes or a constant, never rows, clones or tokens that happen to train: how an episode is cut into
+rows cannot change its weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from selfcest_env.errors import ConfigError
+from selfcest_env.record import AgentRecord, EpisodeGroup
+from selfcest_env.types import AgentId, TurnKey
+from selfcest_training.credit import Credit
+
+
+class Denominator(StrEnum):
+    """What an episode's summed token losses are divided by.
+
+    CONSTANT: a constant number of tokens; this is the policy gradient.
+    EPISODE_MEAN: the episode's own number of generated tokens, excluded ones too; equal weight per episode, biased.
+    """
+
+    CONSTANT = "constant"
+    EPISODE_MEAN = "episode_mean"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One agent's context with its credit. All arrays are [T], aligned.
+
+    Attributes:
+        episode_id, agent_id: whose context.
+        token_ids: prompt blocks and generations in order.
+        loss_mask: True where a generated token trains.
+        behavior_logprobs, advantages: 0 where the mask is False.
+        temperature: 1 where the mask is False.
+        weight: one over the loss denominator, the same for every token of an episode.
+
+    Example (a prompt of two ids, one turn of three):
+        token_ids [2, 9, 21, 17, 13]; loss_mask [F, F, T, T, T]; advantages [0, 0, .5, .5, .5]
+    """
+
+    episode_id: str
+    agent_id: AgentId
+    token_ids: np.ndarray
+    loss_mask: np.ndarray
+    behavior_logprobs: np.ndarray
+    advantages: np.ndarray
+    temperature: np.ndarray
+    weight: float
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """Rows of similar length, padded on the right. All tensors are [B, T]; `weights` is constant along a row."""
+
+    token_ids: Tensor
+    loss_mask: Tensor
+    behavior_logprobs: Tensor
+    advantages: Tensor
+    temperature: Tensor
+    weights: Tensor
+
+    @property
+    def num_tokens(self) -> int:
+        return self.token_ids.numel()
+
+
+def build_samples(
+    groups: Sequence[EpisodeGroup], credits: Sequence[Credit], *, denominator: Denominator, constant: float
+) -> list[Sample]:
+    """Samples of one mini-batch of tasks: one per agent that has a turn to train.
+
+    The weight of an episode's tokens is 1 / (episodes in the mini-batch x denominator). An agent whose turns are all
+    excluded gives no sample, and the denominator does not notice.
+
+    Raises:
+        ConfigError: a record without token ids: text-only policies cannot be trained.
+    """
+    if not constant > 0:
+        raise ConfigError(f"the loss denominator constant is {constant!r}; expected a number > 0")
+    num_episodes = sum(len(group.episodes) for group in groups)
+    samples = []
+    for group, credit in zip(groups, credits, strict=True):
+        for episode in group.episodes:
+            tokens = constant if denominator is Denominator.CONSTANT else float(max(1, episode.cost.generated_tokens))
+            weight = 1.0 / (num_episodes * tokens)
+            for agent in episode.agents:
+                sample = _agent_sample(episode.episode_id, agent, credit.advantage, weight)
+                if sample is not None:
+                    samples.append(sample)
+    return samples
+
+
+def _agent_sample(
+    episode_id: str, agent: AgentRecord, advantage: Mapping[TurnKey, float | tuple[float, ...]], weight: float
+) -> Sample | None:
+    ids = np.array(agent.context_ids, dtype=np.int64)
+    loss_mask = np.zeros(len(ids), dtype=bool)
+    behavior, advantages = np.zeros(len(ids), dtype=np.float32), np.zeros(len(ids), dtype=np.float32)
+    temperature = np.ones(len(ids), dtype=np.float32)
+    position = 0
+    for index, turn in enumerate(agent.turns):
+        generation, key = turn.generation, TurnKey(episode_id, agent.agent_id, index)
+        if not generation.token_ids:
+            raise ConfigError(
+                f"{key} has no token ids; only episodes sampled by a token-level policy can be trained on"
+            )
+        start = position + len(generation.prompt_ids)
+        position = start + len(generation.token_ids)
+        if key in advantage:
+            loss_mask[start:position] = True
+            behavior[start:position] = generation.behavior_logprobs
+            advantages[start:position] = advantage[key]
+            temperature[start:position] = generation.temperature
+    if not loss_mask.any():
+        return None
+    return Sample(episode_id, agent.agent_id, ids, loss_mask, behavior, advantages, temperature, weight)
+
+
+def bucketed(samples: Sequence[Sample], max_tokens: int) -> Iterator[list[Sample]]:
+    """Cut samples into micro-batches of similar length, each at most `max_tokens` when padded (or a single row)."""
+    bucket: list[Sample] = []
+    for sample in sorted(samples, key=len):
+        if bucket and (len(bucket) + 1) * len(sample) > max_tokens:
+            yield bucket
+            bucket = []
+        bucket.append(sample)
+    if bucket:
+        yield bucket
+
+
+def collate(samples: Sequence[Sample], pad_id: int) -> TokenBatch:
+    """Pad rows on the right. Under a causal mask no real position ever sees a pad, so no attention mask is needed."""
+    longest = max(len(sample) for sample in samples)
+
+    def pad(rows: Sequence[np.ndarray], fill: float) -> Tensor:
+        out = np.full((len(rows), longest), fill, dtype=rows[0].dtype)
+        for i, row in enumerate(rows):
+            out[i, : len(row)] = row
+        return torch.from_numpy(out)
+
+    return TokenBatch(
+        token_ids=pad([s.token_ids for s in samples], pad_id),
+        loss_mask=pad([s.loss_mask for s in samples], False),
+        behavior_logprobs=pad([s.behavior_logprobs for s in samples], 0.0),
+        advantages=pad([s.advantages for s in samples], 0.0),
+        temperature=pad([s.temperature for s in samples], 1.0),
+        weights=pad([np.full(len(s), s.weight, dtype=np.float32) for s in samples], 0.0),
+    )

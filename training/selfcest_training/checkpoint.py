@@ -1,0 +1,127 @@
+"""Checkpoints: safetensors and JSON, written whole or not at all.
+
+A checkpoint is a folder. It is written beside its final place and renamed, so a folder with the final name is complete
+whatever killed the process that wrote it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from selfcest_env.errors import RecordError
+
+_MODEL, _OPTIMIZER, _STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """How far a job has come. All randomness is keyed by (seed, stage, step), so there is no generator state to keep.
+
+    Attributes:
+        stage: `warmstart` or `rl`.
+        step: pools (warm start) or steps (RL) that are done.
+        num_updates: optimiser steps of this stage, for the learning-rate schedule.
+        sampled_tokens, trained_tokens: compute so far, over both stages.
+        cpu_seconds: process time so far.
+    """
+
+    stage: str = "warmstart"
+    step: int = 0
+    num_updates: int = 0
+    sampled_tokens: int = 0
+    trained_tokens: int = 0
+    cpu_seconds: float = 0.0
+
+    @property
+    def compute_tokens(self) -> int:
+        """Sampled + 3 x trained tokens: a forward pass, and a forward and a backward one."""
+        return self.sampled_tokens + 3 * self.trained_tokens
+
+
+def save_checkpoint(
+    folder: Path, name: str, model: PreTrainedModel, optimizer: torch.optim.Optimizer, state: TrainState, keep: int = 2
+) -> Path:
+    """Write `folder/name` atomically and delete all but the newest `keep` checkpoints of the same stage."""
+    folder.mkdir(parents=True, exist_ok=True)
+    final, partial = folder / name, folder / f".{name}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    save_file({key: value.contiguous().clone() for key, value in model.state_dict().items()}, partial / _MODEL)
+    save_file(_flatten(optimizer), partial / _OPTIMIZER)
+    (partial / _STATE).write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
+    for file in partial.iterdir():
+        _sync(file)
+    if final.exists():
+        shutil.rmtree(final)
+    partial.rename(final)
+    _sync(folder)
+    for old in checkpoints(folder)[:-keep]:
+        shutil.rmtree(old)
+    return final
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Complete checkpoints, oldest first."""
+    found = [path for path in folder.glob("*") if (path / _STATE).is_file() and not path.name.startswith(".")]
+
+    def progress(path: Path) -> tuple[bool, int]:
+        state = read_state(path)
+        return state.stage == "rl", state.step
+
+    return sorted(found, key=progress)
+
+
+def read_state(path: Path) -> TrainState:
+    """The state of a checkpoint. Raises `RecordError` that names the file."""
+    try:
+        data: dict[str, Any] = json.loads((path / _STATE).read_text(encoding="utf-8"))
+        return TrainState(**data)
+    except (ValueError, TypeError, OSError) as error:
+        raise RecordError(f"{path / _STATE} is no checkpoint state: {error}") from error
+
+
+def load_checkpoint(path: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer | None) -> TrainState:
+    """Put weights and, if asked for, the moments of the optimiser back. Raises `RecordError` on a mismatch."""
+    state = read_state(path)
+    try:
+        model.load_state_dict(load_file(path / _MODEL))
+    except RuntimeError as error:
+        raise RecordError(f"{path / _MODEL} does not fit this model: {error}") from error
+    if optimizer is not None:
+        _restore(optimizer, load_file(path / _OPTIMIZER))
+    return state
+
+
+def _flatten(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    state = optimizer.state_dict()["state"]
+    return {
+        f"{index}/{name}": tensor.contiguous().clone()
+        for index, moments in state.items()
+        for name, tensor in moments.items()
+    }
+
+
+def _restore(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        index, name = key.split("/")
+        state.setdefault(int(index), {})[name] = tensor
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

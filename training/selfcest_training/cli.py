@@ -1,0 +1,109 @@
+"""The command line: `selfcest train | warmstart | evaluate | trace`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+# Spinning OpenMP threads starve the other job on a machine with few cores; this must come before torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+try:
+    import typer
+    from rich.console import Console
+except ImportError as error:  # a plain install brings the game alone
+    raise SystemExit(f"{error}. The command line needs the training extra: pip install 'selfcest[train]'") from error
+
+from selfcest_env.errors import SelfcestError
+
+app = typer.Typer(
+    name="selfcest",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Train and study a root language model that delegates to clones of itself under a hard token budget.",
+)
+
+_CONFIG = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", "-c", help="YAML config [default: the quick run of the embedded model]", show_default=False
+    ),
+]
+_OVERRIDES = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Overrides of config keys: arms.delegating.rl.steps=10 seeds=[0,1] name=mine", show_default=False
+    ),
+]
+_RESUME = Annotated[bool, typer.Option("--resume", help="Go on with the run of this name where it stopped.")]
+
+
+@app.command()
+def train(config: _CONFIG = None, overrides: _OVERRIDES = None, resume: _RESUME = False) -> None:
+    """Warm start, RL and evaluation of every arm; writes runs/NAME with a table at the end.
+
+    Without a config: the embedded model on two cores in a few minutes. The run's folder holds config.yaml, table.md,
+    results.csv, plots, and for every arm and seed metrics.jsonl, episodes.jsonl, TensorBoard files, checkpoints, and
+    the final model as a folder that transformers loads.
+    """
+    from selfcest_training.config import load_config
+    from selfcest_training.experiment import default_config, run
+
+    run(load_config(config or default_config(), overrides or []), resume=resume, console=Console())
+
+
+@app.command()
+def warmstart(config: _CONFIG = None, overrides: _OVERRIDES = None, resume: _RESUME = False) -> None:
+    """The warm start alone: every arm ends as the folder warmstart_model of its job."""
+    from selfcest_training.config import load_config
+    from selfcest_training.experiment import default_config, run
+
+    spec = load_config(config or default_config(), overrides or [])
+    run(spec, resume=resume, only_warm_start=True, console=Console())
+
+
+@app.command()
+def evaluate(
+    model: Annotated[
+        Path, typer.Argument(help="A model folder that a run wrote, as in runs/quick/delegating/seed0/model")
+    ],
+    arm: Annotated[str, typer.Option(help="Arm of the config whose limits it plays under.")] = "delegating",
+    config: _CONFIG = None,
+    out: Annotated[Path | None, typer.Option(help="Where to store one row per episode (JSON lines).")] = None,
+    overrides: _OVERRIDES = None,
+) -> None:
+    """Evaluate a stored model on the config's fixed sets and print the table."""
+    from selfcest_training.config import load_config
+    from selfcest_training.experiment import default_config, evaluate_folder
+
+    evaluate_folder(load_config(config or default_config(), overrides or []), model, arm, out, Console())
+
+
+@app.command()
+def trace(
+    file: Annotated[
+        Path, typer.Argument(help="A JSON-lines file of episodes, as in runs/NAME/ARM/seed0/episodes.jsonl")
+    ],
+    episode: Annotated[
+        str | None, typer.Option(help="Id of the episode [default: the last one].", show_default=False)
+    ] = None,
+) -> None:
+    """Print an episode's tree: who asked what of whom, what came back, what it cost, what it earned."""
+    from selfcest_training.trace import print_trace
+
+    print_trace(file, episode, Console())
+
+
+def main() -> None:
+    """Entry point: the project's own errors are one line and exit code 2, an interrupt says how to go on."""
+    try:
+        app()
+    except SelfcestError as error:
+        print(f"selfcest: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
+    except KeyboardInterrupt:
+        print("selfcest: interrupted; the same command with --resume goes on from the last checkpoint", file=sys.stderr)
+        raise SystemExit(130) from None

@@ -1,0 +1,45 @@
+"""`grpo`: the group-relative advantage, broadcast to every turn of the root and of all clones.
+
+    A_k = (R_k - mean R) / max(std R, std_floor)
+
+Source: Shao et al. 2024 (arXiv 2402.03300), eq. for outcome supervision; std with n - 1. The usual form for parity is
+`std_floor: 0, epsilon: 1e-4`. `scale: false` leaves the division out and is (K - 1) / K times leave-one-out.
+
+Bias: dividing by the group's std re-weighs tasks. With a token cost and a group of all-right answers it inflates
+differences of pure cost; the floor (for rewards in [0, 1]) bounds that. Degenerate cases: equal returns give 0
+everywhere; a group of one is a config error.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from selfcest_env.errors import ConfigError
+from selfcest_env.record import EpisodeGroup
+from selfcest_training.credit.base import Credit, group_advantages
+
+
+@dataclass(frozen=True)
+class Grpo:
+    """Options: `std_floor` (default 0.25), `epsilon` (default 0), `scale` (default true)."""
+
+    std_floor: float = 0.25
+    epsilon: float = 0.0
+    scale: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("std_floor", "epsilon"):
+            value = getattr(self, name)
+            if not (value >= 0 and math.isfinite(value)):
+                raise ConfigError(f"credit.options.{name} is {value!r}; expected a finite number >= 0")
+
+    def assign(self, group: EpisodeGroup) -> Credit:
+        advantages = group_advantages(group, scale=self.scale, std_floor=self.std_floor, epsilon=self.epsilon)
+        return Credit(
+            {
+                key: advantage
+                for episode, advantage in zip(group.episodes, advantages, strict=True)
+                for key, _ in episode.turns()
+            }
+        )

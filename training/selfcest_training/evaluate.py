@@ -1,0 +1,95 @@
+"""Fixed sets, every cost, one row per episode. Nothing is averaged before it is stored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from selfcest_env.tasks.splits import HashedSplit
+
+from selfcest_agents.rollout import RolloutRequest
+from selfcest_env.record import EpisodeRecord
+from selfcest_env.seeding import stream_seed
+from selfcest_env.tasks import make_source
+from selfcest_env.types import Task
+from selfcest_training.config import Cell, RunConfig
+from selfcest_training.player import Player
+
+COSTS = ("total_tokens", "generated_tokens", "critical_path_tokens", "peak_context", "clones")
+
+
+@dataclass(frozen=True)
+class EpisodeResult:
+    """One evaluated episode. Costs are those of `record.Cost`: root and all clones, prompts included."""
+
+    family: str
+    size: str
+    shift: str
+    temperature: float
+    task_id: str
+    correct: bool
+    status: str
+    total_tokens: int
+    generated_tokens: int
+    critical_path_tokens: int
+    peak_context: int
+    clones: int
+
+
+def evaluation_tasks(config: RunConfig, cell: Cell) -> list[Task]:
+    """The cell's instances: from the test part alone, the same for every arm and every seed."""
+    spec = config.tasks[cell.family]
+    source = HashedSplit(make_source(spec.name, **{**spec.options, **cell.options}), "test")
+    rng = np.random.default_rng(stream_seed("evaluation", config.evaluation.seed, cell.family, cell.size))
+    return [source.draw(rng) for _ in range(config.evaluation.episodes)]
+
+
+def evaluate(
+    player: Player, config: RunConfig, path: Path, report: Callable[[float, str], None]
+) -> list[EpisodeResult]:
+    """Play every cell at every temperature and store the results in `path`; if they are there already, read them."""
+    if path.exists():
+        return list(read_results(path))
+    results: list[EpisodeResult] = []
+    pairs = [(cell, t) for cell in config.evaluation.cells for t in config.evaluation.temperatures]
+    for done, (cell, temperature) in enumerate(pairs):
+        report(done / len(pairs), f"{cell.family} {cell.size}")
+        requests = [
+            RolloutRequest(f"{cell.family}.{cell.size}.{i}", task, stream_seed("evaluate", config.evaluation.seed, i))
+            for i, task in enumerate(evaluation_tasks(config, cell))
+        ]
+        records = player.play(requests, temperature)
+        results += [_result(player, cell, temperature, record) for record in records]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text("".join(json.dumps(asdict(result)) + "\n" for result in results), encoding="utf-8")
+    partial.rename(path)
+    return results
+
+
+def read_results(path: Path) -> Iterator[EpisodeResult]:
+    """Results of a file that `evaluate` wrote."""
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            yield EpisodeResult(**json.loads(line))
+
+
+def _result(player: Player, cell: Cell, temperature: float, record: EpisodeRecord) -> EpisodeResult:
+    cost = record.cost
+    return EpisodeResult(
+        family=cell.family,
+        size=cell.size,
+        shift=cell.shift,
+        temperature=temperature,
+        task_id=record.task.task_id,
+        correct=player.reward.grade(record).correct,
+        status=record.root.status.value,
+        total_tokens=cost.total_tokens,
+        generated_tokens=cost.generated_tokens,
+        critical_path_tokens=cost.critical_path_tokens,
+        peak_context=cost.peak_context,
+        clones=cost.clones,
+    )

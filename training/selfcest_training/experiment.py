@@ -1,0 +1,221 @@
+"""A run: every arm with every seed as a job of its own, two at a time, then the table."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.queues import Queue
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from selfcest_env.reward import make_reward
+
+from selfcest_agents.tiny import load_pretrained
+from selfcest_env.errors import ConfigError, did_you_mean
+from selfcest_training.checkpoint import checkpoints, read_state
+from selfcest_training.config import RunConfig, check_writable, dump_config
+from selfcest_training.evaluate import EpisodeResult, evaluate, read_results
+from selfcest_training.loop import Job, JobId
+from selfcest_training.player import Player
+from selfcest_training.report import Results, Row, markdown, plot_frontier, summarise, verdicts, write_csv
+
+BEFORE, AFTER = "evaluation_before_rl.jsonl", "evaluation.jsonl"
+
+
+@dataclass(frozen=True)
+class Message:
+    """Progress of one job, from its process to the one that draws."""
+
+    job: JobId
+    stage: str
+    share: float
+    line: str
+
+
+_messages: Queue[Message] | None = None
+
+
+def run(config: RunConfig, *, resume: bool, only_warm_start: bool = False, console: Console | None = None) -> list[Row]:
+    """Train and evaluate every arm with every seed, and write the table. Returns its rows.
+
+    Raises:
+        ConfigError: the folder holds another run, or cannot be written, or a plug-in does not load; before any work.
+    """
+    console = console or Console()
+    prepare(config, resume)
+    jobs = [JobId(arm, seed) for seed in config.seeds for arm in config.arms]
+    for arm in config.arms:
+        Job(config, JobId(arm, config.seeds[0]), lambda *_: None)  # whatever cannot be built fails here
+    with _progress(console, jobs) as (progress, bars):
+        _run_jobs(config, jobs, only_warm_start, progress, bars)
+    if only_warm_start:
+        return []
+    return write_report(config, console)
+
+
+def prepare(config: RunConfig, resume: bool) -> None:
+    """Make the run's folder and store the config, or check that what is there is the same run."""
+    stored, text = config.folder / "config.yaml", dump_config(config)
+    check_writable(config.folder)
+    if stored.exists():
+        if not resume:
+            raise ConfigError(
+                f"{config.folder} already holds a run; add --resume to go on with it, or set name= to start another"
+            )
+        if stored.read_text(encoding="utf-8") != text:
+            raise ConfigError(
+                f"{stored} differs from this config, so --resume would mix two runs; use the stored file as "
+                "the config, or set name= to start another run"
+            )
+    stored.write_text(text, encoding="utf-8")
+
+
+def _run_jobs(
+    config: RunConfig, jobs: list[JobId], only_warm_start: bool, progress: Progress, bars: dict[JobId, TaskID]
+) -> None:
+    context = multiprocessing.get_context("spawn")
+    messages: Queue[Message] = context.Queue()
+    # Workers are processes with one thread each: at this size a second thread gains less than a second job.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with ProcessPoolExecutor(config.workers, context, _start_worker, (messages,)) as pool:
+        futures: list[Future[None]] = [pool.submit(_run_job, config, job, only_warm_start) for job in jobs]
+        try:
+            while not all(future.done() for future in futures):
+                _draw(messages, progress, bars)
+                for future in futures:
+                    if future.done() and future.exception() is not None:
+                        future.result()
+        except BaseException:
+            for process in list((pool._processes or {}).values()):
+                process.terminate()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        for future in futures:
+            future.result()
+
+
+def _start_worker(messages: Queue[Message]) -> None:
+    global _messages
+    _messages = messages
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _run_job(config: RunConfig, job_id: JobId, only_warm_start: bool) -> None:
+    def report(stage: str, share: float, line: str) -> None:
+        if _messages is not None:
+            _messages.put(Message(job_id, stage, share, line))
+
+    job = Job(config, job_id, report)
+
+    def on_warm() -> None:
+        if job.arm.rl.steps and not only_warm_start:
+            evaluate(job.player, config, job.folder / BEFORE, lambda share, line: report("evaluate", share, line))
+
+    job.run(on_warm, only_warm_start)
+    if not only_warm_start:
+        evaluate(job.player, config, job.folder / AFTER, lambda share, line: report("evaluate", share, line))
+    report("done", 1.0, "")
+
+
+def _draw(messages: Queue[Message], progress: Progress, bars: dict[JobId, TaskID]) -> None:
+    try:
+        message = messages.get(timeout=0.2)
+    except queue.Empty:
+        return
+    progress.update(bars[message.job], completed=message.share, stage=message.stage, line=message.line)
+    if not progress.console.is_terminal and message.stage == "done":
+        progress.console.print(f"{message.job}: done")
+
+
+@contextmanager
+def _progress(console: Console, jobs: list[JobId]) -> Iterator[tuple[Progress, dict[JobId, TaskID]]]:
+    columns = (
+        TextColumn("{task.description}"),
+        TextColumn("{task.fields[stage]:<10}"),
+        BarColumn(bar_width=24),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[line]}"),
+    )
+    with Progress(*columns, console=console) as progress:
+        yield progress, {job: progress.add_task(str(job), total=1.0, stage="waiting", line="") for job in jobs}
+
+
+def collect(config: RunConfig) -> Results:
+    """Stored results by policy and seed. An arm with RL has two policies: before and after."""
+    found: dict[tuple[str, int], list[EpisodeResult]] = {}
+    for arm, spec in config.arms.items():
+        for seed in config.seeds:
+            folder = config.folder / arm / f"seed{seed}"
+            pairs = [(f"{arm}, before RL", BEFORE), (f"{arm}, after RL", AFTER)] if spec.rl.steps else [(arm, AFTER)]
+            for policy, name in pairs:
+                if (folder / name).exists():
+                    found[policy, seed] = list(read_results(folder / name))
+    return found
+
+
+def write_report(config: RunConfig, console: Console) -> list[Row]:
+    """Table, CSV and plots of what the run's folder holds."""
+    results = collect(config)
+    if not results:
+        raise ConfigError(f"{config.folder} holds no evaluation yet; train first")
+    table = summarise(results)
+    policies = list(dict.fromkeys(row.policy for row in table))
+    delegating = [p for p in policies if config.limits_of(p.split(",")[0]).delegation]
+    baselines = [p for p in policies if p not in delegating]
+    text = markdown(table)
+    sentences = verdicts(table, delegating[-1], baselines) if delegating and baselines else []
+    compute = compute_lines(config)
+    report = "\n".join([text, *[f"- {line}" for line in sentences], "", *[f"- {line}" for line in compute], ""])
+    (config.folder / "table.md").write_text(report, encoding="utf-8")
+    write_csv(table, config.folder / "results.csv")
+    for cost in ("total_tokens", "critical_path_tokens"):
+        plot_frontier(table, config.folder / f"accuracy_vs_{cost}.png", cost)
+    console.print(report, soft_wrap=True, highlight=False, markup=False)
+    console.print(f"written to {config.folder}", highlight=False)
+    return table
+
+
+def compute_lines(config: RunConfig) -> list[str]:
+    """What each job used, for the claim that arms were matched."""
+    lines = []
+    for arm in config.arms:
+        for seed in config.seeds:
+            found = checkpoints(config.folder / arm / f"seed{seed}" / "checkpoints")
+            if found:
+                state = read_state(found[-1])
+                sampled, trained = state.sampled_tokens / 1e6, state.trained_tokens / 1e6
+                lines.append(
+                    f"compute of {arm}/seed{seed}: {state.compute_tokens / 1e6:.2f} M tokens (sampled {sampled:.2f} M "
+                    f"+ 3 x trained {trained:.2f} M), {state.cpu_seconds:.0f} CPU-s"
+                )
+    return lines
+
+
+def evaluate_folder(config: RunConfig, model_folder: Path, arm: str, out: Path | None, console: Console) -> list[Row]:
+    """Evaluate one stored model under one arm's limits."""
+    if arm not in config.arms:
+        raise ConfigError(f"the config has no arm '{arm}' ({', '.join(config.arms)}).{did_you_mean(arm, config.arms)}")
+    model, _ = load_pretrained(model_folder)
+    player = Player.build(model, config.limits_of(arm), make_reward(config.reward.name, **config.reward.options))
+    with tempfile.TemporaryDirectory() as scratch, console.status("evaluating") as status:
+        path = out or Path(scratch) / "results.jsonl"
+        results = evaluate(player, config, path, lambda share, line: status.update(f"{share:.0%} {line}"))
+    table = summarise({(arm, 0): results})
+    console.print(markdown(table), soft_wrap=True, highlight=False, markup=False)
+    return table
+
+
+def default_config() -> Path:
+    """The config of a plain `selfcest train`: beside the package in a checkout, inside it in a wheel."""
+    package = Path(__file__).parent
+    places = (package.parent / "configs" / "quick.yaml", package / "configs" / "quick.yaml")
+    return next((place for place in places if place.is_file()), places[0])

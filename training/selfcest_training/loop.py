@@ -1,0 +1,231 @@
+"""The page that reads like the algorithm: imitate, then roll out, score, credit, update; checkpoint on the way."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from selfcest_env.plugin import build, load
+from selfcest_env.reward import make_reward
+
+from selfcest_agents.tiny import TinyTokenizer, build_tiny, save_pretrained
+from selfcest_env.record import EpisodeGroup, EpisodeRecord, write_episode
+from selfcest_env.seeding import stream_seed
+from selfcest_training.batch import Sample, build_samples
+from selfcest_training.checkpoint import TrainState, checkpoints, load_checkpoint, save_checkpoint
+from selfcest_training.config import RunConfig
+from selfcest_training.credit import SCHEMES, CreditAssigner, checked_credit
+from selfcest_training.metrics import MetricsLog
+from selfcest_training.player import Player, draw_family, group_requests, make_families
+from selfcest_training.update import Learner, UpdateMetrics
+from selfcest_training.warmstart import cut_batches, demonstration_pool, phase_at
+
+Report = Callable[[str, float, str], None]  # stage, share done, a line of numbers
+
+
+@dataclass(frozen=True)
+class JobId:
+    """One arm of a run with one seed."""
+
+    arm: str
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.arm}/seed{self.seed}"
+
+
+class Job:
+    """Trains one arm with one seed, in `folder`. Nothing is written before the config has been found right."""
+
+    def __init__(self, config: RunConfig, job_id: JobId, report: Report) -> None:
+        self.config, self.id, self.report = config, job_id, report
+        self.arm = config.arms[job_id.arm]
+        self.folder = config.folder / job_id.arm / f"seed{job_id.seed}"
+        # Every arm starts from the same initial weights for the same seed.
+        self.model = build_tiny(config.model, stream_seed("weights", job_id.seed))
+        reward = make_reward(config.reward.name, **config.reward.options)
+        self.player = Player.build(self.model, config.limits_of(job_id.arm), reward)
+        self.families = make_families(config.tasks, "train")
+        scheme = load(self.arm.rl.credit.name, SCHEMES, what="credit scheme")
+        self.assigner: CreditAssigner = build(scheme, self.arm.rl.credit.options, where="rl.credit.options")
+        self.state = TrainState()
+        self._clock = time.process_time()
+
+    # Stages
+
+    def run(self, on_warm: Callable[[], None], only_warm_start: bool = False) -> None:
+        """Warm start, `on_warm`, then RL; from the newest checkpoint if there is one."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        found = checkpoints(self.folder / "checkpoints")
+        learner = self._learner("warmstart")
+        if found:
+            self.state = load_checkpoint(found[-1], self.model, None)
+        in_rl = self.state.stage == "rl"
+        resume_at = {"warmstart": 1 << 60 if in_rl else self.state.step, "rl": self.state.step if in_rl else 0}
+        with MetricsLog(self.folder, resume_at) as log:
+            if not in_rl:
+                if found:
+                    learner = self._learner("warmstart", found[-1])
+                self._warm_start(learner, log)
+                save_pretrained(self.model, TinyTokenizer(), self.folder / "warmstart_model")
+                on_warm()
+                self.state = replace(self.state, stage="rl", step=0, num_updates=0)
+            if not only_warm_start:
+                learner = self._learner("rl", found[-1] if found and in_rl else None)
+                self._reinforce(learner, log)
+                save_pretrained(self.model, TinyTokenizer(), self.folder / "model")
+
+    def _learner(self, stage: str, checkpoint: Path | None = None) -> Learner:
+        optimizer = self.arm.warmstart.optimizer if stage == "warmstart" else self.arm.rl.optimizer
+        reference = copy.deepcopy(self.model) if stage == "rl" and self.arm.rl.loss.kl_coefficient else None
+        if reference is not None and (self.folder / "warmstart_model").is_dir():
+            reference = type(self.model).from_pretrained(self.folder / "warmstart_model")
+        learner = Learner(
+            self.model,
+            optimizer,
+            pad_id=TinyTokenizer().pad_id,
+            micro_batch_tokens=self.config.micro_batch_tokens,
+            reference=reference,
+        )
+        if checkpoint is not None:
+            load_checkpoint(checkpoint, self.model, learner.optimizer)
+            learner.num_steps = self.state.num_updates
+        return learner
+
+    def _warm_start(self, learner: Learner, log: MetricsLog) -> None:
+        config = self.arm.warmstart
+        total = sum(phase.tokens for phase in config.phases)
+        while (phase := phase_at(config, self.state.trained_tokens)) is not None:
+            pool = self.state.step
+            samples = demonstration_pool(self.player, self.families, phase, self.id.seed, pool, config.pool_tokens)
+            order = np.random.default_rng(stream_seed("order", self.id.seed, pool))
+            losses = []
+            for batch in cut_batches(samples, config.batch_tokens, order):
+                losses.append(learner.imitation_step(batch, min(1.0, self.state.trained_tokens / total)))
+                self._spend(trained=sum(len(sample) for sample in batch))
+            self._tick("warmstart", learner.num_steps)
+            loss = float(np.mean(losses))
+            log.write("warmstart", pool, {"loss": loss, **self._compute()})
+            self.report("warm start", min(1.0, self.state.trained_tokens / total), f"loss {loss:.3f}")
+            if self.state.step % self.config.checkpoint_every == 0:
+                self._checkpoint(learner)
+        self._checkpoint(learner)
+
+    def _reinforce(self, learner: Learner, log: MetricsLog) -> None:
+        config = self.arm.rl
+        while self.state.step < config.steps and not self._budget_spent():
+            step = self.state.step
+            groups = self._rollout(step)
+            metrics = self._update(learner, groups)
+            self.player.engine.policy_version += 1
+            self._tick("rl", learner.num_steps)
+            values = {**_describe(groups), **metrics, **self._compute()}
+            log.write("rl", step, values)
+            self._log_episodes(groups, step)
+            line = f"return {values['return']:.2f}  tokens {values['total_tokens']:.0f}  clones {values['clones']:.1f}"
+            self.report("RL", self._share_done(), line)
+            if self.state.step % self.config.checkpoint_every == 0:
+                self._checkpoint(learner)
+        self._checkpoint(learner)
+
+    # One step of RL
+
+    def _rollout(self, step: int) -> list[EpisodeGroup]:
+        config = self.arm.rl
+        rng = np.random.default_rng(stream_seed("tasks", self.id.seed, step))
+        tasks = [self.families[draw_family(config.tasks, rng)].draw(rng) for _ in range(config.tasks_per_step)]
+        seeds = [stream_seed("episode", self.id.seed, step, i) for i in range(len(tasks) * config.group_size)]
+        requests = group_requests(tasks, config.group_size, f"s{step}", seeds)
+        records = self.player.play(requests, config.temperature)
+        self._spend(sampled=sum(record.cost.generated_tokens for record in records))
+        size = config.group_size
+        return [EpisodeGroup(task, tuple(records[i * size : (i + 1) * size])) for i, task in enumerate(tasks)]
+
+    def _update(self, learner: Learner, groups: Sequence[EpisodeGroup]) -> dict[str, float]:
+        """One optimiser step per mini-batch of tasks, and never another."""
+        config = self.arm.rl
+        per_batch = len(groups) // config.minibatches
+        metrics: list[UpdateMetrics] = []
+        diagnostics: list[dict[str, float]] = []
+        for start in range(0, len(groups), per_batch):
+            chosen = groups[start : start + per_batch]
+            credits = [checked_credit(config.credit.name, group, self.assigner.assign(group)) for group in chosen]
+            diagnostics += [dict(credit.diagnostics) for credit in credits]
+            samples: list[Sample] = build_samples(
+                chosen, credits, denominator=config.denominator, constant=config.constant_tokens
+            )
+            metrics.append(learner.policy_step(samples, config.loss, self._share_done()))
+            self._spend(trained=metrics[-1].trained_tokens)
+        names = {name for row in diagnostics for name in row}
+        credit_means = {name: float(np.mean([row[name] for row in diagnostics if name in row])) for name in names}
+        return {
+            "loss": float(np.mean([m.loss for m in metrics])),
+            "grad_norm": float(np.mean([m.grad_norm for m in metrics])),
+            "kl": float(np.mean([m.kl for m in metrics])),
+            "clip_share": float(np.mean([m.clip_share for m in metrics])),
+            "logprob_gap": metrics[0].max_logprob_gap,
+            "rows": float(sum(m.num_rows for m in metrics)),
+            **credit_means,
+        }
+
+    # Accounts and files
+
+    def _spend(self, sampled: int = 0, trained: int = 0) -> None:
+        self.state = replace(
+            self.state,
+            sampled_tokens=self.state.sampled_tokens + sampled,
+            trained_tokens=self.state.trained_tokens + trained,
+        )
+
+    def _tick(self, stage: str, num_updates: int) -> None:
+        now = time.process_time()
+        self.state = replace(
+            self.state,
+            stage=stage,
+            step=self.state.step + 1,
+            num_updates=num_updates,
+            cpu_seconds=self.state.cpu_seconds + now - self._clock,
+        )
+        self._clock = now
+
+    def _budget_spent(self) -> bool:
+        budget = self.config.compute_tokens
+        return budget is not None and self.state.compute_tokens >= budget
+
+    def _share_done(self) -> float:
+        share = self.state.step / max(1, self.arm.rl.steps)
+        if self.config.compute_tokens:
+            share = max(share, self.state.compute_tokens / self.config.compute_tokens)
+        return min(1.0, share)
+
+    def _compute(self) -> dict[str, float]:
+        return {"compute_tokens": self.state.compute_tokens, "cpu_seconds": self.state.cpu_seconds}
+
+    def _checkpoint(self, learner: Learner) -> None:
+        name = f"{self.state.stage}_{self.state.step:06d}"
+        save_checkpoint(self.folder / "checkpoints", name, self.model, learner.optimizer, self.state)
+
+    def _log_episodes(self, groups: Sequence[EpisodeGroup], step: int) -> None:
+        mode = "a" if step else "w"
+        with (self.folder / "episodes.jsonl").open(mode, encoding="utf-8") as file:
+            for group in groups[: self.config.log_groups]:
+                file.writelines(write_episode(episode) for episode in group.episodes)
+
+
+def _describe(groups: Sequence[EpisodeGroup]) -> dict[str, float]:
+    """Means over the episodes of one step."""
+    episodes: list[EpisodeRecord] = [episode for group in groups for episode in group.episodes]
+    clones = sum(episode.cost.clones for episode in episodes)
+    failed = sum(agent.failed for episode in episodes for agent in episode.agents[1:])
+    return {
+        "return": float(np.mean([episode.team_return for episode in episodes])),
+        "answered": float(np.mean([episode.answer is not None for episode in episodes])),
+        "total_tokens": float(np.mean([episode.cost.total_tokens for episode in episodes])),
+        "critical_path": float(np.mean([episode.cost.critical_path_tokens for episode in episodes])),
+        "clones": clones / len(episodes),
+        "failed_clones": failed / max(1, clones),
+    }

@@ -1,0 +1,77 @@
+"""The embedded model at the table: rules, codec, engine and task families of one arm, built from the config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from selfcest_env.reward import Reward
+from selfcest_env.tasks.splits import HashedSplit
+from transformers import LlamaForCausalLM
+
+from selfcest_agents.codec import TerseCodec
+from selfcest_agents.policy import EnginePolicy, SamplingConfig
+from selfcest_agents.rollout import RolloutRequest, rollout
+from selfcest_agents.tiny import TinyTokenizer
+from selfcest_agents.transformers_engine import TransformersEngine
+from selfcest_env.errors import ConfigError
+from selfcest_env.record import EpisodeRecord
+from selfcest_env.rules import Rules
+from selfcest_env.tasks import TaskSource, make_source
+from selfcest_env.terse import TerseProtocol
+from selfcest_env.types import Limits, Task
+from selfcest_training.config import PlugIn
+
+
+def make_families(tasks: Mapping[str, PlugIn], part: str) -> dict[str, TaskSource]:
+    """Task sources by family name, restricted to the training or the test part of their instances."""
+    return {name: HashedSplit(make_source(spec.name, **spec.options), part) for name, spec in tasks.items()}
+
+
+def draw_family(weights: Mapping[str, float], rng: np.random.Generator) -> str:
+    """A name, drawn by weight."""
+    names = [name for name, weight in weights.items() if weight > 0]
+    if not names:
+        raise ConfigError(f"no family has a weight above 0: {dict(weights)}")
+    shares = np.array([weights[name] for name in names], dtype=float)
+    return names[int(rng.choice(len(names), p=shares / shares.sum()))]
+
+
+@dataclass
+class Player:
+    """Plays episodes with a model and scores them."""
+
+    limits: Limits
+    reward: Reward
+    model: LlamaForCausalLM
+    engine: TransformersEngine
+    codec: TerseCodec
+    rules: Rules
+
+    @classmethod
+    def build(cls, model: LlamaForCausalLM, limits: Limits, reward: Reward) -> Player:
+        tokenizer = TinyTokenizer()
+        codec = TerseCodec(tokenizer)
+        engine = TransformersEngine(model, stop_ids=tokenizer.stop_ids)
+        return cls(limits, reward, model, engine, codec, Rules(limits, TerseProtocol(), codec))
+
+    def play(
+        self,
+        requests: Sequence[RolloutRequest],
+        temperature: float,
+        on_finish: Callable[[EpisodeRecord], None] | None = None,
+    ) -> list[EpisodeRecord]:
+        """Scored records, in the order of the requests."""
+        policy = EnginePolicy(self.engine, self.codec, SamplingConfig(temperature))
+        records = rollout(requests, policy, self.rules, on_finish=on_finish)
+        return [self.reward.score(record) for record in records]
+
+
+def group_requests(tasks: Sequence[Task], group_size: int, name: str, seeds: Sequence[int]) -> list[RolloutRequest]:
+    """`group_size` episodes per task, each with its own seed; ids are `name/g<task>e<episode>`."""
+    return [
+        RolloutRequest(f"{name}.g{i}.e{k}", task, seeds[i * group_size + k])
+        for i, task in enumerate(tasks)
+        for k in range(group_size)
+    ]

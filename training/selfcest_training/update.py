@@ -1,0 +1,194 @@
+"""One optimiser step. However many rows a mini-batch has, and however it is cut, it makes exactly one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from selfcest_env.errors import ConfigError
+from selfcest_training.batch import Sample, TokenBatch, bucketed, collate
+from selfcest_training.losses import clipped_surrogate, kl_to_reference, token_logprobs, weighted_sum
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW. `warmup_steps` rise linearly; `decay_share` is the last share of a run of known length that falls to 0."""
+
+    learning_rate: float = 4e-4
+    warmup_steps: int = 5
+    decay_share: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.95
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "max_grad_norm"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"optimizer.{name} is {getattr(self, name)!r}; expected a number > 0")
+        if not 0 <= self.decay_share <= 1:
+            raise ConfigError(f"optimizer.decay_share is {self.decay_share!r}; expected a share between 0 and 1")
+
+    def rate(self, step: int, progress: float) -> float:
+        """Learning rate of step `step` (from 0), at `progress` in [0, 1] of the run."""
+        rate = self.learning_rate * min(1.0, (step + 1) / max(1, self.warmup_steps))
+        if self.decay_share and progress > 1 - self.decay_share:
+            rate *= max(0.02, (1 - progress) / self.decay_share)
+        return rate
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """The clipped surrogate and its optional KL to the warm start."""
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    kl_coefficient: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("clip_low", "clip_high", "kl_coefficient"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"loss.{name} is {getattr(self, name)!r}; expected a number >= 0")
+
+
+@dataclass(frozen=True)
+class UpdateMetrics:
+    """Numbers of one optimiser step; means are over the tokens that train.
+
+    Attributes:
+        trained_tokens: ids that went through forward and backward, prompts included, padding not.
+        max_logprob_gap: largest |log-prob now - behaviour log-prob|; before the first step on fresh samples this is the
+            difference between sampler and learner.
+    """
+
+    loss: float
+    grad_norm: float
+    kl: float
+    mean_ratio: float
+    clip_share: float
+    max_logprob_gap: float
+    trained_tokens: int
+    num_rows: int
+
+
+class Learner:
+    """A model and its optimiser.
+
+    Args:
+        model: a causal language model of transformers; shared with the sampler, which sees every step at once.
+        optimizer: AdamW settings.
+        pad_id: any id; pads are never seen.
+        micro_batch_tokens: padded ids in one forward pass.
+        reference: a frozen model for the KL term.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        optimizer: OptimizerConfig,
+        *,
+        pad_id: int,
+        micro_batch_tokens: int,
+        reference: PreTrainedModel | None = None,
+    ) -> None:
+        self.model, self.config, self.reference = model, optimizer, reference
+        self._pad_id, self._micro_batch_tokens = pad_id, micro_batch_tokens
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(),
+            lr=optimizer.learning_rate,
+            betas=(optimizer.beta1, optimizer.beta2),
+            weight_decay=optimizer.weight_decay,
+        )
+        self.num_steps = 0
+
+    def policy_step(self, samples: Sequence[Sample], loss: LossConfig, progress: float = 0.0) -> UpdateMetrics:
+        """Accumulate the surrogate's gradient over micro-batches and make one step.
+
+        A mini-batch without a single row to train (every turn excluded) makes no step and says so: `num_rows` is 0.
+        """
+        if loss.kl_coefficient and self.reference is None:
+            raise ConfigError("loss.kl_coefficient is set but there is no reference model to take the KL to")
+        if not samples:
+            return UpdateMetrics(0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0, 0)
+        total = _Totals()
+        for bucket in bucketed(samples, self._micro_batch_tokens):
+            batch = collate(bucket, self._pad_id)
+            logprobs = self.logprobs(batch)
+            per_token = clipped_surrogate(
+                logprobs, batch.behavior_logprobs, batch.advantages, clip_low=loss.clip_low, clip_high=loss.clip_high
+            )
+            if loss.kl_coefficient:
+                kl = kl_to_reference(logprobs, self._reference_logprobs(batch))
+                per_token = per_token + loss.kl_coefficient * kl
+                total.kl += float(kl.detach()[batch.loss_mask].sum())
+            objective = weighted_sum(per_token, batch.weights, batch.loss_mask)
+            torch.autograd.backward(objective)
+            total.add(batch, logprobs.detach(), float(objective.detach()), loss)
+        grad_norm = self._step(progress)
+        count = max(1, total.tokens)
+        return UpdateMetrics(
+            loss=total.loss,
+            grad_norm=grad_norm,
+            kl=total.kl / count,
+            mean_ratio=total.ratio / count,
+            clip_share=total.clipped / count,
+            max_logprob_gap=total.gap,
+            trained_tokens=sum(len(sample) for sample in samples),
+            num_rows=len(samples),
+        )
+
+    def imitation_step(self, samples: Sequence[Sample], progress: float) -> float:
+        """One step of cross-entropy on demonstrations, mean over their generated tokens; returns that mean."""
+        batch = collate(samples, self._pad_id)
+        mean = -self.logprobs(batch)[batch.loss_mask].mean()
+        torch.autograd.backward(mean)
+        self._step(progress)
+        return float(mean.detach())
+
+    def logprobs(self, batch: TokenBatch) -> Tensor:
+        """[B, T] log-probs of the batch's ids under the weights being trained, at the sampling temperature."""
+        return _logprobs(self.model, batch)
+
+    def _reference_logprobs(self, batch: TokenBatch) -> Tensor:
+        assert self.reference is not None
+        with torch.no_grad():
+            return _logprobs(self.reference, batch)
+
+    def _step(self, progress: float) -> float:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.rate(self.num_steps, progress)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
+        if not torch.isfinite(norm):
+            raise FloatingPointError(
+                f"the gradient norm of step {self.num_steps} is {float(norm)}; lower learning_rate"
+            )
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.num_steps += 1
+        return float(norm)
+
+
+def _logprobs(model: PreTrainedModel, batch: TokenBatch) -> Tensor:
+    logits = model(input_ids=batch.token_ids, use_cache=False).logits
+    return token_logprobs(logits, batch.token_ids, batch.temperature)
+
+
+class _Totals:
+    """Sums over the micro-batches of one step."""
+
+    def __init__(self) -> None:
+        self.loss = self.kl = self.ratio = self.clipped = self.gap = 0.0
+        self.tokens = 0
+
+    def add(self, batch: TokenBatch, logprobs: Tensor, loss: float, config: LossConfig) -> None:
+        difference = (logprobs - batch.behavior_logprobs)[batch.loss_mask]
+        ratio = difference.exp()
+        self.loss += loss
+        self.ratio += float(ratio.sum())
+        self.clipped += float(((ratio < 1 - config.clip_low) | (ratio > 1 + config.clip_high)).sum())
+        self.gap = max(self.gap, float(difference.abs().max()))
+        self.tokens += difference.numel()
