@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import importlib
 import inspect
 import types
@@ -81,13 +82,14 @@ def build(cls: type[T], options: Mapping[str, Any], *, where: str) -> T:
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
     except Exception as error:
-        raise ConfigError(f"{where}: {cls.__name__} refused its options with {type(error).__name__}: {error}") from error
+        cause = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{where}: {cls.__name__} refused its options with {cause}") from error
 
 
 def _parameters(cls: type, where: str) -> tuple[dict[str, tuple[Any, bool]], bool]:
     """Every option with (its type, whether it is required), and whether others are accepted too."""
     try:
-        hints = typing.get_type_hints(cls if dataclasses.is_dataclass(cls) else cls.__init__)
+        hints = typing.get_type_hints(cls if dataclasses.is_dataclass(cls) else inspect.getattr_static(cls, "__init__"))
     except Exception as error:
         raise PlugInError(f"{where}: the annotations of {cls.__name__} cannot be read: {error}") from error
     known: dict[str, tuple[Any, bool]] = {}
@@ -101,6 +103,8 @@ def _parameters(cls: type, where: str) -> tuple[dict[str, tuple[Any, bool]], boo
 
 
 def _typed(value: Any, type_: Any, where: str, key: str) -> Any:
+    if dataclasses.is_dataclass(type_) and isinstance(type_, type) and isinstance(value, type_):
+        return value
     try:
         return _converter.structure(value, type_)
     except Exception as error:
@@ -126,6 +130,8 @@ def _is_plain(type_: Any) -> bool:
 
 
 def _structure_plain(value: Any, type_: Any) -> Any:
+    if issubclass(type_, enum.Enum):  # a StrEnum is dispatched as a str
+        return type_(value)
     allowed = (int, float) if type_ is float else (type_,)
     if not isinstance(value, allowed) or (isinstance(value, bool) and type_ is not bool):
         raise TypeError(f"{value!r} is no {type_.__name__}")
@@ -172,6 +178,11 @@ def _is_sequence(type_: Any) -> bool:
     return isinstance(origin, type) and origin is not dict and issubclass(origin, typing.Sequence)
 
 
+def _is_union(type_: Any) -> bool:
+    origin: Any = typing.get_origin(type_)
+    return origin is typing.Union or origin is types.UnionType
+
+
 def _is_object(type_: Any) -> bool:
     if getattr(type_, "_is_protocol", False):
         return True
@@ -183,8 +194,7 @@ def _is_object(type_: Any) -> bool:
 _converter = cattrs.Converter(forbid_extra_keys=True)
 _converter.register_structure_hook_func(_is_object, _structure_object)
 _converter.register_structure_hook_func(_is_sequence, _structure_sequence)
-_converter.register_structure_hook_func(
-    lambda type_: typing.get_origin(type_) in (typing.Union, types.UnionType), _structure_union
-)
-_converter.register_structure_hook_func(lambda type_: type_ in _PLAIN, _structure_plain)
+_converter.register_structure_hook_func(_is_union, _structure_union)
+for _type in _PLAIN:
+    _converter.register_structure_hook(_type, _structure_plain)
 _converter.register_structure_hook_func(lambda type_: type_ is Any, lambda value, _: value)

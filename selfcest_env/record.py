@@ -19,6 +19,7 @@ from selfcest_env.types import (
     Fault,
     FinishReason,
     Limits,
+    Outcome,
     Role,
     Scalar,
     Status,
@@ -277,6 +278,8 @@ def _strings(value: object) -> tuple[str, ...]:
 _converter.register_structure_hook(str, _exactly(str))
 _converter.register_structure_hook(int, _exactly(int))
 _converter.register_structure_hook(float, _exactly(float, int))
+for _enum in (Fault, FinishReason, Outcome, Status):  # subclasses of `str`, which its hook would take
+    _converter.register_structure_hook(_enum, lambda value, kind: kind(value))
 _converter.register_structure_hook(Scalar, _exactly(str, int, float, bool))
 _converter.register_structure_hook(int | None, _exactly(int, type(None)))
 # JSON writes the positions of refused objectives as strings.

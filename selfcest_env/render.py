@@ -80,20 +80,24 @@ def render_record(record: EpisodeRecord, name: Callable[[AgentId], str] = str, w
 
 def shorten(text: str, width: int = WIDTH) -> str:
     """`text` on one line, in quotes; whatever is left out is counted after an ellipsis."""
-    line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    line = _one_line(text)
     if len(line) <= width:
         return f'"{line}"'
     return f'"{line[:width]}…" (+{len(line) - width} characters)'
 
 
+def _one_line(text: str) -> str:
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
+
+
 def _title(task: Task, width: int) -> str:
-    return f"task {task.task_id} from {task.source}: {shorten(task.prompt, width)}"
+    return f"task {_one_line(task.task_id)} from {_one_line(task.source)}: {shorten(task.prompt, width)}"
 
 
 def _reward(terms: Mapping[str, float] | None) -> str:
     if terms is None:
         return "not scored"
-    return f"{sum(terms.values()):g} = " + " + ".join(f"{value:g} {name}" for name, value in terms.items())
+    return f"{sum(terms.values()):g} = " + " + ".join(f"{value:g} {_one_line(name)}" for name, value in terms.items())
 
 
 def _tree(nodes: Sequence[Node], name: Callable[[AgentId], str], width: int) -> Iterator[str]:

@@ -32,12 +32,13 @@ _SPECIAL = "|".join(map(re.escape, SPECIALS))
 
 @dataclass(frozen=True)
 class TinyConfig:
-    """Shape of the tiny Llama; the defaults have about 0.19 M parameters.
+    """Shape of the tiny Llama; the defaults have about 0.17 M parameters.
 
     Attributes:
         hidden_size: width, a multiple of `num_heads`.
         intermediate_size: width of the gated feed-forward layer.
         max_positions: ids of one context, prompt and generation together.
+        initializer_range: standard deviation of the initial weights; transformers' 0.02 is meant for wider models.
         tie_embeddings: use the embedding matrix as the output layer too.
     """
 
@@ -46,7 +47,8 @@ class TinyConfig:
     num_heads: int = 4
     intermediate_size: int = 192
     max_positions: int = 512
-    tie_embeddings: bool = False
+    initializer_range: float = 0.06
+    tie_embeddings: bool = True
 
     def __post_init__(self) -> None:
         sizes = (self.hidden_size, self.num_layers, self.num_heads, self.intermediate_size, self.max_positions)
@@ -130,6 +132,7 @@ def build_tiny(config: TinyConfig, seed: int) -> LlamaForCausalLM:
         num_hidden_layers=config.num_layers,
         num_attention_heads=config.num_heads,
         max_position_embeddings=config.max_positions,
+        initializer_range=config.initializer_range,
         tie_word_embeddings=config.tie_embeddings,
         bos_token_id=None,
         eos_token_id=list(tokenizer.stop_ids),

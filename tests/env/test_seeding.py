@@ -16,7 +16,19 @@ def test_pinned_values():
 
 
 def test_types_and_splits_are_kept_apart():
-    names = [("a", 1), ("a1",), ("a", "1"), ("1", "a"), ("a", 1, ""), (ROOT,), ("root",), (), ("",), ("ab",), ("a", "b")]
+    names = [
+        ("a", 1),
+        ("a1",),
+        ("a", "1"),
+        ("1", "a"),
+        ("a", 1, ""),
+        (ROOT,),
+        ("root",),
+        (),
+        ("",),
+        ("ab",),
+        ("a", "b"),
+    ]
     assert len({stream_seed(*name) for name in names}) == len(names)
     assert all(0 <= stream_seed(*name) < 2**63 for name in names)
 

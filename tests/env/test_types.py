@@ -45,7 +45,9 @@ def test_agent_ids_round_trip(text):
     assert str(AgentId.parse(text)) == text
 
 
-@pytest.mark.parametrize("text", ["", "roots", "root.", "root.-1", "root.01", "root.x", "root.²", "root.٣", "0.1", "Root"])
+@pytest.mark.parametrize(
+    "text", ["", "roots", "root.", "root.-1", "root.01", "root.x", "root.²", "root.٣", "0.1", "Root"]
+)
 def test_bad_agent_ids(text):
     with pytest.raises(ValueError, match="agent id"):
         AgentId.parse(text)
@@ -56,7 +58,9 @@ def test_the_tree_orders_ids():
     assert [str(a) for a in sorted(map(AgentId.parse, reversed(ids)))] == ids
     deep = AgentId.parse("root.0.1")
     assert (ROOT.parent, deep.parent, deep.depth) == (None, AgentId.parse("root.0"), 2)
-    assert deep.is_under(deep) and deep.is_under(ROOT) and not ROOT.is_under(deep)
+    assert deep.is_under(deep)
+    assert deep.is_under(ROOT)
+    assert not ROOT.is_under(deep)
     assert not AgentId.parse("root.10").is_under(AgentId.parse("root.1"))
 
 

@@ -43,7 +43,8 @@ class Sums:
 
 
 def make(**kwargs: Any) -> delegation_v0.parallel_env:
-    return delegation_v0.parallel_env(**({"task_source": Sums(), "limits": LIMITS} | kwargs))
+    arguments: dict[str, Any] = {"task_source": Sums(), "limits": LIMITS} | kwargs
+    return delegation_v0.parallel_env(**arguments)
 
 
 def call(*objectives: Any, shared: Sequence[str] = ()) -> str:

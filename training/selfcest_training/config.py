@@ -10,7 +10,6 @@ import tempfile
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -33,18 +32,28 @@ class PlugIn:
 
 
 @dataclass(frozen=True)
-class Phase:
-    """A stretch of the warm start.
+class Demonstrations:
+    """One family of a phase.
 
     Attributes:
-        tokens: demonstration tokens to train on, prompts included.
-        tasks: weights of task families (names under `tasks`).
-        demonstrations: weights of styles: `delegate`, `solve`, `read`. The limits of the arm must have the tool.
+        share: of the phase's tokens, relative to the other families.
+        styles: weights of `delegate`, `solve` and `read`. The limits of the arm must have the tool that a style uses.
+    """
+
+    share: float
+    styles: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of the warm start: so many demonstration tokens, prompts included, of a mix of families.
+
+    `limits` change the arm's for this phase alone, as when a policy that will read by key first learns from full texts.
     """
 
     tokens: int
-    tasks: Mapping[str, float]
-    demonstrations: Mapping[str, float]
+    mix: Mapping[str, Demonstrations]
+    limits: Mapping[str, int | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -167,10 +176,12 @@ class RunConfig:
         if not self.arms:
             raise ConfigError("arms is empty; name at least one arm")
         for name, arm in self.arms.items():
-            for place, weights in [("rl.tasks", arm.rl.tasks)] + [
-                (f"warmstart.phases[{i}].tasks", phase.tasks) for i, phase in enumerate(arm.warmstart.phases)
-            ]:
-                self._check_families(f"arms.{name}.{place}", weights)
+            self._check_families(f"arms.{name}.rl.tasks", arm.rl.tasks)
+            for i, phase in enumerate(arm.warmstart.phases):
+                for family, demonstrations in phase.mix.items():
+                    place = f"arms.{name}.warmstart.phases[{i}].mix"
+                    self._check_families(place, {family: demonstrations.share})
+                changed_limits(self.limits_of(name), phase.limits, f"arms.{name}.warmstart.phases[{i}].limits")
             self.limits_of(name)
         for i, cell in enumerate(self.evaluation.cells):
             self._check_families(f"evaluation.cells[{i}].family", {cell.family: 1.0})
@@ -187,16 +198,21 @@ class RunConfig:
 
     def limits_of(self, arm: str) -> Limits:
         """The run's limits with the arm's overrides."""
-        known = {item.name for item in dataclasses.fields(Limits)}
-        for key in self.arms[arm].limits:
-            if key not in known:
-                raise ConfigError(f"arms.{arm}.limits.{key} is no limit.{did_you_mean(key, known)}")
-        overrides: Any = self.arms[arm].limits
-        return dataclasses.replace(self.limits, **overrides)
+        return changed_limits(self.limits, self.arms[arm].limits, f"arms.{arm}.limits")
 
     @property
     def folder(self) -> Path:
         return Path(self.output) / self.name
+
+
+def changed_limits(limits: Limits, changes: Mapping[str, int | None], place: str) -> Limits:
+    """Limits with some of them replaced. Raises `ConfigError` that names an unknown one by its place in the config."""
+    known = {item.name for item in dataclasses.fields(Limits)}
+    for key in changes:
+        if key not in known:
+            raise ConfigError(f"{place}.{key} is no limit.{did_you_mean(key, known)}")
+    values: Any = changes
+    return dataclasses.replace(limits, **values)
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -205,17 +221,36 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     Raises:
         ConfigError: names the key, what was found, and what to do.
     """
+    data = _read(path, seen=())
+    for override in overrides:
+        _override(data, override)
+    return parse_config(data)
+
+
+def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+    """A YAML mapping; `extends: other.yaml` names a file beside it, whose keys it changes or adds to."""
     if not path.is_file():
         raise ConfigError(f"there is no config file {path}; give the path of a YAML file, as in training/configs/")
+    if path.resolve() in seen:
+        raise ConfigError(f"{path} extends itself; remove one 'extends'")
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path} holds {type(data).__name__}; expected a mapping of config keys")
-    for override in overrides:
-        _override(data, override)
-    return parse_config(data)
+    base = data.pop("extends", None)
+    if base is None:
+        return data
+    return _merged(_read(path.parent / str(base), (*seen, path.resolve())), data)
+
+
+def _merged(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in changes.items():
+        old = merged.get(key)
+        merged[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
+    return merged
 
 
 def parse_config(data: Mapping[str, Any]) -> RunConfig:
@@ -248,18 +283,26 @@ def _override(data: dict[str, Any], override: str) -> None:
     path, equals, text = override.partition("=")
     if not equals or not path:
         raise ConfigError(f"override {override!r} is not of the form key.path=value, as in rl.steps=10")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"override {override!r}: {text!r} is not a YAML value") from error
     *parents, leaf = path.split(".")
     node: Any = data
     for key in parents:
-        if not isinstance(node, dict):
-            raise ConfigError(f"override {override!r}: there is no mapping at '{key}'")
-        node = node.setdefault(key, {})
-    if not isinstance(node, dict):
-        raise ConfigError(f"override {override!r}: the value above '{leaf}' is no mapping")
-    try:
-        node[leaf] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"override {override!r}: {text!r} is not a YAML value") from error
+        if isinstance(node, dict):
+            node = node.setdefault(key, {})
+        else:
+            node = node[_index(override, node, key)]
+    node[leaf if isinstance(node, dict) else _index(override, node, leaf)] = value
+
+
+def _index(override: str, node: Any, key: str) -> int:
+    """The position that a path's number means in a list, as in `phases.0.tokens`."""
+    if not isinstance(node, list) or not key.isdecimal() or int(key) >= len(node):
+        length = f"a list of {len(node)}" if isinstance(node, list) else f"{node!r}"
+        raise ConfigError(f"override {override!r}: '{key}' leads nowhere in {length}")
+    return int(key)
 
 
 def _check_keys(kind: Any, data: Any, place: str) -> None:
@@ -300,6 +343,12 @@ def _structure_number(value: Any, kind: Any) -> Any:
     return kind(value)
 
 
+def _structure_bool(value: Any, _: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{value!r} is neither true nor false")
+    return value
+
+
 def _structure_optional_int(value: Any, _: Any) -> int | None:
     return None if value is None else int(_structure_number(value, int))
 
@@ -308,10 +357,6 @@ def _structure_str(value: Any, _: Any) -> str:
     if not isinstance(value, str):
         raise ConfigError(f"{value!r} is no text")
     return value
-
-
-def _is_enum(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, StrEnum)
 
 
 def _structure_enum(value: Any, kind: Any) -> Any:
@@ -323,13 +368,16 @@ def _structure_enum(value: Any, kind: Any) -> Any:
 _converter = cattrs.Converter(forbid_extra_keys=True)
 _converter.register_structure_hook(int, _structure_number)
 _converter.register_structure_hook(float, _structure_number)
+_converter.register_structure_hook(bool, _structure_bool)
 _converter.register_structure_hook(str, _structure_str)
 _converter.register_structure_hook(int | None, _structure_optional_int)
-_converter.register_structure_hook_func(_is_enum, _structure_enum)
+_converter.register_structure_hook(Denominator, _structure_enum)
+_converter.register_unstructure_hook(Denominator, str)
 
 __all__ = [
     "ArmConfig",
     "Cell",
+    "Demonstrations",
     "EvaluationConfig",
     "Phase",
     "PlugIn",

@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from selfcest_env.tasks.splits import HashedSplit
 
 from selfcest_agents.rollout import RolloutRequest
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.seeding import stream_seed
 from selfcest_env.tasks import make_source
+from selfcest_env.tasks.splits import HashedSplit
 from selfcest_env.types import Task
 from selfcest_training.config import Cell, RunConfig
 from selfcest_training.player import Player

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from selfcest_env.reward import make_reward
 
 from selfcest_agents.tiny import load_pretrained
 from selfcest_env.errors import ConfigError, did_you_mean
+from selfcest_env.reward import make_reward
 from selfcest_training.checkpoint import checkpoints, read_state
 from selfcest_training.config import RunConfig, check_writable, dump_config
 from selfcest_training.evaluate import EpisodeResult, evaluate, read_results

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from selfcest_env.plugin import build, load
-from selfcest_env.reward import make_reward
 
 from selfcest_agents.tiny import TinyTokenizer, build_tiny, save_pretrained
+from selfcest_env.plugin import build, load
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, write_episode
+from selfcest_env.reward import make_reward
 from selfcest_env.seeding import stream_seed
 from selfcest_training.batch import Sample, build_samples
 from selfcest_training.checkpoint import TrainState, checkpoints, load_checkpoint, save_checkpoint

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from selfcest_env.reward import Reward
-from selfcest_env.tasks.splits import HashedSplit
 from transformers import LlamaForCausalLM
 
 from selfcest_agents.codec import TerseCodec
@@ -17,8 +15,10 @@ from selfcest_agents.tiny import TinyTokenizer
 from selfcest_agents.transformers_engine import TransformersEngine
 from selfcest_env.errors import ConfigError
 from selfcest_env.record import EpisodeRecord
+from selfcest_env.reward import Reward
 from selfcest_env.rules import Rules
 from selfcest_env.tasks import TaskSource, make_source
+from selfcest_env.tasks.splits import HashedSplit
 from selfcest_env.terse import TerseProtocol
 from selfcest_env.types import Limits, Task
 from selfcest_training.config import PlugIn

@@ -9,20 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import numpy as np
-from selfcest_agents.scripted import OraclePolicy
 
 from selfcest_agents.policy import ScriptedPolicy
 from selfcest_agents.rollout import RolloutRequest, rollout
+from selfcest_agents.scripted import OraclePolicy
 from selfcest_env.errors import TaskError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
+from selfcest_env.rules import Rules
 from selfcest_env.seeding import stream_seed
 from selfcest_env.tasks import Style, TaskSource
 from selfcest_training.batch import Denominator, Sample, bucketed, build_samples
-from selfcest_training.config import Phase, WarmStartConfig
+from selfcest_training.config import Phase, WarmStartConfig, changed_limits
 from selfcest_training.credit import Credit
 from selfcest_training.player import Player, draw_family
 
-_DRAWS = 32
+_DRAWS = 8
 
 
 def phase_at(config: WarmStartConfig, tokens: int) -> Phase | None:
@@ -39,32 +40,43 @@ def demonstration_pool(
     player: Player, families: Mapping[str, TaskSource], phase: Phase, seed: int, pool: int, pool_tokens: int
 ) -> list[Sample]:
     """At least `pool_tokens` of demonstrations. Raises `TaskError` when a script fails its own task."""
+    limits = changed_limits(player.limits, phase.limits, "phase.limits")
+    rules = Rules(limits, player.rules.protocol, player.codec)
     rng = np.random.default_rng(stream_seed("demonstrations", seed, pool))
     samples: list[Sample] = []
-    tokens = batch = 0
-    while tokens < pool_tokens:
-        for record in _demonstrate(player, families, phase, rng, f"w{pool}.{batch}"):
+    tokens = {family: 0 for family, spec in phase.mix.items() if spec.share > 0}
+    batch = 0
+    while sum(tokens.values()) < pool_tokens:
+        # Shares are of tokens, not of tasks: always the family that is furthest behind.
+        family = min(tokens, key=lambda name: (tokens[name] + 1) / phase.mix[name].share)
+        for record in _demonstrate(player, rules, families[family], family, phase.mix[family].styles, rng, f"w{pool}.{batch}"):
             group = EpisodeGroup(record.task, (record,))
             credit = Credit({key: 1.0 for key, _ in record.turns()})
             new = build_samples([group], [credit], denominator=Denominator.CONSTANT, constant=1.0)
-            tokens += sum(len(sample) for sample in new)
+            tokens[family] += sum(len(sample) for sample in new)
             samples += new
         batch += 1
     return samples
 
 
 def _demonstrate(
-    player: Player, families: Mapping[str, TaskSource], phase: Phase, rng: np.random.Generator, name: str
+    player: Player,
+    rules: Rules,
+    source: TaskSource,
+    family: str,
+    styles: Mapping[str, float],
+    rng: np.random.Generator,
+    name: str,
 ) -> Iterator[EpisodeRecord]:
-    """Draw tasks, let the family's script play them in one of the phase's styles, and check that it was right."""
-    drawn: dict[tuple[str, str], list[RolloutRequest]] = {}
+    """Draw tasks, let the family's script play them in these styles, and check that it was right."""
+    drawn: dict[str, list[RolloutRequest]] = {}
     for i in range(_DRAWS):
-        family, style = draw_family(phase.tasks, rng), draw_family(phase.demonstrations, rng)
-        request = RolloutRequest(f"{name}.{i}", families[family].draw(rng), int(rng.integers(2**62)))
-        drawn.setdefault((family, style), []).append(request)
-    for (family, style), requests in drawn.items():
-        actor = OraclePolicy(families[family], player.rules.protocol, Style(style))
-        for record in rollout(requests, ScriptedPolicy(actor, player.codec), player.rules):
+        style = draw_family(styles, rng)
+        request = RolloutRequest(f"{name}.{i}", source.draw(rng), int(rng.integers(2**62)))
+        drawn.setdefault(style, []).append(request)
+    for style, requests in drawn.items():
+        actor = OraclePolicy(source, rules.protocol, Style(style))
+        for record in rollout(requests, ScriptedPolicy(actor, player.codec), rules):
             if not player.reward.grade(record).correct:
                 raise TaskError(
                     f"the demonstration of family '{family}' in style '{style}' is wrong: task {record.task.prompt!r}, "

@@ -1,0 +1,339 @@
+"""One global reward: a grader judges the final answer, named terms add up to the team return.
+
+A grader or term that raises, or returns anything but a finite number, stops the run with the cause. Nothing becomes 0.0
+in silence.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from selfcest_env.errors import ConfigError, RewardError, did_you_mean
+from selfcest_env.plugin import build, load
+from selfcest_env.record import EpisodeRecord
+from selfcest_env.types import Outcome, Role, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """What a grader says of a final answer.
+
+    Attributes:
+        score: in [0, 1].
+        correct: whether the answer counts as right.
+        well_formed: whether it has the form of an answer at all.
+        note: why the score is a floor and not what the rule gives, for those who count such cases; else empty.
+    """
+
+    score: float
+    correct: bool
+    well_formed: bool
+    note: str = ""
+
+
+class Grader(Protocol):
+    def grade(self, task: Task, answer: str | None) -> Grade:
+        """Judge the root's final answer; `None` if the episode ended without one."""
+        ...
+
+
+class RewardTerm(Protocol):
+    def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
+        """One summand of the team return, from the unscored record and the grade of its answer."""
+        ...
+
+
+NO_ANSWER = Grade(0.0, False, False)
+
+
+# Graders
+
+
+@dataclass(frozen=True)
+class ExactMatch:
+    """Right if the stripped answer is the stripped ground truth or one of the task's aliases."""
+
+    def grade(self, task: Task, answer: str | None) -> Grade:
+        text = (answer or "").strip()
+        correct = bool(text) and text in {right.strip() for right in (task.answer, *task.aliases)}
+        return Grade(float(correct), correct, bool(text))
+
+
+MAX_INTEGER_DIGITS = 1000
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+
+
+def parse_integer(text: str) -> int | None:
+    """The integer a text is, `None` if it is none or has over `MAX_INTEGER_DIGITS` digits (`int` raises above 4300)."""
+    text = text.strip()
+    return int(text) if len(text) <= MAX_INTEGER_DIGITS + 1 and _INTEGER.fullmatch(text) else None
+
+
+@dataclass(frozen=True)
+class ExactInteger:
+    """Right if the answer is the ground truth as an integer: `007` and `+7` are 7. Well-formed if it is an integer."""
+
+    def grade(self, task: Task, answer: str | None) -> Grade:
+        truth, value = parse_integer(task.answer), parse_integer(answer or "")
+        if truth is None:
+            raise ValueError(f"the ground truth {task.answer!r} is no integer; use the grader 'exact_match'")
+        return Grade(float(value == truth), value == truth, value is not None)
+
+
+_FIND_INTEGER = re.compile(r"-?[0-9]+")
+
+
+@dataclass(frozen=True)
+class PaperArithmetic:
+    """The released outcome rule: 1 if A = B, else 0.2 / log2(2 + |A - B| / sqrt|2 + max(A, B)|).
+
+    A is the last integer of the answer, B the truth. Without an integer in the answer: 0.1 if the truth is a substring of
+    it, else 0. The wrong-answer floor, to which the rule tends for far answers, is 0; it is also given, with a note,
+    where the rule divides by zero (max(A, B) = -2) or the integers are too large for floating point.
+    """
+
+    floor = 0.0
+
+    def grade(self, task: Task, answer: str | None) -> Grade:
+        if answer is None:
+            return NO_ANSWER
+        truth, found = parse_integer(task.answer), _FIND_INTEGER.findall(answer)
+        if truth is None or not found:
+            return Grade(0.1 if task.answer.strip() in answer else 0.0, False, False)
+        value = parse_integer(found[-1])
+        if value == truth:
+            return Grade(1.0, True, True)
+        if value is None:
+            return Grade(self.floor, False, True, "integer too long")
+        try:
+            distance = abs(value - truth) / abs(2 + max(value, truth)) ** 0.5
+        except ZeroDivisionError:
+            return Grade(self.floor, False, True, "zero denominator")
+        except OverflowError:
+            return Grade(self.floor, False, True, "integer too large")
+        return Grade(0.2 / math.log2(2 + distance), False, True)
+
+
+# Terms
+
+
+@dataclass(frozen=True)
+class Correct:
+    """`weight` for a right answer."""
+
+    weight: float = 1.0
+
+    def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
+        return self.weight * grade.correct
+
+
+@dataclass(frozen=True)
+class Score:
+    """`weight` times the grader's score: partial credit."""
+
+    weight: float = 1.0
+
+    def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
+        return self.weight * grade.score
+
+
+@dataclass(frozen=True)
+class TokenCost:
+    """Minus `price` for every `scale` tokens of the whole tree.
+
+    Attributes:
+        tokens: "total" (prompts and generations) or "generated".
+        only_when_correct: wrong episodes pay nothing, so that giving up early is not cheaper than trying.
+    """
+
+    price: float = 0.02
+    scale: float = 200.0
+    tokens: str = "total"
+    only_when_correct: bool = False
+
+    def __post_init__(self) -> None:
+        if self.tokens not in ("total", "generated"):
+            raise ConfigError(f"token_cost.tokens is {self.tokens!r}; expected 'total' or 'generated'")
+        if not 0 < self.scale < math.inf:
+            raise ConfigError(f"token_cost.scale is {self.scale!r}; expected a finite number above 0")
+
+    def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
+        cost = record.cost
+        tokens = cost.total_tokens if self.tokens == "total" else cost.generated_tokens
+        return 0.0 if self.only_when_correct and not grade.correct else -self.price * tokens / self.scale
+
+
+@dataclass(frozen=True)
+class CloneCost:
+    """Minus `price` for every clone."""
+
+    price: float = 0.01
+
+    def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
+        return -self.price * record.cost.clones
+
+
+@dataclass(frozen=True)
+class MalformedCost:
+    """Minus `price` for every malformed turn of any agent."""
+
+    price: float = 0.02
+
+    def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
+        return -self.price * sum(turn.facts.outcome is Outcome.MALFORMED for _, turn in record.turns())
+
+
+@dataclass(frozen=True)
+class PaperTokenPenalty:
+    """The released penalty: -weight * (1 - exp(-(t - free) / scale)) for t > free generated tokens.
+
+    For the root t is its own count, for clones that of the single longest one (0 if there is none).
+    """
+
+    role: Role
+    weight: float
+    scale: float
+    free: int = 512
+
+    def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
+        tokens = max((agent.generated_tokens for agent in record.agents if agent.role is self.role), default=0)
+        return -self.weight * (1 - math.exp(-(tokens - self.free) / self.scale)) if tokens > self.free else 0.0
+
+
+GRADERS: dict[str, str | type] = {
+    "exact_match": ExactMatch,
+    "exact_integer": ExactInteger,
+    "paper_arithmetic": PaperArithmetic,
+}
+TERMS: dict[str, str | type] = {
+    "correct": Correct,
+    "score": Score,
+    "token_cost": TokenCost,
+    "clone_cost": CloneCost,
+    "malformed": MalformedCost,
+    "paper_token_penalty": PaperTokenPenalty,
+}
+
+
+# The whole
+
+
+@dataclass(frozen=True)
+class Reward:
+    """Named terms and the grader they share."""
+
+    terms: Mapping[str, RewardTerm]
+    grader: Grader
+
+    def grade(self, record: EpisodeRecord) -> Grade:
+        """Judge the root's answer. Raises `RewardError` if the grader raises or returns no proper grade."""
+        who = f"grader {type(self.grader).__name__}, episode {record.episode_id}"
+        try:
+            grade = self.grader.grade(record.task, record.answer)
+        except Exception as error:
+            raise RewardError(f"{who}: raised {type(error).__name__}: {error}") from error
+        if not isinstance(grade, Grade):
+            raise RewardError(f"{who}: returned {grade!r}; expected a Grade")
+        if not 0 <= _finite(grade.score, f"{who}, score") <= 1:
+            raise RewardError(f"{who}: score is {grade.score!r}; expected a number from 0 to 1")
+        return grade
+
+    def score(self, record: EpisodeRecord) -> EpisodeRecord:
+        """The record with every term filled in. Raises `RewardError` that names the term, the episode and the cause."""
+        grade = self.grade(record)
+        values: dict[str, float] = {}
+        for name, term in self.terms.items():
+            who = f"reward term '{name}', episode {record.episode_id}"
+            try:
+                value = term(record, grade)
+            except Exception as error:
+                raise RewardError(f"{who}: raised {type(error).__name__}: {error}") from error
+            values[name] = _finite(value, who)
+        return replace(record, reward_terms=values)
+
+
+def _finite(value: Any, who: str) -> float:
+    try:
+        if isinstance(value, numbers.Real) and type(value) is not bool and math.isfinite(value):
+            return float(value)
+    except OverflowError:  # an integer beyond floating point
+        pass
+    raise RewardError(f"{who}: returned {_short(value)}; expected a finite number")
+
+
+def _short(value: object) -> str:
+    try:
+        text = repr(value)
+    except Exception:
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 100 else text[:100] + "..."
+
+
+# "grader" and every other key name a class by `name` (the key itself if left out) and give its options.
+PRESETS: dict[str, dict[str, dict[str, Any]]] = {
+    "default": {
+        "grader": {"name": "exact_match"},
+        "correct": {"weight": 1.0},
+        "token_cost": {"price": 0.02, "scale": 200.0, "tokens": "total", "only_when_correct": True},
+        "malformed": {"price": 0.02},
+    },
+    "correct": {
+        "grader": {"name": "exact_match"},
+        "correct": {"weight": 1.0},
+    },
+    "paper_arithmetic": {
+        "grader": {"name": "paper_arithmetic"},
+        "score": {"weight": 1.0},
+        "root_penalty": {"name": "paper_token_penalty", "role": "root", "weight": 0.3, "scale": 256.0},
+        "clone_penalty": {"name": "paper_token_penalty", "role": "clone", "weight": 0.2, "scale": 512.0},
+    },
+}
+
+
+def make_reward(preset: str = "default", /, **changes: Mapping[str, Any] | None) -> Reward:
+    """A preset, with changes by term.
+
+    Args:
+        preset: a key of `PRESETS`.
+        changes: per term, options that replace the preset's; a term the preset lacks is added, `None` leaves one out.
+            `name` chooses the class, a built-in name or `package.module:Class`. `grader` is changed in the same way.
+
+    Example:
+        >>> make_reward("default", token_cost={"price": 0.05}, malformed=None, clone_cost={"price": 0.01})
+    """
+    if preset not in PRESETS:
+        raise ConfigError(
+            f"unknown reward {preset!r}; expected one of {', '.join(PRESETS)}.{did_you_mean(preset, PRESETS)}"
+        )
+    specs: dict[str, Any] = dict(PRESETS[preset])
+    for key, change in changes.items():
+        if change is None:
+            if key not in specs or key == "grader":
+                reason = "the grader cannot be left out" if key == "grader" else f"'{preset}' has no term '{key}'"
+                raise ConfigError(f"reward.{key} is null, but {reason}.{did_you_mean(key, set(specs) - {'grader'})}")
+            del specs[key]
+        elif not isinstance(change, Mapping):
+            raise ConfigError(f"reward.{key} is {change!r}; expected a mapping of options, or null to leave it out")
+        else:
+            old = specs.get(key, {})
+            # Options belong to a class: another class starts without the old one's.
+            same = "name" not in change or change["name"] == old.get("name", key)
+            specs[key] = {**old, **change} if same else dict(change)
+    terms = {key: _make(key, spec, TERMS, "reward term") for key, spec in specs.items() if key != "grader"}
+    grader = _make("grader", specs["grader"], GRADERS, "grader")
+    if not callable(getattr(grader, "grade", None)):
+        raise ConfigError(f"reward.grader: {type(grader).__name__} has no grade(task, answer)")
+    for key, term in terms.items():
+        if not callable(term):
+            raise ConfigError(f"reward.{key}: {type(term).__name__} cannot be called as term(record, grade)")
+    return Reward(terms, grader)
+
+
+def _make(key: str, spec: Mapping[str, Any], builtins: Mapping[str, str | type], what: str) -> Any:
+    options = {name: value for name, value in spec.items() if name != "name"}
+    return build(load(str(spec.get("name", key)), builtins, what=what), options, where=f"reward.{key}")

@@ -1,0 +1,45 @@
+"""Task sources by name. A source draws tasks; an expert source also shows how to solve them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from selfcest_env.errors import PlugInError
+from selfcest_env.plugin import build, load
+from selfcest_env.tasks.source import ExpertSource, Proposal, Style, TaskSource
+
+SOURCES: dict[str, str | type] = {
+    "arithmetic": "selfcest_env.tasks.arithmetic:Arithmetic",
+    "range_sum": "selfcest_env.tasks.range_sum:RangeSum",
+    "ledger_qa": "selfcest_env.tasks.ledger_qa:LedgerQA",
+    "quote": "selfcest_env.tasks.quote:Quote",
+    "mixture": "selfcest_env.tasks.mixture:Mixture",
+    "hashed_split": "selfcest_env.tasks.splits:HashedSplit",
+}
+
+
+def make_source(name: str, **options: Any) -> TaskSource:
+    """The source `name`, or `package.module:Class`, with these options.
+
+    Where an option is itself a source (`source` of `hashed_split`, `sources` of `mixture`), a mapping with `name` and
+    that source's options stands for it.
+    """
+    source: Any = build(
+        load(name, SOURCES, what="task source"),
+        {key: _nested(value) for key, value in options.items()},
+        where=f"task source {name}",
+    )
+    if not callable(getattr(source, "draw", None)):
+        raise PlugInError(f"task source {name!r} has no draw(rng) -> Task")
+    found: TaskSource = source
+    return found
+
+
+def _nested(value: Any) -> Any:
+    if isinstance(value, Mapping) and isinstance(value.get("name"), str):
+        return make_source(value["name"], **{key: item for key, item in value.items() if key != "name"})
+    return [_nested(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+__all__ = ["SOURCES", "ExpertSource", "Proposal", "Style", "TaskSource", "make_source"]

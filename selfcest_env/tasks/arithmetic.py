@@ -1,0 +1,205 @@
+"""Big-integer expressions, by the constants of the paper's released generator (arXiv 2602.13262).
+
+The defaults: 3 to 10 operations, + - * weighted 4 : 3 : 6, integers of 3 to 7 digits, results of at most 16 digits, at
+most two pairs of parentheses, a local one around two operands (.55) and a wide one around three or more (.22). With
+single digits and one or two operations of + and - these are the short problems on which delegating is a waste.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from selfcest_env.errors import ConfigError, TaskError
+from selfcest_env.protocol import Reply
+from selfcest_env.tasks.expressions import (
+    MAX_DIGITS,
+    ExpressionError,
+    Node,
+    Operation,
+    apply,
+    evaluate,
+    operands,
+    parse,
+    write,
+)
+from selfcest_env.tasks.source import (
+    GIVE_UP,
+    MAX_TRIES,
+    PHRASINGS,
+    PLAIN,
+    TERSE,
+    Proposal,
+    Style,
+    check_choice,
+    check_int,
+    check_number,
+    check_span,
+    draw_int,
+    is_root,
+    last_replies,
+    make_task,
+    may_delegate,
+)
+from selfcest_env.types import Answer, CloneRequest, Delegate, Task
+from selfcest_env.views import Observation
+
+_PLAIN = re.compile(r"Compute (.*)\. Answer with the integer alone\.", re.S)
+_INTEGER = re.compile(rf"-?[0-9]{{1,{MAX_DIGITS}}}")
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """Source of expressions.
+
+    Attributes:
+        min_operations, max_operations: operations of one expression. Sets with disjoint counts are disjoint.
+        plus, minus, times: weights of the operators.
+        min_digits, max_digits: digits of the integers.
+        max_result_digits: digits of the result at most.
+        max_parentheses: 0, 1 or 2 pairs; the first is tried local, the second wide.
+        local, wide: chance of either pair.
+        phrasing: "terse" is the bare expression, "plain" an English sentence.
+    """
+
+    name: ClassVar[str] = "arithmetic"
+    min_operations: int = 3
+    max_operations: int = 10
+    plus: float = 4.0
+    minus: float = 3.0
+    times: float = 6.0
+    min_digits: int = 3
+    max_digits: int = 7
+    max_result_digits: int = 16
+    max_parentheses: int = 2
+    local: float = 0.55
+    wide: float = 0.22
+    phrasing: str = TERSE
+
+    def __post_init__(self) -> None:
+        counts = (self.min_operations, self.max_operations)
+        check_span(self.name, ("min_operations", "max_operations"), counts, 1, 40)
+        check_span(self.name, ("min_digits", "max_digits"), (self.min_digits, self.max_digits), 1, 18)
+        check_int(self.name, "max_result_digits", self.max_result_digits, 1, MAX_DIGITS)
+        check_int(self.name, "max_parentheses", self.max_parentheses, 0, 2)
+        for name in ("plus", "minus", "times"):
+            check_number(self.name, name, getattr(self, name), 0.0)
+        if not self.plus + self.minus + self.times > 0:
+            raise ConfigError(f"{self.name}.plus, minus and times are all 0; expected at least one weight above 0")
+        for name in ("local", "wide"):
+            check_number(self.name, name, getattr(self, name), 0.0, 1.0)
+        check_choice(self.name, "phrasing", self.phrasing, PHRASINGS)
+
+    def draw(self, rng: np.random.Generator) -> Task:
+        count = draw_int(rng, self.min_operations, self.max_operations)
+        # Only the numbers and operators are drawn again, never their count, so that long expressions keep their share.
+        for _ in range(MAX_TRIES):
+            node = parse(self._expression(rng, count))
+            try:
+                value = evaluate(node)[0]
+            except ExpressionError:
+                continue
+            if abs(value) < 10**self.max_result_digits:
+                return make_task(self.name, _phrase(node, self.phrasing), str(value), {"size": count})
+        raise TaskError(
+            f"{self.name} found no expression of {count} operations with at most max_result_digits = "
+            f"{self.max_result_digits} digits in {MAX_TRIES} tries; raise max_result_digits, or lower max_digits, "
+            "times or max_operations"
+        )
+
+    def _expression(self, rng: np.random.Generator, count: int) -> str:
+        weights = np.array([self.plus, self.minus, self.times])
+        pieces = [self._number(rng) for _ in range(count + 1)]
+        for start, end in self._parentheses(rng, count + 1):
+            pieces[start], pieces[end] = "(" + pieces[start], pieces[end] + ")"
+        operators = rng.choice(3, size=count, p=weights / weights.sum())
+        return pieces[0] + "".join("+-*"[int(o)] + piece for o, piece in zip(operators, pieces[1:], strict=True))
+
+    def _number(self, rng: np.random.Generator) -> str:
+        digits = draw_int(rng, self.min_digits, self.max_digits)
+        return str(draw_int(rng, 10 ** (digits - 1) if digits > 1 else 0, 10**digits - 1))
+
+    def _parentheses(self, rng: np.random.Generator, num_operands: int) -> list[tuple[int, int]]:
+        """First and last operand of every pair; pairs are nested or apart, and none is around everything."""
+        pairs: list[tuple[int, int]] = []
+        draws = (rng.random() < self.local, rng.random() < self.wide)
+        for wanted, shortest, longest in ((draws[0], 2, 2), (draws[1], 3, num_operands - 1)):
+            if wanted and len(pairs) < self.max_parentheses and shortest <= min(longest, num_operands - 1):
+                length = draw_int(rng, shortest, longest)
+                start = draw_int(rng, 0, num_operands - length)
+                pair = (start, start + length - 1)
+                if all(pair[1] < a or b < pair[0] or (pair[0] <= a and b <= pair[1]) for a, b in pairs):
+                    pairs.append(pair)
+        return pairs
+
+    def understands(self, observation: Observation) -> bool:
+        return _read(observation.brief.text) is not None
+
+    def propose(self, observation: Observation, rng: np.random.Generator, style: Style) -> Proposal:
+        read = _read(observation.brief.text)
+        if read is None:
+            return GIVE_UP
+        node, phrasing = read
+        try:
+            if call := last_replies(observation):
+                return _combine(node, call[1], phrasing)
+            if style is Style.DELEGATE:
+                # Too small to split: a root hands over all of it; a clone that did so would never end.
+                parts: list[Node] = list(_groups(node)) or ([node] if is_root(observation) else [])
+                if parts and may_delegate(observation, len(parts)):
+                    return Proposal(Delegate(tuple(CloneRequest(_phrase(part, phrasing)) for part in parts)))
+            return _solve(node, phrasing)
+        except ExpressionError:
+            return GIVE_UP
+
+
+def _phrase(node: Node, phrasing: str) -> str:
+    text = write(node, spaces=phrasing == PLAIN)
+    return text if phrasing == TERSE else f"Compute {text}. Answer with the integer alone."
+
+
+def _read(text: str) -> tuple[Node, str] | None:
+    match = _PLAIN.fullmatch(text.strip())
+    try:
+        return (parse(match.group(1)), PLAIN) if match else (parse(text), TERSE)
+    except ExpressionError:
+        return None
+
+
+def _groups(node: Node) -> list[Operation]:
+    """Parenthesised groups and products at the top level: they can be worked out apart from each other."""
+    return [operand for _, operand in operands(node) if isinstance(operand, Operation)]
+
+
+def _solve(node: Node, phrasing: str) -> Proposal:
+    value, steps = evaluate(node, phrasing == PLAIN)
+    return _answer(value, steps, phrasing)
+
+
+def _combine(node: Node, replies: tuple[Reply, ...], phrasing: str) -> Proposal:
+    """Put the clones' values in place of the groups; an unusable reply means to work it all out alone."""
+    values = [_integer(reply) for reply in replies]
+    known = [value for value in values if value is not None]
+    if len(known) != max(1, len(_groups(node))) or len(known) != len(values):
+        return _solve(node, phrasing)
+    if not _groups(node):
+        return Proposal(Answer(str(known[0])))
+    left = iter(known)
+    chain = [(op, item if isinstance(item, int) else next(left)) for op, item in operands(node)]
+    value, steps = chain[0][1], list[str]()
+    for operator, right in chain[1:]:
+        value, step = apply(operator, value, right, phrasing == PLAIN)
+        steps.append(step)
+    return _answer(value, steps, phrasing)
+
+
+def _answer(value: int, steps: list[str], phrasing: str) -> Proposal:
+    return Proposal(Answer(str(value)), (";" if phrasing == TERSE else "; ").join(steps))
+
+
+def _integer(reply: Reply) -> int | None:
+    text = (reply.text or "").strip()
+    return int(text) if _INTEGER.fullmatch(text) else None

@@ -1,0 +1,56 @@
+"""Several sources as one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from selfcest_env.errors import ConfigError
+from selfcest_env.tasks.source import GIVE_UP, ExpertSource, Proposal, Style, TaskSource, check_number
+from selfcest_env.types import Task
+from selfcest_env.views import Observation
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Draws a source by weight, then a task from it; its expert is the first whose family fits what the agent sees.
+
+    Attributes:
+        sources: in a config, a list of mappings with `name` and the source's own options.
+        weights: one per source, not necessarily adding up to 1; all equal if left empty.
+    """
+
+    name: ClassVar[str] = "mixture"
+    sources: tuple[TaskSource, ...]
+    weights: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.sources:
+            raise ConfigError(f"{self.name}.sources is empty; expected at least one source")
+        if self.weights and len(self.weights) != len(self.sources):
+            raise ConfigError(
+                f"{self.name}.weights has {len(self.weights)} items for {len(self.sources)} sources; expected one each"
+            )
+        for weight in self.weights:
+            check_number(self.name, "weights", weight, 0.0)
+        if self.weights and not sum(self.weights) > 0:
+            raise ConfigError(f"{self.name}.weights is {self.weights}; expected at least one weight above 0")
+
+    def draw(self, rng: np.random.Generator) -> Task:
+        weights = np.array(self.weights or [1.0] * len(self.sources))
+        return self.sources[int(rng.choice(len(self.sources), p=weights / weights.sum()))].draw(rng)
+
+    def understands(self, observation: Observation) -> bool:
+        return self._expert(observation) is not None
+
+    def propose(self, observation: Observation, rng: np.random.Generator, style: Style) -> Proposal:
+        expert = self._expert(observation)
+        return GIVE_UP if expert is None else expert.propose(observation, rng, style)
+
+    def _expert(self, observation: Observation) -> ExpertSource | None:
+        for source in self.sources:
+            if isinstance(source, ExpertSource) and source.understands(observation):
+                return source
+        return None

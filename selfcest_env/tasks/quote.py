@@ -1,0 +1,100 @@
+"""Retrieval alone: quote documents word for word, by key. A curriculum, and a probe.
+
+A policy that is given many documents has to find a key before it can learn anything from what stands behind it. Documents
+of digits alone do not teach that to a small model (it settles on averages); documents of many different symbols do.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from selfcest_env.errors import ConfigError
+from selfcest_env.tasks.source import (
+    GIVE_UP,
+    KEYS,
+    Proposal,
+    Style,
+    check_choice,
+    check_span,
+    draw_int,
+    make_task,
+    may_read,
+)
+from selfcest_env.types import Answer, Read, Task
+from selfcest_env.views import Observation
+
+DIGITS, ANY = "digits", "any"
+_SYMBOLS = {DIGITS: string.digits, ANY: string.digits + KEYS}
+_QUERY = re.compile(r"=([A-Za-z]+)")
+
+
+@dataclass(frozen=True)
+class Quote:
+    """Source of quotations: the prompt `=BF` asks for `[1]B...[2]F...`, each key followed by its document.
+
+    Attributes:
+        min_documents, max_documents: documents of one task.
+        min_named, max_named: documents to quote, never more than there are.
+        min_length, max_length: symbols of one document.
+        alphabet: "digits", or "any" for letters too.
+    """
+
+    name: ClassVar[str] = "quote"
+    min_documents: int = 2
+    max_documents: int = 4
+    min_named: int = 2
+    max_named: int = 4
+    min_length: int = 3
+    max_length: int = 10
+    alphabet: str = ANY
+
+    def __post_init__(self) -> None:
+        for what, high in (("documents", len(KEYS)), ("named", len(KEYS)), ("length", 100)):
+            names = (f"min_{what}", f"max_{what}")
+            check_span(self.name, names, (getattr(self, names[0]), getattr(self, names[1])), 1, high)
+        check_choice(self.name, "alphabet", self.alphabet, tuple(_SYMBOLS))
+        if self.min_named > self.min_documents:
+            raise ConfigError(
+                f"{self.name}.min_named is {self.min_named}, above {self.name}.min_documents = {self.min_documents}: the "
+                "smallest task would have too few documents"
+            )
+
+    def draw(self, rng: np.random.Generator) -> Task:
+        count = draw_int(rng, self.min_documents, self.max_documents)
+        keys = [KEYS[int(i)] for i in rng.permutation(len(KEYS))[:count]]
+        symbols = _SYMBOLS[self.alphabet]
+        context = {
+            key: "".join(symbols[int(i)] for i in rng.integers(len(symbols), size=self._length(rng))) for key in keys
+        }
+        named = [
+            keys[int(i)] for i in rng.permutation(count)[: draw_int(rng, self.min_named, min(self.max_named, count))]
+        ]
+        metadata = {"size": len(named), "documents": count}
+        return make_task(self.name, f"={''.join(named)}", _quotation(named, context), metadata, context)
+
+    def _length(self, rng: np.random.Generator) -> int:
+        return draw_int(rng, self.min_length, self.max_length)
+
+    def understands(self, observation: Observation) -> bool:
+        return _QUERY.fullmatch(observation.brief.text) is not None
+
+    def propose(self, observation: Observation, rng: np.random.Generator, style: Style) -> Proposal:
+        query = _QUERY.fullmatch(observation.brief.text)
+        if query is None:
+            return GIVE_UP
+        seen = dict(observation.brief.documents)
+        for exchange in observation.exchanges:
+            seen.update(exchange.documents or {})
+        missing = tuple(key for key in query.group(1) if key not in seen)
+        if missing:
+            return Proposal(Read(missing)) if may_read(observation) else GIVE_UP
+        return Proposal(Answer(_quotation(query.group(1), seen)))
+
+
+def _quotation(keys: str | list[str], documents: dict[str, str]) -> str:
+    return "".join(f"[{number}]{key}{documents[key]}" for number, key in enumerate(keys, 1))

@@ -1,0 +1,144 @@
+"""Range sums: a short objective whatever the work, so that parallel clones can pay. Built for the embedded model.
+
+The prompt `3:[4]-[20]` asks for the sum over i = 4..20 of (3 + the i-th decimal digit of pi) mod 10, and the answer is
+the last digit of that sum. The digits of pi have no period; with m + i or m * i in their place, a policy that stops 20
+items early is still right, which reinforcement learning finds.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from selfcest_env.errors import ConfigError
+from selfcest_env.tasks.source import (
+    GIVE_UP,
+    PHRASINGS,
+    PLAIN,
+    TERSE,
+    Proposal,
+    Style,
+    check_choice,
+    check_int,
+    check_span,
+    combine,
+    draw_int,
+    is_root,
+    last_replies,
+    make_task,
+    may_delegate,
+    read_digit,
+    running_sum,
+)
+from selfcest_env.types import Answer, CloneRequest, Delegate, Task
+from selfcest_env.views import Observation
+
+# Digit i of pi after the point is PI_DIGITS[i - 1].
+PI_DIGITS = "1415926535897932384626433832795028841971693993751058209749445923078164062862089986280348253421170679"
+MAX_POSITION = 99  # [0] to [99] are single tokens of the embedded model
+
+
+class Query(NamedTuple):
+    """Sum over `start..end`, both included, of (`offset` + digit of pi) mod 10."""
+
+    offset: int
+    start: int
+    end: int
+    phrasing: str
+
+    @property
+    def answer(self) -> int:
+        return sum(self.term(i) for i in range(self.start, self.end + 1)) % 10
+
+    def term(self, position: int) -> int:
+        return (self.offset + int(PI_DIGITS[position - 1])) % 10
+
+    def cut(self, piece: int) -> list[Query]:
+        """Pieces that end at multiples of `piece`; the last one ends where the range does."""
+        ends = [*range(-(-self.start // piece) * piece, self.end, piece), self.end]
+        starts = [self.start, *(end + 1 for end in ends[:-1])]
+        return [self._replace(start=start, end=end) for start, end in zip(starts, ends, strict=True)]
+
+    def write(self) -> str:
+        if self.phrasing == TERSE:
+            return f"{self.offset}:[{self.start}]-[{self.end}]"
+        return (
+            f"Let d(i) be the i-th decimal digit of pi after the point, so d(1) = 1 and d(2) = 4. For every i from "
+            f"{self.start} to {self.end} take the last digit of {self.offset} + d(i), and add all of these up. "
+            "Answer with the last digit of the sum."
+        )
+
+
+_TERSE = re.compile(r"([0-9]):\[([0-9]{1,2})\]-\[([0-9]{1,2})\]")
+_PLAIN = re.compile(r"Let d\(i\) .*from ([0-9]{1,2}) to ([0-9]{1,2}) take the last digit of ([0-9]) \+ d\(i\).*", re.S)
+
+
+def parse(text: str) -> Query | None:
+    """The query a text asks, in either phrasing; `None` if it asks something else."""
+    if match := _TERSE.fullmatch(text.strip()):
+        offset, start, end = map(int, match.groups())
+        query = Query(offset, start, end, TERSE)
+    elif match := _PLAIN.fullmatch(text.strip()):
+        start, end, offset = map(int, match.groups())
+        query = Query(offset, start, end, PLAIN)
+    else:
+        return None
+    return query if 1 <= query.start <= query.end <= MAX_POSITION else None
+
+
+@dataclass(frozen=True)
+class RangeSum:
+    """Source of range sums.
+
+    Attributes:
+        min_length, max_length: items of the sum. Sets with disjoint lengths are disjoint.
+        pieces: sizes the expert cuts by; it draws one of them for each call.
+        phrasing: "terse" for the embedded model, "plain" English for language models.
+    """
+
+    name: ClassVar[str] = "range_sum"
+    min_length: int = 2
+    max_length: int = 16
+    pieces: tuple[int, ...] = (5, 10)
+    phrasing: str = TERSE
+
+    def __post_init__(self) -> None:
+        lengths = (self.min_length, self.max_length)
+        check_span(self.name, ("min_length", "max_length"), lengths, 1, MAX_POSITION)
+        if not self.pieces:
+            raise ConfigError(f"{self.name}.pieces is empty; expected at least one size from 1 to {MAX_POSITION}")
+        for piece in self.pieces:
+            check_int(self.name, "pieces", piece, 1, MAX_POSITION)
+        check_choice(self.name, "phrasing", self.phrasing, PHRASINGS)
+
+    def draw(self, rng: np.random.Generator) -> Task:
+        length = draw_int(rng, self.min_length, self.max_length)
+        start = draw_int(rng, 1, MAX_POSITION - length + 1)
+        query = Query(draw_int(rng, 0, 9), start, start + length - 1, self.phrasing)
+        return make_task(self.name, query.write(), str(query.answer), {"size": length})
+
+    def understands(self, observation: Observation) -> bool:
+        return parse(observation.brief.text) is not None
+
+    def propose(self, observation: Observation, rng: np.random.Generator, style: Style) -> Proposal:
+        query = parse(observation.brief.text)
+        if query is None:
+            return GIVE_UP
+        if call := last_replies(observation):
+            return combine([read_digit(reply) for reply in call[1]], query.phrasing)
+        if style is Style.DELEGATE:
+            pieces = query.cut(self.pieces[int(rng.integers(len(self.pieces)))])
+            # A root hands over even one piece; a clone that did so would never end.
+            if may_delegate(observation, len(pieces)) and (len(pieces) > 1 or is_root(observation)):
+                return Proposal(Delegate(tuple(CloneRequest(piece.write()) for piece in pieces)))
+        return _solve(query)
+
+
+def _solve(query: Query) -> Proposal:
+    label = "[{}]" if query.phrasing == TERSE else "i={}"
+    items = [(label.format(i), query.term(i)) for i in range(query.start, query.end + 1)]
+    thought, total = running_sum(items, query.phrasing)
+    return Proposal(Answer(str(total)), thought)

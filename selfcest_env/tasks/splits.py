@@ -1,0 +1,66 @@
+"""Train and test parts of a source that share no instance, without storing either."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from selfcest_env.errors import TaskError
+from selfcest_env.tasks.source import (
+    GIVE_UP,
+    MAX_TRIES,
+    ExpertSource,
+    Proposal,
+    Style,
+    TaskSource,
+    check_choice,
+    check_number,
+    content_hash,
+)
+from selfcest_env.types import Task
+from selfcest_env.views import Observation
+
+TRAIN, TEST = "train", "test"
+
+
+def part_of(task: Task, test_fraction: float) -> str:
+    """The part an instance belongs to: a function of its content alone."""
+    return TEST if int(content_hash(task), 16) < test_fraction * 2**64 else TRAIN
+
+
+@dataclass(frozen=True)
+class HashedSplit:
+    """The instances of `source` that hash into one part; others are drawn again.
+
+    Attributes:
+        source: any source; in a config, a mapping with `name` and its options.
+        part: "train" or "test".
+        test_fraction: share of all instances that are test. Parts are disjoint only for equal fractions.
+    """
+
+    name: ClassVar[str] = "hashed_split"
+    source: TaskSource
+    part: str
+    test_fraction: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_choice(self.name, "part", self.part, (TRAIN, TEST))
+        check_number(self.name, "test_fraction", self.test_fraction, 0.0, 1.0)
+
+    def draw(self, rng: np.random.Generator) -> Task:
+        for _ in range(MAX_TRIES):
+            task = self.source.draw(rng)
+            if part_of(task, self.test_fraction) == self.part:
+                return task
+        raise TaskError(
+            f"no {self.part} instance in {MAX_TRIES} draws with test_fraction = {self.test_fraction}: the source has "
+            "too few distinct tasks, or the fraction leaves this part empty"
+        )
+
+    def understands(self, observation: Observation) -> bool:
+        return isinstance(self.source, ExpertSource) and self.source.understands(observation)
+
+    def propose(self, observation: Observation, rng: np.random.Generator, style: Style) -> Proposal:
+        return self.source.propose(observation, rng, style) if isinstance(self.source, ExpertSource) else GIVE_UP

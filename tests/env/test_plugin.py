@@ -1,0 +1,134 @@
+"""Plug-ins by name, and classes built from typed options."""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import pytest
+
+from selfcest_env.errors import ConfigError, PlugInError
+from selfcest_env.plugin import build, load
+from selfcest_env.types import Limits
+
+
+class Colour(enum.StrEnum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Source(Protocol):
+    def draw(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Inner:
+    size: int = 1
+
+
+@dataclass(frozen=True)
+class Sample:
+    count: int
+    rate: float = 0.5
+    colour: Colour = Colour.RED
+    pieces: tuple[int, ...] = (1,)
+    mode: Literal["a", "b"] = "a"
+    limit: int | None = None
+    weights: Mapping[str, float] = field(default_factory=dict)
+    inner: Inner = Inner()
+    sources: tuple[Source, ...] = ()
+    text: str = ""
+    anything: Any = None
+
+    def __post_init__(self) -> None:
+        if self.count < 0:
+            raise ConfigError(f"count is {self.count}; expected a number >= 0")
+
+
+class Plain:
+    def __init__(self, width: int, *, name: str = "x") -> None:
+        self.width, self.name = width, name
+
+
+class Broken:
+    def __init__(self) -> None:
+        raise RuntimeError("no disk")
+
+
+BUILTINS = {"sample": Sample, "limits": "selfcest_env.types:Limits"}
+
+
+def test_load_by_name_by_late_name_and_by_reference() -> None:
+    assert load("sample", BUILTINS, what="thing") is Sample
+    assert load("limits", BUILTINS, what="thing") is Limits
+    assert load("selfcest_env.types:Limits", {}, what="thing") is Limits
+
+
+@pytest.mark.parametrize(
+    ("reference", "error", "said"),
+    [
+        ("sampel", ConfigError, ["unknown thing 'sampel'", "Did you mean 'sample'?", "package.module:Class"]),
+        ("selfcest_env.types:Limit", PlugInError, ["selfcest_env.types:Limit", "Did you mean 'Limits'?"]),
+        ("no_such_package.x:Y", PlugInError, ["no_such_package.x:Y", "ModuleNotFoundError"]),
+        ("selfcest_env.types:ROOT", PlugInError, ["is a AgentId; expected a class"]),
+        (":Limits", PlugInError, ["both sides"]),
+        ("selfcest_env.types:", PlugInError, ["both sides"]),
+    ],
+)
+def test_load_says_what_is_wrong(reference: str, error: type[Exception], said: list[str]) -> None:
+    with pytest.raises(error) as caught:
+        load(reference, BUILTINS, what="thing")
+    assert all(words in str(caught.value) for words in said), caught.value
+
+
+def test_build_structures_what_a_config_file_can_say() -> None:
+    source = type("S", (), {"draw": lambda self: 1})()
+    options = {
+        "count": 3,
+        "rate": 1,
+        "colour": "blue",
+        "pieces": [5, 10],
+        "mode": "b",
+        "limit": 4,
+        "weights": {"a": 1},
+        "inner": {"size": 2},
+        "sources": [source],
+        "text": "t",
+        "anything": [1, "x"],
+    }
+    built = build(Sample, options, where="here")
+    assert built == Sample(3, 1.0, Colour.BLUE, (5, 10), "b", 4, {"a": 1.0}, Inner(2), (source,), "t", [1, "x"])
+    assert isinstance(built.rate, float)
+    assert build(Sample, {"count": 1, "colour": Colour.BLUE, "inner": Inner(7)}, where="x").inner.size == 7
+    assert build(Plain, {"width": 3}, where="here").width == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"count": 1, "colur": "red"}, ["no option 'colur'", "known: count, rate", "Did you mean 'colour'?"]),
+        ({}, ["needs count"]),
+        ({"count": "3"}, ["here.count is '3'; expected int"]),
+        ({"count": True}, ["here.count is True; expected int"]),
+        ({"count": 1, "rate": "fast"}, ["here.rate is 'fast'; expected float"]),
+        ({"count": 1, "colour": "green"}, ["here.colour is 'green'; expected one of 'red', 'blue'"]),
+        ({"count": 1, "pieces": "510"}, ["here.pieces is '510'; expected tuple[int, ...]"]),
+        ({"count": 1, "pieces": [1, "2"]}, ["here.pieces", "'2' is no int"]),
+        ({"count": 1, "mode": "c"}, ["expected one of 'a', 'b'"]),
+        ({"count": 1, "limit": "4"}, ["expected int | None"]),
+        ({"count": 1, "inner": {"sise": 2}}, ["here.inner", "sise"]),
+        ({"count": 1, "sources": ["range_sum"]}, ["here.sources"]),
+        ({"count": -1}, ["here: count is -1; expected a number >= 0"]),
+    ],
+)
+def test_build_names_the_option_and_what_was_expected(options: dict[str, Any], said: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(Sample, options, where="here")
+    assert all(words in str(caught.value) for words in said), caught.value
+
+
+def test_build_of_a_plain_class_names_its_parameters() -> None:
+    with pytest.raises(ConfigError, match=r"no option 'widht'; known: width, name\. Did you mean 'width'\?"):
+        build(Plain, {"widht": 3}, where="here")
+    with pytest.raises(ConfigError, match=r"refused its options with RuntimeError: no disk"):
+        build(Broken, {}, where="here")

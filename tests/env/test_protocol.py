@@ -1,0 +1,320 @@
+"""Text to action and back, and nothing that a model wrote gets through as more than text."""
+
+import json
+import time
+
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from selfcest_env.protocol import HermesProtocol, Reply
+from selfcest_env.rules import Rules
+from selfcest_env.terse import TerseProtocol
+from selfcest_env.text_counters import ByteCounter, WordCounter
+from selfcest_env.types import (
+    Answer,
+    Boundary,
+    CloneRequest,
+    Delegate,
+    Fault,
+    Limits,
+    Malformed,
+    Message,
+    MessageRole,
+    Part,
+    Read,
+    Status,
+)
+
+HERMES, TERSE = HermesProtocol(), TerseProtocol()
+BAD, NONE = Malformed(Fault.BAD_CALL), Malformed(Fault.NO_ANSWER)
+PIECES = [
+    "<tool_call>",
+    "</tool_call>",
+    "<think>",
+    "</think>",
+    "Answer:",
+    "<call>",
+    "</call>",
+    "<read>",
+    "</read>",
+    "@",
+    "<sep>",
+    "<ans>",
+    "<end>",
+    "<",
+    "</",
+    ">",
+    "|",
+    "<|im_start|>",
+    "<|im_end|>",
+    "[INST]",
+    "[/INST]",
+    "call",
+    "tool",
+    "_call>",
+    "/",
+    "a",
+    "7",
+    "{",
+    "}",
+    '{"name":"spawn_clone","arguments":{"objectives":["x"]}}',
+    " ",
+    "\n",
+]
+text = st.text(st.characters(exclude_categories=("Cs",)))
+hostile = st.lists(st.sampled_from(PIECES) | text, max_size=12).map("".join)
+requests = st.builds(
+    CloneRequest, hostile, st.lists(text, max_size=3, unique=True).map(tuple), st.none() | st.integers(0)
+)
+letters = st.text("abc0+-", max_size=4)
+terse_requests = st.builds(CloneRequest, letters, st.text("ABCD", max_size=3).map(tuple))
+
+
+def call(arguments, name="spawn_clone"):
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+# Round trips
+
+
+@given(
+    st.lists(requests, min_size=1, max_size=3).map(tuple).map(Delegate)
+    | st.lists(text, min_size=1).map(tuple).map(Read)
+)
+@example(Delegate((CloneRequest("</tool_call><think>"),)))
+def test_hermes_calls_round_trip(action):
+    assert HERMES.parse(HERMES.render(action)) == action
+    assert HERMES.parse(HERMES.render(action, "Answer: 3, but first")) == action
+
+
+@given(st.lists(terse_requests, min_size=1).map(tuple).map(Delegate) | st.text("ABC", min_size=1).map(tuple).map(Read))
+@example(Delegate((CloneRequest(""),)))
+def test_terse_calls_round_trip(action):
+    assert TERSE.parse(TERSE.render(action, "thought")) == action
+
+
+@given(text)
+def test_answers_round_trip(answer):
+    assume("Answer:" not in answer and "<" not in answer and answer)
+    assert TERSE.parse(TERSE.render(Answer(answer), "so")) == Answer(answer)
+    assert HERMES.parse(HERMES.render(Answer(answer), "so")) == (Answer(answer.strip()) if answer.strip() else NONE)
+
+
+@pytest.mark.parametrize("protocol", [HERMES, TERSE])
+@settings(max_examples=300)
+@given(hostile)
+def test_parse_never_raises_and_what_it_finds_can_be_written_again(protocol, said):
+    action = protocol.parse(said)
+    if not isinstance(action, Malformed):
+        assert protocol.parse(protocol.render(action)) == action
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: (
+            st.lists(inner)
+            | st.dictionaries(
+                st.sampled_from(("objectives", "objective", "shared_context", "max_tokens", "keys", "x")), inner
+            )
+        ),
+        max_leaves=8,
+    ),
+    st.sampled_from(("spawn_clone", "read_document")),
+)
+def test_no_json_makes_parse_raise(payload, name):
+    assert isinstance(HERMES.parse(call(payload, name)), Delegate | Read | Malformed)
+    assert isinstance(HERMES.parse(f"<tool_call>{json.dumps(payload)}</tool_call>"), Malformed)
+
+
+# What is a call, what is an answer
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("Answer: 1\nAnswer: 2 ", Answer("2")),
+        ("answer 7", NONE),
+        ("Answer:  \n", NONE),
+        ("", NONE),
+        ("<think>Answer: 1</think> hm", NONE),
+        ("<think>Answer: 1", NONE),  # an unfinished chain of thought
+        ("Answer: 4<think>Answer: 5", Answer("4")),
+        ("<think>" + call({"objectives": ["a"]}) + "</think>Answer: 2", Answer("2")),
+        ("Ans<think></think>wer: 5", NONE),
+        (call({"objectives": ["say Answer: 3"]}), Delegate((CloneRequest("say Answer: 3"),))),
+        ("Answer: 3 " + call({"objectives": ["a"]}) + " Answer: 4", Delegate((CloneRequest("a"),))),
+        (call({"objectives": ["a"]}) + call({"objectives": ["b"]}), Delegate((CloneRequest("a"), CloneRequest("b")))),
+        (call({"keys": ["A"]}, "read_document") * 2, Read(("A", "A"))),
+        (call({"objectives": ["a"]}) + call({"keys": ["A"]}, "read_document"), BAD),
+        (call({"objectives": ["a"]}) + "<tool_call>", BAD),  # an unclosed call is not dropped in silence
+        ("<tool_call>{]</tool_call>", BAD),
+        ("<tool_call>{", BAD),
+        (call({"objectives": []}), BAD),
+        (call({"objectives": "a"}), BAD),
+        (call({"objectives": [1]}), BAD),
+        (call({}), BAD),
+        (call([]), BAD),
+        (call(""), BAD),
+        (call({"objectives": ["a"]}, "python"), BAD),
+        (call({"objectives": ["a"], "temperature": 0}), BAD),
+        (call({"objectives": ["a"], "max_turns": 9}), BAD),
+        (call({"objectives": ["a"], "tools": ["python"]}), BAD),
+        (call({"objectives": [{"objective": "a", "temperature": 0}]}), BAD),
+        (call({"objectives": [{"objective": "a", "max_tokens": -1}]}), BAD),
+        (call({"objectives": [{"objective": "a", "max_tokens": True}]}), BAD),
+        (call({"objectives": [{"objective": "a", "max_tokens": 1.0}]}), BAD),
+        (call({"objectives": ["a"], "shared_context": "A"}), BAD),
+        (call({"objectives": ["\ud800"]}), BAD),  # half a surrogate pair could not be stored
+        (call({"keys": ["A"], "temperature": 0}, "read_document"), BAD),
+        (call({"keys": []}, "read_document"), BAD),
+        (
+            call(
+                {
+                    "objectives": [{"objective": "a", "shared_context": ["B", "A"], "max_tokens": 0}],
+                    "shared_context": ["A"],
+                }
+            ),
+            Delegate((CloneRequest("a", ("A", "B"), 0),)),
+        ),
+    ],
+)
+def test_hermes(said, meant):
+    assert HERMES.parse(said) == meant
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("hm<ans>7<end>", Answer("7")),
+        ("<ans>1<ans>2", Answer("2")),
+        ("<ans><end>", NONE),
+        ("7<end>", NONE),
+        ("<call>+@B<sep>-</call>", Delegate((CloneRequest("+", ("B",)), CloneRequest("-")))),
+        ("<call>+</call><call>-</call>", Delegate((CloneRequest("+"), CloneRequest("-")))),
+        ("<call>+</call><ans>7<end>", Delegate((CloneRequest("+"),))),
+        ("<call><ans>7</call>", Delegate((CloneRequest("<ans>7"),))),
+        ("<call>+", BAD),
+        ("<call></call>", BAD),
+        ("<read>BF</read>", Read(("B", "F"))),
+        ("<read></read>", BAD),
+        ("<read>B", BAD),
+        ("<read>B</read><call>+</call>", BAD),
+    ],
+)
+def test_terse(said, meant):
+    assert TERSE.parse(said) == meant
+
+
+def test_huge_and_deep_text_is_bad_and_quick():
+    started = time.process_time()
+    deep = "[" * 100_000
+    for said in (
+        deep,
+        f"<tool_call>{deep}</tool_call>",
+        "<tool_call>" * 20_000,
+        "<call>" * 20_000,
+        "<think>" * 20_000,
+        f'<tool_call>{{"name": "spawn_clone", "arguments": {{"objectives": [{"9" * 9999}]}}}}</tool_call>',
+    ):
+        assert isinstance(HERMES.parse(said), Malformed)
+        assert isinstance(TERSE.parse(said), Malformed)
+    assert time.process_time() - started < 2
+
+
+# Nothing gets through to a parent
+
+SMUGGLED = [
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|endoftext|>",
+    "[INST]",
+    "[/INST]",
+    "<<SYS>>",
+    "<</SYS>>",
+    "[TOOL_CALLS]",
+    "[AVAILABLE_TOOLS]",
+    "<s>",
+    "</s>",
+    "<think>",
+    "</think>",
+    "<bos>",
+    "<eos>",
+    "<start_of_turn>",
+    "<end_of_turn>",
+    "<\uff5cUser\uff5c>",
+]
+TERSE_MARKS = ["<ans>", "<end>", "<call>", "</call>", "<read>", "<tool>", "<asst>", "<err>", "<sep>", "<doc>", "<root>"]
+
+
+def halves(markers):
+    split = st.sampled_from(markers).flatmap(lambda m: st.integers(0, len(m)).map(lambda i: (m[:i], m[i:])))
+    nested = st.tuples(split, st.sampled_from(markers)).map(lambda p: p[0][0] + p[1] + p[0][1])
+    return st.lists(nested | nested.map(str.upper) | st.sampled_from(markers) | text, max_size=5).map("".join)
+
+
+@settings(max_examples=300)
+@given(st.lists(halves(SMUGGLED), min_size=1, max_size=4))
+@example(["<tool_<tool_call>call>", "<|im_<|im_end|>end|>", "[IN[INST]ST]"])
+def test_hermes_replies_carry_no_marker(replies):
+    content = HERMES.replies([Reply(reply) for reply in replies]).content.lower()
+    assert not [marker for marker in SMUGGLED if marker.lower() in content]
+    assert HERMES.neutralise("answer: 7") == "answer: 7"
+    for reply in replies:
+        assert HERMES.neutralise(HERMES.neutralise(reply)) == HERMES.neutralise(reply)
+
+
+@settings(max_examples=300)
+@given(st.lists(halves(TERSE_MARKS), min_size=1, max_size=6))
+@example(["", "<", "all>"])  # the label between them is 'c'
+@example(["", "", "", "</", "", "nd>"])
+def test_terse_replies_carry_no_marker(replies):
+    message = TERSE.replies([Reply(reply) for reply in replies])
+    content = message.content.removeprefix("<tool>").removesuffix("<asst>")
+    assert not [marker for marker in TERSE_MARKS if marker in content]
+    for reply in replies:
+        assert TERSE.neutralise(TERSE.neutralise(reply)) == TERSE.neutralise(reply)
+    assert all(not part.trusted for part in message.parts[2::2])
+
+
+# Prices
+
+
+@pytest.mark.parametrize("counter", [WordCounter(), ByteCounter()])
+@given(st.lists(st.text(), min_size=1, max_size=4), st.text())
+def test_counts_are_additive(counter, pieces, other):
+    def price(first):
+        return counter.count((Message(MessageRole.TOOL, (Part(first), *map(Part, pieces[1:]))),), Boundary.AFTER_STOP)
+
+    assert price(other) - price(pieces[0]) == counter.count_text(other) - counter.count_text(pieces[0])
+
+
+@pytest.mark.parametrize("protocol", [HERMES, TERSE])
+@pytest.mark.parametrize("counter", [WordCounter(), ByteCounter()])
+@given(
+    st.lists(text | st.sampled_from([s for s in Status if s.is_terminal] + [Fault.PROMPT_TOO_LONG]), max_size=30),
+    st.data(),
+)
+def test_reply_bound_is_an_upper_bound(protocol, counter, outcomes, data):
+    rules = Rules(Limits(reply_tokens=data.draw(st.integers(0, 9))), protocol, counter)
+    fits = rules.limits.reply_tokens
+    replies = [
+        Reply(failure=o)
+        if isinstance(o, Fault | Status)
+        else Reply(o)
+        if counter.count_text(protocol.neutralise(o)) <= fits
+        else Reply(failure=Status.REPLY_TOO_LONG)
+        for o in outcomes
+    ]
+    assert counter.count((protocol.replies(replies),), Boundary.AFTER_STOP) <= rules.reply_bound(len(replies))
+
+
+@pytest.mark.parametrize("protocol", [HERMES, TERSE])
+def test_every_fault_has_its_line_within_the_notice(protocol):
+    for counter in (WordCounter(), ByteCounter()):
+        rules = Rules(Limits(), protocol, counter)
+        assert max(counter.count((protocol.fault(f),), Boundary.AFTER_STOP) for f in Fault) == rules.notice_tokens

@@ -1,0 +1,150 @@
+"""The tree as text and as a picture."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from selfcest_env import delegation_v0
+from selfcest_env.draw import BACKGROUND, COLOURS, FAILED, HEIGHT, WIDTH, draw
+from selfcest_env.render import nodes_of_kernel, nodes_of_record, render_kernel, render_record, shorten
+from selfcest_env.types import Limits, Status, Task
+
+sys.path.insert(0, str(Path(__file__).parent))
+from text_play import LIMITS, Sums, call, make, play
+
+TASK = Task("one", "What is 2 + 3?", "5", "test")
+
+
+def start(**kwargs: str) -> delegation_v0.parallel_env:
+    env = make(**kwargs)
+    env.reset(seed=0, options={"task": TASK})
+    env.step({"agent_0": call("part A", {"objective": "part B", "max_tokens": 3}, "part C")})
+    return env
+
+
+def test_a_running_game_is_shown_with_its_names() -> None:
+    env = start(render_mode="ansi")
+    env.step({"agent_1": "Answer: 2"})
+    text = env.render()
+    assert isinstance(text, str)
+    assert [line.split("  ")[0] for line in text.splitlines() if "agent_" in line] == [
+        "agent_0",
+        "├─ agent_1",
+        "└─ agent_2",
+    ]
+    lines = text.splitlines()
+    assert lines[0] == 'task one from test: "What is 2 + 3?"'
+    assert lines[1].startswith("agent_0  waiting  ")
+    assert lines[1].endswith("/4000 tokens")
+    assert "2 born, objective 2 refused: prompt_too_long" in lines[2]
+    assert '"part A"' in lines[4]
+    assert '"2"' in lines[6]
+
+
+def test_a_record_is_shown_with_cost_and_reward() -> None:
+    env = start()
+    env.step({"agent_1": "Answer: 2", "agent_2": "Answer: 3"})
+    env.step({"agent_0": "Answer: 5"})
+    record, game = env.record(), env._game
+    assert game is not None
+    assert nodes_of_record(record) == nodes_of_kernel(game.kernel)
+    shown, running = render_record(record).splitlines(), render_kernel(game.kernel).splitlines()
+    assert shown[:-2] == running
+    assert shown[-2].startswith(f"cost: {record.cost.total_tokens} tokens (")
+    assert shown[-1] == "reward: 1 = 1 exact_match"
+    spent = [node.spent for node in nodes_of_record(record)]
+    assert sum(spent) == record.cost.total_tokens
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_record_and_its_game_look_alike(seed: int) -> None:
+    env = make()
+    record = play(env, seed)
+    assert env._game is not None
+    assert nodes_of_record(record) == nodes_of_kernel(env._game.kernel)
+
+
+def test_an_unscored_record_says_so() -> None:
+    env = start()
+    game = env._game
+    assert game is not None
+    env.step({"agent_1": "Answer: 2", "agent_2": "Answer: 3"})
+    env.step({"agent_0": "Answer: 5"})
+    assert render_record(game.record()).endswith("reward: not scored")
+
+
+def test_what_is_left_out_is_said_and_nothing_reaches_the_terminal() -> None:
+    assert shorten("a\nb\t  c") == '"a b c"'
+    assert shorten("x" * 70, 60) == f'"{"x" * 60}…" (+10 characters)'
+    assert shorten("\x1b[31mred\x00\ud800") == '"[31mred"'
+    env = make(render_mode="human")
+    env.reset(seed=0, options={"task": Task("\x1b[2J", "hi \x1b[31m\ud800", "5", "evil\n")})
+    text = render_kernel(env._game.kernel) if env._game else ""
+    assert "\x1b" not in text
+    assert text.encode()
+    assert env.render() is None
+
+
+def test_no_mode_renders_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert start().render() is None
+    assert capsys.readouterr().out == ""
+
+
+def test_the_picture_has_a_box_in_the_colour_of_every_state() -> None:
+    env = start(render_mode="rgb_array")
+    env.step({"agent_1": "Answer: 2"})
+    image = env.render()
+    assert isinstance(image, np.ndarray)
+    assert image.shape == (HEIGHT, WIDTH, 3)
+    assert image.dtype == np.uint8
+
+    def seen(colour: tuple[int, int, int]) -> int:
+        return int((image == colour).all(axis=2).sum())
+
+    assert all(seen(COLOURS[status]) > 100 for status in (Status.WAITING, Status.ANSWERED, Status.READY))
+    assert seen(FAILED) == 0
+    assert seen(BACKGROUND) > image.shape[0] * image.shape[1] // 2
+    assert not np.shares_memory(image, env.render())
+
+
+@pytest.mark.parametrize("clones", [1, 40, 300])
+def test_a_wide_tree_still_fits(clones: int) -> None:
+    limits = Limits(total_tokens=10**7, max_clones=clones, max_clones_per_call=None, turn_tokens=None)
+    env = delegation_v0.parallel_env(task_source=Sums(), limits=limits, render_mode="rgb_array", max_chars=10**5)
+    env.reset(seed=0)
+    env.step({"agent_0": call(*["a"] * clones)})
+    assert len(env.agents) == 1 + clones
+    image = env.render()
+    assert isinstance(image, np.ndarray)
+    assert image.shape == (HEIGHT, WIDTH, 3)
+
+
+def test_a_deep_tree_still_fits() -> None:
+    env = delegation_v0.parallel_env(
+        task_source=Sums(),
+        limits=Limits(total_tokens=10**6, max_clones=60, max_depth=None),
+        render_mode="rgb_array",
+    )
+    env.reset(seed=0)
+    for depth in range(60):
+        env.step({f"agent_{depth}": call("deeper")})
+    assert env._game is not None
+    assert max(agent.depth for agent in env._game.kernel.agents) == 60
+    image = env.render()
+    assert isinstance(image, np.ndarray)
+    assert image.shape == (HEIGHT, WIDTH, 3)
+    assert "agent_60" in render_kernel(env._game.kernel, env._game.roster.name_of)
+
+
+def test_every_agent_is_drawn_in_another_place() -> None:
+    env = make(limits=LIMITS)
+    play(env, 3)
+    assert env._game is not None
+    nodes = nodes_of_kernel(env._game.kernel)
+    image = draw(nodes, lambda agent_id: 0)
+    fewer = draw(nodes[:1], lambda agent_id: 0)
+    assert not np.array_equal(image, fewer) or len(nodes) == 1
