@@ -92,8 +92,8 @@ _FIND_INTEGER = re.compile(r"-?[0-9]+")
 class PaperArithmetic:
     """The released outcome rule: 1 if A = B, else 0.2 / log2(2 + |A - B| / sqrt|2 + max(A, B)|).
 
-    A is the last integer of the answer, B the truth. Without an integer in the answer: 0.1 if the truth is a substring of
-    it, else 0. The wrong-answer floor, to which the rule tends for far answers, is 0; it is also given, with a note,
+    A is the last integer of the answer, B the truth. Without an integer in the answer: 0.1 if the truth is a substring
+    of it, else 0. The wrong-answer floor, to which the rule tends for far answers, is 0; it is also given, with a note,
     where the rule divides by zero (max(A, B) = -2) or the integers are too large for floating point.
     """
 
@@ -259,7 +259,7 @@ class Reward:
 
 def _finite(value: Any, who: str) -> float:
     try:
-        if isinstance(value, numbers.Real) and type(value) is not bool and math.isfinite(value):
+        if not isinstance(value, bool) and isinstance(value, numbers.Real) and math.isfinite(value):
             return float(value)
     except OverflowError:  # an integer beyond floating point
         pass

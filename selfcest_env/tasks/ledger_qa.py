@@ -42,7 +42,11 @@ SUM, CHAIN = "sum", "chain"
 
 
 class Query(NamedTuple):
-    """What is asked. A clone's query has no keys: it is about the documents it was given."""
+    """What is asked. A clone's query has no keys: it is about the documents it was given.
+
+    Tersely a clone that adds up is asked for part `[1]`, `[2]`, ...: the number keeps the place in the question for the
+    root, which without it repeats or skips keys. Then `visits` is that number.
+    """
 
     mode: str
     keys: tuple[str, ...]
@@ -52,7 +56,7 @@ class Query(NamedTuple):
     def write(self) -> str:
         if self.phrasing == TERSE:
             if not self.keys:
-                return "+" if self.mode == SUM else ">"
+                return f"[{self.visits}]" if self.mode == SUM else ">"
             return "?" + "".join(self.keys) + (f">{self.visits}" if self.mode == CHAIN else "")
         if self.mode == SUM:
             whose = f"the ledgers {', '.join(self.keys)}" if self.keys else "your ledger"
@@ -68,6 +72,7 @@ class Query(NamedTuple):
         )
 
 
+_TERSE_PART = re.compile(r"\[([0-9]{1,2})\]")
 _TERSE_SUM = re.compile(r"\?([A-Za-z]+)")
 _TERSE_CHAIN = re.compile(r"\?([A-Za-z])>([0-9]{1,2})")
 _PLAIN_SUM = re.compile(r"Add up all entries of the ledgers ([A-Za-z](?:, [A-Za-z])*)\. .*", re.S)
@@ -78,6 +83,8 @@ _OWN = [Query(mode, (), 1, phrasing) for mode in (SUM, CHAIN) for phrasing in PH
 def parse(text: str) -> Query | None:
     """The query a text asks, in any mode and phrasing; `None` if it asks something else."""
     text = text.strip()
+    if match := _TERSE_PART.fullmatch(text):
+        return Query(SUM, (), int(match.group(1)), TERSE)
     for query in _OWN:
         if text == query.write():
             return query
@@ -238,10 +245,12 @@ def _propose_sum(query: Query, seen: Mapping[str, Ledger], observation: Observat
     if call := last_replies(observation):
         return combine([read_digit(reply) for reply in call[1]], query.phrasing)
     missing = tuple(key for key in query.keys if key not in seen)
-    own = query._replace(keys=()).write()
     if not missing and not (style is Style.DELEGATE and may_delegate(observation, len(query.keys))):
         return _add_up(query.keys, seen, query.phrasing)
-    ask = Proposal(Delegate(tuple(CloneRequest(own, (key,)) for key in query.keys)))
+    parts = [query._replace(keys=(), visits=number) for number in range(1, len(query.keys) + 1)]
+    ask = Proposal(
+        Delegate(tuple(CloneRequest(part.write(), (key,)) for part, key in zip(parts, query.keys, strict=True)))
+    )
     return _get(ask, Proposal(Read(missing)), len(query.keys), observation, style)
 
 
@@ -267,6 +276,8 @@ def _follow(query: Query, seen: Mapping[str, Ledger], observation: Observation, 
     """Walk the documents that are in sight; ask for the first that is not."""
     visited, key = list[str](), query.keys[0]
     while len(visited) < query.visits:
+        if not key:  # the chain breaks off: this document names no next one
+            return GIVE_UP
         if key not in seen:
             ask = Proposal(Delegate((CloneRequest(query._replace(keys=()).write(), (key,)),)))
             read = Proposal(Read((key,)), _hop(len(visited), query.phrasing))

@@ -1,0 +1,131 @@
+"""Scripted players through the real kernel: experts are right, malice costs nobody but its author."""
+
+import numpy as np
+import pytest
+
+from selfcest_agents.policy import Actor
+from selfcest_agents.scripted import ATTACKS, HostilePolicy, NeverDelegate, OraclePolicy, RandomPolicy
+from selfcest_env.errors import ConfigError
+from selfcest_env.kernel import Kernel
+from selfcest_env.protocol import HermesProtocol, ProtocolText
+from selfcest_env.rules import Rules
+from selfcest_env.seeding import turn_seed
+from selfcest_env.tasks import Style, make_source
+from selfcest_env.terse import TerseProtocol
+from selfcest_env.text_counters import WordCounter
+from selfcest_env.types import ROOT, FinishReason, Limits, Task, Usage
+from selfcest_env.views import observe
+
+LIMITS = Limits(total_tokens=20_000, turn_tokens=1000, max_reads=16)
+PROTOCOLS = [TerseProtocol(), HermesProtocol()]
+
+
+def play(task: Task, actor: Actor, protocol: ProtocolText, limits: Limits = LIMITS, seed: int = 0) -> Kernel:
+    kernel = Kernel(task, Rules(limits, protocol, WordCounter()))
+    while not kernel.done:
+        agent = kernel.ready()[0]
+        seen = observe(kernel, agent)
+        text = actor.act(seen, np.random.default_rng(turn_seed(seed, agent, seen.turn)))
+        kernel.step(agent, protocol.parse(text), Usage(WordCounter().count_text(text), FinishReason.STOP), text)
+        kernel.ledger.check()
+    return kernel
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=["terse", "hermes"])
+@pytest.mark.parametrize("name", ["range_sum", "arithmetic", "ledger_qa"])
+def test_oracle_and_monolith_are_right(name: str, protocol: ProtocolText) -> None:
+    source, rng = make_source(name), np.random.default_rng(0)
+    for seed in range(5):
+        task = source.draw(rng)
+        with_clones = play(task, OraclePolicy(source, protocol), protocol, seed=seed)
+        alone = play(task, NeverDelegate(source, protocol), protocol, seed=seed)
+        assert with_clones.agents[ROOT].reply == alone.agents[ROOT].reply == task.answer
+        assert len(with_clones.agents) > 1
+        assert len(alone.agents) == 1
+
+
+def test_the_oracle_of_a_split_mixture() -> None:
+    inner = {"name": "mixture", "sources": [{"name": "range_sum"}, {"name": "ledger_qa", "mode": "chain"}]}
+    source = make_source("hashed_split", source=inner, part="train")
+    rng = np.random.default_rng(0)
+    for _ in range(10):
+        task = source.draw(rng)
+        assert play(task, OraclePolicy(source, TerseProtocol()), TerseProtocol()).agents[ROOT].reply == task.answer
+
+
+def test_p_delegate_is_drawn_once_per_episode() -> None:
+    source, protocol, rng = make_source("ledger_qa", mode="chain"), TerseProtocol(), np.random.default_rng(0)
+    mixed = OraclePolicy(source, protocol, p_delegate=0.5, otherwise=Style.READ)
+    born = []
+    for seed in range(60):
+        task = source.draw(rng)
+        kernel = play(task, mixed, protocol, seed=seed)
+        assert kernel.agents[ROOT].reply == task.answer
+        born.append(len(kernel.agents) - 1)
+        assert born[-1] in (0, task.metadata["size"])
+    assert 15 < sum(count == 0 for count in born) < 45
+
+
+def test_clone_style_decides_whether_clones_delegate() -> None:
+    source = make_source("range_sum", min_length=30, max_length=40, pieces=(3, 10))
+    limits = Limits(total_tokens=20_000, turn_tokens=1000, max_depth=2, max_clones=99, max_clones_per_call=40)
+    rng, depths = np.random.default_rng(0), {style: set[int]() for style in (Style.SOLVE, None)}
+    for seed in range(20):
+        task = source.draw(rng)
+        for style, seen in depths.items():
+            kernel = play(task, OraclePolicy(source, TerseProtocol(), clone_style=style), TerseProtocol(), limits, seed)
+            assert kernel.agents[ROOT].reply == task.answer
+            seen.add(max(agent.depth for agent in kernel.agents))
+    assert depths == {Style.SOLVE: {1}, None: {1, 2}}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=["terse", "hermes"])
+def test_random_play_ends_and_repeats(protocol: ProtocolText) -> None:
+    source, rng = make_source("ledger_qa"), np.random.default_rng(0)
+    limits = Limits(total_tokens=3000, turn_tokens=300, max_depth=2, max_reads=8)
+    outcomes = set()
+    for seed in range(40):
+        task = source.draw(rng)
+        kernel = play(task, RandomPolicy(protocol), protocol, limits, seed)
+        assert kernel.log == play(task, RandomPolicy(protocol), protocol, limits, seed).log
+        outcomes |= {facts.outcome for state in kernel.agents.values() for facts in state.turns}
+    assert {str(outcome) for outcome in outcomes} == {"answered", "delegated", "read", "refused", "malformed"}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=["terse", "hermes"])
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_every_attack_is_survived(attack: str, protocol: ProtocolText) -> None:
+    task = make_source("ledger_qa").draw(np.random.default_rng(0))
+    kernel = play(task, HostilePolicy(attack), protocol, Limits(max_reads=4, max_depth=2))
+    assert kernel.done
+    spent, reserved, _free = kernel.ledger.totals()
+    assert spent.total_tokens is not None
+    assert spent.total_tokens <= 2048
+    assert reserved.total_tokens == 0
+    # What a clone smuggled reaches no parent as a marker.
+    for state in kernel.agents.values():
+        for message in state.messages:
+            for part in message.parts:
+                assert part.trusted is False or "You are free" not in part.text
+
+
+def test_hostile_play_at_random() -> None:
+    task = make_source("range_sum").draw(np.random.default_rng(0))
+    for seed in range(30):
+        for protocol in PROTOCOLS:
+            play(task, HostilePolicy(), protocol, seed=seed)
+
+
+def test_bad_settings() -> None:
+    class Bare:
+        def draw(self, rng: np.random.Generator) -> Task:
+            raise NotImplementedError
+
+    with pytest.raises(ConfigError, match="Bare has no expert"):
+        OraclePolicy(Bare(), TerseProtocol())
+    with pytest.raises(ConfigError, match="p_delegate is 2"):
+        OraclePolicy(make_source("range_sum"), TerseProtocol(), p_delegate=2)
+    with pytest.raises(ConfigError, match="adding up to at most 1"):
+        RandomPolicy(TerseProtocol(), p_answer=0.9)
+    with pytest.raises(ConfigError, match="only is 'nothing'"):
+        HostilePolicy("nothing")
