@@ -11,9 +11,10 @@ from dataclasses import replace
 
 from selfcest_env.budget import ZERO, Amounts, Ledger
 from selfcest_env.errors import GameError
+from selfcest_env.grants import call_grants, can_pay_call, fits, refusal, turn_grant, unaffordable
 from selfcest_env.protocol import Brief, Reply
 from selfcest_env.rules import Rules
-from selfcest_env.tree import AgentState, Call, OpenTurn, Step, descends
+from selfcest_env.tree import AgentState, Call, OpenTurn, Step, descends, reply_of
 from selfcest_env.types import (
     ROOT,
     Action,
@@ -158,15 +159,12 @@ class Kernel:
             self._agents[ROOT] = replace(state, status=status)
             return
         prompt_tokens = self.rules.counter.count(state.messages, Boundary.OPENING)
-        if not self.ledger[ROOT].free.covers(Amounts(prompt_tokens + 1, 1)) or not self._fits(prompt_tokens + 1):
+        if not self.ledger[ROOT].free.covers(Amounts(prompt_tokens + 1, 1)) or not fits(self.limits, prompt_tokens + 1):
             self._agents[ROOT] = replace(state, status=Status.PROMPT_TOO_LONG)
             return
         self.ledger.charge(ROOT, Amounts(prompt_tokens))
         self._agents[ROOT] = replace(state, context_tokens=prompt_tokens)
         self._open_turn(ROOT, prompt_tokens)
-
-    def _fits(self, context_tokens: int) -> bool:
-        return self.limits.context_tokens is None or context_tokens <= self.limits.context_tokens
 
     def _append(self, agent_id: AgentId, messages: tuple[Message, ...]) -> int:
         """Write an environment block into an agent's context and charge it; returns its tokens."""
@@ -183,42 +181,22 @@ class Kernel:
 
     def _open_turn(self, agent_id: AgentId, prompt_tokens: int) -> None:
         """Grant and reserve the next turn, or end the agent if not one token can be granted."""
-        state, limits = self._agents[agent_id], self.limits
-        free = self.ledger[agent_id].free
-        room = _least(
-            limits.turn_tokens,
-            limits.context_tokens and limits.context_tokens - state.context_tokens,
-            *free[:2],
-        )
-        if limits.max_turns is not None and len(state.turns) >= limits.max_turns:
-            return self._finish(agent_id, Status.OUT_OF_TURNS)
-        if room is not None and room < 1:
-            return self._finish(agent_id, Status.OUT_OF_TOKENS)
-        # Another turn after this one needs room for one line of environment text and one more answer.
-        notice, reserve = self.rules.notice_tokens, self.rules.answer_tokens
-        later = _least(
-            limits.turn_tokens,
-            limits.context_tokens and limits.context_tokens - state.context_tokens - notice - reserve,
-            free.total_tokens if free.total_tokens is None else free.total_tokens - notice - reserve,
-            free.generated_tokens if free.generated_tokens is None else free.generated_tokens - reserve,
-        )
-        last: Status | None = None
-        if limits.max_turns is not None and len(state.turns) + 1 >= limits.max_turns:
-            last = Status.OUT_OF_TURNS
-        elif later is not None and later < reserve:
-            last = Status.OUT_OF_TOKENS
-        grant = room if last else later
-        reserved = Amounts((grant or 0) + (0 if last else notice), grant or 0)
+        state, free = self._agents[agent_id], self.ledger[agent_id].free
+        grant, last = turn_grant(state, free, self.rules)
+        if grant == 0 and last is not None:
+            return self._finish(agent_id, last)
+        may_spawn = state.brief.can_delegate and free.covers(Amounts(clones=1))
+        can_pay = may_spawn and can_pay_call(state, free, self.rules)
         turn = OpenTurn(
             prompt_tokens,
             grant,
-            can_delegate=last is None and self._may_spawn(agent_id) and self._can_pay_call(agent_id),
+            can_delegate=last is None and can_pay,
             can_read=last is None and self._can_read(agent_id),
-            too_poor=self._may_spawn(agent_id) and not self._can_pay_call(agent_id),
+            too_poor=may_spawn and not can_pay,
             last=last,
-            reserved=reserved,
+            reserved=Amounts((grant or 0) + (0 if last else self.rules.notice_tokens), grant or 0),
         )
-        self.ledger.reserve(agent_id, reserved)
+        self.ledger.reserve(agent_id, turn.reserved)
         self._agents[agent_id] = replace(state, status=Status.READY, turn=turn)
 
     def _settle(
@@ -289,31 +267,14 @@ class Kernel:
         elif any(key not in known for key in keys):
             fault = Fault.UNKNOWN_KEY
         else:
-            fault = self._unaffordable(agent_id, tokens)
+            fault = unaffordable(self._agents[agent_id], self.ledger[agent_id].free, self.rules, tokens)
         if fault is not None:
             return self._fail_turn(agent_id, replace(facts, outcome=Outcome.REFUSED, fault=fault), turn)
         self.num_reads += len(keys)
         self._close_turn(agent_id, replace(facts, outcome=Outcome.READ))
         self._open_turn(agent_id, self._append(agent_id, (message,)))
 
-    def _unaffordable(self, agent_id: AgentId, tokens: int) -> Fault | None:
-        """Why a block of `tokens` and one more answer cannot follow, `None` if they can."""
-        reserve = self.rules.answer_tokens
-        if not self.ledger[agent_id].free.covers(Amounts(tokens + reserve, reserve)):
-            return Fault.OVER_BUDGET
-        if not self._fits(self._agents[agent_id].context_tokens + tokens + reserve):
-            return Fault.CONTEXT_FULL
-        return None
-
     # Delegation
-
-    def _may_spawn(self, agent_id: AgentId) -> bool:
-        return self._agents[agent_id].brief.can_delegate and self.ledger[agent_id].free.covers(Amounts(clones=1))
-
-    def _can_pay_call(self, agent_id: AgentId) -> bool:
-        """Whether this agent's account and context can carry the smallest call."""
-        context = self._agents[agent_id].context_tokens + self.rules.reply_bound(1) + self.rules.answer_tokens
-        return self.ledger[agent_id].free.covers(self.rules.smallest_call(agent_id.depth)) and self._fits(context + 1)
 
     def _delegate(
         self,
@@ -326,52 +287,13 @@ class Kernel:
             fault = Fault.NOT_ALLOWED if turn.last is Status.OUT_OF_TURNS else Fault.OVER_BUDGET
             self._close_turn(agent_id, replace(facts, outcome=Outcome.REFUSED, fault=fault))
             return self._finish(agent_id, turn.last or Status.OUT_OF_TOKENS)
-        bound = self.rules.reply_bound(len(requests))
-        refusal = self._refuse(agent_id, requests, bound)
-        grants = self._grants(agent_id, requests, bound) if refusal is None else None
+        state, free = self._agents[agent_id], self.ledger[agent_id].free
+        reason = refusal(state, free, self.rules, requests, self.keys_of(agent_id))
+        grants = call_grants(state, free, self.rules, requests) if reason is None else None
         if grants is None:
-            refusal = refusal or Fault.OVER_BUDGET
-            return self._fail_turn(agent_id, replace(facts, outcome=Outcome.REFUSED, fault=refusal), turn)
-        self._spawn(agent_id, facts, requests, grants, bound)
-
-    def _refuse(self, agent_id: AgentId, requests: tuple[CloneRequest, ...], bound: int) -> Fault | None:
-        """The first reason why the call as a whole cannot be granted, before any grant is worked out."""
-        per_call, known = self.limits.max_clones_per_call, self.keys_of(agent_id)
-        if not self._agents[agent_id].brief.can_delegate:
-            return Fault.NOT_ALLOWED
-        if not requests or any((request.max_tokens or 0) < 0 for request in requests):
-            return Fault.BAD_CALL
-        if per_call is not None and len(requests) > per_call:
-            return Fault.TOO_MANY_CLONES
-        if not self.ledger[agent_id].free.covers(Amounts(clones=len(requests))):
-            return Fault.TOO_MANY_CLONES
-        if any(key not in known for request in requests for key in request.shared_context):
-            return Fault.UNKNOWN_KEY
-        return self._unaffordable(agent_id, bound)
-
-    def _grants(self, agent_id: AgentId, requests: tuple[CloneRequest, ...], bound: int) -> list[Amounts] | None:
-        """What each child gets: what it asked for, or an equal share of what is left; `None` if that cannot be paid."""
-        free = self.ledger[agent_id].free
-        reserve, count = self.rules.answer_tokens, len(requests)
-        money = free.minus(Amounts(bound + reserve, reserve, count))
-        asked = sum(request.max_tokens or 0 for request in requests)
-        unasked = sum(request.max_tokens is None for request in requests)
-        total_share: int | None = None
-        if money.total_tokens is not None:
-            if asked > money.total_tokens:
-                return None
-            total_share = (money.total_tokens - asked) // max(1, unasked)
-        generated = None if money.generated_tokens is None else money.generated_tokens // count
-        leaf = self.limits.max_depth is not None and agent_id.depth + 1 >= self.limits.max_depth
-        clones = 0 if leaf else None if money.clones is None else money.clones // count
-        return [
-            Amounts(
-                total_share if request.max_tokens is None else request.max_tokens,
-                generated,
-                clones,
-            )
-            for request in requests
-        ]
+            reason = reason or Fault.OVER_BUDGET
+            return self._fail_turn(agent_id, replace(facts, outcome=Outcome.REFUSED, fault=reason), turn)
+        self._spawn(agent_id, facts, requests, grants)
 
     def _spawn(
         self,
@@ -379,7 +301,6 @@ class Kernel:
         facts: TurnFacts,
         requests: tuple[CloneRequest, ...],
         grants: list[Amounts],
-        bound: int,
     ) -> None:
         """Give birth to every child that its grant can carry, then let them all start; refused ones cost nothing."""
         first, slots = self._agents[agent_id].num_children, list[AgentId | None]()
@@ -388,7 +309,7 @@ class Kernel:
         for i, (request, grant) in enumerate(zip(requests, grants, strict=True)):
             child_id = agent_id.child(first + len(born))
             child = self._newborn(child_id, request, grant, born_at=len(self._agents[agent_id].turns))
-            enough = grant.covers(Amounts(child.context_tokens + 1, 1)) and self._fits(child.context_tokens + 1)
+            enough = grant.covers(Amounts(child.context_tokens + 1, 1)) and fits(self.limits, child.context_tokens + 1)
             slots.append(child_id if enough else None)
             if enough:
                 born[child_id] = child
@@ -398,7 +319,7 @@ class Kernel:
             agent_id,
             replace(facts, outcome=Outcome.DELEGATED, children=tuple(born), refused=refused),
         )
-        reserved = Amounts(bound)
+        reserved = Amounts(self.rules.reply_bound(len(requests)))
         self.ledger.reserve(agent_id, reserved)
         self.ledger.lend(agent_id, {child_id: child.grant for child_id, child in born.items()})
         self._agents[agent_id] = replace(
@@ -445,7 +366,7 @@ class Kernel:
         for child in children:
             self.ledger.close(child)
         replies = [
-            Reply(failure=call.refused[i]) if child is None else self._reply(child)
+            Reply(failure=call.refused[i]) if child is None else reply_of(self._agents[child])
             for i, child in enumerate(call.children)
         ]
         self.ledger.settle(parent_id, call.reserved, ZERO)
@@ -454,11 +375,3 @@ class Kernel:
         bound = None if self.limits.reply_tokens is None else call.reserved.total_tokens
         assert bound is None or tokens <= bound, "a reply message was priced below what it costs"
         self._open_turn(parent_id, tokens)
-
-    def _reply(self, child_id: AgentId) -> Reply:
-        child = self._agents[child_id]
-        return Reply(text=child.reply) if child.status is Status.ANSWERED else Reply(failure=child.status)
-
-
-def _least(*limits: int | None) -> int | None:
-    return min((limit for limit in limits if limit is not None), default=None)

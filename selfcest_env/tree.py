@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from selfcest_env.budget import Amounts
-from selfcest_env.protocol import Brief
+from selfcest_env.protocol import Brief, Reply
 from selfcest_env.types import (
     Action,
     AgentId,
@@ -80,6 +80,11 @@ class Step:
     action: Action
     usage: Usage
     text: str
+
+
+def reply_of(child: AgentState) -> Reply:
+    """What a clone that has ended sends its parent."""
+    return Reply(child.reply) if child.status is Status.ANSWERED else Reply(failure=child.status)
 
 
 def descends(

@@ -154,12 +154,11 @@ class Limits:
             )
         if self.max_turns is None and self.total_tokens is None:
             raise ConfigError("limits: max_turns and total_tokens are both unlimited, so no episode need ever end")
-        if self.delegation and self.max_clones is None and self.max_depth is None:
-            if self.total_tokens is None and self.generated_tokens is None:
-                raise ConfigError(
-                    "limits: max_clones, max_depth, generated_tokens and total_tokens are all unlimited, so a tree of "
-                    "clones could grow for ever; set at least one of them"
-                )
+        if self.delegation and self.max_clones is self.max_depth is self.total_tokens is self.generated_tokens is None:
+            raise ConfigError(
+                "limits: max_clones, max_depth, generated_tokens and total_tokens are all unlimited, so a tree of "
+                "clones could grow for ever; set at least one of them"
+            )
         if self.reply_tokens is None and (self.total_tokens is not None or self.context_tokens is not None):
             raise ConfigError(
                 "limits.reply_tokens is unlimited while total_tokens or context_tokens is not: a call could not "

@@ -9,6 +9,7 @@ from selfcest_env.budget import Amounts
 from selfcest_env.errors import GameError
 from selfcest_env.kernel import Kernel
 from selfcest_env.protocol import Brief, Reply
+from selfcest_env.tree import reply_of
 from selfcest_env.types import (
     Action,
     AgentId,
@@ -20,7 +21,6 @@ from selfcest_env.types import (
     Outcome,
     Read,
     Role,
-    Status,
     TurnFacts,
 )
 
@@ -116,7 +116,7 @@ def _exchange(kernel: Kernel, action: Action, facts: TurnFacts) -> Exchange:
     if facts.outcome is Outcome.DELEGATED and isinstance(action, Delegate):
         children = iter(facts.children)
         replies = [
-            Reply(failure=facts.refused[i]) if i in facts.refused else reply_of(kernel, next(children))
+            Reply(failure=facts.refused[i]) if i in facts.refused else _reply_as_seen(kernel, next(children))
             for i in range(len(action.requests))
         ]
         return Exchange(action, replies=tuple(replies))
@@ -125,9 +125,6 @@ def _exchange(kernel: Kernel, action: Action, facts: TurnFacts) -> Exchange:
     return Exchange(action, fault=facts.fault)
 
 
-def reply_of(kernel: Kernel, child_id: AgentId) -> Reply:
-    """What a clone that has ended sends its parent, as the parent may see it."""
-    child = kernel.agents[child_id]
-    if child.status is Status.ANSWERED and child.reply is not None:
-        return Reply(text=kernel.rules.protocol.neutralise(child.reply))
-    return Reply(failure=child.status)
+def _reply_as_seen(kernel: Kernel, child_id: AgentId) -> Reply:
+    reply = reply_of(kernel.agents[child_id])
+    return reply if reply.text is None else Reply(kernel.rules.protocol.neutralise(reply.text))

@@ -1,7 +1,7 @@
 """Retrieval alone: quote documents word for word, by key. A curriculum, and a probe.
 
-A policy that is given many documents has to find a key before it can learn anything from what stands behind it. Documents
-of digits alone do not teach that to a small model (it settles on averages); documents of many different symbols do.
+A policy that is given many documents has to find a key before it can learn anything from what stands behind it.
+Documents of digits alone do not teach that to a small model; documents of many different symbols do.
 """
 
 from __future__ import annotations
@@ -71,9 +71,8 @@ class Quote:
         context = {
             key: "".join(symbols[int(i)] for i in rng.integers(len(symbols), size=self._length(rng))) for key in keys
         }
-        named = [
-            keys[int(i)] for i in rng.permutation(count)[: draw_int(rng, self.min_named, min(self.max_named, count))]
-        ]
+        num_named = draw_int(rng, self.min_named, min(self.max_named, count))
+        named = [keys[int(i)] for i in rng.permutation(count)[:num_named]]
         metadata = {"size": len(named), "documents": count}
         return make_task(self.name, f"={''.join(named)}", _quotation(named, context), metadata, context)
 

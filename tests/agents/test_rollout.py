@@ -129,7 +129,7 @@ def test_the_history_given_to_the_policy_is_the_stored_one() -> None:
                 block = codec.encode(request.observation.block, request.observation.boundary)
                 seen.append(tuple(i for g in request.history for ids in (g.prompt_ids, g.token_ids) for i in ids))
                 turn = request.observation.turn
-                ids = (60,) + TOKENIZER.encode(["<end>", "<end>", "<ans>1<end>"][min(turn, 2)], True)
+                ids = (60, *TOKENIZER.encode(["<end>", "<end>", "<ans>1<end>"][min(turn, 2)], True))
                 text = codec.decode(ids)
                 generation = Generation(text, prompt_ids=block, token_ids=ids, behavior_logprobs=(0.0,) * len(ids))
                 self._done.append((request.key, generation))

@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from selfcest_env.errors import ConfigError
-from selfcest_training.config import RunConfig, check_writable, dump_config, load_config, parse_config
+from selfcest_training.config import RunConfig
+from selfcest_training.config_file import check_writable, dump_config, load_config, parse_config
 
 SHIPPED = sorted(Path(__file__).parents[2].glob("training/configs/*.yaml"))
 

@@ -49,7 +49,7 @@ def train(config: _CONFIG = None, overrides: _OVERRIDES = None, resume: _RESUME 
     results.csv, plots, and for every arm and seed metrics.jsonl, episodes.jsonl, TensorBoard files, checkpoints, and
     the final model as a folder that transformers loads.
     """
-    from selfcest_training.config import load_config
+    from selfcest_training.config_file import load_config
     from selfcest_training.experiment import default_config, run
 
     run(load_config(config or default_config(), overrides or []), resume=resume, console=Console())
@@ -58,7 +58,7 @@ def train(config: _CONFIG = None, overrides: _OVERRIDES = None, resume: _RESUME 
 @app.command()
 def warmstart(config: _CONFIG = None, overrides: _OVERRIDES = None, resume: _RESUME = False) -> None:
     """The warm start alone: every arm ends as the folder warmstart_model of its job."""
-    from selfcest_training.config import load_config
+    from selfcest_training.config_file import load_config
     from selfcest_training.experiment import default_config, run
 
     spec = load_config(config or default_config(), overrides or [])
@@ -76,7 +76,7 @@ def evaluate(
     overrides: _OVERRIDES = None,
 ) -> None:
     """Evaluate a stored model on the config's fixed sets and print the table."""
-    from selfcest_training.config import load_config
+    from selfcest_training.config_file import load_config
     from selfcest_training.experiment import default_config, evaluate_folder
 
     evaluate_folder(load_config(config or default_config(), overrides or []), model, arm, out, Console())

@@ -13,14 +13,17 @@ from dataclasses import dataclass
 from multiprocessing.queues import Queue
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from transformers.utils.logging import disable_progress_bar
 
 from selfcest_agents.tiny import load_pretrained
 from selfcest_env.errors import ConfigError, did_you_mean
 from selfcest_env.reward import make_reward
 from selfcest_training.checkpoint import checkpoints, read_state
-from selfcest_training.config import RunConfig, check_writable, dump_config
+from selfcest_training.config import RunConfig
+from selfcest_training.config_file import check_writable, dump_config
 from selfcest_training.evaluate import EpisodeResult, evaluate, read_results
 from selfcest_training.loop import Job, JobId
 from selfcest_training.player import Player
@@ -104,9 +107,8 @@ def _run_jobs(
 def _start_worker(messages: Queue[Message]) -> None:
     global _messages
     _messages = messages
-    import torch
-
     torch.set_num_threads(1)
+    disable_progress_bar()  # of loading and saving: ours is the one that counts
 
 
 def _run_job(config: RunConfig, job_id: JobId, only_warm_start: bool) -> None:
@@ -204,6 +206,9 @@ def evaluate_folder(config: RunConfig, model_folder: Path, arm: str, out: Path |
     """Evaluate one stored model under one arm's limits."""
     if arm not in config.arms:
         raise ConfigError(f"the config has no arm '{arm}' ({', '.join(config.arms)}).{did_you_mean(arm, config.arms)}")
+    if out is not None and out.exists():
+        raise ConfigError(f"{out} exists already; name another file with --out, or remove it")
+    disable_progress_bar()
     model, _ = load_pretrained(model_folder)
     player = Player.build(model, config.limits_of(arm), make_reward(config.reward.name, **config.reward.options))
     with tempfile.TemporaryDirectory() as scratch, console.status("evaluating") as status:

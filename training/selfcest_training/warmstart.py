@@ -49,7 +49,9 @@ def demonstration_pool(
     while sum(tokens.values()) < pool_tokens:
         # Shares are of tokens, not of tasks: always the family that is furthest behind.
         family = min(tokens, key=lambda name: (tokens[name] + 1) / phase.mix[name].share)
-        for record in _demonstrate(player, rules, families[family], family, phase.mix[family].styles, rng, f"w{pool}.{batch}"):
+        for record in _demonstrate(
+            player, rules, families[family], family, phase.mix[family].styles, rng, f"w{pool}.{batch}"
+        ):
             group = EpisodeGroup(record.task, (record,))
             credit = Credit({key: 1.0 for key, _ in record.turns()})
             new = build_samples([group], [credit], denominator=Denominator.CONSTANT, constant=1.0)

@@ -1,0 +1,103 @@
+"""What may be granted: tokens of a turn, accounts of a call's children. Pure functions of states and balances."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from selfcest_env.budget import Amounts
+from selfcest_env.rules import Rules
+from selfcest_env.tree import AgentState
+from selfcest_env.types import CloneRequest, Fault, Limits, Status
+
+
+def fits(limits: Limits, context_tokens: int) -> bool:
+    return limits.context_tokens is None or context_tokens <= limits.context_tokens
+
+
+def turn_grant(state: AgentState, free: Amounts, rules: Rules) -> tuple[int | None, Status | None]:
+    """Tokens of an agent's next turn, and the ending that anything but an answer in it would bring.
+
+    A grant of 0 means that there can be no turn and the ending is now. While another turn can follow, the grant leaves
+    room for one line of environment text and one more answer.
+    """
+    limits, used = rules.limits, len(state.turns)
+    window = None if limits.context_tokens is None else limits.context_tokens - state.context_tokens
+    room = _least(limits.turn_tokens, window, free.total_tokens, free.generated_tokens)
+    if limits.max_turns is not None and used >= limits.max_turns:
+        return 0, Status.OUT_OF_TURNS
+    if room is not None and room < 1:
+        return 0, Status.OUT_OF_TOKENS
+    if limits.max_turns is not None and used + 1 >= limits.max_turns:
+        return room, Status.OUT_OF_TURNS
+    reserve, notice = rules.answer_tokens, rules.notice_tokens
+    later = _least(
+        limits.turn_tokens,
+        None if window is None else window - notice - reserve,
+        None if free.total_tokens is None else free.total_tokens - notice - reserve,
+        None if free.generated_tokens is None else free.generated_tokens - reserve,
+    )
+    if later is not None and later < reserve:
+        return room, Status.OUT_OF_TOKENS
+    return later, None
+
+
+def unaffordable(state: AgentState, free: Amounts, rules: Rules, tokens: int) -> Fault | None:
+    """Why a block of `tokens` and one more answer cannot follow in an agent's context, `None` if they can."""
+    reserve = rules.answer_tokens
+    if not free.covers(Amounts(tokens + reserve, reserve)):
+        return Fault.OVER_BUDGET
+    if not fits(rules.limits, state.context_tokens + tokens + reserve):
+        return Fault.CONTEXT_FULL
+    return None
+
+
+def can_pay_call(state: AgentState, free: Amounts, rules: Rules) -> bool:
+    """Whether an agent's account and context can carry the smallest call."""
+    context = state.context_tokens + rules.reply_bound(1) + rules.answer_tokens
+    return free.covers(rules.smallest_call(state.agent_id.depth)) and fits(rules.limits, context + 1)
+
+
+def refusal(
+    state: AgentState, free: Amounts, rules: Rules, requests: Sequence[CloneRequest], keys: Sequence[str]
+) -> Fault | None:
+    """The first reason why a call as a whole cannot be granted, before any grant is worked out.
+
+    Args:
+        keys: documents that the agent may name.
+    """
+    per_call = rules.limits.max_clones_per_call
+    if not state.brief.can_delegate:
+        return Fault.NOT_ALLOWED
+    if not requests or any((request.max_tokens or 0) < 0 for request in requests):
+        return Fault.BAD_CALL
+    if (per_call is not None and len(requests) > per_call) or not free.covers(Amounts(clones=len(requests))):
+        return Fault.TOO_MANY_CLONES
+    if any(key not in keys for request in requests for key in request.shared_context):
+        return Fault.UNKNOWN_KEY
+    return unaffordable(state, free, rules, rules.reply_bound(len(requests)))
+
+
+def call_grants(
+    state: AgentState, free: Amounts, rules: Rules, requests: Sequence[CloneRequest]
+) -> list[Amounts] | None:
+    """What each child gets: what was asked for it, or an equal share of what is left; `None` if that cannot be paid.
+
+    Before the shares the parent keeps the replies at their upper bound and one more answer of its own.
+    """
+    limits, reserve, count = rules.limits, rules.answer_tokens, len(requests)
+    money = free.minus(Amounts(rules.reply_bound(count) + reserve, reserve, count))
+    asked = sum(request.max_tokens or 0 for request in requests)
+    unasked = sum(request.max_tokens is None for request in requests)
+    share: int | None = None
+    if money.total_tokens is not None:
+        if asked > money.total_tokens:
+            return None
+        share = (money.total_tokens - asked) // max(1, unasked)
+    generated = None if money.generated_tokens is None else money.generated_tokens // count
+    leaf = limits.max_depth is not None and state.agent_id.depth + 1 >= limits.max_depth
+    clones = 0 if leaf else None if money.clones is None else money.clones // count
+    return [Amounts(share if r.max_tokens is None else r.max_tokens, generated, clones) for r in requests]
+
+
+def _least(*limits: int | None) -> int | None:
+    return min((limit for limit in limits if limit is not None), default=None)
