@@ -60,8 +60,8 @@ class Quote:
         check_choice(self.name, "alphabet", self.alphabet, tuple(_SYMBOLS))
         if self.min_named > self.min_documents:
             raise ConfigError(
-                f"{self.name}.min_named is {self.min_named}, above {self.name}.min_documents = {self.min_documents}: the "
-                "smallest task would have too few documents"
+                f"{self.name}.min_named is {self.min_named}, above {self.name}.min_documents = {self.min_documents}: "
+                "the smallest task would have too few documents"
             )
 
     def draw(self, rng: np.random.Generator) -> Task:

@@ -108,7 +108,7 @@ def _start_worker(messages: Queue[Message]) -> None:
     global _messages
     _messages = messages
     torch.set_num_threads(1)
-    disable_progress_bar()  # of loading and saving: ours is the one that counts
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # of loading and saving: ours is the one that counts
 
 
 def _run_job(config: RunConfig, job_id: JobId, only_warm_start: bool) -> None:
@@ -208,7 +208,7 @@ def evaluate_folder(config: RunConfig, model_folder: Path, arm: str, out: Path |
         raise ConfigError(f"the config has no arm '{arm}' ({', '.join(config.arms)}).{did_you_mean(arm, config.arms)}")
     if out is not None and out.exists():
         raise ConfigError(f"{out} exists already; name another file with --out, or remove it")
-    disable_progress_bar()
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     model, _ = load_pretrained(model_folder)
     player = Player.build(model, config.limits_of(arm), make_reward(config.reward.name, **config.reward.options))
     with tempfile.TemporaryDirectory() as scratch, console.status("evaluating") as status:

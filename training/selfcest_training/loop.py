@@ -19,7 +19,7 @@ from selfcest_training.batch import Sample, build_samples
 from selfcest_training.checkpoint import TrainState, checkpoints, load_checkpoint, save_checkpoint
 from selfcest_training.config import RunConfig
 from selfcest_training.credit import SCHEMES, CreditAssigner, checked_credit
-from selfcest_training.metrics import MetricsLog
+from selfcest_training.metrics import MetricsLog, drop_episodes
 from selfcest_training.player import Player, draw_family, group_requests, make_families
 from selfcest_training.update import Learner, UpdateMetrics
 from selfcest_training.warmstart import cut_batches, demonstration_pool, phase_at
@@ -117,6 +117,7 @@ class Job:
 
     def _reinforce(self, learner: Learner, log: MetricsLog) -> None:
         config = self.arm.rl
+        drop_episodes(self.folder / "episodes.jsonl", self.state.step)
         while self.state.step < config.steps and not self._budget_spent():
             step = self.state.step
             groups = self._rollout(step)
@@ -125,7 +126,7 @@ class Job:
             self._tick("rl", learner.num_steps)
             values = {**_describe(groups), **metrics, **self._compute()}
             log.write("rl", step, values)
-            self._log_episodes(groups, step)
+            self._log_episodes(groups)
             line = f"return {values['return']:.2f}  tokens {values['total_tokens']:.0f}  clones {values['clones']:.1f}"
             self.report("RL", self._share_done(), line)
             if self.state.step % self.config.checkpoint_every == 0:
@@ -209,9 +210,8 @@ class Job:
         name = f"{self.state.stage}_{self.state.step:06d}"
         save_checkpoint(self.folder / "checkpoints", name, self.model, learner.optimizer, self.state)
 
-    def _log_episodes(self, groups: Sequence[EpisodeGroup], step: int) -> None:
-        mode = "a" if step else "w"
-        with (self.folder / "episodes.jsonl").open(mode, encoding="utf-8") as file:
+    def _log_episodes(self, groups: Sequence[EpisodeGroup]) -> None:
+        with (self.folder / "episodes.jsonl").open("a", encoding="utf-8") as file:
             for group in groups[: self.config.log_groups]:
                 file.writelines(write_episode(episode) for episode in group.episodes)
 

@@ -46,6 +46,18 @@ class MetricsLog:
         self._board.close()
 
 
+def drop_episodes(path: Path, from_step: int) -> None:
+    """Remove the episodes of steps that will be played again from a job's log; ids begin with `s<step>.`."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        row = _parse(line)
+        if row is not None and int(str(row["episode_id"]).partition(".")[0][1:]) < from_step:
+            kept.append(line)
+    path.write_text("".join(kept), encoding="utf-8")
+
+
 def _parse(line: str) -> dict[str, float] | None:
     try:
         row: dict[str, float] = json.loads(line)

@@ -79,11 +79,12 @@ def _demonstrate(
     for style, requests in drawn.items():
         actor = OraclePolicy(source, rules.protocol, Style(style))
         for record in rollout(requests, ScriptedPolicy(actor, player.codec), rules):
-            if not player.reward.grade(record).correct:
+            faults = [turn.facts.fault for _, turn in record.turns() if turn.facts.fault is not None]
+            if faults or not player.reward.grade(record).correct:
                 raise TaskError(
                     f"the demonstration of family '{family}' in style '{style}' is wrong: task {record.task.prompt!r}, "
-                    f"expected {record.task.answer!r}, got {record.answer!r} ({record.root.status}); the arm's limits "
-                    "may be too tight for this style"
+                    f"expected {record.task.answer!r}, got {record.answer!r} ({record.root.status}; faults: "
+                    f"{', '.join(faults) or 'none'}); the arm's limits may be too tight for this style"
                 )
             yield record
 

@@ -1,0 +1,152 @@
+"""The documentation runs: Python blocks, links, commands, config keys, and tables that claim to be complete."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import typer.main
+import yaml
+
+from selfcest_agents.tiny import TinyConfig
+from selfcest_env.types import Fault, Limits, Status
+from selfcest_training.cli import app
+from selfcest_training.config import (
+    ArmConfig,
+    Cell,
+    Demonstrations,
+    EvaluationConfig,
+    Phase,
+    RLConfig,
+    RunConfig,
+    WarmStartConfig,
+)
+from selfcest_training.config_file import load_config, parse_config
+from selfcest_training.experiment import default_config
+from selfcest_training.update import LossConfig, OptimizerConfig
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+
+
+def blocks(page: Path, language: str) -> list[tuple[int, str]]:
+    """(first line, text) of every fenced block in this language."""
+    text = page.read_text(encoding="utf-8")
+    found = re.finditer(rf"^```{language}\n(.*?)^```$", text, re.M | re.S)
+    return [(text.count("\n", 0, match.start(1)), match.group(1)) for match in found]
+
+
+@each_page
+def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    module = types.ModuleType(f"docs_{page.stem}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for line, text in blocks(page, "python"):
+        # Empty lines in front, so that a traceback gives the line of the page.
+        exec(compile("\n" * line + text, str(page), "exec"), module.__dict__)
+
+
+def slug(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+@each_page
+def test_internal_links_lead_somewhere(page: Path) -> None:
+    prose = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+        if re.match(r"https?://", target):
+            continue
+        name, _, anchor = target.partition("#")
+        linked = (page.parent / name).resolve() if name else page
+        assert linked.is_file(), f"{page.name}: {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", linked.read_text(encoding="utf-8"), re.M)
+            assert anchor in map(slug, headings), f"{page.name}: {target}"
+
+
+def command_lines(page: Path) -> list[list[str]]:
+    """Words after `selfcest`, of direct calls and of `make train`."""
+    found = []
+    for _, text in blocks(page, "bash"):
+        for line in text.splitlines():
+            words = [word for word in shlex.split(line, comments=True) if not re.match(r"[A-Z_]+=(?!.*\s)", word)]
+            if words[:2] == ["make", "train"]:
+                arguments = [word.removeprefix("ARGS=") for word in words[2:]]
+                found.append(["train", *shlex.split(" ".join(arguments))])
+            elif words[:1] == ["selfcest"]:
+                found.append(words[1:])
+    return found
+
+
+@each_page
+def test_commands_and_config_keys_exist(page: Path) -> None:
+    for name, *words in command_lines(page):
+        assert name in COMMANDS, name
+        options = {flag: option for option in COMMANDS[name].params for flag in option.opts}
+        config, overrides = default_config(), []
+        rest = iter(words)
+        for word in rest:
+            if word.startswith("-"):
+                assert word in options, f"selfcest {name} {word}"
+                value = None if options[word].is_flag else next(rest)
+                if options[word].name == "config" and value is not None and value.startswith("training/"):
+                    config = ROOT / value
+            elif "=" in word:
+                overrides.append(word)
+        load_config(config, overrides)
+
+
+@each_page
+def test_yaml_blocks_are_configs(page: Path, tmp_path: Path) -> None:
+    for number, (_, text) in enumerate(blocks(page, "yaml")):
+        data = yaml.safe_load(text)
+        assert (ROOT / data["extends"]).is_file(), data["extends"]
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(yaml.safe_dump({**data, "extends": str(ROOT / data["extends"])}), encoding="utf-8")
+        load_config(file)
+
+
+@each_page
+def test_no_path_of_a_machine(page: Path) -> None:
+    found = re.search(r"(?<![\w.])/(?:work|home|tmp|root|Users|mnt|opt|usr)/", page.read_text(encoding="utf-8"))
+    assert found is None, f"{page.name}: {found}"
+
+
+def test_the_pages_name_every_limit_fault_status_and_config_key() -> None:
+    game = (ROOT / "docs" / "game.md").read_text(encoding="utf-8")
+    for limit in dataclasses.fields(Limits):
+        assert f"| `{limit.name}` | {'`None`' if limit.default is None else limit.default} |" in game, limit.name
+    for name in (*Fault, *Status):
+        assert f"| `{name}` |" in game, name
+    training = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    configs = (RunConfig, ArmConfig, WarmStartConfig, Phase, Demonstrations, RLConfig, EvaluationConfig, Cell)
+    for config in (*configs, OptimizerConfig, LossConfig, TinyConfig):
+        for key in dataclasses.fields(config):
+            assert f"`{key.name}`" in training, f"{config.__name__}.{key.name}"
+
+
+def test_the_defaults_in_the_training_page() -> None:
+    """The tables give the defaults of these keys; a config that sets nothing must agree."""
+    family = {"mix": {"f": {"share": 1, "styles": {"solve": 1}}}, "tokens": 1}
+    data = {"name": "n", "tasks": {"f": {"name": "quote"}}, "arms": {"a": {"warmstart": {"phases": [family]}}}}
+    config = parse_config(data)
+    rl, warmstart = config.arms["a"].rl, config.arms["a"].warmstart
+    assert (config.seeds, config.workers, config.compute_tokens, config.reward.name) == ((0,), 2, None, "default")
+    assert (config.micro_batch_tokens, config.checkpoint_every, config.log_groups) == (8192, 20, 2)
+    assert (warmstart.batch_tokens, warmstart.pool_tokens, warmstart.optimizer.learning_rate) == (1024, 16384, 2e-3)
+    assert (rl.steps, rl.tasks_per_step, rl.group_size, rl.minibatches, rl.temperature) == (60, 24, 8, 1, 0.8)
+    assert (rl.denominator, rl.constant_tokens, rl.credit.name, rl.optimizer.learning_rate) == (
+        "constant",
+        100.0,
+        "gated",
+        4e-4,
+    )
+    assert (rl.loss.clip_low, rl.loss.clip_high, rl.loss.kl_coefficient) == (0.2, 0.2, 0.0)

@@ -1,0 +1,54 @@
+"""A task with one right answer and two ways to give it: alone, or through a clone. Loaded as a plug-in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from selfcest_env.record import EpisodeRecord
+from selfcest_env.reward import Grade
+from selfcest_env.tasks.source import Proposal, Style
+from selfcest_env.types import Answer, CloneRequest, Delegate, Role, Task
+from selfcest_env.views import Observation
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Prompts `0` to `199` in letters; the answer is always 1."""
+
+    def draw(self, rng: np.random.Generator) -> Task:
+        number = int(rng.integers(200))
+        return Task(f"choice-{number}", f"{number}?", "1", "choice")
+
+    def understands(self, observation: Observation) -> bool:
+        return True
+
+    def propose(self, observation: Observation, rng: np.random.Generator, style: Style) -> Proposal:
+        if style is Style.DELEGATE and observation.role is Role.ROOT and not observation.exchanges:
+            return Proposal(Delegate((CloneRequest("x"),)))
+        return Proposal(Answer("1"))
+
+
+@dataclass(frozen=True)
+class PerClone:
+    """A reward term: so much for every clone."""
+
+    value: float
+
+    def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
+        return self.value * record.cost.clones
+
+
+class Broken:
+    """A reward term that raises."""
+
+    def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
+        raise KeyError("score")
+
+
+class NotANumber:
+    """A reward term that is not a number."""
+
+    def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
+        return float("nan")
