@@ -21,8 +21,8 @@ $(VENV)/.installed: pyproject.toml requirements/dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-train: $(VENV)/.installed ## set up, then train; ARGS="..." go to `selfcest train`
-	$(BIN)/selfcest train $(ARGS)
+train: $(VENV)/.installed ## set up, then train, or go on where it stopped; ARGS="..." go to `selfcest train`
+	$(BIN)/selfcest train --resume $(ARGS)
 
 # Tiny tensors lose more to threads that spin for each other than they win.
 test slow: export OMP_NUM_THREADS = 1

@@ -32,6 +32,7 @@ class TrainState:
         step: pools (warm start) or steps (RL) that are done.
         num_updates: optimiser steps of this stage, for the learning-rate schedule.
         sampled_tokens, trained_tokens: compute so far, over both stages.
+        compute_at_rl: compute when RL began, so that its schedule covers RL alone.
         cpu_seconds: process time so far.
     """
 
@@ -40,6 +41,7 @@ class TrainState:
     num_updates: int = 0
     sampled_tokens: int = 0
     trained_tokens: int = 0
+    compute_at_rl: int = 0
     cpu_seconds: float = 0.0
 
     @property

@@ -10,13 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from selfcest_agents.rollout import RolloutRequest
+from selfcest_env.errors import TaskError
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.seeding import stream_seed
-from selfcest_env.tasks import make_source
-from selfcest_env.tasks.splits import HashedSplit
 from selfcest_env.types import Task
 from selfcest_training.config import Cell, RunConfig
-from selfcest_training.player import Player
+from selfcest_training.player import Player, split
 
 COSTS = ("total_tokens", "generated_tokens", "critical_path_tokens", "peak_context", "clones")
 
@@ -40,21 +39,38 @@ class EpisodeResult:
 
 
 def evaluation_tasks(config: RunConfig, cell: Cell) -> list[Task]:
-    """The cell's instances: from the test part alone, the same for every arm and every seed."""
-    spec = config.tasks[cell.family]
-    source = HashedSplit(make_source(spec.name, **{**spec.options, **cell.options}), "test")
+    """The cell's instances: distinct, from the test part alone, the same for every arm and every seed.
+
+    Raises `TaskError` when the test part has too few distinct instances of this cell.
+    """
+    source, wanted = split(config.tasks[cell.family], "test", cell.options), config.evaluation.episodes
     rng = np.random.default_rng(stream_seed("evaluation", config.evaluation.seed, cell.family, cell.size))
-    return [source.draw(rng) for _ in range(config.evaluation.episodes)]
+    tasks: dict[str, Task] = {}
+    for _ in range(100 * wanted):
+        task = source.draw(rng)
+        tasks.setdefault(task.task_id, task)
+        if len(tasks) == wanted:
+            return list(tasks.values())
+    raise TaskError(
+        f"evaluation.episodes is {wanted}, but {cell.family} {cell.size} has about {len(tasks)} distinct test "
+        "instances; lower episodes or widen the cell"
+    )
 
 
 def evaluate(
-    player: Player, config: RunConfig, path: Path, report: Callable[[float, str], None]
+    player: Player,
+    config: RunConfig,
+    path: Path,
+    report: Callable[[float, str], None],
+    *,
+    only_first_temperature: bool = False,
 ) -> list[EpisodeResult]:
     """Play every cell at every temperature and store the results in `path`; if they are there already, read them."""
     if path.exists():
         return list(read_results(path))
     results: list[EpisodeResult] = []
-    pairs = [(cell, t) for cell in config.evaluation.cells for t in config.evaluation.temperatures]
+    temperatures = config.evaluation.temperatures[: 1 if only_first_temperature else None]
+    pairs = [(cell, t) for cell in config.evaluation.cells for t in temperatures]
     for done, (cell, temperature) in enumerate(pairs):
         report(done / len(pairs), f"{cell.family} {cell.size}")
         requests = [

@@ -120,7 +120,8 @@ def _run_job(config: RunConfig, job_id: JobId, only_warm_start: bool) -> None:
 
     def on_warm() -> None:
         if job.arm.rl.steps and not only_warm_start:
-            evaluate(job.player, config, job.folder / BEFORE, lambda share, line: report("evaluate", share, line))
+            path = job.folder / BEFORE
+            evaluate(job.player, config, path, lambda *args: report("evaluate", *args), only_first_temperature=True)
 
     job.run(on_warm, only_warm_start)
     if not only_warm_start:

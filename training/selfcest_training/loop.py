@@ -73,7 +73,9 @@ class Job:
                 self._warm_start(learner, log)
                 save_pretrained(self.model, TinyTokenizer(), self.folder / "warmstart_model")
                 on_warm()
-                self.state = replace(self.state, stage="rl", step=0, num_updates=0)
+                self._clock = time.process_time()  # evaluation is no training
+                compute = self.state.compute_tokens
+                self.state = replace(self.state, stage="rl", step=0, num_updates=0, compute_at_rl=compute)
             if not only_warm_start:
                 learner = self._learner("rl", found[-1] if found and in_rl else None)
                 self._reinforce(learner, log)
@@ -118,12 +120,13 @@ class Job:
     def _reinforce(self, learner: Learner, log: MetricsLog) -> None:
         config = self.arm.rl
         drop_episodes(self.folder / "episodes.jsonl", self.state.step)
+        self.player.engine.policy_version = self.state.step
         while self.state.step < config.steps and not self._budget_spent():
             step = self.state.step
             groups = self._rollout(step)
             metrics = self._update(learner, groups)
-            self.player.engine.policy_version += 1
             self._tick("rl", learner.num_steps)
+            self.player.engine.policy_version = self.state.step
             values = {**_describe(groups), **metrics, **self._compute()}
             log.write("rl", step, values)
             self._log_episodes(groups)
@@ -198,9 +201,11 @@ class Job:
         return budget is not None and self.state.compute_tokens >= budget
 
     def _share_done(self) -> float:
+        """How much of RL is done, by steps or by compute, whichever ends it first."""
+        budget, start = self.config.compute_tokens, self.state.compute_at_rl
         share = self.state.step / max(1, self.arm.rl.steps)
-        if self.config.compute_tokens:
-            share = max(share, self.state.compute_tokens / self.config.compute_tokens)
+        if budget is not None and budget > start:
+            share = max(share, (self.state.compute_tokens - start) / (budget - start))
         return min(1.0, share)
 
     def _compute(self) -> dict[str, float]:

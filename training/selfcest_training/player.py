@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from transformers import LlamaForCausalLM
@@ -23,10 +24,18 @@ from selfcest_env.terse import TerseProtocol
 from selfcest_env.types import Limits, Task
 from selfcest_training.config import PlugIn
 
+TEST_FRACTION = 0.2  # of all instances, by the hash of their content; the same for every family and size
+
 
 def make_families(tasks: Mapping[str, PlugIn], part: str) -> dict[str, TaskSource]:
     """Task sources by family name, restricted to the training or the test part of their instances."""
-    return {name: HashedSplit(make_source(spec.name, **spec.options), part) for name, spec in tasks.items()}
+    return {name: split(spec, part) for name, spec in tasks.items()}
+
+
+def split(spec: PlugIn, part: str, changes: Mapping[str, Any] | None = None) -> HashedSplit:
+    """The training or the test part of a source, with some of its options changed."""
+    source = make_source(spec.name, **{**spec.options, **(changes or {})})
+    return HashedSplit(source, part, TEST_FRACTION)
 
 
 def draw_family(weights: Mapping[str, float], rng: np.random.Generator) -> str:

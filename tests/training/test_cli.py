@@ -1,0 +1,117 @@
+"""The command line's surface, its errors, and one whole run in processes of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from test_job import config
+from typer.main import get_command
+from typer.testing import CliRunner
+
+import selfcest_training.cli as cli
+import selfcest_training.credit
+from selfcest_training.config_file import dump_config
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_surface_is_this_and_nothing_else() -> None:
+    commands = get_command(cli.app).commands  # type: ignore[attr-defined]
+    found = {name: {opt for param in command.params for opt in param.opts} for name, command in commands.items()}
+    assert found == {
+        "train": {"--config", "-c", "--resume", "overrides"},
+        "warmstart": {"--config", "-c", "--resume", "overrides"},
+        "evaluate": {"--arm", "--config", "-c", "--out", "model", "overrides"},
+        "trace": {"--episode", "file"},
+    }
+    assert set(selfcest_training.credit.SCHEMES) == {"grpo", "gated"}
+
+
+@pytest.mark.parametrize("command", [[], ["train"], ["warmstart"], ["evaluate"], ["trace"]])
+def test_help_is_there(command: list[str]) -> None:
+    result = CliRunner().invoke(cli.app, [*command, "--help"])
+    assert result.exit_code == 0
+    assert "Usage" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "seedz=[1]"], ["unknown config key 'seedz'", "Did you mean 'seeds'"]),
+        (["train", "-c", "missing.yaml"], ["no config file missing.yaml"]),
+        (["train", "limits.answer_reserve=9999"], ["limits.answer_reserve is 9999"]),
+        (["train", "tasks.short.name=nothing"], ["unknown task source 'nothing'"]),
+        (["trace", "missing.jsonl"], ["no file missing.jsonl"]),
+        (["evaluate", "missing", "--arm", "nobody"], ["no arm 'nobody'"]),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    arguments: list[str], words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["selfcest", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert all(word in error for word in words)
+    assert len(error.splitlines()) == 1
+
+
+def write(tmp_path: Path) -> Path:
+    data = yaml.safe_load(dump_config(config(tmp_path / "runs")))
+    data["evaluation"] = {"cells": [{"family": "choice", "size": "any"}], "episodes": 8}
+    data["arms"]["delegating"]["rl"]["steps"] = 2
+    data["arms"]["monolithic"] = {
+        "limits": {"max_depth": 0},
+        "warmstart": {"phases": [{"tokens": 4000, "mix": {"choice": {"share": 1, "styles": {"solve": 1}}}}]},
+        "rl": {"steps": 0},
+    }
+    path = tmp_path / "c.yaml"
+    path.write_text(yaml.safe_dump(data), encoding="utf-8")
+    return path
+
+
+def selfcest(*arguments: str) -> subprocess.CompletedProcess[str]:
+    path = ":".join(str(ROOT / part) for part in ("", "agents", "training", "tests/training"))
+    return subprocess.run(
+        [sys.executable, "-m", "selfcest_training", *arguments],
+        capture_output=True, text=True, timeout=240, env={"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PATH": ""},
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_whole_run_and_its_files(tmp_path: Path) -> None:
+    done = selfcest("train", "-c", str(write(tmp_path)))
+    assert done.returncode == 0, done.stderr
+    for policy in ("delegating, before RL", "delegating, after RL", "| monolithic |"):
+        assert policy in done.stdout
+    run = tmp_path / "runs" / "t"
+    files = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
+    job = "delegating/seed0"
+    assert {"config.yaml", "table.md", "results.csv", "accuracy_vs_total_tokens.png"} <= files
+    assert {f"{job}/metrics.jsonl", f"{job}/episodes.jsonl", f"{job}/model/config.json"} <= files
+    assert any(name.startswith(f"{job}/tensorboard/") for name in files)
+    again = selfcest("train", "-c", str(write(tmp_path)))
+    assert again.returncode == 2
+    assert "already holds a run; add --resume" in again.stderr
+    resumed = selfcest("train", "-c", str(write(tmp_path)), "--resume")
+    assert resumed.returncode == 0
+    assert resumed.stdout.count("| choice |") == done.stdout.count("| choice |")
+    traced = selfcest("trace", str(run / job / "episodes.jsonl"))
+    assert "root" in traced.stdout
+    evaluated = selfcest("evaluate", str(run / job / "model"), "-c", str(tmp_path / "c.yaml"))
+    assert "| choice | any | delegating |" in evaluated.stdout
+
+
+@pytest.mark.slow
+def test_an_error_in_a_worker_reaches_the_user_as_one_line(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    done = selfcest("train", "-c", str(path), "reward={name: correct, options: {mine: {name: 'trivial:Broken'}}}")
+    assert done.returncode == 2
+    assert "selfcest: reward term 'mine'" in done.stderr
