@@ -42,6 +42,10 @@ class PolicyError(SelfcestError, RuntimeError):
     """A policy or engine that answered something impossible."""
 
 
+class TrainingError(SelfcestError, RuntimeError):
+    """Training that cannot go on: a gradient that is not finite, or a sampler and a learner that disagree."""
+
+
 class PlugInError(SelfcestError, ImportError):
     """A `package.module:Class` reference that does not lead to a usable class."""
 

@@ -10,7 +10,8 @@ import torch
 from torch.nn import functional as F
 
 from selfcest_agents.codec import TerseCodec
-from selfcest_agents.policy import EnginePolicy, PolicyRequest, RolePolicy, SamplingConfig, ScriptedPolicy
+from selfcest_agents.engine import Completion, TokenRequest
+from selfcest_agents.policy import EnginePolicy, RolePolicy, SamplingConfig, ScriptedPolicy
 from selfcest_agents.rollout import RolloutRequest, rollout
 from selfcest_agents.tiny import TinyConfig, TinyTokenizer, build_tiny
 from selfcest_agents.transformers_engine import TransformersEngine
@@ -18,7 +19,7 @@ from selfcest_env.errors import ConfigError, PolicyError
 from selfcest_env.record import EpisodeRecord, Generation
 from selfcest_env.rules import Rules
 from selfcest_env.terse import TerseProtocol
-from selfcest_env.types import Limits, Outcome, Role, Task, TurnKey
+from selfcest_env.types import FinishReason, Limits, Outcome, Role, Task, TurnKey
 from selfcest_env.views import Observation
 
 TOKENIZER = TinyTokenizer()
@@ -68,13 +69,6 @@ def test_a_scripted_episode_by_hand() -> None:
     assert record.answer == "1"
 
 
-def test_contexts_are_the_sampled_ids_and_nothing_is_encoded_twice() -> None:
-    for record in model_clones():
-        for agent in record.agents:
-            if agent.role is Role.CLONE:
-                assert len(agent.context_ids) == agent.prompt_tokens + agent.generated_tokens
-
-
 def test_a_codec_that_prices_otherwise_than_it_encodes_is_caught() -> None:
     class Careless(TerseCodec):
         def encode(self, messages, boundary):  # type: ignore[no-untyped-def]
@@ -110,38 +104,77 @@ def test_learner_logprobs_equal_behaviour_logprobs(temperature: float) -> None:
     assert multi_turn, "the test must see contexts of several turns"
 
 
-def test_the_history_given_to_the_policy_is_the_stored_one() -> None:
-    """Fails if anything between two turns is decoded and encoded again: the tokenizer here maps a text two ways."""
-    seen: list[tuple[int, ...]] = []
+class TwoFaced(TerseCodec):
+    """Decodes id 60 as '1', whose own id is another: a text-to-id round trip shows."""
 
-    class TwoFaced(TerseCodec):
-        """Decodes id 60 as '1', whose own id is another: text-to-id round trips are visible."""
+    def decode(self, ids: Iterable[int]) -> str:
+        return TOKENIZER.decode(ids_of("1")[0] if i == 60 else i for i in ids)
 
-        def decode(self, ids: Iterable[int]) -> str:
-            return TOKENIZER.decode(TOKENIZER.encode("1", True)[0] if i == 60 else i for i in ids)
 
-    class Recorder:
-        def __init__(self) -> None:
-            self._done: list[tuple[TurnKey, Generation]] = []
+def ids_of(text: str) -> tuple[int, ...]:
+    """Ids of a text in which '~' stands for id 60."""
+    return tuple(60 if i == TOKENIZER.vocab["?"] else i for i in TOKENIZER.encode(text.replace("~", "?"), True))
 
-        def submit(self, batch: Sequence[PolicyRequest]) -> None:
-            for request in batch:
-                block = codec.encode(request.observation.block, request.observation.boundary)
-                seen.append(tuple(i for g in request.history for ids in (g.prompt_ids, g.token_ids) for i in ids))
-                turn = request.observation.turn
-                ids = (60, *TOKENIZER.encode(["<end>", "<end>", "<ans>1<end>"][min(turn, 2)], True))
-                text = codec.decode(ids)
-                generation = Generation(text, prompt_ids=block, token_ids=ids, behavior_logprobs=(0.0,) * len(ids))
-                self._done.append((request.key, generation))
 
-        def poll(self) -> list[tuple[TurnKey, Generation]]:
-            done, self._done = self._done, []
-            return done
+class FakeEngine:
+    """Answers each turn of an agent by its script; a turn that no stop id ends was cut by length."""
 
+    policy_version = 3
+
+    def __init__(self, scripts: dict[str, list[str]]) -> None:
+        self.contexts: dict[str, tuple[int, ...]] = {}
+        self._scripts, self._waiting = scripts, list[TokenRequest]()
+
+    def submit(self, requests: Sequence[TokenRequest]) -> None:
+        self.contexts |= {request.key: request.context_ids for request in requests}
+        self._waiting += requests
+
+    def poll(self) -> list[Completion]:
+        done = []
+        for request in self._waiting:
+            _, agent, turn = request.key.split("/")
+            ids = ids_of(self._scripts[agent][int(turn.removeprefix("turn"))])
+            reason = FinishReason.STOP if ids[-1] in TOKENIZER.stop_ids else FinishReason.LENGTH
+            done.append(Completion(request.key, ids, (0.0,) * len(ids), reason, self.policy_version))
+        self._waiting = []
+        return done
+
+    @property
+    def pending(self) -> int:
+        return len(self._waiting)
+
+    def cancel(self, keys: Iterable[str]) -> None:
+        raise AssertionError("nothing is cancelled here")
+
+
+def test_each_context_is_the_sampled_ids_and_the_new_block() -> None:
+    """Fails if `EnginePolicy` ever encodes a text that was sampled: id 60 would come back as the id of '1'."""
+    turns = {  # by agent: what the environment writes, what the engine samples
+        "root": [
+            ("<root>#AB3:[4]-[9]<asst>", "~<call>~@A<sep>~@B</call>"),
+            ("<tool>a1b!<asst>", "a~"),
+            ("<end><err><asst>", "~<call>1+~@B</call>"),
+            ("<tool>a11<asst>", "~<ans>~<end>"),
+        ],
+        "root.0": [("<clone>1<doc>A123<asst>", "~<end>"), ("<err><asst>", "~<ans>~<end>")],
+        "root.1": [("<clone>1<doc>B45<asst>", "~<end>")] + [("<err><asst>", "~<end>")] * 3,
+        "root.2": [("<clone>1+1<doc>B45<asst>", "<ans>~~<end>")],
+    }
     codec = TwoFaced(TOKENIZER)
-    (record,) = rollout(requests(1), Recorder(), Rules(LIMITS, TerseProtocol(), codec))
-    assert 60 in seen[1]
-    assert seen[2] == record.agents[0].context_ids[: len(seen[2])]
+    assert codec.encode_own(codec.decode(ids_of("~"))) != ids_of("~")
+    engine = FakeEngine({agent: [sampled for _, sampled in pairs] for agent, pairs in turns.items()})
+    policy = EnginePolicy(engine, codec, SamplingConfig(1.0))
+    (record,) = rollout(requests(1), policy, Rules(LIMITS, TerseProtocol(), codec))
+    expected = {}
+    for agent, pairs in turns.items():
+        context: tuple[int, ...] = ()
+        for turn, (block, sampled) in enumerate(pairs):
+            expected[f"e0/{agent}/turn{turn}"] = context = (*context, *ids_of(block))
+            context = (*context, *ids_of(sampled))
+        (stored,) = (found.context_ids for found in record.agents if str(found.agent_id) == agent)
+        assert stored == context
+    assert engine.contexts == expected
+    assert record.answer == "1"
 
 
 @pytest.mark.parametrize("max_concurrent", [1, 3, 64])

@@ -13,20 +13,25 @@ from selfcest_env.errors import ConfigError
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import check_writable, dump_config, load_config, parse_config
 
+ARM = {"warmstart": {}, "rl": {"steps": 0}}
+CELL = {"family": "range", "size": "4"}
+PHASE, OPTIMIZER = "arms.delegating.warmstart.phases.0", "arms.delegating.rl.optimizer"
+NAN, INF = float("nan"), float("inf")
 SHIPPED = sorted(Path(__file__).parents[2].glob("training/configs/*.yaml"))
 
 
 def small() -> dict[str, Any]:
     return {
         "name": "t",
+        "limits": {"total_tokens": 480},
         "tasks": {"range": {"name": "range_sum", "options": {"max_length": 4}}},
         "arms": {
             "delegating": {
-                "warmstart": {"phases": [{"tokens": 10, "mix": {"range": {"share": 1, "styles": {"solve": 1}}}}]},
+                "warmstart": {"phases": [{"tokens": 10, "mix": {"range": {"share": 1, "styles": {"delegate": 1}}}}]},
                 "rl": {"steps": 1, "tasks": {"range": 1}},
             }
         },
-        "evaluation": {"cells": [{"family": "range", "size": "4"}]},
+        "evaluation": {"cells": [dict(CELL)]},
     }
 
 
@@ -76,6 +81,54 @@ def test_shipped_configs_load(path: Path) -> None:
         ("arms", {}, ["name at least one arm"]),
         ("name", 3, ["3 is no text"]),
         ("tasks", 7, ["tasks"]),
+        ("limits.total_tokens", 513, ["limits.total_tokens is 513", "model.max_positions = 512"]),
+        ("limits", {"total_tokens": None, "context_tokens": 600}, ["limits.context_tokens is 600", "max_positions"]),
+        ("arms.delegating.limits", {"total_tokens": 600}, ["arms.delegating: limits.total_tokens is 600"]),
+        (f"{PHASE}.limits", {"total_tokens": 600}, ["phases[0]: limits.total_tokens is 600"]),
+        ("seeds", [], ["seeds is []", "at least one"]),
+        ("seeds", [1, 1], ["seeds is [1, 1]", "remove the duplicates"]),
+        ("workers", 0, ["workers is 0", ">= 1"]),
+        ("checkpoint_every", 0, ["checkpoint_every is 0"]),
+        ("micro_batch_tokens", 0, ["micro_batch_tokens is 0"]),
+        ("log_groups", -1, ["log_groups is -1", ">= 0"]),
+        ("compute_tokens", 0, ["compute_tokens is 0", "null"]),
+        ("compute_tokens", 28, ["arms.delegating", "3 x 10 = 30", "compute_tokens = 28", "lower the phases' tokens"]),
+        *(("name", name, [f"name is {name!r}", "rename it"]) for name in ("", "a/b", "a\\b", "..", ".hidden")),
+        *(("arms", {name: ARM}, [f"arms.{name} is", "rename it"]) for name in ("a,b", "a/b", "..")),
+        ("arms.delegating.warmstart.batch_tokens", 0, ["warmstart.batch_tokens is 0", "arms['delegating']"]),
+        ("arms.delegating.warmstart.pool_tokens", 0, ["warmstart.pool_tokens is 0"]),
+        (f"{PHASE}.tokens", 0, ["phase.tokens is 0", "phases[0]"]),
+        (f"{PHASE}.mix", {}, ["phase.mix is {}", "weight > 0"]),
+        (f"{PHASE}.mix.range.share", 0, ["phase.mix is {'range': 0.0}"]),
+        (f"{PHASE}.mix.range.share", -1, ["share is -1.0", "mix['range']"]),
+        (f"{PHASE}.mix.range.styles", {}, ["styles is {}"]),
+        (f"{PHASE}.mix.range.styles", {"solve": 0}, ["styles is {'solve': 0.0}"]),
+        (f"{PHASE}.mix.range.styles", {"solve": -1}, ["styles.solve is -1.0"]),
+        (f"{PHASE}.mix.range.styles", {"solv": 1}, ["styles.solv is no style", "Did you mean 'solve'"]),
+        (f"{PHASE}.mix.range.styles", {"read": 1}, ["phases[0].mix.range.styles.read", "limits.max_reads is 0"]),
+        ("arms.delegating.limits.max_depth", 0, ["mix.range.styles.delegate", "limits.max_depth is 0"]),
+        (f"{PHASE}.limits", {"max_clones": 0}, ["mix.range.styles.delegate", "limits.max_clones is 0"]),
+        ("arms.delegating.rl.steps", -1, ["rl.steps is -1"]),
+        ("arms.delegating.rl.tasks", {}, ["arms.delegating.rl.tasks is {}", "weight > 0"]),
+        ("arms.delegating.rl.tasks", {"range": 0}, ["arms.delegating.rl.tasks is {'range': 0.0}"]),
+        ("arms.delegating.rl.tasks", {"range": INF}, ["arms.delegating.rl.tasks.range is inf"]),
+        ("arms.delegating.rl.tasks_per_step", 0, ["rl.tasks_per_step is 0"]),
+        *(("arms.delegating.rl.constant_tokens", x, ["rl.constant_tokens is"]) for x in (0, -1, NAN, INF)),
+        *(("arms.delegating.rl.temperature", x, ["rl.temperature is"]) for x in (NAN, INF, -1)),
+        *((f"{OPTIMIZER}.warmup_steps", x, ["optimizer.warmup_steps is"]) for x in (-1,)),
+        *((f"{OPTIMIZER}.beta1", x, ["optimizer.beta1 is", "< 1"]) for x in (-0.1, 1.0, NAN)),
+        *((f"{OPTIMIZER}.beta2", x, ["optimizer.beta2 is", "< 1"]) for x in (-0.1, 1.0, NAN)),
+        *((f"{OPTIMIZER}.weight_decay", x, ["optimizer.weight_decay is"]) for x in (-0.1, NAN, INF)),
+        *((f"{OPTIMIZER}.learning_rate", x, ["optimizer.learning_rate is"]) for x in (NAN, INF, "nan")),
+        *((f"{OPTIMIZER}.decay_share", x, ["optimizer.decay_share is"]) for x in (-0.1, 1.1, NAN)),
+        *((f"{OPTIMIZER}.max_grad_norm", x, ["optimizer.max_grad_norm is"]) for x in (0, NAN)),
+        *((f"arms.delegating.rl.loss.{key}", NAN, [f"loss.{key} is nan"]) for key in ("clip_low", "kl_coefficient")),
+        ("evaluation.episodes", 0, ["evaluation.episodes is 0"]),
+        ("evaluation.temperatures", [], ["evaluation.temperatures is []", "at least one"]),
+        ("evaluation.temperatures", [0.5, 0.5], ["evaluation.temperatures is", "duplicates"]),
+        *(("evaluation.temperatures", [0, x], ["evaluation.temperatures is", "greedy"]) for x in (-1, NAN, INF)),
+        ("evaluation.cells", [CELL, {**CELL, "shift": "out"}], ["(family, size) is", "('range', '4')", "duplicates"]),
+        ("evaluation.cells.0.shift", "off", ["cell.shift is 'off'", "'out'", "cells[0]"]),
     ],
 )
 def test_a_wrong_key_or_value_is_named(path: str, value: object, words: list[str]) -> None:
@@ -83,6 +136,56 @@ def test_a_wrong_key_or_value_is_named(path: str, value: object, words: list[str
         parse_config(edited(path, value))
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("compute_tokens", None),
+        ("compute_tokens", 29),  # 3 x 10 is over it by less than 5 %
+        ("arms.delegating.rl", {"steps": 0}),
+        ("arms.delegating.rl", {"steps": 0, "tasks": {"range": 0}}),
+        ("limits", {"total_tokens": None, "context_tokens": 512}),
+        ("limits", {"total_tokens": 512}),
+        (f"{PHASE}.mix.range.styles", {"solve": 1, "read": 0}),
+        ("arms.delegating.warmstart.phases", []),
+        ("evaluation.temperatures", [0.0, 0.8]),
+        (f"{OPTIMIZER}.max_grad_norm", INF),
+    ],
+)
+def test_a_value_at_the_edge_is_accepted(path: str, value: object) -> None:
+    config = parse_config(edited(path, value))
+    assert parse_config(yaml.safe_load(dump_config(config))) == config
+
+
+def test_a_number_without_a_point_is_a_number(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(yaml.safe_dump(small()), encoding="utf-8")
+    assert load_config(path, [f"{OPTIMIZER}.learning_rate=3e-4"]).arms["delegating"].rl.optimizer.learning_rate == 3e-4
+    with pytest.raises(ConfigError, match="'3e-4x' is no float"):
+        load_config(path, [f"{OPTIMIZER}.learning_rate=3e-4x"])
+
+
+def test_an_override_of_one_arm_leaves_the_others_alone(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        """
+name: t
+limits: {total_tokens: 480}
+tasks: {range: {name: range_sum}}
+arms:
+  delegating: {warmstart: {phases: &phases [{tokens: 10, mix: {range: {share: 1, styles: {solve: 1}}}}]},
+               rl: &rl {steps: 3, tasks: {range: 1}}}
+  monolithic: {limits: {max_depth: 0}, warmstart: {phases: *phases}, rl: *rl}
+""",
+        encoding="utf-8",
+    )
+    arms = load_config(path, ["arms.delegating.rl.steps=7", "arms.monolithic.warmstart.phases.0.tokens=20"]).arms
+    assert {name: arm.rl.steps for name, arm in arms.items()} == {"delegating": 7, "monolithic": 3}
+    assert {name: arm.warmstart.phases[0].tokens for name, arm in arms.items()} == {"delegating": 10, "monolithic": 20}
+    path.write_text("arms: &arms {again: *arms}", encoding="utf-8")
+    with pytest.raises(ConfigError, match="an alias"):
+        load_config(path)
 
 
 def test_a_missing_key_is_named() -> None:

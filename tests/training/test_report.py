@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from selfcest_training.evaluate import EpisodeResult
-from selfcest_training.report import difference, interval, markdown, plot_frontier, summarise, verdicts, write_csv
+from selfcest_training.report import (
+    difference,
+    interval,
+    markdown,
+    plot_frontier,
+    summarise,
+    verdicts,
+    warnings,
+    write_csv,
+)
 
 
 def results(correct: list[bool], tokens: int) -> list[EpisodeResult]:
@@ -58,11 +67,24 @@ def test_difference_is_paired_by_seed() -> None:
 
 
 def test_verdicts_say_who_wins_on_what() -> None:
-    (line,) = verdicts(summarise(BY_SEED), "delegating", ["monolithic"])
-    assert line.startswith("sum 4: wins by +0.58 accuracy against monolithic; total tokens x1.97")
-    (other,) = verdicts(summarise(BY_SEED), "monolithic", ["delegating"])
-    assert "loses by -0.58" in other
+    (line,) = verdicts(BY_SEED, "delegating", ["monolithic"])
+    # total tokens 101.5 against 51.5
+    assert line.startswith("sum 4, against monolithic: wins accuracy +0.58 ± 0.36; total tokens x1.97")
+    (other,) = verdicts(BY_SEED, "monolithic", ["delegating"])
+    assert "loses accuracy -0.58 ± 0.36" in other
     assert "does not pay" not in other, "it is cheaper"
+
+
+def test_one_seed_gives_no_verdict_and_a_dear_tie_does_not_pay() -> None:
+    one = {key: rows for key, rows in BY_SEED.items() if key[1] == 0}
+    assert "(one seed, no verdict) +0.75" in verdicts(one, "delegating", ["monolithic"])[0]
+    same = {("a", 0): results([True], 60), ("b", 0): results([True], 50)}
+    assert "delegation does not pay here" in verdicts(same, "a", ["b"])[0]
+
+
+def test_a_baseline_that_never_learned_is_named() -> None:
+    (line,) = warnings(summarise(BY_SEED), ["monolithic"])
+    assert line.startswith("monolithic did not solve the smallest sum (0.17 ± ")
 
 
 def test_table_csv_and_plot(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -53,7 +54,7 @@ class TrainState:
 def save_checkpoint(
     folder: Path, name: str, model: PreTrainedModel, optimizer: torch.optim.Optimizer, state: TrainState, keep: int = 2
 ) -> Path:
-    """Write `folder/name` atomically and delete all but the newest `keep` checkpoints of the same stage."""
+    """Write `folder/name` atomically and delete all but the newest `keep` checkpoints."""
     folder.mkdir(parents=True, exist_ok=True)
     final, partial = folder / name, folder / f".{name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
@@ -63,13 +64,22 @@ def save_checkpoint(
     (partial / _STATE).write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
     for file in partial.iterdir():
         _sync(file)
+    _sync(partial)
     if final.exists():
-        shutil.rmtree(final)
+        _remove(final)
     partial.rename(final)
     _sync(folder)
     for old in checkpoints(folder)[:-keep]:
-        shutil.rmtree(old)
+        _remove(old)
     return final
+
+
+def _remove(folder: Path) -> None:
+    """Hide a checkpoint before deleting it, so that a half-deleted one is never taken for a whole one."""
+    hidden = folder.with_name(f".{folder.name}.removed")
+    shutil.rmtree(hidden, ignore_errors=True)
+    folder.rename(hidden)
+    shutil.rmtree(hidden)
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -97,10 +107,12 @@ def load_checkpoint(path: Path, model: PreTrainedModel, optimizer: torch.optim.O
     state = read_state(path)
     try:
         model.load_state_dict(load_file(path / _MODEL))
-    except RuntimeError as error:
-        raise RecordError(f"{path / _MODEL} does not fit this model: {error}") from error
-    if optimizer is not None:
-        _restore(optimizer, load_file(path / _OPTIMIZER))
+        if optimizer is not None:
+            _restore(optimizer, load_file(path / _OPTIMIZER))
+    except (RuntimeError, OSError, SafetensorError) as error:
+        raise RecordError(
+            f"{path} is damaged or of another model ({error}); remove it and --resume from the checkpoint before it"
+        ) from error
     return state
 
 

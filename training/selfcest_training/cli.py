@@ -98,12 +98,10 @@ def trace(
 
 
 def main() -> None:
-    """Entry point: the project's own errors are one line and exit code 2, an interrupt says how to go on."""
+    """Entry point: the project's own errors are one line and exit code 2."""
+    sys.path.insert(0, os.getcwd())  # plug-ins of one's own may lie in the working directory
     try:
         app()
     except SelfcestError as error:
         print(f"selfcest: {error}", file=sys.stderr)
         raise SystemExit(2) from error
-    except KeyboardInterrupt:
-        print("selfcest: interrupted; the same command with --resume goes on from the last checkpoint", file=sys.stderr)
-        raise SystemExit(130) from None

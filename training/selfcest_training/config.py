@@ -3,16 +3,47 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from selfcest_agents.tiny import TinyConfig
 from selfcest_env.errors import ConfigError, did_you_mean
+from selfcest_env.tasks.source import Style
 from selfcest_env.types import Limits
 from selfcest_training.batch import Denominator
 from selfcest_training.update import LossConfig, OptimizerConfig
+
+
+def _require(right: bool, key: str, value: object, expected: str) -> None:
+    if not right:
+        raise ConfigError(f"{key} is {value!r}; expected {expected}")
+
+
+def _at_least(bound: int, config: object, place: str, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        _require(value >= bound, f"{place}{name}", value, f"a whole number >= {bound}")
+
+
+def _check_weights(place: str, weights: Mapping[str, float]) -> None:
+    """Each finite and >= 0, and something above 0 to draw from."""
+    for name, weight in weights.items():
+        _require(0 <= weight < math.inf, f"{place}.{name}", weight, "a finite weight >= 0")
+    _require(any(weights.values()), place, dict(weights), "at least one name with a weight > 0, or it draws nothing")
+
+
+def _check_file_name(key: str, name: str, forbidden: str = "") -> None:
+    right = name and not name.startswith(".") and not set(name) & set("/\\" + forbidden)
+    what = "slash, backslash" + "".join(f" or '{mark}'" for mark in forbidden)
+    _require(bool(right), key, name, f"a folder name: not empty, no leading dot, no {what}; rename it")
+
+
+def _check_distinct(key: str, values: Sequence[object]) -> None:
+    _require(len(values) > 0, key, list(values), "at least one")
+    _require(len(set(values)) == len(values), key, list(values), "each one once; remove the duplicates")
 
 
 @dataclass(frozen=True)
@@ -35,6 +66,15 @@ class Demonstrations:
     share: float
     styles: Mapping[str, float]
 
+    def __post_init__(self) -> None:
+        _require(0 <= self.share < math.inf, "share", self.share, "a finite number >= 0")
+        for style in self.styles:
+            if style not in list(Style):
+                raise ConfigError(
+                    f"styles.{style} is no style; expected {', '.join(Style)}.{did_you_mean(style, Style)}"
+                )
+        _check_weights("styles", self.styles)
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -47,6 +87,10 @@ class Phase:
     mix: Mapping[str, Demonstrations]
     limits: Mapping[str, int | None] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        _at_least(1, self, "phase.", "tokens")
+        _check_weights("phase.mix", {family: spec.share for family, spec in self.mix.items()})
+
 
 @dataclass(frozen=True)
 class WarmStartConfig:
@@ -58,6 +102,9 @@ class WarmStartConfig:
     )
     batch_tokens: int = 1024
     pool_tokens: int = 16384
+
+    def __post_init__(self) -> None:
+        _at_least(1, self, "warmstart.", "batch_tokens", "pool_tokens")
 
 
 @dataclass(frozen=True)
@@ -86,8 +133,11 @@ class RLConfig:
     credit: PlugIn = PlugIn("gated")
 
     def __post_init__(self) -> None:
-        if self.temperature <= 0:
-            raise ConfigError(f"rl.temperature is {self.temperature!r}; training needs a temperature above 0")
+        _at_least(0, self, "rl.", "steps")
+        _at_least(1, self, "rl.", "tasks_per_step")
+        for name in ("temperature", "constant_tokens"):
+            value = getattr(self, name)
+            _require(0 < value < math.inf, f"rl.{name}", value, "a finite number > 0")
         if self.group_size < 2:
             raise ConfigError(
                 f"rl.group_size is {self.group_size}; a group baseline needs at least 2 episodes per task"
@@ -100,7 +150,7 @@ class RLConfig:
 
 @dataclass(frozen=True)
 class ArmConfig:
-    """One policy of the comparison. `limits` override the run's; `compute_tokens` likewise."""
+    """One policy of the comparison. `limits` override the run's; its compute is the run's `compute_tokens`."""
 
     warmstart: WarmStartConfig
     rl: RLConfig = RLConfig()
@@ -115,6 +165,10 @@ class Cell:
     size: str
     options: Mapping[str, Any] = field(default_factory=dict)
     shift: str = "in"
+
+    def __post_init__(self) -> None:
+        expected = "'in' (the training distribution) or 'out'"
+        _require(self.shift in ("in", "out"), "cell.shift", self.shift, expected)
 
 
 @dataclass(frozen=True)
@@ -132,6 +186,16 @@ class EvaluationConfig:
     episodes: int = 500
     seed: int = 20_000
     temperatures: tuple[float, ...] = (0.0,)
+
+    def __post_init__(self) -> None:
+        _at_least(1, self, "evaluation.", "episodes")
+        for temperature in self.temperatures:
+            _require(
+                0 <= temperature < math.inf, "evaluation.temperatures", temperature, "finite numbers >= 0 (0: greedy)"
+            )
+        _check_distinct("evaluation.temperatures", self.temperatures)
+        if self.cells:
+            _check_distinct("evaluation.cells (family, size)", [(cell.family, cell.size) for cell in self.cells])
 
 
 @dataclass(frozen=True)
@@ -165,28 +229,59 @@ class RunConfig:
     log_groups: int = 2
 
     def __post_init__(self) -> None:
+        _check_file_name("name", self.name)
+        _check_distinct("seeds", self.seeds)
+        _at_least(1, self, "", "workers", "checkpoint_every", "micro_batch_tokens")
+        _at_least(0, self, "", "log_groups")
+        if self.compute_tokens is not None:
+            expected = "a whole number >= 1, or null to leave the end to rl.steps"
+            _require(self.compute_tokens >= 1, "compute_tokens", self.compute_tokens, expected)
         if not self.arms:
             raise ConfigError("arms is empty; name at least one arm")
         for name, arm in self.arms.items():
-            self._check_families(f"arms.{name}.rl.tasks", arm.rl.tasks)
-            for i, phase in enumerate(arm.warmstart.phases):
-                for family, demonstrations in phase.mix.items():
-                    place = f"arms.{name}.warmstart.phases[{i}].mix"
-                    self._check_families(place, {family: demonstrations.share})
-                changed_limits(self.limits_of(name), phase.limits, f"arms.{name}.warmstart.phases[{i}].limits")
-            self.limits_of(name)
+            _check_file_name(f"arms.{name}", name, forbidden=",")
+            self._check_arm(name, arm)
         for i, cell in enumerate(self.evaluation.cells):
-            self._check_families(f"evaluation.cells[{i}].family", {cell.family: 1.0})
+            self._check_families(f"evaluation.cells[{i}].family", [cell.family])
 
-    def _check_families(self, place: str, weights: Mapping[str, float]) -> None:
-        for family, weight in weights.items():
+    def _check_arm(self, name: str, arm: ArmConfig) -> None:
+        """What only shows when the arm, its limits, the model and the task families are seen together."""
+        self._check_families(f"arms.{name}.rl.tasks", arm.rl.tasks)
+        if arm.rl.steps or any(arm.rl.tasks.values()):
+            _check_weights(f"arms.{name}.rl.tasks", arm.rl.tasks)
+        limits = self.limits_of(name)
+        self._check_context(f"arms.{name}", limits)
+        for i, phase in enumerate(arm.warmstart.phases):
+            place = f"arms.{name}.warmstart.phases[{i}]"
+            self._check_families(f"{place}.mix", phase.mix)
+            phase_limits = changed_limits(limits, phase.limits, f"{place}.limits")
+            self._check_context(place, phase_limits)
+            _check_tools(f"{place}.mix", phase, phase_limits)
+        tokens = sum(phase.tokens for phase in arm.warmstart.phases)
+        # Pools are whole, so a warm start that is meant to use the whole budget may end a little above it.
+        if self.compute_tokens is not None and 3 * tokens > 1.05 * self.compute_tokens:
+            raise ConfigError(
+                f"arms.{name}.warmstart.phases have {tokens} tokens, which cost 3 x {tokens} = {3 * tokens}: the warm "
+                f"start alone is over compute_tokens = {self.compute_tokens}; lower the phases' tokens or raise "
+                "compute_tokens"
+            )
+
+    def _check_families(self, place: str, families: Iterable[str]) -> None:
+        for family in families:
             if family not in self.tasks:
                 raise ConfigError(
                     f"{place} names the family '{family}', which is not under tasks ({', '.join(self.tasks)})."
                     + did_you_mean(family, self.tasks)
                 )
-            if not weight >= 0:
-                raise ConfigError(f"{place}.{family} is {weight!r}; expected a weight >= 0")
+
+    def _check_context(self, place: str, limits: Limits) -> None:
+        longest = self.model.max_positions
+        if all(limit is None or limit > longest for limit in (limits.total_tokens, limits.context_tokens)):
+            raise ConfigError(
+                f"{place}: limits.total_tokens is {limits.total_tokens} and limits.context_tokens is "
+                f"{limits.context_tokens} (None: unlimited), so a context could outgrow model.max_positions = "
+                f"{longest}; set one of the two to at most {longest}, or raise model.max_positions"
+            )
 
     def limits_of(self, arm: str) -> Limits:
         """The run's limits with the arm's overrides."""
@@ -205,3 +300,17 @@ def changed_limits(limits: Limits, changes: Mapping[str, int | None], place: str
             raise ConfigError(f"{place}.{key} is no limit.{did_you_mean(key, known)}")
     values: Any = changes
     return dataclasses.replace(limits, **values)
+
+
+def _check_tools(place: str, phase: Phase, limits: Limits) -> None:
+    """A style whose tool is missing would silently fall back to another."""
+    tools = {Style.DELEGATE: ("max_depth", "max_clones", "max_clones_per_call"), Style.READ: ("max_reads",)}
+    available = {Style.DELEGATE: limits.delegation, Style.READ: limits.reading}
+    for family, spec in phase.mix.items():
+        for style, names in tools.items():
+            if spec.share > 0 and spec.styles.get(style, 0) > 0 and not available[style]:
+                zero = " and ".join(f"limits.{name}" for name in names if getattr(limits, name) == 0)
+                raise ConfigError(
+                    f"{place}.{family}.styles.{style} is {spec.styles[style]!r}, but {zero} is 0 there, so nobody can "
+                    f"{style}; set the style to 0 or raise {zero} for this arm or phase"
+                )

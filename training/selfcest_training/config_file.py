@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import tempfile
 import typing
@@ -36,15 +37,24 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     if path.resolve() in seen:
         raise ConfigError(f"{path} extends itself; remove one 'extends'")
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = _unshared(yaml.safe_load(path.read_text(encoding="utf-8")))
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: an alias (*name) stands inside what it names; write the value out") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path} holds {type(data).__name__}; expected a mapping of config keys")
     base = data.pop("extends", None)
     if base is None:
         return data
     return _merged(_read(path.parent / str(base), (*seen, path.resolve())), data)
+
+
+def _unshared(node: Any) -> Any:
+    """A copy without YAML's aliases: one dict at two places would let an override of one arm change them all."""
+    if isinstance(node, dict):
+        return {key: _unshared(value) for key, value in node.items()}
+    return [_unshared(value) for value in node] if isinstance(node, list) else node
 
 
 def _merged(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,7 +138,10 @@ def _check_keys(kind: Any, data: Any, place: str) -> None:
 
 
 def _reasons(error: BaseException) -> list[str]:
-    return [reason.replace("$.", "") for reason in cattrs.transform_error(error, format_exception=_reason)]
+    return [
+        reason.replace("$.", "").removesuffix(" @ $")
+        for reason in cattrs.transform_error(error, format_exception=_reason)
+    ]
 
 
 def _reason(error: BaseException, kind: type | None) -> str:
@@ -138,6 +151,9 @@ def _reason(error: BaseException, kind: type | None) -> str:
 
 
 def _structure_number(value: Any, kind: Any) -> Any:
+    if kind is float and isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            return float(value)  # YAML 1.1 reads 3e-4, without a point, as text
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(f"{value!r} is no {kind.__name__}")
     if kind is int and not isinstance(value, int):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import queue
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
@@ -19,15 +21,15 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from transformers.utils.logging import disable_progress_bar
 
 from selfcest_agents.tiny import load_pretrained
-from selfcest_env.errors import ConfigError, did_you_mean
+from selfcest_env.errors import ConfigError, SelfcestError, did_you_mean
 from selfcest_env.reward import make_reward
 from selfcest_training.checkpoint import checkpoints, read_state
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import check_writable, dump_config
 from selfcest_training.evaluate import EpisodeResult, evaluate, read_results
 from selfcest_training.loop import Job, JobId
-from selfcest_training.player import Player
-from selfcest_training.report import Results, Row, markdown, plot_frontier, summarise, verdicts, write_csv
+from selfcest_training.player import Player, split
+from selfcest_training.report import Results, Row, markdown, plot_frontier, summarise, verdicts, warnings, write_csv
 
 BEFORE, AFTER = "evaluation_before_rl.jsonl", "evaluation.jsonl"
 
@@ -52,12 +54,18 @@ def run(config: RunConfig, *, resume: bool, only_warm_start: bool = False, conso
         ConfigError: the folder holds another run, or cannot be written, or a plug-in does not load; before any work.
     """
     console = console or Console()
-    prepare(config, resume)
     jobs = [JobId(arm, seed) for seed in config.seeds for arm in config.arms]
     for arm in config.arms:
         Job(config, JobId(arm, config.seeds[0]), lambda *_: None)  # whatever cannot be built fails here
-    with _progress(console, jobs) as (progress, bars):
-        _run_jobs(config, jobs, only_warm_start, progress, bars)
+    for cell in config.evaluation.cells:
+        split(config.tasks[cell.family], "test", cell.options)
+    prepare(config, resume)
+    try:
+        with _progress(console, jobs) as (progress, bars):
+            _run_jobs(config, jobs, only_warm_start, progress, bars)
+    except KeyboardInterrupt:
+        console.print("interrupted; the same command with --resume goes on from the last checkpoint")
+        raise
     if only_warm_start:
         return []
     return write_report(config, console)
@@ -91,7 +99,7 @@ def _run_jobs(
         futures: list[Future[None]] = [pool.submit(_run_job, config, job, only_warm_start) for job in jobs]
         try:
             while not all(future.done() for future in futures):
-                _draw(messages, progress, bars)
+                _draw(messages, progress, bars, wait=0.2)
                 for future in futures:
                     if future.done() and future.exception() is not None:
                         future.result()
@@ -102,16 +110,36 @@ def _run_jobs(
             raise
         for future in futures:
             future.result()
+        while _draw(messages, progress, bars, wait=0.05):
+            pass
 
 
 def _start_worker(messages: Queue[Message]) -> None:
     global _messages
     _messages = messages
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted, and ends its workers
     torch.set_num_threads(1)
     disable_progress_bar()  # type: ignore[no-untyped-call]  # of loading and saving: ours is the one that counts
 
 
+def _die_with_parent() -> None:
+    """A worker whose parent was killed would go on writing beside the resumed run."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
 def _run_job(config: RunConfig, job_id: JobId, only_warm_start: bool) -> None:
+    try:
+        _play_job(config, job_id, only_warm_start)
+    except SelfcestError as error:
+        error.args = (f"{job_id}: {error}",)
+        raise
+
+
+def _play_job(config: RunConfig, job_id: JobId, only_warm_start: bool) -> None:
     def report(stage: str, share: float, line: str) -> None:
         if _messages is not None:
             _messages.put(Message(job_id, stage, share, line))
@@ -129,14 +157,18 @@ def _run_job(config: RunConfig, job_id: JobId, only_warm_start: bool) -> None:
     report("done", 1.0, "")
 
 
-def _draw(messages: Queue[Message], progress: Progress, bars: dict[JobId, TaskID]) -> None:
+def _draw(messages: Queue[Message], progress: Progress, bars: dict[JobId, TaskID], wait: float) -> bool:
+    """Show one message, if one comes in time. Where bars cannot be drawn, print a line at every tenth of a stage."""
     try:
-        message = messages.get(timeout=0.2)
+        message = messages.get(timeout=wait)
     except queue.Empty:
-        return
+        return False
+    bar = progress.tasks[bars[message.job]]
+    news = message.stage != bar.fields["stage"] or int(message.share * 10) > int(bar.completed * 10)
     progress.update(bars[message.job], completed=message.share, stage=message.stage, line=message.line)
-    if not progress.console.is_terminal and message.stage == "done":
-        progress.console.print(f"{message.job}: done")
+    if news and not progress.console.is_terminal:
+        progress.console.print(f"{message.job}: {message.stage} {message.share:.0%} {message.line}", highlight=False)
+    return True
 
 
 @contextmanager
@@ -175,9 +207,13 @@ def write_report(config: RunConfig, console: Console) -> list[Row]:
     delegating = [p for p in policies if config.limits_of(p.split(",")[0]).delegation]
     baselines = [p for p in policies if p not in delegating]
     text = markdown(table)
-    sentences = verdicts(table, delegating[-1], baselines) if delegating and baselines else []
-    compute = compute_lines(config)
-    report = "\n".join([text, *[f"- {line}" for line in sentences], "", *[f"- {line}" for line in compute], ""])
+    sentences = verdicts(results, delegating[-1], baselines) if delegating and baselines else []
+    blocks = [sentences, warnings(table, baselines), compute_lines(config)]
+    episodes, seeds = config.evaluation.episodes, len(config.seeds)
+    head = f"{episodes} distinct instances a cell, {seeds} seed(s); ± is a 95 % interval over seeds."
+    report = "\n".join(
+        [head, "", text, *("\n".join([*(f"- {line}" for line in block), ""]) for block in blocks if block)]
+    )
     (config.folder / "table.md").write_text(report, encoding="utf-8")
     write_csv(table, config.folder / "results.csv")
     for cost in ("total_tokens", "critical_path_tokens"):
@@ -188,18 +224,22 @@ def write_report(config: RunConfig, console: Console) -> list[Row]:
 
 
 def compute_lines(config: RunConfig) -> list[str]:
-    """What each job used, for the claim that arms were matched."""
-    lines = []
+    """What each job used, and how far the arms are apart: the claim that compute was matched."""
+    lines, used = [], dict[int, list[int]]()
     for arm in config.arms:
         for seed in config.seeds:
             found = checkpoints(config.folder / arm / f"seed{seed}" / "checkpoints")
             if found:
                 state = read_state(found[-1])
+                used.setdefault(seed, []).append(state.compute_tokens)
                 sampled, trained = state.sampled_tokens / 1e6, state.trained_tokens / 1e6
                 lines.append(
                     f"compute of {arm}/seed{seed}: {state.compute_tokens / 1e6:.2f} M tokens (sampled {sampled:.2f} M "
                     f"+ 3 x trained {trained:.2f} M), {state.cpu_seconds:.0f} CPU-s"
                 )
+    gaps = [max(values) / min(values) - 1 for values in used.values() if min(values) > 0]
+    if gaps:
+        lines.append(f"largest difference of compute between two arms with the same seed: {max(gaps):.1%}")
     return lines
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,18 +9,18 @@ from pathlib import Path
 
 import numpy as np
 
-from selfcest_agents.tiny import TinyTokenizer, build_tiny, save_pretrained
+from selfcest_agents.tiny import TinyTokenizer, build_tiny, load_pretrained, save_pretrained
 from selfcest_env.plugin import build, load
-from selfcest_env.record import EpisodeGroup, EpisodeRecord, write_episode
+from selfcest_env.record import EpisodeGroup
 from selfcest_env.reward import make_reward
 from selfcest_env.seeding import stream_seed
 from selfcest_training.batch import Sample, build_samples
 from selfcest_training.checkpoint import TrainState, checkpoints, load_checkpoint, save_checkpoint
 from selfcest_training.config import RunConfig
 from selfcest_training.credit import SCHEMES, CreditAssigner, checked_credit
-from selfcest_training.metrics import MetricsLog, drop_episodes
+from selfcest_training.metrics import MetricsLog, describe, drop_episodes, log_episodes
 from selfcest_training.player import Player, draw_family, group_requests, make_families
-from selfcest_training.update import Learner, UpdateMetrics
+from selfcest_training.update import Learner, UpdateMetrics, check_agreement
 from selfcest_training.warmstart import cut_batches, demonstration_pool, phase_at
 
 Report = Callable[[str, float, str], None]  # stage, share done, a line of numbers
@@ -83,9 +82,9 @@ class Job:
 
     def _learner(self, stage: str, checkpoint: Path | None = None) -> Learner:
         optimizer = self.arm.warmstart.optimizer if stage == "warmstart" else self.arm.rl.optimizer
-        reference = copy.deepcopy(self.model) if stage == "rl" and self.arm.rl.loss.kl_coefficient else None
-        if reference is not None and (self.folder / "warmstart_model").is_dir():
-            reference = type(self.model).from_pretrained(self.folder / "warmstart_model")
+        reference = None
+        if stage == "rl" and self.arm.rl.loss.kl_coefficient:
+            reference, _ = load_pretrained(self.folder / "warmstart_model")
         learner = Learner(
             self.model,
             optimizer,
@@ -127,9 +126,9 @@ class Job:
             metrics = self._update(learner, groups)
             self._tick("rl", learner.num_steps)
             self.player.engine.policy_version = self.state.step
-            values = {**_describe(groups), **metrics, **self._compute()}
+            values = {**describe(groups), **metrics, **self._compute()}
             log.write("rl", step, values)
-            self._log_episodes(groups)
+            log_episodes(self.folder / "episodes.jsonl", groups[: self.config.log_groups])
             line = f"return {values['return']:.2f}  tokens {values['total_tokens']:.0f}  clones {values['clones']:.1f}"
             self.report("RL", self._share_done(), line)
             if self.state.step % self.config.checkpoint_every == 0:
@@ -163,9 +162,13 @@ class Job:
                 chosen, credits, denominator=config.denominator, constant=config.constant_tokens
             )
             metrics.append(learner.policy_step(samples, config.loss, self._share_done()))
+            if start == 0:
+                check_agreement(metrics[0])
             self._spend(trained=metrics[-1].trained_tokens)
         names = {name for row in diagnostics for name in row}
-        credit_means = {name: float(np.mean([row[name] for row in diagnostics if name in row])) for name in names}
+        credit_means = {
+            f"credit/{name}": float(np.mean([row[name] for row in diagnostics if name in row])) for name in names
+        }
         return {
             "loss": float(np.mean([m.loss for m in metrics])),
             "grad_norm": float(np.mean([m.grad_norm for m in metrics])),
@@ -214,23 +217,3 @@ class Job:
     def _checkpoint(self, learner: Learner) -> None:
         name = f"{self.state.stage}_{self.state.step:06d}"
         save_checkpoint(self.folder / "checkpoints", name, self.model, learner.optimizer, self.state)
-
-    def _log_episodes(self, groups: Sequence[EpisodeGroup]) -> None:
-        with (self.folder / "episodes.jsonl").open("a", encoding="utf-8") as file:
-            for group in groups[: self.config.log_groups]:
-                file.writelines(write_episode(episode) for episode in group.episodes)
-
-
-def _describe(groups: Sequence[EpisodeGroup]) -> dict[str, float]:
-    """Means over the episodes of one step."""
-    episodes: list[EpisodeRecord] = [episode for group in groups for episode in group.episodes]
-    clones = sum(episode.cost.clones for episode in episodes)
-    failed = sum(agent.failed for episode in episodes for agent in episode.agents[1:])
-    return {
-        "return": float(np.mean([episode.team_return for episode in episodes])),
-        "answered": float(np.mean([episode.answer is not None for episode in episodes])),
-        "total_tokens": float(np.mean([episode.cost.total_tokens for episode in episodes])),
-        "critical_path": float(np.mean([episode.cost.critical_path_tokens for episode in episodes])),
-        "clones": clones / len(episodes),
-        "failed_clones": failed / max(1, clones),
-    }

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+import numpy as np
 from torch.utils.tensorboard import SummaryWriter
+
+from selfcest_env.record import EpisodeGroup, EpisodeRecord, write_episode
 
 
 class MetricsLog:
@@ -26,7 +29,7 @@ class MetricsLog:
                 row = _parse(line)
                 if row is not None and row["step"] < resume_at.get(str(row["stage"]), 0):
                     kept.append(line)
-        path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        _rewrite(path, "".join(line + "\n" for line in kept))
         self._file = path.open("a", encoding="utf-8")
         self._board = SummaryWriter(str(folder / "tensorboard"))
 
@@ -46,16 +49,23 @@ class MetricsLog:
         self._board.close()
 
 
+def _rewrite(path: Path, text: str) -> None:
+    beside = path.with_suffix(".partial")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)
+
+
 def drop_episodes(path: Path, from_step: int) -> None:
     """Remove the episodes of steps that will be played again from a job's log; ids begin with `s<step>.`."""
     if not path.exists():
         return
     kept = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        row = _parse(line)
-        if row is not None and int(str(row["episode_id"]).partition(".")[0][1:]) < from_step:
-            kept.append(line)
-    path.write_text("".join(kept), encoding="utf-8")
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            row = _parse(line)
+            if row is not None and int(str(row["episode_id"]).partition(".")[0][1:]) < from_step:
+                kept.append(line)
+    _rewrite(path, "".join(kept))
 
 
 def _parse(line: str) -> dict[str, float] | None:
@@ -64,3 +74,25 @@ def _parse(line: str) -> dict[str, float] | None:
     except ValueError:  # the line that a crash cut short
         return None
     return row
+
+
+def log_episodes(path: Path, groups: Sequence[EpisodeGroup]) -> None:
+    """Append the episodes of these groups to a JSON-lines file."""
+    with path.open("a", encoding="utf-8") as file:
+        for group in groups:
+            file.writelines(write_episode(episode) for episode in group.episodes)
+
+
+def describe(groups: Sequence[EpisodeGroup]) -> dict[str, float]:
+    """Means over the episodes of one step."""
+    episodes: list[EpisodeRecord] = [episode for group in groups for episode in group.episodes]
+    clones = sum(episode.cost.clones for episode in episodes)
+    failed = sum(agent.failed for episode in episodes for agent in episode.agents[1:])
+    return {
+        "return": float(np.mean([episode.team_return for episode in episodes])),
+        "answered": float(np.mean([episode.answer is not None for episode in episodes])),
+        "total_tokens": float(np.mean([episode.cost.total_tokens for episode in episodes])),
+        "critical_path": float(np.mean([episode.cost.critical_path_tokens for episode in episodes])),
+        "clones": clones / len(episodes),
+        "failed_clones": failed / max(1, clones),
+    }

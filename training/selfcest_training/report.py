@@ -12,8 +12,8 @@ import numpy as np
 
 from selfcest_training.evaluate import COSTS, EpisodeResult
 
-# Two-sided 95 % quantiles of Student's t by degrees of freedom; beyond the table the normal quantile is close.
-_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+# Two-sided 95 % quantiles of Student's t by degrees of freedom; beyond the table that of 16, a little wide.
+_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def interval(values: Sequence[float]) -> Interval:
     count = len(values)
     if count < 2:
         return Interval(float(np.mean(values)), float("nan"))
-    quantile = _T95[count - 2] if count - 2 < len(_T95) else 1.96
+    quantile = _T95[count - 2] if count - 2 < len(_T95) else 2.12
     return Interval(float(np.mean(values)), quantile * float(np.std(values, ddof=1)) / math.sqrt(count))
 
 
@@ -132,30 +132,50 @@ def markdown(table: Sequence[Row]) -> str:
     return "".join(f"| {line} |\n" for line in lines)
 
 
-def verdicts(table: Sequence[Row], delegating: str, baselines: Sequence[str]) -> list[str]:
-    """For each family and size, one sentence: what delegation wins on and where it loses, against the best baseline."""
+def verdicts(results: Results, delegating: str, baselines: Sequence[str]) -> list[str]:
+    """Per cell and baseline one sentence: what delegation wins on and where it loses, greedy, paired by seed."""
+    table = {(row.policy, _cell(row)): row for row in summarise(results)}
     lines = []
-    for row in table:
-        if row.policy != delegating or row.temperature != 0:
+    for (policy, cell), row in table.items():
+        if policy != delegating or row.temperature != 0:
             continue
-        rivals = [r for r in table if r.policy in baselines and _cell(r) == _cell(row)]
-        if not rivals:
-            continue
-        best = max(rivals, key=lambda r: (r.accuracy.mean, -r.costs["total_tokens"].mean))
-        gain = row.accuracy.mean - best.accuracy.mean
-        costs = ", ".join(
-            f"{cost.replace('_', ' ')} x{row.costs[cost].mean / max(1e-9, best.costs[cost].mean):.2f}"
-            for cost in ("total_tokens", "critical_path_tokens", "peak_context")
-        )
-        word = "wins" if gain > 0.02 else "loses" if gain < -0.02 else "ties"
-        dearer = row.costs["total_tokens"].mean > best.costs["total_tokens"].mean
-        advice = " Delegation does not pay here." if gain <= 0.02 and dearer else ""
-        lines.append(f"{row.family} {row.size}: {word} by {gain:+.2f} accuracy against {best.policy}; {costs}.{advice}")
+        for baseline in baselines:
+            if (rival := table.get((baseline, cell))) is not None:
+                gain = difference(results, cell, delegating, baseline)
+                lines.append(f"{row.family} {row.size}, against {baseline}: {_verdict(row, rival, gain)}")
     return lines
 
 
-def _cell(row: Row) -> tuple[str, str, float]:
-    return row.family, row.size, row.temperature
+def _verdict(row: Row, rival: Row, gain: Interval) -> str:
+    ratios = {cost: row.costs[cost].mean / max(1e-9, rival.costs[cost].mean) for cost in COSTS[:4]}
+    costs = ", ".join(f"{cost.replace('_', ' ')} x{ratio:.2f}" for cost, ratio in ratios.items())
+    signed = f"{gain.mean:+.2f}" + ("" if math.isnan(gain.half) else f" ± {gain.half:.2f}")
+    if math.isnan(gain.half):
+        word, won = "accuracy (one seed, no verdict)", gain.mean > 0
+    else:
+        won = gain.mean - gain.half > 0
+        word = "wins accuracy" if won else "loses accuracy" if gain.mean + gain.half < 0 else "no clear accuracy gap"
+    advice = "; delegation does not pay here" if not won and ratios["total_tokens"] > 1 else ""
+    return f"{word} {signed}; {costs}{advice}"
+
+
+def warnings(table: Sequence[Row], baselines: Sequence[str], solved: float = 0.9) -> list[str]:
+    """Baselines that did not learn the smallest size of a family: no baseline there, whatever the gap."""
+    first: dict[str, str] = {}
+    for row in table:
+        first.setdefault(row.family, row.size)
+    return [
+        f"{row.policy} did not solve the smallest {row.family} ({row.accuracy}, below {solved}): no fair baseline"
+        for row in table
+        if row.policy in baselines
+        and row.size == first[row.family]
+        and row.temperature == 0
+        and row.accuracy.mean < solved
+    ]
+
+
+def _cell(row: Row) -> tuple[str, str, str, float]:
+    return row.family, row.size, row.shift, row.temperature
 
 
 def plot_frontier(table: Sequence[Row], path: Path, cost: str = "total_tokens") -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from selfcest_env.errors import ConfigError
+from selfcest_env.errors import ConfigError, TrainingError
 from selfcest_training.batch import Sample, TokenBatch, bucketed, collate
 from selfcest_training.losses import clipped_surrogate, kl_to_reference, token_logprobs, weighted_sum
 
@@ -27,11 +27,18 @@ class OptimizerConfig:
     max_grad_norm: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "max_grad_norm"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"optimizer.{name} is {getattr(self, name)!r}; expected a number > 0")
-        if not 0 <= self.decay_share <= 1:
-            raise ConfigError(f"optimizer.decay_share is {self.decay_share!r}; expected a share between 0 and 1")
+        infinity = float("inf")
+        for name, right, expected in (
+            ("learning_rate", 0 < self.learning_rate < infinity, "a finite number > 0, as in 4e-4"),
+            ("warmup_steps", self.warmup_steps >= 0, "a whole number >= 0 (0: full rate at once)"),
+            ("decay_share", 0 <= self.decay_share <= 1, "a share between 0 and 1 (0: no decay)"),
+            ("beta1", 0 <= self.beta1 < 1, "a number >= 0 and < 1, as in 0.9"),
+            ("beta2", 0 <= self.beta2 < 1, "a number >= 0 and < 1, as in 0.95"),
+            ("weight_decay", 0 <= self.weight_decay < infinity, "a finite number >= 0 (0: none)"),
+            ("max_grad_norm", self.max_grad_norm > 0, "a number > 0 (.inf: no clipping)"),
+        ):
+            if not right:  # as every comparison with NaN
+                raise ConfigError(f"optimizer.{name} is {getattr(self, name)!r}; expected {expected}")
 
     def rate(self, step: int, progress: float) -> float:
         """Learning rate of step `step` (from 0), at `progress` in [0, 1] of the run."""
@@ -50,9 +57,11 @@ class LossConfig:
     kl_coefficient: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("clip_low", "clip_high", "kl_coefficient"):
+        for name in ("clip_low", "clip_high"):
             if not getattr(self, name) >= 0:
-                raise ConfigError(f"loss.{name} is {getattr(self, name)!r}; expected a number >= 0")
+                raise ConfigError(f"loss.{name} is {getattr(self, name)!r}; expected a number >= 0 (.inf: no clipping)")
+        if not 0 <= self.kl_coefficient < float("inf"):
+            raise ConfigError(f"loss.kl_coefficient is {self.kl_coefficient!r}; expected a finite number >= 0")
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,19 @@ class UpdateMetrics:
     max_logprob_gap: float
     trained_tokens: int
     num_rows: int
+
+
+# On fresh samples in float32 sampler and learner differ by rounding alone, about 1e-6; anything near this is a bug.
+MAX_LOGPROB_GAP = 1e-2
+
+
+def check_agreement(metrics: UpdateMetrics) -> None:
+    """Raise `TrainingError` if the learner's log-probs of fresh samples are not the sampler's."""
+    if metrics.max_logprob_gap > MAX_LOGPROB_GAP:
+        raise TrainingError(
+            f"sampler and learner disagree by {metrics.max_logprob_gap:.3g} in the log-prob of a token, more than "
+            f"{MAX_LOGPROB_GAP}: the learner does not train on the ids, weights or temperature sampled with"
+        )
 
 
 class Learner:
@@ -163,9 +185,7 @@ class Learner:
             group["lr"] = self.config.rate(self.num_steps, progress)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
         if not torch.isfinite(norm):
-            raise FloatingPointError(
-                f"the gradient norm of step {self.num_steps} is {float(norm)}; lower learning_rate"
-            )
+            raise TrainingError(f"the gradient norm of step {self.num_steps} is {float(norm)}; lower learning_rate")
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.num_steps += 1
