@@ -136,7 +136,11 @@ def test_the_pages_name_every_limit_fault_status_and_config_key() -> None:
 def test_the_defaults_in_the_training_page() -> None:
     """The tables give the defaults of these keys; a config that sets nothing must agree."""
     family = {"mix": {"f": {"share": 1, "styles": {"solve": 1}}}, "tokens": 1}
-    data = {"name": "n", "tasks": {"f": {"name": "quote"}}, "arms": {"a": {"warmstart": {"phases": [family]}}}}
+    data = {
+        "name": "n",
+        "tasks": {"f": {"name": "quote"}},
+        "arms": {"a": {"warmstart": {"phases": [family]}, "rl": {"tasks": {"f": 1}}}},
+    }
     config = parse_config(data)
     rl, warmstart = config.arms["a"].rl, config.arms["a"].warmstart
     assert (config.seeds, config.workers, config.compute_tokens, config.reward.name) == ((0,), 2, None, "default")

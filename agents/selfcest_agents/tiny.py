@@ -46,7 +46,7 @@ class TinyConfig:
     num_layers: int = 3
     num_heads: int = 4
     intermediate_size: int = 192
-    max_positions: int = 512
+    max_positions: int = 2048
     initializer_range: float = 0.06
     tie_embeddings: bool = True
 

@@ -114,4 +114,6 @@ def test_an_error_in_a_worker_reaches_the_user_as_one_line(tmp_path: Path) -> No
     path = write(tmp_path)
     done = selfcest("train", "-c", str(path), "reward={name: correct, options: {mine: {name: 'trivial:Broken'}}}")
     assert done.returncode == 2
-    assert "selfcest: reward term 'mine'" in done.stderr
+    assert "selfcest: " in done.stderr
+    assert "seed0: reward term 'mine'" in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -193,7 +193,7 @@ def test_a_reward_that_raises_or_is_no_number_stops_the_run(tmp_path: Path, term
 
 def test_a_demonstration_that_is_wrong_stops_the_run(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="family 'choice' in style 'delegate'"):
-        play(config(tmp_path, limits__max_depth=0))
+        play(config(tmp_path, limits__max_turns=1))
 
 
 @pytest.mark.parametrize(
