@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -77,12 +79,13 @@ def write(tmp_path: Path) -> Path:
     return path
 
 
+PYTHONPATH = ":".join(str(ROOT / part) for part in ("", "agents", "training", "tests/training"))
+ENVIRONMENT = {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1", "PATH": ""}
+
+
 def selfcest(*arguments: str) -> subprocess.CompletedProcess[str]:
-    path = ":".join(str(ROOT / part) for part in ("", "agents", "training", "tests/training"))
-    return subprocess.run(
-        [sys.executable, "-m", "selfcest_training", *arguments],
-        capture_output=True, text=True, timeout=240, env={"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PATH": ""},
-    )  # fmt: skip
+    command = [sys.executable, "-m", "selfcest_training", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, env=ENVIRONMENT)
 
 
 @pytest.mark.slow
@@ -117,3 +120,24 @@ def test_an_error_in_a_worker_reaches_the_user_as_one_line(tmp_path: Path) -> No
     assert "selfcest: " in done.stderr
     assert "seed0: reward term 'mine'" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_a_run_killed_outright_resumes_to_the_same_table(tmp_path: Path) -> None:
+    whole = selfcest("train", "-c", str(write(tmp_path)), "name=whole")
+    assert whole.returncode == 0, whole.stderr
+    command = [sys.executable, "-m", "selfcest_training", "train", "-c", str(tmp_path / "c.yaml"), "name=killed"]
+    victim = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    run = tmp_path / "runs" / "killed"
+    deadline = time.monotonic() + 120
+    while not list(run.glob("delegating/seed0/checkpoints/warmstart_*")):
+        assert victim.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    victim.send_signal(signal.SIGKILL)
+    victim.wait()
+    time.sleep(2)  # its workers notice and end
+    resumed = selfcest("train", "-c", str(tmp_path / "c.yaml"), "name=killed", "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    tables = [(tmp_path / "runs" / name / "results.csv").read_text(encoding="utf-8") for name in ("whole", "killed")]
+    assert tables[0] == tables[1]
