@@ -28,12 +28,13 @@ def test_the_surface_is_this_and_nothing_else() -> None:
         "train": {"--config", "-c", "--resume", "overrides"},
         "warmstart": {"--config", "-c", "--resume", "overrides"},
         "evaluate": {"--arm", "--config", "-c", "--out", "model", "overrides"},
+        "report": {"folder"},
         "trace": {"--episode", "file"},
     }
     assert set(selfcest_training.credit.SCHEMES) == {"grpo", "gated"}
 
 
-@pytest.mark.parametrize("command", [[], ["train"], ["warmstart"], ["evaluate"], ["trace"]])
+@pytest.mark.parametrize("command", [[], ["train"], ["warmstart"], ["evaluate"], ["report"], ["trace"]])
 def test_help_is_there(command: list[str]) -> None:
     result = CliRunner().invoke(cli.app, [*command, "--help"])
     assert result.exit_code == 0
@@ -106,6 +107,8 @@ def test_a_whole_run_and_its_files(tmp_path: Path) -> None:
     resumed = selfcest("train", "-c", str(write(tmp_path)), "--resume")
     assert resumed.returncode == 0
     assert resumed.stdout.count("| choice |") == done.stdout.count("| choice |")
+    reported = selfcest("report", str(run))
+    assert reported.stdout.count("| choice |") == done.stdout.count("| choice |")
     traced = selfcest("trace", str(run / job / "episodes.jsonl"))
     assert "root" in traced.stdout
     evaluated = selfcest("evaluate", str(run / job / "model"), "-c", str(tmp_path / "c.yaml"))

@@ -1,4 +1,4 @@
-"""The command line: `selfcest train | warmstart | evaluate | trace`."""
+"""The command line: `selfcest train | warmstart | evaluate | report | trace`."""
 
 from __future__ import annotations
 
@@ -80,6 +80,18 @@ def evaluate(
     from selfcest_training.experiment import default_config, evaluate_folder
 
     evaluate_folder(load_config(config or default_config(), overrides or []), model, arm, out, Console())
+
+
+@app.command()
+def report(
+    folder: Annotated[
+        Path, typer.Argument(help="A run's folder, as in runs/quick; what has been evaluated so far counts")
+    ],
+) -> None:
+    """Print a run's table again, and rewrite its table.md, results.csv and plots from the stored evaluations."""
+    from selfcest_training.experiment import report_folder
+
+    report_folder(folder, Console())
 
 
 @app.command()

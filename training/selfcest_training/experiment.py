@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import os
 import queue
@@ -25,7 +26,7 @@ from selfcest_env.errors import ConfigError, SelfcestError, did_you_mean
 from selfcest_env.reward import make_reward
 from selfcest_training.checkpoint import checkpoints, read_state
 from selfcest_training.config import RunConfig
-from selfcest_training.config_file import check_writable, dump_config
+from selfcest_training.config_file import check_writable, dump_config, load_config
 from selfcest_training.evaluate import EpisodeResult, evaluate, read_results
 from selfcest_training.loop import Job, JobId
 from selfcest_training.player import Player, split
@@ -221,6 +222,12 @@ def write_report(config: RunConfig, console: Console) -> list[Row]:
     console.print(report, soft_wrap=True, highlight=False, markup=False)
     console.print(f"written to {config.folder}", highlight=False)
     return table
+
+
+def report_folder(folder: Path, console: Console) -> list[Row]:
+    """The report of a stored run, wherever its folder has been moved to."""
+    config = load_config(folder / "config.yaml")
+    return write_report(dataclasses.replace(config, output=str(folder.parent), name=folder.name), console)
 
 
 def compute_lines(config: RunConfig) -> list[str]:
