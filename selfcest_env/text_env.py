@@ -17,12 +17,14 @@ from selfcest_env.errors import ConfigError, GameError, TaskError
 from selfcest_env.protocol import ProtocolText
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.render import nodes_of_kernel, render_kernel
+from selfcest_env.reward import Reward
 from selfcest_env.roster import Population
 from selfcest_env.rules import Rules
 from selfcest_env.seeding import stream_seed
 from selfcest_env.spaces import FreeText, task_chars, transcript_bound, transcript_text
-from selfcest_env.text_game import Order, Reward, TextGame, exact_match, scored
-from selfcest_env.text_setup import COUNTERS, PROTOCOLS, TaskSource, built_in, find_source, one_of, task_option
+from selfcest_env.tasks import TaskSource
+from selfcest_env.text_game import Order, RewardFunction, TextGame, exact_match, scored
+from selfcest_env.text_setup import COUNTERS, PROTOCOLS, built_in, find_source, one_of, task_option
 from selfcest_env.types import Limits, TokenCounter
 from selfcest_env.vectors import FEATURES, Vector, agent_info, observation_vector, state_size, state_vector
 
@@ -48,7 +50,8 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
         source_options: options of a source given by name.
         limits: budgets and shape of the tree; `max_clones` must be finite.
         population: "dynamic", "persistent" or "fixed".
-        reward: callable from a finished `EpisodeRecord` to its named terms; their sum is the team reward.
+        reward: a `Reward` of `make_reward`, or a function from a finished record to named terms; the team reward is
+            their sum.
         protocol: how calls and answers are written: "hermes", "terse" or a `ProtocolText`.
         counter: what a token is: "words", "bytes" or a `TokenCounter`.
         max_cycles: joint steps before truncation; `None` never truncates, and the limits end every game.
@@ -72,7 +75,7 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
         source_options: Mapping[str, Any] | None = None,
         limits: Limits | None = None,
         population: str = "dynamic",
-        reward: Reward = exact_match,
+        reward: Reward | RewardFunction = exact_match,
         protocol: ProtocolText | str = "hermes",
         counter: TokenCounter | str = "words",
         max_cycles: int | None = None,

@@ -9,11 +9,12 @@ from dataclasses import replace
 from selfcest_env.errors import GameError, RewardError
 from selfcest_env.kernel import Kernel
 from selfcest_env.record import EpisodeRecord, Generation, build_record
+from selfcest_env.reward import Reward
 from selfcest_env.roster import Roster
 from selfcest_env.rules import Rules
 from selfcest_env.types import Action, AgentId, Fault, Malformed, Task, Usage
 
-Reward = Callable[[EpisodeRecord], Mapping[str, float]]
+RewardFunction = Callable[[EpisodeRecord], Mapping[str, float]]
 Order = Callable[[Sequence[AgentId]], Sequence[AgentId]]
 
 
@@ -78,8 +79,13 @@ class TextGame:
         self.kernel.step(agent_id, action, Usage(used), text)
 
 
-def scored(record: EpisodeRecord, reward: Reward) -> EpisodeRecord:
-    """The record with its reward terms. Raises `RewardError` rather than let a failure look like a reward."""
+def scored(record: EpisodeRecord, reward: Reward | RewardFunction) -> EpisodeRecord:
+    """The record with its reward terms. Raises `RewardError` rather than let a failure look like a reward.
+
+    `reward` is what `make_reward` builds, or any function from the unscored record to named terms.
+    """
+    if isinstance(reward, Reward):
+        return reward.score(record)
     name = getattr(reward, "__qualname__", type(reward).__qualname__)
     where = f"reward {name}, episode {record.episode_id}, task {record.task.task_id}"
     try:

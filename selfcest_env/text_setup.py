@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any
 
 from selfcest_env.errors import ConfigError, did_you_mean
 from selfcest_env.protocol import HermesProtocol, ProtocolText
+from selfcest_env.tasks import TaskSource, make_source
 from selfcest_env.terse import TerseProtocol
 from selfcest_env.text_counters import ByteCounter, WordCounter
 from selfcest_env.types import Task, TokenCounter
 
 PROTOCOLS: dict[str, type[ProtocolText]] = {"hermes": HermesProtocol, "terse": TerseProtocol}
 COUNTERS: dict[str, type[TokenCounter]] = {"words": WordCounter, "bytes": ByteCounter}
-
-
-class TaskSource(Protocol):
-    """Where tasks come from. All its randomness is `rng`."""
-
-    def draw(self, rng: np.random.Generator) -> Task: ...
 
 
 def task_option(options: Mapping[str, Any]) -> Task | None:
@@ -49,7 +41,7 @@ def built_in(argument: str, value: Any, known: Mapping[str, type[Any]]) -> Any:
 
 def find_source(source: Any, options: Mapping[str, Any]) -> TaskSource:
     if isinstance(source, str):
-        found: TaskSource = importlib.import_module("selfcest_env.tasks").make_source(source, **options)
+        found: TaskSource = make_source(source, **options)
         return found
     if not callable(getattr(source, "draw", None)):
         raise ConfigError(f"task_source is {source!r}; expected a name or an object with draw(rng) -> Task")

@@ -21,6 +21,7 @@ from pettingzoo.utils import parallel_to_aec
 from selfcest_env import delegation_v0
 from selfcest_env.errors import ConfigError, GameError, RewardError, TaskError
 from selfcest_env.record import EpisodeRecord
+from selfcest_env.reward import make_reward
 from selfcest_env.spaces import FreeText
 from selfcest_env.types import Limits, Status, Task
 from selfcest_env.vectors import FEATURES, STATUS_CODES
@@ -557,3 +558,11 @@ def test_the_longest_transcript_is_foreseen(protocol: str, counter: str) -> None
         if not env.agents:
             break
         assert env.observation_space("agent_0").contains(observations["agent_0"])
+
+
+def test_a_reward_of_make_reward_can_be_used() -> None:
+    env = delegation_v0.parallel_env("arithmetic", reward=make_reward("default"))
+    env.reset(seed=1)
+    while env.agents:
+        env.step(dict.fromkeys(env.agents, "Answer: 0"))
+    assert set(env.record().reward_terms or {}) == {"correct", "token_cost", "malformed"}
