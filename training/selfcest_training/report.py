@@ -155,7 +155,8 @@ def _verdict(row: Row, rival: Row, gain: Interval) -> str:
     else:
         won = gain.mean - gain.half > 0
         word = "wins accuracy" if won else "loses accuracy" if gain.mean + gain.half < 0 else "no clear accuracy gap"
-    advice = "; delegation does not pay here" if not won and ratios["total_tokens"] > 1 else ""
+    advice = "; delegation does not pay here" if gain.mean <= 0.02 else "; not shown to pay here"
+    advice = advice if not won and ratios["total_tokens"] > 1 else ""
     return f"{word} {signed}; {costs}{advice}"
 
 
