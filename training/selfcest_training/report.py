@@ -194,7 +194,9 @@ def plot_frontier(table: Sequence[Row], path: Path, cost: str = "total_tokens") 
             x, y = [row.costs[cost].mean for row in rows], [row.accuracy.mean for row in rows]
             axis.errorbar(x, y, yerr=bars, marker="o", capsize=2, linewidth=1, label=policy)
             for row, xi, yi in zip(rows, x, y, strict=True):
-                axis.annotate(row.size, (xi, yi), fontsize=6, xytext=(3, 3), textcoords="offset points")
+                axis.annotate(
+                    row.size.partition(",")[0], (xi, yi), fontsize=6, xytext=(3, 3), textcoords="offset points"
+                )
         axis.set(title=family, xlabel=cost.replace("_", " "), ylim=(-0.03, 1.05))
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("accuracy")
