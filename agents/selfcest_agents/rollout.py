@@ -18,6 +18,8 @@ from selfcest_env.seeding import turn_seed
 from selfcest_env.types import AgentId, Task, TurnKey, Usage
 from selfcest_env.views import observe
 
+MAX_IDLE_POLLS = 1_000_000  # a policy that answers nothing for so long is taken for broken
+
 
 @dataclass(frozen=True)
 class RolloutRequest:
@@ -116,9 +118,6 @@ def rollout(
             if on_finish is not None:
                 on_finish(record)
     return [finished[request.episode_id] for request in requests]
-
-
-MAX_IDLE_POLLS = 1_000_000
 
 
 def _advance(policy: Policy, asks: Sequence[PolicyRequest], playing: dict[str, _Episode]) -> int:

@@ -71,10 +71,6 @@ class TokenBatch:
     temperature: Tensor
     weights: Tensor
 
-    @property
-    def num_tokens(self) -> int:
-        return self.token_ids.numel()
-
 
 def build_samples(
     groups: Sequence[EpisodeGroup], credits: Sequence[Credit], *, denominator: Denominator, constant: float

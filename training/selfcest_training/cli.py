@@ -45,7 +45,7 @@ _RESUME = Annotated[bool, typer.Option("--resume", help="Go on with the run of t
 def train(config: _CONFIG = None, overrides: _OVERRIDES = None, resume: _RESUME = False) -> None:
     """Warm start, RL and evaluation of every arm; writes runs/NAME with a table at the end.
 
-    Without a config: the embedded model on two cores in a few minutes. The run's folder holds config.yaml, table.md,
+    Without a config: the embedded model, three arms, one seed. The run's folder holds config.yaml, table.md,
     results.csv, plots, and for every arm and seed metrics.jsonl, episodes.jsonl, TensorBoard files, checkpoints, and
     the final model as a folder that transformers loads.
     """

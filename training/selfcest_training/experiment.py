@@ -27,9 +27,9 @@ from selfcest_env.reward import make_reward
 from selfcest_training.checkpoint import checkpoints, read_state
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import check_writable, dump_config, load_config
-from selfcest_training.evaluate import EpisodeResult, evaluate, read_results
+from selfcest_training.evaluate import EpisodeResult, evaluate, evaluation_tasks, read_results
 from selfcest_training.loop import Job, JobId
-from selfcest_training.player import Player, split
+from selfcest_training.player import Player
 from selfcest_training.report import Results, Row, markdown, plot_frontier, summarise, verdicts, warnings, write_csv
 
 BEFORE, AFTER = "evaluation_before_rl.jsonl", "evaluation.jsonl"
@@ -59,7 +59,7 @@ def run(config: RunConfig, *, resume: bool, only_warm_start: bool = False, conso
     for arm in config.arms:
         Job(config, JobId(arm, config.seeds[0]), lambda *_: None)  # whatever cannot be built fails here
     for cell in config.evaluation.cells:
-        split(config.tasks[cell.family], "test", cell.options)
+        evaluation_tasks(config, cell)  # nor does a cell without enough instances wait for the warm start
     prepare(config, resume)
     try:
         with _progress(console, jobs) as (progress, bars):

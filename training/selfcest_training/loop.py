@@ -60,15 +60,13 @@ class Job:
         """Warm start, `on_warm`, then RL; from the newest checkpoint if there is one."""
         self.folder.mkdir(parents=True, exist_ok=True)
         found = checkpoints(self.folder / "checkpoints")
-        learner = self._learner("warmstart")
         if found:
             self.state = load_checkpoint(found[-1], self.model, None)
         in_rl = self.state.stage == "rl"
         resume_at = {"warmstart": 1 << 60 if in_rl else self.state.step, "rl": self.state.step if in_rl else 0}
         with MetricsLog(self.folder, resume_at) as log:
             if not in_rl:
-                if found:
-                    learner = self._learner("warmstart", found[-1])
+                learner = self._learner("warmstart", found[-1] if found else None)
                 self._warm_start(learner, log)
                 save_pretrained(self.model, TinyTokenizer(), self.folder / "warmstart_model")
                 on_warm()
@@ -173,6 +171,7 @@ class Job:
             "loss": float(np.mean([m.loss for m in metrics])),
             "grad_norm": float(np.mean([m.grad_norm for m in metrics])),
             "kl": float(np.mean([m.kl for m in metrics])),
+            "mean_ratio": float(np.mean([m.mean_ratio for m in metrics])),
             "clip_share": float(np.mean([m.clip_share for m in metrics])),
             "logprob_gap": metrics[0].max_logprob_gap,
             "rows": float(sum(m.num_rows for m in metrics)),
