@@ -14,7 +14,7 @@ from selfcest_env.errors import GameError
 from selfcest_env.grants import call_grants, can_pay_call, fits, refusal, turn_grant, unaffordable
 from selfcest_env.protocol import Brief, Reply
 from selfcest_env.rules import Rules
-from selfcest_env.tree import AgentState, Call, OpenTurn, Step, descends, reply_of
+from selfcest_env.tree import AgentState, Call, OpenTurn, Step, reply_of
 from selfcest_env.types import (
     ROOT,
     Action,
@@ -45,10 +45,12 @@ class Kernel:
     Args:
         task: the problem.
         rules: limits, protocol and prices; shared by all episodes that are played by the same rules.
+        absent: clones that are left out, for counterfactuals. Their siblings' grants are as if they were there; they
+            themselves end at birth with nothing charged, and their grants never leave the parent's account.
     """
 
-    def __init__(self, task: Task, rules: Rules) -> None:
-        self.task, self.rules, self.limits = task, rules, rules.limits
+    def __init__(self, task: Task, rules: Rules, absent: frozenset[AgentId] = frozenset()) -> None:
+        self.task, self.rules, self.limits, self.absent = task, rules, rules.limits, absent
         limits = rules.limits
         self.ledger = Ledger(Amounts(limits.total_tokens, limits.generated_tokens, limits.max_clones))
         self.num_reads = 0
@@ -116,26 +118,11 @@ class Kernel:
                     state.turn,
                 )
 
-    def fork(self, before: tuple[AgentId, int] | None = None) -> Kernel:
-        """An independent copy of the episode, or the episode as it stood without one turn and all that came of it.
-
-        With `before=(agent, turn)` every recorded step that does not descend from that turn is kept: siblings' steps
-        are, the ancestors' turns after the join are not. Accounts are nested, so what is kept is the same in every
-        interleaving, and the ledger is the one in force when that turn was opened.
-        """
-        if before is None:
-            other = Kernel.__new__(Kernel)
-            other.__dict__.update(self.__dict__)
-            other.ledger, other._agents = self.ledger.copy(), dict(self._agents)
-            return other
-        agent_id, turn = before
-        state = self._agents.get(agent_id)
-        if state is None or not 0 <= turn < len(state.turns) + (state.turn is not None):
-            raise GameError(f"cannot fork before {agent_id}/turn{turn}: the episode has no such turn")
-        other = Kernel(self.task, self.rules)
-        for step in self.log:
-            if not descends(self._agents, (step.agent_id, step.turn), before):
-                other.step(step.agent_id, step.action, step.usage, step.text)
+    def fork(self) -> Kernel:
+        """An independent copy of the episode as it stands. See `counterfactual.fork_before` for other pasts."""
+        other = Kernel.__new__(Kernel)
+        other.__dict__.update(self.__dict__)
+        other.ledger, other._agents = self.ledger.copy(), dict(self._agents)
         return other
 
     # Turns
@@ -311,17 +298,20 @@ class Kernel:
             child = self._newborn(child_id, request, grant, born_at=len(self._agents[agent_id].turns))
             enough = grant.covers(Amounts(child.context_tokens + 1, 1)) and fits(self.limits, child.context_tokens + 1)
             slots.append(child_id if enough else None)
-            if enough:
-                born[child_id] = child
-            else:
+            if not enough:
                 refused[i] = Fault.PROMPT_TOO_LONG
+            elif child_id in self.absent:
+                born[child_id] = replace(child, messages=(), context_tokens=0, status=Status.ABSENT)
+            else:
+                born[child_id] = child
         self._close_turn(
             agent_id,
             replace(facts, outcome=Outcome.DELEGATED, children=tuple(born), refused=refused),
         )
         reserved = Amounts(self.rules.reply_bound(len(requests)))
         self.ledger.reserve(agent_id, reserved)
-        self.ledger.lend(agent_id, {child_id: child.grant for child_id, child in born.items()})
+        present = {child_id: child for child_id, child in born.items() if child_id not in self.absent}
+        self.ledger.lend(agent_id, {child_id: child.grant for child_id, child in present.items()})
         self._agents[agent_id] = replace(
             self._agents[agent_id],
             status=Status.WAITING,
@@ -329,10 +319,10 @@ class Kernel:
             num_children=first + len(born),
         )
         self._agents.update(born)
-        for child_id, child in born.items():
+        for child_id, child in present.items():
             self.ledger.charge(child_id, Amounts(child.context_tokens))
             self._open_turn(child_id, child.context_tokens)
-        if not born:
+        if not present:
             self._join(agent_id)
 
     def _newborn(self, child_id: AgentId, request: CloneRequest, grant: Amounts, born_at: int) -> AgentState:
@@ -364,7 +354,8 @@ class Kernel:
         if not all(self._agents[child].status.is_terminal for child in children):
             return
         for child in children:
-            self.ledger.close(child)
+            if child not in self.absent:
+                self.ledger.close(child)
         replies = [
             Reply(failure=call.refused[i]) if child is None else reply_of(self._agents[child])
             for i, child in enumerate(call.children)

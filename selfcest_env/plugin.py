@@ -9,6 +9,7 @@ import inspect
 import types
 import typing
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import cattrs
@@ -16,6 +17,14 @@ import cattrs
 from selfcest_env.errors import ConfigError, PlugInError, did_you_mean
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class PlugIn:
+    """Something pluggable: a built-in name or `package.module:Class`, and its constructor's options."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def load(reference: str, builtins: Mapping[str, str | type], *, what: str) -> type:

@@ -42,6 +42,7 @@ class Generation:
         behavior_logprobs: one per id in `token_ids`, of the distribution sampled from, temperature included.
         temperature: that temperature.
         policy_version: weights that sampled it.
+        charged_tokens: what a server says it cost, for text-only policies; `None`: the rules' counter prices the text.
 
     Id fields are empty and the temperature is 1.0 for text-only policies.
 
@@ -56,6 +57,7 @@ class Generation:
     behavior_logprobs: tuple[float, ...] = ()
     temperature: float = 1.0
     policy_version: int = 0
+    charged_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if len(self.behavior_logprobs) != len(self.token_ids):
@@ -99,9 +101,14 @@ class AgentRecord:
         return Role.ROOT if self.agent_id == ROOT else Role.CLONE
 
     @property
+    def absent(self) -> bool:
+        """True for a clone that a replay leaves out: it has no turns, and no cost counts it."""
+        return self.status is Status.ABSENT
+
+    @property
     def failed(self) -> bool:
-        """True unless it ended by an answer that reached its parent (for the root: the user)."""
-        return self.status is not Status.ANSWERED
+        """True if it played and no answer of its reached its parent (for the root: the user)."""
+        return self.status is not Status.ANSWERED and not self.absent
 
     @property
     def prompt_tokens(self) -> int:
@@ -132,7 +139,7 @@ class Cost:
         critical_path_tokens: longest chain of generated tokens that had to wait for each other; parallel clones count
             by their maximum.
         peak_context: longest context of any agent.
-        clones, turns, depth: counts; depth is that of the deepest clone.
+        clones, turns, depth: counts; depth is that of the deepest clone. Absent clones do not count.
     """
 
     total_tokens: int
@@ -187,9 +194,9 @@ class EpisodeRecord:
             generated_tokens=generated,
             critical_path_tokens=self._critical_path(ROOT),
             peak_context=max(agent.prompt_tokens + agent.generated_tokens for agent in self.agents),
-            clones=len(self.agents) - 1,
+            clones=sum(not agent.absent for agent in self.agents) - 1,
             turns=sum(len(agent.turns) for agent in self.agents),
-            depth=max(agent.depth for agent in self.agents),
+            depth=max(agent.depth for agent in self.agents if not agent.absent),
         )
 
     def turns(self) -> Iterator[tuple[TurnKey, Turn]]:

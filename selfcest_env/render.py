@@ -63,13 +63,13 @@ def nodes_of_record(record: EpisodeRecord) -> list[Node]:
 
 def render_kernel(kernel: Kernel, name: Callable[[AgentId], str] = str, width: int = WIDTH) -> str:
     """A running game as text."""
-    return "\n".join([_title(kernel.task, width), *_tree(nodes_of_kernel(kernel), name, width)])
+    return "\n".join([_title(kernel.task, width), *branches(nodes_of_kernel(kernel), _describe(name, width))])
 
 
 def render_record(record: EpisodeRecord, name: Callable[[AgentId], str] = str, width: int = WIDTH) -> str:
     """A recorded episode as text, with its cost and its reward."""
     cost = record.cost
-    lines = [_title(record.task, width), *_tree(nodes_of_record(record), name, width)]
+    lines = [_title(record.task, width), *branches(nodes_of_record(record), _describe(name, width))]
     lines.append(
         f"cost: {cost.total_tokens} tokens ({cost.prompt_tokens} prompt, {cost.generated_tokens} generated), "
         f"critical path {cost.critical_path_tokens}, peak context {cost.peak_context}, {cost.clones} clones"
@@ -100,7 +100,13 @@ def _reward(terms: Mapping[str, float] | None) -> str:
     return f"{sum(terms.values()):g} = " + " + ".join(f"{value:g} {_one_line(name)}" for name, value in terms.items())
 
 
-def _tree(nodes: Sequence[Node], name: Callable[[AgentId], str], width: int) -> Iterator[str]:
+def branches(nodes: Sequence[Node], describe: Callable[[Node], Sequence[str]]) -> Iterator[str]:
+    """The tree, a node per branch: the first line of its description beside the branch, the others below it.
+
+    Args:
+        nodes: in tree order.
+        describe: one line or more about a node.
+    """
     children: dict[AgentId, list[Node]] = {}
     for node in nodes:
         if node.agent_id.parent is not None:
@@ -110,19 +116,29 @@ def _tree(nodes: Sequence[Node], name: Callable[[AgentId], str], width: int) -> 
         node, first, rest = stack.pop()
         below = children.get(node.agent_id, [])
         stem = rest + ("│  " if below else "   ")
-        yield f"{first}{name(node.agent_id)}  {_summary(node)}"
-        if node.agent_id != ROOT:
-            yield f"{stem}asked {shorten(node.objective, width)}"
-        for index, turn in enumerate(node.turns):
-            yield f"{stem}turn {index}: {_turn(turn)}"
-        if node.reply is not None:
-            yield f"{stem}replied {shorten(node.reply, width)}"
+        head, *others = describe(node)
+        yield first + head
+        yield from (stem + line for line in others)
         for i, child in reversed(list(enumerate(below))):
             last = i == len(below) - 1
             stack.append((child, rest + ("└─ " if last else "├─ "), rest + ("   " if last else "│  ")))
 
 
-def _summary(node: Node) -> str:
+def _describe(name: Callable[[AgentId], str], width: int) -> Callable[[Node], Sequence[str]]:
+    def describe(node: Node) -> list[str]:
+        lines = [f"{name(node.agent_id)}  {account(node)}"]
+        if node.agent_id != ROOT:
+            lines.append(f"asked {shorten(node.objective, width)}")
+        lines += [f"turn {index}: {_turn(turn)}" for index, turn in enumerate(node.turns)]
+        if node.reply is not None:
+            lines.append(f"replied {shorten(node.reply, width)}")
+        return lines
+
+    return describe
+
+
+def account(node: Node) -> str:
+    """How an agent stands and what it has spent of its grant."""
     granted = "unlimited" if node.granted is None else str(node.granted)
     return f"{node.status}  {node.spent}/{granted} tokens"
 

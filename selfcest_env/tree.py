@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from selfcest_env.budget import Amounts
 from selfcest_env.protocol import Brief, Reply
@@ -83,12 +84,20 @@ class Step:
 
 
 def reply_of(child: AgentState) -> Reply:
-    """What a clone that has ended sends its parent."""
+    """What a clone that has ended sends its parent. An absent one's is the default reply: "absent", a failure like any
+    other, so it fits every `reply_tokens` and looks like what agents meet in ordinary play."""
     return Reply(child.reply) if child.status is Status.ANSWERED else Reply(failure=child.status)
 
 
+class Born(Protocol):
+    """What knows the parent's turn that an agent was born of: its state, or its record."""
+
+    @property
+    def born_at(self) -> int | None: ...
+
+
 def descends(
-    agents: Mapping[AgentId, AgentState],
+    agents: Mapping[AgentId, Born],
     turn: tuple[AgentId, int],
     of: tuple[AgentId, int],
 ) -> bool:
@@ -107,7 +116,7 @@ def descends(
     return position > of_position or (position == of_position and meet == of[0])
 
 
-def _turn_at(agents: Mapping[AgentId, AgentState], ancestor: AgentId, turn: tuple[AgentId, int]) -> int:
+def _turn_at(agents: Mapping[AgentId, Born], ancestor: AgentId, turn: tuple[AgentId, int]) -> int:
     """The turn of `ancestor` during which `turn` was played."""
     agent_id, index = turn
     if agent_id == ancestor:

@@ -6,8 +6,9 @@ slowest episode. What is submitted depends on the requests and on what the polic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from selfcest_agents.policy import Policy, PolicyRequest
 from selfcest_env.errors import PolicyError
@@ -21,22 +22,52 @@ from selfcest_env.views import observe
 MAX_IDLE_POLLS = 1_000_000  # a policy that answers nothing for so long is taken for broken
 
 
+Generations = Mapping[tuple[AgentId, int], Generation]
+
+
+class Request(Protocol):
+    """An episode to play: a `RolloutRequest` from its start, a `replay.ReplayRequest` from another past.
+
+    `episode_id` is unique within a rollout; `seed` keys all randomness.
+    """
+
+    @property
+    def episode_id(self) -> str: ...
+
+    @property
+    def seed(self) -> int: ...
+
+    def begin(self, rules: Rules) -> tuple[Kernel, Generations]:
+        """The game to play on, and the generations of the turns that have been played in it."""
+        ...
+
+    def turn_seed(self, agent_id: AgentId, turn: int) -> int:
+        """The random stream of a turn still to be played."""
+        ...
+
+
 @dataclass(frozen=True)
 class RolloutRequest:
-    """One episode to play. `episode_id` is unique within a rollout; `seed` keys all its randomness."""
+    """A whole episode."""
 
     episode_id: str
     task: Task
     seed: int
+
+    def begin(self, rules: Rules) -> tuple[Kernel, Generations]:
+        return Kernel(self.task, rules), {}
+
+    def turn_seed(self, agent_id: AgentId, turn: int) -> int:
+        return turn_seed(self.seed, agent_id, turn)
 
 
 @dataclass
 class _Episode:
     """An episode in play."""
 
-    request: RolloutRequest
+    request: Request
     kernel: Kernel
-    generations: dict[tuple[AgentId, int], Generation] = field(default_factory=dict)
+    generations: dict[tuple[AgentId, int], Generation]
     in_flight: set[AgentId] = field(default_factory=set)
 
     def asks(self) -> list[PolicyRequest]:
@@ -48,7 +79,7 @@ class _Episode:
             observation = observe(self.kernel, agent_id)
             key = TurnKey(self.request.episode_id, agent_id, observation.turn)
             history = tuple(self.generations[agent_id, turn] for turn in range(observation.turn))
-            seed = turn_seed(self.request.seed, agent_id, observation.turn)
+            seed = self.request.turn_seed(agent_id, observation.turn)
             asked.append(PolicyRequest(key, observation, history, seed))
             self.in_flight.add(agent_id)
         return asked
@@ -62,7 +93,8 @@ class _Episode:
                 f"{key}: the policy encoded its prompt as {len(generation.prompt_ids)} tokens, the ledger charged "
                 f"{turn.prompt_tokens}; the rules' token counter must be the policy's own codec"
             )
-        used = len(generation.token_ids) or kernel.rules.counter.count_text(generation.text)
+        reported = len(generation.token_ids) or generation.charged_tokens
+        used = kernel.rules.counter.count_text(generation.text) if reported is None else reported
         self.generations[agent_id, key.turn] = generation
         self.in_flight.discard(agent_id)
         action = kernel.rules.protocol.parse(generation.text)
@@ -74,7 +106,7 @@ class _Episode:
 
 
 def rollout(
-    requests: Sequence[RolloutRequest],
+    requests: Sequence[Request],
     policy: Policy,
     rules: Rules,
     *,
@@ -84,7 +116,7 @@ def rollout(
     """Play every request to its end.
 
     Args:
-        requests: the episodes.
+        requests: the episodes; whole ones and replays may be mixed.
         policy: who decides; one decision per turn.
         rules: limits, protocol and the policy's own token counter.
         max_concurrent: episodes in play at once; a finished one makes room for the next.
@@ -106,7 +138,8 @@ def rollout(
         asks: list[PolicyRequest] = []
         while waiting and len(playing) < max_concurrent:
             request = waiting.pop()
-            playing[request.episode_id] = _Episode(request, Kernel(request.task, rules))
+            kernel, generations = request.begin(rules)
+            playing[request.episode_id] = _Episode(request, kernel, dict(generations))
             asks += playing[request.episode_id].asks()
         answers = _advance(policy, asks, playing)
         idle_polls = 0 if answers or asks else idle_polls + 1

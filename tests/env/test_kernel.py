@@ -1,16 +1,14 @@
-"""Episodes worked by hand.
+"""Episodes worked by hand, at the prices of plain_game.py."""
 
-`Plain` says exactly what it is told and `Unit` prices it, so all numbers below add up on paper: a root prompt costs 5,
-a clone's prompt 3, a reply message 2 + the length of its replies (a failure is 1 long), a fault line 1, a read 4.
-"""
+import sys
+from pathlib import Path
 
 import pytest
 
 from selfcest_env.budget import Amounts
+from selfcest_env.counterfactual import fork_before
 from selfcest_env.errors import GameError
-from selfcest_env.kernel import Kernel
 from selfcest_env.protocol import Reply
-from selfcest_env.rules import Rules
 from selfcest_env.terse import TerseProtocol
 from selfcest_env.types import (
     ROOT,
@@ -21,62 +19,15 @@ from selfcest_env.types import (
     Delegate,
     Fault,
     FinishReason,
-    Limits,
     Malformed,
-    Message,
-    MessageRole,
     Outcome,
-    Part,
     Read,
-    Role,
     Status,
-    Task,
-    Usage,
 )
 from selfcest_env.views import observe
 
-A, B = ROOT.child(0), ROOT.child(1)
-
-
-class Plain(TerseProtocol):
-    """Prompts 5 and 3 long, whatever the brief says; an objective that starts with 'long' makes a prompt 50 long."""
-
-    def open(self, brief):
-        size = 5 if brief.role is Role.ROOT else 50 if brief.text.startswith("long") else 3
-        return (Message(MessageRole.USER, (Part("." * size, True),)),)
-
-    def replies(self, replies):
-        parts = [Part("!" if r.text is None else self.neutralise(r.text)) for r in replies]
-        return Message(MessageRole.TOOL, (Part("..", True), *parts))
-
-    def documents(self, documents):
-        return Message(MessageRole.TOOL, (Part("....", True),))
-
-    def fault(self, fault):
-        return Message(MessageRole.TOOL, (Part(".", True),))
-
-
-class Unit:
-    def count(self, messages, boundary):
-        return sum(len(m.content) for m in messages)
-
-    def count_text(self, text):
-        return len(text)
-
-
-def game(protocol=None, **limits):
-    base = {"total_tokens": 100, "turn_tokens": 20, "reply_tokens": 4, "answer_reserve": 6, "max_turns": 4}
-    task = Task("t", "q", "7", "test", {"A": "doc a", "B": "doc b"})
-    return Kernel(task, Rules(Limits(**{**base, **limits}), protocol or Plain(), Unit()))
-
-
-def play(kernel, agent, action, tokens=2, finish=FinishReason.STOP, text="said"):
-    kernel.step(agent, action, Usage(tokens, finish), text)
-    kernel.ledger.check()
-
-
-def ask(*objectives):
-    return Delegate(tuple(o if isinstance(o, CloneRequest) else CloneRequest(o) for o in objectives))
+sys.path.insert(0, str(Path(__file__).parent))
+from plain_game import A, B, ask, game, play
 
 
 def last(kernel, agent=ROOT):
@@ -400,5 +351,5 @@ def test_forks_of_turns_that_never_were():
     play(kernel, ROOT, Answer("7"))
     for before in ((ROOT, 1), (ROOT, -1), (A, 0)):
         with pytest.raises(GameError, match="no such turn"):
-            kernel.fork(before=before)
-    assert kernel.fork(before=(ROOT, 0)).ready() == (ROOT,)
+            fork_before(kernel, before)
+    assert fork_before(kernel, (ROOT, 0)).ready() == (ROOT,)

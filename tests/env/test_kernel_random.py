@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selfcest_env.budget import ZERO
+from selfcest_env.counterfactual import fork_before
 from selfcest_env.kernel import Kernel
 from selfcest_env.protocol import HermesProtocol
 from selfcest_env.record import Generation, build_record
@@ -146,7 +147,7 @@ def every_order_gives_one_episode(rules, seed, orders):
     # Leave out one turn and all that came of it, in either interleaving; play the rest: the same episode.
     for step in random.Random(seed).sample(kernel.log, min(4, len(kernel.log))):
         turn = (step.agent_id, step.turn)
-        fork, twin = kernel.fork(before=turn), other.fork(before=turn)
+        fork, twin = fork_before(kernel, turn), fork_before(other, turn)
         assert fork.agents == twin.agents
         assert dict(fork.ledger.accounts) == dict(twin.ledger.accounts)
         assert observe(fork, step.agent_id) == seen[turn]

@@ -1,0 +1,125 @@
+"""Plays counterfactual replays through the ordinary rollout, batched with each other and with whatever else is played.
+
+    played = play_replays(records, [Replay.of("e7", {clone: Intervention.DEFAULT})], policy, rules)
+    played[replay].record, played[replay].generated_tokens
+
+A turn that a replay keeps costs nothing: its recorded generation stands, with its ids and log-probs. By nested accounts
+a kept turn has the same prompt, grant and stream as in the episode (`counterfactual.restore` checks it), so reusing it
+is exact. Everything else is sampled anew from the replay's own streams; recorded later actions never are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from selfcest_agents.policy import Policy
+from selfcest_agents.rollout import Generations, rollout
+from selfcest_env.counterfactual import begin, check_replay, replay_seed, restore
+from selfcest_env.errors import CreditError, did_you_mean
+from selfcest_env.kernel import Kernel
+from selfcest_env.record import EpisodeRecord
+from selfcest_env.replay import Replay
+from selfcest_env.rules import Rules
+from selfcest_env.types import AgentId
+
+
+@dataclass(frozen=True)
+class ReplayRequest:
+    """A replay, ready to be played by `rollout`.
+
+    Attributes:
+        replay: which.
+        seed: the episode's.
+        kernel: the game as the replay begins; every play works on a copy.
+        kept: recorded generations of the turns that it keeps.
+    """
+
+    replay: Replay
+    seed: int
+    kernel: Kernel
+    kept: Generations
+
+    @property
+    def episode_id(self) -> str:
+        return str(self.replay)
+
+    def begin(self, rules: Rules) -> tuple[Kernel, Generations]:
+        return self.kernel.fork(), self.kept
+
+    def turn_seed(self, agent_id: AgentId, turn: int) -> int:
+        return replay_seed(self.replay, self.seed, agent_id, turn)
+
+
+@dataclass(frozen=True)
+class PlayedReplay:
+    """A replay that has been played, and its price.
+
+    Attributes:
+        record: the counterfactual episode, unscored; its id is `str(replay)`, its seed the factual one.
+        generated_tokens: tokens sampled for it; kept turns have been paid for.
+        prompt_tokens: tokens that the environment wrote before the turns played anew.
+    """
+
+    record: EpisodeRecord
+    generated_tokens: int
+    prompt_tokens: int
+
+
+def replay_requests(factual: Iterable[EpisodeRecord], replays: Iterable[Replay], rules: Rules) -> list[ReplayRequest]:
+    """Requests for `rollout`, one per different replay, in the order of their first mention.
+
+    Args:
+        factual: finished episodes, among them all that are named.
+        replays: what to play.
+        rules: those that the episodes were played by.
+
+    Raises:
+        CreditError: a replay of an unknown episode or agent, or of two agents of whom one descends from the other;
+            two episodes of one name.
+        RecordError: other rules than the episode's.
+    """
+    records = {}
+    for record in factual:
+        if record.episode_id in records:
+            raise CreditError(
+                f"two episodes are named {record.episode_id!r}; a replay could not tell which one it means"
+            )
+        records[record.episode_id] = record
+    wanted = list(dict.fromkeys(replays))
+    for replay in wanted:
+        if replay.episode_id not in records:
+            raise CreditError(
+                f"replay {replay}: episode {replay.episode_id!r} is not among the {len(records)} that were played."
+                + did_you_mean(replay.episode_id, records)
+            )
+        check_replay(replay, records[replay.episode_id])
+    kernels = {name: restore(records[name], rules) for name in dict.fromkeys(replay.episode_id for replay in wanted)}
+    return [_request(replay, records[replay.episode_id], kernels[replay.episode_id]) for replay in wanted]
+
+
+def play_replays(
+    factual: Iterable[EpisodeRecord],
+    replays: Sequence[Replay],
+    policy: Policy,
+    rules: Rules,
+    *,
+    max_concurrent: int = 512,
+) -> dict[Replay, PlayedReplay]:
+    """Play every replay to its end, one that is asked twice once. Arguments and errors as `replay_requests`."""
+    requests = replay_requests(factual, replays, rules)
+    records = rollout(requests, policy, rules, max_concurrent=max_concurrent)
+    return {request.replay: played(request, record) for request, record in zip(requests, records, strict=True)}
+
+
+def played(request: ReplayRequest, record: EpisodeRecord) -> PlayedReplay:
+    """What `rollout` made of a request, with its price."""
+    new = [turn.facts for key, turn in record.turns() if (key.agent_id, key.turn) not in request.kept]
+    return PlayedReplay(record, sum(facts.generated_tokens for facts in new), sum(facts.prompt_tokens for facts in new))
+
+
+def _request(replay: Replay, record: EpisodeRecord, factual: Kernel) -> ReplayRequest:
+    kernel = begin(replay, factual)
+    places = [(step.agent_id, step.turn) for step in kernel.log]
+    kept = {(agent, turn): record.by_id[agent].turns[turn].generation for agent, turn in places}
+    return ReplayRequest(replay, record.seed, kernel, kept)

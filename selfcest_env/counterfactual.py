@@ -1,0 +1,116 @@
+"""Other pasts of an episode: as it stood before some turns, and as it would have begun under a `Replay`.
+
+A replay keeps every turn that is not the first turn of an agent it intervenes on, nor a descendant of one: an agent's
+later turns, its subtree, its ancestors' turns after the join and whatever those spawn. An agent that gets the default
+reply is *absent*: its call grants its siblings what it granted them, its own grant never leaves the parent, nothing is
+charged for it and no cost counts it; its parent reads what stands for a failed clone (`tree.reply_of`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from selfcest_env.errors import CreditError, GameError, RecordError
+from selfcest_env.kernel import Kernel
+from selfcest_env.record import EpisodeRecord
+from selfcest_env.replay import Intervention, Replay
+from selfcest_env.rules import Rules
+from selfcest_env.seeding import turn_seed
+from selfcest_env.tree import descends
+from selfcest_env.types import AgentId, Fault, Usage
+
+
+def fork_before(kernel: Kernel, *turns: tuple[AgentId, int], absent: Collection[AgentId] = frozenset()) -> Kernel:
+    """The episode as it stood without these turns and all that came of them.
+
+    Every recorded step that descends from none of them is kept: siblings' steps are, the ancestors' turns after the
+    join are not. Accounts are nested, so what is kept is the same in every interleaving, and the ledger is the one in
+    force when those turns were opened.
+
+    Args:
+        turns: (agent, turn) of the episode, played or open.
+        absent: agents to leave out besides; their first turns are among `turns`.
+
+    Raises:
+        GameError: the episode has no such turn.
+    """
+    for agent_id, turn in turns:
+        state = kernel.agents.get(agent_id)
+        if state is None or not 0 <= turn < len(state.turns) + (state.turn is not None):
+            raise GameError(f"cannot fork before {agent_id}/turn{turn}: the episode has no such turn")
+    other = Kernel(kernel.task, kernel.rules, kernel.absent | frozenset(absent))
+    for step in kernel.log:
+        if not any(descends(kernel.agents, (step.agent_id, step.turn), turn) for turn in turns):
+            other.step(step.agent_id, step.action, step.usage, step.text)
+    return other
+
+
+def restore(record: EpisodeRecord, rules: Rules) -> Kernel:
+    """The finished kernel of a record, played again from what its agents wrote.
+
+    Raises:
+        RecordError: by these rules the same texts make another episode.
+    """
+    turns = {(key.agent_id, key.turn): turn for key, turn in record.turns()}
+    kernel = Kernel(record.task, rules, frozenset(agent.agent_id for agent in record.agents if agent.absent))
+    while not kernel.done:
+        agent_id = kernel.ready()[0]
+        turn = turns.get((agent_id, len(kernel.agents[agent_id].turns)))
+        if turn is None:
+            break
+        facts, text = turn.facts, turn.generation.text
+        # What was dropped for being over the grant must be over it again.
+        used = facts.generated_tokens + (facts.fault is Fault.OVER_GRANT)
+        kernel.step(agent_id, rules.protocol.parse(text), Usage(used, facts.finish_reason), text)
+    if not _same(kernel, record):
+        raise RecordError(
+            f"episode {record.episode_id} cannot be restored: by these rules its texts make another episode; pass the "
+            "limits, the protocol and the token counter it was played with"
+        )
+    return kernel
+
+
+def _same(kernel: Kernel, record: EpisodeRecord) -> bool:
+    """Whether an episode was played by these limits and came to what is recorded."""
+    recorded = {a.agent_id: (a.granted_tokens, a.status, a.reply, [t.facts for t in a.turns]) for a in record.agents}
+    played = {
+        agent_id: (state.grant.total_tokens, state.status, state.reply, list(state.turns))
+        for agent_id, state in kernel.agents.items()
+    }
+    return kernel.limits == record.limits and played == recorded
+
+
+def check_replay(replay: Replay, record: EpisodeRecord) -> None:
+    """Raises `CreditError` for an agent that the episode lacks, or two of whom one owes its birth to the other."""
+    agents = [agent_id for agent_id, _ in replay.interventions]
+    for agent_id in agents:
+        agent = record.by_id.get(agent_id)
+        if agent is None or not agent.turns:
+            raise CreditError(
+                f"replay {replay}: agent {agent_id} took no turn in episode {record.episode_id}; expected one of "
+                + ", ".join(str(agent.agent_id) for agent in record.agents if agent.turns)
+            )
+    for agent_id in agents:
+        for other in agents:
+            if other != agent_id and descends(record.by_id, (agent_id, 0), (other, 0)):
+                raise CreditError(
+                    f"replay {replay}: {agent_id}/turn0 descends from {other}/turn0, so it need not exist once {other} "
+                    "is intervened on; ask for two replays"
+                )
+
+
+def begin(replay: Replay, kernel: Kernel) -> Kernel:
+    """How a replay begins: the finished `kernel` of its episode without what descends from the interventions."""
+    absent = [agent_id for agent_id, what in replay.interventions if what is Intervention.DEFAULT]
+    return fork_before(kernel, *((agent_id, 0) for agent_id, _ in replay.interventions), absent=absent)
+
+
+def replay_seed(replay: Replay, seed: int, agent_id: AgentId, turn: int) -> int:
+    """Stream of a turn that a replay plays anew; `seed` is the episode's.
+
+    Turns of a resampled agent and of its subtree draw from streams of kind "resample", all others of kind "after".
+    Neither is ever the factual stream, and both are new for every sample; equal samples of different questions about
+    one episode share the streams "after", as common random numbers.
+    """
+    resampled = any(agent_id.is_under(other) for other, _ in replay.interventions)
+    return turn_seed(seed, agent_id, turn, "resample" if resampled else "after", replay.sample)

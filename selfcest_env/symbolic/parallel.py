@@ -1,0 +1,281 @@
+"""The symbolic game as a PettingZoo environment: a view of a batch of one. `symbolic_v0` is its front door."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pettingzoo  # type: ignore[import-untyped, unused-ignore]
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from selfcest_env.draw import Image
+from selfcest_env.errors import ConfigError, GameError
+from selfcest_env.roster import Population
+from selfcest_env.symbolic.batch import BatchDelegation
+from selfcest_env.symbolic.picture import RENDER_MODES, STATUSES, render
+from selfcest_env.symbolic.rules import WAIT, make_rules
+from selfcest_env.symbolic.state import ANSWERED, UNBORN, State
+from selfcest_env.symbolic.tasks import SymbolicTask
+from selfcest_env.symbolic.vectors import observation_size, state_size
+from selfcest_env.text_setup import one_of
+from selfcest_env.types import Status
+
+OBSERVATION_MODES = ("dict", "flat")
+NOBODY = -1  # parent and status of who has not been born, parent of the root
+NO_LIMIT = -1
+OUTSIDE = -1  # an action that no space contains, so that it counts as illegal
+_STATUS_NUMBERS = tuple(NOBODY if status is None else list(Status).index(status) for status in STATUSES)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that changes while an environment is used. Picklable; may be set on any environment built alike."""
+
+    agents: tuple[str, ...]
+    state: State | None  # `None` before the first reset
+    streams: Mapping[str, Any]
+
+
+class SymbolicEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined, unused-ignore]
+    """The symbolic game as a PettingZoo `ParallelEnv`; `symbolic_v0` describes it.
+
+    Args:
+        task: "chain", "lookup", "noisy", `package.module:Class` or a `SymbolicTask`.
+        task_options: options of a task given by name.
+        max_clones: clones of one episode, at all depths together.
+        max_depth: 0 switches delegation off, 1 lets the root delegate, 2 its clones too; `None` is 1 where only the
+            root has something to delegate (lookup), else 2.
+        max_turns: turns of one agent.
+        total_tokens: tree-wide: every prompt and every generated token of every agent; `None` is unlimited.
+        generated_tokens: tree-wide: generated tokens alone; `None` is unlimited.
+        token_cost: taken from the team reward per token of the whole tree.
+        max_cycles: joint steps before truncation; `None` never truncates, and the limits end every game.
+        population: "dynamic", "persistent" or "fixed".
+        observation_mode: "dict" (observation and action mask) or "flat" (the observation alone; masks in the infos).
+        render_mode: "human", "ansi", "rgb_array" or `None`.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {
+        "name": "symbolic_v0",
+        "render_modes": list(RENDER_MODES),
+        "render_fps": 2,
+        "is_parallelizable": True,
+    }
+
+    def __init__(
+        self,
+        task: SymbolicTask | str = "chain",
+        *,
+        task_options: Mapping[str, Any] | None = None,
+        max_clones: int = 8,
+        max_depth: int | None = None,
+        max_turns: int = 4,
+        total_tokens: int | None = 96,
+        generated_tokens: int | None = None,
+        token_cost: float = 0.0,
+        max_cycles: int | None = None,
+        population: str = "fixed",
+        observation_mode: str = "dict",
+        render_mode: str | None = None,
+    ) -> None:
+        self.rules = make_rules(
+            task,
+            task_options,
+            max_clones=max_clones,
+            max_depth=max_depth,
+            max_turns=max_turns,
+            total_tokens=total_tokens,
+            generated_tokens=generated_tokens,
+            token_cost=token_cost,
+        )
+        self.population = Population(one_of("population", population, tuple(Population)))
+        self.observation_mode = one_of("observation_mode", observation_mode, OBSERVATION_MODES)
+        self.render_mode = one_of("render_mode", render_mode, (None, *RENDER_MODES))
+        self._batch = BatchDelegation(self.rules, 1, max_cycles=max_cycles)
+        self._started = False
+        self.agents: list[str] = []
+        self.possible_agents = [f"agent_{k}" for k in range(self.rules.num_agents)]
+        self._seats = {agent: k for k, agent in enumerate(self.possible_agents)}
+        self.observation_spaces = {agent: self._observation_space() for agent in self.possible_agents}
+        self.action_spaces = {agent: spaces.Discrete(self.rules.num_actions) for agent in self.possible_agents}
+        self.state_space = spaces.Box(0.0, 1.0, (state_size(self.rules),), np.float32)
+
+    @property
+    def max_cycles(self) -> int | None:
+        """Joint steps before truncation. PettingZoo's tests set it."""
+        return self._batch.max_cycles
+
+    @max_cycles.setter
+    def max_cycles(self, cycles: int | None) -> None:
+        self._batch.max_cycles = cycles
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return self.observation_spaces[agent]
+
+    def action_space(self, agent: str) -> spaces.Discrete:
+        return self.action_spaces[agent]
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+        """Start an episode. With a seed the series of episodes starts anew; without, it goes on.
+
+        Args:
+            seed: equal seeds give equal series of problems. Seeds the spaces of all possible agents as well.
+            options: there are none.
+        """
+        check_reset(seed, options)
+        if seed is not None:
+            seed = int(seed)
+            self._seed_spaces(seed)
+        self._batch.reset(seed)
+        self._started = True
+        self.agents = self.possible_agents[: None if self.population is Population.FIXED else 1]
+        return self._seen(self.agents)
+
+    def step(
+        self, actions: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
+        """Play one joint step. Keys that are not live agents are ignored; after the end it returns empty dicts."""
+        self._check_started()
+        if not self.agents:
+            return {}, {}, {}, {}, {}
+        played = [self._number(agent, actions.get(agent)) for agent in self.possible_agents]
+        num_born = int(self._batch.state.num_born[0])
+        self._batch.step(np.array([played]))
+        state = self._batch.state
+        over, truncated = bool(state.terminated[0]), bool(state.truncated[0])
+        here = self.agents
+        if self.population is not Population.FIXED and not over and not truncated:
+            here = here + self.possible_agents[num_born : int(state.num_born[0])]
+        terminations = dict.fromkeys(here, over)
+        if self.population is Population.DYNAMIC:
+            status = state.status[0].tolist()
+            terminations = {agent: over or status[self._seats[agent]] >= ANSWERED for agent in here}
+        truncations = {agent: truncated and not ended for agent, ended in terminations.items()}
+        rewards = dict.fromkeys(here, float(state.team_return[0]))
+        self.agents = [] if truncated else [agent for agent in here if not terminations[agent]]
+        observations, infos = self._seen(here)
+        return observations, rewards, terminations, truncations, infos
+
+    def state(self) -> NDArray[np.float32]:
+        """The whole game in numbers, the right answer included, for critics; shape `state_space.shape`."""
+        self._check_started()
+        state: NDArray[np.float32] = self._batch.states()[0]
+        return state
+
+    def render(self) -> str | Image | None:
+        """The tree of agents: text in "ansi", printed in "human", an image in "rgb_array"; `None` without a mode."""
+        self._check_started()
+        return render(self._batch.state, self.rules, self.render_mode)
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    @property
+    def team_return(self) -> float:
+        """The team reward of the episode that is over, whoever was there to receive it; 0 after a truncation."""
+        if not self._started or self.agents:
+            raise GameError("the episode is not over; play until agents is empty")
+        return float(self._batch.state.team_return[0])
+
+    def get_snapshot(self) -> Snapshot:
+        """The exact state of the environment, random streams of the spaces included; later steps do not change it."""
+        return Snapshot(
+            tuple(self.agents),
+            self._batch.get_snapshot() if self._started else None,
+            {name: space.np_random.bit_generator.state for name, space in self._streams()},
+        )
+
+    def set_snapshot(self, snapshot: Snapshot) -> None:
+        """Go back to a snapshot, taken here or on an environment built with the same arguments. May be repeated."""
+        self.agents, self._started = list(snapshot.agents), snapshot.state is not None
+        if snapshot.state is None:
+            self._batch = BatchDelegation(self.rules, 1, max_cycles=self.max_cycles)
+        else:
+            self._batch.set_snapshot(snapshot.state)
+        for name, space in self._streams():
+            space.np_random.bit_generator.state = snapshot.streams[name]
+
+    def __str__(self) -> str:
+        return str(self.metadata["name"])
+
+    def _observation_space(self) -> spaces.Space[Any]:
+        box = spaces.Box(0.0, 1.0, (observation_size(self.rules),), np.float32)
+        if self.observation_mode == "flat":
+            return box
+        return spaces.Dict({"observation": box, "action_mask": spaces.Box(0, 1, (self.rules.num_actions,), np.int8)})
+
+    def _check_started(self) -> None:
+        if not self._started:
+            raise GameError("no episode has been started; call reset() first")
+
+    def _seed_spaces(self, seed: int) -> None:
+        for i, agent in enumerate(self.possible_agents):
+            self.action_spaces[agent].seed(seed + i)
+            self.observation_spaces[agent].seed(seed + i)
+
+    def _streams(self) -> list[tuple[str, spaces.Space[Any]]]:
+        named: list[tuple[str, spaces.Space[Any]]] = [("state", self.state_space)]
+        for agent in self.possible_agents:
+            space = self.observation_spaces[agent]
+            named += [(f"{agent} action", self.action_spaces[agent]), (f"{agent} observation", space)]
+            if isinstance(space, spaces.Dict):
+                named += [(f"{agent} {key}", part) for key, part in space.spaces.items()]
+        return named
+
+    def _number(self, agent: str, action: Any) -> int:
+        if action is None:
+            return WAIT
+        try:
+            number = operator.index(action)
+        except TypeError:
+            raise GameError(
+                f"the action of {agent} is {action!r}; expected a whole number from 0 to {self._batch.num_actions - 1}"
+            ) from None
+        return number if 0 <= number < self._batch.num_actions else OUTSIDE
+
+    def _seen(self, agents: list[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+        """Observations and infos. The rows of an array do not overlap, so agents share no memory."""
+        rows, masks = list(self._batch.observations()[0]), list(self._batch.action_masks()[0].view(np.int8))
+        seats = [self._seats[agent] for agent in agents]
+        infos = self._infos(agents)
+        if self.observation_mode == "dict":
+            both = [{"observation": rows[seat], "action_mask": masks[seat]} for seat in seats]
+            return dict(zip(agents, both, strict=True)), infos
+        for agent, seat in zip(agents, seats, strict=True):
+            infos[agent]["action_mask"] = masks[seat]
+        return {agent: rows[seat] for agent, seat in zip(agents, seats, strict=True)}, infos
+
+    def _infos(self, agents: list[str]) -> dict[str, dict[str, Any]]:
+        state, limited = self._batch.state, self.rules.total_tokens is not None
+        can_act = self._batch.can_act[0].tolist()
+        columns = (state.status, state.depth, state.parent, state.tokens_left, state.illegal)
+        status, depth, parent, tokens, illegal = [column[0].tolist() for column in columns]
+        infos: dict[str, dict[str, Any]] = {}
+        for agent in agents:
+            seat = self._seats[agent]
+            code = status[seat]
+            born, alive = code != UNBORN, UNBORN < code < ANSWERED
+            infos[agent] = {
+                "can_act": int(can_act[seat]),
+                "depth": depth[seat] if born else 0,
+                "parent": parent[seat] if born else NOBODY,
+                "tokens_left": (tokens[seat] if limited else NO_LIMIT) if alive else 0,
+                "status": _STATUS_NUMBERS[code],
+                "illegal": illegal[seat] if born else 0,
+            }
+        return infos
+
+
+def check_reset(seed: Any, options: Mapping[str, Any] | None) -> None:
+    """Refuse what `reset` cannot take."""
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0):
+        raise ConfigError(f"seed is {seed!r}; expected a whole number >= 0, or None")
+    unknown = set(options or {}) - {"options"}  # PettingZoo's own tests pass {"options": 1}
+    if unknown:
+        raise ConfigError(f"reset options {sorted(unknown)} are unknown; there are none")

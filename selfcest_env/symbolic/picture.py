@@ -1,0 +1,82 @@
+"""One symbolic episode as text or as an image, by the hand that draws the text game."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+from numpy.typing import NDArray
+
+from selfcest_env.draw import Image, draw
+from selfcest_env.render import Node, account, branches
+from selfcest_env.symbolic.rules import SymbolicRules
+from selfcest_env.symbolic.state import State
+from selfcest_env.symbolic.twin import agent_ids
+from selfcest_env.symbolic.vectors import replies, segments
+from selfcest_env.types import Status
+
+RENDER_MODES = ("human", "ansi", "rgb_array")
+
+# By code of `state`; nobody unborn has one.
+STATUSES = (
+    None,
+    Status.READY,
+    Status.WAITING,
+    Status.ANSWERED,
+    Status.OUT_OF_TURNS,
+    Status.OUT_OF_TOKENS,
+    Status.ABSENT,
+)
+
+
+def nodes_of_state(state: State, rules: SymbolicRules) -> list[Node]:
+    """Agents of a batch of one, in tree order. The objective is what an agent that can act holds now."""
+    held, replied, nodes = segments(state, rules)[0], replies(state)[0], []
+    for seat, agent_id in agent_ids(state).items():
+        status = STATUSES[state.status[0, seat]]
+        assert status is not None
+        nodes.append(
+            Node(
+                agent_id,
+                _symbols(held[seat], rules),
+                status,
+                None if rules.total_tokens is None else int(state.granted[0, seat]),
+                int(state.prompt_tokens[0, seat] + state.generated_tokens[0, seat]),
+                (),
+                str(replied[seat]) if status is Status.ANSWERED else None,
+            )
+        )
+    return sorted(nodes, key=lambda node: node.agent_id)
+
+
+def render(state: State, rules: SymbolicRules, mode: str | None, env: int = 0) -> str | Image | None:
+    """The tree of one environment: text in "ansi", printed in "human", an image in "rgb_array"; `None` without a mode.
+
+    It shows the right answer, which no agent sees.
+    """
+    if mode is None:
+        return None
+    state = state.take(np.array([env]))
+    nodes, seats = nodes_of_state(state, rules), {agent_id: seat for seat, agent_id in agent_ids(state).items()}
+    if mode == "rgb_array":
+        return draw(nodes, seats.__getitem__)
+
+    def describe(node: Node) -> list[str]:
+        seat = seats[node.agent_id]
+        lines = [f"agent_{seat}  {account(node)}, {state.turns[0, seat]} of {rules.max_turns} turns"]
+        if node.objective:
+            lines.append(f"holds {node.objective}")
+        if node.reply is not None:
+            lines.append(f"replied {node.reply}")
+        return lines
+
+    title = f"{type(rules.task).__name__}, the answer is {state.target[0]}, cycle {state.cycle[0]}"
+    text = "\n".join([title, *branches(nodes, describe)])
+    if mode == "human":
+        sys.stdout.write(text + "\n")
+        return None
+    return text
+
+
+def _symbols(symbols: NDArray[np.int8], rules: SymbolicRules) -> str:
+    return " ".join("?" if symbol == rules.missing else str(symbol) for symbol in symbols if symbol != rules.pad)

@@ -1,0 +1,266 @@
+"""Limits and prices of a symbolic game, and the tables that the transition function reads instead of computing.
+
+A symbol costs one token. An opening costs one token more than its symbols, an answer one, a call one per clone, the
+message with its replies one more than it has replies, a line about a fault one. The rulebook is that of the text game:
+`limits` and these prices, given to its kernel, produce the same grants, charges and endings (`twin`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from selfcest_env.errors import ConfigError
+from selfcest_env.symbolic.tasks import SymbolicTask, make_task
+from selfcest_env.types import Limits
+
+OPENING = 1  # tokens of an opening beside its symbols
+REPLIES = 1  # tokens of a message with replies beside the replies
+NOTICE = 1  # tokens of a line about a fault
+RESERVE = 1  # tokens of an answer: what every agent keeps for one more
+WAIT = 0
+FIRST_ANSWER = 1
+UNLIMITED = 1 << 30  # a purse that no episode can empty, even divided among clones at every depth
+MAX_TOKENS = 1 << 20
+MAX_WORDS = 1000
+NEVER = np.iinfo(np.int32).max
+MAX_AGENTS = 255
+
+
+@dataclass(frozen=True)
+class SymbolicRules:
+    """What a set of symbolic episodes is played by.
+
+    Attributes:
+        task: what is to be done.
+        max_clones: clones of one episode, at all depths together.
+        max_depth: 0 switches delegation off, 1 lets the root delegate, 2 its clones too.
+        max_turns: turns of one agent.
+        total_tokens: tree-wide: every prompt and every generated token of every agent; `None` is unlimited.
+        generated_tokens: tree-wide: generated tokens alone; `None` is unlimited.
+        token_cost: taken from the team reward per token of the whole tree.
+    """
+
+    task: SymbolicTask
+    max_clones: int = 8
+    max_depth: int = 2
+    max_turns: int = 4
+    total_tokens: int | None = 96
+    generated_tokens: int | None = None
+    token_cost: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.max_clones is None:
+            raise ConfigError(
+                "max_clones is None (unlimited), but possible_agents must be a finite list; "
+                f"expected a whole number from 0 to {MAX_AGENTS - 1}"
+            )
+        check_within("max_clones", self.max_clones, 0, MAX_AGENTS - 1)
+        check_within("max_depth", self.max_depth, 0, MAX_AGENTS - 1)
+        check_within("max_turns", self.max_turns, 1, 100)
+        longest = self.task.max_length + OPENING
+        if self.total_tokens is not None:
+            least = longest + RESERVE
+            check_within("total_tokens", self.total_tokens, least, MAX_TOKENS, "the longest opening and an answer")
+        if self.generated_tokens is not None:
+            check_within("generated_tokens", self.generated_tokens, RESERVE, MAX_TOKENS, "one answer")
+        cost: object = self.token_cost
+        if not isinstance(cost, (int, float)) or not 0 <= cost < float("inf"):
+            raise ConfigError(f"token_cost is {cost!r}; expected a finite number >= 0")
+        if self.task.num_facts and self.max_depth > 1:
+            raise ConfigError(
+                f"max_depth is {self.max_depth}; expected 0 or 1: only the root of this task may name facts, so its "
+                "clones have nothing to delegate"
+            )
+
+    @property
+    def limits(self) -> Limits:
+        """The same limits for the text game."""
+        return Limits(
+            total_tokens=self.total_tokens,
+            generated_tokens=self.generated_tokens,
+            context_tokens=None,
+            turn_tokens=max((RESERVE, *(call.parts for call in self.task.calls))),
+            reply_tokens=1,
+            answer_reserve=RESERVE,
+            max_turns=self.max_turns,
+            max_clones=self.max_clones,
+            max_clones_per_call=None,
+            max_depth=self.max_depth,
+        )
+
+    @cached_property
+    def num_agents(self) -> int:
+        return 1 + self.max_clones
+
+    @cached_property
+    def num_actions(self) -> int:
+        return FIRST_ANSWER + self.task.num_answers + sum(max(1, call.facts) for call in self.task.calls)
+
+    @cached_property
+    def first_call(self) -> int:
+        """The first action that is a call; all from here on are."""
+        return FIRST_ANSWER + self.task.num_answers
+
+    @cached_property
+    def max_parts(self) -> int:
+        return max((call.parts for call in self.task.calls), default=1)
+
+    @cached_property
+    def width(self) -> int:
+        """Symbols an agent can hold: a root's segment, or the replies to a call."""
+        return max(self.task.max_length, self.max_parts)
+
+    @cached_property
+    def missing(self) -> int:
+        """Symbol of a reply that never came."""
+        return self.task.num_symbols
+
+    @cached_property
+    def pad(self) -> int:
+        return self.task.num_symbols + 1
+
+    @cached_property
+    def tape_length(self) -> int:
+        """Symbols of an episode: the root's answer, its segment, the facts, and every reply there can be."""
+        return 1 + self.task.max_length + self.task.num_facts + self.max_clones * self.max_parts
+
+    @cached_property
+    def replies_at(self) -> int:
+        """Where on the tape the replies begin."""
+        return 1 + self.task.max_length + self.task.num_facts
+
+    @cached_property
+    def kinds(self) -> NDArray[np.intp]:
+        """Per action the kind of call it is, 0 for what is none; shape (num_actions,)."""
+        kinds = [kind for kind, call in enumerate(self.task.calls) for _ in range(max(1, call.facts))]
+        return np.array([0] * self.first_call + kinds, np.intp)
+
+    @cached_property
+    def fact_at(self) -> NDArray[np.int16]:
+        """Per action the place on the tape of the fact it hands over, 0 for none; shape (num_actions,)."""
+        first = 1 + self.task.max_length
+        places = [first + i if call.facts else 0 for call in self.task.calls for i in range(max(1, call.facts))]
+        return np.array([0] * self.first_call + places, np.int16)
+
+    @cached_property
+    def prices(self) -> NDArray[np.int32]:
+        """Generated tokens of every action; shape (num_actions,)."""
+        prices = self.part_counts[self.kinds]
+        prices[WAIT], prices[FIRST_ANSWER : self.first_call] = 0, RESERVE
+        return prices
+
+    @cached_property
+    def part_counts(self) -> NDArray[np.int32]:
+        """Clones per kind of call; shape (kinds,)."""
+        return np.array([call.parts for call in self.task.calls] or [1], np.int32)
+
+    @cached_property
+    def part_lengths(self) -> NDArray[np.int16]:
+        """Symbols of each part, 0 where there is none; shape (max_parts, kinds * (width + 1)), by `column`."""
+        table = np.zeros((self.max_parts, len(self.part_counts), self.width + 1), np.int16)
+        for kind in range(len(self.task.calls)):
+            for length in range(self.width + 1):
+                lengths = self.task.part_lengths(kind, length)
+                table[: len(lengths), kind, length] = lengths
+        return table.reshape(self.max_parts, -1)
+
+    @cached_property
+    def part_starts(self) -> NDArray[np.int16]:
+        """Symbols of a segment before each part; same shape."""
+        return (np.cumsum(self.part_lengths, axis=0) - self.part_lengths).astype(np.int16)
+
+    @cached_property
+    def least_grants(self) -> NDArray[np.int32]:
+        """Least grant with which each part is born: its opening and one token; same shape. No grant bears a part that
+        is none."""
+        grants = OPENING + self.part_lengths.astype(np.int32) + RESERVE
+        return np.where(self.part_lengths > 0, grants, NEVER)
+
+    @cached_property
+    def least_tokens(self) -> NDArray[np.int32]:
+        """Least balance from which a call brings at least one clone; shape (kinds * (width + 1),), by `column`.
+
+        The call itself, the replies, an answer after them, and for every part an equal share that bears the shortest.
+        """
+        parts = np.repeat(self.part_counts, self.width + 1)
+        share = self.least_grants.min(axis=0)
+        tokens = parts + REPLIES + parts + RESERVE + parts * np.where(share == NEVER, 0, share)
+        return np.where(share == NEVER, NEVER, tokens).astype(np.int32)
+
+    def column(self, kind: Any, length: Any) -> Any:
+        """Column of the tables above for calls of a kind on segments of a length."""
+        return kind * (self.width + 1) + length
+
+    @cached_property
+    def legal_table(self) -> NDArray[np.bool_]:
+        """Legal actions by legality code, shape (2 ** (1 + kinds), num_actions).
+
+        Bit 0 of a code says that an answer is legal, bit 1 + k that calls of kind k are. Where nothing is, WAIT is.
+        """
+        kinds = len(self.task.calls)
+        table = np.zeros((1 << (1 + kinds), self.num_actions), bool)
+        for code in range(len(table)):
+            table[code, FIRST_ANSWER : self.first_call] = code & 1
+            table[code, self.first_call :] = code >> (1 + self.kinds[self.first_call :]) & 1
+        table[0, WAIT] = True
+        return table
+
+    @cached_property
+    def chunk(self) -> int:
+        """How many places of a segment are turned into numbers at once: as many as a small table allows."""
+        return max(1, min(self.width, int(np.log(MAX_WORDS) / np.log(self.pad + 1))))
+
+    @cached_property
+    def places(self) -> NDArray[np.int16]:
+        """The places of a segment, filled up to whole chunks; shape (places, 1)."""
+        return np.arange(-(-self.width // self.chunk) * self.chunk, dtype=np.int16)[:, None]
+
+    @cached_property
+    def place_values(self) -> NDArray[np.int16]:
+        """What a symbol counts in the word of its chunk, by place; shape (places, 1)."""
+        values: NDArray[np.int16] = np.int16(self.pad + 1) ** (self.chunk - 1 - self.places % np.int16(self.chunk))
+        return values
+
+    @cached_property
+    def one_hot_words(self) -> NDArray[np.float32]:
+        """A row per `chunk` symbols, an entry per place and symbol; nothing for `missing` and `pad`."""
+        one_hot = np.eye(self.pad + 1, self.task.num_symbols, dtype=np.float32)
+        words = np.indices([self.pad + 1] * self.chunk).reshape(self.chunk, -1)
+        return np.concatenate([one_hot[word] for word in words], axis=1)
+
+    @cached_property
+    def answerable(self) -> NDArray[np.bool_]:
+        """Whether a segment of a length may be answered, shape (width + 1,)."""
+        return np.array([self.task.answerable(length) for length in range(self.width + 1)])
+
+    @cached_property
+    def reliability(self) -> NDArray[np.float64] | None:
+        """Probability that an answer is kept, shape (width + 1,); `None` if nobody ever errs."""
+        table = np.array([self.task.reliability(length) for length in range(self.width + 1)])
+        return table if (table < 1).any() else None
+
+
+def make_rules(
+    task: SymbolicTask | str = "chain", task_options: Mapping[str, Any] | None = None, **limits: Any
+) -> SymbolicRules:
+    """Rules from a task, or its name and options, and the limits of `SymbolicRules`.
+
+    A `max_depth` of `None`, or none at all, is 1 where only the root of the task has something to delegate, else 2.
+    """
+    made = make_task(task, task_options)
+    if limits.get("max_depth") is None:
+        limits["max_depth"] = 1 if made.num_facts else 2
+    return SymbolicRules(made, **limits)
+
+
+def check_within(name: str, value: Any, low: int, high: int, why: str = "") -> None:
+    """Raise `ConfigError` unless `value` is a whole number from `low` to `high`; `why` says what `low` is."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
+        reason = f" ({low} is {why})" if why else ""
+        raise ConfigError(f"{name} is {value!r}; expected a whole number from {low} to {high}{reason}")

@@ -1,0 +1,251 @@
+"""The symbolic game one decision at a time: Gymnasium's single-agent and vector environments.
+
+Clones share their weights, so one decision per step is plain single-agent reinforcement learning. The agent with
+the lowest number whose turn is open decides; all others stand still. Ids: `selfcest/SymbolicSerial-v0`, with a vector
+entry point on the batch kernel (import `selfcest_env.symbolic_v0` first, or write it before the id and a colon).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from selfcest_env.draw import Image
+from selfcest_env.errors import ConfigError, GameError
+from selfcest_env.symbolic.batch import BatchDelegation
+from selfcest_env.symbolic.parallel import check_reset
+from selfcest_env.symbolic.picture import RENDER_MODES, render
+from selfcest_env.symbolic.rules import SymbolicRules, make_rules
+from selfcest_env.symbolic.state import READY, State
+from selfcest_env.symbolic.streams import fold
+from selfcest_env.symbolic.tasks import SymbolicTask
+from selfcest_env.symbolic.vectors import observation_size
+from selfcest_env.text_setup import one_of
+
+Observations = NDArray[np.float32]
+
+
+class Decisions:
+    """A batch of episodes in which one agent of each decides per step.
+
+    Args:
+        rules: task, limits and prices.
+        num_envs: episodes played side by side.
+        max_cycles: decisions before truncation; `None` never truncates.
+    """
+
+    def __init__(self, rules: SymbolicRules, num_envs: int, max_cycles: int | None) -> None:
+        self.batch = BatchDelegation(rules, num_envs, max_cycles=max_cycles)
+        self.started = False
+
+    @property
+    def state(self) -> State:
+        return self.batch.state
+
+    def agents(self) -> NDArray[np.intp]:
+        """Number of the agent that decides next, shape (num_envs,); the root where the game is over."""
+        agents: NDArray[np.intp] = (self.state.status == READY).argmax(axis=1)
+        return agents
+
+    def reset(self, seeds: Sequence[int] | None) -> None:
+        """Start the first episode of every environment from its own seed, or the next one."""
+        if seeds is None:
+            self.batch.reset()
+        else:
+            self.batch.reset(keys=fold(np.array([int(seed) % (1 << 64) for seed in seeds], np.uint64), 0))
+        self.started = True
+
+    def step(self, actions: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
+        """One decision in every environment that is not over; returns the rewards, shape (num_envs,).
+
+        Args:
+            actions: shape (num_envs,). An illegal one is taken for WAIT and counted.
+        """
+        if not self.started:
+            raise GameError("no episode has been started; call reset() first")
+        agents, playing = self.agents(), ~self.batch.done
+        acting = np.zeros(self.state.status.shape, bool)
+        acting[np.arange(len(agents)), agents] = playing
+        self.batch.step(np.where(acting, actions[:, None], 0), acting)
+        return self.state.team_return * playing
+
+    def masks(self) -> NDArray[np.bool_]:
+        """Legal actions of the deciding agents, shape (num_envs, num_actions)."""
+        return self.batch.action_masks()[np.arange(self.batch.num_envs), self.agents()]
+
+    def observed(self) -> tuple[Observations, dict[str, NDArray[Any]]]:
+        """What the deciding agents see, and their infos, one row per environment."""
+        envs, agents = np.arange(self.batch.num_envs), self.agents()
+        infos: dict[str, NDArray[Any]] = {
+            "action_mask": self.masks().view(np.int8),
+            "agent": agents,
+            "illegal": self.state.illegal[envs, agents].astype(np.int64),
+        }
+        return self.batch.observations()[envs, agents], infos
+
+
+class SymbolicSerialEnv(gymnasium.Env[Observations, np.int64]):
+    """The symbolic game as a Gymnasium environment.
+
+    Observations and actions are those of one agent (`symbolic_v0`). `info["action_mask"]` and `action_masks()` say what
+    is legal; `info["agent"]` who decides, `info["illegal"]` how many illegal actions that agent has taken. The team
+    reward comes with the last step.
+
+    Args:
+        task: "chain", "lookup", "noisy", `package.module:Class` or a `SymbolicTask`.
+        task_options: options of a task given by name.
+        max_cycles: decisions before truncation; `None` never truncates, and the limits end every game.
+        render_mode: "human", "ansi", "rgb_array" or `None`.
+        limits: those of `SymbolicRules`.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": list(RENDER_MODES), "render_fps": 2}  # noqa: RUF012, as in Gymnasium
+
+    def __init__(
+        self,
+        task: SymbolicTask | str = "chain",
+        *,
+        task_options: Mapping[str, Any] | None = None,
+        max_cycles: int | None = None,
+        render_mode: str | None = None,
+        **limits: Any,
+    ) -> None:
+        self.rules = make_rules(task, task_options, **limits)
+        self.render_mode = one_of("render_mode", render_mode, (None, *RENDER_MODES))
+        self._game = Decisions(self.rules, 1, max_cycles)
+        self.observation_space, self.action_space = serial_spaces(self.rules)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observations, dict[str, Any]]:
+        """Start an episode. With a seed the series of episodes starts anew; without, it goes on."""
+        check_reset(seed, options)
+        super().reset(seed=seed)
+        self._game.reset(None if seed is None else [seed])
+        self._show()
+        return self._seen()
+
+    def step(self, action: np.int64 | int) -> tuple[Observations, float, bool, bool, dict[str, Any]]:
+        """One decision. After the end nothing moves any more."""
+        reward = float(self._game.step(_whole_numbers(action, 1))[0])
+        self._show()
+        observation, info = self._seen()
+        state = self._game.state
+        return observation, reward, bool(state.terminated[0]), bool(state.truncated[0]), info
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """Legal actions of the agent that decides, shape (num_actions,): the convention of sb3-contrib."""
+        masks: NDArray[np.bool_] = self._game.masks()[0]
+        return masks
+
+    def render(self) -> str | Image | None:
+        """The tree of agents: text in "ansi", an image in "rgb_array". In "human" it is printed after every step."""
+        return None if self.render_mode == "human" else render(self._game.state, self.rules, self.render_mode)
+
+    def _show(self) -> None:
+        if self.render_mode == "human":
+            render(self._game.state, self.rules, "human")
+
+    def _seen(self) -> tuple[Observations, dict[str, Any]]:
+        observations, infos = self._game.observed()
+        info = {key: column[0] if column.ndim > 1 else int(column[0]) for key, column in infos.items()}
+        return observations[0], info
+
+
+class SymbolicSerialVectorEnv(VectorEnv[Observations, NDArray[np.int64], NDArray[Any]]):
+    """Many of `SymbolicSerialEnv` on one batch kernel; the same trajectories as Gymnasium's own vectorisation.
+
+    An environment that is over starts its next episode with the following step, which ignores its action and pays
+    nothing (`AutoresetMode.NEXT_STEP`). `options` and the arguments are those of the single environment.
+
+    Args:
+        num_envs: episodes played side by side.
+    """
+
+    metadata: dict[str, Any] = {  # noqa: RUF012, as in Gymnasium
+        "render_modes": ["ansi", "rgb_array"],
+        "render_fps": 2,
+        "autoreset_mode": AutoresetMode.NEXT_STEP,
+    }
+
+    def __init__(
+        self,
+        num_envs: int = 1,
+        task: SymbolicTask | str = "chain",
+        *,
+        task_options: Mapping[str, Any] | None = None,
+        max_cycles: int | None = None,
+        render_mode: str | None = None,
+        **limits: Any,
+    ) -> None:
+        self.rules = make_rules(task, task_options, **limits)
+        self.num_envs = num_envs
+        self.render_mode = one_of("render_mode", render_mode, (None, *self.metadata["render_modes"]))
+        self._game = Decisions(self.rules, num_envs, max_cycles)
+        self.single_observation_space, self.single_action_space = serial_spaces(self.rules)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+
+    def reset(
+        self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observations, dict[str, Any]]:
+        """Start an episode in every environment.
+
+        Args:
+            seed: one per environment, or the first of as many that follow each other; `None` goes on.
+            options: there are none.
+        """
+        seeds: Any = [seed + i for i in range(self.num_envs)] if isinstance(seed, (int, np.integer)) else seed
+        if seeds is not None and (not isinstance(seeds, Sequence) or len(seeds) != self.num_envs or None in seeds):
+            raise ConfigError(f"seed is {seed!r}; expected a whole number, or a list of {self.num_envs}, or None")
+        for single in [None] if seeds is None else seeds:
+            check_reset(single, options)
+        super().reset(seed=None if seeds is None else int(seeds[0]))
+        self._game.reset(seeds)
+        return self._seen()
+
+    def step(
+        self, actions: NDArray[np.int64]
+    ) -> tuple[Observations, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
+        """One decision in every environment; those that were over start their next episode instead."""
+        over = self._game.batch.done
+        rewards = self._game.step(_whole_numbers(actions, self.num_envs))
+        if over.any():
+            self._game.batch.restart(over)
+        observations, infos = self._seen()
+        state = self._game.state
+        return observations, rewards, state.terminated.copy(), state.truncated.copy(), infos
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """Legal actions of the agents that decide, shape (num_envs, num_actions)."""
+        return self._game.masks()
+
+    def render(self) -> tuple[Any, ...] | None:
+        """One picture per environment."""
+        if self.render_mode is None:
+            return None
+        return tuple(render(self._game.state, self.rules, self.render_mode, env) for env in range(self.num_envs))
+
+    def _seen(self) -> tuple[Observations, dict[str, Any]]:
+        observations, infos = self._game.observed()
+        present = {f"_{key}": np.ones(self.num_envs, bool) for key in infos}
+        return observations, {**infos, **present}
+
+
+def serial_spaces(rules: SymbolicRules) -> tuple[spaces.Space[Any], spaces.Discrete]:
+    """What one agent sees and does."""
+    return spaces.Box(0.0, 1.0, (observation_size(rules),), np.float32), spaces.Discrete(rules.num_actions)
+
+
+def _whole_numbers(actions: Any, count: int) -> NDArray[np.integer[Any]]:
+    array = np.asarray(actions)
+    if array.size != count or array.dtype.kind not in "iu":
+        raise GameError(f"the action is {actions!r}; expected {count} whole number{'s' * (count > 1)}")
+    return array.reshape(count)

@@ -1,0 +1,87 @@
+"""All that changes while a batch of symbolic episodes is played, as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import get_args, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
+
+from selfcest_env.symbolic.rules import SymbolicRules
+from selfcest_env.symbolic.streams import Keys
+
+Index = NDArray[np.intp]
+
+# Statuses of an agent. From ANSWERED on it has ended.
+UNBORN, READY, WAITING, ANSWERED, OUT_OF_TURNS, OUT_OF_TOKENS, ABSENT = range(7)
+ROOT_PARENT = -1
+
+
+@dataclass
+class State:
+    """All that changes while a batch is played. The first axis is the environment, the second, if any, the agent.
+
+    Symbols stand on one tape per environment: a cell for the root's answer, the root's segment, the facts, then for
+    every call a cell per reply. A segment is a stretch of the tape, so nothing is ever copied. Values of those who are
+    `UNBORN` mean nothing. Balances are what can still be used: free, or reserved for replies.
+    """
+
+    keys: Keys  # of the environment
+    episode: NDArray[np.int64]  # episodes started
+    cycle: NDArray[np.int32]  # joint steps of this episode
+    target: NDArray[np.int8]  # the right answer
+    tape: NDArray[np.int8]  # (envs, tape_length)
+    tape_end: NDArray[np.int32]
+    num_born: NDArray[np.int32]  # agents, the root included
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    team_return: NDArray[np.float64]  # 0 until the episode terminates
+    status: NDArray[np.int8]
+    parent: NDArray[np.int16]
+    birth: NDArray[np.int16]  # which of its parent's clones it is
+    depth: NDArray[np.int16]
+    turns: NDArray[np.int16]  # played
+    granted: NDArray[np.int32]  # tokens, at birth
+    tokens_left: NDArray[np.int32]
+    generated_left: NDArray[np.int32]
+    clones_left: NDArray[np.int32]
+    prompt_tokens: NDArray[np.int32]  # of its own context
+    generated_tokens: NDArray[np.int32]
+    start: NDArray[np.int16]  # of its segment, on the tape
+    length: NDArray[np.int16]
+    cell: NDArray[np.int16]  # where its reply goes
+    first_clone: NDArray[np.int16]  # of the call in flight
+    call_clones: NDArray[np.int16]
+    num_clones: NDArray[np.int16]  # started so far
+    illegal: NDArray[np.int32]  # actions taken for WAIT
+
+    def copy(self) -> State:
+        return State(**{name: getattr(self, name).copy() for name in _NAMES})
+
+    def take(self, envs: Index) -> State:
+        """The states of some environments, in the order given; an index may be repeated."""
+        return State(**{name: getattr(self, name)[envs] for name in _NAMES})
+
+    @staticmethod
+    def stack(states: Sequence[State]) -> State:
+        """One batch of several."""
+        return State(**{name: np.concatenate([getattr(state, name) for state in states]) for name in _NAMES})
+
+
+_NAMES = [item.name for item in fields(State)]
+_PER_AGENT = _NAMES[_NAMES.index("status") :]
+
+
+def flattened(state: State) -> State:
+    """The same memory with one axis for all agents of all environments, and one for all tapes: one index, not two."""
+    return replace(state, **{name: getattr(state, name).reshape(-1) for name in ("tape", *_PER_AGENT)})
+
+
+def blank(rules: SymbolicRules, envs: int) -> State:
+    """Environments in which no episode has been started."""
+    shapes = dict.fromkeys(_PER_AGENT, (envs, rules.num_agents)) | {"tape": (envs, rules.tape_length)}
+    dtypes = {name: get_args(get_args(hint)[1])[0] for name, hint in get_type_hints(State).items()}
+    arrays = {name: np.zeros(shapes.get(name, (envs,)), dtypes[name]) for name in _NAMES}
+    return replace(State(**arrays), terminated=np.ones(envs, bool))

@@ -1,0 +1,285 @@
+"""What is to be done: three tasks over short segments of symbols.
+
+An agent holds a *segment*: up to `max_length` symbols. It may ANSWER a value, or CALL: hand parts of the work to
+clones, whose replies become its new segment. A task says what a segment looks like at first, which lengths can be
+answered, what each call hands to whom, and how often an answer goes wrong. It holds no state; everything is drawn from
+keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from selfcest_env.errors import ConfigError
+from selfcest_env.plugin import build, load
+from selfcest_env.symbolic.streams import Keys, fold, integers
+
+Symbols = NDArray[np.int8]
+
+
+class Call(NamedTuple):
+    """One kind of call.
+
+    Attributes:
+        parts: clones it starts.
+        facts: how many facts the caller can choose from: that many actions, each hands one fact to one clone. With 0
+            it is one action, and the caller's segment is cut into stretches, one per clone.
+    """
+
+    parts: int
+    facts: int = 0
+
+
+class Instances(NamedTuple):
+    """A batch of problems.
+
+    Attributes:
+        segments: the root's symbols, shape (batch, max_length); entries from `lengths` on mean nothing.
+        lengths: shape (batch,).
+        targets: the right answer, shape (batch,).
+        facts: what only clones may read, shape (batch, num_facts).
+    """
+
+    segments: Symbols
+    lengths: NDArray[np.int16]
+    targets: NDArray[np.int8]
+    facts: Symbols
+
+
+class SymbolicTask(Protocol):
+    """The interface of a task. Symbols are 0 .. num_symbols - 1; `missing` stands for a reply that never came."""
+
+    @property
+    def num_symbols(self) -> int: ...
+
+    @property
+    def num_answers(self) -> int:
+        """ANSWER v exists for every v below it."""
+        ...
+
+    @property
+    def num_facts(self) -> int: ...
+
+    @property
+    def max_length(self) -> int:
+        """Longest segment of a root."""
+        ...
+
+    @property
+    def calls(self) -> tuple[Call, ...]: ...
+
+    def answerable(self, length: int) -> bool:
+        """Whether a segment of this length may be answered."""
+        ...
+
+    def reliability(self, length: int) -> float:
+        """Probability that an answer to a segment of this length is kept; else a uniform one takes its place."""
+        ...
+
+    def part_lengths(self, call: int, length: int) -> tuple[int, ...]:
+        """Symbols that each clone of a call gets, longest first; empty if that call cannot cut a segment so long."""
+        ...
+
+    def draw(self, keys: Keys) -> Instances: ...
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The sum, modulo `modulus`, of a sequence of items. Whoever holds a segment longer than `window` must split it.
+
+    One shared skill, answering a short segment, serves clones and root; which clone was wrong is the credit question.
+
+    Attributes:
+        items: how many, or (fewest, most).
+        modulus: items and answers are numbers below it.
+        window: longest segment that may be answered; `None` for no window, which makes delegation a question of
+            exploration: early clones only cost.
+        splits: into how many parts of nearly equal length a segment can be split, longer parts first.
+    """
+
+    name: ClassVar[str] = "chain"
+    items: int | tuple[int, int] = (2, 16)
+    modulus: int = 5
+    window: int | None = 4
+    splits: tuple[int, ...] = (2, 4)
+
+    def __post_init__(self) -> None:
+        low, high = self.span
+        if not 1 <= low <= high <= MAX_ITEMS:
+            raise ConfigError(f"items is {self.items!r}; expected 1 <= fewest <= most <= {MAX_ITEMS}")
+        if not 2 <= self.modulus <= MAX_MODULUS:
+            raise ConfigError(f"modulus is {self.modulus}; expected 2 to {MAX_MODULUS}")
+        if self.window is not None and self.window < 1:
+            raise ConfigError(f"window is {self.window}; expected 1 or more, or None for no window")
+        if len(set(self.splits)) != len(self.splits) or any(not 2 <= parts <= MAX_PARTS for parts in self.splits):
+            raise ConfigError(f"splits is {self.splits!r}; expected different numbers from 2 to {MAX_PARTS}")
+
+    @property
+    def span(self) -> tuple[int, int]:
+        return (self.items, self.items) if isinstance(self.items, int) else self.items
+
+    @property
+    def num_symbols(self) -> int:
+        return self.modulus
+
+    @property
+    def num_answers(self) -> int:
+        return self.modulus
+
+    @property
+    def num_facts(self) -> int:
+        return 0
+
+    @property
+    def max_length(self) -> int:
+        return self.span[1]
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        return tuple(Call(parts) for parts in self.splits)
+
+    def answerable(self, length: int) -> bool:
+        return self.window is None or length <= self.window
+
+    def reliability(self, length: int) -> float:
+        return 1.0
+
+    def part_lengths(self, call: int, length: int) -> tuple[int, ...]:
+        parts = self.splits[call]
+        return tuple(length // parts + (i < length % parts) for i in range(parts)) if length >= parts else ()
+
+    def draw(self, keys: Keys) -> Instances:
+        low, high = self.span
+        extra = integers(fold(keys, 0), 1, high - low + 1)[0] if high > low else np.zeros(len(keys), np.int64)
+        lengths = (low + extra).astype(np.int16)
+        items = integers(fold(keys, 1), high, self.modulus).astype(np.int8)
+        inside = np.arange(high, dtype=np.int16)[:, None] < lengths
+        targets = (items * inside).sum(axis=0, dtype=np.int32) % self.modulus
+        return Instances(items.T, lengths, targets.astype(np.int8), np.empty((len(keys), 0), np.int8))
+
+
+@dataclass(frozen=True)
+class Noisy(Chain):
+    """As `Chain` without a window, but answers err, and more often on long segments: delegation buys accuracy.
+
+    An answer to a segment of length l is kept with probability (1 - rot) ** max(0, l - clear), else replaced by a
+    uniform one: context rot. With a `token_cost` the best plan can be computed (`optimum`).
+
+    Attributes:
+        rot: loss of reliability per item beyond `clear`.
+        clear: longest segment on which nobody errs.
+    """
+
+    name: ClassVar[str] = "noisy"
+    items: int | tuple[int, int] = (2, 8)
+    modulus: int = 3
+    window: int | None = None
+    rot: float = 0.2
+    clear: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.rot <= 1:
+            raise ConfigError(f"rot is {self.rot}; expected a probability from 0 to 1")
+        if self.clear < 0:
+            raise ConfigError(f"clear is {self.clear}; expected a length of 0 or more")
+
+    def reliability(self, length: int) -> float:
+        return float((1 - self.rot) ** max(0, length - self.clear))
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Serial delegation: follow keys from fact to fact. Only a clone that is given a key reads the fact behind it.
+
+    The root holds one symbol, the first key. ASK k starts a clone that sees the fact behind key k: the next key, or at
+    the end of the trail a value. The clone's reply becomes the root's segment. The answer is the value.
+    Symbols 0 .. keys - 1 are keys, keys .. keys + values - 1 are values.
+
+    Attributes:
+        hops: facts on the trail, or (fewest, most); the root does not know how many.
+        keys: facts there are; those off the trail hold random symbols.
+        values: different values.
+    """
+
+    name: ClassVar[str] = "lookup"
+    hops: int | tuple[int, int] = (1, 3)
+    keys: int = 4
+    values: int = 4
+
+    def __post_init__(self) -> None:
+        low, high = self.span
+        if not 2 <= self.keys <= MAX_MODULUS or not 2 <= self.values <= MAX_MODULUS:
+            raise ConfigError(f"keys is {self.keys}, values is {self.values}; expected 2 to {MAX_MODULUS} of each")
+        if not 1 <= low <= high <= self.keys:
+            raise ConfigError(f"hops is {self.hops!r}; expected 1 <= fewest <= most <= keys = {self.keys}")
+
+    @property
+    def span(self) -> tuple[int, int]:
+        return (self.hops, self.hops) if isinstance(self.hops, int) else self.hops
+
+    @property
+    def num_symbols(self) -> int:
+        return self.keys + self.values
+
+    @property
+    def num_answers(self) -> int:
+        return self.keys + self.values
+
+    @property
+    def num_facts(self) -> int:
+        return self.keys
+
+    @property
+    def max_length(self) -> int:
+        return 1
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        return (Call(1, facts=self.keys),)
+
+    def answerable(self, length: int) -> bool:
+        return True
+
+    def reliability(self, length: int) -> float:
+        return 1.0
+
+    def part_lengths(self, call: int, length: int) -> tuple[int, ...]:
+        return (1,)
+
+    def draw(self, keys: Keys) -> Instances:
+        batch, rows = len(keys), np.arange(len(keys))
+        low, high = self.span
+        hops = low + integers(fold(keys, 0), 1, high - low + 1)[0]
+        order = np.argsort(integers(fold(keys, 1), self.keys, 1 << 31).T, axis=1, kind="stable")
+        facts = integers(fold(keys, 2), self.keys, self.num_symbols).T
+        targets = self.keys + integers(fold(keys, 3), 1, self.values)[0]
+        for hop in range(high):
+            following = order[:, hop + 1] if hop + 1 < self.keys else targets
+            on_trail = np.where(hop + 1 < hops, following, targets)
+            facts[rows, order[:, hop]] = np.where(hop < hops, on_trail, facts[rows, order[:, hop]])
+        segments = order[:, :1].astype(np.int8)
+        return Instances(segments, np.ones(batch, np.int16), targets.astype(np.int8), facts.astype(np.int8))
+
+
+# Symbols are stored in 8 bits, and a game of numbers is for small models.
+MAX_ITEMS = 64
+MAX_MODULUS = 32
+MAX_PARTS = 8
+
+TASKS: dict[str, type] = {"chain": Chain, "lookup": Lookup, "noisy": Noisy}
+
+
+def make_task(task: SymbolicTask | str, options: Mapping[str, Any] | None = None) -> SymbolicTask:
+    """A task by built-in name or `package.module:Class` with its options, or the task itself."""
+    if isinstance(task, str):
+        built: SymbolicTask = build(load(task, TASKS, what="symbolic task"), options or {}, where="task_options")
+        return built
+    if options:
+        raise ConfigError("task_options are for a task given by name; this one is an object already")
+    return task

@@ -1,0 +1,124 @@
+"""The game as numbers in [0, 1]: what one agent sees, and the whole state for centralised critics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from selfcest_env.errors import ConfigError
+from selfcest_env.symbolic.rules import SymbolicRules
+from selfcest_env.symbolic.state import ANSWERED, READY, UNBORN, WAITING, State, flattened
+
+# The first entries of an observation, in order; then one entry per symbol for each place of the segment.
+FEATURES = (
+    "can_act",
+    "depth",  # of max_depth
+    "turns",  # played, of max_turns
+    "tokens_left",  # of total_tokens
+    "generated_left",  # of generated_tokens
+    "clones_left",  # it may still start, of max_clones
+    "length",  # of its segment, of the longest
+)
+GLOBALS = ("over", "spent", "clones")  # then the right answer and the facts, one entry per symbol
+SEAT = ("born", "waiting", "ended", "answered", "parent")  # then the observation, then the reply, an entry per symbol
+
+
+def observation_size(rules: SymbolicRules) -> int:
+    return len(FEATURES) + rules.width * rules.task.num_symbols
+
+
+def state_size(rules: SymbolicRules) -> int:
+    symbols = rules.task.num_symbols
+    seat = len(SEAT) + observation_size(rules) + symbols
+    return len(GLOBALS) + (1 + rules.task.num_facts) * symbols + rules.num_agents * seat
+
+
+def observation_names(rules: SymbolicRules) -> tuple[str, ...]:
+    """The name of every entry of an observation."""
+    places = [f"place_{i}_is_{v}" for i in range(rules.width) for v in range(rules.task.num_symbols)]
+    return (*FEATURES, *places)
+
+
+def observations(
+    flat: State, who: NDArray[np.intp], rules: SymbolicRules, out: NDArray[np.float32] | None = None
+) -> NDArray[np.float32]:
+    """One row per agent, shape (num_envs, num_agents, observation_size); zeros for whoever cannot act.
+
+    All of it concerns the agent alone. Without a limit what is left reads 1. A missing reply is a place without symbol.
+
+    Args:
+        flat: the state with one axis for all agents (`flattened`).
+        who: those who can act.
+        out: an array to write into; by default a new one.
+    """
+    size = observation_size(rules)
+    shape = (len(flat.keys), rules.num_agents, size)
+    if out is not None and (out.shape != shape or out.dtype != np.float32 or not out.flags.c_contiguous):
+        raise ConfigError(f"out is {out.dtype} {out.shape}; expected contiguous float32 {shape}")
+    # One row per agent that can act, after a row of zeros for all others.
+    rows = np.empty((1 + len(who), size), np.float32)
+    rows[0] = 0
+    rows[1:, 0] = 1
+    shares: tuple[tuple[NDArray[Any], int | None], ...] = (
+        (flat.depth, rules.max_depth),
+        (flat.turns, rules.max_turns),
+        (flat.tokens_left, rules.total_tokens),
+        (flat.generated_left, rules.generated_tokens),
+        (flat.clones_left, rules.max_clones),
+        (flat.length, rules.width),
+    )
+    for index, (amounts, limit) in enumerate(shares, 1):
+        rows[1:, index] = 1 if limit is None else amounts.take(who) * np.float32(1 / max(limit, 1))
+    chunks = (len(rules.places) // rules.chunk, rules.chunk, len(who))
+    words = (_held(flat, who, rules) * rules.place_values).reshape(chunks).sum(axis=1, dtype=np.intp)
+    symbols = rules.one_hot_words.take(words.T, axis=0).reshape(len(who), len(rules.places) * rules.task.num_symbols)
+    rows[1:, len(FEATURES) :] = symbols[:, : size - len(FEATURES)]
+    row_of = np.zeros(len(flat.status), np.intp)
+    row_of[who] = np.arange(1, len(rows))
+    return rows.take(row_of, axis=0, out=None if out is None else out.reshape(-1, size), mode="clip").reshape(shape)
+
+
+def segments(state: State, rules: SymbolicRules) -> NDArray[np.int8]:
+    """The symbols every agent that can act holds, shape (num_envs, num_agents, width); `pad` everywhere else."""
+    flat, out = flattened(state), np.full((state.status.size, rules.width), rules.pad, np.int8)
+    who = (flat.status == READY).nonzero()[0]
+    out[who] = _held(flat, who, rules)[: rules.width].T
+    return out.reshape(*state.status.shape, rules.width)
+
+
+def replies(state: State) -> NDArray[np.int8]:
+    """What every agent answered, shape (num_envs, num_agents); means nothing for who did not."""
+    return np.take_along_axis(state.tape, state.cell.astype(np.intp), axis=1)
+
+
+def states(state: State, seen: NDArray[np.float32], rules: SymbolicRules) -> NDArray[np.float32]:
+    """The whole game, shape (num_envs, state_size): `GLOBALS`, the right answer, the facts, then one block per seat.
+
+    Args:
+        seen: the observations of all agents.
+    """
+    envs, born = len(state.keys), state.status != UNBORN
+    one_hot = np.eye(rules.pad + 1, rules.task.num_symbols, dtype=np.float32)  # nothing for `missing` and `pad`
+    spent = ((state.prompt_tokens + state.generated_tokens) * born).sum(axis=1)
+    share = spent / (spent + 64.0) if rules.total_tokens is None else spent / rules.total_tokens
+    clones = (state.num_born - 1) / max(rules.max_clones, 1)
+    answered = state.status == ANSWERED
+    parents = (state.parent + 1) * born / rules.num_agents  # number of the parent plus one
+    flags = np.stack([born, state.status == WAITING, state.status >= ANSWERED, answered, parents], axis=-1)
+    given = one_hot.take(np.where(answered, replies(state), rules.pad), axis=0)
+    seats = np.concatenate([flags, seen, given], axis=-1)
+    truth = np.concatenate([state.target[:, None], state.tape[:, 1 + rules.task.max_length : rules.replies_at]], axis=1)
+    over = state.terminated | state.truncated
+    parts = [np.stack([over, share, clones], axis=1), one_hot.take(truth, axis=0).reshape(envs, -1)]
+    return np.concatenate([*parts, seats.reshape(envs, -1)], axis=1, dtype=np.float32, casting="same_kind")
+
+
+def _held(flat: State, who: NDArray[np.intp], rules: SymbolicRules) -> NDArray[np.int8]:
+    """The symbols of some agents, shape (places, agents)."""
+    at = who // rules.num_agents * rules.tape_length + flat.start.take(who)
+    # A stretch may end where the tape does: what lies beyond is read elsewhere, and dropped.
+    held = flat.tape.take(at + rules.places, mode="clip")
+    held[rules.places >= flat.length.take(who)] = rules.pad
+    return held

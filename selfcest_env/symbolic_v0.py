@@ -1,0 +1,189 @@
+"""
+# Symbolic delegation
+
+The game of `delegation_v0` in numbers: a root agent holds a short segment of symbols and a hard budget of tokens. At
+each of its turns it may answer, or hand parts of its segment to clones, which work in parallel and have the same
+choices; their replies become its new segment. One reward for the whole team. Small networks learn it in seconds.
+
+| Creation           | `make("parallel", "selfcest/symbolic-v0")` or `symbolic_v0.parallel_env()`                |
+|--------------------|-------------------------------------------------------------------------------------------|
+| Actions            | Discrete                                                                                  |
+| Parallel API       | Yes; the AEC API is derived from it                                                       |
+| Manual Control     | No                                                                                        |
+| Agents             | `agents = ['agent_0', 'agent_1', ...]`; `agent_0` is the root, `agent_k` the k-th clone   |
+| Agents             | 1 + `max_clones` (9 by default); in the population `fixed` all of them are always there   |
+| Action Shape       | ()                                                                                        |
+| Action Values      | `Discrete(8)` in `chain`; the page of each task has its numbers                           |
+| Observation Shape  | `Dict(observation=Box(87,), action_mask=Box(8,))` in `chain`                              |
+| Observation Values | [0, 1]                                                                                    |
+| State Shape        | (881,) in `chain`                                                                         |
+| State Values       | [0, 1]                                                                                    |
+
+This is a finite Dec-POMDP. In a joint step every agent whose turn is open plays it; all others, parents that wait for
+their clones among them, **stay in `agents`** and can only WAIT. Clones born of a step act from the next step on. The
+one transition function is that of the batch kernel, `selfcest_env.symbolic.BatchDelegation`; this is a view of a batch
+of one. Every random number is a hash of (seed, episode, place in the tree, turn): equal seeds give equal episodes.
+
+There are three tasks; `docs/symbolic.md` has a page for each.
+
+| `task`   | The root holds           | Calls                   | The question                                       |
+|----------|--------------------------|-------------------------|----------------------------------------------------|
+| `chain`  | numbers to add, modulo m | SPLIT into 2 or 4 parts | only short segments can be answered: who is wrong? |
+| `lookup` | a key                    | ASK what is behind it   | serial delegation: go on asking, or answer?        |
+| `noisy`  | numbers to add, modulo m | SPLIT into 2 or 4 parts | long segments make err: accuracy against cost      |
+
+### Observation Space
+
+`observation` concerns the agent alone. It is 0 for whoever cannot act.
+
+| Index            | Name           | Meaning                                                             |
+|------------------|----------------|---------------------------------------------------------------------|
+| 0                | can_act        | its turn is open: the action of this step counts                    |
+| 1                | depth          | of `max_depth`; 0 for the root                                      |
+| 2                | turns          | played, of `max_turns`                                              |
+| 3                | tokens_left    | of `total_tokens`                                                   |
+| 4                | generated_left | of `generated_tokens`                                               |
+| 5                | clones_left    | it may still start, of `max_clones`                                 |
+| 6                | length         | of its segment, of the longest there can be                         |
+| 7 + S * p + v    | place_p_is_v   | symbol v, of S, stands at place p of its segment                    |
+
+What is left reads 1 where nothing limits it. A place beyond the end of the segment, or of a reply that never came, is
+0 for every symbol. `selfcest_env.symbolic.vectors.observation_names(env.rules)` names every index.
+
+### Legal Actions Mask
+
+In `observation_mode="dict"` observations are a `Dict` of `observation` and `action_mask` (int8, one entry per action);
+in "flat" they are the `Box` alone and the mask is `infos[agent]["action_mask"]`. Whoever can act may answer or call, as
+length and budget allow; everybody else can only WAIT. Illegal actions never raise: they are taken for WAIT and counted
+in `infos[agent]["illegal"]` (but `env()` asserts that an action is in its space, as PettingZoo does). A WAIT of an
+agent that could do something else is illegal too, and a wasted turn: it costs a turn and a token, or ends the agent
+where either is used up.
+
+### Action Space
+
+| Action        | Name     | Meaning                                                                           |
+|---------------|----------|-----------------------------------------------------------------------------------|
+| 0             | WAIT     | nothing                                                                           |
+| 1 + v         | ANSWER v | reply v and end; the root's reply is the answer of the episode                    |
+| the rest      | calls    | SPLIT or ASK, as the task has it                                                  |
+
+A missing action is WAIT. Actions of agents that are not in `agents` are ignored.
+
+### Rewards
+
+| Event                     | Reward of every live agent                                                            |
+|---------------------------|---------------------------------------------------------------------------------------|
+| any step before the end   | 0                                                                                     |
+| the root ends             | 1 for the right answer, else 0, less `token_cost` times the tokens of the whole tree  |
+| truncated by `max_cycles` | 0                                                                                     |
+
+The sum over agents is the team reward times the number of live agents. In the population `dynamic` clones have left
+when the reward arrives: learn from `env.unwrapped.team_return`, not from sums per agent.
+
+### Termination and truncation
+
+An episode terminates when the root ends: it answered, or its turns or tokens are used up. Budgets are part of the game,
+so running out of them is *termination*. Only `max_cycles` truncates.
+
+| Population        | In `agents`                                                     |
+|-------------------|-----------------------------------------------------------------|
+| `fixed` (default) | all possible agents always; unborn and ended ones can only wait |
+| `persistent`      | from birth until the episode ends                               |
+| `dynamic`         | from birth until the agent itself ends                          |
+
+### Infos
+
+Whole numbers under the same keys for every agent and step: `can_act` (use it as loss mask), `depth`, `parent` (k of
+`agent_k`, -1 for none), `tokens_left` (-1 for unlimited), `status` (index in `selfcest_env.types.Status`, -1 unborn),
+`illegal`; in "flat" also `action_mask`.
+
+### Arguments
+
+* `task`: "chain", "lookup", "noisy", `package.module:Class` or a `SymbolicTask`.
+* `task_options`: options of a task given by name.
+* `max_clones`: clones of one episode, at all depths together; it must be finite.
+* `max_depth`: 0 switches delegation off, 1 lets the root delegate, 2 its clones too; by default 2, and 1 in `lookup`.
+* `max_turns`: turns of one agent.
+* `total_tokens`: tree-wide: every prompt and every generated token of every agent; `None` is unlimited.
+* `generated_tokens`: tree-wide: generated tokens alone; `None` is unlimited.
+* `token_cost`: taken from the team reward per token of the whole tree.
+* `max_cycles`: joint steps before truncation; `None` never truncates, and the limits end every game.
+* `population`: "fixed", "persistent" or "dynamic".
+* `observation_mode`: "dict" or "flat".
+* `render_mode`: "human", "ansi", "rgb_array" or `None`.
+
+### Usage
+
+AEC:
+
+```python
+from selfcest_env import symbolic_v0
+
+env = symbolic_v0.env(task="chain")
+env.reset(seed=42)
+for agent in env.agent_iter():
+    observation, reward, termination, truncation, info = env.last()
+    done = termination or truncation
+    env.step(None if done else env.action_space(agent).sample(observation["action_mask"]))
+print(env.unwrapped.team_return)
+```
+
+Parallel:
+
+```python
+env = symbolic_v0.parallel_env(task="chain", render_mode="ansi")
+observations, infos = env.reset(seed=42)
+while env.agents:
+    actions = {agent: env.action_space(agent).sample(observations[agent]["action_mask"]) for agent in env.agents}
+    observations, rewards, terminations, truncations, infos = env.step(actions)
+print(env.team_return, env.render(), sep="\\n")
+```
+
+In Gymnasium, `selfcest/SymbolicSerial-v0` plays the same game one agent's decision per step
+(`selfcest_env.symbolic.serial`).
+
+### Version History
+
+* v0: Initial release
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import pettingzoo  # type: ignore[import-untyped, unused-ignore]
+from pettingzoo.utils import wrappers  # type: ignore[import-untyped, unused-ignore]
+from pettingzoo.utils.conversions import parallel_to_aec_wrapper  # type: ignore[import-untyped, unused-ignore]
+
+from selfcest_env.symbolic.parallel import Snapshot, SymbolicEnv
+
+__all__ = ["Snapshot", "env", "parallel_env", "raw_env"]
+
+parallel_env = SymbolicEnv
+
+
+def raw_env(**kwargs: Any) -> Any:
+    """The game as an AEC environment, derived from `parallel_env`, without any guard."""
+    return parallel_to_aec_wrapper(parallel_env(**kwargs))
+
+
+def env(**kwargs: Any) -> Any:
+    """`raw_env` with PettingZoo's guards: actions must lie in their space, calls must come in order."""
+    return wrappers.OrderEnforcingWrapper(wrappers.AssertOutOfBoundsWrapper(raw_env(**kwargs)))
+
+
+def _register() -> None:
+    """Put the game into PettingZoo's registries, where the version has them (1.27 and later), and into Gymnasium's."""
+    register = getattr(pettingzoo, "register", None)
+    if register is not None:
+        register("aec", "selfcest/symbolic-v0", entry_point="selfcest_env.symbolic_v0:env")
+        register("parallel", "selfcest/symbolic-v0", entry_point="selfcest_env.symbolic_v0:parallel_env")
+    gymnasium.register(
+        "selfcest/SymbolicSerial-v0",
+        entry_point="selfcest_env.symbolic.serial:SymbolicSerialEnv",
+        vector_entry_point="selfcest_env.symbolic.serial:SymbolicSerialVectorEnv",
+    )
+
+
+_register()
