@@ -27,6 +27,7 @@ from selfcest_training.config import (
     WarmStartConfig,
 )
 from selfcest_training.config_file import load_config, parse_config
+from selfcest_training.credit import BUILTINS, find_scheme
 from selfcest_training.experiment import default_config
 from selfcest_training.update import LossConfig, OptimizerConfig
 
@@ -90,7 +91,10 @@ def command_lines(page: Path) -> list[list[str]]:
 def test_commands_and_config_keys_exist(page: Path) -> None:
     for name, *words in command_lines(page):
         assert name in COMMANDS, name
-        options = {flag: option for option in COMMANDS[name].params for flag in option.opts}
+        command = COMMANDS[name]
+        if hasattr(command, "commands"):  # a group, as `selfcest credit`
+            command = command.commands[words.pop(0)]
+        options = {flag: option for option in command.params for flag in option.opts}
         config, overrides = default_config(), []
         rest = iter(words)
         for word in rest:
@@ -131,6 +135,21 @@ def test_the_pages_name_every_limit_fault_status_and_config_key() -> None:
     for config in (*configs, OptimizerConfig, LossConfig, TinyConfig):
         for key in dataclasses.fields(config):
             assert f"`{key.name}`" in training, f"{config.__name__}.{key.name}"
+
+
+def test_the_credit_page_names_every_scheme_and_option_with_its_default() -> None:
+    page = (ROOT / "docs" / "credit.md").read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.split("|")] for line in page.splitlines() if line.count("|") == 5]
+    for name in BUILTINS:
+        scheme = find_scheme(name)
+        assert f"| `{name}` |" in page
+        assert f"`{name}`" in readme
+        for option in dataclasses.fields(scheme):  # type: ignore[arg-type]
+            (default,) = [cells[3] for cells in rows if f"`{name}`" in cells[1] and f"`{option.name}`" in cells[2]]
+            assert yaml.safe_load(default) == (
+                list(option.default) if isinstance(option.default, tuple) else option.default
+            )
 
 
 def test_the_defaults_in_the_training_page() -> None:

@@ -26,7 +26,7 @@ RESERVE = 1  # tokens of an answer: what every agent keeps for one more
 WAIT = 0
 FIRST_ANSWER = 1
 UNLIMITED = 1 << 30  # a purse that no episode can empty, even divided among clones at every depth
-MAX_TOKENS = 1 << 20
+MAX_COUNT = 1 << 20
 MAX_WORDS = 1000
 NEVER = np.iinfo(np.int32).max
 MAX_AGENTS = 255
@@ -66,9 +66,9 @@ class SymbolicRules:
         longest = self.task.max_length + OPENING
         if self.total_tokens is not None:
             least = longest + RESERVE
-            check_within("total_tokens", self.total_tokens, least, MAX_TOKENS, "the longest opening and an answer")
+            check_within("total_tokens", self.total_tokens, least, MAX_COUNT, "the longest opening and an answer")
         if self.generated_tokens is not None:
-            check_within("generated_tokens", self.generated_tokens, RESERVE, MAX_TOKENS, "one answer")
+            check_within("generated_tokens", self.generated_tokens, RESERVE, MAX_COUNT, "one answer")
         cost: object = self.token_cost
         if not isinstance(cost, (int, float)) or not 0 <= cost < float("inf"):
             raise ConfigError(f"token_cost is {cost!r}; expected a finite number >= 0")

@@ -367,8 +367,8 @@ def test_waiting_where_nothing_else_is_legal_is_not_counted():
     ("actions", "message"),
     [
         (np.zeros((2, 9)), "actions are float64"),
-        (np.zeros((9, 2), int), "actions have the shape"),
-        (np.zeros(18, int), "actions have the shape"),
+        (np.zeros((9, 2), int), "of shape"),
+        (np.zeros(18, int), "of shape"),
     ],
 )
 def test_arrays_that_are_no_actions_are_refused(actions, message):

@@ -24,7 +24,7 @@ def samples_of(
     *episodes: EpisodeRecord, denominator: Denominator = Denominator.CONSTANT, constant: float = 10.0
 ) -> list[Sample]:
     one = group(*episodes)
-    return build_samples([one], [Gated().assign(one)], denominator=denominator, constant=constant)
+    return build_samples([one], [Gated().assign(one, {})], denominator=denominator, constant=constant)
 
 
 def test_clipped_surrogate_by_hand() -> None:
@@ -143,7 +143,7 @@ def test_gradient_equals_an_independent_policy_gradient() -> None:
     episodes = [three_agents("a", 1.0), three_agents("b", 0.0)]
     model = build_tiny(TinyConfig(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=16), seed=0).double()
     one = group(*episodes)
-    advantages = Grpo().assign(one).advantage
+    advantages = Grpo().assign(one, {}).advantage
     total = torch.zeros(())
     for episode in episodes:
         for record in episode.agents:

@@ -23,6 +23,8 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_surface_is_this_and_nothing_else() -> None:
     commands = get_command(cli.app).commands  # type: ignore[attr-defined]
+    groups = {name: commands.pop(name).commands for name in ("credit",)}
+    commands |= {f"{group} {name}": command for group, inner in groups.items() for name, command in inner.items()}
     found = {name: {opt for param in command.params for opt in param.opts} for name, command in commands.items()}
     assert found == {
         "train": {"--config", "-c", "--resume", "overrides"},
@@ -30,11 +32,15 @@ def test_the_surface_is_this_and_nothing_else() -> None:
         "evaluate": {"--arm", "--config", "-c", "--out", "model", "overrides"},
         "report": {"folder"},
         "trace": {"--episode", "file"},
+        "lab": {"--scheme", "--option", "--game", "--group-size", "--samples", "--seed", "--out"},
+        "credit list": set(),
+        "credit apply": {"--name", "--option", "--out", "file"},
     }
-    assert set(selfcest_training.credit.SCHEMES) == {"grpo", "gated"}
+    built_in = {"grpo", "gated", "gated_paper", "rloo", "difference", "coma", "shapley", "per_role"}
+    assert set(selfcest_training.credit.BUILTINS) == built_in
 
 
-@pytest.mark.parametrize("command", [[], ["train"], ["warmstart"], ["evaluate"], ["report"], ["trace"]])
+@pytest.mark.parametrize("command", [[], ["train"], ["warmstart"], ["evaluate"], ["report"], ["trace"], ["credit"]])
 def test_help_is_there(command: list[str]) -> None:
     result = CliRunner().invoke(cli.app, [*command, "--help"])
     assert result.exit_code == 0
@@ -49,6 +55,10 @@ def test_help_is_there(command: list[str]) -> None:
         (["train", "limits.answer_reserve=9999"], ["limits.answer_reserve is 9999"]),
         (["train", "tasks.short.name=nothing"], ["unknown task source 'nothing'"]),
         (["trace", "missing.jsonl"], ["no file missing.jsonl"]),
+        (["credit", "apply", "missing.jsonl", "--name", "grpo"], ["no file missing.jsonl"]),
+        (["credit", "apply", "x", "--name", "grpoo"], ["unknown credit scheme 'grpoo'", "Did you mean 'grpo'"]),
+        (["credit", "apply", "x", "--name", "grpo", "--option", "scale"], ["'scale' is not of the form key=value"]),
+        (["credit", "apply", "x", "--name", "coma", "--option", "samples=0"], ["--option: samples is 0"]),
         (["evaluate", "missing", "--arm", "nobody"], ["no arm 'nobody'"]),
     ],
 )

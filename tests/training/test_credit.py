@@ -20,7 +20,7 @@ def key(episode: str, agent: int | None, turn: int = 0) -> TurnKey:
 def test_grpo_by_hand() -> None:
     # returns 1, 0, 0: mean 1/3; centred 2/3, -1/3, -1/3; std = sqrt((4/9 + 1/9 + 1/9) / 2) = sqrt(1/3) = .57735
     # A = (2/3) / .57735 = 1.154701 and (-1/3) / .57735 = -.577350
-    credit = Grpo().assign(group(three_agents("a", 1.0), three_agents("b", 0.0), three_agents("c", 0.0)))
+    credit = Grpo().assign(group(three_agents("a", 1.0), three_agents("b", 0.0), three_agents("c", 0.0)), {})
     assert credit.advantage[key("a", None, 0)] == pytest.approx(1.154701, abs=1e-6)
     assert credit.advantage[key("a", None, 1)] == credit.advantage[key("a", 1)] == credit.advantage[key("a", None, 0)]
     assert credit.advantage[key("b", 0)] == pytest.approx(-0.577350, abs=1e-6)
@@ -31,39 +31,41 @@ def test_grpo_by_hand() -> None:
 def test_std_floor_bounds_pure_cost_differences() -> None:
     # returns 1.00 and 0.98: centred .01; std = .01414 < floor .25, so A = .01 / .25 = .04 instead of .7071
     both = group(three_agents("a", 1.0), three_agents("b", 0.98))
-    assert Grpo().assign(both).advantage[key("a", None)] == pytest.approx(0.04)
-    assert Grpo(std_floor=0.0).assign(both).advantage[key("a", None)] == pytest.approx(1 / math.sqrt(2))
+    assert Grpo().assign(both, {}).advantage[key("a", None)] == pytest.approx(0.04)
+    assert Grpo(std_floor=0.0).assign(both, {}).advantage[key("a", None)] == pytest.approx(1 / math.sqrt(2))
 
 
 def test_parity_form_matches_an_independent_numpy_line() -> None:
     returns = np.array([0.3, 1.0, 0.7, 0.1])
     expected = (returns - returns.mean()) / (returns.std(ddof=1) + 1e-4)
-    credit = Grpo(std_floor=0.0, epsilon=1e-4).assign(group(*(three_agents(str(i), r) for i, r in enumerate(returns))))
+    credit = Grpo(std_floor=0.0, epsilon=1e-4).assign(
+        group(*(three_agents(str(i), r) for i, r in enumerate(returns))), {}
+    )
     assert [credit.advantage[key(str(i), 0)] for i in range(4)] == pytest.approx(expected.tolist())
 
 
 def test_without_scale_it_is_a_multiple_of_leave_one_out() -> None:
     returns = [1.0, 0.0, 0.5]
-    credit = Grpo(scale=False).assign(group(*(three_agents(str(i), r) for i, r in enumerate(returns))))
+    credit = Grpo(scale=False).assign(group(*(three_agents(str(i), r) for i, r in enumerate(returns))), {})
     for i, value in enumerate(returns):
         others = [r for j, r in enumerate(returns) if j != i]
         assert credit.advantage[key(str(i), None)] == pytest.approx((value - sum(others) / 2) * 2 / 3)
 
 
 def test_equal_returns_give_zero_and_not_nan() -> None:
-    credit = Grpo(std_floor=0.0).assign(group(three_agents("a", 1.0), three_agents("b", 1.0)))
+    credit = Grpo(std_floor=0.0).assign(group(three_agents("a", 1.0), three_agents("b", 1.0)), {})
     assert set(credit.advantage.values()) == {0.0}
 
 
 def test_a_group_of_one_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="at least 2"):
-        Grpo().assign(group(three_agents("a", 1.0)))
+        Grpo().assign(group(three_agents("a", 1.0)), {})
 
 
 def test_gated_excludes_a_failed_clone_only_under_a_good_episode() -> None:
     good = three_agents("good", 1.0, second_clone=Status.OUT_OF_TURNS)
     bad = three_agents("bad", 0.0, second_clone=Status.OUT_OF_TURNS)
-    credit = Gated().assign(group(good, bad))
+    credit = Gated().assign(group(good, bad), {})
     assert credit.excluded == {key("good", 1)}
     # returns 1, 0: centred +-.5, std .7071: A = +-.7071; the failed clone under the bad root keeps its blame
     assert credit.advantage[key("bad", 1)] == pytest.approx(-math.sqrt(0.5))
@@ -74,12 +76,12 @@ def test_gated_excludes_a_failed_clone_only_under_a_good_episode() -> None:
 def test_gated_both_sides_is_figure_2_of_the_paper() -> None:
     good = three_agents("good", 1.0, second_clone=Status.OUT_OF_TURNS)
     bad = three_agents("bad", 0.0, second_clone=Status.OUT_OF_TOKENS)
-    assert Gated(sides="both").assign(group(good, bad)).excluded == {key("good", 1), key("bad", 1)}
+    assert Gated(sides="both").assign(group(good, bad), {}).excluded == {key("good", 1), key("bad", 1)}
 
 
 def test_gated_without_failures_is_grpo() -> None:
     episodes = group(three_agents("a", 1.0), three_agents("b", 0.25))
-    assert Gated().assign(episodes).advantage == Grpo().assign(episodes).advantage
+    assert Gated().assign(episodes, {}).advantage == Grpo().assign(episodes, {}).advantage
 
 
 def test_bad_options_are_named() -> None:
@@ -100,7 +102,7 @@ def test_bad_options_are_named() -> None:
 )
 def test_wrong_credit_names_the_scheme_and_the_turn(change, message) -> None:  # type: ignore[no-untyped-def]
     episodes = group(three_agents("a", 1.0), three_agents("b", 0.0))
-    credit = Credit(change(dict(Grpo().assign(episodes).advantage)))
+    credit = Credit(change(dict(Grpo().assign(episodes, {}).advantage)))
     with pytest.raises(CreditError, match=message) as caught:
         checked_credit("mine", episodes, credit)
     assert "'mine'" in str(caught.value)
@@ -108,6 +110,6 @@ def test_wrong_credit_names_the_scheme_and_the_turn(change, message) -> None:  #
 
 def test_a_turn_in_both_parts_is_refused() -> None:
     episodes = group(three_agents("a", 1.0), three_agents("b", 0.0))
-    credit = Credit(Grpo().assign(episodes).advantage, frozenset({key("a", 1)}))
+    credit = Credit(Grpo().assign(episodes, {}).advantage, frozenset({key("a", 1)}))
     with pytest.raises(CreditError, match="exactly one"):
         checked_credit("mine", episodes, credit)

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from selfcest_agents.tiny import load_pretrained
-from selfcest_env.errors import ConfigError, RewardError, TaskError
-from selfcest_env.record import read_episodes
+from selfcest_env.errors import ConfigError, CreditError, RewardError, TaskError
+from selfcest_env.record import EpisodeRecord, read_episodes
+from selfcest_env.types import ROOT
 from selfcest_training.checkpoint import checkpoints, read_state
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import parse_config
@@ -210,3 +211,80 @@ def test_what_cannot_be_built_is_named_before_any_work(tmp_path: Path, change: d
     with pytest.raises(ConfigError, match=words):
         Job(config(tmp_path, **change), JobId("delegating", 0), lambda *_: None)
     assert not list(tmp_path.iterdir())
+
+
+def counterfactual(tmp_path: Path, **changes: Any) -> RunConfig:
+    credit = {"name": "coma", "options": {"samples": 2}}
+    return config(tmp_path, arms__delegating__rl__credit=credit, arms__delegating__rl__steps=4, **changes)
+
+
+def _call(record: EpisodeRecord) -> int:
+    born_at = record.by_id[ROOT.child(0)].born_at
+    assert born_at is not None
+    return born_at
+
+
+def test_replays_are_played_priced_and_stored(tmp_path: Path) -> None:
+    job = play(counterfactual(tmp_path, log_groups=4))
+    found = rows(job)
+    assert all(row["credit/replays"] * 4 == 2 * 32 * row["clones"] for row in found), "2 samples, 4 groups, 32 episodes"
+    records = list(read_episodes(job.folder / "episodes.jsonl"))
+    factual = [record for record in records if "/" not in record.episode_id]
+    replayed = [record for record in records if "/" in record.episode_id]
+    assert len(replayed) == 4 * sum(row["credit/replays"] for row in found)
+    assert all(record.reward_terms is not None for record in replayed)
+    # Every token that was sampled, once: a replay shares the root's turns up to the call with its episode.
+    kept = sum(turn.facts.generated_tokens for record in replayed for turn in record.root.turns[: _call(record) + 1])
+    tokens = sum(record.cost.generated_tokens for record in records) - kept
+    assert job.state.sampled_tokens == tokens
+    assert sum(record.cost.generated_tokens for record in factual) < tokens
+    priced = 4 * sum(row["credit/replayed_tokens"] for row in found)
+    assert priced == tokens - sum(record.cost.generated_tokens for record in factual)
+    assert found[-1]["sampled_tokens"] == tokens
+
+
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_a_run_with_replays_repeats_and_resumes_exactly(tmp_path: Path, minibatches: int) -> None:
+    change = {"arms__delegating__rl__minibatches": minibatches}
+    whole = play(counterfactual(tmp_path / "whole", **change))
+    assert whole.state.num_updates == 4 * minibatches
+    spec = counterfactual(tmp_path / "killed", **change)
+
+    def crash(stage: str, share: float, line: str) -> None:
+        if stage == "RL" and share >= 0.75:
+            raise Crash
+
+    with pytest.raises(Crash):
+        Job(spec, JobId("delegating", 0), crash).run(lambda: None)
+    resumed = play(spec)
+    assert torch.equal(weights(resumed), weights(whole))
+    assert (resumed.folder / "episodes.jsonl").read_text() == (whole.folder / "episodes.jsonl").read_text()
+    assert resumed.state.sampled_tokens == whole.state.sampled_tokens
+
+
+def test_sampled_tokens_end_the_run_with_replays_counted(tmp_path: Path) -> None:
+    budget = {"arms__delegating__rl__sampled_tokens": 1500}
+    with_replays = rows(
+        play(
+            counterfactual(
+                tmp_path / "a",
+                **budget,
+            )
+        )
+    )
+    without = rows(play(config(tmp_path / "b", **budget, arms__delegating__rl__steps=1000)))
+    assert without[-2]["sampled_tokens"] < 1500 <= without[-1]["sampled_tokens"]
+    assert len(with_replays) < len(without)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "words"),
+    [
+        ("LeavesOut", "credit scheme 'leaves_out': s0.g0.e0/root/turn0 is neither in advantage nor in excluded"),
+        ("NotANumberCredit", "credit scheme 'not_a_number': the advantage of s0.g0.e0/root/turn0 is nan"),
+        ("AsksForNobody", "credit scheme 'asks_for_nobody': replay s0.g0.e0/root.9=default/sample0: agent root.9"),
+    ],
+)
+def test_wrong_credit_stops_the_run(tmp_path: Path, scheme: str, words: str) -> None:
+    with pytest.raises(CreditError, match=words):
+        play(config(tmp_path, arms__delegating__rl__credit={"name": f"trivial:{scheme}"}))

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from selfcest_env.record import EpisodeRecord
+from selfcest_env.record import EpisodeGroup, EpisodeRecord
+from selfcest_env.replay import Intervention, Replay
 from selfcest_env.reward import Grade
 from selfcest_env.tasks.source import Proposal, Style
-from selfcest_env.types import Answer, CloneRequest, Delegate, Role, Task
+from selfcest_env.types import ROOT, Answer, CloneRequest, Delegate, Role, Task
 from selfcest_env.views import Observation
+from selfcest_training.credit import Credit, Replayed, Rloo
 
 
 @dataclass(frozen=True)
@@ -52,3 +54,31 @@ class NotANumber:
 
     def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
         return float("nan")
+
+
+class LeavesOut(Rloo):
+    """A credit scheme that forgets every root."""
+
+    name = "leaves_out"
+
+    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        advantage = super().assign(group, replayed).advantage
+        return Credit({key: value for key, value in advantage.items() if key.agent_id != ROOT})
+
+
+class NotANumberCredit(Rloo):
+    """A credit scheme that divides by zero."""
+
+    name = "not_a_number"
+
+    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        return Credit(dict.fromkeys(super().assign(group, replayed).advantage, float("nan")))
+
+
+class AsksForNobody(Rloo):
+    """A credit scheme that asks for a clone that there is not."""
+
+    name = "asks_for_nobody"
+
+    def replays(self, group: EpisodeGroup) -> list[Replay]:
+        return [Replay.of(group.episodes[0].episode_id, {ROOT.child(9): Intervention.DEFAULT})]

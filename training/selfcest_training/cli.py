@@ -1,4 +1,4 @@
-"""The command line: `selfcest train | warmstart | evaluate | report | trace`."""
+"""The command line: `selfcest train | warmstart | evaluate | report | trace | credit | lab`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ except ImportError as error:  # a plain install brings the game alone
     raise SystemExit(f"{error}. The command line needs the training extra: pip install 'selfcest[train]'") from error
 
 from selfcest_env.errors import SelfcestError
+from selfcest_training.credit_commands import credit_app
+from selfcest_training.lab_command import lab
 
 app = typer.Typer(
     name="selfcest",
@@ -25,6 +27,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train and study a root language model that delegates to clones of itself under a hard token budget.",
 )
+app.add_typer(credit_app, name="credit")
+app.command()(lab)
 
 _CONFIG = Annotated[
     Path | None,

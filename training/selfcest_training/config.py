@@ -11,6 +11,7 @@ from typing import Any
 
 from selfcest_agents.tiny import TinyConfig
 from selfcest_env.errors import ConfigError, did_you_mean
+from selfcest_env.plugin import PlugIn
 from selfcest_env.tasks.source import Style
 from selfcest_env.types import Limits
 from selfcest_training.batch import Denominator
@@ -44,14 +45,6 @@ def _check_file_name(key: str, name: str, forbidden: str = "") -> None:
 def _check_distinct(key: str, values: Sequence[object]) -> None:
     _require(len(values) > 0, key, list(values), "at least one")
     _require(len(set(values)) == len(values), key, list(values), "each one once; remove the duplicates")
-
-
-@dataclass(frozen=True)
-class PlugIn:
-    """Something pluggable: a built-in name or `package.module:Class`, and its constructor's options."""
-
-    name: str
-    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -113,6 +106,7 @@ class RLConfig:
 
     Attributes:
         steps: rollout-and-update steps at most; 0 leaves the warm start as it is.
+        sampled_tokens: RL ends with the first step at or above so many generated tokens, those of replays included.
         tasks: weights of task families to draw from.
         tasks_per_step, group_size: groups of one step, and episodes in each.
         minibatches: optimiser steps per rollout; the step's tasks are split evenly, whatever the number of clones.
@@ -121,6 +115,7 @@ class RLConfig:
     """
 
     steps: int = 60
+    sampled_tokens: int | None = None
     tasks: Mapping[str, float] = field(default_factory=dict)
     tasks_per_step: int = 24
     group_size: int = 8
@@ -135,6 +130,9 @@ class RLConfig:
     def __post_init__(self) -> None:
         _at_least(0, self, "rl.", "steps")
         _at_least(1, self, "rl.", "tasks_per_step")
+        if self.sampled_tokens is not None:
+            expected = "a whole number >= 1, or null for no limit"
+            _require(self.sampled_tokens >= 1, "rl.sampled_tokens", self.sampled_tokens, expected)
         for name in ("temperature", "constant_tokens"):
             value = getattr(self, name)
             _require(0 < value < math.inf, f"rl.{name}", value, "a finite number > 0")

@@ -27,10 +27,12 @@ from selfcest_env.reward import make_reward
 from selfcest_training.checkpoint import checkpoints, read_state
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import check_writable, dump_config, load_config
+from selfcest_training.curves import curve_lines, learning_curves, plot_curves, write_curves
 from selfcest_training.evaluate import EpisodeResult, evaluate, evaluation_tasks, read_results
 from selfcest_training.loop import Job, JobId
 from selfcest_training.player import Player
 from selfcest_training.report import Results, Row, markdown, plot_frontier, summarise, verdicts, warnings, write_csv
+from selfcest_training.shared_warmstart import hand_over, shared_warm_starts
 
 BEFORE, AFTER = "evaluation_before_rl.jsonl", "evaluation.jsonl"
 
@@ -63,6 +65,11 @@ def run(config: RunConfig, *, resume: bool, only_warm_start: bool = False, conso
     prepare(config, resume)
     try:
         with _progress(console, jobs) as (progress, bars):
+            shared = shared_warm_starts(config)
+            _run_jobs(config, list(shared), True, progress, bars)
+            for leader, followers in shared.items():
+                for follower in followers:
+                    hand_over(config, leader, follower)
             _run_jobs(config, jobs, only_warm_start, progress, bars)
     except KeyboardInterrupt:
         console.print("interrupted; the same command with --resume goes on from the last checkpoint")
@@ -92,6 +99,8 @@ def prepare(config: RunConfig, resume: bool) -> None:
 def _run_jobs(
     config: RunConfig, jobs: list[JobId], only_warm_start: bool, progress: Progress, bars: dict[JobId, TaskID]
 ) -> None:
+    if not jobs:
+        return
     context = multiprocessing.get_context("spawn")
     messages: Queue[Message] = context.Queue()
     # Workers are processes with one thread each: at this size a second thread gains less than a second job.
@@ -209,7 +218,8 @@ def write_report(config: RunConfig, console: Console) -> list[Row]:
     baselines = [p for p in policies if p not in delegating]
     text = markdown(table)
     sentences = verdicts(results, delegating[-1], baselines) if delegating and baselines else []
-    blocks = [sentences, warnings(table, baselines), compute_lines(config)]
+    curves = learning_curves(config)
+    blocks = [sentences, warnings(table, baselines), curve_lines(curves), compute_lines(config)]
     episodes, seeds = config.evaluation.episodes, len(config.seeds)
     head = f"{episodes} distinct instances a cell, {seeds} seed(s); ± is a 95 % interval over seeds."
     report = "\n".join(
@@ -219,6 +229,9 @@ def write_report(config: RunConfig, console: Console) -> list[Row]:
     write_csv(table, config.folder / "results.csv")
     for cost in ("total_tokens", "critical_path_tokens"):
         plot_frontier(table, config.folder / f"accuracy_vs_{cost}.png", cost)
+    if curves:
+        write_curves(curves, config.folder / "learning_curves.csv")
+        plot_curves(curves, config.folder / "learning_curves.png")
     console.print(report, soft_wrap=True, highlight=False, markup=False)
     console.print(f"written to {config.folder}", highlight=False)
     return table

@@ -5,22 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from selfcest_agents.tiny import TinyTokenizer, build_tiny, load_pretrained, save_pretrained
-from selfcest_env.plugin import build, load
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.reward import make_reward
 from selfcest_env.seeding import stream_seed
 from selfcest_training.batch import Sample, build_samples
 from selfcest_training.checkpoint import TrainState, checkpoints, load_checkpoint, save_checkpoint
 from selfcest_training.config import RunConfig
-from selfcest_training.credit import SCHEMES, CreditAssigner, checked_credit
+from selfcest_training.credit import Credit, make_assigner
+from selfcest_training.crediting import StepCredit, credit_step
 from selfcest_training.metrics import MetricsLog, describe, drop_episodes, log_episodes
 from selfcest_training.player import Player, draw_family, group_requests, make_families
-from selfcest_training.update import Learner, UpdateMetrics, check_agreement
+from selfcest_training.update import Learner, UpdateMetrics, check_agreement, mean_metrics
 from selfcest_training.warmstart import cut_batches, demonstration_pool, phase_at
 
 Report = Callable[[str, float, str], None]  # stage, share done, a line of numbers
@@ -49,8 +50,8 @@ class Job:
         reward = make_reward(config.reward.name, **config.reward.options)
         self.player = Player.build(self.model, config.limits_of(job_id.arm), reward)
         self.families = make_families(config.tasks, "train")
-        scheme = load(self.arm.rl.credit.name, SCHEMES, what="credit scheme")
-        self.assigner: CreditAssigner = build(scheme, self.arm.rl.credit.options, where="rl.credit.options")
+        credit = self.arm.rl.credit
+        self.assigner = make_assigner(credit.name, credit.options, where="rl.credit.options")
         self.state = TrainState()
         self._clock = time.process_time()
 
@@ -121,12 +122,14 @@ class Job:
         while self.state.step < config.steps and not self._budget_spent():
             step = self.state.step
             groups = self._rollout(step)
-            metrics = self._update(learner, groups)
+            credit = self._credit(groups)
+            metrics = self._update(learner, groups, credit.credits)
             self._tick("rl", learner.num_steps)
             self.player.engine.policy_version = self.state.step
-            values = {**describe(groups), **metrics, **self._compute()}
+            values = {**describe(groups), **credit.diagnostics(), **metrics, **self._compute()}
             log.write("rl", step, values)
-            log_episodes(self.folder / "episodes.jsonl", groups[: self.config.log_groups])
+            logged = self.config.log_groups
+            log_episodes(self.folder / "episodes.jsonl", groups[:logged], credit.replayed[:logged])
             line = f"return {values['return']:.2f}  tokens {values['total_tokens']:.0f}  clones {values['clones']:.1f}"
             self.report("RL", self._share_done(), line)
             if self.state.step % self.config.checkpoint_every == 0:
@@ -146,37 +149,27 @@ class Job:
         size = config.group_size
         return [EpisodeGroup(task, tuple(records[i * size : (i + 1) * size])) for i, task in enumerate(tasks)]
 
-    def _update(self, learner: Learner, groups: Sequence[EpisodeGroup]) -> dict[str, float]:
+    def _credit(self, groups: Sequence[EpisodeGroup]) -> StepCredit:
+        play = partial(self.player.play_replays, temperature=self.arm.rl.temperature)
+        credit = credit_step(self.assigner, groups, play)
+        self._spend(sampled=credit.sampled_tokens)
+        return credit
+
+    def _update(self, learner: Learner, groups: Sequence[EpisodeGroup], credits: Sequence[Credit]) -> dict[str, float]:
         """One optimiser step per mini-batch of tasks, and never another."""
         config = self.arm.rl
         per_batch = len(groups) // config.minibatches
         metrics: list[UpdateMetrics] = []
-        diagnostics: list[dict[str, float]] = []
         for start in range(0, len(groups), per_batch):
-            chosen = groups[start : start + per_batch]
-            credits = [checked_credit(config.credit.name, group, self.assigner.assign(group)) for group in chosen]
-            diagnostics += [dict(credit.diagnostics) for credit in credits]
+            chosen = slice(start, start + per_batch)
             samples: list[Sample] = build_samples(
-                chosen, credits, denominator=config.denominator, constant=config.constant_tokens
+                groups[chosen], credits[chosen], denominator=config.denominator, constant=config.constant_tokens
             )
             metrics.append(learner.policy_step(samples, config.loss, self._share_done()))
             if start == 0:
                 check_agreement(metrics[0])
             self._spend(trained=metrics[-1].trained_tokens)
-        names = {name for row in diagnostics for name in row}
-        credit_means = {
-            f"credit/{name}": float(np.mean([row[name] for row in diagnostics if name in row])) for name in names
-        }
-        return {
-            "loss": float(np.mean([m.loss for m in metrics])),
-            "grad_norm": float(np.mean([m.grad_norm for m in metrics])),
-            "kl": float(np.mean([m.kl for m in metrics])),
-            "mean_ratio": float(np.mean([m.mean_ratio for m in metrics])),
-            "clip_share": float(np.mean([m.clip_share for m in metrics])),
-            "logprob_gap": metrics[0].max_logprob_gap,
-            "rows": float(sum(m.num_rows for m in metrics)),
-            **credit_means,
-        }
+        return mean_metrics(metrics)
 
     # Accounts and files
 
@@ -199,19 +192,27 @@ class Job:
         self._clock = now
 
     def _budget_spent(self) -> bool:
-        budget = self.config.compute_tokens
-        return budget is not None and self.state.compute_tokens >= budget
+        compute, sampled = self.config.compute_tokens, self.arm.rl.sampled_tokens
+        over_compute = compute is not None and self.state.compute_tokens >= compute
+        return over_compute or (sampled is not None and self.state.sampled_tokens >= sampled)
 
     def _share_done(self) -> float:
-        """How much of RL is done, by steps or by compute, whichever ends it first."""
+        """How much of RL is done, by steps, compute or sampled tokens, whichever ends it first."""
         budget, start = self.config.compute_tokens, self.state.compute_at_rl
         share = self.state.step / max(1, self.arm.rl.steps)
         if budget is not None and budget > start:
             share = max(share, (self.state.compute_tokens - start) / (budget - start))
+        if self.arm.rl.sampled_tokens is not None:
+            share = max(share, self.state.sampled_tokens / self.arm.rl.sampled_tokens)
         return min(1.0, share)
 
     def _compute(self) -> dict[str, float]:
-        return {"compute_tokens": self.state.compute_tokens, "cpu_seconds": self.state.cpu_seconds}
+        state = self.state
+        return {
+            "compute_tokens": state.compute_tokens,
+            "sampled_tokens": state.sampled_tokens,
+            "cpu_seconds": state.cpu_seconds,
+        }
 
     def _checkpoint(self, learner: Learner) -> None:
         name = f"{self.state.stage}_{self.state.step:06d}"

@@ -20,9 +20,10 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: Tensor) -> Te
         temperature: [B, T], that each id was sampled at; the same division that the sampler made.
 
     Returns:
-        [B, T] float32; position 0, which nothing precedes, is 0.
+        [B, T] float32, or float64 if the logits are; position 0, which nothing precedes, is 0.
     """
-    scaled = logits[:, :-1].float() / temperature[:, 1:, None]
+    precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    scaled = precise[:, :-1] / temperature[:, 1:, None]
     chosen = -F.cross_entropy(scaled.flatten(0, 1), token_ids[:, 1:].flatten(), reduction="none")
     return F.pad(chosen.view(len(token_ids), -1), (1, 0))
 

@@ -76,11 +76,11 @@ def _parse(line: str) -> dict[str, float] | None:
     return row
 
 
-def log_episodes(path: Path, groups: Sequence[EpisodeGroup]) -> None:
-    """Append the episodes of these groups to a JSON-lines file."""
+def log_episodes(path: Path, groups: Sequence[EpisodeGroup], replayed: Sequence[Sequence[EpisodeRecord]]) -> None:
+    """Append the episodes of these groups to a JSON-lines file, those of a group after its replays."""
     with path.open("a", encoding="utf-8") as file:
-        for group in groups:
-            file.writelines(write_episode(episode) for episode in group.episodes)
+        for group, records in zip(groups, replayed, strict=True):
+            file.writelines(write_episode(episode) for episode in (*records, *group.episodes))
 
 
 def describe(groups: Sequence[EpisodeGroup]) -> dict[str, float]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,18 +11,20 @@ from transformers import LlamaForCausalLM
 
 from selfcest_agents.codec import TerseCodec
 from selfcest_agents.policy import EnginePolicy, SamplingConfig
+from selfcest_agents.replay import PlayedReplay, play_replays
 from selfcest_agents.rollout import RolloutRequest, rollout
 from selfcest_agents.tiny import TinyTokenizer
 from selfcest_agents.transformers_engine import TransformersEngine
 from selfcest_env.errors import ConfigError
+from selfcest_env.plugin import PlugIn
 from selfcest_env.record import EpisodeRecord
+from selfcest_env.replay import Replay
 from selfcest_env.reward import Reward
 from selfcest_env.rules import Rules
 from selfcest_env.tasks import TaskSource, make_source
 from selfcest_env.tasks.splits import HashedSplit
 from selfcest_env.terse import TerseProtocol
 from selfcest_env.types import Limits, Task
-from selfcest_training.config import PlugIn
 
 TEST_FRACTION = 0.2  # of all instances, by the hash of their content; the same for every family and size
 
@@ -75,6 +77,14 @@ class Player:
         policy = EnginePolicy(self.engine, self.codec, SamplingConfig(temperature))
         records = rollout(requests, policy, self.rules, on_finish=on_finish)
         return [self.reward.score(record) for record in records]
+
+    def play_replays(
+        self, factual: Iterable[EpisodeRecord], replays: Sequence[Replay], temperature: float
+    ) -> dict[Replay, PlayedReplay]:
+        """Counterfactuals of episodes that this player played, all in one rollout, scored by the same reward."""
+        policy = EnginePolicy(self.engine, self.codec, SamplingConfig(temperature))
+        played = play_replays(factual, replays, policy, self.rules)
+        return {replay: replace(found, record=self.reward.score(found.record)) for replay, found in played.items()}
 
 
 def group_requests(tasks: Sequence[Task], group_size: int, name: str, seeds: Sequence[int]) -> list[RolloutRequest]:

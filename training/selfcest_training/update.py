@@ -84,6 +84,13 @@ class UpdateMetrics:
     num_rows: int
 
 
+def mean_metrics(steps: Sequence[UpdateMetrics]) -> dict[str, float]:
+    """Means over the optimiser steps of one rollout, for the log; the gap is the first step's, rows are summed."""
+    names = ("loss", "grad_norm", "kl", "mean_ratio", "clip_share")
+    means = {name: sum(getattr(step, name) for step in steps) / len(steps) for name in names}
+    return {**means, "logprob_gap": steps[0].max_logprob_gap, "rows": float(sum(step.num_rows for step in steps))}
+
+
 # On fresh samples in float32 sampler and learner differ by rounding alone, about 1e-6; anything near this is a bug.
 MAX_LOGPROB_GAP = 1e-2
 

@@ -1,17 +1,20 @@
-"""What a credit scheme is: a pure function from the records of a group to one advantage per generated turn."""
+"""What a credit scheme is: a pure function from records to one advantage per generated turn."""
 
 from __future__ import annotations
 
+import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
-from selfcest_env.errors import ConfigError, CreditError
-from selfcest_env.record import EpisodeGroup
+from selfcest_env.errors import ConfigError
+from selfcest_env.record import EpisodeGroup, EpisodeRecord
+from selfcest_env.replay import Replay
 from selfcest_env.types import TurnKey
 
 Advantage = float | tuple[float, ...]
+Replayed = Mapping[Replay, EpisodeRecord]
 
 
 @dataclass(frozen=True)
@@ -29,10 +32,57 @@ class Credit:
     diagnostics: Mapping[str, float] = field(default_factory=dict)
 
 
-class CreditAssigner(Protocol):
-    """A scheme. It holds neither the environment nor the policy; its options are its constructor's arguments."""
+class Promise(enum.StrEnum):
+    """What a scheme says of its gradient, on policy, for the unscaled, unclipped, constant-normalised loss."""
 
-    def assign(self, group: EpisodeGroup) -> Credit: ...
+    UNBIASED = "unbiased"
+    UNBIASED_UP_TO_SCALE = "unbiased up to scale"
+    BIASED = "biased"
+
+
+class CreditAssigner(Protocol):
+    """A scheme. It holds neither the environment nor the policy; its options are its constructor's arguments.
+
+    Class attributes:
+        name: in messages and tables.
+        formula: one line.
+        source: paper or project it comes from.
+        promise: what it may be held to.
+        null_player: whether a clone that never matters, and whose tokens are not priced, gets zero in expectation given
+            everything that its turns did not cause. A scheme with replays promises it for the clones it asks them for.
+    """
+
+    name: ClassVar[str]
+    formula: ClassVar[str]
+    source: ClassVar[str]
+    promise: ClassVar[Promise]
+    null_player: ClassVar[bool]
+
+    def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
+        """The counterfactuals it needs, asked before any of them is played. Chosen without looking at rewards."""
+        ...
+
+    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        """Credit of every generated turn.
+
+        Args:
+            group: scored episodes of one task.
+            replayed: for every replay that was asked, its record: complete and scored by the same reward.
+        """
+        ...
+
+
+class NoReplays:
+    """Base of the schemes that look at factual episodes alone."""
+
+    def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
+        return ()
+
+
+def broadcast(group: EpisodeGroup, advantages: Sequence[float]) -> dict[TurnKey, Advantage]:
+    """One advantage per episode, for every turn of its root and of all its clones."""
+    pairs = zip(group.episodes, advantages, strict=True)
+    return {key: advantage for episode, advantage in pairs for key, _ in episode.turns()}
 
 
 def group_advantages(group: EpisodeGroup, *, scale: bool, std_floor: float, epsilon: float) -> list[float]:
@@ -41,10 +91,8 @@ def group_advantages(group: EpisodeGroup, *, scale: bool, std_floor: float, epsi
     The standard deviation has n - 1 in its denominator. With `scale=False` the division is left out.
     Raises `ConfigError` for a group of one, whose advantage would always be 0.
     """
-    returns = [episode.team_return for episode in group.episodes]
+    returns = _returns(group)
     count = len(returns)
-    if count < 2:
-        raise ConfigError("group_size is 1: a group baseline needs at least 2 episodes of the same task")
     mean = sum(returns) / count
     centred = [value - mean for value in returns]
     if not scale:
@@ -54,21 +102,18 @@ def group_advantages(group: EpisodeGroup, *, scale: bool, std_floor: float, epsi
     return [value / divisor if divisor else 0.0 for value in centred]
 
 
-def checked_credit(scheme: str, group: EpisodeGroup, credit: Credit) -> Credit:
-    """The credit itself, once every generated turn is in exactly one of its two parts and every number is finite."""
-    turns = {key: turn for episode in group.episodes for key, turn in episode.turns()}
-    for key in (*credit.advantage, *credit.excluded):
-        if key not in turns:
-            raise CreditError(f"credit scheme '{scheme}' names {key}, which is no turn of the group it was given")
-    for key, turn in turns.items():
-        covered = (key in credit.advantage) + (key in credit.excluded)
-        if covered != 1:
-            said = "is neither in advantage nor in excluded" if not covered else "is in advantage and in excluded"
-            raise CreditError(f"credit scheme '{scheme}': {key} {said}; every generated turn must be in exactly one")
-        value = credit.advantage.get(key, 0.0)
-        length = len(turn.generation.token_ids)
-        if isinstance(value, tuple) and len(value) != length:
-            raise CreditError(f"credit scheme '{scheme}': {key} has {len(value)} advantages for {length} tokens")
-        if not all(math.isfinite(number) for number in (value if isinstance(value, tuple) else (value,))):
-            raise CreditError(f"credit scheme '{scheme}': the advantage of {key} is {value}; expected a finite number")
-    return credit
+def leave_one_out(group: EpisodeGroup) -> list[float]:
+    """Advantage per episode against the mean return of the others: R_k - sum_{j != k} R_j / (K - 1).
+
+    Raises `ConfigError` for a group of one, which has no others.
+    """
+    returns = _returns(group)
+    total, others = sum(returns), len(returns) - 1
+    return [value - (total - value) / others for value in returns]
+
+
+def _returns(group: EpisodeGroup) -> list[float]:
+    returns = [episode.team_return for episode in group.episodes]
+    if len(returns) < 2:
+        raise ConfigError("group_size is 1: a group baseline needs at least 2 episodes of the same task")
+    return returns

@@ -13,11 +13,12 @@ Biased by construction, safe in sign. Degenerate case: without failed clones it 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.record import AgentRecord, EpisodeGroup
-from selfcest_env.types import Outcome, Role, TurnKey
-from selfcest_training.credit.base import Advantage, Credit
+from selfcest_env.types import Outcome, Role
+from selfcest_training.credit.base import Credit, Replayed, broadcast
 from selfcest_training.credit.grpo import Grpo
 
 
@@ -25,34 +26,34 @@ from selfcest_training.credit.grpo import Grpo
 class Gated(Grpo):
     """Options: those of `grpo`, and `sides`: `positive` (default) or `both`."""
 
-    sides: str = "positive"
+    name: ClassVar[str] = "gated"
+    formula: ClassVar[str] = "as grpo; a failed clone is excluded when A >= 0 (sides: both: always)"
+    source: ClassVar[str] = "rollout gating of arXiv 2602.13262, made safe in sign"
+
+    sides: Literal["positive", "both"] = "positive"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.sides not in ("positive", "both"):
             raise ConfigError(f"credit.options.sides is {self.sides!r}; expected 'positive' or 'both'")
 
-    def assign(self, group: EpisodeGroup) -> Credit:
-        broadcast = super().assign(group)
-        advantage: dict[TurnKey, Advantage] = {}
-        excluded: set[TurnKey] = set()
-        num_clones = num_gated = 0
-        for episode in group.episodes:
-            for agent in episode.agents:
-                keys = [TurnKey(episode.episode_id, agent.agent_id, turn) for turn in range(len(agent.turns))]
-                num_clones += agent.role is Role.CLONE
-                gated = agent.role is Role.CLONE and has_failed(agent) and self._gates(broadcast.advantage[keys[0]])
-                num_gated += gated
-                if gated:
-                    excluded.update(keys)
-                else:
-                    advantage.update({key: broadcast.advantage[key] for key in keys})
-        share = num_gated / num_clones if num_clones else 0.0
-        return Credit(advantage, frozenset(excluded), {"gated_share": share})
-
-    def _gates(self, advantage: Advantage) -> bool:
-        assert isinstance(advantage, float)
-        return self.sides == "both" or advantage >= 0
+    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        advantages = self.per_episode(group)
+        clones = [
+            (episode, agent, advantage)
+            for episode, advantage in zip(group.episodes, advantages, strict=True)
+            for agent in episode.agents
+            if agent.role is Role.CLONE
+        ]
+        gated = {
+            (episode.episode_id, agent.agent_id)
+            for episode, agent, advantage in clones
+            if has_failed(agent) and (self.sides == "both" or advantage >= 0)
+        }
+        everyone = broadcast(group, advantages)
+        excluded = frozenset(key for key in everyone if (key.episode_id, key.agent_id) in gated)
+        kept = {key: value for key, value in everyone.items() if key not in excluded}
+        return Credit(kept, excluded, {"gated_share": len(gated) / len(clones) if clones else 0.0})
 
 
 def has_failed(agent: AgentRecord) -> bool:

@@ -1,6 +1,6 @@
 """`grpo`: the group-relative advantage, broadcast to every turn of the root and of all clones.
 
-    A_k = (R_k - mean R) / max(std R, std_floor)
+    A_k = (R_k - mean R) / (max(std R, std_floor) + epsilon)
 
 Source: Shao et al. 2024 (arXiv 2402.03300), eq. for outcome supervision; std with n - 1. The usual form for parity is
 `std_floor: 0, epsilon: 1e-4`. `scale: false` leaves the division out and is (K - 1) / K times leave-one-out.
@@ -14,15 +14,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.record import EpisodeGroup
-from selfcest_training.credit.base import Credit, group_advantages
+from selfcest_training.credit.base import Credit, NoReplays, Promise, Replayed, broadcast, group_advantages
 
 
 @dataclass(frozen=True)
-class Grpo:
+class Grpo(NoReplays):
     """Options: `std_floor` (default 0.25), `epsilon` (default 0), `scale` (default true)."""
+
+    name: ClassVar[str] = "grpo"
+    formula: ClassVar[str] = "A = (R - mean R) / (max(std R, std_floor) + epsilon), every turn"
+    source: ClassVar[str] = "Shao et al. 2024, arXiv 2402.03300"
+    promise: ClassVar[Promise] = Promise.BIASED
+    null_player: ClassVar[bool] = False
 
     std_floor: float = 0.25
     epsilon: float = 0.0
@@ -34,12 +41,8 @@ class Grpo:
             if not (value >= 0 and math.isfinite(value)):
                 raise ConfigError(f"credit.options.{name} is {value!r}; expected a finite number >= 0")
 
-    def assign(self, group: EpisodeGroup) -> Credit:
-        advantages = group_advantages(group, scale=self.scale, std_floor=self.std_floor, epsilon=self.epsilon)
-        return Credit(
-            {
-                key: advantage
-                for episode, advantage in zip(group.episodes, advantages, strict=True)
-                for key, _ in episode.turns()
-            }
-        )
+    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        return Credit(broadcast(group, self.per_episode(group)))
+
+    def per_episode(self, group: EpisodeGroup) -> list[float]:
+        return group_advantages(group, scale=self.scale, std_floor=self.std_floor, epsilon=self.epsilon)

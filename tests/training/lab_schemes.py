@@ -1,0 +1,99 @@
+"""Schemes of a user for the tests of the laboratory: two classical mistakes, and a few that probe its judgement."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord
+from selfcest_env.replay import Replay
+from selfcest_training.credit import Coma, Credit, Difference, Grpo, Promise, Replayed, Rloo
+
+
+def changed(record: EpisodeRecord, **terms: float) -> EpisodeRecord:
+    return replace(record, reward_terms={**(record.reward_terms or {}), **terms})
+
+
+def by_name(group: EpisodeGroup) -> Mapping[str, EpisodeRecord]:
+    return {episode.episode_id: episode for episode in group.episodes}
+
+
+class LaterActionsKept:
+    """A counterfactual in which the root's recorded answer stands, whatever it would have read instead."""
+
+    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        factual = by_name(group)
+        kept = {
+            replay: changed(record, payoff=(factual[replay.episode_id].reward_terms or {})["payoff"])
+            for replay, record in replayed.items()
+        }
+        credit: Credit = super().assign(group, kept)  # type: ignore[misc]
+        return credit
+
+
+@dataclass(frozen=True)
+class ComaLaterActionsKept(LaterActionsKept, Coma):
+    name: ClassVar[str] = "coma_later_actions_kept"
+
+
+@dataclass(frozen=True)
+class DifferenceLaterActionsKept(LaterActionsKept, Difference):
+    name: ClassVar[str] = "difference_later_actions_kept"
+
+
+@dataclass(frozen=True)
+class DifferenceSpendKept(Difference):
+    """A counterfactual in which the removed clone's tokens are still paid for."""
+
+    name: ClassVar[str] = "difference_spend_kept"
+
+    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        factual = by_name(group)
+        return super().assign(
+            group, {replay: self._paid(replay, record, factual) for replay, record in replayed.items()}
+        )
+
+    def _paid(self, replay: Replay, record: EpisodeRecord, factual: Mapping[str, EpisodeRecord]) -> EpisodeRecord:
+        episode = factual[replay.episode_id]
+        price = (episode.reward_terms or {})["token_cost"] / episode.cost.total_tokens
+        clone: AgentRecord = episode.by_id[replay.interventions[0][0]]
+        spend = price * (clone.prompt_tokens + clone.generated_tokens)
+        return changed(record, token_cost=(record.reward_terms or {})["token_cost"] + spend)
+
+
+@dataclass(frozen=True)
+class Centred(Grpo):
+    """`grpo` without the division: half of `rloo` in a group of two."""
+
+    name: ClassVar[str] = "centred"
+    promise: ClassVar[Promise] = Promise.UNBIASED_UP_TO_SCALE
+    scale: bool = False
+
+
+@dataclass(frozen=True)
+class Backwards(Rloo):
+    """Minus `rloo`."""
+
+    name: ClassVar[str] = "backwards"
+    promise: ClassVar[Promise] = Promise.UNBIASED_UP_TO_SCALE
+
+    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        advantage = super().assign(group, replayed).advantage
+        return Credit({key: -value for key, value in advantage.items() if isinstance(value, float)})
+
+
+@dataclass(frozen=True)
+class Entangled(Coma):
+    """An unbiased `rloo` whose baseline is the others' replays, where there are any."""
+
+    name: ClassVar[str] = "entangled"
+
+    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        advantage = dict(Rloo().assign(group, replayed).advantage)
+        for episode in group.episodes:
+            others = [r.team_return for name, r in replayed.items() if name.episode_id != episode.episode_id]
+            if others:
+                mean = sum(others) / len(others)
+                advantage.update((key, episode.team_return - mean) for key, _ in episode.turns())
+        return Credit(advantage)

@@ -1,0 +1,233 @@
+"""The conformance suite passes the built-in schemes, and fails schemes that are wrong in one way each."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import pytest
+
+from selfcest_env.errors import CreditError, PlugInError
+from selfcest_env.plugin import PlugIn
+from selfcest_env.record import EpisodeGroup
+from selfcest_env.replay import Intervention, Replay
+from selfcest_env.types import ROOT
+from selfcest_training.credit import (
+    Coma,
+    Credit,
+    CreditAssigner,
+    Difference,
+    Gated,
+    GatedPaper,
+    Grpo,
+    PerRole,
+    Promise,
+    Replayed,
+    Rloo,
+    Shapley,
+)
+from selfcest_training.credit.synthetic import NULL, World, mirrored, mirrored_id, mirrored_replay
+from selfcest_training.credit.testing import ConformanceError, check_assigner
+
+RIGHT: list[CreditAssigner] = [
+    Grpo(), Gated(), Gated(sides="both"), GatedPaper(), Rloo(), Difference(samples=2), Difference(max_share=0.5),
+    Coma(), Shapley(), Shapley(orders=1), Shapley(max_share=0.5), PerRole(roots=PlugIn("rloo"), clones=PlugIn("coma")),
+    PerRole(clones=PlugIn("gated")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("assigner", RIGHT, ids=str)
+def test_right_schemes_pass(assigner: CreditAssigner) -> None:
+    check_assigner(assigner)
+
+
+class LeavesOut(Rloo):
+    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        credit = super().assign(group, replayed)
+        return Credit({key: value for key, value in credit.advantage.items() if key.turn < 2})
+
+
+class Infinite(Rloo):
+    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        return Credit(dict.fromkeys(super().assign(group, replayed).advantage, float("inf")))
+
+
+class Asks(Coma):
+    """Asks for a clone that only some episodes have."""
+
+    def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
+        return [Replay.of(episode.episode_id, {ROOT.child(3): Intervention.DEFAULT}) for episode in group.episodes]
+
+
+class Random(Rloo):
+    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        return Credit({key: random.random() for key in super().assign(group, replayed).advantage})
+
+
+class RandomReplays(Coma):
+    def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
+        return random.sample(asked := super().replays(group), len(asked))
+
+
+@dataclass(frozen=True)
+class RunningMean(Rloo):
+    """A baseline over all groups so far."""
+
+    seen: list[float] = field(default_factory=list)
+
+    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        self.seen.extend(episode.team_return for episode in group.episodes)
+        mean = sum(self.seen) / len(self.seen)
+        return Credit({key: e.team_return - mean for e in group.episodes for key, _ in e.turns()})
+
+
+@dataclass(frozen=True)
+class Remembers(Coma):
+    """What it asked for is kept until `assign`, by which time another group has asked."""
+
+    kept: list[Sequence[Replay]] = field(default_factory=list)
+
+    def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
+        self.kept[:] = [super().replays(group)]
+        return self.kept[0]
+
+    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        mean = sum(replayed[replay].team_return if replay in replayed else 0.0 for replay in self.kept[0])
+        return Credit({key: e.team_return - mean for e in group.episodes for key, _ in e.turns()})
+
+
+class Normalises(Rloo):
+    """Rewards in place."""
+
+    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        for episode in group.episodes:
+            episode.reward_terms["score"] /= 2  # type: ignore[index]
+        return super().assign(group, replayed)
+
+
+class FirstBorn(Rloo):
+    """The first clone of a call is paid twice."""
+
+    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        credit = super().assign(group, replayed)
+        return Credit({k: 2 * v if k.agent_id == ROOT.child(0) else v for k, v in credit.advantage.items()})  # type: ignore[operator]
+
+
+class FirstBornOnAverage(Difference):
+    """The same with replays of a share of the clones, so that only means can tell."""
+
+    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        credit = super().assign(group, replayed)
+        return Credit({k: 2 * v if k.agent_id == ROOT.child(0) else v for k, v in credit.advantage.items()})  # type: ignore[operator]
+
+
+class PaysForNothing(Rloo):
+    null_player: ClassVar[bool] = True
+
+
+class KeepsSpend(Difference):
+    """A price for the clone's turns remains in the factual return alone, as when the replay forgets to refund it."""
+
+    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        credit = super().assign(group, replayed)
+        return Credit({k: v - 0.3 if k.agent_id != ROOT else v for k, v in credit.advantage.items()})  # type: ignore[operator]
+
+
+class Peeks(Coma):
+    """Replays for the failures alone."""
+
+    def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
+        worst = min(group.episodes, key=lambda episode: episode.team_return).episode_id
+        return [replay for replay in super().replays(group) if replay.episode_id == worst]
+
+    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        return Rloo().assign(group, replayed)
+
+
+class Forgets(Coma):
+    def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
+        return super().replays(group)[1:]
+
+
+class InMemory(Rloo):
+    """Credit by the identity of objects, which no file can give back."""
+
+    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        prompts = {id(agent.turns) for episode in group.episodes for agent in episode.agents}
+        return Credit(dict.fromkeys(super().assign(group, replayed).advantage, float(len(prompts))))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "words"),
+    [
+        (LeavesOut(), CreditError, "root/turn2 is neither in advantage nor in excluded"),
+        (Infinite(), CreditError, "is inf; expected a finite number"),
+        (Asks(), CreditError, "agent root.3 took no turn"),
+        (Random(), ConformanceError, "other advantages the second time"),
+        (RandomReplays(), ConformanceError, "other replays the second time"),
+        (RunningMean(), ConformanceError, "depend on the other groups of the batch"),
+        (Remembers(), ConformanceError, "depend on the other groups of the batch"),
+        (Normalises(), ConformanceError, "changed the records"),
+        (FirstBorn(), ConformanceError, "root.0/turn0: with two siblings under each other's ids"),
+        (FirstBornOnAverage(max_share=0.5), ConformanceError, "with two siblings under each other's ids"),
+        (PaysForNothing(), ConformanceError, "a clone that never matters gets"),
+        (KeepsSpend(), ConformanceError, "a clone that never matters gets -0.3"),
+        (Peeks(), ConformanceError, "chooses its replays by the rewards"),
+        (Forgets(), CreditError, "raised KeyError"),
+        (InMemory(), ConformanceError, "stored and read again"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Rloo | Coma | Difference) else "",
+)
+def test_wrong_schemes_fail_in_plain_words(wrong: CreditAssigner, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words) as caught:
+        check_assigner(wrong)
+    assert f"credit scheme '{wrong.name}'" in str(caught.value)
+
+
+def test_a_conformance_error_fails_a_test_like_any_assertion() -> None:
+    assert issubclass(ConformanceError, AssertionError)
+
+
+def test_a_scheme_must_declare_itself() -> None:
+    class Anonymous:
+        def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
+            return ()
+
+        def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+            return Rloo().assign(group, replayed)
+
+    with pytest.raises(PlugInError, match=r"Anonymous.name is None"):
+        check_assigner(Anonymous())  # type: ignore[arg-type]
+
+
+# The made-up world
+
+
+def test_mirroring_is_its_own_inverse_and_keeps_returns() -> None:
+    world = World(3)
+    for episode in world.group.episodes:
+        assert mirrored(mirrored(episode)) == episode
+        assert mirrored(episode) != episode
+        assert mirrored(episode).team_return == episode.team_return
+    assert [str(mirrored_id(a.agent_id)) for a in episode.agents] == ["root", "root.1", "root.0", "root.0.0", "root.2"]
+
+
+def test_replays_of_the_world_keep_what_does_not_descend() -> None:
+    """A default for the third clone keeps what the others brought; the first never matters, present or not."""
+    world = World(5)
+    (episode, *_) = world.group.episodes
+    third = Replay.of(episode.episode_id, {ROOT.child(2): Intervention.DEFAULT})
+    record = world.play([third])[third]
+    assert record.by_id[ROOT.child(2)].absent
+    noise = 0.2
+    assert 0 <= episode.team_return - record.team_return + noise <= 0.5 + 2 * noise
+    nested = Replay.of(episode.episode_id, {ROOT.child(1): Intervention.DEFAULT})
+    assert ROOT.child(1).child(0) not in world.play([nested])[nested].by_id
+    assert {str(clone) for clone in NULL} == {"root.0", "root.1.0"}
+    assert mirrored_replay(third) == third
+
+
+def test_promises_are_part_of_the_interface() -> None:
+    assert {scheme.promise for scheme in RIGHT} == {Promise.BIASED, Promise.UNBIASED}

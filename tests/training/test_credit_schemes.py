@@ -1,0 +1,337 @@
+"""Schemes with replays, per role and after the paper's code: advantages worked out by hand on a three-agent record."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from records import agent, group, three_agents, turn
+
+from selfcest_env.errors import ConfigError, CreditError, PlugInError
+from selfcest_env.plugin import PlugIn, build
+from selfcest_env.record import EpisodeGroup, EpisodeRecord
+from selfcest_env.replay import Intervention, Replay
+from selfcest_env.types import ROOT, AgentId, Outcome, Status, TurnKey
+from selfcest_training.credit import (
+    Coma,
+    Credit,
+    CreditAssigner,
+    Difference,
+    GatedPaper,
+    Grpo,
+    PerRole,
+    Rloo,
+    Shapley,
+    ask,
+    assign,
+    checked_replays,
+    make_assigner,
+)
+
+DEFAULT, RESAMPLE = Intervention.DEFAULT, Intervention.RESAMPLE
+FIRST, SECOND = ROOT.child(0), ROOT.child(1)
+
+
+def key(episode: str, agent_id: AgentId, turn: int = 0) -> TurnKey:
+    return TurnKey(episode, agent_id, turn)
+
+
+def advantages(credit: Credit, episode: str) -> tuple[Any, ...]:
+    """Of the root's two turns and the two clones."""
+    keys = (key(episode, ROOT), key(episode, ROOT, 1), key(episode, FIRST), key(episode, SECOND))
+    return tuple(credit.advantage[name] for name in keys)
+
+
+def pair(first: float = 1.0, second: float = 0.0) -> EpisodeGroup:
+    return group(three_agents("a", first), three_agents("b", second))
+
+
+def replayed(returns: dict[tuple[str, AgentId, int], float], what: Intervention) -> dict[Replay, EpisodeRecord]:
+    replays = {Replay.of(episode, {c: what}, sample): value for (episode, c, sample), value in returns.items()}
+    return {name: three_agents(str(name), value) for name, value in replays.items()}
+
+
+def test_rloo_by_hand() -> None:
+    # returns 1, .25, 0: 1 - .125 = .875; .25 - .5 = -.25; 0 - .625 = -.625
+    credit = Rloo().assign(group(three_agents("a", 1.0), three_agents("b", 0.25), three_agents("c", 0.0)), {})
+    assert advantages(credit, "a") == (0.875,) * 4
+    assert advantages(credit, "b") == (-0.25,) * 4
+    assert advantages(credit, "c") == (-0.625,) * 4
+
+
+@pytest.mark.parametrize(("scheme", "what"), [(Difference, DEFAULT), (Coma, RESAMPLE)])
+def test_counterfactual_schemes_by_hand(scheme: type[Difference | Coma], what: Intervention) -> None:
+    one = pair(1.0, 0.0)
+    asked = [("a", FIRST, 0), ("a", SECOND, 0), ("b", FIRST, 0), ("b", SECOND, 0)]
+    assert ask(scheme(), one) == tuple(Replay.of(episode, {c: what}, n) for episode, c, n in asked)
+    records = replayed(dict(zip(asked, (0.25, 1.0, 0.5, -0.5), strict=True)), what)
+    credit = assign(scheme(), one, records)
+    # roots: 1 - 0 and 0 - 1; clones: 1 - .25, 1 - 1, 0 - .5, 0 + .5
+    assert advantages(credit, "a") == (1.0, 1.0, 0.75, 0.0)
+    assert advantages(credit, "b") == (-1.0, -1.0, -0.5, 0.5)
+
+
+def test_coma_takes_the_mean_over_samples() -> None:
+    returns = {(e, c, n): 0.1 * n for e in "ab" for c in (FIRST, SECOND) for n in range(3)}
+    credit = assign(Coma(samples=3), pair(1.0, 0.0), replayed(returns, RESAMPLE))
+    assert credit.advantage[key("a", FIRST)] == pytest.approx(1 - 0.1)  # mean of 0, .1, .2
+    assert credit.advantage[key("b", SECOND)] == pytest.approx(-0.1)
+
+
+def test_all_turns_of_a_clone_share_its_baseline() -> None:
+    episode = three_agents("a", 1.0)
+    longer = replace(episode.agents[1], turns=(turn((6,), (13,), outcome=Outcome.MALFORMED), turn((8,), (14,))))
+    one = group(replace(episode, agents=(episode.agents[0], longer, episode.agents[2])), three_agents("b", 0.0))
+    returns = {(e, c, 0): 0.25 for e in "ab" for c in (FIRST, SECOND)}
+    credit = assign(Coma(), one, replayed(returns, RESAMPLE))
+    assert credit.advantage[key("a", FIRST, 0)] == credit.advantage[key("a", FIRST, 1)] == 0.75
+
+
+def test_shapley_by_hand() -> None:
+    # two clones, both orders: v() = .2, v(0) = .5, v(1) = .3, v(0, 1) = R = 1
+    # A_0 = ((v(0) - v()) + (R - v(1))) / 2 = (.3 + .7) / 2 = .5;  A_1 = ((R - v(0)) + (v(1) - v())) / 2 = .3
+    one = pair(1.0, 0.0)
+    values = {(FIRST, SECOND): 0.2, (SECOND,): 0.5, (FIRST,): 0.3}  # by those that are absent
+    records = {}
+    for episode in "ab":
+        for absent, value in values.items():
+            name = Replay.of(episode, dict.fromkeys(absent, DEFAULT))
+            records[name] = three_agents(str(name), value)
+    assert set(ask(Shapley(orders=2), one)) == set(records)
+    credit = assign(Shapley(orders=2), one, records)
+    assert advantages(credit, "a") == pytest.approx((1.0, 1.0, 0.5, 0.3))
+    # R = 0: A_0 = (.3 - .3) / 2 = 0;  A_1 = (-.5 + .1) / 2 = -.2;  they sum to R - v() = -.2
+    assert advantages(credit, "b") == pytest.approx((-1.0, -1.0, 0.0, -0.2))
+
+
+def test_shapley_samples_orders_by_the_episode_s_seed_and_asks_each_coalition_once() -> None:
+    one = pair()
+    asked = ask(Shapley(orders=1), one)
+    assert len(asked) == len(set(asked)) == 2 * 2  # of one order: nobody, the first of it; the whole call is factual
+    other = group(*(replace(episode, seed=episode.seed + 1 + i) for i, episode in enumerate(one.episodes)))
+    orders = {ask(Shapley(orders=1), group(*(replace(e, seed=s) for e in other.episodes))) for s in range(8)}
+    assert len(orders) > 1
+    assert ask(Shapley(orders=1), one) == asked
+
+
+def test_a_call_of_one_clone_is_difference() -> None:
+    root = agent(ROOT, turn((1,), (10,), outcome=Outcome.DELEGATED, children=(FIRST,)), turn((3,), (12,)))
+    episodes = [
+        replace(three_agents(name, value), agents=(root, agent(FIRST, turn((6,), (13,))))) for name, value in
+        (("a", 1.0), ("b", 0.0))
+    ]  # fmt: skip
+    one = group(*episodes)
+    records = {Replay.of(name, {FIRST: DEFAULT}): three_agents(name, 0.4) for name in "ab"}
+    assert assign(Shapley(), one, records) == assign(Difference(), one, records)
+
+
+def test_a_share_of_the_clones_is_chosen_by_seed_alone_and_the_others_get_rloo() -> None:
+    scheme = Difference(max_share=0.5)
+    episodes = [replace(three_agents(str(i), float(i)), seed=i) for i in range(200)]
+    one = group(*episodes)
+    asked = ask(scheme, one)
+    assert len(asked) == pytest.approx(200, abs=30)  # of 400 clones; the deviation is 10
+    other_rewards = group(*(replace(episode, reward_terms={"x": 0.0}) for episode in episodes))
+    assert ask(scheme, other_rewards) == asked
+    credit = assign(scheme, one, {name: three_agents(str(name), -1.0) for name in asked})
+    chosen = {(name.episode_id, name.interventions[0][0]) for name in asked}
+    broadcast = Rloo().assign(one, {}).advantage
+    for episode in episodes:
+        for clone in (FIRST, SECOND):
+            name = key(episode.episode_id, clone)
+            counterfactual = (episode.episode_id, clone) in chosen
+            assert credit.advantage[name] == (episode.team_return + 1 if counterfactual else broadcast[name])
+    assert ask(Difference(max_share=0.0), one) == ()
+    assert len(ask(Shapley(max_share=0.5), one)) < len(ask(Shapley(), one))
+
+
+def test_clones_that_never_acted_are_not_replayed() -> None:
+    episode = three_agents("a", 1.0)
+    mute = replace(episode.agents[2], turns=(), status=Status.OUT_OF_TOKENS, reply=None)
+    one = group(replace(episode, agents=(*episode.agents[:2], mute)), three_agents("b", 0.0))
+    for scheme in (Difference(), Coma(), Shapley()):
+        assert all((SECOND not in dict(name.interventions)) for name in ask(scheme, one) if name.episode_id == "a")
+
+
+# The paper's code
+
+
+def scored(episode_id: str, *, clone_tokens: int = 2, clone: Status = Status.ANSWERED, **terms: float) -> EpisodeRecord:
+    """A root and two clones; the second generated so many tokens and ended so."""
+    episode = three_agents(episode_id, 0.0)
+    outcome = Outcome.ANSWERED if clone is Status.ANSWERED else Outcome.MALFORMED
+    second = agent(SECOND, turn((7,), tuple(range(clone_tokens)), outcome=outcome), status=clone)
+    return replace(episode, agents=(*episode.agents[:2], second), reward_terms=terms)
+
+
+def paper(*episodes: EpisodeRecord, **options: Any) -> Credit:
+    return assign(GatedPaper(**options), group(*episodes), {})
+
+
+def test_gated_paper_roots_are_group_relative_without_a_floor() -> None:
+    returns = np.array([0.9, 0.2, 0.4, 0.5])
+    expected = (returns - returns.mean()) / (returns.std(ddof=1) + 1e-6)
+    credit = paper(*(scored(str(i), score=value) for i, value in enumerate(returns)))
+    assert [credit.advantage[key(str(i), ROOT)] for i in range(4)] == pytest.approx(expected.tolist())
+
+
+def test_gated_paper_clones_get_the_root_s_advantage_and_malformed_ones_zero() -> None:
+    # a: R = 1, ratio 1 / (1 + 1e-8); its second clone wrote 193 tokens and no answer: gated. b: 192 tokens: not gated
+    credit = paper(
+        scored("a", score=1.0, clone_tokens=193, clone=Status.OUT_OF_TURNS),
+        scored("b", score=0.5, clone_tokens=192, clone=Status.OUT_OF_TURNS),
+    )
+    root = math.sqrt(0.5) * 0.25 / (0.25 + 1e-6 * math.sqrt(0.5))  # .25 / (.353553 + 1e-6)
+    assert advantages(credit, "a") == pytest.approx((root, root, root, 0.0), rel=1e-6)
+    assert advantages(credit, "b") == pytest.approx((-root,) * 4, rel=1e-6)
+    assert credit.diagnostics["gated_share"] == 0.25
+    assert not credit.excluded, "their gated clones stay in the batch"
+
+
+def test_gated_paper_of_mathematics_pays_clones_two_fifths() -> None:
+    credit = paper(
+        scored("a", score=1.0, clone_tokens=193, clone=Status.OUT_OF_TURNS), scored("b", score=-0.5), domain="math"
+    )
+    root, _, first, second = advantages(credit, "a")
+    assert first == pytest.approx(0.4 * root)
+    assert second == 0.0  # min(0, score)
+    # R < 0: the score is negative too, so the ratio is positive and the clone follows its root
+    assert advantages(credit, "b")[2] == pytest.approx(0.4 * advantages(credit, "b")[0])
+    below = paper(
+        scored("a", score=1.0), scored("b", score=-0.5, clone_tokens=193, clone=Status.OUT_OF_TURNS), domain="math"
+    )
+    # min(0, -.5) = -.5 is not scaled: ratio 1, more than the 0.4 of its well-formed sibling
+    assert advantages(below, "b")[3] == pytest.approx(advantages(below, "b")[0])
+
+
+def test_defect_a_root_reward_of_zero_teaches_clones_nothing() -> None:
+    credit = paper(scored("a", score=1.0), scored("b", score=0.0))
+    root, _, first, second = advantages(credit, "b")
+    assert root == pytest.approx(-math.sqrt(0.5), rel=1e-5)
+    assert first == second == 0.0
+    assert advantages(Grpo(std_floor=0.0).assign(pair(), {}), "b")[2] == pytest.approx(root, rel=1e-5), "grpo does"
+
+
+def test_defect_a_penalty_after_the_ratio_inflates_it_and_turns_its_sign() -> None:
+    # b: score .04, penalty .05 afterwards: R = -.01, ratio .04 / -.01 = -4, clamped to -1.5
+    credit = paper(scored("a", score=1.0), scored("b", score=0.04, malformed=-0.05))
+    root, _, first, _ = advantages(credit, "b")
+    assert root < 0 < first == pytest.approx(-1.5 * root)
+    # score .2, penalty .1: R = .1, ratio 2, clamped to 1.5
+    credit = paper(scored("a", score=1.0), scored("b", score=0.2, malformed=-0.1))
+    assert advantages(credit, "b")[2] == pytest.approx(1.5 * advantages(credit, "b")[0])
+    # a penalty that is not late is in both: ratio 1
+    credit = paper(scored("a", score=1.0), scored("b", score=0.2, malformed=-0.1), late_terms=())
+    assert advantages(credit, "b")[2] == pytest.approx(advantages(credit, "b")[0], rel=1e-6)
+    # R = 0 by the penalty alone: .1 / 1e-8, clamped
+    credit = paper(scored("a", score=1.0), scored("b", score=0.1, malformed=-0.1))
+    assert advantages(credit, "b")[2] == pytest.approx(1.5 * advantages(credit, "b")[0])
+
+
+# Per role
+
+
+def test_per_role_by_hand() -> None:
+    scheme = PerRole(roots=PlugIn("grpo", {"scale": False}), clones=PlugIn("coma", {"samples": 1}))
+    one = pair(1.0, 0.0)
+    assert ask(scheme, one) == ask(Coma(), one)
+    records = replayed({(e, c, 0): 0.25 for e in "ab" for c in (FIRST, SECOND)}, RESAMPLE)
+    credit = assign(scheme, one, records)
+    assert advantages(credit, "a") == (0.5, 0.5, 0.75, 0.75)
+    assert advantages(credit, "b") == (-0.5, -0.5, -0.25, -0.25)
+
+
+@pytest.mark.parametrize("frozen", ["roots", "clones"])
+def test_a_frozen_role_is_excluded(frozen: str) -> None:
+    trained = {"roots": "clones", "clones": "roots"}[frozen]
+    credit = assign(PerRole(**{trained: PlugIn("rloo")}), pair(), {})
+    assert {name.agent_id == ROOT for name in credit.excluded} == {frozen == "roots"}
+    assert {name.agent_id == ROOT for name in credit.advantage} == {frozen != "roots"}
+
+
+def test_per_role_options_come_from_a_config() -> None:
+    options = {"clones": {"name": "gated", "options": {"sides": "both"}}}
+    assert build(PerRole, options, where="x") == PerRole(clones=PlugIn("gated", {"sides": "both"}))
+    with pytest.raises(ConfigError, match="both null"):
+        PerRole()
+    with pytest.raises(ConfigError, match="clones.options: Gated has no option 'side'"):
+        PerRole(clones=PlugIn("gated", {"side": "both"}))
+    with pytest.raises(ConfigError, match="unknown credit scheme 'comma'.*Did you mean 'coma'"):
+        PerRole(roots=PlugIn("comma"))
+
+
+# Bad input
+
+
+class Asks:
+    """Asks for what it was told to ask for."""
+
+    def __init__(self, *replays: Any) -> None:
+        self._replays = replays
+
+    name, formula, source, null_player = "asks", "", "", False
+    promise = Rloo.promise
+
+    def replays(self, one: EpisodeGroup) -> Any:
+        return self._replays
+
+    def assign(self, one: EpisodeGroup, records: Any) -> Credit:
+        return Credit({name: records["x"] for episode in one.episodes for name, _ in episode.turns()})
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (Replay.of("a", {ROOT.child(7): DEFAULT}), "a/root.7=default/sample0.*root.7 took no turn"),
+        (Replay.of("z", {FIRST: DEFAULT}), "z/root.0=default/sample0.*no episode 'z'.*a, b"),
+        (Replay.of("a", {ROOT: RESAMPLE, FIRST: DEFAULT}), "descends from root"),
+        ("a/root.0", "expected a list of Replay"),
+    ],
+)
+def test_a_replay_that_cannot_be_played_names_the_scheme_and_the_rule(asked: Any, words: str) -> None:
+    with pytest.raises(CreditError, match=f"credit scheme 'asks'.*{words}"):
+        ask(Asks(asked), pair())
+
+
+def test_a_scheme_that_raises_is_named() -> None:
+    with pytest.raises(CreditError, match="credit scheme 'asks': raised KeyError: 'x'"):
+        assign(Asks(), pair(), {})
+
+
+def test_checked_replays_keeps_what_is_right() -> None:
+    asked = (Replay.of("a", {FIRST: RESAMPLE, SECOND: DEFAULT}),)
+    assert checked_replays("mine", pair(), asked) == asked
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("coma", {"samples": 0}, "samples is 0"),
+        ("coma", {"samples": 1.5}, "options.samples is 1.5; expected int"),
+        ("difference", {"max_share": 1.5}, "max_share is 1.5"),
+        ("shapley", {"orders": 0}, "orders is 0"),
+        ("gated_paper", {"domain": "maths"}, "domain is 'maths'; expected one of 'arithmetic', 'math'"),
+        ("gated_paper", {"late_terms": "malformed"}, "late_terms is 'malformed'"),
+        ("per_role", {"clones": {"nam": "coma"}}, "clones"),
+    ],
+)
+def test_bad_options_are_named(name: str, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make_assigner(name, options, where="options")
+
+
+def test_a_class_that_declares_nothing_is_no_scheme() -> None:
+    with pytest.raises(PlugInError, match="Fraction.name is None; declare it on the class as a str"):
+        make_assigner("fractions:Fraction", {}, where="options")
+
+
+def test_every_scheme_declares_itself(subtests: Any) -> None:
+    made: list[CreditAssigner] = [Grpo(), Rloo(), Coma(), Difference(), Shapley(), GatedPaper()]
+    for scheme in made:
+        with subtests.test(scheme.name):
+            assert make_assigner(scheme.name, {}, where="") == scheme
+            assert "=" in scheme.formula
+            assert scheme.source

@@ -1,0 +1,424 @@
+"""The laboratory: what it enumerates is what happens, what it computes is the gradient, and it catches mistakes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from lab_schemes import (
+    Backwards,
+    Centred,
+    ComaLaterActionsKept,
+    DifferenceLaterActionsKept,
+    DifferenceSpendKept,
+    Entangled,
+)
+from typer.testing import CliRunner
+
+import selfcest_training.cli as cli
+from selfcest_agents.replay import play_replays
+from selfcest_agents.rollout import rollout
+from selfcest_env.errors import ConfigError, PolicyError
+from selfcest_env.record import EpisodeGroup, EpisodeRecord
+from selfcest_training.credit import Coma, CreditAssigner, Difference, Gated, Grpo, Promise, Rloo, Shapley
+from selfcest_training.crediting import credit_step
+from selfcest_training.lab import GAMES, LabConfig, LabReport, run_lab
+from selfcest_training.lab.estimate import group_gradients, lab_request, sample_groups, scored
+from selfcest_training.lab.exact import Exhaustive, Solved, outcomes, solve
+from selfcest_training.lab.expectation import expected_gradient
+from selfcest_training.lab.judge import (
+    ALPHA,
+    Evidence,
+    broken,
+    contrasts,
+    exact_evidence,
+    f_survival,
+    forbidden,
+    hotelling,
+    joint_p_value,
+    sampled_evidence,
+)
+from selfcest_training.lab.measure import Measurement, Value, label, measure
+from selfcest_training.lab.report import crossings, markdown, write_report
+from selfcest_training.lab.tabular import Floats, Streams, TabularPolicy
+
+each_game = pytest.mark.parametrize("name", GAMES)
+
+
+@cache
+def solved(name: str) -> Solved:
+    return solve(GAMES[name])
+
+
+def texts(record: EpisodeRecord) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(turn.generation.text for turn in agent.turns) for agent in record.agents)
+
+
+def bias(assigner: CreditAssigner, name: str) -> float:
+    game = solved(name)
+    mean = expected_gradient(assigner, game, group_size=2)
+    assert mean is not None
+    return float(np.linalg.norm(mean - game.gradient) / np.linalg.norm(game.gradient))
+
+
+# Enumeration
+
+
+@each_game
+def test_probabilities_add_up_and_every_trajectory_is_different(name: str) -> None:
+    found = solved(name).trajectories
+    assert sum(outcome.probability for outcome in found) == pytest.approx(1.0, abs=1e-12)
+    assert len({texts(outcome.value) for outcome in found}) == len(found)
+    assert 0.7 <= sum(outcome.probability for outcome in found if len(outcome.value.agents) > 1) <= 0.95
+
+
+def test_the_rollout_plays_trajectories_as_often_as_they_are_probable() -> None:
+    game, count = solved("coupled"), 800
+    requests = [lab_request(game, 5, index, 0) for index in range(count)]
+    played = Counter(map(texts, rollout(requests, TabularPolicy(game.table, Streams()), game.rules)))
+    probable = {texts(outcome.value): outcome.probability for outcome in game.trajectories}
+    assert set(played) <= set(probable)
+    for trajectory, probability in probable.items():
+        # Seven standard errors of a count, and a little for rare ones.
+        assert abs(played[trajectory] - count * probability) < 7 * math.sqrt(count * probability) + 3
+
+
+def test_one_uniform_used_twice_is_one_uniform() -> None:
+    def play(noise: Exhaustive) -> tuple[int, int, int]:
+        first = noise.pick(1, 0, np.array([0.3, 0.7]))
+        again = noise.pick(1, 0, np.array([0.5, 0.5]))
+        return first, again, noise.pick(2, 0, np.array([0.25, 0.75]))
+
+    joint: Counter[tuple[int, int]] = Counter()
+    for outcome in outcomes(play):
+        joint[outcome.value[:2]] += outcome.probability  # type: ignore[assignment]
+    # u < 0.3: (0, 0); 0.3 <= u < 0.5: (1, 0); 0.5 <= u: (1, 1)
+    assert joint == pytest.approx({(0, 0): 0.3, (1, 0): 0.2, (1, 1): 0.5})
+    given = {outcome.value: outcome.probability for outcome in outcomes(play, {(1, 0): (0.4, 0.6)})}
+    # u uniform on [0.4, 0.6): the first draw is certain, the second is even.
+    assert given == pytest.approx({(1, 0, 0): 0.125, (1, 0, 1): 0.375, (1, 1, 0): 0.125, (1, 1, 1): 0.375})
+
+
+@each_game
+def test_the_exact_gradient_against_finite_differences(name: str) -> None:
+    """Every perturbed policy is enumerated anew, through kernel and rollout."""
+    game, step = solved(name), 1e-5
+    contexts = {row: context for context, row in game.parameters.row_of.items()}
+
+    def value(place: tuple[object, int], change: float) -> float:
+        table = GAMES[name].table()
+        plain = table.logit
+        table.logit = lambda context, token: plain(context, token) + change * ((context, token) == place)
+        return solve(GAMES[name], table).value
+
+    assert np.linalg.norm(game.gradient) > 0.01
+    for index in range(0, game.parameters.size, 5):
+        row, token = (game.parameters.place == index).nonzero()[0].tolist()
+        place = contexts[row], token
+        slope = (value(place, step) - value(place, -step)) / (2 * step)
+        assert game.gradient[index] == pytest.approx(slope, abs=1e-8)
+
+
+def test_a_grant_that_ends_early_cuts_a_generation() -> None:
+    endings = {
+        (agent.status, turn.generation.text)
+        for outcome in solved("coupled").trajectories
+        for agent in outcome.value.agents
+        for turn in agent.turns
+        if turn.generation.finish_reason == "length"
+    }
+    assert ("out_of_tokens", "9999<ans>") in endings
+
+
+def test_a_menu_that_depends_on_what_the_context_does_not_show_is_an_error() -> None:
+    menus = iter((["<ans>1<end>"], ["<ans>2<end>"]))
+    game = replace(GAMES["pair"], menu=lambda observation: next(menus))
+    policy = TabularPolicy(game.table(), Streams())
+    requests = [lab_request(solved("pair"), 0, index, 0) for index in range(2)]
+    with pytest.raises(PolicyError, match="the menu of root is"):
+        rollout(requests, policy, game.rules())
+
+
+# Expectation
+
+
+@each_game
+def test_rloo_is_unbiased_and_grpo_is_not(name: str) -> None:
+    assert bias(Rloo(), name) < 1e-12
+    assert bias(Grpo(), name) > 0.05
+
+
+@pytest.mark.parametrize("name", ["pair", "dummy"])
+@pytest.mark.parametrize("assigner", [Coma(), Difference()], ids=label)
+def test_counterfactual_schemes_are_unbiased(assigner: CreditAssigner, name: str) -> None:
+    assert bias(assigner, name) < 1e-12
+
+
+def test_gating_without_failures_is_grpo_and_with_them_is_another_bias() -> None:
+    assert bias(Gated(), "pair") == pytest.approx(bias(Grpo(), "pair"), abs=1e-12)
+    assert abs(bias(Gated(), "gated") - bias(Grpo(), "gated")) > 0.01
+
+
+def test_shapley_is_biased_where_clones_work_together_and_not_where_one_works_alone() -> None:
+    assert bias(Shapley(), "pair") > 0.1
+    assert bias(Shapley(), "dummy") < 1e-12
+
+
+@pytest.mark.parametrize("assigner", [Difference(), Grpo()], ids=label)
+def test_the_expectation_against_every_outcome_of_whole_groups(assigner: CreditAssigner) -> None:
+    """One enumeration over two episodes and all their replays at once, each group through the loss on its own."""
+    game = solved("pair")
+
+    def play(noise: Exhaustive) -> Floats:
+        policy = TabularPolicy(game.table, noise)
+        requests = [lab_request(game, 0, 0, k) for k in range(2)]
+        records = tuple(game.reward.score(record) for record in rollout(requests, policy, game.rules))
+        groups = [EpisodeGroup(game.game.task(), records)]
+        credit = credit_step(
+            assigner, groups, lambda episodes, asked: scored(game, play_replays(episodes, asked, policy, game.rules))
+        )
+        return group_gradients(game.parameters, groups, credit.credits)[0]
+
+    expected = np.sum([outcome.probability * outcome.value for outcome in outcomes(play)], axis=0)
+    mean = expected_gradient(assigner, game, group_size=2)
+    assert mean == pytest.approx(expected, abs=1e-7)  # a batch stores advantages in single precision
+
+
+def test_the_loss_denominator_is_the_constant_one() -> None:
+    game = solved("pair")
+    groups = [EpisodeGroup(game.game.task(), tuple(outcome.value for outcome in game.trajectories[:2]))]
+    groups = [
+        EpisodeGroup(game.game.task(), tuple(replace(e, episode_id=f"e{k}") for k, e in enumerate(groups[0].episodes)))
+    ]
+    credits = [Rloo().assign(groups[0], {})]
+    one = group_gradients(game.parameters, groups, credits)
+    assert np.any(one)
+    assert group_gradients(game.parameters, groups, credits, constant=64.0) == pytest.approx(one, rel=1e-6)
+
+
+def test_a_scheme_that_uses_the_others_replays_is_sampled_instead() -> None:
+    game = solved("pair")
+    assert expected_gradient(Entangled(), game, group_size=2) is None
+    cell = measure(Entangled(), game, LabConfig(num_groups=100))
+    assert not cell.exact
+    assert cell.bias.half > 0
+    assert cell.evidence is not None
+    assert cell.evidence.p_value is not None
+
+
+def test_too_many_outcomes_are_left_to_sampling() -> None:
+    assert expected_gradient(Rloo(), solved("pair"), group_size=2, max_outcomes=97) is None  # 2 x 7 x 7 = 98
+    assert expected_gradient(Rloo(), solved("pair"), group_size=2, max_outcomes=98) is not None
+
+
+@pytest.mark.slow
+@each_game
+@pytest.mark.parametrize("assigner", [Coma(), Difference()], ids=label)
+def test_counterfactual_schemes_are_unbiased_in_every_game(assigner: CreditAssigner, name: str) -> None:
+    assert bias(assigner, name) < 1e-12
+
+
+# Wrong schemes are caught
+
+
+@pytest.mark.parametrize(
+    "assigner", [ComaLaterActionsKept(), DifferenceLaterActionsKept(), DifferenceSpendKept()], ids=label
+)
+def test_a_wrong_counterfactual_is_caught(assigner: CreditAssigner) -> None:
+    report = run_lab([assigner], LabConfig(games=("pair",), num_groups=40))
+    assert [cell.scheme for cell in report.broken] == [assigner.name]
+    assert report.cells[0].exact
+    assert report.cells[0].bias.value > 0.01
+
+
+def test_a_wrong_counterfactual_is_caught_by_sampling_too() -> None:
+    game = solved("pair")
+    estimates = sample_groups(DifferenceLaterActionsKept(), game, group_size=2, num_groups=400, seed=0)
+    evidence = sampled_evidence(Promise.UNBIASED, estimates.gradients, game)
+    assert evidence.effect > 0.2
+    assert broken([evidence]) == [0]
+
+
+def test_a_promise_up_to_scale_allows_a_positive_one() -> None:
+    report = run_lab([Centred(), Backwards()], LabConfig(games=("pair",), num_groups=40))
+    centred, backwards = report.cells
+    assert centred.bias.value == pytest.approx(0.5)  # (K - 1) / K of the gradient
+    assert centred.cosine == pytest.approx(1.0)
+    assert report.broken == (backwards,)
+    sampled = sample_groups(Backwards(), solved("pair"), group_size=2, num_groups=300, seed=0).gradients
+    assert broken([sampled_evidence(Promise.UNBIASED_UP_TO_SCALE, sampled, solved("pair"))]) == [0]
+    assert broken([sampled_evidence(Promise.UNBIASED_UP_TO_SCALE, -sampled, solved("pair"))]) == []
+
+
+# The joint test
+
+
+def test_the_survival_function_of_f() -> None:
+    # Two numerator degrees: (1 + 2 x / d)^(-d / 2). Four, by quadrature of the density.
+    assert f_survival(3.0, 2, 20) == pytest.approx((1 + 0.3) ** -10)
+    x = np.linspace(2.5, 400, 2_000_001)
+    constant = math.gamma(12) / (math.gamma(2) * math.gamma(10)) * (4 / 20) ** 2
+    density = constant * x * (1 + 4 * x / 20) ** -12.0
+    assert f_survival(2.5, 4, 20) == pytest.approx(float(np.trapezoid(density, x)), rel=1e-4)
+    assert f_survival(0.0, 6, 100) == 1.0
+    assert 0 < f_survival(80.0, 6, 994) < 1e-70
+
+
+def test_t_squared_is_that_of_a_hand_made_sample() -> None:
+    # Mean (1, 0); covariance diag(4/3, 4/3); T^2 = 4 * 1 * 3/4 = 3; F = 3 * 2 / (2 * 3) = 1 with (2, 2): 1 / (1 + 1).
+    samples = np.array([[2.0, 1.0], [0.0, 1.0], [2.0, -1.0], [0.0, -1.0]])
+    assert hotelling(samples) == pytest.approx(0.5)
+
+
+def test_the_joint_test_is_calibrated() -> None:
+    """On resampled errors of a real scheme, made exactly unbiased, p-values are as small as they should be."""
+    game, rng = solved("pair"), np.random.default_rng(1)
+    gradients = sample_groups(Rloo(), game, group_size=2, num_groups=800, seed=3).gradients
+    errors = (gradients - gradients.mean(axis=0)) @ contrasts(game)
+    p_values = np.array([hotelling(errors[rng.integers(len(errors), size=500)]) for _ in range(2000)])
+    # Binomial counts of 2000: 200 +- 13, 20 +- 4.5, 2 +- 1.4.
+    assert 140 < np.sum(p_values < 0.1) < 260
+    assert np.sum(p_values < 0.01) < 45
+    assert np.sum(p_values < ALPHA) < 5
+
+
+def test_many_cells_are_one_test() -> None:
+    cells = [Evidence(0.5, 3e-5), *[Evidence(0.5, 0.3)] * 9]
+    assert joint_p_value(cells) == pytest.approx(3e-4)
+    assert broken(cells) == []
+    assert broken(cells[:3]) == [0]
+    assert broken([Evidence(0.019, 1e-9), Evidence(0.021, 1e-9)]) == [1]  # too small an effect to matter
+    assert broken([Evidence(1e-7), Evidence(1e-5)]) == [1]
+    assert joint_p_value([Evidence(0.0)]) == 1.0
+
+
+def test_an_exact_effect_is_a_share_of_the_gradient() -> None:
+    gradient = np.array([3.0, 4.0])
+    assert exact_evidence(Promise.UNBIASED, np.array([3.0, 5.0]), gradient).effect == pytest.approx(0.2)
+    assert exact_evidence(Promise.UNBIASED_UP_TO_SCALE, 7 * gradient, gradient).effect == pytest.approx(0.0)
+    assert exact_evidence(Promise.UNBIASED_UP_TO_SCALE, -gradient, gradient).effect == 1.0
+    off = forbidden(Promise.UNBIASED_UP_TO_SCALE, np.array([[4.0, -3.0]]), gradient)
+    assert off == pytest.approx(np.array([[4.0, -3.0]]))
+
+
+def test_an_estimate_without_noise_is_judged_all_the_same() -> None:
+    game = solved("pair")
+    constant = np.tile(game.gradient, (100, 1))
+    assert broken([sampled_evidence(Promise.UNBIASED, constant, game)]) == []
+    assert broken([sampled_evidence(Promise.UNBIASED, 1.1 * constant, game)]) == [0]
+
+
+# Reports
+
+
+def cell(scheme: str, clone_variance: float, replayed: float, promise: Promise = Promise.UNBIASED) -> Measurement:
+    evidence = None if promise is Promise.BIASED else Evidence(0.0)
+    unit = Value(1.0)
+    return Measurement(
+        scheme, "pair", promise, True, Value(0.0), 1.0, unit, Value(clone_variance), 10.0, replayed, evidence
+    )
+
+
+def test_crossings_by_hand() -> None:
+    # Per token rloo costs 4 x 10 = 40; coma 5 x 20, 3 x 30, 1 x 38 = 38.
+    cells = [cell("rloo", 4.0, 0.0), cell("coma(samples=4)", 1.0, 28.0), cell("coma", 5.0, 10.0)]
+    assert crossings([*cells, cell("coma(samples=2)", 3.0, 20.0)]) == [
+        "pair: coma's clones' variance is below rloo's from n = 2, per sampled token from n = 4 (tried: 1, 2, 4)"
+    ]
+    assert crossings(cells[1:]) == []
+
+
+def test_files_of_a_run(tmp_path: Path) -> None:
+    config = LabConfig(games=("pair", "dummy"), num_groups=40)
+    schemes = [Rloo(), Difference()]
+    report = run_lab(schemes, config)
+    paths = write_report(report, tmp_path / "out")
+    assert [path.name for path in paths] == ["lab.md", "lab.csv", "lab.json", "lab.png"]
+    assert all(path.stat().st_size for path in paths)
+    rows = list(csv.DictReader(paths[1].read_text(encoding="utf-8").splitlines()))
+    assert [(row["game"], row["scheme"]) for row in rows[:3]] == [
+        ("pair", "rloo"),
+        ("pair", "difference"),
+        ("dummy", "rloo"),
+    ]
+    data = json.loads(paths[2].read_text(encoding="utf-8"))
+    assert data["broken"] == []
+    assert data["cells"][0]["replayed_tokens"] == 0 < data["cells"][1]["replayed_tokens"]
+    second = data["cells"][1]
+    tokens = second["sampled_tokens"] + second["replayed_tokens"]
+    assert second["clone_variance_cost"] == pytest.approx(second["clone_variance"] * tokens)
+    assert "every promise was kept" in markdown(report)
+    assert run_lab(schemes, config) == report  # same seed, same figures
+
+
+def test_a_variance_is_that_of_independent_groups() -> None:
+    """Against two lines of NumPy, and between seeds within the interval it gives."""
+    game = solved("dummy")
+    first = measure(Rloo(), game, LabConfig(num_groups=200))
+    gradients = sample_groups(Rloo(), game, group_size=2, num_groups=200, seed=0).gradients
+    assert first.variance.value == pytest.approx(np.trace(np.cov(gradients.T)) / (game.gradient @ game.gradient))
+    other = measure(Rloo(), game, LabConfig(num_groups=200, seed=9))
+    assert abs(first.variance.value - other.variance.value) < 3 * math.hypot(first.variance.half, other.variance.half)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: LabConfig(games=("pear",)), "no game 'pear'.*Did you mean 'pair'"),
+        (lambda: LabConfig(group_size=1), "group_size is 1"),
+        (lambda: LabConfig(num_groups=10), "num_groups is 10; intervals need at least 40"),
+    ],
+)
+def test_a_config_that_cannot_be_right(make: Callable[[], LabConfig], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make()
+
+
+# The command
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(cli.app, ["lab", "--samples", "40", "--game", "pair", *arguments])
+    return result.exit_code, " ".join(result.output.split())
+
+
+def test_the_command_passes_right_schemes_and_fails_wrong_ones(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    code, output = run("--scheme", "rloo", "--scheme", "difference samples=2", "--out", str(tmp_path))
+    assert code == 0
+    assert "every promise was kept" in output
+    assert "difference(samples=2)" in (tmp_path / "lab.md").read_text(encoding="utf-8")
+    code, output = run("--scheme", "rloo", "--scheme", "lab_schemes:DifferenceSpendKept", "--option", "max_share=1.0")
+    assert code != 0  # rloo has no such option
+    code, output = run("--scheme", "lab_schemes:DifferenceSpendKept", "--option", "samples=2")
+    assert code == 1
+    assert "BROKEN: difference_spend_kept(samples=2) promises to be unbiased" in output
+
+
+def test_an_unknown_game_is_one_line_and_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["selfcest", "lab", "--game", "pairs"])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_the_whole_laboratory() -> None:
+    report: LabReport = run_lab([Rloo(), Difference(), Coma(), Coma(samples=4)], LabConfig(num_groups=400))
+    assert report.broken == ()
+    cells = {(cell.game, cell.scheme): cell for cell in report.cells}
+    for game in ("pair", "series", "gated", "dummy"):  # what follows the join is deterministic
+        coma, rloo = cells[game, "coma(samples=4)"].clone_variance, cells[game, "rloo"].clone_variance
+        assert coma.value < 0.8 * rloo.value, game

@@ -1,0 +1,102 @@
+"""Credit from files: the same numbers as during the run, and plain words where a file cannot do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from records import group, three_agents
+from test_job import counterfactual, play
+from typer.testing import CliRunner
+
+from selfcest_env.errors import CreditError, RecordError
+from selfcest_env.record import EpisodeRecord, write_episode
+from selfcest_env.replay import Intervention, Replay
+from selfcest_env.types import ROOT
+from selfcest_training import crediting
+from selfcest_training.cli import app
+from selfcest_training.credit import Coma, Grpo, Rloo, make_assigner
+from selfcest_training.offline import apply, credit_lines, read_groups
+
+
+def write(path: Path, *records: EpisodeRecord) -> Path:
+    path.write_text("".join(map(write_episode, records)), encoding="utf-8")
+    return path
+
+
+def apply_file(file: Path, *arguments: str) -> list[dict[str, Any]]:
+    result = CliRunner().invoke(app, ["credit", "apply", str(file), *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in result.output.splitlines()]
+
+
+def test_groups_are_episodes_of_one_task_and_one_prefix(tmp_path: Path) -> None:
+    names = ("s0.g0.e0", "s0.g1.e0", "s0.g0.e1", "s0.g1.e1")
+    stored = read_groups(write(tmp_path / "e.jsonl", *(three_agents(name, 0.0) for name in names)))
+    assert [[e.episode_id for e in g.episodes] for g in stored.groups] == [
+        ["s0.g0.e0", "s0.g0.e1"],
+        ["s0.g1.e0", "s0.g1.e1"],
+    ]
+
+
+def test_the_command_gives_the_scheme_s_numbers(tmp_path: Path) -> None:
+    episodes = (three_agents("g.a", 1.0), three_agents("g.b", 0.0))
+    file = write(tmp_path / "e.jsonl", *episodes)
+    expected = Grpo(std_floor=0.0).assign(group(*episodes), {}).advantage
+    lines = apply_file(file, "--name", "grpo", "--option", "std_floor=0.0")
+    assert {line["turn"]: line["advantage"] for line in lines} == {str(k): v for k, v in expected.items()}
+    frozen = apply_file(file, "--name", "per_role", "--option", "roots={name: rloo}")
+    assert [line for line in frozen if line["turn"].startswith("g.a/root.1/")] == [
+        {"turn": "g.a/root.1/turn0", "excluded": True}
+    ]
+
+
+def test_replays_come_from_the_file_or_are_missed_in_plain_words(tmp_path: Path) -> None:
+    episodes = (three_agents("g.a", 1.0), three_agents("g.b", 0.0))
+    names = [Replay.of(e.episode_id, {ROOT.child(i): Intervention.RESAMPLE}) for e in episodes for i in range(2)]
+    replayed = [three_agents(str(name), 0.25) for name in names]
+    stored = read_groups(write(tmp_path / "whole.jsonl", *replayed, *episodes))
+    assert apply(Coma(), stored) == [Coma().assign(group(*episodes), dict(zip(names, replayed, strict=True)))]
+    assert apply(Rloo(), stored) == [Rloo().assign(group(*episodes), {})]
+    with pytest.raises(CreditError, match=r"'coma' needs 4 replays.* 1 are not in the file.*g.b/root.1=resample"):
+        apply(Coma(), read_groups(write(tmp_path / "cut.jsonl", *replayed[:3], *episodes)))
+
+
+def test_advantages_of_a_run_s_file_are_those_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    during: list[str] = []
+    whole = crediting.credit_step
+
+    def spy(assigner: Any, groups: Any, play: Any) -> crediting.StepCredit:
+        step = whole(assigner, groups, play)
+        during.extend(credit_lines(groups[:2], step.credits[:2]))
+        return step
+
+    monkeypatch.setattr("selfcest_training.loop.credit_step", spy)
+    job = play(counterfactual(tmp_path))
+    stored = read_groups(job.folder / "episodes.jsonl")
+    assert len(stored.groups) == 4 * 2
+    found = list(credit_lines(stored.groups, apply(make_assigner("coma", {"samples": 2}, where=""), stored)))
+    assert found == during
+
+
+def test_an_empty_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="holds no episode"):
+        read_groups(write(tmp_path / "e.jsonl"))
+
+
+def test_out_is_written_once(tmp_path: Path) -> None:
+    file = write(tmp_path / "e.jsonl", three_agents("g.a", 1.0), three_agents("g.b", 0.0))
+    arguments = ["credit", "apply", str(file), "--name", "rloo", "--out", str(tmp_path / "a.jsonl")]
+    first = CliRunner().invoke(app, arguments)
+    assert "1 groups, 2 episodes, 8 turns, 0 of them excluded" in first.output.replace("\n", " ")
+    assert len((tmp_path / "a.jsonl").read_text().splitlines()) == 8
+    assert "exists already" in str(CliRunner().invoke(app, arguments).exception)
+
+
+def test_list_shows_every_scheme_with_formula_source_and_promise() -> None:
+    result = CliRunner().invoke(app, ["credit", "list"])
+    assert result.exit_code == 0
+    for text in ("coma (unbiased)", "shapley (biased)", Coma.formula, Grpo.source):
+        assert text in result.output

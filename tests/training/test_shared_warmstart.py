@@ -1,0 +1,156 @@
+"""A warm start that is handed over is the one that the arm would have trained; curves of what came after."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import math
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_cli import ENVIRONMENT, selfcest
+from test_job import config, play, rows, weights
+
+from selfcest_training.config import Cell, EvaluationConfig, RunConfig
+from selfcest_training.config_file import dump_config, load_config
+from selfcest_training.curves import curve_lines, learning_curves, plot_curves, write_curves
+from selfcest_training.loop import Job, JobId
+from selfcest_training.shared_warmstart import hand_over, shared_warm_starts
+
+CONFIGS = Path(__file__).parents[2] / "training" / "configs"
+
+
+def two_arms(output: Path, **changes: Any) -> RunConfig:
+    """`delegating`, and `other` with the same warm start and another credit."""
+    spec = config(output, arms__delegating__rl__steps=3, **changes)
+    arm = spec.arms["delegating"]
+    other = dataclasses.replace(
+        arm, rl=dataclasses.replace(arm.rl, credit=dataclasses.replace(arm.rl.credit, name="rloo"))
+    )
+    return dataclasses.replace(spec, arms={**spec.arms, "other": other})
+
+
+def run(spec: RunConfig, arm: str, only_warm_start: bool = False) -> Job:
+    job = Job(spec, JobId(arm, 0), lambda *_: None)
+    job.run(lambda: None, only_warm_start)
+    return job
+
+
+def test_a_handed_over_warm_start_is_what_the_arm_would_have_trained(tmp_path: Path) -> None:
+    alone = run(two_arms(tmp_path / "alone"), "other")
+    spec = two_arms(tmp_path / "shared")
+    leader, follower = JobId("delegating", 0), JobId("other", 0)
+    assert shared_warm_starts(spec) == {leader: [follower]}
+    run(spec, "delegating", only_warm_start=True)
+    hand_over(spec, leader, follower)
+    assert shared_warm_starts(spec) == {}, "nobody waits any more"
+    job = run(spec, "other")
+    assert torch.equal(weights(job), weights(alone))
+    assert (job.folder / "warmstart_model" / "model.safetensors").is_file()
+    assert job.state.trained_tokens == alone.state.trained_tokens
+    for stage in ("warmstart", "rl"):
+        assert [row["loss"] for row in rows(job, stage)] == [row["loss"] for row in rows(alone, stage)]
+    # The leader goes on from its own; once it is in RL it has nothing to hand over to one who starts again.
+    assert torch.equal(weights(run(spec, "delegating")), weights(play(two_arms(tmp_path / "leader"))))
+    shutil.rmtree(job.folder)
+    assert shared_warm_starts(spec) == {}
+
+
+def test_arms_with_other_limits_or_phases_share_nothing() -> None:
+    assert shared_warm_starts(load_config(CONFIGS / "quick.yaml")) == {}
+    assert shared_warm_starts(load_config(CONFIGS / "quick_3seeds.yaml")) == {}
+
+
+def test_the_credit_config_shares_one_warm_start_per_seed() -> None:
+    spec = load_config(CONFIGS / "credit.yaml")
+    shared = {str(leader): [job.arm for job in jobs] for leader, jobs in shared_warm_starts(spec).items()}
+    assert shared == {f"grpo/seed{seed}": ["gated", "coma", "difference"] for seed in (0, 1, 2)}
+    first, *others = spec.arms.values()
+    plain = dataclasses.replace(first.rl, credit=others[0].rl.credit)
+    assert all(dataclasses.replace(arm.rl, credit=others[0].rl.credit) == plain for arm in others), (
+        "credit alone differs"
+    )
+    assert {arm.rl.credit.name for arm in spec.arms.values()} == set(spec.arms)
+    assert {arm.rl.sampled_tokens for arm in spec.arms.values()} == {600_000}
+
+
+@pytest.mark.slow
+def test_a_run_with_a_shared_warm_start_is_killed_and_resumes_to_the_same_files(tmp_path: Path) -> None:
+    spec = two_arms(tmp_path)
+    cells = EvaluationConfig((Cell("choice", "any"),), episodes=8)
+    file = tmp_path / "c.yaml"
+    file.write_text(dump_config(dataclasses.replace(spec, evaluation=cells)), encoding="utf-8")
+    whole = selfcest("train", "-c", str(file), "name=whole")
+    assert whole.returncode == 0, whole.stderr
+    command = [sys.executable, "-m", "selfcest_training", "train", "-c", str(file), "name=killed"]
+    for found in ("delegating/seed0/checkpoints/warmstart_*", "other/seed0/checkpoints/rl_*"):
+        victim = subprocess.Popen([*command, "--resume"], env=ENVIRONMENT, stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + 240
+        while not list((tmp_path / "killed").glob(found)):
+            assert victim.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        victim.send_signal(signal.SIGKILL)
+        victim.wait()
+        time.sleep(2)  # its workers notice and end
+    resumed = selfcest("train", "-c", str(file), "name=killed", "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    for name in ("results.csv", "other/seed0/episodes.jsonl", "delegating/seed0/episodes.jsonl"):
+        assert (tmp_path / "killed" / name).read_text() == (tmp_path / "whole" / name).read_text()
+
+
+# Curves
+
+
+def write_metrics(folder: Path, steps: list[tuple[float, int, int]]) -> None:
+    """(return, tokens of the episodes, tokens of replays) of each step."""
+    folder.mkdir(parents=True)
+    sampled, lines = 0, [json.dumps({"stage": "warmstart", "step": 0, "loss": 1.0})]
+    for step, (value, tokens, replayed) in enumerate(steps):
+        sampled += tokens + replayed
+        row = {"stage": "rl", "step": step, "return": value, "sampled_tokens": sampled, "replayed_tokens": replayed}
+        lines.append(json.dumps(row))
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def test_curves_by_hand(tmp_path: Path) -> None:
+    budget = {"arms__delegating__rl__sampled_tokens": 1000}
+    spec = dataclasses.replace(config(tmp_path, **budget), seeds=(0, 1))
+    assert learning_curves(spec) == []
+    # seed 0: steps begin at 0, 50, 100, 600 tokens: bins 0, 0, 1 and 6; seed 1: at 0, 100, 600
+    write_metrics(spec.folder / "delegating" / "seed0", [(0.0, 40, 10), (1.0, 50, 0), (0.5, 250, 250), (1.0, 400, 0)])
+    write_metrics(spec.folder / "delegating" / "seed1", [(0.25, 100, 0), (0.5, 500, 0), (0.0, 400, 0)])
+    (curve,) = learning_curves(spec)
+    assert curve.edges == (100, 200, 300, 400, 500, 600, 700, 800, 900, 1000)
+    assert [None if value is None else value.mean for value in curve.returns] == [
+        pytest.approx((0.5 + 0.25) / 2), 0.5, None, None, None, None, 0.5, None, None, None,
+    ]  # fmt: skip
+    assert curve.returns[0] is not None
+    assert curve.returns[0].half == pytest.approx(12.706 * 0.25 / math.sqrt(2) / math.sqrt(2))
+    assert curve.steps == 3.5
+    assert curve.replay_share == pytest.approx((260 / 1000 + 0) / 2)
+    (line,) = curve_lines([curve])
+    assert "0.38 ± 1.59 over the first tenth of 1000 sampled tokens, unknown over the last" in line
+    assert "13% of its tokens in replays" in line
+    write_curves([curve], tmp_path / "c.csv")
+    with (tmp_path / "c.csv").open(encoding="utf-8") as file:
+        assert list(csv.reader(file))[:2] == [
+            ["arm", "sampled_tokens", "return", "return_half"],
+            ["delegating", "100", "0.3750", "1.5882"],
+        ]
+    plot_curves([curve], tmp_path / "c.png")
+    assert (tmp_path / "c.png").stat().st_size > 1000
+
+
+def test_arms_without_a_budget_of_sampled_tokens_have_no_curve(tmp_path: Path) -> None:
+    spec = config(tmp_path)
+    write_metrics(spec.folder / "delegating" / "seed0", [(0.0, 10, 0)])
+    assert learning_curves(spec) == []

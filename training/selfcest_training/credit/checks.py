@@ -1,0 +1,81 @@
+"""The one place where a scheme is called: what it asks and what it assigns is checked before anybody uses it."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from selfcest_env.counterfactual import check_replay
+from selfcest_env.errors import CreditError, SelfcestError
+from selfcest_env.record import EpisodeGroup, EpisodeRecord
+from selfcest_env.replay import Replay
+from selfcest_training.credit.base import Credit, CreditAssigner
+
+T = TypeVar("T")
+
+
+def ask(assigner: CreditAssigner, group: EpisodeGroup) -> tuple[Replay, ...]:
+    """The replays a scheme needs for a group, checked. Raises `CreditError` that names scheme, replay and rule."""
+    return checked_replays(assigner.name, group, _call(assigner.name, lambda: assigner.replays(group)))
+
+
+def assign(assigner: CreditAssigner, group: EpisodeGroup, replayed: Mapping[Replay, EpisodeRecord]) -> Credit:
+    """A scheme's credit, checked. Raises `CreditError` that names scheme, turn and rule."""
+    return checked_credit(assigner.name, group, _call(assigner.name, lambda: assigner.assign(group, replayed)))
+
+
+def _call(scheme: str, call: Callable[[], T]) -> T:
+    try:
+        return call()
+    except SelfcestError:
+        raise
+    except Exception as error:
+        raise CreditError(f"credit scheme '{scheme}': raised {type(error).__name__}: {error}") from error
+
+
+def checked_replays(scheme: str, group: EpisodeGroup, replays: Sequence[Replay]) -> tuple[Replay, ...]:
+    """The replays themselves, once each is of an episode of the group and can be played (`check_replay`)."""
+    episodes = {episode.episode_id: episode for episode in group.episodes}
+    for replay in replays:
+        if not isinstance(replay, Replay):
+            raise CreditError(f"credit scheme '{scheme}' asks for {replay!r}; expected a list of Replay")
+        if replay.episode_id not in episodes:
+            raise CreditError(
+                f"credit scheme '{scheme}': replay {replay}: its group has no episode {replay.episode_id!r}; it has "
+                + ", ".join(episodes)
+            )
+        try:
+            check_replay(replay, episodes[replay.episode_id])
+        except CreditError as error:
+            raise CreditError(f"credit scheme '{scheme}': {error}") from error
+    return tuple(replays)
+
+
+def checked_credit(scheme: str, group: EpisodeGroup, credit: Credit) -> Credit:
+    """The credit itself, once every generated turn is in exactly one of its two parts and every number is finite."""
+    if not isinstance(credit, Credit):
+        raise CreditError(f"credit scheme '{scheme}' returned {type(credit).__name__}; expected Credit")
+    turns = {key: turn for episode in group.episodes for key, turn in episode.turns()}
+    for key in (*credit.advantage, *credit.excluded):
+        if key not in turns:
+            raise CreditError(f"credit scheme '{scheme}' names {key}, which is no turn of the group it was given")
+    for key, turn in turns.items():
+        covered = (key in credit.advantage) + (key in credit.excluded)
+        if covered != 1:
+            said = "is neither in advantage nor in excluded" if not covered else "is in advantage and in excluded"
+            raise CreditError(f"credit scheme '{scheme}': {key} {said}; every generated turn must be in exactly one")
+        value = credit.advantage.get(key, 0.0)
+        length = len(turn.generation.token_ids)
+        if isinstance(value, tuple) and len(value) != length:
+            raise CreditError(f"credit scheme '{scheme}': {key} has {len(value)} advantages for {length} tokens")
+        if not all(_is_finite(number) for number in (value if isinstance(value, tuple) else (value,))):
+            raise CreditError(
+                f"credit scheme '{scheme}': the advantage of {key} is {value!r}; expected a finite number"
+            )
+    return credit
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, numbers.Real) and math.isfinite(value)

@@ -1,0 +1,33 @@
+"""`coma`: what the team would have got on average, had the clone's turns been drawn again.
+
+    A_c = R(tau) - (1/n) sum_i R(replay_i of tau with c's turns resampled);   root turns: rloo
+
+The replay keeps the clone's context, its grant and its siblings; its turns are sampled from its first one on, and
+everything that descends from that is played anew. All turns of c share the baseline.
+
+Source: the counterfactual baseline of COMA, Foerster et al. 2018 (arXiv 1705.08926), estimated by sampling where COMA
+has a centralised critic. Unbiased, see `counterfactual`. With n = 1 and a noisy end of the episode the variance can
+exceed that of `rloo`: the baseline brings a noise of its own, which n replays divide by n.
+Degenerate cases: an episode without clones is `rloo`; a clone that cannot matter gets zero in expectation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from selfcest_env.replay import Intervention
+from selfcest_training.credit.base import Promise
+from selfcest_training.credit.counterfactual import Counterfactual
+
+
+@dataclass(frozen=True)
+class Coma(Counterfactual):
+    """Options: `samples` (default 1) and `max_share` (default 1)."""
+
+    name: ClassVar[str] = "coma"
+    formula: ClassVar[str] = "clone: A = R - mean R of replays with its turns resampled; root: rloo"
+    source: ClassVar[str] = "Foerster et al. 2018, arXiv 1705.08926, baseline by sampling"
+    promise: ClassVar[Promise] = Promise.UNBIASED
+    null_player: ClassVar[bool] = True
+    intervention: ClassVar[Intervention] = Intervention.RESAMPLE

@@ -1,0 +1,77 @@
+"""`gated_paper`: the clone credit of the authors' released code (arXiv 2602.13262), for parity, defects included.
+
+    A_c = A_root * clamp(r_c / (R_root + sign(R_root) 1e-8), -1.5, 1.5)
+    A_root = (R - mean R) / (std R + 1e-6), std with n - 1
+
+r_c, the clone's reward, is the root's score (`domain: math`: the score / 2.5); a malformed clone, one that never
+answered and generated more than `malformed_tokens`, has 0 (math: the smaller of 0 and the score). The score is the
+root's reward *before* the terms in `late_terms`, which the authors subtract once the clone rewards are set (there: a
+penalty per repaired call; here: `malformed`). A late term that the run's reward does not have was never subtracted.
+
+Known defects, kept: with R_root = 0 the ratio is 0, so clones learn nothing from that failure; a late penalty that
+turns R_root negative turns the sign of the clones' credit against the root's; malformed clones of a failed root are
+spared the blame that well-formed ones get; gated clones have advantage 0 but stay in the batch (a KL term would still
+see them). Biased. A group of one is a config error.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from selfcest_env.errors import ConfigError
+from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord
+from selfcest_env.types import Outcome, Role, TurnKey
+from selfcest_training.credit.base import Advantage, Credit, NoReplays, Promise, Replayed, group_advantages
+
+_MAX_RATIO, _EPSILON = 1.5, 1e-8
+_MATH_SCALE = 2.5
+
+
+@dataclass(frozen=True)
+class GatedPaper(NoReplays):
+    """Options: `domain` (`arithmetic`, also for long context, or `math`), `malformed_tokens` (192), `late_terms`."""
+
+    name: ClassVar[str] = "gated_paper"
+    formula: ClassVar[str] = "clone: A = A_root clamp(r_c / R_root, -1.5, 1.5); root: grpo without floor"
+    source: ClassVar[str] = "released code of arXiv 2602.13262"
+    promise: ClassVar[Promise] = Promise.BIASED
+    null_player: ClassVar[bool] = False
+
+    domain: Literal["arithmetic", "math"] = "arithmetic"
+    malformed_tokens: int = 192
+    late_terms: tuple[str, ...] = ("malformed",)
+
+    def __post_init__(self) -> None:
+        if self.domain not in ("arithmetic", "math"):
+            raise ConfigError(f"domain is {self.domain!r}; expected 'arithmetic' or 'math'")
+        if self.malformed_tokens < 0:
+            raise ConfigError(f"malformed_tokens is {self.malformed_tokens}; expected a whole number >= 0")
+
+    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        roots = group_advantages(group, scale=True, std_floor=0.0, epsilon=1e-6)
+        advantage: dict[TurnKey, Advantage] = {}
+        num_clones = num_gated = 0
+        for episode, root in zip(group.episodes, roots, strict=True):
+            for agent in episode.agents:
+                ratio = self._ratio(episode, agent) if agent.role is Role.CLONE else 1.0
+                num_clones += agent.role is Role.CLONE
+                num_gated += ratio == 0.0
+                for turn in range(len(agent.turns)):
+                    advantage[TurnKey(episode.episode_id, agent.agent_id, turn)] = root * ratio
+        return Credit(advantage, diagnostics={"gated_share": num_gated / max(1, num_clones)})
+
+    def _ratio(self, episode: EpisodeRecord, clone: AgentRecord) -> float:
+        root = episode.team_return
+        ratio = self._clone_reward(episode, clone) / (root + math.copysign(_EPSILON, root))
+        return max(-_MAX_RATIO, min(_MAX_RATIO, ratio))
+
+    def _clone_reward(self, episode: EpisodeRecord, clone: AgentRecord) -> float:
+        assert episode.reward_terms is not None
+        score = sum(value for term, value in episode.reward_terms.items() if term not in self.late_terms)
+        answered = any(turn.facts.outcome is Outcome.ANSWERED for turn in clone.turns)
+        malformed = not answered and clone.generated_tokens > self.malformed_tokens
+        if self.domain == "math":
+            return min(0.0, score) if malformed else score / _MATH_SCALE
+        return 0.0 if malformed else score

@@ -1,0 +1,71 @@
+"""`per_role`: one scheme for roots and another for clones; a role without a scheme is frozen.
+
+    A_root from the scheme `roots`, A_clone from the scheme `clones`;   a frozen role's turns are excluded
+
+Source: role-wise training as in arXiv 2602.13262, where root and clones share weights and may still be credited apart.
+With two unbiased schemes the sum is unbiased: every turn keeps a baseline that does not depend on it. With a frozen
+role it is the gradient through the other role's turns alone (with shared weights the frozen role's behaviour still
+moves). It promises nothing by itself. Degenerate case: both roles frozen is a config error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from selfcest_env.errors import ConfigError
+from selfcest_env.plugin import PlugIn
+from selfcest_env.record import EpisodeGroup
+from selfcest_env.replay import Replay
+from selfcest_env.types import ROOT, Role, TurnKey
+from selfcest_training.credit import checks
+from selfcest_training.credit.base import Advantage, Credit, CreditAssigner, Promise, Replayed
+from selfcest_training.credit.registry import make_assigner
+
+
+@dataclass(frozen=True)
+class PerRole:
+    """Options: `roots` and `clones`, each `{name, options}` or null (default) for frozen."""
+
+    name: ClassVar[str] = "per_role"
+    formula: ClassVar[str] = "root: A of the scheme `roots`; clone: A of the scheme `clones`; null: excluded"
+    source: ClassVar[str] = "a combination of the others"
+    promise: ClassVar[Promise] = Promise.BIASED
+    null_player: ClassVar[bool] = False
+
+    roots: PlugIn | None = None
+    clones: PlugIn | None = None
+
+    def __post_init__(self) -> None:
+        if not self._parts:
+            raise ConfigError("roots and clones are both null, so nobody would train; name a scheme for one of them")
+
+    def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
+        asked = (replay for part in self._parts.values() for replay in checks.ask(part, group))
+        return list(dict.fromkeys(asked))
+
+    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        advantage: dict[TurnKey, Advantage] = {}
+        diagnostics: dict[str, float] = {}
+        for role, part in self._parts.items():
+            credit = checks.assign(part, group, replayed)
+            advantage.update((key, value) for key, value in credit.advantage.items() if _role(key) is role)
+            diagnostics.update((f"{role}/{name}", value) for name, value in credit.diagnostics.items())
+        every = (key for episode in group.episodes for key, _ in episode.turns())
+        return Credit(advantage, frozenset(key for key in every if key not in advantage), diagnostics)
+
+    @cached_property
+    def _parts(self) -> Mapping[Role, CreditAssigner]:
+        """The schemes of the roles that train."""
+        chosen = {Role.ROOT: self.roots, Role.CLONE: self.clones}
+        return {
+            role: make_assigner(part.name, part.options, where=f"{role}s.options")
+            for role, part in chosen.items()
+            if part is not None
+        }
+
+
+def _role(key: TurnKey) -> Role:
+    return Role.ROOT if key.agent_id == ROOT else Role.CLONE

@@ -1,0 +1,75 @@
+"""Credit schemes by name: built in, installed by another package, or `package.module:Class`.
+
+A package installs a scheme by an entry point in the group `selfcest.credit`; nothing of it is imported before a config
+names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any, cast
+
+from selfcest_env.errors import PlugInError
+from selfcest_env.plugin import build, load
+from selfcest_training.credit.base import CreditAssigner, Promise
+
+ENTRY_POINTS = "selfcest.credit"
+
+# By reference, so that `per_role`, itself one of them, may look the others up.
+BUILTINS: dict[str, str] = {
+    "grpo": "selfcest_training.credit.grpo:Grpo",
+    "gated": "selfcest_training.credit.gated:Gated",
+    "gated_paper": "selfcest_training.credit.gated_paper:GatedPaper",
+    "rloo": "selfcest_training.credit.rloo:Rloo",
+    "difference": "selfcest_training.credit.difference:Difference",
+    "coma": "selfcest_training.credit.coma:Coma",
+    "shapley": "selfcest_training.credit.shapley:Shapley",
+    "per_role": "selfcest_training.credit.per_role:PerRole",
+}
+
+_DECLARED: dict[str, type] = {"name": str, "formula": str, "source": str, "promise": Promise, "null_player": bool}
+
+
+def schemes() -> dict[str, str]:
+    """References of all schemes by name. Raises `PlugInError` if two packages claim one name."""
+    found = dict(BUILTINS)
+    for entry in entry_points(group=ENTRY_POINTS):
+        reference = f"{entry.module}:{entry.attr}"
+        if found.setdefault(entry.name, reference) != reference:
+            owner = entry.dist.name if entry.dist is not None else "a package"
+            raise PlugInError(
+                f"the entry point '{entry.name}' = {entry.value} of {owner} in the group {ENTRY_POINTS} clashes with "
+                f"{found[entry.name]}; rename it there, or uninstall {owner}"
+            )
+    return found
+
+
+def find_scheme(reference: str) -> type[CreditAssigner]:
+    """The class of a scheme.
+
+    Raises:
+        ConfigError: no such name. `PlugInError`: it does not import, or is no credit scheme.
+    """
+    cls = load(reference, schemes(), what="credit scheme")
+    check_declared(cls, reference)
+    return cast(type[CreditAssigner], cls)
+
+
+def check_declared(cls: type, reference: str) -> None:
+    """Raise `PlugInError` unless a class declares what `CreditAssigner` asks for."""
+    for name, kind in _DECLARED.items():
+        value = getattr(cls, name, None)
+        if not isinstance(value, kind):
+            raise PlugInError(
+                f"credit scheme '{reference}': {cls.__name__}.{name} is {value!r}; declare it on the class as a "
+                f"{kind.__name__} (see CreditAssigner)"
+            )
+    for name in ("replays", "assign"):
+        if not callable(getattr(cls, name, None)):
+            raise PlugInError(f"credit scheme '{reference}': {cls.__name__} has no method {name} (see CreditAssigner)")
+
+
+def make_assigner(reference: str, options: Mapping[str, Any], *, where: str) -> CreditAssigner:
+    """A scheme with its options, each checked against its annotation; errors name `where.option`."""
+    return build(find_scheme(reference), options, where=where)

@@ -1,0 +1,132 @@
+"""Made-up groups for the conformance suite: scored episodes, and replays of them, without a game or a policy.
+
+Every episode is the same tree: two clones in a first call (the second has a clone of its own), one in a second call.
+Its return is a number of the episode, plus what its clones happened to bring, plus noise. Two clones never matter. A
+replay draws anew what its rules say (the clones intervened on, what descends from them, and the noise) and keeps the
+rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+
+from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord, Generation, Turn
+from selfcest_env.replay import Intervention, Replay
+from selfcest_env.seeding import stream_seed
+from selfcest_env.tree import descends
+from selfcest_env.types import ROOT, AgentId, FinishReason, Limits, Outcome, Status, Task, TurnFacts, TurnKey
+
+FIRST, SECOND, THIRD = (ROOT.child(i) for i in range(3))
+NESTED = SECOND.child(0)
+NULL = (FIRST, NESTED)
+_VALUES = {FIRST: 0.0, SECOND: 1.0, THIRD: 0.5, NESTED: 0.0}
+_TASK = Task("synthetic", "?", "1", "synthetic")
+
+
+def mirrored_id(agent_id: AgentId) -> AgentId:
+    """The two clones of the first call, and all below them, under each other's ids; its own inverse."""
+    if not agent_id.path:
+        return agent_id
+    head, *rest = agent_id.path
+    return AgentId(({0: 1, 1: 0}.get(head, head), *rest))
+
+
+def mirrored_key(key: TurnKey) -> TurnKey:
+    return replace(key, agent_id=mirrored_id(key.agent_id))
+
+
+def mirrored_replay(replay: Replay) -> Replay:
+    return Replay.of(replay.episode_id, {mirrored_id(a): what for a, what in replay.interventions}, replay.sample)
+
+
+def mirrored(record: EpisodeRecord) -> EpisodeRecord:
+    """The same episode with the two clones of the first call named the other way round."""
+
+    def turn(old: Turn) -> Turn:
+        children = tuple(sorted(mirrored_id(child) for child in old.facts.children))
+        return replace(old, facts=replace(old.facts, children=children))
+
+    agents = (
+        replace(agent, agent_id=mirrored_id(agent.agent_id), turns=tuple(map(turn, agent.turns)))
+        for agent in record.agents
+    )
+    return replace(record, agents=tuple(sorted(agents, key=lambda agent: agent.agent_id)))
+
+
+@dataclass(frozen=True)
+class World:
+    """Everything that is random is a function of `seed`."""
+
+    seed: int
+    size: int = 4
+
+    @cached_property
+    def group(self) -> EpisodeGroup:
+        return EpisodeGroup(_TASK, tuple(self._episode(f"w{self.seed}.e{k}", k) for k in range(self.size)))
+
+    def play(self, replays: Sequence[Replay]) -> dict[Replay, EpisodeRecord]:
+        """Scored records of replays of `group`."""
+        episodes = {episode.episode_id: (k, episode) for k, episode in enumerate(self.group.episodes)}
+        return {replay: self._replayed(replay, *episodes[replay.episode_id]) for replay in replays}
+
+    def _episode(self, name: str, k: int) -> EpisodeRecord:
+        agents = _agents(failed=k == 1)
+        seed = stream_seed("synthetic", self.seed, k)
+        score = self._score(k, name, lambda clone: self._brought(name, clone))
+        return EpisodeRecord(name, _TASK, Limits(max_depth=2), seed, agents, {"score": score})
+
+    def _replayed(self, replay: Replay, k: int, episode: EpisodeRecord) -> EpisodeRecord:
+        changes = dict(replay.interventions)
+        absent = {agent_id for agent_id, what in changes.items() if what is Intervention.DEFAULT}
+
+        def brought(clone: AgentId) -> float:
+            if any(clone.is_under(other) for other in absent):
+                return 0.0
+            anew = any(descends(episode.by_id, (clone, 0), (other, 0)) for other in changes)
+            return self._brought(str(replay) if anew else episode.episode_id, clone)
+
+        agents = tuple(
+            replace(agent, turns=(), reply=None, status=Status.ABSENT) if agent.agent_id in absent else agent
+            for agent in episode.agents
+            if not any(agent.agent_id != other and agent.agent_id.is_under(other) for other in absent)
+        )
+        terms = {"score": self._score(k, str(replay), brought)}
+        return replace(episode, episode_id=str(replay), agents=agents, reward_terms=terms)
+
+    def _score(self, k: int, name: str, brought: Callable[[AgentId], float]) -> float:
+        return 0.7 * k + sum(map(brought, _VALUES)) + 0.2 * self._uniform(name, "noise")
+
+    def _brought(self, name: str, clone: AgentId) -> float:
+        return _VALUES[clone] * (self._uniform(name, str(clone)) < 0.5)
+
+    def _uniform(self, *key: str) -> float:
+        return stream_seed("synthetic", self.seed, *key) / 2**63
+
+
+@cache
+def _agents(failed: bool) -> tuple[AgentRecord, ...]:
+    """The tree, with turns of different lengths; in a failed one the first clone never answers."""
+    root = (_turn(2, children=(FIRST, SECOND)), _turn(1, children=(THIRD,)), _turn(3))
+    first = (_turn(2, Outcome.MALFORMED), _turn(1, Outcome.MALFORMED if failed else Outcome.ANSWERED))
+    return (
+        _agent(ROOT, None, root),
+        _agent(FIRST, 0, first, Status.OUT_OF_TURNS if failed else Status.ANSWERED),
+        _agent(SECOND, 0, (_turn(1, children=(NESTED,)), _turn(2))),
+        _agent(NESTED, 0, (_turn(3),)),
+        _agent(THIRD, 1, (_turn(1),)),
+    )
+
+
+def _agent(
+    agent_id: AgentId, born_at: int | None, turns: tuple[Turn, ...], status: Status = Status.ANSWERED
+) -> AgentRecord:
+    return AgentRecord(agent_id, "", (), None, born_at, status, turns, "1" if status is Status.ANSWERED else None)
+
+
+def _turn(tokens: int, outcome: Outcome = Outcome.ANSWERED, children: tuple[AgentId, ...] = ()) -> Turn:
+    outcome = Outcome.DELEGATED if children else outcome
+    facts = TurnFacts(1, tokens, 8, FinishReason.STOP, outcome, children=children)
+    ids = tuple(range(tokens))
+    return Turn(facts, Generation("", FinishReason.STOP, (9,), ids, tuple(-0.1 - 0.2 * i for i in ids)))

@@ -1,0 +1,184 @@
+"""The conformance suite of credit schemes: what every scheme must do, whatever it computes.
+
+    from selfcest_training.credit.testing import check_assigner
+
+    def test_my_scheme() -> None:
+        check_assigner(MyScheme())
+
+It needs no model and takes about a second. Whether a scheme's gradient is right is the laboratory's question.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from selfcest_env.errors import CreditError
+from selfcest_env.record import EpisodeGroup, EpisodeRecord, from_json, to_json
+from selfcest_env.types import TurnKey
+from selfcest_training.credit.base import Credit, CreditAssigner, Promise
+from selfcest_training.credit.checks import ask, assign
+from selfcest_training.credit.registry import check_declared
+from selfcest_training.credit.synthetic import NULL, World, mirrored, mirrored_key, mirrored_replay
+
+_STANDARD_ERRORS = 5.0  # a mean further from 0 than this is no accident
+
+
+class ConformanceError(CreditError, AssertionError):
+    """A scheme that breaks a rule; the message says which, and where."""
+
+
+def check_assigner(assigner: CreditAssigner, *, seeds: int = 60) -> None:
+    """Check a scheme on made-up groups with series, nesting, several turns and failed clones.
+
+    Args:
+        assigner: the scheme with its options; it is not changed.
+        seeds: groups that means are taken over.
+
+    Raises:
+        CreditError: a turn left out, a number that is not finite, a replay that cannot be played.
+        ConformanceError: any other rule; also an AssertionError.
+        PlugInError: something is not declared on the class.
+    """
+    check_declared(type(assigner), type(assigner).__name__)
+    assigner = copy.deepcopy(assigner)
+    worlds = [World(seed) for seed in range(seeds)]
+    for check in (_changes_nothing, _is_deterministic, _keeps_groups_apart, _works_offline):
+        check(assigner, worlds[0], worlds[1])
+    if assigner.promise is not Promise.BIASED:
+        _asks_without_looking_at_rewards(assigner, worlds[0].group)
+    _treats_clones_alike(assigner, worlds)
+    if assigner.null_player:
+        _gives_nothing_for_nothing(assigner, worlds)
+
+
+def _credit(assigner: CreditAssigner, world: World) -> Credit:
+    group = world.group
+    return assign(assigner, group, world.play(ask(assigner, group)))
+
+
+def _require(right: bool, assigner: CreditAssigner, rule: str) -> None:
+    if not right:
+        raise ConformanceError(f"credit scheme '{assigner.name}': {rule}")
+
+
+def _is_deterministic(assigner: CreditAssigner, world: World, _: World) -> None:
+    first, again = (copy.deepcopy(assigner) for _ in range(2))
+    group = world.group
+    asked = ask(first, group)
+    rule = "the same group gives other {} the second time; draw from streams keyed by the episodes' seeds"
+    _require(asked == ask(again, group), assigner, rule.format("replays"))
+    records = world.play(asked)
+    credit = assign(first, group, records)
+    backwards = dict(reversed(records.items()))
+    _require(credit == assign(again, group, backwards), assigner, rule.format("advantages"))
+
+
+def _keeps_groups_apart(assigner: CreditAssigner, one: World, other: World) -> None:
+    """A step asks for all its groups first and assigns afterwards; neither may leave a trace in the other."""
+    alone = [_credit(copy.deepcopy(assigner), world) for world in (one, other)]
+    shared, worlds = copy.deepcopy(assigner), (one, other)
+    asked = [ask(shared, world.group) for world in worlds]
+    together = [assign(shared, world.group, world.play(replays)) for world, replays in zip(worlds, asked, strict=True)]
+    rule = "advantages of a group depend on the other groups of the batch; keep no state between calls"
+    _require(alone == together, assigner, rule)
+
+
+def _changes_nothing(assigner: CreditAssigner, world: World, _: World) -> None:
+    group = world.group
+    records = world.play(ask(assigner, group))
+    before = copy.deepcopy((group, records))
+    assign(assigner, group, records)
+    _require((group, records) == before, assigner, "it changed the records it was given; copy what you change")
+
+
+def _works_offline(assigner: CreditAssigner, world: World, _: World) -> None:
+    group = world.group
+    records = world.play(ask(assigner, group))
+
+    def stored(record: EpisodeRecord) -> EpisodeRecord:
+        return from_json(to_json(record))
+
+    read = EpisodeGroup(group.task, tuple(map(stored, group.episodes)))
+    again = assign(assigner, read, {replay: stored(record) for replay, record in records.items()})
+    rule = "stored and read again, the same records give other advantages; use nothing but what records hold"
+    _require(again == assign(assigner, group, records), assigner, rule)
+
+
+def _asks_without_looking_at_rewards(assigner: CreditAssigner, group: EpisodeGroup) -> None:
+    def rewarded(score: Callable[[int], float]) -> EpisodeGroup:
+        terms = ({"score": score(k)} for k in range(len(group.episodes)))
+        return EpisodeGroup(group.task, tuple(map(_with_rewards, group.episodes, terms)))
+
+    asked = {ask(assigner, one) for one in (rewarded(float), rewarded(lambda k: -float(k)), rewarded(lambda _: 0.0))}
+    rule = f"it promises to be {assigner.promise} but chooses its replays by the rewards, which biases the baseline"
+    _require(len(asked) == 1, assigner, rule)
+
+
+def _with_rewards(episode: EpisodeRecord, terms: Mapping[str, float]) -> EpisodeRecord:
+    return replace(episode, reward_terms=terms)
+
+
+def _treats_clones_alike(assigner: CreditAssigner, worlds: list[World]) -> None:
+    """Two siblings under each other's names get each other's credit; a seeded choice may only do so on average."""
+    differences: dict[TurnKey, list[np.ndarray]] = {}
+    choice = False
+    for world in worlds:
+        group = world.group
+        mirror = EpisodeGroup(group.task, tuple(map(mirrored, group.episodes)))
+        asked, asked_mirror = ask(assigner, group), ask(assigner, mirror)
+        choice |= set(map(mirrored_replay, asked)) != set(asked_mirror)
+        records = world.play([mirrored_replay(replay) for replay in asked_mirror])
+        reflected = {replay: mirrored(records[mirrored_replay(replay)]) for replay in asked_mirror}
+        credit = _by_turn(group, assign(assigner, group, world.play(asked)))
+        other = _by_turn(mirror, assign(assigner, mirror, reflected))
+        for key, numbers in credit.items():
+            differences.setdefault(_without_seed(key), []).append(other[mirrored_key(key)] - numbers)
+    for key, found in differences.items():
+        rule = f"{key}: with two siblings under each other's ids its credit is another; ids must not matter"
+        _require(_is_zero(found) if choice else bool(np.abs(found).max() < 1e-9), assigner, rule)
+
+
+def _gives_nothing_for_nothing(assigner: CreditAssigner, worlds: list[World]) -> None:
+    """Of a scheme that asks for replays, those clones are looked at that it asked replays for."""
+    found: dict[TurnKey, list[np.ndarray]] = {}
+    for world in worlds:
+        asked = ask(assigner, world.group)
+        chosen = {(replay.episode_id, agent_id) for replay in asked for agent_id, _ in replay.interventions}
+        credit = _by_turn(world.group, assign(assigner, world.group, world.play(asked)))
+        for key, numbers in credit.items():
+            if key.agent_id in NULL and (not asked or (key.episode_id, key.agent_id) in chosen):
+                found.setdefault(_without_seed(key), []).append(numbers)
+    for key, samples in found.items():
+        mean = float(np.mean([numbers[1:] for numbers in samples]))
+        rule = f"{key}: it declares null_player, but a clone that never matters gets {mean:+.3f} on average"
+        _require(_is_zero(samples), assigner, rule)
+
+
+def _without_seed(key: TurnKey) -> TurnKey:
+    """The same turn of the same episode in every world."""
+    return replace(key, episode_id=key.episode_id.partition(".")[2])
+
+
+def _by_turn(group: EpisodeGroup, credit: Credit) -> Mapping[TurnKey, np.ndarray]:
+    """Per turn one number for whether it is excluded, and one per token."""
+    return {
+        key: np.array(
+            [
+                float(key in credit.excluded),
+                *np.broadcast_to(credit.advantage.get(key, 0.0), len(turn.generation.token_ids)),
+            ]
+        )
+        for episode in group.episodes
+        for key, turn in episode.turns()
+    }
+
+
+def _is_zero(samples: list[np.ndarray]) -> bool:
+    """Whether independent draws may have a mean of 0, number by number."""
+    values = np.array(samples)
+    error = values.std(axis=0, ddof=1) / np.sqrt(len(values))
+    return bool((np.abs(values.mean(axis=0)) <= _STANDARD_ERRORS * error + 1e-9).all())

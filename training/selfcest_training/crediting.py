@@ -1,0 +1,65 @@
+"""The credit stage of a step: ask every group's scheme what to replay, play it all in one rollout, then assign."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from selfcest_agents.replay import PlayedReplay
+from selfcest_env.record import EpisodeGroup, EpisodeRecord
+from selfcest_env.replay import Replay
+from selfcest_training.credit import Credit, CreditAssigner, ask, assign
+
+# Plays and scores replays of these episodes; equal ones once.
+PlayReplays = Callable[[Sequence[EpisodeRecord], Sequence[Replay]], Mapping[Replay, PlayedReplay]]
+
+
+@dataclass(frozen=True)
+class StepCredit:
+    """Credit of a step's groups, in their order, and what it took.
+
+    Attributes:
+        credits: one per group; `replays`, `replayed_tokens` and `replayed_prompt_tokens` are among the diagnostics of
+            each.
+        replayed: per group the scored records of its replays.
+        sampled_tokens: tokens generated for all replays.
+    """
+
+    credits: tuple[Credit, ...]
+    replayed: tuple[tuple[EpisodeRecord, ...], ...]
+    sampled_tokens: int
+
+    def diagnostics(self) -> dict[str, float]:
+        """Means over the groups that have the number, and the tokens of all replays."""
+        names = {name: None for credit in self.credits for name in credit.diagnostics}
+        rows = [credit.diagnostics for credit in self.credits]
+        means = {f"credit/{name}": float(np.mean([row[name] for row in rows if name in row])) for name in names}
+        return {"replayed_tokens": self.sampled_tokens, **means}
+
+
+def credit_step(assigner: CreditAssigner, groups: Sequence[EpisodeGroup], play: PlayReplays) -> StepCredit:
+    """Credit for every group of a step.
+
+    All replays are played before the first update, by the weights that played the episodes.
+    Raises `CreditError` that names scheme, turn or replay, and rule.
+    """
+    asked = [ask(assigner, group) for group in groups]
+    every = [replay for replays in asked for replay in replays]
+    played = play([episode for group in groups for episode in group.episodes], every) if every else {}
+    credits, records = [], []
+    for group, replays in zip(groups, asked, strict=True):
+        mine = {name: played[name] for name in replays}
+        credit = assign(assigner, group, {name: found.record for name, found in mine.items()})
+        credits.append(replace(credit, diagnostics={**credit.diagnostics, **_price(list(mine.values()))}))
+        records.append(tuple(found.record for found in mine.values()))
+    return StepCredit(tuple(credits), tuple(records), sum(found.generated_tokens for found in played.values()))
+
+
+def _price(played: Sequence[PlayedReplay]) -> dict[str, float]:
+    return {
+        "replays": len(played),
+        "replayed_tokens": sum(found.generated_tokens for found in played),
+        "replayed_prompt_tokens": sum(found.prompt_tokens for found in played),
+    }

@@ -1,0 +1,202 @@
+"""Small delegation games, each with a way for credit to go wrong. They are played by the real kernel and rollout.
+
+An agent chooses among a handful of generations per context; payoffs are multiples of 1/32, so that returns are exact in
+every precision. "Noisy" games add a chance of their own to what comes after the join: the root's last turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from selfcest_agents.codec import TerseCodec
+from selfcest_agents.tiny import TinyTokenizer
+from selfcest_env.record import EpisodeRecord
+from selfcest_env.reward import ExactMatch, Grade, MalformedCost, Reward, RewardTerm, TokenCost
+from selfcest_env.rules import Rules
+from selfcest_env.terse import TerseProtocol
+from selfcest_env.types import ROOT, Limits, Task
+from selfcest_env.views import Observation
+from selfcest_training.lab.tabular import Menu, Table, seeded_logit
+
+
+@dataclass(frozen=True)
+class Payoff:
+    """A reward term: what the root's final answer is worth, `otherwise` for any answer not listed and for none."""
+
+    by_answer: Mapping[str, float]
+    otherwise: float = 0.0
+
+    def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
+        return self.by_answer.get(record.answer or "", self.otherwise)
+
+
+@dataclass(frozen=True)
+class Game:
+    """One game.
+
+    Attributes:
+        name, about: for tables.
+        menu: what an agent may write.
+        payoff: worth of the final answer.
+        limits: the kernel's.
+        token_price: for every token of the tree.
+        malformed_price: for every malformed turn.
+        draw: of the policy's logits; here the first under which the root delegates with a probability of 0.7 to 0.95.
+    """
+
+    name: str
+    about: str
+    menu: Menu
+    payoff: Payoff
+    limits: Limits = field(default_factory=lambda: Limits(max_turns=4))
+    token_price: float = 0.0
+    malformed_price: float = 0.0
+    draw: int = 0
+
+    def rules(self) -> Rules:
+        return Rules(self.limits, TerseProtocol(), TerseCodec(TinyTokenizer()))
+
+    def table(self) -> Table:
+        return Table(TerseCodec(TinyTokenizer()), self.menu, seeded_logit(self.name, self.draw))
+
+    def task(self) -> Task:
+        return Task(self.name, "?", "", "lab")
+
+    def reward(self) -> Reward:
+        terms: dict[str, RewardTerm] = {
+            "payoff": self.payoff,
+            "token_cost": TokenCost(self.token_price, scale=1.0),
+            "malformed": MalformedCost(self.malformed_price),
+        }
+        return Reward(terms, ExactMatch())
+
+
+def _answers(*texts: str) -> list[str]:
+    return [f"<ans>{text}<end>" for text in texts]
+
+
+def _call(*objectives: str) -> str:
+    return f"<call>{'<sep>'.join(objectives)}</call>"
+
+
+def _replies(observation: Observation) -> list[str]:
+    """All replies so far in order, 0 for one that is no number."""
+    replies = [reply.text or "" for exchange in observation.exchanges for reply in exchange.replies]
+    return [text if text.isdecimal() else "0" for text in replies]
+
+
+def _pair(noisy: bool) -> Menu:
+    def menu(observation: Observation) -> Sequence[str]:
+        match observation.brief.text:
+            case "x":
+                return _answers("1", "2", "12")
+            case "y":
+                return _answers("1", "2")
+        if not observation.exchanges:
+            return [_call("x", "y"), *_answers("0")]
+        x, y = _replies(observation)
+        return _answers(f"{x}{y}", *([f"{y}{y}", "0"] if noisy else []))
+
+    return menu
+
+
+def _series(observation: Observation) -> Sequence[str]:
+    if observation.agent_id != ROOT:
+        return _answers("1", "2")
+    match _replies(observation):
+        case []:
+            return [_call("x", "y"), *_answers("0")]
+        case [x, y]:
+            return [_call(f"z{x}"), *_answers(f"{x}{y}")]
+        case replies:
+            return _answers("".join(replies))
+
+
+def _nested(observation: Observation) -> Sequence[str]:
+    replies = "".join(_replies(observation))
+    match observation.brief.text:
+        case "x":
+            return _answers(replies, "3") if replies else [_call("u", "v"), *_answers("3")]
+        case "u" | "v":
+            return _answers("1", "2")
+    return _answers(replies) if replies else [_call("x"), *_answers("0")]
+
+
+def _gated(observation: Observation) -> Sequence[str]:
+    if observation.agent_id == ROOT:
+        replies = "".join(_replies(observation))
+        return _answers(replies) if replies else [_call("x", "y"), *_answers("0")]
+    return [*_answers("1"), "<end>"] if observation.exchanges else [*_answers("1", "2"), "<end>"]
+
+
+def _dummy(observation: Observation) -> Sequence[str]:
+    if observation.agent_id != ROOT:
+        return _answers("1", "2", "3")
+    replies = _replies(observation)
+    return _answers(replies[0]) if replies else [_call("x", "y"), *_answers("0")]
+
+
+def _coupled(observation: Observation) -> Sequence[str]:
+    if observation.agent_id != ROOT:
+        return [*_answers("1"), "9999<ans>2<end>"]
+    match _replies(observation):
+        case []:
+            return [_call("x", "y"), *_answers("0")]
+        case [x, y]:
+            return [_call("z"), f"88888888<ans>{x}{y}<end>", *_answers(f"{x}{y}")]
+        case replies:
+            return _answers("".join(replies))
+
+
+_PAIR = Payoff({"0": 0.25, "11": 1.0, "12": 0.125, "21": 0.25, "22": 0.5, "121": 0.75, "122": 0.875})
+_PRICE = 1 / 64
+
+_ALL = (
+    Game("pair", "one call, two clones, the root joins their replies", _pair(False), _PAIR, token_price=_PRICE, draw=2),
+    Game("pair_noisy", "as pair, with a root that may misread", _pair(True), _PAIR, token_price=_PRICE, draw=1),
+    Game(
+        "series",
+        "two calls in series; the second asks for what the first found",
+        _series,
+        Payoff({"0": 0.25, "11": 0.5, "21": 0.75, "111": 1.0, "122": 0.875, "212": 1.0, "221": 0.5}),
+        token_price=_PRICE / 2,
+        draw=2,
+    ),
+    Game(
+        "nested",
+        "a clone that may delegate in its turn",
+        _nested,
+        Payoff({"0": 0.25, "3": 0.5, "11": 1.0, "12": 0.125, "21": 0.25, "22": 0.75}),
+        replace(Limits(max_turns=4), max_depth=2),
+        token_price=_PRICE / 2,
+    ),
+    Game(
+        "gated",
+        "clones that may err, recover or fail",
+        _gated,
+        Payoff({"0": 0.25, "11": 1.0, "12": 0.25, "21": 0.5, "22": 0.75, "01": 0.875, "10": 0.5, "20": 0.75}),
+        Limits(max_turns=2),
+        token_price=_PRICE / 2,
+        malformed_price=1 / 16,
+        draw=3,
+    ),
+    Game(
+        "dummy",
+        "two clones, and nobody heeds the second",
+        _dummy,
+        Payoff({"0": 0.25, "1": 1.0, "2": 0.0, "3": 0.5}),
+        draw=2,
+    ),
+    Game(
+        "coupled",
+        "what clones leave decides what the root can still do",
+        _coupled,
+        Payoff({"0": 0.25, "11": 0.5, "12": 0.75, "21": 0.375, "22": 1.0, "111": 1.0, "121": 0.875}),
+        Limits(total_tokens=46, reply_tokens=2, answer_reserve=4, max_turns=3),
+        token_price=_PRICE / 4,
+        draw=12,
+    ),
+)
+
+GAMES: Mapping[str, Game] = {game.name: game for game in _ALL}

@@ -1,0 +1,203 @@
+"""The laboratory: every scheme in every game, measured and held to what it promises."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from selfcest_env.errors import ConfigError, did_you_mean
+from selfcest_training.credit import CreditAssigner, Promise
+from selfcest_training.lab.estimate import Estimates, sample_groups
+from selfcest_training.lab.exact import Solved, solve
+from selfcest_training.lab.expectation import expected_gradient
+from selfcest_training.lab.games import GAMES
+from selfcest_training.lab.judge import Evidence, broken, exact_evidence, joint_p_value, sampled_evidence
+from selfcest_training.lab.tabular import Floats
+
+_NUM_BATCHES = 20  # of groups, for the intervals of variances
+_T95 = 2.093  # two-sided 95 % quantile of Student's t with 19 degrees of freedom
+_NUM_BOOTSTRAPS = 400
+
+
+@dataclass(frozen=True)
+class LabConfig:
+    """What a run of the laboratory does.
+
+    Attributes:
+        games: which; all by default.
+        group_size: episodes of a group, at least 2.
+        num_groups: sampled groups per scheme and game.
+        seed: of all sampling. Schemes are compared on the same episodes.
+    """
+
+    games: tuple[str, ...] = tuple(GAMES)
+    group_size: int = 2
+    num_groups: int = 1000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in self.games:
+            if name not in GAMES:
+                raise ConfigError(f"no game '{name}'; expected one of {', '.join(GAMES)}.{did_you_mean(name, GAMES)}")
+        if self.group_size < 2:
+            raise ConfigError(f"group_size is {self.group_size}; a group baseline needs at least 2 episodes")
+        if self.num_groups < 2 * _NUM_BATCHES:
+            raise ConfigError(f"num_groups is {self.num_groups}; intervals need at least {2 * _NUM_BATCHES} groups")
+
+
+_DEFAULT = LabConfig()
+
+
+@dataclass(frozen=True)
+class Value:
+    """A number with the half width of its 95 % interval; 0 where it is exact."""
+
+    value: float
+    half: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.value:.3g}" + (f" ± {self.half:.2g}" if self.half else "")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One scheme in one game. Lengths and variances are relative to the exact gradient's (squared) length.
+
+    Attributes:
+        scheme: its name, with the options that are not the default.
+        exact: whether bias and cosine come from the exact expectation.
+        bias: length of E[estimate] - gradient.
+        cosine: between E[estimate] and gradient.
+        variance: trace of the covariance of one group's estimate.
+        clone_variance: the same for the clones' parameters alone, over the clones' own squared gradient.
+        sampled_tokens, replayed_tokens: generated per group.
+        evidence: against what the scheme promises, `None` if it promises nothing.
+    """
+
+    scheme: str
+    game: str
+    promise: Promise
+    exact: bool
+    bias: Value
+    cosine: float
+    variance: Value
+    clone_variance: Value
+    sampled_tokens: float
+    replayed_tokens: float
+    evidence: Evidence | None
+
+    @property
+    def tokens(self) -> float:
+        return self.sampled_tokens + self.replayed_tokens
+
+    @property
+    def variance_cost(self) -> float:
+        """Variance x tokens: what a given precision costs."""
+        return self.variance.value * self.tokens
+
+    @property
+    def clone_variance_cost(self) -> float:
+        return self.clone_variance.value * self.tokens
+
+
+@dataclass(frozen=True)
+class LabReport:
+    """All cells of a run and the verdict on them.
+
+    Attributes:
+        broken: the cells whose promise is broken.
+        p_value: of the joint test over all sampled cells.
+    """
+
+    config: LabConfig
+    cells: tuple[Measurement, ...]
+    broken: tuple[Measurement, ...] = field(init=False)
+    p_value: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        judged = [cell for cell in self.cells if cell.evidence is not None]
+        evidence = [cell.evidence for cell in judged if cell.evidence is not None]
+        object.__setattr__(self, "broken", tuple(judged[index] for index in broken(evidence)))
+        object.__setattr__(self, "p_value", joint_p_value(evidence))
+
+
+def run_lab(
+    assigners: Sequence[CreditAssigner],
+    config: LabConfig = _DEFAULT,
+    on_cell: Callable[[Measurement], None] = lambda cell: None,
+) -> LabReport:
+    """Measure every scheme in every game.
+
+    Args:
+        assigners: the schemes.
+        on_cell: called with every cell as it is done.
+    """
+    cells = []
+    for name in config.games:
+        solved = solve(GAMES[name])
+        for assigner in assigners:
+            cells.append(measure(assigner, solved, config))
+            on_cell(cells[-1])
+    return LabReport(config, tuple(cells))
+
+
+def measure(assigner: CreditAssigner, solved: Solved, config: LabConfig) -> Measurement:
+    """One scheme in one game: the exact expectation where it can be had, variance and cost from sampled groups."""
+    gradient, is_clone = solved.gradient, solved.parameters.is_clone
+    length = float(np.linalg.norm(gradient))
+    sampled = sample_groups(
+        assigner, solved, group_size=config.group_size, num_groups=config.num_groups, seed=config.seed
+    )
+    exact = expected_gradient(assigner, solved, group_size=config.group_size)
+    mean = sampled.gradients.mean(axis=0) if exact is None else exact
+    half = _error_length(sampled.gradients, config.seed) / length if exact is None else 0.0
+    return Measurement(
+        scheme=label(assigner),
+        game=solved.game.name,
+        promise=assigner.promise,
+        exact=exact is not None,
+        bias=Value(float(np.linalg.norm(mean - gradient)) / length, half),
+        cosine=float(mean @ gradient) / max(float(np.linalg.norm(mean)) * length, 1e-300),
+        variance=_variance(sampled.gradients, length**2),
+        clone_variance=_variance(sampled.gradients[:, is_clone], float(solved.clone_gradient @ solved.clone_gradient)),
+        sampled_tokens=sampled.sampled_tokens,
+        replayed_tokens=sampled.replayed_tokens,
+        evidence=_evidence(assigner.promise, sampled, exact, solved),
+    )
+
+
+def label(assigner: CreditAssigner) -> str:
+    """A scheme's name with its options that differ from the default, as in `coma(samples=4)`."""
+    options = getattr(type(assigner), "__dataclass_fields__", {})
+    changed = [
+        f"{name}={getattr(assigner, name)}" for name, spec in options.items() if getattr(assigner, name) != spec.default
+    ]
+    return assigner.name + (f"({', '.join(changed)})" if changed else "")
+
+
+def _evidence(promise: Promise, sampled: Estimates, exact: Floats | None, solved: Solved) -> Evidence | None:
+    if promise is Promise.BIASED:
+        return None
+    if exact is not None:
+        return exact_evidence(promise, exact, solved.gradient)
+    return sampled_evidence(promise, sampled.gradients, solved)
+
+
+def _variance(gradients: Floats, unit: float) -> Value:
+    """Trace of the covariance over `unit`, with an interval from independent batches of groups."""
+    squares = ((gradients - gradients.mean(axis=0)) ** 2).sum(axis=1) / unit
+    total = float(squares.sum()) / (len(squares) - 1)
+    batches = [part.mean() for part in np.array_split(squares, _NUM_BATCHES)]
+    return Value(total, _T95 * float(np.std(batches, ddof=1)) / math.sqrt(_NUM_BATCHES))
+
+
+def _error_length(gradients: Floats, seed: int) -> float:
+    """95 % bound on |mean - expectation|, by the bootstrap: by the triangle inequality also of the bias's length."""
+    rng = np.random.default_rng(seed)
+    centred = gradients - gradients.mean(axis=0)
+    weights = rng.multinomial(len(centred), np.full(len(centred), 1 / len(centred)), size=_NUM_BOOTSTRAPS)
+    lengths = np.linalg.norm(weights @ centred / len(centred), axis=1)
+    return float(np.quantile(lengths, 0.95))

@@ -1,0 +1,74 @@
+"""Credit from stored episodes: the same records under any scheme, without a policy or a game."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from selfcest_env.errors import CreditError, RecordError
+from selfcest_env.record import EpisodeGroup, EpisodeRecord, read_episodes
+from selfcest_training.credit import Credit, CreditAssigner, ask, assign
+
+
+@dataclass(frozen=True)
+class StoredEpisodes:
+    """Groups of a file, and the replays stored beside them by id."""
+
+    groups: tuple[EpisodeGroup, ...]
+    replayed: Mapping[str, EpisodeRecord]
+
+
+def read_groups(path: Path) -> StoredEpisodes:
+    """Episodes of a JSON-lines file in groups: those of one task whose ids agree up to the last dot (`s3.g0.e5`).
+
+    A record whose id is that of an episode of the file with a replay behind it (`str(Replay)`) is that replay.
+
+    Raises:
+        RecordError: no such file, a line that is no record, or no episode at all.
+    """
+    if not path.is_file():
+        raise RecordError(f"there is no file {path}; give a file of episodes, as in runs/NAME/ARM/seed0/episodes.jsonl")
+    records = {record.episode_id: record for record in read_episodes(path)}
+    replayed = {name: record for name, record in records.items() if _factual(name) in records}
+    groups: dict[tuple[str, str], list[EpisodeRecord]] = {}
+    for name, record in records.items():
+        if name not in replayed:
+            groups.setdefault((name.rpartition(".")[0], record.task.task_id), []).append(record)
+    if not groups:
+        raise RecordError(f"{path} holds no episode")
+    return StoredEpisodes(tuple(EpisodeGroup(rows[0].task, tuple(rows)) for rows in groups.values()), replayed)
+
+
+def _factual(name: str) -> str | None:
+    """The episode that a record with this id would be a replay of."""
+    episode_id, *rest = name.rsplit("/", 2)
+    return episode_id if len(rest) == 2 else None
+
+
+def apply(assigner: CreditAssigner, stored: StoredEpisodes) -> list[Credit]:
+    """Credit of every group. Raises `CreditError` for a replay that the file does not hold."""
+    credits = []
+    for group in stored.groups:
+        asked = ask(assigner, group)
+        missing = [replay for replay in asked if str(replay) not in stored.replayed]
+        if missing:
+            raise CreditError(
+                f"credit scheme '{assigner.name}' needs {len(asked)} replays for the group of episode "
+                f"{group.episodes[0].episode_id}, and {len(missing)} are not in the file (first: {missing[0]}): it "
+                "cannot be computed from the episodes alone; take a file of a run with this scheme, which stores "
+                "its replays, or a scheme without replays"
+            )
+        credits.append(assign(assigner, group, {replay: stored.replayed[str(replay)] for replay in asked}))
+    return credits
+
+
+def credit_lines(groups: Sequence[EpisodeGroup], credits: Sequence[Credit]) -> Iterator[str]:
+    """One JSON object per generated turn: `turn`, and `advantage` (a number, or a list by token) or `excluded`."""
+    for group, credit in zip(groups, credits, strict=True):
+        for episode in group.episodes:
+            for key, _ in episode.turns():
+                excluded = key in credit.excluded
+                value = {"excluded": True} if excluded else {"advantage": credit.advantage[key]}
+                yield json.dumps({"turn": str(key), **value})
