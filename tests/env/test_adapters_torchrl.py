@@ -40,7 +40,7 @@ def test_torchrl_accepts_the_specs(options: dict[str, Any], max_cycles: int | No
 def test_a_rollout_is_the_kernel_step_by_step(options: dict[str, Any]) -> None:
     """Games restart alone; every tensor is the array of a kernel that plays the same actions."""
     rules = make_rules(**options)
-    env, kernel = masked(SymbolicTorchEnv(rules, GAMES, max_cycles=3)), BatchDelegation(rules, GAMES, max_cycles=3)
+    env, kernel = masked(SymbolicTorchEnv(rules, GAMES, max_cycles=2)), BatchDelegation(rules, GAMES, max_cycles=2)
     torch.manual_seed(0)
     env.set_seed(4)
     data = env.rollout(60, break_when_any_done=False)

@@ -1,0 +1,129 @@
+"""Speed of the symbolic environment, as ratios to peers measured in the same run.
+
+    python benchmarks/symbolic.py [--repeats 7]
+
+Every figure is the best of some repeats, in CPU time of one thread, so that other work on the machine matters less; the
+peers are repeated in turn with ours. Nothing is asserted: the figures are for the documentation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+from rich.console import Console
+from rich.table import Table
+
+from selfcest_env import symbolic_v0
+from selfcest_env.symbolic import BatchDelegation, make_rules
+
+Burst = Callable[[], int]  # does some work, returns how many units it was
+
+
+def batch_kernel(num_envs: int, steps: int, **rules: Any) -> Burst:
+    """Observations, masks, uniform legal actions, a joint step and the restart of finished episodes, every step."""
+    kernel = BatchDelegation(make_rules("chain", rules.pop("task_options"), **rules), num_envs)
+    kernel.reset(seed=0)
+    rng = np.random.default_rng(0)
+    seen = kernel.observations()
+
+    def burst() -> int:
+        for _ in range(steps):
+            kernel.action_masks()
+            kernel.step(kernel.sample_actions(rng))
+            kernel.restart()
+            kernel.observations(seen)
+        return steps * num_envs
+
+    return burst
+
+
+def cart_pole(num_envs: int, steps: int) -> Burst:
+    env = CartPoleVectorEnv(num_envs)
+    env.reset(seed=0)
+    rng = np.random.default_rng(0)
+
+    def burst() -> int:
+        for _ in range(steps):
+            env.step(rng.integers(0, 2, num_envs))
+        return steps * num_envs
+
+    return burst
+
+
+def turns(env: Any, episodes: int) -> Burst:
+    """Turns of an AEC environment under uniform legal play, as PettingZoo's own benchmark counts them."""
+    env.reset(seed=0)
+    rng = np.random.default_rng(0)
+
+    def burst() -> int:
+        count = 0
+        for _ in range(episodes):
+            env.reset()
+            for _ in env.agent_iter():
+                observation, _, terminated, truncated, _ = env.last()
+                legal = observation["action_mask"].nonzero()[0]
+                over = terminated or truncated
+                env.step(None if over else int(legal[rng.integers(len(legal))]))
+                count += 1
+        return count
+
+    return burst
+
+
+def fastest(bursts: dict[str, Burst], repeats: int) -> dict[str, float]:
+    """Units per second of CPU time, the best of `repeats`, taken in turn."""
+    best = dict.fromkeys(bursts, 0.0)
+    for _ in range(repeats):
+        for name, burst in bursts.items():
+            start = time.process_time()
+            units = burst()
+            best[name] = max(best[name], units / (time.process_time() - start))
+    return best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=7, help="the best of so many counts")
+    repeats = parser.parse_args().repeats
+    small: dict[str, Any] = {"task_options": {"items": 6}, "max_clones": 4}
+    nested: dict[str, Any] = {"task_options": {"items": 16}, "max_clones": 8, "max_depth": 2}
+    console, num_envs = Console(), 4096
+    vector = fastest(
+        {
+            "Gymnasium CartPoleVectorEnv": cart_pole(num_envs, 40),
+            "chain, 6 items, 5 agents": batch_kernel(num_envs, 20, **small),
+            "chain, 16 items, 9 agents, nested": batch_kernel(num_envs, 20, **nested),
+        },
+        repeats,
+    )
+    _show(console, f"environment-steps per second, {num_envs} environments, one core", vector)
+    peers: dict[str, Burst] = {}
+    try:
+        from pettingzoo.classic import tictactoe_v3
+
+        peers["PettingZoo tictactoe_v3"] = turns(tictactoe_v3.env(), 100)
+    except ModuleNotFoundError as error:
+        console.print(f"[yellow]PettingZoo's tictactoe_v3 is left out: {error}; pip install pygame")
+    objects = {
+        f"symbolic_v0.env, {population}": turns(symbolic_v0.env(population=population, **small), 40)
+        for population in ("fixed", "persistent", "dynamic")
+    }
+    _show(console, "agent turns per second, one AEC environment", fastest(peers | objects, repeats))
+
+
+def _show(console: Console, title: str, speeds: dict[str, float]) -> None:
+    """A table of speeds, each beside its ratio to the first."""
+    table = Table("what", "per second", "ratio", title=title)
+    first = next(iter(speeds.values()))
+    for name, speed in speeds.items():
+        table.add_row(name, f"{speed:,.0f}", f"{speed / first:.3f}")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

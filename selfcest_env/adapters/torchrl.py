@@ -1,0 +1,121 @@
+"""TorchRL: the batch kernel as a batched `EnvBase` with one group of agents, `"agents"`.
+
+Needs the extra `selfcest[torchrl]`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import TensorDict, TensorDictBase
+from torchrl.data import Binary, Bounded, Categorical, Composite, Unbounded
+from torchrl.envs import EnvBase
+
+from selfcest_env.symbolic.batch import BatchDelegation
+from selfcest_env.symbolic.rules import SymbolicRules
+from selfcest_env.symbolic.vectors import observation_size, state_size
+
+GROUP = "agents"
+
+
+class SymbolicTorchEnv(EnvBase):  # type: ignore[misc]  # TorchRL ships no types
+    """Many symbolic games side by side; agents in TorchRL's multi-agent layout, and the whole state for a critic.
+
+    With n = num_envs and m = num_agents (`batch_size` is (n,)):
+
+    | key | shape | |
+    |---|---|---|
+    | `("agents", "observation")` | (n, m, features) | what each agent sees |
+    | `("agents", "action_mask")` | (n, m, actions) | for TorchRL's `ActionMask`; who cannot act can only wait (0) |
+    | `("agents", "can_act")` | (n, m) | whose turn is open: a mask for losses |
+    | `("agents", "action")` | (n, m) | one number per agent; an illegal one is WAIT |
+    | `("agents", "reward")` | (n, m, 1) | the team reward, for every agent; so their sum is m times the team return |
+    | `"state"` | (n, state features) | the whole game, the right answer included |
+    | `"done"`, `"terminated"`, `"truncated"` | (n, 1) | of the game; only `max_cycles` truncates |
+
+    A game that is over stands still until it is reset, alone (`"_reset"`) or with the others.
+
+    Args:
+        rules: task, limits and prices (`make_rules`).
+        num_envs: games played side by side.
+        max_cycles: joint steps of a game before truncation, `None` for never: the limits end every game.
+        device: where tensors are handed over; the kernel itself runs in NumPy.
+    """
+
+    def __init__(
+        self,
+        rules: SymbolicRules,
+        num_envs: int,
+        *,
+        max_cycles: int | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.kernel = BatchDelegation(rules, num_envs, max_cycles=max_cycles)
+        self.rules = rules
+        super().__init__(device=torch.device(device), batch_size=torch.Size([num_envs]))
+        self._next_seed: int | None = None
+        agents = (num_envs, rules.num_agents)
+        self.observation_spec = self._composite(
+            {
+                "observation": Bounded(0.0, 1.0, shape=(*agents, observation_size(rules)), dtype=torch.float32),
+                "action_mask": Binary(shape=(*agents, rules.num_actions), dtype=torch.bool),
+                "can_act": Binary(shape=agents, dtype=torch.bool),
+            },
+            state=Bounded(0.0, 1.0, shape=(num_envs, state_size(rules)), dtype=torch.float32),
+        )
+        self.action_spec = self._composite({"action": Categorical(rules.num_actions, shape=agents, dtype=torch.int64)})
+        self.reward_spec = self._composite({"reward": Unbounded(shape=(*agents, 1), dtype=torch.float32)})
+        ends = ("done", "terminated", "truncated")
+        self.done_spec = self._composite({}, **{key: Binary(shape=(num_envs, 1), dtype=torch.bool) for key in ends})
+
+    def _reset(self, tensordict: TensorDictBase | None, **kwargs: Any) -> TensorDictBase:
+        chosen = None if tensordict is None else tensordict.get("_reset", None)
+        if chosen is None or chosen.all():
+            self.kernel.reset(self._next_seed)
+            self._next_seed = None
+        else:
+            self.kernel.restart(chosen.cpu().numpy().reshape(-1))
+        return self._seen()
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        playing = ~self.kernel.done
+        self.kernel.step(tensordict[GROUP, "action"].cpu().numpy())
+        reward = (self.kernel.state.team_return * playing).astype(np.float32)[:, None, None]
+        return self._seen().set((GROUP, "reward"), self._tensor(reward.repeat(self.rules.num_agents, axis=1)))
+
+    def _set_seed(self, seed: int | None) -> None:
+        """The next reset of all games starts their first episodes of this seed."""
+        self._next_seed = seed
+
+    def _seen(self) -> TensorDict:
+        kernel = self.kernel
+        agents = {
+            "observation": kernel.observations(),
+            "action_mask": kernel.action_masks(),
+            "can_act": kernel.can_act.copy(),
+        }
+        ends = {"done": kernel.done, "terminated": kernel.state.terminated, "truncated": kernel.state.truncated}
+        return TensorDict(
+            {
+                GROUP: TensorDict(
+                    {key: self._tensor(value) for key, value in agents.items()},
+                    batch_size=(kernel.num_envs, kernel.num_agents),
+                    device=self.device,
+                ),
+                "state": self._tensor(kernel.states()),
+                **{key: self._tensor(value[:, None].copy()) for key, value in ends.items()},
+            },
+            batch_size=self.batch_size,
+            device=self.device,
+        )
+
+    def _tensor(self, values: NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(values).to(self.device)
+
+    def _composite(self, agents: dict[str, Any], **others: Any) -> Composite:
+        """Specs of the group and of the games."""
+        group = {GROUP: Composite(agents, shape=(*self.batch_size, self.rules.num_agents))} if agents else {}
+        return Composite(**group, **others, shape=self.batch_size).to(self.device)
