@@ -2,6 +2,7 @@
 
     python benchmarks/symbolic_learning.py                  # about 20 minutes on 2 cores
     python benchmarks/symbolic_learning.py --window none    # everybody may answer: early clones only cost
+    python benchmarks/symbolic_learning.py --modulus 5 --seconds 60 # harder sums: about 35 minutes
     python benchmarks/symbolic_learning.py --tune           # the search that chose the learning rates
 
 Every run is stored when it ends and not run again; delete its file to repeat it. The table (Markdown, CSV) and the plot
@@ -40,7 +41,7 @@ from selfcest_training.marl.train import train
 
 GOAL, ENOUGH = 0.9, 0.95
 HIDDEN = (128, 128)
-TASK = {"items": [2, 8], "modulus": 2}
+ITEMS = [2, 8]
 RATES = (1e-3, 3e-3)
 TUNING_SEED = 100  # used for nothing else
 
@@ -63,6 +64,7 @@ class Job:
     seed: int
     rate: float
     window: int | None
+    modulus: int
     seconds: float
     until: float
     folder: Path
@@ -76,14 +78,17 @@ class Job:
         return Curve(self.learner, self.seed, tuple(Point(**point) for point in points))
 
 
-def rules_of(window: int | None) -> SymbolicRules:
-    return make_rules("chain", {**TASK, "window": window})
+def rules_of(window: int | None, modulus: int) -> SymbolicRules:
+    return make_rules("chain", {"items": ITEMS, "modulus": modulus, "window": window})
 
 
 def play(job: Job) -> str:
     """Run a job and store its curve."""
     torch.set_num_threads(1)
-    rules, budget = rules_of(job.window), {"seconds": job.seconds, "until": job.until, "every": job.seconds / 30}
+    rules, budget = (
+        rules_of(job.window, job.modulus),
+        {"seconds": job.seconds, "until": job.until, "every": job.seconds / 30},
+    )
     if job.learner == "maskable_ppo":
         curve = maskable_ppo(rules, job.seed, job.rate, Examiner(rules, **budget))
     else:
@@ -213,18 +218,19 @@ def main(
     seeds: int = 5,
     seconds: float = 20.0,
     window: str = "4",
+    modulus: int = 2,
     workers: int = 2,
     tune: bool = False,
     out: Path = Path("runs/symbolic_learning"),
 ) -> None:
-    """Run what is not stored yet, then write the table and the plot to OUT, a folder per window."""
+    """Run what is not stored yet, then write the table and the plot to OUT, a folder per window and modulus."""
     size = None if window == "none" else int(window)
-    folder = out / f"window_{window}"
+    folder = out / f"window_{window}_modulus_{modulus}"
     jobs: dict[str, list[Job]] = {}
     for learner, best in LEARNERS.items():
         runs = [(TUNING_SEED, rate) for rate in RATES] if tune else [(seed, best) for seed in range(seeds)]
         jobs[learner] = [
-            Job(learner, seed, rate, size, seconds, GOAL if tune else ENOUGH, folder) for seed, rate in runs
+            Job(learner, seed, rate, size, modulus, seconds, GOAL if tune else ENOUGH, folder) for seed, rate in runs
         ]
     waiting = [job for job in itertools.chain.from_iterable(zip(*jobs.values(), strict=True)) if not job.file.exists()]
     context = multiprocessing.get_context("spawn")
@@ -236,7 +242,9 @@ def main(
             point = job.load().reached(GOAL)
             print(f"{job.learner:>12} {job.rate:g}: {f'{point.seconds:.1f} s' if point else 'not reached'}")
         return
-    write(folder, {learner: [job.load() for job in theirs] for learner, theirs in jobs.items()}, rules_of(size))
+    write(
+        folder, {learner: [job.load() for job in theirs] for learner, theirs in jobs.items()}, rules_of(size, modulus)
+    )
 
 
 if __name__ == "__main__":

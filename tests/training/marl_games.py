@@ -1,0 +1,111 @@
+"""Games small enough to be listed in full, for the tests of the multi-agent learners."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from selfcest_env.symbolic import BatchDelegation, State, SymbolicRules, make_rules
+from selfcest_training.marl.games import KernelGames
+from selfcest_training.marl.networks import Actor
+
+ANSWER_0, ANSWER_1, SPLIT = 1, 2, 3
+
+# Two items, 0 or 1. The root answers at once, or splits; then two clones answer at once, then the root must answer.
+TWO_CLONES: SymbolicRules = make_rules(
+    "chain",
+    {"items": 2, "modulus": 2, "window": 2, "splits": [2]},
+    max_clones=2,
+    max_depth=1,
+    max_turns=2,
+    total_tokens=None,
+)
+SEED = 3
+
+
+def games(num_games: int = 1) -> KernelGames:
+    """The same problem in every game."""
+    return KernelGames(TWO_CLONES, num_games, SEED, group_size=num_games)
+
+
+def first_state() -> State:
+    start = games()
+    start.reset()
+    return start.kernel.get_snapshot()
+
+
+def kernel_at(state: State, copies: int = 1) -> BatchDelegation:
+    kernel = BatchDelegation(TWO_CLONES, copies)
+    kernel.set_snapshot(state.take(np.zeros(copies, np.intp)))
+    return kernel
+
+
+def actor(seed: int = 0) -> Actor:
+    """A policy that is far from uniform, in double precision."""
+    torch.manual_seed(seed)
+    kernel = kernel_at(first_state())
+    policy = Actor(kernel.observations().shape[-1], kernel.num_actions, (8,), torch.Generator().manual_seed(seed))
+    for parameter in policy.parameters():
+        torch.nn.init.normal_(parameter, std=0.7)
+    return policy.double()
+
+
+def log_probs(policy: Actor, state: State) -> Tensor:
+    """Of all agents, [N, A]."""
+    kernel = kernel_at(state)
+    return policy(torch.from_numpy(kernel.observations()[0]).double(), torch.from_numpy(kernel.action_masks()[0]))
+
+
+def after(state: State, joint: tuple[int, ...]) -> State:
+    kernel = kernel_at(state)
+    kernel.step(np.array([joint]))
+    return kernel.get_snapshot()
+
+
+def joints(state: State) -> list[tuple[int, ...]]:
+    """Every legal joint action."""
+    masks = kernel_at(state).action_masks()[0]
+    return list(itertools.product(*(np.flatnonzero(mask) for mask in masks)))
+
+
+def value(policy: Actor, state: State) -> Tensor:
+    """Expected team return, with its gradient, by listing everything that can happen."""
+    if state.terminated[0]:
+        return torch.tensor(state.team_return[0])
+    logs = log_probs(policy, state)
+    parts = [joint_log_prob(logs, joint).exp() * value(policy, after(state, joint)) for joint in joints(state)]
+    return torch.stack(parts).sum()
+
+
+def joint_log_prob(logs: Tensor, joint: tuple[int, ...]) -> Tensor:
+    return logs[torch.arange(len(joint)), torch.tensor(joint)].sum()
+
+
+def action_values(policy: Actor, state: State, joint: tuple[int, ...], agent: int) -> Tensor:
+    """Q of each action of an agent while the others keep theirs, [A]; 1e6 for illegal ones, which nothing may read."""
+    legal = kernel_at(state).action_masks()[0, agent]
+    values = [
+        value(policy, after(state, (*joint[:agent], action, *joint[agent + 1 :]))).detach() if legal[action] else 1e6
+        for action in range(len(legal))
+    ]
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def steps(policy: Actor, state: State, reach: float = 1.0) -> Iterator[tuple[float, State, tuple[int, ...]]]:
+    """Every (probability, state, joint action) that can occur."""
+    if state.terminated[0]:
+        return
+    logs = log_probs(policy, state).detach()
+    for joint in joints(state):
+        probability = reach * float(joint_log_prob(logs, joint).exp())
+        yield probability, state, joint
+        yield from steps(policy, after(state, joint), probability)
+
+
+def gradient(policy: Actor, objective: Tensor) -> Tensor:
+    parts = torch.autograd.grad(objective, list(policy.parameters()), retain_graph=True)
+    return torch.cat([part.flatten() for part in parts])

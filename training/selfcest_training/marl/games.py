@@ -1,0 +1,141 @@
+"""What a learner plays: a batch of games side by side, on the batch kernel or behind SMAC's interface."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from selfcest_env.errors import ConfigError
+from selfcest_env.symbolic.batch import BatchDelegation
+from selfcest_env.symbolic.rules import SymbolicRules
+from selfcest_env.symbolic.streams import seeds_of
+
+
+class View(NamedTuple):
+    """What agents see and may do at one moment: G games, N agents, F features, A actions."""
+
+    observations: NDArray[np.float32]  # [G, N, F]
+    masks: NDArray[np.bool_]  # [G, N, A]
+
+
+class Games(Protocol):
+    """Games of one kind. A game that is over stands still until all are started again."""
+
+    def reset(self) -> None:
+        """Start the next episode of every game."""
+        ...
+
+    def view(self) -> View:
+        """Of a truncated game: what would be seen and could be done if it went on."""
+        ...
+
+    def states(self) -> NDArray[np.float32]:
+        """What a centralised critic may know, [G, S]."""
+        ...
+
+    def step(self, actions: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Play the actions [G, N]; the team rewards [G]."""
+        ...
+
+    @property
+    def terminated(self) -> NDArray[np.bool_]: ...
+
+    @property
+    def truncated(self) -> NDArray[np.bool_]: ...
+
+
+class KernelGames:
+    """Games on the batch kernel.
+
+    Args:
+        rules: of all games.
+        num_games: played side by side.
+        seed: of the problems.
+        group_size: neighbours that play the same problem.
+        max_cycles: joint steps before truncation.
+    """
+
+    def __init__(
+        self, rules: SymbolicRules, num_games: int, seed: int, *, group_size: int = 1, max_cycles: int | None = None
+    ) -> None:
+        if group_size < 1 or num_games % group_size:
+            raise ConfigError(f"num_games is {num_games}; expected a multiple of group_size = {group_size}")
+        self.kernel = BatchDelegation(rules, num_games, max_cycles=max_cycles)
+        self.rules, self.group_size = rules, group_size
+        self._keys = np.repeat(seeds_of(seed, num_games // group_size), group_size)
+        self._started = False
+
+    def reset(self) -> None:
+        self.kernel.reset(keys=None if self._started else self._keys)
+        self._started = True
+
+    def view(self) -> View:
+        kernel = self._untruncated()
+        return View(kernel.observations(), kernel.action_masks())
+
+    def states(self) -> NDArray[np.float32]:
+        return self._untruncated().states()
+
+    def _untruncated(self) -> BatchDelegation:
+        if not self.truncated.any():
+            return self.kernel
+        kernel = BatchDelegation(self.rules, self.kernel.num_envs)
+        kernel.set_snapshot(replace(self.kernel.state, truncated=np.zeros_like(self.truncated)))
+        return kernel
+
+    def step(self, actions: NDArray[np.int64]) -> NDArray[np.float64]:
+        before = self.kernel.state.team_return.copy()
+        self.kernel.step(actions)
+        return self.kernel.state.team_return - before
+
+    @property
+    def terminated(self) -> NDArray[np.bool_]:
+        return self.kernel.state.terminated
+
+    @property
+    def truncated(self) -> NDArray[np.bool_]:
+        return self.kernel.state.truncated
+
+
+class SmacGames:
+    """Games behind the interface of SMAC (Samvelyan et al. 2019), as PyMARL and EPyMARL drive it.
+
+    Args:
+        envs: each with `reset`, `step(actions) -> (reward, terminated, info)`, `get_obs`, `get_state`,
+            `get_avail_actions`. `info["episode_limit"]` tells truncation from termination.
+    """
+
+    def __init__(self, envs: Sequence[Any]) -> None:
+        if not envs:
+            raise ConfigError("envs is empty; expected at least one environment")
+        self.envs = envs
+        self.terminated, self.truncated = np.ones((2, len(envs)), bool)
+
+    def reset(self) -> None:
+        for env in self.envs:
+            env.reset()
+        self.terminated[:] = self.truncated[:] = False
+
+    def view(self) -> View:
+        return View(
+            np.array([env.get_obs() for env in self.envs], np.float32),
+            np.array([env.get_avail_actions() for env in self.envs], bool),
+        )
+
+    def states(self) -> NDArray[np.float32]:
+        return np.array([env.get_state() for env in self.envs], np.float32)
+
+    def step(self, actions: NDArray[np.int64]) -> NDArray[np.float64]:
+        rewards = np.zeros(len(self.envs))
+        for i, env in enumerate(self.envs):
+            if self.terminated[i] or self.truncated[i]:
+                continue
+            reward, over, info = env.step(actions[i])
+            rewards[i] = reward
+            self.truncated[i] = over and bool(info.get("episode_limit", False))
+            self.terminated[i] = over and not self.truncated[i]
+        return rewards
