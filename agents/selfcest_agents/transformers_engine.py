@@ -4,8 +4,12 @@ Live sequences occupy the first slots of one cache, without gaps: a finished one
 slot, and waiting requests are prefilled in padded batches behind the live ones. A prefill leaves out a context's last
 id; that id is the row's input at its first decoding step, so every token is sampled in the same place.
 
+With `prefix_tokens` finished contexts are kept, so that an agent's next turn computes only what is new to it, and of
+requests that begin alike one is prefilled first and the others copy what they share.
+
 The model object is shared with the learner. Change its weights between `poll` calls and set `policy_version`
-afterwards; change them while nothing is pending unless a mixture of old cache and new weights is wanted.
+afterwards, which forgets all kept contexts; change them while nothing is pending unless a mixture of old cache and new
+weights is wanted.
 
 A row's random stream is its own, but matrix products round differently for different batch shapes: log-probabilities
 move by about 1e-6 in float32 with the batch composition, so a token can differ only where a uniform falls that close
@@ -15,7 +19,7 @@ to a boundary. The same sequence of calls repeats exactly.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -24,13 +28,19 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
-from selfcest_agents.engine import Completion, TokenRequest
+from selfcest_agents.engine import Completion, TokenRequest, check_requests
+from selfcest_agents.grouped_attention import grouped
+from selfcest_agents.prefix_store import PrefixStore
 from selfcest_agents.sampling import draw, uniform_stream
 from selfcest_agents.slot_cache import SlotCache
 from selfcest_env.errors import PolicyError
 from selfcest_env.types import FinishReason
 
 PATIENCE_STEPS = 8  # a small prefill costs a good part of a decoding step, so trickling requests wait for each other
+
+
+_Start = tuple[int, torch.Tensor | None]
+"""Positions of a context that need not be computed, and the entry of the store that has them."""
 
 
 @dataclass(slots=True)
@@ -60,11 +70,13 @@ class TransformersEngine:
 
     Args:
         model: a decoder with `position_ids`, 4-D masks and full attention. Its device, dtype and attention
-            implementation are used as they are.
+            implementation are used as they are (`sdpa` over grouped heads without its copies).
         stop_ids: ids that end a sequence; a sampled stop id is part of the completion.
         max_batch_size: sequences decoded together at most. It bounds the cache, which holds so many rows of the longest
             context met so far, and is kept as long as the engine.
         prefill_tokens: ids, padding included, that one prefill pass holds at most (one context may exceed it alone).
+        prefix_tokens: ids of finished contexts whose keys and values are kept for reuse at most; 0 for none. It pays
+            where a prefill costs more than a copy, so for any model much larger than the tiny one.
 
     Raises:
         PolicyError: a model whose attention depends on more than positions (sliding windows, dynamic RoPE).
@@ -77,13 +89,16 @@ class TransformersEngine:
         stop_ids: Collection[int],
         max_batch_size: int = 256,
         prefill_tokens: int = 8192,
+        prefix_tokens: int = 0,
     ) -> None:
         _check_model(model)
-        if max_batch_size < 1 or prefill_tokens < 1:
+        if max_batch_size < 1 or prefill_tokens < 1 or prefix_tokens < 0:
             raise PolicyError(
-                f"max_batch_size is {max_batch_size} and prefill_tokens is {prefill_tokens}; both must be at least 1"
+                f"max_batch_size is {max_batch_size}, prefill_tokens is {prefill_tokens} and prefix_tokens is "
+                f"{prefix_tokens}; expected at least 1, 1 and 0"
             )
-        self.policy_version = 0
+        self._prefixes = PrefixStore(prefix_tokens)
+        self._policy_version = 0
         self._model = model
         self._stop_ids = frozenset(stop_ids)
         self._max_batch_size = max_batch_size
@@ -96,22 +111,28 @@ class TransformersEngine:
         self._steps_since_admission = 0
 
     @property
+    def policy_version(self) -> int:
+        """Age of the weights. Setting it, to whatever value, says that they have changed."""
+        return self._policy_version
+
+    @policy_version.setter
+    def policy_version(self, version: int) -> None:
+        self._policy_version = version
+        self._prefixes.clear()
+
+    @property
     def pending(self) -> int:
         return len(self._rows) + len(self._waiting)
 
     def submit(self, requests: Sequence[TokenRequest]) -> None:
         """Queue requests, all or none. Raises `PolicyError` for one that could never be served."""
-        taken = {request.key for request in self._waiting} | {row.request.key for row in self._rows}
-        for request in requests:
-            if request.key in taken:
-                raise PolicyError(f"request {request.key!r} is already pending; give every request its own key")
-            taken.add(request.key)
-            self._check(request)
+        pending = {request.key for request in self._waiting} | {row.request.key for row in self._rows}
+        check_requests(requests, pending, max_positions=self._max_positions, vocab_size=self._vocab_size)
         self._waiting.extend(requests)
 
     def poll(self) -> list[Completion]:
         """Decode until at least one sequence finishes; return all that finish at that step, `[]` if none is pending."""
-        with _evaluating(self._model), torch.inference_mode():
+        with _evaluating(self._model), grouped(self._model), torch.inference_mode():
             while self.pending:
                 self._admit()
                 if finished := self._step():
@@ -125,28 +146,6 @@ class TransformersEngine:
         with torch.inference_mode():
             self._release([slot for slot, row in enumerate(self._rows) if row.request.key in gone])
 
-    def _check(self, request: TokenRequest) -> None:
-        context, new = len(request.context_ids), request.max_new_tokens
-        what = f"request {request.key!r}"
-        if not context:
-            raise PolicyError(f"{what} has an empty context; send at least one id, such as the opening token")
-        if new < 1:
-            raise PolicyError(f"{what} has max_new_tokens = {new}, expected at least 1; do not send it")
-        if context + new > self._max_positions:
-            raise PolicyError(
-                f"{what} has {context} context ids and max_new_tokens = {new}, together {context + new}, but the model "
-                f"holds {self._max_positions} positions; lower limits.context_tokens or use a model with more"
-            )
-        if min(request.context_ids) < 0 or max(request.context_ids) >= self._vocab_size:
-            raise PolicyError(
-                f"{what} has context ids from {min(request.context_ids)} to {max(request.context_ids)}, but the model "
-                f"knows 0 to {self._vocab_size - 1}; encode with the tokenizer of this model"
-            )
-        if not 0 <= request.temperature < float("inf"):
-            raise PolicyError(f"{what} has temperature {request.temperature}; expected a finite number >= 0")
-        if request.seed < 0:
-            raise PolicyError(f"{what} has seed {request.seed}; expected >= 0, as from selfcest_env.seeding")
-
     def _admit(self) -> None:
         """Move waiting requests into free slots, unless so few would join that it is better to wait a little."""
         room = min(len(self._waiting), self._max_batch_size - len(self._rows))
@@ -155,20 +154,51 @@ class TransformersEngine:
             return
         self._steps_since_admission = 0
         requests = [self._waiting.popleft() for _ in range(room)]
-        # Neighbours of like length waste the least padding.
-        requests.sort(key=lambda request: len(request.context_ids))
-        for batch in _batches(requests, self._prefill_tokens):
-            self._prefill(batch)
+        while requests:
+            leaders, requests, shared = self._part(requests)
+            starts = {request.key: self._prefixes.find(request.context_ids[:-1]) for request in leaders}
+            # Neighbours of like length waste the least padding.
+            leaders.sort(key=lambda request: len(request.context_ids) - starts[request.key][0])
+            for batch in _batches(leaders, starts, self._prefill_tokens):
+                self._prefill(batch, starts)
+            for slot, row in enumerate(self._rows):
+                if row.request.key in shared:
+                    self._keep(slot, row.request.context_ids[:-1])
 
-    def _prefill(self, requests: Sequence[TokenRequest]) -> None:
-        width = max(len(request.context_ids) for request in requests) - 1
-        if width:
+    def _part(self, requests: Sequence[TokenRequest]) -> tuple[list[TokenRequest], list[TokenRequest], set[str]]:
+        """Requests to prefill now, those that wait to copy from them, and the keys of those they wait for."""
+        if not self._prefixes.enabled:
+            return list(requests), [], set()
+        leaders: dict[int, TokenRequest] = {}
+        alone, waiting, shared = [], [], set()
+        for request in requests:
+            block = self._prefixes.first_missing(request.context_ids[:-1])
+            if block is None:
+                alone.append(request)
+            elif block in leaders:
+                waiting.append(request)
+                shared.add(leaders[block].key)
+            else:
+                leaders[block] = request
+        return [*alone, *leaders.values()], waiting, shared
+
+    def _keep(self, slot: int, ids: tuple[int, ...]) -> None:
+        if self._prefixes.enabled:
+            self._prefixes.put(ids, self._cache.save(slot, len(ids)))
+
+    def _prefill(self, requests: Sequence[TokenRequest], starts: Mapping[str, _Start]) -> None:
+        first, device = len(self._rows), self._model.device
+        lengths = [starts[request.key][0] for request in requests]
+        for slot, request in enumerate(requests, first):
+            length, saved = starts[request.key]
+            if saved is not None:
+                self._cache.load(slot, saved, length)
+        rest = [request.context_ids[length:-1] for request, length in zip(requests, lengths, strict=True)]
+        if width := max(map(len, rest)):
             # Padding is on the right: it is written behind the context, where decoding overwrites it before looking.
-            padded = [
-                (*request.context_ids[:-1], *([0] * (width + 1 - len(request.context_ids)))) for request in requests
-            ]
-            positions = torch.arange(width, device=self._model.device).expand(len(requests), width)
-            self._forward(len(self._rows), torch.tensor(padded, device=self._model.device), positions, width)
+            padded = [(*ids, *([0] * (width - len(ids)))) for ids in rest]
+            positions = torch.tensor(lengths, device=device)[:, None] + torch.arange(width, device=device)
+            self._forward(first, torch.tensor(padded, device=device), positions, max(lengths) + width)
         for request in requests:
             uniforms = uniform_stream(request.seed, request.max_new_tokens)
             self._rows.append(_Row(request, uniforms, self.policy_version))
@@ -208,6 +238,8 @@ class TransformersEngine:
             if stopped or len(row.token_ids) == row.request.max_new_tokens:
                 finished.append(row.completion(FinishReason.STOP if stopped else FinishReason.LENGTH))
                 slots.append(slot)
+                if row.policy_version == self.policy_version:
+                    self._keep(slot, (*row.request.context_ids, *row.token_ids[:-1]))
         self._release(slots)
         return finished
 
@@ -238,11 +270,13 @@ class TransformersEngine:
         return logits[:, -1]
 
 
-def _batches(requests: Sequence[TokenRequest], max_tokens: int) -> Iterator[list[TokenRequest]]:
-    """Cut requests, shortest context first, into runs whose padded size stays within `max_tokens`."""
+def _batches(
+    requests: Sequence[TokenRequest], starts: Mapping[str, _Start], max_tokens: int
+) -> Iterator[list[TokenRequest]]:
+    """Cut requests, shortest rest first, into runs whose padded size stays within `max_tokens`."""
     batch: list[TokenRequest] = []
     for request in requests:
-        if batch and (len(batch) + 1) * len(request.context_ids) > max_tokens:
+        if batch and (len(batch) + 1) * (len(request.context_ids) - starts[request.key][0]) > max_tokens:
             yield batch
             batch = []
         batch.append(request)

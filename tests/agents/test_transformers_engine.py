@@ -153,6 +153,9 @@ def test_grouped_heads_and_fused_attention() -> None:
     assert grouped.config._attn_implementation == "sdpa"
     work = requests(12)
     check(grouped, work, run(grouped, work, 5))
+    assert grouped.config._attn_implementation == "sdpa"  # given back to the learner
+    grouped.set_attn_implementation("eager")
+    check(grouped, work, run(grouped, work, 5))
 
 
 def test_the_grant_is_hard_and_the_last_position_usable(model: LlamaForCausalLM) -> None:

