@@ -110,7 +110,8 @@ def main() -> None:
     except ModuleNotFoundError as error:
         console.print(f"[yellow]PettingZoo's tictactoe_v3 is left out: {error}; pip install pygame")
     objects = {
-        f"symbolic_v0.env, {population}": turns(symbolic_v0.env(population=population, **small), 40)
+        f"symbolic_v0.env, {agents} agents, {population}": turns(symbolic_v0.env(population=population, **options), 40)
+        for agents, options in ((9, {}), (5, small))
         for population in ("fixed", "persistent", "dynamic")
     }
     _show(console, "agent turns per second, one AEC environment", fastest(peers | objects, repeats))

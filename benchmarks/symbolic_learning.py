@@ -2,14 +2,14 @@
 
     python benchmarks/symbolic_learning.py                  # about 20 minutes on 2 cores
     python benchmarks/symbolic_learning.py --window none    # everybody may answer: early clones only cost
-    python benchmarks/symbolic_learning.py --modulus 5 --seconds 60 # harder sums: about 35 minutes
+    python benchmarks/symbolic_learning.py --modulus 5 --episodes 1024 --entropy 0.03 --seconds 60   # harder sums
     python benchmarks/symbolic_learning.py --tune           # the search that chose the learning rates
 
 Every run is stored when it ends and not run again; delete its file to repeat it. The table (Markdown, CSV) and the plot
 are written from what is stored. Decisions are turns of agents with a choice, in replays as in episodes. CPU seconds are
 of a fresh process with one thread, evaluations excluded. Success is that of the greedy policy on 1,000 problems that
-nobody learns from. All learners have networks of the same widths and play about 1,300 decisions per update, COMA a
-quarter of that: it takes one step of the policy per update where the others take 16.
+nobody learns from. All learners have networks of the same widths and play as many decisions per update (`--episodes`),
+COMA a quarter of that: it takes one step of the policy per update where the others take 16.
 """
 
 from __future__ import annotations
@@ -65,6 +65,8 @@ class Job:
     rate: float
     window: int | None
     modulus: int
+    episodes: int
+    entropy: float
     seconds: float
     until: float
     folder: Path
@@ -90,10 +92,15 @@ def play(job: Job) -> str:
         {"seconds": job.seconds, "until": job.until, "every": job.seconds / 30},
     )
     if job.learner == "maskable_ppo":
-        curve = maskable_ppo(rules, job.seed, job.rate, Examiner(rules, **budget))
+        curve = maskable_ppo(rules, job, Examiner(rules, **budget))
     else:
-        extra = {"ppo": {"value_learning_rate": job.rate}, "coma": {"critic_learning_rate": job.rate}}
-        config = {"learning_rate": job.rate, "hidden": HIDDEN, **extra.get(job.learner, {})}
+        own = {
+            "ppo": {"value_learning_rate": job.rate},
+            "coma": {"critic_learning_rate": job.rate, "episodes": job.episodes // 4},
+        }
+        config: dict[str, Any] = {"learning_rate": job.rate, "hidden": HIDDEN}
+        config |= {"episodes": job.episodes, "entropy": job.entropy}
+        config |= own.get(job.learner, {})
         curve = train(job.learner, rules, job.seed, config=config, **budget)
     job.file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = job.file.with_suffix(".part")
@@ -103,14 +110,14 @@ def play(job: Job) -> str:
     return f"{job.file.stem}: success {last.success:.3f} after {last.decisions:,} decisions, {last.seconds:.1f} s"
 
 
-def maskable_ppo(rules: SymbolicRules, seed: int, rate: float, examiner: Examiner) -> Curve:
+def maskable_ppo(rules: SymbolicRules, job: Job, examiner: Examiner) -> Curve:
     """MaskablePPO of sb3-contrib, one decision per step, set up as `selfcest_training.marl.ppo`."""
     from sb3_contrib import MaskablePPO
     from stable_baselines3.common.callbacks import BaseCallback
 
     from selfcest_env.adapters.sb3 import SymbolicVecEnv
 
-    games, steps = 64, 20  # decisions per update as of 256 episodes
+    games, steps = job.episodes // 4, 20  # decisions per update as of so many episodes
 
     class Watch(BaseCallback):
         over = False
@@ -132,15 +139,15 @@ def maskable_ppo(rules: SymbolicRules, seed: int, rate: float, examiner: Examine
         batch_size=games * steps // 4,
         n_epochs=4,
         gamma=1.0,
-        ent_coef=0.01,
+        ent_coef=job.entropy,
         max_grad_norm=1.0,
-        learning_rate=rate,
+        learning_rate=job.rate,
         policy_kwargs={"net_arch": list(HIDDEN), "activation_fn": torch.nn.ReLU},
-        seed=seed,
+        seed=job.seed,
         device="cpu",
     )
     model.learn(1 << 40, callback=Watch())
-    return Curve("maskable_ppo", seed, tuple(examiner.points))
+    return Curve("maskable_ppo", job.seed, tuple(examiner.points))
 
 
 def row(learner: str, curves: Sequence[Curve]) -> dict[str, Any]:
@@ -219,6 +226,8 @@ def main(
     seconds: float = 20.0,
     window: str = "4",
     modulus: int = 2,
+    episodes: int = 256,
+    entropy: float = 0.01,
     workers: int = 2,
     tune: bool = False,
     out: Path = Path("runs/symbolic_learning"),
@@ -230,7 +239,8 @@ def main(
     for learner, best in LEARNERS.items():
         runs = [(TUNING_SEED, rate) for rate in RATES] if tune else [(seed, best) for seed in range(seeds)]
         jobs[learner] = [
-            Job(learner, seed, rate, size, modulus, seconds, GOAL if tune else ENOUGH, folder) for seed, rate in runs
+            Job(learner, seed, rate, size, modulus, episodes, entropy, seconds, GOAL if tune else ENOUGH, folder)
+            for seed, rate in runs
         ]
     waiting = [job for job in itertools.chain.from_iterable(zip(*jobs.values(), strict=True)) if not job.file.exists()]
     context = multiprocessing.get_context("spawn")

@@ -5,10 +5,12 @@ This module imports no torch, so that engines served elsewhere, and tests with f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol
 
+from selfcest_env.errors import PolicyError
 from selfcest_env.types import FinishReason
 
 
@@ -87,3 +89,48 @@ class Engine(Protocol):
     def cancel(self, keys: Iterable[str]) -> None:
         """Forget these requests: no completion will come. Keys that are not pending (any more) are ignored."""
         ...
+
+
+def check_requests(
+    requests: Iterable[TokenRequest],
+    pending: Collection[str],
+    *,
+    max_positions: int | None = None,
+    vocab_size: int | None = None,
+) -> None:
+    """Refuse what an engine could never serve. A bound that is not known here is `None`.
+
+    Args:
+        requests: what is to be submitted together.
+        pending: keys that are taken.
+        max_positions: ids of one context, prompt and generation together.
+        vocab_size: ids are below it.
+
+    Raises:
+        PolicyError: for the first request that is empty, too long, out of range, or whose key is taken.
+    """
+    taken = set(pending)
+    for request in requests:
+        context, new = len(request.context_ids), request.max_new_tokens
+        what = f"request {request.key!r}"
+        if request.key in taken:
+            raise PolicyError(f"{what} is already pending; give every request its own key")
+        taken.add(request.key)
+        if not context:
+            raise PolicyError(f"{what} has an empty context; send at least one id, such as the opening token")
+        if new < 1:
+            raise PolicyError(f"{what} has max_new_tokens = {new}, expected at least 1; do not send it")
+        if max_positions is not None and context + new > max_positions:
+            raise PolicyError(
+                f"{what} has {context} context ids and max_new_tokens = {new}, together {context + new}, but the model "
+                f"holds {max_positions} positions; lower limits.context_tokens or use a model with more"
+            )
+        if min(request.context_ids) < 0 or max(request.context_ids) >= (vocab_size or inf):
+            raise PolicyError(
+                f"{what} has context ids from {min(request.context_ids)} to {max(request.context_ids)}, but the model "
+                f"knows 0 to {'?' if vocab_size is None else vocab_size - 1}; encode with the tokenizer of this model"
+            )
+        if not 0 <= request.temperature < inf:
+            raise PolicyError(f"{what} has temperature {request.temperature}; expected a finite number >= 0")
+        if request.seed < 0:
+            raise PolicyError(f"{what} has seed {request.seed}; expected >= 0, as from selfcest_env.seeding")

@@ -1,0 +1,418 @@
+"""The client against a server of our own on this machine, which answers, stalls, fails and talks nonsense on demand."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from selfcest_agents.codec import TerseCodec
+from selfcest_agents.engine import Completion, TokenRequest
+from selfcest_agents.openai_client import ServerConfig
+from selfcest_agents.openai_engine import OpenAIEngine, OpenAIPolicy
+from selfcest_agents.policy import EnginePolicy, SamplingConfig
+from selfcest_agents.rollout import RolloutRequest, rollout
+from selfcest_agents.tiny import TinyTokenizer
+from selfcest_env.errors import ConfigError, PolicyError
+from selfcest_env.protocol import HermesProtocol
+from selfcest_env.record import EpisodeGroup, EpisodeRecord, from_json, to_json
+from selfcest_env.rules import Rules
+from selfcest_env.terse import TerseProtocol
+from selfcest_env.text_counters import WordCounter
+from selfcest_env.types import FinishReason, Limits, Outcome, Task, TurnKey
+from selfcest_training.batch import Denominator, build_samples
+from selfcest_training.credit import Credit
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the server says to one request; `body` is sent as it is when it is a string."""
+
+    body: Any
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    delay: float = 0.0
+
+
+@dataclass
+class Server:
+    """`answer(path, body, n)` replies to the n-th request that has the same path and body."""
+
+    answer: Callable[[str, dict[str, Any], int], Reply]
+    url: str = ""
+    seen: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
+    at_once: int = 0
+    most_at_once: int = 0
+
+
+Serve = Callable[[Callable[[str, dict[str, Any], int], Reply]], Server]
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    running: list[tuple[ThreadingHTTPServer, threading.Thread]] = []
+    lock = threading.Lock()
+
+    def serve(answer: Callable[[str, dict[str, Any], int], Reply]) -> Server:
+        server = Server(answer)
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                with lock:
+                    before = server.seen.count((self.path, body))
+                    server.seen.append((self.path, body))
+                    server.keys.append(self.headers.get("authorization"))
+                    server.at_once += 1
+                    server.most_at_once = max(server.most_at_once, server.at_once)
+                reply = server.answer(self.path, body, before)
+                time.sleep(reply.delay)
+                with lock:
+                    server.at_once -= 1
+                text = reply.body if isinstance(reply.body, str) else json.dumps(reply.body)
+                self.send_response(reply.status)
+                for name, value in reply.headers.items():
+                    self.send_header(name, value)
+                self.send_header("content-length", str(len(text.encode())))
+                self.end_headers()
+                self.wfile.write(text.encode())
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        class Quiet(ThreadingHTTPServer):
+            def handle_error(self, *_: object) -> None:
+                pass  # a client that gave up waiting
+
+        http = Quiet(("127.0.0.1", 0), Handler)
+        thread = threading.Thread(target=http.serve_forever, args=(0.01,))
+        thread.start()
+        running.append((http, thread))
+        server.url = f"http://127.0.0.1:{http.server_port}/v1"
+        return server
+
+    yield serve
+    for http, thread in running:
+        http.shutdown()
+        thread.join()
+        http.server_close()
+
+
+def config(server: Server, **changes: Any) -> ServerConfig:
+    return replace(ServerConfig(server.url, "m", timeout_s=5, max_retries=3, backoff_s=0.001), **changes)
+
+
+def tokens(*ids: int, finish: str = "stop", **more: Any) -> Reply:
+    logprobs = {"token_logprobs": [-0.5] * len(ids)}
+    return Reply({"choices": [{"token_ids": list(ids), "logprobs": logprobs, "finish_reason": finish} | more]})
+
+
+def chat(text: str | None, finish: str = "stop", used: int | None = 7) -> Reply:
+    usage = {} if used is None else {"usage": {"completion_tokens": used}}
+    return Reply({"choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": finish}]} | usage)
+
+
+def engine_over(server: Server, **changes: Any) -> OpenAIEngine:
+    return OpenAIEngine(config(server, **changes), stop_ids=(9,))
+
+
+def drain(engine: OpenAIEngine) -> dict[str, Completion]:
+    found: dict[str, Completion] = {}
+    while engine.pending:
+        found |= {completion.key: completion for completion in engine.poll()}
+    return found
+
+
+ASK = TokenRequest("a", (1, 2), 4, seed=2**40 + 5, temperature=0.7)
+
+
+def test_ids_go_out_and_come_back(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    server = serve(lambda path, body, n: tokens(5, 9))
+    with engine_over(server) as engine:
+        engine.policy_version = 3
+        engine.submit([ASK])
+        assert engine.pending == 1
+        assert drain(engine) == {"a": Completion("a", (5, 9), (-0.5, -0.5), FinishReason.STOP, 3)}
+        assert engine.poll() == []
+    ((path, body),) = server.seen
+    assert path == "/v1/completions"
+    assert server.keys == ["Bearer secret"]
+    said = {"model": "m", "prompt": [1, 2], "max_tokens": 4, "temperature": 0.7, "seed": 5}
+    asked = {"logprobs": 1, "return_token_ids": True, "stop_token_ids": [9], "ignore_eos": True}
+    # A server fills what is not said from its model's generation_config.
+    assert body == said | asked | {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+def test_a_greedy_choice_has_no_alternatives(serve: Serve) -> None:
+    server = serve(lambda path, body, n: tokens(5, 6, 7, 8, finish="length"))
+    with engine_over(server) as engine:
+        engine.submit([replace(ASK, temperature=0.0)])
+        assert drain(engine) == {"a": Completion("a", (5, 6, 7, 8), (0.0,) * 4, FinishReason.LENGTH, 0)}
+    assert server.keys == [None]
+
+
+BUSY = Reply({"error": "busy"}, status=429)
+STALLED, PATIENCE_S = Reply({}, delay=1.5), 1.0
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        BUSY,
+        Reply("oops", status=500),
+        Reply("<html>", status=503, headers={"retry-after": "0"}),
+        Reply('{"choices": ['),
+        STALLED,
+    ],
+    ids=["429", "500", "503", "malformed JSON", "time-out"],
+)
+def test_what_may_go_better_is_tried_again(serve: Serve, bad: Reply) -> None:
+    server = serve(lambda path, body, n: bad if n < 2 else tokens(9))
+    with engine_over(server, timeout_s=PATIENCE_S if bad is STALLED else 5) as engine:
+        engine.submit([ASK])
+        assert drain(engine)["a"].token_ids == (9,)
+        assert engine.num_retries == 2
+    assert len(server.seen) == 3
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (BUSY, "request 'a' to .*/v1/completions failed 3 times, at last by status 429: .*busy"),
+        (Reply("not JSON"), "failed 3 times, at last by an answer that is no JSON: 'not JSON'"),
+        (STALLED, "failed 3 times, at last by ReadTimeout"),
+    ],
+    ids=["429", "malformed JSON", "time-out"],
+)
+def test_after_the_retries_the_failure_is_loud(serve: Serve, bad: Reply, message: str) -> None:
+    server = serve(lambda path, body, n: bad)
+    with engine_over(server, max_retries=2, timeout_s=PATIENCE_S if bad is STALLED else 5) as engine:
+        engine.submit([ASK])
+        with pytest.raises(PolicyError, match=message):
+            engine.poll()
+    assert len(server.seen) == 3
+
+
+def test_what_cannot_go_better_is_not_tried_again(serve: Serve) -> None:
+    server = serve(lambda path, body, n: Reply({"error": "no such model"}, status=404))
+    with engine_over(server) as engine:
+        engine.submit([ASK])
+        with pytest.raises(PolicyError, match="answered 404 for model 'm': .*no such model"):
+            engine.poll()
+    assert len(server.seen) == 1
+
+
+def test_nobody_listens(serve: Serve) -> None:
+    server = serve(lambda path, body, n: tokens(9))
+    nobody = replace(config(server, max_retries=1), base_url="http://127.0.0.1:9/v1")
+    with OpenAIEngine(nobody, stop_ids=(9,)) as engine, pytest.raises(PolicyError, match="2 times, at last by Connect"):
+        engine.check()
+
+
+def test_waits_grow_are_bounded_and_belong_to_their_request(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(threading.Event, "wait", _recording(threading.Event.wait, waits))
+    server = serve(lambda path, body, n: BUSY if n < 4 else tokens(9))
+    limits = {"backoff_s": 0.004, "max_backoff_s": 0.01, "max_retries": 4}
+    for _ in range(2):
+        with engine_over(server, **limits) as engine:
+            server.seen.clear()
+            engine.submit([ASK])
+            drain(engine)
+    first, again = waits[:4], waits[4:]
+    assert first == again  # by name, never by the clock
+    for wait, bound in zip(first, [0.004, 0.008, 0.01, 0.01], strict=True):
+        assert bound / 2 <= wait < bound
+    server.answer = lambda path, body, n: Reply({}, status=429, headers={"retry-after": "60"}) if n < 1 else tokens(9)
+    waits.clear()
+    with engine_over(server, **limits) as engine:
+        server.seen.clear()
+        engine.submit([ASK])
+        drain(engine)
+    assert waits == [0.01]  # asked for a minute, bounded
+
+
+def _recording(wait: Callable[..., bool], waits: list[float]) -> Callable[..., bool]:
+    def recording(self: threading.Event, timeout: float | None = None) -> bool:
+        # The back-off's own waits alone: threads and futures wait on events too.
+        if timeout is not None and threading.current_thread().name.startswith("selfcest-client"):
+            waits.append(timeout)
+        return wait(self, timeout)
+
+    return recording
+
+
+def test_no_more_at_once_than_allowed(serve: Serve) -> None:
+    server = serve(lambda path, body, n: replace(tokens(body["prompt"][0], 9), delay=0.05))
+    with engine_over(server, max_concurrent=3) as engine:
+        engine.submit([TokenRequest(f"r{i}", (i,), 4, i) for i in range(10, 22)])
+        found = drain(engine)
+    assert {key: completion.token_ids for key, completion in found.items()} == {f"r{i}": (i, 9) for i in range(10, 22)}
+    assert server.most_at_once == 3
+
+
+def test_cancelled_requests_never_complete(serve: Serve) -> None:
+    server = serve(lambda path, body, n: replace(tokens(9), delay=0.02))
+    with engine_over(server, max_concurrent=1) as engine:
+        engine.submit([TokenRequest(f"r{i}", (i,), 4, i) for i in range(4)])
+        engine.cancel(["r0", "r2", "unknown"])
+        assert engine.pending == 2
+        assert set(drain(engine)) == {"r1", "r3"}
+        engine.submit([TokenRequest("r2", (7,), 4, 0)])
+        assert set(drain(engine)) == {"r2"}
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        (tokens(9, token_ids=None), "has no token_ids; .* or OpenAIPolicy, which plays by text"),
+        (tokens(9, logprobs=None), "has no log-probs"),
+        (tokens(5, 9, logprobs={"token_logprobs": [-1.0]}), "has no log-probs"),
+        (tokens(1, 2, 3, 4, 9), "has 5 ids where max_new_tokens = 4"),
+        (tokens(9, 5, finish="length"), "goes on after a stop id"),
+        (tokens(5, 6), r"stopped at id 6, which is no stop id; expected \[9\]"),
+        (tokens(5, finish="abort"), "ended by 'abort'"),
+        (Reply({"choices": []}), "expected an object with one choice"),
+        (Reply([1]), "expected an object with one choice"),
+    ],
+)
+def test_answers_that_cannot_be_trained_on_are_refused(serve: Serve, reply: Reply, message: str) -> None:
+    server = serve(lambda path, body, n: reply)
+    with engine_over(server) as engine:
+        engine.submit([ASK])
+        with pytest.raises(PolicyError, match=message):
+            engine.poll()
+
+
+def test_check_finds_out_before_any_work(serve: Serve) -> None:
+    server = serve(lambda path, body, n: tokens(9))
+    with engine_over(server) as engine:
+        engine.check((3,))
+        for bad, message in ((tokens(9, logprobs=None), "has no log-probs"), (Reply({}, status=404), "answered 404")):
+            server.answer = lambda path, body, n, bad=bad: bad  # type: ignore[misc]
+            with pytest.raises(PolicyError, match=message):
+                engine.check((3,))
+            assert engine.pending == 0
+    assert [body["max_tokens"] for _, body in server.seen] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"base_url": "localhost:8000"}, "base_url is 'localhost:8000'; expected http"),
+        ({"max_concurrent": 0}, "max_concurrent is 0"),
+        ({"max_retries": -1}, "max_retries is -1"),
+        ({"timeout_s": 0.0}, "timeout_s is 0.0; expected seconds"),
+    ],
+)
+def test_configs_that_cannot_be_right_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(ServerConfig("http://127.0.0.1/v1", "m"), **change)
+
+
+TOKENIZER = TinyTokenizer()
+CODEC = TerseCodec(TOKENIZER)
+TASK = Task("t", "add A and B", "46", "test", context={"A": "123", "B": "45"})
+LIMITS = Limits(total_tokens=900, turn_tokens=40, reply_tokens=20, answer_reserve=8, max_turns=3, max_clones=4)
+
+
+def test_a_delegation_rollout_by_ids(serve: Serve) -> None:
+    """The server plays the terse protocol: the root calls once, its clones answer, the root answers."""
+
+    def answer(path: str, body: dict[str, Any], n: int) -> Reply:
+        context = TOKENIZER.decode(body["prompt"])
+        text = "<call>+@A<sep>+@B</call>" if context.startswith("<root>") else "<ans>6<end>"
+        return tokens(*TOKENIZER.encode("<ans>46<end>" if "<tool>" in context else text, True))
+
+    server = serve(answer)
+    with OpenAIEngine(config(server), stop_ids=TOKENIZER.stop_ids) as engine:
+        policy = EnginePolicy(engine, CODEC, SamplingConfig(0.8))
+        (record,) = rollout([RolloutRequest("e0", TASK, 1)], policy, Rules(LIMITS, TerseProtocol(), CODEC))
+    root, *clones = record.agents
+    assert (root.reply, [clone.reply for clone in clones]) == ("46", ["6", "6"])
+    assert tuple(server.seen[-1][1]["prompt"]) == root.context_ids[: -len(root.turns[-1].generation.token_ids)]
+
+
+CALL = '<tool_call>{"name": "spawn_clone", "arguments": {"objectives": ["sum", "sum"]}}</tool_call>'
+
+
+def by_text(serve: Serve, used: int | None = 7) -> tuple[Server, EpisodeRecord]:
+    def answer(path: str, body: dict[str, Any], n: int) -> Reply:
+        root, replied = "Solve the task" in body["messages"][0]["content"], len(body["messages"]) > 2
+        return chat(CALL if root and not replied else "Answer: 46", used=used)
+
+    server = serve(answer)
+    with OpenAIPolicy(config(server), SamplingConfig(0.7)) as policy:
+        (record,) = rollout([RolloutRequest("e0", TASK, 1)], policy, Rules(LIMITS, HermesProtocol(), WordCounter()))
+    return server, record
+
+
+def test_a_delegation_rollout_by_text(serve: Serve) -> None:
+    server, record = by_text(serve)
+    assert {path for path, _ in server.seen} == {"/v1/chat/completions"}
+    assert [turn.facts.outcome for turn in record.agents[0].turns] == [Outcome.DELEGATED, Outcome.ANSWERED]
+    assert (record.agents[0].reply, len(record.agents)) == ("46", 3)
+    last = server.seen[-1][1]
+    assert [message["role"] for message in last["messages"]] == ["system", "user", "assistant", "user"]
+    assert last["messages"][-1]["content"] == "clone 1: 46\nclone 2: 46"
+    assert (last["temperature"], last["top_p"], "tools" in last) == (0.7, 1.0, False)
+    assert last["max_tokens"] == record.agents[0].turns[1].facts.max_new_tokens
+
+
+def test_generated_tokens_are_what_the_server_counted(serve: Serve) -> None:
+    _, record = by_text(serve, used=7)
+    assert [turn.facts.generated_tokens for _, turn in record.turns()] == [7, 7, 7, 7]
+
+
+def test_unknown_usage_is_charged_the_whole_grant(serve: Serve) -> None:
+    _, record = by_text(serve, used=None)
+    facts = [turn.facts for _, turn in record.turns()]
+    assert [fact.generated_tokens for fact in facts] == [fact.max_new_tokens for fact in facts]
+    assert min(fact.generated_tokens for fact in facts) > 7
+    assert from_json(to_json(record)) == record
+
+
+def test_records_without_ids_cannot_be_trained_on(serve: Serve) -> None:
+    _, record = by_text(serve)
+    advantage: dict[TurnKey, float | tuple[float, ...]] = {key: 1.0 for key, _ in record.turns()}
+    groups, credits = [EpisodeGroup(TASK, (record,))], [Credit(advantage)]
+    with pytest.raises(ConfigError, match="e0/root/turn0 has no token ids; only episodes sampled by a token-level"):
+        build_samples(groups, credits, denominator=Denominator.CONSTANT, constant=100.0)
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        (chat("", finish="content_filter"), "ended by 'content_filter'"),
+        (chat(None, finish="tool_calls"), "ended by 'tool_calls'; .* Switch the server's own tool parser off"),
+        (Reply({"choices": [{"finish_reason": "stop", "message": "text"}]}), "expected an object with content"),
+    ],
+)
+def test_answers_that_are_none_stop_the_rollout(serve: Serve, reply: Reply, message: str) -> None:
+    server = serve(lambda path, body, n: reply)
+    rules = Rules(LIMITS, HermesProtocol(), WordCounter())
+    with (
+        OpenAIPolicy(config(server), SamplingConfig()) as policy,
+        pytest.raises(PolicyError, match=message),
+    ):
+        rollout([RolloutRequest("e0", TASK, 1)], policy, rules)
+
+
+def test_a_cut_answer_is_none_and_the_field_of_the_limit_can_be_named(serve: Serve) -> None:
+    server = serve(lambda path, body, n: chat("Answer: 46", finish="length" if n < 1 else "stop"))
+    rules = Rules(LIMITS, HermesProtocol(), WordCounter())
+    changes = {"max_tokens_field": "max_completion_tokens", "extra": {"reasoning_effort": "low"}}
+    with OpenAIPolicy(config(server, **changes), SamplingConfig()) as policy:
+        (record,) = rollout([RolloutRequest("e0", TASK, 1)], policy, rules)
+    assert record.agents[0].turns[0].facts.outcome is Outcome.MALFORMED
+    body = server.seen[0][1]
+    assert ("max_tokens" in body, body["max_completion_tokens"], body["reasoning_effort"]) == (False, 40, "low")
