@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from numbers import Integral
 
 
 class SelfcestError(Exception):
@@ -58,3 +59,15 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return " Did you mean 'x'?" when a known name is close to `name`, else an empty string."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" Did you mean '{close[0]}'?" if close else ""
+
+
+def is_whole(value: object, low: int, high: int) -> bool:
+    """Whether `value` is a whole number from `low` to `high`; a bool is none."""
+    return not isinstance(value, bool) and isinstance(value, Integral) and low <= int(value) <= high
+
+
+def check_whole(name: str, value: object, low: int, high: int, why: str = "") -> None:
+    """Raise `ConfigError` unless `value` is a whole number from `low` to `high`; `why` says what `low` is."""
+    if not is_whole(value, low, high):
+        reason = f" ({low} is {why})" if why else ""
+        raise ConfigError(f"{name} is {value!r}; expected a whole number from {low} to {high}{reason}")

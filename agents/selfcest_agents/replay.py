@@ -11,7 +11,8 @@ is exact. Everything else is sampled anew from the replay's own streams; recorde
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 from selfcest_agents.policy import Policy
 from selfcest_agents.rollout import Generations, rollout
@@ -95,7 +96,13 @@ def replay_requests(factual: Iterable[EpisodeRecord], replays: Iterable[Replay],
             )
         check_replay(replay, records[replay.episode_id])
     kernels = {name: restore(records[name], rules) for name in dict.fromkeys(replay.episode_id for replay in wanted)}
-    return [_request(replay, records[replay.episode_id], kernels[replay.episode_id]) for replay in wanted]
+
+    @cache
+    def past(question: Replay) -> tuple[Kernel, Generations]:
+        """Samples of one question begin alike."""
+        return _past(question, records[question.episode_id], kernels[question.episode_id])
+
+    return [ReplayRequest(name, records[name.episode_id].seed, *past(replace(name, sample=0))) for name in wanted]
 
 
 def play_replays(
@@ -118,8 +125,8 @@ def played(request: ReplayRequest, record: EpisodeRecord) -> PlayedReplay:
     return PlayedReplay(record, sum(facts.generated_tokens for facts in new), sum(facts.prompt_tokens for facts in new))
 
 
-def _request(replay: Replay, record: EpisodeRecord, factual: Kernel) -> ReplayRequest:
+def _past(replay: Replay, record: EpisodeRecord, factual: Kernel) -> tuple[Kernel, Generations]:
+    """How a replay begins, and the recorded generations that it keeps."""
     kernel = begin(replay, factual)
     places = [(step.agent_id, step.turn) for step in kernel.log]
-    kept = {(agent, turn): record.by_id[agent].turns[turn].generation for agent, turn in places}
-    return ReplayRequest(replay, record.seed, kernel, kept)
+    return kernel, {(agent, turn): record.by_id[agent].turns[turn].generation for agent, turn in places}

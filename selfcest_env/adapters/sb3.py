@@ -5,7 +5,7 @@ Needs the extra `selfcest[sb3]`.
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 import gymnasium
 import numpy as np
@@ -13,15 +13,12 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvStepReturn
 
-from selfcest_env.adapters.outcome import solved
 from selfcest_env.errors import ConfigError
-from selfcest_env.symbolic.batch import BatchDelegation
+from selfcest_env.symbolic.batch import BatchDelegation, Scalar
 from selfcest_env.symbolic.rules import SymbolicRules
-from selfcest_env.symbolic.state import READY
 from selfcest_env.symbolic.vectors import observation_size
 
 Per = Literal["decision", "agent"]
-Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 class SymbolicVecEnv(VecEnv):
@@ -57,7 +54,6 @@ class SymbolicVecEnv(VecEnv):
         self.kernel = BatchDelegation(rules, num_envs, max_cycles=max_cycles)
         self.per: Per = per
         self._rows_per_game = rules.num_agents if per == "agent" else 1
-        self._games = np.arange(num_envs)
         super().__init__(
             num_envs * self._rows_per_game,
             spaces.Box(0.0, 1.0, (observation_size(rules),), np.float32),
@@ -120,30 +116,18 @@ class SymbolicVecEnv(VecEnv):
         kernel = self.kernel
         if self.per == "agent":
             kernel.step(self._actions.reshape(kernel.num_envs, kernel.num_agents))
-            return
-        actor = self._games, self._turns()
-        actions = np.zeros((kernel.num_envs, kernel.num_agents), self._actions.dtype)
-        acting = np.zeros(actions.shape, bool)
-        actions[actor], acting[actor] = self._actions, True
-        kernel.step(actions, acting)
+        else:
+            kernel.step_next(self._actions)
 
     def _observations(self) -> NDArray[np.float32]:
         return self._of_rows(self.kernel.observations())
 
     def _of_rows(self, values: NDArray[Scalar]) -> NDArray[Scalar]:
         """Values of all agents, shape (games, num_agents, ...), as those of rows."""
-        if self.per == "agent":
-            return values.reshape(-1, *values.shape[2:])
-        rows: NDArray[Scalar] = values[self._games, self._turns()]
-        return rows
-
-    def _turns(self) -> NDArray[np.intp]:
-        """The lowest numbered agent whose turn is open, in truncated games too; the root where there is none."""
-        turns: NDArray[np.intp] = (self.kernel.state.status == READY).argmax(axis=1)
-        return turns
+        return values.reshape(-1, *values.shape[2:]) if self.per == "agent" else self.kernel.of_next(values)
 
     def _say_how_it_ended(self, done: NDArray[np.bool_], infos: list[dict[str, Any]]) -> None:
-        state, right, last = self.kernel.state, solved(self.kernel), self._observations()
+        state, right, last = self.kernel.state, self.kernel.solved, self._observations()
         for row in np.flatnonzero(done.repeat(self._rows_per_game)):
             game = row // self._rows_per_game
             infos[row] = {

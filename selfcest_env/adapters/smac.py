@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from selfcest_env.adapters.outcome import solved
 from selfcest_env.errors import ConfigError
 from selfcest_env.symbolic.batch import BatchDelegation
 from selfcest_env.symbolic.rules import SymbolicRules, make_rules
@@ -71,7 +70,7 @@ class SymbolicSMAC:
         over = bool(self.kernel.done[0])
         info: dict[str, Any] = {"illegal_actions": int(state.illegal.sum())}
         if over:
-            info |= {"episode_limit": bool(state.truncated[0]), "battle_won": bool(solved(self.kernel)[0])}
+            info |= {"episode_limit": bool(state.truncated[0]), "battle_won": bool(self.kernel.solved[0])}
         return 0.0 if standing else float(state.team_return[0]), over, info
 
     def get_obs(self) -> list[NDArray[np.float32]]:

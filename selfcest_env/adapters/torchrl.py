@@ -62,7 +62,8 @@ class SymbolicTorchEnv(EnvBase):  # type: ignore[misc]  # TorchRL ships no types
             {
                 "observation": Bounded(0.0, 1.0, shape=(*agents, observation_size(rules)), dtype=torch.float32),
                 "action_mask": Binary(shape=(*agents, rules.num_actions), dtype=torch.bool),
-                "can_act": Binary(shape=agents, dtype=torch.bool),
+                # No `Binary`: TorchRL cannot index one that has no axis of its own.
+                "can_act": Categorical(2, shape=agents, dtype=torch.bool),
             },
             state=Bounded(0.0, 1.0, shape=(num_envs, state_size(rules)), dtype=torch.float32),
         )

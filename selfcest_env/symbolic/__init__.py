@@ -1,19 +1,37 @@
 """The same game in numbers, batched in NumPy. `selfcest_env.symbolic_v0` is its PettingZoo front door."""
 
 from selfcest_env.symbolic.batch import BatchDelegation
+from selfcest_env.symbolic.optimum import Optimum, Plan, optimal_plan, optimal_return
+from selfcest_env.symbolic.reference import BatchPolicy, OptimalPolicy, Played, RandomPolicy, play
 from selfcest_env.symbolic.rules import SymbolicRules, make_rules
 from selfcest_env.symbolic.state import State
-from selfcest_env.symbolic.tasks import TASKS, Chain, Lookup, Noisy, SymbolicTask, make_task
+from selfcest_env.symbolic.tasks import TASKS, Call, Chain, Instances, Lookup, Noisy, SymbolicTask, make_task
+from selfcest_env.symbolic.twin import episode_record, replay
+from selfcest_env.symbolic.vectors import observation_names
 
 __all__ = [
     "TASKS",
     "BatchDelegation",
+    "BatchPolicy",
+    "Call",
     "Chain",
+    "Instances",
     "Lookup",
     "Noisy",
+    "OptimalPolicy",
+    "Optimum",
+    "Plan",
+    "Played",
+    "RandomPolicy",
     "State",
     "SymbolicRules",
     "SymbolicTask",
+    "episode_record",
     "make_rules",
     "make_task",
+    "observation_names",
+    "optimal_plan",
+    "optimal_return",
+    "play",
+    "replay",
 ]

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import secrets
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from selfcest_env.errors import ConfigError, GameError
-from selfcest_env.symbolic.rules import MAX_COUNT, SymbolicRules, check_within
-from selfcest_env.symbolic.state import READY, UNBORN, Index, State, blank
+from selfcest_env.errors import ConfigError, GameError, check_whole
+from selfcest_env.symbolic.rules import MAX_COUNT, SymbolicRules
+from selfcest_env.symbolic.state import ANSWERED, READY, UNBORN, Index, State, blank
 from selfcest_env.symbolic.streams import Keys, seeds_of
 from selfcest_env.symbolic.tasks import Instances
 from selfcest_env.symbolic.transition import Transition
 from selfcest_env.symbolic.vectors import observations, states
+
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 class BatchDelegation:
@@ -36,9 +38,9 @@ class BatchDelegation:
     """
 
     def __init__(self, rules: SymbolicRules, num_envs: int, *, max_cycles: int | None = None) -> None:
-        check_within("num_envs", num_envs, 1, MAX_COUNT)
+        check_whole("num_envs", num_envs, 1, MAX_COUNT)
         if max_cycles is not None:
-            check_within("max_cycles", max_cycles, 1, MAX_COUNT)
+            check_whole("max_cycles", max_cycles, 1, MAX_COUNT)
         self.rules, self.max_cycles = rules, max_cycles
         self.num_agents, self.num_actions = rules.num_agents, rules.num_actions
         self._game, self._seeded = Transition(rules, blank(rules, num_envs)), False
@@ -65,6 +67,27 @@ class BatchDelegation:
     def done(self) -> NDArray[np.bool_]:
         """Shape (num_envs,)."""
         return self.state.terminated | self.state.truncated
+
+    @property
+    def solved(self) -> NDArray[np.bool_]:
+        """Where the root has given the right answer, shape (num_envs,)."""
+        state = self.state
+        right: NDArray[np.bool_] = (state.status[:, 0] == ANSWERED) & (state.tape[:, 0] == state.target)
+        return right
+
+    @property
+    def next_agents(self) -> Index:
+        """The lowest number whose turn is open, shape (num_envs,): who decides where one agent at a time does.
+
+        In a truncated game it is who would have been next; where a game is over, the root.
+        """
+        agents: Index = (self.state.status == READY).argmax(axis=1)
+        return agents
+
+    def of_next(self, values: NDArray[Scalar]) -> NDArray[Scalar]:
+        """What concerns `next_agents`, of values of all agents; shape (num_envs, ...)."""
+        rows: NDArray[Scalar] = values[np.arange(self.num_envs), self.next_agents]
+        return rows
 
     def action_masks(self) -> NDArray[np.bool_]:
         """Legal actions, shape (num_envs, num_agents, num_actions). Who cannot act can only wait."""
@@ -116,6 +139,12 @@ class BatchDelegation:
             seed: equal seeds give equal series of problems, whatever the size of the batch.
             keys: one per environment, shape (num_envs,), instead of a seed. Equal keys play the same problem.
         """
+        if seed is not None and keys is not None:
+            raise ConfigError(f"seed is {seed!r} and keys are given too; expected one of them, or none")
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, (int, np.integer))):
+            raise ConfigError(f"seed is {seed!r}; expected a whole number, or None")
+        if keys is not None and np.shape(keys) != (self.num_envs,):
+            raise ConfigError(f"keys are of shape {np.shape(keys)}; expected one per environment, {(self.num_envs,)}")
         if seed is not None or keys is not None or not self._seeded:
             if keys is None:
                 keys = seeds_of(secrets.randbits(63) if seed is None else seed, self.num_envs)
@@ -149,9 +178,20 @@ class BatchDelegation:
                 f"actions are {actions.dtype} of shape {actions.shape}; expected whole numbers of shape "
                 f"(num_envs, num_agents) = {self.state.status.shape}"
             )
+        if acting is not None and (acting.dtype != bool or acting.shape != actions.shape):
+            raise ConfigError(f"acting is {acting.dtype} {acting.shape}; expected bool {actions.shape}")
         if not self._seeded:
             raise GameError("no episode has been started; call reset() first")
         self._game.play(actions.reshape(-1), None if acting is None else acting.reshape(-1), self.max_cycles)
+
+    def step_next(self, actions: NDArray[np.integer[Any]]) -> None:
+        """One decision in every environment: that of its next agent (`next_agents`).
+
+        Args:
+            actions: shape (num_envs,), as in `step`.
+        """
+        acting = np.arange(self.num_agents) == self.next_agents[:, None]
+        self.step(np.where(acting, np.asarray(actions)[:, None], 0), acting)
 
     def remove(self, envs: Index, agents: Index) -> None:
         """Take agents that have just been born out of the game: nothing of them is charged and their reply is missing.
@@ -167,6 +207,9 @@ class BatchDelegation:
 
     def set_snapshot(self, state: State) -> None:
         """Go on from a snapshot, or from any state of these rules; the size of the batch becomes the state's."""
+        sizes, own = ((s.status.shape[1], s.tape.shape[1]) for s in (state, self.state))
+        if sizes != own:
+            raise ConfigError(f"the state has {sizes[0]} agents and {sizes[1]} symbols per environment; expected {own}")
         self._bind(state.copy())
 
     def __getstate__(self) -> tuple[SymbolicRules, int | None, State, bool]:

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selfcest_env.draw import Image, draw
+from selfcest_env.errors import GameError
 from selfcest_env.render import Node, account, branches
 from selfcest_env.symbolic.rules import SymbolicRules
-from selfcest_env.symbolic.state import State
-from selfcest_env.symbolic.twin import agent_ids
+from selfcest_env.symbolic.state import UNBORN, State, agent_ids
 from selfcest_env.symbolic.vectors import replies, segments
 from selfcest_env.types import Status
 
@@ -57,6 +57,8 @@ def render(state: State, rules: SymbolicRules, mode: str | None, env: int = 0) -
     if mode is None:
         return None
     state = state.take(np.array([env]))
+    if state.status[0, 0] == UNBORN:
+        raise GameError("no episode has been started; call reset() first")
     nodes, seats = nodes_of_state(state, rules), {agent_id: seat for seat, agent_id in agent_ids(state).items()}
     if mode == "rgb_array":
         return draw(nodes, seats.__getitem__)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from selfcest_env.symbolic.batch import BatchDelegation
 from selfcest_env.symbolic.optimum import Plan, optimal_return
 from selfcest_env.symbolic.rules import FIRST_ANSWER, WAIT, SymbolicRules
-from selfcest_env.symbolic.state import ANSWERED, READY, WAITING, Index
+from selfcest_env.symbolic.state import READY, WAITING, Index
 from selfcest_env.symbolic.tasks import Lookup
 from selfcest_env.symbolic.vectors import segments
 
@@ -114,9 +114,6 @@ def play(policy: BatchPolicy, rules: SymbolicRules, episodes: int, seed: int = 0
     kernel.reset(seed)
     while not kernel.done.all():
         kernel.step(policy.actions(kernel))
-    state = kernel.state
-    right = (state.status[:, 0] == ANSWERED) & (state.tape[:, 0] == state.target)
-    error = state.team_return.std(ddof=1) / np.sqrt(episodes) if episodes > 1 else float("inf")
-    return Played(
-        float(state.team_return.mean()), float(error), float(right.mean()), float(kernel.total_tokens().mean())
-    )
+    returns, tokens = kernel.state.team_return, kernel.total_tokens()
+    error = returns.std(ddof=1) / np.sqrt(episodes) if episodes > 1 else float("inf")
+    return Played(float(returns.mean()), float(error), float(kernel.solved.mean()), float(tokens.mean()))

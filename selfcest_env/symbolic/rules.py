@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from selfcest_env.errors import ConfigError
+from selfcest_env.errors import ConfigError, check_whole
 from selfcest_env.symbolic.tasks import SymbolicTask, make_task
 from selfcest_env.types import Limits
 
@@ -60,15 +60,15 @@ class SymbolicRules:
                 "max_clones is None (unlimited), but possible_agents must be a finite list; "
                 f"expected a whole number from 0 to {MAX_AGENTS - 1}"
             )
-        check_within("max_clones", self.max_clones, 0, MAX_AGENTS - 1)
-        check_within("max_depth", self.max_depth, 0, MAX_AGENTS - 1)
-        check_within("max_turns", self.max_turns, 1, 100)
+        check_whole("max_clones", self.max_clones, 0, MAX_AGENTS - 1)
+        check_whole("max_depth", self.max_depth, 0, MAX_AGENTS - 1)
+        check_whole("max_turns", self.max_turns, 1, 100)
         longest = self.task.max_length + OPENING
         if self.total_tokens is not None:
             least = longest + RESERVE
-            check_within("total_tokens", self.total_tokens, least, MAX_COUNT, "the longest opening and an answer")
+            check_whole("total_tokens", self.total_tokens, least, MAX_COUNT, "the longest opening and an answer")
         if self.generated_tokens is not None:
-            check_within("generated_tokens", self.generated_tokens, RESERVE, MAX_COUNT, "one answer")
+            check_whole("generated_tokens", self.generated_tokens, RESERVE, MAX_COUNT, "one answer")
         cost: object = self.token_cost
         if not isinstance(cost, (int, float)) or not 0 <= cost < float("inf"):
             raise ConfigError(f"token_cost is {cost!r}; expected a finite number >= 0")
@@ -156,9 +156,14 @@ class SymbolicRules:
         return prices
 
     @cached_property
+    def call_parts(self) -> tuple[int, ...]:
+        """Clones per kind of call."""
+        return tuple(call.parts for call in self.task.calls)
+
+    @cached_property
     def part_counts(self) -> NDArray[np.int32]:
-        """Clones per kind of call; shape (kinds,)."""
-        return np.array([call.parts for call in self.task.calls] or [1], np.int32)
+        """The same as an array of shape (kinds,); one entry where nobody can call."""
+        return np.array(self.call_parts or [1], np.int32)
 
     @cached_property
     def part_lengths(self) -> NDArray[np.int16]:
@@ -212,6 +217,12 @@ class SymbolicRules:
         return table
 
     @cached_property
+    def units(self) -> tuple[np.float32 | None, ...]:
+        """What one of each amount in an observation counts, in the order of `vectors.FEATURES`; `None`: unlimited."""
+        limits = self.max_depth, self.max_turns, self.total_tokens, self.generated_tokens, self.max_clones, self.width
+        return tuple(None if limit is None else np.float32(1 / max(limit, 1)) for limit in limits)
+
+    @cached_property
     def chunk(self) -> int:
         """How many places of a segment are turned into numbers at once: as many as a small table allows."""
         return max(1, min(self.width, int(np.log(MAX_WORDS) / np.log(self.pad + 1))))
@@ -257,10 +268,3 @@ def make_rules(
     if limits.get("max_depth") is None:
         limits["max_depth"] = 1 if made.num_facts else 2
     return SymbolicRules(made, **limits)
-
-
-def check_within(name: str, value: Any, low: int, high: int, why: str = "") -> None:
-    """Raise `ConfigError` unless `value` is a whole number from `low` to `high`; `why` says what `low` is."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
-        reason = f" ({low} is {why})" if why else ""
-        raise ConfigError(f"{name} is {value!r}; expected a whole number from {low} to {high}{reason}")

@@ -23,72 +23,12 @@ from selfcest_env.symbolic.batch import BatchDelegation
 from selfcest_env.symbolic.parallel import check_reset
 from selfcest_env.symbolic.picture import RENDER_MODES, render
 from selfcest_env.symbolic.rules import SymbolicRules, make_rules
-from selfcest_env.symbolic.state import READY, State
 from selfcest_env.symbolic.streams import fold
 from selfcest_env.symbolic.tasks import SymbolicTask
 from selfcest_env.symbolic.vectors import observation_size
 from selfcest_env.text_setup import one_of
 
 Observations = NDArray[np.float32]
-
-
-class Decisions:
-    """A batch of episodes in which one agent of each decides per step.
-
-    Args:
-        rules: task, limits and prices.
-        num_envs: episodes played side by side.
-        max_cycles: decisions before truncation; `None` never truncates.
-    """
-
-    def __init__(self, rules: SymbolicRules, num_envs: int, max_cycles: int | None) -> None:
-        self.batch = BatchDelegation(rules, num_envs, max_cycles=max_cycles)
-        self.started = False
-
-    @property
-    def state(self) -> State:
-        return self.batch.state
-
-    def agents(self) -> NDArray[np.intp]:
-        """Number of the agent that decides next, shape (num_envs,); the root where the game is over."""
-        agents: NDArray[np.intp] = (self.state.status == READY).argmax(axis=1)
-        return agents
-
-    def reset(self, seeds: Sequence[int] | None) -> None:
-        """Start the first episode of every environment from its own seed, or the next one."""
-        if seeds is None:
-            self.batch.reset()
-        else:
-            self.batch.reset(keys=fold(np.array([int(seed) % (1 << 64) for seed in seeds], np.uint64), 0))
-        self.started = True
-
-    def step(self, actions: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
-        """One decision in every environment that is not over; returns the rewards, shape (num_envs,).
-
-        Args:
-            actions: shape (num_envs,). An illegal one is taken for WAIT and counted.
-        """
-        if not self.started:
-            raise GameError("no episode has been started; call reset() first")
-        agents, playing = self.agents(), ~self.batch.done
-        acting = np.zeros(self.state.status.shape, bool)
-        acting[np.arange(len(agents)), agents] = playing
-        self.batch.step(np.where(acting, actions[:, None], 0), acting)
-        return self.state.team_return * playing
-
-    def masks(self) -> NDArray[np.bool_]:
-        """Legal actions of the deciding agents, shape (num_envs, num_actions)."""
-        return self.batch.action_masks()[np.arange(self.batch.num_envs), self.agents()]
-
-    def observed(self) -> tuple[Observations, dict[str, NDArray[Any]]]:
-        """What the deciding agents see, and their infos, one row per environment."""
-        envs, agents = np.arange(self.batch.num_envs), self.agents()
-        infos: dict[str, NDArray[Any]] = {
-            "action_mask": self.masks().view(np.int8),
-            "agent": agents,
-            "illegal": self.state.illegal[envs, agents].astype(np.int64),
-        }
-        return self.batch.observations()[envs, agents], infos
 
 
 class SymbolicSerialEnv(gymnasium.Env[Observations, np.int64]):
@@ -119,7 +59,7 @@ class SymbolicSerialEnv(gymnasium.Env[Observations, np.int64]):
     ) -> None:
         self.rules = make_rules(task, task_options, **limits)
         self.render_mode = one_of("render_mode", render_mode, (None, *RENDER_MODES))
-        self._game = Decisions(self.rules, 1, max_cycles)
+        self._game = BatchDelegation(self.rules, 1, max_cycles=max_cycles)
         self.observation_space, self.action_space = serial_spaces(self.rules)
 
     def reset(
@@ -128,13 +68,13 @@ class SymbolicSerialEnv(gymnasium.Env[Observations, np.int64]):
         """Start an episode. With a seed the series of episodes starts anew; without, it goes on."""
         check_reset(seed, options)
         super().reset(seed=seed)
-        self._game.reset(None if seed is None else [seed])
+        _start(self._game, None if seed is None else [seed])
         self._show()
         return self._seen()
 
     def step(self, action: np.int64 | int) -> tuple[Observations, float, bool, bool, dict[str, Any]]:
         """One decision. After the end nothing moves any more."""
-        reward = float(self._game.step(_whole_numbers(action, 1))[0])
+        reward = float(_decide(self._game, _whole_numbers(action, 1))[0])
         self._show()
         observation, info = self._seen()
         state = self._game.state
@@ -142,7 +82,7 @@ class SymbolicSerialEnv(gymnasium.Env[Observations, np.int64]):
 
     def action_masks(self) -> NDArray[np.bool_]:
         """Legal actions of the agent that decides, shape (num_actions,): the convention of sb3-contrib."""
-        masks: NDArray[np.bool_] = self._game.masks()[0]
+        masks: NDArray[np.bool_] = self._game.of_next(self._game.action_masks())[0]
         return masks
 
     def render(self) -> str | Image | None:
@@ -154,7 +94,7 @@ class SymbolicSerialEnv(gymnasium.Env[Observations, np.int64]):
             render(self._game.state, self.rules, "human")
 
     def _seen(self) -> tuple[Observations, dict[str, Any]]:
-        observations, infos = self._game.observed()
+        observations, infos = _observed(self._game)
         info = {key: column[0] if column.ndim > 1 else int(column[0]) for key, column in infos.items()}
         return observations[0], info
 
@@ -188,7 +128,7 @@ class SymbolicSerialVectorEnv(VectorEnv[Observations, NDArray[np.int64], NDArray
         self.rules = make_rules(task, task_options, **limits)
         self.num_envs = num_envs
         self.render_mode = one_of("render_mode", render_mode, (None, *self.metadata["render_modes"]))
-        self._game = Decisions(self.rules, num_envs, max_cycles)
+        self._game = BatchDelegation(self.rules, num_envs, max_cycles=max_cycles)
         self.single_observation_space, self.single_action_space = serial_spaces(self.rules)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
@@ -208,24 +148,23 @@ class SymbolicSerialVectorEnv(VectorEnv[Observations, NDArray[np.int64], NDArray
         for single in [None] if seeds is None else seeds:
             check_reset(single, options)
         super().reset(seed=None if seeds is None else int(seeds[0]))
-        self._game.reset(seeds)
+        _start(self._game, seeds)
         return self._seen()
 
     def step(
         self, actions: NDArray[np.int64]
     ) -> tuple[Observations, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
         """One decision in every environment; those that were over start their next episode instead."""
-        over = self._game.batch.done
-        rewards = self._game.step(_whole_numbers(actions, self.num_envs))
-        if over.any():
-            self._game.batch.restart(over)
+        over = self._game.done
+        rewards = _decide(self._game, _whole_numbers(actions, self.num_envs))
+        self._game.restart(over)
         observations, infos = self._seen()
         state = self._game.state
         return observations, rewards, state.terminated.copy(), state.truncated.copy(), infos
 
     def action_masks(self) -> NDArray[np.bool_]:
         """Legal actions of the agents that decide, shape (num_envs, num_actions)."""
-        return self._game.masks()
+        return self._game.of_next(self._game.action_masks())
 
     def render(self) -> tuple[Any, ...] | None:
         """One picture per environment."""
@@ -234,7 +173,7 @@ class SymbolicSerialVectorEnv(VectorEnv[Observations, NDArray[np.int64], NDArray
         return tuple(render(self._game.state, self.rules, self.render_mode, env) for env in range(self.num_envs))
 
     def _seen(self) -> tuple[Observations, dict[str, Any]]:
-        observations, infos = self._game.observed()
+        observations, infos = _observed(self._game)
         present = {f"_{key}": np.ones(self.num_envs, bool) for key in infos}
         return observations, {**infos, **present}
 
@@ -242,6 +181,31 @@ class SymbolicSerialVectorEnv(VectorEnv[Observations, NDArray[np.int64], NDArray
 def serial_spaces(rules: SymbolicRules) -> tuple[spaces.Space[Any], spaces.Discrete]:
     """What one agent sees and does."""
     return spaces.Box(0.0, 1.0, (observation_size(rules),), np.float32), spaces.Discrete(rules.num_actions)
+
+
+def _start(game: BatchDelegation, seeds: Sequence[int] | None) -> None:
+    """The first episode of every environment from its own seed, or the next one."""
+    if seeds is None:
+        game.reset()
+    else:
+        game.reset(keys=fold(np.array([int(seed) % (1 << 64) for seed in seeds], np.uint64), 0))
+
+
+def _decide(game: BatchDelegation, actions: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
+    """One decision in every environment that is not over; the rewards, shape (num_envs,)."""
+    playing = ~game.done
+    game.step_next(actions)
+    return game.state.team_return * playing
+
+
+def _observed(game: BatchDelegation) -> tuple[Observations, dict[str, NDArray[Any]]]:
+    """What the deciding agents see, and their infos, one row per environment."""
+    infos: dict[str, NDArray[Any]] = {
+        "action_mask": game.of_next(game.action_masks()).view(np.int8),
+        "agent": game.next_agents,
+        "illegal": game.of_next(game.state.illegal).astype(np.int64),
+    }
+    return game.of_next(game.observations()), infos
 
 
 def _whole_numbers(actions: Any, count: int) -> NDArray[np.integer[Any]]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from selfcest_env.symbolic.rules import SymbolicRules
 from selfcest_env.symbolic.streams import Keys
+from selfcest_env.types import ROOT, AgentId
 
 Index = NDArray[np.intp]
 
@@ -77,6 +78,14 @@ _PER_AGENT = _NAMES[_NAMES.index("status") :]
 def flattened(state: State) -> State:
     """The same memory with one axis for all agents of all environments, and one for all tapes: one index, not two."""
     return replace(state, **{name: getattr(state, name).reshape(-1) for name in ("tape", *_PER_AGENT)})
+
+
+def agent_ids(state: State) -> dict[int, AgentId]:
+    """The name of every agent that has been born, by seat; `state` is a batch of one."""
+    ids = {0: ROOT}
+    for seat in range(1, state.num_born[0]):
+        ids[seat] = ids[int(state.parent[0, seat])].child(int(state.birth[0, seat]))
+    return ids
 
 
 def blank(rules: SymbolicRules, envs: int) -> State:

@@ -8,14 +8,14 @@ keys.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from selfcest_env.errors import ConfigError
+from selfcest_env.errors import ConfigError, check_whole, is_whole
 from selfcest_env.plugin import build, load
 from selfcest_env.symbolic.streams import Keys, fold, integers
 
@@ -109,15 +109,14 @@ class Chain:
     splits: tuple[int, ...] = (2, 4)
 
     def __post_init__(self) -> None:
-        low, high = self.span
-        if not 1 <= low <= high <= MAX_ITEMS:
-            raise ConfigError(f"items is {self.items!r}; expected 1 <= fewest <= most <= {MAX_ITEMS}")
-        if not 2 <= self.modulus <= MAX_MODULUS:
-            raise ConfigError(f"modulus is {self.modulus}; expected 2 to {MAX_MODULUS}")
-        if self.window is not None and self.window < 1:
-            raise ConfigError(f"window is {self.window}; expected 1 or more, or None for no window")
-        if len(set(self.splits)) != len(self.splits) or any(not 2 <= parts <= MAX_PARTS for parts in self.splits):
-            raise ConfigError(f"splits is {self.splits!r}; expected different numbers from 2 to {MAX_PARTS}")
+        _check_span("items", self.items, MAX_ITEMS)
+        check_whole("modulus", self.modulus, 2, MAX_MODULUS)
+        if self.window is not None:
+            check_whole("window", self.window, 1, MAX_ITEMS)
+        splits: object = self.splits
+        numbers = list(splits) if isinstance(splits, Collection) else [None]
+        if len(set(numbers)) < len(numbers) or not all(is_whole(parts, 2, MAX_PARTS) for parts in numbers):
+            raise ConfigError(f"splits is {splits!r}; expected different whole numbers from 2 to {MAX_PARTS}")
 
     @property
     def span(self) -> tuple[int, int]:
@@ -184,10 +183,10 @@ class Noisy(Chain):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.rot <= 1:
-            raise ConfigError(f"rot is {self.rot}; expected a probability from 0 to 1")
-        if self.clear < 0:
-            raise ConfigError(f"clear is {self.clear}; expected a length of 0 or more")
+        rot: object = self.rot
+        if not isinstance(rot, (int, float)) or not 0 <= rot <= 1:
+            raise ConfigError(f"rot is {rot!r}; expected a probability from 0 to 1")
+        check_whole("clear", self.clear, 0, MAX_ITEMS)
 
     def reliability(self, length: int) -> float:
         return float((1 - self.rot) ** max(0, length - self.clear))
@@ -213,11 +212,9 @@ class Lookup:
     values: int = 4
 
     def __post_init__(self) -> None:
-        low, high = self.span
-        if not 2 <= self.keys <= MAX_MODULUS or not 2 <= self.values <= MAX_MODULUS:
-            raise ConfigError(f"keys is {self.keys}, values is {self.values}; expected 2 to {MAX_MODULUS} of each")
-        if not 1 <= low <= high <= self.keys:
-            raise ConfigError(f"hops is {self.hops!r}; expected 1 <= fewest <= most <= keys = {self.keys}")
+        check_whole("keys", self.keys, 2, MAX_MODULUS)
+        check_whole("values", self.values, 2, MAX_MODULUS)
+        _check_span("hops", self.hops, self.keys, "keys = ")
 
     @property
     def span(self) -> tuple[int, int]:
@@ -277,9 +274,25 @@ TASKS: dict[str, type] = {"chain": Chain, "lookup": Lookup, "noisy": Noisy}
 
 def make_task(task: SymbolicTask | str, options: Mapping[str, Any] | None = None) -> SymbolicTask:
     """A task by built-in name or `package.module:Class` with its options, or the task itself."""
+    given: object = options
+    if given is not None and not isinstance(given, Mapping):
+        raise ConfigError(f"task_options is {given!r}; expected a mapping from options of the task to values, or None")
     if isinstance(task, str):
-        built: SymbolicTask = build(load(task, TASKS, what="symbolic task"), options or {}, where="task_options")
-        return built
-    if options:
+        made: SymbolicTask = build(load(task, TASKS, what="symbolic task"), options or {}, where="task_options")
+    elif options:
         raise ConfigError("task_options are for a task given by name; this one is an object already")
-    return task
+    else:
+        made = task
+    if isinstance(made, type) or not callable(getattr(made, "draw", None)):
+        names = ", ".join(map(repr, TASKS))
+        raise ConfigError(f"task is {task!r}; expected one of {names}, 'package.module:Class', or a SymbolicTask")
+    return made
+
+
+def _check_span(name: str, value: object, most: int, limit: str = "") -> None:
+    """`value` is a whole number from 1 to `most`, or two of them in order."""
+    ends = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
+    if len(ends) != 2 or not all(is_whole(end, 1, most) for end in ends) or ends[0] > ends[1]:
+        raise ConfigError(
+            f"{name} is {value!r}; expected 1 <= fewest <= most <= {limit}{most}: a whole number, or (fewest, most)"
+        )

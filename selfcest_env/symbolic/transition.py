@@ -43,6 +43,7 @@ class Transition:
         self._seat = (seats % rules.num_agents).astype(np.int16)
         self._root_of = self._env * rules.num_agents
         self._tape_of = self._env * rules.tape_length
+        self._nth = np.arange(rules.max_parts)[:, None]
         self._turns: tuple[Index, Index] | None = None
 
     @property
@@ -261,9 +262,9 @@ class Transition:
 
     def _clones_of(self, who: Index) -> tuple[Index, NDArray[np.bool_]]:
         """The clones of the calls in flight, and which entries are any; both of shape (max_parts, callers)."""
-        flat, number = self.flat, np.arange(self.rules.max_parts)[:, None]
+        flat = self.flat
         first = self._root_of.take(who) + flat.first_clone.take(who)
-        return first + number, number < flat.call_clones.take(who)
+        return first + self._nth, self._nth < flat.call_clones.take(who)
 
     def _finish(self, max_cycles: int | None) -> None:
         """End the episodes whose root has ended, and those that have lasted too long."""
@@ -290,7 +291,7 @@ class Transition:
         code = rules.answerable.take(length).astype(np.intp)
         may_call = (flat.turns.take(who) < rules.max_turns - 1) & (flat.depth.take(who) < rules.max_depth)
         tokens, generated, clones = (p.take(who) for p in (flat.tokens_left, flat.generated_left, flat.clones_left))
-        for kind, parts in enumerate(rules.part_counts[: len(rules.task.calls)]):
+        for kind, parts in enumerate(rules.call_parts):
             enough = tokens >= rules.least_tokens.take(rules.column(kind, length))
             enough &= may_call & (clones >= parts) & (generated >= 2 * parts + RESERVE)
             code += enough * (2 << kind)

@@ -29,11 +29,10 @@ from selfcest_env.reward import make_reward
 from selfcest_env.rules import Rules
 from selfcest_env.symbolic.batch import BatchDelegation
 from selfcest_env.symbolic.rules import FIRST_ANSWER, WAIT, SymbolicRules
-from selfcest_env.symbolic.state import UNBORN, State
+from selfcest_env.symbolic.state import UNBORN, State, agent_ids
 from selfcest_env.symbolic.vectors import replies, segments
 from selfcest_env.text_counters import WordCounter
 from selfcest_env.types import (
-    ROOT,
     Action,
     AgentId,
     Answer,
@@ -116,14 +115,6 @@ def text_task(rules: SymbolicRules, start: State) -> Task:
         context={f"{_KEY}{number}": str(symbol) for number, symbol in enumerate(facts)},
         metadata={"length": int(start.length[0, 0])},
     )
-
-
-def agent_ids(state: State) -> dict[int, AgentId]:
-    """The name of every agent that has been born, by seat; `state` is a batch of one."""
-    ids = {0: ROOT}
-    for seat in range(1, state.num_born[0]):
-        ids[seat] = ids[int(state.parent[0, seat])].child(int(state.birth[0, seat]))
-    return ids
 
 
 def action_text(rules: SymbolicRules, state: State, seat: int, action: int) -> str:

@@ -61,16 +61,16 @@ def observations(
     rows = np.empty((1 + len(who), size), np.float32)
     rows[0] = 0
     rows[1:, 0] = 1
-    shares: tuple[tuple[NDArray[Any], int | None], ...] = (
-        (flat.depth, rules.max_depth),
-        (flat.turns, rules.max_turns),
-        (flat.tokens_left, rules.total_tokens),
-        (flat.generated_left, rules.generated_tokens),
-        (flat.clones_left, rules.max_clones),
-        (flat.length, rules.width),
+    amounts: tuple[NDArray[Any], ...] = (
+        flat.depth,
+        flat.turns,
+        flat.tokens_left,
+        flat.generated_left,
+        flat.clones_left,
+        flat.length,
     )
-    for index, (amounts, limit) in enumerate(shares, 1):
-        rows[1:, index] = 1 if limit is None else amounts.take(who) * np.float32(1 / max(limit, 1))
+    for index, (amount, unit) in enumerate(zip(amounts, rules.units, strict=True), 1):
+        rows[1:, index] = 1 if unit is None else amount.take(who) * unit
     chunks = (len(rules.places) // rules.chunk, rules.chunk, len(who))
     words = (_held(flat, who, rules) * rules.place_values).reshape(chunks).sum(axis=1, dtype=np.intp)
     symbols = rules.one_hot_words.take(words.T, axis=0).reshape(len(who), len(rules.places) * rules.task.num_symbols)

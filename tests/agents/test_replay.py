@@ -218,6 +218,18 @@ def test_a_replay_asked_twice_is_played_once_and_requests_may_be_played_again() 
     assert rollout(requests, scripted(), RULES) == rollout(requests, scripted(), RULES)
 
 
+def test_samples_of_one_question_share_its_beginning_and_nothing_else() -> None:
+    records = series()
+    replays = [Replay.of("e0", {A: RESAMPLE}, sample) for sample in range(3)]
+    requests = replay_requests(records, replays, RULES)
+    first, *others = requests
+    assert all(other.kernel is first.kernel and other.kept is first.kept for other in others)
+    steps = first.kernel.log
+    rollout(requests, scripted(), RULES)
+    assert first.kernel.log == steps
+    assert len({request.turn_seed(A, 0) for request in requests}) == 3
+
+
 def test_a_policy_sees_a_replay_as_it_sees_an_episode() -> None:
     """Its own account, its own history with ids, and the default reply as a failure; nothing says replay."""
     (factual,) = series()

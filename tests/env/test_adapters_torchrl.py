@@ -37,6 +37,16 @@ def test_torchrl_accepts_the_specs(options: dict[str, Any], max_cycles: int | No
     check_env_specs(masked(SymbolicTorchEnv(make_rules(**options), GAMES, max_cycles=max_cycles)))
 
 
+def test_the_specs_of_one_game_can_be_asked_for() -> None:
+    """As BenchMARL does."""
+    rules = make_rules(max_clones=3)
+    env = SymbolicTorchEnv(rules, GAMES)
+    specs = env.full_observation_spec_unbatched
+    assert specs["agents", "can_act"].shape == (4,)
+    assert specs["agents", "action_mask"].shape == (4, rules.num_actions)
+    assert env.full_action_spec_unbatched["agents", "action"].shape == (4,)
+
+
 def test_a_rollout_is_the_kernel_step_by_step(options: dict[str, Any]) -> None:
     """Games restart alone; every tensor is the array of a kernel that plays the same actions."""
     rules = make_rules(**options)

@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selfcest_env.errors import ConfigError
-from selfcest_env.symbolic import BatchDelegation, State, make_rules
+from selfcest_env.symbolic import BatchDelegation, Chain, Lookup, Noisy, State, make_rules
 from selfcest_env.symbolic.rules import FIRST_ANSWER, WAIT
-from selfcest_env.symbolic.state import ABSENT, ANSWERED, READY, UNBORN, WAITING
+from selfcest_env.symbolic.state import ABSENT, ANSWERED, READY, UNBORN, WAITING, agent_ids
 from selfcest_env.symbolic.streams import fold, seeds_of
-from selfcest_env.symbolic.twin import agent_ids
 from selfcest_env.symbolic.vectors import replies
 
 seeds = st.integers(0, 2**32)
@@ -378,6 +377,53 @@ def test_arrays_that_are_no_actions_are_refused(actions, message):
         batch.step(actions)
 
 
+def test_what_does_not_fit_the_batch_is_refused():
+    batch, zeros = BatchDelegation(make_rules(), 2), np.zeros((2, 9), int)
+    with pytest.raises(ConfigError, match=r"keys are of shape \(3,\); expected one per environment, \(2,\)"):
+        batch.reset(keys=seeds_of(0, 3))
+    with pytest.raises(ConfigError, match="seed is 1 and keys are given too"):
+        batch.reset(1, keys=seeds_of(0, 2))
+    for seed in (1.5, "1", True):
+        with pytest.raises(ConfigError, match="seed is .*; expected a whole number"):
+            batch.reset(seed)
+    batch.reset(0)
+    for acting in (np.ones((1, 9), bool), zeros):
+        with pytest.raises(ConfigError, match=r"acting is .*; expected bool \(2, 9\)"):
+            batch.step(zeros, acting)
+    other = BatchDelegation(make_rules("lookup"), 2)
+    with pytest.raises(ConfigError, match="the state has 9 agents and 14 symbols per environment; expected"):
+        batch.set_snapshot(other.state)
+
+
+# One agent at a time
+
+
+def test_the_next_agent_alone_plays_a_step():
+    batch = BatchDelegation(make_rules("chain", {"items": 8}), 3, max_cycles=3)
+    batch.reset(0)
+    split, answer = batch.rules.first_call, FIRST_ANSWER
+    batch.step_next(np.array([split, split, WAIT]))
+    assert batch.next_agents.tolist() == [1, 1, 0]
+    assert (batch.of_next(batch.state.length) == [4, 4, 8]).all()
+    batch.step_next(np.array([answer, WAIT, split]))
+    assert batch.next_agents.tolist() == [2, 1, 1]
+    assert batch.state.turns[:, :3].tolist() == [[1, 1, 0], [1, 1, 0], [2, 0, 0]]
+    batch.step_next(np.full(3, answer))
+    assert batch.state.truncated.all()
+    assert batch.next_agents.tolist() == [0, 2, 2]  # in the first game both replies are there
+
+
+def test_solved_is_a_right_answer_of_the_root_whatever_it_cost():
+    batch = BatchDelegation(make_rules("chain", {"items": 2}, token_cost=1.0), 3)
+    batch.reset(0)
+    target = batch.state.target
+    actions = np.zeros((3, 9), int)
+    actions[:2, 0] = FIRST_ANSWER + (target[:2] + np.array([0, 1])) % 5
+    batch.step(actions)
+    assert batch.done.tolist() == [True, True, False]
+    assert batch.solved.tolist() == [True, False, False]
+
+
 # Counterfactuals
 
 
@@ -456,7 +502,7 @@ def test_only_the_newborn_can_be_removed(agents):
         ({"task_options": {"items": 0}}, "items is 0"),
         ({"task_options": {"items": (5, 4)}}, r"items is \(5, 4\)"),
         ({"task_options": {"items": 65}}, "items is 65"),
-        ({"task_options": {"modulus": 1}}, "modulus is 1; expected 2 to 32"),
+        ({"task_options": {"modulus": 1}}, "modulus is 1; expected a whole number from 2 to 32"),
         ({"task_options": {"window": 0}}, "window is 0"),
         ({"task_options": {"splits": (2, 2)}}, r"splits is \(2, 2\)"),
         ({"task_options": {"splits": (1,)}}, r"splits is \(1,\)"),
@@ -465,6 +511,10 @@ def test_only_the_newborn_can_be_removed(agents):
         ({"task": "noisy", "task_options": {"clear": -1}}, "clear is -1"),
         ({"task": "lookup", "task_options": {"hops": 5}}, "hops is 5; expected 1 <= fewest <= most <= keys = 4"),
         ({"task": "lookup", "task_options": {"keys": 1}}, "keys is 1"),
+        ({"task_options": 3}, "task_options is 3; expected a mapping"),
+        ({"task": 3}, "task is 3; expected one of 'chain', 'lookup', 'noisy'"),
+        ({"task": Chain}, "task is <class .*, or a SymbolicTask"),
+        ({"task": "builtins:object"}, "task is 'builtins:object'"),
     ],
 )
 def test_impossible_arguments_are_named(arguments, message):
@@ -472,3 +522,25 @@ def test_impossible_arguments_are_named(arguments, message):
     batch = {"num_envs": arguments.pop("num_envs", 1), "max_cycles": arguments.pop("max_cycles", None)}
     with pytest.raises(ValueError, match=message):
         BatchDelegation(make_rules(**arguments), batch["num_envs"], max_cycles=batch["max_cycles"])
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "message"),
+    [
+        (Chain, {"items": 2.5}, r"items is 2\.5; expected 1 <= fewest <= most <= 64"),
+        (Chain, {"items": (1, 2, 3)}, r"items is \(1, 2, 3\)"),
+        (Chain, {"items": True}, "items is True"),
+        (Chain, {"modulus": 2.5}, r"modulus is 2\.5; expected a whole number from 2 to 32"),
+        (Chain, {"modulus": None}, "modulus is None"),
+        (Chain, {"window": "4"}, "window is '4'; expected a whole number from 1 to 64"),
+        (Chain, {"splits": 2}, "splits is 2; expected different whole numbers from 2 to 8"),
+        (Chain, {"splits": (2.0,)}, r"splits is \(2\.0,\)"),
+        (Noisy, {"rot": "x"}, "rot is 'x'; expected a probability from 0 to 1"),
+        (Noisy, {"clear": 1.5}, r"clear is 1\.5; expected a whole number from 0 to 64"),
+        (Lookup, {"hops": "a"}, "hops is 'a'; expected 1 <= fewest <= most <= keys = 4"),
+        (Lookup, {"values": None}, "values is None; expected a whole number from 2 to 32"),
+    ],
+)
+def test_impossible_arguments_of_tasks_are_named_without_a_config_too(task, options, message):
+    with pytest.raises(ValueError, match=message):
+        task(**options)

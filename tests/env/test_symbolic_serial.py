@@ -97,9 +97,7 @@ def test_the_ready_agent_with_the_lowest_number_decides() -> None:
     assert agents == [0, 1, 1, 2, 3, 4, 1, 0]
     assert terminated
     assert rewards[:-1] == [0.0] * 7
-    assert rewards[-1] == pytest.approx(
-        float(env._game.state.target[0] == 0) - 0.01 * env._game.batch.total_tokens()[0]
-    )
+    assert rewards[-1] == pytest.approx(float(env._game.state.target[0] == 0) - 0.01 * env._game.total_tokens()[0])
     # Nothing moves, and nothing is paid, after the end.
     last = env._seen()
     assert same(env.step(1), (last[0], 0.0, True, False, last[1]))
@@ -270,8 +268,9 @@ def test_mistakes_of_the_caller_are_named() -> None:
     env, vector = SymbolicSerialEnv(), SymbolicSerialVectorEnv(3)
     with pytest.raises(ConfigError, match="num_envs is 0"):
         SymbolicSerialVectorEnv(0)
-    with pytest.raises(GameError, match=r"call reset\(\) first"):
-        env.step(1)
+    for use in (lambda: env.step(1), SymbolicSerialEnv(render_mode="ansi").render):
+        with pytest.raises(GameError, match=r"call reset\(\) first"):
+            use()
     with pytest.raises(ConfigError, match="'tsak'"):
         vector.reset(options={"tsak": 1})
     for seed in ([1, 2], [1, None, 3], -1, 1.5):

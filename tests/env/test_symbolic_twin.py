@@ -20,11 +20,11 @@ from selfcest_env.symbolic.state import (
     OUT_OF_TURNS,
     READY,
     WAITING,
+    agent_ids,
 )
 from selfcest_env.symbolic.twin import (
     SymbolicText,
     action_text,
-    agent_ids,
     episode_record,
     replay,
     text_rules,

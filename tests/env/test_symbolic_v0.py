@@ -139,8 +139,9 @@ def test_official_tests_pass_twenty_times(task: str, population: str, mode: str)
         official(task, population, mode, 200)
 
 
-def test_official_render_test_passes(task: str, population: str, capsys: pytest.CaptureFixture[str]) -> None:
-    render_test(lambda **kw: symbolic_v0.env(task=task, population=population, **kw))
+def test_official_render_test_passes(task: str, population: str, mode: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = {"task": task, "population": population, "observation_mode": mode}
+    render_test(lambda **kw: symbolic_v0.env(**options, **kw))
     assert "agent_0  ready" in capsys.readouterr().out
 
 

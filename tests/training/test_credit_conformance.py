@@ -107,6 +107,15 @@ class Normalises(Rloo):
         return super().assign(group, replayed)
 
 
+class NormalisesEarly(Coma):
+    """The same while it asks."""
+
+    def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
+        for episode in group.episodes:
+            episode.reward_terms["score"] /= 2  # type: ignore[index]
+        return super().replays(group)
+
+
 class FirstBorn(Rloo):
     """The first clone of a call is paid twice."""
 
@@ -170,6 +179,7 @@ class InMemory(Rloo):
         (RunningMean(), ConformanceError, "depend on the other groups of the batch"),
         (Remembers(), ConformanceError, "depend on the other groups of the batch"),
         (Normalises(), ConformanceError, "changed the records"),
+        (NormalisesEarly(), ConformanceError, "changed the records"),
         (FirstBorn(), ConformanceError, "root.0/turn0: with two siblings under each other's ids"),
         (FirstBornOnAverage(max_share=0.5), ConformanceError, "with two siblings under each other's ids"),
         (PaysForNothing(), ConformanceError, "a clone that never matters gets"),

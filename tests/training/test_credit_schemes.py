@@ -27,6 +27,7 @@ from selfcest_training.credit import (
     Shapley,
     ask,
     assign,
+    checked_credit,
     checked_replays,
     make_assigner,
 )
@@ -299,6 +300,39 @@ def test_a_replay_that_cannot_be_played_names_the_scheme_and_the_rule(asked: Any
 def test_a_scheme_that_raises_is_named() -> None:
     with pytest.raises(CreditError, match="credit scheme 'asks': raised KeyError: 'x'"):
         assign(Asks(), pair(), {})
+
+
+class Yields(Asks):
+    """Asks one by one, as a generator."""
+
+    def replays(self, one: EpisodeGroup) -> Any:
+        yield from self._replays
+        raise ZeroDivisionError
+
+
+def test_replays_that_are_yielded_are_asked_and_what_goes_wrong_on_the_way_is_named() -> None:
+    wanted = Replay.of("a", {FIRST: DEFAULT})
+    lazy = Asks()
+    lazy.replays = lambda one: iter([wanted])  # type: ignore[method-assign]
+    assert ask(lazy, pair()) == (wanted,)
+    with pytest.raises(CreditError, match="credit scheme 'asks': raised ZeroDivisionError"):
+        ask(Yields(wanted), pair())
+    lazy.replays = lambda one: None  # type: ignore[method-assign]
+    with pytest.raises(CreditError, match="credit scheme 'asks': raised TypeError: 'NoneType'"):
+        ask(lazy, pair())
+
+
+@pytest.mark.parametrize("number", [math.nan, "many"])
+def test_a_diagnostic_that_is_no_finite_number_is_named(number: Any) -> None:
+    advantage = Rloo().assign(pair(), {}).advantage
+    with pytest.raises(CreditError, match=f"credit scheme 'mine': diagnostic 'seen' is {number!r}"):
+        checked_credit("mine", pair(), Credit(advantage, diagnostics={"seen": number}))
+
+
+def test_a_text_is_no_turn_key() -> None:
+    credit = Credit({str(name): 0.0 for name in Rloo().assign(pair(), {}).advantage})  # type: ignore[misc]
+    with pytest.raises(CreditError, match=r"names 'a/root/turn0' \(a str, no TurnKey\)"):
+        checked_credit("mine", pair(), credit)
 
 
 def test_checked_replays_keeps_what_is_right() -> None:

@@ -215,6 +215,14 @@ def test_a_scheme_that_uses_the_others_replays_is_sampled_instead() -> None:
     assert cell.evidence.p_value is not None
 
 
+def test_a_scheme_that_draws_by_the_seeds_is_sampled_instead() -> None:
+    """One draw may ask for no replay at all, and would make a wrong counterfactual look right."""
+    game = solved("pair")
+    assert expected_gradient(DifferenceLaterActionsKept(max_share=0.05), game, group_size=2) is None
+    assert expected_gradient(Coma(max_share=0.5), game, group_size=2) is None
+    assert expected_gradient(Coma(max_share=0.0), game, group_size=2) == pytest.approx(game.gradient, abs=1e-12)
+
+
 def test_too_many_outcomes_are_left_to_sampling() -> None:
     assert expected_gradient(Rloo(), solved("pair"), group_size=2, max_outcomes=97) is None  # 2 x 7 x 7 = 98
     assert expected_gradient(Rloo(), solved("pair"), group_size=2, max_outcomes=98) is not None

@@ -86,6 +86,15 @@ def test_an_empty_file_is_an_error(tmp_path: Path) -> None:
         read_groups(write(tmp_path / "e.jsonl"))
 
 
+def test_two_records_of_one_name_and_a_replay_without_its_episode_are_errors(tmp_path: Path) -> None:
+    episode, other = three_agents("g.a", 1.0), three_agents("g.b", 0.0)
+    with pytest.raises(RecordError, match=r"two records named g.a; give the file of one job"):
+        read_groups(write(tmp_path / "two.jsonl", episode, other, three_agents("g.a", 0.5)))
+    lost = three_agents(str(Replay.of("g.c", {ROOT.child(0): Intervention.DEFAULT})), 0.25)
+    with pytest.raises(RecordError, match=r"the replay g.c/root.0=default/sample0 without its episode"):
+        read_groups(write(tmp_path / "cut.jsonl", lost, episode, other))
+
+
 def test_out_is_written_once(tmp_path: Path) -> None:
     file = write(tmp_path / "e.jsonl", three_agents("g.a", 1.0), three_agents("g.b", 0.0))
     arguments = ["credit", "apply", str(file), "--name", "rloo", "--out", str(tmp_path / "a.jsonl")]

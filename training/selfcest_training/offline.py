@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,15 +24,22 @@ class StoredEpisodes:
 def read_groups(path: Path) -> StoredEpisodes:
     """Episodes of a JSON-lines file in groups: those of one task whose ids agree up to the last dot (`s3.g0.e5`).
 
-    A record whose id is that of an episode of the file with a replay behind it (`str(Replay)`) is that replay.
+    A record whose id is that of a replay (`str(Replay)`) is that replay.
 
     Raises:
-        RecordError: no such file, a line that is no record, or no episode at all.
+        RecordError: no such file, a line that is no record, two records of one id, a replay without its episode, or no
+            episode at all.
     """
     if not path.is_file():
         raise RecordError(f"there is no file {path}; give a file of episodes, as in runs/NAME/ARM/seed0/episodes.jsonl")
-    records = {record.episode_id: record for record in read_episodes(path)}
-    replayed = {name: record for name, record in records.items() if _factual(name) in records}
+    records: dict[str, EpisodeRecord] = {}
+    for record in read_episodes(path):
+        if records.setdefault(record.episode_id, record) is not record:
+            raise RecordError(f"{path} holds two records named {record.episode_id}; give the file of one job at a time")
+    replayed = {name: record for name, record in records.items() if _factual(name) is not None}
+    for name in replayed:
+        if _factual(name) not in records:
+            raise RecordError(f"{path} holds the replay {name} without its episode; the file has been cut")
     groups: dict[tuple[str, str], list[EpisodeRecord]] = {}
     for name, record in records.items():
         if name not in replayed:
@@ -42,9 +50,9 @@ def read_groups(path: Path) -> StoredEpisodes:
 
 
 def _factual(name: str) -> str | None:
-    """The episode that a record with this id would be a replay of."""
-    episode_id, *rest = name.rsplit("/", 2)
-    return episode_id if len(rest) == 2 else None
+    """The episode that a record with this id is a replay of, `None` if it is an episode itself."""
+    match = re.fullmatch(r"(.+)/[^/]+=[^/]+/sample\d+", name)
+    return match[1] if match else None
 
 
 def apply(assigner: CreditAssigner, stored: StoredEpisodes) -> list[Credit]:
@@ -71,4 +79,4 @@ def credit_lines(groups: Sequence[EpisodeGroup], credits: Sequence[Credit]) -> I
             for key, _ in episode.turns():
                 excluded = key in credit.excluded
                 value = {"excluded": True} if excluded else {"advantage": credit.advantage[key]}
-                yield json.dumps({"turn": str(key), **value})
+                yield json.dumps({"turn": str(key), **value}, default=float)  # a NumPy number is a number too

@@ -11,6 +11,7 @@ from selfcest_env.counterfactual import check_replay
 from selfcest_env.errors import CreditError, SelfcestError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay
+from selfcest_env.types import TurnKey
 from selfcest_training.credit.base import Credit, CreditAssigner
 
 T = TypeVar("T")
@@ -18,7 +19,7 @@ T = TypeVar("T")
 
 def ask(assigner: CreditAssigner, group: EpisodeGroup) -> tuple[Replay, ...]:
     """The replays a scheme needs for a group, checked. Raises `CreditError` that names scheme, replay and rule."""
-    return checked_replays(assigner.name, group, _call(assigner.name, lambda: assigner.replays(group)))
+    return checked_replays(assigner.name, group, _call(assigner.name, lambda: tuple(assigner.replays(group))))
 
 
 def assign(assigner: CreditAssigner, group: EpisodeGroup, replayed: Mapping[Replay, EpisodeRecord]) -> Credit:
@@ -54,13 +55,18 @@ def checked_replays(scheme: str, group: EpisodeGroup, replays: Sequence[Replay])
 
 
 def checked_credit(scheme: str, group: EpisodeGroup, credit: Credit) -> Credit:
-    """The credit itself, once every generated turn is in exactly one of its two parts and every number is finite."""
+    """The credit itself, once every generated turn is in exactly one of its two parts and every number is finite.
+
+    Raises `CreditError` that names scheme, turn or diagnostic, and rule.
+    """
     if not isinstance(credit, Credit):
         raise CreditError(f"credit scheme '{scheme}' returned {type(credit).__name__}; expected Credit")
     turns = {key: turn for episode in group.episodes for key, turn in episode.turns()}
-    for key in (*credit.advantage, *credit.excluded):
-        if key not in turns:
-            raise CreditError(f"credit scheme '{scheme}' names {key}, which is no turn of the group it was given")
+    named: tuple[object, ...] = (*credit.advantage, *credit.excluded)
+    for name in named:
+        if name not in turns:
+            found = name if isinstance(name, TurnKey) else f"{name!r} (a {type(name).__name__}, no TurnKey)"
+            raise CreditError(f"credit scheme '{scheme}' names {found}, which is no turn of the group it was given")
     for key, turn in turns.items():
         covered = (key in credit.advantage) + (key in credit.excluded)
         if covered != 1:
@@ -72,8 +78,12 @@ def checked_credit(scheme: str, group: EpisodeGroup, credit: Credit) -> Credit:
             raise CreditError(f"credit scheme '{scheme}': {key} has {len(value)} advantages for {length} tokens")
         if not all(_is_finite(number) for number in (value if isinstance(value, tuple) else (value,))):
             raise CreditError(
-                f"credit scheme '{scheme}': the advantage of {key} is {value!r}; expected a finite number"
+                f"credit scheme '{scheme}': the advantage of {key} is {value!r}; expected a finite number, or a tuple "
+                "of one per token"
             )
+    for label, number in credit.diagnostics.items():
+        if not _is_finite(number):
+            raise CreditError(f"credit scheme '{scheme}': diagnostic {label!r} is {number!r}; expected a finite number")
     return credit
 
 

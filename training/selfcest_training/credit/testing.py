@@ -89,8 +89,9 @@ def _keeps_groups_apart(assigner: CreditAssigner, one: World, other: World) -> N
 
 def _changes_nothing(assigner: CreditAssigner, world: World, _: World) -> None:
     group = world.group
+    unasked = copy.deepcopy(group)
     records = world.play(ask(assigner, group))
-    before = copy.deepcopy((group, records))
+    before = unasked, copy.deepcopy(records)
     assign(assigner, group, records)
     _require((group, records) == before, assigner, "it changed the records it was given; copy what you change")
 

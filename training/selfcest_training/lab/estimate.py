@@ -18,7 +18,7 @@ from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay
 from selfcest_env.seeding import stream_seed
 from selfcest_training.batch import Denominator, Sample, build_samples, collate
-from selfcest_training.credit import Credit, CreditAssigner
+from selfcest_training.credit import Credit, CreditAssigner, Rloo
 from selfcest_training.crediting import credit_step
 from selfcest_training.lab.exact import Parameters, Solved
 from selfcest_training.lab.tabular import Floats, Streams, TabularPolicy
@@ -35,10 +35,12 @@ class Estimates:
 
     Attributes:
         gradients: [G, D], one per group.
+        reference: [G, D] those of `rloo` for the same groups.
         sampled_tokens, replayed_tokens: generated per group, in its episodes and for its replays.
     """
 
     gradients: Floats
+    reference: Floats
     sampled_tokens: float
     replayed_tokens: float
 
@@ -85,7 +87,7 @@ def sample_groups(
 ) -> Estimates:
     """Play groups and their replays with pseudo-random streams; equal seeds play the same groups for every scheme."""
     policy = TabularPolicy(solved.table, Streams())
-    gradients = []
+    gradients, reference = [], []
     sampled = replayed = 0
 
     def play(records: Sequence[EpisodeRecord], replays: Sequence[Replay]) -> dict[Replay, PlayedReplay]:
@@ -99,9 +101,10 @@ def sample_groups(
         groups = [EpisodeGroup(solved.game.task(), part) for part in parts]
         credit = credit_step(assigner, groups, play)
         gradients.append(group_gradients(solved.parameters, groups, credit.credits))
+        reference.append(group_gradients(solved.parameters, groups, [Rloo().assign(group, {}) for group in groups]))
         sampled += sum(record.cost.generated_tokens for record in records)
         replayed += credit.sampled_tokens
-    return Estimates(np.concatenate(gradients), sampled / num_groups, replayed / num_groups)
+    return Estimates(np.concatenate(gradients), np.concatenate(reference), sampled / num_groups, replayed / num_groups)
 
 
 def lab_request(solved: Solved, seed: int, group: int, episode: int) -> RolloutRequest:

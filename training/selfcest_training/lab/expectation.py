@@ -2,8 +2,9 @@
 
 The gradient of a group is a sum over its episodes. For each of them every outcome is enumerated, its replays included,
 against every outcome of the other episodes; of the *others'* replays one random play is taken, as a scheme does not
-let them matter. Whether that is so is checked on the way, and a scheme that does is left to sampling. On policy the
-loss is linear in the advantages, so their conditional means are enough to have its expected gradient.
+let them matter, nor the episodes' seeds. Whether that is so is checked on the way, and a scheme that does (by drawing
+which clones get replays, say) is left to sampling. On policy the loss is linear in the advantages, so their conditional
+means are enough to have its expected gradient.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from selfcest_training.lab.exact import Exhaustive, Outcome, Solved, outcomes, t
 from selfcest_training.lab.tabular import Floats, TabularPolicy
 
 _MAX_PLAYS = 100  # of the replays of one episode
-_CHECK_EVERY = 16  # outcomes, of which one is tried with another play of the others' replays
+_CHECK_EVERY = 16  # outcomes, of which one is tried with other seeds and another play of the others' replays
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class _Play:
     records: Mapping[Replay, EpisodeRecord]
 
 
-class _TooMany(Exception):
-    """More outcomes than allowed, or a scheme that lets the others' replays matter."""
+class _OnlySampled(Exception):
+    """More outcomes than allowed, or a scheme that lets the others' replays or the seeds matter."""
 
 
 @dataclass
@@ -61,7 +61,7 @@ class _Plays:
 
         for count, found in enumerate(outcomes(play, outcome.drawn), 1):
             if count > _MAX_PLAYS:
-                raise _TooMany
+                raise _OnlySampled
             records = {name: play.record for name, play in scored(self.solved, found.value).items()}
             yield _Play(found.probability, records)
 
@@ -70,8 +70,6 @@ def expected_gradient(
     assigner: CreditAssigner, solved: Solved, *, group_size: int, max_outcomes: int = 100_000
 ) -> Floats | None:
     """[D] exact expectation of the estimate of one group, or `None` where it cannot be had.
-
-    Streams that a scheme draws from by the episodes' seeds (which clones get replays, which orders) stay at one draw.
 
     Args:
         max_outcomes: calls of the scheme that may be made.
@@ -84,7 +82,7 @@ def expected_gradient(
         return None
     try:
         return _expectation(assigner, solved, slots, max_outcomes)
-    except _TooMany:
+    except _OnlySampled:
         return None
 
 
@@ -98,18 +96,20 @@ def _expectation(
     for picks in itertools.product(*(range(len(slot)) for slot in slots)):
         chosen = [slot[pick] for slot, pick in zip(slots, picks, strict=True)]
         group = EpisodeGroup(solved.game.task(), tuple(outcome.value for outcome in chosen))
+        reseeded = EpisodeGroup(group.task, tuple(replace(e, seed=int(rng.integers(2**62))) for e in group.episodes))
         wanted = ask(assigner, group)
+        if ask(assigner, reseeded) != wanted:
+            raise _OnlySampled
         possible = [plays.of(pick, outcome, wanted) for pick, outcome in zip(picks, chosen, strict=True)]
         calls += sum(map(len, possible))
         if calls > max_outcomes:
-            raise _TooMany
+            raise _OnlySampled
         advantages: dict[TurnKey, Floats] = {}
         for own, episode in enumerate(group.episodes):
-            answer = partial(_answer, assigner, group, possible, own, rng)
             for index, play in enumerate(possible[own]):
-                credit = answer(play)
-                if index % _CHECK_EVERY == 0 and any(len(p) > 1 for p in possible):
-                    _check_same(credit, answer(play), episode)
+                credit = _answer(assigner, group, possible, own, rng, play)
+                if index % _CHECK_EVERY == 0:
+                    _check_same(credit, _answer(assigner, reseeded, possible, own, rng, play), episode)
                 for key, turn in episode.turns():
                     value = np.asarray(credit.advantage.get(key, 0.0)) * np.ones(len(turn.generation.token_ids))
                     advantages[key] = advantages.get(key, 0.0) + play.probability * value
@@ -140,7 +140,7 @@ def _answer(
 def _check_same(credit: Credit, again: Credit, episode: EpisodeRecord) -> None:
     for key, _ in episode.turns():
         if not np.allclose(credit.advantage.get(key, 0.0), again.advantage.get(key, 0.0), rtol=0, atol=1e-12):
-            raise _TooMany
+            raise _OnlySampled
 
 
 def _in_two(advantages: Mapping[TurnKey, Floats]) -> list[Credit]:

@@ -2,7 +2,8 @@
 
 Where the expectation is exact there is nothing to test: it is the gradient or it is not. All sampled cells together
 make one test at level `ALPHA`: Hotelling's T² on a few fixed contrasts per cell, and Bonferroni over the cells, so the
-number of games, schemes and parameters cannot raise the rate of false alarms. A scheme fails only if its bias is also
+number of games, schemes and parameters cannot raise the rate of false alarms; an alarm must be confirmed on groups of
+its own. A scheme fails only if its bias is also
 large enough to matter, so more samples do not turn rounding into a verdict.
 """
 
@@ -56,9 +57,18 @@ def exact_evidence(promise: Promise, mean: Floats, gradient: Floats) -> Evidence
     return Evidence(1.0 if promise is Promise.UNBIASED_UP_TO_SCALE and mean @ gradient <= 0 else effect)
 
 
-def sampled_evidence(promise: Promise, gradients: Floats, solved: Solved) -> Evidence:
-    """Evidence from [G, D] independent estimates."""
+def sampled_evidence(promise: Promise, gradients: Floats, solved: Solved, reference: Floats | None = None) -> Evidence:
+    """Evidence from [G, D] independent estimates.
+
+    Args:
+        reference: [G, D] estimates of `rloo`, whose expectation is the gradient, for the same groups: a control
+            variate. Without it, what a sample happens not to visit would look like a bias without variance.
+    """
     gradient, count = solved.gradient, len(gradients)
+    if reference is not None:
+        mean = gradients.mean(axis=0)
+        scale = 1.0 if promise is Promise.UNBIASED else float(mean @ gradient) / float(gradient @ gradient)
+        gradients = gradients - scale * (reference - gradient)
     errors = forbidden(promise, gradients, gradient)
     length = float(np.linalg.norm(gradient))
     mean = errors.mean(axis=0)
@@ -72,6 +82,18 @@ def sampled_evidence(promise: Promise, gradients: Floats, solved: Solved) -> Evi
     error = max(float(along.std(ddof=1)), _JITTER * length) / math.sqrt(count)
     p_against = 0.5 * math.erfc(-float(along.mean()) / error / math.sqrt(2))
     return Evidence(effect, min(1.0, 2 * p_value)) if p_value <= p_against else Evidence(1.0, min(1.0, 2 * p_against))
+
+
+def is_alarm(evidence: Evidence) -> bool:
+    """Whether a sampled cell would break its promise if it were the only one."""
+    return evidence.p_value is not None and _is_large(evidence.effect, evidence.p_value)
+
+
+def weaker(one: Evidence, other: Evidence) -> Evidence:
+    """What two independent samples say together, at the level of either."""
+    assert one.p_value is not None
+    assert other.p_value is not None
+    return Evidence(min(one.effect, other.effect), max(one.p_value, other.p_value))
 
 
 def contrasts(solved: Solved) -> Floats:

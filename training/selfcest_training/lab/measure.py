@@ -9,12 +9,21 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from selfcest_env.errors import ConfigError, did_you_mean
+from selfcest_env.seeding import stream_seed
 from selfcest_training.credit import CreditAssigner, Promise
 from selfcest_training.lab.estimate import Estimates, sample_groups
 from selfcest_training.lab.exact import Solved, solve
 from selfcest_training.lab.expectation import expected_gradient
 from selfcest_training.lab.games import GAMES
-from selfcest_training.lab.judge import Evidence, broken, exact_evidence, joint_p_value, sampled_evidence
+from selfcest_training.lab.judge import (
+    Evidence,
+    broken,
+    exact_evidence,
+    is_alarm,
+    joint_p_value,
+    sampled_evidence,
+    weaker,
+)
 from selfcest_training.lab.tabular import Floats
 
 _NUM_BATCHES = 20  # of groups, for the intervals of variances
@@ -148,9 +157,7 @@ def measure(assigner: CreditAssigner, solved: Solved, config: LabConfig) -> Meas
     """One scheme in one game: the exact expectation where it can be had, variance and cost from sampled groups."""
     gradient, is_clone = solved.gradient, solved.parameters.is_clone
     length = float(np.linalg.norm(gradient))
-    sampled = sample_groups(
-        assigner, solved, group_size=config.group_size, num_groups=config.num_groups, seed=config.seed
-    )
+    sampled = _sample(assigner, solved, config, config.seed)
     exact = expected_gradient(assigner, solved, group_size=config.group_size)
     mean = sampled.gradients.mean(axis=0) if exact is None else exact
     half = _error_length(sampled.gradients, config.seed) / length if exact is None else 0.0
@@ -165,8 +172,12 @@ def measure(assigner: CreditAssigner, solved: Solved, config: LabConfig) -> Meas
         clone_variance=_variance(sampled.gradients[:, is_clone], float(solved.clone_gradient @ solved.clone_gradient)),
         sampled_tokens=sampled.sampled_tokens,
         replayed_tokens=sampled.replayed_tokens,
-        evidence=_evidence(assigner.promise, sampled, exact, solved),
+        evidence=_evidence(assigner, sampled, exact, solved, config),
     )
+
+
+def _sample(assigner: CreditAssigner, solved: Solved, config: LabConfig, seed: int) -> Estimates:
+    return sample_groups(assigner, solved, group_size=config.group_size, num_groups=config.num_groups, seed=seed)
 
 
 def label(assigner: CreditAssigner) -> str:
@@ -178,12 +189,21 @@ def label(assigner: CreditAssigner) -> str:
     return assigner.name + (f"({', '.join(changed)})" if changed else "")
 
 
-def _evidence(promise: Promise, sampled: Estimates, exact: Floats | None, solved: Solved) -> Evidence | None:
+def _evidence(
+    assigner: CreditAssigner, sampled: Estimates, exact: Floats | None, solved: Solved, config: LabConfig
+) -> Evidence | None:
+    """What speaks against the promise. An alarm is repeated on groups of its own, and the weaker of the two counts:
+    where a branch is rare, a sample that happens to miss it understates its own error."""
+    promise = assigner.promise
     if promise is Promise.BIASED:
         return None
     if exact is not None:
         return exact_evidence(promise, exact, solved.gradient)
-    return sampled_evidence(promise, sampled.gradients, solved)
+    first = sampled_evidence(promise, sampled.gradients, solved, sampled.reference)
+    if not is_alarm(first):
+        return first
+    again = _sample(assigner, solved, config, stream_seed("confirm", config.seed))
+    return weaker(first, sampled_evidence(promise, again.gradients, solved, again.reference))
 
 
 def _variance(gradients: Floats, unit: float) -> Value:

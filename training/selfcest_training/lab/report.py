@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from selfcest_training.credit import Promise
 from selfcest_training.lab.judge import ALPHA, MIN_EXACT_EFFECT, MIN_SAMPLED_EFFECT
@@ -39,12 +39,14 @@ def rows(cells: Sequence[Measurement]) -> list[tuple[str, ...]]:
 
 def print_report(report: LabReport, console: Console) -> None:
     """The table, the crossings and the verdict."""
-    table = Table(*HEADS, box=None, pad_edge=False)
+    # On a narrow screen numbers may wrap; a name that is cut short says nothing.
+    columns = (Column(head, no_wrap=head in ("game", "scheme"), overflow="fold") for head in HEADS)
+    table = Table(*columns, box=None, pad_edge=False)
     for row, cell in zip(rows(report.cells), report.cells, strict=True):
         table.add_row(*row, style="red" if cell in report.broken else None)
     console.print(table)
     for line in (*crossings(report.cells), *verdict(report)):
-        console.print(line, highlight=False)
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def verdict(report: LabReport) -> list[str]:
