@@ -55,6 +55,17 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
         exec(compile("\n" * line + text, str(page), "exec"), module.__dict__)
 
 
+def test_every_page_is_on_the_site() -> None:
+    def pages(item: object) -> set[str]:
+        if isinstance(item, str):
+            return {item}
+        assert isinstance(item, (list, dict))
+        return {page for part in (item.values() if isinstance(item, dict) else item) for page in pages(part)}
+
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    assert pages(nav) == {page.name for page in (ROOT / "docs").glob("*.md")}
+
+
 def slug(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 

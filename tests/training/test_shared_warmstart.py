@@ -79,7 +79,7 @@ def test_the_credit_config_shares_one_warm_start_per_seed() -> None:
         "credit alone differs"
     )
     assert {arm.rl.credit.name for arm in spec.arms.values()} == set(spec.arms)
-    assert {arm.rl.sampled_tokens for arm in spec.arms.values()} == {600_000}
+    assert {arm.rl.sampled_tokens for arm in spec.arms.values()} == {500_000}
 
 
 @pytest.mark.slow
