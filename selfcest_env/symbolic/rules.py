@@ -225,25 +225,24 @@ class SymbolicRules:
     @cached_property
     def chunk(self) -> int:
         """How many places of a segment are turned into numbers at once: as many as a small table allows."""
-        return max(1, min(self.width, int(np.log(MAX_WORDS) / np.log(self.pad + 1))))
+        return max(1, min(self.width, int(np.log(MAX_WORDS) / np.log(self.missing + 1))))
 
     @cached_property
-    def places(self) -> NDArray[np.int16]:
-        """The places of a segment, filled up to whole chunks; shape (places, 1)."""
-        return np.arange(-(-self.width // self.chunk) * self.chunk, dtype=np.int16)[:, None]
-
-    @cached_property
-    def place_values(self) -> NDArray[np.int16]:
-        """What a symbol counts in the word of its chunk, by place; shape (places, 1)."""
-        values: NDArray[np.int16] = np.int16(self.pad + 1) ** (self.chunk - 1 - self.places % np.int16(self.chunk))
-        return values
+    def chunk_starts(self) -> NDArray[np.int16]:
+        """The first place of every chunk; shape (chunks, 1)."""
+        return np.arange(0, self.width, self.chunk, dtype=np.int16)[:, None]
 
     @cached_property
     def one_hot_words(self) -> NDArray[np.float32]:
-        """A row per `chunk` symbols, an entry per place and symbol; nothing for `missing` and `pad`."""
-        one_hot = np.eye(self.pad + 1, self.task.num_symbols, dtype=np.float32)
-        words = np.indices([self.pad + 1] * self.chunk).reshape(self.chunk, -1)
-        return np.concatenate([one_hot[word] for word in words], axis=1)
+        """An entry per place of a chunk and symbol, in row `word * (chunk + 1) + places held`.
+
+        A word is the chunk's symbols as the digits of a number. Nothing stands for `missing` and for places not held.
+        """
+        one_hot = np.eye(self.missing + 1, self.task.num_symbols, dtype=np.float32)
+        words = np.indices([self.missing + 1] * self.chunk).reshape(self.chunk, -1)
+        held = np.arange(self.chunk)[:, None] < np.arange(self.chunk + 1)
+        rows = [one_hot[word][:, None] * inside[:, None] for word, inside in zip(words, held, strict=True)]
+        return np.concatenate(rows, axis=2).reshape(-1, self.chunk * self.task.num_symbols)
 
     @cached_property
     def answerable(self) -> NDArray[np.bool_]:

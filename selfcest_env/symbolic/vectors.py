@@ -70,10 +70,9 @@ def observations(
         flat.length,
     )
     for index, (amount, unit) in enumerate(zip(amounts, rules.units, strict=True), 1):
-        rows[1:, index] = 1 if unit is None else amount.take(who) * unit
-    chunks = (len(rules.places) // rules.chunk, rules.chunk, len(who))
-    words = (_held(flat, who, rules) * rules.place_values).reshape(chunks).sum(axis=1, dtype=np.intp)
-    symbols = rules.one_hot_words.take(words.T, axis=0).reshape(len(who), len(rules.places) * rules.task.num_symbols)
+        rows[1:, index] = 1 if unit is None else amount.take(who).astype(np.float32) * unit
+    words = _words(flat, who, rules)
+    symbols = rules.one_hot_words.take(words, axis=0).reshape(len(who), words.shape[1] * rules.one_hot_words.shape[1])
     rows[1:, len(FEATURES) :] = symbols[:, : size - len(FEATURES)]
     row_of = np.zeros(len(flat.status), np.intp)
     row_of[who] = np.arange(1, len(rows))
@@ -84,7 +83,9 @@ def segments(state: State, rules: SymbolicRules) -> NDArray[np.int8]:
     """The symbols every agent that can act holds, shape (num_envs, num_agents, width); `pad` everywhere else."""
     flat, out = flattened(state), np.full((state.status.size, rules.width), rules.pad, np.int8)
     who = (flat.status == READY).nonzero()[0]
-    out[who] = _held(flat, who, rules)[: rules.width].T
+    places = np.arange(rules.width)
+    held = flat.tape.take(_begin(flat, who, rules)[:, None] + places, mode="clip")
+    out[who] = np.where(places < flat.length.take(who)[:, None], held, rules.pad)
     return out.reshape(*state.status.shape, rules.width)
 
 
@@ -115,10 +116,21 @@ def states(state: State, seen: NDArray[np.float32], rules: SymbolicRules) -> NDA
     return np.concatenate([*parts, seats.reshape(envs, -1)], axis=1, dtype=np.float32, casting="same_kind")
 
 
-def _held(flat: State, who: NDArray[np.intp], rules: SymbolicRules) -> NDArray[np.int8]:
-    """The symbols of some agents, shape (places, agents)."""
-    at = who // rules.num_agents * rules.tape_length + flat.start.take(who)
-    # A stretch may end where the tape does: what lies beyond is read elsewhere, and dropped.
-    held = flat.tape.take(at + rules.places, mode="clip")
-    held[rules.places >= flat.length.take(who)] = rules.pad
-    return held
+def _words(flat: State, who: NDArray[np.intp], rules: SymbolicRules) -> NDArray[np.intp]:
+    """The segments of some agents as rows of `SymbolicRules.one_hot_words`, shape (agents, chunks)."""
+    # The word that begins at every cell of every tape: cheaper than to collect the symbols of every agent.
+    tape, word = np.concatenate([flat.tape, flat.tape[: rules.chunk]]), np.zeros(len(flat.tape), np.int16)
+    for digit in range(rules.chunk):
+        word *= np.int16(rules.missing + 1)
+        word += tape[digit : digit + len(word)]
+    # A stretch may end where the tape does: what lies beyond is read elsewhere, and not held.
+    words = word.take(_begin(flat, who, rules) + rules.chunk_starts, mode="clip")
+    held = np.minimum(np.maximum(flat.length.take(who) - rules.chunk_starts, 0), rules.chunk)
+    rows: NDArray[np.intp] = words * np.intp(rules.chunk + 1) + held
+    return rows.T
+
+
+def _begin(flat: State, who: NDArray[np.intp], rules: SymbolicRules) -> NDArray[np.intp]:
+    """Where on the tapes of all environments each segment begins."""
+    begin: NDArray[np.intp] = who // rules.num_agents * rules.tape_length + flat.start.take(who)
+    return begin
