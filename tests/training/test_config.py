@@ -90,6 +90,7 @@ def test_shipped_configs_load(path: Path) -> None:
         ("workers", 0, ["workers is 0", ">= 1"]),
         ("checkpoint_every", 0, ["checkpoint_every is 0"]),
         ("micro_batch_tokens", 0, ["micro_batch_tokens is 0"]),
+        ("rows", "trees", ["'trees' is none of bucketed, tree"]),
         ("log_groups", -1, ["log_groups is -1", ">= 0"]),
         ("compute_tokens", 0, ["compute_tokens is 0", "null"]),
         ("compute_tokens", 28, ["arms.delegating", "3 x 10 = 30", "compute_tokens = 28", "lower the phases' tokens"]),

@@ -6,9 +6,10 @@ rows cannot change its weight.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -61,8 +62,27 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class TreeLayout:
+    """Where the model computes a batch's tokens when prefixes are shared: R rows of N columns, see `tree_rows`.
+
+    Attributes:
+        token_ids, positions: [R, N]; a position is a token's place in its own context.
+        visible: [R, N, N], True where the second column is in the context of the first.
+        sources: [2, M] row and column of the token before each one that trains, in the order of `loss_mask`.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    visible: Tensor
+    sources: Tensor
+
+
+@dataclass(frozen=True)
 class TokenBatch:
-    """Rows of similar length, padded on the right. All tensors are [B, T]; `weights` is constant along a row."""
+    """Rows of similar length, padded on the right. All tensors are [B, T]; `weights` is constant along a row.
+
+    `num_tokens` is how many ids the model computes, padding not counted; without a `tree`, those of the rows.
+    """
 
     token_ids: Tensor
     loss_mask: Tensor
@@ -70,6 +90,8 @@ class TokenBatch:
     advantages: Tensor
     temperature: Tensor
     weights: Tensor
+    num_tokens: int
+    tree: TreeLayout | None = None
 
 
 def build_samples(
@@ -124,14 +146,17 @@ def _agent_sample(
     return Sample(episode_id, agent.agent_id, ids, loss_mask, behavior, advantages, temperature, weight)
 
 
-def bucketed(samples: Sequence[Sample], max_tokens: int) -> Iterator[list[Sample]]:
-    """Cut samples into micro-batches of similar length, each at most `max_tokens` when padded (or a single row)."""
-    bucket: list[Sample] = []
-    for sample in sorted(samples, key=len):
-        if bucket and (len(bucket) + 1) * len(sample) > max_tokens:
+Row = TypeVar("Row", bound=Sized)
+
+
+def bucketed(rows: Sequence[Row], max_tokens: int) -> Iterator[list[Row]]:
+    """Cut rows into micro-batches of similar length, each at most `max_tokens` when padded (or a single row)."""
+    bucket: list[Row] = []
+    for row in sorted(rows, key=len):
+        if bucket and (len(bucket) + 1) * len(row) > max_tokens:
             yield bucket
             bucket = []
-        bucket.append(sample)
+        bucket.append(row)
     if bucket:
         yield bucket
 
@@ -153,4 +178,5 @@ def collate(samples: Sequence[Sample], pad_id: int) -> TokenBatch:
         advantages=pad([s.advantages for s in samples], 0.0),
         temperature=pad([s.temperature for s in samples], 1.0),
         weights=pad([np.full(len(s), s.weight, dtype=np.float32) for s in samples], 0.0),
+        num_tokens=sum(map(len, samples)),
     )

@@ -15,6 +15,7 @@ from selfcest_env.plugin import PlugIn
 from selfcest_env.tasks.source import Style
 from selfcest_env.types import Limits
 from selfcest_training.batch import Denominator
+from selfcest_training.tree_rows import Rows
 from selfcest_training.update import LossConfig, OptimizerConfig
 
 
@@ -207,6 +208,7 @@ class RunConfig:
         compute_tokens: what each arm may use, sampled + 3 x trained tokens, warm start and RL together; an arm's RL
             ends with the first step at or above it. `null` leaves it to `rl.steps`.
         model, limits, reward: shared by all arms.
+        rows: how the policy gradient lays out its samples; the gradient is the same.
         tasks: the families by name.
         arms: the policies by name.
     """
@@ -223,6 +225,7 @@ class RunConfig:
     limits: Limits = Limits()
     reward: PlugIn = PlugIn("default")
     micro_batch_tokens: int = 8192
+    rows: Rows = Rows.BUCKETED
     checkpoint_every: int = 20
     log_groups: int = 2
 

@@ -16,6 +16,7 @@ import yaml
 from selfcest_env.errors import ConfigError, did_you_mean
 from selfcest_training.batch import Denominator
 from selfcest_training.config import RunConfig
+from selfcest_training.tree_rows import Rows
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -189,5 +190,6 @@ _converter.register_structure_hook(float, _structure_number)
 _converter.register_structure_hook(bool, _structure_bool)
 _converter.register_structure_hook(str, _structure_str)
 _converter.register_structure_hook(int | None, _structure_optional_int)
-_converter.register_structure_hook(Denominator, _structure_enum)
-_converter.register_unstructure_hook(Denominator, str)
+for _enum in (Denominator, Rows):
+    _converter.register_structure_hook(_enum, _structure_enum)
+    _converter.register_unstructure_hook(_enum, str)

@@ -90,6 +90,7 @@ class Job:
             pad_id=TinyTokenizer().pad_id,
             micro_batch_tokens=self.config.micro_batch_tokens,
             reference=reference,
+            rows=self.config.rows,
         )
         if checkpoint is not None:
             load_checkpoint(checkpoint, self.model, learner.optimizer)

@@ -22,10 +22,17 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: Tensor) -> Te
     Returns:
         [B, T] float32, or float64 if the logits are; position 0, which nothing precedes, is 0.
     """
+    return F.pad(chosen_logprobs(logits[:, :-1], token_ids[:, 1:], temperature[:, 1:]), (1, 0))
+
+
+def chosen_logprobs(logits: Tensor, token_ids: Tensor, temperature: Tensor) -> Tensor:
+    """Log-probability of ids [...] under the logits [..., V] that predict them, at a temperature [...].
+
+    float32, or float64 if the logits are.
+    """
     precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    scaled = precise[:, :-1] / temperature[:, 1:, None]
-    chosen = -F.cross_entropy(scaled.flatten(0, 1), token_ids[:, 1:].flatten(), reduction="none")
-    return F.pad(chosen.view(len(token_ids), -1), (1, 0))
+    scaled = precise / temperature[..., None]
+    return -F.cross_entropy(scaled.flatten(0, -2), token_ids.flatten(), reduction="none").view(token_ids.shape)
 
 
 def clipped_surrogate(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +10,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from selfcest_env.errors import ConfigError, TrainingError
-from selfcest_training.batch import Sample, TokenBatch, bucketed, collate
+from selfcest_training.batch import Sample, TokenBatch, collate
 from selfcest_training.losses import clipped_surrogate, kl_to_reference, token_logprobs, weighted_sum
+from selfcest_training.tree_rows import Rows, check_model, micro_batches, tree_logprobs
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ class UpdateMetrics:
     """Numbers of one optimiser step; means are over the tokens that train.
 
     Attributes:
-        trained_tokens: ids that went through forward and backward, prompts included, padding not.
+        trained_tokens: ids that went through forward and backward, prompts included, padding not; those that
+            samples share in a tree row count once.
         max_logprob_gap: largest |log-prob now - behaviour log-prob|; before the first step on fresh samples this is the
             difference between sampler and learner.
     """
@@ -113,6 +115,10 @@ class Learner:
         pad_id: any id; pads are never seen.
         micro_batch_tokens: padded ids in one forward pass.
         reference: a frozen model for the KL term.
+        rows: how `policy_step` lays out its samples.
+
+    Raises:
+        ConfigError: tree rows for a model whose attention cannot have them.
     """
 
     def __init__(
@@ -123,9 +129,12 @@ class Learner:
         pad_id: int,
         micro_batch_tokens: int,
         reference: PreTrainedModel | None = None,
+        rows: Rows = Rows.BUCKETED,
     ) -> None:
+        if rows is Rows.TREE:
+            check_model(model)
         self.model, self.config, self.reference = model, optimizer, reference
-        self._pad_id, self._micro_batch_tokens = pad_id, micro_batch_tokens
+        self._pad_id, self._micro_batch_tokens, self._rows = pad_id, micro_batch_tokens, rows
         self.optimizer = torch.optim.AdamW(
             model.parameters(),
             lr=optimizer.learning_rate,
@@ -144,8 +153,7 @@ class Learner:
         if not samples:
             return UpdateMetrics(0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0, 0)
         total = _Totals()
-        for bucket in bucketed(samples, self._micro_batch_tokens):
-            batch = collate(bucket, self._pad_id)
+        for batch in self.micro_batches(samples):
             logprobs = self.logprobs(batch)
             per_token = clipped_surrogate(
                 logprobs, batch.behavior_logprobs, batch.advantages, clip_low=loss.clip_low, clip_high=loss.clip_high
@@ -166,7 +174,7 @@ class Learner:
             mean_ratio=total.ratio / count,
             clip_share=total.clipped / count,
             max_logprob_gap=total.gap,
-            trained_tokens=sum(len(sample) for sample in samples),
+            trained_tokens=total.computed,
             num_rows=len(samples),
         )
 
@@ -177,6 +185,16 @@ class Learner:
         torch.autograd.backward(mean)
         self._step(progress)
         return float(mean.detach())
+
+    def micro_batches(self, samples: Sequence[Sample]) -> Iterator[TokenBatch]:
+        """The batches in which `policy_step` accumulates its gradient."""
+        return micro_batches(
+            samples,
+            self._rows,
+            max_tokens=self._micro_batch_tokens,
+            pad_id=self._pad_id,
+            hidden_size=self.model.config.get_text_config().hidden_size,
+        )
 
     def logprobs(self, batch: TokenBatch) -> Tensor:
         """[B, T] log-probs of the batch's ids under the weights being trained, at the sampling temperature."""
@@ -200,6 +218,8 @@ class Learner:
 
 
 def _logprobs(model: PreTrainedModel, batch: TokenBatch) -> Tensor:
+    if batch.tree is not None:
+        return tree_logprobs(model, batch, batch.tree)
     logits = model(input_ids=batch.token_ids, use_cache=False).logits
     return token_logprobs(logits, batch.token_ids, batch.temperature)
 
@@ -209,7 +229,7 @@ class _Totals:
 
     def __init__(self) -> None:
         self.loss = self.kl = self.ratio = self.clipped = self.gap = 0.0
-        self.tokens = 0
+        self.tokens = self.computed = 0
 
     def add(self, batch: TokenBatch, logprobs: Tensor, loss: float, config: LossConfig) -> None:
         difference = (logprobs - batch.behavior_logprobs)[batch.loss_mask]
@@ -219,3 +239,4 @@ class _Totals:
         self.clipped += float(((ratio < 1 - config.clip_low) | (ratio > 1 + config.clip_high)).sum())
         self.gap = max(self.gap, float(difference.abs().max()))
         self.tokens += difference.numel()
+        self.computed += batch.num_tokens
