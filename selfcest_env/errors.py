@@ -55,6 +55,14 @@ class TaskError(SelfcestError, ValueError):
     """A task source that cannot draw what it was asked for."""
 
 
+class DataError(TaskError):
+    """A data file that is missing, broken, or not in the format that its source reads."""
+
+
+class WorkerError(SelfcestError, RuntimeError):
+    """A worker process that cannot be started, or lacks what it needs."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return " Did you mean 'x'?" when a known name is close to `name`, else an empty string."""
     close = difflib.get_close_matches(name, list(known), n=1)

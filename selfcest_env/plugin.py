@@ -10,6 +10,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 import cattrs
@@ -64,6 +65,23 @@ def load(reference: str, builtins: Mapping[str, str | type], *, what: str) -> ty
     if not isinstance(cls, type):
         raise PlugInError(f"{what} {reference!r} is a {type(cls).__name__}; expected a class")
     return cls
+
+
+def with_entry_points(builtins: Mapping[str, str], group: str) -> dict[str, str]:
+    """References by name: built-in ones and those that installed packages declare in an entry point group.
+
+    Nothing is imported. Raises `PlugInError` if two packages claim one name.
+    """
+    found = dict(builtins)
+    for entry in entry_points(group=group):
+        reference = f"{entry.module}:{entry.attr}"
+        if found.setdefault(entry.name, reference) != reference:
+            owner = entry.dist.name if entry.dist is not None else "a package"
+            raise PlugInError(
+                f"the entry point '{entry.name}' = {entry.value} of {owner} in the group {group} clashes with "
+                f"{found[entry.name]}; rename it there, or uninstall {owner}"
+            )
+    return found
 
 
 def build(cls: type[T], options: Mapping[str, Any], *, where: str) -> T:

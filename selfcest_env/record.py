@@ -156,7 +156,8 @@ class Cost:
 class EpisodeRecord:
     """Everything one play produced. Agents stand in tree order, whatever order they finished in.
 
-    `reward_terms` is `None` until the episode has been scored; missing is not zero.
+    `reward_terms` is `None` until the episode has been scored; missing is not zero. `grade_note` is the grader's: why
+    its score is a floor and not what the rule gives, else empty.
     """
 
     episode_id: str
@@ -165,6 +166,7 @@ class EpisodeRecord:
     seed: int
     agents: tuple[AgentRecord, ...]
     reward_terms: Mapping[str, float] | None = None
+    grade_note: str = ""
 
     @property
     def root(self) -> AgentRecord:

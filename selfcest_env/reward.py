@@ -8,115 +8,21 @@ from __future__ import annotations
 
 import math
 import numbers
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from selfcest_env.errors import ConfigError, RewardError, did_you_mean
+from selfcest_env.graders import GRADERS, Grade, Grader
 from selfcest_env.plugin import build, load
 from selfcest_env.record import EpisodeRecord
-from selfcest_env.types import Outcome, Role, Task
-
-
-@dataclass(frozen=True, slots=True)
-class Grade:
-    """What a grader says of a final answer.
-
-    Attributes:
-        score: in [0, 1].
-        correct: whether the answer counts as right.
-        well_formed: whether it has the form of an answer at all.
-        note: why the score is a floor and not what the rule gives, for those who count such cases; else empty.
-    """
-
-    score: float
-    correct: bool
-    well_formed: bool
-    note: str = ""
-
-
-class Grader(Protocol):
-    def grade(self, task: Task, answer: str | None) -> Grade:
-        """Judge the root's final answer; `None` if the episode ended without one."""
-        ...
+from selfcest_env.types import Outcome, Role
 
 
 class RewardTerm(Protocol):
     def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
         """One summand of the team return, from the unscored record and the grade of its answer."""
         ...
-
-
-NO_ANSWER = Grade(0.0, False, False)
-
-
-# Graders
-
-
-@dataclass(frozen=True)
-class ExactMatch:
-    """Right if the stripped answer is the stripped ground truth or one of the task's aliases."""
-
-    def grade(self, task: Task, answer: str | None) -> Grade:
-        text = (answer or "").strip()
-        correct = bool(text) and text in {right.strip() for right in (task.answer, *task.aliases)}
-        return Grade(float(correct), correct, bool(text))
-
-
-MAX_INTEGER_DIGITS = 1000
-_INTEGER = re.compile(r"[+-]?[0-9]+")
-
-
-def parse_integer(text: str) -> int | None:
-    """The integer a text is, `None` if it is none or has over `MAX_INTEGER_DIGITS` digits (`int` raises above 4300)."""
-    text = text.strip()
-    return int(text) if len(text) <= MAX_INTEGER_DIGITS + 1 and _INTEGER.fullmatch(text) else None
-
-
-@dataclass(frozen=True)
-class ExactInteger:
-    """Right if the answer is the ground truth as an integer: `007` and `+7` are 7. Well-formed if it is an integer."""
-
-    def grade(self, task: Task, answer: str | None) -> Grade:
-        truth, value = parse_integer(task.answer), parse_integer(answer or "")
-        if truth is None:
-            raise ValueError(f"the ground truth {task.answer!r} is no integer; use the grader 'exact_match'")
-        return Grade(float(value == truth), value == truth, value is not None)
-
-
-_FIND_INTEGER = re.compile(r"-?[0-9]+")
-
-
-@dataclass(frozen=True)
-class PaperArithmetic:
-    """The released outcome rule: 1 if A = B, else 0.2 / log2(2 + |A - B| / sqrt|2 + max(A, B)|).
-
-    A is the last integer of the answer, B the truth. Without an integer in the answer: 0.1 if the truth is a substring
-    of it, else 0. The wrong-answer floor, to which the rule tends for far answers, is 0; it is also given, with a note,
-    where the rule divides by zero (max(A, B) = -2) or the integers are too large for floating point.
-    """
-
-    floor = 0.0
-
-    def grade(self, task: Task, answer: str | None) -> Grade:
-        if answer is None:
-            return NO_ANSWER
-        truth, found = parse_integer(task.answer), _FIND_INTEGER.findall(answer)
-        if truth is None or not found:
-            return Grade(0.1 if task.answer.strip() in answer else 0.0, False, False)
-        value = parse_integer(found[-1])
-        if value == truth:
-            return Grade(1.0, True, True)
-        if value is None:
-            return Grade(self.floor, False, True, "integer too long")
-        try:
-            distance = abs(value - truth) / abs(2 + max(value, truth)) ** 0.5
-        except ZeroDivisionError:
-            return Grade(self.floor, False, True, "zero denominator")
-        except OverflowError:
-            return Grade(self.floor, False, True, "integer too large")
-        return Grade(0.2 / math.log2(2 + distance), False, True)
 
 
 # Terms
@@ -205,11 +111,38 @@ class PaperTokenPenalty:
         return -self.weight * (1 - math.exp(-(tokens - self.free) / self.scale)) if tokens > self.free else 0.0
 
 
-GRADERS: dict[str, str | type] = {
-    "exact_match": ExactMatch,
-    "exact_integer": ExactInteger,
-    "paper_arithmetic": PaperArithmetic,
-}
+@dataclass(frozen=True)
+class PaperCallPenalty:
+    """The released penalty for calls: -max(0, price * calls - free), calls being `marker`s in the root's text."""
+
+    price: float = 0.1
+    free: float = 0.2
+    marker: str = "<tool_call>"
+
+    def __post_init__(self) -> None:
+        if not self.marker:
+            raise ConfigError("paper_call_penalty.marker is empty; expected the text that opens a call")
+
+    def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
+        calls = sum(turn.generation.text.count(self.marker) for turn in record.root.turns)
+        return -max(0.0, self.price * calls - self.free)
+
+
+@dataclass(frozen=True)
+class PaperMathPenalty:
+    """Both released token penalties, for mathematics: together at most `cap`, and at most the score.
+
+    Beside the term `score` it makes the released max(0, s - min(penalty, cap)).
+    """
+
+    root: PaperTokenPenalty = PaperTokenPenalty(Role.ROOT, 0.3, 256.0)
+    clone: PaperTokenPenalty = PaperTokenPenalty(Role.CLONE, 0.2, 512.0)
+    cap: float = 0.5
+
+    def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
+        return -min(-self.root(record, grade) - self.clone(record, grade), self.cap, grade.score)
+
+
 TERMS: dict[str, str | type] = {
     "correct": Correct,
     "score": Score,
@@ -217,6 +150,8 @@ TERMS: dict[str, str | type] = {
     "clone_cost": CloneCost,
     "malformed": MalformedCost,
     "paper_token_penalty": PaperTokenPenalty,
+    "paper_call_penalty": PaperCallPenalty,
+    "paper_math_penalty": PaperMathPenalty,
 }
 
 
@@ -254,7 +189,7 @@ class Reward:
             except Exception as error:
                 raise RewardError(f"{who}: raised {type(error).__name__}: {error}") from error
             values[name] = _finite(value, who)
-        return replace(record, reward_terms=values)
+        return replace(record, reward_terms=values, grade_note=grade.note)
 
 
 def _finite(value: Any, who: str) -> float:
@@ -274,6 +209,13 @@ def _short(value: object) -> str:
     return text if len(text) <= 100 else text[:100] + "..."
 
 
+_PAPER: dict[str, dict[str, Any]] = {
+    "score": {"weight": 1.0},
+    "root_penalty": {"name": "paper_token_penalty", "role": "root", "weight": 0.3, "scale": 256.0},
+    "clone_penalty": {"name": "paper_token_penalty", "role": "clone", "weight": 0.2, "scale": 512.0},
+    "call_penalty": {"name": "paper_call_penalty"},
+}
+
 # "grader" and every other key name a class by `name` (the key itself if left out) and give its options.
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     "default": {
@@ -286,11 +228,20 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
         "grader": {"name": "exact_match"},
         "correct": {"weight": 1.0},
     },
-    "paper_arithmetic": {
-        "grader": {"name": "paper_arithmetic"},
+    # For tasks of the size that chat models get: every token of the tree has a price, clones and prompts included.
+    "by_source": {
+        "grader": {"name": "by_source"},
+        "correct": {"weight": 1.0},
+        "token_cost": {"price": 0.1, "scale": 4096.0, "tokens": "total", "only_when_correct": True},
+        "malformed": {"price": 0.02},
+    },
+    "paper_arithmetic": {"grader": {"name": "paper_arithmetic"}, **_PAPER},
+    "paper_multihop": {"grader": {"name": "paper_multihop"}, **_PAPER},
+    # The released rule without symbolic equivalence: equal integers, or equal after normalisation.
+    "paper_math": {
+        "grader": {"name": "math", "symbolic": False},
         "score": {"weight": 1.0},
-        "root_penalty": {"name": "paper_token_penalty", "role": "root", "weight": 0.3, "scale": 256.0},
-        "clone_penalty": {"name": "paper_token_penalty", "role": "clone", "weight": 0.2, "scale": 512.0},
+        "token_penalty": {"name": "paper_math_penalty"},
     },
 }
 

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from selfcest_env.errors import ConfigError, PlugInError, RewardError
+from selfcest_env.graders import ExactInteger, ExactMatch, Grade
+from selfcest_env.graders.paper import PaperArithmetic, PaperMultihop
 from selfcest_env.kernel import Kernel
 from selfcest_env.record import EpisodeRecord, Generation, build_record
 from selfcest_env.reward import (
     PRESETS,
     Correct,
-    ExactInteger,
-    ExactMatch,
-    Grade,
-    PaperArithmetic,
+    PaperCallPenalty,
+    PaperMathPenalty,
     PaperTokenPenalty,
     Reward,
     make_reward,
@@ -112,6 +112,69 @@ def test_paper_token_penalties(tokens: int, root: float, clone: float) -> None:
     assert PaperTokenPenalty(Role.ROOT, 0.3, 256)(alone, grade) == pytest.approx(-root, abs=1e-4)
     assert PaperTokenPenalty(Role.CLONE, 0.2, 512)(pair, grade) == pytest.approx(-clone, abs=1e-4)
     assert PaperTokenPenalty(Role.CLONE, 0.2, 512)(alone, grade) == 0.0
+
+
+@pytest.mark.parametrize(("calls", "penalty"), [(0, 0.0), (2, 0.0), (3, -0.1), (5, -0.3)])
+def test_paper_call_penalty_by_hand(calls: int, penalty: float) -> None:
+    # The released rule gives two calls for nothing, then 0.1 each.
+    record = episode("<tool_call>" * calls + "<ans>7<end>")
+    assert PaperCallPenalty()(record, Grade(1.0, True, True)) == pytest.approx(penalty)
+    assert PaperCallPenalty(marker="<call>")(record, Grade(1.0, True, True)) == 0.0
+
+
+def test_calls_of_clones_cost_the_root_nothing_in_the_paper() -> None:
+    record = episode(clones=(5, 5))
+    assert PaperCallPenalty(marker="<ans>", free=0.0)(record, Grade(1.0, True, True)) == pytest.approx(-0.1)
+
+
+@pytest.mark.parametrize(
+    ("score", "tokens", "penalty"),
+    [
+        (1.0, (10, 10), 0.0),
+        (1.0, (1024, 600), -(0.2594 + 0.0316)),
+        # 0.3 + 0.2 for very long ones: the cap of 0.5 is reached, never passed.
+        (1.0, (40_000, 40_000), -0.5),
+        # A wrong answer has nothing to lose: max(0, 0 - penalty) = 0.
+        (0.0, (40_000, 40_000), 0.0),
+        (0.1, (40_000, 40_000), -0.1),
+    ],
+)
+def test_paper_math_penalty_by_hand(score: float, tokens: tuple[int, int], penalty: float) -> None:
+    # The root generates twice: before and after its clone.
+    record = episode(root_tokens=tokens[0] // 2, clones=(tokens[1],))
+    assert PaperMathPenalty()(record, Grade(score, score == 1, True)) == pytest.approx(penalty, abs=1e-4)
+
+
+@pytest.mark.parametrize("cap", [0.2, 0.5])
+def test_paper_math_is_the_released_score(cap: float) -> None:
+    record = episode(root_tokens=20_000)
+    scored = make_reward("paper_math", token_penalty={"cap": cap}).score(record)
+    assert scored.reward_terms == {"score": 1.0, "token_penalty": pytest.approx(-min(0.3, cap), abs=1e-4)}
+    wrong = make_reward("paper_math").score(episode("<ans>8<end>", root_tokens=20_000))
+    assert wrong.team_return == 0.0
+
+
+def test_paper_multihop_only_lowers_and_strips() -> None:
+    task = Task("t", "", "Paris", "musique", aliases=("City of Light",))
+    rights = ("paris ", "CITY OF LIGHT")
+    assert [PaperMultihop().grade(task, text).correct for text in rights] == [True, True]
+    assert [PaperMultihop(aliases=False).grade(task, text).correct for text in rights] == [True, False]
+    assert [PaperMultihop().grade(task, text).correct for text in ("Paris.", "", None)] == [False, False, False]
+
+
+def test_terms_of_the_papers_presets_by_name() -> None:
+    for preset in ("paper_arithmetic", "paper_multihop"):
+        terms = make_reward(preset).score(episode()).reward_terms
+        assert terms == {"score": 1.0, "root_penalty": 0.0, "clone_penalty": 0.0, "call_penalty": 0.0}
+
+
+def test_the_default_for_chat_models_prices_the_tokens_of_clones() -> None:
+    alone, with_clones = episode(root_tokens=100), episode(root_tokens=100, clones=(3000, 4000))
+    for record in (alone, with_clones):
+        terms = make_reward("by_source").score(record).reward_terms
+        assert terms is not None
+        assert terms["token_cost"] == pytest.approx(-0.1 * record.cost.total_tokens / 4096)
+    assert with_clones.cost.total_tokens - alone.cost.total_tokens > 7000
 
 
 def test_default_terms_by_hand() -> None:

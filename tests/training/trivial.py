@@ -5,14 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from transformers import PreTrainedModel
 
+from selfcest_agents.language import Language
+from selfcest_agents.openai_client import ServerConfig
+from selfcest_agents.openai_engine import OpenAIEngine
+from selfcest_env.graders import Grade
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Intervention, Replay
-from selfcest_env.reward import Grade
 from selfcest_env.tasks.source import Proposal, Style
 from selfcest_env.types import ROOT, Answer, CloneRequest, Delegate, Role, Task
 from selfcest_env.views import Observation
 from selfcest_training.credit import Credit, Replayed, Rloo
+from selfcest_training.sync import Sampler
 
 
 @dataclass(frozen=True)
@@ -82,3 +87,21 @@ class AsksForNobody(Rloo):
 
     def replays(self, group: EpisodeGroup) -> list[Replay]:
         return [Replay.of(group.episodes[0].episode_id, {ROOT.child(9): Intervention.DEFAULT})]
+
+
+@dataclass(frozen=True)
+class Served:
+    """A sampler behind a server, which takes no weights."""
+
+    shared: bool = False
+    max_positions: int | None = None
+
+    def start(self, language: Language, model: PreTrainedModel) -> Sampler:
+        config = ServerConfig("http://127.0.0.1:9/v1", "nobody")
+        return Sampler(OpenAIEngine(config, stop_ids=language.stop_ids), shared=False, exact=False)  # type: ignore[arg-type]
+
+
+class NoSampler:
+    """Starts nothing."""
+
+    shared, max_positions = False, None

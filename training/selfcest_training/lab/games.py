@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from selfcest_agents.codec import TerseCodec
 from selfcest_agents.tiny import TinyTokenizer
+from selfcest_env.graders import ExactMatch, Grade
 from selfcest_env.record import EpisodeRecord
-from selfcest_env.reward import ExactMatch, Grade, MalformedCost, Reward, RewardTerm, TokenCost
+from selfcest_env.reward import MalformedCost, Reward, RewardTerm, TokenCost
 from selfcest_env.rules import Rules
 from selfcest_env.terse import TerseProtocol
 from selfcest_env.types import ROOT, Limits, Task

@@ -1,0 +1,21 @@
+"""Graders by name: each judges a final answer. Nothing that a model wrote is executed.
+
+Modules load when their grader is asked for.
+"""
+
+from selfcest_env.graders.exact import ExactInteger, ExactMatch
+from selfcest_env.graders.grade import NO_ANSWER, Grade, Grader
+
+GRADERS: dict[str, str | type] = {
+    "exact_match": ExactMatch,
+    "exact_integer": ExactInteger,
+    "number": "selfcest_env.graders.number:NumberMatch",
+    "math": "selfcest_env.graders.math:MathMatch",
+    "countdown": "selfcest_env.graders.countdown:CountdownMatch",
+    "question_answer": "selfcest_env.graders.qa:QuestionAnswer",
+    "by_source": "selfcest_env.graders.by_source:BySource",
+    "paper_arithmetic": "selfcest_env.graders.paper:PaperArithmetic",
+    "paper_multihop": "selfcest_env.graders.paper:PaperMultihop",
+}
+
+__all__ = ["GRADERS", "NO_ANSWER", "ExactInteger", "ExactMatch", "Grade", "Grader"]

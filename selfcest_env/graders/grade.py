@@ -1,0 +1,34 @@
+"""What a grader is, and what it says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from selfcest_env.types import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """What a grader says of a final answer.
+
+    Attributes:
+        score: in [0, 1].
+        correct: whether the answer counts as right.
+        well_formed: whether it has the form of an answer at all.
+        note: why the score is a floor and not what the rule gives, for those who count such cases; else empty.
+    """
+
+    score: float
+    correct: bool
+    well_formed: bool
+    note: str = ""
+
+
+class Grader(Protocol):
+    def grade(self, task: Task, answer: str | None) -> Grade:
+        """Judge the root's final answer; `None` if the episode ended without one."""
+        ...
+
+
+NO_ANSWER = Grade(0.0, False, False)

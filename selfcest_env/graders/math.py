@@ -1,0 +1,83 @@
+"""Mathematical answers: equal in writing, in exact value, or, where that cannot tell, by symbolic equivalence."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import time
+from dataclasses import dataclass
+
+from selfcest_env.errors import ConfigError
+from selfcest_env.graders.boxed import last_boxed
+from selfcest_env.graders.compare import same
+from selfcest_env.graders.grade import NO_ANSWER, Grade
+from selfcest_env.graders.latex import normalise
+from selfcest_env.graders.workers import shared_pool
+from selfcest_env.types import Task
+
+MAX_CHARACTERS = 1000
+_PERCENT = re.compile(r"percent|%", re.IGNORECASE)
+_SYMBOLIC = "selfcest_env.graders.symbolic"
+
+
+@dataclass(frozen=True)
+class MathMatch:
+    r"""Right if the answer, or its last `\boxed{}`, is the truth or an alias.
+
+    Our own comparison decides what it can decide exactly. The rest goes to math-verify in a worker process, which is
+    killed when the time is up; then, or when it cannot read one of the two, the answer is wrong, with a note.
+
+    Attributes:
+        symbolic: whether to ask math-verify (the extra `math`); without it the rest is wrong.
+        timeout_s: for all that math-verify is asked about one answer, in seconds of wall clock.
+    """
+
+    symbolic: bool = True
+    timeout_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.timeout_s < 60:
+            raise ConfigError(f"math.timeout_s is {self.timeout_s!r}; expected seconds, above 0 and below 60")
+        if self.symbolic and importlib.util.find_spec("math_verify") is None:
+            raise ConfigError(
+                "the grader 'math' needs math-verify for symbolic equivalence: pip install 'selfcest[math]', or set "
+                "symbolic: false"
+            )
+
+    def grade(self, task: Task, answer: str | None) -> Grade:
+        if not answer or not answer.strip():
+            return NO_ANSWER
+        text = last_boxed(answer)
+        text = answer if text is None else text
+        if len(text) > MAX_CHARACTERS:
+            return Grade(0.0, False, False, "answer too long")
+        percent = bool(_PERCENT.search(task.prompt))
+        text, asked = normalise(text, drop_percent=percent), Symbolic(self.timeout_s if self.symbolic else 0.0)
+        truths = (normalise(truth, drop_percent=percent) for truth in (task.answer, *task.aliases))
+        correct = any(same(truth, text, asked.equal) for truth in truths)
+        return Grade(float(correct), correct, bool(text), "" if correct else asked.note)
+
+
+class Symbolic:
+    """Asks math-verify as long as the time for one answer lasts."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.left_s = timeout_s
+        self.note = ""
+
+    def equal(self, truth: str, answer: str) -> bool:
+        if self.left_s <= 0:
+            return False
+        pair = {"truth": _as_latex(truth), "answer": _as_latex(answer)}
+        start = time.monotonic()
+        result = shared_pool(_SYMBOLIC).ask(pair, self.left_s)
+        self.left_s -= time.monotonic() - start
+        if result.failure:
+            self.note = f"symbolic comparison: {result.failure}"
+        elif result.value is None:
+            self.note = "symbolic comparison: not read"
+        return result.value is True
+
+
+def _as_latex(text: str) -> str:
+    return text.replace("\\lbrace", "\\{").replace("\\rbrace", "\\}")

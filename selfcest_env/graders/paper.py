@@ -1,0 +1,61 @@
+"""Outcome rules of the paper's released code (arXiv 2602.13262), for parity."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from selfcest_env.graders.exact import parse_integer
+from selfcest_env.graders.grade import NO_ANSWER, Grade
+from selfcest_env.types import Task
+
+_FIND_INTEGER = re.compile(r"-?[0-9]+")
+
+
+@dataclass(frozen=True)
+class PaperArithmetic:
+    """The released outcome rule: 1 if A = B, else 0.2 / log2(2 + |A - B| / sqrt|2 + max(A, B)|).
+
+    A is the last integer of the answer, B the truth. Without an integer in the answer: 0.1 if the truth is a substring
+    of it, else 0. The wrong-answer floor, to which the rule tends for far answers, is 0; it is also given, with a note,
+    where the rule divides by zero (max(A, B) = -2) or the integers are too large for floating point.
+    """
+
+    floor = 0.0
+
+    def grade(self, task: Task, answer: str | None) -> Grade:
+        if answer is None:
+            return NO_ANSWER
+        truth, found = parse_integer(task.answer), _FIND_INTEGER.findall(answer)
+        if truth is None or not found:
+            return Grade(0.1 if task.answer.strip() in answer else 0.0, False, False)
+        value = parse_integer(found[-1])
+        if value == truth:
+            return Grade(1.0, True, True)
+        if value is None:
+            return Grade(self.floor, False, True, "integer too long")
+        try:
+            distance = abs(value - truth) / abs(2 + max(value, truth)) ** 0.5
+        except ZeroDivisionError:
+            return Grade(self.floor, False, True, "zero denominator")
+        except OverflowError:
+            return Grade(self.floor, False, True, "integer too large")
+        return Grade(0.2 / math.log2(2 + distance), False, True)
+
+
+@dataclass(frozen=True)
+class PaperMultihop:
+    """The released outcome rule for questions: equal after lower-casing and stripping, so "Paris." is wrong.
+
+    Attributes:
+        aliases: whether the task's aliases count; in the released code MuSiQue's do and 2WikiMultihopQA's do not.
+    """
+
+    aliases: bool = True
+
+    def grade(self, task: Task, answer: str | None) -> Grade:
+        text = (answer or "").strip().lower()
+        right = (task.answer, *task.aliases) if self.aliases else (task.answer,)
+        correct = bool(text) and text in {truth.strip().lower() for truth in right}
+        return Grade(float(correct), correct, bool(text))

@@ -1,0 +1,77 @@
+"""AIME: competition problems whose answer is an integer from 0 to 999, once one of two."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+from selfcest_env.errors import ConfigError
+from selfcest_env.tasks.files import SUFFIXES, Record
+from selfcest_env.tasks.finite import FileSource
+from selfcest_env.tasks.math import DRAWING
+from selfcest_env.tasks.source import check_int
+from selfcest_env.types import Scalar, Task
+
+_ANSWERS = re.compile(r"([0-9]{1,3}(?:\s+or\s+[0-9]{1,3})*)\s*(?:\([^()]*\))?")
+
+
+@dataclass(frozen=True)
+class AIME(FileSource):
+    """The CSV of 1983 to 2024 (`ID,Year,Problem Number,Question,Answer,Part`) and the JSON lines of 2024 and 2025.
+
+    JSON lines have `problem`, `answer` and sometimes `id`, `year`. "080 or 081 (both were accepted)" has the truth 80
+    and the alias 81. Metadata: `year` and `drawing`. Grader: `number`.
+
+    Attributes:
+        first_year, last_year: both included. A record without a year is an error if one of them is set.
+        drawings: whether to keep problems with a drawing in Asymptote code.
+    """
+
+    name: ClassVar[str] = "aime"
+    suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
+    first_year: int | None = None
+    last_year: int | None = None
+    drawings: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for option in ("first_year", "last_year"):
+            if getattr(self, option) is not None:
+                check_int(self.name, option, getattr(self, option), 1983, 2999)
+        if self.first_year is not None and self.last_year is not None and self.first_year > self.last_year:
+            raise ConfigError(f"{self.name}.first_year is {self.first_year}, above last_year = {self.last_year}")
+
+    def read(self, record: Record) -> Task | None:
+        question = record.text("Question" if record.has("Question") else "problem")
+        year, drawing = self._year(record), DRAWING in question
+        early = self.first_year is not None and year is not None and year < self.first_year
+        late = self.last_year is not None and year is not None and year > self.last_year
+        if early or late or (drawing and not self.drawings):
+            return None
+        answer, *others = _answers(record)
+        facts: dict[str, Scalar] = {"drawing": drawing}
+        if year is not None:
+            facts["year"] = year
+        return self.make(record, question, answer, None, tuple(others), **facts)
+
+    def _year(self, record: Record) -> int | None:
+        key = "Year" if record.has("Year") else "year"
+        if not record.has(key):
+            if self.first_year is None and self.last_year is None:
+                return None
+            raise record.bad(key, "a year, since first_year or last_year is set")
+        year = str(record.data[key])
+        if not re.fullmatch(r"(?:19|20)[0-9]{2}", year):
+            raise record.bad(key, "a year")
+        return int(year)
+
+
+def _answers(record: Record) -> list[str]:
+    """All accepted answers, without leading zeros."""
+    key = "Answer" if record.has("Answer") else "answer"
+    value = record.data.get(key)
+    match = _ANSWERS.fullmatch(str(value).strip()) if isinstance(value, (str, int)) else None
+    if match is None:
+        raise record.bad(key, "an integer from 0 to 999, or several with 'or' between them")
+    return [str(int(number)) for number in re.split(r"\s+or\s+", match[1])]

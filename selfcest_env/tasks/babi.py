@@ -1,0 +1,96 @@
+"""bAbI tasks: small stories in statements, and questions about them (CC BY 3.0)."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from selfcest_env.errors import DataError
+from selfcest_env.tasks import rooms
+from selfcest_env.tasks.files import Record, data_files, read_text
+from selfcest_env.tasks.finite import FileSource, squeeze
+from selfcest_env.tasks.source import Proposal, Style, check_int
+from selfcest_env.types import Task
+from selfcest_env.views import Observation
+
+_LINE = re.compile(r"([0-9]+) (.*)")
+
+
+@dataclass(frozen=True)
+class Babi(FileSource):
+    """The official text files (`ID text`, or `ID question TAB answer TAB ids`); every question is a task.
+
+    Its documents are the statements before it, in parts. The expert knows where people are (task 1) and gives up on all
+    other questions.
+
+    Attributes:
+        statements_per_document: length of a part.
+    """
+
+    name: ClassVar[str] = "babi"
+    suffixes: ClassVar[tuple[str, ...]] = (".txt",)
+    statements_per_document: int = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_int(self.name, "statements_per_document", self.statements_per_document, 1, 1000)
+
+    def records(self) -> Iterator[Record]:
+        for file in data_files(self.path, self.suffixes):
+            yield from _read_stories(file)
+
+    def read(self, record: Record) -> Task | None:
+        documents = parts(record.texts("story"), self.statements_per_document)
+        return self.make(
+            record,
+            record.text("question"),
+            record.text("answer"),
+            documents,
+            size=len(record.items("story")),
+            documents=len(documents),
+            qa_rule="squad",
+        )
+
+    def identity(self, task: Task) -> str:
+        """A digest of the question with its story: `Where is Mary?` alone is no problem."""
+        text = squeeze(" ".join((*task.context.values(), task.prompt)))
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    def understands(self, observation: Observation) -> bool:
+        return rooms.understands(observation)
+
+    def propose(self, observation: Observation, rng: np.random.Generator, style: Style) -> Proposal:
+        return rooms.propose(observation, style)
+
+
+def parts(statements: tuple[str, ...], length: int) -> dict[str, str]:
+    """Documents `part 1`, `part 2`, ... of so many statements each."""
+    starts = range(0, len(statements), length)
+    return {f"part {i}": " ".join(statements[start : start + length]) for i, start in enumerate(starts, 1)}
+
+
+def _read_stories(file: Path) -> Iterator[Record]:
+    """A record per question, numbered by its line, with the statements of its story so far."""
+    story: list[str] = []
+    for number, line in enumerate(read_text(file).splitlines(), 1):
+        if not line.strip():
+            continue
+        match = _LINE.fullmatch(line)
+        if match is None:
+            raise DataError(f"{file}, line {number}: {line[:60]!r}; expected a number, a space and a text")
+        if match[1] == "1":
+            story = []
+        text, *rest = match[2].split("\t")
+        if not rest:
+            story.append(text.strip())
+        elif len(rest) == 2 and rest[0].strip():
+            found = {"question": text.strip(), "answer": rest[0].strip(), "story": list(story)}
+            yield Record(str(file), number, found, unit="line")
+        else:
+            raise DataError(f"{file}, line {number}: {line[:60]!r}; expected question, answer and ids between tabs")

@@ -1,0 +1,138 @@
+"""Sources with finitely many tasks, read from files: what they share, and how they are split."""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
+from pathlib import PurePath
+from typing import ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+
+from selfcest_env.errors import TaskError
+from selfcest_env.tasks.files import HUB, SUFFIXES, Record, content_digest, read_records
+from selfcest_env.tasks.source import check_choice, check_int, check_number, make_task
+from selfcest_env.tasks.splits import TEST, TRAIN
+from selfcest_env.types import Scalar, Task
+
+ALL = "all"
+MAX_SEED = 2**63 - 1
+
+
+@runtime_checkable
+class FiniteSource(Protocol):
+    """A source whose tasks can be counted, for evaluation on a whole set and for leak checks."""
+
+    def draw(self, rng: np.random.Generator) -> Task: ...
+
+    def tasks(self) -> tuple[Task, ...]: ...
+
+    def identity(self, task: Task) -> str:
+        """What makes the problem: two tasks with one identity ask the same question, whatever surrounds it."""
+        ...
+
+
+def squeeze(text: str) -> str:
+    """Letters and digits alone, in lower case: what is left of a question when spelling does not count."""
+    return "".join(char for char in unicodedata.normalize("NFKC", text).casefold() if char.isalnum())
+
+
+def identity_part(identity: str, test_fraction: float, seed: int = 0) -> str:
+    """The part a problem belongs to: a function of its identity and the seed alone."""
+    digest = hashlib.blake2b(f"{seed}:{identity}".encode(), digest_size=8)
+    return TEST if int.from_bytes(digest.digest(), "big") < test_fraction * 2**64 else TRAIN
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """Tasks read from a file, a folder or the hub; draws are uniform, with replacement.
+
+    A subclass gives `name` and `read`. Files are read at the first draw, so a config may name files that are not there
+    yet.
+
+    Attributes:
+        path: a file, a folder, or `hub:OWNER/NAME[/CONFIG][:SPLIT]`; environment variables are expanded.
+        part: "all", or "train" or "test" of a split by question: tasks that ask the same are in the same part.
+        test_fraction: share of the questions that are in the part "test".
+        split_seed: another seed is another split.
+        limit: keep only so many tasks, the first of the part.
+    """
+
+    name: ClassVar[str]
+    suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
+    path: str
+    part: str = ALL
+    test_fraction: float = 0.1
+    split_seed: int = 0
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        check_choice(self.name, "part", self.part, (ALL, TRAIN, TEST))
+        check_number(self.name, "test_fraction", self.test_fraction, 0.0, 1.0)
+        check_int(self.name, "split_seed", self.split_seed, 0, MAX_SEED)
+        if self.limit is not None:
+            check_int(self.name, "limit", self.limit, 1, MAX_SEED)
+
+    def read(self, record: Record) -> Task | None:
+        """The task of a record, made by `make`; `None` leaves the record out."""
+        raise NotImplementedError(f"{type(self).__name__} has no read(record)")
+
+    def records(self) -> Iterator[Record]:
+        return read_records(self.path)
+
+    def identity(self, task: Task) -> str:
+        return squeeze(task.prompt)
+
+    def tasks(self) -> tuple[Task, ...]:
+        """All tasks of the part, in the order of the file. Raises `DataError` if the file is not what it should be."""
+        return self._tasks
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def draw(self, rng: np.random.Generator) -> Task:
+        return self._tasks[int(rng.integers(len(self._tasks)))]
+
+    def make(
+        self,
+        record: Record,
+        prompt: str,
+        answer: str,
+        context: Mapping[str, str] | None = None,
+        aliases: tuple[str, ...] = (),
+        /,
+        **metadata: Scalar,
+    ) -> Task:
+        """A task that says where it comes from: file, its digest, the record's number, and the split."""
+        origin: dict[str, Scalar] = {
+            "file": record.file if record.file.startswith(HUB) else PurePath(record.file).name,
+            "file_digest": self.digest,
+            "record": record.number,
+        }
+        if self.part != ALL:
+            origin |= {"part": self.part, "test_fraction": self.test_fraction, "split_seed": self.split_seed}
+        return replace(make_task(self.name, prompt, answer, {**origin, **metadata}, context), aliases=aliases)
+
+    @cached_property
+    def digest(self) -> str:
+        return content_digest(self.path, self.suffixes)
+
+    @cached_property
+    def _tasks(self) -> tuple[Task, ...]:
+        read = (task for record in self.records() if (task := self.read(record)) is not None)
+        if self.part != ALL:
+            read = (task for task in read if self._part(task) == self.part)
+        tasks = tuple(islice(read, self.limit))
+        if not tasks:
+            raise TaskError(
+                f"{self.name}: no task in {self.path} with part = {self.part!r} and test_fraction = "
+                f"{self.test_fraction}; the file has too few records, or the other options leave all of them out"
+            )
+        return tasks
+
+    def _part(self, task: Task) -> str:
+        return identity_part(self.identity(task), self.test_fraction, self.split_seed)

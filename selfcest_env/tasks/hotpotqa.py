@@ -1,0 +1,92 @@
+"""HotpotQA: questions of two hops over ten paragraphs (CC BY-SA 4.0)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from selfcest_env.tasks.files import Record
+from selfcest_env.tasks.qa import QuestionSource, unique_keys, whole_plan
+from selfcest_env.types import Scalar, Task
+
+Paragraph = tuple[str, tuple[str, ...]]
+Fact = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class HotpotQA(QuestionSource):
+    """The official JSON array, or the hub's layout; the set must have answers.
+
+    There are no gold sub-questions. The expert asks the whole question of the paragraphs with supporting facts, which
+    only leads to answers that stand there: not to yes or no.
+    """
+
+    name: ClassVar[str] = "hotpotqa"
+
+    def read(self, record: Record) -> Task | None:
+        paragraphs, facts = read_context(record), read_facts(record)
+        keys = unique_keys(title for title, _ in paragraphs)
+        support = support_keys(facts, paragraphs, keys)
+        question, answer = record.text("question"), record.text("answer")
+        texts = ("".join(sentences).strip() for _, sentences in paragraphs)
+        return self.question(
+            record,
+            question,
+            answer,
+            dict(zip(keys, texts, strict=True)),
+            plan=whole_plan(question, support, answer),
+            support=support,
+            metadata={**described(record), "hops": 2, "qa_rule": "hotpotqa"},
+        )
+
+
+def described(record: Record) -> Mapping[str, Scalar]:
+    """Id and kind, as far as they are given; the official files say `_id`, the hub `id`."""
+    if not (record.has("_id") or record.has("id")):
+        raise record.bad("_id", "a string (id in the hub's layout)")
+    found = {"id": record.text("_id" if record.has("_id") else "id")}
+    return found | {key: record.text(key) for key in ("type", "level") if record.has(key)}
+
+
+def read_context(record: Record) -> tuple[Paragraph, ...]:
+    """Titles and sentences, in the official layout or the hub's."""
+    expected = "a list of [title, [sentence, ...]], or the hub's {title: [...], sentences: [[...]]}"
+    found = record.data.get("context")
+    pairs = _zipped(found, "title", "sentences") if isinstance(found, dict) else found
+    if not isinstance(pairs, list) or not all(_is_pair(pair, list) for pair in pairs):
+        raise record.bad("context", expected)
+    if not all(isinstance(sentence, str) for _, sentences in pairs for sentence in sentences):
+        raise record.bad("context", expected)
+    return tuple((title, tuple(sentences)) for title, sentences in pairs)
+
+
+def read_facts(record: Record) -> tuple[Fact, ...]:
+    """Title and number of each supporting sentence, from 0."""
+    found = record.data.get("supporting_facts")
+    pairs = _zipped(found, "title", "sent_id") if isinstance(found, dict) else found
+    if not isinstance(pairs, list) or not all(_is_pair(pair, int) for pair in pairs):
+        raise record.bad(
+            "supporting_facts", "a list of [title, sentence number], or the hub's {title: [], sent_id: []}"
+        )
+    return tuple((title, number) for title, number in pairs)
+
+
+def support_keys(facts: Sequence[Fact], paragraphs: Sequence[Paragraph], keys: Sequence[str]) -> tuple[str, ...]:
+    """Keys of the paragraphs with supporting facts, in the order of the facts; of equal titles the first."""
+    by_title: dict[str, str] = {}
+    for (title, _), key in zip(paragraphs, keys, strict=True):
+        by_title.setdefault(title.casefold(), key)
+    found = (by_title[title.casefold()] for title, _ in facts if title.casefold() in by_title)
+    return tuple(dict.fromkeys(found))
+
+
+def _zipped(columns: Mapping[str, Any], first: str, second: str) -> Any:
+    left, right = columns.get(first), columns.get(second)
+    if not isinstance(left, list) or not isinstance(right, list) or len(left) != len(right):
+        return None
+    return [list(pair) for pair in zip(left, right, strict=True)]
+
+
+def _is_pair(value: object, second: type) -> bool:
+    return isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], second)

@@ -1,0 +1,82 @@
+r"""MATH (arXiv 2103.03874), MATH-500 and level 5 of either: competition problems with a `\boxed{}` answer."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+from selfcest_env.graders.boxed import last_boxed
+from selfcest_env.tasks.files import Record
+from selfcest_env.tasks.finite import FileSource
+from selfcest_env.tasks.source import check_choice, check_int
+from selfcest_env.types import Scalar, Task
+
+SUBJECTS = (
+    "Algebra",
+    "Counting & Probability",
+    "Geometry",
+    "Intermediate Algebra",
+    "Number Theory",
+    "Prealgebra",
+    "Precalculus",
+)
+DRAWING = "[asy]"
+_LEVEL = re.compile(r"Level ([1-5?])")
+
+
+@dataclass(frozen=True)
+class Math(FileSource):
+    r"""The official folder (a file a problem), the hub's layout, and MATH-500's JSON lines.
+
+    MATH has `problem`, `level` ("Level 5"), `type` and `solution`, whose last `\boxed{}` is the truth; MATH-500 has
+    `level` as an integer, `subject` and `answer`. Metadata: `level` (left out if it is "Level ?"), `subject`,
+    `drawing`. Grader: `math`.
+
+    Attributes:
+        levels: 1 to 5; all if empty. `[5]` is what the hub calls MATH-Hard.
+        subjects: all if empty.
+        drawings: whether to keep problems with a drawing in Asymptote code.
+    """
+
+    name: ClassVar[str] = "math"
+    suffixes: ClassVar[tuple[str, ...]] = (".json", ".jsonl")
+    levels: tuple[int, ...] = ()
+    subjects: tuple[str, ...] = ()
+    drawings: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for level in self.levels:
+            check_int(self.name, "levels", level, 1, 5)
+        for subject in self.subjects:
+            check_choice(self.name, "subjects", subject, SUBJECTS)
+
+    def read(self, record: Record) -> Task | None:
+        problem, level = record.text("problem"), _level(record)
+        subject = record.text("subject" if record.has("subject") else "type")
+        drawing = DRAWING in problem
+        wanted = (not self.levels or level in self.levels) and (not self.subjects or subject in self.subjects)
+        if not wanted or (drawing and not self.drawings):
+            return None
+        facts: dict[str, Scalar] = {"subject": subject, "drawing": drawing}
+        if level is not None:
+            facts["level"] = level
+        return self.make(record, problem, _answer(record), **facts)
+
+
+def _level(record: Record) -> int | None:
+    level = record.data.get("level")
+    match = _LEVEL.fullmatch(level) if isinstance(level, str) else None
+    if match:
+        return None if match[1] == "?" else int(match[1])
+    if isinstance(level, bool) or level not in (1, 2, 3, 4, 5):
+        raise record.bad("level", "'Level 1' to 'Level 5', 'Level ?', or 1 to 5")
+    return int(level)
+
+
+def _answer(record: Record) -> str:
+    answer = record.text("answer") if record.has("answer") else last_boxed(record.text("solution"))
+    if not answer or not answer.strip():
+        raise record.bad("answer" if record.has("answer") else "solution", r"a text with a last \boxed{answer}")
+    return answer.strip()

@@ -1,0 +1,74 @@
+"""Generators of reasoning-gym (the extra `reasoning-gym`): it draws the problem, our graders judge the answer.
+
+Its own scorers hand the model's text to `eval` or sympy and give credit to wrong answers, so they are never called.
+Hence the list of generators: those whose right answer is one text that can be compared exactly.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from selfcest_env.errors import ConfigError, TaskError
+from selfcest_env.tasks.source import check_choice, make_task
+from selfcest_env.types import Task
+
+GENERATORS = (
+    "base_conversion",
+    "basic_arithmetic",
+    "bitwise_arithmetic",
+    "chain_sum",
+    "count_primes",
+    "letter_counting",
+    "needle_haystack",
+    "number_filtering",
+    "number_sorting",
+    "path_star",
+    "products",
+    "spell_backward",
+    "word_sequence_reversal",
+    "word_sorting",
+)
+
+
+@dataclass(frozen=True)
+class ReasoningGym:
+    """Source of one generator's problems; a draw's seed comes from `rng`. Grader: `exact_match`.
+
+    Attributes:
+        generator: one of `GENERATORS`. All but `spell_backward`, a control, can be split among clones.
+        options: the generator's own, such as `min_terms` of `chain_sum`; not `seed` and `size`.
+    """
+
+    name: ClassVar[str] = "reasoning_gym"
+    generator: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_choice(self.name, "generator", self.generator, GENERATORS)
+        if {"seed", "size"} & set(self.options):
+            raise ConfigError(f"{self.name}.options names seed or size, which the draw sets; leave them out")
+
+    def draw(self, rng: np.random.Generator) -> Task:
+        try:
+            library = importlib.import_module("reasoning_gym")
+        except ImportError as error:
+            raise ConfigError(
+                f"task source {self.name} needs reasoning-gym: pip install 'selfcest[reasoning-gym]' ({error})"
+            ) from error
+        try:
+            seed = int(rng.integers(2**31))
+            item = library.create_dataset(self.generator, seed=seed, size=1, **self.options)[0]
+        except Exception as error:
+            raise TaskError(
+                f"{self.name}: the generator {self.generator!r} with options {dict(self.options)} raised "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        question, answer = item["question"], item["answer"]
+        if not isinstance(answer, str) or not answer.strip():
+            raise TaskError(f"{self.name}: {self.generator!r} gave the answer {answer!r}; expected a text")
+        return make_task(self.name, question, answer, {"generator": self.generator})

@@ -1,0 +1,39 @@
+"""The corpus of the benchmark, against every grader that needs no worker: nothing raises, nothing is executed."""
+
+import runpy
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from selfcest_env.graders import GRADERS, Grader
+from selfcest_env.graders.math import MathMatch
+from selfcest_env.plugin import build, load
+
+FILE = Path(__file__).parents[2] / "benchmarks" / "graders.py"
+BENCHMARK = SimpleNamespace(**runpy.run_path(str(FILE), run_name="benchmark"))
+
+
+@pytest.mark.parametrize("name", sorted({*GRADERS} - {"by_source"}))
+def test_hostile_answers(name: str, tmp_path: Path) -> None:
+    sentinel = tmp_path / "s"
+    grader: Grader = build(load(name, GRADERS, what="grader"), {"symbolic": False} if name == "math" else {}, where="")
+    for kind, answer in BENCHMARK.hostile_answers(sentinel):
+        start = time.process_time()
+        grade = grader.grade(BENCHMARK.TASK, answer)
+        assert time.process_time() - start < 1.0, (kind, answer[:40])
+        assert not grade.correct, (kind, answer[:40])
+    assert not sentinel.exists()
+
+
+def test_code_reaches_math_verify_and_is_not_executed(tmp_path: Path) -> None:
+    pytest.importorskip("math_verify")
+    sentinel, grader = tmp_path / "s", MathMatch(timeout_s=10)
+    assert len(BENCHMARK.code(sentinel)) < 300  # short enough not to be refused for its length
+    for kind, answer in BENCHMARK.hostile_answers(sentinel):
+        if kind == "code":
+            assert not grader.grade(BENCHMARK.SYMBOLIC_TASK, answer).correct
+    assert not sentinel.exists()
+    exec(compile(BENCHMARK.code(sentinel), "control", "eval"))
+    assert sentinel.exists()
