@@ -5,13 +5,16 @@ This module imports no torch, so that engines served elsewhere, and tests with f
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from selfcest_env.errors import PolicyError
+from selfcest_env.errors import ConfigError, PolicyError
 from selfcest_env.types import FinishReason
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ class Engine(Protocol):
     """Turns requests into completions, each exactly once, in whatever order they finish.
 
     Attributes:
-        policy_version: age of the weights, copied into completions. The trainer sets it after each weight update.
+        policy_version: age of the weights, copied into completions.
     """
 
     policy_version: int
@@ -89,6 +92,59 @@ class Engine(Protocol):
     def cancel(self, keys: Iterable[str]) -> None:
         """Forget these requests: no completion will come. Keys that are not pending (any more) are ignored."""
         ...
+
+
+@runtime_checkable
+class TrainableEngine(Engine, Protocol):
+    """An engine that samples from whatever weights it was last given."""
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], policy_version: int) -> None:
+        """Put new weights in place of the old, whole or not at all, and forget what was computed with the old.
+
+        Sequences in flight keep their ids and go on with the new weights, their context computed anew.
+
+        Args:
+            weights: every tensor of the model by its name, as from `model.named_parameters()`; any device and floating
+                dtype. A tied tensor may come under each of its names.
+            policy_version: their age.
+
+        Raises:
+            PolicyError: a tensor is missing, unknown or of another shape; the old weights then still stand.
+        """
+        ...
+
+
+def check_trainable(player: object) -> TrainableEngine:
+    """The engine itself, if a trainer can send it weights; to be asked before any work.
+
+    Raises:
+        ConfigError: an engine or a policy that samples from weights of its own, such as a server's.
+    """
+    if isinstance(player, TrainableEngine):
+        return player
+    raise ConfigError(
+        f"{type(player).__name__} takes no weights, so what is learned would never be played; train with a "
+        "TransformersEngine or a VllmEngine, and use this one to evaluate and to solve"
+    )
+
+
+def check_weights(found: Mapping[str, Sequence[int]], expected: Mapping[str, Sequence[int]]) -> None:
+    """Refuse weights that are not those of the model, tensor by tensor.
+
+    Args:
+        found: shapes of what was sent, by name.
+        expected: shapes of what the model has, by name.
+
+    Raises:
+        PolicyError: a tensor is missing, unknown or of another shape.
+    """
+    shapes = [{name: tuple(shape) for name, shape in side.items()} for side in (found, expected)]
+    if wrong := sorted(name for name in shapes[0].keys() | shapes[1] if shapes[0].get(name) != shapes[1].get(name)):
+        name = wrong[0]
+        raise PolicyError(
+            f"{len(wrong)} tensors do not match the model, the first is {name!r}: got shape {shapes[0].get(name)}, "
+            f"expected {shapes[1].get(name)}; send every tensor of the model that this engine was started with"
+        )
 
 
 def check_requests(

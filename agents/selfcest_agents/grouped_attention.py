@@ -48,11 +48,11 @@ AttentionInterface.register(NAME, grouped_attention)
 
 @contextmanager
 def grouped(model: PreTrainedModel) -> Iterator[None]:
-    """Use it where transformers' `sdpa` would copy; other implementations stay as they are."""
-    config = model.config
+    """Use it where transformers' `sdpa` would copy, and for flash and flex attention, which take no dense mask."""
+    config = model.config.get_text_config()
     given = config._attn_implementation
     shared = getattr(config, "num_key_value_heads", None) not in (None, config.num_attention_heads)
-    if given != "sdpa" or not shared:
+    if given == "eager" or (given == "sdpa" and not shared):
         yield
         return
     config._attn_implementation = NAME

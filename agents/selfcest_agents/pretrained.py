@@ -7,20 +7,25 @@ import importlib.util
 import os
 import tempfile
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
 )
 
 from selfcest_agents.chat import ChatCodec, ChatConfig
+from selfcest_agents.lora import export_model
 from selfcest_agents.transformers_engine import TransformersEngine
 from selfcest_env.errors import ConfigError
 from selfcest_env.protocol import Brief, HermesProtocol
@@ -54,35 +59,95 @@ class ChatModel:
         return chat_rules(limits, self.codec, self.context_window)
 
 
-def load_chat_model(
-    source: str | Path, *, dtype: str = "float32", device: str = "cpu", chat: ChatConfig | None = None
-) -> ChatModel:
-    """Load a causal language model with a chat template.
+@dataclass(frozen=True)
+class ChatLanguage:
+    """`Language` of a chat model of Hugging Face. What can be wrong shows at construction; weights are read by `load`.
 
-    Args:
-        source: a folder that `save_pretrained` wrote, a `.gguf` file (converted once, see `convert_gguf`), or a hub id.
+    Attributes:
+        source: a folder that `save_pretrained` wrote, a `.gguf` file (converted once, see `convert_gguf`), a hub id, or
+            `smollm2` (see `smollm2_path`).
         dtype: of the weights, `float32` or `bfloat16`.
         device: where the model lives, as `cpu` or `cuda`.
+        attention: one of transformers' implementations, as `sdpa`; `None`: its own choice.
         chat: how its template is rendered.
 
     Raises:
         ConfigError: no such model, no chat template or one that cannot be extended, a tokenizer of another model, an
-            unsupported dtype, an absent device. All of it is checked before any weights are read.
+            unsupported dtype, an absent device.
     """
-    if dtype not in DTYPES:
-        raise ConfigError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
-    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device is {device!r}, but torch sees no CUDA device here; use cpu")
-    folder = _resolve(source)
-    config, tokenizer = _load(AutoConfig, folder), _load(AutoTokenizer, folder)
-    codec = ChatCodec(tokenizer, chat, _end_ids(folder, config))
-    if len(tokenizer) > config.vocab_size:
-        raise ConfigError(
-            f"the tokenizer of {source} has {len(tokenizer)} ids, its model {config.vocab_size}; they do not belong "
-            "together, or the tokenizer was extended: resize the model's embeddings and save both again"
-        )
-    model = _load(AutoModelForCausalLM, folder, dtype=DTYPES[dtype]).to(device).eval()
-    return ChatModel(model, codec, int(config.max_position_embeddings))
+
+    source: str
+    dtype: str = "float32"
+    device: str = "cpu"
+    attention: str | None = None
+    chat: ChatConfig = ChatConfig()
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype is {self.dtype!r}; expected one of {', '.join(DTYPES)}")
+        _check_device(self.device)
+        if self._config.vocab_size < len(self.tokenizer):  # the config first: without one there is no model at all
+            raise ConfigError(
+                f"the tokenizer of {self.source} has {len(self.tokenizer)} ids, its model {self._config.vocab_size}; "
+                "they do not belong together, or the tokenizer was extended: resize the model's embeddings and save "
+                "both again"
+            )
+        _ = self.codec  # which looks at the template
+
+    @cached_property
+    def checkpoint(self) -> str:
+        return str(smollm2_path() if self.source == "smollm2" else _resolve(self.source))
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        tokenizer: PreTrainedTokenizerBase = _load(AutoTokenizer, self.checkpoint)
+        return tokenizer
+
+    @cached_property
+    def codec(self) -> ChatCodec:
+        return ChatCodec(self.tokenizer, self.chat, _end_ids(self.checkpoint, self._config))
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        return self.codec.stop_ids
+
+    @property
+    def context_window(self) -> int:
+        """Positions of one context, prompt and generation together."""
+        positions = getattr(self._config, "max_position_embeddings", None)
+        if positions is None:
+            raise ConfigError(
+                f"the config of {self.source} has no max_position_embeddings; use a model that says its own"
+            )
+        return int(positions)
+
+    def rules(self, limits: Limits) -> Rules:
+        return chat_rules(limits, self.codec, self.context_window)
+
+    def load(self, seed: int, folder: Path | None = None, dtype: str | None = None) -> PreTrainedModel:
+        options = {} if self.attention is None else {"attn_implementation": self.attention}
+        model = _load(AutoModelForCausalLM, folder or self.checkpoint, dtype=DTYPES[dtype or self.dtype], **options)
+        loaded: PreTrainedModel = model.to(self.device).eval()
+        return loaded
+
+    def save(self, model: PreTrainedModel, folder: Path) -> None:
+        export_model(model, folder)
+        self.tokenizer.save_pretrained(folder)
+
+    @cached_property
+    def _config(self) -> PreTrainedConfig:
+        config: PreTrainedConfig = _load(AutoConfig, self.checkpoint)
+        if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+            raise ConfigError(f"{self.source} is a {config.model_type} model; expected a causal language model")
+        return config.get_text_config()
+
+
+def load_chat_model(
+    source: str | Path, *, dtype: str = "float32", device: str = "cpu", chat: ChatConfig | None = None
+) -> ChatModel:
+    """A `ChatLanguage` and its weights. Raises `ConfigError` as the language does."""
+    language = ChatLanguage(str(source), dtype, device, chat=chat or ChatConfig())
+    return ChatModel(language.load(0), language.codec, language.context_window)
 
 
 def chat_rules(limits: Limits, counter: TokenCounter, context_window: int) -> Rules:
@@ -174,12 +239,23 @@ def _load(auto: Any, source: str | Path, **options: Any) -> Any:
     """`from_pretrained`, with one error for the many ways in which it says that there is no such thing."""
     try:
         return auto.from_pretrained(source, trust_remote_code=False, **options)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigError(
             f"{options.get('gguf_file', source)} could not be loaded by {auto.__name__}: {lines[0]} Expected a causal "
             "language model with its tokenizer: a folder that save_pretrained wrote, a .gguf file or a hub id"
         ) from error
+
+
+def _check_device(device: str) -> None:
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"device is {device!r}; expected cpu, or cuda, cuda:1, ... for a GPU") from error
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device is {device!r}, but torch sees {torch.cuda.device_count()} CUDA devices here; use cpu"
+        )
 
 
 def _end_ids(folder: str | Path, config: PreTrainedConfig) -> list[int]:

@@ -10,13 +10,19 @@ import re
 import string
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
+from selfcest_agents.codec import TerseCodec
+from selfcest_agents.lora import export_model
 from selfcest_env.errors import ConfigError, PolicyError
+from selfcest_env.rules import Rules
+from selfcest_env.terse import TerseProtocol
+from selfcest_env.types import Limits
 
 SPECIALS = (
     *("<pad>", "<unk>", "<root>", "<clone>", "<asst>", "<call>", "<sep>", "</call>"),
@@ -147,10 +153,46 @@ def build_tiny(config: TinyConfig, seed: int) -> LlamaForCausalLM:
     return _ready(model)
 
 
-def save_pretrained(model: LlamaForCausalLM, tokenizer: TinyTokenizer, folder: str | Path) -> None:
+def save_pretrained(model: PreTrainedModel, tokenizer: TinyTokenizer, folder: str | Path) -> None:
     """Write a folder that `AutoModelForCausalLM` and `AutoTokenizer` load."""
-    model.save_pretrained(folder)
+    export_model(model, Path(folder))
     tokenizer.export().save_pretrained(folder)
+
+
+@dataclass(frozen=True)
+class TinyLanguage(TinyConfig):
+    """`Language` of the tiny model; its options are those of `TinyConfig`."""
+
+    @cached_property
+    def codec(self) -> TerseCodec:
+        return TerseCodec(TinyTokenizer())
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        return TinyTokenizer().stop_ids
+
+    @property
+    def checkpoint(self) -> None:
+        return None
+
+    def rules(self, limits: Limits) -> Rules:
+        longest = self.max_positions
+        if all(limit is None or limit > longest for limit in (limits.total_tokens, limits.context_tokens)):
+            raise ConfigError(
+                f"limits.total_tokens is {limits.total_tokens} and limits.context_tokens is {limits.context_tokens} "
+                f"(None: unlimited), so a context could outgrow model.options.max_positions = {longest}; set one of "
+                f"the two to at most {longest}, or raise max_positions"
+            )
+        return Rules(limits, TerseProtocol(), self.codec)
+
+    def load(self, seed: int, folder: Path | None = None, dtype: str | None = None) -> LlamaForCausalLM:
+        model = build_tiny(self, seed) if folder is None else load_pretrained(folder)[0]
+        for parameter in model.parameters():  # not the frequencies of RoPE, which are buffers: rounded, positions blur
+            parameter.data = parameter.data.to(getattr(torch, dtype or "float32"))
+        return model
+
+    def save(self, model: PreTrainedModel, folder: Path) -> None:
+        save_pretrained(model, TinyTokenizer(), folder)
 
 
 def load_pretrained(folder: str | Path) -> tuple[LlamaForCausalLM, TinyTokenizer]:

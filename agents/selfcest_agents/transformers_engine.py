@@ -7,9 +7,11 @@ id; that id is the row's input at its first decoding step, so every token is sam
 With `prefix_tokens` finished contexts are kept, so that an agent's next turn computes only what is new to it, and of
 requests that begin alike one is prefilled first and the others copy what they share.
 
-The model object is shared with the learner. Change its weights between `poll` calls and set `policy_version`
-afterwards, which forgets all kept contexts; change them while nothing is pending unless a mixture of old cache and new
-weights is wanted.
+The model may be the learner's own object or a copy, as one of another dtype. Either way `load_weights` is how new
+weights come in; weights that are there already cost no copy. During `poll` the model computes as an engine needs it, so
+no other thread may use it then.
+
+On a CPU larger linear layers compute from a copy that suits few rows (see `packed_linear`).
 
 A row's random stream is its own, but matrix products round differently for different batch shapes: log-probabilities
 move by about 1e-6 in float32 with the batch composition, so a token can differ only where a uniform falls that close
@@ -28,8 +30,10 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
-from selfcest_agents.engine import Completion, TokenRequest, check_requests
+from selfcest_agents.admission import Start, next_wave
+from selfcest_agents.engine import Completion, TokenRequest, check_requests, check_weights
 from selfcest_agents.grouped_attention import grouped
+from selfcest_agents.packed_linear import PackedLinears
 from selfcest_agents.prefix_store import PrefixStore
 from selfcest_agents.sampling import draw, uniform_stream
 from selfcest_agents.slot_cache import SlotCache
@@ -37,10 +41,6 @@ from selfcest_env.errors import PolicyError
 from selfcest_env.types import FinishReason
 
 PATIENCE_STEPS = 8  # a small prefill costs a good part of a decoding step, so trickling requests wait for each other
-
-
-_Start = tuple[int, torch.Tensor | None]
-"""Positions of a context that need not be computed, and the entry of the store that has them."""
 
 
 @dataclass(slots=True)
@@ -58,6 +58,10 @@ class _Row:
         return self.token_ids[-1] if self.token_ids else self.request.context_ids[-1]
 
     @property
+    def ids(self) -> tuple[int, ...]:
+        return (*self.request.context_ids, *self.token_ids)
+
+    @property
     def position(self) -> int:
         return len(self.request.context_ids) + len(self.token_ids) - 1
 
@@ -69,8 +73,8 @@ class TransformersEngine:
     """`Engine` over a transformers model that lives in this process.
 
     Args:
-        model: a decoder with `position_ids`, 4-D masks and full attention. Its device, dtype and attention
-            implementation are used as they are (`sdpa` over grouped heads without its copies).
+        model: a decoder with `position_ids`, 4-D masks and full attention. Its device and dtype are used as they are,
+            and `eager` attention; any other is computed by `sdpa`, over grouped heads without its copies.
         stop_ids: ids that end a sequence; a sampled stop id is part of the completion.
         max_batch_size: sequences decoded together at most. It bounds the cache, which holds so many rows of the longest
             context met so far, and is kept as long as the engine.
@@ -79,7 +83,8 @@ class TransformersEngine:
             where a prefill costs more than a copy, so for any model much larger than the tiny one.
 
     Raises:
-        PolicyError: a model whose attention depends on more than positions (sliding windows, dynamic RoPE).
+        PolicyError: a model whose attention depends on more than positions (sliding windows, dynamic RoPE), or with
+            layers that have a state instead of a cache.
     """
 
     def __init__(
@@ -100,11 +105,13 @@ class TransformersEngine:
         self._prefixes = PrefixStore(prefix_tokens)
         self._policy_version = 0
         self._model = model
+        self._linears = PackedLinears(model)
         self._stop_ids = frozenset(stop_ids)
         self._max_batch_size = max_batch_size
         self._prefill_tokens = prefill_tokens
-        self._max_positions = int(model.config.max_position_embeddings)
-        self._vocab_size = int(model.config.vocab_size)
+        config = model.config.get_text_config()
+        self._max_positions = int(config.max_position_embeddings)
+        self._vocab_size = int(config.vocab_size)
         self._cache = SlotCache()
         self._rows: list[_Row] = []
         self._waiting: deque[TokenRequest] = deque()
@@ -112,13 +119,27 @@ class TransformersEngine:
 
     @property
     def policy_version(self) -> int:
-        """Age of the weights. Setting it, to whatever value, says that they have changed."""
+        """Age of the weights. Setting it says that they have changed; sequences in flight keep what they cached."""
         return self._policy_version
 
     @policy_version.setter
     def policy_version(self, version: int) -> None:
         self._policy_version = version
         self._prefixes.clear()
+        self._linears.clear()
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
+        """See `TrainableEngine`. Tensors that are the model's own, as where it is shared, stay as they are."""
+        own = dict(self._model.named_parameters())
+        tied = dict(self._model.named_parameters(remove_duplicate=False)).keys() - own.keys()
+        given = {name: tensor for name, tensor in weights if name not in tied}
+        check_weights(*({name: tensor.shape for name, tensor in side.items()} for side in (given, own)))
+        with torch.no_grad():
+            for name, tensor in given.items():
+                if tensor.data_ptr() != own[name].data_ptr():
+                    own[name].copy_(tensor)
+        self.policy_version = policy_version
+        self._recompute()
 
     @property
     def pending(self) -> int:
@@ -132,7 +153,7 @@ class TransformersEngine:
 
     def poll(self) -> list[Completion]:
         """Decode until at least one sequence finishes; return all that finish at that step, `[]` if none is pending."""
-        with _evaluating(self._model), grouped(self._model), torch.inference_mode():
+        with self._inference():
             while self.pending:
                 self._admit()
                 if finished := self._step():
@@ -146,6 +167,20 @@ class TransformersEngine:
         with torch.inference_mode():
             self._release([slot for slot, row in enumerate(self._rows) if row.request.key in gone])
 
+    @contextmanager
+    def _inference(self) -> Iterator[None]:
+        with _evaluating(self._model), grouped(self._model), self._linears.use(), torch.inference_mode():
+            yield
+
+    def _recompute(self) -> None:
+        """Fill the cache of live rows anew."""
+        width = max((row.position for row in self._rows), default=0)
+        rows_at_once = max(1, self._prefill_tokens // max(1, width))
+        with self._inference():
+            for first in range(0, len(self._rows), rows_at_once):
+                rows = self._rows[first : first + rows_at_once]
+                self._fill(first, [row.ids[:-1] for row in rows], [0] * len(rows))
+
     def _admit(self) -> None:
         """Move waiting requests into free slots, unless so few would join that it is better to wait a little."""
         room = min(len(self._waiting), self._max_batch_size - len(self._rows))
@@ -155,53 +190,39 @@ class TransformersEngine:
         self._steps_since_admission = 0
         requests = [self._waiting.popleft() for _ in range(room)]
         while requests:
-            leaders, requests, shared = self._part(requests)
-            starts = {request.key: self._prefixes.find(request.context_ids[:-1]) for request in leaders}
-            # Neighbours of like length waste the least padding.
-            leaders.sort(key=lambda request: len(request.context_ids) - starts[request.key][0])
-            for batch in _batches(leaders, starts, self._prefill_tokens):
-                self._prefill(batch, starts)
+            wave = next_wave(requests, self._prefixes)
+            for batch in wave.batches(self._prefill_tokens):
+                self._prefill(batch, wave.starts)
             for slot, row in enumerate(self._rows):
-                if row.request.key in shared:
+                if row.request.key in wave.shared:
                     self._keep(slot, row.request.context_ids[:-1])
-
-    def _part(self, requests: Sequence[TokenRequest]) -> tuple[list[TokenRequest], list[TokenRequest], set[str]]:
-        """Requests to prefill now, those that wait to copy from them, and the keys of those they wait for."""
-        if not self._prefixes.enabled:
-            return list(requests), [], set()
-        leaders: dict[int, TokenRequest] = {}
-        alone, waiting, shared = [], [], set()
-        for request in requests:
-            block = self._prefixes.first_missing(request.context_ids[:-1])
-            if block is None:
-                alone.append(request)
-            elif block in leaders:
-                waiting.append(request)
-                shared.add(leaders[block].key)
-            else:
-                leaders[block] = request
-        return [*alone, *leaders.values()], waiting, shared
+            requests = wave.later
 
     def _keep(self, slot: int, ids: tuple[int, ...]) -> None:
         if self._prefixes.enabled:
             self._prefixes.put(ids, self._cache.save(slot, len(ids)))
 
-    def _prefill(self, requests: Sequence[TokenRequest], starts: Mapping[str, _Start]) -> None:
-        first, device = len(self._rows), self._model.device
+    def _prefill(self, requests: Sequence[TokenRequest], starts: Mapping[str, Start]) -> None:
+        first = len(self._rows)
         lengths = [starts[request.key][0] for request in requests]
         for slot, request in enumerate(requests, first):
             length, saved = starts[request.key]
             if saved is not None:
                 self._cache.load(slot, saved, length)
-        rest = [request.context_ids[length:-1] for request, length in zip(requests, lengths, strict=True)]
-        if width := max(map(len, rest)):
-            # Padding is on the right: it is written behind the context, where decoding overwrites it before looking.
-            padded = [(*ids, *([0] * (width - len(ids)))) for ids in rest]
-            positions = torch.tensor(lengths, device=device)[:, None] + torch.arange(width, device=device)
-            self._forward(first, torch.tensor(padded, device=device), positions, max(lengths) + width)
+        self._fill(first, [request.context_ids[:-1] for request in requests], lengths)
         for request in requests:
             uniforms = uniform_stream(request.seed, request.max_new_tokens)
             self._rows.append(_Row(request, uniforms, self.policy_version))
+
+    def _fill(self, first: int, contexts: Sequence[tuple[int, ...]], starts: Sequence[int]) -> None:
+        """Compute the cache of slots `first, first + 1, ...` for these ids, of which `starts` positions are there."""
+        rest = [ids[start:] for ids, start in zip(contexts, starts, strict=True)]
+        if width := max(map(len, rest)):
+            device = self._model.device
+            # Padding is on the right: it is written behind the context, where decoding overwrites it before looking.
+            padded = [(*ids, *([0] * (width - len(ids)))) for ids in rest]
+            positions = torch.tensor(starts, device=device)[:, None] + torch.arange(width, device=device)
+            self._forward(first, torch.tensor(padded, device=device), positions, max(starts) + width)
 
     def _step(self) -> list[Completion]:
         """Sample one token for every live row; return the completions of those that ended."""
@@ -213,11 +234,6 @@ class TransformersEngine:
             torch.tensor(positions, device=device)[:, None],
             max(positions) + 1,
         )
-        if bool(logits.isnan().any()):
-            raise PolicyError(
-                f"the model gave NaN logits at policy_version {self.policy_version}; its weights or its inputs "
-                "have diverged: look at the last updates' gradient norms, and restart from a checkpoint"
-            )
         temperatures = [row.request.temperature for row in rows]
         uniforms = [row.uniforms[len(row.token_ids)] for row in rows]
         ids, logprobs = draw(
@@ -225,6 +241,11 @@ class TransformersEngine:
             torch.tensor(temperatures, dtype=torch.float64, device=device),
             torch.tensor(uniforms, dtype=torch.float64, device=device),
         )
+        if bool(logprobs.isnan().any()):
+            raise PolicyError(
+                f"the model gave NaN logits at policy_version {self.policy_version}; its weights or its inputs "
+                "have diverged: look at the last updates' gradient norms, and restart from a checkpoint"
+            )
         self._steps_since_admission += 1
         return self._record(ids.tolist(), logprobs.tolist())
 
@@ -239,7 +260,7 @@ class TransformersEngine:
                 finished.append(row.completion(FinishReason.STOP if stopped else FinishReason.LENGTH))
                 slots.append(slot)
                 if row.policy_version == self.policy_version:
-                    self._keep(slot, (*row.request.context_ids, *row.token_ids[:-1]))
+                    self._keep(slot, row.ids[:-1])
         self._release(slots)
         return finished
 
@@ -270,20 +291,6 @@ class TransformersEngine:
         return logits[:, -1]
 
 
-def _batches(
-    requests: Sequence[TokenRequest], starts: Mapping[str, _Start], max_tokens: int
-) -> Iterator[list[TokenRequest]]:
-    """Cut requests, shortest rest first, into runs whose padded size stays within `max_tokens`."""
-    batch: list[TokenRequest] = []
-    for request in requests:
-        if batch and (len(batch) + 1) * (len(request.context_ids) - starts[request.key][0]) > max_tokens:
-            yield batch
-            batch = []
-        batch.append(request)
-    if batch:
-        yield batch
-
-
 @contextmanager
 def _evaluating(model: torch.nn.Module) -> Iterator[None]:
     """Switch dropout and gradient checkpointing off, and back on if the learner had them on."""
@@ -298,9 +305,14 @@ def _evaluating(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _check_model(model: PreTrainedModel) -> None:
-    config = model.config
+    config = model.config.get_text_config()
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     sliding = getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True)
+    if other := set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}:
+        raise PolicyError(
+            f"{type(model).__name__} has layers of {', '.join(sorted(other))}; this engine needs full attention in "
+            "every layer: use another model or another engine"
+        )
     if sliding or rope in ("dynamic", "longrope"):
         raise PolicyError(
             f"{type(model).__name__} has sliding_window = {getattr(config, 'sliding_window', None)} and rope_type = "

@@ -140,18 +140,7 @@ class VllmEngine:
         self._engine.abort_request(gone)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], policy_version: int) -> None:
-        """Put new weights in place of the old, and forget all keys and values that were computed with the old.
-
-        Sequences in flight keep their ids; their context is computed anew when they go on.
-
-        Args:
-            weights: every tensor of the checkpoint by its name, as from `model.named_parameters()`; any device and
-                floating dtype.
-            policy_version: their age.
-
-        Raises:
-            PolicyError: a tensor is missing, unknown or of another shape.
-        """
+        """See `TrainableEngine`."""
         tensors = {name: tensor.detach() for name, tensor in weights}
         try:
             with self._handed_over(tensors) as message:
@@ -232,13 +221,16 @@ def _start(model: str | Path, options: VllmOptions) -> Any:
         ) from error
     on_cpu = current_platform.is_cpu()
     _check_threads(on_cpu and options.in_process)
+    cache: dict[str, Any] = {}
+    if options.kv_cache_gib is not None:
+        # The share of a GPU's memory that must be free at the start; there may be a learner on it already.
+        cache = {"kv_cache_memory_bytes": int(options.kv_cache_gib * _GIB), "gpu_memory_utilization": 0.001}
     arguments = EngineArgs(
         model=str(model),
         dtype=options.dtype,
         skip_tokenizer_init=True,
         max_model_len=options.max_positions,
         max_num_seqs=options.max_batch_size,
-        kv_cache_memory_bytes=None if options.kv_cache_gib is None else int(options.kv_cache_gib * _GIB),
         block_size=options.block_size,
         enforce_eager=on_cpu if options.eager is None else options.eager,
         enable_prefix_caching=True,
@@ -247,6 +239,7 @@ def _start(model: str | Path, options: VllmOptions) -> Any:
         logprobs_mode="processed_logprobs",  # of the distribution sampled from, temperature included
         worker_extension_cls=f"{WeightReceiver.__module__}.{WeightReceiver.__qualname__}",
         disable_log_stats=True,
+        **cache,
     )
     try:
         with _untouched_process(options.in_process):

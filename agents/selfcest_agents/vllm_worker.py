@@ -9,6 +9,8 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from selfcest_agents.engine import check_weights
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -41,7 +43,7 @@ class WeightReceiver:
             weights: tensors by the names of the checkpoint's files, or the path of a safetensors file with them.
 
         Raises:
-            ValueError: a tensor is missing, unknown or of another shape; the old weights then still stand.
+            PolicyError: a tensor is missing, unknown or of another shape; the old weights then still stand.
         """
         if isinstance(weights, str):
             from safetensors.torch import load_file
@@ -55,14 +57,8 @@ class WeightReceiver:
 
     def _check_selfcest_weights(self, weights: Mapping[str, Tensor]) -> None:
         # vLLM only warns of what is missing, and samples on with a mixture of old and new.
-        expected = self._selfcest_shapes
-        found = {name: tuple(tensor.shape) for name, tensor in weights.items() if not self._is_tied(name)}
-        if wrong := sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)):
-            name = wrong[0]
-            raise ValueError(
-                f"{len(wrong)} tensors do not match the checkpoint, the first is {name!r}: got shape {found.get(name)}"
-                f", expected {expected.get(name)}; send every tensor of the model that this engine was started with"
-            )
+        found = {name: tensor.shape for name, tensor in weights.items() if not self._is_tied(name)}
+        check_weights(found, self._selfcest_shapes)
 
     def _is_tied(self, name: str) -> bool:
         tied = self.vllm_config.model_config.hf_text_config.tie_word_embeddings

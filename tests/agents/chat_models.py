@@ -5,6 +5,8 @@ The templates are our own and short; each has the properties of its family that 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -108,15 +110,16 @@ TEMPLATES = {
 }
 
 
-def byte_level() -> Tokenizer:
-    """A byte-level BPE with a few merges and the added tokens of all families."""
+def byte_level(texts: Iterable[str] = (), vocab_size: int = 320) -> Tokenizer:
+    """A byte-level BPE with a few merges, more for what is in `texts`, and the added tokens of all families."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=320, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=vocab_size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
-    tokenizer.train_from_iterator(["the answer of the clone is in the document", "Answer: call im_end think"], trainer)
+    own = ["the answer of the clone is in the document", "Answer: call im_end think"]
+    tokenizer.train_from_iterator([*own, *texts], trainer)
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIALS])
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in PLAIN_ADDED])
     return tokenizer
@@ -128,12 +131,12 @@ def chat_tokenizer(template: str | None, backend: Tokenizer | None = None) -> Pr
     return tokenizer
 
 
-def tiny_llama(tokenizer: PreTrainedTokenizerFast, positions: int = 1024) -> LlamaForCausalLM:
+def tiny_llama(tokenizer: PreTrainedTokenizerFast, positions: int = 1024, hidden_size: int = 32) -> LlamaForCausalLM:
     """Random weights: two layers, grouped heads, tied embeddings."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=32,
+        hidden_size=hidden_size,
         intermediate_size=48,
         num_hidden_layers=2,
         num_attention_heads=4,

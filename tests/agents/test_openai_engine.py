@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from selfcest_agents.codec import TerseCodec
-from selfcest_agents.engine import Completion, TokenRequest
+from selfcest_agents.engine import Completion, TokenRequest, check_trainable
 from selfcest_agents.openai_client import ServerConfig
 from selfcest_agents.openai_engine import OpenAIEngine, OpenAIPolicy
 from selfcest_agents.policy import EnginePolicy, SamplingConfig
@@ -379,6 +379,18 @@ def test_unknown_usage_is_charged_the_whole_grant(serve: Serve) -> None:
     assert [fact.generated_tokens for fact in facts] == [fact.max_new_tokens for fact in facts]
     assert min(fact.generated_tokens for fact in facts) > 7
     assert from_json(to_json(record)) == record
+
+
+def test_a_server_is_refused_as_a_sampler_to_train(serve: Serve) -> None:
+    server = serve(lambda path, body, n: tokens(5, 9))
+    with engine_over(server) as engine, pytest.raises(ConfigError, match="OpenAIEngine takes no weights"):
+        check_trainable(engine)
+    with (
+        OpenAIPolicy(config(server), SamplingConfig()) as policy,
+        pytest.raises(ConfigError, match="OpenAIPolicy takes no weights, so what is learned would never be played"),
+    ):
+        check_trainable(policy)
+    assert server.seen == []
 
 
 def test_records_without_ids_cannot_be_trained_on(serve: Serve) -> None:

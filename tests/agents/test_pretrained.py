@@ -71,23 +71,39 @@ def shrink(folder: Path) -> None:
     config.write_text(json.dumps(json.loads(config.read_text()) | {"vocab_size": 9}))
 
 
+def become(kind: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / "config.json").write_text(json.dumps({"model_type": kind, "vocab_size": 5000}))
+
+    return change
+
+
+def cut_short(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+
+
 @pytest.mark.parametrize(
     ("damage", "options", "message"),
     [
         (break_nothing, {"dtype": "float16"}, "dtype is 'float16'; expected one of float32, bfloat16"),
-        (break_nothing, {"device": "cuda"}, "device is 'cuda', but torch sees no CUDA device"),
+        (break_nothing, {"device": "cuda"}, "device is 'cuda', but torch sees 0 CUDA devices"),
+        (break_nothing, {"device": "gpu"}, "device is 'gpu'; expected cpu, or cuda"),
         (drop("config.json"), {}, "model is no model: the folder has no config.json"),
         (write_garbage, {}, "could not be loaded by AutoConfig"),
+        (become("t5"), {}, "is a t5 model; expected a causal language model"),
+        (become("mamba"), {}, "has no max_position_embeddings"),
         (drop("chat_template.jinja"), {}, "has no chat template"),
         (drop_tokenizer, {}, "could not be loaded by AutoTokenizer"),
         (shrink, {}, "ids, its model 9; they do not belong together"),
         (drop("model.safetensors"), {}, "could not be loaded by AutoModelForCausalLM"),
+        (cut_short, {}, "could not be loaded by AutoModelForCausalLM"),
     ],
 )
 def test_what_cannot_be_loaded(
     folder: Path, damage: Callable[[Path], None], options: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     damage(folder)
     with pytest.raises(ConfigError, match=message):
         load_chat_model(folder, **options)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
-from selfcest_agents.engine import Completion, Engine, TokenRequest
+from selfcest_agents.engine import Completion, Engine, TokenRequest, check_trainable
 from selfcest_agents.sampling import draw, uniform_stream
 from selfcest_agents.slot_cache import SlotCache
 from selfcest_agents.tiny import TinyConfig, build_tiny
@@ -156,6 +156,11 @@ def test_grouped_heads_and_fused_attention() -> None:
     assert grouped.config._attn_implementation == "sdpa"  # given back to the learner
     grouped.set_attn_implementation("eager")
     check(grouped, work, run(grouped, work, 5))
+    grouped.set_attn_implementation("flex_attention")  # which takes no dense mask
+    found = run(grouped, work, 5)
+    assert grouped.config._attn_implementation == "flex_attention"
+    grouped.set_attn_implementation("eager")
+    check(grouped, work, found)
 
 
 def test_the_grant_is_hard_and_the_last_position_usable(model: LlamaForCausalLM) -> None:
@@ -208,6 +213,85 @@ def test_the_version_is_that_of_the_first_token(model: LlamaForCausalLM) -> None
     engine.policy_version = 5
     engine.submit([TokenRequest("c", (40,), 9, 0)])
     assert {key: value.policy_version for key, value in drain(engine).items()} == {"b": 0, "c": 5}
+
+
+def other(model: LlamaForCausalLM, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
+    """A model of the same shape with weights of its own."""
+    copy = LlamaForCausalLM(model.config).to(dtype).eval()
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in copy.parameters():
+            if parameter.ndim == 2:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    return copy
+
+
+def test_loaded_weights_are_sampled_from_at_once(model: LlamaForCausalLM) -> None:
+    """Into a copy, kept contexts included: the second round starts from the same prompts."""
+    work = [replace(request, context_ids=tuple(range(30, 70)) + request.context_ids) for request in requests(12)]
+    engine = TransformersEngine(other(model), stop_ids=STOPS, prefix_tokens=4096)
+    assert check_trainable(engine) is engine
+    engine.submit(work)
+    old = drain(engine)
+    check(other(model), work, old)
+    with pytest.raises(AssertionError, match="close"):
+        check(model, work, old)
+    engine.load_weights(model.named_parameters(), 3)
+    engine.submit(work)
+    found = drain(engine)
+    check(model, work, found)
+    assert {completion.policy_version for completion in found.values()} == {3}
+
+
+def test_weights_are_cast_to_the_dtype_of_the_engine(model: LlamaForCausalLM) -> None:
+    target = other(model, torch.bfloat16)
+    TransformersEngine(target, stop_ids=STOPS).load_weights(model.named_parameters(), 1)
+    for name, parameter in target.named_parameters():
+        torch.testing.assert_close(parameter, model.get_parameter(name).bfloat16(), rtol=0, atol=0)
+
+
+def test_a_shared_model_is_left_as_it_is(model: LlamaForCausalLM) -> None:
+    versions = [parameter._version for parameter in model.parameters()]
+    engine = TransformersEngine(model, stop_ids=STOPS)
+    engine.load_weights(model.state_dict().items(), 1)  # which names the tied output layer too
+    assert [parameter._version for parameter in model.parameters()] == versions
+    assert engine.policy_version == 1
+
+
+@pytest.mark.parametrize("prefill_tokens", [1, 8192])
+def test_sequences_in_flight_go_on_with_the_loaded_weights(model: LlamaForCausalLM, prefill_tokens: int) -> None:
+    work = [TokenRequest(f"r{i}", tuple(range(30 + i, 60 + 2 * i)), 30, i) for i in range(6)]
+    first = other(model)
+    engine = TransformersEngine(other(model), stop_ids=(), prefill_tokens=prefill_tokens)
+    engine.submit([TokenRequest("tick", (40,), 4, 0), *work])
+    assert [completion.key for completion in engine.poll()] == ["tick"]
+    engine.load_weights(model.named_parameters(), 4)
+    found = drain(engine)
+    for request in work:
+        made = found[request.key]
+        assert made.policy_version == 0
+        before, after = (teacher_forced(each, request, made.token_ids) for each in (first, model))
+        got = torch.tensor(made.logprobs, dtype=torch.float64)
+        # Nothing of the old is left in what the later ids look back at.
+        torch.testing.assert_close(got[:4], before[:4], atol=1e-4, rtol=0)
+        torch.testing.assert_close(got[4:], after[4:], atol=1e-4, rtol=0)
+        assert float((got[4:] - before[4:]).abs().max()) > 0.1
+
+
+def test_weights_of_another_model_are_refused_and_the_old_ones_stand(model: LlamaForCausalLM) -> None:
+    engine = TransformersEngine(model, stop_ids=())
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    name, foreign = "model.layers.1.mlp.up_proj.weight", "model.layers.2.mlp.up_proj.weight"
+    good = {key: value + 1 for key, value in before.items()}
+    for bad in (
+        {key: value for key, value in good.items() if key != name},
+        good | {foreign: good[name]},
+        good | {name: good[name][1:]},
+    ):
+        with pytest.raises(PolicyError, match=r"1 tensors do not match the model, the first is 'model.layers.[12]"):
+            engine.load_weights(bad.items(), 9)
+    assert engine.policy_version == 0
+    assert all(torch.equal(parameter, before[key]) for key, parameter in model.named_parameters())
 
 
 def test_training_mode_is_given_back(model: LlamaForCausalLM) -> None:
@@ -263,6 +347,13 @@ def test_sliding_windows_are_refused() -> None:
         TransformersEngine(MistralForCausalLM(config), stop_ids=())
 
 
+def test_layers_with_a_state_are_refused() -> None:
+    model = build_tiny(TinyConfig(hidden_size=8, num_layers=1, num_heads=1), 0)
+    model.config.layer_types = ["full_attention", "linear_attention"]
+    with pytest.raises(PolicyError, match="layers of linear_attention"):
+        TransformersEngine(model, stop_ids=())
+
+
 def test_attention_sees_the_longest_live_context_and_no_more() -> None:
     cache = SlotCache()
     for length in (3, 70):
@@ -287,6 +378,18 @@ def test_draw_never_picks_an_impossible_id_and_breaks_ties_low() -> None:
     ids, logprobs = draw(logits, torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64), uniforms)
     assert ids.tolist() == [1, 2, 1]
     assert logprobs.tolist() == pytest.approx([-0.6931, -0.6931, 0.0], abs=1e-4)
+
+
+def test_a_temperature_below_all_others_takes_the_likeliest() -> None:
+    ids, logprobs = draw(torch.tensor([[0.0, 1e-3]]), torch.tensor([1e-60]).double(), torch.tensor([0.0]).double())
+    assert (ids.tolist(), logprobs.tolist()) == ([1], [0.0])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nan_logits_show_in_their_own_row_alone(temperature: float) -> None:
+    logits = torch.tensor([[0.0, float("nan"), 1.0], [0.0, 0.0, 0.0]])
+    _, logprobs = draw(logits, torch.full((2,), temperature).double(), torch.tensor([0.5, 0.5]).double())
+    assert logprobs.isnan().tolist() == [True, False]
 
 
 def test_draw_divides_by_the_temperature() -> None:

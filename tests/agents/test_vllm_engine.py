@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,11 +18,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
 from selfcest_agents.codec import TerseCodec
-from selfcest_agents.engine import Completion, Engine, TokenRequest
+from selfcest_agents.engine import Completion, Engine, TokenRequest, check_trainable
+from selfcest_agents.lora import LoraOptions, add_lora, merged_weights
+from selfcest_agents.openai_client import ServerConfig
+from selfcest_agents.openai_engine import OpenAIEngine
 from selfcest_agents.policy import EnginePolicy, RolePolicy, SamplingConfig, ScriptedPolicy
+from selfcest_agents.pretrained import smollm2_path
 from selfcest_agents.rollout import RolloutRequest, rollout
 from selfcest_agents.tiny import TinyConfig, TinyTokenizer, build_tiny, save_pretrained
 from selfcest_agents.transformers_engine import TransformersEngine
@@ -163,6 +168,7 @@ def test_logprobs_are_those_of_the_distribution_sampled_from(engines: Engines, t
 
 def check_push(model: LlamaForCausalLM, engine: VllmEngine) -> None:
     """Old weights are sampled from before a push, new ones after it."""
+    assert check_trainable(engine) is engine
     work = requests(20, shortest=200)  # several whole blocks each, so that all of their prefixes are in the cache
     old = play(engine, work)
     assert worst_gap(model, work, old) < 1e-4
@@ -180,6 +186,22 @@ def test_pushed_weights_are_sampled_from_at_once(engines: Engines) -> None:
     model, engine = engines.start()
     assert model.config.tie_word_embeddings
     check_push(model, engine)
+
+
+@needs_vllm
+@pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed")
+def test_an_adapter_is_pushed_as_part_of_the_weights(engines: Engines) -> None:
+    model, engine = engines.start()
+    work = requests(20)
+    old = play(engine, work)
+    add_lora(model, LoraOptions(rank=4), seed=1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".lora_B." in name:
+                parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(2))
+    assert worst_gap(model, work, old) > 0.1
+    engine.load_weights(merged_weights(model), 1)
+    assert worst_gap(model, work, play(engine, work)) < 1e-4
 
 
 @needs_vllm
@@ -447,17 +469,9 @@ def test_a_process_of_its_own_samples_and_takes_weights_alike(engines: Engines, 
 @pytest.mark.slow
 def test_a_real_model_is_sampled_from_and_pushed_to_exactly(engines: Engines) -> None:
     """SmolLM2 in float32: greedy ids are those of the transformers engine, ties aside; log-probs those of a pass."""
-    from transformers import AutoModelForCausalLM
-
-    from selfcest_agents.pretrained import smollm2_path
-
     engines.stop()
-    folder = smollm2_path()
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    rng = random.Random(0)
-    context = [rng.randrange(100, model.config.vocab_size) for _ in range(400)]
-    work = [TokenRequest(f"r{i}", tuple(context[: 150 + 20 * i]), 24, i, 0.0) for i in range(8)]
-    with VllmEngine(folder, stop_ids=(2,), options=VllmOptions(max_positions=1024)) as engine:
+    model, work = real_model()
+    with VllmEngine(smollm2_path(), stop_ids=(2,), options=VllmOptions(max_positions=1024)) as engine:
         for version in (0, 1):
             if version:
                 perturb(model, 0.05)
@@ -469,26 +483,20 @@ def test_a_real_model_is_sampled_from_and_pushed_to_exactly(engines: Engines) ->
             assert worst_gap(model, sampled, play(engine, sampled)) < 1e-4
 
 
-@needs_vllm
-@pytest.mark.slow
-def test_a_served_model_samples_alike(tmp_path: Path) -> None:
-    """vllm serve through `OpenAIEngine`: ids in, ids out. As a module, for its script is broken in the CPU package."""
-    from selfcest_agents.openai_client import ServerConfig
-    from selfcest_agents.openai_engine import OpenAIEngine
-
-    model = build()
-    save_pretrained(model, TOKENIZER, tmp_path)
+@contextmanager
+def served(folder: Path, stop_ids: Sequence[int]) -> Iterator[OpenAIEngine]:
+    """vLLM's own OpenAI-compatible server, in float32. As a module, for its script is broken in the CPU package."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    serve = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(tmp_path)]
-    where = ["--host", "127.0.0.1", "--port", port, "--served-model-name", "tiny"]
-    how = ["--dtype", "float32", "--enforce-eager", "--kv-cache-memory-bytes", str(2**27)]
+    serve = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
+    where = ["--host", "127.0.0.1", "--port", port, "--served-model-name", "served"]
+    how = ["--dtype", "float32", "--enforce-eager", "--kv-cache-memory-bytes", str(2**28)]
     exact = ["--logprobs-mode", "processed_logprobs", "--no-enable-chunked-prefill"]
-    server = subprocess.Popen([*serve, *where, *how, *exact], start_new_session=True)
+    server = subprocess.Popen([*serve, *where, *how, *exact, "--max-model-len", "512"], start_new_session=True)
     try:
-        config = ServerConfig(f"http://127.0.0.1:{port}/v1", "tiny", max_retries=0)
-        with OpenAIEngine(config, stop_ids=STOPS) as engine:
+        config = ServerConfig(f"http://127.0.0.1:{port}/v1", "served", max_retries=0)
+        with OpenAIEngine(config, stop_ids=stop_ids) as engine:
             while True:
                 try:
                     engine.check()
@@ -496,15 +504,46 @@ def test_a_served_model_samples_alike(tmp_path: Path) -> None:
                 except PolicyError:
                     assert server.poll() is None, "the server ended before it served"
                     time.sleep(0.5)
-            work = requests(20, temperature=0.0)
-            assert play(engine, work) == play(TransformersEngine(model, stop_ids=STOPS), work)
-            sampled = requests(20, temperature=0.7)
-            found = play(engine, sampled)
-            assert worst_gap(model, sampled, found) < 1e-4
-            assert play(engine, sampled[::-1]) == found
+            yield engine
     finally:
         os.killpg(server.pid, signal.SIGKILL)  # its engine is a process of its own
         server.wait()
+
+
+@needs_vllm
+@pytest.mark.slow
+def test_a_served_model_samples_alike(tmp_path: Path) -> None:
+    """Through `OpenAIEngine`: ids in, ids out."""
+    model = build()
+    save_pretrained(model, TOKENIZER, tmp_path)
+    with served(tmp_path, STOPS) as engine:
+        work = requests(20, temperature=0.0)
+        assert play(engine, work) == play(TransformersEngine(model, stop_ids=STOPS), work)
+        sampled = requests(20, temperature=0.7)
+        found = play(engine, sampled)
+        assert worst_gap(model, sampled, found) < 1e-4
+        assert play(engine, sampled[::-1]) == found
+
+
+@needs_vllm
+@pytest.mark.slow
+def test_a_served_real_model_is_the_third_to_agree() -> None:
+    """SmolLM2 in float32 behind a server: greedy ids are those of the transformers engine, ties aside."""
+    model, work = real_model()
+    with served(smollm2_path(), (2,)) as engine:
+        found, want = play(engine, work), play(TransformersEngine(model, stop_ids=(2,)), work)
+        for request in work:
+            check_same_but_ties(model, request, found[request.key].token_ids, want[request.key].token_ids)
+        sampled = [replace(request, temperature=0.7) for request in work]
+        assert worst_gap(model, sampled, play(engine, sampled)) < 1e-4
+
+
+def real_model() -> tuple[PreTrainedModel, list[TokenRequest]]:
+    """SmolLM2 in float32, and greedy requests that share what they begin with."""
+    model = AutoModelForCausalLM.from_pretrained(smollm2_path(), dtype=torch.float32).eval()
+    rng = random.Random(0)
+    context = [rng.randrange(100, model.config.vocab_size) for _ in range(400)]
+    return model, [TokenRequest(f"r{i}", tuple(context[: 150 + 20 * i]), 24, i, 0.0) for i in range(8)]
 
 
 def check_same_but_ties(
