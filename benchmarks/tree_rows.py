@@ -1,11 +1,11 @@
-"""Shared-prefix tree rows against bucketed rows: CPU time and peak memory of a forward and backward pass.
+"""Tree rows and packed rows against bucketed rows: CPU time and peak memory of a forward and backward pass.
 
     OMP_NUM_THREADS=1 python benchmarks/tree_rows.py [--prompt 300] [--completion 64] [--group 8]
 
 Random ids and a small Llama with random weights, a fresh process for each layout. CPU time of one thread, the least of
-three passes, so that other work on the machine matters less. Memory is the peak minus what the loaded model took. The
-vocabulary is small: tree rows make logits only where a token trains, bucketed rows everywhere, which is not the point
-here. Nothing is asserted: the ratios are for the reader.
+three passes, so that other work on the machine matters less. Memory is the peak minus what the loaded model took.
+Packed rows are for attention kernels of a GPU; here they have a dense mask. Nothing is asserted: the ratios are for the
+reader.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "agents"))  # for its models
 sys.path.insert(0, str(Path(__file__).parent))

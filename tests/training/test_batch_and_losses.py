@@ -16,7 +16,7 @@ from selfcest_env.record import EpisodeRecord
 from selfcest_env.types import ROOT, Status
 from selfcest_training.batch import Denominator, Sample, bucketed, build_samples, collate
 from selfcest_training.credit import Gated, Grpo
-from selfcest_training.losses import clipped_surrogate, kl_to_reference, token_logprobs, weighted_sum
+from selfcest_training.losses import Clipped, kl_to_reference, token_logprobs, weighted_sum
 from selfcest_training.update import Learner, LossConfig, OptimizerConfig
 
 
@@ -32,14 +32,14 @@ def test_clipped_surrogate_by_hand() -> None:
     now, then = torch.tensor([-1.0, -0.5, -1.5, -0.5]), torch.tensor([-1.0, -1.0, -1.0, -1.0])
     advantages = torch.tensor([2.0, 1.0, -1.0, -1.0])
     # -min(1*2, 1*2) = -2;  -min(1.6487, 1.2) = -1.2;  -min(-.6065, -.8) = .8;  -min(-1.6487, -1.2) = 1.6487
-    loss = clipped_surrogate(now, then, advantages, clip_low=0.2, clip_high=0.2)
+    loss = Clipped(clip_low=0.2, clip_high=0.2)(now, then, advantages, torch.ones(4, dtype=torch.bool))
     assert loss.tolist() == pytest.approx([-2.0, -1.2, 0.8, 1.648721], abs=1e-6)
 
 
 def test_on_policy_gradient_is_reinforce() -> None:
     logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
     advantages = torch.tensor([0.5, -3.0])
-    clipped_surrogate(logprobs, logprobs.detach(), advantages, clip_low=0.2, clip_high=0.2).sum().backward()
+    Clipped()(logprobs, logprobs.detach(), advantages, torch.ones(2, dtype=torch.bool)).sum().backward()
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == [-0.5, 3.0]
 
@@ -173,6 +173,15 @@ def test_a_mini_batch_with_nothing_to_train_makes_no_step_and_says_so() -> None:
     learner = Learner(model, OptimizerConfig(), pad_id=0, micro_batch_tokens=100)
     assert learner.policy_step([], LossConfig()).num_rows == 0
     assert learner.num_steps == 0
+
+
+def test_a_step_counts_as_a_change_of_every_weight() -> None:
+    """A sampler that shares the model tells by torch's counters whether what it keeps of the weights is still true."""
+    model = build_tiny(TinyConfig(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=24), seed=0)
+    learner = Learner(model, OptimizerConfig(), pad_id=0, micro_batch_tokens=64)
+    before = [weight._version for weight in model.parameters()]
+    learner.imitation_step(samples_of(three_agents("a", 1.0), three_agents("b", 0.0)), progress=0.0)
+    assert all(weight._version > count for weight, count in zip(model.parameters(), before, strict=True))
 
 
 def test_kl_without_a_reference_is_refused() -> None:

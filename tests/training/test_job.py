@@ -23,7 +23,8 @@ def config(tmp_path: Path, **changes: Any) -> RunConfig:
     data: dict[str, Any] = {
         "name": "t",
         "output": str(tmp_path),
-        "model": {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "intermediate_size": 32, "max_positions": 96},
+        "model": {"name": "tiny", "options": {"hidden_size": 16, "num_layers": 2, "num_heads": 2,
+                                              "intermediate_size": 32, "max_positions": 96}},
         "limits": {"total_tokens": 80, "turn_tokens": 16, "reply_tokens": 2, "answer_reserve": 4, "max_turns": 3,
                    "max_clones": 1},
         "tasks": {"choice": {"name": "trivial:Choice"}},

@@ -22,6 +22,7 @@ from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.types import ROOT, Limits, Outcome, Status, TurnKey
 from selfcest_training.batch import Denominator, Sample, build_samples, collate
 from selfcest_training.credit import Credit
+from selfcest_training.forward import ForwardOptions
 from selfcest_training.tree_rows import Rows, TreeRow, collate_trees, tree_rows
 from selfcest_training.update import Learner, LossConfig, OptimizerConfig
 
@@ -96,16 +97,30 @@ def in_double(model: PreTrainedModel) -> PreTrainedModel:
     return model.double()
 
 
-def learner_of(model: PreTrainedModel, rows: Rows, micro_batch_tokens: int) -> Learner:
-    optimizer = OptimizerConfig(max_grad_norm=1e9)
-    reference = in_double(build_tiny(SHAPE, seed=1))
-    return Learner(model, optimizer, pad_id=0, micro_batch_tokens=micro_batch_tokens, reference=reference, rows=rows)
+def learner_of(
+    model: PreTrainedModel, rows: Rows, micro_batch_tokens: int, forward: ForwardOptions = ForwardOptions()
+) -> Learner:
+    return Learner(
+        model,
+        OptimizerConfig(max_grad_norm=1e9),
+        pad_id=0,
+        micro_batch_tokens=micro_batch_tokens,
+        reference=in_double(build_tiny(SHAPE, seed=1)),
+        rows=rows,
+        forward=forward,
+    )
 
 
-def gradient(model: PreTrainedModel, samples: Sequence[Sample], rows: Rows, micro_batch_tokens: int) -> torch.Tensor:
+def gradient(
+    model: PreTrainedModel,
+    samples: Sequence[Sample],
+    rows: Rows,
+    micro_batch_tokens: int,
+    forward: ForwardOptions = ForwardOptions(),
+) -> torch.Tensor:
     """Of one optimiser step of a copy of the model, KL to another model included."""
     model = deepcopy(model)
-    learner = learner_of(model, rows, micro_batch_tokens)
+    learner = learner_of(model, rows, micro_batch_tokens, forward)
     kept: list[torch.Tensor] = []
     learner.optimizer.register_step_pre_hook(
         lambda *_: kept.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
@@ -135,8 +150,10 @@ def test_a_batch_by_hand() -> None:
     row = TreeRow.of([CONTEXTS[1], CONTEXTS[2], CONTEXTS[0]])
     other = TreeRow.of([sample(7, 8, 9, 7, 7, 9, prompt=5)])
     batch = collate_trees([row, other], pad_id=0)
-    tree = batch.tree
+    tree = batch.layout
     assert tree is not None
+    assert tree.positions is not None
+    assert tree.visible is not None
     assert tree.token_ids.tolist() == [[1, 2, 10, 5, 11, 0], [7, 8, 9, 7, 7, 9]]
     assert tree.positions.tolist() == [[0, 1, 2, 3, 2, 0], [0, 1, 2, 3, 4, 5]]
     assert tree.visible[0].int().tolist() == [
@@ -196,7 +213,30 @@ def test_gradients_of_tree_padded_and_bucketed_rows_are_equal(
         tree = gradient(model, samples, Rows.TREE, micro_batch_tokens)
         assert difference(tree, padded) < tolerance
     batches = list(learner_of(model, Rows.TREE, 300).micro_batches(samples))
-    assert {batch.tree is None for batch in batches} == {True, False}, "both kinds of row are in the test"
+    assert {batch.layout is None for batch in batches} == {True, False}, "both kinds of row are in the test"
+
+
+@pytest.mark.parametrize("rows", [Rows.BUCKETED, Rows.TREE, Rows.PACKED])
+@pytest.mark.parametrize(
+    "forward",
+    [
+        ForwardOptions(logit_chunk=0),
+        ForwardOptions(logit_chunk=7),
+        ForwardOptions(gradient_checkpointing=True),
+        ForwardOptions(logit_chunk=0, gradient_checkpointing=True),
+    ],
+    ids=["whole logits", "chunks of 7", "checkpointing", "whole logits, checkpointing"],
+)
+@pytest.mark.parametrize(
+    ("model", "tolerance"), [(tiny("sdpa"), 1e-5), (in_double(tiny()), 1e-9)], ids=["float32", "float64"]
+)
+@pytest.mark.filterwarnings("ignore:rows is 'packed'")
+def test_no_option_of_the_forward_pass_changes_the_gradient(
+    rows: Rows, forward: ForwardOptions, model: PreTrainedModel, tolerance: float
+) -> None:
+    samples, _ = random_samples(5)
+    padded = gradient(model, samples, Rows.BUCKETED, 100_000, ForwardOptions(logit_chunk=100_000))
+    assert difference(gradient(model, samples, rows, 300, forward), padded) < tolerance
 
 
 def test_grouped_query_attention_has_the_same_gradient() -> None:
@@ -270,7 +310,8 @@ def test_an_excluded_agent_gives_no_row_and_leaves_the_weights() -> None:
 
 def test_a_run_with_tree_rows_has_the_same_loss_for_less_compute(tmp_path: Path) -> None:
     bucketed, tree = (
-        metrics(play(config(tmp_path / kind, rows=kind, arms__delegating__rl__steps=1)))[0] for kind in Rows
+        metrics(play(config(tmp_path / kind, rows=kind, arms__delegating__rl__steps=1)))[0]
+        for kind in (Rows.BUCKETED, Rows.TREE)
     )
     assert tree["logprob_gap"] < 1e-4
     assert bucketed["loss"] != 0

@@ -7,7 +7,7 @@ rows cannot change its weight.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import TypeVar
 
@@ -43,6 +43,8 @@ class Sample:
         behavior_logprobs, advantages: 0 where the mask is False.
         temperature: 1 where the mask is False.
         weight: one over the loss denominator, the same for every token of an episode.
+        old_logprobs: the learner's at a moment before this sample's update, 0 where the mask is False; `None`: not
+            computed, see `Learner.freeze`.
 
     Example (a prompt of two ids, one turn of three):
         token_ids [2, 9, 21, 17, 13]; loss_mask [F, F, T, T, T]; advantages [0, 0, .5, .5, .5]
@@ -56,24 +58,27 @@ class Sample:
     advantages: np.ndarray
     temperature: np.ndarray
     weight: float
+    old_logprobs: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
 
 @dataclass(frozen=True)
-class TreeLayout:
-    """Where the model computes a batch's tokens when prefixes are shared: R rows of N columns, see `tree_rows`.
+class RowLayout:
+    """Where the model computes a batch's tokens if not where the batch has them: R rows of N columns.
 
     Attributes:
-        token_ids, positions: [R, N]; a position is a token's place in its own context.
-        visible: [R, N, N], True where the second column is in the context of the first.
+        token_ids: [R, N].
+        positions: [R, N], a token's place in its own context; `None`: its column.
+        visible: [R, N, N], True where the second column is in the context of the first; `None`: where its context
+            begins, at position 0, up to its column.
         sources: [2, M] row and column of the token before each one that trains, in the order of `loss_mask`.
     """
 
     token_ids: Tensor
-    positions: Tensor
-    visible: Tensor
+    positions: Tensor | None
+    visible: Tensor | None
     sources: Tensor
 
 
@@ -81,7 +86,8 @@ class TreeLayout:
 class TokenBatch:
     """Rows of similar length, padded on the right. All tensors are [B, T]; `weights` is constant along a row.
 
-    `num_tokens` is how many ids the model computes, padding not counted; without a `tree`, those of the rows.
+    `samples` are the rows', in order; `old_logprobs` is `None` if theirs are. `num_tokens` is how many ids the model
+    computes, padding not counted; without a `layout`, those of the rows.
     """
 
     token_ids: Tensor
@@ -90,8 +96,33 @@ class TokenBatch:
     advantages: Tensor
     temperature: Tensor
     weights: Tensor
+    samples: tuple[Sample, ...]
     num_tokens: int
-    tree: TreeLayout | None = None
+    old_logprobs: Tensor | None = None
+    layout: RowLayout | None = None
+
+    def to(self, device: torch.device) -> TokenBatch:
+        """The same batch with its tensors there."""
+        return _moved(self, device)
+
+    def measured(self, logprobs: Tensor) -> list[Sample]:
+        """The samples with their rows of `logprobs` [B, T], from any device, as `old_logprobs`."""
+        found = torch.where(self.loss_mask, logprobs.detach(), 0.0).cpu().numpy()
+        pairs = zip(self.samples, found, strict=True)
+        return [replace(sample, old_logprobs=row[: len(sample)].copy()) for sample, row in pairs]
+
+
+Tensors = TypeVar("Tensors", RowLayout, TokenBatch)
+
+
+def _moved(tensors: Tensors, device: torch.device) -> Tensors:
+    values = {field.name: getattr(tensors, field.name) for field in fields(tensors)}
+    for name, value in values.items():
+        if isinstance(value, Tensor):
+            values[name] = value.to(device)
+        elif isinstance(value, RowLayout):
+            values[name] = _moved(value, device)
+    return type(tensors)(**values)
 
 
 def build_samples(
@@ -111,7 +142,7 @@ def build_samples(
     samples = []
     for group, credit in zip(groups, credits, strict=True):
         for episode in group.episodes:
-            tokens = constant if denominator is Denominator.CONSTANT else float(max(1, episode.cost.generated_tokens))
+            tokens = constant if denominator == Denominator.CONSTANT else float(max(1, episode.cost.generated_tokens))
             weight = 1.0 / (num_episodes * tokens)
             for agent in episode.agents:
                 sample = _agent_sample(episode.episode_id, agent, credit.advantage, weight)
@@ -171,6 +202,8 @@ def collate(samples: Sequence[Sample], pad_id: int) -> TokenBatch:
             out[i, : len(row)] = row
         return torch.from_numpy(out)
 
+    old = [sample.old_logprobs for sample in samples if sample.old_logprobs is not None]
+    assert len(old) in (0, len(samples)), "either all samples of a batch have old log-probs or none"
     return TokenBatch(
         token_ids=pad([s.token_ids for s in samples], pad_id),
         loss_mask=pad([s.loss_mask for s in samples], False),
@@ -178,5 +211,7 @@ def collate(samples: Sequence[Sample], pad_id: int) -> TokenBatch:
         advantages=pad([s.advantages for s in samples], 0.0),
         temperature=pad([s.temperature for s in samples], 1.0),
         weights=pad([np.full(len(s), s.weight, dtype=np.float32) for s in samples], 0.0),
+        samples=tuple(samples),
         num_tokens=sum(map(len, samples)),
+        old_logprobs=pad(old, 0.0) if old else None,
     )

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from selfcest_agents.lora import load_trainable_state, trainable_state
 from selfcest_env.errors import RecordError
 
 _MODEL, _OPTIMIZER, _STATE = "model.safetensors", "optimizer.safetensors", "state.json"
@@ -32,7 +33,8 @@ class TrainState:
         stage: `warmstart` or `rl`.
         step: pools (warm start) or steps (RL) that are done.
         num_updates: optimiser steps of this stage, for the learning-rate schedule.
-        sampled_tokens, trained_tokens: compute so far, over both stages.
+        demonstration_tokens: of the warm start so far, prompts included.
+        sampled_tokens, trained_tokens: compute so far, over both stages; ids that samples share in a row train once.
         compute_at_rl: compute when RL began, so that its schedule covers RL alone.
         cpu_seconds: process time so far.
     """
@@ -40,6 +42,7 @@ class TrainState:
     stage: str = "warmstart"
     step: int = 0
     num_updates: int = 0
+    demonstration_tokens: int = 0
     sampled_tokens: int = 0
     trained_tokens: int = 0
     compute_at_rl: int = 0
@@ -59,7 +62,7 @@ def save_checkpoint(
     final, partial = folder / name, folder / f".{name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    save_file({key: value.contiguous().clone() for key, value in model.state_dict().items()}, partial / _MODEL)
+    save_file({key: value.contiguous().clone() for key, value in trainable_state(model).items()}, partial / _MODEL)
     save_file(_flatten(optimizer), partial / _OPTIMIZER)
     (partial / _STATE).write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
     for file in partial.iterdir():
@@ -103,13 +106,13 @@ def read_state(path: Path) -> TrainState:
 
 
 def load_checkpoint(path: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer | None) -> TrainState:
-    """Put weights and, if asked for, the moments of the optimiser back. Raises `RecordError` on a mismatch."""
+    """Put trained weights and, if asked for, the moments of the optimiser back. Raises `RecordError` on a mismatch."""
     state = read_state(path)
     try:
-        model.load_state_dict(load_file(path / _MODEL))
+        load_trainable_state(model, load_file(path / _MODEL))
         if optimizer is not None:
             _restore(optimizer, load_file(path / _OPTIMIZER))
-    except (RuntimeError, OSError, SafetensorError) as error:
+    except (RecordError, RuntimeError, OSError, SafetensorError) as error:
         raise RecordError(
             f"{path} is damaged or of another model ({error}); remove it and --resume from the checkpoint before it"
         ) from error

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from selfcest_agents.tiny import TinyConfig
+from selfcest_agents.lora import LoraOptions
 from selfcest_env.errors import ConfigError, did_you_mean
 from selfcest_env.plugin import PlugIn
 from selfcest_env.tasks.source import Style
 from selfcest_env.types import Limits
 from selfcest_training.batch import Denominator
+from selfcest_training.forward import ForwardOptions
 from selfcest_training.tree_rows import Rows
 from selfcest_training.update import LossConfig, OptimizerConfig
 
@@ -113,6 +114,7 @@ class RLConfig:
         minibatches: optimiser steps per rollout; the step's tasks are split evenly, whatever the number of clones.
         temperature: of sampling, and of the learner's log-probs.
         denominator, constant_tokens: see `Denominator`.
+        max_policy_lag: rollouts run so many steps ahead of the learner, with weights that many updates old; 0: none.
     """
 
     steps: int = 60
@@ -127,9 +129,10 @@ class RLConfig:
     denominator: Denominator = Denominator.CONSTANT
     constant_tokens: float = 100.0
     credit: PlugIn = PlugIn("gated")
+    max_policy_lag: int = 0
 
     def __post_init__(self) -> None:
-        _at_least(0, self, "rl.", "steps")
+        _at_least(0, self, "rl.", "steps", "max_policy_lag")
         _at_least(1, self, "rl.", "tasks_per_step")
         if self.sampled_tokens is not None:
             expected = "a whole number >= 1, or null for no limit"
@@ -204,11 +207,14 @@ class RunConfig:
     Attributes:
         name: the run's folder is `output/name`.
         seeds: one independent repetition each, of everything: initial weights, warm start, rollouts.
-        workers: jobs (arm and seed) at a time, one thread each.
+        workers: jobs (arm and seed) at a time.
+        threads: of each job.
         compute_tokens: what each arm may use, sampled + 3 x trained tokens, warm start and RL together; an arm's RL
             ends with the first step at or above it. `null` leaves it to `rl.steps`.
-        model, limits, reward: shared by all arms.
-        rows: how the policy gradient lays out its samples; the gradient is the same.
+        model, sampler, limits, reward: shared by all arms; see `language` and `sync` for the first two.
+        rows: how the learner lays out its samples; the gradient is the same.
+        forward: how the learner computes its model: precision, memory, compilation.
+        lora: train a low-rank adapter in the warm start, merge it, and another in RL; `null`: every weight trains.
         tasks: the families by name.
         arms: the policies by name.
     """
@@ -220,19 +226,23 @@ class RunConfig:
     output: str = "runs"
     seeds: tuple[int, ...] = (0,)
     workers: int = 2
+    threads: int = 1
     compute_tokens: int | None = None
-    model: TinyConfig = TinyConfig()
+    model: PlugIn = PlugIn("tiny")
+    sampler: PlugIn = PlugIn("transformers")
     limits: Limits = Limits()
     reward: PlugIn = PlugIn("default")
     micro_batch_tokens: int = 8192
     rows: Rows = Rows.BUCKETED
+    forward: ForwardOptions = ForwardOptions()
+    lora: LoraOptions | None = None
     checkpoint_every: int = 20
     log_groups: int = 2
 
     def __post_init__(self) -> None:
         _check_file_name("name", self.name)
         _check_distinct("seeds", self.seeds)
-        _at_least(1, self, "", "workers", "checkpoint_every", "micro_batch_tokens")
+        _at_least(1, self, "", "workers", "threads", "checkpoint_every", "micro_batch_tokens")
         _at_least(0, self, "", "log_groups")
         if self.compute_tokens is not None:
             expected = "a whole number >= 1, or null to leave the end to rl.steps"
@@ -246,17 +256,15 @@ class RunConfig:
             self._check_families(f"evaluation.cells[{i}].family", [cell.family])
 
     def _check_arm(self, name: str, arm: ArmConfig) -> None:
-        """What only shows when the arm, its limits, the model and the task families are seen together."""
+        """What only shows when the arm, its limits and the task families are seen together."""
         self._check_families(f"arms.{name}.rl.tasks", arm.rl.tasks)
         if arm.rl.steps or any(arm.rl.tasks.values()):
             _check_weights(f"arms.{name}.rl.tasks", arm.rl.tasks)
         limits = self.limits_of(name)
-        self._check_context(f"arms.{name}", limits)
         for i, phase in enumerate(arm.warmstart.phases):
             place = f"arms.{name}.warmstart.phases[{i}]"
             self._check_families(f"{place}.mix", phase.mix)
             phase_limits = changed_limits(limits, phase.limits, f"{place}.limits")
-            self._check_context(place, phase_limits)
             _check_tools(f"{place}.mix", phase, phase_limits)
         tokens = sum(phase.tokens for phase in arm.warmstart.phases)
         # Pools are whole, so a warm start that is meant to use the whole budget may end a little above it.
@@ -274,15 +282,6 @@ class RunConfig:
                     f"{place} names the family '{family}', which is not under tasks ({', '.join(self.tasks)})."
                     + did_you_mean(family, self.tasks)
                 )
-
-    def _check_context(self, place: str, limits: Limits) -> None:
-        longest = self.model.max_positions
-        if all(limit is None or limit > longest for limit in (limits.total_tokens, limits.context_tokens)):
-            raise ConfigError(
-                f"{place}: limits.total_tokens is {limits.total_tokens} and limits.context_tokens is "
-                f"{limits.context_tokens} (None: unlimited), so a context could outgrow model.max_positions = "
-                f"{longest}; set one of the two to at most {longest}, or raise model.max_positions"
-            )
 
     def limits_of(self, arm: str) -> Limits:
         """The run's limits with the arm's overrides."""

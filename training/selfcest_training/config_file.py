@@ -8,7 +8,7 @@ import tempfile
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import cattrs
 import yaml
@@ -16,7 +16,11 @@ import yaml
 from selfcest_env.errors import ConfigError, did_you_mean
 from selfcest_training.batch import Denominator
 from selfcest_training.config import RunConfig
+from selfcest_training.forward import Precision
+from selfcest_training.losses import ImportanceLevel
 from selfcest_training.tree_rows import Rows
+
+T = TypeVar("T")
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -25,10 +29,15 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     Raises:
         ConfigError: names the key, what was found, and what to do.
     """
+    return parse_config(read_config(path, overrides))
+
+
+def read_config(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The plain values of a YAML file, with what it extends and the overrides. Raises `ConfigError`."""
     data = _read(path, seen=())
     for override in overrides:
         _override(data, override)
-    return parse_config(data)
+    return data
 
 
 def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
@@ -68,15 +77,20 @@ def _merged(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
 
 def parse_config(data: Mapping[str, Any]) -> RunConfig:
     """Plain values to a `RunConfig`; unknown keys and wrong types are errors that name the key."""
-    _check_keys(RunConfig, data, "")
+    return parse_as(RunConfig, data)
+
+
+def parse_as(kind: type[T], data: Mapping[str, Any]) -> T:
+    """Plain values to a config dataclass; unknown keys and wrong types are errors that name the key."""
+    _check_keys(kind, data, "")
     try:
-        return _converter.structure(data, RunConfig)
+        return _converter.structure(data, kind)
     except cattrs.BaseValidationError as error:
         raise ConfigError("config: " + "; ".join(_reasons(error))) from error
 
 
-def dump_config(config: RunConfig) -> str:
-    """The whole config as YAML, defaults written out; `load_config` reads it back."""
+def dump_config(config: object) -> str:
+    """The whole config as YAML, defaults written out; its own loader reads it back."""
     return yaml.safe_dump(_converter.unstructure(config), sort_keys=False)
 
 
@@ -190,6 +204,6 @@ _converter.register_structure_hook(float, _structure_number)
 _converter.register_structure_hook(bool, _structure_bool)
 _converter.register_structure_hook(str, _structure_str)
 _converter.register_structure_hook(int | None, _structure_optional_int)
-for _enum in (Denominator, Rows):
+for _enum in (Denominator, ImportanceLevel, Precision, Rows):
     _converter.register_structure_hook(_enum, _structure_enum)
     _converter.register_unstructure_hook(_enum, str)

@@ -13,6 +13,7 @@ from selfcest_agents.rollout import RolloutRequest
 from selfcest_env.errors import TaskError
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.seeding import stream_seed
+from selfcest_env.tasks import TaskSource
 from selfcest_env.types import Task
 from selfcest_training.config import Cell, RunConfig
 from selfcest_training.player import Player, split
@@ -45,6 +46,11 @@ def evaluation_tasks(config: RunConfig, cell: Cell) -> list[Task]:
     """
     source, wanted = split(config.tasks[cell.family], "test", cell.options), config.evaluation.episodes
     rng = np.random.default_rng(stream_seed("evaluation", config.evaluation.seed, cell.family, cell.size))
+    return draw_instances(source, wanted, rng, f"evaluation cell {cell.family} {cell.size}")
+
+
+def draw_instances(source: TaskSource, wanted: int, rng: np.random.Generator, place: str) -> list[Task]:
+    """So many distinct tasks. Raises `TaskError` that names the place when the source has too few."""
     tasks: dict[str, Task] = {}
     for _ in range(100 * wanted):
         task = source.draw(rng)
@@ -52,8 +58,8 @@ def evaluation_tasks(config: RunConfig, cell: Cell) -> list[Task]:
         if len(tasks) == wanted:
             return list(tasks.values())
     raise TaskError(
-        f"evaluation.episodes is {wanted}, but {cell.family} {cell.size} has about {len(tasks)} distinct test "
-        "instances; lower episodes or widen the cell"
+        f"{place} has about {len(tasks)} distinct test instances, and episodes is {wanted}; lower episodes or widen "
+        "the cell"
     )
 
 

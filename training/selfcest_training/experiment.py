@@ -7,11 +7,10 @@ import multiprocessing
 import os
 import queue
 import signal
-import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from multiprocessing.queues import Queue
 from pathlib import Path
@@ -21,16 +20,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from transformers.utils.logging import disable_progress_bar
 
-from selfcest_agents.tiny import load_pretrained
-from selfcest_env.errors import ConfigError, SelfcestError, did_you_mean
-from selfcest_env.reward import make_reward
+from selfcest_env.errors import ConfigError, SelfcestError
 from selfcest_training.checkpoint import checkpoints, read_state
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import check_writable, dump_config, load_config
 from selfcest_training.curves import curve_lines, learning_curves, plot_curves, write_curves
 from selfcest_training.evaluate import EpisodeResult, evaluate, evaluation_tasks, read_results
 from selfcest_training.loop import Job, JobId
-from selfcest_training.player import Player
 from selfcest_training.report import Results, Row, markdown, plot_frontier, summarise, verdicts, warnings, write_csv
 from selfcest_training.shared_warmstart import hand_over, shared_warm_starts
 
@@ -103,9 +99,10 @@ def _run_jobs(
         return
     context = multiprocessing.get_context("spawn")
     messages: Queue[Message] = context.Queue()
-    # Workers are processes with one thread each: at this size a second thread gains less than a second job.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    with ProcessPoolExecutor(config.workers, context, _start_worker, (messages,)) as pool:
+    # By default one thread each: on two cores a second thread gains less than a second job.
+    os.environ.setdefault("OMP_NUM_THREADS", str(config.threads))
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin starve whoever shares the cores
+    with ProcessPoolExecutor(config.workers, context, _start_worker, (messages, config.threads)) as pool:
         futures: list[Future[None]] = [pool.submit(_run_job, config, job, only_warm_start) for job in jobs]
         try:
             while not all(future.done() for future in futures):
@@ -124,12 +121,12 @@ def _run_jobs(
             pass
 
 
-def _start_worker(messages: Queue[Message]) -> None:
+def _start_worker(messages: Queue[Message], threads: int) -> None:
     global _messages
     _messages = messages
     threading.Thread(target=_die_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted, and ends its workers
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     disable_progress_bar()  # type: ignore[no-untyped-call]  # of loading and saving: ours is the one that counts
 
 
@@ -161,9 +158,10 @@ def _play_job(config: RunConfig, job_id: JobId, only_warm_start: bool) -> None:
             path = job.folder / BEFORE
             evaluate(job.player, config, path, lambda *args: report("evaluate", *args), only_first_temperature=True)
 
-    job.run(on_warm, only_warm_start)
-    if not only_warm_start:
-        evaluate(job.player, config, job.folder / AFTER, lambda share, line: report("evaluate", share, line))
+    with closing(job):
+        job.run(on_warm, only_warm_start)
+        if not only_warm_start:
+            evaluate(job.player, config, job.folder / AFTER, lambda share, line: report("evaluate", share, line))
     report("done", 1.0, "")
 
 
@@ -263,25 +261,13 @@ def compute_lines(config: RunConfig) -> list[str]:
     return lines
 
 
-def evaluate_folder(config: RunConfig, model_folder: Path, arm: str, out: Path | None, console: Console) -> list[Row]:
-    """Evaluate one stored model under one arm's limits."""
-    if arm not in config.arms:
-        raise ConfigError(f"the config has no arm '{arm}' ({', '.join(config.arms)}).{did_you_mean(arm, config.arms)}")
-    if out is not None and out.exists():
-        raise ConfigError(f"{out} exists already; name another file with --out, or remove it")
-    disable_progress_bar()  # type: ignore[no-untyped-call]
-    model, _ = load_pretrained(model_folder)
-    player = Player.build(model, config.limits_of(arm), make_reward(config.reward.name, **config.reward.options))
-    with tempfile.TemporaryDirectory() as scratch, console.status("evaluating") as status:
-        path = out or Path(scratch) / "results.jsonl"
-        results = evaluate(player, config, path, lambda share, line: status.update(f"{share:.0%} {line}"))
-    table = summarise({(arm, 0): results})
-    console.print(markdown(table), soft_wrap=True, highlight=False, markup=False)
-    return table
-
-
 def default_config() -> Path:
-    """The config of a plain `selfcest train`: beside the package in a checkout, inside it in a wheel."""
+    """The config of a plain `selfcest train`."""
+    return shipped_config("quick.yaml")
+
+
+def shipped_config(name: str) -> Path:
+    """A config that comes with the project: beside the package in a checkout, inside it in a wheel."""
     package = Path(__file__).parent
-    places = (package.parent / "configs" / "quick.yaml", package / "configs" / "quick.yaml")
+    places = (package.parent / "configs" / name, package / "configs" / name)
     return next((place for place in places if place.is_file()), places[0])

@@ -90,6 +90,7 @@ def describe(groups: Sequence[EpisodeGroup]) -> dict[str, float]:
     failed = sum(agent.failed for episode in episodes for agent in episode.agents[1:])
     return {
         "return": float(np.mean([episode.team_return for episode in episodes])),
+        "grader_floors": sum(episode.grade_note != "" for episode in episodes) / len(episodes),
         "answered": float(np.mean([episode.answer is not None for episode in episodes])),
         "total_tokens": float(np.mean([episode.cost.total_tokens for episode in episodes])),
         "critical_path": float(np.mean([episode.cost.critical_path_tokens for episode in episodes])),

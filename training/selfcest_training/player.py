@@ -1,4 +1,4 @@
-"""The embedded model at the table: rules, codec, engine and task families of one arm, built from the config."""
+"""A model at the table: rules, codec, engine and task families of one arm, built from the config."""
 
 from __future__ import annotations
 
@@ -7,23 +7,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from transformers import LlamaForCausalLM
 
-from selfcest_agents.codec import TerseCodec
+from selfcest_agents.engine import Engine
+from selfcest_agents.language import Language
 from selfcest_agents.policy import EnginePolicy, SamplingConfig
 from selfcest_agents.replay import PlayedReplay, play_replays
 from selfcest_agents.rollout import RolloutRequest, rollout
-from selfcest_agents.tiny import TinyTokenizer
-from selfcest_agents.transformers_engine import TransformersEngine
 from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import PlugIn
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.replay import Replay
 from selfcest_env.reward import Reward
-from selfcest_env.rules import Rules
 from selfcest_env.tasks import TaskSource, make_source
 from selfcest_env.tasks.splits import HashedSplit
-from selfcest_env.terse import TerseProtocol
 from selfcest_env.types import Limits, Task
 
 TEST_FRACTION = 0.2  # of all instances, by the hash of their content; the same for every family and size
@@ -55,17 +51,11 @@ class Player:
 
     limits: Limits
     reward: Reward
-    model: LlamaForCausalLM
-    engine: TransformersEngine
-    codec: TerseCodec
-    rules: Rules
+    language: Language
+    engine: Engine
 
-    @classmethod
-    def build(cls, model: LlamaForCausalLM, limits: Limits, reward: Reward) -> Player:
-        tokenizer = TinyTokenizer()
-        codec = TerseCodec(tokenizer)
-        engine = TransformersEngine(model, stop_ids=tokenizer.stop_ids)
-        return cls(limits, reward, model, engine, codec, Rules(limits, TerseProtocol(), codec))
+    def __post_init__(self) -> None:
+        self.rules = self.language.rules(self.limits)
 
     def play(
         self,
@@ -74,7 +64,7 @@ class Player:
         on_finish: Callable[[EpisodeRecord], None] | None = None,
     ) -> list[EpisodeRecord]:
         """Scored records, in the order of the requests."""
-        policy = EnginePolicy(self.engine, self.codec, SamplingConfig(temperature))
+        policy = EnginePolicy(self.engine, self.language.codec, SamplingConfig(temperature))
         records = rollout(requests, policy, self.rules, on_finish=on_finish)
         return [self.reward.score(record) for record in records]
 
@@ -82,7 +72,7 @@ class Player:
         self, factual: Iterable[EpisodeRecord], replays: Sequence[Replay], temperature: float
     ) -> dict[Replay, PlayedReplay]:
         """Counterfactuals of episodes that this player played, all in one rollout, scored by the same reward."""
-        policy = EnginePolicy(self.engine, self.codec, SamplingConfig(temperature))
+        policy = EnginePolicy(self.engine, self.language.codec, SamplingConfig(temperature))
         played = play_replays(factual, replays, policy, self.rules)
         return {replay: replace(found, record=self.reward.score(found.record)) for replay, found in played.items()}
 

@@ -17,13 +17,11 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from selfcest_env.errors import ConfigError
-from selfcest_training.batch import Sample, TokenBatch, TreeLayout, bucketed, collate
-from selfcest_training.losses import chosen_logprobs
+from selfcest_training.batch import RowLayout, Sample, TokenBatch, bucketed, collate
+from selfcest_training.packed_rows import DENSE, check_packed, collate_packed, packed
 
 
 class Rows(StrEnum):
@@ -31,10 +29,12 @@ class Rows(StrEnum):
 
     BUCKETED: a row per sample, rows of similar length together, padded.
     TREE: samples that share enough of a prefix in one row; bucketed where nothing is shared.
+    PACKED: samples one after another in one row, without padding; for attention that knows where each begins.
     """
 
     BUCKETED = "bucketed"
     TREE = "tree"
+    PACKED = "packed"
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,10 @@ def micro_batches(
 ) -> Iterator[TokenBatch]:
     """Every sample once, in batches of at most `max_tokens` padded ids (or a single row)."""
     alone = samples
-    if rows is Rows.TREE:
+    if rows == Rows.PACKED:
+        yield from (collate_packed(row, pad_id) for row in packed(samples, max_tokens))
+        return
+    if rows == Rows.TREE:
         trees = tree_rows(samples, max_tokens=max_tokens, hidden_size=hidden_size)
         alone = [tree.samples[0] for tree in trees if len(tree.samples) == 1]
         for bucket in bucketed([tree for tree in trees if len(tree.samples) > 1], max_tokens):
@@ -134,48 +137,31 @@ def collate_trees(rows: Sequence[TreeRow], pad_id: int) -> TokenBatch:
             visible[i, new[:, None], path] = np.tri(len(new), len(path), shared, dtype=bool)
             columns = path[:-1][sample.loss_mask[1:]]
             sources.append(np.stack([np.full_like(columns, i), columns]))
-    layout = TreeLayout(
+    layout = RowLayout(
         token_ids=torch.from_numpy(token_ids),
         positions=torch.from_numpy(positions),
         visible=torch.from_numpy(visible),
         sources=torch.from_numpy(np.concatenate(sources, axis=1)),
     )
     batch = collate([sample for row in rows for sample in row.samples], pad_id)
-    return replace(batch, num_tokens=sum(map(len, rows)), tree=layout)
+    return replace(batch, num_tokens=sum(map(len, rows)), layout=layout)
 
 
-def tree_logprobs(model: PreTrainedModel, batch: TokenBatch, tree: TreeLayout) -> Tensor:
-    """[B, T] log-probs as `token_logprobs` gives, where `loss_mask` is True; 0 elsewhere.
-
-    Logits exist only where a token that trains is predicted.
-    """
-    # Additive, because eager attention adds whatever it is given: True would be + 1.
-    mask = torch.zeros(tree.visible.shape, dtype=model.dtype).masked_fill(~tree.visible, float("-inf"))
-    rows, columns = tree.sources
-    kept, columns = torch.unique(columns, return_inverse=True)
-    logits = model(
-        input_ids=tree.token_ids,
-        attention_mask=mask[:, None],
-        position_ids=tree.positions,
-        use_cache=False,
-        logits_to_keep=kept,
-    ).logits
-    trained = batch.loss_mask[:, 1:]
-    chosen = chosen_logprobs(logits[rows, columns], batch.token_ids[:, 1:][trained], batch.temperature[:, 1:][trained])
-    return F.pad(chosen.new_zeros(trained.shape).masked_scatter(trained, chosen), (1, 0))
-
-
-def check_model(model: PreTrainedModel) -> None:
-    """Raise `ConfigError` if the model's attention would not honour a tree's mask."""
+def check_model(model: PreTrainedModel, rows: Rows) -> None:
+    """Raise `ConfigError` if the model's attention would not keep the contexts of such rows apart."""
     config = model.config.get_text_config()
     attention = config._attn_implementation
-    if attention not in ("eager", "sdpa"):
+    layers = set(getattr(config, "layer_types", None) or ["full_attention"])
+    window = getattr(config, "sliding_window", None)
+    if rows == Rows.PACKED:
+        check_packed(type(model).__name__, attention, layers)
+    if rows != Rows.TREE:
+        return
+    if attention not in DENSE:
         raise ConfigError(
             f"rows is 'tree' and the model's attention is '{attention}', which takes no dense mask; load the model "
             "with attn_implementation 'sdpa' or 'eager', or set rows to 'bucketed'"
         )
-    layers = set(getattr(config, "layer_types", None) or ["full_attention"])
-    window = getattr(config, "sliding_window", None)
     if window is not None or layers != {"full_attention"}:
         raise ConfigError(
             f"rows is 'tree' and the model has layers {', '.join(sorted(layers))} with a sliding window of {window}; "

@@ -41,7 +41,7 @@ def demonstration_pool(
 ) -> list[Sample]:
     """At least `pool_tokens` of demonstrations. Raises `TaskError` when a script fails its own task."""
     limits = changed_limits(player.limits, phase.limits, "phase.limits")
-    rules = Rules(limits, player.rules.protocol, player.codec)
+    rules = player.language.rules(limits)
     rng = np.random.default_rng(stream_seed("demonstrations", seed, pool))
     samples: list[Sample] = []
     tokens = {family: 0 for family, spec in phase.mix.items() if spec.share > 0}
@@ -78,7 +78,7 @@ def _demonstrate(
         drawn.setdefault(style, []).append(request)
     for style, requests in drawn.items():
         actor = OraclePolicy(source, rules.protocol, Style(style))
-        for record in rollout(requests, ScriptedPolicy(actor, player.codec), rules):
+        for record in rollout(requests, ScriptedPolicy(actor, player.language.codec), rules):
             faults = [turn.facts.fault for _, turn in record.turns() if turn.facts.fault is not None]
             if faults or not player.reward.grade(record).correct:
                 raise TaskError(

@@ -7,11 +7,10 @@ names it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from typing import Any, cast
 
 from selfcest_env.errors import PlugInError
-from selfcest_env.plugin import build, load
+from selfcest_env.plugin import build, load, with_entry_points
 from selfcest_training.credit.base import CreditAssigner, Promise
 
 ENTRY_POINTS = "selfcest.credit"
@@ -33,16 +32,7 @@ _DECLARED: dict[str, type] = {"name": str, "formula": str, "source": str, "promi
 
 def schemes() -> dict[str, str]:
     """References of all schemes by name. Raises `PlugInError` if two packages claim one name."""
-    found = dict(BUILTINS)
-    for entry in entry_points(group=ENTRY_POINTS):
-        reference = f"{entry.module}:{entry.attr}"
-        if found.setdefault(entry.name, reference) != reference:
-            owner = entry.dist.name if entry.dist is not None else "a package"
-            raise PlugInError(
-                f"the entry point '{entry.name}' = {entry.value} of {owner} in the group {ENTRY_POINTS} clashes with "
-                f"{found[entry.name]}; rename it there, or uninstall {owner}"
-            )
-    return found
+    return with_entry_points(BUILTINS, ENTRY_POINTS)
 
 
 def find_scheme(reference: str) -> type[CreditAssigner]:

@@ -22,11 +22,11 @@ from selfcest_training.credit import Credit, CreditAssigner, Rloo
 from selfcest_training.crediting import credit_step
 from selfcest_training.lab.exact import Parameters, Solved
 from selfcest_training.lab.tabular import Floats, Streams, TabularPolicy
-from selfcest_training.losses import clipped_surrogate, token_logprobs, weighted_sum
+from selfcest_training.losses import Clipped, token_logprobs, weighted_sum
 
 _ROWS = 512  # samples of one forward pass
 _GROUPS = 256  # groups played at once
-_CLIP = 0.2  # on policy the ratio is 1, so any clip leaves the gradient as it is
+_LOSS = Clipped()  # on policy the ratio is 1, so any clip leaves the gradient as it is
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,7 @@ def _accumulate(result: torch.Tensor, parameters: Parameters, samples: Sequence[
     logits = parameters.logits[rows].requires_grad_()
     logprobs = token_logprobs(logits, batch.token_ids, batch.temperature)
     # The stored log-probs are these, rounded; without the rounding the ratio is 1 exactly.
-    surrogate = clipped_surrogate(
-        logprobs, logprobs.detach(), batch.advantages.double(), clip_low=_CLIP, clip_high=_CLIP
-    )
+    surrogate = _LOSS(logprobs, logprobs.detach(), batch.advantages.double(), batch.loss_mask)
     (gradient,) = torch.autograd.grad(weighted_sum(surrogate, batch.weights.double(), batch.loss_mask), logits)
     place = parameters.place[rows]
     used = place >= 0

@@ -1,7 +1,7 @@
-"""Losses as pure functions on tensors: arrays in, array out. `[B, T]` is rows by token positions.
+"""What every loss is made of, as pure functions on tensors. `[B, T]` is rows by token positions.
 
-Every function returns one number per token; `weighted_sum` is the only reduction. Weights are fixed before
-micro-batching, so a batch cut in any way has the same gradient.
+`weighted_sum` is the only reduction. Weights are fixed before micro-batching, so a batch cut in any way has the same
+gradient.
 """
 
 from __future__ import annotations
@@ -35,18 +35,6 @@ def chosen_logprobs(logits: Tensor, token_ids: Tensor, temperature: Tensor) -> T
     return -F.cross_entropy(scaled.flatten(0, -2), token_ids.flatten(), reduction="none").view(token_ids.shape)
 
 
-def clipped_surrogate(
-    logprobs: Tensor, behavior_logprobs: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float
-) -> Tensor:
-    """PPO's pessimistic surrogate per token, as a loss: -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A).
-
-    rho = exp(logprobs - behavior_logprobs). Source: Schulman et al. 2017 (arXiv 1707.06347), eq. 7. On policy rho is 1
-    and the gradient is that of REINFORCE, -A grad logprobs. All arguments and the result are [B, T].
-    """
-    ratio = torch.exp(logprobs - behavior_logprobs)
-    return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
-
-
 def kl_to_reference(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """Estimate of KL(policy || reference) per token, never negative: exp(d) - d - 1 with d = ref - policy log-prob.
 
@@ -54,6 +42,11 @@ def kl_to_reference(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """
     difference = ref_logprobs - logprobs
     return torch.exp(difference) - difference - 1
+
+
+def trained_sum(values: Tensor, loss_mask: Tensor) -> Tensor:
+    """[B, T] to [B, 1]: sum over a row's positions that train."""
+    return torch.where(loss_mask, values, 0.0).sum(-1, keepdim=True)
 
 
 def weighted_sum(per_token: Tensor, weights: Tensor, loss_mask: Tensor) -> Tensor:

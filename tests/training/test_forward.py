@@ -1,0 +1,313 @@
+"""The forward pass of the learner: which logits exist, what is kept for the backward pass, in which precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from test_tree_rows import difference, gradient, in_double, random_samples, sample, tiny
+from torch.autograd.graph import saved_tensors_hooks
+from transformers import (
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GraniteConfig,
+    GraniteForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from selfcest_env.errors import ConfigError
+from selfcest_training.batch import TokenBatch, collate
+from selfcest_training.forward import Forward, ForwardOptions, Precision
+from selfcest_training.packed_rows import check_packed, collate_packed, packed
+from selfcest_training.tree_rows import Rows, TreeRow, collate_trees
+from selfcest_training.update import Learner, OptimizerConfig
+
+SMALL = {
+    "vocab_size": 180,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+HALF = Precision.BFLOAT16
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device here")
+
+
+def built(kind: Callable[[PreTrainedConfig], PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model = kind(config)
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.3)  # logits far from 0, where a cap bends them
+    return model.eval()  # type: ignore[no-untyped-call]
+
+
+def llama(**options: float) -> PreTrainedModel:
+    return built(LlamaForCausalLM, LlamaConfig(**SMALL, **options))  # type: ignore[arg-type]
+
+
+def some_batch() -> TokenBatch:
+    return collate(random_samples(1)[0], pad_id=0)
+
+
+def plain_logprobs(model: PreTrainedModel, batch: TokenBatch) -> torch.Tensor:
+    """What the docstring says, with all logits at once."""
+    logits = model(input_ids=batch.token_ids).logits[:, :-1] / batch.temperature[:, 1:, None]
+    chosen = torch.log_softmax(logits, -1).gather(2, batch.token_ids[:, 1:, None])[..., 0]
+    return torch.nn.functional.pad(torch.where(batch.loss_mask[:, 1:], chosen, 0.0), (1, 0))
+
+
+@contextmanager
+def kept_for_backward() -> Iterator[dict[int, torch.Size]]:
+    """Shapes of what autograd keeps, by storage."""
+    found: dict[int, torch.Size] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        found[tensor.untyped_storage().data_ptr()] = tensor.shape
+        return tensor
+
+    with saved_tensors_hooks(note, lambda tensor: tensor):
+        yield found
+
+
+@pytest.mark.parametrize("chunk", [0, 1, 7, 100_000])
+def test_logprobs_are_those_of_whole_logits_where_a_token_trains(chunk: int) -> None:
+    model, batch = in_double(tiny()), some_batch()
+    found = Forward(model, ForwardOptions(logit_chunk=chunk)).logprobs(batch)
+    torch.testing.assert_close(found, plain_logprobs(model, batch), rtol=1e-9, atol=1e-9)
+    assert int((found != 0).sum()) == int(batch.loss_mask.sum())
+
+
+def test_an_id_that_nothing_precedes_has_no_logprob() -> None:
+    batch = collate([sample(5, 6, 7, prompt=0)], pad_id=0)
+    assert (Forward(tiny()).logprobs(batch)[0] != 0).tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("rows", [collate, lambda samples, pad_id: collate_trees([TreeRow.of(samples)], pad_id)])
+def test_logits_exist_a_chunk_at_a_time_and_are_not_kept(rows: Callable[..., TokenBatch]) -> None:
+    model, most = tiny("sdpa"), []
+    samples = sorted(random_samples(2)[0], key=lambda sample: sample.token_ids.tolist())
+    model.get_output_embeddings().register_forward_hook(lambda _, __, logits: most.append(logits.shape.numel()))  # type: ignore[union-attr]
+    forward = Forward(model, ForwardOptions(logit_chunk=5))
+    batch = rows(samples, pad_id=0)
+    most.clear()
+    with kept_for_backward() as kept:
+        logprobs = forward.logprobs(batch)
+    num_chunks = -(-int(batch.loss_mask.sum()) // 5)
+    assert len(most) == num_chunks > 3
+    logprobs.sum().backward()  # type: ignore[no-untyped-call]
+    assert len(most) == 2 * num_chunks, "made again"
+    assert max(most) == 5 * model.config.vocab_size
+    assert not [shape for shape in kept.values() if shape[-1] == model.config.vocab_size]
+
+
+def test_checkpointing_keeps_less_and_leaves_the_model_as_it_was() -> None:
+    model, batch = tiny("sdpa"), some_batch()
+    sizes = []
+    for checkpointing in (False, True):
+        forward = Forward(model, ForwardOptions(gradient_checkpointing=checkpointing))
+        with kept_for_backward() as kept:
+            forward.logprobs(batch)
+        sizes.append(sum(shape.numel() for shape in kept.values()))
+    assert sizes[1] < sizes[0] / 2
+    assert not any(module.training for module in model.modules())
+    # Layers in training mode would refuse a cache.
+    ids = torch.tensor([[1, 2, 3]])
+    assert model(input_ids=ids, use_cache=True).past_key_values.get_seq_length() == 3
+
+
+def test_nothing_drops_out_in_the_learner() -> None:
+    model, batch = llama(attention_dropout=0.9), some_batch()
+    expected = Forward(model).logprobs(batch)
+    found = Forward(model, ForwardOptions(gradient_checkpointing=True)).logprobs(batch)
+    assert torch.equal(found, expected)
+    model.zero_grad()
+    expected.sum().backward()  # type: ignore[no-untyped-call]
+    first = model.get_input_embeddings().weight.grad
+    model.zero_grad()
+    found.sum().backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(model.get_input_embeddings().weight.grad, first)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("chunk", [0, 16])
+@pytest.mark.parametrize("rows", [Rows.BUCKETED, Rows.TREE])
+def test_bfloat16_computes_in_half_and_leaves_weights_gradients_and_logprobs_in_float32(
+    attention: str, chunk: int, rows: Rows
+) -> None:
+    model, (samples, _) = tiny(attention), random_samples(3)
+    half = ForwardOptions(autocast=HALF, logit_chunk=chunk)
+    exact = gradient(model, samples, rows, 300)
+    rounded = gradient(model, samples, rows, 300, half)
+    assert 1e-4 < difference(rounded, exact) < 0.1
+    learner = Learner(deepcopy(model), OptimizerConfig(), pad_id=0, micro_batch_tokens=300, rows=rows, forward=half)
+    dtypes = []
+    for layer in learner.model.get_decoder().layers:
+        layer.mlp.register_forward_hook(lambda _, __, out: dtypes.append(out.dtype))
+    for batch in learner.micro_batches(samples):
+        logprobs = learner.logprobs(batch)
+        assert logprobs.dtype == torch.float32
+        assert float((logprobs - Forward(model).logprobs(batch)).abs().max().detach()) < 0.1
+        logprobs.sum().backward()  # type: ignore[no-untyped-call]
+    assert set(dtypes) == {torch.bfloat16}
+    assert {weight.dtype for weight in learner.model.parameters()} == {torch.float32}
+    assert {weight.grad.dtype for weight in learner.model.parameters() if weight.grad is not None} == {torch.float32}
+
+
+OTHER_HEADS = [
+    (Gemma2ForCausalLM, Gemma2Config(**SMALL, head_dim=8, final_logit_softcapping=5.0, query_pre_attn_scalar=8)),
+    (GraniteForCausalLM, GraniteConfig(**SMALL, logits_scaling=4.0)),
+    (CohereForCausalLM, CohereConfig(**SMALL, logit_scale=0.25)),
+]
+
+
+@pytest.mark.parametrize(("kind", "config"), OTHER_HEADS, ids=["capped", "divided", "scaled"])
+def test_logits_that_are_more_than_their_output_layer_are_not_cut_into_chunks(
+    kind: Callable[[PreTrainedConfig], PreTrainedModel], config: PreTrainedConfig
+) -> None:
+    model, batch = built(kind, config), some_batch()
+    with pytest.raises(ConfigError, match=rf"logit_chunk is 256 and the logits of {kind.__name__}.*set .* to 0"):
+        Forward(model)
+    found = Forward(model, ForwardOptions(logit_chunk=0)).logprobs(batch)
+    torch.testing.assert_close(found, plain_logprobs(model, batch), rtol=1e-4, atol=1e-4)
+
+
+def test_other_families_are_cut_into_chunks() -> None:
+    model, batch = built(Qwen2ForCausalLM, Qwen2Config(**SMALL)), some_batch()
+    torch.testing.assert_close(Forward(model).logprobs(batch), plain_logprobs(model, batch), rtol=1e-4, atol=1e-4)
+
+
+def test_models_that_order_their_arguments_otherwise_have_tree_rows_too() -> None:
+    sizes = {"vocab_size": 180, "n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2}
+    model, (samples, _) = built(GPT2LMHeadModel, GPT2Config(**sizes)), random_samples(0)
+    expected = gradient(model, samples, Rows.BUCKETED, 300)
+    assert difference(gradient(model, samples, Rows.TREE, 300), expected) < 1e-5
+
+
+def test_a_model_that_gives_all_logits_is_not_read_at_the_wrong_places() -> None:
+    class Generous(LlamaForCausalLM):
+        def forward(self, *args: Any, logits_to_keep: object = 0, **given: Any) -> Any:
+            return super().forward(*args, **given)
+
+    model, batch = built(Generous, LlamaConfig(**SMALL)), some_batch()
+    with pytest.raises(ConfigError, match="Generous gives the logits of all positions.*set forward.logit_chunk"):
+        Forward(model, ForwardOptions(logit_chunk=0)).logprobs(batch)
+    torch.testing.assert_close(Forward(model).logprobs(batch), plain_logprobs(model, batch), rtol=1e-4, atol=1e-4)
+
+
+def test_options_may_be_plain_words() -> None:
+    model, batch = llama(), some_batch()
+    expected = Forward(model, ForwardOptions(HALF)).logprobs(batch)
+    assert torch.equal(Forward(model, ForwardOptions("bfloat16")).logprobs(batch), expected)  # type: ignore[arg-type]
+    assert not torch.equal(Forward(model).logprobs(batch), expected)
+
+
+@pytest.mark.parametrize("forward", [ForwardOptions(), ForwardOptions(HALF, 16, gradient_checkpointing=True)])
+@pytest.mark.parametrize("rows", [Rows.BUCKETED, Rows.TREE])
+def test_adapters_alone_train_and_at_first_change_nothing(forward: ForwardOptions, rows: Rows) -> None:
+    peft = pytest.importorskip("peft")
+    model, (samples, _) = tiny("sdpa"), random_samples(4)
+    config = peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    adapted = peft.get_peft_model(deepcopy(model), config).eval()
+    adapted.gradient_checkpointing_enable = adapted.base_model.model.gradient_checkpointing_enable
+    learner, plain = (
+        Learner(m, OptimizerConfig(), pad_id=0, micro_batch_tokens=300, rows=rows, forward=forward)
+        for m in (adapted, model)
+    )
+    for batch in learner.micro_batches(samples):
+        logprobs = learner.logprobs(batch)
+        assert torch.equal(logprobs, plain.logprobs(batch))
+        logprobs.sum().backward()  # type: ignore[no-untyped-call]
+    trained = {name for name, weight in adapted.named_parameters() if weight.grad is not None and weight.grad.any()}
+    assert trained
+    assert all("lora_B" in name for name in trained), "A meets B = 0"
+
+
+def test_weights_in_half_precision_are_refused_unless_they_are_frozen() -> None:
+    model = llama().to(torch.bfloat16)
+    with pytest.raises(ConfigError, match=r"trains and is bfloat16.*load the model in float32.*forward.autocast"):
+        Forward(model)
+    Forward(model.requires_grad_(False))  # type: ignore[arg-type]
+
+
+def test_options_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ConfigError, match="autocast is 'float16'; expected one of float32, bfloat16"):
+        ForwardOptions(autocast="float16")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="logit_chunk is -1"):
+        ForwardOptions(logit_chunk=-1)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_has_the_same_gradient() -> None:
+    model, (samples, _) = tiny("sdpa"), random_samples(0)
+    expected = gradient(model, samples, Rows.TREE, 300)
+    found = gradient(model, samples, Rows.TREE, 300, ForwardOptions(compile=True))
+    assert difference(found, expected) < 1e-5
+
+
+def test_a_packed_row_by_hand() -> None:
+    contexts = [sample(1, 2, 11, prompt=2), sample(1, 7, 8, 9, prompt=1), sample(3, 4, prompt=1)]
+    assert [[len(one) for one in row] for row in packed(contexts, max_tokens=7)] == [[3, 4], [2]]
+    batch = collate_packed(contexts, pad_id=0)
+    layout = batch.layout
+    assert layout is not None
+    assert layout.positions is not None
+    assert layout.token_ids.tolist() == [[1, 2, 11, 1, 7, 8, 9, 3, 4]]
+    assert layout.positions.tolist() == [[0, 1, 2, 0, 1, 2, 3, 0, 1]]
+    assert layout.sources.tolist() == [[0, 0, 0, 0, 0], [1, 3, 4, 5, 7]]
+    assert batch.token_ids[batch.loss_mask].tolist() == [11, 7, 8, 9, 4]
+    assert batch.num_tokens == 9
+
+
+def test_packed_rows_warn_of_a_dense_mask_and_refuse_what_cannot_tell_contexts_apart() -> None:
+    with pytest.warns(UserWarning, match="'sdpa' masks a row densely"):
+        check_packed("M", "sdpa", {"full_attention"})
+    check_packed("M", "flash_attention_2", {"full_attention", "sliding_attention"})
+    with pytest.raises(ConfigError, match="layers of linear_attention"):
+        check_packed("M", "flash_attention_2", {"full_attention", "linear_attention"})
+    with pytest.raises(ConfigError, match="attention is 'paged'"):
+        check_packed("M", "paged", {"full_attention"})
+
+
+@pytest.mark.cuda
+@needs_cuda
+@pytest.mark.parametrize("attention", ["sdpa", "flex_attention", "flash_attention_2"])
+@pytest.mark.parametrize("precision", Precision)
+@pytest.mark.filterwarnings("ignore:rows is 'packed'")
+def test_on_a_gpu_packed_rows_have_the_gradient_of_bucketed_rows(attention: str, precision: Precision) -> None:
+    if attention == "flash_attention_2":
+        pytest.importorskip("flash_attn")
+        if precision is Precision.FLOAT32:
+            pytest.skip("flash attention computes in half precision alone")
+    forward = ForwardOptions(autocast=precision)
+    samples, _ = random_samples(0)
+    model = llama().to("cuda")
+    expected = gradient(model, samples, Rows.BUCKETED, 300, forward)
+    model.set_attn_implementation(attention)
+    found = gradient(model, samples, Rows.PACKED, 300, forward)
+    assert difference(found, expected) < (1e-4 if precision is Precision.FLOAT32 else 0.1)
+
+
+@pytest.mark.cuda
+@needs_cuda
+def test_on_a_gpu_tree_rows_have_the_gradient_of_bucketed_rows() -> None:
+    samples, _ = random_samples(0)
+    model = tiny("sdpa").to("cuda")
+    expected = gradient(model, samples, Rows.BUCKETED, 300)
+    assert difference(gradient(model, samples, Rows.TREE, 300), expected) < 1e-4
