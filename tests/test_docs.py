@@ -7,14 +7,17 @@ import re
 import shlex
 import sys
 import types
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import typer.main
 import yaml
 
+from selfcest_agents.lora import LoraOptions
 from selfcest_agents.tiny import TinyConfig
 from selfcest_env.types import Fault, Limits, Status
+from selfcest_training import losses
 from selfcest_training.cli import app
 from selfcest_training.config import (
     ArmConfig,
@@ -29,6 +32,13 @@ from selfcest_training.config import (
 from selfcest_training.config_file import load_config, parse_config
 from selfcest_training.credit import BUILTINS, find_scheme
 from selfcest_training.experiment import default_config
+from selfcest_training.forward import ForwardOptions
+from selfcest_training.mismatch import Mismatch
+from selfcest_training.study.arms import ARMS, make_arm
+from selfcest_training.study.command import default_study
+from selfcest_training.study.config import ArmSpec, StudyConfig, load_study
+from selfcest_training.study.policies import ModelPolicy, ServerPolicy
+from selfcest_training.sync import TransformersSampler, VllmSampler
 from selfcest_training.update import LossConfig, OptimizerConfig
 
 ROOT = Path(__file__).parents[1]
@@ -84,6 +94,12 @@ def test_internal_links_lead_somewhere(page: Path) -> None:
             assert anchor in map(slug, headings), f"{page.name}: {target}"
 
 
+def load_any(path: Path, overrides: Sequence[str] = (), *, study: bool | None = None) -> None:
+    """Read the config of a study, which has `frontier` in its name, or of a training run."""
+    study = "frontier" in path.stem if study is None else study
+    (load_study if study else load_config)(path, overrides)
+
+
 def command_lines(page: Path) -> list[list[str]]:
     """Words after `selfcest`, of direct calls and of `make train`."""
     found = []
@@ -106,7 +122,7 @@ def test_commands_and_config_keys_exist(page: Path) -> None:
         if hasattr(command, "commands"):  # a group, as `selfcest credit`
             command = command.commands[words.pop(0)]
         options = {flag: option for option in command.params for flag in option.opts}
-        config, overrides = default_config(), []
+        config, overrides = default_study() if name == "evaluate" else default_config(), []
         rest = iter(words)
         for word in rest:
             if word.startswith("-"):
@@ -116,7 +132,7 @@ def test_commands_and_config_keys_exist(page: Path) -> None:
                     config = ROOT / value
             elif "=" in word:
                 overrides.append(word)
-        load_config(config, overrides)
+        load_any(config, overrides)
 
 
 @each_page
@@ -126,7 +142,7 @@ def test_yaml_blocks_are_configs(page: Path, tmp_path: Path) -> None:
         assert (ROOT / data["extends"]).is_file(), data["extends"]
         file = tmp_path / f"{number}.yaml"
         file.write_text(yaml.safe_dump({**data, "extends": str(ROOT / data["extends"])}), encoding="utf-8")
-        load_config(file)
+        load_any(file, study="frontier" in data["extends"])
 
 
 @each_page
@@ -143,9 +159,38 @@ def test_the_pages_name_every_limit_fault_status_and_config_key() -> None:
         assert f"| `{name}` |" in game, name
     training = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
     configs = (RunConfig, ArmConfig, WarmStartConfig, Phase, Demonstrations, RLConfig, EvaluationConfig, Cell)
-    for config in (*configs, OptimizerConfig, LossConfig, TinyConfig):
+    for config in (
+        *configs,
+        OptimizerConfig,
+        LossConfig,
+        ForwardOptions,
+        LoraOptions,
+        TinyConfig,
+        TransformersSampler,
+        VllmSampler,
+    ):
         for key in dataclasses.fields(config):
             assert f"`{key.name}`" in training, f"{config.__name__}.{key.name}"
+
+
+def test_the_evaluation_page_names_every_key_arm_and_option_with_its_default() -> None:
+    page = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("|")]
+    for name in ARMS:
+        assert f"| `{name}` |" in page
+        for option in dataclasses.fields(make_arm(name, {}, "")):
+            (default,) = [row[2] for row in rows if len(row) == 4 and row[:2] == [f"`{name}`", f"`{option.name}`"]]
+            assert yaml.safe_load(default) == option.default, (name, option.name)
+    keys = {f"StudyConfig.{row[0]}": row[1] for row in reversed(rows) if len(row) == 3}
+    keys |= {f"ArmSpec.{row[0]}": row[1] for row in rows if len(row) == 3}  # whose table comes last
+    for config in (StudyConfig, ArmSpec):
+        for key in dataclasses.fields(config):
+            default = keys[f"{config.__name__}.`{key.name}`"]
+            if key.default is None or (isinstance(key.default, (int, float, str)) and key.default):
+                assert yaml.safe_load(default.strip("`")) == key.default, key.name
+    for source in (ModelPolicy, ServerPolicy):
+        for key in dataclasses.fields(source):
+            assert not key.init or f"`{key.name}`" in page, key.name
 
 
 def test_the_credit_page_names_every_scheme_and_option_with_its_default() -> None:
@@ -161,6 +206,22 @@ def test_the_credit_page_names_every_scheme_and_option_with_its_default() -> Non
             assert yaml.safe_load(default) == (
                 list(option.default) if isinstance(option.default, tuple) else option.default
             )
+
+
+def test_the_training_page_names_every_loss_and_option_with_its_default() -> None:
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.split("|")] for line in page.splitlines() if line.count("|") == 5]
+    for name in losses.BUILTINS:
+        assert f"| `{name}` |" in page
+        for option in dataclasses.fields(losses.find_loss(name)):
+            (default,) = [cells[3] for cells in rows if cells[1] == f"`{name}`" and cells[2] == f"`{option.name}`"]
+            assert yaml.safe_load(default) == option.default
+    for item in dataclasses.fields(losses.Importance):
+        assert f"`{item.name}`" in page
+    for level in losses.ImportanceLevel:
+        assert f"- `{level}`" in page
+    for number in dataclasses.fields(Mismatch):  # from selfcest_training.mismatch
+        assert f"`{number.name}`" in page
 
 
 def test_the_defaults_in_the_training_page() -> None:
@@ -184,4 +245,5 @@ def test_the_defaults_in_the_training_page() -> None:
         "gated",
         4e-4,
     )
-    assert (rl.loss.clip_low, rl.loss.clip_high, rl.loss.kl_coefficient) == (0.2, 0.2, 0.0)
+    assert (rl.loss.name, rl.loss.options, rl.loss.kl_coefficient) == ("clipped", {}, 0.0)
+    assert (rl.loss.importance.level, rl.loss.importance.cap) == ("none", 2.0)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 import selfcest_training.cli as cli
 import selfcest_training.credit
 from selfcest_training.config_file import dump_config
+from selfcest_training.study.results import Result, read_results
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,7 +31,8 @@ def test_the_surface_is_this_and_nothing_else() -> None:
     assert found == {
         "train": {"--config", "-c", "--resume", "overrides"},
         "warmstart": {"--config", "-c", "--resume", "overrides"},
-        "evaluate": {"--arm", "--config", "-c", "--out", "model", "overrides"},
+        "evaluate": {"--config", "-c", "--page", "--resume", "overrides"},
+        "compare": {"first", "second"},
         "report": {"folder"},
         "trace": {"--episode", "file"},
         "lab": {"--scheme", "--option", "--game", "--group-size", "--samples", "--seed", "--out"},
@@ -40,7 +43,9 @@ def test_the_surface_is_this_and_nothing_else() -> None:
     assert set(selfcest_training.credit.BUILTINS) == built_in
 
 
-@pytest.mark.parametrize("command", [[], ["train"], ["warmstart"], ["evaluate"], ["report"], ["trace"], ["credit"]])
+@pytest.mark.parametrize(
+    "command", [[], ["train"], ["warmstart"], ["evaluate"], ["compare"], ["report"], ["trace"], ["credit"]]
+)
 def test_help_is_there(command: list[str]) -> None:
     result = CliRunner().invoke(cli.app, [*command, "--help"])
     assert result.exit_code == 0
@@ -59,7 +64,10 @@ def test_help_is_there(command: list[str]) -> None:
         (["credit", "apply", "x", "--name", "grpoo"], ["unknown credit scheme 'grpoo'", "Did you mean 'grpo'"]),
         (["credit", "apply", "x", "--name", "grpo", "--option", "scale"], ["'scale' is not of the form key=value"]),
         (["credit", "apply", "x", "--name", "coma", "--option", "samples=0"], ["--option: samples is 0"]),
-        (["evaluate", "missing", "--arm", "nobody"], ["no arm 'nobody'"]),
+        (["evaluate", "episodez=9"], ["unknown config key 'episodez'", "Did you mean 'episodes'"]),
+        (["evaluate", "-c", "missing.yaml"], ["no config file missing.yaml"]),
+        (["evaluate"], ["folder is runs/quick/delegating/seed{seed}/model", "train first"]),
+        (["compare", "a", "b"], ["a holds no study.yaml"]),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
@@ -90,6 +98,15 @@ def write(tmp_path: Path) -> Path:
     return path
 
 
+STUDY = """
+name: s
+budgets: [40, 80]
+episodes: 8
+limits: {turn_tokens: 32, reply_tokens: 8, answer_reserve: 8}
+arms: {delegate: {}, monolithic: {}}
+tasks: {choice: {name: "trivial:Choice"}}
+cells: [{family: choice, size: any}]
+"""
 PYTHONPATH = ":".join(str(ROOT / part) for part in ("", "agents", "training", "tests/training"))
 ENVIRONMENT = {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1", "PATH": ""}
 
@@ -121,8 +138,21 @@ def test_a_whole_run_and_its_files(tmp_path: Path) -> None:
     assert reported.stdout.count("| choice |") == done.stdout.count("| choice |")
     traced = selfcest("trace", str(run / job / "episodes.jsonl"))
     assert "root" in traced.stdout
-    evaluated = selfcest("evaluate", str(run / job / "model"), "-c", str(tmp_path / "c.yaml"))
-    assert "| choice | any | delegating |" in evaluated.stdout
+    study = tmp_path / "study.yaml"
+    data = yaml.safe_load(STUDY)
+    data |= {"output": str(tmp_path / "studies"), "policy": str(run / "delegating" / "seed{seed}" / "model")}
+    study.write_text(yaml.safe_dump(data), encoding="utf-8")
+    evaluated = selfcest("evaluate", "-c", str(study), "--page", str(tmp_path / "page.md"))
+    assert "| choice | any | 80 | delegate |" in evaluated.stdout
+    assert "16/32 choice any: " in evaluated.stdout
+    assert f"selfcest evaluate -c {study} --page" in (tmp_path / "page.md").read_text(encoding="utf-8")
+    again = selfcest("evaluate", "-c", str(study), "--resume")
+    assert "8 of 8 were there" in again.stdout
+    other = selfcest("evaluate", "-c", str(study), "name=t", "episodes=4")
+    assert other.returncode == 0, other.stderr
+    both = selfcest("compare", str(tmp_path / "studies" / "s"), str(tmp_path / "studies" / "t"))
+    assert "note: only" in both.stdout
+    assert "delegate of s" in both.stdout
 
 
 @pytest.mark.slow
@@ -154,3 +184,33 @@ def test_a_run_killed_outright_resumes_to_the_same_table(tmp_path: Path) -> None
     assert resumed.returncode == 0, resumed.stderr
     tables = [(tmp_path / "runs" / name / "results.csv").read_text(encoding="utf-8") for name in ("whole", "killed")]
     assert tables[0] == tables[1]
+
+
+@pytest.mark.slow
+def test_a_study_killed_outright_resumes_to_the_same_results(tmp_path: Path) -> None:
+    file = tmp_path / "study.yaml"
+    data = yaml.safe_load(STUDY)
+    data |= {"output": str(tmp_path), "policy": {"name": "study_players:Scripted"}, "episodes": 300, "batch": 8}
+    data |= {"tasks": {"range": {"name": "range_sum"}}, "cells": [{"family": "range", "size": "any"}]}
+    file.write_text(yaml.safe_dump(data), encoding="utf-8")
+    whole = selfcest("evaluate", "-c", str(file), "name=whole")
+    assert whole.returncode == 0, whole.stderr
+    command = [sys.executable, "-m", "selfcest_training", "evaluate", "-c", str(file), "name=killed"]
+    victim = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    played, deadline = tmp_path / "killed" / "played.jsonl", time.monotonic() + 120
+    while not played.exists() or played.stat().st_size < 100_000:
+        assert victim.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    victim.send_signal(signal.SIGKILL)
+    victim.wait()
+    assert not (tmp_path / "killed" / "results.jsonl").exists()
+    resumed = selfcest("evaluate", "-c", str(file), "name=killed", "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "were there" in resumed.stdout
+
+    def timeless(name: str) -> list[Result]:
+        found = read_results(tmp_path / name / "results.jsonl", whole=True)
+        return [replace(result, costs=replace(result.costs, wall_seconds=0.0)) for result in found]
+
+    assert timeless("killed") == timeless("whole")

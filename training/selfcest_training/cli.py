@@ -1,4 +1,4 @@
-"""The command line: `selfcest train | warmstart | evaluate | report | trace | credit | lab`."""
+"""The command line: `selfcest train | warmstart | evaluate | compare | report | trace | credit | lab`."""
 
 from __future__ import annotations
 
@@ -71,19 +71,46 @@ def warmstart(config: _CONFIG = None, overrides: _OVERRIDES = None, resume: _RES
 
 @app.command()
 def evaluate(
-    model: Annotated[
-        Path, typer.Argument(help="A model folder that a run wrote, as in runs/quick/delegating/seed0/model")
-    ],
-    arm: Annotated[str, typer.Option(help="Arm of the config whose limits it plays under.")] = "delegating",
-    config: _CONFIG = None,
-    out: Annotated[Path | None, typer.Option(help="Where to store one row per episode (JSON lines).")] = None,
-    overrides: _OVERRIDES = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            "-c",
+            help="YAML config of a study [default: all arms, by the quick run's models]",
+            show_default=False,
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Overrides of config keys: episodes=20 budgets=[120,480] name=mine", show_default=False),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Play only what the study of this name lacks.")] = False,
+    page: Annotated[
+        Path | None,
+        typer.Option(help="Also write a page of documentation, with its plots beside it.", show_default=False),
+    ] = None,
 ) -> None:
-    """Evaluate a stored model on the config's fixed sets and print the table."""
-    from selfcest_training.config_file import load_config
-    from selfcest_training.experiment import default_config, evaluate_folder
+    """Play arms at matched budget on the same instances; writes studies/NAME with table, CSV, plots and verdicts.
 
-    evaluate_folder(load_config(config or default_config(), overrides or []), model, arm, out, Console())
+    Without a config: all arms, by the models that a plain `selfcest train` has made.
+    """
+    from selfcest_training.study.command import command_line, default_study, run_study
+    from selfcest_training.study.config import load_study
+
+    spec = load_study(config or default_study(), overrides or [])
+    typed = command_line(config, page, overrides or [])
+    run_study(spec, resume=resume, page=page, command=typed, console=Console())
+
+
+@app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(help="The folder of a finished study, as studies/frontier")],
+    second: Annotated[Path, typer.Argument(help="The folder that it is compared with")],
+) -> None:
+    """Compare two finished studies arm by arm, paired on the instances that they share."""
+    from selfcest_training.study.comparison import compare_studies
+
+    compare_studies(first, second, Console())
 
 
 @app.command()

@@ -1,0 +1,135 @@
+"""Policies of a study with known accuracy and cost, and how they are made to fail. Loaded as plug-ins."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from selfcest_agents.codec import TerseCodec
+from selfcest_agents.policy import Actor, Policy, PolicyRequest, ScriptedPolicy
+from selfcest_agents.scripted import OraclePolicy, RandomPolicy
+from selfcest_agents.tiny import TinyTokenizer
+from selfcest_env.graders import Grade
+from selfcest_env.record import Generation
+from selfcest_env.rules import Rules
+from selfcest_env.tasks.ledger_qa import LedgerQA
+from selfcest_env.tasks.mixture import Mixture
+from selfcest_env.tasks.range_sum import RangeSum
+from selfcest_env.terse import TerseProtocol
+from selfcest_env.types import Answer, CloneRequest, Delegate, Limits, Role, Task, TurnKey
+from selfcest_env.views import Observation
+from selfcest_training.study.policies import digest
+
+CODEC, PROTOCOL = TerseCodec(TinyTokenizer()), TerseProtocol()
+EXPERT = Mixture((RangeSum(), LedgerQA()))
+loads, roots = list[int](), Counter[str]()  # seeds that were loaded; first turns of roots by task
+fail_after: list[int] = []  # how many more first turns until the machine is cut off
+
+
+class CutOff(Exception):
+    """Somebody pulled the plug."""
+
+
+class Counting:
+    """Another policy, counted."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    def submit(self, requests: Sequence[PolicyRequest]) -> None:
+        for request in requests:
+            if request.observation.role is Role.ROOT and not request.observation.turn:
+                roots[request.observation.brief.text] += 1
+                if fail_after:
+                    fail_after[0] -= 1
+                    if fail_after[0] < 0:
+                        raise CutOff
+        self._policy.submit(requests)
+
+    def poll(self) -> list[tuple[TurnKey, Generation]]:
+        return self._policy.poll()
+
+
+@dataclass(frozen=True)
+class Loaded:
+    actor: Actor
+    codec: TerseCodec = CODEC
+
+    def policy(self, temperature: float) -> Policy:
+        return Counting(ScriptedPolicy(self.actor, CODEC))
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """A source whose weights are its options."""
+
+    version: int = 0
+    seeded: bool = False
+
+    def rules(self, limits: Limits) -> Rules:
+        return Rules(limits, PROTOCOL, CODEC)
+
+    def fingerprint(self, seed: int) -> str:
+        return digest(type(self).__name__, self.version, seed if self.seeded else None)
+
+    @property
+    def actor(self) -> Actor:
+        return OraclePolicy(EXPERT, PROTOCOL)
+
+    def load(self, seed: int) -> Loaded:
+        loads.append(seed)
+        return Loaded(self.actor)
+
+
+@dataclass(frozen=True)
+class Noise(Scripted):
+    """Anything at all."""
+
+    @property
+    def actor(self) -> Actor:
+        return RandomPolicy(PROTOCOL)
+
+
+@dataclass(frozen=True)
+class Guess:
+    """Right with probability `right`, after a thought of so many tokens; wrong answers are all the same."""
+
+    right: float
+    tokens: int
+    clones: int = 0
+
+    def act(self, observation: Observation, rng: np.random.Generator) -> str:
+        if self.clones and observation.can_delegate and not observation.exchanges:
+            return PROTOCOL.render(Delegate((CloneRequest("+"),) * self.clones))
+        answer = "1" if rng.random() < self.right else "0"
+        return PROTOCOL.render(Answer(answer), "+" * (self.tokens - 3))  # <ans>, the answer, <end>
+
+
+@dataclass(frozen=True)
+class Known(Scripted):
+    """`Guess` as a policy."""
+
+    right: float = 0.5
+    tokens: int = 10
+    clones: int = 0
+
+    def fingerprint(self, seed: int) -> str:
+        return digest("known", self.right, self.tokens, self.clones)
+
+    @property
+    def actor(self) -> Actor:
+        return Guess(self.right, self.tokens, self.clones)
+
+
+class Contrary:
+    """A grader that likes no answer that is right."""
+
+    def grade(self, task: Task, answer: str | None) -> Grade:
+        right = answer is not None and answer != task.answer
+        return Grade(float(right), right, answer is not None)

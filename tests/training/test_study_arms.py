@@ -1,0 +1,290 @@
+"""Arms through the real rollout: budgets, structure, and scores that can be worked out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from study_players import CODEC, EXPERT, Known, Noise, Scripted
+
+from selfcest_env.errors import ConfigError, PlugInError
+from selfcest_env.graders import Grade
+from selfcest_env.record import EpisodeRecord
+from selfcest_env.reward import make_reward
+from selfcest_env.seeding import stream_seed
+from selfcest_env.tasks import make_source
+from selfcest_env.tasks.quote import Quote
+from selfcest_env.types import Fault, Limits, Outcome, Status, Task
+from selfcest_training.study.arms import ARMS, Arm, Episodes, Instance, Monolithic, MonolithicRead, Seat, make_arm
+from selfcest_training.study.policies import PolicySource
+from selfcest_training.study.results import Costs, costs_of
+from selfcest_training.study.samples import BestOfN, SelfConsistency, majority, normal_form, what_is_left
+from selfcest_training.study.scripted_roots import MapReduce, OracleDecomposition, SpawnJoin
+
+LIMITS = Limits(turn_tokens=160, reply_tokens=4, answer_reserve=12, max_turns=6, max_clones=12)
+LEDGER = make_source("ledger_qa", min_documents=3, max_documents=9, min_named=2, max_named=3)
+GUESS = Task("guess", "1?", "1", "guess")
+
+
+def drawn(source: object, count: int) -> list[Task]:
+    rng = np.random.default_rng(3)
+    return [source.draw(rng) for _ in range(count)]  # type: ignore[attr-defined]
+
+
+def instances(tasks: list[Task]) -> list[Instance]:
+    return [Instance(task, stream_seed("test", i)) for i, task in enumerate(tasks)]
+
+
+def guesses(count: int) -> list[Instance]:
+    return instances([replace(GUESS, task_id=f"guess{i}") for i in range(count)])
+
+
+def play(arm: Arm, asked: list[Instance], policy: PolicySource, limits: Limits = LIMITS) -> list[Episodes]:
+    seat = Seat(limits, 0.8, EXPERT, policy)
+    arm.check(seat)
+    return arm.play(asked, seat, policy.load(0))
+
+
+def accuracy(arm: Arm, played: list[Episodes]) -> float:
+    reward = make_reward("correct")
+    right = 0
+    for episodes in played:
+        grades = [reward.grade(episode) for episode in episodes]
+        right += grades[arm.choose(episodes, grades)].correct
+    return right / len(played)
+
+
+# Budgets
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(sorted(ARMS)),
+    policy=st.sampled_from([Scripted(), Noise()]),
+    swept=st.sampled_from(["total_tokens", "generated_tokens"]),
+    budget=st.integers(12, 500),
+    seed=st.integers(0, 10_000),
+)
+def test_no_arm_ever_spends_more_than_its_budget(
+    name: str, policy: Scripted, swept: str, budget: int, seed: int
+) -> None:
+    limits = replace(LIMITS, **{"total_tokens": 1500, swept: budget})
+    tasks = [source.draw(np.random.default_rng(seed)) for source in (LEDGER, make_source("range_sum"))]
+    arm = make_arm(name, {}, "arms.x")
+    for episodes in play(arm, [Instance(task, seed) for task in tasks], policy, limits):
+        costs = costs_of(episodes, 0.0)
+        assert getattr(costs, swept) <= budget
+        assert costs.total_tokens <= 1500
+        spent = 0
+        for episode in episodes:  # each was played under what the earlier ones had left
+            assert getattr(episode.limits, swept) == budget - spent
+            spent += getattr(episode.cost, swept)
+
+
+def test_costs_of_samples() -> None:
+    """Tokens add up; what could run side by side counts by its maximum."""
+    (episodes,) = play(SelfConsistency(samples=3), guesses(1), Known(right=0.5, tokens=10))
+    prompt = CODEC.count_text("1?") + 2  # <root> and <asst>
+    assert len(episodes) == 3
+    assert costs_of(episodes, 1.5) == Costs(3 * (prompt + 10), 30, 10, prompt + 10, 0, 1.5)
+
+
+def test_samples_stop_when_what_is_left_could_not_pay_another() -> None:
+    # A sample costs 4 + 10 = 14 tokens: of 50 three, 8 are left.
+    for budget, count in ((50, 3), (56, 4), (14, 1), (27, 1), (28, 2)):
+        limits = replace(LIMITS, total_tokens=budget)
+        (episodes,) = play(SelfConsistency(samples=9), guesses(1), Known(right=1.0, tokens=10), limits)
+        assert len(episodes) == count, budget
+
+
+def test_what_is_left_by_hand() -> None:
+    (episodes,) = play(SelfConsistency(samples=2), guesses(1), Known(right=1.0, tokens=10))
+    limits = replace(LIMITS, total_tokens=60, generated_tokens=40)
+    assert what_is_left(limits, ()) == limits
+    assert what_is_left(limits, episodes) == replace(limits, total_tokens=60 - 28, generated_tokens=40 - 20)
+    assert what_is_left(replace(limits, total_tokens=41), episodes) is None  # 13 are left, and 14 are needed
+    assert what_is_left(replace(limits, generated_tokens=31, answer_reserve=12), episodes) is None  # 11, the reserve 12
+    assert what_is_left(replace(limits, total_tokens=None), episodes) == replace(
+        limits, total_tokens=None, generated_tokens=20
+    )
+
+
+def test_a_budget_below_the_prompt_is_an_ending_and_no_error() -> None:
+    long = replace(LIMITS, total_tokens=12)
+    for name in ARMS:
+        (episodes,) = play(make_arm(name, {}, "a"), instances(drawn(LEDGER, 1)), Scripted(), long)
+        assert episodes[-1].answer is None
+        assert len(episodes) == 1
+
+
+# Accuracies that are known
+
+
+def test_majority_of_three_and_best_of_three_score_as_the_binomial_says() -> None:
+    # right with .6: two or three of three .648, at least one .936
+    asked = guesses(600)
+    for arm, expected in ((SelfConsistency(samples=3), 0.648), (BestOfN(samples=3), 0.936), (Monolithic(), 0.6)):
+        found = accuracy(arm, play(arm, asked, Known(right=0.6, tokens=5)))
+        assert found == pytest.approx(expected, abs=3 * (expected * (1 - expected) / 600) ** 0.5), arm
+
+
+def test_the_first_sample_is_the_monolithic_episode_and_both_choices_see_the_same_samples() -> None:
+    asked = guesses(5)
+    (alone, votes, best) = (
+        play(arm, asked, Known(right=0.5)) for arm in (Monolithic(), SelfConsistency(samples=4), BestOfN(samples=4))
+    )
+    assert [episodes[0].agents for episodes in votes] == [episodes[0].agents for episodes in alone]
+    assert votes == best
+    assert SelfConsistency(4).recipe == BestOfN(4).recipe != SelfConsistency(5).recipe != Monolithic().recipe
+    assert BestOfN.oracle
+    assert not SelfConsistency.oracle
+
+
+@pytest.mark.parametrize("source", ["ledger_qa", "range_sum"])
+def test_oracle_decomposition_with_perfect_clones_is_always_right(source: str) -> None:
+    arm = OracleDecomposition()
+    tasks = drawn(make_source(source), 40)
+    played = play(arm, instances(tasks), Scripted())
+    assert accuracy(arm, played) == 1
+    assert all(episodes[0].cost.clones for episodes in played)
+
+
+def test_the_expert_reads_and_sees_everything_where_the_arm_says_so() -> None:
+    asked = instances(drawn(LEDGER, 20))
+    for arm, reads in ((Monolithic(), False), (MonolithicRead(), True), (MonolithicRead(max_reads=3), True)):
+        played = play(arm, asked, Scripted())
+        assert accuracy(arm, played) == 1
+        outcomes = {turn.facts.outcome for (episode,) in played for _, turn in episode.turns()}
+        assert (Outcome.READ in outcomes) == reads
+        assert not any(episode.cost.clones for (episode,) in played)
+
+
+# Structure of the scripted roots
+
+
+def objectives(record: EpisodeRecord) -> list[tuple[str, tuple[str, ...]]]:
+    return [(agent.objective, agent.shared_context) for agent in record.agents[1:]]
+
+
+def test_spawn_join_starts_threads_on_the_whole_task_and_then_the_policy_joins() -> None:
+    (task,) = drawn(LEDGER, 1)
+    ((record,),) = play(SpawnJoin(threads=3), instances([task]), Known(right=1.0, tokens=8, clones=2))
+    assert objectives(record) == [(task.prompt, tuple(task.context))] * 3
+    first, last = record.root.turns
+    assert first.facts.outcome is Outcome.DELEGATED
+    assert last.generation.text == "+++++<ans>1<end>", "the policy would delegate, and has no clones left"
+    assert first.facts.generated_tokens == len(CODEC.encode_own(first.generation.text))
+
+
+def test_map_reduce_gives_every_document_to_a_clone() -> None:
+    (task,) = drawn(LEDGER, 1)
+    limits = replace(LIMITS, total_tokens=3000, max_clones_per_call=1, max_clones=1)
+    ((record,),) = play(MapReduce(), instances([task]), Known(right=1.0, tokens=8), limits)
+    assert objectives(record) == [(task.prompt, (key,)) for key in task.context]
+    ((paired,),) = play(MapReduce(documents_per_clone=2), instances([task]), Known(right=1.0, tokens=8), limits)
+    keys = list(task.context)
+    assert [keys for _, keys in objectives(paired)] == [tuple(keys[i : i + 2]) for i in range(0, len(keys), 2)]
+    ((whole,),) = play(MapReduce(), guesses(1), Known(right=1.0, tokens=8))
+    assert objectives(whole) == [("1?", ())]
+
+
+@pytest.mark.parametrize("arm", [SpawnJoin(), MapReduce(), OracleDecomposition()])
+def test_a_script_stops_where_its_grant_ends(arm: Arm) -> None:
+    """The context that the model goes on from is what the ledger charged, and nothing else."""
+    long = make_source("range_sum", min_length=30, max_length=30)
+    (task,) = drawn(long if isinstance(arm, OracleDecomposition) else LEDGER, 1)
+    cut = 0
+    for budget in range(20, 90):
+        ((record,),) = play(arm, instances([task]), Known(right=1.0, tokens=4), replace(LIMITS, total_tokens=budget))
+        cut += any(turn.facts.fault is Fault.CUT_BY_LENGTH for turn in record.root.turns)
+        assert len(record.root.context_ids) == record.root.prompt_tokens + record.root.generated_tokens
+    assert cut
+
+
+def test_a_scripted_call_that_the_budget_cannot_pay_leaves_the_policy_on_its_own() -> None:
+    (task,) = drawn(make_source("range_sum", min_length=3, max_length=3), 1)
+    limits = replace(LIMITS, total_tokens=60)
+    ((record,),) = play(SpawnJoin(threads=4), instances([task]), Scripted(), limits)
+    assert record.root.turns[0].facts.outcome is Outcome.REFUSED
+    assert record.root.status in (Status.ANSWERED, Status.OUT_OF_TOKENS)
+    assert not record.agents[1:]
+    assert len(record.root.turns) > 1
+
+
+# Votes
+
+
+@pytest.mark.parametrize(
+    ("answers", "chosen"),
+    [
+        (["1", "2", "2"], 1),
+        (["1", "2"], 0),
+        (["2", "1", "1", "2"], 0),
+        ([None, None, "3"], 2),
+        ([None, None], 0),
+        (["1/2", "7", "0.5"], 0),
+        (["7", r"\boxed{\frac12}", "0.50"], 1),
+        (["Rome", "The Paris", "paris."], 1),
+    ],
+)
+def test_majority(answers: list[str | None], chosen: int) -> None:
+    assert majority(answers) == chosen
+
+
+def test_normal_forms_keep_different_answers_apart() -> None:
+    assert len({normal_form(text) for text in ("1", "-1", "10", "x", "y", "!", "?", "the", "3+4*5", "1/3")}) == 10
+    assert normal_form("1,000") == normal_form("1000") == normal_form("$1000$")
+
+
+def test_best_of_n_takes_the_right_one_then_the_best_score_then_the_first() -> None:
+    grades = [Grade(0.2, False, True), Grade(0.7, False, True), Grade(0.7, False, True), Grade(0.6, True, True)]
+    assert BestOfN().choose((), grades) == 3
+    assert BestOfN().choose((), grades[:3]) == 1
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("monolitic", {}, ["unknown arm 'monolitic'", "Did you mean 'monolithic'"]),
+        ("self_consistency", {"samples": 0}, ["arms.x.options", "samples is 0"]),
+        ("spawn_join", {"threads": 2.5}, ["threads is 2.5"]),
+        ("map_reduce", {"documents_per_clone": 0}, ["documents_per_clone is 0"]),
+        ("delegate", {"clones": 3}, ["no option 'clones'"]),
+        ("monolithic_read", {"max_reads": 0}, ["max_reads is 0"]),
+    ],
+)
+def test_wrong_arms(name: str, options: dict[str, object], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_arm(name, options, "arms.x")
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_a_class_that_is_no_arm() -> None:
+    with pytest.raises(PlugInError, match="expected a subclass of"):
+        make_arm("study_players:Noise", {}, "arms.x")
+
+
+@pytest.mark.parametrize(
+    ("arm", "changes", "words"),
+    [
+        ("delegate", {"limits": replace(LIMITS, max_depth=0)}, "limits.max_depth is 0"),
+        (
+            "spawn_join",
+            {"limits": replace(LIMITS, max_clones_per_call=3)},
+            "max_clones_per_call is 3, and the arm needs",
+        ),
+        ("spawn_join", {"temperature": 0.0}, "all threads would be equal"),
+        ("self_consistency", {"temperature": 0.0}, "all samples would be equal"),
+        ("oracle_decomposition", {"source": object()}, "object has no expert to play the root"),
+    ],
+)
+def test_arms_that_could_not_be_what_they_are_named_for(arm: str, changes: dict[str, object], words: str) -> None:
+    seat = replace(Seat(LIMITS, 0.8, Quote(), Scripted()), **changes)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=words):
+        make_arm(arm, {}, "arms.x").check(seat)

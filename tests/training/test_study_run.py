@@ -1,0 +1,521 @@
+"""A study as a whole: its files, what is played and what is not, kills, comparisons, and errors before any work."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import study_players
+import yaml
+from rich.console import Console
+from study_players import CODEC, CutOff
+from test_openai_engine import Serve, chat, serve
+
+from selfcest_agents.tiny import TinyConfig, TinyTokenizer, build_tiny, save_pretrained
+from selfcest_env.errors import ConfigError, DataError, RecordError, SelfcestError, TaskError
+from selfcest_env.reward import make_reward
+from selfcest_training.config_file import dump_config, parse_as
+from selfcest_training.study import report
+from selfcest_training.study.command import default_study, run_study
+from selfcest_training.study.comparison import compare_studies
+from selfcest_training.study.config import StudyConfig, load_study
+from selfcest_training.study.frontier import Verdict, compare_frontiers, match
+from selfcest_training.study.play import Study
+from selfcest_training.study.policies import ModelPolicy
+from selfcest_training.study.results import Result, costs_of, read_results, write_result
+from selfcest_training.study.store import Store
+from selfcest_training.study.table import curves_of
+
+__all__ = ["serve"]  # a fixture
+
+ROOT = Path(__file__).parents[2]
+STUDIES = sorted((ROOT / "training/configs").rglob("*frontier.yaml"))
+QUIET = Console(quiet=True)
+
+
+@pytest.fixture(autouse=True)
+def _fresh(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    if request.node.name != "test_a_study_and_its_files":
+        monkeypatch.setattr(report, "plot", lambda *_: None)  # half a second each
+    study_players.loads.clear()
+    study_players.roots.clear()
+    study_players.fail_after.clear()
+    yield
+    study_players.fail_after.clear()
+
+
+def small(output: Path, **changes: Any) -> dict[str, Any]:
+    data = {
+        "name": "s",
+        "output": str(output),
+        "budgets": [60, 240],
+        "episodes": 6,
+        "seeds": [0, 1],
+        "batch": 4,
+        "resamples": 100,
+        "limits": {"turn_tokens": 160, "reply_tokens": 4, "answer_reserve": 12, "max_turns": 6},
+        "policy": {"name": "study_players:Scripted"},
+        "arms": {
+            "delegate": {},
+            "monolithic": {},
+            "self_consistency": {"options": {"samples": 3}, "temperature": 0.8},
+            "best_of_n": {"options": {"samples": 3}, "temperature": 0.8},
+            "oracle_decomposition": {"families": ["ledger"]},
+        },
+        "tasks": {"range": {"name": "range_sum", "options": {"max_length": 6}}, "ledger": {"name": "ledger_qa"}},
+        "cells": [{"family": "range", "size": "2-6"}, {"family": "ledger", "size": "4-12", "shift": "out"}],
+    }
+    return {**data, **changes}
+
+
+def run(data: dict[str, Any], *, resume: bool = False, page: Path | None = None) -> Path:
+    config = parse_as(StudyConfig, data)
+    return run_study(config, resume=resume, page=page, command="selfcest evaluate", console=QUIET)
+
+
+def timeless(folder: Path) -> list[dict[str, Any]]:
+    """The stored results but for what a clock said."""
+    rows = [json.loads(line) for line in (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()]
+    for row in rows:
+        assert row["costs"].pop("wall_seconds") > 0
+    return rows
+
+
+def played() -> int:
+    return sum(study_players.roots.values())
+
+
+def num_played(results: list[Result]) -> int:
+    """Episodes whose prompt fitted the budget, so that somebody was asked."""
+    return sum(bool(episode.root.turns) for result in results for episode in result.episodes)
+
+
+# Files
+
+
+def test_a_study_and_its_files(tmp_path: Path) -> None:
+    page = tmp_path / "docs" / "study.md"
+    folder = run(small(tmp_path), page=page)
+    files = {path.name for path in folder.iterdir()}
+    costs = ("total_tokens", "generated_tokens", "critical_path_tokens", "peak_context", "wall_seconds")
+    plots = {f"accuracy_vs_{cost}.png" for cost in costs}
+    assert files == {"study.yaml", "results.jsonl", "results.csv", "table.md", *plots}
+    assert load_study(folder / "study.yaml") == parse_as(StudyConfig, small(tmp_path))
+    results = list(read_results(folder / "results.jsonl", whole=True))
+    assert len(results) == 6 * 2 * 2 * (4 + 5)  # instances x budgets x seeds x (arms of the cells)
+    reward = make_reward("correct")
+    for result in results:
+        assert costs_of(result.episodes, result.costs.wall_seconds) == result.costs
+        assert reward.grade(result.episodes[result.chosen]) == result.grade
+        assert all(
+            episode.reward_terms == {"correct": float(reward.grade(episode).correct)} for episode in result.episodes
+        )
+        assert result.costs.total_tokens <= result.place.budget
+    text = (folder / "table.md").read_text(encoding="utf-8")
+    assert "| range | 2-6 | 240 | monolithic | 1.00 [1.00, 1.00] |" in text
+    assert "ledger 4-12 (out of distribution), delegate against best_of_n (oracle)" in text
+    assert "oracle_decomposition (oracle)" in text
+    assert "range 2-6, delegate against oracle" not in text
+    assert text.strip() in page.read_text(encoding="utf-8")
+    for cost in costs:
+        assert f"](study_{cost}.png)" in page.read_text(encoding="utf-8")
+        assert (page.parent / f"study_{cost}.png").read_bytes().startswith(b"\x89PNG")
+    header, *lines = (folder / "results.csv").read_text(encoding="utf-8").splitlines()
+    assert header.startswith("family,size,shift,budget,arm,instances,accuracy,accuracy_low,accuracy_high,total_tokens")
+    assert len(lines) == 2 * (4 + 5)
+
+
+def test_a_result_survives_being_written_and_read(tmp_path: Path) -> None:
+    folder = run(small(tmp_path))
+    text = (folder / "results.jsonl").read_text(encoding="utf-8")
+    assert "".join(map(write_result, read_results(folder / "results.jsonl", whole=True))) == text
+
+
+def test_every_arm_and_seed_plays_the_same_instances_and_none_that_training_draws(tmp_path: Path) -> None:
+    study = Study(parse_as(StudyConfig, small(tmp_path)))
+    (curves, _) = curves_of(read_results(run(small(tmp_path)) / "results.jsonl"))
+    assert set(curves.task_ids) == {task.task_id for task in study.tasks["range", "2-6"]}
+    assert len(curves.task_ids) == 6
+
+
+# What is played, and what is not
+
+
+def test_a_second_run_plays_and_loads_nothing(tmp_path: Path) -> None:
+    folder = run(small(tmp_path))
+    before = (folder / "results.jsonl").read_bytes(), (folder / "table.md").read_bytes()
+    assert sorted(study_players.loads) == [0, 1]
+    study_players.loads.clear()
+    study_players.roots.clear()
+    run(small(tmp_path), resume=True)
+    assert study_players.loads == []
+    assert played() == 0
+    assert ((folder / "results.jsonl").read_bytes(), (folder / "table.md").read_bytes()) == before
+
+
+def test_best_of_n_judges_the_samples_that_self_consistency_played(tmp_path: Path) -> None:
+    data = small(tmp_path)
+    data["arms"] = {key: data["arms"][key] for key in ("self_consistency", "best_of_n")}
+    results = list(read_results(run(data) / "results.jsonl", whole=True))
+    assert played() == num_played(results) / 2
+
+
+def replayed(tmp_path: Path, data: dict[str, Any]) -> int:
+    """Roots that a changed study plays after the small one."""
+    run(small(tmp_path))
+    study_players.roots.clear()
+    run(data, resume=True)
+    return played()
+
+
+def test_a_changed_option_replays_its_arm_alone(tmp_path: Path) -> None:
+    data = small(tmp_path)
+    data["arms"]["self_consistency"] = {"options": {"samples": 2}, "temperature": 0.8}
+    run(small(tmp_path))
+    study_players.roots.clear()
+    folder = run(data, resume=True)
+    of_arm = [r for r in read_results(folder / "results.jsonl", whole=True) if r.place.arm == "self_consistency"]
+    assert max(len(result.episodes) for result in of_arm) == 2
+    assert played() == num_played(of_arm)
+    study_players.roots.clear()
+    run(small(tmp_path), resume=True)  # changed back: what was played is still there
+    assert played() == 0
+
+
+def test_a_new_budget_plays_that_budget_alone(tmp_path: Path) -> None:
+    data = small(tmp_path, arms={"delegate": {}}, budgets=[60, 120, 240])
+    assert replayed(tmp_path, data) == 6 * 2 * 2  # instances x cells x seeds
+
+
+def test_a_renamed_arm_plays_nothing(tmp_path: Path) -> None:
+    data = small(tmp_path, arms={"mine": {"name": "delegate"}})
+    assert replayed(tmp_path, data) == 0
+    assert {r.place.arm for r in read_results(tmp_path / "s" / "results.jsonl")} == {"mine"}
+
+
+def test_another_policy_plays_everything(tmp_path: Path) -> None:
+    data = small(tmp_path, arms={"delegate": {}}, policy={"name": "study_players:Scripted", "options": {"version": 1}})
+    assert replayed(tmp_path, data) == 6 * 2 * 2 * 2
+
+
+def test_another_grader_judges_again_and_plays_nothing(tmp_path: Path) -> None:
+    data = small(tmp_path, reward={"name": "correct", "options": {"grader": {"name": "study_players:Contrary"}}})
+    assert replayed(tmp_path, data) == 0
+    results = list(read_results(tmp_path / "s" / "results.jsonl"))
+    right = [r.grade.correct for r in results if r.place.arm == "monolithic" and r.place.budget == 240]
+    assert right
+    assert not any(right)
+
+
+# Kills
+
+
+def test_what_a_kill_left_is_used_and_the_files_are_the_same(tmp_path: Path) -> None:
+    whole = run(small(tmp_path / "whole"))
+    total = played()
+    study_players.roots.clear()
+    study_players.fail_after.append(total // 2)
+    with pytest.raises(CutOff):
+        run(small(tmp_path / "cut"))
+    cut = tmp_path / "cut" / "s"
+    assert not (cut / "results.jsonl").exists()
+    journal = cut / "played.jsonl"
+    kept = journal.read_bytes()
+    assert kept
+    journal.write_bytes(kept + b'{"key":"half a li')  # what the system had written when the power went
+    study_players.fail_after.clear()
+    study_players.roots.clear()
+    run(small(tmp_path / "cut"), resume=True)
+    assert 0 < played() < total
+    assert timeless(cut) == timeless(whole)
+    assert not journal.exists()
+
+
+def test_a_broken_line_that_no_kill_explains_is_an_error(tmp_path: Path) -> None:
+    folder = run(small(tmp_path))
+    file = folder / "results.jsonl"
+    file.write_text("{}\n" + file.read_text(encoding="utf-8"), encoding="utf-8")
+    with pytest.raises(RecordError, match=r"played.jsonl, line 1: not a result of a study: KeyError: 'key'"):
+        run(small(tmp_path), resume=True)
+
+
+def test_a_kill_between_the_two_files_of_the_end_loses_nothing(tmp_path: Path) -> None:
+    folder = run(small(tmp_path))
+    (folder / "played.jsonl").write_bytes((folder / "results.jsonl").read_bytes())
+    before = timeless(folder)
+    study_players.roots.clear()
+    run(small(tmp_path), resume=True)
+    assert played() == 0
+    assert timeless(folder) == before
+
+
+def test_a_store_finds_results_and_episodes(tmp_path: Path) -> None:
+    results = list(read_results(run(small(tmp_path)) / "results.jsonl", whole=True))
+    store = Store(tmp_path / "other")
+    store.add(results[:2])
+    again = Store(tmp_path / "other")
+    assert results[0].key in again
+    assert results[2].key not in again
+    assert again.find_episodes(results[1].played) == results[1]
+    place = replace(results[0].place, arm="b")
+    path = again.finish([(results[0].key, place)])
+    assert list(read_results(path, whole=True)) == [replace(results[0], place=place)]
+    assert results[1].key in Store(tmp_path / "other"), "what the study does not have any more is kept"
+
+
+# Comparisons
+
+
+def compared(tmp_path: Path, **changes: Any) -> list[str]:
+    run(small(tmp_path))
+    run(small(tmp_path, name="t", **changes))
+    return compare_studies(tmp_path / "s", tmp_path / "t", QUIET)
+
+
+def test_a_study_compared_with_itself_has_no_difference(tmp_path: Path) -> None:
+    lines = compared(tmp_path, episodes=6)
+    assert len(lines) == (4 + 5) * (4 + 2)  # arms of the cells x (costs + budgets)
+    assert not any(line.startswith("note") for line in lines)
+    assert all("no verdict" in line for line in lines), "six instances are too few"
+
+
+def test_compare_pairs_what_is_shared_and_says_what_is_not(tmp_path: Path) -> None:
+    lines = compared(tmp_path, budgets=[240], arms={"monolithic": {}, "spawn_join": {"temperature": 1.0}})
+    notes = [line for line in lines if line.startswith("note")]
+    assert any("only" in note and "has the arm" in note and "spawn_join" in note for note in notes)
+    assert any("has the budget ledger 4-12 monolithic 60 and 1 more" in note for note in notes)
+    assert all("monolithic of s" in line for line in lines[len(notes) :])
+
+
+def test_compare_names_what_does_not_match(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"share no result: only .*s has the family ledger.*t has the family short"):
+        compared(
+            tmp_path,
+            tasks={"short": {"name": "arithmetic"}},
+            cells=[{"family": "short", "size": "any"}],
+            arms={"delegate": {}},
+        )
+    with pytest.raises(ConfigError, match="cannot be compared: their reward is"):
+        compare_studies(tmp_path / "s", changed_reward(tmp_path), QUIET)
+    with pytest.raises(ConfigError, match=r"holds no study.yaml; expected the folder of a finished study"):
+        compare_studies(tmp_path / "s", tmp_path, QUIET)
+
+
+def changed_reward(tmp_path: Path) -> Path:
+    return run(small(tmp_path, name="u", reward={"name": "default"}, arms={"delegate": {}}))
+
+
+def test_a_better_policy_is_seen_in_the_comparison(tmp_path: Path) -> None:
+    guess = {"cells": [{"family": "range", "size": "2-6"}], "arms": {"monolithic": {}}, "episodes": 30, "seeds": [0]}
+    for name, tokens in (("s", 20), ("t", 40)):
+        policy = {"name": "study_players:Known", "options": {"right": 0.1, "tokens": tokens}}
+        run(small(tmp_path, name=name, policy=policy, **guess))
+    lines = compare_studies(tmp_path / "s", tmp_path / "t", QUIET)
+    assert any("monolithic of s is cheaper in every cost" in line for line in lines)
+
+
+# Errors, before any work
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"budgets": []}, ["budgets is empty"]),
+        ({"budgets": [8]}, ["budgets has 8", "answer_reserve"]),
+        ({"budgets": [60, 60]}, ["budgets is [60, 60]", "each one once"]),
+        ({"budgit": "x"}, ["unknown config key 'budgit'", "Did you mean 'budgets'"]),
+        ({"swept": "clones"}, ["swept is 'clones'", "total_tokens or generated_tokens"]),
+        ({"seeds": [1, 1]}, ["seeds is [1, 1]"]),
+        ({"episodes": 0}, ["episodes is 0"]),
+        ({"episodes": None}, ["episodes is null", "no end of tasks"]),
+        ({"confidence": 1.0}, ["confidence is 1.0"]),
+        ({"temperature": -1.0}, ["temperature is -1"]),
+        ({"name": "a/b"}, ["name is 'a/b'"]),
+        ({"subject": "delegat"}, ["subject is 'delegat'", "Did you mean 'delegate'"]),
+        ({"policy": None}, ["arms.delegate has no policy"]),
+        ({"policy": {"name": "modle"}}, ["unknown policy 'modle'", "Did you mean 'model'"]),
+        ({"policy": {"name": "model"}}, ["policy.options", "needs a folder"]),
+        ({"policy": {"name": "study_players:Guess", "options": {"right": 1, "tokens": 9}}}, ["has no seeded"]),
+        ({"arms": {"delegate": {"families": ["x"]}}}, ["arms.delegate.families names the family 'x'"]),
+        ({"arms": {"d": {}}}, ["unknown arm 'd'"]),
+        ({"arms": {"best_of_n": {}}}, ["arms.best_of_n, range, budget 60: temperature is 0"]),
+        ({"cells": [{"family": "range", "size": "1", "options": {"max_length": 1}}]}, ["min_length is 2, above"]),
+        ({"cells": [{"family": "nope", "size": "1"}]}, ["cells[0].family names the family 'nope'"]),
+        ({"reward": {"name": "corect"}}, ["unknown reward 'corect'"]),
+    ],
+)
+def test_mistakes_before_any_work(tmp_path: Path, changes: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(SelfcestError) as caught:
+        run(small(tmp_path, **changes))
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert not (tmp_path / "s").exists()
+    assert played() == 0
+
+
+def test_a_study_is_not_overwritten(tmp_path: Path) -> None:
+    run(small(tmp_path))
+    with pytest.raises(ConfigError, match="already holds a study; add --resume"):
+        run(small(tmp_path))
+
+
+# Policies that a run has trained
+
+
+def trained(tmp_path: Path, seed: int) -> Path:
+    """The folder of a model, where a run would have put it."""
+    folder = tmp_path / "runs" / "r" / "delegating" / f"seed{seed}" / "model"
+    tiny = TinyConfig(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=16, max_positions=96)
+    save_pretrained(build_tiny(tiny, seed), TinyTokenizer(), folder)
+    run_config = yaml.safe_load((ROOT / "training/configs/quick.yaml").read_text(encoding="utf-8"))
+    run_config["model"] = {"name": "tiny", "options": {"hidden_size": 16, "num_heads": 2, "max_positions": 96}}
+    (tmp_path / "runs" / "r" / "config.yaml").write_text(yaml.safe_dump(run_config), encoding="utf-8")
+    return folder
+
+
+def test_a_trained_policy_per_seed(tmp_path: Path) -> None:
+    folders = [trained(tmp_path, seed) for seed in (0, 1)]
+    pattern = str(folders[0]).replace("/seed0/", "/seed{seed}/")
+    file = tmp_path / "study.yaml"
+    data = small(tmp_path, budgets=[40], episodes=3, arms={"delegate": {}, "monolithic": None}, policy=pattern)
+    file.write_text(yaml.safe_dump(data), encoding="utf-8")
+    config = load_study(file)
+    study = Study(config)
+    assert study.crossed
+    policy = ModelPolicy(pattern)
+    assert policy.fingerprint(0) != policy.fingerprint(1)
+    assert policy.fingerprint(0) == ModelPolicy(str(folders[0])).fingerprint(0)
+    folder = run_study(config, resume=False, console=QUIET)
+    assert "over 2 seeds of the weights" in (folder / "table.md").read_text(encoding="utf-8")
+    records = [episode for r in read_results(folder / "results.jsonl", whole=True) for episode in r.episodes]
+    assert len(records) == 3 * 2 * 2 * 2
+    assert all(turn.generation.token_ids for record in records for _, turn in record.turns())
+
+
+def test_folders_that_hold_no_policy(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"policy.options.*says which model it is; train first"):
+        run(small(tmp_path, policy={"name": "model", "options": {"folder": str(tmp_path / "a" / "b" / "c" / "d")}}))
+    trained(tmp_path, 0)
+    missing = str(tmp_path / "runs" / "r" / "delegating" / "seed{seed}" / "model")
+    with pytest.raises(ConfigError, match="seed1/model does not exist; train first"):
+        run(small(tmp_path, budgets=[60], policy={"name": "model", "options": {"folder": missing}}))
+
+
+def test_limits_that_the_model_cannot_hold(tmp_path: Path) -> None:
+    policy = {"name": "model", "options": {"model": {"name": "tiny", "options": {"max_positions": 200}}}}
+    with pytest.raises(ConfigError, match=r"arms.delegate, range, budget 240: limits.total_tokens is 240"):
+        run(small(tmp_path, policy=policy))
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "training/configs").rglob("*frontier.yaml")), ids=lambda path: path.stem
+)
+def test_shipped_studies_load(path: Path) -> None:
+    config = load_study(path)
+    assert load_study(path, [f"name={config.name}"]) == config
+    assert yaml.safe_load(dump_config(config))["name"] == config.name
+
+
+def test_the_default_study_is_there() -> None:
+    assert default_study() == ROOT / "training/configs/cpu/frontier.yaml"
+
+
+def test_a_result_of_another_kind_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "r.jsonl"
+    file.write_text("[]\n", encoding="utf-8")
+    with pytest.raises(RecordError, match="line 1: not a result"):
+        list[Result](read_results(file))
+
+
+def test_a_served_policy_plays_by_text(tmp_path: Path, serve: Serve) -> None:
+    server = serve(lambda path, body, n: chat("Answer: 7"))
+    options = {"server": {"base_url": server.url, "model": "m", "extra": {"top_k": 1}}, "weights": "today"}
+    arms = {"delegate": {}, "self_consistency": {"options": {"samples": 2}}, "spawn_join": {"options": {"threads": 2}}}
+    data = small(tmp_path, arms=arms, budgets=[1000], episodes=2, seeds=[0], temperature=0.7)
+    data["policy"] = {"name": "server", "options": options}
+    results = list(read_results(run(data) / "results.jsonl", whole=True))
+    assert {r.place.arm: len(r.episodes) for r in results} == {"delegate": 1, "self_consistency": 2, "spawn_join": 1}
+    joined = [r.episodes[0] for r in results if r.place.arm == "spawn_join"]
+    assert all(episode.cost.clones == 2 and episode.answer == "7" for episode in joined)
+    asked = len(server.seen)
+    run(data, resume=True)
+    assert len(server.seen) == asked
+    data["policy"]["options"] = {**options, "weights": "tomorrow"}
+    run(data, resume=True)
+    assert len(server.seen) == 2 * asked
+
+
+# Instances
+
+
+def questions(tmp_path: Path, count: int) -> dict[str, Any]:
+    """A study of a file, whose last question stands in it twice."""
+    lines = [json.dumps({"question": f"What is {i} and 0?", "answer": str(i)}) for i in (*range(count), count - 1)]
+    (tmp_path / "own.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    tasks = {"own": {"name": "questions", "options": {"path": str(tmp_path / "own.jsonl")}}}
+    return small(
+        tmp_path, tasks=tasks, cells=[{"family": "own", "size": "all"}], arms={"monolithic": {}}, episodes=None
+    )
+
+
+def answers(data: dict[str, Any]) -> list[str]:
+    (tasks,) = Study(parse_as(StudyConfig, data)).tasks.values()
+    return [task.answer for task in tasks]
+
+
+def test_a_file_is_played_whole_or_in_part(tmp_path: Path) -> None:
+    data = questions(tmp_path, 12)
+    assert answers(data) == [str(i) for i in range(12)]
+    some = answers({**data, "episodes": 5})
+    assert len(some) == 5
+    assert some == sorted(some, key=int)
+    assert some == answers({**data, "episodes": 5}) != answers({**data, "episodes": 5, "task_seed": 1})
+    with pytest.raises(TaskError, match=r"episodes is 13, but cell own all has 12 tasks"):
+        answers({**data, "episodes": 13})
+
+
+def test_a_missing_file_is_named_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SELFCEST_DATA", str(tmp_path))
+    with pytest.raises(DataError, match=r"aime_1983_2024.csv: no such file or folder"):
+        Study(load_study(ROOT / "training/configs/paper/aime_frontier.yaml", [f"output={tmp_path}"]))
+    assert not list(tmp_path.iterdir())
+
+
+# Known truth
+
+
+def test_policies_of_known_accuracy_and_cost_are_measured_as_they_are(tmp_path: Path) -> None:
+    """Alone it is right with .5 after 40 tokens; with two clones and turns of 10 tokens with .8. Poor it never is."""
+    known = {"alone": {"right": 0.5, "tokens": 40}, "together": {"right": 0.8, "tokens": 10, "clones": 2}}
+    arms = {
+        label: {"name": arm, "policy": {"name": "study_players:Known", "options": known[label]}}
+        for label, arm in (("together", "delegate"), ("alone", "monolithic"))
+    }
+    data = small(tmp_path, arms=arms, budgets=[12, 200], episodes=24, seeds=list(range(8)))
+    data |= {"tasks": {"choice": {"name": "trivial:Choice"}}, "cells": [{"family": "choice", "size": "any"}]}
+    (curves,) = curves_of(read_results(run(data) / "results.jsonl"))
+    resampler = curves.resampler(crossed=False, resamples=2000, confidence=0.95)
+    prompts = [len(CODEC.encode_own(f"<root>{task.removeprefix('choice-')}?<asst>")) for task in curves.task_ids]
+    # together: <call>+<sep>+</call>; <clone>+<asst> and 10 tokens, twice; <tool>a1b1<asst>; 10 tokens
+    used = {"alone": (40, 40, 40), "together": (5 + 2 * (3 + 10) + 6 + 10, 5 + 2 * 10 + 10, 5 + 10 + 10)}
+    for arm, right in (("alone", 0.5), ("together", 0.8)):
+        poor, rich = curves.arms[arm]
+        assert poor.correct.max() == 0
+        found = resampler.estimate(rich.correct)
+        assert found.low <= right <= found.high
+        total, generated, path = used[arm]
+        assert np.array_equal(rich.costs["total_tokens"], np.array(prompts)[:, None] + np.full((24, 8), total))
+        assert set(rich.costs["generated_tokens"].flat) == {generated}
+        assert set(rich.costs["critical_path_tokens"].flat) == {path}
+    together, alone = curves.arms["together"], curves.arms["alone"]
+    pair = match(together[1], alone[1], resampler)
+    assert pair.gap.low <= 0.3 <= pair.gap.high
+    assert pair.verdict is Verdict.AHEAD
+    # 47 tokens and the prompt against 40: dearer in total, cheaper in all else
+    found = compare_frontiers(together, alone, "critical_path_tokens", resampler)
+    assert found.verdict is Verdict.AHEAD
+    assert found.ahead[-1][1] == 40

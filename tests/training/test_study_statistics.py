@@ -1,0 +1,207 @@
+"""Paired bootstrap and frontiers against hand-worked numbers, and against truths that are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from selfcest_env.errors import ConfigError
+from selfcest_training.study.frontier import GRID, Point, Verdict, compare_frontiers, envelope, match
+from selfcest_training.study.results import COSTS
+from selfcest_training.study.statistics import Resampler
+from selfcest_training.study.words import matched, sentence
+
+
+def resampler(instances: int, seeds: int = 1, *, crossed: bool = False, resamples: int = 1000) -> Resampler:
+    return Resampler(instances, seeds, crossed=crossed, resamples=resamples, confidence=0.95)
+
+
+def point(budget: int, correct: np.ndarray, cost: np.ndarray | float) -> Point:
+    costs = np.broadcast_to(np.asarray(cost, float), correct.shape)
+    return Point(budget, correct, dict.fromkeys(COSTS, costs))
+
+
+def share(right: int, instances: int = 40) -> np.ndarray:
+    """So many of the instances are right."""
+    return np.array([[float(i < right)] for i in range(instances)])
+
+
+# Envelopes
+
+
+def test_envelope_by_hand() -> None:
+    # Points (10, .4), (20, .5), (40, 1): the middle one is below the line from (10, .4) to (40, 1), .6 at 20.
+    found = envelope(np.array([10.0, 20.0, 40.0]), np.array([0.4, 0.5, 1.0]), np.array([0, 5, 10, 20, 40, 99.0]))
+    np.testing.assert_allclose(found, [0, 0, 0.4, 0.6, 1, 1])
+
+
+def test_envelope_does_not_fall_when_more_costs_bring_less() -> None:
+    found = envelope(np.array([10.0, 30.0]), np.array([0.8, 0.5]), np.array([10.0, 20.0, 30.0]))
+    np.testing.assert_allclose(found, [0.8, 0.8, 0.8])
+
+
+def test_envelope_of_free_and_of_equally_dear_points() -> None:
+    np.testing.assert_allclose(envelope(np.array([0.0]), np.array([0.3]), np.array([0.0, 5.0])), [0.3, 0.3])
+    np.testing.assert_allclose(envelope(np.array([8.0, 8.0]), np.array([0.3, 0.6]), np.array([4.0, 8.0])), [0, 0.6])
+
+
+# Intervals
+
+
+def test_an_interval_by_hand() -> None:
+    # 25 of 100: the standard error is sqrt(.25 * .75 / 100) = .0433, the interval .25 -+ 1.96 * .0433.
+    found = resampler(100, resamples=20_000).estimate(share(25, 100))
+    assert (found.mean, found.low, found.high) == pytest.approx((0.25, 0.165, 0.335), abs=0.012)
+
+
+def test_differences_are_paired() -> None:
+    """Two arms that fail on the same instances differ by nothing, however few are right."""
+    both = share(20)
+    found = match(point(9, both, 5), point(9, both, 10), resampler(40))
+    assert (found.gap.low, found.gap.high) == (0, 0)
+    assert (found.ratios["total_tokens"].low, found.ratios["total_tokens"].high) == (0.5, 0.5)
+
+
+def test_nested_seeds_are_averaged_and_crossed_seeds_are_resampled() -> None:
+    values = np.array([[0.0, 1.0]] * 30)  # a good seed and a bad one, whatever the instance
+    nested = resampler(30, 2).estimate(values)
+    crossed = resampler(30, 2, crossed=True).estimate(values)
+    assert (nested.low, nested.high) == (0.5, 0.5)
+    assert (crossed.low, crossed.high) == (0, 1)
+
+
+def test_nothing_to_resample_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="nothing to resample: 0 instances"):
+        resampler(0)
+
+
+def coverage(studies: int, *, crossed: bool, instances: int, seeds: int, resamples: int) -> float:
+    """How often the interval of a difference of two accuracies, right together more often than not, has the truth."""
+    rng, boot = np.random.default_rng(5), resampler(instances, seeds, crossed=crossed, resamples=resamples)
+    hits = 0
+    for _ in range(studies):
+        hardness = rng.random((instances, 1))
+        luck = rng.normal(0, 0.1, (1, seeds)) if crossed else np.zeros((1, seeds))
+        first = (rng.random((instances, seeds)) < 0.9 - 0.5 * hardness + luck).astype(float)
+        second = (rng.random((instances, seeds)) < 0.8 - 0.6 * hardness).astype(float)
+        found = boot.estimate(first - second)
+        hits += found.low <= (0.9 - 0.25) - (0.8 - 0.3) <= found.high
+    return hits / studies
+
+
+@pytest.mark.parametrize(("crossed", "seeds", "high"), [(False, 1, 0.98), (False, 3, 0.98), (True, 12, 0.995)])
+def test_coverage(crossed: bool, seeds: int, high: float) -> None:
+    """Nominal 95 %; crossed intervals are wider by construction. The share has a standard error of .011 itself."""
+    found = coverage(400, crossed=crossed, instances=100, seeds=seeds, resamples=1000)
+    assert 0.92 <= found <= high
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("instances", [50, 200])
+def test_coverage_in_many_studies(instances: int) -> None:
+    found = coverage(4000, crossed=False, instances=instances, seeds=2, resamples=4000)
+    assert 0.93 <= found <= 0.965
+
+
+# Frontiers against the truth
+
+
+def arm(rng: np.random.Generator, hardness: np.ndarray, truth: list[tuple[float, float]]) -> list[Point]:
+    """Points of an arm with these (cost, accuracy); on a hard instance it costs more and fails more often."""
+    points = []
+    for budget, (cost, accuracy) in enumerate(truth):
+        right = accuracy + 0.2 * (0.5 - hardness)
+        correct = (rng.random(hardness.shape) < right).astype(float)
+        points.append(point(budget, correct, cost * (0.5 + hardness) + rng.normal(0, 1, hardness.shape)))
+    return points
+
+
+def true_gap(first: list[tuple[float, float]], second: list[tuple[float, float]], at: np.ndarray) -> np.ndarray:
+    ends = [np.array(truth).T for truth in (first, second)]
+    gap: np.ndarray = envelope(*ends[0], at) - envelope(*ends[1], at)
+    return gap
+
+
+DELEGATE, MONOLITHIC = [(20.0, 0.2), (60.0, 0.6), (120.0, 0.85)], [(15.0, 0.4), (40.0, 0.55), (90.0, 0.6)]
+
+
+def test_known_policies_recover_their_frontier() -> None:
+    """Of 60 studies the band has the whole true difference in all but a few, and the verdict is the true one."""
+    rng, boot, hits = np.random.default_rng(1), resampler(200, resamples=400), 0
+    for _ in range(60):
+        hardness = rng.random((200, 1))
+        found = compare_frontiers(arm(rng, hardness, DELEGATE), arm(rng, hardness, MONOLITHIC), "total_tokens", boot)
+        truth = true_gap(DELEGATE, MONOLITHIC, found.at)
+        hits += all(g.low - 1e-9 <= t <= g.high + 1e-9 for g, t in zip(found.gap, truth, strict=True))
+        assert found.verdict is Verdict.BOTH, "worse at few tokens, better at many"
+        assert len(found.at) == GRID
+    assert hits >= 52  # nominal 57; fewer than 52 of 60 would have a chance of .004
+
+
+def test_equal_policies_are_seldom_told_apart() -> None:
+    rng, boot = np.random.default_rng(2), resampler(100, resamples=400)
+    verdicts = []
+    for _ in range(60):
+        hardness = rng.random((100, 1))
+        pair = [arm(rng, hardness, DELEGATE) for _ in range(2)]
+        verdicts.append(compare_frontiers(pair[0], pair[1], "total_tokens", boot).verdict)
+    assert verdicts.count(Verdict.NO_DIFFERENCE) >= 52
+
+
+# In words
+
+
+def compared(first: list[Point], second: list[Point]) -> str:
+    found = compare_frontiers(first, second, "total_tokens", resampler(len(first[0].correct)))
+    return sentence(found, "a", "b")
+
+
+def test_the_sentence_says_who_is_ahead_and_where() -> None:
+    # a: .9 at 50. b: nothing below 100, .5 there.
+    said = compared([point(1, share(36), 50.0)], [point(1, share(20), 100.0)])
+    assert said.startswith("total tokens: a is ahead from 50 to 100 (by up to +0.90 [")
+    assert "behind" not in said
+
+
+def test_the_sentence_says_where_it_loses() -> None:
+    # a: .2 at 20, .9 at 100. b: .6 at 20. The two meet where .2 + .7 (c - 20) / 80 = .6, at 65.7.
+    said = compared([point(1, share(8), 20.0), point(2, share(36), 100.0)], [point(1, share(24), 20.0)])
+    assert "behind from 20 to " in said
+    assert "(by up to -0.40 [" in said
+    assert "ahead from " in said
+    assert "to 100 (by up to +0.30 [" in said
+    lost = compared([point(1, share(36), 100.0)], [point(1, share(24), 20.0)])
+    assert "ahead at 100 (by up to +0.30" in lost
+    assert "behind from 20 to 98 (by up to -0.60" in lost
+
+
+def test_the_sentence_claims_nothing_of_equal_arms_or_of_few_instances() -> None:
+    both = [point(1, share(30), 50.0)]
+    assert "no clear difference between a and b at any equal cost; on average +0.00" in compared(both, both)
+    few = compared([point(1, share(10, 10), 50.0)], [point(1, share(0, 10), 50.0)])
+    assert "fewer than 20 instances, no verdict on a and b" in few
+
+
+def said_at_budget(first: Point, second: Point) -> str:
+    return matched(match(first, second, resampler(len(first.correct))), "a", "b")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        ((36, 50), (12, 50), "a is more accurate and dearer in no cost: it dominates (+0.60"),
+        ((36, 60), (12, 50), "a is more accurate (+0.60"),
+        ((12, 60), (36, 50), "a is less accurate and cheaper in no cost: it is dominated (-0.60"),
+        ((12, 40), (36, 50), "a is less accurate (-0.60"),
+        ((30, 40), (30, 50), "no clear difference of accuracy; a is cheaper in every cost (+0.00"),
+        ((30, 60), (30, 50), "no clear difference of accuracy; a is dearer in every cost (+0.00"),
+        ((30, 50), (30, 50), "no clear difference of accuracy (+0.00"),
+    ],
+)
+def test_one_budget_in_words(first: tuple[int, float], second: tuple[int, float], words: str) -> None:
+    said = said_at_budget(point(1, share(first[0]), first[1]), point(1, share(second[0]), second[1]))
+    assert said.startswith(f"against b: {words}")
+
+
+def test_no_prompt_that_fits_is_equally_dear_for_both() -> None:
+    assert "total tokens x1.00" in said_at_budget(point(1, share(0), 0.0), point(1, share(0), 0.0))

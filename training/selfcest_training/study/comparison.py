@@ -1,0 +1,106 @@
+"""Two stored studies, arm by arm, on the instances that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from selfcest_env.errors import ConfigError
+from selfcest_training.study.config import StudyConfig, load_study
+from selfcest_training.study.frontier import compare_frontiers, match
+from selfcest_training.study.policies import SEED
+from selfcest_training.study.results import TOKEN_COSTS, Place, Result, read_results
+from selfcest_training.study.table import Curves, curves_of
+from selfcest_training.study.words import matched, sentence
+
+Coordinates = tuple[str, str, str, int, str, int]  # family, size, arm, budget, instance, seed
+
+
+def compare_studies(first: Path, second: Path, console: Console) -> list[str]:
+    """Print, for every arm that both have, the first study against the second. Returns the lines.
+
+    Raises:
+        ConfigError: a folder without a finished study, another grader, or nothing in common; it names what does not
+            match.
+    """
+    configs = [_config(folder) for folder in (first, second)]
+    for key in ("reward", "swept"):
+        left, right = (getattr(config, key) for config in configs)
+        if left != right:
+            raise ConfigError(f"{first} and {second} cannot be compared: their {key} is {left} and {right}")
+    left_rows, right_rows = (_rows(folder) for folder in (first, second))
+    shared, apart = left_rows.keys() & right_rows.keys(), _apart(left_rows, right_rows, first, second)
+    if not shared:
+        raise ConfigError(f"{first} and {second} share no result: {'; '.join(apart)}")
+    names, lines = _names(first, second), [f"note: {line}" for line in apart]
+    cells = curves_of([*_named(left_rows, shared, names[0]), *_named(right_rows, shared, names[1])])
+    for curves in cells:
+        lines += _compare_cell(curves, names, configs[0])
+    for line in lines:
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+    return lines
+
+
+def _compare_cell(curves: Curves, names: tuple[str, str], config: StudyConfig) -> list[str]:
+    crossed = any(SEED in str(config.policy_of(arm).options) for arm in config.arms)
+    resampler = curves.resampler(crossed=crossed, resamples=config.resamples, confidence=config.confidence)
+    lines = []
+    own = [arm for arm in curves.arms if arm.endswith(names[0])]
+    for arm in own:
+        other = arm.removesuffix(names[0]) + names[1]
+        first, second = curves.arms[arm], curves.arms[other]
+        for cost in TOKEN_COSTS:
+            lines.append(f"{curves.name}, {sentence(compare_frontiers(first, second, cost, resampler), arm, other)}")
+        for left, right in zip(first, second, strict=True):
+            said = matched(match(left, right, resampler), arm, other)
+            lines.append(f"{curves.name}, at most {left.budget}, {arm} {said}")
+    return lines
+
+
+def _config(folder: Path) -> StudyConfig:
+    for name in ("study.yaml", "results.jsonl"):
+        if not (folder / name).is_file():
+            raise ConfigError(f"{folder} holds no {name}; expected the folder of a finished study, as studies/frontier")
+    return load_study(folder / "study.yaml")
+
+
+def _rows(folder: Path) -> dict[Coordinates, Result]:
+    found = read_results(folder / "results.jsonl")
+    return {_coordinates(result.place): result for result in found}
+
+
+def _coordinates(place: Place) -> Coordinates:
+    return place.family, place.size, place.arm, place.budget, place.task_id, place.seed
+
+
+def _names(first: Path, second: Path) -> tuple[str, str]:
+    left, right = first.resolve().name, second.resolve().name
+    return (f" of {left}", f" of {right}") if left != right else (f" of {first}", f" of {second}")
+
+
+def _named(rows: Mapping[Coordinates, Result], shared: set[Coordinates], name: str) -> list[Result]:
+    return [
+        replace(result, place=replace(result.place, arm=result.place.arm + name))
+        for key, result in rows.items()
+        if key in shared
+    ]
+
+
+def _apart(
+    left: Mapping[Coordinates, Result], right: Mapping[Coordinates, Result], first: Path, second: Path
+) -> Sequence[str]:
+    """What one study has and the other has not, by the first coordinate that tells them apart."""
+    found = []
+    titles = ("family", "family and size", "arm", "budget", "instance", "seed")
+    for depth, title in enumerate(titles, 1):
+        for rows, others, folder in ((left, right, first), (right, left, second)):
+            above = {key[: depth - 1] for key in others}
+            only = {key[:depth] for key in rows if key[: depth - 1] in above} - {key[:depth] for key in others}
+            if only:
+                shown = " ".join(map(str, min(only)))
+                more = f" and {len(only) - 1} more" if len(only) > 1 else ""
+                found.append(f"only {folder} has the {title} {shown}{more}")
+    return found

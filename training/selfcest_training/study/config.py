@@ -1,0 +1,183 @@
+"""The config of a study: frozen dataclasses, read by the same loader as a training run's."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from selfcest_env.errors import ConfigError, did_you_mean
+from selfcest_env.plugin import PlugIn
+from selfcest_env.types import Limits
+from selfcest_training.config import Cell
+from selfcest_training.config_file import parse_as, read_config
+
+SWEPT = ("total_tokens", "generated_tokens")
+
+
+@dataclass(frozen=True)
+class ArmSpec:
+    """One arm of a study.
+
+    Attributes:
+        name: a built-in arm or `package.module:Class`; empty: the arm's key.
+        options: of the arm.
+        policy: who plays it; `null`: the study's.
+        temperature: of sampling; `null`: the study's.
+        families: those that it plays; empty: all.
+    """
+
+    name: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    policy: PlugIn | None = None
+    temperature: float | None = None
+    families: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class StudyConfig:
+    """Everything one `selfcest evaluate` does.
+
+    Attributes:
+        name, output: the folder is `output/name`.
+        tasks: families by name.
+        cells: what is played, each a family at a size.
+        arms: by the names they have in tables.
+        budgets: the sweep; each arm plays every instance once per budget and seed.
+        swept: the limit that a budget is, `total_tokens` or `generated_tokens`, of the whole arm.
+        limits: the other limits.
+        subject: the arm that the others are compared with; empty: the first.
+        policy: who plays, unless an arm says otherwise.
+        temperature: of sampling, likewise; 0 is greedy.
+        reward: its grader says what is right; its terms are stored with every episode.
+        episodes: instances per cell; `null`: all of a source with finitely many.
+        seeds: repetitions on the same instances.
+        task_seed: draws the instances.
+        batch: instances played together; what a kill can lose.
+        threads: of torch.
+        resamples, confidence: of the bootstrap.
+    """
+
+    name: str
+    tasks: Mapping[str, PlugIn]
+    cells: tuple[Cell, ...]
+    arms: Mapping[str, ArmSpec]
+    budgets: tuple[int, ...]
+    swept: str = "total_tokens"
+    limits: Limits = Limits()
+    subject: str = ""
+    policy: PlugIn | None = None
+    temperature: float = 0.0
+    reward: PlugIn = PlugIn("correct")
+    output: str = "studies"
+    episodes: int | None = 100
+    seeds: tuple[int, ...] = (0,)
+    task_seed: int = 20_000
+    batch: int = 64
+    threads: int = 1
+    resamples: int = 2000
+    confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        _check_folder("name", self.name)
+        for key in ("cells", "arms", "budgets", "seeds"):
+            if not getattr(self, key):
+                raise ConfigError(f"{key} is empty; expected at least one")
+        _check_once("budgets", self.budgets)
+        _check_once("seeds", self.seeds)
+        _check_once("cells (family, size)", [(cell.family, cell.size) for cell in self.cells])
+        for key, low in (("batch", 1), ("threads", 1), ("resamples", 100)):
+            if getattr(self, key) < low:
+                raise ConfigError(f"{key} is {getattr(self, key)}; expected a whole number >= {low}")
+        if self.episodes is not None and self.episodes < 1:
+            raise ConfigError(f"episodes is {self.episodes}; expected a whole number >= 1, or null for all there are")
+        if not 0.5 <= self.confidence < 1:
+            raise ConfigError(f"confidence is {self.confidence}; expected a number from 0.5 to below 1, as 0.95")
+        if self.swept not in SWEPT:
+            raise ConfigError(f"swept is {self.swept!r}; expected {' or '.join(SWEPT)}")
+        for temperature in (self.temperature, *map(self.temperature_of, self.arms)):
+            if not 0 <= temperature < float("inf"):
+                raise ConfigError(f"temperature is {temperature}; expected a finite number >= 0 (0: greedy)")
+        for budget in self.budgets:
+            self.limits_at(budget)
+        for i, cell in enumerate(self.cells):
+            self._check_families(f"cells[{i}].family", [cell.family])
+        for label, arm in self.arms.items():
+            self._check_families(f"arms.{label}.families", arm.families)
+            if arm.policy is None and self.policy is None:
+                raise ConfigError(f"arms.{label} has no policy; set policy, or arms.{label}.policy")
+        if self.subject and self.subject not in self.arms:
+            raise ConfigError(
+                f"subject is {self.subject!r}, which is no arm ({', '.join(self.arms)})."
+                + did_you_mean(self.subject, self.arms)
+            )
+
+    def _check_families(self, place: str, families: Iterable[str]) -> None:
+        for family in families:
+            if family not in self.tasks:
+                raise ConfigError(
+                    f"{place} names the family '{family}', which is not under tasks ({', '.join(self.tasks)})."
+                    + did_you_mean(family, self.tasks)
+                )
+
+    def limits_at(self, budget: int) -> Limits:
+        """What a whole arm may use on one instance. Raises `ConfigError` for a budget that no limits allow."""
+        if budget < 1:
+            raise ConfigError(f"budgets has {budget}; expected whole numbers >= 1")
+        try:
+            return dataclasses.replace(self.limits, **{self.swept: budget})
+        except ConfigError as error:
+            raise ConfigError(f"budgets has {budget}: {error}") from error
+
+    def policy_of(self, label: str) -> PlugIn:
+        policy = self.arms[label].policy or self.policy
+        assert policy is not None  # checked at construction
+        return policy
+
+    def temperature_of(self, label: str) -> float:
+        temperature = self.arms[label].temperature
+        return self.temperature if temperature is None else temperature
+
+    def cells_of(self, label: str) -> tuple[Cell, ...]:
+        families = self.arms[label].families
+        return tuple(cell for cell in self.cells if not families or cell.family in families)
+
+    @property
+    def subject_arm(self) -> str:
+        return self.subject or next(iter(self.arms))
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.output) / self.name
+
+
+def load_study(path: Path, overrides: Sequence[str] = ()) -> StudyConfig:
+    """Read a YAML file, with `extends` and overrides as a training run's. Raises `ConfigError` that names the key.
+
+    A policy may be written as a path alone: the folder of a model that a run wrote.
+    """
+    data = read_config(path, overrides)
+    for holder in (data, *_mappings(data.get("arms"))):
+        if isinstance(holder.get("policy"), str):
+            holder["policy"] = {"name": "model", "options": {"folder": holder["policy"]}}
+    return parse_as(StudyConfig, data)
+
+
+def _mappings(arms: object) -> list[dict[str, Any]]:
+    """The arms that are mappings; an arm without a value, as `delegate:`, becomes an empty one."""
+    if not isinstance(arms, dict):
+        return []
+    arms.update({label: {} for label, arm in arms.items() if arm is None})
+    return [arm for arm in arms.values() if isinstance(arm, dict)]
+
+
+def _check_folder(key: str, name: str) -> None:
+    if not name or name.startswith(".") or set(name) & set("/\\"):
+        raise ConfigError(f"{key} is {name!r}; expected a folder name: not empty, no leading dot, no slash")
+
+
+def _check_once(key: str, values: Sequence[object]) -> None:
+    if len(set(values)) != len(values):
+        raise ConfigError(f"{key} is {list(values)}; expected each one once; remove the duplicates")
