@@ -135,8 +135,15 @@ def _typed(value: Any, type_: Any, where: str, key: str) -> Any:
     try:
         return _converter.structure(value, type_)
     except Exception as error:
-        detail = "" if _is_plain(type_) else " (" + "; ".join(cattrs.transform_error(error)) + ")"
+        detail = ""
+        if not _is_plain(type_):
+            detail = " (" + "; ".join(cattrs.transform_error(error, format_exception=_cause)) + ")"
         raise ConfigError(f"{where}.{key} is {value!r}; expected {_describe(type_)}{detail}") from error
+
+
+def _cause(error: BaseException, type_: type | None) -> str:
+    """What a nested dataclass said of its own values is said again; cattrs would say "invalid value"."""
+    return str(error) if isinstance(error, ConfigError) else cattrs.v.format_exception(error, type_)
 
 
 def _describe(type_: Any) -> str:

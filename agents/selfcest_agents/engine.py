@@ -138,13 +138,23 @@ def check_weights(found: Mapping[str, Sequence[int]], expected: Mapping[str, Seq
     Raises:
         PolicyError: a tensor is missing, unknown or of another shape.
     """
-    shapes = [{name: tuple(shape) for name, shape in side.items()} for side in (found, expected)]
-    if wrong := sorted(name for name in shapes[0].keys() | shapes[1] if shapes[0].get(name) != shapes[1].get(name)):
-        name = wrong[0]
-        raise PolicyError(
-            f"{len(wrong)} tensors do not match the model, the first is {name!r}: got shape {shapes[0].get(name)}, "
-            f"expected {shapes[1].get(name)}; send every tensor of the model that this engine was started with"
-        )
+    if wrong := mismatch(found, expected, "the model"):
+        raise PolicyError(f"{wrong}; send every tensor of the model that this engine was started with")
+
+
+def mismatch(found: Mapping[str, Sequence[int]], expected: Mapping[str, Sequence[int]], what: str) -> str:
+    """How many tensors differ in name or shape, and how the first does, in words; empty if none does.
+
+    As `2 tensors do not match the model, the first is 'a.weight': got shape None, expected (3, 4)`.
+    """
+    got, want = ({name: tuple(shape) for name, shape in side.items()} for side in (found, expected))
+    wrong = sorted(name for name in got.keys() | want if got.get(name) != want.get(name))
+    if not wrong:
+        return ""
+    return (
+        f"{len(wrong)} tensors do not match {what}, the first is {wrong[0]!r}: got shape {got.get(wrong[0])}, expected "
+        f"{want.get(wrong[0])}"
+    )
 
 
 def check_requests(

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from selfcest_agents.engine import mismatch
 from selfcest_env.errors import ConfigError, RecordError, check_whole, did_you_mean
 
 if TYPE_CHECKING:
@@ -145,13 +146,9 @@ def load_trainable_state(model: PreTrainedModel, tensors: Mapping[str, Tensor]) 
         RecordError: it is the state of another model, or of other `LoraOptions`.
     """
     own = trainable_state(model)
-    shapes = [{name: tuple(tensor.shape) for name, tensor in side.items()} for side in (tensors, own)]
-    if wrong := sorted(name for name in own.keys() | tensors.keys() if shapes[0].get(name) != shapes[1].get(name)):
-        name = wrong[0]
-        raise RecordError(
-            f"{len(wrong)} tensors do not match what trains in this model, the first is {name!r}: got shape "
-            f"{shapes[0].get(name)}, expected {shapes[1].get(name)}; load it with the model and LoRA options it had"
-        )
+    found, expected = ({name: tensor.shape for name, tensor in side.items()} for side in (tensors, own))
+    if wrong := mismatch(found, expected, "what trains in this model"):
+        raise RecordError(f"{wrong}; load it with the model and LoRA options it had")
     for name, tensor in tensors.items():
         own[name].copy_(tensor)
 

@@ -130,6 +130,11 @@ class TransformersEngine:
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
         """See `TrainableEngine`. Tensors that are the model's own, as where it is shared, stay as they are."""
+        self._copy(weights)  # what was sent is gone before contexts are computed anew, which takes memory too
+        self.policy_version = policy_version
+        self._recompute()
+
+    def _copy(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         own = dict(self._model.named_parameters())
         tied = dict(self._model.named_parameters(remove_duplicate=False)).keys() - own.keys()
         given = {name: tensor for name, tensor in weights if name not in tied}
@@ -138,8 +143,6 @@ class TransformersEngine:
             for name, tensor in given.items():
                 if tensor.data_ptr() != own[name].data_ptr():
                     own[name].copy_(tensor)
-        self.policy_version = policy_version
-        self._recompute()
 
     @property
     def pending(self) -> int:

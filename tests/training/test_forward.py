@@ -47,7 +47,6 @@ SMALL = {
     "eos_token_id": 2,
 }
 HALF = Precision.BFLOAT16
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device here")
 
 
 def built(kind: Callable[[PreTrainedConfig], PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
@@ -283,31 +282,3 @@ def test_packed_rows_warn_of_a_dense_mask_and_refuse_what_cannot_tell_contexts_a
         check_packed("M", "flash_attention_2", {"full_attention", "linear_attention"})
     with pytest.raises(ConfigError, match="attention is 'paged'"):
         check_packed("M", "paged", {"full_attention"})
-
-
-@pytest.mark.cuda
-@needs_cuda
-@pytest.mark.parametrize("attention", ["sdpa", "flex_attention", "flash_attention_2"])
-@pytest.mark.parametrize("precision", Precision)
-@pytest.mark.filterwarnings("ignore:rows is 'packed'")
-def test_on_a_gpu_packed_rows_have_the_gradient_of_bucketed_rows(attention: str, precision: Precision) -> None:
-    if attention == "flash_attention_2":
-        pytest.importorskip("flash_attn")
-        if precision is Precision.FLOAT32:
-            pytest.skip("flash attention computes in half precision alone")
-    forward = ForwardOptions(autocast=precision)
-    samples, _ = random_samples(0)
-    model = llama().to("cuda")
-    expected = gradient(model, samples, Rows.BUCKETED, 300, forward)
-    model.set_attn_implementation(attention)
-    found = gradient(model, samples, Rows.PACKED, 300, forward)
-    assert difference(found, expected) < (1e-4 if precision is Precision.FLOAT32 else 0.1)
-
-
-@pytest.mark.cuda
-@needs_cuda
-def test_on_a_gpu_tree_rows_have_the_gradient_of_bucketed_rows() -> None:
-    samples, _ = random_samples(0)
-    model = tiny("sdpa").to("cuda")
-    expected = gradient(model, samples, Rows.BUCKETED, 300)
-    assert difference(gradient(model, samples, Rows.TREE, 300), expected) < 1e-4

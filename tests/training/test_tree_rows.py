@@ -105,7 +105,7 @@ def learner_of(
         OptimizerConfig(max_grad_norm=1e9),
         pad_id=0,
         micro_batch_tokens=micro_batch_tokens,
-        reference=in_double(build_tiny(SHAPE, seed=1)),
+        reference=in_double(build_tiny(SHAPE, seed=1)).to(model.device),
         rows=rows,
         forward=forward,
     )
