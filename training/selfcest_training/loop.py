@@ -26,6 +26,7 @@ from selfcest_training.config import RunConfig, changed_limits
 from selfcest_training.credit import make_assigner
 from selfcest_training.crediting import credit_step
 from selfcest_training.losses import make_loss
+from selfcest_training.memory import release_memory
 from selfcest_training.metrics import MetricsLog, describe, drop_episodes, log_episodes
 from selfcest_training.player import Player, draw_family, group_requests, make_families
 from selfcest_training.sync import SamplerSpec, make_sampler
@@ -229,6 +230,7 @@ class Job:
         )
 
     def _tick(self, stage: str, num_updates: int) -> None:
+        release_memory()
         now = time.process_time()
         self.state = replace(
             self.state,
