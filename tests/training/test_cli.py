@@ -33,6 +33,19 @@ def test_the_surface_is_this_and_nothing_else() -> None:
         "warmstart": {"--config", "-c", "--resume", "overrides"},
         "evaluate": {"--config", "-c", "--page", "--resume", "overrides"},
         "compare": {"first", "second"},
+        "leaks": {"configs"},
+        "solve": {
+            "--policy",
+            "--server",
+            "--name",
+            "--documents",
+            "--answer",
+            "--temperature",
+            "--seed",
+            "--out",
+            "question",
+            "overrides",
+        },
         "report": {"folder"},
         "trace": {"--episode", "file"},
         "lab": {"--scheme", "--option", "--game", "--group-size", "--samples", "--seed", "--out"},
@@ -44,7 +57,8 @@ def test_the_surface_is_this_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["train"], ["warmstart"], ["evaluate"], ["compare"], ["report"], ["trace"], ["credit"]]
+    "command",
+    [[], ["train"], ["warmstart"], ["evaluate"], ["compare"], ["leaks"], ["solve"], ["report"], ["trace"], ["credit"]],
 )
 def test_help_is_there(command: list[str]) -> None:
     result = CliRunner().invoke(cli.app, [*command, "--help"])
@@ -68,6 +82,7 @@ def test_help_is_there(command: list[str]) -> None:
         (["evaluate", "-c", "missing.yaml"], ["no config file missing.yaml"]),
         (["evaluate"], ["folder is runs/quick/delegating/seed{seed}/model", "train first"]),
         (["compare", "a", "b"], ["a holds no study.yaml"]),
+        (["solve", "1 + 2?"], ["nobody plays; give --policy"]),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(

@@ -1,4 +1,4 @@
-"""The command line: `selfcest train | warmstart | evaluate | compare | report | trace | credit | lab`."""
+"""The commands: `selfcest train | warmstart | evaluate | compare | leaks | solve | trace | report | lab | credit`."""
 
 from __future__ import annotations
 
@@ -111,6 +111,67 @@ def compare(
     from selfcest_training.study.comparison import compare_studies
 
     compare_studies(first, second, Console())
+
+
+@app.command()
+def leaks(
+    configs: Annotated[
+        list[Path], typer.Argument(help="Configs of runs or studies, also those that their folders hold.")
+    ],
+) -> None:
+    """Print which questions the files behind these configs share, as training and test sets should not."""
+    from selfcest_training.study.leaks import report_leaks
+
+    report_leaks(configs, Console())
+
+
+@app.command()
+def solve(
+    question: Annotated[str, typer.Argument(help="What the root is asked.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Overrides of limits and policy: limits.total_tokens=4000 limits.max_depth=1", show_default=False
+        ),
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="Who plays: a run's model, as runs/NAME/ARM/seed0/model; a chat model's folder, .gguf file or hub id, "
+            "or smollm2; package.module:Class.",
+            show_default=False,
+        ),
+    ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(help="Or an OpenAI-compatible server, as http://127.0.0.1:8000/v1.", show_default=False),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The server's name for its model.", show_default=False)] = None,
+    documents: Annotated[
+        Path | None,
+        typer.Option(help="A JSON file of texts by key, or a folder of text files.", show_default=False),
+    ] = None,
+    answer: Annotated[str | None, typer.Option(help="The truth, to be graded by.", show_default=False)] = None,
+    temperature: Annotated[float, typer.Option(help="Of sampling; 0 is greedy.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of sampling.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="A file to add the episode to, for `selfcest trace`.", show_default=False)
+    ] = None,
+) -> None:
+    """Play one question of your own, and print the tree, the answer and what it cost.
+
+    Limits are those of the arm that the model was trained in; any other policy has the defaults of the game.
+    """
+    from selfcest_training.solve import play_question, read_documents, solve_config, task_of
+
+    play_question(
+        task_of(question, read_documents(documents), answer),
+        solve_config(policy, server, name, overrides or []),
+        temperature=temperature,
+        seed=seed,
+        out=out,
+        console=Console(),
+    )
 
 
 @app.command()

@@ -158,6 +158,13 @@ class ArmConfig:
     rl: RLConfig = RLConfig()
     limits: Mapping[str, int | None] = field(default_factory=dict)
 
+    @property
+    def families(self) -> tuple[str, ...]:
+        """Those that it is trained on."""
+        shares = [{name: spec.share for name, spec in phase.mix.items()} for phase in self.warmstart.phases]
+        drawn = [*shares, self.rl.tasks if self.rl.steps else {}]
+        return tuple(dict.fromkeys(name for weights in drawn for name, weight in weights.items() if weight > 0))
+
 
 @dataclass(frozen=True)
 class Cell:

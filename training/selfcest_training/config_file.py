@@ -36,7 +36,7 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """The plain values of a YAML file, with what it extends and the overrides. Raises `ConfigError`."""
     data = _read(path, seen=())
     for override in overrides:
-        _override(data, override)
+        apply_override(data, override)
     return data
 
 
@@ -106,7 +106,8 @@ def check_writable(folder: Path) -> None:
         ) from error
 
 
-def _override(data: dict[str, Any], override: str) -> None:
+def apply_override(data: dict[str, Any], override: str) -> None:
+    """Set what `key.path=value` names, the value read as YAML. Raises `ConfigError` that quotes it."""
     path, equals, text = override.partition("=")
     if not equals or not path:
         raise ConfigError(f"override {override!r} is not of the form key.path=value, as in rl.steps=10")

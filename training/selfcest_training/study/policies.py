@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
@@ -23,10 +23,10 @@ from selfcest_agents.policy import EnginePolicy, Policy, SamplingConfig
 from selfcest_agents.pretrained import ChatLanguage
 from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import PlugIn, build, load
-from selfcest_env.protocol import HermesProtocol, Reply
+from selfcest_env.protocol import Brief, HermesProtocol, Reply
 from selfcest_env.rules import Rules
 from selfcest_env.text_counters import WordCounter
-from selfcest_env.types import Boundary, Fault, Limits, Message
+from selfcest_env.types import Boundary, Fault, Limits, Message, Role
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import load_config
 from selfcest_training.sync import Sampler, SamplerSpec, make_sampler
@@ -109,11 +109,8 @@ class ModelPolicy:
 
     def fingerprint(self, seed: int) -> str:
         language, folder = self._language, self._weights(seed)
-        if folder is not None:
-            weights: object = _files_digest(folder)
-        else:
-            weights = [asdict(self._model), language.checkpoint or seed]
-        return digest(weights, _codec_digest(language), asdict(self._sampler_spec))
+        weights = _files_digest(folder) if folder is not None else language.checkpoint or seed
+        return digest(asdict(self._model), weights, _codec_digest(language), asdict(self._sampler_spec))
 
     def load(self, seed: int) -> LoadedModel:
         language = self._language
@@ -138,14 +135,22 @@ class ModelPolicy:
 
     @cached_property
     def _run(self) -> RunConfig:
-        """The config of the run: runs/NAME/config.yaml for runs/NAME/ARM/seedN/model."""
-        file = Path(self.folder).absolute().parents[2] / "config.yaml"
+        """The config of the run that the folder belongs to."""
+        file = run_file(Path(self.folder))
         if not file.is_file():
             raise ConfigError(
                 f"folder is {self.folder}, and there is no {file} that says which model it is; train first, "
                 "name a model folder that a run wrote, or give policy.options.model"
             )
         return load_config(file)
+
+    def trained_on(self) -> dict[str, PlugIn]:
+        """The task families that the folder's run has trained its arm on; none if no run is known."""
+        file, arm = run_file(Path(self.folder)), Path(self.folder).absolute().parent.parent.name
+        if not self.folder or not file.is_file():
+            return {}
+        run = load_config(file)
+        return {name: run.tasks[name] for name in run.arms[arm].families} if arm in run.arms else {}
 
     @property
     def _model(self) -> PlugIn:
@@ -184,6 +189,11 @@ class LoadedModel:
         self.sampler.close()
 
 
+def run_file(folder: Path) -> Path:
+    """Where the config of a model's run is: runs/NAME/config.yaml for runs/NAME/ARM/seedN/model."""
+    return folder.absolute().parent.parent.parent / "config.yaml"
+
+
 def _files_digest(folder: Path) -> str:
     """Digest of a model's files by name: weights, config and tokenizer."""
     found = hashlib.blake2b(digest_size=16)
@@ -197,7 +207,7 @@ def _codec_digest(language: Language) -> str:
     """Digest of what the codec makes of every kind of block, so that another template or protocol is noticed."""
     rules = language.rules(_LEAST)
     blocks: list[tuple[Iterable[Message], Boundary]] = [
-        (_opening(rules), Boundary.OPENING),
+        *((opening, Boundary.OPENING) for opening in _openings(rules)),
         ([rules.protocol.replies([Reply("7"), Reply(failure=Fault.OVER_BUDGET)])], Boundary.AFTER_STOP),
         ([rules.protocol.documents({"B": "07"})], Boundary.AFTER_STOP),
         ([rules.protocol.fault(Fault.CUT_BY_LENGTH)], Boundary.AFTER_LENGTH),
@@ -205,8 +215,12 @@ def _codec_digest(language: Language) -> str:
     return digest([language.codec.encode(tuple(messages), boundary) for messages, boundary in blocks])
 
 
-def _opening(rules: Rules) -> tuple[Message, ...]:
-    return rules.protocol.open(rules.clone_brief(1, "[1] + 2?", {"B": "07"}, 64))
+def _openings(rules: Rules) -> list[tuple[Message, ...]]:
+    """What a clone is told, and a root that may delegate, read, or neither."""
+    task, texts = "[1] + 2?", {"B": "07"}
+    root = Brief(Role.ROOT, task, keys=tuple(texts), total_tokens=64)
+    roots = (replace(root, can_delegate=True), replace(root, can_read=True), replace(root, documents=texts))
+    return [rules.protocol.open(brief) for brief in (rules.clone_brief(1, task, texts, 64), *roots)]
 
 
 # Servers
@@ -235,8 +249,8 @@ class ServerPolicy:
 
     def fingerprint(self, seed: int) -> str:
         server = {"base_url": self.server.base_url, "model": self.server.model, "extra": dict(self.server.extra)}
-        opening = [message.content for message in _opening(self.rules(_LEAST))]
-        return digest(server, self.tokenizer, self.weights, opening)
+        openings = [[message.content for message in opening] for opening in _openings(self.rules(_LEAST))]
+        return digest(server, self.tokenizer, self.weights, openings)
 
     def load(self, seed: int) -> LoadedServer:
         return LoadedServer(self.server)

@@ -1,0 +1,139 @@
+"""What a study plays that its policies were trained on, and what files share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from rich.console import Console
+from typer.testing import CliRunner
+
+import selfcest_training.cli as cli
+from selfcest_agents.tiny import TinyConfig, TinyTokenizer, build_tiny, save_pretrained
+from selfcest_env.errors import ConfigError, DataError
+from selfcest_env.plugin import PlugIn
+from selfcest_env.tasks.splits import TRAIN
+from selfcest_training.config_file import parse_as
+from selfcest_training.player import split
+from selfcest_training.study import report
+from selfcest_training.study.command import run_study
+from selfcest_training.study.config import StudyConfig
+from selfcest_training.study.leaks import leaked, report_leaks
+from selfcest_training.study.play import Study
+
+QUIET = Console(quiet=True)
+COUNT = 60
+TINY = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 16, "max_positions": 96}
+
+
+def write(file: Path, numbers: range, phrasing: str = "what is {} and 0?") -> str:
+    rows = ({"question": phrasing.format(i), "answer": str(i), "documents": {"a": f"{i}"}} for i in numbers)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(file)
+
+
+def questions(path: str) -> dict[str, Any]:
+    return {"name": "questions", "options": {"path": path}}
+
+
+def run_config(folder: Path, tasks: dict[str, Any], trained: str) -> Path:
+    """The config of a run with one arm, which is trained on one family."""
+    data = {
+        "name": "r",
+        "tasks": tasks,
+        "model": {"name": "tiny", "options": TINY},
+        "limits": {"total_tokens": 90, "max_depth": 0},
+        "arms": {"alone": {"warmstart": {}, "rl": {"tasks": {name: float(name == trained) for name in tasks}}}},
+    }
+    folder.mkdir(exist_ok=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
+    return folder / "config.yaml"
+
+
+def model(folder: Path, tasks: dict[str, Any], trained: str) -> Path:
+    """Its model."""
+    place = run_config(folder, tasks, trained).parent / "alone" / "seed0" / "model"
+    save_pretrained(build_tiny(TinyConfig(**TINY), 0), TinyTokenizer(), place)
+    return place
+
+
+def study(output: Path, tasks: dict[str, Any], policy: Path | str) -> dict[str, Any]:
+    return {
+        "name": "s",
+        "output": str(output),
+        "budgets": [80],
+        "limits": {"max_depth": 0, "turn_tokens": 8, "answer_reserve": 4},
+        "episodes": None,
+        "resamples": 100,
+        "policy": {"name": "model", "options": {"folder": str(policy)}},
+        "arms": {"monolithic": {}},
+        "tasks": tasks,
+        "cells": [{"family": family, "size": "all"} for family in tasks],
+    }
+
+
+def leaks_of(output: Path, tasks: dict[str, Any], policy: Path) -> list[str]:
+    return leaked(Study(parse_as(StudyConfig, study(output, tasks, policy))))
+
+
+def test_a_study_says_which_of_its_questions_its_policies_were_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, other = write(tmp_path / "own.jsonl", range(COUNT)), write(tmp_path / "other.jsonl", range(100, 100 + COUNT))
+    policy = model(tmp_path / "run", {"own": questions(own), "other": questions(other)}, "own")
+    draws, rng = split(PlugIn(**questions(own)), TRAIN), np.random.default_rng(0)
+    drawn = {draws.draw(rng).prompt for _ in range(2000)}
+    assert 0.6 * COUNT < len(drawn) < COUNT
+    (line,) = leaks_of(tmp_path, {"mine": questions(own)}, policy)
+    assert line == f"{len(drawn)} of {COUNT} instances of mine all are questions of training on own."
+    spelled = write(tmp_path / "spelled.jsonl", range(COUNT), "WHAT is {}, and 0")
+    assert leaks_of(tmp_path, {"mine": questions(spelled)}, policy) == [line]
+    assert leaks_of(tmp_path, {"mine": questions(other)}, policy) == [], "the arm is not trained on this family"
+    monkeypatch.setattr(report, "plot", lambda *_: None)  # slow
+    config = parse_as(StudyConfig, study(tmp_path, {"mine": questions(own)}, policy))
+    assert line in (run_study(config, resume=False, console=QUIET) / "table.md").read_text(encoding="utf-8")
+    Path(own).unlink()
+    (line,) = leaks_of(tmp_path, {"mine": questions(other)}, policy)
+    assert line.startswith("Whether training on own has seen these instances cannot be told: ")
+
+
+def test_of_a_mixture_every_question_may_have_been_trained_on(tmp_path: Path) -> None:
+    own = write(tmp_path / "own.jsonl", range(COUNT))
+    mixed = {"name": "mixture", "options": {"sources": [{"name": "range_sum"}, {"name": "questions", "path": own}]}}
+    policy = model(tmp_path / "run", {"mixed": mixed}, "mixed")
+    (line,) = leaks_of(tmp_path, {"mine": questions(own)}, policy)
+    assert line == f"{COUNT} of {COUNT} instances of mine all are questions of training on mixed 2."
+
+
+def test_leaks_between_the_files_of_configs(tmp_path: Path) -> None:
+    own, other = write(tmp_path / "own.jsonl", range(20)), write(tmp_path / "other.jsonl", range(15, 40))
+    part = {"name": "questions", "options": {"path": own, "part": "train", "test_fraction": 0.5}}
+    mixed = {"name": "mixture", "options": {"sources": [{"name": "range_sum"}, {"name": "questions", "path": other}]}}
+    run = run_config(tmp_path / "run", {"drawn": {"name": "range_sum"}, "part": part, "mixed": mixed}, "part")
+    asked = {"test": {"name": "questions", "options": {"path": own, "part": "test", "test_fraction": 0.5}}}
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(study(tmp_path, asked, "x")), encoding="utf-8")
+    result = CliRunner().invoke(cli.app, ["leaks", str(run), str(tmp_path / "study.yaml")])
+    assert result.exit_code == 0, result.output
+    table = report_leaks([run, tmp_path / "study.yaml"], QUIET)
+    assert table in result.output
+    found = {(row[1].split(": ")[1], row[3].split(": ")[1]): int(row[5]) for row in _rows(table)}
+    assert found.keys() == {("part", "mixed 2"), ("part", "test all"), ("mixed 2", "test all")}
+    assert found["part", "test all"] == 0
+    assert found["part", "mixed 2"] + found["mixed 2", "test all"] == 5
+
+
+def _rows(table: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("|")] for line in table.splitlines()[2:]]
+
+
+def test_configs_without_two_files(tmp_path: Path) -> None:
+    run = run_config(tmp_path / "run", {"drawn": {"name": "range_sum"}}, "drawn")
+    with pytest.raises(ConfigError, match="two sources that read files are needed for a comparison, and there is none"):
+        report_leaks([run], QUIET)
+    gone = {"a": questions("gone.jsonl"), "b": questions("gone too.jsonl")}
+    with pytest.raises(DataError, match=r"gone.jsonl: no such file"):
+        report_leaks([run_config(tmp_path / "run", gone, "a")], QUIET)
