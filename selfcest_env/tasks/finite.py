@@ -15,7 +15,7 @@ import numpy as np
 
 from selfcest_env.errors import TaskError
 from selfcest_env.tasks.files import HUB, SUFFIXES, Record, content_digest, read_records
-from selfcest_env.tasks.source import check_choice, check_int, check_number, make_task
+from selfcest_env.tasks.source import Identifies, check_choice, check_int, check_number, make_task
 from selfcest_env.tasks.splits import TEST, TRAIN
 from selfcest_env.types import Scalar, Task
 
@@ -24,16 +24,12 @@ MAX_SEED = 2**63 - 1
 
 
 @runtime_checkable
-class FiniteSource(Protocol):
+class FiniteSource(Identifies, Protocol):
     """A source whose tasks can be counted, for evaluation on a whole set and for leak checks."""
 
     def draw(self, rng: np.random.Generator) -> Task: ...
 
     def tasks(self) -> tuple[Task, ...]: ...
-
-    def identity(self, task: Task) -> str:
-        """What makes the problem: two tasks with one identity ask the same question, whatever surrounds it."""
-        ...
 
 
 def squeeze(text: str) -> str:

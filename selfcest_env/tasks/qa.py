@@ -69,6 +69,9 @@ class QuestionSource(FileSource):
             support: keys of the documents that are needed.
             metadata: other facts.
         """
+        for key, value in (("question", text), ("answer", answer)):
+            if not value.strip():
+                raise record.bad(key, "a text that is not empty")
         fault = NO_PLAN if plan is None else plan.fault(documents, (answer, *aliases))
         facts: dict[str, Scalar] = {"documents": len(documents), "support": json.dumps(support, ensure_ascii=False)}
         if plan is not None and not fault:

@@ -47,6 +47,15 @@ class TaskSource(Protocol):
 
 
 @runtime_checkable
+class Identifies(Protocol):
+    """A source that knows the problem behind a task."""
+
+    def identity(self, task: Task) -> str:
+        """What makes the problem: two tasks with one identity ask the same question, whatever surrounds it."""
+        ...
+
+
+@runtime_checkable
 class ExpertSource(Protocol):
     """A source whose tasks a script can solve, delegating or not."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,6 +13,7 @@ from selfcest_env.tasks.source import (
     GIVE_UP,
     MAX_TRIES,
     ExpertSource,
+    Identifies,
     Proposal,
     Style,
     TaskSource,
@@ -25,14 +27,22 @@ from selfcest_env.views import Observation
 TRAIN, TEST = "train", "test"
 
 
-def part_of(task: Task, test_fraction: float) -> str:
-    """The part an instance belongs to: a function of its content alone."""
-    return TEST if int(content_hash(task), 16) < test_fraction * 2**64 else TRAIN
+def part_of(task: Task, test_fraction: float, identity: str | None = None) -> str:
+    """The part an instance belongs to: a function of its content alone, or of its identity where that is known."""
+    known = content_hash(task) if identity is None else _hash(identity)
+    return TEST if int(known, 16) < test_fraction * 2**64 else TRAIN
+
+
+def _hash(identity: str) -> str:
+    """Another one than that of a file's own `part`, so that a part of a part is no less random."""
+    return hashlib.blake2b(identity.encode(), digest_size=8, person=b"hashed_split").hexdigest()
 
 
 @dataclass(frozen=True)
 class HashedSplit:
     """The instances of `source` that hash into one part; others are drawn again.
+
+    A question of a file is on one side whatever documents surround it.
 
     Attributes:
         source: any source; in a config, a mapping with `name` and its options.
@@ -52,12 +62,15 @@ class HashedSplit:
     def draw(self, rng: np.random.Generator) -> Task:
         for _ in range(MAX_TRIES):
             task = self.source.draw(rng)
-            if part_of(task, self.test_fraction) == self.part:
+            if part_of(task, self.test_fraction, self._identity(task)) == self.part:
                 return task
         raise TaskError(
             f"no {self.part} instance in {MAX_TRIES} draws with test_fraction = {self.test_fraction}: the source has "
             "too few distinct tasks, or the fraction leaves this part empty"
         )
+
+    def _identity(self, task: Task) -> str | None:
+        return self.source.identity(task) if isinstance(self.source, Identifies) else None
 
     def understands(self, observation: Observation) -> bool:
         return isinstance(self.source, ExpertSource) and self.source.understands(observation)

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from selfcest_env.errors import ConfigError, DataError, TaskError
+from selfcest_env.tasks import make_source
 from selfcest_env.tasks.files import Record, content_digest, read_records
 from selfcest_env.tasks.finite import FileSource, FiniteSource, squeeze
 from selfcest_env.tasks.leaks import leak_report, overlaps
+from selfcest_env.tasks.splits import HashedSplit
 from selfcest_env.types import Task
 
 ROWS = [{"q": "one?", "a": "1"}, {"q": "two?", "a": "2"}, {"q": "é\u2028?", "a": "3"}]
@@ -236,6 +238,22 @@ def test_bad_knobs(knobs: dict, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Pairs("x.json", **knobs)
     assert said in str(caught.value)
+
+
+def test_a_question_is_on_one_side_whatever_surrounds_it(tmp_path: Path) -> None:
+    """`distractors` draw new documents every time, and what was trained on must not come back among others."""
+    lines = [{"question": f"Who is {i}?", "answer": f"{i}", "documents": {f"d{i}": f"It is {i}."}} for i in range(60)]
+    path = write(tmp_path / "q.jsonl", "\n".join(map(json.dumps, lines)))
+    source = make_source("distractors", source={"name": "questions", "path": path}, paragraphs=2)
+    rng = np.random.default_rng(0)
+    drawn = {part: [HashedSplit(source, part, 0.3).draw(rng) for _ in range(400)] for part in ("train", "test")}
+    asked = {part: {task.prompt for task in tasks} for part, tasks in drawn.items()}
+    assert len({task.task_id for task in drawn["train"]}) > len(asked["train"]), "one question, other documents"
+    assert not asked["train"] & asked["test"]
+    assert 0.15 * 60 < len(asked["test"]) < 0.45 * 60
+    # A part of a file's part is no less random: the two do not hash alike.
+    part = make_source("questions", path=path, part="test", test_fraction=0.3)
+    assert {HashedSplit(part, "train", 0.3).draw(rng).prompt for _ in range(400)}
 
 
 def test_leaks_are_found(tmp_path: Path) -> None:

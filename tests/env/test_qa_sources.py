@@ -361,6 +361,8 @@ def test_user_questions(tmp_path: Path) -> None:
         ({"answer": ["a", 5]}, "answer is ['a', 5]; expected a list of strings"),
         ({"documents": {"x": 1}}, "documents.x is 1; expected a string"),
         ({"documents": [{"title": "T"}]}, "documents[0].text is missing"),
+        ({"answer": " "}, "answer is ' '; expected a text that is not empty"),
+        ({"question": ""}, "question is ''; expected a text that is not empty"),
         ({"documents": "text"}, "documents is 'text'; expected a list"),
         ({"documents": {"x": "1"}, "support": ["y"]}, "support is ['y']; expected keys of its documents, which are x"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from selfcest_env.tasks.range_sum import RangeSum
 from selfcest_env.terse import TerseProtocol
 from selfcest_env.types import Answer, CloneRequest, Delegate, Limits, Role, Task, TurnKey
 from selfcest_env.views import Observation
+from selfcest_training.study.arms import Arm
 from selfcest_training.study.policies import digest
 
 CODEC, PROTOCOL = TerseCodec(TinyTokenizer()), TerseProtocol()
@@ -133,3 +134,21 @@ class Contrary:
     def grade(self, task: Task, answer: str | None) -> Grade:
         right = answer is not None and answer != task.answer
         return Grade(float(right), right, answer is not None)
+
+
+@dataclass(frozen=True)
+class OneClone(Arm):
+    """Delegation with so many clones: an arm of one's own."""
+
+    clones: int = 1
+
+    def limits(self, limits: Limits, task: Task) -> Limits:
+        return replace(limits, max_clones=self.clones)
+
+
+class Floors:
+    """A grader that could not say of some answers what its rule is."""
+
+    def grade(self, task: Task, answer: str | None) -> Grade:
+        right = answer == task.answer
+        return Grade(float(right), right, answer is not None, "" if right or answer is None else "too hard to say")

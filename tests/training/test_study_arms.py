@@ -228,6 +228,11 @@ def test_a_scripted_call_that_the_budget_cannot_pay_leaves_the_policy_on_its_own
         (["1/2", "7", "0.5"], 0),
         (["7", r"\boxed{\frac12}", "0.50"], 1),
         (["Rome", "The Paris", "paris."], 1),
+        (["x+1", "x-1", "x - 1"], 1),
+        (["12", "(1, 2)", "(1,2)"], 1),
+        (["5 km", "-5 km", "-5 km"], 1),
+        ([r"\text{Monday}", "Sunday", "monday"], 0),
+        (["4", "x = 5", "5"], 1),
     ],
 )
 def test_majority(answers: list[str | None], chosen: int) -> None:

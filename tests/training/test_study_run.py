@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,14 @@ from rich.console import Console
 from study_players import CODEC, CutOff
 from test_openai_engine import Serve, chat, serve
 
+from selfcest_agents.openai_client import ServerConfig
 from selfcest_agents.tiny import TinyConfig, TinyTokenizer, build_tiny, save_pretrained
 from selfcest_env.errors import ConfigError, DataError, RecordError, SelfcestError, TaskError
+from selfcest_env.plugin import PlugIn
+from selfcest_env.protocol import HermesProtocol
 from selfcest_env.reward import make_reward
+from selfcest_env.terse import TerseProtocol
+from selfcest_env.types import Role
 from selfcest_training.config_file import dump_config, parse_as
 from selfcest_training.study import report
 from selfcest_training.study.command import default_study, run_study
@@ -26,7 +32,7 @@ from selfcest_training.study.comparison import compare_studies
 from selfcest_training.study.config import StudyConfig, load_study
 from selfcest_training.study.frontier import Verdict, compare_frontiers, match
 from selfcest_training.study.play import Study
-from selfcest_training.study.policies import ModelPolicy
+from selfcest_training.study.policies import ModelPolicy, ServerPolicy
 from selfcest_training.study.results import Result, costs_of, read_results, write_result
 from selfcest_training.study.store import Store
 from selfcest_training.study.table import curves_of
@@ -130,6 +136,34 @@ def test_a_study_and_its_files(tmp_path: Path) -> None:
     assert len(lines) == 2 * (4 + 5)
 
 
+FLOORING = {"name": "correct", "options": {"grader": {"name": "study_players:Floors"}}}
+
+
+def test_the_table_counts_what_the_grader_could_not_score(tmp_path: Path) -> None:
+    policy = {"name": "study_players:Known", "options": {"right": 0.5}}
+    folder = run(small(tmp_path, reward=FLOORING, policy=policy, arms={"best_of_n": {}}, temperature=1.0))
+    notes: dict[tuple[str, int], int] = {}
+    for result in read_results(folder / "results.jsonl"):
+        place = result.place.family, result.place.budget
+        notes[place] = notes.get(place, 0) + (result.grade.note == "too hard to say")
+    assert notes["range", 240] > 0
+    text = (folder / "table.md").read_text(encoding="utf-8")
+    assert f"| range | 2-6 | 240 | best_of_n (oracle) | too hard to say | {notes['range', 240]} |" in text
+    assert "No answer got a floor" not in text
+    rows = list(csv.DictReader((folder / "results.csv").read_text(encoding="utf-8").splitlines()))
+    assert {(row["family"], int(row["budget"])): int(row["floors"]) for row in rows} == notes
+    run(small(tmp_path), resume=True)
+    assert "No answer got a floor from its grader." in (folder / "table.md").read_text(encoding="utf-8")
+
+
+def test_an_arm_of_ones_own_plays(tmp_path: Path) -> None:
+    policy = {"name": "study_players:Known", "options": {"clones": 2}}
+    arms = {"two": {"name": "delegate"}, "one": {"name": "study_players:OneClone", "options": {"clones": 1}}}
+    folder = run(small(tmp_path, arms=arms, policy=policy, budgets=[240], seeds=[0]))
+    clones = {(result.place.arm, result.costs.clones) for result in read_results(folder / "results.jsonl")}
+    assert clones == {("two", 2), ("one", 0)}, "two at once are over the limit of one, and refused"
+
+
 def test_a_result_survives_being_written_and_read(tmp_path: Path) -> None:
     folder = run(small(tmp_path))
     text = (folder / "results.jsonl").read_text(encoding="utf-8")
@@ -149,7 +183,7 @@ def test_every_arm_and_seed_plays_the_same_instances_and_none_that_training_draw
 def test_a_second_run_plays_and_loads_nothing(tmp_path: Path) -> None:
     folder = run(small(tmp_path))
     before = (folder / "results.jsonl").read_bytes(), (folder / "table.md").read_bytes()
-    assert sorted(study_players.loads) == [0, 1]
+    assert study_players.loads == [0], "both seeds are samples of the same weights"
     study_players.loads.clear()
     study_players.roots.clear()
     run(small(tmp_path), resume=True)
@@ -212,6 +246,20 @@ def test_another_grader_judges_again_and_plays_nothing(tmp_path: Path) -> None:
     assert not any(right)
 
 
+def test_another_gold_decomposition_replays_the_oracle_alone(tmp_path: Path) -> None:
+    """It stands in the file, not in the options, and the question is the same."""
+    data = questions(tmp_path, 6)
+    arms = {"monolithic": {}, "oracle_decomposition": {}}
+    studies = []
+    for hint in ("a", "b"):
+        rows = [{"question": "Where?", "answer": "Ulm", "documents": {"a": "Ulm", "b": "Ulm"}, "support": [hint]}]
+        (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        study = Study(parse_as(StudyConfig, {**data, "arms": arms, "seeds": [0], "budgets": [240]}))
+        studies.append({item.place.arm: item.played for block in study.blocks() for item in study._keyed(block)})
+    assert studies[0]["monolithic"] == studies[1]["monolithic"]
+    assert studies[0]["oracle_decomposition"] != studies[1]["oracle_decomposition"]
+
+
 # Kills
 
 
@@ -254,6 +302,17 @@ def test_a_kill_between_the_two_files_of_the_end_loses_nothing(tmp_path: Path) -
     assert timeless(folder) == before
 
 
+def test_a_kill_while_a_finished_study_is_opened_again_loses_nothing(tmp_path: Path) -> None:
+    folder = run(small(tmp_path))
+    before = timeless(folder)
+    whole = (folder / "results.jsonl").read_bytes()
+    (folder / "played.jsonl").write_bytes(whole[: len(whole) // 2])  # its copy was half written
+    study_players.roots.clear()
+    run(small(tmp_path), resume=True)
+    assert played() == 0
+    assert timeless(folder) == before
+
+
 def test_a_store_finds_results_and_episodes(tmp_path: Path) -> None:
     results = list(read_results(run(small(tmp_path)) / "results.jsonl", whole=True))
     store = Store(tmp_path / "other")
@@ -290,6 +349,17 @@ def test_compare_pairs_what_is_shared_and_says_what_is_not(tmp_path: Path) -> No
     assert any("only" in note and "has the arm" in note and "spawn_join" in note for note in notes)
     assert any("has the budget ledger 4-12 monolithic 60 and 1 more" in note for note in notes)
     assert all("monolithic of s" in line for line in lines[len(notes) :])
+
+
+def test_compare_pairs_equal_budgets_in_whatever_order_and_labels_oracles(tmp_path: Path) -> None:
+    arms = {"best_of_n": {"options": {"samples": 3}, "temperature": 0.8}}
+    run(small(tmp_path, arms=arms))
+    run(small(tmp_path, name="t", arms=arms, budgets=[240, 60]))
+    lines = compare_studies(tmp_path / "s", tmp_path / "t", QUIET)
+    at_budgets = [line for line in lines if "at most" in line]
+    assert len(at_budgets) == 2 * 2
+    assert all("+0.00 [+0.00, +0.00]; total tokens x1.00" in line for line in at_budgets), "the same episodes"
+    assert all("best_of_n (oracle) of s" in line and "best_of_n (oracle) of t" in line for line in lines)
 
 
 def test_compare_names_what_does_not_match(tmp_path: Path) -> None:
@@ -347,6 +417,10 @@ def test_a_better_policy_is_seen_in_the_comparison(tmp_path: Path) -> None:
         ({"cells": [{"family": "range", "size": "1", "options": {"max_length": 1}}]}, ["min_length is 2, above"]),
         ({"cells": [{"family": "nope", "size": "1"}]}, ["cells[0].family names the family 'nope'"]),
         ({"reward": {"name": "corect"}}, ["unknown reward 'corect'"]),
+        (
+            {"reward": {"name": "correct", "options": {"grader": {"name": "countdown"}}}},
+            ["cell range 2-6: the reward's grader cannot judge task", "of range_sum", "no Countdown metadata"],
+        ),
     ],
 )
 def test_mistakes_before_any_work(tmp_path: Path, changes: dict[str, Any], words: list[str]) -> None:
@@ -394,6 +468,27 @@ def test_a_trained_policy_per_seed(tmp_path: Path) -> None:
     records = [episode for r in read_results(folder / "results.jsonl", whole=True) for episode in r.episodes]
     assert len(records) == 3 * 2 * 2 * 2
     assert all(turn.generation.token_ids for record in records for _, turn in record.turns())
+
+
+def test_what_makes_another_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights, its model's options, and what a root is told as much as what a clone is."""
+    folder = str(trained(tmp_path, 0))
+    tiny = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 16}
+    short, long = (ModelPolicy(folder, PlugIn("tiny", {**tiny, "max_positions": n})) for n in (96, 128))
+    assert short.fingerprint(0) != long.fingerprint(0)
+    served = ServerPolicy(ServerConfig("http://127.0.0.1:1/v1", "m"))
+    for policy, protocol in ((short, TerseProtocol), (served, HermesProtocol)):
+        before, say = policy.fingerprint(0), protocol.open
+        assert policy.fingerprint(1) == before
+        for role in Role:
+            with monkeypatch.context() as patched:
+                patched.setattr(protocol, "open", _louder(say, role))
+                assert policy.fingerprint(0) != before, role
+        assert policy.fingerprint(0) == before
+
+
+def _louder(say: Callable[..., Any], role: Role) -> Callable[..., Any]:
+    return lambda self, brief: say(self, replace(brief, text=brief.text + "!") if brief.role is role else brief)
 
 
 def test_folders_that_hold_no_policy(tmp_path: Path) -> None:

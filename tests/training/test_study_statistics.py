@@ -31,8 +31,16 @@ def share(right: int, instances: int = 40) -> np.ndarray:
 
 def test_envelope_by_hand() -> None:
     # Points (10, .4), (20, .5), (40, 1): the middle one is below the line from (10, .4) to (40, 1), .6 at 20.
+    # Half of .4 at 5: a coin decides who is asked at all.
     found = envelope(np.array([10.0, 20.0, 40.0]), np.array([0.4, 0.5, 1.0]), np.array([0, 5, 10, 20, 40, 99.0]))
-    np.testing.assert_allclose(found, [0, 0, 0.4, 0.6, 1, 1])
+    np.testing.assert_allclose(found, [0, 0.2, 0.4, 0.6, 1, 1])
+
+
+def test_a_budget_that_pays_for_nothing_changes_no_envelope() -> None:
+    """Whether the sweep has one that no prompt fits must not decide who is ahead."""
+    at = np.linspace(0, 50, 11)
+    with_it = envelope(np.array([0.0, 30.0]), np.array([0.0, 0.9]), at)
+    np.testing.assert_allclose(with_it, envelope(np.array([30.0]), np.array([0.9]), at))
 
 
 def test_envelope_does_not_fall_when_more_costs_bring_less() -> None:
@@ -42,7 +50,7 @@ def test_envelope_does_not_fall_when_more_costs_bring_less() -> None:
 
 def test_envelope_of_free_and_of_equally_dear_points() -> None:
     np.testing.assert_allclose(envelope(np.array([0.0]), np.array([0.3]), np.array([0.0, 5.0])), [0.3, 0.3])
-    np.testing.assert_allclose(envelope(np.array([8.0, 8.0]), np.array([0.3, 0.6]), np.array([4.0, 8.0])), [0, 0.6])
+    np.testing.assert_allclose(envelope(np.array([8.0, 8.0]), np.array([0.3, 0.6]), np.array([4.0, 8.0])), [0.3, 0.6])
 
 
 # Intervals
@@ -157,9 +165,9 @@ def compared(first: list[Point], second: list[Point]) -> str:
 
 
 def test_the_sentence_says_who_is_ahead_and_where() -> None:
-    # a: .9 at 50. b: nothing below 100, .5 there.
+    # a: .9 at 50. b: .5 at 100, half of it at 50.
     said = compared([point(1, share(36), 50.0)], [point(1, share(20), 100.0)])
-    assert said.startswith("total tokens: a is ahead from 50 to 100 (by up to +0.90 [")
+    assert said.startswith("total tokens: a is ahead from 50 to 100 (by up to +0.65 [")
     assert "behind" not in said
 
 
@@ -171,8 +179,10 @@ def test_the_sentence_says_where_it_loses() -> None:
     assert "ahead from " in said
     assert "to 100 (by up to +0.30 [" in said
     lost = compared([point(1, share(36), 100.0)], [point(1, share(24), 20.0)])
-    assert "ahead at 100 (by up to +0.30" in lost
-    assert "behind from 20 to 98 (by up to -0.60" in lost
+    # a: .9 c / 100, which is .6 at 66.7
+    assert "to 100 (by up to +0.30" in lost
+    assert "behind from 20 to " in lost
+    assert "(by up to -0.42" in lost
 
 
 def test_the_sentence_claims_nothing_of_equal_arms_or_of_few_instances() -> None:

@@ -167,6 +167,11 @@ def make_arm(name: str, options: Mapping[str, object], where: str) -> Arm:
     return arm
 
 
+def shown_name(label: str, arm: Arm) -> str:
+    """The arm's name in tables, plots and sentences: oracles are named so wherever a number of theirs stands."""
+    return f"{label} (oracle)" if arm.oracle else label
+
+
 def check_delegation(limits: Limits, clones: int) -> None:
     """Raise `ConfigError` if an agent could not call so many clones at once."""
     for name in ("max_depth", "max_clones", "max_clones_per_call"):

@@ -15,6 +15,7 @@ from selfcest_env.errors import ConfigError
 from selfcest_training.config_file import check_writable, dump_config
 from selfcest_training.experiment import shipped_config
 from selfcest_training.study.config import StudyConfig
+from selfcest_training.study.leaks import leaked
 from selfcest_training.study.play import Study
 from selfcest_training.study.report import Reading, write_page, write_report
 from selfcest_training.study.results import read_results
@@ -39,6 +40,9 @@ def run_study(
             f"{folder} already holds a study; add --resume to play only what it lacks, or set name= to start another"
         )
     (folder / "study.yaml").write_text(dump_config(config), encoding="utf-8")
+    notes = leaked(study)
+    for note in notes:
+        console.print(f"warning: {note}", soft_wrap=True, highlight=False, markup=False)
     torch.set_num_threads(config.threads)
     disable_progress_bar()  # type: ignore[no-untyped-call]  # of loading models: ours is the one that counts
     try:
@@ -47,7 +51,7 @@ def run_study(
         console.print("interrupted; the same command with --resume plays what is missing")
         raise
     reading = reading_of(study)
-    text = write_report(folder, curves_of(read_results(results)), reading, headline(study))
+    text = write_report(folder, curves_of(read_results(results)), reading, " ".join([headline(study), *notes]))
     if page is not None:
         write_page(page, folder, f"Study: {config.name}", command, text)
     console.print(text, soft_wrap=True, highlight=False, markup=False)

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from selfcest_env.errors import ConfigError
+from selfcest_training.study.arms import make_arm, shown_name
 from selfcest_training.study.config import StudyConfig, load_study
 from selfcest_training.study.frontier import compare_frontiers, match
 from selfcest_training.study.policies import SEED
@@ -26,7 +27,7 @@ def compare_studies(first: Path, second: Path, console: Console) -> list[str]:
         ConfigError: a folder without a finished study, another grader, or nothing in common; it names what does not
             match.
     """
-    configs = [_config(folder) for folder in (first, second)]
+    configs = _config(first), _config(second)
     for key in ("reward", "swept"):
         left, right = (getattr(config, key) for config in configs)
         if left != right:
@@ -38,26 +39,30 @@ def compare_studies(first: Path, second: Path, console: Console) -> list[str]:
     names, lines = _names(first, second), [f"note: {line}" for line in apart]
     cells = curves_of([*_named(left_rows, shared, names[0]), *_named(right_rows, shared, names[1])])
     for curves in cells:
-        lines += _compare_cell(curves, names, configs[0])
+        lines += _compare_cell(curves, names, configs)
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     return lines
 
 
-def _compare_cell(curves: Curves, names: tuple[str, str], config: StudyConfig) -> list[str]:
-    crossed = any(SEED in str(config.policy_of(arm).options) for arm in config.arms)
-    resampler = curves.resampler(crossed=crossed, resamples=config.resamples, confidence=config.confidence)
+def _compare_cell(curves: Curves, names: tuple[str, str], configs: tuple[StudyConfig, StudyConfig]) -> list[str]:
+    crossed = any(SEED in str(config.policy_of(arm).options) for config in configs for arm in config.arms)
+    resampler = curves.resampler(crossed=crossed, resamples=configs[0].resamples, confidence=configs[0].confidence)
     lines = []
-    own = [arm for arm in curves.arms if arm.endswith(names[0])]
-    for arm in own:
-        other = arm.removesuffix(names[0]) + names[1]
-        first, second = curves.arms[arm], curves.arms[other]
+    for arm in [arm for arm in configs[0].arms if arm + names[0] in curves.arms]:
+        first, second = (curves.arms[arm + name] for name in names)
+        own, other = (_shown(arm, config) + name for config, name in zip(configs, names, strict=True))
         for cost in TOKEN_COSTS:
-            lines.append(f"{curves.name}, {sentence(compare_frontiers(first, second, cost, resampler), arm, other)}")
+            lines.append(f"{curves.name}, {sentence(compare_frontiers(first, second, cost, resampler), own, other)}")
         for left, right in zip(first, second, strict=True):
-            said = matched(match(left, right, resampler), arm, other)
-            lines.append(f"{curves.name}, at most {left.budget}, {arm} {said}")
+            said = matched(match(left, right, resampler), own, other)
+            lines.append(f"{curves.name}, at most {left.budget}, {own} {said}")
     return lines
+
+
+def _shown(label: str, config: StudyConfig) -> str:
+    spec = config.arms[label]
+    return shown_name(label, make_arm(spec.name or label, spec.options, f"arms.{label}"))
 
 
 def _config(folder: Path) -> StudyConfig:

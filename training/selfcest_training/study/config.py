@@ -158,7 +158,11 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> StudyConfig:
 
     A policy may be written as a path alone: the folder of a model that a run wrote.
     """
-    data = read_config(path, overrides)
+    return parse_study(read_config(path, overrides))
+
+
+def parse_study(data: dict[str, Any]) -> StudyConfig:
+    """Plain values to a `StudyConfig`. Raises `ConfigError` that names the key."""
     for holder in (data, *_mappings(data.get("arms"))):
         if isinstance(holder.get("policy"), str):
             holder["policy"] = {"name": "model", "options": {"folder": holder["policy"]}}

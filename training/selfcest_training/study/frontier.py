@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
@@ -23,18 +23,20 @@ class Point:
     Attributes:
         correct: 1 or 0, [instances, seeds].
         costs: by name, [instances, seeds].
+        notes: how often the grader gave a floor, by its reason.
     """
 
     budget: int
     correct: Values
     costs: Mapping[str, Values]
+    notes: Mapping[str, int] = field(default_factory=dict)
 
 
 def envelope(costs: Values, accuracies: Values, at: Values) -> Values:
     """The best accuracy within reach at a mean cost: the upper concave envelope of points, flat after the dearest.
 
-    Between two points it is reached by tossing a coin between their budgets. Below the cheapest point it is 0: whatever
-    the arm does there costs more.
+    Between two points it is reached by tossing a coin between their budgets, below the cheapest by tossing one between
+    its budget and none, which costs nothing and answers nothing.
 
     Args:
         costs, accuracies: of the points, [..., points].
@@ -43,6 +45,7 @@ def envelope(costs: Values, accuracies: Values, at: Values) -> Values:
     Returns:
         [..., grid]
     """
+    costs, accuracies = (np.concatenate([np.zeros((*x.shape[:-1], 1)), x], axis=-1) for x in (costs, accuracies))
     best = np.where(costs[..., :, None] <= at, accuracies[..., :, None], 0.0).max(axis=-2)
     for i in range(costs.shape[-1]):
         for j in range(costs.shape[-1]):

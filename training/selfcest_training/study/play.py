@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from selfcest_env.errors import ConfigError
+from selfcest_env.errors import ConfigError, RewardError
 from selfcest_env.plugin import PlugIn
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.reward import Reward, make_reward
@@ -17,7 +17,7 @@ from selfcest_env.seeding import stream_seed
 from selfcest_env.tasks import TaskSource
 from selfcest_env.types import Task
 from selfcest_training.config import Cell
-from selfcest_training.study.arms import Arm, Instance, Seat, make_arm
+from selfcest_training.study.arms import Arm, Instance, Seat, make_arm, shown_name
 from selfcest_training.study.config import StudyConfig
 from selfcest_training.study.instances import instances_of, source_of
 from selfcest_training.study.policies import PolicySource, digest, make_policy
@@ -64,7 +64,8 @@ class Study:
         self.tasks: dict[tuple[str, str], list[Task]] = {}
         for cell in config.cells:
             self.sources[cell.family, cell.size] = source = source_of(config, cell)
-            self.tasks[cell.family, cell.size] = instances_of(config, cell, source)
+            self.tasks[cell.family, cell.size] = tasks = instances_of(config, cell, source)
+            self._check_grader(cell, tasks)
         self.arms: dict[str, Arm] = {}
         self._policies: dict[str, PolicySource] = {}
         for label, spec in config.arms.items():
@@ -75,6 +76,11 @@ class Study:
         self._prints = {
             (name, seed): policy.fingerprint(seed) for name, policy in self._policies.items() for seed in config.seeds
         }
+
+    @property
+    def policies(self) -> tuple[PolicySource, ...]:
+        """Each once."""
+        return tuple(self._policies.values())
 
     def policy_of(self, label: str) -> PolicySource:
         spec, name = self.config.policy_of(label), self._policy_name(label)
@@ -96,8 +102,7 @@ class Study:
         return sum(len(self._tasks(block)) for block in self.blocks())
 
     def label(self, arm: str) -> str:
-        """The arm's name in tables: oracles are named so wherever a number of theirs stands."""
-        return f"{arm} (oracle)" if self.arms[arm].oracle else arm
+        return shown_name(arm, self.arms[arm])
 
     def blocks(self) -> Iterator[Block]:
         """In the order of the results."""
@@ -117,11 +122,11 @@ class Study:
     def play(self, store: Store, report: Report) -> Path:
         """Play what the store lacks. Returns the file of all results."""
         waiting = list(self.blocks())
-        # One policy and seed after the other, so that no two models are loaded at once.
+        # One model after the other, so that no two are loaded at once.
         for policy in self._policies.values():
-            for seed in self.config.seeds:
-                blocks = [b for b in waiting if b.seed == seed and self.policy_of(b.arm) is policy]
-                self._play_blocks(blocks, policy, seed, store, report)
+            for seeds in [(seed,) for seed in self.config.seeds] if policy.seeded else [self.config.seeds]:
+                blocks = [b for b in waiting if b.seed in seeds and self.policy_of(b.arm) is policy]
+                self._play_blocks(blocks, policy, seeds[0], store, report)
         return store.finish(self.order())
 
     # One block
@@ -200,8 +205,10 @@ class Study:
         keyed = []
         for task in self._tasks(block):
             seed = stream_seed("study", block.seed, task.task_id)
-            played = digest(fixed, seed, task.task_id, task.source, task.prompt, list(task.context.items()))
-            key = digest(played, choice, task.answer, list(task.aliases), dict(task.metadata))
+            facts = dict(task.metadata)
+            plan = facts if arm.uses_expert else None  # a file's gold decomposition stands there
+            played = digest(fixed, seed, task.task_id, task.source, task.prompt, list(task.context.items()), plan)
+            key = digest(played, choice, task.answer, list(task.aliases), facts)
             place = Place(cell.family, cell.size, cell.shift, block.arm, block.budget, block.seed, task.task_id)
             keyed.append(Keyed(Instance(task, seed), place, key, played))
         return keyed
@@ -209,6 +216,17 @@ class Study:
     @cached_property
     def _judge(self) -> str:
         return digest(asdict(self.config.reward))
+
+    def _check_grader(self, cell: Cell, tasks: Sequence[Task]) -> None:
+        """A truth that the grader cannot read, or a package that it lacks, shows now and not after the first batch."""
+        for task in tasks:
+            try:
+                self.reward.grader.grade(task, None)
+            except Exception as error:
+                raise RewardError(
+                    f"cell {cell.family} {cell.size}: the reward's grader cannot judge task {task.task_id} of "
+                    f"{task.source}: {type(error).__name__}: {error}"
+                ) from error
 
     def _check(self, block: Block) -> None:
         arm, seat = self.arms[block.arm], self.seat(block)

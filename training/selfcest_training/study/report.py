@@ -14,9 +14,14 @@ from selfcest_training.study.table import Curves, Row, rows_of
 from selfcest_training.study.words import cost_name, matched, sentence
 
 EQUAL_COST = (
-    "An arm's frontier is the best accuracy that mixing its budgets reaches at a mean cost; below its cheapest point "
-    "it is 0. Numbers are the mean gap between two frontiers over the range of costs, with its interval; words say "
+    "An arm's frontier is the best accuracy that mixing its budgets reaches at a mean cost, no budget and no answer "
+    "among them. Numbers are the mean gap between two frontiers over the range of costs, with its interval; words say "
     "where a band around the whole gap excludes 0."
+)
+
+
+FLOORS = (
+    "Answers whose score is a floor and not what the grader's rule gives, by its reason, of all instances and seeds."
 )
 
 
@@ -60,12 +65,27 @@ def markdown(rows: Sequence[Row], reading: Reading) -> str:
     """The table as Markdown, one line per cell, budget and arm; costs are means per instance."""
     heads = ["family", "size", cost_name(reading.swept) + " at most", "arm", "accuracy"]
     heads += ["total tokens", "generated", "critical path", "peak context", "wall-clock s"]
-    lines = [heads, ["---"] * len(heads)]
+    lines = []
     for row in rows:
         size = row.size + (" (out of distribution)" if row.shift == "out" else "")
         costs = [f"{row.costs[cost].mean:.1f}" for cost in TOKEN_COSTS] + [f"{row.costs['wall_seconds'].mean:.3f}"]
         lines.append([row.family, size, str(row.budget), reading.labels[row.arm], str(row.accuracy), *costs])
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return _table(heads, lines)
+
+
+def floors(rows: Sequence[Row], reading: Reading) -> str:
+    """What graders could not score by their rule, as a Markdown table; empty if there is nothing."""
+    heads = ["family", "size", cost_name(reading.swept) + " at most", "arm", "grader's note", "answers"]
+    lines = [
+        [row.family, row.size, str(row.budget), reading.labels[row.arm], note, str(count)]
+        for row in rows
+        for note, count in sorted(row.notes.items())
+    ]
+    return _table(heads, lines) if lines else ""
+
+
+def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    return "".join(f"| {' | '.join(line)} |\n" for line in (heads, ["---"] * len(heads), *lines))
 
 
 @dataclass(frozen=True)
@@ -94,12 +114,12 @@ def comparisons(cells: Sequence[Curves], reading: Reading) -> list[Against]:
 def summary(found: Sequence[Against], reading: Reading) -> str:
     """The verdicts at equal cost as a Markdown table, with the mean gap in accuracy over the range of costs."""
     heads = ["family", "size", f"{reading.labels[reading.subject]} against", *map(cost_name, TOKEN_COSTS)]
-    lines = [heads, ["---"] * len(heads)]
+    lines = []
     for item in found:
         size = item.curves.size + (" (out of distribution)" if item.curves.shift == "out" else "")
         verdicts = [f"{item.over[cost].average.signed}, {item.over[cost].verdict}" for cost in TOKEN_COSTS]
         lines.append([item.curves.family, size, reading.labels[item.arm], *verdicts])
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return _table(heads, lines)
 
 
 def statements(found: Sequence[Against], reading: Reading) -> str:
@@ -115,21 +135,24 @@ def statements(found: Sequence[Against], reading: Reading) -> str:
 
 
 def write_csv(rows: Sequence[Row], reading: Reading, path: Path) -> None:
-    """Every row with means and both ends of every interval; wall-clock without, since it is measured by batch."""
+    """Every row with means and both ends of every interval; wall-clock without, since it is measured by batch.
+
+    `floors` counts the answers that the grader gave a floor.
+    """
     with path.open("w", newline="", encoding="utf-8") as file:
         names = ["accuracy", *TOKEN_COSTS]
         writer = csv.writer(file)
         writer.writerow(
             ["family", "size", "shift", "budget", "arm", "instances"]
             + [column for name in names for column in (name, f"{name}_low", f"{name}_high")]
-            + ["wall_seconds"]
+            + ["wall_seconds", "floors"]
         )
         for row in rows:
             estimates = [row.accuracy, *(row.costs[cost] for cost in TOKEN_COSTS)]
             writer.writerow(
                 [row.family, row.size, row.shift, row.budget, reading.labels[row.arm], row.instances]
                 + [f"{value:.6g}" for e in estimates for value in (e.mean, e.low, e.high)]
-                + [f"{row.costs['wall_seconds'].mean:.6g}"]
+                + [f"{row.costs['wall_seconds'].mean:.6g}", sum(row.notes.values())]
             )
 
 
@@ -174,8 +197,10 @@ def write_report(folder: Path, cells: Sequence[Curves], reading: Reading, head: 
     """Write table.md, results.csv and a plot per cost into the folder. Returns the text of table.md."""
     rows = table_rows(cells, reading)
     seeds = max(len(curves.seeds) for curves in cells)
-    found = comparisons(cells, reading)
+    found, floored = comparisons(cells, reading), floors(rows, reading)
+    head += "" if floored else " No answer got a floor from its grader."
     parts = [f"{head} {reading.intervals(seeds)}", "## Accuracy and costs", markdown(rows, reading)]
+    parts += ["## Floors", FLOORS, floored] if floored else []
     if found:
         parts += ["## At equal cost", EQUAL_COST, summary(found, reading), "## In words", statements(found, reading)]
     text = "\n\n".join(part.strip() for part in parts) + "\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -10,12 +11,15 @@ from typing import ClassVar
 from selfcest_env.errors import ConfigError, check_whole
 from selfcest_env.graders import Grade
 from selfcest_env.graders.boxed import last_boxed
-from selfcest_env.graders.latex import normalise
+from selfcest_env.graders.latex import normalise, unnamed
 from selfcest_env.graders.qa import normalize_answer
 from selfcest_env.graders.rational import rational
 from selfcest_env.types import Limits, Task
 from selfcest_training.study.arms import Arm, Episodes, Instance, Seat
 from selfcest_training.study.policies import LoadedPolicy
+
+_WORD = re.compile(r"[^\W\d_]{2}")
+_OPERATION = re.compile(r"[\\^_=+*/<>{}|]|(?<![^\W\d_]{2})[-−]|[-−](?![^\W\d_]{2})")  # no hyphen in a word
 
 
 @dataclass(frozen=True)
@@ -107,8 +111,14 @@ def majority(answers: Sequence[str | None]) -> int:
 def normal_form(answer: str) -> str:
     r"""An answer without what graders do not count: the last `\boxed{}`, exact values as numbers, words as SQuAD does.
 
-    It never looks at the truth, so that a vote is no oracle.
+    Formulas keep their signs: `x-1` and `x+1` must not vote for each other. It never looks at the truth, so that a vote
+    is no oracle.
     """
     text = last_boxed(answer) or answer
-    value = rational(normalise(text))
-    return str(value) if value is not None else normalize_answer(text) or text.strip()
+    formula = unnamed(normalise(text))
+    value = rational(formula)
+    if value is not None:
+        return str(value)
+    if _WORD.search(formula) and not _OPERATION.search(formula):
+        return normalize_answer(formula) or text.strip()
+    return formula.replace(" ", "") or text.strip()

@@ -23,12 +23,13 @@ class Store:
         self._offset_of: dict[str, int] = {}
         self._offset_of_episodes: dict[str, int] = {}
         folder.mkdir(parents=True, exist_ok=True)
+        self._load()
         if self._results.exists():  # while a study plays its results are no whole
             with self._played.open("ab") as file:
                 file.write(self._results.read_bytes())
                 _flush(file)
             self._results.unlink()
-        self._load()
+            self._load()
 
     def __contains__(self, key: str) -> bool:
         return key in self._offset_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -65,13 +66,16 @@ def _curves(results: Sequence[Result]) -> Curves:
         rows = [[found[arm, budget, task, seed] for seed in seeds] for task in tasks]
         correct = np.array([[float(r.grade.correct) for r in row] for row in rows])
         costs = {cost: np.array([[float(getattr(r.costs, cost)) for r in row] for row in rows]) for cost in COSTS}
-        curves.setdefault(arm, []).append(Point(budget, correct, costs))
+        notes = Counter(r.grade.note for row in rows for r in row if r.grade.note)
+        curves.setdefault(arm, []).append(Point(budget, correct, costs, notes))
+    for points in curves.values():
+        points.sort(key=lambda point: point.budget)
     return Curves(place.family, place.size, place.shift, tasks, seeds, curves)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: an arm at a budget on a cell."""
+    """One line of the table: an arm at a budget on a cell. `notes` counts the grader's, over instances and seeds."""
 
     family: str
     size: str
@@ -81,6 +85,7 @@ class Row:
     instances: int
     accuracy: Estimate
     costs: Mapping[str, Estimate]
+    notes: Mapping[str, int]
 
 
 def rows_of(curves: Curves, resampler: Resampler) -> list[Row]:
@@ -90,6 +95,7 @@ def rows_of(curves: Curves, resampler: Resampler) -> list[Row]:
             *(curves.family, curves.size, curves.shift, arm, point.budget, len(curves.task_ids)),
             resampler.estimate(point.correct),
             {cost: resampler.estimate(values) for cost, values in point.costs.items()},
+            point.notes,
         )
         for arm, points in curves.arms.items()
         for point in points
