@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ from selfcest_env.errors import ConfigError, RewardError, did_you_mean
 from selfcest_env.graders import GRADERS, Grade, Grader
 from selfcest_env.plugin import build, load
 from selfcest_env.record import EpisodeRecord
-from selfcest_env.types import Outcome, Role
+from selfcest_env.types import Outcome, Role, Task
 
 
 class RewardTerm(Protocol):
@@ -177,6 +177,17 @@ class Reward:
         if not 0 <= _finite(grade.score, f"{who}, score") <= 1:
             raise RewardError(f"{who}: score is {grade.score!r}; expected a number from 0 to 1")
         return grade
+
+    def check(self, tasks: Iterable[Task], where: str) -> None:
+        """Raise `RewardError` if the grader cannot judge a task's own answer: a truth that it cannot read."""
+        for task in tasks:
+            try:
+                self.grader.grade(task, task.answer)
+            except Exception as error:
+                raise RewardError(
+                    f"{where}: the reward's grader cannot judge task {task.task_id} of {task.source}: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
 
     def score(self, record: EpisodeRecord) -> EpisodeRecord:
         """The record with every term filled in. Raises `RewardError` that names the term, the episode and the cause."""

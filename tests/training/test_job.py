@@ -204,12 +204,16 @@ def test_a_demonstration_that_is_wrong_stops_the_run(tmp_path: Path) -> None:
         ({"tasks__choice__name": "arithmetics"}, "Did you mean 'arithmetic'"),
         ({"tasks__choice__options": {"size": 3}}, "size"),
         ({"reward": {"name": "defalt"}}, "Did you mean 'default'"),
+        (
+            {"reward": {"name": "correct", "options": {"grader": {"name": "countdown"}}}},
+            "tasks.choice: .* cannot judge",
+        ),
         ({"arms__delegating__rl__credit": {"name": "gatedd"}}, "Did you mean 'gated'"),
         ({"arms__delegating__rl__credit": {"name": "gated", "options": {"side": "both"}}}, "sides"),
     ],
 )
 def test_what_cannot_be_built_is_named_before_any_work(tmp_path: Path, change: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises((ConfigError, RewardError), match=words):
         Job(config(tmp_path, **change), JobId("delegating", 0), lambda *_: None)
     assert not list(tmp_path.iterdir())
 

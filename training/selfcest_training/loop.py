@@ -60,6 +60,8 @@ class Job:
         check_contexts(config, job_id.arm, self.language, self.sampler_spec)
         check_policy_lag(config, job_id.arm, self.sampler_spec)
         self.families = make_families(config.tasks, "train")
+        for name, source in self.families.items():
+            self.reward.check([source.draw(np.random.default_rng(0))], f"tasks.{name}")
         credit = self.arm.rl.credit
         self.assigner = make_assigner(credit.name, credit.options, where="rl.credit.options")
         make_loss(self.arm.rl.loss.name, self.arm.rl.loss.options, where="rl.loss.options")

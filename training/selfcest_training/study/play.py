@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from selfcest_env.errors import ConfigError, RewardError
+from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import PlugIn
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.reward import Reward, make_reward
@@ -65,7 +65,7 @@ class Study:
         for cell in config.cells:
             self.sources[cell.family, cell.size] = source = source_of(config, cell)
             self.tasks[cell.family, cell.size] = tasks = instances_of(config, cell, source)
-            self._check_grader(cell, tasks)
+            self.reward.check(tasks, f"cell {cell.family} {cell.size}")
         self.arms: dict[str, Arm] = {}
         self._policies: dict[str, PolicySource] = {}
         for label, spec in config.arms.items():
@@ -216,17 +216,6 @@ class Study:
     @cached_property
     def _judge(self) -> str:
         return digest(asdict(self.config.reward))
-
-    def _check_grader(self, cell: Cell, tasks: Sequence[Task]) -> None:
-        """A truth that the grader cannot read, or a package that it lacks, shows now and not after the first batch."""
-        for task in tasks:
-            try:
-                self.reward.grader.grade(task, None)
-            except Exception as error:
-                raise RewardError(
-                    f"cell {cell.family} {cell.size}: the reward's grader cannot judge task {task.task_id} of "
-                    f"{task.source}: {type(error).__name__}: {error}"
-                ) from error
 
     def _check(self, block: Block) -> None:
         arm, seat = self.arms[block.arm], self.seat(block)
