@@ -19,7 +19,7 @@ from selfcest_env.tasks.babi import Babi, parts
 from selfcest_env.tasks.finite import MAX_SEED, FiniteSource
 from selfcest_env.tasks.plan import stands_in, words
 from selfcest_env.tasks.qa import QuestionSource
-from selfcest_env.tasks.source import Proposal, Style, check_int, content_hash
+from selfcest_env.tasks.source import IDENTITY, Proposal, Style, check_int, content_hash
 from selfcest_env.types import Scalar, Task
 from selfcest_env.views import Observation
 
@@ -130,7 +130,7 @@ class Babilong:
         return tuple(self.stretch(task, _fixed(self.name, self.seed, task)) for task in self.source.tasks())
 
     def identity(self, task: Task) -> str:
-        return str(task.metadata["identity"])
+        return str(task.metadata[IDENTITY])
 
     def stretch(self, task: Task, rng: np.random.Generator) -> Task:
         """The same story, each statement at a random place among consecutive sentences of the filler."""
@@ -141,7 +141,7 @@ class Babilong:
         facts, others = iter(story), iter(filler)
         mixed = tuple(next(facts if place in places else others) for place in range(len(story) + len(filler)))
         context = parts(mixed, self.sentences_per_document)
-        added: dict[str, Scalar] = {"added": self.sentences, "identity": self.source.identity(task)}
+        added: dict[str, Scalar] = {"added": self.sentences, IDENTITY: self.source.identity(task)}
         return _rename(task, self.name, context, added)
 
     @cached_property

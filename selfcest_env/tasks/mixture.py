@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from selfcest_env.errors import ConfigError
-from selfcest_env.tasks.source import GIVE_UP, ExpertSource, Proposal, Style, TaskSource, check_number
+from selfcest_env.tasks.source import (
+    GIVE_UP,
+    IDENTITY,
+    ExpertSource,
+    Proposal,
+    Style,
+    TaskSource,
+    check_number,
+    identity_of,
+)
 from selfcest_env.types import Task
 from selfcest_env.views import Observation
 
@@ -40,7 +49,15 @@ class Mixture:
 
     def draw(self, rng: np.random.Generator) -> Task:
         weights = np.array(self.weights or [1.0] * len(self.sources))
-        return self.sources[int(rng.choice(len(self.sources), p=weights / weights.sum()))].draw(rng)
+        source = self.sources[int(rng.choice(len(self.sources), p=weights / weights.sum()))]
+        task = source.draw(rng)
+        identity = identity_of(source, task)
+        # Written down here: afterwards nothing tells two sources of one kind apart.
+        return task if identity is None else replace(task, metadata={**task.metadata, IDENTITY: identity})
+
+    def identity(self, task: Task) -> str | None:
+        """What the source that drew it says it is."""
+        return str(task.metadata[IDENTITY]) if IDENTITY in task.metadata else None
 
     def understands(self, observation: Observation) -> bool:
         return self._expert(observation) is not None

@@ -52,7 +52,7 @@ class QuestionSource(FileSource):
         documents: Mapping[str, str],
         *,
         plan: Plan | None,
-        support: Sequence[str],
+        support: Sequence[str] | None,
         aliases: tuple[str, ...] = (),
         metadata: Mapping[str, Scalar],
     ) -> Task | None:
@@ -66,14 +66,16 @@ class QuestionSource(FileSource):
             text, answer, aliases: the question and what counts as right.
             documents: texts by unique key.
             plan: the gold decomposition if there is one.
-            support: keys of the documents that are needed.
+            support: keys of the documents that are needed; `None` if the record does not say.
             metadata: other facts.
         """
         for key, value in (("question", text), ("answer", answer)):
             if not value.strip():
                 raise record.bad(key, "a text that is not empty")
         fault = NO_PLAN if plan is None else plan.fault(documents, (answer, *aliases))
-        facts: dict[str, Scalar] = {"documents": len(documents), "support": json.dumps(support, ensure_ascii=False)}
+        facts: dict[str, Scalar] = {"documents": len(documents)}
+        if support is not None:
+            facts["support"] = json.dumps(support, ensure_ascii=False)
         if plan is not None and not fault:
             facts |= {PLAN: plan.write(), "size": len(plan.steps)}
         elif self.decomposable_only:
@@ -112,12 +114,12 @@ class UserQuestions(QuestionSource):
     def read(self, record: Record) -> Task | None:
         answers = _answers(record)
         documents = _documents(record) if record.has("documents") else {}
-        support = record.texts("support") if record.has("support") else ()
-        if not documents.keys() >= {*support}:
+        support = record.texts("support") if record.has("support") else None
+        if not documents.keys() >= {*(support or ())}:
             raise record.bad("support", f"keys of its documents, which are {', '.join(documents) or 'none'}")
         question = record.text("question")
         metadata = {"id": record.text("id")} if record.has("id") else dict[str, Scalar]()
-        plan = whole_plan(question, support, answers[0])
+        plan = whole_plan(question, support or (), answers[0])
         aliases = answers[1:]
         return self.question(
             record, question, answers[0], documents, plan=plan, support=support, aliases=aliases, metadata=metadata

@@ -22,6 +22,7 @@ from selfcest_env.views import Exchange, Observation
 TERSE, PLAIN = "terse", "plain"
 PHRASINGS = (TERSE, PLAIN)
 MAX_TRIES = 20_000
+IDENTITY = "identity"  # the key of `Task.metadata` for what nobody could tell from the task afterwards
 
 
 class Style(enum.StrEnum):
@@ -50,9 +51,17 @@ class TaskSource(Protocol):
 class Identifies(Protocol):
     """A source that knows the problem behind a task."""
 
-    def identity(self, task: Task) -> str:
-        """What makes the problem: two tasks with one identity ask the same question, whatever surrounds it."""
+    def identity(self, task: Task) -> str | None:
+        """What makes the problem: two tasks with one identity ask the same question, whatever surrounds it.
+
+        `None`: the task is one of a source inside this one that does not know.
+        """
         ...
+
+
+def identity_of(source: TaskSource, task: Task) -> str | None:
+    """The identity of a task that this source drew; `None` where it is not known."""
+    return source.identity(task) if isinstance(source, Identifies) else None
 
 
 @runtime_checkable

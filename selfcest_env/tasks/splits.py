@@ -13,13 +13,13 @@ from selfcest_env.tasks.source import (
     GIVE_UP,
     MAX_TRIES,
     ExpertSource,
-    Identifies,
     Proposal,
     Style,
     TaskSource,
     check_choice,
     check_number,
     content_hash,
+    identity_of,
 )
 from selfcest_env.types import Task
 from selfcest_env.views import Observation
@@ -62,15 +62,15 @@ class HashedSplit:
     def draw(self, rng: np.random.Generator) -> Task:
         for _ in range(MAX_TRIES):
             task = self.source.draw(rng)
-            if part_of(task, self.test_fraction, self._identity(task)) == self.part:
+            if part_of(task, self.test_fraction, self.identity(task)) == self.part:
                 return task
         raise TaskError(
             f"no {self.part} instance in {MAX_TRIES} draws with test_fraction = {self.test_fraction}: the source has "
             "too few distinct tasks, or the fraction leaves this part empty"
         )
 
-    def _identity(self, task: Task) -> str | None:
-        return self.source.identity(task) if isinstance(self.source, Identifies) else None
+    def identity(self, task: Task) -> str | None:
+        return identity_of(self.source, task)
 
     def understands(self, observation: Observation) -> bool:
         return isinstance(self.source, ExpertSource) and self.source.understands(observation)

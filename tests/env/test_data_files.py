@@ -16,7 +16,11 @@ from selfcest_env.tasks import make_source
 from selfcest_env.tasks.files import Record, content_digest, read_records
 from selfcest_env.tasks.finite import FileSource, FiniteSource, squeeze
 from selfcest_env.tasks.leaks import leak_report, overlaps
-from selfcest_env.tasks.splits import HashedSplit
+from selfcest_env.tasks.long_context import Distractors
+from selfcest_env.tasks.mixture import Mixture
+from selfcest_env.tasks.qa import UserQuestions
+from selfcest_env.tasks.range_sum import RangeSum
+from selfcest_env.tasks.splits import HashedSplit, part_of
 from selfcest_env.types import Task
 
 ROWS = [{"q": "one?", "a": "1"}, {"q": "two?", "a": "2"}, {"q": "é\u2028?", "a": "3"}]
@@ -254,6 +258,23 @@ def test_a_question_is_on_one_side_whatever_surrounds_it(tmp_path: Path) -> None
     # A part of a file's part is no less random: the two do not hash alike.
     part = make_source("questions", path=path, part="test", test_fraction=0.3)
     assert {HashedSplit(part, "train", 0.3).draw(rng).prompt for _ in range(400)}
+
+
+def test_a_question_in_a_mixture_is_on_one_side(tmp_path: Path) -> None:
+    """Also where the same question comes from two of its sources, of one kind, among other documents."""
+    lines = [{"question": f"Who is {i}?", "answer": f"{i}", "documents": {f"d{i}": f"It is {i}."}} for i in range(60)]
+    path = write(tmp_path / "q.jsonl", "\n".join(map(json.dumps, lines)))
+    near, far = (Distractors(UserQuestions(path), paragraphs) for paragraphs in (2, 4))
+    inner = Mixture((far, HashedSplit(UserQuestions(path), "train", 0.05)))
+    source, rng = Mixture((near, RangeSum(max_length=4), inner)), np.random.default_rng(0)
+    drawn = {part: [HashedSplit(source, part, 0.3).draw(rng) for _ in range(600)] for part in ("train", "test")}
+    asked = {part: {task.prompt for task in tasks if task.context} for part, tasks in drawn.items()}
+    assert not asked["train"] & asked["test"]
+    assert 0.15 * 60 < len(asked["test"]) < 0.45 * 60
+    for part, tasks in drawn.items():
+        sizes = {prompt: {len(task.context) for task in tasks if task.prompt == prompt} for prompt in asked[part]}
+        assert max(map(len, sizes.values())) == 3, "one question from three sources"
+        assert all(part_of(task, 0.3) == part for task in tasks if task.source == "range_sum"), "as without a mixture"
 
 
 def test_leaks_are_found(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from selfcest_env.tasks.long_context import Babilong, Distractors, split_sentenc
 from selfcest_env.tasks.musique import Musique
 from selfcest_env.tasks.plan import Plan, Step, stands_in
 from selfcest_env.tasks.qa import UserQuestions, unique_keys
-from selfcest_env.tasks.support import gold_support
+from selfcest_env.tasks.support import gold_support, says_support
 from selfcest_env.tasks.two_wiki import TwoWiki
 from selfcest_env.types import Task
 
@@ -351,6 +351,7 @@ def test_user_questions(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert (tasks[0].answer, tasks[0].aliases, tasks[0].metadata["id"]) == ("Al", ("Al Bo",), "1")
     assert ["plan" in task.metadata for task in tasks] == [True, False, False, False]
+    assert [says_support(task) for task in tasks] == [True, False, False, False]
 
 
 @pytest.mark.parametrize(

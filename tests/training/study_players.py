@@ -13,18 +13,21 @@ from selfcest_agents.policy import Actor, Policy, PolicyRequest, ScriptedPolicy
 from selfcest_agents.scripted import OraclePolicy, RandomPolicy
 from selfcest_agents.tiny import TinyTokenizer
 from selfcest_env.graders import Grade
+from selfcest_env.protocol import HermesProtocol
 from selfcest_env.record import Generation
 from selfcest_env.rules import Rules
 from selfcest_env.tasks.ledger_qa import LedgerQA
 from selfcest_env.tasks.mixture import Mixture
 from selfcest_env.tasks.range_sum import RangeSum
 from selfcest_env.terse import TerseProtocol
-from selfcest_env.types import Answer, CloneRequest, Delegate, Limits, Role, Task, TurnKey
+from selfcest_env.text_counters import WordCounter
+from selfcest_env.types import Answer, CloneRequest, Delegate, Limits, Read, Role, Task, TurnKey
 from selfcest_env.views import Observation
 from selfcest_training.study.arms import Arm
 from selfcest_training.study.policies import digest
 
 CODEC, PROTOCOL = TerseCodec(TinyTokenizer()), TerseProtocol()
+HERMES = HermesProtocol()
 EXPERT = Mixture((RangeSum(), LedgerQA()))
 loads, roots = list[int](), Counter[str]()  # seeds that were loaded; first turns of roots by task
 fail_after: list[int] = []  # how many more first turns until the machine is cut off
@@ -57,10 +60,10 @@ class Counting:
 @dataclass(frozen=True)
 class Loaded:
     actor: Actor
-    codec: TerseCodec = CODEC
+    codec: TerseCodec | None = CODEC
 
     def policy(self, temperature: float) -> Policy:
-        return Counting(ScriptedPolicy(self.actor, CODEC))
+        return Counting(ScriptedPolicy(self.actor, self.codec))
 
     def close(self) -> None:
         pass
@@ -126,6 +129,43 @@ class Known(Scripted):
     @property
     def actor(self) -> Actor:
         return Guess(self.right, self.tokens, self.clones)
+
+
+@dataclass(frozen=True)
+class Look:
+    """Gives documents `a` and `b` to a clone each, or reads `a`, and answers.
+
+    Attributes:
+        by_chance: it reads `a` or `b`, and knows the answer only from `b`.
+    """
+
+    by_chance: bool = False
+
+    def act(self, observation: Observation, rng: np.random.Generator) -> str:
+        knows = True
+        if observation.exchanges:
+            knows = not self.by_chance or "b" in (observation.exchanges[-1].documents or {})
+        elif observation.can_delegate:
+            return HERMES.render(Delegate((CloneRequest("Look.", ("a",)), CloneRequest("Look.", ("b",)))))
+        elif observation.can_read:
+            return HERMES.render(Read(("b" if self.by_chance and rng.random() < 0.5 else "a",)))
+        return HERMES.render(Answer("red house in Ulm" if knows else "?"))
+
+
+@dataclass(frozen=True)
+class Looking(Scripted):
+    """`Look` as a policy of text."""
+
+    by_chance: bool = False
+
+    def rules(self, limits: Limits) -> Rules:
+        return Rules(limits, HERMES, WordCounter())
+
+    def fingerprint(self, seed: int) -> str:
+        return digest("looking", self.by_chance)
+
+    def load(self, seed: int) -> Loaded:
+        return Loaded(Look(self.by_chance), codec=None)
 
 
 class Contrary:

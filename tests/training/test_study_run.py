@@ -26,7 +26,7 @@ from selfcest_env.reward import make_reward
 from selfcest_env.terse import TerseProtocol
 from selfcest_env.types import Role
 from selfcest_training.config_file import dump_config, parse_as
-from selfcest_training.study import report
+from selfcest_training.study import play, report
 from selfcest_training.study.command import default_study, run_study
 from selfcest_training.study.comparison import compare_studies
 from selfcest_training.study.config import StudyConfig, load_study
@@ -154,6 +154,101 @@ def test_the_table_counts_what_the_grader_could_not_score(tmp_path: Path) -> Non
     assert {(row["family"], int(row["budget"])): int(row["floors"]) for row in rows} == notes
     run(small(tmp_path), resume=True)
     assert "No answer got a floor from its grader." in (folder / "table.md").read_text(encoding="utf-8")
+
+
+def looking(tmp_path: Path, **changes: Any) -> dict[str, Any]:
+    """A study of two questions by who always answers "red house in Ulm", on documents that it chooses."""
+    rows = [
+        {
+            "question": "Which?",
+            "answer": "The red house!",
+            "documents": dict.fromkeys("abcd", "-"),
+            "support": ["a", "c"],
+        },
+        {"question": "Where?", "answer": "Red house in Ulm", "documents": dict.fromkeys("abc", "-"), "support": ["b"]},
+    ]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    chance = {"name": "study_players:Looking", "options": {"by_chance": True}}
+    data = {
+        "tasks": {"own": {"name": "questions", "options": {"path": str(tmp_path / "own.jsonl")}}},
+        "cells": [{"family": "own", "size": "all"}],
+        "policy": {"name": "study_players:Looking"},
+        "reward": {"name": "correct", "options": {"grader": {"name": "question_answer", "score": "f1"}}},
+        "arms": {
+            "delegate": {},
+            "monolithic": {},
+            "monolithic_read": {},
+            "best_of_n": {"options": {"samples": 8, "max_reads": None}, "temperature": 1.0, "policy": chance},
+        },
+        "limits": {"turn_tokens": 100, "reply_tokens": 10, "answer_reserve": 12, "max_turns": 6},
+        "budgets": [9000],
+        "episodes": None,
+        "seeds": [0],
+    }
+    return small(tmp_path, **{**data, **changes})
+
+
+def scores(folder: Path, budget: int) -> dict[str, list[float | None]]:
+    """By arm accuracy, score, and support's precision, recall and F1, as the CSV has them."""
+    names = ("accuracy", "score", "support_precision", "support_recall", "support_f1")
+    rows = csv.DictReader((folder / "results.csv").read_text(encoding="utf-8").splitlines())
+    return {
+        row["arm"]: [float(row[name]) if row[name] else None for name in names]
+        for row in rows
+        if int(row["budget"]) == budget
+    }
+
+
+def test_partial_credit_and_support_by_hand(tmp_path: Path) -> None:
+    folder = run(looking(tmp_path))
+    # "red house in ulm" against "red house" and "red house in ulm": precision 2/4, recall 2/2, so F1 is 2/3, and 1.
+    f1 = (2 / 3 + 1) / 2
+    found = scores(folder, 9000)
+    # {a, b} of {a, c} and of {b}: precision 1/2 and 1/2, recall 1/2 and 1, F1 1/2 and 2/3.
+    assert found["delegate"] == pytest.approx([0.5, f1, 1 / 2, 3 / 4, (1 / 2 + 2 / 3) / 2], abs=1e-5)
+    # All that there are, 4 and 3: precision 2/4 and 1/3, recall 1, F1 2/3 and 1/2.
+    assert found["monolithic"] == pytest.approx([0.5, f1, (2 / 4 + 1 / 3) / 2, 1, (2 / 3 + 1 / 2) / 2], abs=1e-5)
+    # {a}: precision 1 and 0, recall 1/2 and 0, F1 2/3 and 0.
+    assert found["monolithic_read"] == pytest.approx([0.5, f1, 1 / 2, 1 / 4, 1 / 3], abs=1e-5)
+    # Some samples read a, and say "?"; the one that counts has read b.
+    assert found["best_of_n (oracle)"] == pytest.approx([0.5, f1, 1 / 2, 1 / 2, 1 / 2], abs=1e-5)
+    samples = [r.episodes for r in read_results(folder / "results.jsonl", whole=True) if r.place.arm == "best_of_n"]
+    assert any({episode.answer for episode in episodes} == {"?", "red house in Ulm"} for episodes in samples)
+    text = (folder / "table.md").read_text(encoding="utf-8")
+    assert "| arm | score | support precision | support recall | support F1 |" in text
+    assert "| own | all | 9000 | monolithic_read | 0.83 [0.67, 1.00] | 0.50 [0.00, 1.00] | 0.25 [0.00, 0.50] |" in text
+
+
+def test_who_could_not_begin_has_seen_no_document(tmp_path: Path) -> None:
+    folder = run(looking(tmp_path, budgets=[20], arms={"monolithic": {}}))
+    assert scores(folder, 20) == {"monolithic": [0, None, 0, 0, 0]}
+
+
+def test_what_is_not_measured_is_left_out(tmp_path: Path) -> None:
+    """The file names no documents, and exact match gives no partial credit."""
+    folder = run({**questions(tmp_path, 3), "policy": {"name": "study_players:Looking"}, "budgets": [9000]})
+    assert scores(folder, 9000) == {"monolithic": [0.0, None, None, None, None]}
+    assert "Partial credit" not in (folder / "table.md").read_text(encoding="utf-8")
+
+
+def test_results_from_before_support_are_judged_again_and_not_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(play, "says_support", lambda task: False)
+        folder = run(looking(tmp_path))
+    file = folder / "results.jsonl"
+    old = file.read_text(encoding="utf-8").replace(',"support":null', "")
+    assert '"support":{' not in old
+    file.write_text(old, encoding="utf-8")
+    assert {result.support for result in read_results(file)} == {None}
+    study_players.roots.clear()
+    run(looking(tmp_path), resume=True)
+    assert played() == 0
+    again = timeless(folder)
+    run(looking(tmp_path, name="new"))
+    assert again == timeless(tmp_path / "new")
+    assert all(row["support"] for row in again)
 
 
 def test_an_arm_of_ones_own_plays(tmp_path: Path) -> None:

@@ -24,12 +24,14 @@ class Point:
         correct: 1 or 0, [instances, seeds].
         costs: by name, [instances, seeds].
         notes: how often the grader gave a floor, by its reason.
+        scores: what else was measured on the cell, by name of `SCORES`, [instances, seeds].
     """
 
     budget: int
     correct: Values
     costs: Mapping[str, Values]
     notes: Mapping[str, int] = field(default_factory=dict)
+    scores: Mapping[str, Values] = field(default_factory=dict)
 
 
 def envelope(costs: Values, accuracies: Values, at: Values) -> Values:

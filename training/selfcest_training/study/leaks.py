@@ -14,7 +14,7 @@ from selfcest_env.tasks import TaskSource, make_source
 from selfcest_env.tasks.finite import FiniteSource
 from selfcest_env.tasks.leaks import leak_report
 from selfcest_env.tasks.mixture import Mixture
-from selfcest_env.tasks.source import Identifies
+from selfcest_env.tasks.source import identity_of
 from selfcest_env.tasks.splits import TRAIN, HashedSplit, part_of
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import parse_config, read_config
@@ -59,24 +59,22 @@ def _trained_on(policy: PolicySource) -> Iterable[tuple[str, PlugIn]]:
 
 
 def _leaked_from(family: str, spec: PlugIn, study: Study) -> Iterator[str]:
-    whole = make_source(spec.name, **spec.options)
-    for place, source in _finite(family, whole):
+    for place, source in _finite(family, make_source(spec.name, **spec.options)):
         try:
-            known = _training_part(source, split=isinstance(whole, Identifies))
+            known = _training_part(source)
         except TaskError as error:
             yield f"Whether training on {place} has seen these instances cannot be told: {error}."
             continue
         for cell, tasks in study.tasks.items():
-            asked = study.sources[cell]
-            shared = sum(asked.identity(task) in known for task in tasks) if isinstance(asked, Identifies) else 0
+            shared = sum(identity_of(study.sources[cell], task) in known for task in tasks)
             if shared:
                 yield f"{shared} of {len(tasks)} instances of {' '.join(cell)} are questions of training on {place}."
 
 
-def _training_part(source: FiniteSource, *, split: bool) -> set[str]:
-    """The identities of what a run may draw from a source; of those inside another all, where parts are by content."""
+def _training_part(source: FiniteSource) -> set[str]:
+    """The identities of what a run may draw from a source, alone or inside another."""
     identities = ((task, source.identity(task)) for task in source.tasks())
-    return {found for task, found in identities if not split or part_of(task, TEST_FRACTION, found) == TRAIN}
+    return {found for task, found in identities if part_of(task, TEST_FRACTION, found) == TRAIN}
 
 
 def _sources(path: Path) -> Iterator[tuple[str, FiniteSource]]:

@@ -10,11 +10,13 @@ from functools import cached_property
 from pathlib import Path
 
 from selfcest_env.errors import ConfigError
+from selfcest_env.graders.qa import Overlap
 from selfcest_env.plugin import PlugIn
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.reward import Reward, make_reward
 from selfcest_env.seeding import stream_seed
 from selfcest_env.tasks import TaskSource
+from selfcest_env.tasks.support import says_support, support_overlap
 from selfcest_env.types import Task
 from selfcest_training.config import Cell
 from selfcest_training.study.arms import Arm, Instance, Seat, make_arm, shown_name
@@ -177,7 +179,13 @@ class Study:
         grades = [self.reward.grade(episode) for episode in unscored]
         scored = tuple(self.reward.score(episode) for episode in unscored)
         chosen = self.arms[block.arm].choose(scored, grades)
-        return Result(item.key, item.played, item.place, scored, chosen, grades[chosen], costs_of(scored, seconds))
+        costs, support = costs_of(scored, seconds), self._support(scored[chosen], block)
+        return Result(item.key, item.played, item.place, scored, chosen, grades[chosen], costs, support)
+
+    def _support(self, episode: EpisodeRecord, block: Block) -> Overlap | None:
+        if not says_support(episode.task):
+            return None
+        return support_overlap(episode, self.policy_of(block.arm).rules(episode.limits).protocol)
 
     # Names
 
@@ -208,7 +216,8 @@ class Study:
             facts = dict(task.metadata)
             plan = facts if arm.uses_expert else None  # a file's gold decomposition stands there
             played = digest(fixed, seed, task.task_id, task.source, task.prompt, list(task.context.items()), plan)
-            key = digest(played, choice, task.answer, list(task.aliases), facts)
+            measured = ["support"] if says_support(task) else []
+            key = digest(played, choice, task.answer, list(task.aliases), facts, *measured)
             place = Place(cell.family, cell.size, cell.shift, block.arm, block.budget, block.seed, task.task_id)
             keyed.append(Keyed(Instance(task, seed), place, key, played))
         return keyed

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from selfcest_training.study.frontier import Comparison, Match, compare_frontiers, match
-from selfcest_training.study.results import COSTS, TOKEN_COSTS
-from selfcest_training.study.statistics import Resampler
+from selfcest_training.study.results import COSTS, SCORES, TOKEN_COSTS
+from selfcest_training.study.statistics import Estimate, Resampler
 from selfcest_training.study.table import Curves, Row, rows_of
 from selfcest_training.study.words import cost_name, matched, sentence
 
@@ -19,10 +19,17 @@ EQUAL_COST = (
     "where a band around the whole gap excludes 0."
 )
 
-
 FLOORS = (
     "Answers whose score is a floor and not what the grader's rule gives, by its reason, of all instances and seeds."
 )
+
+MEANINGS = {  # of scores, by the first name of each kind
+    "score": "The score is what the grader gives, partial credit included.",
+    "support_precision": (
+        "Support compares the documents that an arm looked at with those that the question needs; of several samples "
+        "only the one whose answer counts."
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -67,9 +74,8 @@ def markdown(rows: Sequence[Row], reading: Reading) -> str:
     heads += ["total tokens", "generated", "critical path", "peak context", "wall-clock s"]
     lines = []
     for row in rows:
-        size = row.size + (" (out of distribution)" if row.shift == "out" else "")
         costs = [f"{row.costs[cost].mean:.1f}" for cost in TOKEN_COSTS] + [f"{row.costs['wall_seconds'].mean:.3f}"]
-        lines.append([row.family, size, str(row.budget), reading.labels[row.arm], str(row.accuracy), *costs])
+        lines.append([row.family, _size(row), str(row.budget), reading.labels[row.arm], str(row.accuracy), *costs])
     return _table(heads, lines)
 
 
@@ -82,6 +88,25 @@ def floors(rows: Sequence[Row], reading: Reading) -> str:
         for note, count in sorted(row.notes.items())
     ]
     return _table(heads, lines) if lines else ""
+
+
+def scores(rows: Sequence[Row], reading: Reading) -> str:
+    """What was measured beside accuracy, with what it means, as a Markdown table; empty if there is nothing."""
+    rows = [row for row in rows if row.scores]
+    names = [name for name in SCORES if any(name in row.scores for row in rows)]
+    heads = ["family", "size", cost_name(reading.swept) + " at most", "arm"]
+    heads += [name.replace("_", " ").replace("f1", "F1") for name in names]
+    lines = [
+        [row.family, _size(row), str(row.budget), reading.labels[row.arm]]
+        + [str(row.scores.get(name, "")) for name in names]
+        for row in rows
+    ]
+    meanings = " ".join(text for name, text in MEANINGS.items() if name in names)
+    return f"{meanings}\n\n{_table(heads, lines)}" if lines else ""
+
+
+def _size(cell: Row | Curves) -> str:
+    return cell.size + (" (out of distribution)" if cell.shift == "out" else "")
 
 
 def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -116,9 +141,8 @@ def summary(found: Sequence[Against], reading: Reading) -> str:
     heads = ["family", "size", f"{reading.labels[reading.subject]} against", *map(cost_name, TOKEN_COSTS)]
     lines = []
     for item in found:
-        size = item.curves.size + (" (out of distribution)" if item.curves.shift == "out" else "")
         verdicts = [f"{item.over[cost].average.signed}, {item.over[cost].verdict}" for cost in TOKEN_COSTS]
-        lines.append([item.curves.family, size, reading.labels[item.arm], *verdicts])
+        lines.append([item.curves.family, _size(item.curves), reading.labels[item.arm], *verdicts])
     return _table(heads, lines)
 
 
@@ -137,7 +161,7 @@ def statements(found: Sequence[Against], reading: Reading) -> str:
 def write_csv(rows: Sequence[Row], reading: Reading, path: Path) -> None:
     """Every row with means and both ends of every interval; wall-clock without, since it is measured by batch.
 
-    `floors` counts the answers that the grader gave a floor.
+    `floors` counts the answers that the grader gave a floor. A score that says nothing of a cell is left empty.
     """
     with path.open("w", newline="", encoding="utf-8") as file:
         names = ["accuracy", *TOKEN_COSTS]
@@ -146,14 +170,20 @@ def write_csv(rows: Sequence[Row], reading: Reading, path: Path) -> None:
             ["family", "size", "shift", "budget", "arm", "instances"]
             + [column for name in names for column in (name, f"{name}_low", f"{name}_high")]
             + ["wall_seconds", "floors"]
+            + [column for name in SCORES for column in (name, f"{name}_low", f"{name}_high")]
         )
         for row in rows:
             estimates = [row.accuracy, *(row.costs[cost] for cost in TOKEN_COSTS)]
             writer.writerow(
                 [row.family, row.size, row.shift, row.budget, reading.labels[row.arm], row.instances]
-                + [f"{value:.6g}" for e in estimates for value in (e.mean, e.low, e.high)]
+                + [cell for estimate in estimates for cell in _cells(estimate)]
                 + [f"{row.costs['wall_seconds'].mean:.6g}", sum(row.notes.values())]
+                + [cell for name in SCORES for cell in _cells(row.scores.get(name))]
             )
+
+
+def _cells(estimate: Estimate | None) -> list[str]:
+    return [""] * 3 if estimate is None else [f"{value:.6g}" for value in (estimate.mean, estimate.low, estimate.high)]
 
 
 def plot(cells: Sequence[Curves], reading: Reading, cost: str, path: Path) -> None:
@@ -200,6 +230,8 @@ def write_report(folder: Path, cells: Sequence[Curves], reading: Reading, head: 
     found, floored = comparisons(cells, reading), floors(rows, reading)
     head += "" if floored else " No answer got a floor from its grader."
     parts = [f"{head} {reading.intervals(seeds)}", "## Accuracy and costs", markdown(rows, reading)]
+    scored = scores(rows, reading)
+    parts += ["## Partial credit and support", scored] if scored else []
     parts += ["## Floors", FLOORS, floored] if floored else []
     if found:
         parts += ["## At equal cost", EQUAL_COST, summary(found, reading), "## In words", statements(found, reading)]

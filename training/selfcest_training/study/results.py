@@ -10,10 +10,12 @@ from typing import Any
 
 from selfcest_env.errors import RecordError
 from selfcest_env.graders import Grade
+from selfcest_env.graders.qa import Overlap
 from selfcest_env.record import EpisodeRecord, from_json, to_json
 
 COSTS = ("total_tokens", "generated_tokens", "critical_path_tokens", "peak_context", "wall_seconds")
 TOKEN_COSTS = COSTS[:4]
+SCORES = ("score", "support_precision", "support_recall", "support_f1")
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class Result:
         chosen: the position of the episode whose answer counts.
         grade: of that answer.
         costs: see `Costs`.
+        support: how well the documents that this episode looked at agree with those that the task needs; `None` if the
+            task does not say.
     """
 
     key: str
@@ -74,6 +78,15 @@ class Result:
     chosen: int
     grade: Grade
     costs: Costs
+    support: Overlap | None = None
+
+    @property
+    def scores(self) -> Mapping[str, float]:
+        """What there is to say beside right and wrong, by names of `SCORES`."""
+        found = {"score": self.grade.score}
+        for name in ("precision", "recall", "f1") if self.support is not None else ():
+            found[f"support_{name}"] = getattr(self.support, name)
+        return found
 
 
 def costs_of(episodes: Sequence[EpisodeRecord], wall_seconds: float) -> Costs:
@@ -109,6 +122,7 @@ def read_result(line: str, *, whole: bool = True) -> Result:
     """Inverse of `write_result`; without `whole` the episodes are left out. Raises `RecordError`."""
     try:
         data: dict[str, Any] = json.loads(line)
+        support = data.get("support")  # older lines lack it; their episodes are judged again under another key
         return Result(
             key=data["key"],
             played=data["played"],
@@ -117,6 +131,7 @@ def read_result(line: str, *, whole: bool = True) -> Result:
             chosen=data["chosen"],
             grade=Grade(**data["grade"]),
             costs=Costs(**data["costs"]),
+            support=Overlap(**support) if support is not None else None,
         )
     except (ValueError, KeyError, TypeError) as error:
         raise RecordError(f"not a result of a study: {type(error).__name__}: {error}") from error

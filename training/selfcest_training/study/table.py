@@ -10,7 +10,7 @@ import numpy as np
 
 from selfcest_env.errors import RecordError
 from selfcest_training.study.frontier import Point
-from selfcest_training.study.results import COSTS, Result
+from selfcest_training.study.results import COSTS, SCORES, Result
 from selfcest_training.study.statistics import Estimate, Resampler
 
 Cell = tuple[str, str]  # family and size
@@ -55,6 +55,7 @@ def _curves(results: Sequence[Result]) -> Curves:
     found = {(r.place.arm, r.place.budget, r.place.task_id, r.place.seed): r for r in results}
     tasks = tuple(dict.fromkeys(r.place.task_id for r in results))
     seeds = tuple(dict.fromkeys(r.place.seed for r in results))
+    measured = _measured(results)
     curves: dict[str, list[Point]] = {}
     for arm, budget in dict.fromkeys((r.place.arm, r.place.budget) for r in results):
         missing = [(t, s) for t in tasks for s in seeds if (arm, budget, t, s) not in found]
@@ -67,10 +68,18 @@ def _curves(results: Sequence[Result]) -> Curves:
         correct = np.array([[float(r.grade.correct) for r in row] for row in rows])
         costs = {cost: np.array([[float(getattr(r.costs, cost)) for r in row] for row in rows]) for cost in COSTS}
         notes = Counter(r.grade.note for row in rows for r in row if r.grade.note)
-        curves.setdefault(arm, []).append(Point(budget, correct, costs, notes))
+        scores = {name: np.array([[r.scores[name] for r in row] for row in rows]) for name in measured}
+        curves.setdefault(arm, []).append(Point(budget, correct, costs, notes, scores))
     for points in curves.values():
         points.sort(key=lambda point: point.budget)
     return Curves(place.family, place.size, place.shift, tasks, seeds, curves)
+
+
+def _measured(results: Sequence[Result]) -> list[str]:
+    """The scores that say something of a cell: the grader's if some credit is partial, support if all tasks say it."""
+    partial = any(result.grade.score != result.grade.correct for result in results)
+    shared = [name for name in SCORES if all(name in result.scores for result in results)]
+    return [name for name in shared if partial or name != "score"]
 
 
 @dataclass(frozen=True)
@@ -86,6 +95,7 @@ class Row:
     accuracy: Estimate
     costs: Mapping[str, Estimate]
     notes: Mapping[str, int]
+    scores: Mapping[str, Estimate]
 
 
 def rows_of(curves: Curves, resampler: Resampler) -> list[Row]:
@@ -96,6 +106,7 @@ def rows_of(curves: Curves, resampler: Resampler) -> list[Row]:
             resampler.estimate(point.correct),
             {cost: resampler.estimate(values) for cost, values in point.costs.items()},
             point.notes,
+            {name: resampler.estimate(values) for name, values in point.scores.items()},
         )
         for arm, points in curves.arms.items()
         for point in points
