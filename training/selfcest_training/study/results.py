@@ -122,7 +122,6 @@ def read_result(line: str, *, whole: bool = True) -> Result:
     """Inverse of `write_result`; without `whole` the episodes are left out. Raises `RecordError`."""
     try:
         data: dict[str, Any] = json.loads(line)
-        support = data.get("support")  # older lines lack it; their episodes are judged again under another key
         return Result(
             key=data["key"],
             played=data["played"],
@@ -131,7 +130,8 @@ def read_result(line: str, *, whole: bool = True) -> Result:
             chosen=data["chosen"],
             grade=Grade(**data["grade"]),
             costs=Costs(**data["costs"]),
-            support=Overlap(**support) if support is not None else None,
+            # Older lines lack it; their episodes are judged again under another key.
+            support=None if data.get("support") is None else Overlap(**data["support"]),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise RecordError(f"not a result of a study: {type(error).__name__}: {error}") from error
