@@ -150,7 +150,12 @@ def test_curves_by_hand(tmp_path: Path) -> None:
     assert (tmp_path / "c.png").stat().st_size > 1000
 
 
-def test_arms_without_a_budget_of_sampled_tokens_have_no_curve(tmp_path: Path) -> None:
-    spec = config(tmp_path)
-    write_metrics(spec.folder / "delegating" / "seed0", [(0.0, 10, 0)])
-    assert learning_curves(spec) == []
+def test_without_a_budget_bins_divide_what_every_seed_has_sampled(tmp_path: Path) -> None:
+    spec = dataclasses.replace(config(tmp_path), seeds=(0, 1))
+    write_metrics(spec.folder / "delegating" / "seed0", [(0.0, 10, 0), (0.5, 30, 10), (1.0, 50, 0)])
+    write_metrics(spec.folder / "delegating" / "seed1", [(1.0, 100, 0), (0.5, 100, 0)])  # the second begins at 100
+    (curve,) = learning_curves(spec)
+    assert curve.edges[-1] == 100
+    assert curve.returns[0] is not None
+    assert curve.returns[0].mean == 0.5  # of 0.0 and 1.0
+    assert curve.returns[-1] is None  # seed 0 made no step there

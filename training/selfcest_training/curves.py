@@ -1,4 +1,4 @@
-"""Learning curves at equal sampled tokens: what a run's arms earned for the same number of tokens, replays included."""
+"""Learning curves: what a run's arms earned, against the tokens that they sampled, replays included."""
 
 from __future__ import annotations
 
@@ -36,13 +36,17 @@ class Curve:
 
 
 def learning_curves(config: RunConfig) -> list[Curve]:
-    """Curves of the arms that have `rl.sampled_tokens`, of what their folders hold so far."""
+    """Curves of the arms with RL, of what their folders hold so far.
+
+    Bins divide `rl.sampled_tokens`, or without it the tokens that every seed has sampled.
+    """
     curves = []
     for arm, spec in config.arms.items():
         folders = (config.folder / arm / f"seed{seed}" / "metrics.jsonl" for seed in config.seeds)
         runs = [rows for path in folders if path.exists() and (rows := _rl_rows(path))]
-        if spec.rl.sampled_tokens is not None and runs:
-            curves.append(_curve(arm, spec.rl.sampled_tokens, runs))
+        if runs:
+            budget = spec.rl.sampled_tokens or round(min(rows[-1]["sampled_tokens"] for rows in runs))
+            curves.append(_curve(arm, budget, runs))
     return curves
 
 
