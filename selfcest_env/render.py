@@ -1,16 +1,17 @@
 """An episode as text: the tree of agents with what each was asked, what it spent and how it ended.
 
 The same lines are drawn from a running `Kernel` and from an `EpisodeRecord`. Texts that models wrote are shortened
-visibly and stripped of control characters.
+visibly, or shown whole where that is asked for, and stripped of control characters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from selfcest_env.kernel import Kernel
-from selfcest_env.record import EpisodeRecord
+from selfcest_env.record import AgentRecord, EpisodeRecord
 from selfcest_env.types import ROOT, AgentId, Outcome, Status, Task, TurnFacts
 
 WIDTH = 60  # characters of one quoted text
@@ -66,10 +67,17 @@ def render_kernel(kernel: Kernel, name: Callable[[AgentId], str] = str, width: i
     return "\n".join([_title(kernel.task, width), *branches(nodes_of_kernel(kernel), _describe(name, width))])
 
 
-def render_record(record: EpisodeRecord, name: Callable[[AgentId], str] = str, width: int = WIDTH) -> str:
-    """A recorded episode as text, with its cost and its reward."""
+def render_record(
+    record: EpisodeRecord, name: Callable[[AgentId], str] = str, width: int = WIDTH, *, texts: bool = False
+) -> str:
+    """A recorded episode as text, with its cost and its reward.
+
+    With `texts` also, whole, the documents that each clone was given and what each agent wrote at each turn.
+    """
     cost = record.cost
-    lines = [_title(record.task, width), *branches(nodes_of_record(record), _describe(name, width))]
+    wrote = {agent.agent_id: agent for agent in record.agents} if texts else {}
+    describe = _describe(name, width, wrote, record.task.context)
+    lines = [_title(record.task, width), *branches(nodes_of_record(record), describe)]
     lines.append(
         f"cost: {cost.total_tokens} tokens ({cost.prompt_tokens} prompt, {cost.generated_tokens} generated), "
         f"critical path {cost.critical_path_tokens}, peak context {cost.peak_context}, {cost.clones} clones"
@@ -124,12 +132,23 @@ def branches(nodes: Sequence[Node], describe: Callable[[Node], Sequence[str]]) -
             stack.append((child, rest + ("└─ " if last else "├─ "), rest + ("   " if last else "│  ")))
 
 
-def _describe(name: Callable[[AgentId], str], width: int) -> Callable[[Node], Sequence[str]]:
+def _describe(
+    name: Callable[[AgentId], str],
+    width: int,
+    wrote: Mapping[AgentId, AgentRecord] = MappingProxyType({}),
+    documents: Mapping[str, str] = MappingProxyType({}),
+) -> Callable[[Node], Sequence[str]]:
     def describe(node: Node) -> list[str]:
         lines = [f"{name(node.agent_id)}  {account(node)}"]
         if node.agent_id != ROOT:
             lines.append(f"asked {shorten(node.objective, width)}")
-        lines += [f"turn {index}: {_turn(turn)}" for index, turn in enumerate(node.turns)]
+        agent = wrote.get(node.agent_id)
+        if agent is not None:
+            lines += [f"given {_one_line(key)}: {_one_line(documents[key])}" for key in agent.shared_context]
+        for index, turn in enumerate(node.turns):
+            lines.append(f"turn {index}: {_turn(turn)}")
+            if agent is not None:
+                lines += [f"> {_one_line(line)}" for line in agent.turns[index].generation.text.splitlines()]
         if node.reply is not None:
             lines.append(f"replied {shorten(node.reply, width)}")
         return lines

@@ -77,6 +77,22 @@ def test_an_unscored_record_says_so() -> None:
     assert render_record(game.record()).endswith("reward: not scored")
 
 
+def test_texts_stand_whole_below_their_turns() -> None:
+    env = make()
+    task = Task("one", "Sum?", "5", "test", context={"a": "two\nand \x1b[31mthree", "b": "unseen"})
+    env.reset(seed=0, options={"task": task})
+    asked = call(f"add {'x' * 100}", shared=["a"])
+    env.step({"agent_0": asked})
+    env.step({"agent_1": "2 + 3\nAnswer: 5"})
+    env.step({"agent_0": "Answer: 5"})
+    record = env.record()
+    plain, whole = render_record(record).splitlines(), render_record(record, texts=True).splitlines()
+    added = [line.strip("│ ") for line in whole if line not in plain]
+    assert added == [f"> {asked}", "> Answer: 5", "given a: two and [31mthree", "> 2 + 3", "> Answer: 5"]
+    assert [line for line in whole if line in plain] == plain
+    assert "unseen" not in "".join(whole)
+
+
 def test_what_is_left_out_is_said_and_nothing_reaches_the_terminal() -> None:
     assert shorten("a\nb\t  c") == '"a b c"'
     assert shorten("x" * 70, 60) == f'"{"x" * 60}…" (+10 characters)'

@@ -47,7 +47,7 @@ def test_the_surface_is_this_and_nothing_else() -> None:
             "overrides",
         },
         "report": {"folder"},
-        "trace": {"--episode", "file"},
+        "trace": {"--episode", "--texts", "file"},
         "lab": {"--scheme", "--option", "--game", "--group-size", "--samples", "--seed", "--out"},
         "credit list": set(),
         "credit apply": {"--name", "--option", "--out", "file"},

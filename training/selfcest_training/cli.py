@@ -194,11 +194,14 @@ def trace(
     episode: Annotated[
         str | None, typer.Option(help="Id of the episode [default: the last one].", show_default=False)
     ] = None,
+    texts: Annotated[
+        bool, typer.Option("--texts", help="Show whole what clones were given and what agents wrote.")
+    ] = False,
 ) -> None:
     """Print an episode's tree: who asked what of whom, what came back, what it cost, what it earned."""
     from selfcest_training.trace import print_trace
 
-    print_trace(file, episode, Console())
+    print_trace(file, episode, Console(), texts=texts)
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ def find_episode(file: Path, episode_id: str | None) -> EpisodeRecord:
     raise RecordError(f"{file} holds no episode '{episode_id}'.{did_you_mean(episode_id, ids)}")
 
 
-def print_trace(file: Path, episode_id: str | None, console: Console) -> None:
-    """Print task, tree, cost and reward of one episode."""
+def print_trace(file: Path, episode_id: str | None, console: Console, *, texts: bool = False) -> None:
+    """Print task, tree, cost and reward of one episode, and with `texts` all that its agents wrote."""
     record = find_episode(file, episode_id)
-    console.print(render_record(record), markup=False, highlight=False, soft_wrap=True)
+    console.print(render_record(record, texts=texts), markup=False, highlight=False, soft_wrap=True)
