@@ -6,6 +6,7 @@ visibly, or shown whole where that is asked for, and stripped of control charact
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -72,12 +73,16 @@ def render_record(
 ) -> str:
     """A recorded episode as text, with its cost and its reward.
 
-    With `texts` also, whole, the documents that each clone was given and what each agent wrote at each turn.
+    With `texts` nothing is shortened, and the documents that clones were given, what agents wrote at every turn and the
+    truth are shown too.
     """
-    cost = record.cost
+    cost, task = record.cost, record.task
     wrote = {agent.agent_id: agent for agent in record.agents} if texts else {}
-    describe = _describe(name, width, wrote, record.task.context)
-    lines = [_title(record.task, width), *branches(nodes_of_record(record), describe)]
+    width = sys.maxsize if texts else width
+    lines = [_title(task, width)]
+    if texts:
+        lines.append(f"truth {shorten(task.answer, width)}")
+    lines += branches(nodes_of_record(record), _describe(name, width, wrote, task.context))
     lines.append(
         f"cost: {cost.total_tokens} tokens ({cost.prompt_tokens} prompt, {cost.generated_tokens} generated), "
         f"critical path {cost.critical_path_tokens}, peak context {cost.peak_context}, {cost.clones} clones"

@@ -88,8 +88,16 @@ def test_texts_stand_whole_below_their_turns() -> None:
     record = env.record()
     plain, whole = render_record(record).splitlines(), render_record(record, texts=True).splitlines()
     added = [line.strip("│ ") for line in whole if line not in plain]
-    assert added == [f"> {asked}", "> Answer: 5", "given a: two and [31mthree", "> 2 + 3", "> Answer: 5"]
-    assert [line for line in whole if line in plain] == plain
+    assert added == [
+        'truth "5"',
+        f"> {asked}",
+        "> Answer: 5",
+        f'asked "add {"x" * 100}"',
+        "given a: two and [31mthree",
+        "> 2 + 3",
+        "> Answer: 5",
+    ]
+    assert len(whole) == len(plain) + 6  # what was asked stands there in both, shortened or whole
     assert "unseen" not in "".join(whole)
 
 

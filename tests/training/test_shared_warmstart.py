@@ -152,10 +152,12 @@ def test_curves_by_hand(tmp_path: Path) -> None:
 
 def test_without_a_budget_bins_divide_what_every_seed_has_sampled(tmp_path: Path) -> None:
     spec = dataclasses.replace(config(tmp_path), seeds=(0, 1))
-    write_metrics(spec.folder / "delegating" / "seed0", [(0.0, 10, 0), (0.5, 30, 10), (1.0, 50, 0)])
-    write_metrics(spec.folder / "delegating" / "seed1", [(1.0, 100, 0), (0.5, 100, 0)])  # the second begins at 100
+    write_metrics(spec.folder / "delegating" / "seed0", [(0.0, 60, 32), (0.5, 8, 0)])  # begin at 0 and 92, end at 100
+    write_metrics(spec.folder / "delegating" / "seed1", [(1.0, 95, 0), (0.25, 100, 0), (0.0, 50, 0)])  # 0, 95 and 195
     (curve,) = learning_curves(spec)
     assert curve.edges[-1] == 100
     assert curve.returns[0] is not None
     assert curve.returns[0].mean == 0.5  # of 0.0 and 1.0
-    assert curve.returns[-1] is None  # seed 0 made no step there
+    assert curve.returns[-1] is not None
+    assert curve.returns[-1].mean == 0.375  # of 0.5 and 0.25: the third step began after the last bin
+    assert curve.returns[1:-1] == (None,) * 8

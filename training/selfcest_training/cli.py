@@ -33,7 +33,7 @@ app.command()(lab)
 _CONFIG = Annotated[
     Path | None,
     typer.Option(
-        "--config", "-c", help="YAML config [default: the quick run of the embedded model]", show_default=False
+        "--config", "-c", help="YAML config (default: the quick run of the embedded model)", show_default=False
     ),
 ]
 _OVERRIDES = Annotated[
@@ -76,7 +76,7 @@ def evaluate(
         typer.Option(
             "--config",
             "-c",
-            help="YAML config of a study [default: all arms, by the quick run's models]",
+            help="YAML config of a study (default: all arms, by the quick run's models)",
             show_default=False,
         ),
     ] = None,
@@ -192,10 +192,10 @@ def trace(
         Path, typer.Argument(help="A JSON-lines file of episodes, as in runs/NAME/ARM/seed0/episodes.jsonl")
     ],
     episode: Annotated[
-        str | None, typer.Option(help="Id of the episode [default: the last one].", show_default=False)
+        str | None, typer.Option(help="Id of the episode (default: the last one).", show_default=False)
     ] = None,
     texts: Annotated[
-        bool, typer.Option("--texts", help="Show whole what clones were given and what agents wrote.")
+        bool, typer.Option("--texts", help="Show texts whole: what was asked and given, what agents wrote, the truth.")
     ] = False,
 ) -> None:
     """Print an episode's tree: who asked what of whom, what came back, what it cost, what it earned."""

@@ -35,7 +35,7 @@ def apply_scheme(
         list[str] | None, typer.Option(help="An option of the scheme, key=value; may be repeated.", show_default=False)
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Where to write the lines [default: print them].", show_default=False)
+        Path | None, typer.Option(help="Where to write the lines (default: print them).", show_default=False)
     ] = None,
 ) -> None:
     """Recompute the advantages of stored episodes, one JSON line per turn; no policy is needed.

@@ -24,7 +24,7 @@ class Curve:
     Attributes:
         edges: upper ends of the bins, in sampled tokens.
         returns: one per bin; `None` where a seed made no step.
-        steps: optimiser rollouts that the budget paid for, mean over seeds.
+        steps: rollouts of RL, mean over seeds.
         replay_share: of the sampled tokens that went into replays.
     """
 
@@ -65,11 +65,12 @@ def _curve(arm: str, budget: int, runs: Sequence[Sequence[Mapping[str, float]]])
 
 
 def _binned(rows: Sequence[Mapping[str, float]], budget: int) -> list[float]:
-    """Mean return by bin of the tokens that had been sampled before each step."""
+    """Mean return by bin of the tokens that had been sampled before each step; none of the steps beyond the budget."""
     bins: list[list[float]] = [[] for _ in range(_BINS)]
     before = 0.0
     for row in rows:
-        bins[min(_BINS - 1, int(before / budget * _BINS))].append(row["return"])
+        if before < budget:
+            bins[int(before / budget * _BINS)].append(row["return"])
         before = row["sampled_tokens"]
     return [float(np.mean(values)) if values else math.nan for values in bins]
 

@@ -15,7 +15,7 @@ def lab(
         list[str] | None,
         typer.Option(
             help="A scheme of `selfcest credit list`, or package.module:Class, with options of its own after it, as in "
-            "'coma samples=4'; may be repeated [default: the built-in ones].",
+            "'coma samples=4'; may be repeated (default: the built-in ones).",
             show_default=False,
         ),
     ] = None,
@@ -24,7 +24,7 @@ def lab(
         typer.Option(help="An option of every scheme, key=value; may be repeated.", show_default=False),
     ] = None,
     game: Annotated[
-        list[str] | None, typer.Option(help="A game; may be repeated [default: all].", show_default=False)
+        list[str] | None, typer.Option(help="A game; may be repeated (default: all).", show_default=False)
     ] = None,
     group_size: Annotated[int, typer.Option(help="Episodes of a group.")] = 2,
     samples: Annotated[int, typer.Option(help="Sampled groups per scheme and game.")] = 1000,
