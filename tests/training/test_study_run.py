@@ -123,6 +123,7 @@ def test_a_study_and_its_files(tmp_path: Path) -> None:
         )
         assert result.costs.total_tokens <= result.place.budget
     text = (folder / "table.md").read_text(encoding="utf-8")
+    assert "Played by `study_players:Scripted`: delegate, monolithic, self_consistency, best_of_n, " in text
     assert "| range | 2-6 | 240 | monolithic | 1.00 [1.00, 1.00] |" in text
     assert "ledger 4-12 (out of distribution), delegate against best_of_n (oracle)" in text
     assert "oracle_decomposition (oracle)" in text

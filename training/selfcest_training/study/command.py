@@ -80,8 +80,17 @@ def headline(study: Study) -> str:
     return (
         f"{instances} instances a cell, the same for all arms; {len(config.seeds)} seed(s). A budget bounds "
         f"{config.swept.replace('_', ' ')} of the whole arm on an instance, clones and samples included; costs are "
-        f"means per instance.{knows}"
+        f"means per instance.{knows} {players(config)}"
     )
+
+
+def players(config: StudyConfig) -> str:
+    """Which arms each policy plays, by its folder or the name of its kind."""
+    arms: dict[str, list[str]] = {}
+    for arm in config.arms:
+        policy = config.policy_of(arm)
+        arms.setdefault(str(policy.options.get("folder", policy.name)), []).append(arm)
+    return "Played by " + "; ".join(f"`{policy}`: {', '.join(played)}" for policy, played in arms.items()) + "."
 
 
 def _play(study: Study, store: Store, console: Console) -> Path:
