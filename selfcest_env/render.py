@@ -80,7 +80,7 @@ def render_record(
     wrote = {agent.agent_id: agent for agent in record.agents} if texts else {}
     width = sys.maxsize if texts else width
     lines = [_title(task, width)]
-    if texts:
+    if texts and task.answer:  # a question of one's own may have none
         lines.append(f"truth {shorten(task.answer, width)}")
     lines += branches(nodes_of_record(record), _describe(name, width, wrote, task.context))
     lines.append(

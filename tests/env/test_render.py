@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -99,6 +100,8 @@ def test_texts_stand_whole_below_their_turns() -> None:
     ]
     assert len(whole) == len(plain) + 6  # what was asked stands there in both, shortened or whole
     assert "unseen" not in "".join(whole)
+    unknown = dataclasses.replace(record, task=dataclasses.replace(task, answer=""))
+    assert "truth" not in render_record(unknown, texts=True)
 
 
 def test_what_is_left_out_is_said_and_nothing_reaches_the_terminal() -> None:

@@ -161,3 +161,9 @@ def test_without_a_budget_bins_divide_what_every_seed_has_sampled(tmp_path: Path
     assert curve.returns[-1] is not None
     assert curve.returns[-1].mean == 0.375  # of 0.5 and 0.25: the third step began after the last bin
     assert curve.returns[1:-1] == (None,) * 8
+
+
+def test_an_arm_that_sampled_nothing_has_no_curve(tmp_path: Path) -> None:
+    spec = config(tmp_path)
+    write_metrics(spec.folder / "delegating" / "seed0", [(0.0, 0, 0)])  # as where no prompt fits
+    assert learning_curves(spec) == []

@@ -27,7 +27,7 @@ from selfcest_env.terse import TerseProtocol
 from selfcest_env.types import Role
 from selfcest_training.config_file import dump_config, parse_as
 from selfcest_training.study import play, report
-from selfcest_training.study.command import default_study, run_study
+from selfcest_training.study.command import default_study, players, run_study
 from selfcest_training.study.comparison import compare_studies
 from selfcest_training.study.config import StudyConfig, load_study
 from selfcest_training.study.frontier import Verdict, compare_frontiers, match
@@ -600,6 +600,17 @@ def test_limits_that_the_model_cannot_hold(tmp_path: Path) -> None:
     policy = {"name": "model", "options": {"model": {"name": "tiny", "options": {"max_positions": 200}}}}
     with pytest.raises(ConfigError, match=r"arms.delegate, range, budget 240: limits.total_tokens is 240"):
         run(small(tmp_path, policy=policy))
+
+
+def test_who_plays_is_said_by_folder_or_by_name_and_options(tmp_path: Path) -> None:
+    served = [{"name": "server", "options": {"server": {"base_url": "http://a/v1", "model": m}}} for m in "xy"]
+    arms = {"delegate": {}, "map_reduce": {"policy": served[0]}, "monolithic": {"policy": served[1]}}
+    data = small(tmp_path, policy={"name": "model", "options": {"folder": "runs/a"}}, arms=arms)
+    assert players(parse_as(StudyConfig, data)) == (
+        "Played by `runs/a`: delegate; "
+        "`server {'server': {'base_url': 'http://a/v1', 'model': 'x'}}`: map_reduce; "
+        "`server {'server': {'base_url': 'http://a/v1', 'model': 'y'}}`: monolithic."
+    )
 
 
 @pytest.mark.parametrize(

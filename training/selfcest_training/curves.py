@@ -43,7 +43,7 @@ def learning_curves(config: RunConfig) -> list[Curve]:
     curves = []
     for arm, spec in config.arms.items():
         folders = (config.folder / arm / f"seed{seed}" / "metrics.jsonl" for seed in config.seeds)
-        runs = [rows for path in folders if path.exists() and (rows := _rl_rows(path))]
+        runs = [rows for path in folders if path.exists() and (rows := _rl_rows(path)) and rows[-1]["sampled_tokens"]]
         if runs:
             budget = spec.rl.sampled_tokens or round(min(rows[-1]["sampled_tokens"] for rows in runs))
             curves.append(_curve(arm, budget, runs))

@@ -24,7 +24,7 @@ from selfcest_env.rules import Rules
 from selfcest_env.tasks.files import read_text, shortened
 from selfcest_env.types import Limits, Read, Status, Task
 from selfcest_training.config_file import apply_override, load_config, parse_as
-from selfcest_training.study.policies import digest, make_policy, run_file
+from selfcest_training.study.policies import arm_of, digest, make_policy, run_file
 
 LAST_WORDS = 400  # characters of what a root without an answer said last
 _ENDINGS = {
@@ -158,7 +158,7 @@ def _is_local(policy: str) -> bool:
 
 def _arm_limits(folder: Path) -> Limits:
     file = run_file(folder)
-    run, arm = load_config(file), folder.absolute().parent.parent.name
+    run, arm = load_config(file), arm_of(folder)
     if arm not in run.arms:
         raise ConfigError(
             f"--policy {folder}: {file} has no arm '{arm}' ({', '.join(run.arms)}).{did_you_mean(arm, run.arms)}"

@@ -85,11 +85,12 @@ def headline(study: Study) -> str:
 
 
 def players(config: StudyConfig) -> str:
-    """Which arms each policy plays, by its folder or the name of its kind."""
+    """Which arms each policy plays, by its folder, or else by its name and options."""
     arms: dict[str, list[str]] = {}
     for arm in config.arms:
         policy = config.policy_of(arm)
-        arms.setdefault(str(policy.options.get("folder", policy.name)), []).append(arm)
+        name = f"{policy.name} {dict(policy.options)}" if policy.options else policy.name
+        arms.setdefault(str(policy.options.get("folder") or name), []).append(arm)
     return "Played by " + "; ".join(f"`{policy}`: {', '.join(played)}" for policy, played in arms.items()) + "."
 
 

@@ -146,7 +146,7 @@ class ModelPolicy:
 
     def trained_on(self) -> dict[str, PlugIn]:
         """The task families that the folder's run has trained its arm on; none if no run is known."""
-        file, arm = run_file(Path(self.folder)), Path(self.folder).absolute().parent.parent.name
+        file, arm = run_file(Path(self.folder)), arm_of(Path(self.folder))
         if not self.folder or not file.is_file():
             return {}
         run = load_config(file)
@@ -192,6 +192,11 @@ class LoadedModel:
 def run_file(folder: Path) -> Path:
     """Where the config of a model's run is: runs/NAME/config.yaml for runs/NAME/ARM/seedN/model."""
     return folder.absolute().parent.parent.parent / "config.yaml"
+
+
+def arm_of(folder: Path) -> str:
+    """The arm whose model it is: ARM for runs/NAME/ARM/seedN/model."""
+    return folder.absolute().parent.parent.name
 
 
 def _files_digest(folder: Path) -> str:
