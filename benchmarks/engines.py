@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "agents")]  # the environment of vLLM does
 
 from selfcest_agents.engine import Completion, Engine, TokenRequest  # noqa: E402
 from selfcest_agents.pretrained import smollm2_path  # noqa: E402
-from selfcest_agents.transformers_engine import TransformersEngine  # noqa: E402
+from selfcest_agents.transformers.engine import TransformersEngine  # noqa: E402
 from selfcest_agents.vllm_engine import VllmEngine, VllmOptions  # noqa: E402
 
 TIE = 1e-3  # logits closer than this are a tie: batches of different shape round differently

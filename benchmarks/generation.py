@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from selfcest_agents.engine import TokenRequest
 from selfcest_agents.pretrained import load_chat_model, smollm2_path
-from selfcest_agents.transformers_engine import TransformersEngine
+from selfcest_agents.transformers.engine import TransformersEngine
 
 Contexts = list[tuple[int, ...]]
 

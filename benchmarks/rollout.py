@@ -36,14 +36,14 @@ from selfcest_agents.engine import Completion, TokenRequest, TrainableEngine  # 
 from selfcest_agents.policy import EnginePolicy, SamplingConfig, ScriptedPolicy  # noqa: E402
 from selfcest_agents.pretrained import ChatLanguage  # noqa: E402
 from selfcest_agents.rollout import RolloutRequest, rollout  # noqa: E402
-from selfcest_agents.scripted import OraclePolicy  # noqa: E402
+from selfcest_agents.scripted import OracleActor  # noqa: E402
 from selfcest_agents.tiny import TinyConfig, TinyTokenizer, build_tiny  # noqa: E402
-from selfcest_agents.transformers_engine import TransformersEngine  # noqa: E402
+from selfcest_agents.transformers.engine import TransformersEngine  # noqa: E402
 from selfcest_agents.vllm_engine import VllmEngine, VllmOptions  # noqa: E402
 from selfcest_env.record import EpisodeRecord  # noqa: E402
 from selfcest_env.rules import Rules  # noqa: E402
 from selfcest_env.tasks.ledger_qa import LedgerQA  # noqa: E402
-from selfcest_env.terse import TerseProtocol  # noqa: E402
+from selfcest_env.text.terse import TerseProtocol  # noqa: E402
 from selfcest_env.types import FinishReason, Limits, TurnKey  # noqa: E402
 
 ASKED = {"transformers": 0.90, "vllm": 0.95}  # of a language model; the tiny one is reported only
@@ -201,7 +201,7 @@ def compare(engine: TrainableEngine, game: Game, num_episodes: int, repeats: int
     """Print rates, and return the median ratio of the rollout's to the bare loop's."""
     rng = np.random.default_rng(0)
     work = [RolloutRequest(f"e{i}", game.source.draw(rng), i) for i in range(num_episodes)]
-    script = ScriptedPolicy(OraclePolicy(game.source, game.rules.protocol), game.codec)
+    script = ScriptedPolicy(OracleActor(game.source, game.rules.protocol), game.codec)
     played = rollout(work, script, game.rules)
     plan = Plan.of(played)
     num_turns, tokens = len(plan.token_ids), plan.num_tokens

@@ -21,10 +21,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from selfcest_env.types import ROOT
-from selfcest_training.batch import Sample
-from selfcest_training.losses import weighted_sum
-from selfcest_training.tree_rows import Rows
-from selfcest_training.update import Learner, OptimizerConfig
+from selfcest_training.learner.batch import Sample
+from selfcest_training.learner.losses import weighted_sum
+from selfcest_training.learner.tree_rows import Rows
+from selfcest_training.learner.update import Learner, OptimizerConfig
 
 VOCABULARY, NUM_GROUPS, NUM_PASSES = 512, 2, 3
 

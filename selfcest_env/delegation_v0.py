@@ -143,7 +143,7 @@ import pettingzoo  # type: ignore[import-untyped, unused-ignore]
 from pettingzoo.utils import parallel_to_aec, wrappers  # type: ignore[import-untyped, unused-ignore]
 
 from selfcest_env.tasks import TaskSource
-from selfcest_env.text_env import DelegationEnv, Snapshot
+from selfcest_env.text.parallel import DelegationEnv, Snapshot
 
 __all__ = ["Snapshot", "TaskSource", "env", "parallel_env", "raw_env"]
 

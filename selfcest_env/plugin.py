@@ -113,6 +113,16 @@ def build(cls: type[T], options: Mapping[str, Any], *, where: str) -> T:
         raise ConfigError(f"{where}: {cls.__name__} refused its options with {cause}") from error
 
 
+def one_of(argument: str, value: Any, known: tuple[Any, ...]) -> Any:
+    """The value, if it is among those known. Raises `ConfigError` that names the argument."""
+    if value not in known:
+        names = [str(name) for name in known]
+        raise ConfigError(
+            f"{argument} is {value!r}; expected one of {', '.join(names)}.{did_you_mean(str(value), names)}"
+        )
+    return value
+
+
 def _parameters(cls: type, where: str) -> tuple[dict[str, tuple[Any, bool]], bool]:
     """Every option with (its type, whether it is required), and whether others are accepted too."""
     try:

@@ -1,31 +1,19 @@
-"""Text to action and back: how a call is written, what counts as an answer, and what the environment says.
+"""What the game asks of a protocol: text to action and back, and what the environment says.
 
-Two protocols with the same semantics: `HermesProtocol` for chat models and `TerseProtocol` (terse.py) for the embedded
-character-level model. Nothing a model wrote is executed, and nothing it wrote is trusted.
+The protocols themselves (`text.hermes`, `text.terse`) have the same semantics. Nothing a model wrote is executed, and
+nothing it wrote is trusted.
 """
 
 from __future__ import annotations
 
-import json
-import re
+import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
-from selfcest_env.types import (
-    Action,
-    Answer,
-    CloneRequest,
-    Delegate,
-    Fault,
-    Malformed,
-    Message,
-    MessageRole,
-    Part,
-    Read,
-    Role,
-    Status,
-)
+from selfcest_env.types import Action, Fault, Message, Role, Status
+
+LABELS = string.ascii_lowercase  # of clones, where a name may take one character
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,136 +80,6 @@ class ProtocolText(Protocol):
         ...
 
 
-_THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
-_MARKERS = re.compile(
-    r"<(?=\s*/?\s*(?:\||\uff5c|<?/?SYS|tool|think|im_|s>|bos|eos|pad|start|end|unk))|(?<=[|\uff5c])>"
-    r"|\[(?=/?(?:INST|SYS|TOOL|AVAILABLE_TOOLS))",
-    re.I,
-)
-
-_OWN_MARKERS, _ESCAPED = re.compile(r"<(?=/?(?:tool_call|think)>)"), r"\\u003c"
-
-_FAULT_TEXT = {
-    Fault.NO_ANSWER: "no call and no 'Answer:' found",
-    Fault.BAD_CALL: "the call is not valid JSON with the arguments of a known tool",
-    Fault.CUT_BY_LENGTH: "the turn was cut by its token limit and does not count",
-    Fault.OVER_GRANT: "the turn was longer than granted and was dropped",
-    Fault.NOT_ALLOWED: "this tool is not available to you",
-    Fault.TOO_MANY_CLONES: "too many objectives for one call or for the clones left",
-    Fault.TOO_MANY_READS: "no such reads are left",
-    Fault.UNKNOWN_KEY: "shared_context names a document that you do not have",
-    Fault.OVER_BUDGET: "your budget cannot pay for this call",
-    Fault.CONTEXT_FULL: "the replies would not fit your context",
-    Fault.PROMPT_TOO_LONG: "the clone's prompt does not fit its grant",
-}
-
-_SPAWN_HELP = (
-    "You can delegate. To start clones of yourself that work in parallel, each in a fresh context, write\n"
-    '<tool_call>{"name": "spawn_clone", "arguments": {"objectives": ["..."], "shared_context": ["..."]}}</tool_call>\n'
-    "An objective is a string, or an object with objective, shared_context (keys of documents for that clone) and "
-    "max_tokens. A clone sees its objective and its documents, nothing else. All replies come back in one message."
-)
-_READ_HELP = (
-    "You can read documents by key. Write\n"
-    '<tool_call>{"name": "read_document", "arguments": {"keys": ["..."]}}</tool_call>\n'
-    "and their text comes back in the next message."
-)
-
-
-class HermesProtocol:
-    """Chat messages with Hermes-style tool calls (DESIGN: the delegation protocol).
-
-    A turn with a call is a call, whatever else it says; several calls in one turn are joined in order. Otherwise the
-    answer is the text after the last `Answer:` outside calls and thinking.
-    """
-
-    def open(self, brief: Brief) -> tuple[Message, ...]:
-        lines = [_ROOT_LINE if brief.role is Role.ROOT else _CLONE_LINE]
-        if brief.can_delegate:
-            lines.append(_SPAWN_HELP)
-        if brief.can_read:
-            lines.append(_READ_HELP)
-        if brief.total_tokens is not None:
-            lines.append(f"You may use {brief.total_tokens} tokens in all, prompts and replies included.")
-        if brief.role is Role.CLONE and brief.reply_tokens is not None:
-            lines.append(f"Your answer may have at most {brief.reply_tokens} tokens.")
-        user = [Part(brief.text)]
-        for key, text in brief.documents.items():
-            user += [
-                Part("\n\nDocument ", True),
-                Part(key),
-                Part(":\n", True),
-                Part(text),
-            ]
-        hidden = [key for key in brief.keys if key not in brief.documents]
-        if hidden:
-            user.append(Part("\n\nKeys of the documents: ", True))
-            for i, key in enumerate(hidden):
-                user += [Part("; ", True)] * (i > 0) + [Part(key)]
-        return (
-            Message(MessageRole.SYSTEM, (Part("\n".join(lines), True),)),
-            Message(MessageRole.USER, tuple(user)),
-        )
-
-    def replies(self, replies: Sequence[Reply]) -> Message:
-        parts: list[Part] = []
-        for i, reply in enumerate(replies):
-            parts.append(Part(f"{chr(10) * (i > 0)}clone {i + 1}: ", True))
-            if reply.text is not None:
-                parts.append(Part(self.neutralise(reply.text)))
-            else:
-                parts.append(Part(f"failed due to {reply.failure}"))
-        return Message(MessageRole.TOOL, tuple(parts))
-
-    def documents(self, documents: Mapping[str, str]) -> Message:
-        parts: list[Part] = []
-        for key, text in documents.items():
-            parts += [
-                Part("Document ", True),
-                Part(key),
-                Part(":\n", True),
-                Part(text),
-                Part("\n", True),
-            ]
-        return Message(MessageRole.TOOL, tuple(parts))
-
-    def fault(self, fault: Fault) -> Message:
-        return Message(MessageRole.TOOL, (Part(f"Error {fault}: {_FAULT_TEXT[fault]}.", True),))
-
-    def neutralise(self, reply: str) -> str:
-        return _MARKERS.sub(lambda match: {"<": "\u2039", ">": "\u203a", "[": "("}[match.group()], reply)
-
-    def parse(self, text: str) -> Action:
-        # A line break in place of thinking: what stands on its two sides never grows together into a marker.
-        visible = _THINKING.sub("\n", text)
-        calls, _ = sections(visible, "<tool_call>", "</tool_call>")
-        if calls is None:
-            return Malformed(Fault.BAD_CALL)
-        if calls:
-            return _join_calls(calls)
-        _, marker, answer = visible.rpartition("Answer:")
-        return Answer(answer.strip()) if marker and answer.strip() else Malformed(Fault.NO_ANSWER)
-
-    def render(self, action: Action, thought: str = "") -> str:
-        head = f"{thought}\n" if thought else ""
-        match action:
-            case Answer(text):
-                return f"{head}Answer: {text}"
-            case Read(keys):
-                return head + _write_call("read_document", {"keys": list(keys)})
-            case Delegate(requests):
-                return head + _write_call("spawn_clone", {"objectives": [_write_request(r) for r in requests]})
-            case Malformed():
-                return head
-
-
-_ROOT_LINE = "Solve the task. Think as briefly as you can, and end with one line 'Answer: ' and the answer alone."
-_CLONE_LINE = (
-    "You are a clone working on one objective for your parent. Be brief. End with one line 'Answer: ' and the result "
-    "alone; if you cannot reach it, say why after 'Answer:'."
-)
-
-
 def sections(text: str, start: str, stop: str) -> tuple[list[str] | None, str]:
     """The pieces between `start` and `stop`, `None` if one is not closed; and the text outside them. Linear time."""
     inside: list[str] = []
@@ -235,85 +93,3 @@ def sections(text: str, start: str, stop: str) -> tuple[list[str] | None, str]:
         inside.append(text[opened + len(start) : closed])
         position = closed + len(stop)
     return inside, "".join((*outside, text[position:]))
-
-
-def _write_call(name: str, arguments: Mapping[str, Any]) -> str:
-    written = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
-    # Only inside strings can these stand; escaped, they do not end the call.
-    return f"<tool_call>{_OWN_MARKERS.sub(_ESCAPED, written)}</tool_call>"
-
-
-def _write_request(request: CloneRequest) -> str | dict[str, Any]:
-    if not request.shared_context and request.max_tokens is None:
-        return request.objective
-    written: dict[str, Any] = {
-        "objective": request.objective,
-        "shared_context": list(request.shared_context),
-    }
-    return written | ({} if request.max_tokens is None else {"max_tokens": request.max_tokens})
-
-
-def _join_calls(calls: Sequence[str]) -> Action:
-    """All calls of one turn as one action; mixing the two tools, or any call that does not parse, is a bad call."""
-    requests: list[CloneRequest] = []
-    keys: list[str] = []
-    for call in calls:
-        try:
-            payload = json.loads(call)
-            name, arguments = payload["name"], payload["arguments"]
-            if name == "spawn_clone":
-                requests += _read_requests(arguments)
-            elif name == "read_document":
-                if set(arguments) != {"keys"}:
-                    raise ValueError("read_document has the one argument keys")
-                keys += _strings(arguments["keys"])
-            else:
-                return Malformed(Fault.BAD_CALL)
-        except (ValueError, KeyError, TypeError, RecursionError):
-            return Malformed(Fault.BAD_CALL)
-    if bool(requests) == bool(keys):
-        return Malformed(Fault.BAD_CALL)
-    return Delegate(tuple(requests)) if requests else Read(tuple(keys))
-
-
-def _read_requests(arguments: Mapping[str, Any]) -> list[CloneRequest]:
-    # Only these arguments exist: sampling parameters and tools are not the model's to choose.
-    if not isinstance(arguments, dict) or not set(arguments) <= {"objectives", "shared_context"}:
-        raise ValueError("unknown argument")
-    shared = _strings(arguments.get("shared_context", []))
-    objectives = arguments["objectives"]
-    if not isinstance(objectives, list):
-        raise TypeError("objectives is no list")
-    return [_read_request(objective, shared) for objective in objectives]
-
-
-def _read_request(objective: object, shared: tuple[str, ...]) -> CloneRequest:
-    if isinstance(objective, str):
-        return CloneRequest(_string(objective), shared)
-    if not isinstance(objective, dict) or not set(objective) <= {
-        "objective",
-        "shared_context",
-        "max_tokens",
-    }:
-        raise TypeError("an objective is a string or an object")
-    text, tokens = objective["objective"], objective.get("max_tokens")
-    if isinstance(tokens, bool) or not (tokens is None or isinstance(tokens, int)):
-        raise TypeError("wrong type in an objective")
-    if tokens is not None and tokens < 0:
-        raise ValueError("max_tokens is negative")
-    own = _strings(objective.get("shared_context", []))
-    return CloneRequest(_string(text), (*shared, *(key for key in own if key not in shared)), tokens)
-
-
-def _strings(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise TypeError("expected a list of strings")
-    return tuple(map(_string, value))
-
-
-def _string(value: object) -> str:
-    """A JSON string that can be written again: `UnicodeEncodeError`, a `ValueError`, for half a surrogate pair."""
-    if not isinstance(value, str):
-        raise TypeError("expected a string")
-    value.encode()
-    return value

@@ -15,10 +15,11 @@ import typer.main
 import yaml
 
 from selfcest_agents.lora import LoraOptions
+from selfcest_agents.samplers import TransformersSampler, VllmSampler
 from selfcest_agents.tiny import TinyConfig
 from selfcest_env.types import Fault, Limits, Status
-from selfcest_training import losses
-from selfcest_training.cli import app
+from selfcest_training.commands.cli import app
+from selfcest_training.commands.study import default_study
 from selfcest_training.config import (
     ArmConfig,
     Cell,
@@ -31,15 +32,14 @@ from selfcest_training.config import (
 )
 from selfcest_training.config_file import load_config, parse_config
 from selfcest_training.credit import BUILTINS, find_scheme
-from selfcest_training.experiment import default_config
-from selfcest_training.forward import ForwardOptions
-from selfcest_training.mismatch import Mismatch
-from selfcest_training.study.arms import ARMS, make_arm
-from selfcest_training.study.command import default_study
-from selfcest_training.study.config import ArmSpec, StudyConfig, load_study
-from selfcest_training.study.policies import ModelPolicy, ServerPolicy
-from selfcest_training.sync import TransformersSampler, VllmSampler
-from selfcest_training.update import LossConfig, OptimizerConfig
+from selfcest_training.evaluation.arms import ARMS, make_arm
+from selfcest_training.evaluation.config import ArmSpec, StudyConfig, load_study
+from selfcest_training.evaluation.policies import ModelPolicy, ServerPolicy
+from selfcest_training.learner import losses
+from selfcest_training.learner.forward import ForwardOptions
+from selfcest_training.learner.mismatch import Mismatch
+from selfcest_training.learner.update import LossConfig, OptimizerConfig
+from selfcest_training.run.experiment import default_config
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -220,7 +220,7 @@ def test_the_training_page_names_every_loss_and_option_with_its_default() -> Non
         assert f"`{item.name}`" in page
     for level in losses.ImportanceLevel:
         assert f"- `{level}`" in page
-    for number in dataclasses.fields(Mismatch):  # from selfcest_training.mismatch
+    for number in dataclasses.fields(Mismatch):  # from selfcest_training.learner.mismatch
         assert f"`{number.name}`" in page
 
 

@@ -26,10 +26,11 @@ from transformers import (
 
 from selfcest_agents.chat import ChatCodec, ChatConfig
 from selfcest_agents.lora import export_model
-from selfcest_agents.transformers_engine import TransformersEngine
+from selfcest_agents.transformers.engine import TransformersEngine
 from selfcest_env.errors import ConfigError
-from selfcest_env.protocol import Brief, HermesProtocol
+from selfcest_env.protocol import Brief
 from selfcest_env.rules import Rules
+from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.types import Boundary, Limits, Role, TokenCounter
 
 # Not float16: its range is too small for unscaled gradients, and sampler and learner share one model.

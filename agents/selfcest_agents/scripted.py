@@ -27,7 +27,7 @@ def _expert(source: TaskSource) -> ExpertSource:
 
 
 @dataclass(frozen=True)
-class OraclePolicy:
+class OracleActor:
     """Plays as the source's expert does.
 
     Attributes:
@@ -85,7 +85,7 @@ class NeverDelegate:
 
 
 @dataclass(frozen=True)
-class RandomPolicy:
+class RandomActor:
     """Answers, calls, reads and junk at random; most of it well-formed. For invariants and baselines.
 
     Attributes:
@@ -181,7 +181,7 @@ ATTACKS: dict[str, Callable[[], str]] = {
 
 
 @dataclass(frozen=True)
-class HostilePolicy:
+class HostileActor:
     """Writes one of `ATTACKS` every turn; `only` fixes which."""
 
     only: str | None = None

@@ -21,7 +21,7 @@ from selfcest_agents.codec import TerseCodec
 from selfcest_agents.lora import export_model
 from selfcest_env.errors import ConfigError, PolicyError
 from selfcest_env.rules import Rules
-from selfcest_env.terse import TerseProtocol
+from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import Limits
 
 SPECIALS = (

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from selfcest_env.draw import Image
 from selfcest_env.errors import ConfigError, GameError
+from selfcest_env.plugin import one_of
 from selfcest_env.roster import Population
 from selfcest_env.symbolic.batch import BatchDelegation
 from selfcest_env.symbolic.picture import RENDER_MODES, STATUSES, render
@@ -21,7 +22,6 @@ from selfcest_env.symbolic.rules import WAIT, make_rules
 from selfcest_env.symbolic.state import ANSWERED, UNBORN, State
 from selfcest_env.symbolic.tasks import SymbolicTask
 from selfcest_env.symbolic.vectors import observation_size, state_size
-from selfcest_env.text_setup import one_of
 from selfcest_env.types import Status
 
 OBSERVATION_MODES = ("dict", "flat")

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from selfcest_env.draw import Image
 from selfcest_env.errors import ConfigError, GameError
+from selfcest_env.plugin import one_of
 from selfcest_env.symbolic.batch import BatchDelegation
 from selfcest_env.symbolic.parallel import check_reset
 from selfcest_env.symbolic.picture import RENDER_MODES, render
@@ -26,7 +27,6 @@ from selfcest_env.symbolic.rules import SymbolicRules, make_rules
 from selfcest_env.symbolic.streams import fold
 from selfcest_env.symbolic.tasks import SymbolicTask
 from selfcest_env.symbolic.vectors import observation_size
-from selfcest_env.text_setup import one_of
 
 Observations = NDArray[np.float32]
 

@@ -31,7 +31,7 @@ from selfcest_env.symbolic.batch import BatchDelegation
 from selfcest_env.symbolic.rules import FIRST_ANSWER, WAIT, SymbolicRules
 from selfcest_env.symbolic.state import UNBORN, State, agent_ids
 from selfcest_env.symbolic.vectors import replies, segments
-from selfcest_env.text_counters import WordCounter
+from selfcest_env.text.counters import WordCounter
 from selfcest_env.types import (
     Action,
     AgentId,

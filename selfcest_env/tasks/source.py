@@ -14,8 +14,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from selfcest_env.errors import ConfigError, did_you_mean
-from selfcest_env.protocol import Reply
-from selfcest_env.terse import LABELS
+from selfcest_env.protocol import LABELS, Reply
 from selfcest_env.types import Action, Answer, Delegate, Read, Role, Scalar, Task
 from selfcest_env.views import Exchange, Observation
 

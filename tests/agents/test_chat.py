@@ -16,11 +16,12 @@ from selfcest_agents.engine import TokenRequest
 from selfcest_agents.policy import EnginePolicy, SamplingConfig, ScriptedPolicy
 from selfcest_agents.rollout import RolloutRequest, rollout
 from selfcest_agents.text_encoder import TextEncoder
-from selfcest_agents.transformers_engine import TransformersEngine
+from selfcest_agents.transformers.engine import TransformersEngine
 from selfcest_env.errors import ConfigError
-from selfcest_env.protocol import HermesProtocol, Reply
+from selfcest_env.protocol import Reply
 from selfcest_env.record import AgentRecord, Generation
 from selfcest_env.rules import Rules
+from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.types import (
     Answer,
     Boundary,

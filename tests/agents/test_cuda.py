@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from selfcest_agents.engine import TokenRequest
 from selfcest_agents.tiny import TinyConfig, build_tiny
-from selfcest_agents.transformers_engine import TransformersEngine
+from selfcest_agents.transformers.engine import TransformersEngine
 
 pytestmark = [
     pytest.mark.cuda,

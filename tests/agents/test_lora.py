@@ -29,7 +29,7 @@ from selfcest_agents.lora import (
 )
 from selfcest_agents.pretrained import load_chat_model, smollm2_path
 from selfcest_agents.tiny import TinyConfig, build_tiny
-from selfcest_agents.transformers_engine import TransformersEngine
+from selfcest_agents.transformers.engine import TransformersEngine
 from selfcest_env.errors import ConfigError, RecordError
 
 OPTIONS = LoraOptions(rank=4, alpha=8)

@@ -20,14 +20,14 @@ from selfcest_agents.policy import EnginePolicy, SamplingConfig
 from selfcest_agents.rollout import RolloutRequest, rollout
 from selfcest_agents.tiny import TinyTokenizer
 from selfcest_env.errors import ConfigError, PolicyError
-from selfcest_env.protocol import HermesProtocol
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, from_json, to_json
 from selfcest_env.rules import Rules
-from selfcest_env.terse import TerseProtocol
-from selfcest_env.text_counters import WordCounter
+from selfcest_env.text.counters import WordCounter
+from selfcest_env.text.hermes import HermesProtocol
+from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import FinishReason, Limits, Outcome, Task, TurnKey
-from selfcest_training.batch import Denominator, build_samples
 from selfcest_training.credit import Credit
+from selfcest_training.learner.batch import Denominator, build_samples
 
 
 @dataclass(frozen=True)

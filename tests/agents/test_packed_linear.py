@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from selfcest_agents.engine import TokenRequest
-from selfcest_agents.packed_linear import PackedLinears
-from selfcest_agents.transformers_engine import TransformersEngine
+from selfcest_agents.transformers.engine import TransformersEngine
+from selfcest_agents.transformers.packed_linear import PackedLinears
 
 
 def layer(dtype: torch.dtype = torch.float32, bias: bool = True) -> torch.nn.Linear:

@@ -12,9 +12,9 @@ import torch
 from transformers import LlamaForCausalLM
 
 from selfcest_agents.engine import Completion, TokenRequest
-from selfcest_agents.prefix_store import BLOCK, PrefixStore
 from selfcest_agents.tiny import TinyConfig, build_tiny
-from selfcest_agents.transformers_engine import TransformersEngine
+from selfcest_agents.transformers.engine import TransformersEngine
+from selfcest_agents.transformers.prefix_store import BLOCK, PrefixStore
 from selfcest_env.errors import PolicyError
 
 VOCAB = 195

@@ -14,7 +14,7 @@ from selfcest_agents import pretrained
 from selfcest_agents.chat import ChatCodec, ChatConfig
 from selfcest_agents.engine import TokenRequest
 from selfcest_agents.pretrained import chat_rules, convert_gguf, load_chat_model, smollm2_path
-from selfcest_agents.transformers_engine import TransformersEngine
+from selfcest_agents.transformers.engine import TransformersEngine
 from selfcest_env.errors import ConfigError
 from selfcest_env.types import Limits
 

@@ -15,9 +15,8 @@ import pytest
 
 from selfcest_agents.policy import RolePolicy, ScriptedPolicy
 from selfcest_agents.rollout import RolloutRequest, rollout
-from selfcest_agents.scripted import OraclePolicy
+from selfcest_agents.scripted import OracleActor
 from selfcest_env.graders.qa import QuestionAnswer
-from selfcest_env.protocol import HermesProtocol
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.rules import Rules
 from selfcest_env.tasks.babi import Babi
@@ -28,7 +27,8 @@ from selfcest_env.tasks.qa import QuestionSource, UserQuestions
 from selfcest_env.tasks.source import ExpertSource, Style
 from selfcest_env.tasks.support import support_overlap, used_documents
 from selfcest_env.tasks.two_wiki import TwoWiki
-from selfcest_env.text_counters import WordCounter
+from selfcest_env.text.counters import WordCounter
+from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.types import Limits, Outcome, Role, Task
 from selfcest_env.views import Observation
 
@@ -51,7 +51,7 @@ def play(
 ) -> list[EpisodeRecord]:
     rules = Rules(limits or ARMS[style], HermesProtocol(), WordCounter())
     requests = [RolloutRequest(f"e{i}", task, i) for i, task in enumerate(tasks)]
-    return rollout(requests, ScriptedPolicy(OraclePolicy(source, HermesProtocol(), style)), rules)
+    return rollout(requests, ScriptedPolicy(OracleActor(source, HermesProtocol(), style)), rules)
 
 
 def accuracy(records: Sequence[EpisodeRecord]) -> float:
@@ -186,7 +186,7 @@ def test_the_root_compares_what_clones_bring(tmp_path: Path) -> None:
     last = record.root.turns[-1].generation.text
     assert last == "First film: May 3, 1960; Later film: 9 July 1958\nAnswer: First film"
     # The comparison is the root's own: a clone that brings another date turns it round.
-    honest = OraclePolicy(source, HermesProtocol())
+    honest = OracleActor(source, HermesProtocol())
     roles = {Role.ROOT: ScriptedPolicy(honest), Role.CLONE: ScriptedPolicy(Mistaken(honest))}
     rules = Rules(ARMS[Style.DELEGATE], HermesProtocol(), WordCounter())
     (record,) = rollout([RolloutRequest("e0", source.tasks()[0], 0)], RolePolicy(roles), rules)
@@ -197,7 +197,7 @@ def test_the_root_compares_what_clones_bring(tmp_path: Path) -> None:
 class Mistaken:
     """An expert that misreads one date."""
 
-    expert: OraclePolicy
+    expert: OracleActor
 
     def act(self, observation: Observation, rng: np.random.Generator) -> str:
         return self.expert.act(observation, rng).replace("9 July 1958", "9 July 1968")

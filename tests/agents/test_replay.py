@@ -14,9 +14,9 @@ from selfcest_agents.codec import TerseCodec
 from selfcest_agents.policy import EnginePolicy, Policy, PolicyRequest, RolePolicy, SamplingConfig, ScriptedPolicy
 from selfcest_agents.replay import PlayedReplay, play_replays, played, replay_requests
 from selfcest_agents.rollout import RolloutRequest, rollout
-from selfcest_agents.scripted import RandomPolicy
+from selfcest_agents.scripted import RandomActor
 from selfcest_agents.tiny import TinyConfig, TinyTokenizer, build_tiny
-from selfcest_agents.transformers_engine import TransformersEngine
+from selfcest_agents.transformers.engine import TransformersEngine
 from selfcest_env.counterfactual import check_replay, restore
 from selfcest_env.errors import CreditError, RecordError
 from selfcest_env.protocol import Reply
@@ -25,7 +25,7 @@ from selfcest_env.replay import Intervention, Replay
 from selfcest_env.reward import make_reward
 from selfcest_env.rules import Rules
 from selfcest_env.seeding import turn_seed
-from selfcest_env.terse import TerseProtocol
+from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import ROOT, AgentId, Limits, Role, Status, Task, TurnKey
 from selfcest_env.views import Observation
 
@@ -295,7 +295,7 @@ def may_join(record: EpisodeRecord, chosen: dict[AgentId, Intervention], agent: 
 
 def check_random_replays(seed: int, order: int) -> list[tuple[EpisodeRecord, Replay, EpisodeRecord]]:
     rules = random_rules(seed)
-    noise = RandomPolicy(TerseProtocol(), p_answer=0.2, p_delegate=0.7, p_read=0.05)
+    noise = RandomActor(TerseProtocol(), p_answer=0.2, p_delegate=0.7, p_read=0.05)
     (factual,) = rollout([RolloutRequest("e", TASK, seed)], ScriptedPolicy(noise, CODEC), rules)
     replays = random_replays(factual, np.random.default_rng(seed))
     results = play_replays([factual], replays, Late(ScriptedPolicy(noise, CODEC), order), rules)

@@ -14,11 +14,11 @@ from selfcest_agents.engine import Completion, TokenRequest
 from selfcest_agents.policy import EnginePolicy, RolePolicy, SamplingConfig, ScriptedPolicy
 from selfcest_agents.rollout import RolloutRequest, rollout
 from selfcest_agents.tiny import TinyConfig, TinyTokenizer, build_tiny
-from selfcest_agents.transformers_engine import TransformersEngine
+from selfcest_agents.transformers.engine import TransformersEngine
 from selfcest_env.errors import ConfigError, PolicyError
 from selfcest_env.record import EpisodeRecord, Generation
 from selfcest_env.rules import Rules
-from selfcest_env.terse import TerseProtocol
+from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import FinishReason, Limits, Outcome, Role, Task, TurnKey
 from selfcest_env.views import Observation
 

@@ -4,15 +4,16 @@ import numpy as np
 import pytest
 
 from selfcest_agents.policy import Actor
-from selfcest_agents.scripted import ATTACKS, HostilePolicy, NeverDelegate, OraclePolicy, RandomPolicy
+from selfcest_agents.scripted import ATTACKS, HostileActor, NeverDelegate, OracleActor, RandomActor
 from selfcest_env.errors import ConfigError
 from selfcest_env.kernel import Kernel
-from selfcest_env.protocol import HermesProtocol, ProtocolText
+from selfcest_env.protocol import ProtocolText
 from selfcest_env.rules import Rules
 from selfcest_env.seeding import turn_seed
 from selfcest_env.tasks import Style, make_source
-from selfcest_env.terse import TerseProtocol
-from selfcest_env.text_counters import WordCounter
+from selfcest_env.text.counters import WordCounter
+from selfcest_env.text.hermes import HermesProtocol
+from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import ROOT, FinishReason, Limits, Task, Usage
 from selfcest_env.views import observe
 
@@ -37,7 +38,7 @@ def test_oracle_and_monolith_are_right(name: str, protocol: ProtocolText) -> Non
     source, rng = make_source(name), np.random.default_rng(0)
     for seed in range(5):
         task = source.draw(rng)
-        with_clones = play(task, OraclePolicy(source, protocol), protocol, seed=seed)
+        with_clones = play(task, OracleActor(source, protocol), protocol, seed=seed)
         alone = play(task, NeverDelegate(source, protocol), protocol, seed=seed)
         assert with_clones.agents[ROOT].reply == alone.agents[ROOT].reply == task.answer
         assert len(with_clones.agents) > 1
@@ -50,12 +51,12 @@ def test_the_oracle_of_a_split_mixture() -> None:
     rng = np.random.default_rng(0)
     for _ in range(10):
         task = source.draw(rng)
-        assert play(task, OraclePolicy(source, TerseProtocol()), TerseProtocol()).agents[ROOT].reply == task.answer
+        assert play(task, OracleActor(source, TerseProtocol()), TerseProtocol()).agents[ROOT].reply == task.answer
 
 
 def test_p_delegate_is_drawn_once_per_episode() -> None:
     source, protocol, rng = make_source("ledger_qa", mode="chain"), TerseProtocol(), np.random.default_rng(0)
-    mixed = OraclePolicy(source, protocol, p_delegate=0.5, otherwise=Style.READ)
+    mixed = OracleActor(source, protocol, p_delegate=0.5, otherwise=Style.READ)
     born = []
     for seed in range(60):
         task = source.draw(rng)
@@ -73,7 +74,7 @@ def test_clone_style_decides_whether_clones_delegate() -> None:
     for seed in range(20):
         task = source.draw(rng)
         for style, seen in depths.items():
-            kernel = play(task, OraclePolicy(source, TerseProtocol(), clone_style=style), TerseProtocol(), limits, seed)
+            kernel = play(task, OracleActor(source, TerseProtocol(), clone_style=style), TerseProtocol(), limits, seed)
             assert kernel.agents[ROOT].reply == task.answer
             seen.add(max(agent.depth for agent in kernel.agents))
     assert depths == {Style.SOLVE: {1}, None: {1, 2}}
@@ -86,8 +87,8 @@ def test_random_play_ends_and_repeats(protocol: ProtocolText) -> None:
     outcomes = set()
     for seed in range(40):
         task = source.draw(rng)
-        kernel = play(task, RandomPolicy(protocol), protocol, limits, seed)
-        assert kernel.log == play(task, RandomPolicy(protocol), protocol, limits, seed).log
+        kernel = play(task, RandomActor(protocol), protocol, limits, seed)
+        assert kernel.log == play(task, RandomActor(protocol), protocol, limits, seed).log
         outcomes |= {facts.outcome for state in kernel.agents.values() for facts in state.turns}
     assert {str(outcome) for outcome in outcomes} == {"answered", "delegated", "read", "refused", "malformed"}
 
@@ -96,7 +97,7 @@ def test_random_play_ends_and_repeats(protocol: ProtocolText) -> None:
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_every_attack_is_survived(attack: str, protocol: ProtocolText) -> None:
     task = make_source("ledger_qa").draw(np.random.default_rng(0))
-    kernel = play(task, HostilePolicy(attack), protocol, Limits(max_reads=4, max_depth=2))
+    kernel = play(task, HostileActor(attack), protocol, Limits(max_reads=4, max_depth=2))
     assert kernel.done
     spent, reserved, _free = kernel.ledger.totals()
     assert spent.total_tokens is not None
@@ -113,7 +114,7 @@ def test_hostile_play_at_random() -> None:
     task = make_source("range_sum").draw(np.random.default_rng(0))
     for seed in range(30):
         for protocol in PROTOCOLS:
-            play(task, HostilePolicy(), protocol, seed=seed)
+            play(task, HostileActor(), protocol, seed=seed)
 
 
 def test_bad_settings() -> None:
@@ -122,10 +123,10 @@ def test_bad_settings() -> None:
             raise NotImplementedError
 
     with pytest.raises(ConfigError, match="Bare has no expert"):
-        OraclePolicy(Bare(), TerseProtocol())
+        OracleActor(Bare(), TerseProtocol())
     with pytest.raises(ConfigError, match="p_delegate is 2"):
-        OraclePolicy(make_source("range_sum"), TerseProtocol(), p_delegate=2)
+        OracleActor(make_source("range_sum"), TerseProtocol(), p_delegate=2)
     with pytest.raises(ConfigError, match="adding up to at most 1"):
-        RandomPolicy(TerseProtocol(), p_answer=0.9)
+        RandomActor(TerseProtocol(), p_answer=0.9)
     with pytest.raises(ConfigError, match="only is 'nothing'"):
-        HostilePolicy("nothing")
+        HostileActor("nothing")

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from selfcest_agents.chat import ChatCodec
 from selfcest_agents.engine import TokenRequest
 from selfcest_agents.pretrained import ChatModel, load_chat_model, smollm2_path
-from selfcest_agents.transformers_engine import TransformersEngine
+from selfcest_agents.transformers.engine import TransformersEngine
 from selfcest_env.types import Boundary, Message, MessageRole, Part
 
 pytestmark = pytest.mark.slow

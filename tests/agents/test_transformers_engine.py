@@ -12,10 +12,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from selfcest_agents.engine import Completion, Engine, TokenRequest, check_trainable
-from selfcest_agents.sampling import draw, uniform_stream
-from selfcest_agents.slot_cache import SlotCache
 from selfcest_agents.tiny import TinyConfig, build_tiny
-from selfcest_agents.transformers_engine import TransformersEngine
+from selfcest_agents.transformers.engine import TransformersEngine
+from selfcest_agents.transformers.sampling import draw, uniform_stream
+from selfcest_agents.transformers.slot_cache import SlotCache
 from selfcest_env.errors import PolicyError
 from selfcest_env.types import FinishReason
 

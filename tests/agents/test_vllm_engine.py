@@ -32,11 +32,11 @@ from selfcest_agents.policy import EnginePolicy, RolePolicy, SamplingConfig, Scr
 from selfcest_agents.pretrained import smollm2_path
 from selfcest_agents.rollout import RolloutRequest, rollout
 from selfcest_agents.tiny import TinyConfig, TinyTokenizer, build_tiny, save_pretrained
-from selfcest_agents.transformers_engine import TransformersEngine
+from selfcest_agents.transformers.engine import TransformersEngine
 from selfcest_agents.vllm_engine import VllmEngine, VllmOptions
 from selfcest_env.errors import ConfigError, PolicyError
 from selfcest_env.rules import Rules
-from selfcest_env.terse import TerseProtocol
+from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import FinishReason, Limits, Role, Task
 from selfcest_env.views import Observation
 

@@ -6,7 +6,7 @@
 
 from selfcest_env.kernel import Kernel
 from selfcest_env.rules import Rules
-from selfcest_env.terse import TerseProtocol
+from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import (
     ROOT,
     CloneRequest,

@@ -5,10 +5,11 @@ import pytest
 from selfcest_env.budget import Amounts, Ledger
 from selfcest_env.errors import BudgetError
 from selfcest_env.kernel import Kernel
-from selfcest_env.protocol import HermesProtocol, Reply
+from selfcest_env.protocol import Reply
 from selfcest_env.record import Generation, build_record
 from selfcest_env.rules import Rules
-from selfcest_env.text_counters import WordCounter
+from selfcest_env.text.counters import WordCounter
+from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.types import (
     ROOT,
     Answer,

@@ -22,9 +22,9 @@ from selfcest_env import delegation_v0
 from selfcest_env.errors import ConfigError, GameError, RewardError, TaskError
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.reward import make_reward
-from selfcest_env.spaces import FreeText
+from selfcest_env.text.spaces import FreeText
+from selfcest_env.text.vectors import FEATURES, STATUS_CODES
 from selfcest_env.types import Limits, Status, Task
-from selfcest_env.vectors import FEATURES, STATUS_CODES
 from selfcest_env.views import observe
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -9,7 +9,7 @@ from selfcest_env.budget import Amounts
 from selfcest_env.counterfactual import fork_before
 from selfcest_env.errors import GameError
 from selfcest_env.protocol import Reply
-from selfcest_env.terse import TerseProtocol
+from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import (
     ROOT,
     AgentId,

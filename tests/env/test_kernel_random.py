@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from selfcest_env.budget import ZERO
 from selfcest_env.counterfactual import fork_before
 from selfcest_env.kernel import Kernel
-from selfcest_env.protocol import HermesProtocol
 from selfcest_env.record import Generation, build_record
 from selfcest_env.rules import Rules
 from selfcest_env.seeding import turn_seed
-from selfcest_env.terse import TerseProtocol
-from selfcest_env.text_counters import ByteCounter, WordCounter
+from selfcest_env.text.counters import ByteCounter, WordCounter
+from selfcest_env.text.hermes import HermesProtocol
+from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import (
     Action,
     Answer,

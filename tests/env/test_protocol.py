@@ -7,10 +7,11 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from selfcest_env.protocol import HermesProtocol, Reply
+from selfcest_env.protocol import Reply
 from selfcest_env.rules import Rules
-from selfcest_env.terse import TerseProtocol
-from selfcest_env.text_counters import ByteCounter, WordCounter
+from selfcest_env.text.counters import ByteCounter, WordCounter
+from selfcest_env.text.hermes import HermesProtocol
+from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import (
     Answer,
     Boundary,

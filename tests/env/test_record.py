@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from selfcest_env.errors import RecordError
 from selfcest_env.kernel import Kernel
-from selfcest_env.protocol import HermesProtocol
 from selfcest_env.record import (
     AgentRecord,
     Cost,
@@ -23,7 +22,8 @@ from selfcest_env.record import (
     write_episode,
 )
 from selfcest_env.rules import Rules
-from selfcest_env.text_counters import WordCounter
+from selfcest_env.text.counters import WordCounter
+from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.types import (
     ROOT,
     AgentId,

@@ -22,8 +22,8 @@ from selfcest_env.reward import (
     make_reward,
 )
 from selfcest_env.rules import Rules
-from selfcest_env.terse import TerseProtocol
-from selfcest_env.text_counters import WordCounter
+from selfcest_env.text.counters import WordCounter
+from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import Limits, Role, Task, Usage
 
 TASK = Task("t", "1+1", "7", "arithmetic", aliases=("seven ",))

@@ -30,7 +30,7 @@ from selfcest_env.symbolic.twin import (
     text_rules,
 )
 from selfcest_env.symbolic.vectors import replies
-from selfcest_env.text_counters import WordCounter
+from selfcest_env.text.counters import WordCounter
 from selfcest_env.types import ROOT, AgentId, Answer, Boundary, CloneRequest, Delegate, Fault, Role, Status, Usage
 
 seeds = st.integers(0, 2**32)

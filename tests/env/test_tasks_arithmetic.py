@@ -17,8 +17,8 @@ from selfcest_env.tasks import Style
 from selfcest_env.tasks.arithmetic import Arithmetic
 from selfcest_env.tasks.expressions import ExpressionError, evaluate, operands, parse, write
 from selfcest_env.tasks.source import Proposal
-from selfcest_env.terse import TerseProtocol
-from selfcest_env.text_counters import WordCounter
+from selfcest_env.text.counters import WordCounter
+from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import ROOT, Answer, CloneRequest, Delegate, Limits, Task
 from selfcest_env.views import Exchange, Observation, observe
 

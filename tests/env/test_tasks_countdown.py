@@ -6,13 +6,14 @@ import pytest
 from selfcest_env.errors import ConfigError, TaskError
 from selfcest_env.graders.countdown import CountdownMatch, verify_countdown
 from selfcest_env.kernel import Kernel
-from selfcest_env.protocol import HermesProtocol, ProtocolText
+from selfcest_env.protocol import ProtocolText
 from selfcest_env.rules import Rules
 from selfcest_env.seeding import turn_seed
 from selfcest_env.tasks import ExpertSource, Style
 from selfcest_env.tasks.countdown import Countdown, Problem, solve
-from selfcest_env.terse import TerseProtocol
-from selfcest_env.text_counters import WordCounter
+from selfcest_env.text.counters import WordCounter
+from selfcest_env.text.hermes import HermesProtocol
+from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import ROOT, Limits, Outcome, Task, Usage
 from selfcest_env.views import observe
 

@@ -10,8 +10,8 @@ from selfcest_env.rules import Rules
 from selfcest_env.tasks import Style
 from selfcest_env.tasks.range_sum import PI_DIGITS, Query, RangeSum, parse
 from selfcest_env.tasks.source import Proposal, combine, read_digit
-from selfcest_env.terse import TerseProtocol
-from selfcest_env.text_counters import WordCounter
+from selfcest_env.text.counters import WordCounter
+from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import ROOT, Answer, CloneRequest, Delegate, Limits, Status, Task
 from selfcest_env.views import Observation, observe
 

@@ -10,21 +10,21 @@ import numpy as np
 
 from selfcest_agents.codec import TerseCodec
 from selfcest_agents.policy import Actor, Policy, PolicyRequest, ScriptedPolicy
-from selfcest_agents.scripted import OraclePolicy, RandomPolicy
+from selfcest_agents.scripted import OracleActor, RandomActor
 from selfcest_agents.tiny import TinyTokenizer
 from selfcest_env.graders import Grade
-from selfcest_env.protocol import HermesProtocol
 from selfcest_env.record import Generation
 from selfcest_env.rules import Rules
 from selfcest_env.tasks.ledger_qa import LedgerQA
 from selfcest_env.tasks.mixture import Mixture
 from selfcest_env.tasks.range_sum import RangeSum
-from selfcest_env.terse import TerseProtocol
-from selfcest_env.text_counters import WordCounter
+from selfcest_env.text.counters import WordCounter
+from selfcest_env.text.hermes import HermesProtocol
+from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import Answer, CloneRequest, Delegate, Limits, Read, Role, Task, TurnKey
 from selfcest_env.views import Observation
-from selfcest_training.study.arms import Arm
-from selfcest_training.study.policies import digest
+from selfcest_training.evaluation.arms import Arm
+from selfcest_training.evaluation.policies import digest
 
 CODEC, PROTOCOL = TerseCodec(TinyTokenizer()), TerseProtocol()
 HERMES = HermesProtocol()
@@ -84,7 +84,7 @@ class Scripted:
 
     @property
     def actor(self) -> Actor:
-        return OraclePolicy(EXPERT, PROTOCOL)
+        return OracleActor(EXPERT, PROTOCOL)
 
     def load(self, seed: int) -> Loaded:
         loads.append(seed)
@@ -97,7 +97,7 @@ class Noise(Scripted):
 
     @property
     def actor(self) -> Actor:
-        return RandomPolicy(PROTOCOL)
+        return RandomActor(PROTOCOL)
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from test_job import config
 from typer.main import get_command
 from typer.testing import CliRunner
 
-import selfcest_training.cli as cli
+import selfcest_training.commands.cli as cli
 import selfcest_training.credit
 from selfcest_training.config_file import dump_config
-from selfcest_training.study.results import Result, read_results
+from selfcest_training.evaluation.results import Result, read_results
 
 ROOT = Path(__file__).parents[2]
 

@@ -29,11 +29,11 @@ from transformers import (
 )
 
 from selfcest_env.errors import ConfigError
-from selfcest_training.batch import TokenBatch, collate
-from selfcest_training.forward import Forward, ForwardOptions, Precision
-from selfcest_training.packed_rows import check_packed, collate_packed, packed
-from selfcest_training.tree_rows import Rows, TreeRow, collate_trees
-from selfcest_training.update import Learner, OptimizerConfig
+from selfcest_training.learner.batch import TokenBatch, collate
+from selfcest_training.learner.forward import Forward, ForwardOptions, Precision
+from selfcest_training.learner.packed_rows import check_packed, collate_packed, packed
+from selfcest_training.learner.tree_rows import Rows, TreeRow, collate_trees
+from selfcest_training.learner.update import Learner, OptimizerConfig
 
 SMALL = {
     "vocab_size": 180,

@@ -13,10 +13,10 @@ from selfcest_agents.tiny import load_pretrained
 from selfcest_env.errors import ConfigError, CreditError, RewardError, TaskError
 from selfcest_env.record import EpisodeRecord, read_episodes
 from selfcest_env.types import ROOT
-from selfcest_training.checkpoint import checkpoints, read_state
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import parse_config
-from selfcest_training.loop import Job, JobId
+from selfcest_training.run.checkpoint import checkpoints, read_state
+from selfcest_training.run.job import Job, JobId
 
 
 def config(tmp_path: Path, **changes: Any) -> RunConfig:

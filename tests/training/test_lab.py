@@ -24,13 +24,12 @@ from lab_schemes import (
 )
 from typer.testing import CliRunner
 
-import selfcest_training.cli as cli
+import selfcest_training.commands.cli as cli
 from selfcest_agents.replay import play_replays
 from selfcest_agents.rollout import rollout
 from selfcest_env.errors import ConfigError, PolicyError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_training.credit import Coma, CreditAssigner, Difference, Gated, Grpo, Promise, Rloo, Shapley
-from selfcest_training.crediting import credit_step
 from selfcest_training.lab import GAMES, LabConfig, LabReport, run_lab
 from selfcest_training.lab.estimate import group_gradients, lab_request, sample_groups, scored
 from selfcest_training.lab.exact import Exhaustive, Solved, outcomes, solve
@@ -48,8 +47,9 @@ from selfcest_training.lab.judge import (
     sampled_evidence,
 )
 from selfcest_training.lab.measure import Measurement, Value, label, measure
-from selfcest_training.lab.report import crossings, markdown, write_report
+from selfcest_training.lab.summary import crossings, markdown, write_report
 from selfcest_training.lab.tabular import Floats, Streams, TabularPolicy
+from selfcest_training.stages.crediting import credit_step
 
 each_game = pytest.mark.parametrize("name", GAMES)
 

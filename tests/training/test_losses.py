@@ -19,11 +19,11 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from selfcest_env.errors import ConfigError, PlugInError, TrainingError
-from selfcest_training.batch import Denominator, Sample, build_samples, collate
 from selfcest_training.credit import Grpo
-from selfcest_training.losses import BUILTINS, Cispo, Clipped, Importance, ImportanceLevel, find_loss, make_loss
-from selfcest_training.tree_rows import Rows
-from selfcest_training.update import Learner, LossConfig, OptimizerConfig, check_agreement, mean_metrics
+from selfcest_training.learner.batch import Denominator, Sample, build_samples, collate
+from selfcest_training.learner.losses import BUILTINS, Cispo, Clipped, Importance, ImportanceLevel, find_loss, make_loss
+from selfcest_training.learner.tree_rows import Rows
+from selfcest_training.learner.update import Learner, LossConfig, OptimizerConfig, check_agreement, mean_metrics
 
 # By hand: four tokens in two rows, the last of the second outside the mask.
 OLD = torch.tensor([[-1.0, -1.0], [-1.0, 0.0]])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import subprocess
 import sys
@@ -19,8 +18,8 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.symbolic import make_rules
 from selfcest_env.symbolic.streams import seeds_of
 from selfcest_training.marl import coma, ppo
+from selfcest_training.marl.__main__ import app
 from selfcest_training.marl.broadcast import group_advantages, leave_one_out
-from selfcest_training.marl.command import command_for
 from selfcest_training.marl.counterfactual import record
 from selfcest_training.marl.games import KernelGames, SmacGames
 from selfcest_training.marl.networks import draw
@@ -198,8 +197,18 @@ def test_bad_input(call, message: str) -> None:
 
 
 def test_command(tmp_path: Path) -> None:
-    out, app = tmp_path / "curve.json", command_for("difference")
-    words = ["--option", "items=2", "--option", "modulus=2", "--limit", "max_clones=2", "--decisions", "200"]
+    out = tmp_path / "curve.json"
+    words = [
+        "difference",
+        "--option",
+        "items=2",
+        "--option",
+        "modulus=2",
+        "--limit",
+        "max_clones=2",
+        "--decisions",
+        "200",
+    ]
     done = CliRunner().invoke(app, [*words, "--out", str(out), "episodes=16"])
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["decisions", "CPU", "s", "success", "return"]
@@ -213,19 +222,11 @@ def test_command(tmp_path: Path) -> None:
 
 def test_command_as_a_module() -> None:
     """`-W error`: Python warns if the package has imported the module before it is run."""
-    command = [sys.executable, "-W", "error::RuntimeWarning", "-m", "selfcest_training.marl.coma", "learning_rat=1"]
+    command = [sys.executable, "-W", "error::RuntimeWarning", "-m", "selfcest_training.marl", "coma", "learning_rat=1"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     assert "Did you mean 'learning_rate'" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_algorithm_has_a_command(algorithm: str) -> None:
-    assert (
-        f'run("{algorithm}")'
-        in Path(importlib.import_module(f"selfcest_training.marl.{algorithm}").__file__).read_text()
-    )
 
 
 FAST = {"learning_rate": 3e-3, "hidden": [64, 64]}

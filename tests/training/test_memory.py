@@ -7,7 +7,7 @@ import ctypes
 import pytest
 import torch
 
-from selfcest_training.memory import release_memory, resident_bytes
+from selfcest_training.learner.memory import release_memory, resident_bytes
 
 BLOCK = 64 * 1024  # bytes: below what the C library maps apart from its heap
 MEBIBYTE = 1 << 20

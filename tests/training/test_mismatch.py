@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from selfcest_env.types import ROOT, AgentId
-from selfcest_training.batch import Sample
-from selfcest_training.mismatch import Mismatch, flattened, measure
+from selfcest_training.learner.batch import Sample
+from selfcest_training.learner.mismatch import Mismatch, flattened, measure
 
 NAN = math.nan
 

@@ -15,22 +15,23 @@ from safetensors.torch import load_file
 from test_job import Crash, config, play, rows, weights
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from selfcest_agents import samplers
 from selfcest_agents.language import language_of
 from selfcest_agents.lora import LoraOptions, add_lora, load_trainable_state, merged_weights
 from selfcest_agents.pretrained import ChatLanguage
 from selfcest_agents.tiny import TinyLanguage
-from selfcest_agents.transformers_engine import TransformersEngine
+from selfcest_agents.transformers.engine import TransformersEngine
 from selfcest_env.errors import ConfigError, TaskError
-from selfcest_env.protocol import Brief, HermesProtocol
+from selfcest_env.protocol import Brief
 from selfcest_env.record import EpisodeRecord, read_episodes
 from selfcest_env.seeding import stream_seed
+from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.types import Boundary, Role
-from selfcest_training import sync
-from selfcest_training.ahead import Produced, RolloutsAhead
-from selfcest_training.checkpoint import checkpoints
 from selfcest_training.config import RunConfig
-from selfcest_training.crediting import StepCredit
-from selfcest_training.loop import Job, JobId
+from selfcest_training.run.checkpoint import checkpoints
+from selfcest_training.run.job import Job, JobId
+from selfcest_training.stages.ahead import Produced, RolloutsAhead
+from selfcest_training.stages.crediting import StepCredit
 
 RL = "arms__delegating__rl"
 COPY = {"name": "transformers", "options": {"dtype": "float32"}}
@@ -290,7 +291,7 @@ def test_steps_that_begin_with_the_same_weights_share_one_push() -> None:
         return Produced([], StepCredit((), (), 0))
 
     engine, played = Engine(deepcopy(model), stop_ids=()), list[tuple[int, int]]()
-    with RolloutsAhead(produce, sync.Sampler(engine, False, True), model, max_policy_lag=2, steps=5) as rollouts:
+    with RolloutsAhead(produce, samplers.Sampler(engine, False, True), model, max_policy_lag=2, steps=5) as rollouts:
         for step in range(5):
             assert rollouts.take(step).policy_lag(step) == 0, "nobody played"
     assert played == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 2)]
@@ -428,7 +429,7 @@ def test_a_chat_model_that_cannot_be_right_is_named_before_any_work(
 
 
 def test_an_absent_vllm_is_found_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sync.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(samplers.importlib.util, "find_spec", lambda name: None)
     message = refused(config(tmp_path, sampler={"name": "vllm"}))
     assert "sampler.options: vLLM is not installed" in message
     assert "docs/engines.md" in message
@@ -442,11 +443,11 @@ def test_vllm_starts_with_a_plain_model_where_the_learner_has_an_adapter(monkeyp
         found.append(set(load_file(Path(folder) / "model.safetensors")))
         return TransformersEngine(language.load(0), stop_ids=())
 
-    monkeypatch.setattr(sync, "VllmEngine", start)
-    monkeypatch.setattr(sync.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(samplers, "VllmEngine", start)
     model = language.load(0)
     add_lora(model, LoraOptions(**LORA), seed=0)
-    sync.VllmSampler().start(language, model)
+    monkeypatch.setattr(samplers.importlib.util, "find_spec", lambda name: name)
+    samplers.VllmSampler().start(language, model)
     assert found == [{name for name, _ in merged_weights(model)}]
 
 

@@ -15,10 +15,10 @@ from selfcest_env.errors import CreditError, RecordError
 from selfcest_env.record import EpisodeRecord, write_episode
 from selfcest_env.replay import Intervention, Replay
 from selfcest_env.types import ROOT
-from selfcest_training import crediting
-from selfcest_training.cli import app
+from selfcest_training.commands.cli import app
 from selfcest_training.credit import Coma, Grpo, Rloo, make_assigner
-from selfcest_training.offline import apply, credit_lines, read_groups
+from selfcest_training.credit.offline import apply, credit_lines, read_groups
+from selfcest_training.stages import crediting
 
 
 def write(path: Path, *records: EpisodeRecord) -> Path:
@@ -73,7 +73,7 @@ def test_advantages_of_a_run_s_file_are_those_of_the_run(tmp_path: Path, monkeyp
         during.extend(credit_lines(groups[:2], step.credits[:2]))
         return step
 
-    monkeypatch.setattr("selfcest_training.loop.credit_step", spy)
+    monkeypatch.setattr("selfcest_training.run.job.credit_step", spy)
     job = play(counterfactual(tmp_path))
     stored = read_groups(job.folder / "episodes.jsonl")
     assert len(stored.groups) == 4 * 2

@@ -16,11 +16,11 @@ from selfcest_env.reward import make_reward
 from selfcest_env.tasks.splits import TRAIN
 from selfcest_training.config_file import load_config
 from selfcest_training.credit import make_assigner
-from selfcest_training.evaluate import evaluation_tasks
-from selfcest_training.player import split
-from selfcest_training.study.config import load_study
-from selfcest_training.study.leaks import report_leaks
-from selfcest_training.study.play import Study
+from selfcest_training.evaluation.config import load_study
+from selfcest_training.evaluation.evaluate import evaluation_tasks
+from selfcest_training.evaluation.leaks import report_leaks
+from selfcest_training.evaluation.play import Study
+from selfcest_training.families import split
 
 CONFIGS = Path(__file__).parents[2] / "training" / "configs" / "paper"
 NAMES = ("arithmetic", "aime", "math_hard", "mixed", "musique", "two_wiki")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from selfcest_training.evaluate import EpisodeResult
-from selfcest_training.report import (
+from selfcest_training.evaluation.evaluate import EpisodeResult
+from selfcest_training.evaluation.run_report import (
     difference,
     interval,
     markdown,

@@ -21,14 +21,14 @@ from selfcest_agents.openai_client import ServerConfig
 from selfcest_agents.policy import EnginePolicy, SamplingConfig
 from selfcest_agents.rollout import RolloutRequest, rollout
 from selfcest_agents.tiny import TinyLanguage
-from selfcest_agents.transformers_engine import TransformersEngine
+from selfcest_agents.transformers.engine import TransformersEngine
 from selfcest_env.record import EpisodeRecord, read_episodes
 from selfcest_env.render import shorten
 from selfcest_env.tasks import make_source
 from selfcest_env.types import Limits, Status, Task
-from selfcest_training import cli
+from selfcest_training.commands import cli
+from selfcest_training.commands.solve import LAST_WORDS, read_documents, solve_config, task_of
 from selfcest_training.config_file import dump_config
-from selfcest_training.solve import LAST_WORDS, read_documents, solve_config, task_of
 
 __all__ = ["serve"]  # a fixture
 
@@ -45,6 +45,7 @@ class Console:
     def __call__(self, *arguments: str) -> str:
         """Standard output of a command that ends well."""
         self._monkeypatch.setattr(sys, "argv", ["selfcest", *arguments])
+        self._capsys.readouterr()  # what a fixture's libraries printed
         with pytest.raises(SystemExit) as caught:
             cli.main()
         printed = self._capsys.readouterr()
@@ -54,6 +55,7 @@ class Console:
     def error(self, *arguments: str) -> str:
         """The one line of a command that does not."""
         self._monkeypatch.setattr(sys, "argv", ["selfcest", *arguments])
+        self._capsys.readouterr()  # what a fixture's libraries printed
         with pytest.raises(SystemExit) as caught:
             cli.main()
         printed = self._capsys.readouterr()

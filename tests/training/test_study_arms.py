@@ -18,11 +18,11 @@ from selfcest_env.seeding import stream_seed
 from selfcest_env.tasks import make_source
 from selfcest_env.tasks.quote import Quote
 from selfcest_env.types import Fault, Limits, Outcome, Status, Task
-from selfcest_training.study.arms import ARMS, Arm, Episodes, Instance, Monolithic, MonolithicRead, Seat, make_arm
-from selfcest_training.study.policies import PolicySource
-from selfcest_training.study.results import Costs, costs_of
-from selfcest_training.study.samples import BestOfN, SelfConsistency, majority, normal_form, what_is_left
-from selfcest_training.study.scripted_roots import MapReduce, OracleDecomposition, SpawnJoin
+from selfcest_training.evaluation.arms import ARMS, Arm, Episodes, Instance, Monolithic, MonolithicRead, Seat, make_arm
+from selfcest_training.evaluation.policies import PolicySource
+from selfcest_training.evaluation.results import Costs, costs_of
+from selfcest_training.evaluation.samples import BestOfN, SelfConsistency, majority, normal_form, what_is_left
+from selfcest_training.evaluation.scripted_roots import MapReduce, OracleDecomposition, SpawnJoin
 
 LIMITS = Limits(turn_tokens=160, reply_tokens=4, answer_reserve=12, max_turns=6, max_clones=12)
 LEDGER = make_source("ledger_qa", min_documents=3, max_documents=9, min_named=2, max_named=3)

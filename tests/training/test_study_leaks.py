@@ -12,18 +12,18 @@ import yaml
 from rich.console import Console
 from typer.testing import CliRunner
 
-import selfcest_training.cli as cli
+import selfcest_training.commands.cli as cli
 from selfcest_agents.tiny import TinyConfig, TinyTokenizer, build_tiny, save_pretrained
 from selfcest_env.errors import ConfigError, DataError
 from selfcest_env.plugin import PlugIn
 from selfcest_env.tasks.splits import TRAIN
+from selfcest_training.commands.study import run_study
 from selfcest_training.config_file import parse_as
-from selfcest_training.player import split
-from selfcest_training.study import report
-from selfcest_training.study.command import run_study
-from selfcest_training.study.config import StudyConfig
-from selfcest_training.study.leaks import leaked, report_leaks
-from selfcest_training.study.play import Study
+from selfcest_training.evaluation.config import StudyConfig
+from selfcest_training.evaluation.leaks import leaked, report_leaks
+from selfcest_training.evaluation.play import Study
+from selfcest_training.families import split
+from selfcest_training.evaluation import report
 
 QUIET = Console(quiet=True)
 COUNT = 60

@@ -21,21 +21,21 @@ from selfcest_agents.openai_client import ServerConfig
 from selfcest_agents.tiny import TinyConfig, TinyTokenizer, build_tiny, save_pretrained
 from selfcest_env.errors import ConfigError, DataError, RecordError, SelfcestError, TaskError
 from selfcest_env.plugin import PlugIn
-from selfcest_env.protocol import HermesProtocol
 from selfcest_env.reward import make_reward
-from selfcest_env.terse import TerseProtocol
+from selfcest_env.text.hermes import HermesProtocol
+from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import Role
+from selfcest_training.commands.study import default_study, players, run_study
 from selfcest_training.config_file import dump_config, parse_as
-from selfcest_training.study import play, report
-from selfcest_training.study.command import default_study, players, run_study
-from selfcest_training.study.comparison import compare_studies
-from selfcest_training.study.config import StudyConfig, load_study
-from selfcest_training.study.frontier import Verdict, compare_frontiers, match
-from selfcest_training.study.play import Study
-from selfcest_training.study.policies import ModelPolicy, ServerPolicy
-from selfcest_training.study.results import Result, costs_of, read_results, write_result
-from selfcest_training.study.store import Store
-from selfcest_training.study.table import curves_of
+from selfcest_training.evaluation.comparison import compare_studies
+from selfcest_training.evaluation.config import StudyConfig, load_study
+from selfcest_training.evaluation.frontier import Verdict, compare_frontiers, match
+from selfcest_training.evaluation.play import Study
+from selfcest_training.evaluation.policies import ModelPolicy, ServerPolicy
+from selfcest_training.evaluation.results import Result, costs_of, read_results, write_result
+from selfcest_training.evaluation.store import Store
+from selfcest_training.evaluation.table import curves_of
+from selfcest_training.evaluation import play, report
 
 __all__ = ["serve"]  # a fixture
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from selfcest_env.errors import ConfigError
-from selfcest_training.study.frontier import GRID, Point, Verdict, compare_frontiers, envelope, match
-from selfcest_training.study.results import COSTS
-from selfcest_training.study.statistics import Resampler
-from selfcest_training.study.words import matched, sentence
+from selfcest_training.evaluation.frontier import GRID, Point, Verdict, compare_frontiers, envelope, match
+from selfcest_training.evaluation.results import COSTS
+from selfcest_training.evaluation.statistics import Resampler
+from selfcest_training.evaluation.words import matched, sentence
 
 
 def resampler(instances: int, seeds: int = 1, *, crossed: bool = False, resamples: int = 1000) -> Resampler:

@@ -11,7 +11,7 @@ from test_job import rows, weights
 from test_models import RL, chat_config, episodes, play_from, save_chat_model
 
 from selfcest_agents.vllm_engine import VllmEngine
-from selfcest_training.loop import Job, JobId
+from selfcest_training.run.job import Job, JobId
 
 needs_vllm = pytest.mark.skipif(
     find_spec("vllm") is None, reason="vLLM is not installed; docs/engines.md says how, .ci/run does it"

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from selfcest_agents.language import Language
 from selfcest_agents.openai_client import ServerConfig
 from selfcest_agents.openai_engine import OpenAIEngine
+from selfcest_agents.samplers import Sampler
 from selfcest_env.graders import Grade
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Intervention, Replay
@@ -17,7 +18,6 @@ from selfcest_env.tasks.source import Proposal, Style
 from selfcest_env.types import ROOT, Answer, CloneRequest, Delegate, Role, Task
 from selfcest_env.views import Observation
 from selfcest_training.credit import Credit, Replayed, Rloo
-from selfcest_training.sync import Sampler
 
 
 @dataclass(frozen=True)

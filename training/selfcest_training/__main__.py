@@ -1,5 +1,5 @@
 """`python -m selfcest_training` is `selfcest`."""
 
-from selfcest_training.cli import main
+from selfcest_training.commands.cli import main
 
 main()

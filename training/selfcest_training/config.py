@@ -14,10 +14,10 @@ from selfcest_env.errors import ConfigError, did_you_mean
 from selfcest_env.plugin import PlugIn
 from selfcest_env.tasks.source import Style
 from selfcest_env.types import Limits
-from selfcest_training.batch import Denominator
-from selfcest_training.forward import ForwardOptions
-from selfcest_training.tree_rows import Rows
-from selfcest_training.update import LossConfig, OptimizerConfig
+from selfcest_training.learner.batch import Denominator
+from selfcest_training.learner.forward import ForwardOptions
+from selfcest_training.learner.tree_rows import Rows
+from selfcest_training.learner.update import LossConfig, OptimizerConfig
 
 
 def _require(right: bool, key: str, value: object, expected: str) -> None:

@@ -14,11 +14,11 @@ import cattrs
 import yaml
 
 from selfcest_env.errors import ConfigError, did_you_mean
-from selfcest_training.batch import Denominator
 from selfcest_training.config import RunConfig
-from selfcest_training.forward import Precision
-from selfcest_training.losses import ImportanceLevel
-from selfcest_training.tree_rows import Rows
+from selfcest_training.learner.batch import Denominator
+from selfcest_training.learner.forward import Precision
+from selfcest_training.learner.losses import ImportanceLevel
+from selfcest_training.learner.tree_rows import Rows
 
 T = TypeVar("T")
 

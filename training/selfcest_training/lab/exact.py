@@ -22,7 +22,7 @@ from selfcest_env.reward import Reward
 from selfcest_env.rules import Rules
 from selfcest_env.types import Role
 from selfcest_training.lab.games import Game
-from selfcest_training.lab.tabular import Floats, Ids, Row, Table, TabularPolicy
+from selfcest_training.lab.tabular import Floats, Ids, LogitRow, Table, TabularPolicy
 
 T = TypeVar("T")
 Drawn = Mapping[tuple[int, int], tuple[float, float]]
@@ -181,7 +181,7 @@ def _parameters(table: Table, records: list[EpisodeRecord]) -> Parameters:
     logits[0] = 0.0
     is_clone: list[bool] = []
     for index, context in enumerate(contexts, 1):
-        row: Row = table.rows[context]
+        row: LogitRow = table.rows[context]
         logits[index, list(row.ids)] = torch.from_numpy(row.logits)
         if len(row.ids) > 1:
             place[index, list(row.ids)] = torch.arange(len(is_clone), len(is_clone) + len(row.ids))

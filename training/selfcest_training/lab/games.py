@@ -15,7 +15,7 @@ from selfcest_env.graders import ExactMatch, Grade
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.reward import MalformedCost, Reward, RewardTerm, TokenCost
 from selfcest_env.rules import Rules
-from selfcest_env.terse import TerseProtocol
+from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import ROOT, Limits, Task
 from selfcest_env.views import Observation
 from selfcest_training.lab.tabular import Menu, Table, seeded_logit

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from selfcest_agents.codec import Codec
 from selfcest_agents.policy import PolicyRequest
-from selfcest_agents.sampling import uniform_stream
+from selfcest_agents.transformers.sampling import uniform_stream
 from selfcest_env.errors import PolicyError
 from selfcest_env.record import Generation
 from selfcest_env.seeding import stream_seed
@@ -30,7 +30,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LogitRow:
     """What can follow one context: the next ids and their logits."""
 
     ids: Ids
@@ -65,7 +65,7 @@ class Table:
     codec: Codec
     menu: Menu
     logit: Callable[[Ids, int], float]
-    rows: dict[Ids, Row] = field(default_factory=dict)
+    rows: dict[Ids, LogitRow] = field(default_factory=dict)
     _menus: dict[Ids, tuple[str, ...]] = field(default_factory=dict)
 
     def open(self, context: Ids, observation: Observation) -> None:
@@ -83,7 +83,7 @@ class Table:
         for prefix, tokens in followers.items():
             ids = tuple(sorted(tokens))
             logits = [self.logit(prefix, token) if len(ids) > 1 else 0.0 for token in ids]
-            self.rows[prefix] = Row(ids, np.array(logits))
+            self.rows[prefix] = LogitRow(ids, np.array(logits))
 
 
 class Noise(Protocol):

@@ -5,7 +5,7 @@
 No value network and no counterfactual: whichever clone was wrong, all pay. The floor keeps groups that differ by little
 more than their cost from being blown up; division by the standard deviation is biased.
 
-    python -m selfcest_training.marl.broadcast --task chain
+    python -m selfcest_training.marl broadcast --task chain
 """
 
 from __future__ import annotations
@@ -55,9 +55,3 @@ def leave_one_out(returns: Tensor, group_size: int) -> Tensor:
     """A return less the mean of the others of its group, [G] to [G]: unbiased."""
     groups = returns.view(-1, group_size)
     return ((groups - groups.mean(1, keepdim=True)) * (group_size / (group_size - 1))).flatten()
-
-
-if __name__ == "__main__":
-    from selfcest_training.marl.command import run
-
-    run("broadcast")

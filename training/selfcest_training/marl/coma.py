@@ -8,7 +8,7 @@ the value of the last moment is. Probabilities have a floor that anneals: (1 - Î
 The policy takes one step per batch, on policy. As in the paper, but for recurrence: the observation holds all an agent
 knows.
 
-    python -m selfcest_training.marl.coma --task chain
+    python -m selfcest_training.marl coma --task chain
 """
 
 from __future__ import annotations
@@ -145,9 +145,3 @@ def floored(log_probs: Tensor, masks: Tensor, floor: float) -> Tensor:
         return log_probs
     mixed = (1 - floor) * log_probs.exp() + floor * masks / masks.sum(-1, keepdim=True)
     return torch.where(masks, mixed.clamp(min=torch.finfo(mixed.dtype).tiny).log(), log_probs)
-
-
-if __name__ == "__main__":
-    from selfcest_training.marl.command import run
-
-    run("coma")

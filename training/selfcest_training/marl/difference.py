@@ -7,7 +7,7 @@ Without c: it is taken out when it is born, its reply is missing, what does not 
 sampled anew (`counterfactual`). The baseline does not depend on what c does, so it is unbiased. Source: the wonderful
 life utility of Wolpert and Tumer 2001, on returns, since rewards before the end are all zero here.
 
-    python -m selfcest_training.marl.difference --task chain
+    python -m selfcest_training.marl difference --task chain
 """
 
 from __future__ import annotations
@@ -63,9 +63,3 @@ def difference_credit(recording: Recording, act: Act, samples: int) -> tuple[Ten
     replayed = play_without(recording, game, cycle, np.arange(seats) == agent[:, None], act)
     credit[births.game, births.agent] = returns[births.game] - replayed.returns.view(-1, samples).mean(1)
     return credit, replayed.decisions
-
-
-if __name__ == "__main__":
-    from selfcest_training.marl.command import run
-
-    run("difference")

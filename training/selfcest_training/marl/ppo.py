@@ -6,7 +6,7 @@ Policy and value see an agent's own observation. Clones that have left get the t
 along the steps of the game and not along the life of an agent; with one agent deciding at a time this is GAE. Without
 the floor a policy that has solved the game loses it again: differences of a few tokens are blown up to full size.
 
-    python -m selfcest_training.marl.ppo --task chain
+    python -m selfcest_training.marl ppo --task chain
 """
 
 from __future__ import annotations
@@ -67,9 +67,3 @@ def learn(games: Games, seed: int, config: Config) -> Iterator[Progress]:
             descend(critic_optimizer, error, config.max_gradient)
         decisions += rollout.decisions
         yield Progress(decisions, actor)
-
-
-if __name__ == "__main__":
-    from selfcest_training.marl.command import run
-
-    run("ppo")

@@ -8,7 +8,7 @@ not descend from them is kept and the rest is sampled anew (`counterfactual`). v
 A coalition is played once per call. Source: Shapley 1953; sampled orders, Castro et al. 2009. Biased for the team's
 return: the marginal over S asks what c brings to coalitions that were not played.
 
-    python -m selfcest_training.marl.shapley --task chain
+    python -m selfcest_training.marl shapley --task chain
 """
 
 from __future__ import annotations
@@ -123,9 +123,3 @@ def shapley_values(values: Tensor, order: Tensor) -> Tensor:
     marginals = (values.gather(1, after.flatten(1)) - values.gather(1, before.flatten(1))).view_as(order)
     total = torch.zeros(calls, orders, size, dtype=values.dtype).scatter_(2, order, marginals)
     return total.mean(1)
-
-
-if __name__ == "__main__":
-    from selfcest_training.marl.command import run
-
-    run("shapley")

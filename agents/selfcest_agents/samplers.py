@@ -1,0 +1,161 @@
+"""Samplers: an engine, and how the weights being trained get there.
+
+By default the engine samples from the very model that is trained: nothing is copied, and in float32 its log-probs are
+the learner's. Any other (another dtype, LoRA, vLLM) has weights of its own, which each update is pushed to.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from selfcest_agents.engine import TrainableEngine, check_trainable
+from selfcest_agents.language import Language
+from selfcest_agents.lora import has_lora, merged_weights
+from selfcest_agents.transformers.engine import TransformersEngine
+from selfcest_agents.vllm_engine import VllmEngine, VllmOptions
+from selfcest_env.errors import ConfigError, check_whole
+from selfcest_env.plugin import build, load
+
+SAMPLERS: dict[str, str | type] = {
+    "transformers": "selfcest_agents.samplers:TransformersSampler",
+    "vllm": "selfcest_agents.samplers:VllmSampler",
+}
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """A started engine.
+
+    Attributes:
+        engine: what samples.
+        shared: it samples from the learner's own model, which it sees change.
+        exact: it computes in float32, so that a float32 learner must agree with it token for token.
+
+    Raises:
+        ConfigError: the engine takes no weights.
+    """
+
+    engine: TrainableEngine
+    shared: bool
+    exact: bool
+
+    def __post_init__(self) -> None:
+        check_trainable(self.engine)
+
+    def sync(self, model: PreTrainedModel, policy_version: int) -> None:
+        """Tell the engine that the weights are now these."""
+        if self.shared:
+            self.engine.policy_version = policy_version
+        else:
+            self.push(merged_weights(model), policy_version)
+
+    def push(self, weights: Iterable[tuple[str, Tensor]], policy_version: int) -> None:
+        """Give an engine that has weights of its own new ones."""
+        self.engine.load_weights(weights, policy_version)
+
+    def close(self) -> None:
+        """End an engine that holds more than this process's memory, as vLLM does."""
+        close: Callable[[], None] | None = getattr(self.engine, "close", None)
+        if close is not None:
+            close()
+
+
+class SamplerSpec(Protocol):
+    """What a config's `sampler` is built to. Its options can be wrong at once; the engine starts with a job."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether the engine will sample from the learner's own model, unless that has a LoRA adapter."""
+        ...
+
+    @property
+    def max_positions(self) -> int | None:
+        """Ids of one context that the engine will hold; `None`: as many as the model."""
+        ...
+
+    def start(self, language: Language, model: PreTrainedModel) -> Sampler:
+        """Start it. An engine with weights of its own may begin with any: it is given the learner's before it plays."""
+        ...
+
+
+@dataclass(frozen=True)
+class TransformersSampler:
+    """`TransformersEngine` in this process.
+
+    Attributes:
+        dtype: of a copy of the weights to sample from; `None`: no copy, the learner's own (with LoRA there is always a
+            copy, with the adapter merged into it).
+        max_batch_size, prefill_tokens, prefix_tokens: see `TransformersEngine`.
+    """
+
+    dtype: str | None = None
+    max_batch_size: int = 256
+    prefill_tokens: int = 8192
+    prefix_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if self.dtype not in (None, "float32", "bfloat16"):
+            raise ConfigError(f"dtype is {self.dtype!r}; expected float32, bfloat16 or null")
+        for name, low in (("max_batch_size", 1), ("prefill_tokens", 1), ("prefix_tokens", 0)):
+            check_whole(name, getattr(self, name), low, 2**31)
+
+    @property
+    def shared(self) -> bool:
+        return self.dtype is None
+
+    @property
+    def max_positions(self) -> None:
+        return None
+
+    def start(self, language: Language, model: PreTrainedModel) -> Sampler:
+        shared = self.shared and not has_lora(model)
+        sampled = model if shared else language.load(0, dtype=self.dtype)
+        engine = TransformersEngine(
+            sampled,
+            stop_ids=language.stop_ids,
+            max_batch_size=self.max_batch_size,
+            prefill_tokens=self.prefill_tokens,
+            prefix_tokens=self.prefix_tokens,
+        )
+        return Sampler(engine, shared, exact=sampled.dtype == torch.float32)
+
+
+@dataclass(frozen=True)
+class VllmSampler(VllmOptions):
+    """`VllmEngine`; its options are those of `VllmOptions`. Raises `ConfigError` where vLLM is not installed."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if importlib.util.find_spec("vllm") is None:
+            raise ConfigError(
+                "vLLM is not installed; run: pip install 'selfcest[vllm]', or for a CPU as docs/engines.md says, or "
+                "set sampler.name to transformers"
+            )
+
+    @property
+    def shared(self) -> bool:
+        return False
+
+    def start(self, language: Language, model: PreTrainedModel) -> Sampler:
+        with tempfile.TemporaryDirectory() as scratch:
+            if language.checkpoint is None:  # a model of its own: the learner's may have an adapter in it
+                language.save(language.load(0), Path(scratch))
+            engine = VllmEngine(language.checkpoint or scratch, stop_ids=language.stop_ids, options=self)
+        return Sampler(engine, shared=False, exact=self.dtype == "float32")
+
+
+def make_sampler(name: str, options: Mapping[str, object]) -> SamplerSpec:
+    """`transformers`, `vllm` or `package.module:Class` with its options. Raises `ConfigError`."""
+    spec: SamplerSpec = build(load(name, SAMPLERS, what="sampler"), options, where="sampler.options")
+    if missing := [member for member in ("shared", "max_positions", "start") if not hasattr(spec, member)]:
+        raise ConfigError(f"sampler '{name}' has no {missing[0]}; expected a class with the members of SamplerSpec")
+    return spec

@@ -1,0 +1,1 @@
+"""The text face of the game: protocols, messages, and the PettingZoo view of them."""

@@ -1,0 +1,278 @@
+"""The text game as a PettingZoo environment: a view of the kernel. `delegation_v0` is its page and its front door."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pettingzoo  # type: ignore[import-untyped, unused-ignore]
+from gymnasium import spaces
+
+from selfcest_env.draw import Image, draw
+from selfcest_env.errors import ConfigError, GameError, TaskError
+from selfcest_env.plugin import one_of
+from selfcest_env.protocol import ProtocolText
+from selfcest_env.record import EpisodeRecord
+from selfcest_env.render import nodes_of_kernel, render_kernel
+from selfcest_env.reward import Reward
+from selfcest_env.roster import Population
+from selfcest_env.rules import Rules
+from selfcest_env.seeding import stream_seed
+from selfcest_env.tasks import TaskSource
+from selfcest_env.text.game import Order, RewardFunction, TextGame, exact_match, scored
+from selfcest_env.text.setup import COUNTERS, PROTOCOLS, built_in, find_source, task_option
+from selfcest_env.text.spaces import FreeText, task_chars, transcript_bound, transcript_text
+from selfcest_env.text.vectors import FEATURES, Vector, agent_info, observation_vector, state_size, state_vector
+from selfcest_env.types import Limits, TokenCounter
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that changes while an environment is used. Picklable; may be set on any environment built alike."""
+
+    agents: tuple[str, ...]
+    game: TextGame | None
+    record: EpisodeRecord | None
+    truncated: bool
+    base_seed: int | None
+    num_episodes: int
+    streams: Mapping[str, Any]
+
+
+class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined, unused-ignore]
+    """The text game as a PettingZoo `ParallelEnv`; `delegation_v0` describes it.
+
+    Args:
+        task_source: an object with `draw(rng) -> Task`, or the name of a source in `selfcest_env.tasks`.
+        source_options: options of a source given by name.
+        limits: budgets and shape of the tree; `max_clones` must be finite.
+        population: "dynamic", "persistent" or "fixed".
+        reward: a `Reward` of `make_reward`, or a function from a finished record to named terms; the team reward is
+            their sum.
+        protocol: how calls and answers are written: "hermes", "terse" or a `ProtocolText`.
+        counter: what a token is: "words", "bytes" or a `TokenCounter`.
+        max_cycles: joint steps before truncation; `None` never truncates, and the limits end every game.
+        max_chars: characters of one action.
+        max_task_chars: characters of a task's prompt and documents, some overhead per document included.
+        order: for tests: in which order the ready agents of a joint step are played. The record cannot depend on it.
+        render_mode: "human", "ansi", "rgb_array" or `None`.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {
+        "name": "delegation_v0",
+        "render_modes": ["human", "ansi", "rgb_array"],
+        "render_fps": 2,
+        "is_parallelizable": True,
+    }
+
+    def __init__(
+        self,
+        task_source: TaskSource | str = "arithmetic",
+        *,
+        source_options: Mapping[str, Any] | None = None,
+        limits: Limits | None = None,
+        population: str = "dynamic",
+        reward: Reward | RewardFunction = exact_match,
+        protocol: ProtocolText | str = "hermes",
+        counter: TokenCounter | str = "words",
+        max_cycles: int | None = None,
+        max_chars: int = 4096,
+        max_task_chars: int = 65536,
+        order: Order | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        limits = Limits() if limits is None else limits
+        if limits.max_clones is None:
+            raise ConfigError(
+                "limits.max_clones is None (unlimited), but possible_agents must be a finite list; "
+                "set max_clones in limits to a whole number"
+            )
+        for name, value in (("max_cycles", max_cycles), ("max_chars", max_chars), ("max_task_chars", max_task_chars)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}; expected a whole number >= 1")
+        self.render_mode = one_of("render_mode", render_mode, (None, *self.metadata["render_modes"]))
+        self.population = Population(one_of("population", population, tuple(Population)))
+        self.limits, self.reward, self.order = limits, reward, order
+        self.max_cycles, self.max_chars, self.max_task_chars = max_cycles, max_chars, max_task_chars
+        self.rules = Rules(limits, built_in("protocol", protocol, PROTOCOLS), built_in("counter", counter, COUNTERS))
+        self.task_source = find_source(task_source, source_options or {})
+        self.possible_agents = [f"agent_{k}" for k in range(1 + limits.max_clones)]
+        self._seats = {agent: k for k, agent in enumerate(self.possible_agents)}
+        self._max_text = transcript_bound(limits, self.rules.protocol, max_chars, max_task_chars)
+        box = (0.0, 1.0, (len(FEATURES),), np.float32)
+        self.observation_spaces = {
+            agent: spaces.Dict({"observation": spaces.Box(*box), "text": FreeText(self._max_text)})
+            for agent in self.possible_agents
+        }
+        self.action_spaces = {agent: FreeText(max_chars) for agent in self.possible_agents}
+        self.state_space = spaces.Box(0.0, 1.0, (state_size(len(self.possible_agents)),), np.float32)
+        self.agents: list[str] = []
+        self._game: TextGame | None = None
+        self._record: EpisodeRecord | None = None
+        self._truncated = False
+        self._base_seed: int | None = None
+        self._num_episodes = 0
+
+    def observation_space(self, agent: str) -> spaces.Dict:
+        return self.observation_spaces[agent]
+
+    def action_space(self, agent: str) -> FreeText:
+        return self.action_spaces[agent]
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+        """Start an episode. With a seed the series of episodes starts anew; without, it goes on.
+
+        Args:
+            seed: equal seeds give equal series of tasks. Seeds the spaces of all possible agents as well.
+            options: `{"task": Task}` plays that task instead of drawing one.
+        """
+        task = task_option(options or {})
+        if seed is not None or self._base_seed is None:
+            self._seed(secrets.randbits(63) if seed is None else seed)
+        name = f"e{self._base_seed}.{self._num_episodes}"
+        episode_seed = stream_seed("delegation_v0", self._base_seed or 0, self._num_episodes)
+        if task is None:
+            task = self.task_source.draw(np.random.default_rng(stream_seed("task", episode_seed)))
+        if task_chars(task) > self.max_task_chars:
+            raise TaskError(
+                f"task {task.task_id} from {task.source} takes up to {task_chars(task)} characters, above "
+                f"max_task_chars = {self.max_task_chars}; raise max_task_chars"
+            )
+        self._game = TextGame(
+            task,
+            self.rules,
+            tuple(self.possible_agents),
+            episode_id=name,
+            seed=episode_seed,
+            max_chars=self.max_chars,
+        )
+        self._num_episodes += 1
+        self._record, self._truncated = None, False
+        self.agents = self.possible_agents[: None if self.population is Population.FIXED else 1]
+        return self._observations(self.agents), self._infos(self.agents)
+
+    def step(
+        self, actions: Mapping[str, Any]
+    ) -> tuple[
+        dict[str, dict[str, Any]], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]
+    ]:
+        """Play one joint step. Keys that are not live agents are ignored; after the end it returns empty dicts."""
+        game = self._playing()
+        if not self.agents:
+            return {}, {}, {}, {}, {}
+        born = game.joint_step(actions, self.order)
+        if game.kernel.done:
+            self._record = scored(game.record(), self.reward)
+        over = self._record is not None
+        self._truncated = not over and self.max_cycles is not None and game.cycle >= self.max_cycles
+        here = list(self.agents)
+        if not over and not self._truncated and self.population is not Population.FIXED:
+            here += [agent for agent in born if self.population is Population.PERSISTENT or not self._ended(agent)]
+        terminations = {agent: over or (self.population is Population.DYNAMIC and self._ended(agent)) for agent in here}
+        truncations = {agent: self._truncated and not terminations[agent] for agent in here}
+        rewards = dict.fromkeys(here, 0.0 if self._record is None else self._record.team_return)
+        self.agents = [agent for agent in here if not terminations[agent] and not truncations[agent]]
+        return self._observations(here), rewards, terminations, truncations, self._infos(here)
+
+    def state(self) -> Vector:
+        """The whole tree in numbers (`vectors.GLOBALS`, then `vectors.SEAT` per possible agent), for critics."""
+        game = self._playing()
+        return state_vector(game.kernel, game.roster, game.cycle, self.max_cycles)
+
+    def render(self) -> str | Image | None:
+        """The tree of agents: text in "ansi", printed in "human", an image in "rgb_array"; `None` without a mode."""
+        game = self._playing()
+        if self.render_mode == "rgb_array":
+            return draw(nodes_of_kernel(game.kernel), game.roster.index_of)
+        text = render_kernel(game.kernel, game.roster.name_of)
+        if self.render_mode == "human":
+            sys.stdout.write(text + "\n")
+        return text if self.render_mode == "ansi" else None
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def record(self) -> EpisodeRecord:
+        """The finished and scored episode. Raises `GameError` while it runs and after a truncation."""
+        if self._record is not None:
+            return self._record
+        if self._truncated:
+            raise GameError(
+                f"the episode was truncated by max_cycles = {self.max_cycles}: it never ended, so no record"
+            )
+        raise GameError("the episode has not ended; play until agents is empty")
+
+    @property
+    def team_return(self) -> float:
+        """The team reward of the finished episode, whoever was there to receive it."""
+        return self.record().team_return
+
+    def get_snapshot(self) -> Snapshot:
+        """The exact state of the environment, random streams of the spaces included; later steps do not change it."""
+        return Snapshot(
+            tuple(self.agents),
+            None if self._game is None else self._game.copy(),
+            self._record,
+            self._truncated,
+            self._base_seed,
+            self._num_episodes,
+            {key: space.np_random.bit_generator.state for key, space in self._streams()},
+        )
+
+    def set_snapshot(self, snapshot: Snapshot) -> None:
+        """Go back to a snapshot, taken here or on an environment built with the same arguments. May be repeated."""
+        self.agents = list(snapshot.agents)
+        self._game = None if snapshot.game is None else snapshot.game.copy()
+        self._record, self._truncated = snapshot.record, snapshot.truncated
+        self._base_seed, self._num_episodes = snapshot.base_seed, snapshot.num_episodes
+        for key, space in self._streams():
+            space.np_random.bit_generator.state = snapshot.streams[key]
+
+    def __str__(self) -> str:
+        return str(self.metadata["name"])
+
+    def _playing(self) -> TextGame:
+        if self._game is None:
+            raise GameError("no episode has been started; call reset() first")
+        return self._game
+
+    def _seed(self, seed: int | np.integer[Any]) -> None:
+        self._base_seed, self._num_episodes = int(seed), 0
+        for i, agent in enumerate(self.possible_agents):
+            self.action_spaces[agent].seed(int(seed) + i)
+            self.observation_spaces[agent].seed(int(seed) + i)
+
+    def _streams(self) -> list[tuple[str, spaces.Space[Any]]]:
+        named: list[tuple[str, spaces.Space[Any]]] = [("state", self.state_space)]
+        for agent in self.possible_agents:
+            named.append((f"{agent} action", self.action_spaces[agent]))
+            for key, space in self.observation_spaces[agent].spaces.items():
+                named.append((f"{agent} {key}", space))
+        return named
+
+    def _ended(self, agent: str) -> bool:
+        game = self._playing()
+        agent_id = game.roster.id_at(self._seats[agent])
+        return agent_id is not None and game.kernel.agents[agent_id].status.is_terminal
+
+    def _observations(self, agents: list[str]) -> dict[str, dict[str, Any]]:
+        game = self._playing()
+        observations: dict[str, dict[str, Any]] = {}
+        for agent in agents:
+            agent_id = game.roster.id_at(self._seats[agent])
+            text = "" if agent_id is None else transcript_text(game.kernel.agents[agent_id].messages)
+            assert len(text) <= self._max_text, f"the transcript of {agent} is longer than the limits allow"
+            observations[agent] = {"observation": observation_vector(game.kernel, agent_id), "text": text}
+        return observations
+
+    def _infos(self, agents: list[str]) -> dict[str, dict[str, Any]]:
+        game = self._playing()
+        return {
+            agent: dict(agent_info(game.kernel, game.roster, game.roster.id_at(self._seats[agent]))) for agent in agents
+        }

@@ -1,0 +1,109 @@
+"""The protocol of the embedded character-level model: one special token where a chat model writes a sentence.
+
+root     <root>#ABCDEF?BF<asst>            keys after '#'; with full texts, one <doc> each in their place
+call     <call>+@B<sep>+@F</call>          objective, '@' and the one-character keys it shares
+read     <read>BF</read>
+clone    <clone>+<doc>B35172<asst>
+replies  <tool>a8b2<asst>                  a failed clone's reply is '!'
+error    <err><asst>
+answer   ...thought...<ans>7<end>
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from selfcest_env.protocol import LABELS, Brief, Reply, sections
+from selfcest_env.types import (
+    Action,
+    Answer,
+    CloneRequest,
+    Delegate,
+    Fault,
+    Malformed,
+    Message,
+    MessageRole,
+    Part,
+    Read,
+    Role,
+)
+
+# Also a marker begun at the very end: a label after it could complete it.
+_SPECIAL = re.compile(r"<(?=/?[a-z]*(?:>|\Z))")
+
+
+class TerseProtocol:
+    """Same semantics as `HermesProtocol`; grants by `max_tokens` are not expressible, so every share is equal."""
+
+    def open(self, brief: Brief) -> tuple[Message, ...]:
+        parts = [Part("<root>" if brief.role is Role.ROOT else "<clone>", True)]
+        hidden = [key for key in brief.keys if key not in brief.documents]
+        if brief.role is Role.CLONE:
+            parts.append(Part(brief.text))
+        if hidden and brief.role is Role.ROOT:
+            parts.append(Part("#" + "".join(hidden)))
+        parts += self._documents(brief.documents)
+        if brief.role is Role.ROOT:
+            parts.append(Part(brief.text))
+        return (Message(MessageRole.USER, (*parts, Part("<asst>", True))),)
+
+    def replies(self, replies: Sequence[Reply]) -> Message:
+        parts = [Part("<tool>", True)]
+        for i, reply in enumerate(replies):
+            parts += [
+                Part(LABELS[i % len(LABELS)], True),
+                Part("!" if reply.text is None else self.neutralise(reply.text)),
+            ]
+        return Message(MessageRole.TOOL, (*parts, Part("<asst>", True)))
+
+    def documents(self, documents: Mapping[str, str]) -> Message:
+        return Message(MessageRole.TOOL, (*self._documents(documents), Part("<asst>", True)))
+
+    def fault(self, fault: Fault) -> Message:
+        return Message(MessageRole.TOOL, (Part("<err><asst>", True),))
+
+    def neutralise(self, reply: str) -> str:
+        return _SPECIAL.sub("(", reply)
+
+    def parse(self, text: str) -> Action:
+        text = text.removesuffix("<end>")
+        calls, outside = sections(text, "<call>", "</call>")
+        reads, _ = sections(outside, "<read>", "</read>")
+        if calls is None or reads is None or (calls and reads) or not all((*calls, *reads)):
+            return Malformed(Fault.BAD_CALL)
+        if calls:
+            return Delegate(tuple(self._request(piece) for call in calls for piece in call.split("<sep>")))
+        if reads:
+            return Read(tuple("".join(reads)))
+        _, marker, answer = text.rpartition("<ans>")
+        return Answer(answer) if marker and answer else Malformed(Fault.NO_ANSWER)
+
+    def render(self, action: Action, thought: str = "") -> str:
+        match action:
+            case Answer(text):
+                return f"{thought}<ans>{text}<end>"
+            case Read(keys):
+                return f"{thought}<read>{''.join(keys)}</read>"
+            case Delegate(requests):
+                return f"{thought}<call>{'<sep>'.join(map(self._write_request, requests))}</call>"
+            case Malformed():
+                return f"{thought}<end>"
+
+    @staticmethod
+    def _documents(documents: Mapping[str, str]) -> list[Part]:
+        parts: list[Part] = []
+        for key, text in documents.items():
+            parts += [Part("<doc>", True), Part(key + text)]
+        return parts
+
+    @staticmethod
+    def _request(piece: str) -> CloneRequest:
+        objective, _, keys = piece.partition("@")
+        return CloneRequest(objective, tuple(keys))
+
+    @staticmethod
+    def _write_request(request: CloneRequest) -> str:
+        if request.objective and not request.shared_context:
+            return request.objective
+        return f"{request.objective}@{''.join(request.shared_context)}"

@@ -1,0 +1,214 @@
+"""The commands: `selfcest train | warmstart | evaluate | compare | leaks | solve | trace | report | lab | credit`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+# Spinning OpenMP threads starve the other job on a machine with few cores; this must come before torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+try:
+    import typer
+    from rich.console import Console
+except ImportError as error:  # a plain install brings the game alone
+    raise SystemExit(f"{error}. The command line needs the training extra: pip install 'selfcest[train]'") from error
+
+from selfcest_env.errors import SelfcestError
+from selfcest_training.commands.credit import credit_app
+from selfcest_training.commands.lab import lab
+
+app = typer.Typer(
+    name="selfcest",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Train and study a root language model that delegates to clones of itself under a hard token budget.",
+)
+app.add_typer(credit_app, name="credit")
+app.command()(lab)
+
+_CONFIG = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", "-c", help="YAML config (default: the quick run of the embedded model)", show_default=False
+    ),
+]
+_OVERRIDES = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Overrides of config keys: arms.delegating.rl.steps=10 seeds=[0,1] name=mine", show_default=False
+    ),
+]
+_RESUME = Annotated[bool, typer.Option("--resume", help="Go on with the run of this name where it stopped.")]
+
+
+@app.command()
+def train(config: _CONFIG = None, overrides: _OVERRIDES = None, resume: _RESUME = False) -> None:
+    """Warm start, RL and evaluation of every arm; writes runs/NAME with a table at the end.
+
+    Without a config: the embedded model, three arms, one seed. The run's folder holds config.yaml, table.md,
+    results.csv, plots, and for every arm and seed metrics.jsonl, episodes.jsonl, TensorBoard files, checkpoints, and
+    the final model as a folder that transformers loads.
+    """
+    from selfcest_training.config_file import load_config
+    from selfcest_training.run.experiment import default_config, run
+
+    run(load_config(config or default_config(), overrides or []), resume=resume, console=Console())
+
+
+@app.command()
+def warmstart(config: _CONFIG = None, overrides: _OVERRIDES = None, resume: _RESUME = False) -> None:
+    """The warm start alone: every arm ends as the folder warmstart_model of its job."""
+    from selfcest_training.config_file import load_config
+    from selfcest_training.run.experiment import default_config, run
+
+    spec = load_config(config or default_config(), overrides or [])
+    run(spec, resume=resume, only_warm_start=True, console=Console())
+
+
+@app.command()
+def evaluate(
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            "-c",
+            help="YAML config of a study (default: all arms, by the quick run's models)",
+            show_default=False,
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Overrides of config keys: episodes=20 budgets=[120,480] name=mine", show_default=False),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Play only what the study of this name lacks.")] = False,
+    page: Annotated[
+        Path | None,
+        typer.Option(help="Also write a page of documentation, with its plots beside it.", show_default=False),
+    ] = None,
+) -> None:
+    """Play arms at matched budget on the same instances; writes studies/NAME with table, CSV, plots and verdicts.
+
+    Without a config: all arms, by the models that a plain `selfcest train` has made.
+    """
+    from selfcest_training.commands.study import command_line, default_study, run_study
+    from selfcest_training.evaluation.config import load_study
+
+    spec = load_study(config or default_study(), overrides or [])
+    typed = command_line(config, page, overrides or [])
+    run_study(spec, resume=resume, page=page, command=typed, console=Console())
+
+
+@app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(help="The folder of a finished study, as studies/frontier")],
+    second: Annotated[Path, typer.Argument(help="The folder that it is compared with")],
+) -> None:
+    """Compare two finished studies arm by arm, paired on the instances that they share."""
+    from selfcest_training.evaluation.comparison import compare_studies
+
+    compare_studies(first, second, Console())
+
+
+@app.command()
+def leaks(
+    configs: Annotated[
+        list[Path], typer.Argument(help="Configs of runs or studies, also those that their folders hold.")
+    ],
+) -> None:
+    """Print which questions the files behind these configs share, as training and test sets should not."""
+    from selfcest_training.evaluation.leaks import report_leaks
+
+    report_leaks(configs, Console())
+
+
+@app.command()
+def solve(
+    question: Annotated[str, typer.Argument(help="What the root is asked.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Overrides of limits and policy: limits.total_tokens=4000 limits.max_depth=1", show_default=False
+        ),
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="Who plays: a run's model, as runs/NAME/ARM/seed0/model; a chat model's folder, .gguf file or hub id, "
+            "or smollm2; package.module:Class.",
+            show_default=False,
+        ),
+    ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(help="Or an OpenAI-compatible server, as http://127.0.0.1:8000/v1.", show_default=False),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The server's name for its model.", show_default=False)] = None,
+    documents: Annotated[
+        Path | None,
+        typer.Option(help="A JSON file of texts by key, or a folder of text files.", show_default=False),
+    ] = None,
+    answer: Annotated[str | None, typer.Option(help="The truth, to be graded by.", show_default=False)] = None,
+    temperature: Annotated[float, typer.Option(help="Of sampling; 0 is greedy.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of sampling.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="A file to add the episode to, for `selfcest trace`.", show_default=False)
+    ] = None,
+) -> None:
+    """Play one question of your own, and print the tree, the answer and what it cost.
+
+    Limits are those of the arm that the model was trained in; any other policy has the defaults of the game.
+    """
+    from selfcest_training.commands.solve import play_question, read_documents, solve_config, task_of
+
+    play_question(
+        task_of(question, read_documents(documents), answer),
+        solve_config(policy, server, name, overrides or []),
+        temperature=temperature,
+        seed=seed,
+        out=out,
+        console=Console(),
+    )
+
+
+@app.command()
+def report(
+    folder: Annotated[
+        Path, typer.Argument(help="A run's folder, as in runs/quick; what has been evaluated so far counts")
+    ],
+) -> None:
+    """Print a run's table again, and rewrite its table.md, results.csv and plots from the stored evaluations."""
+    from selfcest_training.run.experiment import report_folder
+
+    report_folder(folder, Console())
+
+
+@app.command()
+def trace(
+    file: Annotated[
+        Path, typer.Argument(help="A JSON-lines file of episodes, as in runs/NAME/ARM/seed0/episodes.jsonl")
+    ],
+    episode: Annotated[
+        str | None, typer.Option(help="Id of the episode (default: the last one).", show_default=False)
+    ] = None,
+    texts: Annotated[
+        bool, typer.Option("--texts", help="Show texts whole: what was asked and given, what agents wrote, the truth.")
+    ] = False,
+) -> None:
+    """Print an episode's tree: who asked what of whom, what came back, what it cost, what it earned."""
+    from selfcest_training.commands.trace import print_trace
+
+    print_trace(file, episode, Console(), texts=texts)
+
+
+def main() -> None:
+    """Entry point: the project's own errors are one line and exit code 2."""
+    sys.path.insert(0, os.getcwd())  # plug-ins of one's own may lie in the working directory
+    try:
+        app()
+    except SelfcestError as error:
+        print(f"selfcest: {error}", file=sys.stderr)
+        raise SystemExit(2) from error

@@ -1,0 +1,72 @@
+"""`selfcest credit list | apply`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from selfcest_env.errors import ConfigError
+
+credit_app = typer.Typer(no_args_is_help=True, help="Credit schemes: what is installed, and what they say of records.")
+
+
+@credit_app.command("list")
+def list_schemes() -> None:
+    """Installed credit schemes: name, what they promise, formula, source, and where they come from."""
+    from selfcest_training.credit import BUILTINS, find_scheme, schemes
+
+    for name, reference in schemes().items():
+        scheme = find_scheme(name)
+        print(f"{name} ({scheme.promise}{'' if name in BUILTINS else f'; {reference}'})")
+        print(f"    {scheme.formula}")
+        print(f"    {scheme.source}")
+
+
+@credit_app.command("apply")
+def apply_scheme(
+    file: Annotated[
+        Path, typer.Argument(help="A JSON-lines file of scored episodes, as in runs/NAME/ARM/seed0/episodes.jsonl")
+    ],
+    name: Annotated[str, typer.Option(help="A scheme of `selfcest credit list`, or package.module:Class.")],
+    option: Annotated[
+        list[str] | None, typer.Option(help="An option of the scheme, key=value; may be repeated.", show_default=False)
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write the lines (default: print them).", show_default=False)
+    ] = None,
+) -> None:
+    """Recompute the advantages of stored episodes, one JSON line per turn; no policy is needed.
+
+    A scheme with replays needs them in the file; a run with that scheme stores them there.
+    """
+    from selfcest_training.credit import make_assigner
+    from selfcest_training.credit.offline import apply, credit_lines, read_groups
+
+    assigner = make_assigner(name, dict(map(parse_option, option or [])), where="--option")
+    stored = read_groups(file)
+    credits = apply(assigner, stored)
+    lines = "".join(line + "\n" for line in credit_lines(stored.groups, credits))
+    if out is None:
+        print(lines, end="")
+        return
+    if out.exists():
+        raise ConfigError(f"{out} exists already; name another file with --out, or remove it")
+    out.write_text(lines, encoding="utf-8")
+    episodes = sum(len(group.episodes) for group in stored.groups)
+    excluded = sum(len(credit.excluded) for credit in credits)
+    turns = sum(len(credit.advantage) for credit in credits) + excluded
+    print(f"{out}: {len(stored.groups)} groups, {episodes} episodes, {turns} turns, {excluded} of them excluded")
+
+
+def parse_option(text: str) -> tuple[str, Any]:
+    """`key=value` as the two, the value read as YAML. Raises `ConfigError` that quotes it."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"--option {text!r} is not of the form key=value, as in std_floor=0")
+    try:
+        return key, yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--option {text!r}: {value!r} is not a YAML value") from error

@@ -1,0 +1,58 @@
+"""`selfcest lab`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_SCHEMES = ("grpo", "gated", "gated_paper", "rloo", "difference", "coma", "coma samples=4", "shapley")
+
+
+def lab(
+    scheme: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A scheme of `selfcest credit list`, or package.module:Class, with options of its own after it, as in "
+            "'coma samples=4'; may be repeated (default: the built-in ones).",
+            show_default=False,
+        ),
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(help="An option of every scheme, key=value; may be repeated.", show_default=False),
+    ] = None,
+    game: Annotated[
+        list[str] | None, typer.Option(help="A game; may be repeated (default: all).", show_default=False)
+    ] = None,
+    group_size: Annotated[int, typer.Option(help="Episodes of a group.")] = 2,
+    samples: Annotated[int, typer.Option(help="Sampled groups per scheme and game.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Of all sampling.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="A folder for lab.md, lab.csv, lab.json and lab.png.", show_default=False)
+    ] = None,
+) -> None:
+    """Judge credit schemes against the exact gradient of small games; exit code 1 if one breaks its promise."""
+    import torch
+    from rich.console import Console
+
+    from selfcest_training.commands.credit import parse_option
+    from selfcest_training.credit import make_assigner
+    from selfcest_training.lab import GAMES, LabConfig, run_lab
+    from selfcest_training.lab.summary import print_report, write_report
+
+    torch.set_num_threads(1)  # tables are small
+    console, assigners = Console(), []
+    for text in scheme or _SCHEMES:
+        name, *own = text.split() or [""]
+        options = dict(map(parse_option, (*(option or []), *own)))
+        assigners.append(make_assigner(name, options, where="--option"))
+    config = LabConfig(tuple(game or GAMES), group_size, samples, seed)
+    with console.status("measuring") as status:
+        report = run_lab(assigners, config, lambda cell: status.update(f"{cell.game}: {cell.scheme} done"))
+    print_report(report, console)
+    for path in write_report(report, out) if out is not None else []:
+        console.print(f"wrote {path}", highlight=False)
+    if report.broken:
+        raise typer.Exit(1)

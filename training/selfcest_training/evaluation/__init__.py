@@ -1,0 +1,1 @@
+"""The evaluation: strategies at matched budget, frontiers, intervals."""

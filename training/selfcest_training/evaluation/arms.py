@@ -1,0 +1,180 @@
+"""Arms: ways to spend one budget on a task. All play through the rollout, the kernel's ledger and `EpisodeRecord`s.
+
+The budget is of the whole arm: an arm that plays several episodes on a task gives each what the earlier ones left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import ClassVar
+
+from selfcest_agents.policy import Policy
+from selfcest_agents.rollout import Generations, rollout
+from selfcest_env.errors import ConfigError, PlugInError, check_whole
+from selfcest_env.graders import Grade
+from selfcest_env.kernel import Kernel
+from selfcest_env.plugin import build, load
+from selfcest_env.record import EpisodeRecord
+from selfcest_env.rules import Rules
+from selfcest_env.seeding import stream_seed, turn_seed
+from selfcest_env.tasks import TaskSource
+from selfcest_env.types import AgentId, Limits, Task
+from selfcest_training.evaluation.policies import LoadedPolicy, PolicySource
+
+Episodes = tuple[EpisodeRecord, ...]  # those of one task, in the order in which they were played
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A task to play, and the seed of everything random about it."""
+
+    task: Task
+    seed: int
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What an arm may be seated with, known before any weights are loaded.
+
+    Attributes:
+        limits: of the whole arm, budget included.
+        temperature: of sampling.
+        source: where the tasks come from, for arms that ask its expert.
+        policy: who plays.
+    """
+
+    limits: Limits
+    temperature: float
+    source: TaskSource
+    policy: PolicySource
+
+
+@dataclass(frozen=True)
+class SeatedRequest:
+    """One whole episode under rules of its own; a `rollout.Request`."""
+
+    episode_id: str
+    task: Task
+    seed: int
+    rules: Rules
+
+    def begin(self, rules: Rules) -> tuple[Kernel, Generations]:
+        return Kernel(self.task, self.rules), {}
+
+    def turn_seed(self, agent_id: AgentId, turn: int) -> int:
+        return turn_seed(self.seed, agent_id, turn)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One episode per task, as the policy plays it. Others are subclasses whose fields are their options."""
+
+    oracle: ClassVar[bool] = False  # it uses what no player can know; labelled so wherever its numbers stand
+    uses_expert: ClassVar[bool] = False
+
+    @property
+    def recipe(self) -> Mapping[str, object]:
+        """All that decides how its episodes are played, the seat apart. Arms with equal recipes share episodes."""
+        return {"arm": f"{type(self).__module__}:{type(self).__qualname__}", **asdict(self)}
+
+    def limits(self, limits: Limits, task: Task) -> Limits:
+        """What an episode on this task may use, of what the arm may use."""
+        return limits
+
+    def check(self, seat: Seat) -> None:
+        """Raise `ConfigError` if the arm could not be what it is named for."""
+
+    def players(self, seat: Seat, loaded: LoadedPolicy) -> Policy:
+        return loaded.policy(seat.temperature)
+
+    def play(self, instances: Sequence[Instance], seat: Seat, loaded: LoadedPolicy) -> list[Episodes]:
+        """The episodes of every instance. Together they never use more than the seat's limits."""
+        policy = self.players(seat, loaded)
+        return [(record,) for record in self.play_once(instances, [seat.limits] * len(instances), 0, seat, policy)]
+
+    def play_once(
+        self, instances: Sequence[Instance], limits: Sequence[Limits], sample: int, seat: Seat, policy: Policy
+    ) -> list[EpisodeRecord]:
+        """One episode of every instance, each under limits of its own, all in one rollout."""
+        rules: dict[Limits, Rules] = {}
+        requests = []
+        for instance, allowed in zip(instances, limits, strict=True):
+            own = self.limits(allowed, instance.task)
+            if own not in rules:
+                rules[own] = seat.policy.rules(own)
+            seed = stream_seed("sample", instance.seed, sample) if sample else instance.seed
+            name = f"{instance.task.task_id}.{instance.seed:x}.{sample}"
+            requests.append(SeatedRequest(name, instance.task, seed, rules[own]))
+        return rollout(requests, policy, seat.policy.rules(seat.limits))
+
+    def choose(self, episodes: Episodes, grades: Sequence[Grade]) -> int:
+        """Which episode's answer counts. Arms that look at `grades` are oracles."""
+        return 0
+
+
+@dataclass(frozen=True)
+class Delegate(Arm):
+    """The policy may delegate, as the limits say."""
+
+    def check(self, seat: Seat) -> None:
+        check_delegation(seat.limits, 1)
+
+
+@dataclass(frozen=True)
+class Monolithic(Arm):
+    """No clones; the root sees the full text of every document."""
+
+    def limits(self, limits: Limits, task: Task) -> Limits:
+        return replace(limits, max_depth=0, max_reads=0)
+
+
+@dataclass(frozen=True)
+class MonolithicRead(Arm):
+    """No clones; the root sees keys and reads documents into its own context.
+
+    Attributes:
+        max_reads: documents of one episode; `None`: as many as the budget pays.
+    """
+
+    max_reads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_reads is not None:
+            check_whole("max_reads", self.max_reads, 1, 2**31)
+
+    def limits(self, limits: Limits, task: Task) -> Limits:
+        return replace(limits, max_depth=0, max_reads=self.max_reads)
+
+
+ARMS: dict[str, str | type] = {
+    "delegate": Delegate,
+    "monolithic": Monolithic,
+    "monolithic_read": MonolithicRead,
+    "self_consistency": "selfcest_training.evaluation.samples:SelfConsistency",
+    "best_of_n": "selfcest_training.evaluation.samples:BestOfN",
+    "spawn_join": "selfcest_training.evaluation.scripted_roots:SpawnJoin",
+    "map_reduce": "selfcest_training.evaluation.scripted_roots:MapReduce",
+    "oracle_decomposition": "selfcest_training.evaluation.scripted_roots:OracleDecomposition",
+}
+
+
+def make_arm(name: str, options: Mapping[str, object], where: str) -> Arm:
+    """An arm by built-in name or `package.module:Class`, with its options. Raises `ConfigError`."""
+    arm: object = build(load(name, ARMS, what="arm"), options, where=f"{where}.options")
+    if not isinstance(arm, Arm):
+        raise PlugInError(f"arm {name!r} is a {type(arm).__name__}; expected a subclass of {Arm.__module__}:Arm")
+    return arm
+
+
+def shown_name(label: str, arm: Arm) -> str:
+    """The arm's name in tables, plots and sentences: oracles are named so wherever a number of theirs stands."""
+    return f"{label} (oracle)" if arm.oracle else label
+
+
+def check_delegation(limits: Limits, clones: int) -> None:
+    """Raise `ConfigError` if an agent could not call so many clones at once."""
+    for name in ("max_depth", "max_clones", "max_clones_per_call"):
+        limit, needed = getattr(limits, name), 1 if name == "max_depth" else clones
+        if limit is not None and limit < needed:
+            raise ConfigError(f"limits.{name} is {limit}, and the arm needs at least {needed}; raise it")

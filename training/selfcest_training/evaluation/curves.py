@@ -1,0 +1,122 @@
+"""Learning curves: what a run's arms earned, against the tokens that they sampled, replays included."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from selfcest_training.config import RunConfig
+from selfcest_training.evaluation.run_report import Interval, interval
+
+_BINS = 10
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Mean return of an arm's training episodes in bins of sampled tokens; intervals over seeds.
+
+    Attributes:
+        edges: upper ends of the bins, in sampled tokens.
+        returns: one per bin; `None` where a seed made no step.
+        steps: rollouts of RL, mean over seeds.
+        replay_share: of the sampled tokens that went into replays.
+    """
+
+    arm: str
+    edges: tuple[int, ...]
+    returns: tuple[Interval | None, ...]
+    steps: float
+    replay_share: float
+
+
+def learning_curves(config: RunConfig) -> list[Curve]:
+    """Curves of the arms with RL, of what their folders hold so far.
+
+    Bins divide `rl.sampled_tokens`, or without it the tokens that every seed has sampled.
+    """
+    curves = []
+    for arm, spec in config.arms.items():
+        folders = (config.folder / arm / f"seed{seed}" / "metrics.jsonl" for seed in config.seeds)
+        runs = [rows for path in folders if path.exists() and (rows := _rl_rows(path)) and rows[-1]["sampled_tokens"]]
+        if runs:
+            budget = spec.rl.sampled_tokens or round(min(rows[-1]["sampled_tokens"] for rows in runs))
+            curves.append(_curve(arm, budget, runs))
+    return curves
+
+
+def _rl_rows(path: Path) -> list[dict[str, float]]:
+    rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return [row for row in rows if row["stage"] == "rl"]
+
+
+def _curve(arm: str, budget: int, runs: Sequence[Sequence[Mapping[str, float]]]) -> Curve:
+    edges = tuple(round(budget * (i + 1) / _BINS) for i in range(_BINS))
+    per_seed = [_binned(rows, budget) for rows in runs]
+    returns = [[values[i] for values in per_seed] for i in range(_BINS)]
+    whole = [None if any(map(math.isnan, values)) else interval(values) for values in returns]
+    shares = [_replayed(rows) / rows[-1]["sampled_tokens"] for rows in runs]
+    return Curve(arm, edges, tuple(whole), float(np.mean([len(rows) for rows in runs])), float(np.mean(shares)))
+
+
+def _binned(rows: Sequence[Mapping[str, float]], budget: int) -> list[float]:
+    """Mean return by bin of the tokens that had been sampled before each step; none of the steps beyond the budget."""
+    bins: list[list[float]] = [[] for _ in range(_BINS)]
+    before = 0.0
+    for row in rows:
+        if before < budget:
+            bins[int(before / budget * _BINS)].append(row["return"])
+        before = row["sampled_tokens"]
+    return [float(np.mean(values)) if values else math.nan for values in bins]
+
+
+def _replayed(rows: Sequence[Mapping[str, float]]) -> float:
+    return sum(row["replayed_tokens"] for row in rows)
+
+
+def curve_lines(curves: Sequence[Curve]) -> list[str]:
+    """One sentence per arm for the report."""
+    return [
+        f"{curve.arm}: return {_text(curve.returns[0])} over the first tenth of {curve.edges[-1]} sampled tokens, "
+        f"{_text(curve.returns[-1])} over the last; {curve.steps:.0f} steps, {curve.replay_share:.0%} of its tokens in "
+        "replays"
+        for curve in curves
+    ]
+
+
+def _text(value: Interval | None) -> str:
+    return "unknown" if value is None else str(value)
+
+
+def write_curves(curves: Sequence[Curve], path: Path) -> None:
+    """A CSV: arm, sampled tokens at the end of the bin, mean return and half width of its interval."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["arm", "sampled_tokens", "return", "return_half"])
+        for curve in curves:
+            for edge, value in zip(curve.edges, curve.returns, strict=True):
+                if value is not None:
+                    writer.writerow([curve.arm, edge, f"{value.mean:.4f}", f"{value.half:.4f}"])
+
+
+def plot_curves(curves: Sequence[Curve], path: Path) -> None:
+    """Mean return against sampled tokens, one line per arm, intervals as bands."""
+    from matplotlib.figure import Figure  # slow to import, and only plots need it
+
+    figure = Figure(figsize=(6.0, 4.2), layout="constrained")
+    axis = figure.subplots()
+    for curve in curves:
+        points = [(edge, value) for edge, value in zip(curve.edges, curve.returns, strict=True) if value is not None]
+        x, means = [edge for edge, _ in points], np.array([value.mean for _, value in points])
+        halves = np.nan_to_num([value.half for _, value in points])
+        (line,) = axis.plot(x, means, marker="o", linewidth=1, label=curve.arm)
+        axis.fill_between(x, means - halves, means + halves, alpha=0.12, color=line.get_color())
+    axis.set(xlabel="sampled tokens, replays included", ylabel="mean return of training episodes")
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
+    figure.savefig(path, dpi=130)

@@ -1,0 +1,48 @@
+"""The instances of a cell: distinct tasks that no training has drawn, the same for every arm and seed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from selfcest_env.errors import TaskError
+from selfcest_env.seeding import stream_seed
+from selfcest_env.tasks import TaskSource, make_source
+from selfcest_env.tasks.finite import FiniteSource
+from selfcest_env.tasks.splits import TEST, HashedSplit
+from selfcest_env.types import Task
+from selfcest_training.config import Cell
+from selfcest_training.evaluation.config import StudyConfig
+from selfcest_training.evaluation.evaluate import draw_instances
+from selfcest_training.families import TEST_FRACTION
+
+
+def source_of(config: StudyConfig, cell: Cell) -> TaskSource:
+    """The cell's source as it was configured, its expert included."""
+    spec = config.tasks[cell.family]
+    return make_source(spec.name, **{**spec.options, **cell.options})
+
+
+def instances_of(config: StudyConfig, cell: Cell, source: TaskSource) -> list[Task]:
+    """The cell's tasks.
+
+    Of a source with finitely many: the first `episodes` in an order drawn by `task_seed`, or all; its options say which
+    part of a file is held out. Of any other: distinct ones from the part that training never draws.
+
+    Raises:
+        TaskError: there are not so many.
+    """
+    rng = np.random.default_rng(stream_seed("evaluation", config.task_seed, cell.family, cell.size))
+    place = f"cell {cell.family} {cell.size}"
+    if isinstance(source, FiniteSource):
+        tasks = list({task.task_id: task for task in source.tasks()}.values())
+        if config.episodes is None:
+            return tasks
+        if len(tasks) < config.episodes:
+            raise TaskError(
+                f"episodes is {config.episodes}, but {place} has {len(tasks)} tasks; lower episodes, or set it to null "
+                "for all there are"
+            )
+        return [tasks[int(i)] for i in sorted(rng.permutation(len(tasks))[: config.episodes])]
+    if config.episodes is None:
+        raise TaskError(f"episodes is null, but {place} has no end of tasks; set how many to draw")
+    return draw_instances(HashedSplit(source, TEST, TEST_FRACTION), config.episodes, rng, place)

@@ -1,0 +1,240 @@
+"""Playing a study: every arm on every instance at every budget with every seed, and nothing twice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from selfcest_env.errors import ConfigError
+from selfcest_env.graders.qa import Overlap
+from selfcest_env.plugin import PlugIn
+from selfcest_env.record import EpisodeRecord
+from selfcest_env.reward import Reward, make_reward
+from selfcest_env.seeding import stream_seed
+from selfcest_env.tasks import TaskSource
+from selfcest_env.tasks.support import says_support, support_overlap
+from selfcest_env.types import Task
+from selfcest_training.config import Cell
+from selfcest_training.evaluation.arms import Arm, Instance, Seat, make_arm, shown_name
+from selfcest_training.evaluation.config import StudyConfig
+from selfcest_training.evaluation.instances import instances_of, source_of
+from selfcest_training.evaluation.policies import PolicySource, digest, make_policy
+from selfcest_training.evaluation.results import Place, Result, costs_of
+from selfcest_training.evaluation.store import Store
+
+OnPlayed = Callable[[int, str], None]  # instances done since the last report, and which
+
+
+@dataclass(frozen=True)
+class Keyed:
+    """An instance with the names of what will come of it."""
+
+    instance: Instance
+    place: Place
+    key: str
+    played: str
+
+
+@dataclass(frozen=True)
+class Block:
+    """The instances of a cell for one arm, budget and seed."""
+
+    cell: Cell
+    arm: str
+    budget: int
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.cell.family} {self.cell.size}: {self.arm}, budget {self.budget}, seed {self.seed}"
+
+
+class Study:
+    """A config with everything built from it and found right; nothing has been played or loaded yet.
+
+    Raises:
+        SelfcestError: whatever in the config cannot be built, played or found, with its place.
+    """
+
+    def __init__(self, config: StudyConfig) -> None:
+        self.config = config
+        self.reward: Reward = make_reward(config.reward.name, **config.reward.options)
+        self.sources: dict[tuple[str, str], TaskSource] = {}
+        self.tasks: dict[tuple[str, str], list[Task]] = {}
+        for cell in config.cells:
+            self.sources[cell.family, cell.size] = source = source_of(config, cell)
+            self.tasks[cell.family, cell.size] = tasks = instances_of(config, cell, source)
+            self.reward.check(tasks, f"cell {cell.family} {cell.size}")
+        self.arms: dict[str, Arm] = {}
+        self._policies: dict[str, PolicySource] = {}
+        for label, spec in config.arms.items():
+            self.arms[label] = make_arm(spec.name or label, spec.options, f"arms.{label}")
+            self.policy_of(label)
+        for block in self.blocks():
+            self._check(block)
+        self._prints = {
+            (name, seed): policy.fingerprint(seed) for name, policy in self._policies.items() for seed in config.seeds
+        }
+
+    @property
+    def policies(self) -> tuple[PolicySource, ...]:
+        """Each once."""
+        return tuple(self._policies.values())
+
+    def policy_of(self, label: str) -> PolicySource:
+        spec, name = self.config.policy_of(label), self._policy_name(label)
+        if name not in self._policies:
+            own = self.config.arms[label].policy is not None
+            self._policies[name] = make_policy(spec.name, spec.options, f"arms.{label}.policy" if own else "policy")
+        return self._policies[name]
+
+    def _policy_name(self, label: str) -> str:
+        return digest(asdict(self.config.policy_of(label)))
+
+    @property
+    def crossed(self) -> bool:
+        """Whether seeds are other weights, the same for all instances, and not only other samples."""
+        return any(policy.seeded for policy in self._policies.values())
+
+    @property
+    def size(self) -> int:
+        return sum(len(self._tasks(block)) for block in self.blocks())
+
+    def label(self, arm: str) -> str:
+        return shown_name(arm, self.arms[arm])
+
+    def blocks(self) -> Iterator[Block]:
+        """In the order of the results."""
+        for cell in self.config.cells:
+            for budget in self.config.budgets:
+                for arm in self.arms:
+                    if cell in self.config.cells_of(arm):
+                        for seed in self.config.seeds:
+                            yield Block(cell, arm, budget, seed)
+
+    def order(self) -> Iterator[tuple[str, Place]]:
+        """Keys and places of all results."""
+        for block in self.blocks():
+            for item in self._keyed(block):
+                yield item.key, item.place
+
+    def play(self, store: Store, report: OnPlayed) -> Path:
+        """Play what the store lacks. Returns the file of all results."""
+        waiting = list(self.blocks())
+        # One model after the other, so that no two are loaded at once.
+        for policy in self._policies.values():
+            for seeds in [(seed,) for seed in self.config.seeds] if policy.seeded else [self.config.seeds]:
+                blocks = [b for b in waiting if b.seed in seeds and self.policy_of(b.arm) is policy]
+                self._play_blocks(blocks, policy, seeds[0], store, report)
+        return store.finish(self.order())
+
+    # One block
+
+    def _play_blocks(
+        self, blocks: Sequence[Block], policy: PolicySource, seed: int, store: Store, report: OnPlayed
+    ) -> None:
+        missing: list[tuple[Block, list[Keyed]]] = []
+        for block in blocks:
+            items = self._keyed(block)
+            lacking = self._not_found(items, block, store)
+            if len(lacking) < len(items):
+                report(len(items) - len(lacking), f"{block}: {len(items) - len(lacking)} of {len(items)} were there")
+            if lacking:
+                missing.append((block, lacking))
+        if not missing:
+            return
+        with closing(policy.load(seed)) as loaded:
+            for block, lacking in missing:
+                arm, seat = self.arms[block.arm], self.seat(block)
+                for start in range(0, len(lacking), self.config.batch):
+                    batch = lacking[start : start + self.config.batch]
+                    new = self._not_found(batch, block, store)  # another arm may have played some meanwhile
+                    clock = time.perf_counter()
+                    played = arm.play([item.instance for item in new], seat, loaded) if new else []
+                    seconds = (time.perf_counter() - clock) / max(1, len(new))
+                    store.add(
+                        self._result(item, block, episodes, seconds) for item, episodes in zip(new, played, strict=True)
+                    )
+                    report(len(batch), str(block))
+
+    def _not_found(self, items: Sequence[Keyed], block: Block, store: Store) -> list[Keyed]:
+        """What must be played. Episodes that were played for another arm or grader are judged again and stored."""
+        judged, lacking = list[Result](), list[Keyed]()
+        for item in items:
+            if item.key in store:
+                continue
+            found = store.find_episodes(item.played)
+            if found is None:
+                lacking.append(item)
+            else:
+                judged.append(self._result(item, block, found.episodes, found.costs.wall_seconds))
+        store.add(judged)
+        return lacking
+
+    def _result(self, item: Keyed, block: Block, episodes: Sequence[EpisodeRecord], seconds: float) -> Result:
+        unscored = [replace(episode, task=item.instance.task, reward_terms=None) for episode in episodes]
+        grades = [self.reward.grade(episode) for episode in unscored]
+        scored = tuple(self.reward.score(episode) for episode in unscored)
+        chosen = self.arms[block.arm].choose(scored, grades)
+        costs, support = costs_of(scored, seconds), self._support(scored[chosen], block)
+        return Result(item.key, item.played, item.place, scored, chosen, grades[chosen], costs, support)
+
+    def _support(self, episode: EpisodeRecord, block: Block) -> Overlap | None:
+        if not says_support(episode.task):
+            return None
+        return support_overlap(episode, self.policy_of(block.arm).rules(episode.limits).protocol)
+
+    # Names
+
+    def _tasks(self, block: Block) -> list[Task]:
+        return self.tasks[block.cell.family, block.cell.size]
+
+    def seat(self, block: Block) -> Seat:
+        return Seat(
+            self.config.limits_at(block.budget),
+            self.config.temperature_of(block.arm),
+            self.sources[block.cell.family, block.cell.size],
+            self.policy_of(block.arm),
+        )
+
+    def _keyed(self, block: Block) -> list[Keyed]:
+        arm, seat, cell = self.arms[block.arm], self.seat(block), block.cell
+        fixed = digest(
+            arm.recipe,
+            asdict(seat.limits),
+            seat.temperature,
+            self._prints[self._policy_name(block.arm), block.seed],
+            asdict(_changed(self.config.tasks[cell.family], cell)) if arm.uses_expert else None,
+        )
+        choice = [f"{type(arm).__module__}:{type(arm).__qualname__}", self._judge]
+        keyed = []
+        for task in self._tasks(block):
+            seed = stream_seed("study", block.seed, task.task_id)
+            facts = dict(task.metadata)
+            plan = facts if arm.uses_expert else None  # a file's gold decomposition stands there
+            played = digest(fixed, seed, task.task_id, task.source, task.prompt, list(task.context.items()), plan)
+            measured = ["support"] if says_support(task) else []
+            key = digest(played, choice, task.answer, list(task.aliases), facts, *measured)
+            place = Place(cell.family, cell.size, cell.shift, block.arm, block.budget, block.seed, task.task_id)
+            keyed.append(Keyed(Instance(task, seed), place, key, played))
+        return keyed
+
+    @cached_property
+    def _judge(self) -> str:
+        return digest(asdict(self.config.reward))
+
+    def _check(self, block: Block) -> None:
+        arm, seat = self.arms[block.arm], self.seat(block)
+        try:
+            arm.check(seat)
+            for task in self._tasks(block)[:1]:
+                seat.policy.rules(arm.limits(seat.limits, task))
+        except ConfigError as error:
+            raise ConfigError(f"arms.{block.arm}, {block.cell.family}, budget {block.budget}: {error}") from error
+
+
+def _changed(spec: PlugIn, cell: Cell) -> PlugIn:
+    return PlugIn(spec.name, {**spec.options, **cell.options})

@@ -1,0 +1,297 @@
+"""Who plays in a study: a trained model, a server, or `package.module:Class`.
+
+A source says what it is (`fingerprint`) and what it can hold (`rules`) before its weights are loaded, so that mistakes
+show before any work and a study that has been played loads nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+from selfcest_agents.codec import Codec
+from selfcest_agents.language import Language, language_of
+from selfcest_agents.openai_client import ServerConfig
+from selfcest_agents.openai_engine import OpenAIPolicy
+from selfcest_agents.policy import EnginePolicy, Policy, SamplingConfig
+from selfcest_agents.pretrained import ChatLanguage
+from selfcest_agents.samplers import Sampler, SamplerSpec, make_sampler
+from selfcest_env.errors import ConfigError
+from selfcest_env.plugin import PlugIn, build, load
+from selfcest_env.protocol import Brief, Reply
+from selfcest_env.rules import Rules
+from selfcest_env.text.counters import WordCounter
+from selfcest_env.text.hermes import HermesProtocol
+from selfcest_env.types import Boundary, Fault, Limits, Message, Role
+from selfcest_training.config import RunConfig
+from selfcest_training.config_file import load_config
+
+SEED = "{seed}"
+_LEAST = Limits(total_tokens=1, answer_reserve=0)  # that any model can hold
+_MODEL_FILES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt"}
+
+
+class LoadedPolicy(Protocol):
+    """Ready to play.
+
+    Attributes:
+        codec: with it scripted turns are encoded into the model's contexts; `None` for policies of text.
+    """
+
+    @property
+    def codec(self) -> Codec | None: ...
+
+    def policy(self, temperature: float) -> Policy: ...
+
+    def close(self) -> None: ...
+
+
+class PolicySource(Protocol):
+    """What a study's `policy` is built to."""
+
+    @property
+    def seeded(self) -> bool:
+        """Whether another seed of the study means other weights, and not only other samples."""
+        ...
+
+    def rules(self, limits: Limits) -> Rules:
+        """The rules of an episode. Raises `ConfigError` if its contexts could outgrow the model."""
+        ...
+
+    def fingerprint(self, seed: int) -> str:
+        """Changes whenever weights, codec or sampling change: what was played is kept under it."""
+        ...
+
+    def load(self, seed: int) -> LoadedPolicy: ...
+
+
+def digest(*parts: object) -> str:
+    """The same 32 hexadecimal digits for equal JSON values, on every machine."""
+    text = json.dumps(parts, sort_keys=True, ensure_ascii=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+# Models
+
+
+@dataclass(frozen=True)
+class ModelPolicy:
+    """A model in this process, or in vLLM's.
+
+    Attributes:
+        folder: what a run wrote, as `runs/quick/delegating/seed0/model`; `{seed}` in it is the study's seed. Empty: the
+            initial weights of `model`.
+        model, sampler: as in a training config. By default those of the run that the folder belongs to; without a run
+            the sampler is `transformers`.
+    """
+
+    folder: str = ""
+    model: PlugIn | None = None
+    sampler: PlugIn | None = None
+
+    def __post_init__(self) -> None:
+        if not self.folder and self.model is None:
+            raise ConfigError("a policy needs a folder that a run wrote, or model: {name: ..., options: ...}")
+        _ = self._language, self._sampler  # what cannot be built fails here
+
+    @property
+    def seeded(self) -> bool:
+        # Initial weights may be drawn by the seed.
+        return SEED in self.folder if self.folder else self._language.checkpoint is None
+
+    def rules(self, limits: Limits) -> Rules:
+        return self._language.rules(limits)
+
+    def fingerprint(self, seed: int) -> str:
+        language, folder = self._language, self._weights(seed)
+        weights = _files_digest(folder) if folder is not None else language.checkpoint or seed
+        return digest(asdict(self._model), weights, _codec_digest(language), asdict(self._sampler_spec))
+
+    def load(self, seed: int) -> LoadedModel:
+        language = self._language
+        folder = Path(self.folder.replace(SEED, str(seed))) if self.folder else None
+        model = language.load(seed, folder)
+        sampler = self._sampler.start(language, model)
+        sampler.sync(model, 0)
+        return LoadedModel(language, sampler)
+
+    def _weights(self, seed: int) -> Path | None:
+        """The folder that the weights are read from, `None` for those from the hub or a seed."""
+        if self.folder:
+            folder = Path(self.folder.replace(SEED, str(seed)))
+            if not folder.is_dir():
+                raise ConfigError(
+                    f"the folder {folder} does not exist; train first (selfcest train), or name a model folder that "
+                    "a run wrote"
+                )
+            return folder
+        checkpoint = self._language.checkpoint
+        return Path(checkpoint) if checkpoint is not None and Path(checkpoint).is_dir() else None
+
+    @cached_property
+    def _run(self) -> RunConfig:
+        """The config of the run that the folder belongs to."""
+        file = run_file(Path(self.folder))
+        if not file.is_file():
+            raise ConfigError(
+                f"folder is {self.folder}, and there is no {file} that says which model it is; train first, "
+                "name a model folder that a run wrote, or give policy.options.model"
+            )
+        return load_config(file)
+
+    def trained_on(self) -> dict[str, PlugIn]:
+        """The task families that the folder's run has trained its arm on; none if no run is known."""
+        file, arm = run_file(Path(self.folder)), arm_of(Path(self.folder))
+        if not self.folder or not file.is_file():
+            return {}
+        run = load_config(file)
+        return {name: run.tasks[name] for name in run.arms[arm].families} if arm in run.arms else {}
+
+    @property
+    def _model(self) -> PlugIn:
+        return self._run.model if self.model is None else self.model
+
+    @property
+    def _sampler_spec(self) -> PlugIn:
+        if self.sampler is None:
+            return self._run.sampler if self.model is None else PlugIn("transformers")
+        return self.sampler
+
+    @cached_property
+    def _language(self) -> Language:
+        return language_of(self._model)
+
+    @cached_property
+    def _sampler(self) -> SamplerSpec:
+        return make_sampler(self._sampler_spec.name, self._sampler_spec.options)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A language and its started sampler."""
+
+    language: Language
+    sampler: Sampler
+
+    @property
+    def codec(self) -> Codec:
+        return self.language.codec
+
+    def policy(self, temperature: float) -> Policy:
+        return EnginePolicy(self.sampler.engine, self.codec, SamplingConfig(temperature))
+
+    def close(self) -> None:
+        self.sampler.close()
+
+
+def run_file(folder: Path) -> Path:
+    """Where the config of a model's run is: runs/NAME/config.yaml for runs/NAME/ARM/seedN/model."""
+    return folder.absolute().parent.parent.parent / "config.yaml"
+
+
+def arm_of(folder: Path) -> str:
+    """The arm whose model it is: ARM for runs/NAME/ARM/seedN/model."""
+    return folder.absolute().parent.parent.name
+
+
+def _files_digest(folder: Path) -> str:
+    """Digest of a model's files by name: weights, config and tokenizer."""
+    found = hashlib.blake2b(digest_size=16)
+    for file in sorted(path for path in folder.iterdir() if path.suffix in _MODEL_FILES):
+        with file.open("rb") as stream:
+            found.update(f"{file.name}:{hashlib.file_digest(stream, 'sha256').hexdigest()};".encode())
+    return found.hexdigest()
+
+
+def _codec_digest(language: Language) -> str:
+    """Digest of what the codec makes of every kind of block, so that another template or protocol is noticed."""
+    rules = language.rules(_LEAST)
+    blocks: list[tuple[Iterable[Message], Boundary]] = [
+        *((opening, Boundary.OPENING) for opening in _openings(rules)),
+        ([rules.protocol.replies([Reply("7"), Reply(failure=Fault.OVER_BUDGET)])], Boundary.AFTER_STOP),
+        ([rules.protocol.documents({"B": "07"})], Boundary.AFTER_STOP),
+        ([rules.protocol.fault(Fault.CUT_BY_LENGTH)], Boundary.AFTER_LENGTH),
+    ]
+    return digest([language.codec.encode(tuple(messages), boundary) for messages, boundary in blocks])
+
+
+def _openings(rules: Rules) -> list[tuple[Message, ...]]:
+    """What a clone is told, and a root that may delegate, read, or neither."""
+    task, texts = "[1] + 2?", {"B": "07"}
+    root = Brief(Role.ROOT, task, keys=tuple(texts), total_tokens=64)
+    roots = (replace(root, can_delegate=True), replace(root, can_read=True), replace(root, documents=texts))
+    return [rules.protocol.open(brief) for brief in (rules.clone_brief(1, task, texts, 64), *roots)]
+
+
+# Servers
+
+
+@dataclass(frozen=True)
+class ServerPolicy:
+    """An OpenAI-compatible server that answers with text; its records have no token ids.
+
+    Attributes:
+        server: where it is; see `ServerConfig`.
+        tokenizer: folder or hub id of the chat model that it serves, by whose tokens prompts are priced. Empty: words.
+        weights: a name for what it serves now. Nothing here can see weights change behind one name, so change it then.
+    """
+
+    server: ServerConfig
+    tokenizer: str = ""
+    weights: str = ""
+
+    seeded: bool = field(default=False, init=False)
+
+    def rules(self, limits: Limits) -> Rules:
+        if self._language is not None:
+            return self._language.rules(limits)
+        return Rules(limits, HermesProtocol(), WordCounter())
+
+    def fingerprint(self, seed: int) -> str:
+        server = {"base_url": self.server.base_url, "model": self.server.model, "extra": dict(self.server.extra)}
+        openings = [[message.content for message in opening] for opening in _openings(self.rules(_LEAST))]
+        return digest(server, self.tokenizer, self.weights, openings)
+
+    def load(self, seed: int) -> LoadedServer:
+        return LoadedServer(self.server)
+
+    @cached_property
+    def _language(self) -> ChatLanguage | None:
+        return ChatLanguage(self.tokenizer) if self.tokenizer else None
+
+
+class LoadedServer:
+    """A client per temperature."""
+
+    codec = None
+
+    def __init__(self, server: ServerConfig) -> None:
+        self._server = server
+        self._policies: dict[float, OpenAIPolicy] = {}
+        self._opened = ExitStack()
+
+    def policy(self, temperature: float) -> Policy:
+        if temperature not in self._policies:
+            policy = self._opened.enter_context(OpenAIPolicy(self._server, SamplingConfig(temperature)))
+            self._policies[temperature] = policy
+        return self._policies[temperature]
+
+    def close(self) -> None:
+        self._opened.close()
+
+
+POLICIES: dict[str, str | type] = {"model": ModelPolicy, "server": ServerPolicy}
+
+
+def make_policy(name: str, options: Mapping[str, object], where: str) -> PolicySource:
+    """`model`, `server` or `package.module:Class` with its options. Raises `ConfigError`."""
+    source: PolicySource = build(load(name, POLICIES, what="policy"), options, where=f"{where}.options")
+    if missing := [member for member in ("seeded", "rules", "fingerprint", "load") if not hasattr(source, member)]:
+        raise ConfigError(f"policy '{name}' has no {missing[0]}; expected a class with the members of PolicySource")
+    return source

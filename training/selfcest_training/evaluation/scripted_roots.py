@@ -1,0 +1,158 @@
+"""Arms whose root follows a script, for its first turn or throughout, over clones that the policy plays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+from selfcest_agents.policy import Actor, Policy, PolicyRequest, ScriptedPolicy
+from selfcest_agents.scripted import OracleActor
+from selfcest_env.errors import ConfigError, check_whole
+from selfcest_env.protocol import ProtocolText
+from selfcest_env.record import Generation
+from selfcest_env.tasks.source import ExpertSource
+from selfcest_env.types import CloneRequest, Delegate, FinishReason, Limits, Role, Task, TurnKey
+from selfcest_env.views import Observation
+from selfcest_training.evaluation.arms import Arm, Seat, check_delegation
+from selfcest_training.evaluation.policies import LoadedPolicy
+
+
+class ScriptedRoot:
+    """A policy: the root's first `turns` turns by a script (`None`: all of them), everything else by another policy.
+
+    A script stops where its grant ends, as a sampler does: what lies behind would stand in the model's context and in
+    no account.
+    """
+
+    def __init__(self, script: Actor, loaded: LoadedPolicy, temperature: float, turns: int | None) -> None:
+        self._script, self._policy = ScriptedPolicy(script, loaded.codec), loaded.policy(temperature)
+        self._codec, self._turns = loaded.codec, turns
+        self._grants: dict[TurnKey, int | None] = {}
+
+    def submit(self, requests: Sequence[PolicyRequest]) -> None:
+        scripted = [request for request in requests if self._is_scripted(request.observation)]
+        self._grants.update((request.key, request.observation.max_new_tokens) for request in scripted)
+        others = [request for request in requests if not self._is_scripted(request.observation)]
+        for policy, chosen in ((self._script, scripted), (self._policy, others)):
+            if chosen:
+                policy.submit(chosen)
+
+    def poll(self) -> list[tuple[TurnKey, Generation]]:
+        # A server waits for an answer, so what the script has said comes first.
+        said = [(key, self._within(generation, self._grants.pop(key))) for key, generation in self._script.poll()]
+        return said or self._policy.poll()
+
+    def _within(self, generation: Generation, grant: int | None) -> Generation:
+        if self._codec is None or grant is None or len(generation.token_ids) <= grant:
+            return generation
+        ids = generation.token_ids[:grant]
+        cut = replace(generation, token_ids=ids, behavior_logprobs=generation.behavior_logprobs[:grant])
+        return replace(cut, text=self._codec.decode(ids), finish_reason=FinishReason.LENGTH)
+
+    def _is_scripted(self, observation: Observation) -> bool:
+        return observation.role is Role.ROOT and (self._turns is None or observation.turn < self._turns)
+
+
+class Split(Protocol):
+    """How a task is handed out to clones."""
+
+    def requests(self, text: str, keys: Sequence[str]) -> tuple[CloneRequest, ...]: ...
+
+
+@dataclass(frozen=True)
+class OneCall:
+    """An `Actor` that hands its task out."""
+
+    split: Split
+    protocol: ProtocolText
+
+    def act(self, observation: Observation, rng: np.random.Generator) -> str:
+        return self.protocol.render(Delegate(self.split.requests(observation.brief.text, observation.brief.keys)))
+
+
+@dataclass(frozen=True)
+class ForkJoin(Arm):
+    """The root's first turn is a scripted call; then the policy, as the root, makes an answer of the replies."""
+
+    def requests(self, text: str, keys: Sequence[str]) -> tuple[CloneRequest, ...]:
+        """The scripted call: one request per clone."""
+        raise NotImplementedError(f"{type(self).__name__} has no requests(text, keys)")
+
+    def limits(self, limits: Limits, task: Task) -> Limits:
+        clones = len(self.requests(task.prompt, tuple(task.context)))
+        # Just so many, that the policy as the root joins and calls nobody else.
+        return replace(limits, max_depth=1, max_clones=clones, max_clones_per_call=clones, max_reads=0)
+
+    def check(self, seat: Seat) -> None:
+        check_delegation(seat.limits, 1)
+
+    def players(self, seat: Seat, loaded: LoadedPolicy) -> Policy:
+        script: Actor = OneCall(self, seat.policy.rules(seat.limits).protocol)
+        return ScriptedRoot(script, loaded, seat.temperature, turns=1)
+
+
+@dataclass(frozen=True)
+class SpawnJoin(ForkJoin):
+    """A fixed number of parallel threads on the same question, each with all documents, after Adaptive Parallel
+    Reasoning (arXiv 2504.15466) without its learned choice of when to fork.
+
+    Attributes:
+        threads: how many.
+    """
+
+    threads: int = 4
+
+    def __post_init__(self) -> None:
+        check_whole("threads", self.threads, 1, 2**31)
+
+    def requests(self, text: str, keys: Sequence[str]) -> tuple[CloneRequest, ...]:
+        return (CloneRequest(text, tuple(keys)),) * self.threads
+
+    def check(self, seat: Seat) -> None:
+        check_delegation(seat.limits, self.threads)
+        if self.threads > 1 and seat.temperature == 0:
+            raise ConfigError("temperature is 0, so all threads would be equal; set the arm's temperature above 0")
+
+
+@dataclass(frozen=True)
+class MapReduce(ForkJoin):
+    """Every document goes to a clone with the question; a task without documents goes to one clone.
+
+    As the fan-out is the number of documents, `max_clones` and `max_clones_per_call` do not bound it; tokens do.
+
+    Attributes:
+        documents_per_clone: how many documents one clone is given.
+    """
+
+    documents_per_clone: int = 1
+
+    def __post_init__(self) -> None:
+        check_whole("documents_per_clone", self.documents_per_clone, 1, 2**31)
+
+    def requests(self, text: str, keys: Sequence[str]) -> tuple[CloneRequest, ...]:
+        size = self.documents_per_clone
+        shares = [tuple(keys[start : start + size]) for start in range(0, len(keys), size)] or [()]
+        return tuple(CloneRequest(text, share) for share in shares)
+
+
+@dataclass(frozen=True)
+class OracleDecomposition(Arm):
+    """The source's expert plays the root, the policy its clones: what it could do if it knew how to delegate."""
+
+    oracle: ClassVar[bool] = True
+    uses_expert: ClassVar[bool] = True
+
+    def check(self, seat: Seat) -> None:
+        check_delegation(seat.limits, 1)
+        if not isinstance(seat.source, ExpertSource):
+            raise ConfigError(
+                f"{type(seat.source).__name__} has no expert to play the root; name the families that have one in the "
+                "arm's families"
+            )
+
+    def players(self, seat: Seat, loaded: LoadedPolicy) -> Policy:
+        script: Actor = OracleActor(seat.source, seat.policy.rules(seat.limits).protocol)
+        return ScriptedRoot(script, loaded, seat.temperature, turns=None)

@@ -1,0 +1,105 @@
+"""A study's memory: what has been played, found again by what it follows from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, Any
+
+from selfcest_env.errors import RecordError
+from selfcest_training.evaluation.results import Place, Result, at_place, read_result, write_result
+
+
+class Store:
+    """Two files. `played.jsonl` grows while a study plays; `results.jsonl` is the finished study, in its own order.
+
+    What was played and is no part of the study any more stays in `played.jsonl`, so an option that is changed and
+    changed back plays nothing twice. A line cut off by a kill is dropped; any other broken line is a `RecordError`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._results, self._played = folder / "results.jsonl", folder / "played.jsonl"
+        self._offset_of: dict[str, int] = {}
+        self._offset_of_episodes: dict[str, int] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+        self._load()
+        if self._results.exists():  # while a study plays its results are no whole
+            with self._played.open("ab") as file:
+                file.write(self._results.read_bytes())
+                _flush(file)
+            self._results.unlink()
+            self._load()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._offset_of
+
+    def find_episodes(self, played: str) -> Result | None:
+        """A whole result with episodes that were played like this, whoever's it was."""
+        offset = self._offset_of_episodes.get(played)
+        return None if offset is None else read_result(self._line(offset))
+
+    def add(self, results: Iterable[Result]) -> None:
+        """Append; when it returns, a kill cannot lose them."""
+        results = list(results)
+        if not results:
+            return
+        with self._played.open("ab") as file:
+            for result in results:
+                self._offset_of[result.key] = self._offset_of_episodes[result.played] = file.tell()
+                file.write(write_result(result).encode())
+            _flush(file)
+
+    def finish(self, order: Iterable[tuple[str, Place]]) -> Path:
+        """Write `results.jsonl`: the results with these keys, at these places. Returns its path."""
+        partial, kept = self._results.with_suffix(".partial"), set[str]()
+        with partial.open("w", encoding="utf-8") as file:
+            for key, place in order:
+                file.write(at_place(self._line(self._offset_of[key]), place))
+                kept.add(key)
+            _flush(file)
+        partial.rename(self._results)
+        self._forget(kept)
+        return self._results
+
+    def _forget(self, kept: set[str]) -> None:
+        """Leave in `played.jsonl` what `results.jsonl` does not have."""
+        partial = self._played.with_suffix(".partial")
+        with partial.open("w", encoding="utf-8") as file:
+            for offset in (offset for key, offset in self._offset_of.items() if key not in kept):
+                file.write(self._line(offset))
+            _flush(file)
+            empty = file.tell() == 0
+        if empty:
+            partial.unlink()
+            self._played.unlink()
+        else:
+            partial.rename(self._played)
+
+    def _load(self) -> None:
+        if not self._played.exists():
+            return
+        offset = number = 0
+        with self._played.open("rb") as file:
+            for line in file:
+                number += 1
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    result = read_result(line.decode(), whole=False)
+                except RecordError as error:
+                    raise RecordError(f"{self._played}, line {number}: {error}; remove the line") from error
+                self._offset_of[result.key] = self._offset_of_episodes[result.played] = offset
+                offset += len(line)
+        os.truncate(self._played, offset)
+
+    def _line(self, offset: int) -> str:
+        with self._played.open("rb") as file:
+            file.seek(offset)
+            return file.readline().decode()
+
+
+def _flush(file: IO[Any]) -> None:
+    """To the disk, not only to the system."""
+    file.flush()
+    os.fsync(file.fileno())

@@ -1,0 +1,35 @@
+"""Task families of a config, and the parts that training and evaluation keep apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from selfcest_env.errors import ConfigError
+from selfcest_env.plugin import PlugIn
+from selfcest_env.tasks import TaskSource, make_source
+from selfcest_env.tasks.splits import HashedSplit
+
+TEST_FRACTION = 0.2  # of all instances, by the hash of their content; the same for every family and size
+
+
+def make_families(tasks: Mapping[str, PlugIn], part: str) -> dict[str, TaskSource]:
+    """Task sources by family name, restricted to the training or the test part of their instances."""
+    return {name: split(spec, part) for name, spec in tasks.items()}
+
+
+def split(spec: PlugIn, part: str, changes: Mapping[str, Any] | None = None) -> HashedSplit:
+    """The training or the test part of a source, with some of its options changed."""
+    source = make_source(spec.name, **{**spec.options, **(changes or {})})
+    return HashedSplit(source, part, TEST_FRACTION)
+
+
+def draw_family(weights: Mapping[str, float], rng: np.random.Generator) -> str:
+    """A name, drawn by weight."""
+    names = [name for name, weight in weights.items() if weight > 0]
+    if not names:
+        raise ConfigError(f"no family has a weight above 0: {dict(weights)}")
+    shares = np.array([weights[name] for name in names], dtype=float)
+    return names[int(rng.choice(len(names), p=shares / shares.sum()))]

@@ -1,0 +1,1 @@
+"""From credited episodes to one optimiser step: samples, rows, log-probs, losses."""

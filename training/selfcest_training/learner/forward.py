@@ -1,0 +1,181 @@
+"""The learner's forward pass: log-probs of the ids that train, and never more logits than a chunk of them has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from selfcest_env.errors import ConfigError
+from selfcest_training.learner.batch import RowLayout, TokenBatch
+from selfcest_training.learner.losses import chosen_logprobs
+
+
+class Precision(StrEnum):
+    """What the layers compute in. Weights, gradients, optimiser and log-softmax are float32 in both."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+@dataclass(frozen=True)
+class ForwardOptions:
+    """Speed and memory of the learner. None of them but `autocast` changes a gradient by more than rounding.
+
+    Attributes:
+        autocast: what the layers compute in.
+        logit_chunk: positions whose logits exist at a time; the backward pass makes them again. 0: the logits of all
+            positions that train, made once and kept.
+        gradient_checkpointing: keep what enters each layer only; the backward pass computes the layers again.
+        compile: `torch.compile`; minutes at first, and once more for a new kind of rows.
+    """
+
+    autocast: Precision = Precision.FLOAT32
+    logit_chunk: int = 256
+    gradient_checkpointing: bool = False
+    compile: bool = False
+
+    def __post_init__(self) -> None:
+        if self.autocast not in list(Precision):
+            raise ConfigError(f"forward.autocast is {self.autocast!r}; expected one of {', '.join(Precision)}")
+        if not self.logit_chunk >= 0:
+            raise ConfigError(
+                f"forward.logit_chunk is {self.logit_chunk!r}; expected a number of positions >= 0 (0: all at once)"
+            )
+
+    @property
+    def exact(self) -> bool:
+        """Whether log-probs are those of float32, up to rounding."""
+        return self.autocast == Precision.FLOAT32
+
+
+class Forward:
+    """A model and how it is computed. The model stays in evaluation mode: log-probs must be those of the sampler.
+
+    Args:
+        model: a causal language model of transformers, or such a model with adapters of peft.
+        options: see there.
+
+    Raises:
+        ConfigError: the model's logits are more than its output layer gives, so that they cannot be made in chunks; it
+            has no layers that can be computed again; its trained weights are half precision.
+    """
+
+    def __init__(self, model: PreTrainedModel, options: ForwardOptions = ForwardOptions()) -> None:
+        _check_weights(model)
+        self.model, self.options = model, options
+        self._layers = _checkpointed_layers(model) if options.gradient_checkpointing else []
+        trunk: Any = model
+        if options.logit_chunk:
+            trunk, self._head = _parts(model)
+            _check_head(model, options)
+        self._trunk: Callable[..., Any] = torch.compile(trunk) if options.compile else trunk
+
+    def logprobs(self, batch: TokenBatch) -> Tensor:
+        """[B, T] float32 log-prob of each id at its temperature where `loss_mask` is True; 0 elsewhere.
+
+        float64 if the model is. An id that nothing precedes has 0.
+        """
+        trained = batch.loss_mask[:, 1:]
+        layout = batch.layout or RowLayout(batch.token_ids, None, None, trained.nonzero().T)
+        ids, temperature = batch.token_ids[:, 1:][trained], batch.temperature[:, 1:][trained]
+        with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self._half), self._computed_again():
+            chosen = self._chosen(layout, ids, temperature)
+        return F.pad(chosen.new_zeros(trained.shape).masked_scatter(trained, chosen), (1, 0))
+
+    def _chosen(self, layout: RowLayout, ids: Tensor, temperature: Tensor) -> Tensor:
+        """[M] log-probs of the ids that train."""
+        given = {"attention_mask": self._mask(layout), "position_ids": layout.positions}
+        run = partial(self._trunk, input_ids=layout.token_ids, **given, use_cache=False)
+        rows, columns = layout.sources
+        if not self.options.logit_chunk:
+            kept, columns = torch.unique(columns, return_inverse=True)
+            logits = run(logits_to_keep=kept).logits
+            if logits.shape[1] != len(kept):
+                raise ConfigError(
+                    f"forward.logit_chunk is 0 and {type(self.model).__name__} gives the logits of all positions, "
+                    "whatever is asked for; set forward.logit_chunk to 256"
+                )
+            return chosen_logprobs(logits[rows, columns], ids, temperature)
+        hidden = run().last_hidden_state[rows, columns]
+        chunks = zip(*(values.split(self.options.logit_chunk) for values in (hidden, ids, temperature)), strict=True)
+        again = partial(checkpoint, self._chunk, use_reentrant=False, preserve_rng_state=False)
+        return torch.cat([again(*chunk) for chunk in chunks])
+
+    def _chunk(self, hidden: Tensor, ids: Tensor, temperature: Tensor) -> Tensor:
+        return chosen_logprobs(self._head(hidden), ids, temperature)
+
+    def _mask(self, layout: RowLayout) -> Tensor | None:
+        """Additive, because eager attention adds whatever it is given: True would be + 1."""
+        if layout.visible is None:
+            return None
+        # In the dtype of the queries, or every layer would keep its own copy; autocast leaves float64 alone.
+        dtype = torch.bfloat16 if self._half and self.model.dtype == torch.float32 else self.model.dtype
+        mask = torch.zeros(layout.visible.shape, dtype=dtype, device=layout.visible.device)
+        return mask.masked_fill_(~layout.visible, float("-inf"))[:, None]
+
+    @property
+    def _half(self) -> bool:
+        return self.options.autocast == Precision.BFLOAT16
+
+    @contextmanager
+    def _computed_again(self) -> Iterator[None]:
+        """Layers are checkpointed in training mode alone; theirs is set, that of what drops out within them is not."""
+        for layer in self._layers:
+            layer.training = True
+        try:
+            yield
+        finally:
+            for layer in self._layers:
+                layer.training = False
+
+
+def _check_weights(model: PreTrainedModel) -> None:
+    for name, weight in model.named_parameters():
+        if weight.requires_grad and weight.dtype in (torch.bfloat16, torch.float16):
+            raise ConfigError(
+                f"{name} trains and is {str(weight.dtype).removeprefix('torch.')}, in which small steps are lost; load "
+                "the model in float32 and set forward.autocast to 'bfloat16'"
+            )
+
+
+def _parts(model: Any) -> tuple[Any, Any]:
+    """The model without its output layer, and that layer; `None` if it has none."""
+    return model.get_decoder(), model.get_output_embeddings()
+
+
+@torch.no_grad()
+def _check_head(model: PreTrainedModel, options: ForwardOptions) -> None:
+    """Two ids tell: on the same hidden states, the model's logits are its output layer's, bit for bit."""
+    ids = torch.tensor([[0, 1]], device=model.device)
+    trunk, head = _parts(model)
+    if head is not None:
+        expected = model(input_ids=ids, use_cache=False).logits
+        found = head(trunk(input_ids=ids, use_cache=False).last_hidden_state)
+        if torch.equal(found.to(expected.dtype), expected):
+            return
+    raise ConfigError(
+        f"forward.logit_chunk is {options.logit_chunk} and the logits of {type(model).__name__} are not what its "
+        "output layer gives (some models scale or cap them); set forward.logit_chunk to 0"
+    )
+
+
+def _checkpointed_layers(model: PreTrainedModel) -> list[GradientCheckpointingLayer]:
+    layers = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(
+            f"forward.gradient_checkpointing is true and {type(model).__name__} has no layers that transformers can "
+            "compute again; set it to false"
+        )
+    model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
+    return layers

@@ -1,0 +1,58 @@
+"""`clipped`: PPO's pessimistic surrogate, by token or by sequence, with an optional cap on the other side.
+
+    loss = -min(min(rho, delta) A, clip(rho, 1 - clip_low, 1 + clip_high) A)
+
+Sources: Schulman et al. 2017 (arXiv 1707.06347), eq. 7; unequal bounds, DAPO (arXiv 2503.14476); `delta`, two-sided
+clipping of INTELLECT-2 (arXiv 2505.07291); `level: sequence`, GSPO (arXiv 2507.18071), where rho of every token is
+the geometric mean over the sample. On policy rho is 1 and the gradient is that of REINFORCE, -A grad logprobs (by
+sequence with the mean of the sample's advantages for A). With both bounds infinite nothing is clipped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from selfcest_env.errors import ConfigError
+from selfcest_training.learner.losses.functions import trained_sum
+
+
+@dataclass(frozen=True)
+class Clipped:
+    """Options.
+
+    Attributes:
+        clip_low, clip_high: rho has a gradient down to 1 - clip_low (A < 0) and up to 1 + clip_high (A > 0).
+        delta: a cap on rho where A < 0, which nothing else bounds from above; null for none.
+        level: what rho belongs to, a `token` or the whole `sequence` (a sample: one agent's context).
+    """
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    delta: float | None = None
+    level: Literal["token", "sequence"] = "token"
+
+    def __post_init__(self) -> None:
+        for name in ("clip_low", "clip_high"):
+            value = getattr(self, name)
+            if not value >= 0:  # as every comparison with NaN
+                raise ConfigError(f"{name} is {value!r}; expected a number >= 0 (.inf: no clipping)")
+        if self.delta is not None and not self.delta > 1 + self.clip_high:
+            raise ConfigError(
+                f"delta is {self.delta!r}; expected a number > 1 + clip_high = {1 + self.clip_high}, or null for no cap"
+            )
+        if self.level not in ("token", "sequence"):
+            raise ConfigError(f"level is {self.level!r}; expected 'token' or 'sequence'")
+
+    def __call__(self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, loss_mask: Tensor) -> Tensor:
+        log_ratio = logprobs - old_logprobs
+        if self.level == "sequence":
+            count = loss_mask.sum(-1, keepdim=True).clamp(min=1)
+            log_ratio = (trained_sum(log_ratio, loss_mask) / count).expand_as(log_ratio)
+        ratio = torch.exp(log_ratio)
+        capped = ratio if self.delta is None else ratio.clamp(max=self.delta)
+        clipped = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
+        return -torch.minimum(capped * advantages, clipped * advantages)

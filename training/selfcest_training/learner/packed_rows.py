@@ -1,0 +1,70 @@
+"""Packed rows: samples one after another, for attention kernels that take the lengths of what a row holds.
+
+transformers tells contexts in a row apart by their positions, which begin again at 0: its flash attention gets their
+lengths, flex attention a mask in blocks. `sdpa` and `eager` get a dense mask, exact but work quadratic in the row.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from selfcest_env.errors import ConfigError
+from selfcest_training.learner.batch import RowLayout, Sample, TokenBatch, collate
+
+DENSE = ("eager", "sdpa")
+SPARSE = ("flash_attention_2", "flash_attention_3", "flex_attention")
+
+
+def packed(samples: Sequence[Sample], max_tokens: int) -> Iterator[list[Sample]]:
+    """Cut samples, in their order, into rows of at most `max_tokens` ids (or a single sample)."""
+    row: list[Sample] = []
+    for sample in samples:
+        if row and sum(map(len, row)) + len(sample) > max_tokens:
+            yield row
+            row = []
+        row.append(sample)
+    if row:
+        yield row
+
+
+def collate_packed(samples: Sequence[Sample], pad_id: int) -> TokenBatch:
+    """The batch of these samples, computed in a single row."""
+    starts = np.cumsum([0, *map(len, samples)])
+    trained = [np.flatnonzero(sample.loss_mask[1:]) + start for sample, start in zip(samples, starts, strict=False)]
+    columns = np.concatenate(trained)
+    layout = RowLayout(
+        token_ids=torch.from_numpy(np.concatenate([sample.token_ids for sample in samples]))[None],
+        positions=torch.from_numpy(np.concatenate([np.arange(len(sample)) for sample in samples]))[None],
+        visible=None,
+        sources=torch.from_numpy(np.stack([np.zeros_like(columns), columns])),
+    )
+    return replace(collate(samples, pad_id), layout=layout)
+
+
+def check_packed(model: str, attention: str, layers: Set[str]) -> None:
+    """Warn of a dense mask.
+
+    Raises:
+        ConfigError: transformers would not keep the contexts of a row apart in these layers or with this attention.
+    """
+    if other := layers - {"full_attention", "sliding_attention"}:
+        raise ConfigError(
+            f"rows is 'packed' and {model} has layers of {', '.join(sorted(other))}, whose state runs from one context "
+            "of a row into the next; set rows to 'bucketed'"
+        )
+    if attention not in (*DENSE, *SPARSE):
+        raise ConfigError(
+            f"rows is 'packed' and the model's attention is '{attention}'; load the model with attn_implementation "
+            f"{', '.join(SPARSE)}, or set rows to 'bucketed'"
+        )
+    if attention in DENSE:
+        warnings.warn(
+            f"rows is 'packed' and the model's attention '{attention}' masks a row densely, slower than padding; load "
+            f"the model with attn_implementation {' or '.join(SPARSE)} on a GPU, or set rows to 'bucketed'",
+            stacklevel=2,
+        )

@@ -1,0 +1,169 @@
+"""Shared-prefix tree rows: what several samples begin with is computed once, and each continuation attends to it.
+
+The episodes of a group share their prompt, clones their system prompt, a replay the context before it branches. Sorted
+by their ids, samples that share a prefix are neighbours, and what a sample shares with the one before it is the longest
+prefix that it shares with any before: a row is a trie of contexts laid out in that order, and needs no other structure.
+
+Gradients equal those of padded rows up to rounding: a token sees its own context and nothing else, at the positions it
+would have alone, and every sample keeps its own credit even where tokens are shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import pairwise
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from selfcest_env.errors import ConfigError
+from selfcest_training.learner.batch import RowLayout, Sample, TokenBatch, bucketed, collate
+from selfcest_training.learner.packed_rows import DENSE, check_packed, collate_packed, packed
+
+
+class Rows(StrEnum):
+    """How samples become rows.
+
+    BUCKETED: a row per sample, rows of similar length together, padded.
+    TREE: samples that share enough of a prefix in one row; bucketed where nothing is shared.
+    PACKED: samples one after another in one row, without padding; for attention that knows where each begins.
+    """
+
+    BUCKETED = "bucketed"
+    TREE = "tree"
+    PACKED = "packed"
+
+
+@dataclass(frozen=True)
+class TreeRow:
+    """Samples laid out in one row, shared prefixes once. `len` is the number of ids to compute.
+
+    Attributes:
+        samples: in order of their token ids.
+        shared: leading ids that each sample shares with the one before it; 0 for the first.
+
+    Example: contexts [1 2 10], [1 2 10 5], [1 2 11] have shared (0, 3, 2); the row is [1 2 10 5 11], its paths
+        [0 1 2], [0 1 2 3], [0 1 4].
+    """
+
+    samples: tuple[Sample, ...]
+    shared: tuple[int, ...]
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample]) -> TreeRow:
+        """A row of these samples, which must be sorted by their token ids."""
+        return cls(tuple(samples), (0, *(_common_prefix(before, after) for before, after in pairwise(samples))))
+
+    def __len__(self) -> int:
+        return sum(map(len, self.samples)) - sum(self.shared)
+
+    def paths(self) -> Iterator[np.ndarray]:
+        """Per sample, [T] columns of its tokens in the row."""
+        path, width = np.empty(0, dtype=np.int64), 0
+        for sample, shared in zip(self.samples, self.shared, strict=True):
+            new = len(sample) - shared
+            path = np.concatenate([path[:shared], np.arange(width, width + new)])
+            width += new
+            yield path
+
+
+def tree_rows(samples: Sequence[Sample], *, max_tokens: int, hidden_size: int) -> list[TreeRow]:
+    """Samples in rows of at most `max_tokens` ids (or a single sample), joined where that is less work than apart.
+
+    A row's attention is dense, so a long row of samples that share only a few ids would cost more than it saves. Work
+    is estimated for a Llama of width `hidden_size`: see `_work`.
+    """
+    rows: list[list[Sample]] = []
+    size = 0
+    for sample in sorted(samples, key=lambda sample: sample.token_ids.tolist()):
+        joined = size + len(sample) - (_common_prefix(rows[-1][-1], sample) if rows else 0)
+        apart = _work(size, hidden_size) + _work(len(sample), hidden_size)
+        if rows and joined <= max_tokens and _work(joined, hidden_size) < apart:
+            rows[-1].append(sample)
+            size = joined
+        else:
+            rows.append([sample])
+            size = len(sample)
+    return [TreeRow.of(row) for row in rows]
+
+
+def _work(num_tokens: int, hidden_size: int) -> int:
+    """Of a row, in units of 4 x hidden_size operations per layer.
+
+    A token's linear maps take about 24 hidden_size^2 operations and its attention 4 hidden_size per id of the row.
+    """
+    return num_tokens * (6 * hidden_size + num_tokens)
+
+
+def _common_prefix(first: Sample, second: Sample) -> int:
+    length = min(len(first), len(second))
+    differ = np.flatnonzero(first.token_ids[:length] != second.token_ids[:length])
+    return int(differ[0]) if len(differ) else length
+
+
+def micro_batches(
+    samples: Sequence[Sample], rows: Rows, *, max_tokens: int, pad_id: int, hidden_size: int
+) -> Iterator[TokenBatch]:
+    """Every sample once, in batches of at most `max_tokens` padded ids (or a single row)."""
+    alone = samples
+    if rows == Rows.PACKED:
+        yield from (collate_packed(row, pad_id) for row in packed(samples, max_tokens))
+        return
+    if rows == Rows.TREE:
+        trees = tree_rows(samples, max_tokens=max_tokens, hidden_size=hidden_size)
+        alone = [tree.samples[0] for tree in trees if len(tree.samples) == 1]
+        for bucket in bucketed([tree for tree in trees if len(tree.samples) > 1], max_tokens):
+            yield collate_trees(bucket, pad_id)
+    for samples_alike in bucketed(alone, max_tokens):
+        yield collate(samples_alike, pad_id)
+
+
+def collate_trees(rows: Sequence[TreeRow], pad_id: int) -> TokenBatch:
+    """The batch of all the rows' samples, with the layout in which the model computes them."""
+    longest = max(map(len, rows))
+    token_ids = np.full((len(rows), longest), pad_id, dtype=np.int64)
+    positions = np.zeros_like(token_ids)
+    # Pads see themselves: a softmax over nothing is NaN.
+    visible = np.broadcast_to(np.eye(longest, dtype=bool), (len(rows), longest, longest)).copy()
+    sources = []
+    for i, row in enumerate(rows):
+        for sample, shared, path in zip(row.samples, row.shared, row.paths(), strict=True):
+            new = path[shared:]
+            token_ids[i, new] = sample.token_ids[shared:]
+            positions[i, new] = np.arange(shared, len(sample))
+            visible[i, new[:, None], path] = np.tri(len(new), len(path), shared, dtype=bool)
+            columns = path[:-1][sample.loss_mask[1:]]
+            sources.append(np.stack([np.full_like(columns, i), columns]))
+    layout = RowLayout(
+        token_ids=torch.from_numpy(token_ids),
+        positions=torch.from_numpy(positions),
+        visible=torch.from_numpy(visible),
+        sources=torch.from_numpy(np.concatenate(sources, axis=1)),
+    )
+    batch = collate([sample for row in rows for sample in row.samples], pad_id)
+    return replace(batch, num_tokens=sum(map(len, rows)), layout=layout)
+
+
+def check_model(model: PreTrainedModel, rows: Rows) -> None:
+    """Raise `ConfigError` if the model's attention would not keep the contexts of such rows apart."""
+    config = model.config.get_text_config()
+    attention = config._attn_implementation
+    layers = set(getattr(config, "layer_types", None) or ["full_attention"])
+    window = getattr(config, "sliding_window", None)
+    if rows == Rows.PACKED:
+        check_packed(type(model).__name__, attention, layers)
+    if rows != Rows.TREE:
+        return
+    if attention not in DENSE:
+        raise ConfigError(
+            f"rows is 'tree' and the model's attention is '{attention}', which takes no dense mask; load the model "
+            "with attn_implementation 'sdpa' or 'eager', or set rows to 'bucketed'"
+        )
+    if window is not None or layers != {"full_attention"}:
+        raise ConfigError(
+            f"rows is 'tree' and the model has layers {', '.join(sorted(layers))} with a sliding window of {window}; "
+            "tree rows need full attention in every layer, so set rows to 'bucketed'"
+        )

@@ -1,0 +1,333 @@
+"""One optimiser step. However many rows a mini-batch has, and however it is cut, it makes exactly one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+from transformers import PreTrainedModel
+
+from selfcest_agents.lora import without_lora
+from selfcest_env.errors import ConfigError, TrainingError
+from selfcest_training.learner.batch import Sample, TokenBatch
+from selfcest_training.learner.forward import Forward, ForwardOptions
+from selfcest_training.learner.losses import BUILTINS, Importance, Loss, kl_to_reference, make_loss, weighted_sum
+from selfcest_training.learner.mismatch import Mismatch, flattened, measure
+from selfcest_training.learner.tree_rows import Rows, check_model, micro_batches
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW. `warmup_steps` rise linearly; `decay_share` is the last share of a run of known length that falls to 0."""
+
+    learning_rate: float = 4e-4
+    warmup_steps: int = 5
+    decay_share: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.95
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        infinity = float("inf")
+        for name, right, expected in (
+            ("learning_rate", 0 < self.learning_rate < infinity, "a finite number > 0, as in 4e-4"),
+            ("warmup_steps", self.warmup_steps >= 0, "a whole number >= 0 (0: full rate at once)"),
+            ("decay_share", 0 <= self.decay_share <= 1, "a share between 0 and 1 (0: no decay)"),
+            ("beta1", 0 <= self.beta1 < 1, "a number >= 0 and < 1, as in 0.9"),
+            ("beta2", 0 <= self.beta2 < 1, "a number >= 0 and < 1, as in 0.95"),
+            ("weight_decay", 0 <= self.weight_decay < infinity, "a finite number >= 0 (0: none)"),
+            ("max_grad_norm", self.max_grad_norm > 0, "a number > 0 (.inf: no clipping)"),
+        ):
+            if not right:  # as every comparison with NaN
+                raise ConfigError(f"optimizer.{name} is {getattr(self, name)!r}; expected {expected}")
+
+    def rate(self, step: int, progress: float) -> float:
+        """Learning rate of step `step` (from 0), at `progress` in [0, 1] of the run."""
+        rate = self.learning_rate * min(1.0, (step + 1) / max(1, self.warmup_steps))
+        if self.decay_share and progress > 1 - self.decay_share:
+            rate *= max(0.02, (1 - progress) / self.decay_share)
+        return rate
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """The policy loss and what stands around it.
+
+    Attributes:
+        name, options: a loss that is built in (`clipped`, `cispo`), installed, or `package.module:Class`.
+        importance: weights for a sampler that is not quite the learner.
+        kl_coefficient: times the KL to the warm start.
+    """
+
+    name: str = "clipped"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    importance: Importance = Importance()
+    kl_coefficient: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.kl_coefficient < float("inf"):
+            raise ConfigError(f"loss.kl_coefficient is {self.kl_coefficient!r}; expected a finite number >= 0")
+        if self.name in BUILTINS:  # anything else is imported where it is used, not where a config is read
+            _ = self.function
+
+    @cached_property
+    def function(self) -> Loss:
+        """The loss. Raises `ConfigError` or `PlugInError` if there is none of this name and options."""
+        return make_loss(self.name, self.options, where="loss.options")
+
+    def reference_point(self, batch: TokenBatch, logprobs: Tensor) -> Tensor:
+        """[B, T] log-probs that the loss takes the ratio against; `logprobs` are the learner's now.
+
+        The sampler's, or with importance weights the learner's own from before the rollout's first update: those of the
+        samples if they were frozen, else those of now.
+        """
+        if not self.importance.on:
+            return batch.behavior_logprobs
+        return logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
+
+    def surrogate(self, batch: TokenBatch, logprobs: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, T] loss of every token with its importance weight, and where the loss has cut its gradient to 0."""
+        old = self.reference_point(batch, logprobs)
+        per_token = self.function(logprobs, old, batch.advantages, batch.loss_mask)
+        if per_token.shape != logprobs.shape:
+            raise TrainingError(
+                f"the loss '{self.name}' returned shape {tuple(per_token.shape)} for log-probs of shape "
+                f"{tuple(logprobs.shape)}; it must return one number per token"
+            )
+        (slope,) = torch.autograd.grad(per_token.sum(), logprobs, retain_graph=True)
+        cut = (slope == 0) & (batch.advantages != 0)
+        weights = self.importance.weights(old, batch.behavior_logprobs, batch.loss_mask)
+        return weights * per_token, cut
+
+
+@dataclass(frozen=True)
+class UpdateMetrics:
+    """Numbers of one optimiser step; means are over the tokens that train.
+
+    Attributes:
+        mean_ratio: of exp(log-prob now - that of the reference point, see `LossConfig.reference_point`).
+        clip_share: share of tokens with an advantage whose gradient the loss has cut to 0.
+        max_logprob_gap, mean_logprob_gap: of |log-prob now - behaviour log-prob|; before the first step on fresh
+            samples this is the difference between sampler and learner.
+        mismatch: of the sampler and the learner as it was before the update, by role and depth; see `measure`.
+        trained_tokens: ids that went through forward and backward, prompts included, padding not; those that
+            samples share in a tree row count once.
+    """
+
+    loss: float
+    grad_norm: float
+    kl: float
+    mean_ratio: float
+    clip_share: float
+    max_logprob_gap: float
+    mean_logprob_gap: float
+    mismatch: Mapping[str, Mismatch]
+    trained_tokens: int
+    num_rows: int
+
+
+@dataclass(frozen=True)
+class ImitationMetrics:
+    """Numbers of one step of the warm start; `trained_tokens` as in `UpdateMetrics`."""
+
+    loss: float
+    trained_tokens: int
+
+
+def mean_metrics(steps: Sequence[UpdateMetrics]) -> dict[str, float]:
+    """Means over the optimiser steps of one rollout, for the log.
+
+    Gaps and mismatch are the first step's, whose learner is the one that the rollout began with; rows are summed.
+    """
+    names = ("loss", "grad_norm", "kl", "mean_ratio", "clip_share")
+    means = {name: sum(getattr(step, name) for step in steps) / len(steps) for name in names}
+    first = steps[0]
+    gaps = {"logprob_gap": first.max_logprob_gap, "mean_logprob_gap": first.mean_logprob_gap}
+    return {**means, **gaps, **flattened(first.mismatch), "rows": float(sum(step.num_rows for step in steps))}
+
+
+# On fresh samples in float32 sampler and learner differ by rounding alone, about 1e-6; anything near this is a bug.
+MAX_LOGPROB_GAP = 1e-2
+# With bfloat16 on either side single tokens differ by up to 0.6, and the mean by up to 0.05 (vLLM on a CPU).
+MEAN_LOGPROB_GAP = 0.25
+
+
+def check_agreement(metrics: UpdateMetrics, exact: bool = True) -> None:
+    """Raise `TrainingError` if the learner's log-probs of fresh samples are not the sampler's.
+
+    `exact`: sampler and learner both compute in float32, so every token must agree; else their mean.
+    """
+    if exact:
+        gap, bound, where = metrics.max_logprob_gap, MAX_LOGPROB_GAP, "in the log-prob of a token"
+    else:
+        gap, bound, where = metrics.mean_logprob_gap, MEAN_LOGPROB_GAP, "in log-prob on average over the tokens"
+    if not gap <= bound:  # as every comparison with NaN
+        raise TrainingError(
+            f"sampler and learner disagree by {gap:.3g} {where}, more than {bound}: the learner does not train on the "
+            "ids, weights or temperature sampled with"
+        )
+
+
+class Learner:
+    """A model and its optimiser.
+
+    Args:
+        model: a causal language model of transformers; shared with the sampler, which sees every step at once.
+        optimizer: AdamW settings.
+        pad_id: any id; pads are never seen.
+        micro_batch_tokens: padded ids in one forward pass.
+        reference: a frozen model for the KL term; with LoRA the model itself, whose adapter is then left out.
+        rows: how samples are laid out.
+        forward: how the models are computed.
+
+    Raises:
+        ConfigError: a model that cannot be computed in such rows or with these options.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        optimizer: OptimizerConfig,
+        *,
+        pad_id: int,
+        micro_batch_tokens: int,
+        reference: PreTrainedModel | None = None,
+        rows: Rows = Rows.BUCKETED,
+        forward: ForwardOptions = ForwardOptions(),
+    ) -> None:
+        check_model(model, rows)
+        self.model, self.config, self.reference = model, optimizer, reference
+        self._forward = Forward(model, forward)
+        self._reference_forward = None if reference is None else Forward(reference, forward)
+        self._pad_id, self._micro_batch_tokens, self._rows = pad_id, micro_batch_tokens, rows
+        self.optimizer = torch.optim.AdamW(
+            [weight for weight in model.parameters() if weight.requires_grad],
+            lr=optimizer.learning_rate,
+            betas=(optimizer.beta1, optimizer.beta2),
+            weight_decay=optimizer.weight_decay,
+            fused=True,  # a tenth of the time on a CPU
+        )
+        self.num_steps = 0
+
+    def freeze(self, minibatches: Sequence[Sequence[Sample]], loss: LossConfig) -> list[Sequence[Sample]]:
+        """The mini-batches of one rollout, ready for one `policy_step` each; to be called before the first.
+
+        With importance weights, samples of later mini-batches get the log-probs of the weights as they are now. The
+        first needs none: its step begins with these weights.
+        """
+        if not loss.importance.on:
+            return list(minibatches)
+        with torch.no_grad():
+            later = [
+                [sample for batch in self.micro_batches(samples) for sample in batch.measured(self.logprobs(batch))]
+                for samples in minibatches[1:]
+            ]
+        return [*minibatches[:1], *later]
+
+    def policy_step(self, samples: Sequence[Sample], loss: LossConfig, progress: float = 0.0) -> UpdateMetrics:
+        """Accumulate the loss's gradient over micro-batches and make one step.
+
+        A mini-batch without a single row to train (every turn excluded) makes no step and says so: `num_rows` is 0.
+        """
+        if loss.kl_coefficient and self.reference is None:
+            raise ConfigError("loss.kl_coefficient is set but there is no reference model to take the KL to")
+        total = _Totals()
+        if not samples:
+            return total.metrics(grad_norm=0.0)
+        for batch in self.micro_batches(samples):
+            logprobs = self.logprobs(batch)
+            per_token, cut = loss.surrogate(batch, logprobs)
+            if loss.kl_coefficient:
+                kl = kl_to_reference(logprobs, self._reference_logprobs(batch))
+                per_token = per_token + loss.kl_coefficient * kl
+                total.kl += float(kl.detach()[batch.loss_mask].sum())
+            objective = weighted_sum(per_token, batch.weights, batch.loss_mask)
+            torch.autograd.backward(objective)
+            total.loss += float(objective.detach())
+            total.add(batch, logprobs.detach(), loss.reference_point(batch, logprobs), cut)
+        return total.metrics(grad_norm=self._step(progress))
+
+    def imitation_step(self, samples: Sequence[Sample], progress: float) -> ImitationMetrics:
+        """One step of cross-entropy on demonstrations, mean over their generated tokens."""
+        count = sum(int(sample.loss_mask.sum()) for sample in samples)
+        loss, computed = 0.0, 0
+        for batch in self.micro_batches(samples):
+            mean = -self.logprobs(batch)[batch.loss_mask].sum() / count
+            torch.autograd.backward(mean)
+            loss += float(mean.detach())
+            computed += batch.num_tokens
+        self._step(progress)
+        return ImitationMetrics(loss, computed)
+
+    def micro_batches(self, samples: Sequence[Sample]) -> Iterator[TokenBatch]:
+        """The batches in which `policy_step` accumulates its gradient."""
+        batches = micro_batches(
+            samples,
+            self._rows,
+            max_tokens=self._micro_batch_tokens,
+            pad_id=self._pad_id,
+            hidden_size=self.model.config.get_text_config().hidden_size,
+        )
+        return (batch.to(self.model.device) for batch in batches)
+
+    def logprobs(self, batch: TokenBatch) -> Tensor:
+        """[B, T] log-probs of the ids that train under the weights being trained, at the sampling temperature."""
+        return self._forward.logprobs(batch)
+
+    def _reference_logprobs(self, batch: TokenBatch) -> Tensor:
+        assert self.reference is not None
+        assert self._reference_forward is not None
+        with torch.no_grad(), without_lora(self.reference):
+            return self._reference_forward.logprobs(batch)
+
+    def _step(self, progress: float) -> float:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.rate(self.num_steps, progress)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
+        if not torch.isfinite(norm):
+            raise TrainingError(f"the gradient norm of step {self.num_steps} is {float(norm)}; lower learning_rate")
+        self.optimizer.step()
+        increment_version(self.model.parameters())  # fused AdamW does not, and a sampler packs what has changed
+        self.optimizer.zero_grad(set_to_none=True)
+        self.num_steps += 1
+        return float(norm)
+
+
+class _Totals:
+    """Sums over the micro-batches of one step."""
+
+    def __init__(self) -> None:
+        self.loss = self.kl = self.ratio = self.cut = self.gap = self.max_gap = 0.0
+        self.tokens = self.computed = 0
+        self.measured: list[Sample] = []
+
+    def add(self, batch: TokenBatch, logprobs: Tensor, old: Tensor, cut: Tensor) -> None:
+        gap = (logprobs - batch.behavior_logprobs)[batch.loss_mask].abs()
+        self.ratio += float((logprobs - old)[batch.loss_mask].exp().sum())
+        self.cut += float(cut[batch.loss_mask].sum())
+        self.gap += float(gap.sum())
+        self.max_gap = max(self.max_gap, float(gap.max()))
+        self.tokens += gap.numel()
+        self.computed += batch.num_tokens
+        self.measured += batch.measured(logprobs) if batch.old_logprobs is None else batch.samples
+
+    def metrics(self, grad_norm: float) -> UpdateMetrics:
+        count = max(1, self.tokens)
+        return UpdateMetrics(
+            loss=self.loss,
+            grad_norm=grad_norm,
+            kl=self.kl / count,
+            mean_ratio=self.ratio / count if self.tokens else 1.0,
+            clip_share=self.cut / count,
+            max_logprob_gap=self.max_gap,
+            mean_logprob_gap=self.gap / count,
+            mismatch=measure(self.measured),
+            trained_tokens=self.computed,
+            num_rows=len(self.measured),
+        )

@@ -1,0 +1,1 @@
+"""A run: configs, jobs, folders, checkpoints, logs."""

@@ -1,0 +1,282 @@
+"""A run: every arm with every seed as a job of its own, two at a time, then the table."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from multiprocessing.queues import Queue
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from transformers.utils.logging import disable_progress_bar
+
+from selfcest_env.errors import ConfigError, SelfcestError
+from selfcest_training.config import RunConfig
+from selfcest_training.config_file import check_writable, dump_config, load_config
+from selfcest_training.evaluation.curves import curve_lines, learning_curves, plot_curves, write_curves
+from selfcest_training.evaluation.evaluate import EpisodeResult, evaluate, evaluation_tasks, read_results
+from selfcest_training.evaluation.run_report import (
+    Results,
+    Row,
+    markdown,
+    plot_frontier,
+    summarise,
+    verdicts,
+    warnings,
+    write_csv,
+)
+from selfcest_training.run.checkpoint import checkpoints, read_state
+from selfcest_training.run.job import Job, JobId
+from selfcest_training.run.shared_warmstart import hand_over, shared_warm_starts
+
+BEFORE, AFTER = "evaluation_before_rl.jsonl", "evaluation.jsonl"
+
+
+@dataclass(frozen=True)
+class Message:
+    """Progress of one job, from its process to the one that draws."""
+
+    job: JobId
+    stage: str
+    share: float
+    line: str
+
+
+_messages: Queue[Message] | None = None
+
+
+def run(config: RunConfig, *, resume: bool, only_warm_start: bool = False, console: Console | None = None) -> list[Row]:
+    """Train and evaluate every arm with every seed, and write the table. Returns its rows.
+
+    Raises:
+        ConfigError: the folder holds another run, or cannot be written, or a plug-in does not load; before any work.
+    """
+    console = console or Console()
+    jobs = [JobId(arm, seed) for seed in config.seeds for arm in config.arms]
+    for arm in config.arms:
+        Job(config, JobId(arm, config.seeds[0]), lambda *_: None)  # whatever cannot be built fails here
+    for cell in config.evaluation.cells:
+        evaluation_tasks(config, cell)  # nor does a cell without enough instances wait for the warm start
+    prepare(config, resume)
+    try:
+        with _progress(console, jobs) as (progress, bars):
+            shared = shared_warm_starts(config)
+            _run_jobs(config, list(shared), True, progress, bars)
+            for leader, followers in shared.items():
+                for follower in followers:
+                    hand_over(config, leader, follower)
+            _run_jobs(config, jobs, only_warm_start, progress, bars)
+    except KeyboardInterrupt:
+        console.print("interrupted; the same command with --resume goes on from the last checkpoint")
+        raise
+    if only_warm_start:
+        return []
+    return write_report(config, console)
+
+
+def prepare(config: RunConfig, resume: bool) -> None:
+    """Make the run's folder and store the config, or check that what is there is the same run."""
+    stored, text = config.folder / "config.yaml", dump_config(config)
+    check_writable(config.folder)
+    if stored.exists():
+        if not resume:
+            raise ConfigError(
+                f"{config.folder} already holds a run; add --resume to go on with it, or set name= to start another"
+            )
+        if stored.read_text(encoding="utf-8") != text:
+            raise ConfigError(
+                f"{stored} differs from this config, so --resume would mix two runs; use the stored file as "
+                "the config, or set name= to start another run"
+            )
+    stored.write_text(text, encoding="utf-8")
+
+
+def _run_jobs(
+    config: RunConfig, jobs: list[JobId], only_warm_start: bool, progress: Progress, bars: dict[JobId, TaskID]
+) -> None:
+    if not jobs:
+        return
+    context = multiprocessing.get_context("spawn")
+    messages: Queue[Message] = context.Queue()
+    # By default one thread each: on two cores a second thread gains less than a second job.
+    os.environ.setdefault("OMP_NUM_THREADS", str(config.threads))
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin starve whoever shares the cores
+    with ProcessPoolExecutor(config.workers, context, _start_worker, (messages, config.threads)) as pool:
+        futures: list[Future[None]] = [pool.submit(_run_job, config, job, only_warm_start) for job in jobs]
+        try:
+            while not all(future.done() for future in futures):
+                _draw(messages, progress, bars, wait=0.2)
+                for future in futures:
+                    if future.done() and future.exception() is not None:
+                        future.result()
+        except BaseException:
+            for process in list((pool._processes or {}).values()):
+                process.terminate()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        for future in futures:
+            future.result()
+        while _draw(messages, progress, bars, wait=0.05):
+            pass
+
+
+def _start_worker(messages: Queue[Message], threads: int) -> None:
+    global _messages
+    _messages = messages
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted, and ends its workers
+    torch.set_num_threads(threads)
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # of loading and saving: ours is the one that counts
+
+
+def _die_with_parent() -> None:
+    """A worker whose parent was killed would go on writing beside the resumed run."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _run_job(config: RunConfig, job_id: JobId, only_warm_start: bool) -> None:
+    try:
+        _play_job(config, job_id, only_warm_start)
+    except SelfcestError as error:
+        error.args = (f"{job_id}: {error}",)
+        raise
+
+
+def _play_job(config: RunConfig, job_id: JobId, only_warm_start: bool) -> None:
+    def report(stage: str, share: float, line: str) -> None:
+        if _messages is not None:
+            _messages.put(Message(job_id, stage, share, line))
+
+    job = Job(config, job_id, report)
+
+    def on_warm() -> None:
+        if job.arm.rl.steps and not only_warm_start:
+            path = job.folder / BEFORE
+            evaluate(job.player, config, path, lambda *args: report("evaluate", *args), only_first_temperature=True)
+
+    with closing(job):
+        job.run(on_warm, only_warm_start)
+        if not only_warm_start:
+            evaluate(job.player, config, job.folder / AFTER, lambda share, line: report("evaluate", share, line))
+    report("done", 1.0, "")
+
+
+def _draw(messages: Queue[Message], progress: Progress, bars: dict[JobId, TaskID], wait: float) -> bool:
+    """Show one message, if one comes in time. Where bars cannot be drawn, print a line at every tenth of a stage."""
+    try:
+        message = messages.get(timeout=wait)
+    except queue.Empty:
+        return False
+    bar = progress.tasks[bars[message.job]]
+    news = message.stage != bar.fields["stage"] or int(message.share * 10) > int(bar.completed * 10)
+    progress.update(bars[message.job], completed=message.share, stage=message.stage, line=message.line)
+    if news and not progress.console.is_terminal:
+        progress.console.print(f"{message.job}: {message.stage} {message.share:.0%} {message.line}", highlight=False)
+    return True
+
+
+@contextmanager
+def _progress(console: Console, jobs: list[JobId]) -> Iterator[tuple[Progress, dict[JobId, TaskID]]]:
+    columns = (
+        TextColumn("{task.description}"),
+        TextColumn("{task.fields[stage]:<10}"),
+        BarColumn(bar_width=24),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[line]}"),
+    )
+    with Progress(*columns, console=console) as progress:
+        yield progress, {job: progress.add_task(str(job), total=1.0, stage="waiting", line="") for job in jobs}
+
+
+def collect(config: RunConfig) -> Results:
+    """Stored results by policy and seed. An arm with RL has two policies: before and after."""
+    found: dict[tuple[str, int], list[EpisodeResult]] = {}
+    for arm, spec in config.arms.items():
+        for seed in config.seeds:
+            folder = config.folder / arm / f"seed{seed}"
+            pairs = [(f"{arm}, before RL", BEFORE), (f"{arm}, after RL", AFTER)] if spec.rl.steps else [(arm, AFTER)]
+            for policy, name in pairs:
+                if (folder / name).exists():
+                    found[policy, seed] = list(read_results(folder / name))
+    return found
+
+
+def write_report(config: RunConfig, console: Console) -> list[Row]:
+    """Table, CSV and plots of what the run's folder holds."""
+    results = collect(config)
+    if not results:
+        raise ConfigError(f"{config.folder} holds no evaluation yet; train first")
+    table = summarise(results)
+    policies = list(dict.fromkeys(row.policy for row in table))
+    delegating = [p for p in policies if config.limits_of(p.split(",")[0]).delegation]
+    baselines = [p for p in policies if p not in delegating]
+    text = markdown(table)
+    sentences = verdicts(results, delegating[-1], baselines) if delegating and baselines else []
+    curves = learning_curves(config)
+    blocks = [sentences, warnings(table, baselines), curve_lines(curves), compute_lines(config)]
+    episodes, seeds = config.evaluation.episodes, len(config.seeds)
+    head = f"{episodes} distinct instances a cell, {seeds} seed(s); ± is a 95 % interval over seeds."
+    report = "\n".join(
+        [head, "", text, *("\n".join([*(f"- {line}" for line in block), ""]) for block in blocks if block)]
+    )
+    (config.folder / "table.md").write_text(report, encoding="utf-8")
+    write_csv(table, config.folder / "results.csv")
+    for cost in ("total_tokens", "critical_path_tokens"):
+        plot_frontier(table, config.folder / f"accuracy_vs_{cost}.png", cost)
+    if curves:
+        write_curves(curves, config.folder / "learning_curves.csv")
+        plot_curves(curves, config.folder / "learning_curves.png")
+    console.print(report, soft_wrap=True, highlight=False, markup=False)
+    console.print(f"written to {config.folder}", highlight=False)
+    return table
+
+
+def report_folder(folder: Path, console: Console) -> list[Row]:
+    """The report of a stored run, wherever its folder has been moved to."""
+    config = load_config(folder / "config.yaml")
+    return write_report(dataclasses.replace(config, output=str(folder.parent), name=folder.name), console)
+
+
+def compute_lines(config: RunConfig) -> list[str]:
+    """What each job used, and how far the arms are apart: the claim that compute was matched."""
+    lines, used = [], dict[int, list[int]]()
+    for arm in config.arms:
+        for seed in config.seeds:
+            found = checkpoints(config.folder / arm / f"seed{seed}" / "checkpoints")
+            if found:
+                state = read_state(found[-1])
+                used.setdefault(seed, []).append(state.compute_tokens)
+                sampled, trained = state.sampled_tokens / 1e6, state.trained_tokens / 1e6
+                lines.append(
+                    f"compute of {arm}/seed{seed}: {state.compute_tokens / 1e6:.2f} M tokens (sampled {sampled:.2f} M "
+                    f"+ 3 x trained {trained:.2f} M), {state.cpu_seconds:.0f} CPU-s"
+                )
+    gaps = [max(values) / min(values) - 1 for values in used.values() if min(values) > 0]
+    if gaps:
+        lines.append(f"largest difference of compute between two arms with the same seed: {max(gaps):.1%}")
+    return lines
+
+
+def default_config() -> Path:
+    """The config of a plain `selfcest train`."""
+    return shipped_config("quick.yaml")
+
+
+def shipped_config(name: str) -> Path:
+    """A config that comes with the project: beside the package in a checkout, inside it in a wheel."""
+    package = Path(__file__).parent.parent
+    places = (package.parent / "configs" / name, package / "configs" / name)
+    return next((place for place in places if place.is_file()), places[0])

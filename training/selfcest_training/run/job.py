@@ -1,0 +1,302 @@
+"""The page that reads like the algorithm: imitate, then roll out, score, credit, update; checkpoint on the way."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from selfcest_agents.language import Language, language_of
+from selfcest_agents.lora import add_lora, merge_lora
+from selfcest_agents.player import Player, group_requests
+from selfcest_agents.samplers import SamplerSpec, make_sampler
+from selfcest_env.errors import ConfigError
+from selfcest_env.record import EpisodeGroup
+from selfcest_env.reward import make_reward
+from selfcest_env.seeding import stream_seed
+from selfcest_training.config import RunConfig, changed_limits
+from selfcest_training.credit import make_assigner
+from selfcest_training.families import draw_family, make_families
+from selfcest_training.learner.batch import build_samples
+from selfcest_training.learner.losses import make_loss
+from selfcest_training.learner.memory import release_memory
+from selfcest_training.learner.update import Learner, UpdateMetrics, check_agreement, mean_metrics
+from selfcest_training.run.checkpoint import TrainState, checkpoints, load_checkpoint, read_state, save_checkpoint
+from selfcest_training.run.metrics import MetricsLog, describe, drop_episodes, log_episodes
+from selfcest_training.stages.ahead import Produced, RolloutsAhead
+from selfcest_training.stages.crediting import credit_step
+from selfcest_training.stages.warmstart import cut_batches, demonstration_pool, phase_at
+
+OnProgress = Callable[[str, float, str], None]  # stage, share done, a line of numbers
+
+
+@dataclass(frozen=True)
+class JobId:
+    """One arm of a run with one seed."""
+
+    arm: str
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.arm}/seed{self.seed}"
+
+
+class Job:
+    """Trains one arm with one seed, in `folder`. Nothing is written before the config has been found right."""
+
+    def __init__(self, config: RunConfig, job_id: JobId, on_progress: OnProgress) -> None:
+        self.config, self.id, self.on_progress = config, job_id, on_progress
+        self.arm = config.arms[job_id.arm]
+        self.folder = config.folder / job_id.arm / f"seed{job_id.seed}"
+        self.language = language_of(config.model)
+        self.sampler_spec = make_sampler(config.sampler.name, config.sampler.options)
+        self.reward = make_reward(config.reward.name, **config.reward.options)
+        check_contexts(config, job_id.arm, self.language, self.sampler_spec)
+        check_policy_lag(config, job_id.arm, self.sampler_spec)
+        self.families = make_families(config.tasks, "train")
+        for name, source in self.families.items():
+            self.reward.check([source.draw(np.random.default_rng(0))], f"tasks.{name}")
+        credit = self.arm.rl.credit
+        self.assigner = make_assigner(credit.name, credit.options, where="rl.credit.options")
+        make_loss(self.arm.rl.loss.name, self.arm.rl.loss.options, where="rl.loss.options")
+        self.state = TrainState()
+        self._clock = time.process_time()
+        self._opened = ExitStack()
+
+    def close(self) -> None:
+        """End the engine; the next job of this process may need what it holds."""
+        self._opened.close()
+
+    # Stages
+
+    def run(self, on_warm: Callable[[], None], only_warm_start: bool = False) -> None:
+        """Warm start, `on_warm`, then RL; from the newest checkpoint if there is one."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        found = checkpoints(self.folder / "checkpoints")
+        self.state = read_state(found[-1]) if found else TrainState()
+        in_rl = self.state.stage == "rl"
+        resume_at = {"warmstart": 1 << 60 if in_rl else self.state.step, "rl": self.state.step if in_rl else 0}
+        self._open()
+        with MetricsLog(self.folder, resume_at) as log:
+            if not in_rl:
+                self._warm_start(found[-1] if found else None, log)
+                merge_lora(self.model)
+                self.language.save(self.model, self.folder / "warmstart_model")
+                self.sampler.sync(self.model, 0)
+                on_warm()
+                self._clock = time.process_time()  # evaluation is no training
+                compute = self.state.compute_tokens
+                self.state = replace(self.state, stage="rl", step=0, num_updates=0, compute_at_rl=compute)
+                self._add_lora()
+            if not only_warm_start:
+                self._reinforce(found[-1] if found and in_rl else None, log)
+                merge_lora(self.model)
+                self.language.save(self.model, self.folder / "model")
+
+    def _open(self) -> None:
+        """Load the model and start its sampler. Every arm starts from the same initial weights for the same seed."""
+        # An adapter of RL belongs to the warm start, which then is the frozen reference as well.
+        base = self.folder / "warmstart_model" if self.config.lora and self.state.stage == "rl" else None
+        self.model = self.language.load(stream_seed("weights", self.id.seed), base)
+        self._add_lora()
+        self.sampler = self.sampler_spec.start(self.language, self.model)
+        self._opened.callback(self.sampler.close)
+        self.player = Player(self.config.limits_of(self.id.arm), self.reward, self.language, self.sampler.engine)
+
+    def _add_lora(self) -> None:
+        if self.config.lora is not None:
+            add_lora(self.model, self.config.lora, stream_seed("lora", self.id.seed, self.state.stage))
+
+    def _learner(self, stage: str, checkpoint: Path | None = None) -> Learner:
+        optimizer = self.arm.warmstart.optimizer if stage == "warmstart" else self.arm.rl.optimizer
+        reference = None
+        if stage == "rl" and self.arm.rl.loss.kl_coefficient:
+            own = self.config.lora is not None  # which has the warm start in it, below the adapter
+            reference = self.model if own else self.language.load(0, self.folder / "warmstart_model")
+        learner = Learner(
+            self.model,
+            optimizer,
+            pad_id=0,
+            micro_batch_tokens=self.config.micro_batch_tokens,
+            reference=reference,
+            rows=self.config.rows,
+            forward=self.config.forward,
+        )
+        if checkpoint is not None:
+            load_checkpoint(checkpoint, self.model, learner.optimizer)
+            learner.num_steps = self.state.num_updates
+        return learner
+
+    def _warm_start(self, checkpoint: Path | None, log: MetricsLog) -> None:
+        config, learner = self.arm.warmstart, self._learner("warmstart", checkpoint)
+        total = sum(phase.tokens for phase in config.phases)
+        while (phase := phase_at(config, self.state.demonstration_tokens)) is not None:
+            pool = self.state.step
+            samples = demonstration_pool(self.player, self.families, phase, self.id.seed, pool, config.pool_tokens)
+            order = np.random.default_rng(stream_seed("order", self.id.seed, pool))
+            losses = []
+            for batch in cut_batches(samples, config.batch_tokens, order):
+                metrics = learner.imitation_step(batch, min(1.0, self.state.demonstration_tokens / total))
+                losses.append(metrics.loss)
+                shown = self.state.demonstration_tokens + sum(map(len, batch))
+                self.state = replace(self.state, demonstration_tokens=shown)
+                self._spend(trained=metrics.trained_tokens)
+            self._tick("warmstart", learner.num_steps)
+            loss = float(np.mean(losses))
+            log.write("warmstart", pool, {"loss": loss, **self._compute()})
+            self.on_progress("warm start", min(1.0, self.state.demonstration_tokens / total), f"loss {loss:.3f}")
+            if self.state.step % self.config.checkpoint_every == 0:
+                self._checkpoint(learner)
+        self._checkpoint(learner)
+
+    def _reinforce(self, checkpoint: Path | None, log: MetricsLog) -> None:
+        config, learner = self.arm.rl, self._learner("rl", checkpoint)
+        drop_episodes(self.folder / "episodes.jsonl", self.state.step)
+        ahead = RolloutsAhead(
+            self._produce, self.sampler, self.model, max_policy_lag=config.max_policy_lag, steps=config.steps
+        )
+        with ahead:
+            while self.state.step < config.steps and not self._budget_spent():
+                produced = ahead.take(self.state.step)
+                self._spend(sampled=produced.sampled_tokens)
+                metrics = self._update(learner, produced)
+                self._tick("rl", learner.num_steps)
+                self._log(log, produced, metrics)
+                if self.state.step % self.config.checkpoint_every == 0:
+                    self._checkpoint(learner)
+        self.sampler.sync(self.model, self.state.step)
+        self._checkpoint(learner)
+
+    # One step of RL
+
+    def _produce(self, step: int) -> Produced:
+        """Roll out and credit; nothing else touches the sampler meanwhile."""
+        groups = self._rollout(step)
+        play = partial(self.player.play_replays, temperature=self.arm.rl.temperature)
+        return Produced(groups, credit_step(self.assigner, groups, play))
+
+    def _rollout(self, step: int) -> list[EpisodeGroup]:
+        config = self.arm.rl
+        rng = np.random.default_rng(stream_seed("tasks", self.id.seed, step))
+        tasks = [self.families[draw_family(config.tasks, rng)].draw(rng) for _ in range(config.tasks_per_step)]
+        seeds = [stream_seed("episode", self.id.seed, step, i) for i in range(len(tasks) * config.group_size)]
+        requests = group_requests(tasks, config.group_size, f"s{step}", seeds)
+        records = self.player.play(requests, config.temperature)
+        size = config.group_size
+        return [EpisodeGroup(task, tuple(records[i * size : (i + 1) * size])) for i, task in enumerate(tasks)]
+
+    def _update(self, learner: Learner, produced: Produced) -> dict[str, float]:
+        """One optimiser step per mini-batch of tasks, and never another."""
+        config, groups, credits = self.arm.rl, produced.groups, produced.credit.credits
+        per_batch = len(groups) // config.minibatches
+        chosen = [slice(start, start + per_batch) for start in range(0, len(groups), per_batch)]
+        batches = [
+            build_samples(groups[c], credits[c], denominator=config.denominator, constant=config.constant_tokens)
+            for c in chosen
+        ]
+        lag, metrics = produced.policy_lag(self.state.step), list[UpdateMetrics]()
+        for samples in learner.freeze(batches, config.loss):
+            metrics.append(learner.policy_step(samples, config.loss, self._share_done()))
+            if len(metrics) == 1 and lag == 0:
+                check_agreement(metrics[0], exact=self._exact)
+            self._spend(trained=metrics[-1].trained_tokens)
+        return {**mean_metrics(metrics), "policy_lag": lag}
+
+    @property
+    def _exact(self) -> bool:
+        """Whether sampler and learner both compute in float32."""
+        return self.sampler.exact and self.config.forward.exact and self.model.dtype == torch.float32
+
+    def _log(self, log: MetricsLog, produced: Produced, metrics: Mapping[str, float]) -> None:
+        groups, credit = produced.groups, produced.credit
+        values = {**describe(groups), **credit.diagnostics(), **metrics, **self._compute()}
+        log.write("rl", self.state.step - 1, values)
+        logged = self.config.log_groups
+        log_episodes(self.folder / "episodes.jsonl", groups[:logged], credit.replayed[:logged])
+        line = f"return {values['return']:.2f}  tokens {values['total_tokens']:.0f}  clones {values['clones']:.1f}"
+        self.on_progress("RL", self._share_done(), line)
+
+    # Accounts and files
+
+    def _spend(self, sampled: int = 0, trained: int = 0) -> None:
+        self.state = replace(
+            self.state,
+            sampled_tokens=self.state.sampled_tokens + sampled,
+            trained_tokens=self.state.trained_tokens + trained,
+        )
+
+    def _tick(self, stage: str, num_updates: int) -> None:
+        release_memory()
+        now = time.process_time()
+        self.state = replace(
+            self.state,
+            stage=stage,
+            step=self.state.step + 1,
+            num_updates=num_updates,
+            cpu_seconds=self.state.cpu_seconds + now - self._clock,
+        )
+        self._clock = now
+
+    def _budget_spent(self) -> bool:
+        compute, sampled = self.config.compute_tokens, self.arm.rl.sampled_tokens
+        over_compute = compute is not None and self.state.compute_tokens >= compute
+        return over_compute or (sampled is not None and self.state.sampled_tokens >= sampled)
+
+    def _share_done(self) -> float:
+        """How much of RL is done, by steps, compute or sampled tokens, whichever ends it first."""
+        budget, start = self.config.compute_tokens, self.state.compute_at_rl
+        share = self.state.step / max(1, self.arm.rl.steps)
+        if budget is not None and budget > start:
+            share = max(share, (self.state.compute_tokens - start) / (budget - start))
+        if self.arm.rl.sampled_tokens is not None:
+            share = max(share, self.state.sampled_tokens / self.arm.rl.sampled_tokens)
+        return min(1.0, share)
+
+    def _compute(self) -> dict[str, float]:
+        state = self.state
+        return {
+            "compute_tokens": state.compute_tokens,
+            "sampled_tokens": state.sampled_tokens,
+            "cpu_seconds": state.cpu_seconds,
+        }
+
+    def _checkpoint(self, learner: Learner) -> None:
+        name = f"{self.state.stage}_{self.state.step:06d}"
+        save_checkpoint(self.folder / "checkpoints", name, self.model, learner.optimizer, self.state)
+
+
+def check_contexts(config: RunConfig, arm: str, language: Language, sampler: SamplerSpec) -> None:
+    """Raise `ConfigError` if a context of the arm, or of a phase of its warm start, could outgrow model or engine."""
+    limits = config.limits_of(arm)
+    longest = min(bound for bound in (limits.context_tokens, limits.total_tokens, math.inf) if bound is not None)
+    if sampler.max_positions is not None and longest > sampler.max_positions:
+        raise ConfigError(
+            f"arms.{arm}: contexts of {longest} tokens could outgrow sampler.options.max_positions = "
+            f"{sampler.max_positions}; raise it, or lower limits.context_tokens"
+        )
+    places = {f"arms.{arm}": limits} | {
+        f"arms.{arm}.warmstart.phases[{i}]": changed_limits(limits, phase.limits, "limits")
+        for i, phase in enumerate(config.arms[arm].warmstart.phases)
+    }
+    for place, limits in places.items():
+        try:
+            language.rules(limits)
+        except ConfigError as error:
+            raise ConfigError(f"{place}: {error}") from error
+
+
+def check_policy_lag(config: RunConfig, arm: str, sampler: SamplerSpec) -> None:
+    """Raise `ConfigError` if rollouts should run ahead with a sampler that sees the learner's weights change."""
+    lag = config.arms[arm].rl.max_policy_lag
+    if lag and sampler.shared and config.lora is None:
+        raise ConfigError(
+            f"arms.{arm}.rl.max_policy_lag is {lag}, but the sampler uses the learner's own weights, which change "
+            "under it; set sampler.options.dtype (as float32), so that it has weights of its own"
+        )

@@ -1,0 +1,103 @@
+"""Rollouts of coming steps while the learner works, with a bound on how old their weights may be.
+
+With `max_policy_lag` 0 a step is rolled out with the weights that it then updates. With a lag of n, step s is rolled
+out with the weights of step s - n, neither older nor younger, in a thread of its own, while the learner is still at
+work on earlier ones; so a run with a lag repeats as one without does. The first steps, and the first after a resume,
+are younger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from selfcest_agents.lora import merged_weights
+from selfcest_agents.samplers import Sampler
+from selfcest_env.record import EpisodeGroup
+from selfcest_training.stages.crediting import StepCredit
+
+
+@dataclass(frozen=True)
+class Produced:
+    """What one step learns from: its episodes and their credit, replays included."""
+
+    groups: list[EpisodeGroup]
+    credit: StepCredit
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Generated tokens of episodes and replays."""
+        episodes = sum(episode.cost.generated_tokens for group in self.groups for episode in group.episodes)
+        return episodes + self.credit.sampled_tokens
+
+    def policy_lag(self, step: int) -> int:
+        """Most updates that separate the weights of a turn from those that step `step` begins with."""
+        turns = (turn for group in self.groups for episode in group.episodes for _, turn in episode.turns())
+        return max((step - turn.generation.policy_version for turn in turns), default=0)
+
+
+class RolloutsAhead:
+    """Produces steps in order, at most `max_policy_lag` ahead of the one that is taken.
+
+    Args:
+        produce: plays a step with whatever weights the sampler has.
+        sampler: what `produce` plays with; with a lag one that has weights of its own.
+        model: the weights being trained. A copy is kept for each step that waits for those before it.
+        max_policy_lag: see above.
+        steps: none at or after this one is produced.
+    """
+
+    def __init__(
+        self,
+        produce: Callable[[int], Produced],
+        sampler: Sampler,
+        model: PreTrainedModel,
+        *,
+        max_policy_lag: int,
+        steps: int,
+    ) -> None:
+        assert not (max_policy_lag and sampler.shared)
+        self._produce, self._sampler, self._model = produce, sampler, model
+        self._lag, self._steps = max_policy_lag, steps
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollouts")
+        self._ahead: dict[int, Future[Produced]] = {}
+
+    def take(self, step: int) -> Produced:
+        """What `step` learns from; steps after it begin before this returns. Call it in order, between updates."""
+        if step in self._ahead:
+            produced = self._ahead.pop(step).result()
+        else:
+            self._sampler.sync(self._model, step)
+            produced = self._produce(step)
+        missing = [s for s in range(step + 1, min(step + self._lag + 1, self._steps)) if s not in self._ahead]
+        weights = [(name, tensor.clone()) for name, tensor in merged_weights(self._model)] if missing else []
+        _settle(weights)  # before this thread's learner or the other's engine goes on
+        for later in missing:
+            self._ahead[later] = self._thread.submit(self._start, later, weights, step)
+        return produced
+
+    def _start(self, step: int, weights: list[tuple[str, Tensor]], policy_version: int) -> Produced:
+        if weights:  # else the step before this one began with the same
+            self._sampler.push(weights, policy_version)
+            _settle(weights)
+            weights.clear()  # the engine has its own by now
+        return self._produce(step)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+
+def _settle(weights: list[tuple[str, Tensor]]) -> None:
+    """Wait for what a GPU still does with them: threads may use streams of their own."""
+    if weights and weights[0][1].is_cuda:
+        torch.cuda.synchronize()
