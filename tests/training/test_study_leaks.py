@@ -19,11 +19,11 @@ from selfcest_env.plugin import PlugIn
 from selfcest_env.tasks.splits import TRAIN
 from selfcest_training.commands.study import run_study
 from selfcest_training.config_file import parse_as
+from selfcest_training.evaluation import report
 from selfcest_training.evaluation.config import StudyConfig
 from selfcest_training.evaluation.leaks import leaked, report_leaks
 from selfcest_training.evaluation.play import Study
 from selfcest_training.families import split
-from selfcest_training.evaluation import report
 
 QUIET = Console(quiet=True)
 COUNT = 60

@@ -27,6 +27,7 @@ from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import Role
 from selfcest_training.commands.study import default_study, players, run_study
 from selfcest_training.config_file import dump_config, parse_as
+from selfcest_training.evaluation import play, report
 from selfcest_training.evaluation.comparison import compare_studies
 from selfcest_training.evaluation.config import StudyConfig, load_study
 from selfcest_training.evaluation.frontier import Verdict, compare_frontiers, match
@@ -35,7 +36,6 @@ from selfcest_training.evaluation.policies import ModelPolicy, ServerPolicy
 from selfcest_training.evaluation.results import Result, costs_of, read_results, write_result
 from selfcest_training.evaluation.store import Store
 from selfcest_training.evaluation.table import curves_of
-from selfcest_training.evaluation import play, report
 
 __all__ = ["serve"]  # a fixture
 
