@@ -118,7 +118,7 @@ name: s
 budgets: [40, 80]
 episodes: 8
 limits: {turn_tokens: 32, reply_tokens: 8, answer_reserve: 8}
-arms: {delegate: {}, monolithic: {}}
+strategies: {delegate: {}, monolithic: {}}
 tasks: {choice: {name: "trivial:Choice"}}
 cells: [{family: choice, size: any}]
 """

@@ -66,7 +66,7 @@ def small(output: Path, **changes: Any) -> dict[str, Any]:
         "resamples": 100,
         "limits": {"turn_tokens": 160, "reply_tokens": 4, "answer_reserve": 12, "max_turns": 6},
         "policy": {"name": "study_players:Scripted"},
-        "arms": {
+        "strategies": {
             "delegate": {},
             "monolithic": {},
             "self_consistency": {"options": {"samples": 3}, "temperature": 0.8},
@@ -113,7 +113,7 @@ def test_a_study_and_its_files(tmp_path: Path) -> None:
     assert files == {"study.yaml", "results.jsonl", "results.csv", "table.md", *plots}
     assert load_study(folder / "study.yaml") == parse_as(StudyConfig, small(tmp_path))
     results = list(read_results(folder / "results.jsonl", whole=True))
-    assert len(results) == 6 * 2 * 2 * (4 + 5)  # instances x budgets x seeds x (arms of the cells)
+    assert len(results) == 6 * 2 * 2 * (4 + 5)  # instances x budgets x seeds x (strategies of the cells)
     reward = make_reward("correct")
     for result in results:
         assert costs_of(result.episodes, result.costs.wall_seconds) == result.costs
@@ -133,7 +133,9 @@ def test_a_study_and_its_files(tmp_path: Path) -> None:
         assert f"](study_{cost}.png)" in page.read_text(encoding="utf-8")
         assert (page.parent / f"study_{cost}.png").read_bytes().startswith(b"\x89PNG")
     header, *lines = (folder / "results.csv").read_text(encoding="utf-8").splitlines()
-    assert header.startswith("family,size,shift,budget,arm,instances,accuracy,accuracy_low,accuracy_high,total_tokens")
+    assert header.startswith(
+        "family,size,shift,budget,strategy,instances,accuracy,accuracy_low,accuracy_high,total_tokens"
+    )
     assert len(lines) == 2 * (4 + 5)
 
 
@@ -142,7 +144,7 @@ FLOORING = {"name": "correct", "options": {"grader": {"name": "study_players:Flo
 
 def test_the_table_counts_what_the_grader_could_not_score(tmp_path: Path) -> None:
     policy = {"name": "study_players:Known", "options": {"right": 0.5}}
-    folder = run(small(tmp_path, reward=FLOORING, policy=policy, arms={"best_of_n": {}}, temperature=1.0))
+    folder = run(small(tmp_path, reward=FLOORING, policy=policy, strategies={"best_of_n": {}}, temperature=1.0))
     notes: dict[tuple[str, int], int] = {}
     for result in read_results(folder / "results.jsonl"):
         place = result.place.family, result.place.budget
@@ -175,7 +177,7 @@ def looking(tmp_path: Path, **changes: Any) -> dict[str, Any]:
         "cells": [{"family": "own", "size": "all"}],
         "policy": {"name": "study_players:Looking"},
         "reward": {"name": "correct", "options": {"grader": {"name": "question_answer", "score": "f1"}}},
-        "arms": {
+        "strategies": {
             "delegate": {},
             "monolithic": {},
             "monolithic_read": {},
@@ -190,11 +192,11 @@ def looking(tmp_path: Path, **changes: Any) -> dict[str, Any]:
 
 
 def scores(folder: Path, budget: int) -> dict[str, list[float | None]]:
-    """By arm accuracy, score, and support's precision, recall and F1, as the CSV has them."""
+    """By strategy accuracy, score, and support's precision, recall and F1, as the CSV has them."""
     names = ("accuracy", "score", "support_precision", "support_recall", "support_f1")
     rows = csv.DictReader((folder / "results.csv").read_text(encoding="utf-8").splitlines())
     return {
-        row["arm"]: [float(row[name]) if row[name] else None for name in names]
+        row["strategy"]: [float(row[name]) if row[name] else None for name in names]
         for row in rows
         if int(row["budget"]) == budget
     }
@@ -213,15 +215,17 @@ def test_partial_credit_and_support_by_hand(tmp_path: Path) -> None:
     assert found["monolithic_read"] == pytest.approx([0.5, f1, 1 / 2, 1 / 4, 1 / 3], abs=1e-5)
     # Some samples read a, and say "?"; the one that counts has read b.
     assert found["best_of_n (oracle)"] == pytest.approx([0.5, f1, 1 / 2, 1 / 2, 1 / 2], abs=1e-5)
-    samples = [r.episodes for r in read_results(folder / "results.jsonl", whole=True) if r.place.arm == "best_of_n"]
+    samples = [
+        r.episodes for r in read_results(folder / "results.jsonl", whole=True) if r.place.strategy == "best_of_n"
+    ]
     assert any({episode.answer for episode in episodes} == {"?", "red house in Ulm"} for episodes in samples)
     text = (folder / "table.md").read_text(encoding="utf-8")
-    assert "| arm | score | support precision | support recall | support F1 |" in text
+    assert "| strategy | score | support precision | support recall | support F1 |" in text
     assert "| own | all | 9000 | monolithic_read | 0.83 [0.67, 1.00] | 0.50 [0.00, 1.00] | 0.25 [0.00, 0.50] |" in text
 
 
 def test_who_could_not_begin_has_seen_no_document(tmp_path: Path) -> None:
-    folder = run(looking(tmp_path, budgets=[20], arms={"monolithic": {}}))
+    folder = run(looking(tmp_path, budgets=[20], strategies={"monolithic": {}}))
     assert scores(folder, 20) == {"monolithic": [0, None, 0, 0, 0]}
 
 
@@ -252,11 +256,11 @@ def test_results_from_before_support_are_judged_again_and_not_played(
     assert all(row["support"] for row in again)
 
 
-def test_an_arm_of_ones_own_plays(tmp_path: Path) -> None:
+def test_an_strategy_of_ones_own_plays(tmp_path: Path) -> None:
     policy = {"name": "study_players:Known", "options": {"clones": 2}}
-    arms = {"two": {"name": "delegate"}, "one": {"name": "study_players:OneClone", "options": {"clones": 1}}}
-    folder = run(small(tmp_path, arms=arms, policy=policy, budgets=[240], seeds=[0]))
-    clones = {(result.place.arm, result.costs.clones) for result in read_results(folder / "results.jsonl")}
+    strategies = {"two": {"name": "delegate"}, "one": {"name": "study_players:OneClone", "options": {"clones": 1}}}
+    folder = run(small(tmp_path, strategies=strategies, policy=policy, budgets=[240], seeds=[0]))
+    clones = {(result.place.strategy, result.costs.clones) for result in read_results(folder / "results.jsonl")}
     assert clones == {("two", 2), ("one", 0)}, "two at once are over the limit of one, and refused"
 
 
@@ -266,7 +270,7 @@ def test_a_result_survives_being_written_and_read(tmp_path: Path) -> None:
     assert "".join(map(write_result, read_results(folder / "results.jsonl", whole=True))) == text
 
 
-def test_every_arm_and_seed_plays_the_same_instances_and_none_that_training_draws(tmp_path: Path) -> None:
+def test_every_strategy_and_seed_plays_the_same_instances_and_none_that_training_draws(tmp_path: Path) -> None:
     study = Study(parse_as(StudyConfig, small(tmp_path)))
     (curves, _) = curves_of(read_results(run(small(tmp_path)) / "results.jsonl"))
     assert set(curves.task_ids) == {task.task_id for task in study.tasks["range", "2-6"]}
@@ -290,7 +294,7 @@ def test_a_second_run_plays_and_loads_nothing(tmp_path: Path) -> None:
 
 def test_best_of_n_judges_the_samples_that_self_consistency_played(tmp_path: Path) -> None:
     data = small(tmp_path)
-    data["arms"] = {key: data["arms"][key] for key in ("self_consistency", "best_of_n")}
+    data["strategies"] = {key: data["strategies"][key] for key in ("self_consistency", "best_of_n")}
     results = list(read_results(run(data) / "results.jsonl", whole=True))
     assert played() == num_played(results) / 2
 
@@ -303,33 +307,37 @@ def replayed(tmp_path: Path, data: dict[str, Any]) -> int:
     return played()
 
 
-def test_a_changed_option_replays_its_arm_alone(tmp_path: Path) -> None:
+def test_a_changed_option_replays_its_strategy_alone(tmp_path: Path) -> None:
     data = small(tmp_path)
-    data["arms"]["self_consistency"] = {"options": {"samples": 2}, "temperature": 0.8}
+    data["strategies"]["self_consistency"] = {"options": {"samples": 2}, "temperature": 0.8}
     run(small(tmp_path))
     study_players.roots.clear()
     folder = run(data, resume=True)
-    of_arm = [r for r in read_results(folder / "results.jsonl", whole=True) if r.place.arm == "self_consistency"]
-    assert max(len(result.episodes) for result in of_arm) == 2
-    assert played() == num_played(of_arm)
+    of_strategy = [
+        r for r in read_results(folder / "results.jsonl", whole=True) if r.place.strategy == "self_consistency"
+    ]
+    assert max(len(result.episodes) for result in of_strategy) == 2
+    assert played() == num_played(of_strategy)
     study_players.roots.clear()
     run(small(tmp_path), resume=True)  # changed back: what was played is still there
     assert played() == 0
 
 
 def test_a_new_budget_plays_that_budget_alone(tmp_path: Path) -> None:
-    data = small(tmp_path, arms={"delegate": {}}, budgets=[60, 120, 240])
+    data = small(tmp_path, strategies={"delegate": {}}, budgets=[60, 120, 240])
     assert replayed(tmp_path, data) == 6 * 2 * 2  # instances x cells x seeds
 
 
-def test_a_renamed_arm_plays_nothing(tmp_path: Path) -> None:
-    data = small(tmp_path, arms={"mine": {"name": "delegate"}})
+def test_a_renamed_strategy_plays_nothing(tmp_path: Path) -> None:
+    data = small(tmp_path, strategies={"mine": {"name": "delegate"}})
     assert replayed(tmp_path, data) == 0
-    assert {r.place.arm for r in read_results(tmp_path / "s" / "results.jsonl")} == {"mine"}
+    assert {r.place.strategy for r in read_results(tmp_path / "s" / "results.jsonl")} == {"mine"}
 
 
 def test_another_policy_plays_everything(tmp_path: Path) -> None:
-    data = small(tmp_path, arms={"delegate": {}}, policy={"name": "study_players:Scripted", "options": {"version": 1}})
+    data = small(
+        tmp_path, strategies={"delegate": {}}, policy={"name": "study_players:Scripted", "options": {"version": 1}}
+    )
     assert replayed(tmp_path, data) == 6 * 2 * 2 * 2
 
 
@@ -337,7 +345,7 @@ def test_another_grader_judges_again_and_plays_nothing(tmp_path: Path) -> None:
     data = small(tmp_path, reward={"name": "correct", "options": {"grader": {"name": "study_players:Contrary"}}})
     assert replayed(tmp_path, data) == 0
     results = list(read_results(tmp_path / "s" / "results.jsonl"))
-    right = [r.grade.correct for r in results if r.place.arm == "monolithic" and r.place.budget == 240]
+    right = [r.grade.correct for r in results if r.place.strategy == "monolithic" and r.place.budget == 240]
     assert right
     assert not any(right)
 
@@ -345,13 +353,13 @@ def test_another_grader_judges_again_and_plays_nothing(tmp_path: Path) -> None:
 def test_another_gold_decomposition_replays_the_oracle_alone(tmp_path: Path) -> None:
     """It stands in the file, not in the options, and the question is the same."""
     data = questions(tmp_path, 6)
-    arms = {"monolithic": {}, "oracle_decomposition": {}}
+    strategies = {"monolithic": {}, "oracle_decomposition": {}}
     studies = []
     for hint in ("a", "b"):
         rows = [{"question": "Where?", "answer": "Ulm", "documents": {"a": "Ulm", "b": "Ulm"}, "support": [hint]}]
         (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        study = Study(parse_as(StudyConfig, {**data, "arms": arms, "seeds": [0], "budgets": [240]}))
-        studies.append({item.place.arm: item.played for block in study.blocks() for item in study._keyed(block)})
+        study = Study(parse_as(StudyConfig, {**data, "strategies": strategies, "seeds": [0], "budgets": [240]}))
+        studies.append({item.place.strategy: item.played for block in study.blocks() for item in study._keyed(block)})
     assert studies[0]["monolithic"] == studies[1]["monolithic"]
     assert studies[0]["oracle_decomposition"] != studies[1]["oracle_decomposition"]
 
@@ -417,7 +425,7 @@ def test_a_store_finds_results_and_episodes(tmp_path: Path) -> None:
     assert results[0].key in again
     assert results[2].key not in again
     assert again.find_episodes(results[1].played) == results[1]
-    place = replace(results[0].place, arm="b")
+    place = replace(results[0].place, strategy="b")
     path = again.finish([(results[0].key, place)])
     assert list(read_results(path, whole=True)) == [replace(results[0], place=place)]
     assert results[1].key in Store(tmp_path / "other"), "what the study does not have any more is kept"
@@ -434,23 +442,23 @@ def compared(tmp_path: Path, **changes: Any) -> list[str]:
 
 def test_a_study_compared_with_itself_has_no_difference(tmp_path: Path) -> None:
     lines = compared(tmp_path, episodes=6)
-    assert len(lines) == (4 + 5) * (4 + 2)  # arms of the cells x (costs + budgets)
+    assert len(lines) == (4 + 5) * (4 + 2)  # strategies of the cells x (costs + budgets)
     assert not any(line.startswith("note") for line in lines)
     assert all("no verdict" in line for line in lines), "six instances are too few"
 
 
 def test_compare_pairs_what_is_shared_and_says_what_is_not(tmp_path: Path) -> None:
-    lines = compared(tmp_path, budgets=[240], arms={"monolithic": {}, "spawn_join": {"temperature": 1.0}})
+    lines = compared(tmp_path, budgets=[240], strategies={"monolithic": {}, "spawn_join": {"temperature": 1.0}})
     notes = [line for line in lines if line.startswith("note")]
-    assert any("only" in note and "has the arm" in note and "spawn_join" in note for note in notes)
+    assert any("only" in note and "has the strategy" in note and "spawn_join" in note for note in notes)
     assert any("has the budget ledger 4-12 monolithic 60 and 1 more" in note for note in notes)
     assert all("monolithic of s" in line for line in lines[len(notes) :])
 
 
 def test_compare_pairs_equal_budgets_in_whatever_order_and_labels_oracles(tmp_path: Path) -> None:
-    arms = {"best_of_n": {"options": {"samples": 3}, "temperature": 0.8}}
-    run(small(tmp_path, arms=arms))
-    run(small(tmp_path, name="t", arms=arms, budgets=[240, 60]))
+    strategies = {"best_of_n": {"options": {"samples": 3}, "temperature": 0.8}}
+    run(small(tmp_path, strategies=strategies))
+    run(small(tmp_path, name="t", strategies=strategies, budgets=[240, 60]))
     lines = compare_studies(tmp_path / "s", tmp_path / "t", QUIET)
     at_budgets = [line for line in lines if "at most" in line]
     assert len(at_budgets) == 2 * 2
@@ -464,7 +472,7 @@ def test_compare_names_what_does_not_match(tmp_path: Path) -> None:
             tmp_path,
             tasks={"short": {"name": "arithmetic"}},
             cells=[{"family": "short", "size": "any"}],
-            arms={"delegate": {}},
+            strategies={"delegate": {}},
         )
     with pytest.raises(ConfigError, match="cannot be compared: their reward is"):
         compare_studies(tmp_path / "s", changed_reward(tmp_path), QUIET)
@@ -473,11 +481,16 @@ def test_compare_names_what_does_not_match(tmp_path: Path) -> None:
 
 
 def changed_reward(tmp_path: Path) -> Path:
-    return run(small(tmp_path, name="u", reward={"name": "default"}, arms={"delegate": {}}))
+    return run(small(tmp_path, name="u", reward={"name": "default"}, strategies={"delegate": {}}))
 
 
 def test_a_better_policy_is_seen_in_the_comparison(tmp_path: Path) -> None:
-    guess = {"cells": [{"family": "range", "size": "2-6"}], "arms": {"monolithic": {}}, "episodes": 30, "seeds": [0]}
+    guess = {
+        "cells": [{"family": "range", "size": "2-6"}],
+        "strategies": {"monolithic": {}},
+        "episodes": 30,
+        "seeds": [0],
+    }
     for name, tokens in (("s", 20), ("t", 40)):
         policy = {"name": "study_players:Known", "options": {"right": 0.1, "tokens": tokens}}
         run(small(tmp_path, name=name, policy=policy, **guess))
@@ -503,13 +516,13 @@ def test_a_better_policy_is_seen_in_the_comparison(tmp_path: Path) -> None:
         ({"temperature": -1.0}, ["temperature is -1"]),
         ({"name": "a/b"}, ["name is 'a/b'"]),
         ({"subject": "delegat"}, ["subject is 'delegat'", "Did you mean 'delegate'"]),
-        ({"policy": None}, ["arms.delegate has no policy"]),
+        ({"policy": None}, ["strategies.delegate has no policy"]),
         ({"policy": {"name": "modle"}}, ["unknown policy 'modle'", "Did you mean 'model'"]),
         ({"policy": {"name": "model"}}, ["policy.options", "needs a folder"]),
         ({"policy": {"name": "study_players:Guess", "options": {"right": 1, "tokens": 9}}}, ["has no seeded"]),
-        ({"arms": {"delegate": {"families": ["x"]}}}, ["arms.delegate.families names the family 'x'"]),
-        ({"arms": {"d": {}}}, ["unknown arm 'd'"]),
-        ({"arms": {"best_of_n": {}}}, ["arms.best_of_n, range, budget 60: temperature is 0"]),
+        ({"strategies": {"delegate": {"families": ["x"]}}}, ["strategies.delegate.families names the family 'x'"]),
+        ({"strategies": {"d": {}}}, ["unknown strategy 'd'"]),
+        ({"strategies": {"best_of_n": {}}}, ["strategies.best_of_n, range, budget 60: temperature is 0"]),
         ({"cells": [{"family": "range", "size": "1", "options": {"max_length": 1}}]}, ["min_length is 2, above"]),
         ({"cells": [{"family": "nope", "size": "1"}]}, ["cells[0].family names the family 'nope'"]),
         ({"reward": {"name": "corect"}}, ["unknown reward 'corect'"]),
@@ -551,7 +564,7 @@ def test_a_trained_policy_per_seed(tmp_path: Path) -> None:
     folders = [trained(tmp_path, seed) for seed in (0, 1)]
     pattern = str(folders[0]).replace("/seed0/", "/seed{seed}/")
     file = tmp_path / "study.yaml"
-    data = small(tmp_path, budgets=[40], episodes=3, arms={"delegate": {}, "monolithic": None}, policy=pattern)
+    data = small(tmp_path, budgets=[40], episodes=3, strategies={"delegate": {}, "monolithic": None}, policy=pattern)
     file.write_text(yaml.safe_dump(data), encoding="utf-8")
     config = load_study(file)
     study = Study(config)
@@ -598,14 +611,14 @@ def test_folders_that_hold_no_policy(tmp_path: Path) -> None:
 
 def test_limits_that_the_model_cannot_hold(tmp_path: Path) -> None:
     policy = {"name": "model", "options": {"model": {"name": "tiny", "options": {"max_positions": 200}}}}
-    with pytest.raises(ConfigError, match=r"arms.delegate, range, budget 240: limits.total_tokens is 240"):
+    with pytest.raises(ConfigError, match=r"strategies.delegate, range, budget 240: limits.total_tokens is 240"):
         run(small(tmp_path, policy=policy))
 
 
 def test_who_plays_is_said_by_folder_or_by_name_and_options(tmp_path: Path) -> None:
     served = [{"name": "server", "options": {"server": {"base_url": "http://a/v1", "model": m}}} for m in "xy"]
-    arms = {"delegate": {}, "map_reduce": {"policy": served[0]}, "monolithic": {"policy": served[1]}}
-    data = small(tmp_path, policy={"name": "model", "options": {"folder": "runs/a"}}, arms=arms)
+    strategies = {"delegate": {}, "map_reduce": {"policy": served[0]}, "monolithic": {"policy": served[1]}}
+    data = small(tmp_path, policy={"name": "model", "options": {"folder": "runs/a"}}, strategies=strategies)
     assert players(parse_as(StudyConfig, data)) == (
         "Played by `runs/a`: delegate; "
         "`server {'server': {'base_url': 'http://a/v1', 'model': 'x'}}`: map_reduce; "
@@ -636,12 +649,20 @@ def test_a_result_of_another_kind_is_an_error(tmp_path: Path) -> None:
 def test_a_served_policy_plays_by_text(tmp_path: Path, serve: Serve) -> None:
     server = serve(lambda path, body, n: chat("Answer: 7"))
     options = {"server": {"base_url": server.url, "model": "m", "extra": {"top_k": 1}}, "weights": "today"}
-    arms = {"delegate": {}, "self_consistency": {"options": {"samples": 2}}, "spawn_join": {"options": {"threads": 2}}}
-    data = small(tmp_path, arms=arms, budgets=[1000], episodes=2, seeds=[0], temperature=0.7)
+    strategies = {
+        "delegate": {},
+        "self_consistency": {"options": {"samples": 2}},
+        "spawn_join": {"options": {"threads": 2}},
+    }
+    data = small(tmp_path, strategies=strategies, budgets=[1000], episodes=2, seeds=[0], temperature=0.7)
     data["policy"] = {"name": "server", "options": options}
     results = list(read_results(run(data) / "results.jsonl", whole=True))
-    assert {r.place.arm: len(r.episodes) for r in results} == {"delegate": 1, "self_consistency": 2, "spawn_join": 1}
-    joined = [r.episodes[0] for r in results if r.place.arm == "spawn_join"]
+    assert {r.place.strategy: len(r.episodes) for r in results} == {
+        "delegate": 1,
+        "self_consistency": 2,
+        "spawn_join": 1,
+    }
+    joined = [r.episodes[0] for r in results if r.place.strategy == "spawn_join"]
     assert all(episode.cost.clones == 2 and episode.answer == "7" for episode in joined)
     asked = len(server.seen)
     run(data, resume=True)
@@ -660,7 +681,7 @@ def questions(tmp_path: Path, count: int) -> dict[str, Any]:
     (tmp_path / "own.jsonl").write_text("\n".join(lines), encoding="utf-8")
     tasks = {"own": {"name": "questions", "options": {"path": str(tmp_path / "own.jsonl")}}}
     return small(
-        tmp_path, tasks=tasks, cells=[{"family": "own", "size": "all"}], arms={"monolithic": {}}, episodes=None
+        tmp_path, tasks=tasks, cells=[{"family": "own", "size": "all"}], strategies={"monolithic": {}}, episodes=None
     )
 
 
@@ -693,27 +714,27 @@ def test_a_missing_file_is_named_before_any_work(tmp_path: Path, monkeypatch: py
 def test_policies_of_known_accuracy_and_cost_are_measured_as_they_are(tmp_path: Path) -> None:
     """Alone it is right with .5 after 40 tokens; with two clones and turns of 10 tokens with .8. Poor it never is."""
     known = {"alone": {"right": 0.5, "tokens": 40}, "together": {"right": 0.8, "tokens": 10, "clones": 2}}
-    arms = {
-        label: {"name": arm, "policy": {"name": "study_players:Known", "options": known[label]}}
-        for label, arm in (("together", "delegate"), ("alone", "monolithic"))
+    strategies = {
+        label: {"name": strategy, "policy": {"name": "study_players:Known", "options": known[label]}}
+        for label, strategy in (("together", "delegate"), ("alone", "monolithic"))
     }
-    data = small(tmp_path, arms=arms, budgets=[12, 200], episodes=24, seeds=list(range(8)))
+    data = small(tmp_path, strategies=strategies, budgets=[12, 200], episodes=24, seeds=list(range(8)))
     data |= {"tasks": {"choice": {"name": "trivial:Choice"}}, "cells": [{"family": "choice", "size": "any"}]}
     (curves,) = curves_of(read_results(run(data) / "results.jsonl"))
     resampler = curves.resampler(crossed=False, resamples=2000, confidence=0.95)
     prompts = [len(CODEC.encode_own(f"<root>{task.removeprefix('choice-')}?<asst>")) for task in curves.task_ids]
     # together: <call>+<sep>+</call>; <clone>+<asst> and 10 tokens, twice; <tool>a1b1<asst>; 10 tokens
     used = {"alone": (40, 40, 40), "together": (5 + 2 * (3 + 10) + 6 + 10, 5 + 2 * 10 + 10, 5 + 10 + 10)}
-    for arm, right in (("alone", 0.5), ("together", 0.8)):
-        poor, rich = curves.arms[arm]
+    for strategy, right in (("alone", 0.5), ("together", 0.8)):
+        poor, rich = curves.strategies[strategy]
         assert poor.correct.max() == 0
         found = resampler.estimate(rich.correct)
         assert found.low <= right <= found.high
-        total, generated, path = used[arm]
+        total, generated, path = used[strategy]
         assert np.array_equal(rich.costs["total_tokens"], np.array(prompts)[:, None] + np.full((24, 8), total))
         assert set(rich.costs["generated_tokens"].flat) == {generated}
         assert set(rich.costs["critical_path_tokens"].flat) == {path}
-    together, alone = curves.arms["together"], curves.arms["alone"]
+    together, alone = curves.strategies["together"], curves.strategies["alone"]
     pair = match(together[1], alone[1], resampler)
     assert pair.gap.low <= 0.3 <= pair.gap.high
     assert pair.verdict is Verdict.AHEAD

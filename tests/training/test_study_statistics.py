@@ -63,7 +63,7 @@ def test_an_interval_by_hand() -> None:
 
 
 def test_differences_are_paired() -> None:
-    """Two arms that fail on the same instances differ by nothing, however few are right."""
+    """Two strategies that fail on the same instances differ by nothing, however few are right."""
     both = share(20)
     found = match(point(9, both, 5), point(9, both, 10), resampler(40))
     assert (found.gap.low, found.gap.high) == (0, 0)
@@ -114,8 +114,8 @@ def test_coverage_in_many_studies(instances: int) -> None:
 # Frontiers against the truth
 
 
-def arm(rng: np.random.Generator, hardness: np.ndarray, truth: list[tuple[float, float]]) -> list[Point]:
-    """Points of an arm with these (cost, accuracy); on a hard instance it costs more and fails more often."""
+def strategy(rng: np.random.Generator, hardness: np.ndarray, truth: list[tuple[float, float]]) -> list[Point]:
+    """Points of a strategy with these (cost, accuracy); on a hard instance it costs more and fails more often."""
     points = []
     for budget, (cost, accuracy) in enumerate(truth):
         right = accuracy + 0.2 * (0.5 - hardness)
@@ -138,7 +138,9 @@ def test_known_policies_recover_their_frontier() -> None:
     rng, boot, hits = np.random.default_rng(1), resampler(200, resamples=400), 0
     for _ in range(60):
         hardness = rng.random((200, 1))
-        found = compare_frontiers(arm(rng, hardness, DELEGATE), arm(rng, hardness, MONOLITHIC), "total_tokens", boot)
+        found = compare_frontiers(
+            strategy(rng, hardness, DELEGATE), strategy(rng, hardness, MONOLITHIC), "total_tokens", boot
+        )
         truth = true_gap(DELEGATE, MONOLITHIC, found.at)
         hits += all(g.low - 1e-9 <= t <= g.high + 1e-9 for g, t in zip(found.gap, truth, strict=True))
         assert found.verdict is Verdict.BOTH, "worse at few tokens, better at many"
@@ -151,7 +153,7 @@ def test_equal_policies_are_seldom_told_apart() -> None:
     verdicts = []
     for _ in range(60):
         hardness = rng.random((100, 1))
-        pair = [arm(rng, hardness, DELEGATE) for _ in range(2)]
+        pair = [strategy(rng, hardness, DELEGATE) for _ in range(2)]
         verdicts.append(compare_frontiers(pair[0], pair[1], "total_tokens", boot).verdict)
     assert verdicts.count(Verdict.NO_DIFFERENCE) >= 52
 
@@ -185,7 +187,7 @@ def test_the_sentence_says_where_it_loses() -> None:
     assert "(by up to -0.42" in lost
 
 
-def test_the_sentence_claims_nothing_of_equal_arms_or_of_few_instances() -> None:
+def test_the_sentence_claims_nothing_of_equal_strategies_or_of_few_instances() -> None:
     both = [point(1, share(30), 50.0)]
     assert "no clear difference between a and b at any equal cost; on average +0.00" in compared(both, both)
     few = compared([point(1, share(10, 10), 50.0)], [point(1, share(0, 10), 50.0)])

@@ -76,7 +76,7 @@ def evaluate(
         typer.Option(
             "--config",
             "-c",
-            help="YAML config of a study (default: all arms, by the quick run's models)",
+            help="YAML config of a study (default: all strategies, by the quick run's models)",
             show_default=False,
         ),
     ] = None,
@@ -90,9 +90,9 @@ def evaluate(
         typer.Option(help="Also write a page of documentation, with its plots beside it.", show_default=False),
     ] = None,
 ) -> None:
-    """Play arms at matched budget on the same instances; writes studies/NAME with table, CSV, plots and verdicts.
+    """Play strategies at matched budget on the same instances; writes studies/NAME with table, CSV, plots and verdicts.
 
-    Without a config: all arms, by the models that a plain `selfcest train` has made.
+    Without a config: all strategies, by the models that a plain `selfcest train` has made.
     """
     from selfcest_training.commands.study import command_line, default_study, run_study
     from selfcest_training.evaluation.config import load_study
@@ -107,7 +107,7 @@ def compare(
     first: Annotated[Path, typer.Argument(help="The folder of a finished study, as studies/frontier")],
     second: Annotated[Path, typer.Argument(help="The folder that it is compared with")],
 ) -> None:
-    """Compare two finished studies arm by arm, paired on the instances that they share."""
+    """Compare two finished studies strategy by strategy, paired on the instances that they share."""
     from selfcest_training.evaluation.comparison import compare_studies
 
     compare_studies(first, second, Console())

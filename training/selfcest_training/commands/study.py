@@ -62,8 +62,8 @@ def run_study(
 def reading_of(study: Study) -> Reading:
     config = study.config
     return Reading(
-        subject=config.subject_arm,
-        labels={arm: study.label(arm) for arm in study.arms},
+        subject=config.subject_strategy,
+        labels={strategy: study.label(strategy) for strategy in study.strategies},
         swept=config.swept,
         crossed=study.crossed,
         resamples=config.resamples,
@@ -75,23 +75,23 @@ def headline(study: Study) -> str:
     config = study.config
     sizes = sorted({len(tasks) for tasks in study.tasks.values()})
     instances = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-    oracles = [study.label(arm) for arm in study.arms if study.arms[arm].oracle]
+    oracles = [study.label(strategy) for strategy in study.strategies if study.strategies[strategy].oracle]
     knows = f" {', '.join(oracles)}: no policy, since it uses what no player can know." if oracles else ""
     return (
-        f"{instances} instances a cell, the same for all arms; {len(config.seeds)} seed(s). A budget bounds "
-        f"{config.swept.replace('_', ' ')} of the whole arm on an instance, clones and samples included; costs are "
-        f"means per instance.{knows} {players(config)}"
+        f"{instances} instances a cell, the same for all strategies; {len(config.seeds)} seed(s). A budget bounds "
+        f"{config.swept.replace('_', ' ')} of the whole strategy on an instance, clones and samples included; costs "
+        f"are means per instance.{knows} {players(config)}"
     )
 
 
 def players(config: StudyConfig) -> str:
-    """Which arms each policy plays, by its folder, or else by its name and options."""
-    arms: dict[str, list[str]] = {}
-    for arm in config.arms:
-        policy = config.policy_of(arm)
+    """Which strategies each policy plays, by its folder, or else by its name and options."""
+    strategies: dict[str, list[str]] = {}
+    for strategy in config.strategies:
+        policy = config.policy_of(strategy)
         name = f"{policy.name} {dict(policy.options)}" if policy.options else policy.name
-        arms.setdefault(str(policy.options.get("folder") or name), []).append(arm)
-    return "Played by " + "; ".join(f"`{policy}`: {', '.join(played)}" for policy, played in arms.items()) + "."
+        strategies.setdefault(str(policy.options.get("folder") or name), []).append(strategy)
+    return "Played by " + "; ".join(f"`{policy}`: {', '.join(played)}" for policy, played in strategies.items()) + "."
 
 
 def _play(study: Study, store: Store, console: Console) -> Path:

@@ -1,4 +1,4 @@
-"""Two stored studies, arm by arm, on the instances that they share."""
+"""Two stored studies, strategy by strategy, on the instances that they share."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from pathlib import Path
 from rich.console import Console
 
 from selfcest_env.errors import ConfigError
-from selfcest_training.evaluation.arms import make_arm, shown_name
 from selfcest_training.evaluation.config import StudyConfig, load_study
 from selfcest_training.evaluation.frontier import compare_frontiers, match
 from selfcest_training.evaluation.policies import SEED
 from selfcest_training.evaluation.results import TOKEN_COSTS, Place, Result, read_results
+from selfcest_training.evaluation.strategies import make_strategy, shown_name
 from selfcest_training.evaluation.table import Curves, curves_of
 from selfcest_training.evaluation.words import matched, sentence
 
-Coordinates = tuple[str, str, str, int, str, int]  # family, size, arm, budget, instance, seed
+Coordinates = tuple[str, str, str, int, str, int]  # family, size, strategy, budget, instance, seed
 
 
 def compare_studies(first: Path, second: Path, console: Console) -> list[str]:
-    """Print, for every arm that both have, the first study against the second. Returns the lines.
+    """Print, for every strategy that both have, the first study against the second. Returns the lines.
 
     Raises:
         ConfigError: a folder without a finished study, another grader, or nothing in common; it names what does not
@@ -46,12 +46,14 @@ def compare_studies(first: Path, second: Path, console: Console) -> list[str]:
 
 
 def _compare_cell(curves: Curves, names: tuple[str, str], configs: tuple[StudyConfig, StudyConfig]) -> list[str]:
-    crossed = any(SEED in str(config.policy_of(arm).options) for config in configs for arm in config.arms)
+    crossed = any(
+        SEED in str(config.policy_of(strategy).options) for config in configs for strategy in config.strategies
+    )
     resampler = curves.resampler(crossed=crossed, resamples=configs[0].resamples, confidence=configs[0].confidence)
     lines = []
-    for arm in [arm for arm in configs[0].arms if arm + names[0] in curves.arms]:
-        first, second = (curves.arms[arm + name] for name in names)
-        own, other = (_shown(arm, config) + name for config, name in zip(configs, names, strict=True))
+    for strategy in [strategy for strategy in configs[0].strategies if strategy + names[0] in curves.strategies]:
+        first, second = (curves.strategies[strategy + name] for name in names)
+        own, other = (_shown(strategy, config) + name for config, name in zip(configs, names, strict=True))
         for cost in TOKEN_COSTS:
             lines.append(f"{curves.name}, {sentence(compare_frontiers(first, second, cost, resampler), own, other)}")
         for left, right in zip(first, second, strict=True):
@@ -61,8 +63,8 @@ def _compare_cell(curves: Curves, names: tuple[str, str], configs: tuple[StudyCo
 
 
 def _shown(label: str, config: StudyConfig) -> str:
-    spec = config.arms[label]
-    return shown_name(label, make_arm(spec.name or label, spec.options, f"arms.{label}"))
+    spec = config.strategies[label]
+    return shown_name(label, make_strategy(spec.name or label, spec.options, f"strategies.{label}"))
 
 
 def _config(folder: Path) -> StudyConfig:
@@ -78,7 +80,7 @@ def _rows(folder: Path) -> dict[Coordinates, Result]:
 
 
 def _coordinates(place: Place) -> Coordinates:
-    return place.family, place.size, place.arm, place.budget, place.task_id, place.seed
+    return place.family, place.size, place.strategy, place.budget, place.task_id, place.seed
 
 
 def _names(first: Path, second: Path) -> tuple[str, str]:
@@ -88,7 +90,7 @@ def _names(first: Path, second: Path) -> tuple[str, str]:
 
 def _named(rows: Mapping[Coordinates, Result], shared: set[Coordinates], name: str) -> list[Result]:
     return [
-        replace(result, place=replace(result.place, arm=result.place.arm + name))
+        replace(result, place=replace(result.place, strategy=result.place.strategy + name))
         for key, result in rows.items()
         if key in shared
     ]
@@ -99,7 +101,7 @@ def _apart(
 ) -> Sequence[str]:
     """What one study has and the other has not, by the first coordinate that tells them apart."""
     found = []
-    titles = ("family", "family and size", "arm", "budget", "instance", "seed")
+    titles = ("family", "family and size", "strategy", "budget", "instance", "seed")
     for depth, title in enumerate(titles, 1):
         for rows, others, folder in ((left, right, first), (right, left, second)):
             above = {key[: depth - 1] for key in others}

@@ -18,12 +18,12 @@ SWEPT = ("total_tokens", "generated_tokens")
 
 
 @dataclass(frozen=True)
-class ArmSpec:
-    """One arm of a study.
+class StrategySpec:
+    """One strategy of a study.
 
     Attributes:
-        name: a built-in arm or `package.module:Class`; empty: the arm's key.
-        options: of the arm.
+        name: a built-in strategy or `package.module:Class`; empty: the strategy's key.
+        options: of the strategy.
         policy: who plays it; `null`: the study's.
         temperature: of sampling; `null`: the study's.
         families: those that it plays; empty: all.
@@ -44,12 +44,12 @@ class StudyConfig:
         name, output: the folder is `output/name`.
         tasks: families by name.
         cells: what is played, each a family at a size.
-        arms: by the names they have in tables.
-        budgets: the sweep; each arm plays every instance once per budget and seed.
-        swept: the limit that a budget is, `total_tokens` or `generated_tokens`, of the whole arm.
+        strategies: by the names they have in tables.
+        budgets: the sweep; each strategy plays every instance once per budget and seed.
+        swept: the limit that a budget is, `total_tokens` or `generated_tokens`, of the whole strategy.
         limits: the other limits.
-        subject: the arm that the others are compared with; empty: the first.
-        policy: who plays, unless an arm says otherwise.
+        subject: the strategy that the others are compared with; empty: the first.
+        policy: who plays, unless a strategy says otherwise.
         temperature: of sampling, likewise; 0 is greedy.
         reward: its grader says what is right; its terms are stored with every episode.
         episodes: instances per cell; `null`: all of a source with finitely many.
@@ -63,7 +63,7 @@ class StudyConfig:
     name: str
     tasks: Mapping[str, PlugIn]
     cells: tuple[Cell, ...]
-    arms: Mapping[str, ArmSpec]
+    strategies: Mapping[str, StrategySpec]
     budgets: tuple[int, ...]
     swept: str = "total_tokens"
     limits: Limits = Limits()
@@ -82,7 +82,7 @@ class StudyConfig:
 
     def __post_init__(self) -> None:
         _check_folder("name", self.name)
-        for key in ("cells", "arms", "budgets", "seeds"):
+        for key in ("cells", "strategies", "budgets", "seeds"):
             if not getattr(self, key):
                 raise ConfigError(f"{key} is empty; expected at least one")
         _check_once("budgets", self.budgets)
@@ -97,21 +97,21 @@ class StudyConfig:
             raise ConfigError(f"confidence is {self.confidence}; expected a number from 0.5 to below 1, as 0.95")
         if self.swept not in SWEPT:
             raise ConfigError(f"swept is {self.swept!r}; expected {' or '.join(SWEPT)}")
-        for temperature in (self.temperature, *map(self.temperature_of, self.arms)):
+        for temperature in (self.temperature, *map(self.temperature_of, self.strategies)):
             if not 0 <= temperature < float("inf"):
                 raise ConfigError(f"temperature is {temperature}; expected a finite number >= 0 (0: greedy)")
         for budget in self.budgets:
             self.limits_at(budget)
         for i, cell in enumerate(self.cells):
             self._check_families(f"cells[{i}].family", [cell.family])
-        for label, arm in self.arms.items():
-            self._check_families(f"arms.{label}.families", arm.families)
-            if arm.policy is None and self.policy is None:
-                raise ConfigError(f"arms.{label} has no policy; set policy, or arms.{label}.policy")
-        if self.subject and self.subject not in self.arms:
+        for label, strategy in self.strategies.items():
+            self._check_families(f"strategies.{label}.families", strategy.families)
+            if strategy.policy is None and self.policy is None:
+                raise ConfigError(f"strategies.{label} has no policy; set policy, or strategies.{label}.policy")
+        if self.subject and self.subject not in self.strategies:
             raise ConfigError(
-                f"subject is {self.subject!r}, which is no arm ({', '.join(self.arms)})."
-                + did_you_mean(self.subject, self.arms)
+                f"subject is {self.subject!r}, which is no strategy ({', '.join(self.strategies)})."
+                + did_you_mean(self.subject, self.strategies)
             )
 
     def _check_families(self, place: str, families: Iterable[str]) -> None:
@@ -123,7 +123,7 @@ class StudyConfig:
                 )
 
     def limits_at(self, budget: int) -> Limits:
-        """What a whole arm may use on one instance. Raises `ConfigError` for a budget that no limits allow."""
+        """What a whole strategy may use on one instance. Raises `ConfigError` for a budget that no limits allow."""
         if budget < 1:
             raise ConfigError(f"budgets has {budget}; expected whole numbers >= 1")
         try:
@@ -132,21 +132,21 @@ class StudyConfig:
             raise ConfigError(f"budgets has {budget}: {error}") from error
 
     def policy_of(self, label: str) -> PlugIn:
-        policy = self.arms[label].policy or self.policy
+        policy = self.strategies[label].policy or self.policy
         assert policy is not None  # checked at construction
         return policy
 
     def temperature_of(self, label: str) -> float:
-        temperature = self.arms[label].temperature
+        temperature = self.strategies[label].temperature
         return self.temperature if temperature is None else temperature
 
     def cells_of(self, label: str) -> tuple[Cell, ...]:
-        families = self.arms[label].families
+        families = self.strategies[label].families
         return tuple(cell for cell in self.cells if not families or cell.family in families)
 
     @property
-    def subject_arm(self) -> str:
-        return self.subject or next(iter(self.arms))
+    def subject_strategy(self) -> str:
+        return self.subject or next(iter(self.strategies))
 
     @property
     def folder(self) -> Path:
@@ -163,18 +163,20 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> StudyConfig:
 
 def parse_study(data: dict[str, Any]) -> StudyConfig:
     """Plain values to a `StudyConfig`. Raises `ConfigError` that names the key."""
-    for holder in (data, *_mappings(data.get("arms"))):
+    if "arms" in data:
+        raise ConfigError("unknown config key 'arms': what a study plays are its 'strategies'; rename the key")
+    for holder in (data, *_mappings(data.get("strategies"))):
         if isinstance(holder.get("policy"), str):
             holder["policy"] = {"name": "model", "options": {"folder": holder["policy"]}}
     return parse_as(StudyConfig, data)
 
 
-def _mappings(arms: object) -> list[dict[str, Any]]:
-    """The arms that are mappings; an arm without a value, as `delegate:`, becomes an empty one."""
-    if not isinstance(arms, dict):
+def _mappings(strategies: object) -> list[dict[str, Any]]:
+    """The strategies that are mappings; a strategy without a value, as `delegate:`, becomes an empty one."""
+    if not isinstance(strategies, dict):
         return []
-    arms.update({label: {} for label, arm in arms.items() if arm is None})
-    return [arm for arm in arms.values() if isinstance(arm, dict)]
+    strategies.update({label: {} for label, strategy in strategies.items() if strategy is None})
+    return [strategy for strategy in strategies.values() if isinstance(strategy, dict)]
 
 
 def _check_folder(key: str, name: str) -> None:

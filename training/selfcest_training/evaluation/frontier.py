@@ -18,7 +18,7 @@ MIN_INSTANCES = 20  # with fewer an interval is too rough for a verdict
 
 @dataclass(frozen=True)
 class Point:
-    """An arm at one budget on one cell, instance by instance.
+    """A strategy at one budget on one cell, instance by instance.
 
     Attributes:
         correct: 1 or 0, [instances, seeds].
@@ -99,7 +99,7 @@ class Comparison:
 
 
 def compare_frontiers(first: Sequence[Point], second: Sequence[Point], cost: str, resampler: Resampler) -> Comparison:
-    """Compare two arms that played the same instances with the same seeds, at equal mean cost.
+    """Compare two strategies that played the same instances with the same seeds, at equal mean cost.
 
     The grid runs from the cheaper of the two cheapest points to the dearest point of either.
     """
@@ -112,16 +112,16 @@ def compare_frontiers(first: Sequence[Point], second: Sequence[Point], cost: str
     return Comparison(cost, at, gaps, average, _verdict(gaps, len(first[0].correct)))
 
 
-def _measured(arm: Sequence[Point], cost: str, at: Values) -> Values:
+def _measured(strategy: Sequence[Point], cost: str, at: Values) -> Values:
     """Its envelope, [grid]."""
-    costs = np.array([point.costs[cost].mean() for point in arm])
-    return envelope(costs, np.array([point.correct.mean() for point in arm]), at)
+    costs = np.array([point.costs[cost].mean() for point in strategy])
+    return envelope(costs, np.array([point.correct.mean() for point in strategy]), at)
 
 
-def _drawn(arm: Sequence[Point], cost: str, at: Values, resampler: Resampler) -> Values:
+def _drawn(strategy: Sequence[Point], cost: str, at: Values, resampler: Resampler) -> Values:
     """Its envelope in every resample, [resamples, grid]."""
-    costs = np.stack([resampler.means(point.costs[cost]) for point in arm], axis=-1)
-    return envelope(costs, np.stack([resampler.means(point.correct) for point in arm], axis=-1), at)
+    costs = np.stack([resampler.means(point.costs[cost]) for point in strategy], axis=-1)
+    return envelope(costs, np.stack([resampler.means(point.correct) for point in strategy], axis=-1), at)
 
 
 def _verdict(gaps: Sequence[Estimate], instances: int) -> Verdict:
@@ -145,7 +145,7 @@ def _ranges(at: Values, there: Sequence[bool]) -> list[tuple[float, float]]:
 
 @dataclass(frozen=True)
 class Match:
-    """Two arms at the same budget.
+    """Two strategies at the same budget.
 
     Attributes:
         gap: accuracy of the first minus the second.
@@ -160,7 +160,7 @@ class Match:
 
 
 def match(first: Point, second: Point, resampler: Resampler) -> Match:
-    """Compare two arms at one budget."""
+    """Compare two strategies at one budget."""
     gap = resampler.estimate(first.correct - second.correct)
     ratios = {
         cost: resampler.around(

@@ -1,4 +1,4 @@
-"""The instances of a cell: distinct tasks that no training has drawn, the same for every arm and seed."""
+"""The instances of a cell: distinct tasks that no training has drawn, the same for every strategy and seed."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ from selfcest_training.evaluation.table import Curves, Row, rows_of
 from selfcest_training.evaluation.words import cost_name, matched, sentence
 
 EQUAL_COST = (
-    "An arm's frontier is the best accuracy that mixing its budgets reaches at a mean cost, no budget and no answer "
-    "among them. Numbers are the mean gap between two frontiers over the range of costs, with its interval; words say "
-    "where a band around the whole gap excludes 0."
+    "A strategy's frontier is the best accuracy that mixing its budgets reaches at a mean cost, no budget and no "
+    "answer among them. Numbers are the mean gap between two frontiers over the range of costs, with its interval; words "
+    "say where a band around the whole gap excludes 0."
 )
 
 FLOORS = (
@@ -26,8 +26,8 @@ FLOORS = (
 MEANINGS = {  # of scores, by the first name of each kind
     "score": "The score is what the grader gives, partial credit included.",
     "support_precision": (
-        "Support compares the documents that an arm looked at with those that the question needs; of several samples "
-        "only the one whose answer counts."
+        "Support compares the documents that a strategy looked at with those that the question needs; of several "
+        "samples only the one whose answer counts."
     ),
 }
 
@@ -37,8 +37,8 @@ class Reading:
     """How results are read.
 
     Attributes:
-        subject: the arm that the others are compared with.
-        labels: names of arms in tables.
+        subject: the strategy that the others are compared with.
+        labels: names of strategies in tables.
         swept: the limit that a budget is.
         crossed, resamples, confidence: of the bootstrap, see `Resampler`.
     """
@@ -69,21 +69,21 @@ def table_rows(cells: Sequence[Curves], reading: Reading) -> list[Row]:
 
 
 def markdown(rows: Sequence[Row], reading: Reading) -> str:
-    """The table as Markdown, one line per cell, budget and arm; costs are means per instance."""
-    heads = ["family", "size", cost_name(reading.swept) + " at most", "arm", "accuracy"]
+    """The table as Markdown, one line per cell, budget and strategy; costs are means per instance."""
+    heads = ["family", "size", cost_name(reading.swept) + " at most", "strategy", "accuracy"]
     heads += ["total tokens", "generated", "critical path", "peak context", "wall-clock s"]
     lines = []
     for row in rows:
         costs = [f"{row.costs[cost].mean:.1f}" for cost in TOKEN_COSTS] + [f"{row.costs['wall_seconds'].mean:.3f}"]
-        lines.append([row.family, _size(row), str(row.budget), reading.labels[row.arm], str(row.accuracy), *costs])
+        lines.append([row.family, _size(row), str(row.budget), reading.labels[row.strategy], str(row.accuracy), *costs])
     return _table(heads, lines)
 
 
 def floors(rows: Sequence[Row], reading: Reading) -> str:
     """What graders could not score by their rule, as a Markdown table; empty if there is nothing."""
-    heads = ["family", "size", cost_name(reading.swept) + " at most", "arm", "grader's note", "answers"]
+    heads = ["family", "size", cost_name(reading.swept) + " at most", "strategy", "grader's note", "answers"]
     lines = [
-        [row.family, row.size, str(row.budget), reading.labels[row.arm], note, str(count)]
+        [row.family, row.size, str(row.budget), reading.labels[row.strategy], note, str(count)]
         for row in rows
         for note, count in sorted(row.notes.items())
     ]
@@ -94,10 +94,10 @@ def scores(rows: Sequence[Row], reading: Reading) -> str:
     """What was measured beside accuracy, with what it means, as a Markdown table; empty if there is nothing."""
     rows = [row for row in rows if row.scores]
     names = [name for name in SCORES if any(name in row.scores for row in rows)]
-    heads = ["family", "size", cost_name(reading.swept) + " at most", "arm"]
+    heads = ["family", "size", cost_name(reading.swept) + " at most", "strategy"]
     heads += [name.replace("_", " ").replace("f1", "F1") for name in names]
     lines = [
-        [row.family, _size(row), str(row.budget), reading.labels[row.arm]]
+        [row.family, _size(row), str(row.budget), reading.labels[row.strategy]]
         + [str(row.scores.get(name, "")) for name in names]
         for row in rows
     ]
@@ -115,24 +115,24 @@ def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 @dataclass(frozen=True)
 class Against:
-    """The subject against another arm on one cell: over each cost in tokens, and at each budget."""
+    """The subject against another strategy on one cell: over each cost in tokens, and at each budget."""
 
     curves: Curves
-    arm: str
+    strategy: str
     over: Mapping[str, Comparison]
     at: Sequence[Match]
 
 
 def comparisons(cells: Sequence[Curves], reading: Reading) -> list[Against]:
-    """The subject against every other arm, cell by cell. Wall-clock is left out: it is measured by batch, and once."""
+    """The subject against every other strategy, cell by cell. Wall-clock, measured once and by batch, is left out."""
     found = []
     for curves in cells:
-        own, resampler = curves.arms.get(reading.subject), reading.resampler(curves)
-        for arm, points in curves.arms.items():
-            if own is not None and arm != reading.subject:
+        own, resampler = curves.strategies.get(reading.subject), reading.resampler(curves)
+        for strategy, points in curves.strategies.items():
+            if own is not None and strategy != reading.subject:
                 over = {cost: compare_frontiers(own, points, cost, resampler) for cost in TOKEN_COSTS}
                 at = [match(left, right, resampler) for left, right in zip(own, points, strict=True)]
-                found.append(Against(curves, arm, over, at))
+                found.append(Against(curves, strategy, over, at))
     return found
 
 
@@ -142,7 +142,7 @@ def summary(found: Sequence[Against], reading: Reading) -> str:
     lines = []
     for item in found:
         verdicts = [f"{item.over[cost].average.signed}, {item.over[cost].verdict}" for cost in TOKEN_COSTS]
-        lines.append([item.curves.family, _size(item.curves), reading.labels[item.arm], *verdicts])
+        lines.append([item.curves.family, _size(item.curves), reading.labels[item.strategy], *verdicts])
     return _table(heads, lines)
 
 
@@ -150,7 +150,7 @@ def statements(found: Sequence[Against], reading: Reading) -> str:
     """Who wins on which cost where, with what confidence."""
     blocks, first = [], reading.labels[reading.subject]
     for item in found:
-        second = reading.labels[item.arm]
+        second = reading.labels[item.strategy]
         lines = [sentence(comparison, first, second) for comparison in item.over.values()]
         lines += [f"at most {pair.budget}, {matched(pair, first, second)}" for pair in item.at]
         heading = f"**{item.curves.name}, {first} against {second}**"
@@ -167,7 +167,7 @@ def write_csv(rows: Sequence[Row], reading: Reading, path: Path) -> None:
         names = ["accuracy", *TOKEN_COSTS]
         writer = csv.writer(file)
         writer.writerow(
-            ["family", "size", "shift", "budget", "arm", "instances"]
+            ["family", "size", "shift", "budget", "strategy", "instances"]
             + [column for name in names for column in (name, f"{name}_low", f"{name}_high")]
             + ["wall_seconds", "floors"]
             + [column for name in SCORES for column in (name, f"{name}_low", f"{name}_high")]
@@ -175,7 +175,7 @@ def write_csv(rows: Sequence[Row], reading: Reading, path: Path) -> None:
         for row in rows:
             estimates = [row.accuracy, *(row.costs[cost] for cost in TOKEN_COSTS)]
             writer.writerow(
-                [row.family, row.size, row.shift, row.budget, reading.labels[row.arm], row.instances]
+                [row.family, row.size, row.shift, row.budget, reading.labels[row.strategy], row.instances]
                 + [cell for estimate in estimates for cell in _cells(estimate)]
                 + [f"{row.costs['wall_seconds'].mean:.6g}", sum(row.notes.values())]
                 + [cell for name in SCORES for cell in _cells(row.scores.get(name))]
@@ -187,18 +187,18 @@ def _cells(estimate: Estimate | None) -> list[str]:
 
 
 def plot(cells: Sequence[Curves], reading: Reading, cost: str, path: Path) -> None:
-    """Accuracy against one cost: a panel per cell, a line per arm, a point per budget, oracles dashed."""
+    """Accuracy against one cost: a panel per cell, a line per strategy, a point per budget, oracles dashed."""
     from matplotlib.figure import Figure  # slow to import, and only plots need it
 
     columns = min(3, len(cells))
     rows = -(-len(cells) // columns)
     figure = Figure(figsize=(4.8 * columns, 3.8 * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    arms = list(dict.fromkeys(arm for curves in cells for arm in curves.arms))
+    strategies = list(dict.fromkeys(strategy for curves in cells for strategy in curves.strategies))
     for axis, curves in zip(axes, cells, strict=False):
         found = rows_of(curves, reading.resampler(curves))
-        for arm in curves.arms:
-            points = [(row.costs[cost], row.accuracy) for row in found if row.arm == arm]
+        for strategy in curves.strategies:
+            points = [(row.costs[cost], row.accuracy) for row in found if row.strategy == strategy]
             low_high = [[a.mean - a.low for _, a in points], [a.high - a.mean for _, a in points]]
             axis.errorbar(
                 [c.mean for c, _ in points],
@@ -208,9 +208,9 @@ def plot(cells: Sequence[Curves], reading: Reading, cost: str, path: Path) -> No
                 markersize=3,
                 capsize=2,
                 linewidth=1,
-                linestyle="--" if reading.labels[arm] != arm else "-",
-                color=f"C{arms.index(arm) % 10}",
-                label=reading.labels[arm],
+                linestyle="--" if reading.labels[strategy] != strategy else "-",
+                color=f"C{strategies.index(strategy) % 10}",
+                label=reading.labels[strategy],
             )
         axis.set(title=curves.name, xlabel=cost_name(cost), ylim=(-0.03, 1.05))
         axis.title.set_fontsize(9)

@@ -1,4 +1,4 @@
-"""What a study stores: a line per arm, instance, budget and seed, with every episode whole."""
+"""What a study stores: a line per strategy, instance, budget and seed, with every episode whole."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Place:
     family: str
     size: str
     shift: str
-    arm: str
+    strategy: str
     budget: int
     seed: int
     task_id: str
@@ -37,7 +37,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Costs:
-    """What an arm used on an instance, all its episodes together.
+    """What a strategy used on an instance, all its episodes together.
 
     Attributes:
         total_tokens, generated_tokens, clones: sums over episodes.
@@ -57,7 +57,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Result:
-    """One arm on one instance.
+    """One strategy on one instance.
 
     Attributes:
         key: of all that the result follows from; equal keys, equal results.

@@ -1,4 +1,4 @@
-"""Arms whose root follows a script, for its first turn or throughout, over clones that the policy plays."""
+"""Strategies whose root follows a script, for its first turn or throughout, over clones that the policy plays."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from selfcest_env.record import Generation
 from selfcest_env.tasks.source import ExpertSource
 from selfcest_env.types import CloneRequest, Delegate, FinishReason, Limits, Role, Task, TurnKey
 from selfcest_env.views import Observation
-from selfcest_training.evaluation.arms import Arm, Seat, check_delegation
 from selfcest_training.evaluation.policies import LoadedPolicy
+from selfcest_training.evaluation.strategies import Seat, Strategy, check_delegation
 
 
 class ScriptedRoot:
@@ -74,7 +74,7 @@ class OneCall:
 
 
 @dataclass(frozen=True)
-class ForkJoin(Arm):
+class ForkJoin(Strategy):
     """The root's first turn is a scripted call; then the policy, as the root, makes an answer of the replies."""
 
     def requests(self, text: str, keys: Sequence[str]) -> tuple[CloneRequest, ...]:
@@ -114,7 +114,7 @@ class SpawnJoin(ForkJoin):
     def check(self, seat: Seat) -> None:
         check_delegation(seat.limits, self.threads)
         if self.threads > 1 and seat.temperature == 0:
-            raise ConfigError("temperature is 0, so all threads would be equal; set the arm's temperature above 0")
+            raise ConfigError("temperature is 0, so all threads would be equal; set the strategy's temperature above 0")
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class MapReduce(ForkJoin):
 
 
 @dataclass(frozen=True)
-class OracleDecomposition(Arm):
+class OracleDecomposition(Strategy):
     """The source's expert plays the root, the policy its clones: what it could do if it knew how to delegate."""
 
     oracle: ClassVar[bool] = True
@@ -150,7 +150,7 @@ class OracleDecomposition(Arm):
         if not isinstance(seat.source, ExpertSource):
             raise ConfigError(
                 f"{type(seat.source).__name__} has no expert to play the root; name the families that have one in the "
-                "arm's families"
+                "strategy's families"
             )
 
     def players(self, seat: Seat, loaded: LoadedPolicy) -> Policy:

@@ -1,4 +1,4 @@
-"""Stored results to points: accuracy and costs by cell, arm and budget, instance by instance."""
+"""Stored results to points: accuracy and costs by cell, strategy and budget, instance by instance."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Curves:
     Attributes:
         family, size, shift: the cell.
         task_ids, seeds: what the rows and columns of every point are.
-        arms: points by arm, in the order of budgets.
+        strategies: points by strategy, in the order of budgets.
     """
 
     family: str
@@ -31,7 +31,7 @@ class Curves:
     shift: str
     task_ids: tuple[str, ...]
     seeds: tuple[int, ...]
-    arms: Mapping[str, Sequence[Point]]
+    strategies: Mapping[str, Sequence[Point]]
 
     @property
     def name(self) -> str:
@@ -43,7 +43,7 @@ class Curves:
 
 
 def curves_of(results: Iterable[Result]) -> list[Curves]:
-    """Curves by cell. Raises `RecordError` that names what an arm lacks that another has."""
+    """Curves by cell. Raises `RecordError` that names what a strategy lacks that another has."""
     cells: dict[Cell, list[Result]] = {}
     for result in results:
         cells.setdefault(result.place.cell, []).append(result)
@@ -52,24 +52,24 @@ def curves_of(results: Iterable[Result]) -> list[Curves]:
 
 def _curves(results: Sequence[Result]) -> Curves:
     place = results[0].place
-    found = {(r.place.arm, r.place.budget, r.place.task_id, r.place.seed): r for r in results}
+    found = {(r.place.strategy, r.place.budget, r.place.task_id, r.place.seed): r for r in results}
     tasks = tuple(dict.fromkeys(r.place.task_id for r in results))
     seeds = tuple(dict.fromkeys(r.place.seed for r in results))
     measured = _measured(results)
     curves: dict[str, list[Point]] = {}
-    for arm, budget in dict.fromkeys((r.place.arm, r.place.budget) for r in results):
-        missing = [(t, s) for t in tasks for s in seeds if (arm, budget, t, s) not in found]
+    for strategy, budget in dict.fromkeys((r.place.strategy, r.place.budget) for r in results):
+        missing = [(t, s) for t in tasks for s in seeds if (strategy, budget, t, s) not in found]
         if missing:
             raise RecordError(
-                f"{place.family} {place.size}: {arm} at budget {budget} has no result for {len(missing)} instances "
-                f"that others have, as {missing[0][0]} with seed {missing[0][1]}"
+                f"{place.family} {place.size}: {strategy} at budget {budget} has no result for {len(missing)} "
+                f"instances that others have, as {missing[0][0]} with seed {missing[0][1]}"
             )
-        rows = [[found[arm, budget, task, seed] for seed in seeds] for task in tasks]
+        rows = [[found[strategy, budget, task, seed] for seed in seeds] for task in tasks]
         correct = np.array([[float(r.grade.correct) for r in row] for row in rows])
         costs = {cost: np.array([[float(getattr(r.costs, cost)) for r in row] for row in rows]) for cost in COSTS}
         notes = Counter(r.grade.note for row in rows for r in row if r.grade.note)
         scores = {name: np.array([[r.scores[name] for r in row] for row in rows]) for name in measured}
-        curves.setdefault(arm, []).append(Point(budget, correct, costs, notes, scores))
+        curves.setdefault(strategy, []).append(Point(budget, correct, costs, notes, scores))
     for points in curves.values():
         points.sort(key=lambda point: point.budget)
     return Curves(place.family, place.size, place.shift, tasks, seeds, curves)
@@ -84,12 +84,12 @@ def _measured(results: Sequence[Result]) -> list[str]:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: an arm at a budget on a cell. `notes` counts the grader's, over instances and seeds."""
+    """One line of the table: a strategy at a budget on a cell. `notes` counts the grader's, over all instances."""
 
     family: str
     size: str
     shift: str
-    arm: str
+    strategy: str
     budget: int
     instances: int
     accuracy: Estimate
@@ -99,16 +99,16 @@ class Row:
 
 
 def rows_of(curves: Curves, resampler: Resampler) -> list[Row]:
-    """Rows by budget, then arm."""
+    """Rows by budget, then strategy."""
     rows = [
         Row(
-            *(curves.family, curves.size, curves.shift, arm, point.budget, len(curves.task_ids)),
+            *(curves.family, curves.size, curves.shift, strategy, point.budget, len(curves.task_ids)),
             resampler.estimate(point.correct),
             {cost: resampler.estimate(values) for cost, values in point.costs.items()},
             point.notes,
             {name: resampler.estimate(values) for name, values in point.scores.items()},
         )
-        for arm, points in curves.arms.items()
+        for strategy, points in curves.strategies.items()
         for point in points
     ]
     return sorted(rows, key=lambda row: row.budget)

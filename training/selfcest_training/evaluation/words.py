@@ -32,7 +32,7 @@ def sentence(comparison: Comparison, first: str, second: str) -> str:
 
 
 def matched(pair: Match, first: str, second: str) -> str:
-    """How two arms compare under one budget, in accuracy and in every cost in tokens."""
+    """How two strategies compare under one budget, in accuracy and in every cost in tokens."""
     ratios = [pair.ratios[cost] for cost in TOKEN_COSTS]
     cheaper, dearer = all(ratio.high < 1 for ratio in ratios), all(ratio.low > 1 for ratio in ratios)
     match pair.verdict:

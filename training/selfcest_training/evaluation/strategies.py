@@ -1,6 +1,6 @@
-"""Arms: ways to spend one budget on a task. All play through the rollout, the kernel's ledger and `EpisodeRecord`s.
+"""Strategies: ways to spend one budget on a task. All play through the rollout and the kernel's ledger.
 
-The budget is of the whole arm: an arm that plays several episodes on a task gives each what the earlier ones left.
+The budget is of the whole strategy: one that plays several episodes on a task gives each what the earlier ones left.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Instance:
 
 @dataclass(frozen=True)
 class Seat:
-    """What an arm may be seated with, known before any weights are loaded.
+    """What a strategy may be seated with, known before any weights are loaded.
 
     Attributes:
-        limits: of the whole arm, budget included.
+        limits: of the whole strategy, budget included.
         temperature: of sampling.
-        source: where the tasks come from, for arms that ask its expert.
+        source: where the tasks come from, for strategies that ask its expert.
         policy: who plays.
     """
 
@@ -67,7 +67,7 @@ class SeatedRequest:
 
 
 @dataclass(frozen=True)
-class Arm:
+class Strategy:
     """One episode per task, as the policy plays it. Others are subclasses whose fields are their options."""
 
     oracle: ClassVar[bool] = False  # it uses what no player can know; labelled so wherever its numbers stand
@@ -75,15 +75,15 @@ class Arm:
 
     @property
     def recipe(self) -> Mapping[str, object]:
-        """All that decides how its episodes are played, the seat apart. Arms with equal recipes share episodes."""
-        return {"arm": f"{type(self).__module__}:{type(self).__qualname__}", **asdict(self)}
+        """All that decides how its episodes are played, the seat apart. Equal recipes share episodes."""
+        return {"strategy": f"{type(self).__module__}:{type(self).__qualname__}", **asdict(self)}
 
     def limits(self, limits: Limits, task: Task) -> Limits:
-        """What an episode on this task may use, of what the arm may use."""
+        """What an episode on this task may use, of what the strategy may use."""
         return limits
 
     def check(self, seat: Seat) -> None:
-        """Raise `ConfigError` if the arm could not be what it is named for."""
+        """Raise `ConfigError` if the strategy could not be what it is named for."""
 
     def players(self, seat: Seat, loaded: LoadedPolicy) -> Policy:
         return loaded.policy(seat.temperature)
@@ -109,12 +109,12 @@ class Arm:
         return rollout(requests, policy, seat.policy.rules(seat.limits))
 
     def choose(self, episodes: Episodes, grades: Sequence[Grade]) -> int:
-        """Which episode's answer counts. Arms that look at `grades` are oracles."""
+        """Which episode's answer counts. Strategies that look at `grades` are oracles."""
         return 0
 
 
 @dataclass(frozen=True)
-class Delegate(Arm):
+class Delegate(Strategy):
     """The policy may delegate, as the limits say."""
 
     def check(self, seat: Seat) -> None:
@@ -122,7 +122,7 @@ class Delegate(Arm):
 
 
 @dataclass(frozen=True)
-class Monolithic(Arm):
+class Monolithic(Strategy):
     """No clones; the root sees the full text of every document."""
 
     def limits(self, limits: Limits, task: Task) -> Limits:
@@ -130,7 +130,7 @@ class Monolithic(Arm):
 
 
 @dataclass(frozen=True)
-class MonolithicRead(Arm):
+class MonolithicRead(Strategy):
     """No clones; the root sees keys and reads documents into its own context.
 
     Attributes:
@@ -147,7 +147,7 @@ class MonolithicRead(Arm):
         return replace(limits, max_depth=0, max_reads=self.max_reads)
 
 
-ARMS: dict[str, str | type] = {
+STRATEGIES: dict[str, str | type] = {
     "delegate": Delegate,
     "monolithic": Monolithic,
     "monolithic_read": MonolithicRead,
@@ -159,17 +159,19 @@ ARMS: dict[str, str | type] = {
 }
 
 
-def make_arm(name: str, options: Mapping[str, object], where: str) -> Arm:
-    """An arm by built-in name or `package.module:Class`, with its options. Raises `ConfigError`."""
-    arm: object = build(load(name, ARMS, what="arm"), options, where=f"{where}.options")
-    if not isinstance(arm, Arm):
-        raise PlugInError(f"arm {name!r} is a {type(arm).__name__}; expected a subclass of {Arm.__module__}:Arm")
-    return arm
+def make_strategy(name: str, options: Mapping[str, object], where: str) -> Strategy:
+    """A strategy by built-in name or `package.module:Class`, with its options. Raises `ConfigError`."""
+    strategy: object = build(load(name, STRATEGIES, what="strategy"), options, where=f"{where}.options")
+    if not isinstance(strategy, Strategy):
+        raise PlugInError(
+            f"strategy {name!r} is a {type(strategy).__name__}; expected a subclass of {Strategy.__module__}:Strategy"
+        )
+    return strategy
 
 
-def shown_name(label: str, arm: Arm) -> str:
-    """The arm's name in tables, plots and sentences: oracles are named so wherever a number of theirs stands."""
-    return f"{label} (oracle)" if arm.oracle else label
+def shown_name(label: str, strategy: Strategy) -> str:
+    """The strategy's name in tables, plots and sentences: oracles are named so wherever a number of theirs stands."""
+    return f"{label} (oracle)" if strategy.oracle else label
 
 
 def check_delegation(limits: Limits, clones: int) -> None:
@@ -177,4 +179,4 @@ def check_delegation(limits: Limits, clones: int) -> None:
     for name in ("max_depth", "max_clones", "max_clones_per_call"):
         limit, needed = getattr(limits, name), 1 if name == "max_depth" else clones
         if limit is not None and limit < needed:
-            raise ConfigError(f"limits.{name} is {limit}, and the arm needs at least {needed}; raise it")
+            raise ConfigError(f"limits.{name} is {limit}, and the strategy needs at least {needed}; raise it")
