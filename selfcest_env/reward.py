@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from selfcest_env.errors import ConfigError, RewardError, did_you_mean
 from selfcest_env.graders import GRADERS, Grade, Grader
 from selfcest_env.plugin import build, load
-from selfcest_env.record import EpisodeRecord
+from selfcest_env.record import EpisodeRecord, cost_measures
 from selfcest_env.types import Outcome, Role, Task
 
 
@@ -53,7 +53,7 @@ class TokenCost:
     """Minus `price` for every `scale` tokens of the whole tree.
 
     Attributes:
-        tokens: "total" (prompts and generations) or "generated".
+        tokens: a cost of `record.Cost`, with or without its `_tokens`: "total" (prompts and generations), "generated".
         only_when_correct: wrong episodes pay nothing, so that giving up early is not cheaper than trying.
     """
 
@@ -63,15 +63,19 @@ class TokenCost:
     only_when_correct: bool = False
 
     def __post_init__(self) -> None:
-        if self.tokens not in ("total", "generated"):
-            raise ConfigError(f"token_cost.tokens is {self.tokens!r}; expected 'total' or 'generated'")
+        if self._cost not in cost_measures():
+            known = ", ".join(name.removesuffix("_tokens") for name in cost_measures())
+            raise ConfigError(f"token_cost.tokens is {self.tokens!r}; expected one of {known}")
         if not 0 < self.scale < math.inf:
             raise ConfigError(f"token_cost.scale is {self.scale!r}; expected a finite number above 0")
 
     def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
-        cost = record.cost
-        tokens = cost.total_tokens if self.tokens == "total" else cost.generated_tokens
+        tokens: float = getattr(record.cost, self._cost)
         return 0.0 if self.only_when_correct and not grade.correct else -self.price * tokens / self.scale
+
+    @property
+    def _cost(self) -> str:
+        return self.tokens if self.tokens in cost_measures() else f"{self.tokens}_tokens"
 
 
 @dataclass(frozen=True)

@@ -25,15 +25,17 @@ from selfcest_env.reward import make_reward
 from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import Role
-from selfcest_training.commands.study import default_study, players, run_study
+from selfcest_training.commands.study import default_study, run_study
 from selfcest_training.config_file import dump_config, parse_as
 from selfcest_training.evaluation import play, report
 from selfcest_training.evaluation.comparison import compare_studies
 from selfcest_training.evaluation.config import StudyConfig, load_study
+from selfcest_training.evaluation.costs import WALL, costs_of
 from selfcest_training.evaluation.frontier import Verdict, compare_frontiers, match
 from selfcest_training.evaluation.play import Study
 from selfcest_training.evaluation.policies import ModelPolicy, ServerPolicy
-from selfcest_training.evaluation.results import Result, costs_of, read_results, write_result
+from selfcest_training.evaluation.reading import players
+from selfcest_training.evaluation.results import Result, read_results, write_result, write_value
 from selfcest_training.evaluation.store import Store
 from selfcest_training.evaluation.table import curves_of
 
@@ -88,7 +90,8 @@ def timeless(folder: Path) -> list[dict[str, Any]]:
     """The stored results but for what a clock said."""
     rows = [json.loads(line) for line in (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()]
     for row in rows:
-        assert row["costs"].pop("wall_seconds") > 0
+        if row.get("costs"):  # a result whose prompt fitted
+            assert row["costs"].pop("wall_seconds") > 0
     return rows
 
 
@@ -108,7 +111,10 @@ def test_a_study_and_its_files(tmp_path: Path) -> None:
     page = tmp_path / "docs" / "study.md"
     folder = run(small(tmp_path), page=page)
     files = {path.name for path in folder.iterdir()}
-    costs = ("total_tokens", "generated_tokens", "critical_path_tokens", "peak_context", "wall_seconds")
+    measures = parse_as(StudyConfig, small(tmp_path)).measures
+    costs = [*(name for name, measure in measures.items() if measure.compared), WALL]
+    assert costs[:2] == ["total_tokens", "generated_tokens"]
+    assert costs[-3:] == ["kv_token_steps", "billed_tokens_cached", "wall_seconds"]
     plots = {f"accuracy_vs_{cost}.png" for cost in costs}
     assert files == {"study.yaml", "results.jsonl", "results.csv", "table.md", *plots}
     assert load_study(folder / "study.yaml") == parse_as(StudyConfig, small(tmp_path))
@@ -116,12 +122,12 @@ def test_a_study_and_its_files(tmp_path: Path) -> None:
     assert len(results) == 6 * 2 * 2 * (4 + 5)  # instances x budgets x seeds x (strategies of the cells)
     reward = make_reward("correct")
     for result in results:
-        assert costs_of(result.episodes, result.costs.wall_seconds) == result.costs
+        assert costs_of(result.episodes, (result.costs or {}).get(WALL, 0.0), measures) == result.costs
         assert reward.grade(result.episodes[result.chosen]) == result.grade
         assert all(
             episode.reward_terms == {"correct": float(reward.grade(episode).correct)} for episode in result.episodes
         )
-        assert result.costs.total_tokens <= result.place.budget
+        assert (result.costs or {"total_tokens": 0})["total_tokens"] <= (result.place.budget or 0)
     text = (folder / "table.md").read_text(encoding="utf-8")
     assert "Played by `study_players:Scripted`: delegate, monolithic, self_consistency, best_of_n, " in text
     assert "| range | 2-6 | 240 | monolithic | 1.00 [1.00, 1.00] |" in text
@@ -243,9 +249,7 @@ def test_results_from_before_support_are_judged_again_and_not_played(
         patched.setattr(play, "says_support", lambda task: False)
         folder = run(looking(tmp_path))
     file = folder / "results.jsonl"
-    old = file.read_text(encoding="utf-8").replace(',"support":null', "")
-    assert '"support":{' not in old
-    file.write_text(old, encoding="utf-8")
+    assert '"support":{' not in file.read_text(encoding="utf-8")
     assert {result.support for result in read_results(file)} == {None}
     study_players.roots.clear()
     run(looking(tmp_path), resume=True)
@@ -253,21 +257,32 @@ def test_results_from_before_support_are_judged_again_and_not_played(
     again = timeless(folder)
     run(looking(tmp_path, name="new"))
     assert again == timeless(tmp_path / "new")
-    assert all(row["support"] for row in again)
+    assert all(row["support"] for row in again if "key" in row)
 
 
 def test_an_strategy_of_ones_own_plays(tmp_path: Path) -> None:
     policy = {"name": "study_players:Known", "options": {"clones": 2}}
     strategies = {"two": {"name": "delegate"}, "one": {"name": "study_players:OneClone", "options": {"clones": 1}}}
     folder = run(small(tmp_path, strategies=strategies, policy=policy, budgets=[240], seeds=[0]))
-    clones = {(result.place.strategy, result.costs.clones) for result in read_results(folder / "results.jsonl")}
+    clones = {
+        (result.place.strategy, (result.costs or {})["clones"]) for result in read_results(folder / "results.jsonl")
+    }
     assert clones == {("two", 2), ("one", 0)}, "two at once are over the limit of one, and refused"
 
 
 def test_a_result_survives_being_written_and_read(tmp_path: Path) -> None:
     folder = run(small(tmp_path))
     text = (folder / "results.jsonl").read_text(encoding="utf-8")
-    assert "".join(map(write_result, read_results(folder / "results.jsonl", whole=True))) == text
+    lines: dict[str, None] = {}  # each once, in order
+
+    def share(value: object) -> str:
+        name, line = write_value(value)
+        lines.setdefault(line)
+        return name
+
+    for result in read_results(folder / "results.jsonl", whole=True):
+        lines.setdefault(write_result(result, share))
+    assert "".join(lines) == text
 
 
 def test_every_strategy_and_seed_plays_the_same_instances_and_none_that_training_draws(tmp_path: Path) -> None:
@@ -391,8 +406,8 @@ def test_what_a_kill_left_is_used_and_the_files_are_the_same(tmp_path: Path) -> 
 def test_a_broken_line_that_no_kill_explains_is_an_error(tmp_path: Path) -> None:
     folder = run(small(tmp_path))
     file = folder / "results.jsonl"
-    file.write_text("{}\n" + file.read_text(encoding="utf-8"), encoding="utf-8")
-    with pytest.raises(RecordError, match=r"played.jsonl, line 1: not a result of a study: KeyError: 'key'"):
+    file.write_text('{"format":2}\n' + file.read_text(encoding="utf-8"), encoding="utf-8")
+    with pytest.raises(RecordError, match=r"results.jsonl, line 1: not a result of a study \(KeyError: 'key'\)"):
         run(small(tmp_path), resume=True)
 
 
@@ -442,7 +457,7 @@ def compared(tmp_path: Path, **changes: Any) -> list[str]:
 
 def test_a_study_compared_with_itself_has_no_difference(tmp_path: Path) -> None:
     lines = compared(tmp_path, episodes=6)
-    assert len(lines) == (4 + 5) * (4 + 2)  # strategies of the cells x (costs + budgets)
+    assert len(lines) == (4 + 5) * (7 + 2)  # strategies of the cells x (costs + budgets)
     assert not any(line.startswith("note") for line in lines)
     assert all("no verdict" in line for line in lines), "six instances are too few"
 
@@ -564,7 +579,7 @@ def test_a_trained_policy_per_seed(tmp_path: Path) -> None:
     folders = [trained(tmp_path, seed) for seed in (0, 1)]
     pattern = str(folders[0]).replace("/seed0/", "/seed{seed}/")
     file = tmp_path / "study.yaml"
-    data = small(tmp_path, budgets=[40], episodes=3, strategies={"delegate": {}, "monolithic": None}, policy=pattern)
+    data = small(tmp_path, budgets=[40], episodes=3, strategies={"delegate": {}, "monolithic": {}}, policy=pattern)
     file.write_text(yaml.safe_dump(data), encoding="utf-8")
     config = load_study(file)
     study = Study(config)
@@ -735,7 +750,7 @@ def test_policies_of_known_accuracy_and_cost_are_measured_as_they_are(tmp_path: 
         assert set(rich.costs["generated_tokens"].flat) == {generated}
         assert set(rich.costs["critical_path_tokens"].flat) == {path}
     together, alone = curves.strategies["together"], curves.strategies["alone"]
-    pair = match(together[1], alone[1], resampler)
+    pair = match(together[1], alone[1], resampler, ["total_tokens"])
     assert pair.gap.low <= 0.3 <= pair.gap.high
     assert pair.verdict is Verdict.AHEAD
     # 47 tokens and the prompt against 40: dearer in total, cheaper in all else

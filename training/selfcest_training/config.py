@@ -180,6 +180,10 @@ class Cell:
         _require(self.shift in ("in", "out"), "cell.shift", self.shift, expected)
 
 
+# What a server bills whose prompt cache makes known tokens cheaper; other costs follow from the record alone.
+ADDED_COSTS = {"billed_tokens_cached": PlugIn("prompt_cache", {"discount": 0.9})}
+
+
 @dataclass(frozen=True)
 class EvaluationConfig:
     """Fixed sets, the same for every arm and seed.
@@ -189,12 +193,14 @@ class EvaluationConfig:
         episodes: instances per cell.
         seed: draws the instances.
         temperatures: 0 is greedy; every temperature is evaluated and reported apart.
+        costs: those beside the costs of every record, as in a study.
     """
 
     cells: tuple[Cell, ...] = ()
     episodes: int = 500
     seed: int = 20_000
     temperatures: tuple[float, ...] = (0.0,)
+    costs: Mapping[str, PlugIn] = field(default_factory=lambda: dict(ADDED_COSTS))
 
     def __post_init__(self) -> None:
         _at_least(1, self, "evaluation.", "episodes")

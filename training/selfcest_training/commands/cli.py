@@ -177,11 +177,11 @@ def solve(
 @app.command()
 def report(
     folder: Annotated[
-        Path, typer.Argument(help="A run's folder, as in runs/quick; what has been evaluated so far counts")
+        Path, typer.Argument(help="The folder of a run, as runs/quick, or of a study; of a run what is there so far")
     ],
 ) -> None:
-    """Print a run's table again, and rewrite its table.md, results.csv and plots from the stored evaluations."""
-    from selfcest_training.run.experiment import report_folder
+    """Print the verdict of a run or a study again, and rewrite table.md, results.csv and plots from stored results."""
+    from selfcest_training.commands.report import report_folder
 
     report_folder(folder, Console())
 

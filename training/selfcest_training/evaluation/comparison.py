@@ -11,13 +11,12 @@ from rich.console import Console
 from selfcest_env.errors import ConfigError
 from selfcest_training.evaluation.config import StudyConfig, load_study
 from selfcest_training.evaluation.frontier import compare_frontiers, match
-from selfcest_training.evaluation.policies import SEED
-from selfcest_training.evaluation.results import TOKEN_COSTS, Place, Result, read_results
-from selfcest_training.evaluation.strategies import make_strategy, shown_name
+from selfcest_training.evaluation.reading import Reading, reading_of
+from selfcest_training.evaluation.results import Place, Result, read_results
 from selfcest_training.evaluation.table import Curves, curves_of
-from selfcest_training.evaluation.words import matched, sentence
+from selfcest_training.evaluation.words import at_most, matched, sentence
 
-Coordinates = tuple[str, str, str, int, str, int]  # family, size, strategy, budget, instance, seed
+Coordinates = tuple[str, str, str, int | None, str, int]  # family, size, strategy, budget, instance, seed
 
 
 def compare_studies(first: Path, second: Path, console: Console) -> list[str]:
@@ -28,7 +27,7 @@ def compare_studies(first: Path, second: Path, console: Console) -> list[str]:
             match.
     """
     configs = _config(first), _config(second)
-    for key in ("reward", "swept"):
+    for key in ("reward", "swept", "costs"):
         left, right = (getattr(config, key) for config in configs)
         if left != right:
             raise ConfigError(f"{first} and {second} cannot be compared: their {key} is {left} and {right}")
@@ -37,34 +36,29 @@ def compare_studies(first: Path, second: Path, console: Console) -> list[str]:
     if not shared:
         raise ConfigError(f"{first} and {second} share no result: {'; '.join(apart)}")
     names, lines = _names(first, second), [f"note: {line}" for line in apart]
+    readings = reading_of(configs[0]), reading_of(configs[1])
     cells = curves_of([*_named(left_rows, shared, names[0]), *_named(right_rows, shared, names[1])])
     for curves in cells:
-        lines += _compare_cell(curves, names, configs)
+        lines += _compare_cell(curves, names, readings)
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     return lines
 
 
-def _compare_cell(curves: Curves, names: tuple[str, str], configs: tuple[StudyConfig, StudyConfig]) -> list[str]:
-    crossed = any(
-        SEED in str(config.policy_of(strategy).options) for config in configs for strategy in config.strategies
-    )
-    resampler = curves.resampler(crossed=crossed, resamples=configs[0].resamples, confidence=configs[0].confidence)
-    lines = []
-    for strategy in [strategy for strategy in configs[0].strategies if strategy + names[0] in curves.strategies]:
+def _compare_cell(curves: Curves, names: tuple[str, str], readings: tuple[Reading, Reading]) -> list[str]:
+    reading = replace(readings[0], crossed=any(reading.crossed for reading in readings))
+    resampler, least, lines = reading.resampler(curves), reading.min_difference, []
+    costs = [cost for cost in reading.compared if cost in readings[1].compared]
+    for strategy in [strategy for strategy in reading.labels if strategy + names[0] in curves.strategies]:
         first, second = (curves.strategies[strategy + name] for name in names)
-        own, other = (_shown(strategy, config) + name for config, name in zip(configs, names, strict=True))
-        for cost in TOKEN_COSTS:
-            lines.append(f"{curves.name}, {sentence(compare_frontiers(first, second, cost, resampler), own, other)}")
+        own, other = (reading.labels[strategy] + name for reading, name in zip(readings, names, strict=True))
+        for cost in costs:
+            found = compare_frontiers(first, second, cost, resampler, least)
+            lines.append(f"{curves.name}, {sentence(found, own, other)}")
         for left, right in zip(first, second, strict=True):
-            said = matched(match(left, right, resampler), own, other)
-            lines.append(f"{curves.name}, at most {left.budget}, {own} {said}")
+            said = matched(match(left, right, resampler, costs, least), own, other)
+            lines.append(f"{curves.name}, {at_most(left.budget)}, {own} {said}")
     return lines
-
-
-def _shown(label: str, config: StudyConfig) -> str:
-    spec = config.strategies[label]
-    return shown_name(label, make_strategy(spec.name or label, spec.options, f"strategies.{label}"))
 
 
 def _config(folder: Path) -> StudyConfig:
@@ -107,7 +101,7 @@ def _apart(
             above = {key[: depth - 1] for key in others}
             only = {key[:depth] for key in rows if key[: depth - 1] in above} - {key[:depth] for key in others}
             if only:
-                shown = " ".join(map(str, min(only)))
+                shown = " ".join(map(str, min(only, key=str)))
                 more = f" and {len(only) - 1} more" if len(only) > 1 else ""
                 found.append(f"only {folder} has the {title} {shown}{more}")
     return found

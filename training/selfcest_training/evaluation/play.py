@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,9 +20,10 @@ from selfcest_env.tasks.support import says_support, support_overlap
 from selfcest_env.types import Task
 from selfcest_training.config import Cell
 from selfcest_training.evaluation.config import StudyConfig
+from selfcest_training.evaluation.costs import WALL, costs_of
 from selfcest_training.evaluation.instances import instances_of, source_of
-from selfcest_training.evaluation.policies import PolicySource, digest, make_policy
-from selfcest_training.evaluation.results import Place, Result, costs_of
+from selfcest_training.evaluation.policies import LoadedPolicy, PolicySource, digest, make_policy
+from selfcest_training.evaluation.results import Place, Result
 from selfcest_training.evaluation.store import Store
 from selfcest_training.evaluation.strategies import Instance, Seat, Strategy, make_strategy, shown_name
 
@@ -45,11 +46,12 @@ class Block:
 
     cell: Cell
     strategy: str
-    budget: int
+    budget: int | None
     seed: int
 
     def __str__(self) -> str:
-        return f"{self.cell.family} {self.cell.size}: {self.strategy}, budget {self.budget}, seed {self.seed}"
+        budget = "" if self.budget is None else f", budget {self.budget}"
+        return f"{self.cell.family} {self.cell.size}: {self.strategy}{budget}, seed {self.seed}"
 
 
 class Study:
@@ -123,20 +125,32 @@ class Study:
             for item in self._keyed(block):
                 yield item.key, item.place
 
-    def play(self, store: Store, report: OnPlayed) -> Path:
-        """Play what the store lacks. Returns the file of all results."""
+    def play(self, store: Store, report: OnPlayed, loaded: LoadedPolicy | None = None) -> Path:
+        """Play what the store lacks. Returns the file of all results.
+
+        Args:
+            store: where results are.
+            report: told of progress.
+            loaded: plays instead of what the study's one policy would load, as when its weights are here already.
+        """
         waiting = list(self.blocks())
         # One model after the other, so that no two are loaded at once.
         for policy in self._policies.values():
             for seeds in [(seed,) for seed in self.config.seeds] if policy.seeded else [self.config.seeds]:
                 blocks = [b for b in waiting if b.seed in seeds and self.policy_of(b.strategy) is policy]
-                self._play_blocks(blocks, policy, seeds[0], store, report)
+                self._play_blocks(blocks, policy, seeds[0], store, report, loaded)
         return store.finish(self.order())
 
     # One block
 
     def _play_blocks(
-        self, blocks: Sequence[Block], policy: PolicySource, seed: int, store: Store, report: OnPlayed
+        self,
+        blocks: Sequence[Block],
+        policy: PolicySource,
+        seed: int,
+        store: Store,
+        report: OnPlayed,
+        here: LoadedPolicy | None,
     ) -> None:
         missing: list[tuple[Block, list[Keyed]]] = []
         for block in blocks:
@@ -148,7 +162,7 @@ class Study:
                 missing.append((block, lacking))
         if not missing:
             return
-        with closing(policy.load(seed)) as loaded:
+        with closing(policy.load(seed)) if here is None else nullcontext(here) as loaded:
             for block, lacking in missing:
                 strategy, seat = self.strategies[block.strategy], self.seat(block)
                 for start in range(0, len(lacking), self.config.batch):
@@ -172,7 +186,7 @@ class Study:
             if found is None:
                 lacking.append(item)
             else:
-                judged.append(self._result(item, block, found.episodes, found.costs.wall_seconds))
+                judged.append(self._result(item, block, found.episodes, (found.costs or {}).get(WALL, 0.0)))
         store.add(judged)
         return lacking
 
@@ -180,9 +194,20 @@ class Study:
         unscored = [replace(episode, task=item.instance.task, reward_terms=None) for episode in episodes]
         grades = [self.reward.grade(episode) for episode in unscored]
         scored = tuple(self.reward.score(episode) for episode in unscored)
-        chosen = self.strategies[block.strategy].choose(scored, grades)
-        costs, support = costs_of(scored, seconds), self._support(scored[chosen], block)
-        return Result(item.key, item.played, item.place, scored, chosen, grades[chosen], costs, support)
+        strategy = self.strategies[block.strategy]
+        chosen = strategy.choose(scored, grades)
+        return Result(
+            item.key,
+            item.played,
+            item.place,
+            scored,
+            chosen,
+            grades[chosen],
+            ending=scored[chosen].root.status,
+            costs=costs_of(scored, seconds, self.config.measures),
+            executed=strategy.executed(scored),
+            support=self._support(scored[chosen], block),
+        )
 
     def _support(self, episode: EpisodeRecord, block: Block) -> Overlap | None:
         if not says_support(episode.task):
@@ -196,7 +221,7 @@ class Study:
 
     def seat(self, block: Block) -> Seat:
         return Seat(
-            self.config.limits_at(block.budget),
+            self.config.limits_at(block.budget, block.strategy),
             self.config.temperature_of(block.strategy),
             self.sources[block.cell.family, block.cell.size],
             self.policy_of(block.strategy),
@@ -211,7 +236,7 @@ class Study:
             self._prints[self._policy_name(block.strategy), block.seed],
             asdict(_changed(self.config.tasks[cell.family], cell)) if strategy.uses_expert else None,
         )
-        choice = [f"{type(strategy).__module__}:{type(strategy).__qualname__}", self._judge]
+        choice = [f"{type(strategy).__module__}:{type(strategy).__qualname__}", self._judge, self._costs]
         keyed = []
         for task in self._tasks(block):
             seed = stream_seed("study", block.seed, task.task_id)
@@ -228,6 +253,10 @@ class Study:
     def _judge(self) -> str:
         return digest(asdict(self.config.reward))
 
+    @cached_property
+    def _costs(self) -> str:
+        return digest({name: asdict(spec) for name, spec in self.config.costs.items()})
+
     def _check(self, block: Block) -> None:
         strategy, seat = self.strategies[block.strategy], self.seat(block)
         try:
@@ -235,9 +264,9 @@ class Study:
             for task in self._tasks(block)[:1]:
                 seat.policy.rules(strategy.limits(seat.limits, task))
         except ConfigError as error:
-            raise ConfigError(
-                f"strategies.{block.strategy}, {block.cell.family}, budget {block.budget}: {error}"
-            ) from error
+            place = f"strategies.{block.strategy}, {block.cell.family}"
+            place += "" if block.budget is None else f", budget {block.budget}"
+            raise ConfigError(f"{place}: {error}") from error
 
 
 def _changed(spec: PlugIn, cell: Cell) -> PlugIn:

@@ -286,6 +286,12 @@ class LoadedServer:
         self._opened.close()
 
 
+def is_seeded(policy: PlugIn) -> bool:
+    """`PolicySource.seeded` of a policy of a config; a model's folder need not be there any more."""
+    folder = policy.options.get("folder") if policy.name == "model" else None
+    return SEED in str(folder) if folder else make_policy(policy.name, policy.options, "policy").seeded
+
+
 POLICIES: dict[str, str | type] = {"model": ModelPolicy, "server": ServerPolicy}
 
 

@@ -33,6 +33,7 @@ class Samples(Strategy):
         max_reads: documents that a sample may read by key; 0: it sees the full text of all.
     """
 
+    delegates: ClassVar[bool] = False
     samples: int = 8
     max_reads: int | None = 0
 

@@ -68,10 +68,11 @@ class SeatedRequest:
 
 @dataclass(frozen=True)
 class Strategy:
-    """One episode per task, as the policy plays it. Others are subclasses whose fields are their options."""
+    """One episode per task, as the policy plays it. Others are subclasses, whose fields are their options."""
 
     oracle: ClassVar[bool] = False  # it uses what no player can know; labelled so wherever its numbers stand
     uses_expert: ClassVar[bool] = False
+    delegates: ClassVar[bool] = True  # where the limits allow it
 
     @property
     def recipe(self) -> Mapping[str, object]:
@@ -112,6 +113,10 @@ class Strategy:
         """Which episode's answer counts. Strategies that look at `grades` are oracles."""
         return 0
 
+    def executed(self, episodes: Episodes) -> bool | None:
+        """Whether its script was played as it was written; `None` for a strategy without one."""
+        return None
+
 
 @dataclass(frozen=True)
 class Delegate(Strategy):
@@ -125,6 +130,8 @@ class Delegate(Strategy):
 class Monolithic(Strategy):
     """No clones; the root sees the full text of every document."""
 
+    delegates: ClassVar[bool] = False
+
     def limits(self, limits: Limits, task: Task) -> Limits:
         return replace(limits, max_depth=0, max_reads=0)
 
@@ -137,6 +144,7 @@ class MonolithicRead(Strategy):
         max_reads: documents of one episode; `None`: as many as the budget pays.
     """
 
+    delegates: ClassVar[bool] = False
     max_reads: int | None = None
 
     def __post_init__(self) -> None:
@@ -148,6 +156,7 @@ class MonolithicRead(Strategy):
 
 
 STRATEGIES: dict[str, str | type] = {
+    "plain": Strategy,
     "delegate": Delegate,
     "monolithic": Monolithic,
     "monolithic_read": MonolithicRead,
