@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +20,21 @@ from test_openai_engine import Serve, chat, serve
 
 from selfcest_agents.openai_client import ServerConfig
 from selfcest_agents.tiny import TinyConfig, TinyTokenizer, build_tiny, save_pretrained
+from selfcest_env import record
 from selfcest_env.errors import ConfigError, DataError, RecordError, SelfcestError, TaskError
 from selfcest_env.plugin import PlugIn
-from selfcest_env.reward import make_reward
+from selfcest_env.record import AgentRecord, Cost, EpisodeRecord, Generation, Measure, Turn
+from selfcest_env.reward import TokenCost, make_reward
 from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.text.terse import TerseProtocol
-from selfcest_env.types import Role
+from selfcest_env.types import AgentId, FinishReason, Limits, Outcome, Role, Status, Task, TurnFacts
+from selfcest_training.commands.report import report_folder
 from selfcest_training.commands.study import default_study, run_study
 from selfcest_training.config_file import dump_config, parse_as
 from selfcest_training.evaluation import play, report
 from selfcest_training.evaluation.comparison import compare_studies
-from selfcest_training.evaluation.config import StudyConfig, load_study
-from selfcest_training.evaluation.costs import WALL, costs_of
+from selfcest_training.evaluation.config import StudyConfig, load_study, parse_study
+from selfcest_training.evaluation.costs import WALL, EpisodeCost, PromptCache, costs_of
 from selfcest_training.evaluation.frontier import Verdict, compare_frontiers, match
 from selfcest_training.evaluation.play import Study
 from selfcest_training.evaluation.policies import ModelPolicy, ServerPolicy
@@ -235,6 +239,38 @@ def test_who_could_not_begin_has_seen_no_document(tmp_path: Path) -> None:
     assert scores(folder, 20) == {"monolithic": [0, None, 0, 0, 0]}
 
 
+def test_a_prompt_that_does_not_fit_has_an_ending_and_no_cost(tmp_path: Path) -> None:
+    data = looking(tmp_path, budgets=[20, 9000], strategies={"monolithic_read": {}, "monolithic": {}})
+    folder = run(data)
+    results = [r for r in read_results(folder / "results.jsonl") if r.place.budget == 20]
+    assert {(r.costs, r.ending) for r in results if r.place.strategy == "monolithic"} == {(None, "prompt_too_long")}
+    rows = list(csv.DictReader((folder / "results.csv").read_text(encoding="utf-8").splitlines()))
+    (lost,) = [row for row in rows if (row["strategy"], row["budget"]) == ("monolithic", "20")]
+    assert lost["ended_prompt_too_long"] == "2"
+    assert lost["ended_answered"] == "0"
+    names = [*parse_as(StudyConfig, data).measures, WALL]
+    assert {lost[name] for name in names} == {""}, "missing, not zero"
+    text = (folder / "table.md").read_text(encoding="utf-8")
+    assert f"| own | all | 20 | monolithic | 0.00 [0.00, 0.00] | {' | '.join(['–'] * len(names))} |" in text
+    assert "xinf" not in text
+    assert "nan" not in text
+
+
+def test_scripts_and_endings_are_columns(tmp_path: Path) -> None:
+    folder = run(small(tmp_path, strategies={"map_reduce": {}, "monolithic": {}}, budgets=[40, 480], seeds=[0]))
+    rows = list(csv.DictReader((folder / "results.csv").read_text(encoding="utf-8").splitlines()))
+    for row in rows:
+        endings = {name: int(value) for name, value in row.items() if name.startswith("ended_")}
+        assert sum(endings.values()) == 6
+        assert (row["script_executed"] == "") == (row["strategy"] == "monolithic")
+    executed = {(r["family"], r["budget"]): float(r["script_executed"]) for r in rows if r["strategy"] == "map_reduce"}
+    assert executed["range", "480"] == executed["ledger", "480"] == 1
+    assert executed["ledger", "40"] < 1
+    text = (folder / "table.md").read_text(encoding="utf-8")
+    assert "| strategy | script executed | answered |" in text
+    assert "| ledger | 4-12 (out of distribution) | 480 | map_reduce | 1.00 | 6 |" in text
+
+
 def test_what_is_not_measured_is_left_out(tmp_path: Path) -> None:
     """The file names no documents, and exact match gives no partial credit."""
     folder = run({**questions(tmp_path, 3), "policy": {"name": "study_players:Looking"}, "budgets": [9000]})
@@ -260,7 +296,163 @@ def test_results_from_before_support_are_judged_again_and_not_played(
     assert all(row["support"] for row in again if "key" in row)
 
 
-def test_an_strategy_of_ones_own_plays(tmp_path: Path) -> None:
+def test_a_task_and_a_document_are_stored_once(tmp_path: Path) -> None:
+    text = "In the year of the great comet all the houses of the town were painted red."
+    rows = [{"question": f"Which {i}?", "answer": "red", "documents": {"a": text, "b": f"{i}"}} for i in range(3)]
+    data = looking(tmp_path)
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    folder = run(data)
+    file = folder / "results.jsonl"
+    stored = file.read_text(encoding="utf-8")
+    assert stored.count(text) == 1, "three tasks, four strategies, several samples"
+    assert all(stored.count(f'"prompt":"Which {i}?"') == 1 for i in range(3))
+    episodes = [episode for result in read_results(file, whole=True) for episode in result.episodes]
+    assert len(episodes) >= 3 * 4
+    assert {episode.task.context["a"] for episode in episodes} == {text}
+
+
+def test_results_of_an_earlier_version_are_refused_in_one_line_and_stay_as_they_are(tmp_path: Path) -> None:
+    folder = run(small(tmp_path))
+    file = folder / "results.jsonl"
+    old = '{"key":"a","played":"b","place":{"arm":"delegate"},"episodes":[],"costs":{"total_tokens":1}}\n'
+    file.write_text(old, encoding="utf-8")
+    for act in (lambda: run(small(tmp_path), resume=True), lambda: report_folder(folder, QUIET)):
+        with pytest.raises(RecordError, match=r"results.jsonl, line 1: not a result of this version.*another name"):
+            act()
+    assert file.read_text(encoding="utf-8") == old
+    assert not (folder / "played.jsonl").exists()
+
+
+# Costs
+
+
+@dataclass(frozen=True)
+class MoreCost(Cost):
+    """What every record has, and one thing more: this line is all that it takes."""
+
+    letters: int = field(metadata={"measure": Measure(lambda e: len(e.task.prompt))}, default=0)
+
+
+def test_a_new_field_of_cost_is_in_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No table, file, plot, verdict or option has a list of costs of its own."""
+    monkeypatch.setattr(record, "Cost", MoreCost)
+    drawn: list[str] = []
+    monkeypatch.setattr(report, "plot", lambda cells, reading, cost, path: drawn.append(cost))
+    folder = run(small(tmp_path, seeds=[0], budgets=[240]))
+    names = [item.name for item in fields(MoreCost)]
+    for result in read_results(folder / "results.jsonl", whole=True):
+        assert list(result.costs or ())[: len(names)] == names
+        assert (result.costs or {})["letters"] == sum(len(episode.task.prompt) for episode in result.episodes)
+    header = (folder / "results.csv").read_text(encoding="utf-8").splitlines()[0].split(",")
+    assert {f"{name}{end}" for name in names for end in ("", "_low", "_high")} <= set(header)
+    text = (folder / "table.md").read_text(encoding="utf-8")
+    assert "| kv token steps | clones | turns | depth | letters | billed tokens cached |" in text
+    assert "letters: delegate is" in text or "letters: fewer than 20 instances" in text
+    assert "letters x" in text
+    assert "letters" in drawn
+    config = parse_as(StudyConfig, small(tmp_path, compared=["letters", "turns"]))
+    assert config.compared_costs == ("letters", "turns")
+    TokenCost(tokens="letters")  # a reward term may charge it
+
+
+@dataclass(frozen=True)
+class Letters(EpisodeCost):
+    """A cost of one's own, of which the dearest sample counts."""
+
+    per_letter: float = 1.0
+
+    def of(self, episode: EpisodeRecord) -> float:
+        return self.per_letter * len(episode.task.prompt)
+
+    def over_samples(self, values: Iterable[float]) -> float:
+        return max(values)
+
+
+def test_a_cost_of_ones_own_is_an_option_of_a_study(tmp_path: Path) -> None:
+    strategies = {"best_of_n": {"options": {"samples": 3}, "temperature": 0.8}}
+    costs = {"letters": {"name": f"{__name__}:Letters", "options": {"per_letter": 0.5}}}
+    sampled = small(tmp_path, strategies=strategies, seeds=[0])
+    run(sampled)
+    study_players.roots.clear()
+    folder = run({**sampled, "costs": costs, "compared": ["letters"]}, resume=True)
+    assert played() == 0, "stored episodes are measured again"
+    for result in read_results(folder / "results.jsonl", whole=True):
+        assert result.costs is None or result.costs["letters"] == 0.5 * len(result.episodes[0].task.prompt)
+        assert "billed_tokens_cached" not in (result.costs or {})
+    assert "letters_low" in (folder / "results.csv").read_text(encoding="utf-8")
+
+
+def test_a_prompt_cache_by_hand() -> None:
+    # Sent 3, then 6 of which 5 are known; generated 2 and 3: 14 in all.
+    for discount, expected in ((0.0, 14), (0.9, 14 - 4.5), (1.0, 9)):
+        assert PromptCache(discount).of(TWO_TURNS) == pytest.approx(expected)
+
+
+def _turn(prompt: int, generated: int) -> Turn:
+    return Turn(TurnFacts(prompt, generated, 99, FinishReason.STOP, Outcome.ANSWERED), Generation("x"))
+
+
+ROOT_RECORD = AgentRecord(AgentId(), "do", (), 50, None, Status.ANSWERED, (_turn(3, 2), _turn(1, 3)), "7")
+TWO_TURNS = EpisodeRecord("e", Task("t", "2+2", "4", "test"), Limits(), 5, (ROOT_RECORD,))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"costs": {"clones": {"name": "prompt_cache"}}}, ["costs.clones: there is a cost of this name"]),
+        ({"costs": {"x": {"name": "cache"}}}, ["unknown cost 'cache'"]),
+        (
+            {"costs": {"x": {"name": "prompt_cache", "options": {"discount": 1.5}}}},
+            ["costs.x.options", "discount is 1.5"],
+        ),
+        ({"costs": {"x": {"name": "study_players:Noise"}}}, ["expected a subclass of", "EpisodeCost"]),
+        ({"compared": ["total_token"]}, ["compared names no cost 'total_token'", "Did you mean 'total_tokens'"]),
+        ({"min_difference": -0.1}, ["min_difference is -0.1"]),
+        ({"arms": {}}, ["unknown config key 'arms'", "'strategies'; rename"]),
+        ({"strategies": {"delegate": None}}, ["strategies.delegate is empty; write {}"]),
+        ({"strategies": {"delegate": {"limits": {"total_tokens": 9}}}}, ["delegate.limits.total_tokens", "sweep"]),
+        (
+            {"strategies": {"delegate": {"limits": {"max_dept": 9}}}},
+            ["strategies.delegate.limits.max_dept is no limit"],
+        ),
+    ],
+)
+def test_mistakes_in_costs_and_strategies(tmp_path: Path, changes: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(SelfcestError) as caught:
+        parse_study(small(tmp_path, **changes))
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_null_drops_a_strategy_of_the_extended_file(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(small(tmp_path), sort_keys=False), encoding="utf-8")
+    (tmp_path / "own.yaml").write_text("extends: base.yaml\nstrategies: {best_of_n: null, plain: {}}", encoding="utf-8")
+    kept = ["delegate", "monolithic", "self_consistency", "oracle_decomposition", "plain"]
+    assert list(load_study(tmp_path / "own.yaml").strategies) == kept
+    assert list(load_study(tmp_path / "own.yaml", ["strategies.monolithic=null"]).strategies) == [kept[0], *kept[2:]]
+
+
+def test_a_terminal_shows_a_verdict_of_five_lines_and_one_line_per_family_and_strategy(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=300)
+    config = parse_as(StudyConfig, small(tmp_path))
+    run_study(config, resume=False, console=console)
+    for show in (lambda: None, lambda: report_folder(tmp_path / "s", console)):
+        show()
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        lines = text[text.rindex("delegate against monolithic, ") :].splitlines()
+        assert lines[0].endswith(
+            "best_of_n (oracle), oracle_decomposition (oracle), at equal cost, on 2 cells: 7 comparisons"
+        )
+        assert [line.split(":")[0] for line in lines[1:5]] == [
+            "  ahead", "  behind", "  ahead and behind, by how much is spent", "  undecided",
+        ]  # fmt: skip
+        assert "undecided: total tokens 7, " in lines[4], "six instances are too few"
+        assert lines[5].split()[:4] == ["family", "strategy", "accuracy", "total"]
+        assert [line.split()[0] for line in lines[6:15]] == ["range"] * 4 + ["ledger"] * 5
+        assert lines[15] == f"written to {tmp_path / 's'}; the whole report is its table.md"
+        assert len(lines) == 16
+
+
+def test_a_strategy_of_ones_own_plays(tmp_path: Path) -> None:
     policy = {"name": "study_players:Known", "options": {"clones": 2}}
     strategies = {"two": {"name": "delegate"}, "one": {"name": "study_players:OneClone", "options": {"clones": 1}}}
     folder = run(small(tmp_path, strategies=strategies, policy=policy, budgets=[240], seeds=[0]))

@@ -17,7 +17,7 @@ from selfcest_env.reward import make_reward
 from selfcest_env.seeding import stream_seed
 from selfcest_env.tasks import make_source
 from selfcest_env.tasks.quote import Quote
-from selfcest_env.types import Fault, Limits, Outcome, Status, Task
+from selfcest_env.types import Fault, FinishReason, Limits, Outcome, Status, Task
 from selfcest_training.evaluation.costs import WALL, costs_of
 from selfcest_training.evaluation.policies import PolicySource
 from selfcest_training.evaluation.samples import BestOfN, SelfConsistency, majority, normal_form, what_is_left
@@ -219,6 +219,43 @@ def test_a_script_stops_where_its_grant_ends(strategy: Strategy) -> None:
         cut += any(turn.facts.fault is Fault.CUT_BY_LENGTH for turn in record.root.turns)
         assert len(record.root.context_ids) == record.root.prompt_tokens + record.root.generated_tokens
     assert cut
+
+
+@pytest.mark.parametrize("strategy", [SpawnJoin(threads=4), MapReduce(), OracleDecomposition()])
+def test_turn_tokens_bound_the_policy_and_not_the_script(strategy: Strategy) -> None:
+    """A call of many documents is longer than any turn that the policy may take, and is played all the same."""
+    asked = instances(drawn(LEDGER, 8))
+    limits = replace(LIMITS, total_tokens=3000, turn_tokens=12)
+    played = play(strategy, asked, Known(right=1.0, tokens=30), limits)
+    scripted = 1 if isinstance(strategy, SpawnJoin | MapReduce) else 99
+    longest = 0
+    for episodes in played:
+        assert strategy.executed(episodes) is not None
+        (record,) = episodes
+        for agent in record.agents:
+            script = scripted if agent is record.root else 0
+            longest = max([longest, *(turn.facts.generated_tokens for turn in agent.turns[:script])])
+            for turn in agent.turns[script:]:
+                assert turn.facts.generated_tokens == 12, "the policy thinks for 30"
+                assert turn.facts.finish_reason is FinishReason.LENGTH
+        assert record.root.turns[0].facts.outcome is Outcome.DELEGATED
+    assert longest > 12
+    if scripted == 1:
+        assert all(strategy.executed(episodes) for episodes in played)
+
+
+def test_whether_a_script_was_executed() -> None:
+    (task,) = drawn(make_source("range_sum", min_length=3, max_length=3), 1)
+    poor, rich = (replace(LIMITS, total_tokens=budget) for budget in (60, 600))
+    for strategy, limits, expected in (
+        (SpawnJoin(threads=4), poor, False),  # refused: the policy goes on alone
+        (SpawnJoin(threads=4), rich, True),
+        (OracleDecomposition(), rich, True),
+        (OracleDecomposition(), replace(LIMITS, total_tokens=12), False),
+        (Monolithic(), rich, None),
+    ):
+        (episodes,) = play(strategy, instances([task]), Scripted(), limits)
+        assert strategy.executed(episodes) is expected, (strategy, limits)
 
 
 def test_a_scripted_call_that_the_budget_cannot_pay_leaves_the_policy_on_its_own() -> None:

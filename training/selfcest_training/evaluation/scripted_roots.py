@@ -24,9 +24,8 @@ class ScriptedRoot:
     """A policy: the root's first `turns` turns by a script (`None`: all of them), everything else by another policy.
 
     `turn_tokens` bounds the policy's turns and not the script's: it is there for who may ramble, and a script that it
-    cut would be played by the policy under the script's name. So the game itself must leave turns unbounded. A script
-    stops where its account ends, as a sampler does: what lies behind would stand in the model's context and in no
-    account.
+    cut would be played by the policy under the script's name. So the game itself must leave turns unbounded. Tokens
+    behind the end of an account, or of a turn, are cut off: they would stand in the model's context and in no account.
     """
 
     def __init__(self, script: Actor, loaded: LoadedPolicy, seat: Seat, turns: int | None) -> None:
@@ -36,16 +35,16 @@ class ScriptedRoot:
 
     def submit(self, requests: Sequence[PolicyRequest]) -> None:
         scripted = [request for request in requests if self._is_scripted(request.observation)]
-        self._grants.update((request.key, request.observation.max_new_tokens) for request in scripted)
         others = [self._bounded(request) for request in requests if not self._is_scripted(request.observation)]
         for policy, chosen in ((self._script, scripted), (self._policy, others)):
+            self._grants.update((request.key, request.observation.max_new_tokens) for request in chosen)
             if chosen:
                 policy.submit(chosen)
 
     def poll(self) -> list[tuple[TurnKey, Generation]]:
         # A server waits for an answer, so what the script has said comes first.
-        said = [(key, self._within(generation, self._grants.pop(key))) for key, generation in self._script.poll()]
-        return said or self._policy.poll()
+        said = self._script.poll() or self._policy.poll()
+        return [(key, self._within(generation, self._grants.pop(key))) for key, generation in said]
 
     def _bounded(self, request: PolicyRequest) -> PolicyRequest:
         bounds = [n for n in (request.observation.max_new_tokens, self._turn_tokens) if n is not None]
