@@ -7,21 +7,22 @@ import re
 from dataclasses import dataclass
 
 from selfcest_env.errors import ConfigError
-from selfcest_env.graders.boxed import last_boxed
-from selfcest_env.graders.compare import same
+from selfcest_env.graders.boxed import final_answer
+from selfcest_env.graders.compare import is_precise, same
 from selfcest_env.graders.grade import NO_ANSWER, Grade
 from selfcest_env.graders.latex import normalise
+from selfcest_env.graders.rational import rational
 from selfcest_env.graders.workers import shared_pool
 from selfcest_env.types import Task
 
 MAX_CHARACTERS = 1000
-_PERCENT = re.compile(r"percent|%", re.IGNORECASE)
+_PERCENT = re.compile(r"per ?cent|%", re.IGNORECASE)
 _SYMBOLIC = "selfcest_env.graders.symbolic"
 
 
 @dataclass(frozen=True)
 class MathMatch:
-    r"""Right if the answer, or its last `\boxed{}`, is the truth or an alias.
+    """Right if the answer, as `final_answer` finds it, is the truth or an alias.
 
     Our own comparison decides what it can decide exactly. The rest goes to math-verify in a worker process, which is
     killed when the time is up; then, or when it cannot read one of the two, the answer is wrong, with a note.
@@ -46,8 +47,7 @@ class MathMatch:
     def grade(self, task: Task, answer: str | None) -> Grade:
         if not answer or not answer.strip():
             return NO_ANSWER
-        text = last_boxed(answer)
-        text = answer if text is None else text
+        text = final_answer(answer)
         if len(text) > MAX_CHARACTERS:
             return Grade(0.0, False, False, "answer too long")
         percent = bool(_PERCENT.search(task.prompt))
@@ -84,4 +84,8 @@ def _undecided(truth: str, answer: str) -> bool:
 
 
 def _as_latex(text: str) -> str:
+    """A short decimal as the fraction that it is: math-verify would hold it for a rounded value."""
+    value = rational(text) if "." in text and not is_precise(text) else None
+    if value is not None:
+        return f"{'-' if value < 0 else ''}\\frac{{{abs(value.numerator)}}}{{{value.denominator}}}"
     return text.replace("\\lbrace", "\\{").replace("\\rbrace", "\\}")
