@@ -470,6 +470,8 @@ def test_babi(tmp_path: Path) -> None:
         "part 2": "Mary went back to the garden.",
     }
     assert dict(tasks[2].context) == {"part 1": "Mary went to the kitchen."}
+    assert [json.loads(str(task.metadata["facts"])) for task in tasks] == [[0], [2], [0]]
+    assert [gold_support(task) for task in tasks] == [{"part 1"}, {"part 2"}, {"part 1"}]
     source = babi(tmp_path)
     assert len({source.identity(task) for task in source.tasks()}) == 3
 
@@ -479,13 +481,17 @@ def test_babi(tmp_path: Path) -> None:
     [
         ("Mary went home.", "expected a number, a space and a text"),
         ("2 Where? \thall", "expected question, answer and ids"),
+        ("2 Where? \thall\t1 3", "supporting fact '3' is no statement before the question"),
+        ("2 Where? \thall\t2", "supporting fact '2' is no statement before the question"),
+        ("2 Where? \thall\t" + "7" * 5000, "supporting fact '77777777777777777777' is no statement"),
+        ("2 Mary went home.\n2 Mary went out.", "a statement of this story has that number"),
     ],
 )
 def test_babi_errors(tmp_path: Path, line: str, said: str) -> None:
     (tmp_path / "qa1.txt").write_text(f"1 Mary moved to the hall.\n{line}\n", encoding="utf-8")
     with pytest.raises(DataError) as caught:
         Babi(str(tmp_path / "qa1.txt")).tasks()
-    assert "qa1.txt, line 2: " in str(caught.value)
+    assert f"qa1.txt, line {line.count(chr(10)) + 2}: " in str(caught.value)
     assert said in str(caught.value)
 
 
@@ -500,11 +506,31 @@ def test_babilong(tmp_path: Path) -> None:
         assert [sentence for sentence in sentences if sentence in statements] == statements
         assert len(task.context) == 3
         assert (task.source, task.metadata["base"], task.answer) == ("babilong", "babi", story.answer)
+        facts, told = (json.loads(str(of.metadata["facts"])) for of in (task, story))
+        assert [sentences[fact] for fact in facts] == [statements[fact] for fact in told]
+        assert gold_support(task) == {f"part {fact // 10 + 1}" for fact in facts}
     assert source.tasks() == source.tasks()
     assert [task.context for task in Babilong(stories, filler, 25, 10, seed=1).tasks()] != [
         task.context for task in source.tasks()
     ]
     assert len(overlaps(source, stories)) == 3
+
+
+def test_filler_names_nobody_of_the_story(tmp_path: Path) -> None:
+    """Neither who is asked about, nor who may have had the thing."""
+    (tmp_path / "qa2.txt").write_text(
+        "1 John got the football there.\n2 Mary went to the garden.\n3 Where is the football? \tattic\t1\n"
+    )
+    text = "John went to the kitchen. Johnny left. It was Mary's. Ann went to the office. The Maryland clock is old."
+    filler = UserQuestions(write(tmp_path / "f.json", {"question": "?", "answer": "x", "documents": [text]}))
+    (task,) = Babilong(Babi(str(tmp_path / "qa2.txt")), filler, sentences=6, sentences_per_document=20).tasks()
+    assert sorted(split_sentences(task.context["part 1"])) == sorted(
+        ["John got the football there.", "Mary went to the garden."]
+        + 2 * ["Johnny left.", "Ann went to the office.", "The Maryland clock is old."]
+    )
+    only_john = UserQuestions(write(tmp_path / "g.json", {"question": "?", "answer": "x", "documents": ["John ran."]}))
+    with pytest.raises(TaskError, match="babilong: every sentence of the filler names one of John, Mary"):
+        Babilong(Babi(str(tmp_path / "qa2.txt")), only_john).tasks()
 
 
 def donors(tmp_path: Path, count: int = 30) -> UserQuestions:
