@@ -25,11 +25,12 @@ class MathMatch:
     """Right if the answer, as `final_answer` finds it, is the truth or an alias.
 
     Our own comparison decides what it can decide exactly. The rest goes to math-verify in a worker process, which is
-    killed when the time is up; then, or when it cannot read one of the two, the answer is wrong, with a note.
+    killed when the time is up; then, or when it cannot read one of the two, the answer is wrong, with a note. Where no
+    worker can judge, `grade` raises `WorkerError`.
 
     Attributes:
         symbolic: whether to ask math-verify (the extra `math`); without it the rest is wrong.
-        timeout_s: for all that math-verify is asked about one answer, in seconds of wall clock.
+        timeout_s: for all that math-verify is asked about one answer, in seconds of wall clock of a ready worker.
     """
 
     symbolic: bool = True

@@ -156,8 +156,8 @@ class Worker:
 def _cause(code: int) -> str:
     if code >= 0:
         return f"with exit code {code}"
-    killed = " (is the machine out of memory?)" if code == -signal.SIGKILL else ""
-    return f"by {signal.Signals(-code).name}{killed}"
+    killed = "; is the machine out of memory?" if code == -signal.SIGKILL else ""
+    return f"by signal {-code} ({signal.strsignal(-code)}{killed})"
 
 
 class WorkerPool:

@@ -85,13 +85,15 @@ def support_keys(record: Record, paragraphs: Sequence[Paragraph], keys: Sequence
         lengths[folded] = max(len(sentences), lengths.get(folded, 0))
     facts = read_facts(record)
     for index, (title, number) in enumerate(facts):
-        if title.casefold() not in named:
-            raise record.fault(f"supporting_facts[{index}]", f"names {shortened(title)}, no title of the context")
-        if not 0 <= number < lengths[title.casefold()]:
-            raise record.fault(
-                f"supporting_facts[{index}]",
-                f"is sentence {number} of {shortened(title)}; expected 0 to {lengths[title.casefold()] - 1}",
-            )
+        length = lengths.get(title.casefold())
+        if length is not None and 0 <= number < length:
+            continue
+        said = (
+            f"names {shortened(title)}, no title of the context"
+            if length is None
+            else f"is sentence {number} of {shortened(title)}; expected 0 to {length - 1}"
+        )
+        raise record.fault(f"supporting_facts[{index}]", f"{said} (skip_faulty: true leaves such records out)")
     return tuple(dict.fromkeys(named[title.casefold()] for title, _ in facts))
 
 

@@ -89,7 +89,7 @@ def test_after_a_death_a_fresh_worker_is_asked_once_more(worker: Worker, tmp_pat
 
 
 def test_who_dies_twice_from_outside_has_judged_nothing(worker: Worker, tmp_path: Path) -> None:
-    with pytest.raises(WorkerError, match=r"hostile_worker: ended twice on one request, by SIGKILL \(is the machine"):
+    with pytest.raises(WorkerError, match=r"hostile_worker: ended twice on one request, by signal 9 \(Killed; is"):
         worker.ask(lives(tmp_path, 2, signal.SIGKILL), 20)
     assert worker.ask("a", 20).value[0] == "a"
 
@@ -161,7 +161,7 @@ def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type]:
     """The grader with a worker of another kind: it starts slowly and holds all for equal."""
     (tmp_path / "slow_worker.py").write_text(
         "import os, pathlib, time\nfrom selfcest_env.graders.workers import serve\n\n"
-        "def load():\n    time.sleep(0.6)\n    return work\n\n"
+        "def load():\n    time.sleep(1)\n    return work\n\n"
         "def work(request):\n"
         "    if 'hang' in request['answer']:\n        time.sleep(600)\n"
         "    if 'killed' in request['answer']:\n        os.kill(os.getpid(), 9)\n"
@@ -177,12 +177,12 @@ def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type]:
 def test_a_right_answer_does_not_wait_at_its_own_cost(judge: type[MathMatch]) -> None:
     """The start of the worker takes longer than the time for the answer, which has two parts to ask about."""
     task = Task("t", "", r"\sqrt2,\sqrt3", "math")
-    assert judge(timeout_s=0.3).grade(task, r"\sqrt{2}, 3/\sqrt3") == Grade(1.0, True, True)
+    assert judge(timeout_s=0.8).grade(task, r"\sqrt{2}, 3/\sqrt3") == Grade(1.0, True, True)
     # Nor at that of its place in the queue: all ask one worker at once, which has just been killed.
     math.shared_pool("slow_worker").close()
     grades: list[Grade] = []
     threads = [
-        threading.Thread(target=lambda: grades.append(judge(timeout_s=0.3).grade(task, r"\sqrt{2}, 3/\sqrt3")))
+        threading.Thread(target=lambda: grades.append(judge(timeout_s=0.8).grade(task, r"\sqrt{2}, 3/\sqrt3")))
         for _ in range(4)
     ]
     for thread in threads:
@@ -195,9 +195,9 @@ def test_a_right_answer_does_not_wait_at_its_own_cost(judge: type[MathMatch]) ->
 def test_what_hangs_is_wrong_and_what_was_not_judged_is_no_score(judge: type[MathMatch]) -> None:
     task = Task("t", "", r"\sqrt2", "math")
     timeout = Grade(0.0, False, True, "symbolic comparison: timeout")
-    assert judge(timeout_s=0.3).grade(task, r"\mathrm{hang}2") == timeout
-    with pytest.raises(WorkerError, match="slow_worker: ended twice on one request, by SIGKILL"):
-        judge(timeout_s=0.3).grade(task, r"\mathrm{killed}2")
+    assert judge(timeout_s=0.8).grade(task, r"\mathrm{hang}2") == timeout
+    with pytest.raises(WorkerError, match="slow_worker: ended twice on one request, by signal 9"):
+        judge(timeout_s=0.8).grade(task, r"\mathrm{killed}2")
 
 
 PARENT = """
@@ -253,7 +253,7 @@ def test_a_worker_ends_within_a_second_of_its_parent(tmp_path: Path, doing: str,
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         parent.send_signal(by)
         parent.wait()
-        end = time.monotonic() + 1.0
+        end = time.monotonic() + 2.0  # a second, and one for a busy machine
         while time.monotonic() < end:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
