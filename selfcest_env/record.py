@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import cattrs
-
 from selfcest_env.errors import RecordError
 from selfcest_env.kernel import Kernel
+from selfcest_env.structure import plain, structure, written_as_text
 from selfcest_env.types import (
     ROOT,
     AgentId,
-    Fault,
     FinishReason,
     Limits,
-    Outcome,
     Role,
-    Scalar,
     Status,
     Task,
     TurnFacts,
@@ -262,56 +258,18 @@ def build_record(
     return EpisodeRecord(episode_id, kernel.task, kernel.limits, seed, tuple(agents))
 
 
-_converter = cattrs.Converter(forbid_extra_keys=True)
-_converter.register_unstructure_hook(AgentId, str)
-_converter.register_structure_hook(AgentId, lambda value, _: AgentId.parse(value))
-
-
-def _exactly(*kinds: type) -> Callable[[object, object], Any]:
-    """A hook that takes a JSON value as it is: `int(3.7)` or `str(None)` would make a wrong record look right."""
-
-    def structure(value: object, _: object) -> Any:
-        if type(value) not in kinds:
-            raise TypeError(f"expected {' or '.join(kind.__name__ for kind in kinds)}, found {value!r}")
-        return value
-
-    return structure
-
-
-def _strings(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-        raise TypeError(f"expected a list of strings, found {value!r}")
-    return tuple(value)
-
-
-_converter.register_structure_hook(str, _exactly(str))
-_converter.register_structure_hook(int, _exactly(int))
-_converter.register_structure_hook(float, _exactly(float, int))
-for _enum in (Fault, FinishReason, Outcome, Status):  # subclasses of `str`, which its hook would take
-    _converter.register_structure_hook(_enum, lambda value, kind: kind(value))
-_converter.register_structure_hook(Scalar, _exactly(str, int, float, bool))
-_converter.register_structure_hook(int | None, _exactly(int, type(None)))
-# JSON writes the positions of refused objectives as strings.
-_converter.register_structure_hook_func(
-    lambda kind: kind == Mapping[int, Fault],
-    lambda value, _: {int(position): Fault(fault) for position, fault in value.items()},
-)
-# A string is a sequence of strings, but never one of keys.
-_converter.register_structure_hook_func(lambda kind: kind == tuple[str, ...], lambda value, _: _strings(value))
+written_as_text(AgentId, AgentId.parse)
 
 
 def to_json(record: EpisodeRecord) -> dict[str, Any]:
     """The record as plain JSON values."""
-    data: dict[str, Any] = _converter.unstructure(record)
+    data: dict[str, Any] = plain(record)
     return data
 
 
 def from_json(data: Mapping[str, Any]) -> EpisodeRecord:
     """Inverse of `to_json`. Raises `RecordError` that names the field."""
-    try:
-        return _converter.structure(data, EpisodeRecord)
-    except Exception as error:
-        raise RecordError("not an episode record: " + "; ".join(cattrs.transform_error(error))) from error
+    return structure(data, EpisodeRecord, place="record", error=RecordError)
 
 
 def read_episodes(path: Path) -> Iterator[EpisodeRecord]:

@@ -384,7 +384,7 @@ def refused(spec: RunConfig) -> str:
             ["arms.delegating.warmstart.phases[0]: limits.total_tokens is 97"],
         ),
         ({"model": {"name": "chta"}}, ["unknown model 'chta'", "Did you mean 'chat'"]),
-        ({"model": {"name": "chat"}}, ["model.options", "needs source"]),
+        ({"model": {"name": "chat"}}, ["model.options.source is missing; expected a text"]),
         ({"model": {"name": "tiny", "options": {"hidden_size": 30, "num_heads": 4}}}, ["hidden_size is 30"]),
         ({"model": {"name": "trivial:Choice"}}, ["model 'trivial:Choice' has no codec"]),
         ({"sampler": {"name": "transformer"}}, ["unknown sampler 'transformer'", "Did you mean 'transformers'"]),

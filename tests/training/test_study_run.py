@@ -494,7 +494,7 @@ def test_a_better_policy_is_seen_in_the_comparison(tmp_path: Path) -> None:
         ({"budgets": []}, ["budgets is empty"]),
         ({"budgets": [8]}, ["budgets has 8", "answer_reserve"]),
         ({"budgets": [60, 60]}, ["budgets is [60, 60]", "each one once"]),
-        ({"budgit": "x"}, ["unknown config key 'budgit'", "Did you mean 'budgets'"]),
+        ({"budgit": "x"}, ["budgit is unknown", "Did you mean 'budgets'"]),
         ({"swept": "clones"}, ["swept is 'clones'", "total_tokens or generated_tokens"]),
         ({"seeds": [1, 1]}, ["seeds is [1, 1]"]),
         ({"episodes": 0}, ["episodes is 0"]),

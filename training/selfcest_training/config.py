@@ -12,6 +12,7 @@ from typing import Any
 from selfcest_agents.lora import LoraOptions
 from selfcest_env.errors import ConfigError, did_you_mean
 from selfcest_env.plugin import PlugIn
+from selfcest_env.structure import Name, Seed, show
 from selfcest_env.tasks.source import Style
 from selfcest_env.types import Limits
 from selfcest_training.learner.batch import Denominator
@@ -22,7 +23,7 @@ from selfcest_training.learner.update import LossConfig, OptimizerConfig
 
 def _require(right: bool, key: str, value: object, expected: str) -> None:
     if not right:
-        raise ConfigError(f"{key} is {value!r}; expected {expected}")
+        raise ConfigError(f"{key} is {show(value)}; expected {expected}")
 
 
 def _at_least(bound: int, config: object, place: str, *names: str) -> None:
@@ -39,9 +40,10 @@ def _check_weights(place: str, weights: Mapping[str, float]) -> None:
 
 
 def _check_file_name(key: str, name: str, forbidden: str = "") -> None:
-    right = name and not name.startswith(".") and not set(name) & set("/\\" + forbidden)
-    what = "slash, backslash" + "".join(f" or '{mark}'" for mark in forbidden)
-    _require(bool(right), key, name, f"a folder name: not empty, no leading dot, no {what}; rename it")
+    right = name and not name.startswith(".") and not set(name) & set("/\\" + forbidden) and name.isprintable()
+    what = "slash, backslash" + "".join(f", '{mark}'" for mark in forbidden)
+    expected = f"a folder name: not empty, no leading dot, no {what} or character that cannot be printed; rename it"
+    _require(bool(right), key, name, expected)
 
 
 def _check_distinct(key: str, values: Sequence[object]) -> None:
@@ -227,11 +229,11 @@ class RunConfig:
     """
 
     name: str
-    tasks: Mapping[str, PlugIn]
+    tasks: Mapping[Name, PlugIn]
     arms: Mapping[str, ArmConfig]
     evaluation: EvaluationConfig = EvaluationConfig()
-    output: str = "runs"
-    seeds: tuple[int, ...] = (0,)
+    output: Name = "runs"
+    seeds: tuple[Seed, ...] = (0,)
     workers: int = 2
     threads: int = 1
     compute_tokens: int | None = None
@@ -257,7 +259,7 @@ class RunConfig:
         if not self.arms:
             raise ConfigError("arms is empty; name at least one arm")
         for name, arm in self.arms.items():
-            _check_file_name(f"arms.{name}", name, forbidden=",")
+            _check_file_name(f"arms.{name}" if name.isprintable() else "the name of an arm", name, forbidden=",")
             self._check_arm(name, arm)
         for i, cell in enumerate(self.evaluation.cells):
             self._check_families(f"evaluation.cells[{i}].family", [cell.family])
