@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -156,8 +156,10 @@ class Cost:
 class EpisodeRecord:
     """Everything one play produced. Agents stand in tree order, whatever order they finished in.
 
-    `reward_terms` is `None` until the episode has been scored; missing is not zero. `grade_note` is the grader's: why
-    its score is a floor and not what the rule gives, else empty.
+    Attributes:
+        reward_terms: unweighted, by name; `None` until the episode has been scored: missing is not zero.
+        weights: of the terms, at the step of training that scored it; a term that is not named has weight 1.
+        grade_note: the grader's: why its score is a floor and not what the rule gives, else empty.
     """
 
     episode_id: str
@@ -167,6 +169,7 @@ class EpisodeRecord:
     agents: tuple[AgentRecord, ...]
     reward_terms: Mapping[str, float] | None = None
     grade_note: str = ""
+    weights: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def root(self) -> AgentRecord:
@@ -178,9 +181,10 @@ class EpisodeRecord:
 
     @property
     def team_return(self) -> float:
+        """The weighted sum of the reward's terms."""
         if self.reward_terms is None:
             raise RecordError(f"episode {self.episode_id} has not been scored, so it has no team return")
-        return sum(self.reward_terms.values())
+        return sum(self.weights.get(name, 1.0) * value for name, value in self.reward_terms.items())
 
     @cached_property
     def by_id(self) -> Mapping[AgentId, AgentRecord]:
