@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -152,8 +152,10 @@ class Cost:
 class EpisodeRecord:
     """Everything one play produced. Agents stand in tree order, whatever order they finished in.
 
-    `reward_terms` is `None` until the episode has been scored; missing is not zero. `grade_note` is the grader's: why
-    its score is a floor and not what the rule gives, else empty.
+    Attributes:
+        reward_terms: unweighted, by name; `None` until the episode has been scored: missing is not zero.
+        weights: of the terms, at the step of training that scored it; a term that is not named has weight 1.
+        grade_note: the grader's: why its score is a floor and not what the rule gives, else empty.
     """
 
     episode_id: str
@@ -163,6 +165,7 @@ class EpisodeRecord:
     agents: tuple[AgentRecord, ...]
     reward_terms: Mapping[str, float] | None = None
     grade_note: str = ""
+    weights: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def root(self) -> AgentRecord:
@@ -174,9 +177,10 @@ class EpisodeRecord:
 
     @property
     def team_return(self) -> float:
+        """The weighted sum of the reward's terms."""
         if self.reward_terms is None:
             raise RecordError(f"episode {self.episode_id} has not been scored, so it has no team return")
-        return sum(self.reward_terms.values())
+        return sum(self.weights.get(name, 1.0) * value for name, value in self.reward_terms.items())
 
     @cached_property
     def by_id(self) -> Mapping[AgentId, AgentRecord]:
@@ -261,15 +265,26 @@ def build_record(
 written_as_text(AgentId, AgentId.parse)
 
 
+FORMAT = 2  # 1 had no weights, and no number
+
+
 def to_json(record: EpisodeRecord) -> dict[str, Any]:
-    """The record as plain JSON values."""
+    """The record as plain JSON values, with the number of the format."""
     data: dict[str, Any] = plain(record)
-    return data
+    return {"format": FORMAT, **data}
 
 
 def from_json(data: Mapping[str, Any]) -> EpisodeRecord:
-    """Inverse of `to_json`. Raises `RecordError` that names the field."""
-    return structure(data, EpisodeRecord, place="record", error=RecordError)
+    """Inverse of `to_json`; a record of format 1, whose terms all weigh 1, is read as well.
+
+    Raises `RecordError` that names the field, or the format if it is a later one.
+    """
+    found: object = data
+    if isinstance(found, Mapping):  # anything else is refused as a record
+        found = {key: value for key, value in data.items() if key != "format"}
+        if (number := data.get("format", 1)) not in (1, FORMAT):
+            raise RecordError(f"record.format is {number!r}; expected 1 or {FORMAT}: read it with a later version")
+    return structure(found, EpisodeRecord, place="record", error=RecordError)
 
 
 def read_episodes(path: Path) -> Iterator[EpisodeRecord]:

@@ -189,8 +189,12 @@ class Reward:
                     f"{type(error).__name__}: {error}"
                 ) from error
 
-    def score(self, record: EpisodeRecord) -> EpisodeRecord:
-        """The record with every term filled in. Raises `RewardError` that names the term, the episode and the cause."""
+    def score(self, record: EpisodeRecord, weights: Mapping[str, float] | None = None) -> EpisodeRecord:
+        """The record with every term filled in, and the weights that its team return gives them (1 if not named).
+
+        Raises:
+            RewardError: a term raises or is no finite number, or a weight is of no term; named with its cause.
+        """
         grade = self.grade(record)
         values: dict[str, float] = {}
         for name, term in self.terms.items():
@@ -200,7 +204,17 @@ class Reward:
             except Exception as error:
                 raise RewardError(f"{who}: raised {type(error).__name__}: {error}") from error
             values[name] = _finite(value, who)
-        return replace(record, reward_terms=values, grade_note=grade.note)
+        return replace(record, reward_terms=values, grade_note=grade.note, weights=self.checked_weights(weights or {}))
+
+    def checked_weights(self, weights: Mapping[str, float]) -> dict[str, float]:
+        """The weights themselves. Raises `RewardError` for one that is of no term, or not finite."""
+        for name in weights:
+            if name not in self.terms:
+                raise RewardError(
+                    f"the reward has no term '{name}' to weigh; it has {', '.join(self.terms)}."
+                    f"{did_you_mean(name, self.terms)}"
+                )
+        return {name: _finite(weight, f"weight of the reward term '{name}'") for name, weight in weights.items()}
 
 
 def _finite(value: Any, who: str) -> float:

@@ -109,6 +109,7 @@ class RLConfig:
     """Group-relative policy gradient on rollouts.
 
     Attributes:
+        task_sampler, gate, reward_schedule, credit: the stages of a step; see `stages` and `credit`.
         steps: rollout-and-update steps at most; 0 leaves the warm start as it is.
         sampled_tokens: RL ends with the first step at or above so many generated tokens, those of replays included.
         tasks: weights of task families to draw from.
@@ -116,7 +117,7 @@ class RLConfig:
         minibatches: optimiser steps per rollout; the step's tasks are split evenly, whatever the number of clones.
         temperature: of sampling, and of the learner's log-probs.
         denominator, constant_tokens: see `Denominator`.
-        max_policy_lag: rollouts run so many steps ahead of the learner, with weights that many updates old; 0: none.
+        max_policy_lag: rollouts run so many steps ahead of the learner, with weights that many steps old; 0: none.
     """
 
     steps: int = 60
@@ -130,6 +131,9 @@ class RLConfig:
     loss: LossConfig = LossConfig()
     denominator: Denominator = Denominator.CONSTANT
     constant_tokens: float = 100.0
+    task_sampler: PlugIn = PlugIn("mixture")
+    gate: PlugIn = PlugIn("all")
+    reward_schedule: PlugIn = PlugIn("constant")
     credit: PlugIn = PlugIn("gated")
     max_policy_lag: int = 0
 

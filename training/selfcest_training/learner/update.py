@@ -215,6 +215,11 @@ class Learner:
         )
         self.num_steps = 0
 
+    @property
+    def exact(self) -> bool:
+        """Whether it computes in float32, so that a float32 sampler must agree with it token for token."""
+        return self._forward.options.exact and self.model.dtype == torch.float32
+
     def freeze(self, minibatches: Sequence[Sequence[Sample]], loss: LossConfig) -> list[Sequence[Sample]]:
         """The mini-batches of one rollout, ready for one `policy_step` each; to be called before the first.
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from selfcest_agents.player import Player
+from selfcest_agents.player import ModelPlayer
 from selfcest_agents.policy import ScriptedPolicy
 from selfcest_agents.rollout import RolloutRequest, rollout
 from selfcest_agents.scripted import OracleActor
@@ -38,7 +38,7 @@ def phase_at(config: WarmStartConfig, tokens: int) -> Phase | None:
 
 
 def demonstration_pool(
-    player: Player, families: Mapping[str, TaskSource], phase: Phase, seed: int, pool: int, pool_tokens: int
+    player: ModelPlayer, families: Mapping[str, TaskSource], phase: Phase, seed: int, pool: int, pool_tokens: int
 ) -> list[Sample]:
     """At least `pool_tokens` of demonstrations. Raises `TaskError` when a script fails its own task."""
     limits = changed_limits(player.limits, phase.limits, "phase.limits")
@@ -63,7 +63,7 @@ def demonstration_pool(
 
 
 def _demonstrate(
-    player: Player,
+    player: ModelPlayer,
     rules: Rules,
     source: TaskSource,
     family: str,
