@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwe
 
 from selfcest_agents.engine import TokenRequest
 from selfcest_agents.lora import (
-    LoraOptions,
     add_lora,
     export_model,
     has_lora,
@@ -27,6 +26,7 @@ from selfcest_agents.lora import (
     trainable_state,
     without_lora,
 )
+from selfcest_agents.lora_options import LoraOptions
 from selfcest_agents.pretrained import load_chat_model, smollm2_path
 from selfcest_agents.tiny import TinyConfig, build_tiny
 from selfcest_agents.transformers.engine import TransformersEngine
@@ -289,9 +289,9 @@ def test_an_engine_samples_from_the_sum() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"rank": 0}, "lora.rank is 0; expected a whole number from 1"),
-        ({"alpha": math.nan}, "lora.alpha is nan"),
-        ({"dropout": 0.1}, "lora.dropout is 0.1; expected 0: with dropout"),
+        ({"rank": 0}, "LoraOptions.rank is 0; expected a whole number >= 1 and <= 65536"),
+        ({"alpha": math.nan}, "LoraOptions.alpha is nan"),
+        ({"dropout": 0.1}, r"LoraOptions.dropout is 0.1; expected one of 0.0 \(with dropout"),
     ],
 )
 def test_wrong_options_are_refused(values: dict[str, object], message: str) -> None:

@@ -15,9 +15,10 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.types import ROOT, Status
 from selfcest_training.credit import Gated, Grpo
-from selfcest_training.learner.batch import Denominator, Sample, bucketed, build_samples, collate
+from selfcest_training.learner.batch import Sample, bucketed, build_samples, collate
 from selfcest_training.learner.losses import Clipped, kl_to_reference, token_logprobs, weighted_sum
-from selfcest_training.learner.update import Learner, LossConfig, OptimizerConfig
+from selfcest_training.learner.options import Denominator, LossConfig, OptimizerConfig
+from selfcest_training.learner.update import Learner
 
 
 def samples_of(

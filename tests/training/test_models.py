@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from selfcest_agents import samplers
 from selfcest_agents.language import language_of
-from selfcest_agents.lora import LoraOptions, add_lora, load_trainable_state, merged_weights
+from selfcest_agents.lora import add_lora, load_trainable_state, merged_weights
+from selfcest_agents.lora_options import LoraOptions
 from selfcest_agents.pretrained import ChatLanguage
 from selfcest_agents.tiny import TinyLanguage
 from selfcest_agents.transformers.engine import TransformersEngine
@@ -398,6 +399,8 @@ def refused(spec: RunConfig) -> str:
         ({"sampler": {"name": "transformers", "options": {"dtype": "float16"}}}, ["dtype is 'float16'"]),
         ({"sampler": {"name": "transformers", "options": {"max_batch_size": 0}}}, ["max_batch_size is 0"]),
         ({"sampler": {"name": "trivial:NoSampler"}}, ["sampler 'trivial:NoSampler' has no start"]),
+        ({f"{RL}__loss": {"options": {"clip_low": -1}}}, ["rl.loss.options", "clip_low is -1.0; expected"]),
+        ({f"{RL}__loss": {"options": {"clip_lo": 0.1}}}, ["rl.loss.options.clip_lo is unknown", "'clip_low'"]),
         ({f"{RL}__max_policy_lag": 1}, ["arms.delegating.rl.max_policy_lag is 1", "set sampler.options.dtype"]),
     ],
 )  # fmt: skip

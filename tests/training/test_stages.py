@@ -18,7 +18,8 @@ from selfcest_env.record import EpisodeGroup, EpisodeRecord, from_json, read_epi
 from selfcest_env.reward import make_reward
 from selfcest_training.config import RunConfig
 from selfcest_training.credit import Credit, Rloo, assign_step
-from selfcest_training.learner.batch import Denominator, build_samples, mini_batches
+from selfcest_training.learner.batch import build_samples, mini_batches
+from selfcest_training.learner.options import Denominator
 from selfcest_training.run.checkpoint import checkpoints, read_memory
 from selfcest_training.run.job import Job, JobId
 from selfcest_training.stages.base import Admission

@@ -9,16 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from selfcest_agents.lora import LoraOptions
+from selfcest_agents.lora_options import LoraOptions
 from selfcest_env.errors import ConfigError, did_you_mean
 from selfcest_env.plugin import PlugIn
 from selfcest_env.structure import Name, Seed, show
 from selfcest_env.tasks.source import Style
 from selfcest_env.types import Limits
-from selfcest_training.learner.batch import Denominator
-from selfcest_training.learner.forward import ForwardOptions
-from selfcest_training.learner.tree_rows import Rows
-from selfcest_training.learner.update import LossConfig, OptimizerConfig
+from selfcest_training.learner.options import Denominator, ForwardOptions, LossConfig, OptimizerConfig, Rows
 
 
 def _require(right: bool, key: str, value: object, expected: str) -> None:

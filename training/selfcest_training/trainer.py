@@ -16,8 +16,9 @@ from selfcest_env.errors import TrainingError
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.seeding import stream_seed
 from selfcest_training.credit import fit
-from selfcest_training.learner.batch import Denominator, mini_batches
-from selfcest_training.learner.update import Learner, LossConfig, check_agreement, mean_metrics
+from selfcest_training.learner.batch import mini_batches
+from selfcest_training.learner.options import Denominator, LossConfig
+from selfcest_training.learner.update import Learner, check_agreement, mean_metrics
 from selfcest_training.stages.ahead import RolloutsAhead
 from selfcest_training.stages.base import Admission, Stages, TaskMenu
 from selfcest_training.stages.crediting import StepCredit, counterfactuals, credit_step

@@ -20,8 +20,9 @@ from selfcest_env.seeding import stream_seed
 from selfcest_training.credit import Credit, CreditAssigner, Rloo
 from selfcest_training.lab.exact import Parameters, Solved
 from selfcest_training.lab.tabular import Floats, Streams, TabularPolicy
-from selfcest_training.learner.batch import Denominator, Sample, build_samples, collate
+from selfcest_training.learner.batch import Sample, build_samples, collate
 from selfcest_training.learner.losses import Clipped, token_logprobs, weighted_sum
+from selfcest_training.learner.options import Denominator
 from selfcest_training.stages.crediting import counterfactuals, credit_step
 
 _ROWS = 512  # samples of one forward pass

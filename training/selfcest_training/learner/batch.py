@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, fields, replace
-from enum import StrEnum
 from itertools import pairwise
 from typing import TypeVar
 
@@ -20,17 +19,7 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.record import AgentRecord, EpisodeGroup
 from selfcest_env.types import AgentId, TurnKey
 from selfcest_training.credit import Credit
-
-
-class Denominator(StrEnum):
-    """What an episode's summed token losses are divided by.
-
-    CONSTANT: a constant number of tokens; this is the policy gradient.
-    EPISODE_MEAN: the episode's own number of generated tokens, excluded ones too; equal weight per episode, biased.
-    """
-
-    CONSTANT = "constant"
-    EPISODE_MEAN = "episode_mean"
+from selfcest_training.learner.options import Denominator
 
 
 @dataclass(frozen=True)

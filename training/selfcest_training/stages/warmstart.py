@@ -22,7 +22,8 @@ from selfcest_env.tasks import Style, TaskSource
 from selfcest_training.config import Phase, WarmStartConfig, changed_limits
 from selfcest_training.credit import Credit
 from selfcest_training.families import draw_family
-from selfcest_training.learner.batch import Denominator, Sample, bucketed, build_samples
+from selfcest_training.learner.batch import Sample, bucketed, build_samples
+from selfcest_training.learner.options import Denominator
 
 _DRAWS = 8
 
