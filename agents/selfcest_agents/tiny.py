@@ -101,7 +101,8 @@ class TinyTokenizer:
     def encode(self, text: str, trusted: bool) -> tuple[int, ...]:
         """Ids of `text`. Only trusted text can hold specials; untrusted `<end>` is `<unk>`, `e`, `n`, `d`, `>`."""
         pattern = self._trusted if trusted else self._untrusted
-        return tuple(self._ids.get(piece, self.unk_id) for piece in pattern.findall(text))
+        ids, unknown = self._ids, self.unk_id
+        return tuple([ids.get(piece, unknown) for piece in pattern.findall(text)])
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`, specials included. Raises `PolicyError` for an id outside the vocabulary."""

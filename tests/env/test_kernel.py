@@ -23,6 +23,7 @@ from selfcest_env.types import (
     Outcome,
     Read,
     Status,
+    Usage,
 )
 from selfcest_env.views import observe
 
@@ -353,3 +354,29 @@ def test_forks_of_turns_that_never_were():
         with pytest.raises(GameError, match="no such turn"):
             fork_before(kernel, before)
     assert fork_before(kernel, (ROOT, 0)).ready() == (ROOT,)
+
+
+def calls_per_clone(num_clones):
+    """Python functions entered per clone of one call: a measure of work that no other work on the machine moves."""
+    kernel = game(total_tokens=10**6, max_clones=None, max_clones_per_call=None)
+    calls = 0
+
+    def count(frame, event, arg):
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        kernel.step(ROOT, ask(*["+"] * num_clones), Usage(2))
+        while not kernel.done:
+            agent = kernel.ready()[0]
+            observe(kernel, agent)
+            kernel.step(agent, Answer("7"), Usage(2))
+    finally:
+        sys.setprofile(None)
+    assert len(kernel.agents) == num_clones + 1
+    return calls / num_clones
+
+
+def test_a_clone_costs_the_same_in_a_large_tree():
+    assert calls_per_clone(256) <= calls_per_clone(32)  # less, as the root's own turns are shared by more
