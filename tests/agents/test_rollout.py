@@ -19,7 +19,7 @@ from selfcest_env.errors import ConfigError, PolicyError
 from selfcest_env.record import EpisodeRecord, Generation
 from selfcest_env.rules import Rules
 from selfcest_env.text.terse import TerseProtocol
-from selfcest_env.types import FinishReason, Limits, Outcome, Role, Task, TurnKey
+from selfcest_env.types import Action, Fault, FinishReason, Limits, Outcome, Role, Task, TurnKey
 from selfcest_env.views import Observation
 
 TOKENIZER = TinyTokenizer()
@@ -80,6 +80,21 @@ def test_a_codec_that_prices_otherwise_than_it_encodes_is_caught() -> None:
     careless = Careless(TOKENIZER)
     with pytest.raises(PolicyError, match="the ledger charged"):
         rollout(requests(1), ScriptedPolicy(Caller(), careless), RULES)
+
+
+def test_what_is_over_its_grant_is_not_parsed() -> None:
+    class Reading(TerseProtocol):
+        def parse(self, text: str) -> Action:
+            assert len(text) < 100, "a text that cannot count was parsed"
+            return super().parse(text)
+
+    class Verbose:
+        def act(self, observation: Observation, rng: np.random.Generator) -> str:
+            return "<ans>4<end>" if observation.turn else "<ans>" + "7" * 1000
+
+    (record,) = rollout(requests(1), ScriptedPolicy(Verbose(), CODEC), Rules(LIMITS, Reading(), CODEC))
+    assert [turn.facts.fault for turn in record.root.turns] == [Fault.OVER_GRANT, None]
+    assert record.answer == "4"
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

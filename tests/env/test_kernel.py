@@ -8,6 +8,7 @@ import pytest
 from selfcest_env.budget import Amounts
 from selfcest_env.counterfactual import fork_before
 from selfcest_env.errors import GameError
+from selfcest_env.kernel import Kernel
 from selfcest_env.protocol import Reply
 from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import (
@@ -23,11 +24,14 @@ from selfcest_env.types import (
     Outcome,
     Read,
     Status,
+    Task,
+    Usage,
 )
 from selfcest_env.views import observe
 
 sys.path.insert(0, str(Path(__file__).parent))
-from plain_game import A, B, ask, game, play
+from growth import growth
+from plain_game import A, B, Plain, ask, game, play
 
 
 def last(kernel, agent=ROOT):
@@ -193,6 +197,36 @@ def test_over_long_generation_costs_its_grant_and_is_never_shown():
     assert (last(kernel).generated_tokens, last(kernel).fault) == (20, Fault.OVER_GRANT)
     assert kernel.ledger[ROOT].spent == Amounts(5 + 20 + 1, 20)
     assert "SECRET" not in repr(observe(kernel, ROOT))
+
+
+@pytest.mark.parametrize(
+    ("usage", "fault"),
+    [(Usage(21), Fault.OVER_GRANT), (Usage(3, FinishReason.LENGTH), Fault.CUT_BY_LENGTH)],
+)
+def test_what_cannot_count_is_not_parsed(usage, fault):
+    class Unread(Plain):
+        def parse(self, text):
+            raise AssertionError("parsed")
+
+    kernel = game(Unread())
+    kernel.play(ROOT, "<call>a</call>", usage)
+    assert last(kernel).fault is fault
+    with pytest.raises(AssertionError, match="parsed"):
+        kernel.play(ROOT, "<call>a</call>", Usage(20))
+    with pytest.raises(GameError, match="cannot act: no such agent"):
+        kernel.play(A, "<ans>1", Usage(20))
+
+
+@pytest.mark.parametrize("call", [lambda keys: ask(CloneRequest("a", keys)), Read])
+def test_keys_are_looked_up_in_linear_time(call):
+    def refuse(count):
+        keys = tuple(map(str, range(count)))
+        kernel = Kernel(Task("t", "q", "7", "test", dict.fromkeys(keys, "")), rules)
+        play(kernel, ROOT, call((*keys, "unknown")))
+        assert last(kernel).fault is Fault.UNKNOWN_KEY
+
+    rules = game(max_reads=10_000).rules
+    assert growth(refuse, 500) < 9
 
 
 def test_unknown_usage_costs_the_whole_grant():
