@@ -284,6 +284,14 @@ def test_a_call_that_was_never_affordable_ends_out_of_tokens():
     assert observe(game(total_tokens=21), ROOT).can_delegate
 
 
+def test_a_call_must_fit_the_context_with_one_more_answer():
+    # prompt 5, replies 2 + 10, one more answer 6, and the call itself at least 1: 24
+    for context_tokens in (23, 24):
+        seen = observe(game(context_tokens=context_tokens, reply_tokens=10), ROOT)
+        assert seen.can_delegate == (context_tokens == 24)
+        assert not seen.is_last
+
+
 def test_a_root_prompt_over_a_limit_is_a_typed_ending_and_free():
     for limits in ({"total_tokens": 5}, {"context_tokens": 5}, {"generated_tokens": 0}):
         kernel = game(**limits, answer_reserve=0)
