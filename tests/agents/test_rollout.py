@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pytest
 import torch
+from rounding import logprob_rounding
 from torch.nn import functional as F
 
 from selfcest_agents.codec import TerseCodec
@@ -101,6 +102,7 @@ def test_what_is_over_its_grant_is_not_parsed() -> None:
 def test_learner_logprobs_equal_behaviour_logprobs(temperature: float) -> None:
     policy = model_policy(temperature)
     model = build_tiny(TinyConfig(), 0)
+    exact = logprob_rounding(model, temperature)
     roots = RolePolicy({Role.ROOT: policy, Role.CLONE: policy})
     records = rollout(requests(12), roots, RULES)
     multi_turn = 0
@@ -114,7 +116,7 @@ def test_learner_logprobs_equal_behaviour_logprobs(temperature: float) -> None:
             for turn in agent.turns:
                 position += len(turn.generation.prompt_ids)
                 for token, behaviour in zip(turn.generation.token_ids, turn.generation.behavior_logprobs, strict=True):
-                    assert logprobs[position - 1, token].item() == pytest.approx(behaviour, abs=1e-4)
+                    assert logprobs[position - 1, token].item() == pytest.approx(behaviour, abs=exact)
                     position += 1
     assert multi_turn, "the test must see contexts of several turns"
 
