@@ -98,16 +98,13 @@ class Kernel:
             usage: what the generation cost; above the grant it is charged the whole grant and its text is dropped.
             text: the generation itself, for the agent's own transcript.
         """
-        state = self._agents.get(agent_id)
-        if state is None or state.turn is None:
-            found = "no such agent" if state is None else f"it is {state.status}"
-            raise GameError(f"{agent_id} cannot act: {found}; ready: {', '.join(map(str, self.ready())) or 'nobody'}")
+        state, turn = self._acting(agent_id)
         if usage.generated_tokens is not None and usage.generated_tokens < 0:
             raise GameError(f"{agent_id} reports {usage.generated_tokens} generated tokens; expected a number >= 0")
-        if usage.generated_tokens is None and state.turn.max_new_tokens is None:
+        if usage.generated_tokens is None and turn.max_new_tokens is None:
             raise GameError(f"{agent_id}: a generation of unknown cost needs a finite grant, and this one is unlimited")
         self._log[agent_id, len(state.turns)] = Step(agent_id, len(state.turns), action, usage, text)
-        action, facts, text = self._settle(agent_id, state.turn, action, usage, text)
+        action, facts, text = self._settle(agent_id, turn, action, usage, text)
         del self._ready[bisect_left(self._ready, agent_id)]
         self._agents[agent_id] = state._replace(
             turn=None,
@@ -119,15 +116,21 @@ class Kernel:
             case Answer(text):
                 self._answer(agent_id, facts, text)
             case Delegate(requests):
-                self._delegate(agent_id, facts, state.turn, requests)
+                self._delegate(agent_id, facts, turn, requests)
             case Read(keys):
-                self._read(agent_id, facts, state.turn, keys)
+                self._read(agent_id, facts, turn, keys)
             case Malformed(reason):
                 self._fail_turn(
                     agent_id,
                     replace(facts, outcome=Outcome.MALFORMED, fault=reason),
-                    state.turn,
+                    turn,
                 )
+
+    def play(self, agent_id: AgentId, text: str, usage: Usage) -> None:
+        """`step` by what an agent wrote. A text that cannot count, over its grant or cut, is not even parsed."""
+        void = self._acting(agent_id)[1].void(usage)
+        action = self.rules.protocol.parse(text) if void is None else Malformed(void)
+        self.step(agent_id, action, usage, text)
 
     def fork(self) -> Kernel:
         """An independent copy of the episode as it stands. See `counterfactual.fork_before` for other pasts."""
@@ -138,6 +141,14 @@ class Kernel:
         return other
 
     # Turns
+
+    def _acting(self, agent_id: AgentId) -> tuple[AgentState, OpenTurn]:
+        """An agent and its open turn. Raises `GameError` if it has none."""
+        state = self._agents.get(agent_id)
+        if state is None or state.turn is None:
+            found = "no such agent" if state is None else f"it is {state.status}"
+            raise GameError(f"{agent_id} cannot act: {found}; ready: {', '.join(map(str, self.ready())) or 'nobody'}")
+        return state, state.turn
 
     def _open_root(self) -> None:
         limits, task = self.limits, self.task
@@ -206,10 +217,12 @@ class Kernel:
         if used is None:
             assert grant is not None
             used = grant
-        if grant is not None and used > grant:
-            used, text, action = grant, "", Malformed(Fault.OVER_GRANT)
-        elif usage.finish_reason is FinishReason.LENGTH:
-            action = Malformed(Fault.CUT_BY_LENGTH)
+        void = turn.void(usage)
+        if void is not None:
+            action = Malformed(void)
+        if void is Fault.OVER_GRANT:
+            assert grant is not None
+            used, text = grant, ""
         reserved, cost = turn.reserved, Amounts(used, used)
         if grant is None:
             self.ledger.reserve(agent_id, cost)
@@ -260,7 +273,7 @@ class Kernel:
         return self._agents[agent_id].brief.can_read and (limit is None or self.num_reads < limit)
 
     def _read(self, agent_id: AgentId, facts: TurnFacts, turn: OpenTurn, keys: tuple[str, ...]) -> None:
-        known, limit = self.keys_of(agent_id), self.limits.max_reads
+        known, limit = frozenset(self.keys_of(agent_id)), self.limits.max_reads
         message = self.rules.protocol.documents({key: self.task.context[key] for key in keys if key in known})
         tokens = self.rules.counter.count((message,), Boundary.AFTER_STOP)
         fault: Fault | None = None

@@ -15,6 +15,7 @@ from selfcest_env.types import (
     AgentId,
     Boundary,
     Fault,
+    FinishReason,
     Message,
     Status,
     TurnFacts,
@@ -41,6 +42,13 @@ class OpenTurn(NamedTuple):
     too_poor: bool
     last: Status | None
     reserved: Amounts
+
+    def void(self, usage: Usage) -> Fault | None:
+        """Why a generation of this cost cannot count, whatever it says; `None` if it can."""
+        used, grant = usage.generated_tokens, self.max_new_tokens
+        if used is not None and grant is not None and used > grant:
+            return Fault.OVER_GRANT
+        return Fault.CUT_BY_LENGTH if usage.finish_reason is FinishReason.LENGTH else None
 
 
 class Call(NamedTuple):

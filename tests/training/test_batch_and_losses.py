@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from records import group, three_agents
+from records import agent, group, three_agents, turn
 from torch.nn import functional as F
 
 from selfcest_agents.tiny import TinyConfig, build_tiny
@@ -81,6 +82,14 @@ def test_episode_mean_divides_by_all_generated_tokens() -> None:
     )
 
 
+def test_episode_mean_of_one_token_and_of_none() -> None:
+    """One token weighs 1 over the episodes; an episode that could not begin has no sample and divides nothing by 0."""
+    one = replace(three_agents("a", 1.0), agents=(agent(ROOT, turn((1,), (9,))),))
+    none = replace(three_agents("b", 0.0), agents=(agent(ROOT, status=Status.PROMPT_TOO_LONG),))
+    (sample,) = samples_of(one, none, denominator=Denominator.EPISODE_MEAN)
+    assert (sample.episode_id, sample.weight) == ("a", 1 / 2)
+
+
 def test_an_excluded_turn_is_not_in_the_batch_and_the_denominator_does_not_notice() -> None:
     failed = three_agents("a", 1.0, second_clone=Status.OUT_OF_TURNS)
     samples = samples_of(failed, three_agents("b", 0.0))
@@ -149,9 +158,9 @@ def test_gradient_equals_an_independent_policy_gradient() -> None:
     for episode in episodes:
         for record in episode.agents:
             context: list[int] = []
-            for i, turn in enumerate(record.turns):
-                context += turn.generation.prompt_ids
-                for token in turn.generation.token_ids:
+            for i, played in enumerate(record.turns):
+                context += played.generation.prompt_ids
+                for token in played.generation.token_ids:
                     logits = model(input_ids=torch.tensor([context])).logits[0, -1]
                     logprob = F.log_softmax(logits, -1)[token]
                     key = next(
@@ -159,7 +168,7 @@ def test_gradient_equals_an_independent_policy_gradient() -> None:
                         for k in advantages
                         if k.episode_id == episode.episode_id and k.agent_id == record.agent_id and k.turn == i
                     )
-                    ratio = torch.exp(logprob - turn.generation.behavior_logprobs[0])
+                    ratio = torch.exp(logprob - played.generation.behavior_logprobs[0])
                     a = advantages[key]
                     assert isinstance(a, float)
                     total = total - torch.minimum(ratio * a, ratio.clamp(0.8, 1.2) * a) / (2 * 10)

@@ -333,6 +333,20 @@ def test_an_unknown_loss_or_importance_is_named() -> None:
             Importance(ImportanceLevel.TOKEN, cap)
 
 
+def test_agreement_allows_what_a_low_temperature_makes_of_rounding() -> None:
+    """Logits that are off by 5e-4 are log-probs off by 0.02 at a temperature of 0.025; at 1 this would be a bug."""
+    metrics = learner_of(tiny()).policy_step(random_samples(1)[0], LossConfig())
+    for temperature, agrees in ((1.0, False), (0.025, True), (2.0, False)):
+        found = replace(metrics, max_logprob_gap=0.02, temperature=temperature)
+        if agrees:
+            check_agreement(found)
+        else:
+            with pytest.raises(TrainingError, match="disagree by 0.02 in the log-prob of a token, more than 0.01"):
+                check_agreement(found)
+    cold = [replace(s, temperature=np.where(s.loss_mask, 0.025, 1).astype(np.float32)) for s in random_samples(1)[0]]
+    assert learner_of(tiny()).policy_step(cold, LossConfig()).temperature == pytest.approx(0.025)
+
+
 def test_built_in_losses_are_found_by_name() -> None:
     assert {name: type(make_loss(name, {}, where="")) for name in BUILTINS} == {"clipped": Clipped, "cispo": Cispo}
 

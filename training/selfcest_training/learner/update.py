@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,7 @@ class UpdateMetrics:
         clip_share: share of tokens with an advantage whose gradient the loss has cut to 0.
         max_logprob_gap, mean_logprob_gap: of |log-prob now - behaviour log-prob|; before the first step on fresh
             samples this is the difference between sampler and learner.
+        temperature: the lowest that was sampled at; log-probs are off by what logits are, divided by it.
         mismatch: of the sampler and the learner as it was before the update, by role and depth; see `measure`.
         trained_tokens: ids that went through forward and backward, prompts included, padding not; those that
             samples share in a tree row count once.
@@ -41,6 +43,7 @@ class UpdateMetrics:
     clip_share: float
     max_logprob_gap: float
     mean_logprob_gap: float
+    temperature: float
     mismatch: Mapping[str, Mismatch]
     trained_tokens: int
     num_rows: int
@@ -66,7 +69,8 @@ def mean_metrics(steps: Sequence[UpdateMetrics]) -> dict[str, float]:
     return {**means, **gaps, **flattened(first.mismatch), "rows": float(sum(step.num_rows for step in steps))}
 
 
-# On fresh samples in float32 sampler and learner differ by rounding alone, about 1e-6; anything near this is a bug.
+# On fresh samples in float32 sampler and learner differ by rounding alone, a few 1e-6 of the largest logit: 1e-6 for
+# small models, 2e-4 for logits of 30; anything near this is a bug.
 MAX_LOGPROB_GAP = 1e-2
 # With bfloat16 on either side single tokens differ by up to 0.6, and the mean by up to 0.05 (vLLM on a CPU).
 MEAN_LOGPROB_GAP = 0.25
@@ -78,13 +82,14 @@ def check_agreement(metrics: UpdateMetrics, exact: bool = True) -> None:
     `exact`: sampler and learner both compute in float32, so every token must agree; else their mean.
     """
     if exact:
-        gap, bound, where = metrics.max_logprob_gap, MAX_LOGPROB_GAP, "in the log-prob of a token"
+        bound = MAX_LOGPROB_GAP / min(1.0, metrics.temperature)
+        gap, where = metrics.max_logprob_gap, "in the log-prob of a token"
     else:
         gap, bound, where = metrics.mean_logprob_gap, MEAN_LOGPROB_GAP, "in log-prob on average over the tokens"
     if not gap <= bound:  # as every comparison with NaN
         raise TrainingError(
-            f"sampler and learner disagree by {gap:.3g} {where}, more than {bound}: the learner does not train on the "
-            "ids, weights or temperature sampled with"
+            f"sampler and learner disagree by {gap:.3g} {where}, more than {bound:.3g}: the learner does not train on "
+            "the ids, weights or temperature sampled with"
         )
 
 
@@ -251,6 +256,7 @@ class _Totals:
 
     def __init__(self) -> None:
         self.loss = self.kl = self.ratio = self.cut = self.gap = self.max_gap = 0.0
+        self.temperature = math.inf
         self.tokens = self.computed = 0
         self.measured: list[Sample] = []
 
@@ -260,6 +266,7 @@ class _Totals:
         self.cut += float(cut[batch.loss_mask].sum())
         self.gap += float(gap.sum())
         self.max_gap = max(self.max_gap, float(gap.max()))
+        self.temperature = min(self.temperature, float(batch.temperature[batch.loss_mask].min()))
         self.tokens += gap.numel()
         self.computed += batch.num_tokens
         self.measured += batch.measured(logprobs) if batch.old_logprobs is None else batch.samples
@@ -274,6 +281,7 @@ class _Totals:
             clip_share=self.cut / count,
             max_logprob_gap=self.max_gap,
             mean_logprob_gap=self.gap / count,
+            temperature=self.temperature,
             mismatch=measure(self.measured),
             trained_tokens=self.computed,
             num_rows=len(self.measured),
