@@ -506,7 +506,10 @@ def test_a_better_policy_is_seen_in_the_comparison(tmp_path: Path) -> None:
         ({"policy": None}, ["arms.delegate has no policy"]),
         ({"policy": {"name": "modle"}}, ["unknown policy 'modle'", "Did you mean 'model'"]),
         ({"policy": {"name": "model"}}, ["policy.options", "needs a folder"]),
-        ({"policy": {"name": "study_players:Guess", "options": {"right": 1, "tokens": 9}}}, ["has no seeded"]),
+        (
+            {"policy": {"name": "study_players:Guess", "options": {"right": 1, "tokens": 9}}},
+            ["Guess lacks fingerprint(), load(), rules(), seeded"],
+        ),
         ({"arms": {"delegate": {"families": ["x"]}}}, ["arms.delegate.families names the family 'x'"]),
         ({"arms": {"d": {}}}, ["unknown arm 'd'"]),
         ({"arms": {"best_of_n": {}}}, ["arms.best_of_n, range, budget 60: temperature is 0"]),
