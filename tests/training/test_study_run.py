@@ -110,7 +110,7 @@ def test_a_study_and_its_files(tmp_path: Path) -> None:
     files = {path.name for path in folder.iterdir()}
     costs = ("total_tokens", "generated_tokens", "critical_path_tokens", "peak_context", "wall_seconds")
     plots = {f"accuracy_vs_{cost}.png" for cost in costs}
-    assert files == {"study.yaml", "results.jsonl", "results.csv", "table.md", *plots}
+    assert files == {".lock", "study.yaml", "results.jsonl", "results.csv", "table.md", *plots}
     assert load_study(folder / "study.yaml") == parse_as(StudyConfig, small(tmp_path))
     results = list(read_results(folder / "results.jsonl", whole=True))
     assert len(results) == 6 * 2 * 2 * (4 + 5)  # instances x budgets x seeds x (arms of the cells)
