@@ -243,19 +243,19 @@ def test_nothing_is_made_of_a_class_of_another_kind(name: str) -> None:
 def test_where_only_some_are_trusted_no_other_module_is_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package = tmp_path / "stranger"
+    package = tmp_path / "outsider"
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "tasks.py").write_text("class Mine:\n    def draw(self, rng): ...\n", encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    nested = {"source": {"name": "stranger.tasks:Mine"}, "part": "train"}
-    for trusted in ((), ("strange",), ("stranger.task",), ("stranger.tasks.mine",)):
-        with only_trusted(trusted), pytest.raises(PlugInError, match="if you trust it, add --trust stranger.tasks"):
+    nested = {"source": {"name": "outsider.tasks:Mine"}, "part": "train"}
+    for trusted in ((), ("outside",), ("outsider.task",), ("outsider.tasks.mine",)):
+        with only_trusted(trusted), pytest.raises(PlugInError, match="if you trust it, add --trust outsider.tasks"):
             make_source("hashed_split", **nested)
-    assert not [name for name in sys.modules if name.startswith("stranger")]
+    assert not [name for name in sys.modules if name.startswith("outsider")]
     with only_trusted(()):
         assert load("own", {"own": "selfcest_env.tasks.quote:Quote"}, object, what="task source").__name__ == "Quote"
-    for trusted in (("stranger",), ("other", "stranger.tasks")):
+    for trusted in (("outsider",), ("other", "outsider.tasks")):
         with only_trusted(trusted):
             make_source("hashed_split", **nested)
     make_source("hashed_split", **nested)
