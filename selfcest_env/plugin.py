@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import inspect
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
+
+from typing_extensions import get_protocol_members, is_protocol
 
 from selfcest_env.errors import ConfigError, PlugInError, did_you_mean
 from selfcest_env.structure import construct
@@ -22,20 +28,39 @@ class PlugIn:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def load(reference: str, builtins: Mapping[str, str | type], *, what: str) -> type:
-    """The class that `reference` names.
+def make(
+    reference: str,
+    options: Mapping[str, Any],
+    builtins: Mapping[str, str | type],
+    kind: type[T],
+    *,
+    what: str,
+    where: str,
+) -> T:
+    """The plug-in that `reference` names, of this kind, with these options. Errors are those of `load` and `build`."""
+    return build(load(reference, builtins, kind, what=what), options, where=where)
+
+
+def load(reference: str, builtins: Mapping[str, str | type], kind: type[T], *, what: str) -> type[T]:
+    """The class that `reference` names, which is one of this kind. Nothing is instantiated.
 
     Args:
         reference: a key of `builtins`, or `package.module:Class`.
         builtins: built-in names; a value is the class, or its own `package.module:Class` so that it loads late.
+        kind: the protocol or base class of such plug-ins; see `check_kind`.
         what: what is being looked for, for the message: "task source", "grader".
 
     Raises:
-        ConfigError: no such built-in name. `PlugInError`: the reference leads to no class.
+        ConfigError: no such built-in name. `PlugInError`: the reference leads to no class of this kind, or to code
+            that may not be imported here (see `only_trusted`).
     """
     found = builtins.get(reference, reference)
-    if isinstance(found, type):
-        return found
+    cls = found if isinstance(found, type) else _import(reference, found, builtins, what)
+    check_kind(cls, kind, f"{what} {reference!r}")
+    return cls
+
+
+def _import(reference: str, found: str, builtins: Mapping[str, str | type], what: str) -> type:
     module_name, colon, class_name = found.partition(":")
     if not colon:
         raise ConfigError(
@@ -44,6 +69,12 @@ def load(reference: str, builtins: Mapping[str, str | type], *, what: str) -> ty
         )
     if not module_name or not class_name:
         raise PlugInError(f"{what} {reference!r}: expected 'package.module:Class' with both sides filled in")
+    trusted = _trusted.get()
+    if reference not in builtins and trusted is not None and not _is_within(module_name, trusted):
+        raise PlugInError(
+            f"{what} {reference!r} is code that a command which only looks does not run; if you trust it, add "
+            f"--trust {module_name}"
+        )
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
@@ -59,6 +90,57 @@ def load(reference: str, builtins: Mapping[str, str | type], *, what: str) -> ty
     if not isinstance(cls, type):
         raise PlugInError(f"{what} {reference!r} is a {type(cls).__name__}; expected a class")
     return cls
+
+
+_trusted: ContextVar[tuple[str, ...] | None] = ContextVar("trusted", default=None)  # `None`: whatever a config names
+
+
+@contextmanager
+def only_trusted(modules: Iterable[str]) -> Iterator[None]:
+    """Inside, `load` refuses what is neither built in, nor installed by an entry point, nor in one of these modules.
+
+    For commands that look at files of others: a config may name any class, and importing it runs its module.
+    """
+    token = _trusted.set(tuple(modules))
+    try:
+        yield
+    finally:
+        _trusted.reset(token)
+
+
+def _is_within(module: str, packages: Iterable[str]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def check_kind(cls: type, kind: type, who: str) -> None:
+    """Raise `PlugInError` unless a class is of this kind, told without an instance.
+
+    It must derive from a base class, or declare every member of a protocol: a method as such, an attribute by a value,
+    a property or an annotation, a class variable by a value of its type.
+    """
+    if not is_protocol(kind):
+        if not issubclass(cls, kind):
+            raise PlugInError(f"{who}: {cls.__name__} is no subclass of {kind.__module__}:{kind.__name__}")
+        return
+    hints, lacking = typing.get_type_hints(kind), []
+    bases = [base for base in cls.__mro__ if base is not kind]  # what is inherited from the protocol does nothing
+    for name in sorted(get_protocol_members(kind)):
+        # Not `getattr`, which finds a `__call__` in every class.
+        found = [vars(base)[name] for base in bases if name in vars(base)]
+        if callable(getattr(kind, name, None)):
+            if not found or not callable(getattr(cls, name)):
+                lacking.append(f"{name}()")
+        elif typing.get_origin(hints.get(name)) is typing.ClassVar:
+            (type_,) = typing.get_args(hints[name])
+            if not found or not isinstance(found[0], type_):
+                lacking.append(f"{name}: {type_.__name__}")
+        elif not found and not any(name in inspect.get_annotations(base) for base in bases):
+            lacking.append(name)
+    if lacking:
+        raise PlugInError(
+            f"{who}: {cls.__name__} lacks {', '.join(lacking)}; declare it on the class, as "
+            f"{kind.__module__}:{kind.__name__} does"
+        )
 
 
 def with_entry_points(builtins: Mapping[str, str], group: str) -> dict[str, str]:

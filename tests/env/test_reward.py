@@ -230,7 +230,7 @@ def test_bad_presets_and_changes() -> None:
         make_reward("default", correct=3)  # type: ignore[arg-type]
     with pytest.raises(PlugInError, match=r"no_such_module:Term"):
         make_reward("default", mine={"name": "no_such_module:Term"})
-    with pytest.raises(ConfigError, match="cannot be called as term"):
+    with pytest.raises(PlugInError, match=r"reward term .*Limits lacks __call__\(\)"):
         make_reward("default", mine={"name": "selfcest_env.types:Limits"})
 
 

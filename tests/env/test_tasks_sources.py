@@ -101,6 +101,6 @@ def test_names_and_options_that_lead_nowhere() -> None:
         make_source("range_sum", max_length="3")
     with pytest.raises(ConfigError, match=r"range_sum\.max_length is 100"):
         make_source("range_sum", max_length=100)
-    with pytest.raises(PlugInError, match="has no draw"):
+    with pytest.raises(PlugInError, match=r"Limits lacks draw\(\)"):
         make_source("selfcest_env.types:Limits")
     assert make_source("selfcest_env.tasks.range_sum:RangeSum") == RangeSum()

@@ -32,8 +32,8 @@ def test_the_surface_is_this_and_nothing_else() -> None:
         "train": {"--config", "-c", "--resume", "overrides"},
         "warmstart": {"--config", "-c", "--resume", "overrides"},
         "evaluate": {"--config", "-c", "--page", "--resume", "overrides"},
-        "compare": {"first", "second"},
-        "leaks": {"configs"},
+        "compare": {"--trust", "first", "second"},
+        "leaks": {"--trust", "configs"},
         "solve": {
             "--policy",
             "--server",

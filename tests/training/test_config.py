@@ -15,7 +15,7 @@ import yaml
 
 from selfcest_env.errors import ConfigError
 from selfcest_training.config import RunConfig
-from selfcest_training.config_file import check_writable, dump_config, load_config, parse_as, parse_config
+from selfcest_training.config_file import dump_config, load_config, parse_as, parse_config
 from selfcest_training.learner.options import Denominator, ImportanceLevel, Precision, Rows
 from selfcest_training.yaml_text import read_yaml, write_yaml
 
@@ -327,14 +327,3 @@ def test_a_missing_or_broken_file(tmp_path: Path) -> None:
         (tmp_path / "broken.yaml").write_text(text, encoding="utf-8")
         with pytest.raises(ConfigError, match=r"broken\.yaml"):
             load_config(tmp_path / "broken.yaml")
-
-
-def test_an_unwritable_run_folder(tmp_path: Path) -> None:
-    blocker = tmp_path / "file"
-    blocker.write_text("", encoding="utf-8")
-    with pytest.raises(ConfigError, match="cannot be written"):
-        check_writable(blocker / "runs")
-    if os.geteuid() != 0:  # root may write anywhere
-        (tmp_path / "closed").mkdir(mode=0o500)
-        with pytest.raises(ConfigError, match="cannot be written"):
-            check_writable(tmp_path / "closed")

@@ -299,7 +299,7 @@ def test_a_loss_of_your_own_trains(name: str) -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_what_is_no_loss_is_refused() -> None:
-    with pytest.raises(PlugInError, match="'plain_loss:NoLoss': NoLoss has no method __call__"):
+    with pytest.raises(PlugInError, match=r"'plain_loss:NoLoss': NoLoss lacks __call__\(\)"):
         find_loss("plain_loss:NoLoss")
     samples, _ = random_samples(1)
     with pytest.raises(TrainingError, match=r"'plain' returned shape \(\) for log-probs of shape"):

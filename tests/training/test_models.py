@@ -22,7 +22,7 @@ from selfcest_agents.lora_options import LoraOptions
 from selfcest_agents.pretrained import ChatLanguage
 from selfcest_agents.tiny import TinyLanguage
 from selfcest_agents.transformers.engine import TransformersEngine
-from selfcest_env.errors import ConfigError, TaskError
+from selfcest_env.errors import ConfigError, SelfcestError, TaskError
 from selfcest_env.protocol import Brief
 from selfcest_env.record import EpisodeRecord, read_episodes
 from selfcest_env.seeding import stream_seed
@@ -370,7 +370,7 @@ def test_the_learner_computes_in_bfloat16_and_trains_float32(warm: Job, source: 
 
 
 def refused(spec: RunConfig) -> str:
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(SelfcestError) as error:
         Job(spec, JobId("delegating", 0), lambda *_: None)
     assert not spec.folder.exists(), "nothing was written"
     return str(error.value)
@@ -394,11 +394,11 @@ def refused(spec: RunConfig) -> str:
         ({"model": {"name": "chta"}}, ["unknown model 'chta'", "Did you mean 'chat'"]),
         ({"model": {"name": "chat"}}, ["model.options.source is missing; expected a text"]),
         ({"model": {"name": "tiny", "options": {"hidden_size": 30, "num_heads": 4}}}, ["hidden_size is 30"]),
-        ({"model": {"name": "trivial:Choice"}}, ["model 'trivial:Choice' has no codec"]),
+        ({"model": {"name": "trivial:Choice"}}, ["model 'trivial:Choice': Choice lacks checkpoint, codec, load(), "]),
         ({"sampler": {"name": "transformer"}}, ["unknown sampler 'transformer'", "Did you mean 'transformers'"]),
         ({"sampler": {"name": "transformers", "options": {"dtype": "float16"}}}, ["dtype is 'float16'"]),
         ({"sampler": {"name": "transformers", "options": {"max_batch_size": 0}}}, ["max_batch_size is 0"]),
-        ({"sampler": {"name": "trivial:NoSampler"}}, ["sampler 'trivial:NoSampler' has no start"]),
+        ({"sampler": {"name": "trivial:NoSampler"}}, ["sampler 'trivial:NoSampler': NoSampler lacks start()"]),
         ({f"{RL}__loss": {"options": {"clip_low": -1}}}, ["rl.loss.options", "clip_low is -1.0; expected"]),
         ({f"{RL}__loss": {"options": {"clip_lo": 0.1}}}, ["rl.loss.options.clip_lo is unknown", "'clip_low'"]),
         ({f"{RL}__max_policy_lag": 1}, ["arms.delegating.rl.max_policy_lag is 1", "set sampler.options.dtype"]),

@@ -147,7 +147,7 @@ def test_a_schedule_of_an_unknown_term_stops_before_any_work(tmp_path: Path) -> 
 def test_what_is_no_stage_is_refused_by_name(make: Any, what: str) -> None:
     with pytest.raises(ConfigError, match=f"unknown {what} 'other'"):
         make(PlugIn("other"), "rl")
-    with pytest.raises(PlugInError, match=f"{what} 'trivial:Choice': Choice has no method"):
+    with pytest.raises(PlugInError, match=f"{what} 'trivial:Choice': Choice lacks "):
         make(PlugIn("trivial:Choice"), "rl")
 
 

@@ -271,7 +271,7 @@ def test_wrong_arms(name: str, options: dict[str, object], words: list[str]) -> 
 
 
 def test_a_class_that_is_no_arm() -> None:
-    with pytest.raises(PlugInError, match="expected a subclass of"):
+    with pytest.raises(PlugInError, match="Noise is no subclass of"):
         make_arm("study_players:Noise", {}, "arms.x")
 
 

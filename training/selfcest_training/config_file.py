@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -79,18 +78,6 @@ def parse_as(kind: type[T], data: Mapping[str, Any]) -> T:
 def dump_config(config: object) -> str:
     """The whole config as YAML, defaults written out; its own loader reads it back."""
     return write_yaml(plain(config))
-
-
-def check_writable(folder: Path) -> None:
-    """Raise `ConfigError` now if the run folder cannot be written, rather than after the first checkpoint."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ConfigError(
-            f"the run folder {folder} cannot be written ({error.strerror or error}); set output= to a folder you own"
-        ) from error
 
 
 def apply_override(data: dict[str, Any], override: str) -> None:
