@@ -67,7 +67,10 @@ def train(config: _CONFIG = None, overrides: _OVERRIDES = None, resume: _RESUME 
 
 @app.command()
 def warmstart(config: _CONFIG = None, overrides: _OVERRIDES = None, resume: _RESUME = False) -> None:
-    """The warm start alone: every arm ends as the folder warmstart_model of its job."""
+    """The warm start alone, and its table: every arm ends as the folder warmstart_model of its job.
+
+    `selfcest train --resume` with the same config goes on from there.
+    """
     from selfcest_training.config_file import load_config
     from selfcest_training.run.experiment import default_config, run
 

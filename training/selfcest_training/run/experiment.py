@@ -59,6 +59,8 @@ _messages: Queue[Message] | None = None
 def run(config: RunConfig, *, resume: bool, only_warm_start: bool = False, console: Console | None = None) -> list[Row]:
     """Train and evaluate every arm with every seed, and write the table. Returns its rows.
 
+    With `only_warm_start` the arms end before RL, and what is evaluated is the policy that RL would begin with.
+
     Raises:
         ConfigError: the folder holds another run, is in use or cannot be written, or a plug-in does not load; before
             any work.
@@ -85,8 +87,6 @@ def _run(config: RunConfig, resume: bool, only_warm_start: bool, console: Consol
     except KeyboardInterrupt:
         console.print("interrupted; the same command with --resume goes on from the last checkpoint")
         raise
-    if only_warm_start:
-        return []
     return write_report(config, console)
 
 
@@ -168,13 +168,13 @@ def _play_job(config: RunConfig, job_id: JobId, only_warm_start: bool) -> None:
     job = Job(config, job_id, report)
 
     def on_warm() -> None:
-        if job.arm.rl.steps and not only_warm_start:
+        if job.arm.rl.steps:
             path = job.folder / BEFORE
             evaluate(job.player, config, path, lambda *args: report("evaluate", *args), only_first_temperature=True)
 
     with closing(job):
         job.run(on_warm, only_warm_start)
-        if not only_warm_start:
+        if not (only_warm_start and job.arm.rl.steps):
             evaluate(job.player, config, job.folder / AFTER, lambda share, line: report("evaluate", share, line))
     report("done", 1.0, "")
 
