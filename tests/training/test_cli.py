@@ -50,7 +50,7 @@ def test_the_surface_is_this_and_nothing_else() -> None:
             "question",
             "overrides",
         },
-        "report": {"folder"},
+        "report": {"--trust", "folder"},
         "trace": {"--episode", "--texts", "file"},
         "lab": {"--scheme", "--option", "--game", "--group-size", "--samples", "--seed", "--out"},
         "credit list": set(),

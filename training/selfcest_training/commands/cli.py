@@ -190,11 +190,14 @@ def report(
     folder: Annotated[
         Path, typer.Argument(help="A run's folder, as in runs/quick; what has been evaluated so far counts")
     ],
+    trust: _TRUST = None,
 ) -> None:
     """Print a run's table again, and rewrite its table.md, results.csv and plots from the stored evaluations."""
+    from selfcest_env.plugin import only_trusted
     from selfcest_training.run.experiment import report_folder
 
-    report_folder(folder, Console())
+    with only_trusted(trust or []):
+        report_folder(folder, Console())
 
 
 @app.command()
