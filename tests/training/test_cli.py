@@ -81,7 +81,7 @@ def test_help_is_there(command: list[str]) -> None:
         (["credit", "apply", "missing.jsonl", "--name", "grpo"], ["no file missing.jsonl"]),
         (["credit", "apply", "x", "--name", "grpoo"], ["unknown credit scheme 'grpoo'", "Did you mean 'grpo'"]),
         (["credit", "apply", "x", "--name", "grpo", "--option", "scale"], ["'scale' is not of the form key=value"]),
-        (["credit", "apply", "x", "--name", "coma", "--option", "samples=0"], ["--option: samples is 0"]),
+        (["credit", "apply", "x", "--name", "coma", "--option", "samples=0"], ["--option.samples is 0"]),
         (["evaluate", "episodez=9"], ["episodez is unknown", "Did you mean 'episodes'"]),
         (["evaluate", "-c", "missing.yaml"], ["no config file missing.yaml"]),
         (["evaluate"], ["folder is runs/quick/delegating/seed{seed}/model", "train first"]),

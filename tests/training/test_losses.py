@@ -309,7 +309,7 @@ def test_what_is_no_loss_is_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("clipped", {"clip_low": -0.1}, "loss.options: clip_low is -0.1; expected a number >= 0"),
+        ("clipped", {"clip_low": -0.1}, "loss.options.clip_low is -0.1; expected a number >= 0"),
         ("clipped", {"clip_high": math.nan}, "clip_high is nan"),
         ("clipped", {"delta": 1.2}, r"delta is 1.2; expected a number > 1 \+ clip_high = 1.2, or null"),
         ("clipped", {"level": "episode"}, "loss.options.level is 'episode'; expected one of token, sequence"),
