@@ -56,6 +56,10 @@ class Generation:
     charged_tokens: int | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise RecordError(f"the text of a generation is {self.text!r}; expected a str")
+        if type(self.text) is not str:  # a `numpy.str_`, as random choices among texts are, would not be read back
+            object.__setattr__(self, "text", str(self.text))
         if len(self.behavior_logprobs) != len(self.token_ids):
             raise RecordError(
                 f"a generation has {len(self.token_ids)} token ids and {len(self.behavior_logprobs)} "

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -217,6 +218,14 @@ def test_log_probs_and_ids_belong_together():
         Generation("x", token_ids=(1, 2), behavior_logprobs=(-0.5,))
     with pytest.raises(RecordError):
         from_json(edited(("agents", 0, "turns", 0, "generation", "token_ids"), [1]))
+
+
+def test_what_a_generation_says_is_a_plain_text():
+    said = Generation(np.str_("Answer: 4"))
+    assert (type(said.text), said.text) == (str, "Answer: 4")
+    for text in (None, b"Answer: 4", 4):
+        with pytest.raises(RecordError, match="the text of a generation is .*; expected a str"):
+            Generation(text)
 
 
 def test_missing_is_not_zero():

@@ -1,6 +1,6 @@
 """sb3-contrib's MaskablePPO: shared weights as plain single-agent RL, one agent's decision per step.
 
-pip install "selfcest[sb3]"
+pip install -e ".[sb3]"    # in a checkout
 python docs/examples/marl/sb3_maskable_ppo.py
 """
 
