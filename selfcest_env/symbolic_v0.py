@@ -28,7 +28,7 @@ There are three tasks; `docs/symbolic.md` has a page for each.
 
 | `task`   | The root holds           | Calls                   | The question                                       |
 |----------|--------------------------|-------------------------|----------------------------------------------------|
-| `chain`  | numbers to add, modulo m | SPLIT into 2 or 4 parts | only short segments can be answered: who is wrong? |
+| `chain`  | numbers to add, modulo m | SPLIT into 2 or 4 parts | only short segments can be answered: how to split? |
 | `lookup` | a key                    | ASK what is behind it   | serial delegation: go on asking, or answer?        |
 | `noisy`  | numbers to add, modulo m | SPLIT into 2 or 4 parts | long segments make err: accuracy against cost      |
 

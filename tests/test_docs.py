@@ -73,6 +73,7 @@ def test_every_page_is_on_the_site() -> None:
 
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
     assert pages(nav) == {page.name for page in (ROOT / "docs").glob("*.md")}
+    assert nav[0] == {"Home": "index.md"}
 
 
 def slug(heading: str) -> str:
