@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selfcest_env.errors import ConfigError, check_whole, is_whole
-from selfcest_env.plugin import build, load
+from selfcest_env.plugin import make
 from selfcest_env.symbolic.streams import Keys, fold, integers
 
 Symbols = NDArray[np.int8]
@@ -92,13 +92,14 @@ class SymbolicTask(Protocol):
 class Chain:
     """The sum, modulo `modulus`, of a sequence of items. Whoever holds a segment longer than `window` must split it.
 
-    One shared skill, answering a short segment, serves clones and root; which clone was wrong is the credit question.
+    One shared skill, answering a short segment, serves clones and root. Whether an agent erred is
+    decided by its own segment and reply.
 
     Attributes:
         items: how many, or (fewest, most).
         modulus: items and answers are numbers below it.
-        window: longest segment that may be answered; `None` for no window, which makes delegation a question of
-            exploration: early clones only cost.
+        window: longest segment that may be answered; `None` for no window: clones only cost then, and never
+            delegating is the best plan.
         splits: into how many parts of nearly equal length a segment can be split, longer parts first.
     """
 
@@ -278,7 +279,7 @@ def make_task(task: SymbolicTask | str, options: Mapping[str, Any] | None = None
     if given is not None and not isinstance(given, Mapping):
         raise ConfigError(f"task_options is {given!r}; expected a mapping from options of the task to values, or None")
     if isinstance(task, str):
-        made: SymbolicTask = build(load(task, TASKS, what="symbolic task"), options or {}, where="task_options")
+        made: SymbolicTask = make(task, options or {}, TASKS, SymbolicTask, what="symbolic task", where="task_options")
     elif options:
         raise ConfigError("task_options are for a task given by name; this one is an object already")
     else:

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -193,21 +194,21 @@ def edited(path, value=None, drop=False):
 @pytest.mark.parametrize(
     ("path", "value", "named"),
     [
-        (("seed",), 3.7, "$.seed"),
-        (("seed",), "3", "$.seed"),
-        (("seed",), True, "$.seed"),
-        (("task", "prompt"), None, "$.task.prompt"),
+        (("seed",), 3.7, "record.seed"),
+        (("seed",), "3", "record.seed"),
+        (("seed",), True, "record.seed"),
+        (("task", "prompt"), None, "record.task.prompt"),
         (("task", "metadata"), {"a": [1]}, "metadata"),
-        (("limits", "max_turns"), 2.5, "$.limits.max_turns"),
-        (("agents", 1, "status"), "asleep", "$.agents[1].status"),
-        (("agents", 0, "agent_id"), "boss", "$.agents[0].agent_id"),
-        (("agents", 0, "shared_context"), "AB", "$.agents[0].shared_context"),
+        (("limits", "max_turns"), 2.5, "record.limits.max_turns"),
+        (("agents", 1, "status"), "asleep", "record.agents[1].status"),
+        (("agents", 0, "agent_id"), "boss", "record.agents[0].agent_id"),
+        (("agents", 0, "shared_context"), "AB", "record.agents[0].shared_context"),
         (("agents", 0, "turns", 0, "facts", "generated_tokens"), "5", "turns[0].facts.generated_tokens"),
         (("agents", 0, "turns", 0, "facts", "refused"), {"x": "over_budget"}, "facts.refused"),
         (("agents", 0, "turns", 0, "facts", "colour"), 1, "colour"),
         (("agents", 0, "turns", 0, "generation", "behavior_logprobs"), ["a", -1.0], "behavior_logprobs"),
         (("bogus",), 1, "bogus"),
-        (("agents",), None, "$.agents"),
+        (("agents",), None, "record.agents"),
     ],
 )
 def test_a_wrong_field_is_named(path, value, named):
@@ -227,6 +228,14 @@ def test_log_probs_and_ids_belong_together():
         Generation("x", token_ids=(1, 2), behavior_logprobs=(-0.5,))
     with pytest.raises(RecordError):
         from_json(edited(("agents", 0, "turns", 0, "generation", "token_ids"), [1]))
+
+
+def test_what_a_generation_says_is_a_plain_text():
+    said = Generation(np.str_("Answer: 4"))
+    assert (type(said.text), said.text) == (str, "Answer: 4")
+    for text in (None, b"Answer: 4", 4):
+        with pytest.raises(RecordError, match="the text of a generation is .*; expected a str"):
+            Generation(text)
 
 
 def test_missing_is_not_zero():

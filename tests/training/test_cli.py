@@ -18,8 +18,11 @@ from typer.testing import CliRunner
 
 import selfcest_training.commands.cli as cli
 import selfcest_training.credit
+from selfcest_training.config import RunConfig
 from selfcest_training.config_file import dump_config
 from selfcest_training.evaluation.results import Result, read_results
+from selfcest_training.run import experiment
+from selfcest_training.run.job import JobId
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,8 +36,8 @@ def test_the_surface_is_this_and_nothing_else() -> None:
         "train": {"--config", "-c", "--resume", "overrides"},
         "warmstart": {"--config", "-c", "--resume", "overrides"},
         "evaluate": {"--config", "-c", "--page", "--resume", "overrides"},
-        "compare": {"first", "second"},
-        "leaks": {"configs"},
+        "compare": {"--trust", "first", "second"},
+        "leaks": {"--trust", "configs"},
         "solve": {
             "--policy",
             "--server",
@@ -47,7 +50,7 @@ def test_the_surface_is_this_and_nothing_else() -> None:
             "question",
             "overrides",
         },
-        "report": {"folder"},
+        "report": {"--trust", "folder"},
         "trace": {"--episode", "--texts", "file"},
         "lab": {"--scheme", "--option", "--game", "--group-size", "--samples", "--seed", "--out"},
         "credit list": set(),
@@ -70,7 +73,7 @@ def test_help_is_there(command: list[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["train", "seedz=[1]"], ["unknown config key 'seedz'", "Did you mean 'seeds'"]),
+        (["train", "seedz=[1]"], ["seedz is unknown", "Did you mean 'seeds'"]),
         (["train", "-c", "missing.yaml"], ["no config file missing.yaml"]),
         (["train", "limits.answer_reserve=9999"], ["limits.answer_reserve is 9999"]),
         (["train", "tasks.short.name=nothing"], ["unknown task source 'nothing'"]),
@@ -78,8 +81,8 @@ def test_help_is_there(command: list[str]) -> None:
         (["credit", "apply", "missing.jsonl", "--name", "grpo"], ["no file missing.jsonl"]),
         (["credit", "apply", "x", "--name", "grpoo"], ["unknown credit scheme 'grpoo'", "Did you mean 'grpo'"]),
         (["credit", "apply", "x", "--name", "grpo", "--option", "scale"], ["'scale' is not of the form key=value"]),
-        (["credit", "apply", "x", "--name", "coma", "--option", "samples=0"], ["--option: samples is 0"]),
-        (["evaluate", "episodez=9"], ["unknown config key 'episodez'", "Did you mean 'episodes'"]),
+        (["credit", "apply", "x", "--name", "coma", "--option", "samples=0"], ["--option.samples is 0"]),
+        (["evaluate", "episodez=9"], ["episodez is unknown", "Did you mean 'episodes'"]),
         (["evaluate", "-c", "missing.yaml"], ["no config file missing.yaml"]),
         (["evaluate"], ["folder is runs/quick/delegating/seed{seed}/model", "train first"]),
         (["compare", "a", "b"], ["a holds no study.yaml"]),
@@ -114,6 +117,7 @@ def write(tmp_path: Path) -> Path:
     return path
 
 
+ARMS = ("delegating", "monolithic")
 STUDY = """
 name: s
 budgets: [40, 80]
@@ -177,6 +181,29 @@ def test_a_whole_run_and_its_files(tmp_path: Path) -> None:
     both = selfcest("compare", str(tmp_path / "studies" / "s"), str(tmp_path / "studies" / "t"))
     assert "note: only" in both.stdout
     assert "delegate of s" in both.stdout
+
+
+def test_a_warm_start_ends_with_a_table_and_training_goes_on_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiment, "_run_jobs", in_this_process)
+    for plot in ("plot_frontier", "plot_curves"):
+        monkeypatch.setattr(experiment, plot, lambda *_: None)  # slow
+    small = [f"arms.{arm}.warmstart.{key}=500" for arm in ARMS for key in ("phases.0.tokens", "pool_tokens")]
+    arguments = ["-c", str(write(tmp_path)), *small]
+    accuracy = {}
+    for command in (["warmstart"], ["train", "--resume"]):
+        assert CliRunner().invoke(cli.app, [*command, *arguments]).exit_code == 0
+        with (tmp_path / "runs" / "t" / "results.csv").open(encoding="utf-8") as file:
+            accuracy[command[0]] = {row["policy"]: row["accuracy"] for row in csv.DictReader(file)}
+    assert accuracy["warmstart"].keys() == {"delegating, before RL", "monolithic"}
+    assert accuracy["train"].keys() == {"delegating, before RL", "delegating, after RL", "monolithic"}
+    assert accuracy["warmstart"].items() <= accuracy["train"].items()
+
+
+def in_this_process(config: RunConfig, jobs: list[JobId], only_warm_start: bool, *_: object) -> None:
+    for job in jobs:
+        experiment._run_job(config, job, only_warm_start)
 
 
 @pytest.mark.slow

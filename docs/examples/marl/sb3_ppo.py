@@ -1,6 +1,6 @@
 """Stable-Baselines3's PPO with parameter sharing: one row per agent, as SuperSuit would lay them out, without masks.
 
-pip install "selfcest[sb3]"
+pip install -e ".[sb3]"    # in a checkout
 python docs/examples/marl/sb3_ppo.py
 """
 

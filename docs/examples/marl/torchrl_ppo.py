@@ -1,6 +1,6 @@
 """TorchRL: PPO with a shared masked policy and a centralised critic that sees the whole state (MAPPO).
 
-pip install "selfcest[torchrl]"
+pip install -e ".[torchrl]"    # in a checkout
 python docs/examples/marl/torchrl_ppo.py
 """
 

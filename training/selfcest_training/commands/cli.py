@@ -43,6 +43,12 @@ _OVERRIDES = Annotated[
     ),
 ]
 _RESUME = Annotated[bool, typer.Option("--resume", help="Go on with the run of this name where it stopped.")]
+_TRUST = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A module or package whose plug-ins a config may name here; may be repeated.", show_default=False
+    ),
+]
 
 
 @app.command()
@@ -61,7 +67,10 @@ def train(config: _CONFIG = None, overrides: _OVERRIDES = None, resume: _RESUME 
 
 @app.command()
 def warmstart(config: _CONFIG = None, overrides: _OVERRIDES = None, resume: _RESUME = False) -> None:
-    """The warm start alone: every arm ends as the folder warmstart_model of its job."""
+    """The warm start alone, and its table: every arm ends as the folder warmstart_model of its job.
+
+    `selfcest train --resume` with the same config goes on from there.
+    """
     from selfcest_training.config_file import load_config
     from selfcest_training.run.experiment import default_config, run
 
@@ -106,11 +115,12 @@ def evaluate(
 def compare(
     first: Annotated[Path, typer.Argument(help="The folder of a finished study, as studies/frontier")],
     second: Annotated[Path, typer.Argument(help="The folder that it is compared with")],
+    trust: _TRUST = None,
 ) -> None:
     """Compare two finished studies strategy by strategy, paired on the instances that they share."""
     from selfcest_training.evaluation.comparison import compare_studies
 
-    compare_studies(first, second, Console())
+    compare_studies(first, second, Console(), trust or [])
 
 
 @app.command()
@@ -118,11 +128,12 @@ def leaks(
     configs: Annotated[
         list[Path], typer.Argument(help="Configs of runs or studies, also those that their folders hold.")
     ],
+    trust: _TRUST = None,
 ) -> None:
     """Print which questions the files behind these configs share, as training and test sets should not."""
     from selfcest_training.evaluation.leaks import report_leaks
 
-    report_leaks(configs, Console())
+    report_leaks(configs, Console(), trust or [])
 
 
 @app.command()
@@ -179,11 +190,14 @@ def report(
     folder: Annotated[
         Path, typer.Argument(help="The folder of a run, as runs/quick, or of a study; of a run what is there so far")
     ],
+    trust: _TRUST = None,
 ) -> None:
     """Print the verdict of a run or a study again, and rewrite table.md, results.csv and plots from stored results."""
+    from selfcest_env.plugin import only_trusted
     from selfcest_training.commands.report import report_folder
 
-    report_folder(folder, Console())
+    with only_trusted(trust or []):
+        report_folder(folder, Console())
 
 
 @app.command()
@@ -206,7 +220,7 @@ def trace(
 
 def main() -> None:
     """Entry point: the project's own errors are one line and exit code 2."""
-    sys.path.insert(0, os.getcwd())  # plug-ins of one's own may lie in the working directory
+    sys.path.append(os.getcwd())  # plug-ins of one's own may lie in the working directory, but hide no library
     try:
         app()
     except SelfcestError as error:

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers.utils.logging import disable_progress_bar
 
 from selfcest_env.errors import ConfigError
-from selfcest_training.config_file import check_writable, dump_config
+from selfcest_training.config_file import dump_config
 from selfcest_training.evaluation.config import StudyConfig
 from selfcest_training.evaluation.leaks import leaked
 from selfcest_training.evaluation.play import Study
@@ -21,6 +21,7 @@ from selfcest_training.evaluation.report import write_page, write_report
 from selfcest_training.evaluation.results import read_results
 from selfcest_training.evaluation.store import Store
 from selfcest_training.evaluation.table import curves_of
+from selfcest_training.lock import locked
 from selfcest_training.run.experiment import shipped_config
 
 
@@ -30,12 +31,16 @@ def run_study(
     """Play what is missing and write the study's folder. Returns the folder.
 
     Raises:
-        ConfigError: the folder holds a study and `resume` is not set, or something cannot be right; before any work.
+        ConfigError: the folder holds a study and `resume` is not set, or it is in use, or something cannot be right;
+            before any work.
     """
-    console = console or Console()
     study = Study(config)
-    folder = config.folder
-    check_writable(folder)
+    with locked(config.folder):
+        return _run(study, resume, page, command, console or Console())
+
+
+def _run(study: Study, resume: bool, page: Path | None, command: str, console: Console) -> Path:
+    config, folder = study.config, study.config.folder
     if (folder / "study.yaml").exists() and not resume:
         raise ConfigError(
             f"{folder} already holds a study; add --resume to play only what it lacks, or set name= to start another"
@@ -51,19 +56,19 @@ def run_study(
     except KeyboardInterrupt:
         console.print("interrupted; the same command with --resume plays what is missing")
         raise
-    text = print_study(config, console, notes)
+    text = print_study(config, console, notes, study.crossed)
     if page is not None:
         write_page(page, folder, f"Study: {config.name}", command, text, config.compared_costs)
         console.print(f"page written to {page}", highlight=False)
     return folder
 
 
-def print_study(config: StudyConfig, console: Console, notes: Sequence[str] = ()) -> str:
+def print_study(config: StudyConfig, console: Console, notes: Sequence[str] = (), crossed: bool | None = None) -> str:
     """Write the report of a finished study and print its verdict. Returns the text of table.md."""
     file = config.folder / "results.jsonl"
     if not file.is_file():
         raise ConfigError(f"{config.folder} holds no results.jsonl: the study is not finished; add --resume to go on")
-    cells, reading = curves_of(read_results(file)), reading_of(config)
+    cells, reading = curves_of(read_results(file)), reading_of(config, crossed=crossed)
     shown, text = write_report(config.folder, cells, reading, headline(config, cells, reading), notes)
     console.print(shown, soft_wrap=True, highlight=False, markup=False)
     console.print(f"written to {config.folder}; the whole report is its table.md", highlight=False)

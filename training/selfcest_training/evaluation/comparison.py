@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from selfcest_env.errors import ConfigError
+from selfcest_env.plugin import only_trusted
 from selfcest_training.evaluation.config import StudyConfig, load_study
 from selfcest_training.evaluation.frontier import compare_frontiers, match
 from selfcest_training.evaluation.reading import Reading, reading_of
@@ -19,14 +20,19 @@ from selfcest_training.evaluation.words import at_most, matched, sentence
 Coordinates = tuple[str, str, str, int | None, str, int]  # family, size, strategy, budget, instance, seed
 
 
-def compare_studies(first: Path, second: Path, console: Console) -> list[str]:
+def compare_studies(first: Path, second: Path, console: Console, trusted: Sequence[str] = ()) -> list[str]:
     """Print, for every strategy that both have, the first study against the second. Returns the lines.
+
+    No code is run that only the studies name, save that of modules in `trusted`.
 
     Raises:
         ConfigError: a folder without a finished study, another grader, or nothing in common; it names what does not
             match.
+        PlugInError: a strategy or a cost that is neither built in nor trusted.
     """
-    configs = _config(first), _config(second)
+    with only_trusted(trusted):
+        configs = _config(first), _config(second)
+        readings = reading_of(configs[0]), reading_of(configs[1])
     for key in ("reward", "swept", "costs"):
         left, right = (getattr(config, key) for config in configs)
         if left != right:
@@ -36,7 +42,6 @@ def compare_studies(first: Path, second: Path, console: Console) -> list[str]:
     if not shared:
         raise ConfigError(f"{first} and {second} share no result: {'; '.join(apart)}")
     names, lines = _names(first, second), [f"note: {line}" for line in apart]
-    readings = reading_of(configs[0]), reading_of(configs[1])
     cells = curves_of([*_named(left_rows, shared, names[0]), *_named(right_rows, shared, names[1])])
     for curves in cells:
         lines += _compare_cell(curves, names, readings)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from selfcest_env.errors import ConfigError, PlugInError
-from selfcest_env.plugin import PlugIn, build, load
+from selfcest_env.plugin import PlugIn, make
 from selfcest_env.record import EpisodeRecord, Measure, cost_measures
+from selfcest_env.structure import Between, Checked
 
 WALL = "wall_seconds"  # of the batch, divided by its instances; it depends on machine, engine and batch
 Costs = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class EpisodeCost:
+class EpisodeCost(Checked):
     """A cost of one's own: a subclass whose fields are its options. See `record.Measure` for the three members."""
 
     compared: ClassVar[bool] = True
@@ -38,11 +39,7 @@ class PromptCache(EpisodeCost):
         discount: on the price of a cached token, from 0 to 1; at 1 the bill is `total_tokens`.
     """
 
-    discount: float = 0.9
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.discount <= 1:
-            raise ConfigError(f"discount is {self.discount!r}; expected a number from 0 to 1")
+    discount: Annotated[float, Between(0, 1)] = 0.9
 
     def of(self, episode: EpisodeRecord) -> float:
         cost = episode.cost
@@ -58,11 +55,7 @@ def measures_of(added: Mapping[str, PlugIn]) -> dict[str, Measure]:
     for name, spec in added.items():
         if name in found or name == WALL:
             raise ConfigError(f"costs.{name}: there is a cost of this name; rename it")
-        cost: object = build(load(spec.name, COSTS, what="cost"), spec.options, where=f"costs.{name}.options")
-        if not isinstance(cost, EpisodeCost):
-            raise PlugInError(
-                f"cost {spec.name!r} is a {type(cost).__name__}; expected a subclass of {__name__}:EpisodeCost"
-            )
+        cost = make(spec.name, spec.options, COSTS, EpisodeCost, what="cost", where=f"costs.{name}.options")
         found[name] = Measure(cost.of, cost.over_samples, cost.compared)
     return found
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from selfcest_training.evaluation.config import StudyConfig
 from selfcest_training.evaluation.policies import is_seeded
 from selfcest_training.evaluation.statistics import Resampler
-from selfcest_training.evaluation.strategies import make_strategy, shown_name
+from selfcest_training.evaluation.strategies import find_strategy, shown_name
 from selfcest_training.evaluation.table import Curves
 
 
@@ -52,25 +52,29 @@ class Reading:
         )
 
 
-def reading_of(config: StudyConfig) -> Reading:
-    """From the config alone: nothing is played, and no policy need be there any more."""
-    made = {
-        label: make_strategy(spec.name or label, spec.options, f"strategies.{label}")
-        for label, spec in config.strategies.items()
-    }
-    limits = {label: config.limits_at(config.budgets[-1], label) for label in made}
+def reading_of(config: StudyConfig, *, crossed: bool | None = None) -> Reading:
+    """From the config alone: nothing is played, and no policy need be there any more.
+
+    Args:
+        config: of the study.
+        crossed: `Study.crossed`; `None`: as far as the config tells it.
+    """
+    found = {label: find_strategy(spec.name or label) for label, spec in config.strategies.items()}
+    limits = {label: config.limits_at(config.budgets[-1], label) for label in found}
+    if crossed is None:
+        crossed = any(is_seeded(config.policy_of(label)) for label in found)
     return Reading(
         subject=config.subject_strategy,
-        labels={label: shown_name(label, strategy) for label, strategy in made.items()},
+        labels={label: shown_name(label, strategy) for label, strategy in found.items()},
         baselines=[
             label
-            for label, strategy in made.items()
+            for label, strategy in found.items()
             if not strategy.oracle and not (strategy.delegates and limits[label].delegation)
         ],
         swept=config.swept,
         costs=tuple(config.measures),
         compared=config.compared_costs,
-        crossed=any(is_seeded(config.policy_of(label)) for label in made),
+        crossed=crossed,
         resamples=config.resamples,
         confidence=config.confidence,
         min_difference=config.min_difference,

@@ -11,10 +11,10 @@ from typing import ClassVar
 
 from selfcest_agents.policy import Policy
 from selfcest_agents.rollout import Generations, rollout
-from selfcest_env.errors import ConfigError, PlugInError, check_whole
+from selfcest_env.errors import ConfigError, check_whole
 from selfcest_env.graders import Grade
 from selfcest_env.kernel import Kernel
-from selfcest_env.plugin import build, load
+from selfcest_env.plugin import load, make
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.rules import Rules
 from selfcest_env.seeding import stream_seed, turn_seed
@@ -170,15 +170,15 @@ STRATEGIES: dict[str, str | type] = {
 
 def make_strategy(name: str, options: Mapping[str, object], where: str) -> Strategy:
     """A strategy by built-in name or `package.module:Class`, with its options. Raises `ConfigError`."""
-    strategy: object = build(load(name, STRATEGIES, what="strategy"), options, where=f"{where}.options")
-    if not isinstance(strategy, Strategy):
-        raise PlugInError(
-            f"strategy {name!r} is a {type(strategy).__name__}; expected a subclass of {Strategy.__module__}:Strategy"
-        )
-    return strategy
+    return make(name, options, STRATEGIES, Strategy, what="strategy", where=f"{where}.options")
 
 
-def shown_name(label: str, strategy: Strategy) -> str:
+def find_strategy(name: str) -> type[Strategy]:
+    """The class of a strategy, by built-in name or `package.module:Class`. Raises `ConfigError`, `PlugInError`."""
+    return load(name, STRATEGIES, Strategy, what="strategy")
+
+
+def shown_name(label: str, strategy: Strategy | type[Strategy]) -> str:
     """The strategy's name in tables, plots and sentences: oracles are named so wherever a number of theirs stands."""
     return f"{label} (oracle)" if strategy.oracle else label
 

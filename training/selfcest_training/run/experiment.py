@@ -22,9 +22,10 @@ from transformers.utils.logging import disable_progress_bar
 
 from selfcest_env.errors import ConfigError, SelfcestError
 from selfcest_training.config import RunConfig
-from selfcest_training.config_file import check_writable, dump_config
+from selfcest_training.config_file import dump_config
 from selfcest_training.evaluation.policies import LoadedModel
 from selfcest_training.evaluation.training_run import Stage, check_evaluation, evaluate_job, report_run
+from selfcest_training.lock import locked
 from selfcest_training.run.job import Job, JobId
 from selfcest_training.run.shared_warmstart import hand_over, shared_warm_starts
 
@@ -45,14 +46,21 @@ _messages: Queue[Message] | None = None
 def run(config: RunConfig, *, resume: bool, only_warm_start: bool = False, console: Console | None = None) -> None:
     """Train and evaluate every arm with every seed, and write the table.
 
+    With `only_warm_start` the arms end before RL, and what is evaluated is the policy that RL would begin with.
+
     Raises:
-        ConfigError: the folder holds another run, or cannot be written, or a plug-in does not load; before any work.
+        ConfigError: the folder holds another run, is in use or cannot be written, or a plug-in does not load; before
+            any work.
     """
-    console = console or Console()
-    jobs = [JobId(arm, seed) for seed in config.seeds for arm in config.arms]
     for arm in config.arms:
         Job(config, JobId(arm, config.seeds[0]), lambda *_: None)  # whatever cannot be built fails here
     check_evaluation(config)  # nor does a cell without enough instances wait for the warm start
+    with locked(config.folder):
+        _run(config, resume, only_warm_start, console or Console())
+
+
+def _run(config: RunConfig, resume: bool, only_warm_start: bool, console: Console) -> None:
+    jobs = [JobId(arm, seed) for seed in config.seeds for arm in config.arms]
     prepare(config, resume)
     try:
         with _progress(console, jobs) as (progress, bars):
@@ -65,14 +73,12 @@ def run(config: RunConfig, *, resume: bool, only_warm_start: bool = False, conso
     except KeyboardInterrupt:
         console.print("interrupted; the same command with --resume goes on from the last checkpoint")
         raise
-    if not only_warm_start:
-        print_report(config, console)
+    print_report(config, console)
 
 
 def prepare(config: RunConfig, resume: bool) -> None:
-    """Make the run's folder and store the config, or check that what is there is the same run."""
+    """Store the config in the run's folder, or check that what is there is the same run."""
     stored, text = config.folder / "config.yaml", dump_config(config)
-    check_writable(config.folder)
     if stored.exists():
         if not resume:
             raise ConfigError(
@@ -148,13 +154,13 @@ def _play_job(config: RunConfig, job_id: JobId, only_warm_start: bool) -> None:
     job = Job(config, job_id, report)
 
     def evaluate(stage: Stage) -> None:
-        if not only_warm_start:
-            loaded = LoadedModel(job.language, job.sampler)
-            evaluate_job(config, job_id.arm, job_id.seed, stage, loaded, partial(report, "evaluate"))
+        loaded = LoadedModel(job.language, job.sampler)
+        evaluate_job(config, job_id.arm, job_id.seed, stage, loaded, partial(report, "evaluate"))
 
     with closing(job):
         job.run(partial(evaluate, Stage.BEFORE), only_warm_start)
-        evaluate(Stage.AFTER)
+        if not (only_warm_start and job.arm.rl.steps):
+            evaluate(Stage.AFTER)
     report("done", 1.0, "")
 
 

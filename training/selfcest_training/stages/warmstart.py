@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from selfcest_agents.player import Player
+from selfcest_agents.player import ModelPlayer
 from selfcest_agents.policy import ScriptedPolicy
 from selfcest_agents.rollout import RolloutRequest, rollout
 from selfcest_agents.scripted import OracleActor
@@ -22,7 +22,8 @@ from selfcest_env.tasks import Style, TaskSource
 from selfcest_training.config import Phase, WarmStartConfig, changed_limits
 from selfcest_training.credit import Credit
 from selfcest_training.families import draw_family
-from selfcest_training.learner.batch import Denominator, Sample, bucketed, build_samples
+from selfcest_training.learner.batch import Sample, bucketed, build_samples
+from selfcest_training.learner.options import Denominator
 
 _DRAWS = 8
 
@@ -38,7 +39,7 @@ def phase_at(config: WarmStartConfig, tokens: int) -> Phase | None:
 
 
 def demonstration_pool(
-    player: Player, families: Mapping[str, TaskSource], phase: Phase, seed: int, pool: int, pool_tokens: int
+    player: ModelPlayer, families: Mapping[str, TaskSource], phase: Phase, seed: int, pool: int, pool_tokens: int
 ) -> list[Sample]:
     """At least `pool_tokens` of demonstrations. Raises `TaskError` when a script fails its own task."""
     limits = changed_limits(player.limits, phase.limits, "phase.limits")
@@ -63,22 +64,22 @@ def demonstration_pool(
 
 
 def _demonstrate(
-    player: Player,
+    player: ModelPlayer,
     rules: Rules,
     source: TaskSource,
     family: str,
-    styles: Mapping[str, float],
+    styles: Mapping[Style, float],
     rng: np.random.Generator,
     name: str,
 ) -> Iterator[EpisodeRecord]:
     """Draw tasks, let the family's script play them in these styles, and check that it was right."""
-    drawn: dict[str, list[RolloutRequest]] = {}
+    drawn: dict[Style, list[RolloutRequest]] = {}
     for i in range(_DRAWS):
         style = draw_family(styles, rng)
         request = RolloutRequest(f"{name}.{i}", source.draw(rng), int(rng.integers(2**62)))
         drawn.setdefault(style, []).append(request)
     for style, requests in drawn.items():
-        actor = OracleActor(source, rules.protocol, Style(style))
+        actor = OracleActor(source, rules.protocol, style)
         for record in rollout(requests, ScriptedPolicy(actor, player.language.codec), rules):
             faults = [turn.facts.fault for _, turn in record.turns() if turn.facts.fault is not None]
             if faults or not player.reward.grade(record).correct:
