@@ -55,6 +55,7 @@ def spec(tmp_path: Path, seeds: tuple[int, ...] = (0, 1)) -> RunConfig:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     run = spec(tmp_path_factory.mktemp("run"))
+    run.folder.mkdir(parents=True)
     prepare(run, resume=False)
     for arm in run.arms:
         for seed in run.seeds:

@@ -405,7 +405,7 @@ TWO_TURNS = EpisodeRecord("e", Task("t", "2+2", "4", "test"), Limits(), 5, (ROOT
             {"costs": {"x": {"name": "prompt_cache", "options": {"discount": 1.5}}}},
             ["costs.x.options", "discount is 1.5"],
         ),
-        ({"costs": {"x": {"name": "study_players:Noise"}}}, ["expected a subclass of", "EpisodeCost"]),
+        ({"costs": {"x": {"name": "study_players:Noise"}}}, ["Noise is no subclass of", "EpisodeCost"]),
         ({"compared": ["total_token"]}, ["compared names no cost 'total_token'", "Did you mean 'total_tokens'"]),
         ({"min_difference": -0.1}, ["min_difference is -0.1"]),
         ({"arms": {}}, ["unknown config key 'arms'", "'strategies'; rename"]),
