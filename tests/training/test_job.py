@@ -160,7 +160,9 @@ def test_compute_ends_the_run_at_the_first_step_over_the_budget(tmp_path: Path) 
 def test_kl_to_the_warm_start_holds_the_policy_back(tmp_path: Path) -> None:
     term = {"name": "correct", "options": {"per_clone": {"name": "trivial:PerClone", "value": -1.0}}}
     free = rows(play(config(tmp_path / "free", reward=term)))
-    held = rows(play(config(tmp_path / "held", reward=term, arms__delegating__rl__loss={"kl_coefficient": 100.0})))
+    held = rows(
+        play(config(tmp_path / "held", reward=term, arms__delegating__rl__loss={"terms": {"kl": {"weight": 100.0}}}))
+    )
     assert held[0]["kl"] == pytest.approx(0.0, abs=1e-6)
     assert held[-1]["clones"] > free[-1]["clones"]
 
