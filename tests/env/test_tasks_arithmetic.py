@@ -13,7 +13,7 @@ from selfcest_env.errors import ConfigError, TaskError
 from selfcest_env.kernel import Kernel
 from selfcest_env.protocol import Reply
 from selfcest_env.rules import Rules
-from selfcest_env.tasks import Style
+from selfcest_env.tasks import Style, arithmetic
 from selfcest_env.tasks.arithmetic import Arithmetic
 from selfcest_env.tasks.expressions import ExpressionError, evaluate, operands, parse, write
 from selfcest_env.tasks.source import Proposal
@@ -188,6 +188,7 @@ def test_bad_knobs_are_named(knobs: dict, said: str) -> None:
     assert said in str(caught.value)
 
 
-def test_an_impossible_request_says_so() -> None:
-    with pytest.raises(TaskError, match="max_result_digits"):
+def test_an_impossible_request_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arithmetic, "MAX_TRIES", 50)
+    with pytest.raises(TaskError, match="max_result_digits = 1 digits in 50 tries"):
         Arithmetic(max_result_digits=1, plus=0, minus=0, max_parentheses=0).draw(np.random.default_rng(0))
