@@ -12,7 +12,7 @@ import pytest
 import torch
 from chat_models import CHATML, byte_level, chat_tokenizer, tiny_llama
 from safetensors.torch import load_file
-from test_job import Crash, config, play, rows, weights
+from test_job import Crash, config, play, play_from, rows, weights
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from selfcest_agents import samplers
@@ -88,14 +88,6 @@ def warm(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
     """A chat model after its warm start."""
     job = Job(chat_config(source, tmp_path_factory.mktemp("warm")), JobId("delegating", 0), lambda *_: None)
     job.run(lambda: None, only_warm_start=True)
-    return job
-
-
-def play_from(warm: Job, spec: RunConfig) -> Job:
-    """RL from there on, as a job that is resumed."""
-    job = Job(spec, JobId("delegating", 0), lambda *_: None)
-    shutil.copytree(warm.folder, job.folder)
-    job.run(lambda: None)
     return job
 
 
