@@ -77,6 +77,13 @@ def same_episodes(job: Job, other: Job) -> bool:
     return without_numbers(job) == without_numbers(other)
 
 
+def same_steps(job: Job, other: Job, start: Job) -> bool:
+    """Whether two jobs moved their weights alike. AdamW makes a whole step of a gradient that is rounding alone, so
+    single weights may differ by as much; all of them together do not."""
+    moved = weights(other) - weights(start)
+    return float((weights(job) - weights(other)).norm()) < 1e-2 * float(moved.norm())
+
+
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_chat_model(tmp_path_factory.mktemp("source"))
@@ -128,7 +135,7 @@ def test_a_copy_in_float32_samples_as_the_shared_model_does(
     job = play_from(warm, chat_config(source, tmp_path, sampler=COPY))
     assert job.sampler.engine is not shared.sampler.engine
     assert same_episodes(job, shared)
-    assert torch.allclose(weights(job), weights(shared), rtol=0, atol=1e-6)
+    assert same_steps(job, shared, warm)
     assert max(row["logprob_gap"] for row in rows(job)) < 1e-4
 
 
@@ -347,7 +354,7 @@ def test_chunks_and_checkpointed_layers_train_the_same_weights(
 ) -> None:
     job = play_from(warm, chat_config(source, tmp_path, forward=forward))
     assert same_episodes(job, shared)
-    assert torch.allclose(weights(job), weights(shared), rtol=0, atol=1e-5)
+    assert same_steps(job, shared, warm)
 
 
 def test_the_learner_computes_in_bfloat16_and_trains_float32(warm: Job, source: Path, tmp_path: Path) -> None:
