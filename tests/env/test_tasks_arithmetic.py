@@ -172,12 +172,12 @@ def test_what_is_too_small_to_split_is_handed_over_whole() -> None:
 @pytest.mark.parametrize(
     ("knobs", "said"),
     [
-        ({"min_operations": 0}, "arithmetic.min_operations is 0; expected a whole number from 1 to 40"),
-        ({"min_operations": 5, "max_operations": 4}, "arithmetic.min_operations is 5, above arithmetic.max_operations"),
-        ({"plus": -1}, "arithmetic.plus is -1"),
+        ({"min_operations": 0}, "Arithmetic.min_operations is 0; expected a whole number from 1 to 40"),
+        ({"min_operations": 5, "max_operations": 4}, "min_operations is 5, above max_operations"),
+        ({"plus": -1}, "Arithmetic.plus is -1"),
         ({"plus": 0, "minus": 0, "times": 0}, "at least one weight above 0"),
-        ({"times": float("nan")}, "arithmetic.times is nan"),
-        ({"local": 1.5}, "arithmetic.local is 1.5; expected a number from 0.0 to 1.0"),
+        ({"times": float("nan")}, "Arithmetic.times is nan"),
+        ({"local": 1.5}, "Arithmetic.local is 1.5; expected a number from 0 to 1"),
         ({"max_parentheses": 3}, "whole number from 0 to 2"),
         ({"phrasing": "tres"}, "Did you mean 'terse'"),
     ],
