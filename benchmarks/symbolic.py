@@ -111,7 +111,7 @@ def main() -> None:
 
         peers["PettingZoo tictactoe_v3"] = turns(tictactoe_v3.env(), 100)
     except ModuleNotFoundError as error:
-        console.print(f"[yellow]PettingZoo's tictactoe_v3 is left out: {error}; run: pip install 'selfcest\[bench]'")
+        console.print(f"[yellow]PettingZoo's tictactoe_v3 is left out: {error}; the extra bench has it")
     objects = {
         f"symbolic_v0.env, {agents} agents, {population}": turns(symbolic_v0.env(population=population, **options), 40)
         for agents, options in ((9, {}), (5, small))

@@ -245,5 +245,5 @@ def test_the_defaults_in_the_training_page() -> None:
         "gated",
         4e-4,
     )
-    assert (rl.loss.name, rl.loss.options, rl.loss.kl_coefficient) == ("clipped", {}, 0.0)
+    assert (rl.loss.name, rl.loss.options, rl.loss.terms) == ("clipped", {}, {})
     assert (rl.loss.importance.level, rl.loss.importance.cap) == ("none", 2.0)

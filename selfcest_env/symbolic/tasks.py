@@ -92,8 +92,8 @@ class SymbolicTask(Protocol):
 class Chain:
     """The sum, modulo `modulus`, of a sequence of items. Whoever holds a segment longer than `window` must split it.
 
-    One shared skill, answering a short segment, serves clones and root. Whether an agent erred is
-    decided by its own segment and reply.
+    One shared skill, answering a short segment, serves clones and root. Whether an agent erred is decided by its own
+    segment and reply.
 
     Attributes:
         items: how many, or (fewest, most).

@@ -143,7 +143,7 @@ def test_shipped_configs_load(path: Path) -> None:
         *((f"{OPTIMIZER}.learning_rate", x, ["optimizer.learning_rate is"]) for x in (NAN, INF, "nan")),
         *((f"{OPTIMIZER}.decay_share", x, ["optimizer.decay_share is"]) for x in (-0.1, 1.1, NAN)),
         *((f"{OPTIMIZER}.max_grad_norm", x, ["optimizer.max_grad_norm is"]) for x in (0, NAN)),
-        (f"{LOSS}.kl_coefficient", NAN, ["loss.kl_coefficient is nan"]),
+        (f"{LOSS}.terms", {"kl": {"weight": NAN}}, ["loss.terms.kl.weight is nan", "finite"]),
         (f"{LOSS}.clip_low", 0.1, ["arms.delegating.rl.loss.clip_low is unknown", "options"]),
         (f"{LOSS}.importance", {"level": "tokens"}, ["'tokens'", "none", "token", "sequence"]),
         (f"{LOSS}.importance", {"level": "token", "cap": 0.5}, ["importance.cap is 0.5"]),

@@ -132,7 +132,7 @@ def test_what_the_authors_train_with() -> None:
             assert (optimizer.learning_rate, optimizer.warmup_steps, optimizer.max_grad_norm) == (6e-7, 10, 1.0)
             assert optimizer.decay_share == 0
             assert dict(loss.options) == {"clip_low": 0.1, "clip_high": 0.1}
-            assert (loss.name, loss.kl_coefficient, rl.temperature) == ("clipped", 5e-4, 1.0)
+            assert (loss.name, loss.terms["kl"].weight, rl.temperature) == ("clipped", 5e-4, 1.0)
             assert not arm.warmstart.phases
     mixed = load_config(CONFIGS / "mixed.yaml")
     assert mixed.arms["delegating"].rl.tasks == {"arithmetic": 1, "aime": 3, "math_hard": 2}

@@ -45,8 +45,10 @@ def run(spec: RunConfig, arm: str, only_warm_start: bool = False) -> Job:
 
 
 def test_a_handed_over_warm_start_is_what_the_arm_would_have_trained(tmp_path: Path) -> None:
-    alone = run(two_arms(tmp_path / "alone"), "other")
-    spec = two_arms(tmp_path / "shared")
+    phases = [{"tokens": 5000, "mix": {"choice": {"share": 1, "styles": {"delegate": 1, "solve": 1}}}}]
+    short = {"arms__delegating__warmstart__phases": phases}
+    alone = run(two_arms(tmp_path / "alone", **short), "other")
+    spec = two_arms(tmp_path / "shared", **short)
     leader, follower = JobId("delegating", 0), JobId("other", 0)
     assert shared_warm_starts(spec) == {leader: [follower]}
     run(spec, "delegating", only_warm_start=True)
@@ -59,7 +61,7 @@ def test_a_handed_over_warm_start_is_what_the_arm_would_have_trained(tmp_path: P
     for stage in ("warmstart", "rl"):
         assert [row["loss"] for row in rows(job, stage)] == [row["loss"] for row in rows(alone, stage)]
     # The leader goes on from its own; once it is in RL it has nothing to hand over to one who starts again.
-    assert torch.equal(weights(run(spec, "delegating")), weights(play(two_arms(tmp_path / "leader"))))
+    assert torch.equal(weights(run(spec, "delegating")), weights(play(two_arms(tmp_path / "leader", **short))))
     shutil.rmtree(job.folder)
     assert shared_warm_starts(spec) == {}
 

@@ -1,8 +1,10 @@
 """sb3-contrib's MaskablePPO: shared weights as plain single-agent RL, one agent's decision per step.
 
 pip install -e ".[sb3]"    # in a checkout
-python docs/examples/marl/sb3_maskable_ppo.py
+python docs/examples/marl/sb3_maskable_ppo.py [SEED]
 """
+
+import sys
 
 import numpy as np
 import torch
@@ -38,4 +40,4 @@ def main(seed: int = 0) -> float:
 
 
 if __name__ == "__main__":
-    print(f"success {main():.3f}")
+    print(f"success {main(*map(int, sys.argv[1:])):.3f}")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from selfcest_env.structure import Above, Checked, Finite
+from selfcest_training.learner.losses.base import LossInputs
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,6 @@ class Cispo(Checked):
 
     epsilon_high: Annotated[float, Above(-1), Finite(), "the cap is 1 + epsilon_high"] = 4.0
 
-    def __call__(self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, loss_mask: Tensor) -> Tensor:
-        ratio = torch.exp(logprobs.detach() - old_logprobs)
-        return -ratio.clamp(max=1 + self.epsilon_high) * advantages * logprobs
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        ratio = torch.exp(inputs.logprobs.detach() - inputs.old_logprobs)
+        return -ratio.clamp(max=1 + self.epsilon_high) * inputs.advantages * inputs.logprobs

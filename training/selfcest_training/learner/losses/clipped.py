@@ -18,6 +18,7 @@ from torch import Tensor
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.structure import AtLeast, Checked
+from selfcest_training.learner.losses.base import LossInputs
 from selfcest_training.learner.losses.functions import trained_sum
 
 _Clip = Annotated[float, AtLeast(0), ".inf: no clipping"]
@@ -45,11 +46,11 @@ class Clipped(Checked):
                 f"delta is {self.delta!r}; expected a number > 1 + clip_high = {1 + self.clip_high}, or null for no cap"
             )
 
-    def __call__(self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, loss_mask: Tensor) -> Tensor:
-        log_ratio = logprobs - old_logprobs
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        log_ratio, advantages = inputs.logprobs - inputs.old_logprobs, inputs.advantages
         if self.level == "sequence":
-            count = loss_mask.sum(-1, keepdim=True).clamp(min=1)
-            log_ratio = (trained_sum(log_ratio, loss_mask) / count).expand_as(log_ratio)
+            count = inputs.loss_mask.sum(-1, keepdim=True).clamp(min=1)
+            log_ratio = (trained_sum(log_ratio, inputs.loss_mask) / count).expand_as(log_ratio)
         ratio = torch.exp(log_ratio)
         capped = ratio if self.delta is None else ratio.clamp(max=self.delta)
         clipped = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
