@@ -10,12 +10,12 @@ import math
 import numbers
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 from selfcest_env.errors import ConfigError, RewardError, did_you_mean
 from selfcest_env.graders import GRADERS, Grade, Grader
 from selfcest_env.plugin import make
-from selfcest_env.record import EpisodeRecord
+from selfcest_env.record import EpisodeRecord, cost_measures
 from selfcest_env.structure import Checked, NotEmpty, Positive
 from selfcest_env.types import Outcome, Role, Task
 
@@ -56,19 +56,28 @@ class TokenCost(Checked):
     """Minus `price` for every `scale` tokens of the whole tree.
 
     Attributes:
-        tokens: "total" (prompts and generations) or "generated".
+        tokens: a cost of `record.Cost`, with or without its `_tokens`: "total" (prompts and generations), "generated".
         only_when_correct: wrong episodes pay nothing, so that giving up early is not cheaper than trying.
     """
 
     price: float = 0.02
     scale: Positive = 200.0
-    tokens: Literal["total", "generated"] = "total"
+    tokens: str = "total"
     only_when_correct: bool = False
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self._cost not in cost_measures():
+            known = ", ".join(name.removesuffix("_tokens") for name in cost_measures())
+            raise ConfigError(f"tokens is {self.tokens!r}; expected one of {known}")
+
     def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
-        cost = record.cost
-        tokens = cost.total_tokens if self.tokens == "total" else cost.generated_tokens
+        tokens: float = getattr(record.cost, self._cost)
         return 0.0 if self.only_when_correct and not grade.correct else -self.price * tokens / self.scale
+
+    @property
+    def _cost(self) -> str:
+        return self.tokens if self.tokens in cost_measures() else f"{self.tokens}_tokens"
 
 
 @dataclass(frozen=True)

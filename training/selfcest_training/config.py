@@ -174,6 +174,10 @@ class Cell(Checked):
     shift: Literal["in", "out"] = "in"
 
 
+# What a server bills whose prompt cache makes known tokens cheaper; other costs follow from the record alone.
+ADDED_COSTS = {"billed_tokens_cached": PlugIn("prompt_cache", {"discount": 0.9})}
+
+
 @dataclass(frozen=True)
 class EvaluationConfig(Checked):
     """Fixed sets, the same for every arm and seed.
@@ -183,12 +187,14 @@ class EvaluationConfig(Checked):
         episodes: instances per cell.
         seed: draws the instances.
         temperatures: 0 is greedy; every temperature is evaluated and reported apart.
+        costs: those beside the costs of every record, as in a study.
     """
 
     cells: tuple[Cell, ...] = ()
     episodes: Count = 500
     seed: Seed = 20_000
     temperatures: Annotated[tuple[Annotated[NotNegative, "0: greedy"], ...], NotEmpty(), Distinct()] = (0.0,)
+    costs: Mapping[str, PlugIn] = field(default_factory=lambda: dict(ADDED_COSTS))
 
     def __post_init__(self) -> None:
         super().__post_init__()
