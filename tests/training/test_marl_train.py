@@ -65,10 +65,9 @@ def test_same_seed_same_run(algorithm: str) -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_updates_change_the_policy_and_decisions_are_counted(algorithm: str) -> None:
-    learn, config_type = ALGORITHMS[algorithm]
-    config = config_type(episodes=16, hidden=(8,))
+    config = ALGORITHMS[algorithm](episodes=16, hidden=(8,))
     games = KernelGames(SMALL, 16, 0, group_size=config.group_size)
-    learner = learn(games, 0, config)
+    learner = config.learn(games, 0)
     first = next(learner)
     before = [parameter.clone() for parameter in first.actor.parameters()]
     second = next(learner)

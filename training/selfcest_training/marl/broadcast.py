@@ -28,6 +28,10 @@ class Config(SurrogateConfig):
 
     std_floor: Positive = 0.25
 
+    def learn(self, games: KernelGames, seed: int) -> Iterator[Progress]:
+        """One entry per update, without end."""
+        return learn(games, seed, self)
+
 
 def learn(games: KernelGames, seed: int, config: Config) -> Iterator[Progress]:
     actor, optimizer = start(games, seed, config)

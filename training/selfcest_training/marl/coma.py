@@ -63,6 +63,10 @@ class Config(Checked):
         super().__post_init__()
         check_groups(self, 1)
 
+    def learn(self, games: Games, seed: int) -> Iterator[Progress]:
+        """One entry per update, without end."""
+        return learn(games, seed, self)
+
 
 def learn(games: Games, seed: int, config: Config) -> Iterator[Progress]:
     generator = torch.Generator().manual_seed(seed)

@@ -34,6 +34,10 @@ class Config(SurrogateConfig):
 
     samples: Count = 1
 
+    def learn(self, games: KernelGames, seed: int) -> Iterator[Progress]:
+        """One entry per update, without end."""
+        return learn(games, seed, self)
+
 
 def learn(games: KernelGames, seed: int, config: Config) -> Iterator[Progress]:
     actor, optimizer = start(games, seed, config)

@@ -37,6 +37,10 @@ class Config(SurrogateConfig):
     std_floor: Positive = 0.1
     value_learning_rate: Positive = 1e-3
 
+    def learn(self, games: Games, seed: int) -> Iterator[Progress]:
+        """One entry per update, without end."""
+        return learn(games, seed, self)
+
 
 def learn(games: Games, seed: int, config: Config) -> Iterator[Progress]:
     actor, optimizer = start(games, seed, config)

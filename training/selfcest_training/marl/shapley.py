@@ -42,6 +42,10 @@ class Config(SurrogateConfig):
 
     orders: Count = 2
 
+    def learn(self, games: KernelGames, seed: int) -> Iterator[Progress]:
+        """One entry per update, without end."""
+        return learn(games, seed, self)
+
 
 def learn(games: KernelGames, seed: int, config: Config) -> Iterator[Progress]:
     actor, optimizer = start(games, seed, config)

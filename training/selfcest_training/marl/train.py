@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
 
-from selfcest_env.errors import ConfigError, did_you_mean
-from selfcest_env.plugin import build
+from selfcest_env.plugin import make
 from selfcest_env.symbolic.rules import SymbolicRules
 from selfcest_training.marl import broadcast, coma, difference, ppo, shapley
 from selfcest_training.marl.games import KernelGames
 from selfcest_training.marl.progress import Curve, Examiner, Progress
 
 
-class Algorithm(NamedTuple):
-    learn: Callable[..., Iterator[Progress]]  # (games, seed, config): one entry per update, without end
-    config: type[Any]
+class Algorithm(Protocol):
+    """Settings of a learner, and how it learns with them."""
+
+    @property
+    def episodes(self) -> int:
+        """Per update."""
+        ...
+
+    @property
+    def group_size(self) -> int:
+        """Neighbouring games with the same problem."""
+        ...
+
+    def learn(self, games: KernelGames, seed: int) -> Iterator[Progress]:
+        """One entry per update, without end."""
+        ...
 
 
-ALGORITHMS: dict[str, Algorithm] = {
-    "ppo": Algorithm(ppo.learn, ppo.Config),
-    "coma": Algorithm(coma.learn, coma.Config),
-    "broadcast": Algorithm(broadcast.learn, broadcast.Config),
-    "difference": Algorithm(difference.learn, difference.Config),
-    "shapley": Algorithm(shapley.learn, shapley.Config),
+ALGORITHMS: dict[str, str | type] = {
+    "ppo": ppo.Config,
+    "coma": coma.Config,
+    "broadcast": broadcast.Config,
+    "difference": difference.Config,
+    "shapley": shapley.Config,
 }
 
 
@@ -33,7 +45,7 @@ def train(
     """Learn until a budget is used up, and evaluate the greedy policy on the way.
 
     Args:
-        algorithm: a key of `ALGORITHMS`.
+        algorithm: a key of `ALGORITHMS`, or `package.module:Class` of an `Algorithm`.
         rules: of the games.
         seed: of the problems, the initial weights and the sampling.
         config: settings of the algorithm by name, other than its defaults.
@@ -42,16 +54,10 @@ def train(
     Raises:
         ConfigError: an unknown algorithm or setting, or no budget at all.
     """
-    if algorithm not in ALGORITHMS:
-        raise ConfigError(
-            f"unknown algorithm {algorithm!r}; expected one of {', '.join(ALGORITHMS)}."
-            f"{did_you_mean(algorithm, ALGORITHMS)}"
-        )
-    learn, config_type = ALGORITHMS[algorithm]
-    settings = build(config_type, config or {}, where=algorithm)
+    learner = make(algorithm, config or {}, ALGORITHMS, Algorithm, what="algorithm", where=algorithm)
     examiner = Examiner(rules, **budget)
-    games = KernelGames(rules, settings.episodes, seed, group_size=settings.group_size)
-    for progress in learn(games, seed, settings):
+    games = KernelGames(rules, learner.episodes, seed, group_size=learner.group_size)
+    for progress in learner.learn(games, seed):
         if examiner(progress.decisions, progress.actor.best):
             break
     return Curve(algorithm, seed, tuple(examiner.points))

@@ -1,0 +1,117 @@
+"""The page on the architecture: its paths exist, and every row of its table works from outside the packages."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import outside
+import pytest
+from rich.console import Console
+
+from selfcest_env import symbolic_v0
+from selfcest_env.record import read_episodes
+from selfcest_env.symbolic.rules import SymbolicRules
+from selfcest_env.symbolic.tasks import make_task
+from selfcest_training.commands.study import run_study
+from selfcest_training.config_file import parse_as, parse_config
+from selfcest_training.evaluation.config import StudyConfig
+from selfcest_training.marl.train import train
+from selfcest_training.run.job import Job, JobId
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+ROWS = [
+    [cell.strip() for cell in line.split("|")[1:-1]]
+    for line in PAGE.partition("| to add |")[2].partition("\n\n")[0].splitlines()[2:]
+]
+
+
+def test_every_path_of_the_page_is_there() -> None:
+    for path in re.findall(r"`((?:selfcest_env|agents|training)/[\w/.]+)`", PAGE):
+        assert (ROOT / path).exists(), path
+    for room in re.findall(r"^\| (`[^|]+`)", PAGE.partition("| room |")[2].partition("##")[0], flags=re.M):
+        for name in re.findall(r"`([\w/.]+)`", room):
+            assert (ROOT / name).exists() or (ROOT / "agents" / name).exists() or (ROOT / "training" / name).exists()
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A training run, a study and a learner in which everything comes from outside; the run's folder."""
+    outside.seen.clear()
+    folder = tmp_path_factory.mktemp("outside")
+    options = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 16, "max_positions": 64}
+    data: dict[str, Any] = {
+        "name": "t",
+        "output": str(folder),
+        "model": {"name": "outside:Whisper", "options": {**options, "protocol": "outside:Polite"}},
+        "sampler": {"name": "outside:WatchedSampler"},
+        "limits": {"total_tokens": 48, "turn_tokens": 16, "answer_reserve": 4, "max_turns": 2, "max_depth": 0},
+        "reward": {
+            "name": "correct",
+            "options": {
+                "grader": {"name": "outside:LastCharacter"},
+                "per_turn": {"name": "outside:PerTurn", "price": 0.1},
+            },
+        },
+        "tasks": {"echo": {"name": "outside:Echo", "options": {"largest": 7}}},
+        "log_groups": 9,
+        "arms": {
+            "alone": {
+                "warmstart": {
+                    "phases": [{"tokens": 500, "mix": {"echo": {"share": 1, "styles": {"solve": 1}}}}],
+                    "pool_tokens": 500,
+                },
+                "rl": {
+                    "steps": 2,
+                    "tasks": {"echo": 1},
+                    "tasks_per_step": 4,
+                    "group_size": 2,
+                    "task_sampler": {"name": "outside:Twins"},
+                    "gate": {"name": "outside:NotTheFirst"},
+                    "reward_schedule": {"name": "outside:Halving"},
+                    "credit": {"name": "outside:Raw"},
+                    "loss": {"terms": {"surprise": {"weight": 0.01, "name": "outside:Surprise"}}},
+                },
+            }
+        },
+    }
+    job = Job(parse_config(data), JobId("alone", 0), lambda *_: None)
+    job.run(lambda: None)
+    study = {
+        "name": "s",
+        "output": str(folder),
+        "tasks": {"echo": {"name": "outside:Echo"}},
+        "cells": [{"family": "echo", "size": "any"}],
+        "strategies": {"plain": {}, "frugal": {"name": "outside:Frugal"}},
+        "policy": {"name": "study_players:Scripted"},
+        "budgets": [60],
+        "limits": {"max_depth": 0, "turn_tokens": 16},
+        "costs": {"squared": {"name": "outside:Squared", "options": {"scale": 2.0}}},
+        "episodes": 4,
+    }
+    run_study(parse_as(StudyConfig, study), resume=False, console=Console(quiet=True))
+    chain = SymbolicRules(make_task("outside:Short"), max_clones=2)
+    train("outside:Patient", chain, decisions=50)
+    outside.seen["symbolic task"] += symbolic_v0.parallel_env("outside:Short").reset(seed=0)[0] != {}
+    return job.folder
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
+def test_a_row_of_the_table_holds(trace: Path, row: list[str]) -> None:
+    assert outside.seen[row[0]] > 0
+
+
+def test_the_table_has_every_row_and_no_other() -> None:
+    assert [row[0] for row in ROWS] == [
+        "task source", "grader", "reward term", "reward schedule", "task sampler", "gate", "credit scheme", "loss term",
+        "engine", "language", "protocol", "strategy", "cost", "symbolic task", "MARL learner",
+    ]  # fmt: skip
+
+
+def test_what_came_from_outside_is_in_the_records(trace: Path) -> None:
+    episodes = list(read_episodes(trace / "episodes.jsonl"))
+    assert {episode.weights["per_turn"] for episode in episodes} == {1.0, 0.5}
+    assert {episode.task.source for episode in episodes} == {"echo"}
+    assert len(episodes) == 2 * (3 + 2 + 3), "the gate leaves out the first of 2 + 3 + 2 + 3"
