@@ -453,6 +453,7 @@ def _fixed(items: Sequence[Any], expected: str) -> _Read:
 
 def _mapping(key_type: Any, item_type: Any, expected: str) -> _Read:
     read_key, read_item = _reader(key_type), _reader(item_type)
+    keys_as_they_are, as_it_is = _PLAIN.intersection([key_type]), _PLAIN.intersection([item_type])
 
     def key_of(key: Any) -> Any:
         if key_type is int and isinstance(key, str) and key.isdecimal():
@@ -466,6 +467,8 @@ def _mapping(key_type: Any, item_type: Any, expected: str) -> _Read:
     def read(value: Any) -> Any:
         if not isinstance(value, Mapping):
             raise Misfit.of(value, expected)
+        if keys_as_they_are.issuperset(map(type, value)) and as_it_is.issuperset(map(type, value.values())):
+            return dict(value)
         return {key_of(key): _at(_step(key), read_item, item) for key, item in value.items()}
 
     return read
