@@ -456,7 +456,7 @@ def _mapping(key_type: Any, item_type: Any, expected: str) -> _Read:
     keys_as_they_are, as_it_is = _PLAIN.intersection([key_type]), _PLAIN.intersection([item_type])
 
     def key_of(key: Any) -> Any:
-        if key_type is int and isinstance(key, str) and key.isdecimal():
+        if key_type is int and isinstance(key, str) and key.isdecimal() and len(key) < 20 and str(int(key)) == key:
             return int(key)  # JSON writes every key as a text
         try:
             return read_key(key)
