@@ -510,7 +510,7 @@ def test_the_team_return_is_the_sum_of_the_terms() -> None:
     [
         ({"limits": Limits(max_clones=None)}, "limits.max_clones is None .* set max_clones"),
         ({"population": "dynamc"}, "population is 'dynamc'.*Did you mean 'dynamic'"),
-        ({"protocol": "herms"}, "protocol is 'herms'.*'hermes'"),
+        ({"protocol": "herms"}, "unknown protocol 'herms'.*Did you mean 'hermes'"),
         ({"counter": "letters"}, "counter is 'letters'; expected one of words, bytes"),
         ({"render_mode": "rgb"}, "render_mode is 'rgb'"),
         ({"max_cycles": 0}, "max_cycles is 0"),

@@ -358,7 +358,7 @@ def test_bad_options_are_named(name: str, options: dict[str, Any], words: str) -
 
 
 def test_a_class_that_declares_nothing_is_no_scheme() -> None:
-    with pytest.raises(PlugInError, match="Fraction.name is None; declare it on the class as a str"):
+    with pytest.raises(PlugInError, match="Fraction lacks .*name: str.*declare it on the class"):
         make_assigner("fractions:Fraction", {}, where="options")
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from selfcest_env.errors import ConfigError
 from selfcest_env.record import EpisodeGroup
+from selfcest_env.structure import Checked, Count, NotNegative
 from selfcest_training.stages.base import Admission
 
 
@@ -19,7 +20,7 @@ class AdmitAll:
 
 
 @dataclass(frozen=True)
-class AdmitVaried:
+class AdmitVaried(Checked):
     """Dynamic sampling: a group whose returns are all equal teaches a group baseline nothing.
 
     Source: DAPO (arXiv 2503.14476), section 3.2, which keeps prompts whose accuracy is neither 0 nor 1 and samples
@@ -32,14 +33,8 @@ class AdmitVaried:
         max_rounds: of rollouts in a step, the first included.
     """
 
-    tolerance: float = 0.0
-    max_rounds: int = 4
-
-    def __post_init__(self) -> None:
-        if not self.tolerance >= 0:  # as every comparison with NaN
-            raise ConfigError(f"tolerance is {self.tolerance!r}; expected a number >= 0")
-        if self.max_rounds < 1:
-            raise ConfigError(f"max_rounds is {self.max_rounds!r}; expected a whole number >= 1 (1: no refill)")
+    tolerance: NotNegative = 0.0
+    max_rounds: Annotated[Count, "1: no refill"] = 4
 
     def admit(self, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> Admission:
         kept = [group for group in groups if self._varied(group)][:wanted]

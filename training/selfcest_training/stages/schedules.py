@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from selfcest_env.errors import ConfigError
 from selfcest_env.record import EpisodeGroup
+from selfcest_env.structure import Checked, Count, Finite
+
+Weights = Mapping[str, Annotated[float, Finite()]]  # by term
 
 
 @dataclass(frozen=True)
-class Constant:
+class Constant(Checked):
     """The default schedule. `terms` are weights by term, on top of the reward's own prices; others stay at 1."""
 
-    terms: Mapping[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        check_weights("terms", self.terms)
+    terms: Weights = field(default_factory=dict)
 
     def weights(self, step: int) -> Mapping[str, float]:
         return self.terms
@@ -27,7 +26,7 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Linear:
+class Linear(Checked):
     """Weights that move in a straight line from one value to another over the first `steps` steps, and stay there.
 
     Attributes:
@@ -35,15 +34,9 @@ class Linear:
         steps: from step 0 on.
     """
 
-    start: Mapping[str, float]
-    end: Mapping[str, float]
-    steps: int
-
-    def __post_init__(self) -> None:
-        check_weights("start", self.start)
-        check_weights("end", self.end)
-        if self.steps < 1:
-            raise ConfigError(f"steps is {self.steps!r}; expected a whole number >= 1")
+    start: Weights
+    end: Weights
+    steps: Count
 
     def weights(self, step: int) -> Mapping[str, float]:
         share = min(1.0, step / self.steps)
@@ -52,10 +45,3 @@ class Linear:
 
     def observe(self, step: int, groups: Sequence[EpisodeGroup]) -> None:
         pass
-
-
-def check_weights(place: str, weights: Mapping[str, float]) -> None:
-    """Raise `ConfigError` for a weight that is not finite."""
-    for name, weight in weights.items():
-        if not math.isfinite(weight):
-            raise ConfigError(f"{place}.{name} is {weight!r}; expected a finite number (0 leaves the term out)")
