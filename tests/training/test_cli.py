@@ -20,6 +20,7 @@ import selfcest_training.commands.cli as cli
 import selfcest_training.credit
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import dump_config
+from selfcest_training.evaluation import report
 from selfcest_training.evaluation.results import Result, read_results
 from selfcest_training.run import experiment
 from selfcest_training.run.job import JobId
@@ -187,15 +188,14 @@ def test_a_warm_start_ends_with_a_table_and_training_goes_on_from_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(experiment, "_run_jobs", in_this_process)
-    for plot in ("plot_frontier", "plot_curves"):
-        monkeypatch.setattr(experiment, plot, lambda *_: None)  # slow
+    monkeypatch.setattr(report, "plot", lambda *_: None)  # slow
     small = [f"arms.{arm}.warmstart.{key}=500" for arm in ARMS for key in ("phases.0.tokens", "pool_tokens")]
     arguments = ["-c", str(write(tmp_path)), *small]
     accuracy = {}
     for command in (["warmstart"], ["train", "--resume"]):
         assert CliRunner().invoke(cli.app, [*command, *arguments]).exit_code == 0
         with (tmp_path / "runs" / "t" / "results.csv").open(encoding="utf-8") as file:
-            accuracy[command[0]] = {row["policy"]: row["accuracy"] for row in csv.DictReader(file)}
+            accuracy[command[0]] = {row["strategy"]: row["accuracy"] for row in csv.DictReader(file)}
     assert accuracy["warmstart"].keys() == {"delegating, before RL", "monolithic"}
     assert accuracy["train"].keys() == {"delegating, before RL", "delegating, after RL", "monolithic"}
     assert accuracy["warmstart"].items() <= accuracy["train"].items()

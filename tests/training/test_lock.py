@@ -24,9 +24,10 @@ from selfcest_training.run.experiment import run
 
 ROOT = Path(__file__).parents[2]
 OWNER = """
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
 from selfcest_training.lock import locked
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs in the background inherits that it is ignored
 with locked(Path(sys.argv[1])):
     child = os.fork() if sys.argv[2:] else 1
     if not child:

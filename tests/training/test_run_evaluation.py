@@ -85,7 +85,7 @@ def test_a_run_is_a_study_of_its_arms_under_their_own_limits(tmp_path: Path) -> 
     assert study.limits_at(None, "delegating, after RL") == run.limits_of("delegating")
     assert study.subject_strategy == "delegating, after RL"
     assert study.policy_of("delegating, before RL").options["folder"].endswith("delegating/seed{seed}/warmstart_model")
-    assert study.policy_of("alone").options["folder"].endswith("alone/seed{seed}/model")
+    assert study.policy_of("alone").options["folder"].endswith("alone/seed{seed}/warmstart_model")
 
 
 def test_the_table_has_every_arm_before_and_after_over_all_seeds(trained: RunConfig) -> None:

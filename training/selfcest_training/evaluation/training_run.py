@@ -38,11 +38,6 @@ class Stage(StrEnum):
     BEFORE = "evaluation_before_rl"
     AFTER = "evaluation"
 
-    @property
-    def model(self) -> str:
-        """The folder of the weights in a job's."""
-        return "warmstart_model" if self is Stage.BEFORE else "model"
-
 
 @dataclass(frozen=True)
 class Part:
@@ -51,6 +46,11 @@ class Part:
     arm: str
     stage: Stage
     temperature: float
+
+    def model(self, config: RunConfig) -> Path:
+        """The folder of the weights, for any seed; an arm without RL has them once its warm start has ended."""
+        before = self.stage is Stage.BEFORE or not config.arms[self.arm].rl.steps
+        return _folder(config, self.arm, SEED) / ("warmstart_model" if before else "model")
 
     def label(self, config: RunConfig) -> str:
         when = {Stage.BEFORE: ", before RL", Stage.AFTER: ", after RL"}[self.stage]
@@ -82,7 +82,7 @@ def study_of(config: RunConfig, parts: Sequence[Part] | None = None) -> StudyCon
         strategies={
             part.label(config): StrategySpec(
                 "plain",
-                policy=PlugIn("model", {"folder": str(_folder(config, part.arm, SEED) / part.stage.model)}),
+                policy=PlugIn("model", {"folder": str(part.model(config))}),
                 temperature=part.temperature,
                 limits=config.arms[part.arm].limits,
             )
@@ -112,7 +112,7 @@ def check_evaluation(config: RunConfig) -> None:
 def evaluate_job(
     config: RunConfig, arm: str, seed: int, stage: Stage, loaded: LoadedPolicy, report: Callable[[float, str], None]
 ) -> None:
-    """Play an arm's part of the study with weights that are loaded, and that `stage.model` holds as well."""
+    """Play an arm's part of the study with weights that are loaded, and that `Part.model` holds as well."""
     parts = [part for part in parts_of(config) if (part.arm, part.stage) == (arm, stage)]
     if not parts or not config.evaluation.cells:
         return
