@@ -94,3 +94,24 @@ class RunningMean(Rloo):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.sums = state["sums"]
+
+
+class FitsAlone(Rloo):
+    """Learns, and says nothing of what."""
+
+    name = "fits_alone"
+
+    def fit(self, groups: Sequence[EpisodeGroup]) -> None: ...
+
+
+class Forgets(AsksOnceMore):
+    """Tells what it remembers and does not want it back."""
+
+    load_state_dict = None  # type: ignore[assignment]
+
+
+class KeepsOne:
+    """A gate for the last group."""
+
+    def admit(self, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> Admission:
+        return Admission(tuple(groups[-1:]))

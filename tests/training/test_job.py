@@ -193,7 +193,7 @@ def test_kl_to_the_warm_start_holds_the_policy_back(warm: Job, tmp_path: Path) -
     free = rows(play_from(warm, config(tmp_path / "free", reward=term)))
     loss = {"terms": {"kl": {"weight": 100.0}}}
     held = rows(play_from(warm, config(tmp_path / "held", reward=term, arms__delegating__rl__loss=loss)))
-    assert held[0]["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert held[0]["loss/kl"] == pytest.approx(0.0, abs=1e-6)
     assert held[-1]["clones"] > free[-1]["clones"]
 
 

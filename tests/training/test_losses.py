@@ -339,7 +339,7 @@ def test_terms_add_up_with_their_weights() -> None:
         )  # weights are float32
         tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
         mean = sum(float(of_sample(model, sample)[1].sum()) for sample in samples) / tokens
-        assert mean_metrics([metrics])["entropy"] == pytest.approx(mean, rel=1e-6)
+        assert mean_metrics([metrics])["loss/entropy"] == pytest.approx(mean, rel=1e-6)
 
 
 def of_sample(model: PreTrainedModel, sample: Sample) -> tuple[Tensor, Tensor]:

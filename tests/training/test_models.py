@@ -227,7 +227,7 @@ def test_with_lora_the_kl_to_the_warm_start_needs_no_second_model(
 
     monkeypatch.setattr(TinyLanguage, "load", counted)
     job = play(lora_config(tmp_path, lora=lora, **{f"{RL}__loss": {"terms": {"kl": {"weight": 0.1}}}}))
-    found = [row["kl"] for row in rows(job)]
+    found = [row["loss/kl"] for row in rows(job)]
     assert found[0] == (0 if lora else pytest.approx(0, abs=1e-6))
     assert found[-1] > 1e-6
     # The learner's and, with LoRA, the sampler's; without it, the learner's and the reference.

@@ -17,12 +17,13 @@ from selfcest_env.plugin import PlugIn
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, from_json, read_episodes, to_json
 from selfcest_env.reward import make_reward
 from selfcest_training.config import RunConfig
-from selfcest_training.credit import Credit, Rloo, assign_step
+from selfcest_training.credit import Credit, Rloo, assign_step, make_assigner
 from selfcest_training.learner.batch import build_samples, mini_batches
 from selfcest_training.learner.options import Denominator
-from selfcest_training.run.checkpoint import checkpoints, read_memory
+from selfcest_training.run.checkpoint import _plain, _restored, checkpoints, read_memory
 from selfcest_training.run.job import Job, JobId
-from selfcest_training.stages.base import Admission
+from selfcest_training.stages import checks
+from selfcest_training.stages.base import Admission, PlannedGroup
 from selfcest_training.stages.gates import AdmitAll, AdmitVaried
 from selfcest_training.stages.produced import Produced
 from selfcest_training.stages.registry import make_gate, make_reward_schedule, make_task_sampler
@@ -217,3 +218,73 @@ def test_a_memory_of_other_stages_is_refused(tmp_path: Path) -> None:
     play(run(tmp_path))
     with pytest.raises(TrainingError, match=r"memory of the stages \['credit', 'gate', 'rewards', 'tasks'\], and here"):
         play(run(tmp_path, **{f"{RL}__gate": {"name": "all"}, f"{RL}__steps": 8}))
+
+
+# Stages and schemes that are not what they seem
+
+
+class Odd:
+    """Every stage at once; what it returns is set from outside."""
+
+    def __init__(self, **returns: Any) -> None:
+        self.returns = returns
+
+    def propose(self, *_: Any) -> Any:
+        return self.returns["propose"]
+
+    def weights(self, *_: Any) -> Any:
+        return self.returns["weights"]
+
+    def admit(self, *_: Any) -> Any:
+        return self.returns["admit"]
+
+    def observe(self, *_: Any) -> None:
+        raise IndexError("far")
+
+
+def test_a_stage_fails_by_name() -> None:
+    groups = [pair("g0", 1.0, 0.0)]
+    plan = PlannedGroup(groups[0].task, 0)
+    for planned in (5, [], [plan], [groups[0].task]):
+        with pytest.raises(TrainingError, match="task sampler Odd, step 3: (raised TypeError|proposed .* expected)"):
+            checks.propose(Odd(propose=planned), 3, 4, None, None)  # type: ignore[arg-type]
+    for admission in (None, Admission(tuple(groups), more=-1)):
+        with pytest.raises(TrainingError, match="gate Odd, step 3: returned .*; expected an Admission with more >= 0"):
+            checks.admit(Odd(admit=admission), 3, groups, 1, 1)
+    with pytest.raises(TrainingError, match="gate Odd, step 3: asks for more after 1000 rounds"):
+        checks.admit(Odd(admit=Admission((), more=1)), 3, groups, 1, checks.MAX_ROUNDS)
+    with pytest.raises(TrainingError, match="reward schedule Odd, step 3: weights are None; expected a mapping"):
+        checks.weights_at(Odd(weights=None), 3)
+    with pytest.raises(TrainingError, match="Odd.observe, step 3: raised IndexError: far"):
+        checks.observe(Odd(), 3, groups)  # type: ignore[arg-type]
+
+
+def test_half_a_memory_is_refused() -> None:
+    with pytest.raises(PlugInError, match="FitsAlone has fit and lacks state_dict, load_state_dict"):
+        make_assigner("remembering:FitsAlone", {}, where="")
+    with pytest.raises(PlugInError, match="gate 'remembering:Forgets': Forgets has state_dict and lacks load_state"):
+        make_gate(PlugIn("remembering:Forgets"), "rl.gate")
+
+
+def test_tensors_of_equal_paths_are_kept_apart(tmp_path: Path) -> None:
+    one, two = torch.ones(1), torch.zeros(1)
+    tensors: dict[str, torch.Tensor] = {}
+    plain = _plain({"a/b": one, "a": {"b": two}}, "", tensors)
+    assert _restored(json.loads(json.dumps(plain)), tensors) == {"a/b": one, "a": {"b": two}}
+    with pytest.raises(TrainingError, match="holds dict"):
+        _plain({"__tensor__": "0"}, "", tensors)
+
+
+def test_empty_mini_batches_take_no_part_in_metrics_and_agreement(tmp_path: Path) -> None:
+    """The gate keeps one group of four for two mini-batches: the first is empty, the second is checked."""
+    gate = {"name": "remembering:KeepsOne"}
+    job = play(config(tmp_path, **{f"{RL}__steps": 1, f"{RL}__minibatches": 2, f"{RL}__gate": gate}))
+    (row,) = rows(job)
+    assert row["rows"] > 0
+    assert 0 < row["logprob_gap"] < 1e-4, "of the one that trained"
+
+
+def test_a_term_cannot_hide_a_metric(tmp_path: Path) -> None:
+    terms = {"return": {"weight": 0.01, "name": "entropy"}}
+    (row,) = rows(play(config(tmp_path, **{f"{RL}__steps": 1, f"{RL}__loss": {"terms": terms}})))
+    assert row["return"] <= 1 < row["loss/return"] + 1

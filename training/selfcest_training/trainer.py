@@ -21,6 +21,7 @@ from selfcest_training.learner.options import Denominator, LossConfig
 from selfcest_training.learner.update import Learner, check_agreement, mean_metrics
 from selfcest_training.stages.ahead import RolloutsAhead
 from selfcest_training.stages.base import Admission, Stages, TaskMenu
+from selfcest_training.stages.checks import admit, observe, propose, weights_at
 from selfcest_training.stages.crediting import StepCredit, counterfactuals, credit_step
 from selfcest_training.stages.produced import Produced, play_groups
 
@@ -114,17 +115,17 @@ class Trainer:
     def produce(self, step: int) -> Produced:
         """Propose, play, admit, and play what credit asks for; nothing else touches the sampler meanwhile."""
         stages, settings = self.stages, self.settings
-        rng, weights = np.random.default_rng(stream_seed("tasks", self.seed, step)), stages.rewards.weights(step)
+        rng, weights = np.random.default_rng(stream_seed("tasks", self.seed, step)), weights_at(stages.rewards, step)
         play = partial(play_groups, self.player, step=step, seed=self.seed, temperature=settings.temperature)
         groups: list[EpisodeGroup] = []
         admission, rounds, planned = Admission((), more=settings.tasks_per_step), 0, 0
         while admission.more > 0:
-            played = play(stages.tasks.propose(step, admission.more, self.menu, rng), weights=weights, after=groups)
+            played = play(propose(stages.tasks, step, admission.more, self.menu, rng), weights=weights, after=groups)
             groups, rounds = [*groups, *played], rounds + 1
             planned = planned or sum(len(group.episodes) for group in played)
-            stages.tasks.observe(step, played)
-            stages.rewards.observe(step, played)
-            admission = stages.gate.admit(step, groups, settings.tasks_per_step, rounds)
+            observe(stages.tasks, step, played)
+            observe(stages.rewards, step, played)
+            admission = admit(stages.gate, step, groups, settings.tasks_per_step, rounds)
         replays = partial(self.player.play_replays, temperature=settings.temperature)
         replayed = counterfactuals(stages.credit, admission.kept, replays)
         return Produced.of(groups, admission.kept, replayed, planned_episodes=planned, rounds=rounds)
@@ -143,8 +144,8 @@ class Trainer:
         metrics = []
         for samples in self.learner.freeze(batches, settings.loss):
             metrics.append(self.learner.policy_step(samples, settings.loss, self.account.progress()))
-            if len(metrics) == 1 and lag == 0:
-                check_agreement(metrics[0], exact=self.sampler.exact and self.learner.exact)
+            if lag == 0 and sum(step.num_rows > 0 for step in metrics) == 1:  # the first with anything to train
+                check_agreement(metrics[-1], exact=self.sampler.exact and self.learner.exact)
             self.account.spend(trained=metrics[-1].trained_tokens)
         return {**mean_metrics(metrics), "policy_lag": lag}
 

@@ -58,7 +58,7 @@ def _call(scheme: str, call: Callable[[], T]) -> T:
 
 
 def checked_replays(scheme: str, group: EpisodeGroup, replays: Sequence[Replay]) -> tuple[Replay, ...]:
-    """The replays themselves, once each is of an episode of the group and can be played (`check_replay`)."""
+    """The replays themselves, each once, if each is of an episode of the group and can be played (`check_replay`)."""
     episodes = {episode.episode_id: episode for episode in group.episodes}
     for replay in replays:
         if not isinstance(replay, Replay):
@@ -72,7 +72,7 @@ def checked_replays(scheme: str, group: EpisodeGroup, replays: Sequence[Replay])
             check_replay(replay, episodes[replay.episode_id])
         except CreditError as error:
             raise CreditError(f"credit scheme '{scheme}': {error}") from error
-    return tuple(replays)
+    return tuple(dict.fromkeys(replays))
 
 
 def checked_credit(scheme: str, group: EpisodeGroup, credit: Credit) -> Credit:

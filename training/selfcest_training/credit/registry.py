@@ -6,9 +6,10 @@ names it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
+from selfcest_env.errors import PlugInError
 from selfcest_env.plugin import build, load, with_entry_points
 from selfcest_training.credit.base import CreditAssigner
 
@@ -41,6 +42,18 @@ def find_scheme(reference: str) -> type[CreditAssigner]:
     return load(reference, schemes(), CreditAssigner, what="credit scheme")
 
 
+def check_learning(cls: type, who: str, methods: Collection[str] = ("fit", "state_dict", "load_state_dict")) -> None:
+    """Raise `PlugInError` for a class with some of these methods: what it remembers would be lost without a word."""
+    has = [name for name in methods if callable(getattr(cls, name, None))]
+    if has and len(has) < len(methods):
+        missing = ", ".join(name for name in methods if name not in has)
+        raise PlugInError(
+            f"{who}: {cls.__name__} has {', '.join(has)} and lacks {missing}; declare all of them or none"
+        )
+
+
 def make_assigner(reference: str, options: Mapping[str, Any], *, where: str) -> CreditAssigner:
     """A scheme with its options, each checked against its annotation; errors name `where.option`."""
-    return build(find_scheme(reference), options, where=where)
+    cls = find_scheme(reference)
+    check_learning(cls, f"credit scheme '{reference}'")
+    return build(cls, options, where=where)

@@ -65,7 +65,7 @@ def compute_lines(config: RunConfig) -> list[str]:
                     f"compute of {arm}/seed{seed}: {compute:.2f} M tokens (sampled {sampled:.2f} M + 3 x trained "
                     f"{(compute - sampled) / 3:.2f} M), {last['cpu_seconds']:.0f} CPU-s"
                 )
-    gaps = [max(values) / min(values) - 1 for values in used.values() if min(values) > 0]
+    gaps = [max(values) / min(values) - 1 for values in used.values() if len(values) > 1 and min(values) > 0]
     if gaps:
         lines.append(f"largest difference of compute between two arms with the same seed: {max(gaps):.1%}")
     return lines

@@ -69,11 +69,15 @@ class ImitationMetrics:
 def mean_metrics(steps: Sequence[UpdateMetrics]) -> dict[str, float]:
     """Means over the optimiser steps of one rollout, for the log.
 
-    Gaps and mismatch are the first step's, whose learner is the one that the rollout began with; rows are summed.
+    Gaps and mismatch are the first step's, whose learner is the one that the rollout began with; rows are summed. Steps
+    without a row to train take no part; if all are, there is nothing but `rows`. Added terms are `loss/NAME`.
     """
+    steps = [step for step in steps if step.num_rows]
+    if not steps:
+        return {"rows": 0.0}
     names = ("loss", "grad_norm", "mean_ratio", "clip_share")
     means = {name: sum(getattr(step, name) for step in steps) / len(steps) for name in names}
-    terms = {name: sum(step.terms.get(name, 0.0) for step in steps) / len(steps) for name in steps[0].terms}
+    terms = {f"loss/{name}": sum(step.terms[name] for step in steps) / len(steps) for name in steps[0].terms}
     first = steps[0]
     gaps = {"logprob_gap": first.max_logprob_gap, "mean_logprob_gap": first.mean_logprob_gap}
     return {**means, **terms, **gaps, **flattened(first.mismatch), "rows": float(sum(step.num_rows for step in steps))}
@@ -253,6 +257,8 @@ class Learner:
     def _surrogate(self, config: LossConfig, term: LossTerm, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         """[B, T] the policy's term with its importance weight, and where it has cut its own gradient to 0."""
         per_token = _checked(config.name, term(inputs), inputs)
+        if not per_token.requires_grad:
+            raise TrainingError(f"the loss '{config.name}' does not depend on inputs.logprobs; it has nothing to teach")
         (slope,) = torch.autograd.grad(per_token.sum(), inputs.logprobs, retain_graph=True)
         cut = (slope == 0) & (inputs.advantages != 0)
         weights = importance_weights(config.importance, inputs.old_logprobs, inputs.behavior_logprobs, inputs.loss_mask)

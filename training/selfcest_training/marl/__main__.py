@@ -23,7 +23,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def main(
-    algorithm: Annotated[str, typer.Argument(help=f"One of {', '.join(ALGORITHMS)}.")],
+    algorithm: Annotated[str, typer.Argument(help=f"{', '.join(ALGORITHMS)}, or package.module:Class.")],
     settings: Annotated[list[str] | None, typer.Argument(help="Of the algorithm: learning_rate=0.001")] = None,
     task: Annotated[str, typer.Option(help="chain, lookup, noisy, or package.module:Class.")] = "chain",
     option: Annotated[list[str] | None, typer.Option(help="An option of the task: items=[2,8]")] = None,
@@ -43,7 +43,7 @@ def main(
         budget = {"decisions": decisions, "seconds": seconds, "until": until, "report": _print}
         curve = train(algorithm, rules, seed, config=_pairs(settings), **budget)
     except SelfcestError as error:
-        raise SystemExit(f"{type(error).__name__}: {error}") from error
+        raise SystemExit(f"selfcest: {error}") from error
     if out is not None:
         points = [point._asdict() for point in curve.points]
         out.write_text(json.dumps({"algorithm": algorithm, "seed": seed, "points": points}, indent=1) + "\n")

@@ -150,11 +150,12 @@ _TENSOR = "__tensor__"
 
 
 def _plain(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
-    """The value with every tensor moved to `tensors`, under the place where it stood."""
+    """The value with every tensor moved to `tensors`, a number in its place."""
     if isinstance(value, Tensor):
-        tensors[place] = value.detach().contiguous().clone()
-        return {_TENSOR: place}
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        name = str(len(tensors))
+        tensors[name] = value.detach().contiguous().clone()
+        return {_TENSOR: name}
+    if isinstance(value, Mapping) and all(isinstance(key, str) and key != _TENSOR for key in value):
         return {key: _plain(item, f"{place}/{key}", tensors) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item, f"{place}/{i}", tensors) for i, item in enumerate(value)]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from transformers.utils.logging import disable_progress_bar
 
 from selfcest_env.errors import ConfigError, SelfcestError
@@ -174,7 +174,8 @@ def _draw(messages: Queue[Message], progress: Progress, bars: dict[JobId, TaskID
     news = message.stage != bar.fields["stage"] or int(message.share * 10) > int(bar.completed * 10)
     progress.update(bars[message.job], completed=message.share, stage=message.stage, line=message.line)
     if news and not progress.console.is_terminal:
-        progress.console.print(f"{message.job}: {message.stage} {message.share:.0%} {message.line}", highlight=False)
+        line = f"{message.job}: {message.stage} {message.share:.0%} {message.line}"
+        progress.console.print(line, soft_wrap=True, highlight=False, markup=False)
     return True
 
 
@@ -184,7 +185,7 @@ def _progress(console: Console, jobs: list[JobId]) -> Iterator[tuple[Progress, d
         TextColumn("{task.description}"),
         TextColumn("{task.fields[stage]:<10}"),
         BarColumn(bar_width=24),
-        TimeElapsedColumn(),
+        TextColumn("{task.elapsed:.0f} s"),  # rich's own stops when the first stage is done
         TextColumn("{task.fields[line]}"),
     )
     with Progress(*columns, console=console) as progress:
@@ -194,7 +195,7 @@ def _progress(console: Console, jobs: list[JobId]) -> Iterator[tuple[Progress, d
 def print_report(config: RunConfig, console: Console) -> None:
     """Write and print the report of what the run's folder holds."""
     console.print(report_run(config), soft_wrap=True, highlight=False, markup=False)
-    console.print(f"written to {config.folder}", highlight=False)
+    console.print(f"written to {config.folder}", soft_wrap=True, highlight=False, markup=False)
 
 
 def default_config() -> Path:

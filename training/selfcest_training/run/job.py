@@ -34,6 +34,7 @@ from selfcest_training.run.checkpoint import (
 )
 from selfcest_training.run.metrics import MetricsLog, describe, drop_episodes, log_episodes
 from selfcest_training.stages.base import Stages, TaskMenu
+from selfcest_training.stages.checks import weights_at
 from selfcest_training.stages.registry import make_gate, make_reward_schedule, make_task_sampler
 from selfcest_training.stages.warmstart import cut_batches, demonstration_pool, phase_at
 from selfcest_training.trainer import Step, StepSettings, Trainer
@@ -67,9 +68,11 @@ class Job:
         self.families = make_families(config.tasks, "train")
         for name, source in self.families.items():
             self.reward.check([source.draw(np.random.default_rng(0))], f"tasks.{name}")
-        self.stages = make_stages(self.arm.rl)
-        self.reward.checked_weights(self.stages.rewards.weights(0))
-        self.loss_needs = make_loss_sum(self.arm.rl.loss, where="rl.loss").needs
+        place = f"arms.{job_id.arm}.rl"
+        self.stages = make_stages(self.arm.rl, place)
+        # Of a schedule of its own: the run's is asked once per step.
+        self.reward.checked_weights(weights_at(make_stages(self.arm.rl, place).rewards, 0))
+        self.loss_needs = make_loss_sum(self.arm.rl.loss, where=f"{place}.loss").needs
         self.state = TrainState()
         self._clock = time.process_time()
         self._opened = ExitStack()
@@ -247,13 +250,13 @@ class Job:
         save_checkpoint(self.folder / "checkpoints", name, self.model, learner.optimizer, self.state, memory)
 
 
-def make_stages(config: RLConfig) -> Stages:
+def make_stages(config: RLConfig, place: str = "rl") -> Stages:
     """Raises `ConfigError` or `PlugInError` that names the place in the config."""
     return Stages(
-        make_task_sampler(config.task_sampler, "rl.task_sampler"),
-        make_gate(config.gate, "rl.gate"),
-        make_reward_schedule(config.reward_schedule, "rl.reward_schedule"),
-        make_assigner(config.credit.name, config.credit.options, where="rl.credit.options"),
+        make_task_sampler(config.task_sampler, f"{place}.task_sampler"),
+        make_gate(config.gate, f"{place}.gate"),
+        make_reward_schedule(config.reward_schedule, f"{place}.reward_schedule"),
+        make_assigner(config.credit.name, config.credit.options, where=f"{place}.credit.options"),
     )
 
 

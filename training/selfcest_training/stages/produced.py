@@ -33,12 +33,7 @@ def play_groups(
     Args:
         weights: of the reward's terms.
         after: groups of the same step that were played before; no two episodes of a step share an id or a seed.
-
-    Raises:
-        TrainingError: there is no plan.
     """
-    if not planned:
-        raise TrainingError(f"the task sampler proposed nothing for step {step}; expected at least one task")
     count = sum(len(group.episodes) for group in after)
     requests: list[RolloutRequest] = []
     for i, plan in enumerate(planned, len(after)):

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from selfcest_env.plugin import PlugIn, make, with_entry_points
+from selfcest_env.plugin import PlugIn, build, load, with_entry_points
+from selfcest_training.credit.registry import check_learning
 from selfcest_training.stages.base import Gate, RewardSchedule, TaskSampler
 
 T = TypeVar("T")
@@ -42,4 +43,6 @@ def make_reward_schedule(plug_in: PlugIn, where: str) -> RewardSchedule:
 
 def _make(plug_in: PlugIn, builtins: Mapping[str, str], kind: type[T], what: str, where: str) -> T:
     known = with_entry_points(builtins, f"selfcest.{what.replace(' ', '_')}")
-    return make(plug_in.name, plug_in.options, known, kind, what=what, where=f"{where}.options")
+    cls = load(plug_in.name, known, kind, what=what)
+    check_learning(cls, f"{what} '{plug_in.name}'", ("state_dict", "load_state_dict"))
+    return build(cls, plug_in.options, where=f"{where}.options")
