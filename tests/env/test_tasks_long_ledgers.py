@@ -8,8 +8,8 @@ from selfcest_env.kernel import Kernel
 from selfcest_env.rules import Rules
 from selfcest_env.tasks import Style
 from selfcest_env.tasks.long_ledgers import LongLedgers, Query, parse, read_entries
-from selfcest_env.terse import TerseProtocol
-from selfcest_env.text_counters import WordCounter
+from selfcest_env.text.counters import WordCounter
+from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import ROOT, Limits, Task, Usage
 from selfcest_env.views import observe
 

@@ -11,7 +11,7 @@ import pytest
 from selfcest_agents.codec import TerseCodec
 from selfcest_agents.policy import EnginePolicy, Policy, SamplingConfig
 from selfcest_agents.tiny import TinyConfig, TinyLanguage, TinyTokenizer, build_tiny
-from selfcest_agents.transformers_engine import TransformersEngine
+from selfcest_agents.transformers.engine import TransformersEngine
 from selfcest_env.errors import ConfigError, PolicyError
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.rules import Rules
