@@ -1,0 +1,316 @@
+"""Where delegating pays, and when a policy does it: the page of both experiments, from what their runs left behind.
+
+    python benchmarks/delegation.py                                # prints docs/delegation.md from docs/evidence/
+    python benchmarks/delegation.py --rerun long_ledgers/seed0     # trains and plays one cell again: CPU minutes
+    python benchmarks/delegation.py --rerun when/seed0
+
+A cell is an experiment with one seed. It leaves a small JSON: digest of its configs, commit, CPU seconds of training,
+figures of every arm and size, learning curves. The page is a function of these files alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from selfcest_training.evaluation.decision import Choice, choices, judge, means
+from selfcest_training.evaluation.evaluate import EpisodeResult
+from selfcest_training.evaluation.evaluate import read_results as read_evaluation
+from selfcest_training.evaluation.results import read_results
+
+ROOT = Path(__file__).parents[1]
+EVIDENCE, CONFIGS = ROOT / "docs" / "evidence", ROOT / "training" / "configs"
+RUN_CONFIGS = {"long_ledgers": ["long_ledgers.yaml"], "when": ["when.yaml", "cpu/when_frontier.yaml"]}
+COSTS = ("total_tokens", "generated_tokens", "critical_path_tokens", "peak_context")
+CURVE_POINTS = 40
+# 97.5 % quantile of Student's t by number of seeds.
+STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}
+
+Cell = Mapping[str, Any]
+
+
+# One cell
+
+
+def rerun(name: str) -> Path:
+    """Train, play and store one cell. Returns its file."""
+    experiment, _, seed = name.partition("/seed")
+    if experiment not in RUN_CONFIGS or not seed.isdecimal():
+        raise SystemExit(
+            f"--rerun is {name!r}; expected EXPERIMENT/seedN with an experiment of {', '.join(RUN_CONFIGS)}"
+        )
+    run, *studies = (CONFIGS / config for config in RUN_CONFIGS[experiment])
+    options = [f"seeds=[{seed}]", f"name={experiment}_seed{seed}"]
+    _selfcest("train", "-c", str(run), "--resume", "workers=1", *options)
+    folder = Path("runs") / f"{experiment}_seed{seed}"
+    cell: dict[str, Any] = {
+        "experiment": experiment,
+        "seed": int(seed),
+        "configs": _digest(experiment),
+        "commit": _git("rev-parse", "HEAD") + (" and changes" if _git("status", "--porcelain") else ""),
+        "arms": {path.name: _training(path / f"seed{seed}") for path in sorted(folder.iterdir()) if path.is_dir()},
+    }
+    if studies:
+        weights = {
+            f"arms.{when}{choice}.policy={folder}/delegating/seed{seed}/{model}"
+            for when, model in (("before", "warmstart_model"), ("after", "model"))
+            for choice in ("", "_always", "_never")
+        }
+        _selfcest("evaluate", "-c", str(studies[0]), "--resume", *options, *sorted(weights))
+        cell["decisions"] = _decisions(Path("studies") / f"{experiment}_seed{seed}" / "results.jsonl")
+    else:
+        for arm, found in cell["arms"].items():
+            found["sizes"] = _figures(read_evaluation(folder / arm / f"seed{seed}" / "evaluation.jsonl"))
+    file = EVIDENCE / f"{name.replace('/', '_')}.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(cell, indent=1) + "\n", encoding="utf-8")
+    return file
+
+
+def _selfcest(*arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "selfcest_training", *arguments], check=True)
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _digest(experiment: str) -> str:
+    """Of the files that decide what a cell is."""
+    text = b"".join((CONFIGS / config).read_bytes() for config in RUN_CONFIGS[experiment])
+    return hashlib.blake2b(text, digest_size=8).hexdigest()
+
+
+def _training(folder: Path) -> dict[str, Any]:
+    """What a job used, and its curves, thinned: loss of the warm start, return and tokens of RL."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    keys = {"warmstart": ("loss",), "rl": ("return", "total_tokens", "clones")}
+    curves = {}
+    for stage, names in keys.items():
+        found = [row for row in rows if row["stage"] == stage]
+        thinned = found[:: max(1, len(found) // CURVE_POINTS)]
+        if thinned:
+            curves[stage] = {name: [round(row[name], 4) for row in thinned] for name in ("compute_tokens", *names)}
+    return {
+        "cpu_seconds": round(rows[-1]["cpu_seconds"], 1),
+        "compute_tokens": int(rows[-1]["compute_tokens"]),
+        "curves": curves,
+    }
+
+
+def _figures(results: Iterable[EpisodeResult]) -> dict[str, Any]:
+    """By size: accuracy and mean costs."""
+    sizes: dict[str, list[EpisodeResult]] = {}
+    for result in results:
+        sizes.setdefault(result.size, []).append(result)
+    return {
+        size: {
+            "n": len(found),
+            "shift": found[0].shift,
+            "accuracy": round(mean(result.correct for result in found), 4),
+            **{cost: round(mean(getattr(result, cost) for result in found), 1) for cost in COSTS},
+        }
+        for size, found in sizes.items()
+    }
+
+
+def _decisions(file: Path) -> dict[str, Any]:
+    """Before and after RL: by size what the policy and both forced choices did, and what its choices were worth."""
+    results, found = list(read_results(file, whole=True)), {}
+    sizes = list(dict.fromkeys(result.place.size for result in results))
+    for when in ("before", "after"):
+        played: dict[str, list[Choice]] = {}
+        for size in sizes:
+            here = [result for result in results if result.place.size == size]
+            played[size] = choices(here, when, f"{when}_always", f"{when}_never")
+        everything = [choice for part in played.values() for choice in part]
+        judged = asdict(judge(everything))
+        judged["threshold"] = None if math.isinf(judged["threshold"]) else judged["threshold"]
+        ways = ("free", "always", "never")
+        found[when] = {
+            "n": len(everything),
+            **judged,
+            "sizes": {
+                size: {way: asdict(means([getattr(choice, way) for choice in part])) for way in ways}
+                for size, part in played.items()
+            },
+        }
+    return found
+
+
+# The page
+
+
+def page(cells: Sequence[Cell]) -> str:
+    """`docs/delegation.md`."""
+    parts = [HEAD]
+    for experiment, section in (("long_ledgers", _ledgers), ("when", _when)):
+        found = sorted((cell for cell in cells if cell["experiment"] == experiment), key=lambda cell: cell["seed"])
+        if found:
+            parts += [section(found), _provenance(found)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _provenance(cells: Sequence[Cell]) -> str:
+    lines = ["| cell | configs | commit | CPU-s of training by arm |", "|---|---|---|---|"]
+    for cell in cells:
+        used = ", ".join(f"{arm} {found['cpu_seconds']:.0f}" for arm, found in cell["arms"].items())
+        lines.append(
+            f"| {cell['experiment']}/seed{cell['seed']} | `{cell['configs']}` | `{cell['commit'][:7]}` | {used} |"
+        )
+    return "\n".join(lines)
+
+
+def over_seeds(values: Sequence[float], digits: int = 2) -> str:
+    """The mean with its 95 % interval over seeds; the values themselves stand behind it."""
+    middle = f"{mean(values):.{digits}f}"
+    if len(values) in STUDENT:
+        middle += f" ± {STUDENT[len(values)] * stdev(values) / math.sqrt(len(values)):.{digits}f}"
+    return middle
+
+
+def each(values: Sequence[float | None], digits: int = 2) -> str:
+    return " ".join("-" if value is None else f"{value:.{digits}f}" for value in values)
+
+
+def _ledgers(cells: Sequence[Cell]) -> str:
+    arms = list(cells[0]["arms"])
+    sizes = cells[0]["arms"][arms[0]]["sizes"]
+    lines = [LEDGERS, "", "| named x entries | " + " | ".join(arms) + " |", "|---" * (len(arms) + 1) + "|"]
+    for size, first in sizes.items():
+        row = [f"{size}{'' if first['shift'] == 'in' else ', longer than trained on'}"]
+        for arm in arms:
+            accuracy = [cell["arms"][arm]["sizes"][size]["accuracy"] for cell in cells if arm in cell["arms"]]
+            row.append(f"{over_seeds(accuracy)} ({each(accuracy)})")
+        lines.append("| " + " | ".join(row) + " |")
+    lines += ["", LEDGER_COSTS, "", "| named x entries | arm | accuracy | " + " | ".join(map(_words, COSTS)) + " |"]
+    lines.append("|---" * (len(COSTS) + 3) + "|")
+    for size in sizes:
+        for arm in arms:
+            found = [cell["arms"][arm]["sizes"][size] for cell in cells if arm in cell["arms"]]
+            costs = [over_seeds([figures[cost] for figures in found], 0) for cost in COSTS]
+            accuracy = mean(figures["accuracy"] for figures in found)
+            lines.append(f"| {size} | {arm} | {accuracy:.2f} | " + " | ".join(costs) + " |")
+    return "\n".join(lines)
+
+
+def _when(cells: Sequence[Cell]) -> str:
+    sizes = list(cells[0]["decisions"]["before"]["sizes"])
+    lines = [WHEN, "", "| policy | " + " | ".join(f"{size} terms" for size in sizes) + " | all |"]
+    lines.append("|---" * (len(sizes) + 2) + "|")
+    rows = [("before RL", "before", "free"), ("after RL", "after", "free")]
+    rows += [
+        ("forced always, weights after RL", "after", "always"),
+        ("forced never, weights after RL", "after", "never"),
+    ]
+    for name, when, way in rows:
+        found = [cell["decisions"][when] for cell in cells]
+        row = [_shares([judged["sizes"][size][way] for judged in found]) for size in sizes]
+        lines.append(f"| {name} | " + " | ".join([*row, _shares([judged[way] for judged in found])]) + " |")
+    lines += ["", DECISIONS, "", "| seed | share delegated by size, before | after |"]
+    lines += [
+        "|---|---|---|",
+        *(
+            f"| {cell['seed']} | "
+            + " | ".join(
+                each([cell["decisions"][when]["sizes"][size]["free"]["delegated"] for size in sizes])
+                for when in ("before", "after")
+            )
+            + " |"
+            for cell in cells
+        ),
+    ]
+    lines += ["", "| | " + " | ".join(f"seed {cell['seed']}" for cell in cells) + " | mean |"]
+    lines.append("|---" * (len(cells) + 2) + "|")
+    for name, when, read in _VERDICTS:
+        values = [read(cell["decisions"][when]) for cell in cells]
+        known = [value for value in values if value is not None]
+        shown = over_seeds(known, 3) if known else "-"
+        lines.append(f"| {name} | " + " | ".join(each([value], 3) for value in values) + f" | {shown} |")
+    return "\n".join(lines)
+
+
+_POLICIES = (
+    ("before RL", "before", "free"),
+    ("after RL", "after", "free"),
+    ("forced always, weights after RL", "after", "always"),
+    ("forced never, weights after RL", "after", "never"),
+)
+_VERDICTS = (
+    ("reward before RL", "before", lambda found: found["free"]["reward"]),
+    ("reward after RL", "after", lambda found: found["free"]["reward"]),
+    ("after RL - always", "after", lambda found: found["free"]["reward"] - found["always"]["reward"]),
+    ("after RL - never", "after", lambda found: found["free"]["reward"] - found["never"]["reward"]),
+    ("best threshold from the weights after RL, terms", "after", lambda found: found["threshold"]),
+    ("regret before RL", "before", lambda found: found["regret"]),
+    ("regret after RL", "after", lambda found: found["regret"]),
+    ("decision F1 before RL", "before", lambda found: found["f1"]),
+    ("decision F1 after RL", "after", lambda found: found["f1"]),
+)
+
+
+def _shares(found: Sequence[Mapping[str, float]]) -> str:
+    average = {key: mean(part[key] for part in found) for key in found[0]}
+    return f"{average['delegated']:.2f} / {average['accuracy']:.2f} / {average['tokens']:.0f} / {average['reward']:.2f}"
+
+
+def _words(cost: str) -> str:
+    return cost.replace("_", " ")
+
+
+HEAD = """# Where delegating pays, and when
+
+Two experiments with the embedded model (0.17 M parameters). Everything on this page is printed by `python
+benchmarks/delegation.py` from the files in `docs/evidence`, one for every experiment and seed; `--rerun
+EXPERIMENT/seedN` makes any of them again. The configurations were tuned on seeds from 100 on, then frozen; seeds 0
+and up were run once, and all of them are shown. ± is a 95 % interval over seeds (Student's t); a seed is an
+independent repetition of everything: initial weights, warm start, rollouts. The test instances are the same for all
+seeds."""
+
+LEDGERS = """## Where: long keyed ledgers
+
+A question names ledgers of letter fields with a digit each; the answer is the last digit of the sum of all their
+entries. `delegating` hands each ledger to a clone. `reading` reads ledger by ledger into its own context, with a
+subtotal of each. Both learn by imitation alone (there is no RL here) and see at most 36 named entries in training;
+`reading_long`, where it is shown, is the reader that has seen up to 168. Accuracy, greedy: the mean over seeds, and
+every seed in brackets."""
+
+LEDGER_COSTS = """What it costs, per instance. An arm that fails may be cheap because it stops early: compare costs
+where accuracies are about equal."""
+
+WHEN = """## When: range sums under a window
+
+A range sum of 1 to 24 terms, whose prompt shows the number of terms rounded up to fives. An agent's window holds
+about 11 terms; four clones of 10 hold them all. A token costs reward, right answers alone pay. The warm start shows
+both styles half and half at every size and without the window, so it knows nothing of *when*; RL has to find out.
+
+Share delegated / accuracy / total tokens / reward, greedy, mean over seeds. The forced rows begin the root's first
+turn for it, with a call or with work of its own, and leave all else to the same weights."""
+
+DECISIONS = """An instance is worth delegating if forced `always` earns more on it than forced `never`. The best
+threshold is the size from which on to delegate that earns most on these very instances; regret is how much more it
+earns than the policy. Decision F1 is that of delegating where it is worth it."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rerun", metavar="CELL", help="long_ledgers/seedN or when/seedN")
+    cell = parser.parse_args().rerun
+    if cell is not None:
+        print(f"written to {rerun(cell)}")
+        return
+    files = sorted(EVIDENCE.glob("*_seed*.json"))
+    print(page([json.loads(file.read_text(encoding="utf-8")) for file in files]), end="")
+
+
+if __name__ == "__main__":
+    main()
