@@ -1,11 +1,11 @@
 """Where delegating pays, and when a policy does it: the page of both experiments, from what their runs left behind.
 
-    python benchmarks/delegation.py                                # prints docs/delegation.md from docs/evidence/
-    python benchmarks/delegation.py --rerun long_ledgers/seed0     # trains and plays one cell again: CPU minutes
-    python benchmarks/delegation.py --rerun when/seed0
+    python benchmarks/delegation.py                                      # prints docs/delegation.md from docs/evidence/
+    python benchmarks/delegation.py --rerun when/delegating/seed0       # trains and plays one cell again
+    python benchmarks/delegation.py --rerun long_ledgers/reading/seed0  # in 3 to 7 minutes of one idle core
 
-A cell is an experiment with one seed. It leaves a small JSON: digest of its configs, commit, CPU seconds of training,
-figures of every arm and size, learning curves. The page is a function of these files alone.
+A cell is an arm of an experiment with one seed. It leaves a small JSON: digest of its config, commit, CPU seconds of
+training, figures of every size, learning curves. The page is a function of these files alone.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+import yaml
+
+from selfcest_training.config_file import read_config
 from selfcest_training.evaluation.decision import Choice, choices, judge, means
 from selfcest_training.evaluation.evaluate import EpisodeResult
 from selfcest_training.evaluation.evaluate import read_results as read_evaluation
@@ -29,7 +32,8 @@ from selfcest_training.evaluation.results import read_results
 
 ROOT = Path(__file__).parents[1]
 EVIDENCE, CONFIGS = ROOT / "docs" / "evidence", ROOT / "training" / "configs"
-RUN_CONFIGS = {"long_ledgers": ["long_ledgers.yaml"], "when": ["when.yaml", "cpu/when_frontier.yaml"]}
+EXPERIMENTS = ("long_ledgers", "when")
+STUDIES = {"when": CONFIGS / "cpu" / "when_frontier.yaml"}
 COSTS = ("total_tokens", "generated_tokens", "critical_path_tokens", "peak_context")
 CURVE_POINTS = 40
 # 97.5 % quantile of Student's t by number of seeds.
@@ -43,34 +47,40 @@ Cell = Mapping[str, Any]
 
 def rerun(name: str) -> Path:
     """Train, play and store one cell. Returns its file."""
-    experiment, _, seed = name.partition("/seed")
-    if experiment not in RUN_CONFIGS or not seed.isdecimal():
-        raise SystemExit(
-            f"--rerun is {name!r}; expected EXPERIMENT/seedN with an experiment of {', '.join(RUN_CONFIGS)}"
-        )
-    run, *studies = (CONFIGS / config for config in RUN_CONFIGS[experiment])
-    options = [f"seeds=[{seed}]", f"name={experiment}_seed{seed}"]
-    _selfcest("train", "-c", str(run), "--resume", "workers=1", *options)
-    folder = Path("runs") / f"{experiment}_seed{seed}"
+    experiment, arm, seed = [*name.split("/"), "", ""][:3]
+    if experiment not in EXPERIMENTS or not seed.removeprefix("seed").isdecimal():
+        known = ", ".join(EXPERIMENTS)
+        raise SystemExit(f"--rerun is {name!r}; expected EXPERIMENT/ARM/seedN with an experiment of {known}")
+    arms = read_config(CONFIGS / f"{experiment}.yaml")["arms"]
+    if arm not in arms:
+        raise SystemExit(f"--rerun is {name!r}, and the arms of {experiment}.yaml are {', '.join(arms)}")
+    number, label = int(seed.removeprefix("seed")), name.replace("/", "_")
+    folder = Path("runs") / label
+    folder.mkdir(parents=True, exist_ok=True)
+    alone = folder / "cell.yaml"
+    alone.write_text(config_of(experiment, arm), encoding="utf-8")
+    options = [f"seeds=[{number}]", f"name={label}"]
+    _selfcest("train", "-c", str(alone), "--resume", "workers=1", *options)
+    job = folder / arm / seed
     cell: dict[str, Any] = {
         "experiment": experiment,
-        "seed": int(seed),
-        "configs": _digest(experiment),
+        "arm": arm,
+        "seed": number,
+        "config": digest_of(experiment, arm),
         "commit": _git("rev-parse", "HEAD") + (" and changes" if _git("status", "--porcelain") else ""),
-        "arms": {path.name: _training(path / f"seed{seed}") for path in sorted(folder.iterdir()) if path.is_dir()},
+        **_training(job),
     }
-    if studies:
-        weights = {
-            f"arms.{when}{choice}.policy={folder}/delegating/seed{seed}/{model}"
+    if experiment in STUDIES:
+        weights = [
+            f"arms.{when}{choice}.policy={job}/{model}"
             for when, model in (("before", "warmstart_model"), ("after", "model"))
             for choice in ("", "_always", "_never")
-        }
-        _selfcest("evaluate", "-c", str(studies[0]), "--resume", *options, *sorted(weights))
-        cell["decisions"] = _decisions(Path("studies") / f"{experiment}_seed{seed}" / "results.jsonl")
+        ]
+        _selfcest("evaluate", "-c", str(STUDIES[experiment]), "--resume", *options, *weights)
+        cell["decisions"] = _decisions(Path("studies") / label / "results.jsonl")
     else:
-        for arm, found in cell["arms"].items():
-            found["sizes"] = _figures(read_evaluation(folder / arm / f"seed{seed}" / "evaluation.jsonl"))
-    file = EVIDENCE / f"{name.replace('/', '_')}.json"
+        cell["sizes"] = _figures(read_evaluation(job / "evaluation.jsonl"))
+    file = EVIDENCE / f"{label}.json"
     file.parent.mkdir(exist_ok=True)
     file.write_text(json.dumps(cell, indent=1) + "\n", encoding="utf-8")
     return file
@@ -84,10 +94,16 @@ def _git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def _digest(experiment: str) -> str:
-    """Of the files that decide what a cell is."""
-    text = b"".join((CONFIGS / config).read_bytes() for config in RUN_CONFIGS[experiment])
-    return hashlib.blake2b(text, digest_size=8).hexdigest()
+def config_of(experiment: str, arm: str) -> str:
+    """The config of one arm alone, as YAML."""
+    data = read_config(CONFIGS / f"{experiment}.yaml")
+    return yaml.safe_dump({**data, "arms": {arm: data["arms"][arm]}})
+
+
+def digest_of(experiment: str, arm: str) -> str:
+    """Of all that decides what a cell is, apart from its seed and the code."""
+    study = yaml.safe_dump(read_config(STUDIES[experiment])) if experiment in STUDIES else ""
+    return hashlib.blake2b((config_of(experiment, arm) + study).encode(), digest_size=8).hexdigest()
 
 
 def _training(folder: Path) -> dict[str, Any]:
@@ -150,22 +166,32 @@ def _decisions(file: Path) -> dict[str, Any]:
 # The page
 
 
-def page(cells: Sequence[Cell]) -> str:
+def stored() -> tuple[list[Cell], list[Cell]]:
+    """All cells, and the log of tuning runs."""
+    files = sorted(EVIDENCE.glob("*_seed*.json"), key=lambda file: (len(file.stem), file.stem))
+    tuning: list[Cell] = json.loads((EVIDENCE / "tuning.json").read_text(encoding="utf-8"))
+    return [json.loads(file.read_text(encoding="utf-8")) for file in files], tuning
+
+
+def page(cells: Sequence[Cell], tuning: Sequence[Cell]) -> str:
     """`docs/delegation.md`."""
     parts = [HEAD]
     for experiment, section in (("long_ledgers", _ledgers), ("when", _when)):
-        found = sorted((cell for cell in cells if cell["experiment"] == experiment), key=lambda cell: cell["seed"])
+        found = [cell for cell in cells if cell["experiment"] == experiment]
         if found:
             parts += [section(found), _provenance(found)]
-    return "\n\n".join(parts) + "\n"
+    lines = [TUNING, "", "| experiment | arm | seed | what was tried | what came out | CPU-s |", "|---" * 6 + "|"]
+    columns = ("experiment", "arm", "seed", "tried", "outcome", "cpu_seconds")
+    lines += ["| " + " | ".join(str(run[column]) for column in columns) + " |" for run in tuning]
+    return "\n\n".join([*parts, "\n".join(lines)]) + "\n"
 
 
 def _provenance(cells: Sequence[Cell]) -> str:
-    lines = ["| cell | configs | commit | CPU-s of training by arm |", "|---|---|---|---|"]
+    lines = ["| cell | config | commit | compute, M tokens | CPU-s of training |", "|---|---|---|---|---|"]
     for cell in cells:
-        used = ", ".join(f"{arm} {found['cpu_seconds']:.0f}" for arm, found in cell["arms"].items())
+        name, compute = f"{cell['experiment']}/{cell['arm']}/seed{cell['seed']}", cell["compute_tokens"] / 1e6
         lines.append(
-            f"| {cell['experiment']}/seed{cell['seed']} | `{cell['configs']}` | `{cell['commit'][:7]}` | {used} |"
+            f"| {name} | `{cell['config']}` | `{cell['commit'][:7]}` | {compute:.2f} | {cell['cpu_seconds']:.0f} |"
         )
     return "\n".join(lines)
 
@@ -183,22 +209,24 @@ def each(values: Sequence[float | None], digits: int = 2) -> str:
 
 
 def _ledgers(cells: Sequence[Cell]) -> str:
-    arms = list(cells[0]["arms"])
-    sizes = cells[0]["arms"][arms[0]]["sizes"]
-    lines = [LEDGERS, "", "| named x entries | " + " | ".join(arms) + " |", "|---" * (len(arms) + 1) + "|"]
+    arms: dict[str, list[Cell]] = {}
+    for cell in cells:
+        arms.setdefault(cell["arm"], []).append(cell["sizes"])
+    sizes = cells[0]["sizes"]
+    heads = [f"{arm} ({len(found)} seed{'s' * (len(found) > 1)})" for arm, found in arms.items()]
+    lines = [LEDGERS, "", "| named x entries | " + " | ".join(heads) + " |", "|---" * (len(arms) + 1) + "|"]
     for size, first in sizes.items():
-        row = [f"{size}{'' if first['shift'] == 'in' else ', longer than trained on'}"]
-        for arm in arms:
-            accuracy = [cell["arms"][arm]["sizes"][size]["accuracy"] for cell in cells if arm in cell["arms"]]
+        row = [f"{size}{'' if first['shift'] == 'in' else ', more than trained on'}"]
+        for found in arms.values():
+            accuracy = [figures[size]["accuracy"] for figures in found]
             row.append(f"{over_seeds(accuracy)} ({each(accuracy)})")
         lines.append("| " + " | ".join(row) + " |")
     lines += ["", LEDGER_COSTS, "", "| named x entries | arm | accuracy | " + " | ".join(map(_words, COSTS)) + " |"]
     lines.append("|---" * (len(COSTS) + 3) + "|")
     for size in sizes:
-        for arm in arms:
-            found = [cell["arms"][arm]["sizes"][size] for cell in cells if arm in cell["arms"]]
-            costs = [over_seeds([figures[cost] for figures in found], 0) for cost in COSTS]
-            accuracy = mean(figures["accuracy"] for figures in found)
+        for arm, found in arms.items():
+            costs = [over_seeds([figures[size][cost] for figures in found], 0) for cost in COSTS]
+            accuracy = mean(figures[size]["accuracy"] for figures in found)
             lines.append(f"| {size} | {arm} | {accuracy:.2f} | " + " | ".join(costs) + " |")
     return "\n".join(lines)
 
@@ -270,7 +298,7 @@ def _words(cost: str) -> str:
 HEAD = """# Where delegating pays, and when
 
 Two experiments with the embedded model (0.17 M parameters). Everything on this page is printed by `python
-benchmarks/delegation.py` from the files in `docs/evidence`, one for every experiment and seed; `--rerun
+benchmarks/delegation.py` from the files in `docs/evidence`, one for every arm and seed; `--rerun
 EXPERIMENT/seedN` makes any of them again. The configurations were tuned on seeds from 100 on, then frozen; seeds 0
 and up were run once, and all of them are shown. ± is a 95 % interval over seeds (Student's t); a seed is an
 independent repetition of everything: initial weights, warm start, rollouts. The test instances are the same for all
@@ -300,16 +328,19 @@ DECISIONS = """An instance is worth delegating if forced `always` earns more on 
 threshold is the size from which on to delegate that earns most on these very instances; regret is how much more it
 earns than the policy. Decision F1 is that of delegating where it is worth it."""
 
+TUNING = """## Tuning
+
+Every run that led to the frozen configurations, and to those that are not yet frozen; `-` where a run was stopped."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rerun", metavar="CELL", help="long_ledgers/seedN or when/seedN")
+    parser.add_argument("--rerun", metavar="CELL", help="EXPERIMENT/ARM/seedN, as when/delegating/seed0")
     cell = parser.parse_args().rerun
     if cell is not None:
         print(f"written to {rerun(cell)}")
         return
-    files = sorted(EVIDENCE.glob("*_seed*.json"))
-    print(page([json.loads(file.read_text(encoding="utf-8")) for file in files]), end="")
+    print(page(*stored()), end="")
 
 
 if __name__ == "__main__":
