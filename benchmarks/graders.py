@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from selfcest_env.graders import GRADERS, Grade, Grader
-from selfcest_env.plugin import build, load
+from selfcest_env.plugin import make
 from selfcest_env.types import Task
 
 LIMIT_S, RESTART_S = 1.0, 4.0
@@ -114,7 +114,7 @@ def graders(timeout_s: float) -> Iterator[tuple[str, Grader, Task, float]]:
     """(name, grader, task, limit in seconds) of every built-in grader."""
     for name in GRADERS:
         options = {"timeout_s": timeout_s} if name == "math" else {}
-        grader: Grader = build(load(name, GRADERS, what="grader"), options, where=name)
+        grader = make(name, options, GRADERS, Grader, what="grader", where=name)
         limit = LIMIT_S + (timeout_s + RESTART_S if name == "math" else 0.0)
         yield name, grader, TASK, limit
         if name == "math":

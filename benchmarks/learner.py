@@ -31,9 +31,8 @@ from selfcest_agents.pretrained import smollm2_path
 from selfcest_agents.tiny import TinyConfig, TinyTokenizer, build_tiny, save_pretrained
 from selfcest_env.types import ROOT
 from selfcest_training.learner.batch import Sample
-from selfcest_training.learner.forward import ForwardOptions, Precision
-from selfcest_training.learner.tree_rows import Rows
-from selfcest_training.learner.update import Learner, LossConfig, OptimizerConfig
+from selfcest_training.learner.options import ForwardOptions, LossConfig, OptimizerConfig, Precision, Rows
+from selfcest_training.learner.update import Learner
 
 PEER = ("trl==1.16.0", "torch==2.13.0")
 HERE = Path(__file__).parent

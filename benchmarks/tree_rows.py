@@ -23,8 +23,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from selfcest_env.types import ROOT
 from selfcest_training.learner.batch import Sample
 from selfcest_training.learner.losses import weighted_sum
-from selfcest_training.learner.tree_rows import Rows
-from selfcest_training.learner.update import Learner, OptimizerConfig
+from selfcest_training.learner.options import OptimizerConfig, Rows
+from selfcest_training.learner.update import Learner
 
 VOCABULARY, NUM_GROUPS, NUM_PASSES = 512, 2, 3
 

@@ -8,7 +8,6 @@ and what it leaves flows back when its account is closed, which the kernel does 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from selfcest_env.errors import BudgetError
@@ -23,21 +22,20 @@ class Amounts(NamedTuple):
     clones: int | None = 0
 
     def covers(self, cost: Amounts) -> bool:
-        return all(have is None or (need is not None and need <= have) for have, need in zip(self, cost, strict=True))
+        return all(map(_covers, self, cost))
 
     def plus(self, other: Amounts) -> Amounts:
-        return Amounts(*(None if a is None or b is None else a + b for a, b in zip(self, other, strict=True)))
+        return Amounts(*map(_plus, self, other))
 
     def minus(self, other: Amounts) -> Amounts:
         """Difference; unlimited stays unlimited."""
-        return Amounts(*(None if a is None else a - (b or 0) for a, b in zip(self, other, strict=True)))
+        return Amounts(*map(_left, self, other))
 
 
 ZERO = Amounts()
 
 
-@dataclass(frozen=True, slots=True)
-class Account:
+class Account(NamedTuple):
     """One agent's account. Only `granted` may hold `None`: what is spent, reserved or lent is always a number.
 
     An unlimited grant to a child lends nothing: the child's spending is added to `lent` when its account is closed.
@@ -50,12 +48,12 @@ class Account:
 
     @property
     def free(self) -> Amounts:
-        return self.granted.minus(self.spent).minus(self.reserved).minus(self.lent)
+        return Amounts(*map(_left, self.granted, self.spent, self.reserved, self.lent))
 
     @property
     def remaining(self) -> Amounts:
         """What the agent can still use: free or reserved for its own work in flight."""
-        return self.granted.minus(self.spent).minus(self.lent)
+        return Amounts(*map(_left, self.granted, self.spent, self.lent))
 
 
 class Ledger:
@@ -65,16 +63,12 @@ class Ledger:
         self._check_amounts("grant", total, unlimited=True)
         self.total = total
         self._accounts: dict[AgentId, Account] = {ROOT: Account(granted=total)}
-        self._closed: frozenset[AgentId] = frozenset()
+        self._open: dict[AgentId, int] = {ROOT: 0}  # how many open accounts each open account has funded
 
     def copy(self) -> Ledger:
         """An independent copy; accounts are immutable and shared."""
         other = Ledger.__new__(Ledger)
-        other.total, other._accounts, other._closed = (
-            self.total,
-            dict(self._accounts),
-            self._closed,
-        )
+        other.total, other._accounts, other._open = self.total, dict(self._accounts), dict(self._open)
         return other
 
     @property
@@ -82,29 +76,27 @@ class Ledger:
         return self._accounts
 
     def __getitem__(self, agent_id: AgentId) -> Account:
-        return self._open(agent_id)
+        return self._opened(agent_id)
 
     def reserve(self, agent_id: AgentId, cost: Amounts) -> None:
         """Set `cost` aside before the work starts."""
-        account = self._open(agent_id)
+        account = self._opened(agent_id)
         self._check_amounts("reservation", cost)
         if not account.free.covers(cost):
             raise BudgetError(f"{agent_id} cannot reserve {cost}: only {account.free} is free in its account")
-        self._accounts[agent_id] = replace(account, reserved=account.reserved.plus(cost))
+        self._accounts[agent_id] = account._replace(reserved=account.reserved.plus(cost))
 
     def settle(self, agent_id: AgentId, reserved: Amounts, used: Amounts) -> None:
         """End a reservation: `used` of it is spent for good, the rest is free again."""
-        account = self._open(agent_id)
+        account = self._opened(agent_id)
         self._check_amounts("use", used)
         self._check_amounts("reservation", reserved)
         if not account.reserved.covers(reserved):
             raise BudgetError(f"{agent_id} cannot settle {reserved}: only {account.reserved} is reserved")
         if not reserved.covers(used):
             raise BudgetError(f"{agent_id} used {used}, more than its reservation {reserved}")
-        self._accounts[agent_id] = replace(
-            account,
-            reserved=account.reserved.minus(reserved),
-            spent=account.spent.plus(used),
+        self._accounts[agent_id] = account._replace(
+            reserved=account.reserved.minus(reserved), spent=account.spent.plus(used)
         )
 
     def charge(self, agent_id: AgentId, cost: Amounts) -> None:
@@ -114,36 +106,39 @@ class Ledger:
 
     def lend(self, parent_id: AgentId, grants: Mapping[AgentId, Amounts]) -> None:
         """Open one account per child, all funded from the parent's free balance in one step; a child costs a clone."""
-        parent = self._open(parent_id)
-        lent, births = ZERO, Amounts(clones=len(grants))
+        parent = self._opened(parent_id)
+        free, lent, births = parent.free, ZERO, Amounts(clones=len(grants))
         for child_id, grant in grants.items():
             if child_id.parent != parent_id or child_id in self._accounts:
                 raise BudgetError(f"{parent_id} cannot open an account for {child_id}: not its child, or not new")
             self._check_amounts("grant", grant, unlimited=True)
-            if any(g is None and f is not None for g, f in zip(grant, parent.free, strict=True)):
-                raise BudgetError(f"{parent_id} cannot lend {grant}: its own account is limited, free {parent.free}")
+            if any(g is None and f is not None for g, f in zip(grant, free, strict=True)):
+                raise BudgetError(f"{parent_id} cannot lend {grant}: its own account is limited, free {free}")
             lent = lent.plus(_finite(grant))
-        if not parent.free.covers(lent.plus(births)):
-            raise BudgetError(f"{parent_id} cannot lend {lent} to {len(grants)} clones: only {parent.free} is free")
-        self._accounts[parent_id] = replace(parent, lent=parent.lent.plus(lent), spent=parent.spent.plus(births))
+        if not free.covers(lent.plus(births)):
+            raise BudgetError(f"{parent_id} cannot lend {lent} to {len(grants)} clones: only {free} is free")
+        self._accounts[parent_id] = parent._replace(lent=parent.lent.plus(lent), spent=parent.spent.plus(births))
         self._accounts.update({child_id: Account(granted=grant) for child_id, grant in grants.items()})
+        self._open[parent_id] += len(grants)
+        self._open.update(dict.fromkeys(grants, 0))
 
     def close(self, child_id: AgentId) -> None:
         """Return what a child left to its parent. Nothing of its may be in flight; its own children are closed."""
-        child = self._open(child_id)
+        child = self._opened(child_id)
         parent_id = child_id.parent
         if parent_id is None:
             raise BudgetError("the root's account has no parent to return to")
         if child.reserved != ZERO:
             raise BudgetError(f"{child_id} cannot be closed: {child.reserved} is still reserved for work in flight")
-        still_open = [str(a) for a in self._accounts if a.parent == child_id and a not in self._closed]
-        if still_open:
-            raise BudgetError(f"{child_id} cannot be closed before its clones {', '.join(still_open)}")
+        if self._open[child_id]:
+            still_open = ", ".join(str(a) for a in self._open if a.parent == child_id)
+            raise BudgetError(f"{child_id} cannot be closed before its clones {still_open}")
         consumed = child.spent.plus(child.lent)
-        parent = self._open(parent_id)
-        self._accounts[parent_id] = replace(parent, lent=parent.lent.minus(_finite(child.granted)).plus(consumed))
-        self._accounts[child_id] = replace(child, granted=consumed)
-        self._closed |= {child_id}
+        parent = self._opened(parent_id)
+        self._accounts[parent_id] = parent._replace(lent=parent.lent.minus(_finite(child.granted)).plus(consumed))
+        self._accounts[child_id] = child._replace(granted=consumed)
+        self._open[parent_id] -= 1
+        del self._open[child_id]
 
     def totals(self) -> tuple[Amounts, Amounts, Amounts]:
         """(spent, reserved, free) over the tree; they add up to `total` wherever it is limited."""
@@ -172,8 +167,8 @@ class Ledger:
             if limit is not None:
                 assert sum(share or 0 for share in shares) == limit, f"{name}: {shares} do not add up to {limit}"
 
-    def _open(self, agent_id: AgentId) -> Account:
-        if agent_id not in self._accounts or agent_id in self._closed:
+    def _opened(self, agent_id: AgentId) -> Account:
+        if agent_id not in self._open:
             raise BudgetError(f"{agent_id} has no open account")
         return self._accounts[agent_id]
 
@@ -182,6 +177,18 @@ class Ledger:
         for name, amount in zip(Amounts._fields, amounts, strict=True):
             if (amount is None and not unlimited) or (amount is not None and amount < 0):
                 raise BudgetError(f"a {what} of {amount!r} {name} is impossible; expected a number >= 0")
+
+
+def _covers(have: int | None, need: int | None) -> bool:
+    return have is None or (need is not None and need <= have)
+
+
+def _plus(a: int | None, b: int | None) -> int | None:
+    return None if a is None or b is None else a + b
+
+
+def _left(have: int | None, spent: int | None, reserved: int | None = 0, lent: int | None = 0) -> int | None:
+    return None if have is None else have - (spent or 0) - (reserved or 0) - (lent or 0)
 
 
 def _finite(grant: Amounts) -> Amounts:

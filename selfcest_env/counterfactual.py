@@ -61,7 +61,7 @@ def restore(record: EpisodeRecord, rules: Rules) -> Kernel:
         facts, text = turn.facts, turn.generation.text
         # What was dropped for being over the grant must be over it again.
         used = facts.generated_tokens + (facts.fault is Fault.OVER_GRANT)
-        kernel.step(agent_id, rules.protocol.parse(text), Usage(used, facts.finish_reason), text)
+        kernel.play(agent_id, text, Usage(used, facts.finish_reason))
     if not _same(kernel, record):
         raise RecordError(
             f"episode {record.episode_id} cannot be restored: by these rules its texts make another episode; pass the "

@@ -72,7 +72,8 @@ def refusal(
         return Fault.BAD_CALL
     if (per_call is not None and len(requests) > per_call) or not free.covers(Amounts(clones=len(requests))):
         return Fault.TOO_MANY_CLONES
-    if any(key not in keys for request in requests for key in request.shared_context):
+    known = frozenset(keys)
+    if not all(known.issuperset(request.shared_context) for request in requests):
         return Fault.UNKNOWN_KEY
     return unaffordable(state, free, rules, rules.reply_bound(len(requests)))
 

@@ -6,6 +6,7 @@ texts and token counts are opaque payloads, priced by a `TokenCounter`.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -54,8 +55,9 @@ class Kernel:
         limits = rules.limits
         self.ledger = Ledger(Amounts(limits.total_tokens, limits.generated_tokens, limits.max_clones))
         self.num_reads = 0
-        self.log: tuple[Step, ...] = ()
         self._agents: dict[AgentId, AgentState] = {}
+        self._ready: list[AgentId] = []  # in tree order
+        self._log: dict[tuple[AgentId, int], Step] = {}  # in the order of play
         self._open_root()
 
     # What can be asked
@@ -70,7 +72,16 @@ class Kernel:
 
     def ready(self) -> tuple[AgentId, ...]:
         """Agents whose turn is open, in tree order."""
-        return tuple(sorted(a for a, state in self._agents.items() if state.status is Status.READY))
+        return tuple(self._ready)
+
+    @property
+    def log(self) -> tuple[Step, ...]:
+        """Every turn played, in the order of play."""
+        return tuple(self._log.values())
+
+    def action(self, agent_id: AgentId, turn: int) -> Action:
+        """What the agent did at a turn that has been played."""
+        return self._log[agent_id, turn].action
 
     def keys_of(self, agent_id: AgentId) -> tuple[str, ...]:
         """Documents the agent may name: all of them for the root, those it was given for a clone."""
@@ -87,18 +98,15 @@ class Kernel:
             usage: what the generation cost; above the grant it is charged the whole grant and its text is dropped.
             text: the generation itself, for the agent's own transcript.
         """
-        state = self._agents.get(agent_id)
-        if state is None or state.turn is None:
-            found = "no such agent" if state is None else f"it is {state.status}"
-            raise GameError(f"{agent_id} cannot act: {found}; ready: {', '.join(map(str, self.ready())) or 'nobody'}")
+        state, turn = self._acting(agent_id)
         if usage.generated_tokens is not None and usage.generated_tokens < 0:
             raise GameError(f"{agent_id} reports {usage.generated_tokens} generated tokens; expected a number >= 0")
-        if usage.generated_tokens is None and state.turn.max_new_tokens is None:
+        if usage.generated_tokens is None and turn.max_new_tokens is None:
             raise GameError(f"{agent_id}: a generation of unknown cost needs a finite grant, and this one is unlimited")
-        self.log += (Step(agent_id, len(state.turns), action, usage, text),)
-        action, facts, text = self._settle(agent_id, state.turn, action, usage, text)
-        self._agents[agent_id] = replace(
-            state,
+        self._log[agent_id, len(state.turns)] = Step(agent_id, len(state.turns), action, usage, text)
+        action, facts, text = self._settle(agent_id, turn, action, usage, text)
+        del self._ready[bisect_left(self._ready, agent_id)]
+        self._agents[agent_id] = state._replace(
             turn=None,
             boundary=Boundary.AFTER_STOP if usage.finish_reason is FinishReason.STOP else Boundary.AFTER_LENGTH,
             messages=(*state.messages, Message(MessageRole.ASSISTANT, (Part(text),))),
@@ -108,24 +116,39 @@ class Kernel:
             case Answer(text):
                 self._answer(agent_id, facts, text)
             case Delegate(requests):
-                self._delegate(agent_id, facts, state.turn, requests)
+                self._delegate(agent_id, facts, turn, requests)
             case Read(keys):
-                self._read(agent_id, facts, state.turn, keys)
+                self._read(agent_id, facts, turn, keys)
             case Malformed(reason):
                 self._fail_turn(
                     agent_id,
                     replace(facts, outcome=Outcome.MALFORMED, fault=reason),
-                    state.turn,
+                    turn,
                 )
+
+    def play(self, agent_id: AgentId, text: str, usage: Usage) -> None:
+        """`step` by what an agent wrote. A text that cannot count, over its grant or cut, is not even parsed."""
+        void = self._acting(agent_id)[1].void(usage)
+        action = self.rules.protocol.parse(text) if void is None else Malformed(void)
+        self.step(agent_id, action, usage, text)
 
     def fork(self) -> Kernel:
         """An independent copy of the episode as it stands. See `counterfactual.fork_before` for other pasts."""
         other = Kernel.__new__(Kernel)
         other.__dict__.update(self.__dict__)
         other.ledger, other._agents = self.ledger.copy(), dict(self._agents)
+        other._ready, other._log = list(self._ready), dict(self._log)
         return other
 
     # Turns
+
+    def _acting(self, agent_id: AgentId) -> tuple[AgentState, OpenTurn]:
+        """An agent and its open turn. Raises `GameError` if it has none."""
+        state = self._agents.get(agent_id)
+        if state is None or state.turn is None:
+            found = "no such agent" if state is None else f"it is {state.status}"
+            raise GameError(f"{agent_id} cannot act: {found}; ready: {', '.join(map(str, self.ready())) or 'nobody'}")
+        return state, state.turn
 
     def _open_root(self) -> None:
         limits, task = self.limits, self.task
@@ -140,17 +163,17 @@ class Kernel:
             total_tokens=limits.total_tokens,
         )
         state = AgentState(ROOT, brief, (), grant=self.ledger.total, born_at=None)
-        state = replace(state, messages=self.rules.protocol.open(brief))
+        state = state._replace(messages=self.rules.protocol.open(brief))
         if limits.max_turns == 0 or limits.turn_tokens == 0:
             status = Status.OUT_OF_TURNS if limits.max_turns == 0 else Status.OUT_OF_TOKENS
-            self._agents[ROOT] = replace(state, status=status)
+            self._agents[ROOT] = state._replace(status=status)
             return
         prompt_tokens = self.rules.counter.count(state.messages, Boundary.OPENING)
         if not self.ledger[ROOT].free.covers(Amounts(prompt_tokens + 1, 1)) or not fits(self.limits, prompt_tokens + 1):
-            self._agents[ROOT] = replace(state, status=Status.PROMPT_TOO_LONG)
+            self._agents[ROOT] = state._replace(status=Status.PROMPT_TOO_LONG)
             return
         self.ledger.charge(ROOT, Amounts(prompt_tokens))
-        self._agents[ROOT] = replace(state, context_tokens=prompt_tokens)
+        self._agents[ROOT] = state._replace(context_tokens=prompt_tokens)
         self._open_turn(ROOT, prompt_tokens)
 
     def _append(self, agent_id: AgentId, messages: tuple[Message, ...]) -> int:
@@ -158,8 +181,7 @@ class Kernel:
         state = self._agents[agent_id]
         tokens = self.rules.counter.count(messages, state.boundary)
         self.ledger.charge(agent_id, Amounts(tokens))
-        self._agents[agent_id] = replace(
-            state,
+        self._agents[agent_id] = state._replace(
             block_start=len(state.messages),
             messages=state.messages + messages,
             context_tokens=state.context_tokens + tokens,
@@ -184,7 +206,8 @@ class Kernel:
             reserved=Amounts((grant or 0) + (0 if last else self.rules.notice_tokens), grant or 0),
         )
         self.ledger.reserve(agent_id, turn.reserved)
-        self._agents[agent_id] = replace(state, status=Status.READY, turn=turn)
+        self._agents[agent_id] = state._replace(status=Status.READY, turn=turn)
+        insort(self._ready, agent_id)
 
     def _settle(
         self, agent_id: AgentId, turn: OpenTurn, action: Action, usage: Usage, text: str
@@ -194,10 +217,12 @@ class Kernel:
         if used is None:
             assert grant is not None
             used = grant
-        if grant is not None and used > grant:
-            used, text, action = grant, "", Malformed(Fault.OVER_GRANT)
-        elif usage.finish_reason is FinishReason.LENGTH:
-            action = Malformed(Fault.CUT_BY_LENGTH)
+        void = turn.void(usage)
+        if void is not None:
+            action = Malformed(void)
+        if void is Fault.OVER_GRANT:
+            assert grant is not None
+            used, text = grant, ""
         reserved, cost = turn.reserved, Amounts(used, used)
         if grant is None:
             self.ledger.reserve(agent_id, cost)
@@ -208,7 +233,7 @@ class Kernel:
 
     def _close_turn(self, agent_id: AgentId, facts: TurnFacts) -> None:
         state = self._agents[agent_id]
-        self._agents[agent_id] = replace(state, turns=(*state.turns, facts))
+        self._agents[agent_id] = state._replace(turns=(*state.turns, facts))
 
     def _fail_turn(self, agent_id: AgentId, facts: TurnFacts, turn: OpenTurn) -> None:
         """The turn led to nothing: tell the agent why and let it go on, or end it if this was its last turn."""
@@ -230,9 +255,16 @@ class Kernel:
         self._finish(agent_id, Status.ANSWERED, text)
 
     def _finish(self, agent_id: AgentId, status: Status, reply: str | None = None) -> None:
-        self._agents[agent_id] = replace(self._agents[agent_id], status=status, reply=reply)
-        if agent_id.parent is not None:
-            self._join(agent_id.parent)
+        self._agents[agent_id] = self._agents[agent_id]._replace(status=status, reply=reply)
+        parent_id = agent_id.parent
+        if parent_id is None:
+            return
+        parent = self._agents[parent_id]
+        assert parent.call is not None
+        running = parent.call.running - 1
+        self._agents[parent_id] = parent._replace(call=parent.call._replace(running=running))
+        if not running:
+            self._join(parent_id)
 
     # Reading
 
@@ -241,7 +273,7 @@ class Kernel:
         return self._agents[agent_id].brief.can_read and (limit is None or self.num_reads < limit)
 
     def _read(self, agent_id: AgentId, facts: TurnFacts, turn: OpenTurn, keys: tuple[str, ...]) -> None:
-        known, limit = self.keys_of(agent_id), self.limits.max_reads
+        known, limit = frozenset(self.keys_of(agent_id)), self.limits.max_reads
         message = self.rules.protocol.documents({key: self.task.context[key] for key in keys if key in known})
         tokens = self.rules.counter.count((message,), Boundary.AFTER_STOP)
         fault: Fault | None = None
@@ -301,7 +333,7 @@ class Kernel:
             if not enough:
                 refused[i] = Fault.PROMPT_TOO_LONG
             elif child_id in self.absent:
-                born[child_id] = replace(child, messages=(), context_tokens=0, status=Status.ABSENT)
+                born[child_id] = child._replace(messages=(), context_tokens=0, status=Status.ABSENT)
             else:
                 born[child_id] = child
         self._close_turn(
@@ -312,10 +344,9 @@ class Kernel:
         self.ledger.reserve(agent_id, reserved)
         present = {child_id: child for child_id, child in born.items() if child_id not in self.absent}
         self.ledger.lend(agent_id, {child_id: child.grant for child_id, child in present.items()})
-        self._agents[agent_id] = replace(
-            self._agents[agent_id],
+        self._agents[agent_id] = self._agents[agent_id]._replace(
             status=Status.WAITING,
-            call=Call(tuple(slots), refused, reserved),
+            call=Call(tuple(slots), refused, reserved, running=len(present)),
             num_children=first + len(born),
         )
         self._agents.update(born)
@@ -347,21 +378,19 @@ class Kernel:
         )
 
     def _join(self, parent_id: AgentId) -> None:
-        """When the whole call has ended: money flows back, then all replies arrive as one message."""
-        call = self._agents[parent_id].call
+        """The whole call has ended: money flows back, then all replies arrive as one message."""
+        parent = self._agents[parent_id]
+        call = parent.call
         assert call is not None
-        children = [child for child in call.children if child is not None]
-        if not all(self._agents[child].status.is_terminal for child in children):
-            return
-        for child in children:
-            if child not in self.absent:
+        for child in call.children:
+            if child is not None and child not in self.absent:
                 self.ledger.close(child)
         replies = [
             Reply(failure=call.refused[i]) if child is None else reply_of(self._agents[child])
             for i, child in enumerate(call.children)
         ]
         self.ledger.settle(parent_id, call.reserved, ZERO)
-        self._agents[parent_id] = replace(self._agents[parent_id], call=None)
+        self._agents[parent_id] = parent._replace(call=None)
         tokens = self._append(parent_id, (self.rules.protocol.replies(replies),))
         bound = None if self.limits.reply_tokens is None else call.reserved.total_tokens
         assert bound is None or tokens <= bound, "a reply message was priced below what it costs"

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
-import enum
 import importlib
 import inspect
-import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
-import cattrs
+from typing_extensions import get_protocol_members, is_protocol
 
 from selfcest_env.errors import ConfigError, PlugInError, did_you_mean
+from selfcest_env.structure import construct
 
 T = TypeVar("T")
 
@@ -28,20 +28,39 @@ class PlugIn:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def load(reference: str, builtins: Mapping[str, str | type], *, what: str) -> type:
-    """The class that `reference` names.
+def make(
+    reference: str,
+    options: Mapping[str, Any],
+    builtins: Mapping[str, str | type],
+    kind: type[T],
+    *,
+    what: str,
+    where: str,
+) -> T:
+    """The plug-in that `reference` names, of this kind, with these options. Errors are those of `load` and `build`."""
+    return build(load(reference, builtins, kind, what=what), options, where=where)
+
+
+def load(reference: str, builtins: Mapping[str, str | type], kind: type[T], *, what: str) -> type[T]:
+    """The class that `reference` names, which is one of this kind. Nothing is instantiated.
 
     Args:
         reference: a key of `builtins`, or `package.module:Class`.
         builtins: built-in names; a value is the class, or its own `package.module:Class` so that it loads late.
+        kind: the protocol or base class of such plug-ins; see `check_kind`.
         what: what is being looked for, for the message: "task source", "grader".
 
     Raises:
-        ConfigError: no such built-in name. `PlugInError`: the reference leads to no class.
+        ConfigError: no such built-in name. `PlugInError`: the reference leads to no class of this kind, or to code
+            that may not be imported here (see `only_trusted`).
     """
     found = builtins.get(reference, reference)
-    if isinstance(found, type):
-        return found
+    cls = found if isinstance(found, type) else _import(reference, found, builtins, what)
+    check_kind(cls, kind, f"{what} {reference!r}")
+    return cls
+
+
+def _import(reference: str, found: str, builtins: Mapping[str, str | type], what: str) -> type:
     module_name, colon, class_name = found.partition(":")
     if not colon:
         raise ConfigError(
@@ -50,6 +69,12 @@ def load(reference: str, builtins: Mapping[str, str | type], *, what: str) -> ty
         )
     if not module_name or not class_name:
         raise PlugInError(f"{what} {reference!r}: expected 'package.module:Class' with both sides filled in")
+    trusted = _trusted.get()
+    if reference not in builtins and trusted is not None and not _is_within(module_name, trusted):
+        raise PlugInError(
+            f"{what} {reference!r} is code that a command which only looks does not run; if you trust it, add "
+            f"--trust {module_name}"
+        )
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
@@ -65,6 +90,57 @@ def load(reference: str, builtins: Mapping[str, str | type], *, what: str) -> ty
     if not isinstance(cls, type):
         raise PlugInError(f"{what} {reference!r} is a {type(cls).__name__}; expected a class")
     return cls
+
+
+_trusted: ContextVar[tuple[str, ...] | None] = ContextVar("trusted", default=None)  # `None`: whatever a config names
+
+
+@contextmanager
+def only_trusted(modules: Iterable[str]) -> Iterator[None]:
+    """Inside, `load` refuses what is neither built in, nor installed by an entry point, nor in one of these modules.
+
+    For commands that look at files of others: a config may name any class, and importing it runs its module.
+    """
+    token = _trusted.set(tuple(modules))
+    try:
+        yield
+    finally:
+        _trusted.reset(token)
+
+
+def _is_within(module: str, packages: Iterable[str]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def check_kind(cls: type, kind: type, who: str) -> None:
+    """Raise `PlugInError` unless a class is of this kind, told without an instance.
+
+    It must derive from a base class, or declare every member of a protocol: a method as such, an attribute by a value,
+    a property or an annotation, a class variable by a value of its type.
+    """
+    if not is_protocol(kind):
+        if not issubclass(cls, kind):
+            raise PlugInError(f"{who}: {cls.__name__} is no subclass of {kind.__module__}:{kind.__name__}")
+        return
+    hints, lacking = typing.get_type_hints(kind), []
+    bases = [base for base in cls.__mro__ if base is not kind]  # what is inherited from the protocol does nothing
+    for name in sorted(get_protocol_members(kind)):
+        # Not `getattr`, which finds a `__call__` in every class.
+        found = [vars(base)[name] for base in bases if name in vars(base)]
+        if callable(getattr(kind, name, None)):
+            if not found or not callable(getattr(cls, name)):
+                lacking.append(f"{name}()")
+        elif typing.get_origin(hints.get(name)) is typing.ClassVar:
+            (type_,) = typing.get_args(hints[name])
+            if not found or not isinstance(found[0], type_):
+                lacking.append(f"{name}: {type_.__name__}")
+        elif not found and not any(name in inspect.get_annotations(base) for base in bases):
+            lacking.append(name)
+    if lacking:
+        raise PlugInError(
+            f"{who}: {cls.__name__} lacks {', '.join(lacking)}; declare it on the class, as "
+            f"{kind.__module__}:{kind.__name__} does"
+        )
 
 
 def with_entry_points(builtins: Mapping[str, str], group: str) -> dict[str, str]:
@@ -85,32 +161,12 @@ def with_entry_points(builtins: Mapping[str, str], group: str) -> dict[str, str]
 
 
 def build(cls: type[T], options: Mapping[str, Any], *, where: str) -> T:
-    """`cls(**options)` with every option checked against the annotation of its field or parameter.
-
-    A list becomes a tuple where a tuple is asked for, a string its enum, a mapping its dataclass; nothing else is
-    converted ("5" is no number). Values of other types, such as an object built before, pass unchecked if they fit.
+    """`cls(**options)` with every option checked against the annotation of its field or parameter, see `structure`.
 
     Raises:
         ConfigError: an unknown, missing or wrongly typed option, named as `where.option`, or what the class refused.
     """
-    known, open_ended = _parameters(cls, where)
-    for key in options:
-        if key not in known and not open_ended:
-            raise ConfigError(
-                f"{where}: {cls.__name__} has no option {key!r}; known: {', '.join(known) or 'none'}."
-                f"{did_you_mean(key, known)}"
-            )
-    missing = [key for key, (_, required) in known.items() if required and key not in options]
-    if missing:
-        raise ConfigError(f"{where}: {cls.__name__} needs {', '.join(missing)}; add it to the options")
-    values = {key: _typed(value, known[key][0] if key in known else Any, where, key) for key, value in options.items()}
-    try:
-        return cls(**values)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
-    except Exception as error:
-        cause = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{where}: {cls.__name__} refused its options with {cause}") from error
+    return construct(cls, options, place=where)
 
 
 def one_of(argument: str, value: Any, known: tuple[Any, ...]) -> Any:
@@ -121,124 +177,3 @@ def one_of(argument: str, value: Any, known: tuple[Any, ...]) -> Any:
             f"{argument} is {value!r}; expected one of {', '.join(names)}.{did_you_mean(str(value), names)}"
         )
     return value
-
-
-def _parameters(cls: type, where: str) -> tuple[dict[str, tuple[Any, bool]], bool]:
-    """Every option with (its type, whether it is required), and whether others are accepted too."""
-    try:
-        hints = typing.get_type_hints(cls if dataclasses.is_dataclass(cls) else inspect.getattr_static(cls, "__init__"))
-    except Exception as error:
-        raise PlugInError(f"{where}: the annotations of {cls.__name__} cannot be read: {error}") from error
-    known: dict[str, tuple[Any, bool]] = {}
-    open_ended = False
-    for name, parameter in inspect.signature(cls).parameters.items():
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            open_ended = True
-        elif parameter.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
-            known[name] = (hints.get(name, Any), parameter.default is inspect.Parameter.empty)
-    return known, open_ended
-
-
-def _typed(value: Any, type_: Any, where: str, key: str) -> Any:
-    if dataclasses.is_dataclass(type_) and isinstance(type_, type) and isinstance(value, type_):
-        return value
-    try:
-        return _converter.structure(value, type_)
-    except Exception as error:
-        detail = ""
-        if not _is_plain(type_):
-            detail = " (" + "; ".join(cattrs.transform_error(error, format_exception=_cause)) + ")"
-        raise ConfigError(f"{where}.{key} is {value!r}; expected {_describe(type_)}{detail}") from error
-
-
-def _cause(error: BaseException, type_: type | None) -> str:
-    """What a nested dataclass said of its own values is said again; cattrs would say "invalid value"."""
-    return str(error) if isinstance(error, ConfigError) else cattrs.v.format_exception(error, type_)
-
-
-def _describe(type_: Any) -> str:
-    if typing.get_origin(type_) is typing.Literal:
-        return "one of " + ", ".join(repr(choice) for choice in typing.get_args(type_))
-    if isinstance(type_, type) and hasattr(type_, "__members__"):
-        return "one of " + ", ".join(repr(member.value) for member in type_)  # type: ignore[attr-defined]
-    if isinstance(type_, type) and not typing.get_args(type_):
-        return type_.__name__
-    return str(type_).replace("typing.", "")
-
-
-_PLAIN = (bool, int, float, str)
-
-
-def _is_plain(type_: Any) -> bool:
-    return type_ in _PLAIN or typing.get_origin(type_) is typing.Literal
-
-
-def _structure_plain(value: Any, type_: Any) -> Any:
-    if issubclass(type_, enum.Enum):  # a StrEnum is dispatched as a str
-        return type_(value)
-    allowed = (int, float) if type_ is float else (type_,)
-    if not isinstance(value, allowed) or (isinstance(value, bool) and type_ is not bool):
-        raise TypeError(f"{value!r} is no {type_.__name__}")
-    return float(value) if type_ is float else value
-
-
-def _structure_union(value: Any, type_: Any) -> Any:
-    """The first member that takes the value as it is; `int` before `float`, so that 1 stays 1 in `int | float`."""
-    for member in typing.get_args(type_):
-        if member is type(None):
-            if value is None:
-                return None
-            continue
-        try:
-            return _converter.structure(value, member)
-        except Exception:
-            continue
-    raise TypeError(f"{value!r} is none of {type_}")
-
-
-def _structure_sequence(value: Any, type_: Any) -> Any:
-    # Without this a string would be taken for a sequence of letters.
-    if not isinstance(value, (list, tuple)):
-        raise TypeError(f"{value!r} is no list")
-    args = typing.get_args(type_)
-    if typing.get_origin(type_) is tuple and not (len(args) == 2 and args[1] is Ellipsis):
-        if len(args) != len(value):
-            raise TypeError(f"{value!r} has {len(value)} items; expected {len(args)}")
-        return tuple(_converter.structure(item, arg) for item, arg in zip(value, args, strict=True))
-    items = [_converter.structure(item, args[0]) for item in value]
-    return items if typing.get_origin(type_) is list else tuple(items)
-
-
-def _structure_object(value: Any, type_: Any) -> Any:
-    """Types that no config file can write: taken as they are, if they fit as far as can be told."""
-    checkable = isinstance(type_, type) and not getattr(type_, "_is_protocol", False)
-    if (checkable and not isinstance(value, type_)) or (not checkable and isinstance(value, (*_PLAIN, Mapping, list))):
-        raise TypeError(f"{value!r} is no {type_}")
-    return value
-
-
-def _is_sequence(type_: Any) -> bool:
-    origin = typing.get_origin(type_)
-    return isinstance(origin, type) and origin is not dict and issubclass(origin, typing.Sequence)
-
-
-def _is_union(type_: Any) -> bool:
-    origin: Any = typing.get_origin(type_)
-    return origin is typing.Union or origin is types.UnionType
-
-
-def _is_object(type_: Any) -> bool:
-    if getattr(type_, "_is_protocol", False):
-        return True
-    if not isinstance(type_, type) or typing.get_origin(type_) is not None:
-        return False
-    return not (type_ in _PLAIN or dataclasses.is_dataclass(type_) or hasattr(type_, "__members__"))
-
-
-_converter = cattrs.Converter(forbid_extra_keys=True)
-_converter.register_structure_hook_func(_is_object, _structure_object)
-_converter.register_structure_hook_func(_is_sequence, _structure_sequence)
-_converter.register_structure_hook_func(_is_union, _structure_union)
-for _type in _PLAIN:
-    _converter.register_structure_hook(_type, _structure_plain)
-_converter.register_structure_hook_func(lambda type_: type_ is Any, lambda value, _: value)

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import cattrs
-
 from selfcest_env.errors import RecordError
 from selfcest_env.kernel import Kernel
+from selfcest_env.structure import plain, structure, written_as_text
 from selfcest_env.types import (
     ROOT,
     AgentId,
-    Fault,
     FinishReason,
     Limits,
-    Outcome,
     Role,
-    Scalar,
     Status,
     Task,
     TurnFacts,
@@ -156,8 +152,10 @@ class Cost:
 class EpisodeRecord:
     """Everything one play produced. Agents stand in tree order, whatever order they finished in.
 
-    `reward_terms` is `None` until the episode has been scored; missing is not zero. `grade_note` is the grader's: why
-    its score is a floor and not what the rule gives, else empty.
+    Attributes:
+        reward_terms: unweighted, by name; `None` until the episode has been scored: missing is not zero.
+        weights: of the terms, at the step of training that scored it; a term that is not named has weight 1.
+        grade_note: the grader's: why its score is a floor and not what the rule gives, else empty.
     """
 
     episode_id: str
@@ -167,6 +165,7 @@ class EpisodeRecord:
     agents: tuple[AgentRecord, ...]
     reward_terms: Mapping[str, float] | None = None
     grade_note: str = ""
+    weights: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def root(self) -> AgentRecord:
@@ -178,9 +177,10 @@ class EpisodeRecord:
 
     @property
     def team_return(self) -> float:
+        """The weighted sum of the reward's terms."""
         if self.reward_terms is None:
             raise RecordError(f"episode {self.episode_id} has not been scored, so it has no team return")
-        return sum(self.reward_terms.values())
+        return sum(self.weights.get(name, 1.0) * value for name, value in self.reward_terms.items())
 
     @cached_property
     def by_id(self) -> Mapping[AgentId, AgentRecord]:
@@ -262,56 +262,29 @@ def build_record(
     return EpisodeRecord(episode_id, kernel.task, kernel.limits, seed, tuple(agents))
 
 
-_converter = cattrs.Converter(forbid_extra_keys=True)
-_converter.register_unstructure_hook(AgentId, str)
-_converter.register_structure_hook(AgentId, lambda value, _: AgentId.parse(value))
+written_as_text(AgentId, AgentId.parse)
 
 
-def _exactly(*kinds: type) -> Callable[[object, object], Any]:
-    """A hook that takes a JSON value as it is: `int(3.7)` or `str(None)` would make a wrong record look right."""
-
-    def structure(value: object, _: object) -> Any:
-        if type(value) not in kinds:
-            raise TypeError(f"expected {' or '.join(kind.__name__ for kind in kinds)}, found {value!r}")
-        return value
-
-    return structure
-
-
-def _strings(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-        raise TypeError(f"expected a list of strings, found {value!r}")
-    return tuple(value)
-
-
-_converter.register_structure_hook(str, _exactly(str))
-_converter.register_structure_hook(int, _exactly(int))
-_converter.register_structure_hook(float, _exactly(float, int))
-for _enum in (Fault, FinishReason, Outcome, Status):  # subclasses of `str`, which its hook would take
-    _converter.register_structure_hook(_enum, lambda value, kind: kind(value))
-_converter.register_structure_hook(Scalar, _exactly(str, int, float, bool))
-_converter.register_structure_hook(int | None, _exactly(int, type(None)))
-# JSON writes the positions of refused objectives as strings.
-_converter.register_structure_hook_func(
-    lambda kind: kind == Mapping[int, Fault],
-    lambda value, _: {int(position): Fault(fault) for position, fault in value.items()},
-)
-# A string is a sequence of strings, but never one of keys.
-_converter.register_structure_hook_func(lambda kind: kind == tuple[str, ...], lambda value, _: _strings(value))
+FORMAT = 2  # 1 had no weights, and no number
 
 
 def to_json(record: EpisodeRecord) -> dict[str, Any]:
-    """The record as plain JSON values."""
-    data: dict[str, Any] = _converter.unstructure(record)
-    return data
+    """The record as plain JSON values, with the number of the format."""
+    data: dict[str, Any] = plain(record)
+    return {"format": FORMAT, **data}
 
 
 def from_json(data: Mapping[str, Any]) -> EpisodeRecord:
-    """Inverse of `to_json`. Raises `RecordError` that names the field."""
-    try:
-        return _converter.structure(data, EpisodeRecord)
-    except Exception as error:
-        raise RecordError("not an episode record: " + "; ".join(cattrs.transform_error(error))) from error
+    """Inverse of `to_json`; a record of format 1, whose terms all weigh 1, is read as well.
+
+    Raises `RecordError` that names the field, or the format if it is a later one.
+    """
+    found: object = data
+    if isinstance(found, Mapping):  # anything else is refused as a record
+        found = {key: value for key, value in data.items() if key != "format"}
+        if (number := data.get("format", 1)) not in (1, FORMAT):
+            raise RecordError(f"record.format is {number!r}; expected 1 or {FORMAT}: read it with a later version")
+    return structure(found, EpisodeRecord, place="record", error=RecordError)
 
 
 def read_episodes(path: Path) -> Iterator[EpisodeRecord]:

@@ -10,13 +10,15 @@ import math
 import numbers
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from selfcest_env.errors import ConfigError, RewardError, did_you_mean
 from selfcest_env.graders import GRADERS, Grade, Grader
-from selfcest_env.plugin import build, load
+from selfcest_env.plugin import make
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.types import Outcome, Role, Task
+
+T = TypeVar("T")
 
 
 class RewardTerm(Protocol):
@@ -189,8 +191,12 @@ class Reward:
                     f"{type(error).__name__}: {error}"
                 ) from error
 
-    def score(self, record: EpisodeRecord) -> EpisodeRecord:
-        """The record with every term filled in. Raises `RewardError` that names the term, the episode and the cause."""
+    def score(self, record: EpisodeRecord, weights: Mapping[str, float] | None = None) -> EpisodeRecord:
+        """The record with every term filled in, and the weights that its team return gives them (1 if not named).
+
+        Raises:
+            RewardError: a term raises or is no finite number, or a weight is of no term; named with its cause.
+        """
         grade = self.grade(record)
         values: dict[str, float] = {}
         for name, term in self.terms.items():
@@ -200,7 +206,17 @@ class Reward:
             except Exception as error:
                 raise RewardError(f"{who}: raised {type(error).__name__}: {error}") from error
             values[name] = _finite(value, who)
-        return replace(record, reward_terms=values, grade_note=grade.note)
+        return replace(record, reward_terms=values, grade_note=grade.note, weights=self.checked_weights(weights or {}))
+
+    def checked_weights(self, weights: Mapping[str, float]) -> dict[str, float]:
+        """The weights themselves. Raises `RewardError` for one that is of no term, or not finite."""
+        for name in weights:
+            if name not in self.terms:
+                raise RewardError(
+                    f"the reward has no term '{name}' to weigh; it has {', '.join(self.terms)}."
+                    f"{did_you_mean(name, self.terms)}"
+                )
+        return {name: _finite(weight, f"weight of the reward term '{name}'") for name, weight in weights.items()}
 
 
 def _finite(value: Any, who: str) -> float:
@@ -286,16 +302,10 @@ def make_reward(preset: str = "default", /, **changes: Mapping[str, Any] | None)
             # Options belong to a class: another class starts without the old one's.
             same = "name" not in change or change["name"] == old.get("name", key)
             specs[key] = {**old, **change} if same else dict(change)
-    terms = {key: _make(key, spec, TERMS, "reward term") for key, spec in specs.items() if key != "grader"}
-    grader = _make("grader", specs["grader"], GRADERS, "grader")
-    if not callable(getattr(grader, "grade", None)):
-        raise ConfigError(f"reward.grader: {type(grader).__name__} has no grade(task, answer)")
-    for key, term in terms.items():
-        if not callable(term):
-            raise ConfigError(f"reward.{key}: {type(term).__name__} cannot be called as term(record, grade)")
-    return Reward(terms, grader)
+    grader = _make("grader", specs.pop("grader"), GRADERS, Grader, "grader")
+    return Reward({key: _make(key, spec, TERMS, RewardTerm, "reward term") for key, spec in specs.items()}, grader)
 
 
-def _make(key: str, spec: Mapping[str, Any], builtins: Mapping[str, str | type], what: str) -> Any:
+def _make(key: str, spec: Mapping[str, Any], builtins: Mapping[str, str | type], kind: type[T], what: str) -> T:
     options = {name: value for name, value in spec.items() if name != "name"}
-    return build(load(str(spec.get("name", key)), builtins, what=what), options, where=f"reward.{key}")
+    return make(str(spec.get("name", key)), options, builtins, kind, what=what, where=f"reward.{key}")

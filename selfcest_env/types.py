@@ -8,15 +8,14 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from selfcest_env.errors import ConfigError
 
 Scalar = str | int | float | bool
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class AgentId:
+class AgentId(NamedTuple):
     """The path from the root to an agent: `root` is `()`, its third clone `root.2` is `(2,)`.
 
     Ids order by the tree (a parent before its children, siblings by birth), never by completion.

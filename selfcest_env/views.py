@@ -104,9 +104,8 @@ def observe(kernel: Kernel, agent_id: AgentId) -> Observation:
 
 
 def _exchanges(kernel: Kernel, agent_id: AgentId) -> tuple[Exchange, ...]:
-    actions = [step.action for step in kernel.log if step.agent_id == agent_id]
     turns = kernel.agents[agent_id].turns
-    return tuple(_exchange(kernel, action, facts) for action, facts in zip(actions, turns, strict=True))
+    return tuple(_exchange(kernel, kernel.action(agent_id, turn), facts) for turn, facts in enumerate(turns))
 
 
 def _exchange(kernel: Kernel, action: Action, facts: TurnFacts) -> Exchange:

@@ -14,7 +14,7 @@ import pytest
 import typer.main
 import yaml
 
-from selfcest_agents.lora import LoraOptions
+from selfcest_agents.lora_options import LoraOptions
 from selfcest_agents.samplers import TransformersSampler, VllmSampler
 from selfcest_agents.tiny import TinyConfig
 from selfcest_env.types import Fault, Limits, Status
@@ -36,9 +36,8 @@ from selfcest_training.evaluation.arms import ARMS, make_arm
 from selfcest_training.evaluation.config import ArmSpec, StudyConfig, load_study
 from selfcest_training.evaluation.policies import ModelPolicy, ServerPolicy
 from selfcest_training.learner import losses
-from selfcest_training.learner.forward import ForwardOptions
 from selfcest_training.learner.mismatch import Mismatch
-from selfcest_training.learner.update import LossConfig, OptimizerConfig
+from selfcest_training.learner.options import ForwardOptions, LossConfig, OptimizerConfig
 from selfcest_training.run.experiment import default_config
 
 ROOT = Path(__file__).parents[1]

@@ -2,3 +2,7 @@
 
 Importing this package imports nothing heavy; each engine brings its own libraries when its module is imported.
 """
+
+from selfcest_env import __version__
+
+__all__ = ["__version__"]

@@ -9,8 +9,7 @@ from typing import Protocol
 from transformers import PreTrainedModel
 
 from selfcest_agents.codec import Codec
-from selfcest_env.errors import ConfigError
-from selfcest_env.plugin import PlugIn, build, load
+from selfcest_env.plugin import PlugIn, make
 from selfcest_env.rules import Rules
 from selfcest_env.types import Limits
 
@@ -59,11 +58,7 @@ class Language(Protocol):
 
 def make_language(name: str, options: Mapping[str, object]) -> Language:
     """`tiny`, `chat` or `package.module:Class` with its options. Raises `ConfigError` for what cannot be right."""
-    language: Language = build(load(name, LANGUAGES, what="model"), options, where="model.options")
-    members = ("codec", "stop_ids", "checkpoint", "rules", "load", "save")
-    if missing := [member for member in members if not hasattr(language, member)]:
-        raise ConfigError(f"model '{name}' has no {missing[0]}; expected a class with the members of Language")
-    return language
+    return make(name, options, LANGUAGES, Language, what="model", where="model.options")
 
 
 def language_of(plug_in: PlugIn) -> Language:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,40 +17,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from selfcest_agents.engine import mismatch
-from selfcest_env.errors import ConfigError, RecordError, check_whole, did_you_mean
+from selfcest_agents.lora_options import LoraOptions
+from selfcest_env.errors import ConfigError, RecordError, did_you_mean
 
 if TYPE_CHECKING:
     from peft.tuners.lora import Linear as LoraLinear
 
 _ADAPTER = "default"
 _OF_ADAPTER = re.compile(r"\.lora_[AB]\.")
-
-
-@dataclass(frozen=True)
-class LoraOptions:
-    """A layer computes W x + alpha / rank * B A x, of which A and B train (arXiv 2106.09685).
-
-    Attributes:
-        rank: rows of A and columns of B.
-        alpha: strength of the addition; a new B is zero, so it acts as a factor of the learning rate.
-        target_modules: linear layers, by their names or the ends of these, as `q_proj` or `mlp.up_proj`; none named:
-            all but the output layer.
-        dropout: 0, as in every forward pass of the learner: with dropout its log-probs would not be the sampler's.
-    """
-
-    rank: int = 16
-    alpha: int = 32
-    target_modules: tuple[str, ...] = ()
-    dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_whole("lora.rank", self.rank, 1, 2**16)
-        check_whole("lora.alpha", self.alpha, 1, 2**16)
-        if self.dropout != 0:
-            raise ConfigError(
-                f"lora.dropout is {self.dropout!r}; expected 0: with dropout the learner's log-probs would not be "
-                "those of the distribution that was sampled from, and every importance ratio would be noise"
-            )
 
 
 def has_lora(model: nn.Module) -> bool:

@@ -28,9 +28,9 @@ from selfcest_agents.chat import ChatCodec, ChatConfig
 from selfcest_agents.lora import export_model
 from selfcest_agents.transformers.engine import TransformersEngine
 from selfcest_env.errors import ConfigError
-from selfcest_env.protocol import Brief
+from selfcest_env.protocol import Brief, ProtocolText
 from selfcest_env.rules import Rules
-from selfcest_env.text.hermes import HermesProtocol
+from selfcest_env.text.protocols import make_protocol
 from selfcest_env.types import Boundary, Limits, Role, TokenCounter
 
 # Not float16: its range is too small for unscaled gradients, and sampler and learner share one model.
@@ -71,6 +71,7 @@ class ChatLanguage:
         device: where the model lives, as `cpu` or `cuda`.
         attention: one of transformers' implementations, as `sdpa`; `None`: its own choice.
         chat: how its template is rendered.
+        protocol: how calls and answers are written: `hermes`, `terse` or `package.module:Class`.
 
     Raises:
         ConfigError: no such model, no chat template or one that cannot be extended, a tokenizer of another model, an
@@ -82,10 +83,12 @@ class ChatLanguage:
     device: str = "cpu"
     attention: str | None = None
     chat: ChatConfig = ChatConfig()
+    protocol: str = "hermes"
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype is {self.dtype!r}; expected one of {', '.join(DTYPES)}")
+        make_protocol(self.protocol)
         _check_device(self.device)
         if self._config.vocab_size < len(self.tokenizer):  # the config first: without one there is no model at all
             raise ConfigError(
@@ -123,7 +126,7 @@ class ChatLanguage:
         return int(positions)
 
     def rules(self, limits: Limits) -> Rules:
-        return chat_rules(limits, self.codec, self.context_window)
+        return chat_rules(limits, self.codec, self.context_window, make_protocol(self.protocol))
 
     def load(self, seed: int, folder: Path | None = None, dtype: str | None = None) -> PreTrainedModel:
         options = {} if self.attention is None else {"attn_implementation": self.attention}
@@ -151,13 +154,15 @@ def load_chat_model(
     return ChatModel(language.load(0), language.codec, language.context_window)
 
 
-def chat_rules(limits: Limits, counter: TokenCounter, context_window: int) -> Rules:
+def chat_rules(
+    limits: Limits, counter: TokenCounter, context_window: int, protocol: ProtocolText | None = None
+) -> Rules:
     """Rules whose contexts are sure to fit a model.
 
     Raises:
         ConfigError: the window cannot hold even the prompt of an empty task, or the limits allow longer contexts.
     """
-    protocol = HermesProtocol()
+    protocol = protocol or make_protocol("hermes")
     brief = Brief(Role.ROOT, "", (), {}, limits.delegation, limits.reading, limits.total_tokens)
     prompt = counter.count(protocol.open(brief), Boundary.OPENING)
     if prompt >= context_window:

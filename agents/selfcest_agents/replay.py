@@ -10,8 +10,8 @@ is exact. Everything else is sampled anew from the replay's own streams; recorde
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from selfcest_agents.policy import Policy
@@ -24,32 +24,42 @@ from selfcest_env.replay import Replay
 from selfcest_env.rules import Rules
 from selfcest_env.types import AgentId
 
+Past = Callable[[Replay, EpisodeRecord, Rules], tuple[Kernel, Generations]]
+
 
 @dataclass(frozen=True)
 class ReplayRequest:
-    """A replay, ready to be played by `rollout`.
+    """A replay, ready to be played by `rollout`, here or wherever it is sent to.
 
     Attributes:
         replay: which.
-        seed: the episode's.
-        kernel: the game as the replay begins; every play works on a copy.
-        kept: recorded generations of the turns that it keeps.
+        record: the factual episode.
+        past: how the replay begins, and the recorded generations of the turns that it keeps; stays behind when the
+            request is pickled, because requests of one call share what it has worked out.
     """
 
     replay: Replay
-    seed: int
-    kernel: Kernel
-    kept: Generations
+    record: EpisodeRecord
+    past: Past | None = field(default=None, repr=False, compare=False)
 
     @property
     def episode_id(self) -> str:
         return str(self.replay)
 
+    @property
+    def seed(self) -> int:
+        """The episode's."""
+        return self.record.seed
+
     def begin(self, rules: Rules) -> tuple[Kernel, Generations]:
-        return self.kernel.fork(), self.kept
+        kernel, kept = (self.past or _past)(self.replay, self.record, rules)
+        return kernel.fork(), kept
 
     def turn_seed(self, agent_id: AgentId, turn: int) -> int:
         return replay_seed(self.replay, self.seed, agent_id, turn)
+
+    def __reduce__(self) -> tuple[type[ReplayRequest], tuple[Replay, EpisodeRecord]]:
+        return ReplayRequest, (self.replay, self.record)
 
 
 @dataclass(frozen=True)
@@ -98,11 +108,13 @@ def replay_requests(factual: Iterable[EpisodeRecord], replays: Iterable[Replay],
     kernels = {name: restore(records[name], rules) for name in dict.fromkeys(replay.episode_id for replay in wanted)}
 
     @cache
-    def past(question: Replay) -> tuple[Kernel, Generations]:
-        """Samples of one question begin alike."""
-        return _past(question, records[question.episode_id], kernels[question.episode_id])
+    def of_question(question: Replay) -> tuple[Kernel, Generations]:
+        return _past_of(question, records[question.episode_id], kernels[question.episode_id])
 
-    return [ReplayRequest(name, records[name.episode_id].seed, *past(replace(name, sample=0))) for name in wanted]
+    def past(replay: Replay, record: EpisodeRecord, rules: Rules) -> tuple[Kernel, Generations]:
+        return of_question(replace(replay, sample=0))  # samples of one question begin alike
+
+    return [ReplayRequest(replay, records[replay.episode_id], past) for replay in wanted]
 
 
 def play_replays(
@@ -116,16 +128,21 @@ def play_replays(
     """Play every replay to its end, one that is asked twice once. Arguments and errors as `replay_requests`."""
     requests = replay_requests(factual, replays, rules)
     records = rollout(requests, policy, rules, max_concurrent=max_concurrent)
-    return {request.replay: played(request, record) for request, record in zip(requests, records, strict=True)}
+    return {request.replay: played(request, record, rules) for request, record in zip(requests, records, strict=True)}
 
 
-def played(request: ReplayRequest, record: EpisodeRecord) -> PlayedReplay:
+def played(request: ReplayRequest, record: EpisodeRecord, rules: Rules) -> PlayedReplay:
     """What `rollout` made of a request, with its price."""
-    new = [turn.facts for key, turn in record.turns() if (key.agent_id, key.turn) not in request.kept]
+    _, kept = request.begin(rules)
+    new = [turn.facts for key, turn in record.turns() if (key.agent_id, key.turn) not in kept]
     return PlayedReplay(record, sum(facts.generated_tokens for facts in new), sum(facts.prompt_tokens for facts in new))
 
 
-def _past(replay: Replay, record: EpisodeRecord, factual: Kernel) -> tuple[Kernel, Generations]:
+def _past(replay: Replay, record: EpisodeRecord, rules: Rules) -> tuple[Kernel, Generations]:
+    return _past_of(replay, record, restore(record, rules))
+
+
+def _past_of(replay: Replay, record: EpisodeRecord, factual: Kernel) -> tuple[Kernel, Generations]:
     """How a replay begins, and the recorded generations that it keeps."""
     kernel = begin(replay, factual)
     places = [(step.agent_id, step.turn) for step in kernel.log]

@@ -97,8 +97,7 @@ class _Episode:
         used = kernel.rules.counter.count_text(generation.text) if reported is None else reported
         self.generations[agent_id, key.turn] = generation
         self.in_flight.discard(agent_id)
-        action = kernel.rules.protocol.parse(generation.text)
-        kernel.step(agent_id, action, Usage(used, generation.finish_reason), generation.text)
+        kernel.play(agent_id, generation.text, Usage(used, generation.finish_reason))
 
     def record(self) -> EpisodeRecord:
         request = self.request

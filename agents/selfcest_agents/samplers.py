@@ -23,7 +23,7 @@ from selfcest_agents.lora import has_lora, merged_weights
 from selfcest_agents.transformers.engine import TransformersEngine
 from selfcest_agents.vllm_engine import VllmEngine, VllmOptions
 from selfcest_env.errors import ConfigError, check_whole
-from selfcest_env.plugin import build, load
+from selfcest_env.plugin import make
 
 SAMPLERS: dict[str, str | type] = {
     "transformers": "selfcest_agents.samplers:TransformersSampler",
@@ -155,7 +155,4 @@ class VllmSampler(VllmOptions):
 
 def make_sampler(name: str, options: Mapping[str, object]) -> SamplerSpec:
     """`transformers`, `vllm` or `package.module:Class` with its options. Raises `ConfigError`."""
-    spec: SamplerSpec = build(load(name, SAMPLERS, what="sampler"), options, where="sampler.options")
-    if missing := [member for member in ("shared", "max_positions", "start") if not hasattr(spec, member)]:
-        raise ConfigError(f"sampler '{name}' has no {missing[0]}; expected a class with the members of SamplerSpec")
-    return spec
+    return make(name, options, SAMPLERS, SamplerSpec, what="sampler", where="sampler.options")

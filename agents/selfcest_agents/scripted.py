@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -18,7 +19,8 @@ from selfcest_env.types import Answer, CloneRequest, Delegate, Read, Role
 from selfcest_env.views import Observation
 
 
-def _expert(source: TaskSource) -> ExpertSource:
+def _expert_of(source: TaskSource) -> ExpertSource:
+    """Players ask once: to check a protocol at run time costs as much as a small decision."""
     if not isinstance(source, ExpertSource):
         raise ConfigError(
             f"{type(source).__name__} has no expert to play; expected a source with understands() and propose()"
@@ -48,12 +50,16 @@ class OracleActor:
     otherwise: Style = Style.SOLVE
 
     def __post_init__(self) -> None:
-        _expert(self.source)
+        _ = self._expert
         if not 0.0 <= self.p_delegate <= 1.0:
             raise ConfigError(f"p_delegate is {self.p_delegate!r}; expected a number from 0 to 1")
 
+    @cached_property
+    def _expert(self) -> ExpertSource:
+        return _expert_of(self.source)
+
     def act(self, observation: Observation, rng: np.random.Generator) -> str:
-        proposal = _expert(self.source).propose(observation, rng, self._style(observation, rng))
+        proposal = self._expert.propose(observation, rng, self._style(observation, rng))
         return self.protocol.render(proposal.action, proposal.thought)
 
     def _style(self, observation: Observation, rng: np.random.Generator) -> Style:
@@ -75,10 +81,14 @@ class NeverDelegate:
     protocol: ProtocolText
 
     def __post_init__(self) -> None:
-        _expert(self.source)
+        _ = self._expert
+
+    @cached_property
+    def _expert(self) -> ExpertSource:
+        return _expert_of(self.source)
 
     def act(self, observation: Observation, rng: np.random.Generator) -> str:
-        proposal = _expert(self.source).propose(observation, rng, Style.READ)
+        proposal = self._expert.propose(observation, rng, Style.READ)
         if isinstance(proposal.action, Delegate):
             return self.protocol.render(Answer("?"))
         return self.protocol.render(proposal.action, proposal.thought)

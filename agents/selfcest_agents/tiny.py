@@ -21,7 +21,7 @@ from selfcest_agents.codec import TerseCodec
 from selfcest_agents.lora import export_model
 from selfcest_env.errors import ConfigError, PolicyError
 from selfcest_env.rules import Rules
-from selfcest_env.text.terse import TerseProtocol
+from selfcest_env.text.protocols import make_protocol
 from selfcest_env.types import Limits
 
 SPECIALS = (
@@ -101,7 +101,8 @@ class TinyTokenizer:
     def encode(self, text: str, trusted: bool) -> tuple[int, ...]:
         """Ids of `text`. Only trusted text can hold specials; untrusted `<end>` is `<unk>`, `e`, `n`, `d`, `>`."""
         pattern = self._trusted if trusted else self._untrusted
-        return tuple(self._ids.get(piece, self.unk_id) for piece in pattern.findall(text))
+        ids, unknown = self._ids, self.unk_id
+        return tuple([ids.get(piece, unknown) for piece in pattern.findall(text)])
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`, specials included. Raises `PolicyError` for an id outside the vocabulary."""
@@ -161,7 +162,18 @@ def save_pretrained(model: PreTrainedModel, tokenizer: TinyTokenizer, folder: st
 
 @dataclass(frozen=True)
 class TinyLanguage(TinyConfig):
-    """`Language` of the tiny model; its options are those of `TinyConfig`."""
+    """`Language` of the tiny model.
+
+    Attributes:
+        protocol: as in `ChatLanguage`; one of your own has to do with the characters and markers of this vocabulary.
+        Others: see `TinyConfig`.
+    """
+
+    protocol: str = "terse"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        make_protocol(self.protocol)
 
     @cached_property
     def codec(self) -> TerseCodec:
@@ -183,7 +195,7 @@ class TinyLanguage(TinyConfig):
                 f"(None: unlimited), so a context could outgrow model.options.max_positions = {longest}; set one of "
                 f"the two to at most {longest}, or raise max_positions"
             )
-        return Rules(limits, TerseProtocol(), self.codec)
+        return Rules(limits, make_protocol(self.protocol), self.codec)
 
     def load(self, seed: int, folder: Path | None = None, dtype: str | None = None) -> LlamaForCausalLM:
         model = build_tiny(self, seed) if folder is None else load_pretrained(folder)[0]

@@ -1,4 +1,4 @@
-r"""The last `\boxed{...}` of a text: where mathematical solutions and answers put their result."""
+r"""Where mathematical solutions and answers put their result: in the last `\boxed{...}`, or after "the answer is"."""
 
 from __future__ import annotations
 
@@ -6,7 +6,20 @@ import re
 
 SEARCHED_CHARACTERS = 50_000  # at the end of a text: what an answer to a task never fills
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*(\{|[^\s{}$]+)?")
+_ANSWER_IS = re.compile(r"\banswer\s*(?:is\b\s*:?|:\**)", re.IGNORECASE)
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+
+
+def final_answer(text: str) -> str:
+    """What stands in the last box, else all that follows the last "answer is" or "answer:", else the whole text.
+
+    Only the last `SEARCHED_CHARACTERS` are looked at for either.
+    """
+    box = last_boxed(text)
+    if box is not None:
+        return box
+    found = [match.end() for match in _ANSWER_IS.finditer(text, max(0, len(text) - SEARCHED_CHARACTERS))]
+    return (text[found[-1] :].strip() if found else "") or text
 
 
 def last_boxed(text: str) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.graders import GRADERS, Grade, Grader
-from selfcest_env.plugin import build, load
+from selfcest_env.plugin import make
 from selfcest_env.types import Task
 
 FITTING: Mapping[str, str] = {
@@ -59,6 +59,6 @@ class BySource:
             if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
                 raise ConfigError(f"by_source.graders.{source} is {spec!r}; expected a mapping with 'name' and options")
             options = {key: value for key, value in spec.items() if key != "name"}
-            cls = load(spec["name"], GRADERS, what="grader")
-            self._made[source] = build(cls, options, where=f"by_source.graders.{source or 'other'}")
+            where = f"by_source.graders.{source or 'other'}"
+            self._made[source] = make(spec["name"], options, GRADERS, Grader, what="grader", where=where)
         return self._made[source]

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from fractions import Fraction
 
 from selfcest_env.graders.latex import Form, outer_form, unnamed, word
 from selfcest_env.graders.rational import rational
 
+PLACES = 6  # to which math-verify compares decimals with irrational values
+_DECIMAL = re.compile(r"[-+−]?\s?[0-9,]*\.[0-9]{%d,}" % PLACES)  # noqa: UP031 (the braces are the pattern's)
 _DIGITS = re.compile(r"[0-9]+")
+_BASE = re.compile(r"[0-9]\s?_\s?\{?\s?([-+]?[0-9]+)")
 _RELATIONS = ("<", ">", "\\le", "\\ge", "\\neq", "\\pm", "\\cup", "\\cap", "\\setminus", "\\infty", "\\mathbb")
 
 Decide = Callable[[str, str], bool]
@@ -42,6 +46,18 @@ def same(truth: str, answer: str, decide: Decide) -> bool:
     return _matched(left.parts, right.parts, decide)
 
 
+def is_precise(text: str) -> bool:
+    """Whether it is a decimal of so many places and significant digits that it can stand for a value without end."""
+    return bool(_DECIMAL.fullmatch(text)) and len(re.sub("[^0-9]", "", text).lstrip("0")) >= PLACES
+
+
+def _rounded(text: str, value: Fraction, other: Fraction) -> bool:
+    """Whether a text, of this value, is the other one rounded, which has no end as a decimal: 0.333333 is 1/3."""
+    if not is_precise(text) or pow(10, other.denominator.bit_length(), other.denominator) == 0:
+        return False
+    return round(value, PLACES) == round(other, PLACES)
+
+
 def _without_name(truth: str, answer: str) -> tuple[str, str]:
     """`x = 5` may be answered by `5`, and the other way round; between two equations the name counts."""
     names = [text.split("=")[0].strip() for text in (truth, answer) if "=" in text]
@@ -52,9 +68,12 @@ def _exactly(truth: str, answer: str) -> bool | None:
     """Whether two texts are equal, `None` if that is not a question of texts, words or exact values."""
     if truth.replace(" ", "") == answer.replace(" ", "") and _DIGITS.findall(truth) == _DIGITS.findall(answer):
         return True
+    bases = [sorted(_BASE.findall(text)) for text in (truth, answer)]
+    if all(bases) and bases[0] != bases[1]:  # math-verify leaves out what stands below a number
+        return False
     left, right = rational(truth), rational(answer)
     if left is not None and right is not None:
-        return left == right
+        return left == right or _rounded(truth, left, right) or _rounded(answer, right, left)
     words = word(truth), word(answer)
     if None not in words and max(map(len, (truth, answer))) > 1:
         return words[0] == words[1]

@@ -7,9 +7,10 @@ from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 
-from selfcest_env.graders.boxed import last_boxed
+from selfcest_env.graders.boxed import final_answer
 from selfcest_env.graders.grade import NO_ANSWER, Grade
-from selfcest_env.graders.rational import NotRational, evaluate, rational
+from selfcest_env.graders.latex import normalise
+from selfcest_env.graders.rational import MAX_CHARACTERS, NotRational, evaluate, rational
 from selfcest_env.types import Task
 
 _OTHER_OPERATIONS = re.compile(r"[!^.]")
@@ -48,7 +49,7 @@ def verify_countdown(expression: str, numbers: tuple[int, ...], target: int, use
 
 @dataclass(frozen=True)
 class CountdownMatch:
-    r"""Right if the answer, or its last `\boxed{}`, solves the task, whatever solution the data set gives.
+    """Right if the answer, as `final_answer` finds it, solves the task, whatever solution the data set gives.
 
     The task says in its metadata `numbers` ("3 7 9"), `target`, and `use_all` (true if left out).
     """
@@ -63,7 +64,9 @@ class CountdownMatch:
             ) from error
         if not answer or not answer.strip():
             return NO_ANSWER
-        text = last_boxed(answer)
-        text = (answer if text is None else text).replace("$", "").replace("\\left", "").replace("\\right", "")
+        text = final_answer(answer)
+        if len(text) > MAX_CHARACTERS:
+            return Grade(0.0, False, False, "answer too long")
+        text = normalise(text)
         fault = verify_countdown(text, numbers, target, bool(task.metadata.get("use_all", True)))
         return Grade(float(not fault), not fault, rational(text.split("=")[0]) is not None)

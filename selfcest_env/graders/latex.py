@@ -1,6 +1,7 @@
 r"""Light normalisation of mathematical answers, and their outer form: one value, a list, a set, a tuple, an interval.
 
-Only writing is made equal here (`\dfrac` and `\frac`, `\left(` and `(`, units, degree signs); no mathematics is done.
+Only writing is made equal here (`\dfrac` and `\frac`, `\left(` and `(`, `\(`, units, degree signs); no mathematics is
+done.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 _DROPPED = re.compile(
-    r"\\\\|\\(?:left|right|[bB]ig[lr]?|displaystyle)(?![A-Za-z])|\\[!,;:> ]|\\q?quad(?![A-Za-z])|~|\$|\\\$"
+    r"\\\\|\\(?:left|right|[bB]ig[lr]?|displaystyle)(?![A-Za-z])|\\[!,;:>()\[\] ]|\\q?quad(?![A-Za-z])|~|\$|\\\$"
     r"|\^\s*\{?\s*\\circ\s*\}?|\^\s*\{?\s*\\degree\s*\}?|°|`"
 )
 _BOLD = re.compile(r"(?<![\w)])\*\*([^*]+)\*\*(?![\w(])")
@@ -18,7 +19,7 @@ _KEPT = {"\\\\": "\\\\", "\\quad": " ", "\\qquad": " ", "~": " ", "\\ ": " "}
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
 _UPRIGHT = re.compile(r"\\mathrm\s+([a-zA-Z])(?![a-zA-Z])")
 _UNIT = re.compile(
-    r"(?<=[0-9)}])\s*\\(?:text|mbox|textrm|mathrm)\s*\{\s*(?!or\b|and\b)[A-Za-z][^{}]*\}(?:\^\{?[23]\}?)?\s*$"
+    r"(?<=[0-9)}])\s*\\(?:text|mbox|textrm|mathrm)\s*\{\s*(?!or\b|and\b)[A-Za-z][^{}]*\}(?:\^\{?[23]\}?)?[\s.,;:]*$"
 )
 _NAMED = re.compile(r"^\s*(?:[A-Za-z]|\\[a-z]+)\s*(?:=|\\in(?![A-Za-z]))\s*(?=\S)")
 _FRAC = re.compile(r"\\[dtc]frac(?![A-Za-z])")
@@ -26,17 +27,18 @@ _WORDS = re.compile(r"[A-Za-z][A-Za-z' -]+[A-Za-z]|[A-Za-z]")
 _CHOICE = re.compile(r"\(\s*([A-Za-z])\s*\)")
 _SEPARATOR = re.compile(r",|;|(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])")
 _PERCENT = re.compile(r"\s*\\?%\s*$")
+_PER_CENT = re.compile(r"(?<=[0-9)}])\s*(?:\\(?:text|mbox|textrm|mathrm)\s*\{\s*per ?cent\s*\}|per ?cent\b)")
 
 
 def normalise(text: str, *, drop_percent: bool = False) -> str:
-    r"""The answer without what does not count: spacing commands, `$`, units, degree signs, markdown, a full stop.
+    r"""The answer without what does not count: spacing, `$`, `\(`, `\[`, units, degree signs, markdown, a full stop.
 
     Args:
         text: an answer, what stood in its box.
         drop_percent: leave out a percent sign at the end, a mere unit where the question asks for a percentage.
     """
     text = _DROPPED.sub(lambda match: _KEPT.get(match[0], ""), _BOLD.sub(r"\1", text.strip()))
-    text = _UNIT.sub("", text)
+    text = _UNIT.sub("", _PER_CENT.sub(r"\\%", text))
     text = _UPRIGHT.sub(r"\1", _TEXT.sub(r" \1 ", text))
     text = _FRAC.sub(r"\\frac", text).replace("\\{", "\\lbrace ").replace("\\}", "\\rbrace ")
     text = re.sub(r"\s+", " ", text).strip().rstrip(".,;:!? " if "!" not in text else ".,;:? ").strip()

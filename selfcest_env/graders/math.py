@@ -4,32 +4,33 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import time
 from dataclasses import dataclass
 
 from selfcest_env.errors import ConfigError
-from selfcest_env.graders.boxed import last_boxed
-from selfcest_env.graders.compare import same
+from selfcest_env.graders.boxed import final_answer
+from selfcest_env.graders.compare import is_precise, same
 from selfcest_env.graders.grade import NO_ANSWER, Grade
 from selfcest_env.graders.latex import normalise
+from selfcest_env.graders.rational import rational
 from selfcest_env.graders.workers import shared_pool
 from selfcest_env.types import Task
 
 MAX_CHARACTERS = 1000
-_PERCENT = re.compile(r"percent|%", re.IGNORECASE)
+_PERCENT = re.compile(r"per ?cent|%", re.IGNORECASE)
 _SYMBOLIC = "selfcest_env.graders.symbolic"
 
 
 @dataclass(frozen=True)
 class MathMatch:
-    r"""Right if the answer, or its last `\boxed{}`, is the truth or an alias.
+    """Right if the answer, as `final_answer` finds it, is the truth or an alias.
 
     Our own comparison decides what it can decide exactly. The rest goes to math-verify in a worker process, which is
-    killed when the time is up; then, or when it cannot read one of the two, the answer is wrong, with a note.
+    killed when the time is up; then, or when it cannot read one of the two, the answer is wrong, with a note. Where no
+    worker can judge, `grade` raises `WorkerError`.
 
     Attributes:
         symbolic: whether to ask math-verify (the extra `math`); without it the rest is wrong.
-        timeout_s: for all that math-verify is asked about one answer, in seconds of wall clock.
+        timeout_s: for all that math-verify is asked about one answer, in seconds of wall clock of a ready worker.
     """
 
     symbolic: bool = True
@@ -47,19 +48,19 @@ class MathMatch:
     def grade(self, task: Task, answer: str | None) -> Grade:
         if not answer or not answer.strip():
             return NO_ANSWER
-        text = last_boxed(answer)
-        text = answer if text is None else text
+        text = final_answer(answer)
         if len(text) > MAX_CHARACTERS:
             return Grade(0.0, False, False, "answer too long")
         percent = bool(_PERCENT.search(task.prompt))
-        text, asked = normalise(text, drop_percent=percent), Symbolic(self.timeout_s if self.symbolic else 0.0)
+        text, asked = normalise(text, drop_percent=percent), Symbolic(self.timeout_s)
+        decide = asked.equal if self.symbolic else _undecided
         truths = (normalise(truth, drop_percent=percent) for truth in (task.answer, *task.aliases))
-        correct = any(same(truth, text, asked.equal) for truth in truths)
+        correct = any(same(truth, text, decide) for truth in truths)
         return Grade(float(correct), correct, bool(text), "" if correct else asked.note)
 
 
 class Symbolic:
-    """Asks math-verify as long as the time for one answer lasts."""
+    """Asks math-verify as long as the time for one answer lasts; what its worker does not compute for takes none."""
 
     def __init__(self, timeout_s: float) -> None:
         self.left_s = timeout_s
@@ -67,11 +68,11 @@ class Symbolic:
 
     def equal(self, truth: str, answer: str) -> bool:
         if self.left_s <= 0:
+            self.note = "symbolic comparison: timeout"
             return False
         pair = {"truth": _as_latex(truth), "answer": _as_latex(answer)}
-        start = time.monotonic()
         result = shared_pool(_SYMBOLIC).ask(pair, self.left_s)
-        self.left_s -= time.monotonic() - start
+        self.left_s -= result.seconds
         if result.failure:
             self.note = f"symbolic comparison: {result.failure}"
         elif result.value is None:
@@ -79,5 +80,13 @@ class Symbolic:
         return result.value is True
 
 
+def _undecided(truth: str, answer: str) -> bool:
+    return False
+
+
 def _as_latex(text: str) -> str:
+    """A short decimal as the fraction that it is: math-verify would hold it for a rounded value."""
+    value = rational(text) if "." in text and not is_precise(text) else None
+    if value is not None:
+        return f"{'-' if value < 0 else ''}\\frac{{{abs(value.numerator)}}}{{{value.denominator}}}"
     return text.replace("\\lbrace", "\\{").replace("\\rbrace", "\\}")

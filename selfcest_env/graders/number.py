@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from selfcest_env.graders.boxed import last_boxed
+from selfcest_env.graders.boxed import final_answer
 from selfcest_env.graders.grade import NO_ANSWER, Grade
 from selfcest_env.graders.latex import normalise
 from selfcest_env.types import Task
@@ -30,7 +30,7 @@ def only_number(text: str) -> Fraction | None:
 
 @dataclass(frozen=True)
 class NumberMatch:
-    r"""Right if the one number of the answer, or of its last `\boxed{}`, equals the truth or an alias.
+    """Right if the one number of the answer, as `final_answer` finds it, equals the truth or an alias.
 
     "$2,125.00", "025" and "18 dollars" are 2125, 25 and 18. Two numbers are no answer, nor is an expression.
     """
@@ -43,8 +43,7 @@ class NumberMatch:
             )
         if answer is None:
             return NO_ANSWER
-        text = last_boxed(answer)
-        text = answer if text is None else text
+        text = final_answer(answer)
         if len(text) > MAX_CHARACTERS:
             return Grade(0.0, False, False, "answer too long")
         value = only_number(text)

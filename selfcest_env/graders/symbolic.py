@@ -28,6 +28,7 @@ def load() -> Callable[[Any], Any]:
         truth, answer = read(request["truth"]), read(request["answer"])
         return verify(truth, answer, timeout_seconds=None, raise_on_error=True) if truth and answer else None
 
+    equal({"truth": r"2\sqrt{2}", "answer": r"\sqrt{8}"})  # what the library does at its first use is part of the start
     return equal
 
 

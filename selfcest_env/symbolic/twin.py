@@ -167,8 +167,7 @@ def replay(
             elif FIRST_ANSWER <= action < rules.first_call:
                 action = FIRST_ANSWER + int(replies(batch.state)[0, seat])
             text = action_text(rules, before, seat, action)
-            usage = Usage(kernel.rules.counter.count_text(text))
-            kernel.step(ids[seat], kernel.rules.protocol.parse(text), usage, text)
+            kernel.play(ids[seat], text, Usage(kernel.rules.counter.count_text(text)))
         newborn = agent_ids(batch.state).items() - ids.items()
         gone = np.array([seat for seat, agent_id in newborn if agent_id in absent], np.intp)
         batch.remove(np.zeros_like(gone), gone)

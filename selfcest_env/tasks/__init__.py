@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from selfcest_env.errors import PlugInError
-from selfcest_env.plugin import build, load
+from selfcest_env.plugin import make
 from selfcest_env.tasks.source import ExpertSource, Proposal, Style, TaskSource
 
 SOURCES: dict[str, str | type] = {
@@ -39,15 +38,8 @@ def make_source(name: str, **options: Any) -> TaskSource:
     Where an option is itself a source (`source` of `hashed_split`, `sources` of `mixture`), a mapping with `name` and
     that source's options stands for it.
     """
-    source: Any = build(
-        load(name, SOURCES, what="task source"),
-        {key: _nested(value) for key, value in options.items()},
-        where=f"task source {name}",
-    )
-    if not callable(getattr(source, "draw", None)):
-        raise PlugInError(f"task source {name!r} has no draw(rng) -> Task")
-    found: TaskSource = source
-    return found
+    nested = {key: _nested(value) for key, value in options.items()}
+    return make(name, nested, SOURCES, TaskSource, what="task source", where=f"task source {name}")
 
 
 def _nested(value: Any) -> Any:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -26,8 +27,9 @@ _LINE = re.compile(r"([0-9]+) (.*)")
 class Babi(FileSource):
     """The official text files (`ID text`, or `ID question TAB answer TAB ids`); every question is a task.
 
-    Its documents are the statements before it, in parts. The expert knows where people are (task 1) and gives up on all
-    other questions.
+    Its documents are the statements before it, in parts. Metadata: `facts` (which of the statements are needed, from 0)
+    and `support` (keys of the parts in which these stand), as JSON lists. The expert knows where people and things are
+    and were (tasks 1, 2, 3, 6) and gives up on all other questions.
 
     Attributes:
         statements_per_document: length of a part.
@@ -47,6 +49,7 @@ class Babi(FileSource):
 
     def read(self, record: Record) -> Task | None:
         documents = parts(record.texts("story"), self.statements_per_document)
+        facts = record.items("facts")
         return self.make(
             record,
             record.text("question"),
@@ -54,6 +57,8 @@ class Babi(FileSource):
             documents,
             size=len(record.items("story")),
             documents=len(documents),
+            facts=json.dumps(facts),
+            support=json.dumps(keys_of(facts, self.statements_per_document)),
             qa_rule="squad",
         )
 
@@ -75,9 +80,15 @@ def parts(statements: tuple[str, ...], length: int) -> dict[str, str]:
     return {f"part {i}": " ".join(statements[start : start + length]) for i, start in enumerate(starts, 1)}
 
 
+def keys_of(places: Iterable[int], length: int) -> list[str]:
+    """Keys of the parts of this length in which the sentences at these places, from 0, stand."""
+    return list(dict.fromkeys(f"part {place // length + 1}" for place in places))
+
+
 def _read_stories(file: Path) -> Iterator[Record]:
     """A record per question, numbered by its line, with the statements of its story so far."""
     story: list[str] = []
+    by_id: dict[str, int] = {}
     for number, line in enumerate(read_text(file).splitlines(), 1):
         if not line.strip():
             continue
@@ -85,12 +96,21 @@ def _read_stories(file: Path) -> Iterator[Record]:
         if match is None:
             raise DataError(f"{file}, line {number}: {line[:60]!r}; expected a number, a space and a text")
         if match[1] == "1":
-            story = []
+            story, by_id = [], {}
         text, *rest = match[2].split("\t")
         if not rest:
+            if match[1] in by_id:
+                raise DataError(f"{file}, line {number}: {line[:60]!r}; a statement of this story has that number")
+            by_id[match[1]] = len(story)
             story.append(text.strip())
         elif len(rest) == 2 and rest[0].strip():
-            found = {"question": text.strip(), "answer": rest[0].strip(), "story": list(story)}
+            unknown = [fact for fact in rest[1].split() if fact not in by_id]
+            if unknown:
+                raise DataError(
+                    f"{file}, line {number}: supporting fact {unknown[0][:20]!r} is no statement before the question"
+                )
+            facts = [by_id[fact] for fact in rest[1].split()]
+            found = {"question": text.strip(), "answer": rest[0].strip(), "story": list(story), "facts": facts}
             yield Record(str(file), number, found, unit="line")
         else:
             raise DataError(f"{file}, line {number}: {line[:60]!r}; expected question, answer and ids between tabs")

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 EARLIEST, LATEST, LONGEST, SHORTEST, SAME = "earliest", "latest", "longest", "shortest", "same"
+MOST, FEWEST = "most", "fewest"
 _NAMES = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _MONTHS = {name: number for number, name in enumerate(_NAMES, 1)}
 _DAY_FIRST = re.compile(r"\b([0-9]{1,2})(?:st|nd|rd|th)?\s+([A-Za-z]{3})[a-z]*\.?,?\s+([0-9]{1,4})\b")
 _MONTH_FIRST = re.compile(r"\b([A-Za-z]{3})[a-z]*\.?\s+([0-9]{1,2})(?:st|nd|rd|th)?,?\s+([0-9]{1,4})\b")
 _MONTH_ALONE = re.compile(r"\b([A-Za-z]{3})[a-z]*\.?,?\s+([0-9]{3,4})\b")
-_NUMBER = re.compile(r"[0-9][0-9,]*")
+_NUMBER = re.compile(r"(?<![0-9])[0-9][0-9,]{,30}(?![0-9,])")
 _BEFORE_CHRIST = re.compile(r"\bB\.?\s?C\.?(?:E\.?)?\b", re.I)
 
 Point = tuple[int, ...]
@@ -43,7 +44,8 @@ class Comparison:
     """What a question asks of several things.
 
     Attributes:
-        kind: "earliest", "latest" (dates and numbers), "longest", "shortest" (a span of two dates each), or "same".
+        kind: "earliest", "latest" (dates and numbers), "longest", "shortest" (a span of two dates each), "most",
+            "fewest" (names), or "same".
         options: names of the things, one of which is the answer; for "same" the answer is yes or no.
         steps: for each option the steps whose answers count, a start and an end for spans.
     """
@@ -60,17 +62,23 @@ class Comparison:
         """The answer, `None` if an answer of a step cannot be read or two things cannot be told apart."""
         values = [[known[index] for index in steps] for steps in self.steps]
         if self.kind == SAME:
-            names = [{name.strip().casefold() for text in texts for name in text.split(";")} for texts in values]
-            return "yes" if set.intersection(*names) else "no"
-        points = [_measure(texts, self.kind in (LONGEST, SHORTEST)) for texts in values]
+            return "yes" if set.intersection(*map(_names, values)) else "no"
+        if self.kind in (MOST, FEWEST):
+            points: list[Point | None] = [(len(_names(texts)),) for texts in values]
+        else:
+            points = [_measure(texts, self.kind in (LONGEST, SHORTEST)) for texts in values]
         if None in points:
             return None
         ordered = sorted(range(len(points)), key=lambda index: points[index] or ())
-        if self.kind in (LATEST, LONGEST):
+        if self.kind in (LATEST, LONGEST, MOST):
             ordered.reverse()
         best, second = points[ordered[0]] or (), points[ordered[1]] or ()
         common = min(len(best), len(second))
         return None if best[:common] == second[:common] else self.options[ordered[0]]
+
+
+def _names(texts: list[str]) -> set[str]:
+    return {name.strip().casefold() for text in texts for name in text.split(";") if name.strip()}
 
 
 def _measure(texts: list[str], span: bool) -> Point | None:

@@ -14,8 +14,9 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,6 +39,7 @@ class Record:
         data: what it holds, as parsed.
         inside: for an object inside a record the way to it, `paragraphs[2].`; else empty.
         unit: what the number counts.
+        line: of the file on which it begins, from 1; 0 if there are no lines.
     """
 
     file: str
@@ -45,6 +47,7 @@ class Record:
     data: Mapping[str, Any]
     inside: str = ""
     unit: str = "record"
+    line: int = 0
 
     def text(self, key: str) -> str:
         return self._typed(key, str, "a string")
@@ -68,31 +71,37 @@ class Record:
     def part(self, key: str) -> Record:
         """The object under a key."""
         data = self._typed(key, dict, "an object")
-        return Record(self.file, self.number, data, f"{self.inside}{key}.", self.unit)
+        return replace(self, data=data, inside=f"{self.inside}{key}.")
 
     def parts(self, key: str) -> tuple[Record, ...]:
         """A list of objects."""
         items = self.items(key)
         if any(not isinstance(item, dict) for item in items):
             raise self.bad(key, "a list of objects")
-        return tuple(
-            Record(self.file, self.number, item, f"{self.inside}{key}[{i}].", self.unit) for i, item in enumerate(items)
-        )
+        return tuple(replace(self, data=item, inside=f"{self.inside}{key}[{i}].") for i, item in enumerate(items))
 
     def has(self, key: str) -> bool:
         """Whether there is such a key, and not null."""
         return self.data.get(key) is not None
 
+    @property
+    def place(self) -> str:
+        """File, line and number, for people."""
+        return _place(self.file, self.line, self.unit, self.number)
+
     def bad(self, key: str, expected: str) -> DataError:
         """The error to raise for a key that is missing or holds something else than was `expected`."""
-        where = f"{self.file}, {self.unit} {self.number}"
         if key in self.data:
-            return DataError(f"{where}: {self.inside}{key} is {shortened(self.data[key])}; expected {expected}")
+            return self.fault(key, f"is {shortened(self.data[key])}; expected {expected}")
         found = [str(name) for name in self.data]
-        return DataError(
-            f"{where}: {self.inside}{key} is missing; expected {expected}. Keys found: {', '.join(found) or 'none'}."
-            f"{did_you_mean(key, found)}"
+        return self.fault(
+            key,
+            f"is missing; expected {expected}. Keys found: {', '.join(found) or 'none'}.{did_you_mean(key, found)}",
         )
+
+    def fault(self, key: str, said: str) -> DataError:
+        """The error to raise for a key, or a part of what it holds, with what is wrong about it."""
+        return DataError(f"{self.place}: {self.inside}{key} {said}")
 
     def _typed(self, key: str, type_: type[T], expected: str) -> T:
         value = self.data.get(key)
@@ -160,8 +169,15 @@ def content_digest(path: str, suffixes: tuple[str, ...] = SUFFIXES) -> str:
 
 
 def shortened(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except RecursionError:
+        text = f"a deeply nested {type(value).__name__}"
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _place(file: str, line: int, unit: str, number: int) -> str:
+    return f"{file}{f':{line}' if line else ''}, {unit} {number}"
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
@@ -174,25 +190,17 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 def _json_records(file: str, text: str) -> Iterator[Record]:
     """The objects of one JSON array, or of a file of JSON objects one after another, as in JSON lines."""
-    decoder = json.JSONDecoder()
     start = _skip(text, 0)
     array = text.startswith("[", start)
     if not array and not text.startswith("{", start):
         raise DataError(f"{file}: neither a JSON array nor JSON lines; it begins with {shortened(text[start:][:20])}")
     position, number = _skip(text, start + array), 1
+    line, counted = 1, 0
     end = text.startswith("]", position) if array else position == len(text)
     while not end:
-        try:
-            data, position = decoder.raw_decode(text, position)
-        except json.JSONDecodeError as error:
-            cut = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
-            raise DataError(
-                f"{file}, record {number}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}"
-                f"{' (is the file truncated?)' if cut else ''}"
-            ) from error
-        if not isinstance(data, dict):
-            raise DataError(f"{file}, record {number}: {shortened(data)}; expected an object")
-        yield Record(file, number, data)
+        line, counted = line + text.count("\n", counted, position), position
+        data, position = _json_object(_place(file, line, "record", number), text, position)
+        yield Record(file, number, data, line=line)
         position = _skip(text, position)
         end = text.startswith("]", position) if array else position == len(text)
         if array and not end:
@@ -200,6 +208,60 @@ def _json_records(file: str, text: str) -> Iterator[Record]:
         number += 1
     if array and _skip(text, position + 1) != len(text):
         raise DataError(f"{file}: more text after the closing ']' of the array")
+
+
+class _Repeated(Exception):
+    """A key that stands twice in an object."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _Repeated(next(key for key in keys if keys.count(key) > 1))
+    return found
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object)
+_ESCAPED, _HALF = re.compile(r"\\u[dD][89a-fA-F]"), re.compile("[\ud800-\udfff]")
+
+
+def _json_object(place: str, text: str, start: int) -> tuple[dict[str, Any], int]:
+    """The object that begins here, and where it ends."""
+    try:
+        data, end = _DECODER.raw_decode(text, start)
+        lone = _lone_surrogate(data, "") if _ESCAPED.search(text, start, end) else ""
+    except json.JSONDecodeError as error:
+        cut = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
+        raise DataError(
+            f"{place}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}"
+            f"{' (is the file truncated?)' if cut else ''}"
+        ) from error
+    except _Repeated as error:
+        raise DataError(f"{place}: the key {shortened(error.args[0])} stands twice in one object") from error
+    except RecursionError as error:
+        raise DataError(f"{place}: nested too deeply to be read") from error
+    except ValueError as error:
+        most = sys.get_int_max_str_digits()
+        raise DataError(f"{place}: holds an integer of more than {most} digits, which are not read") from error
+    if lone:
+        raise DataError(f"{place}: {lone} holds half a character, a surrogate without its partner (\\ud800 to \\udfff)")
+    if not isinstance(data, dict):
+        raise DataError(f"{place}: {shortened(data)}; expected an object")
+    return data, end
+
+
+def _lone_surrogate(value: object, way: str) -> str:
+    """The way to the first text that no encoding can write; empty if there is none."""
+    if isinstance(value, str):
+        return way if _HALF.search(value) else ""
+    inside: Iterable[tuple[str, object]] = ()
+    if isinstance(value, list):
+        inside = ((f"{way}[{index}]", item) for index, item in enumerate(value))
+    elif isinstance(value, dict):
+        named = [(f"{way}{'.' if way else ''}{ascii(key)[1:-1]}", key) for key in value]
+        inside = [*named, *((place, value[key]) for place, key in named)]
+    return next(filter(None, (_lone_surrogate(item, place) for place, item in inside)), "")
 
 
 def _comma(file: str, text: str, position: int, number: int) -> int:
@@ -222,18 +284,19 @@ def _skip(text: str, position: int) -> int:
 def _csv_records(file: str, text: str) -> Iterator[Record]:
     rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     header: list[str] = []
-    number = 0
+    number, line = 0, 1
     try:
         for number, row in enumerate(rows):
+            first, line = line, rows.line_num + 1
             if not header:
                 header = row
+                if len({*row}) < len(row):
+                    raise DataError(f"{file}: two columns of one name: {', '.join(row)}")
             elif len(row) != len(header):
-                raise DataError(
-                    f"{file}, record {number}: {len(row)} cells (up to line {rows.line_num}); expected {len(header)}: "
-                    f"{', '.join(header)}"
-                )
+                place = _place(file, first, "record", number)
+                raise DataError(f"{place}: {len(row)} cells; expected {len(header)}: {', '.join(header)}")
             else:
-                yield Record(file, number, dict(zip(header, row, strict=True)))
+                yield Record(file, number, dict(zip(header, row, strict=True)), line=first)
     except csv.Error as error:
         raise DataError(
             f"{file}, record {number + 1}: not valid CSV near line {rows.line_num}: {error} (is the file truncated?)"

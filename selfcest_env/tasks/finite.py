@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import unicodedata
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,8 +14,8 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
-from selfcest_env.errors import TaskError
-from selfcest_env.tasks.files import HUB, SUFFIXES, Record, content_digest, read_records
+from selfcest_env.errors import DataError, SelfcestError, TaskError
+from selfcest_env.tasks.files import HUB, SUFFIXES, Record, content_digest, read_records, shortened
 from selfcest_env.tasks.source import Identifies, check_choice, check_int, check_number, make_task
 from selfcest_env.tasks.splits import TEST, TRAIN
 from selfcest_env.types import Scalar, Task
@@ -45,6 +46,14 @@ def identity_part(identity: str, test_fraction: float, seed: int = 0) -> str:
     return TEST if int.from_bytes(digest.digest(), "big") < test_fraction * 2**64 else TRAIN
 
 
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Instead of a record's task: why there is none, though no option leaves it out, and where (the record itself)."""
+
+    why: str
+    where: str = ""
+
+
 @dataclass(frozen=True)
 class FileSource:
     """Tasks read from a file, a folder or the hub; draws are uniform, with replacement.
@@ -58,6 +67,7 @@ class FileSource:
         test_fraction: share of the questions that are in the part "test".
         split_seed: another seed is another split.
         limit: keep only so many tasks, the first of the part.
+        skip_faulty: leave out and count records that are not what they should be, rather than stop at the first.
     """
 
     name: ClassVar[str]
@@ -67,6 +77,7 @@ class FileSource:
     test_fraction: float = 0.1
     split_seed: int = 0
     limit: int | None = None
+    skip_faulty: bool = False
 
     def __post_init__(self) -> None:
         check_choice(self.name, "part", self.part, (ALL, TRAIN, TEST))
@@ -75,8 +86,11 @@ class FileSource:
         if self.limit is not None:
             check_int(self.name, "limit", self.limit, 1, MAX_SEED)
 
-    def read(self, record: Record) -> Task | None:
-        """The task of a record, made by `make`; `None` leaves the record out."""
+    def read(self, record: Record) -> Task | Skipped | None:
+        """The task of a record, made by `make`, or why there is none; `None` if an option leaves it out.
+
+        What is wrong with a record is a `DataError` that names it (`record.bad`, `record.fault`).
+        """
         raise NotImplementedError(f"{type(self).__name__} has no read(record)")
 
     def records(self) -> Iterator[Record]:
@@ -119,18 +133,57 @@ class FileSource:
     def digest(self) -> str:
         return content_digest(self.path, self.suffixes)
 
-    @cached_property
+    @property
+    def skipped(self) -> Mapping[str, tuple[str, ...]]:
+        """Why records were left out for what they are, and where they stand; those after `limit` were not read."""
+        return self._loaded[1]
+
+    @property
     def _tasks(self) -> tuple[Task, ...]:
-        read = (task for record in self.records() if (task := self.read(record)) is not None)
-        if self.part != ALL:
-            read = (task for task in read if self._part(task) == self.part)
-        tasks = tuple(islice(read, self.limit))
+        return self._loaded[0]
+
+    @cached_property
+    def _loaded(self) -> tuple[tuple[Task, ...], Mapping[str, tuple[str, ...]]]:
+        ids: dict[str, str] = {}
+        skipped: dict[str, tuple[str, ...]] = {}
+
+        def read() -> Iterator[Task]:
+            for record in self.records():
+                found = self._read(record, ids)
+                if isinstance(found, Skipped):
+                    skipped[found.why] = (*skipped.get(found.why, ()), found.where or record.place)
+                elif found is not None and self.part in (ALL, self._part(found)):
+                    yield found
+
+        tasks = tuple(islice(read(), self.limit))
+        for why, places in skipped.items():
+            shown = "; ".join(places[:3]) + ("; ..." if len(places) > 3 else "")
+            warnings.warn(f"{self.name}: left out {len(places)} records of {self.path}: {why} ({shown})", stacklevel=3)
         if not tasks:
             raise TaskError(
                 f"{self.name}: no task in {self.path} with part = {self.part!r} and test_fraction = "
                 f"{self.test_fraction}; the file has too few records, or the other options leave all of them out"
             )
-        return tasks
+        return tasks, skipped
+
+    def _read(self, record: Record, ids: dict[str, str]) -> Task | Skipped | None:
+        """The record's task, if its id is new among `ids`, which maps ids to places."""
+        try:
+            found = self.read(record)
+            if isinstance(found, Task) and "id" in found.metadata:
+                name = str(found.metadata["id"])
+                if name in ids:
+                    raise record.fault("id", f"is {shortened(name)}, as in {ids[name]}; expected one of its own")
+                ids[name] = record.place
+        except DataError as error:
+            if not self.skip_faulty:
+                raise
+            return Skipped("faulty", str(error))
+        except SelfcestError:
+            raise
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{record.place}: cannot be read: {type(error).__name__}: {error}") from error
+        return found
 
     def _part(self, task: Task) -> str:
         return identity_part(self.identity(task), self.test_fraction, self.split_seed)

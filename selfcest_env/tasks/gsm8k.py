@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
+from selfcest_env.graders.rational import MAX_CHARACTERS
 from selfcest_env.tasks.files import Record
 from selfcest_env.tasks.finite import FileSource
 from selfcest_env.types import Task
@@ -27,6 +28,6 @@ class GSM8K(FileSource):
     def read(self, record: Record) -> Task:
         solution = record.text("answer")
         gold = solution.rpartition(_MARK)[2].strip() if _MARK in solution else ""
-        if not _GOLD.fullmatch(gold):
-            raise record.bad("answer", f"a solution that ends in {_MARK!r} and an integer")
+        if not _GOLD.fullmatch(gold) or len(gold) > MAX_CHARACTERS:
+            raise record.bad("answer", f"a solution that ends in {_MARK!r} and an integer that graders read")
         return self.make(record, record.text("question"), gold.replace(",", ""), steps=solution.count(_STEP))

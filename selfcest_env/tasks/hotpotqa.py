@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from selfcest_env.tasks.files import Record
+from selfcest_env.tasks.files import Record, shortened
 from selfcest_env.tasks.qa import QuestionSource, unique_keys, whole_plan
 from selfcest_env.types import Scalar, Task
 
@@ -25,9 +25,9 @@ class HotpotQA(QuestionSource):
     name: ClassVar[str] = "hotpotqa"
 
     def read(self, record: Record) -> Task | None:
-        paragraphs, facts = read_context(record), read_facts(record)
+        paragraphs = read_context(record)
         keys = unique_keys(title for title, _ in paragraphs)
-        support = support_keys(facts, paragraphs, keys)
+        support = support_keys(record, paragraphs, keys)
         question, answer = record.text("question"), record.text("answer")
         texts = ("".join(sentences).strip() for _, sentences in paragraphs)
         return self.question(
@@ -72,13 +72,29 @@ def read_facts(record: Record) -> tuple[Fact, ...]:
     return tuple((title, number) for title, number in pairs)
 
 
-def support_keys(facts: Sequence[Fact], paragraphs: Sequence[Paragraph], keys: Sequence[str]) -> tuple[str, ...]:
-    """Keys of the paragraphs with supporting facts, in the order of the facts; of equal titles the first."""
-    by_title: dict[str, str] = {}
-    for (title, _), key in zip(paragraphs, keys, strict=True):
-        by_title.setdefault(title.casefold(), key)
-    found = (by_title[title.casefold()] for title, _ in facts if title.casefold() in by_title)
-    return tuple(dict.fromkeys(found))
+def support_keys(record: Record, paragraphs: Sequence[Paragraph], keys: Sequence[str]) -> tuple[str, ...]:
+    """Keys of the paragraphs with supporting facts, in the order of the facts; of equal titles the first.
+
+    Raises `DataError` for a fact that names no paragraph, or a sentence that its paragraph does not have.
+    """
+    named: dict[str, str] = {}
+    lengths: dict[str, int] = {}
+    for (title, sentences), key in zip(paragraphs, keys, strict=True):
+        folded = title.casefold()
+        named.setdefault(folded, key)
+        lengths[folded] = max(len(sentences), lengths.get(folded, 0))
+    facts = read_facts(record)
+    for index, (title, number) in enumerate(facts):
+        length = lengths.get(title.casefold())
+        if length is not None and 0 <= number < length:
+            continue
+        said = (
+            f"names {shortened(title)}, no title of the context"
+            if length is None
+            else f"is sentence {number} of {shortened(title)}; expected 0 to {length - 1}"
+        )
+        raise record.fault(f"supporting_facts[{index}]", f"{said} (skip_faulty: true leaves such records out)")
+    return tuple(dict.fromkeys(named[title.casefold()] for title, _ in facts))
 
 
 def _zipped(columns: Mapping[str, Any], first: str, second: str) -> Any:
@@ -89,4 +105,4 @@ def _zipped(columns: Mapping[str, Any], first: str, second: str) -> Any:
 
 
 def _is_pair(value: object, second: type) -> bool:
-    return isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], second)
+    return isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and type(value[1]) is second

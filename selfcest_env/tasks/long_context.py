@@ -5,26 +5,30 @@ Both draw a new context each time and give, in `tasks`, one fixed context per qu
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import cycle, islice
 from typing import ClassVar
 
 import numpy as np
 
 from selfcest_env.errors import ConfigError, TaskError
 from selfcest_env.seeding import stream_seed
-from selfcest_env.tasks.babi import Babi, parts
+from selfcest_env.tasks.babi import Babi, keys_of, parts
 from selfcest_env.tasks.finite import MAX_SEED, FiniteSource
 from selfcest_env.tasks.plan import stands_in, words
 from selfcest_env.tasks.qa import QuestionSource
+from selfcest_env.tasks.rooms import people
 from selfcest_env.tasks.source import IDENTITY, Proposal, Style, check_int, content_hash
 from selfcest_env.types import Scalar, Task
 from selfcest_env.views import Observation
 
 _TRIES_PER_PARAGRAPH = 50
 _SENTENCE_END = re.compile(r"(?<=[.!?]) +(?=[A-Z])")
+_NAME = re.compile(r"[A-Z][a-z]+")
 _NUMBERED = re.compile(r" \([0-9]+\)$")
 
 
@@ -102,6 +106,8 @@ class Distractors:
 class Babilong:
     """The stories of `source`, in order, among sentences of other text (as BABILong builds its own).
 
+    A sentence that names someone of the story is not taken.
+
     Attributes:
         source: the stories; its expert solves them here too.
         filler: questions over documents, whose documents give the sentences; runs of a document stay in order.
@@ -135,14 +141,37 @@ class Babilong:
     def stretch(self, task: Task, rng: np.random.Generator) -> Task:
         """The same story, each statement at a random place among consecutive sentences of the filler."""
         story = split_sentences(" ".join(task.context.values()))
-        start = int(rng.integers(len(self._pool)))
-        filler = [self._pool[(start + i) % len(self._pool)] for i in range(self.sentences)]
-        places = set(rng.permutation(len(story) + len(filler))[: len(story)].tolist())
-        facts, others = iter(story), iter(filler)
-        mixed = tuple(next(facts if place in places else others) for place in range(len(story) + len(filler)))
-        context = parts(mixed, self.sentences_per_document)
-        added: dict[str, Scalar] = {"added": self.sentences, IDENTITY: self.source.identity(task)}
+        if len(story) != task.metadata["size"]:
+            raise TaskError(
+                f"{self.name}: a statement of {task.prompt!r}, {task.metadata['file']}, is not one sentence"
+            )
+        filler = self._filler(people(task.prompt, story), rng)
+        places = sorted(rng.permutation(len(story) + len(filler))[: len(story)].tolist())
+        mixed = list(filler)
+        for place, statement in zip(places, story, strict=True):
+            mixed.insert(place, statement)
+        context = parts(tuple(mixed), self.sentences_per_document)
+        facts = [places[fact] for fact in json.loads(str(task.metadata["facts"]))]
+        added: dict[str, Scalar] = {
+            "added": self.sentences,
+            "facts": json.dumps(facts),
+            "support": json.dumps(keys_of(facts, self.sentences_per_document)),
+            IDENTITY: self.source.identity(task),
+        }
         return _rename(task, self.name, context, added)
+
+    def _filler(self, names: Set[str], rng: np.random.Generator) -> list[str]:
+        """Sentences of the pool in order, from a random one on, again from the start where it ends."""
+        start, found = int(rng.integers(len(self._pool))), list[str]()
+        for i in range(len(self._pool)):
+            sentence = self._pool[(start + i) % len(self._pool)]
+            if names.isdisjoint(_NAME.findall(sentence)):
+                found.append(sentence)
+            if len(found) == self.sentences:
+                break
+        if not found:
+            raise TaskError(f"{self.name}: every sentence of the filler names one of {', '.join(sorted(names))}")
+        return list(islice(cycle(found), self.sentences))
 
     @cached_property
     def _pool(self) -> tuple[str, ...]:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from selfcest_env.graders.boxed import last_boxed
+from selfcest_env.graders.rational import MAX_CHARACTERS
 from selfcest_env.tasks.files import Record
-from selfcest_env.tasks.finite import FileSource
+from selfcest_env.tasks.finite import FileSource, Skipped
 from selfcest_env.tasks.source import check_choice, check_int
 from selfcest_env.types import Scalar, Task
 
@@ -31,7 +32,7 @@ class Math(FileSource):
 
     MATH has `problem`, `level` ("Level 5"), `type` and `solution`, whose last `\boxed{}` is the truth; MATH-500 has
     `level` as an integer, `subject` and `answer`. Metadata: `level` (left out if it is "Level ?"), `subject`,
-    `drawing`. Grader: `math`.
+    `drawing`. Grader: `math`. Records whose last box is empty, as two of the official training set, are skipped.
 
     Attributes:
         levels: 1 to 5; all if empty. `[5]` is what the hub calls MATH-Hard.
@@ -52,7 +53,7 @@ class Math(FileSource):
         for subject in self.subjects:
             check_choice(self.name, "subjects", subject, SUBJECTS)
 
-    def read(self, record: Record) -> Task | None:
+    def read(self, record: Record) -> Task | Skipped | None:
         problem, level = record.text("problem"), _level(record)
         subject = record.text("subject" if record.has("subject") else "type")
         drawing = DRAWING in problem
@@ -62,7 +63,8 @@ class Math(FileSource):
         facts: dict[str, Scalar] = {"subject": subject, "drawing": drawing}
         if level is not None:
             facts["level"] = level
-        return self.make(record, problem, _answer(record), **facts)
+        answer = _answer(record)
+        return self.make(record, problem, answer, **facts) if answer else Skipped("an empty box")
 
 
 def _level(record: Record) -> int | None:
@@ -76,7 +78,12 @@ def _level(record: Record) -> int | None:
 
 
 def _answer(record: Record) -> str:
-    answer = record.text("answer") if record.has("answer") else last_boxed(record.text("solution"))
-    if not answer or not answer.strip():
-        raise record.bad("answer" if record.has("answer") else "solution", r"a text with a last \boxed{answer}")
-    return answer.strip()
+    """The truth; empty if the solution's last box is."""
+    key = "answer" if record.has("answer") else "solution"
+    text = record.text(key)
+    answer = text.strip() if key == "answer" else last_boxed(text)
+    if answer is None or (key == "answer" and not answer):
+        raise record.bad(key, r"a text with a last \boxed{answer}")
+    if len(answer) > MAX_CHARACTERS:
+        raise record.fault(key, f"holds an answer of {len(answer)} characters; no grader reads over {MAX_CHARACTERS}")
+    return answer

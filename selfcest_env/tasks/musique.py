@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from selfcest_env.tasks.files import Record
+from selfcest_env.tasks.finite import Skipped
 from selfcest_env.tasks.plan import Plan, Step
 from selfcest_env.tasks.qa import QuestionSource, unique_keys
 from selfcest_env.types import Task
@@ -13,16 +14,20 @@ from selfcest_env.types import Task
 
 @dataclass(frozen=True)
 class Musique(QuestionSource):
-    """The official JSON lines. Records that are not answerable (MuSiQue-Full) are left out."""
+    """The official JSON lines. Records that are not answerable (MuSiQue-Full) are skipped."""
 
     name: ClassVar[str] = "musique"
 
-    def read(self, record: Record) -> Task | None:
+    def read(self, record: Record) -> Task | Skipped | None:
         if record.has("answerable") and not record.flag("answerable"):
-            return None
+            return Skipped("not answerable")
         paragraphs = record.parts("paragraphs")
         keys = unique_keys(paragraph.text("title") for paragraph in paragraphs)
-        by_index = {paragraph.whole("idx"): key for paragraph, key in zip(paragraphs, keys, strict=True)}
+        by_index: dict[int, str] = {}
+        for paragraph, key in zip(paragraphs, keys, strict=True):
+            if paragraph.whole("idx") in by_index:
+                raise paragraph.bad("idx", "a number that no other paragraph has")
+            by_index[paragraph.whole("idx")] = key
         name, hops = record.text("id"), record.parts("question_decomposition")
         plan = Plan(tuple(_step(hop, by_index) for hop in hops))
         return self.question(

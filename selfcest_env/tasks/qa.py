@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from selfcest_env.errors import did_you_mean
 from selfcest_env.tasks.files import Record
 from selfcest_env.tasks.finite import FileSource
 from selfcest_env.tasks.plan import Plan, Step
@@ -18,6 +20,9 @@ from selfcest_env.tasks.source import Proposal, Style
 from selfcest_env.types import Scalar, Task
 from selfcest_env.views import Observation
 
+KEYS = ("question", "answer", "documents", "support", "id")
+TEXTS_ELSEWHERE = frozenset({"context", "contexts", "ctxs", "docs", "document", "paragraphs", "passage", "passages"})
+DATA_SETS = ("hotpotqa", "two_wiki", "musique")
 NO_PLAN = "no gold decomposition"
 
 
@@ -106,12 +111,14 @@ class UserQuestions(QuestionSource):
 
     A record has `question`, `answer` (a string, or a list whose other items are aliases) and may have `documents` (an
     object of texts by key, or a list of texts or of objects with `title` and `text`), `support` (keys of the documents
-    that are needed) and `id`.
+    that are needed) and `id`. A key beside these is named in a warning; a record that has its texts under the key of
+    another layout is refused.
     """
 
     name: ClassVar[str] = "questions"
 
     def read(self, record: Record) -> Task | None:
+        self._check_keys(record)
         answers = _answers(record)
         documents = _documents(record) if record.has("documents") else {}
         support = record.texts("support") if record.has("support") else None
@@ -124,6 +131,25 @@ class UserQuestions(QuestionSource):
         return self.question(
             record, question, answers[0], documents, plan=plan, support=support, aliases=aliases, metadata=metadata
         )
+
+    def _check_keys(self, record: Record) -> None:
+        unread = [key for key in record.data if key not in KEYS]
+        for key in unread:
+            if key in TEXTS_ELSEWHERE and not record.has("documents"):
+                raise record.fault(
+                    key,
+                    "is not read, and there are no 'documents'; give texts under that key, or read the file by the "
+                    f"source of its data set ({', '.join(DATA_SETS)})",
+                )
+        for key in unread:
+            if key not in self._warned:
+                self._warned.add(key)
+                said = f"{record.place}: {key} is not read; expected {', '.join(KEYS)}.{did_you_mean(key, KEYS)}"
+                warnings.warn(f"{self.name}: {said}", stacklevel=2)
+
+    @cached_property
+    def _warned(self) -> set[str]:
+        return set()
 
 
 def _answers(record: Record) -> tuple[str, ...]:

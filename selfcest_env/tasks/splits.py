@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -73,7 +74,11 @@ class HashedSplit:
         return identity_of(self.source, task)
 
     def understands(self, observation: Observation) -> bool:
-        return isinstance(self.source, ExpertSource) and self.source.understands(observation)
+        return self._expert is not None and self._expert.understands(observation)
 
     def propose(self, observation: Observation, rng: np.random.Generator, style: Style) -> Proposal:
-        return self.source.propose(observation, rng, style) if isinstance(self.source, ExpertSource) else GIVE_UP
+        return GIVE_UP if self._expert is None else self._expert.propose(observation, rng, style)
+
+    @cached_property
+    def _expert(self) -> ExpertSource | None:
+        return self.source if isinstance(self.source, ExpertSource) else None

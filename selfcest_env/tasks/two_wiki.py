@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, NamedTuple
 
-from selfcest_env.tasks.comparison import EARLIEST, LATEST, LONGEST, SAME, SHORTEST, Comparison
+from selfcest_env.tasks.comparison import EARLIEST, FEWEST, LATEST, LONGEST, MOST, SAME, SHORTEST, Comparison
 from selfcest_env.tasks.files import Record, read_records
-from selfcest_env.tasks.hotpotqa import described, read_context, read_facts, support_keys
+from selfcest_env.tasks.hotpotqa import described, read_context, support_keys
 from selfcest_env.tasks.plan import Plan, Step, stands_in, words
 from selfcest_env.tasks.qa import QuestionSource, unique_keys
 from selfcest_env.types import Task
@@ -21,6 +21,8 @@ _DIRECTIONS = (
     (LONGEST, r"\blived longer\b|\blonger\b|\blongest\b"),
     (SHORTEST, r"\bshorter\b|\bshortest\b"),
     (LATEST, r"\byounger\b|\byoungest\b|\blater\b|\blatest\b|\brecently\b|\blast\b|\bnewer\b"),
+    (MOST, r"\b(?:more|most) (?!recent)\w+"),
+    (FEWEST, r"\b(?:fewer|fewest) \w+"),
     (EARLIEST, r"\bolder\b|\boldest\b|\bearlier\b|\bearliest\b|\bfirst\b|\bbefore\b"),
 )
 _IN_BRACKETS = re.compile(r"\s*\([^)]*\)\s*$")
@@ -52,7 +54,7 @@ class TwoWiki(QuestionSource):
         paragraphs = read_context(record)
         keys = unique_keys(title for title, _ in paragraphs)
         documents = {key: " ".join(lines).strip() for key, (_, lines) in zip(keys, paragraphs, strict=True)}
-        support = support_keys(read_facts(record), paragraphs, keys)
+        support = support_keys(record, paragraphs, keys)
         kind, question, answer = record.text("type"), record.text("question"), record.text("answer")
         facts = _read_evidences(record)
         answer_id = record.text("answer_id") if record.has("answer_id") else ""

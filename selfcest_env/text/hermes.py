@@ -23,11 +23,15 @@ from selfcest_env.types import (
 )
 
 _THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+# Possessive: white space is passed over once, however much of it leads to no marker.
 _MARKERS = re.compile(
-    r"<(?=\s*/?\s*(?:\||\uff5c|<?/?SYS|tool|think|im_|s>|bos|eos|pad|start|end|unk))|(?<=[|\uff5c])>"
+    r"<(?=\s*+(?:/\s*+)?(?:\||\uff5c|<?/?SYS|tool|think|im_|s>|bos|eos|pad|start|end|unk))|(?<=[|\uff5c])>"
     r"|\[(?=/?(?:INST|SYS|TOOL|AVAILABLE_TOOLS))",
     re.I,
 )
+
+# Objectives times the keys that one call shares with all of them: what is written once is told to each.
+MAX_SHARED_KEYS = 100_000
 
 _OWN_MARKERS, _ESCAPED = re.compile(r"<(?=/?(?:tool_call|think)>)"), r"\\u003c"
 
@@ -195,16 +199,18 @@ def _read_requests(arguments: Mapping[str, Any]) -> list[CloneRequest]:
     # Only these arguments exist: sampling parameters and tools are not the model's to choose.
     if not isinstance(arguments, dict) or not set(arguments) <= {"objectives", "shared_context"}:
         raise ValueError("unknown argument")
-    shared = _strings(arguments.get("shared_context", []))
+    shared = dict.fromkeys(_strings(arguments.get("shared_context", [])))
     objectives = arguments["objectives"]
     if not isinstance(objectives, list):
         raise TypeError("objectives is no list")
+    if len(objectives) * len(shared) > MAX_SHARED_KEYS:
+        raise ValueError("too many keys shared with too many objectives")
     return [_read_request(objective, shared) for objective in objectives]
 
 
-def _read_request(objective: object, shared: tuple[str, ...]) -> CloneRequest:
+def _read_request(objective: object, shared: Mapping[str, None]) -> CloneRequest:
     if isinstance(objective, str):
-        return CloneRequest(_string(objective), shared)
+        return CloneRequest(_string(objective), tuple(shared))
     if not isinstance(objective, dict) or not set(objective) <= {
         "objective",
         "shared_context",

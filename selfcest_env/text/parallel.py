@@ -24,7 +24,8 @@ from selfcest_env.rules import Rules
 from selfcest_env.seeding import stream_seed
 from selfcest_env.tasks import TaskSource
 from selfcest_env.text.game import Order, RewardFunction, TextGame, exact_match, scored
-from selfcest_env.text.setup import COUNTERS, PROTOCOLS, built_in, find_source, task_option
+from selfcest_env.text.protocols import make_protocol
+from selfcest_env.text.setup import COUNTERS, built_in, find_source, task_option
 from selfcest_env.text.spaces import FreeText, task_chars, transcript_bound, transcript_text
 from selfcest_env.text.vectors import FEATURES, Vector, agent_info, observation_vector, state_size, state_vector
 from selfcest_env.types import Limits, TokenCounter
@@ -53,7 +54,7 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
         population: "dynamic", "persistent" or "fixed".
         reward: a `Reward` of `make_reward`, or a function from a finished record to named terms; the team reward is
             their sum.
-        protocol: how calls and answers are written: "hermes", "terse" or a `ProtocolText`.
+        protocol: how calls and answers are written: "hermes", "terse", "package.module:Class" or a `ProtocolText`.
         counter: what a token is: "words", "bytes" or a `TokenCounter`.
         max_cycles: joint steps before truncation; `None` never truncates, and the limits end every game.
         max_chars: characters of one action.
@@ -98,7 +99,8 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
         self.population = Population(one_of("population", population, tuple(Population)))
         self.limits, self.reward, self.order = limits, reward, order
         self.max_cycles, self.max_chars, self.max_task_chars = max_cycles, max_chars, max_task_chars
-        self.rules = Rules(limits, built_in("protocol", protocol, PROTOCOLS), built_in("counter", counter, COUNTERS))
+        protocol = make_protocol(protocol) if isinstance(protocol, str) else protocol
+        self.rules = Rules(limits, protocol, built_in("counter", counter, COUNTERS))
         self.task_source = find_source(task_source, source_options or {})
         self.possible_agents = [f"agent_{k}" for k in range(1 + limits.max_clones)]
         self._seats = {agent: k for k, agent in enumerate(self.possible_agents)}

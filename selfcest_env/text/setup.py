@@ -7,14 +7,10 @@ from typing import Any
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import one_of
-from selfcest_env.protocol import ProtocolText
 from selfcest_env.tasks import TaskSource, make_source
 from selfcest_env.text.counters import ByteCounter, WordCounter
-from selfcest_env.text.hermes import HermesProtocol
-from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import Task, TokenCounter
 
-PROTOCOLS: dict[str, type[ProtocolText]] = {"hermes": HermesProtocol, "terse": TerseProtocol}
 COUNTERS: dict[str, type[TokenCounter]] = {"words": WordCounter, "bytes": ByteCounter}
 
 

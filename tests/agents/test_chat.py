@@ -9,6 +9,7 @@ import pytest
 from chat_models import CHATML, PLAIN_ADDED, SPECIALS, TEMPLATES, byte_level, chat_tokenizer, tiny_llama
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rounding import logprob_rounding
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from selfcest_agents.chat import ChatCodec, ChatConfig
@@ -359,10 +360,11 @@ def test_a_model_plays_with_its_own_codec() -> None:
     assert second.prompt_ids == codec.encode((fault,), Boundary.AFTER_LENGTH)
     # Teacher forcing over the concatenated ids gives the log-probs that were sampled: nothing was tokenised twice.
     first = records[0].agents[0].turns[0].generation
-    again = TransformersEngine(tiny_llama(tokenizer, 4096), stop_ids=codec.stop_ids)
+    model = tiny_llama(tokenizer, 4096)
+    again = TransformersEngine(model, stop_ids=codec.stop_ids)
     context = (*first.prompt_ids, *first.token_ids, *second.prompt_ids)
     seed = requests[0].turn_seed(records[0].agents[0].agent_id, 1)
     again.submit([TokenRequest("x", context, len(second.token_ids), seed)])
     [completion] = again.poll()
     assert completion.token_ids == second.token_ids
-    assert completion.logprobs == pytest.approx(second.behavior_logprobs, abs=1e-4)
+    assert completion.logprobs == pytest.approx(second.behavior_logprobs, abs=logprob_rounding(model))

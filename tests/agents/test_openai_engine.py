@@ -27,7 +27,8 @@ from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import FinishReason, Limits, Outcome, Task, TurnKey
 from selfcest_training.credit import Credit
-from selfcest_training.learner.batch import Denominator, build_samples
+from selfcest_training.learner.batch import build_samples
+from selfcest_training.learner.options import Denominator
 
 
 @dataclass(frozen=True)

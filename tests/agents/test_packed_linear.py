@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 import torch
+from rounding import rounding
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -25,42 +26,45 @@ def is_packed(module: torch.nn.Module) -> bool:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(("dtype", "distance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
-def test_products_are_those_of_the_plain_layer(dtype: torch.dtype, distance: float, bias: bool) -> None:
+@pytest.mark.parametrize(("dtype", "ulps"), [(torch.float32, 64), (torch.bfloat16, 4)])
+def test_products_are_those_of_the_plain_layer(dtype: torch.dtype, ulps: int, bias: bool) -> None:
     linear = layer(dtype, bias)
+    packs = dtype is torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()  # older processors do not
     rows = torch.randn(3, 70, 512, dtype=dtype)
     with torch.inference_mode():
         inputs = (rows, rows[:, -1], rows[:, -1:], rows[0, :1], rows[:, ::7])
         want = [linear(x) for x in inputs]
         with PackedLinears(linear).use():
-            assert is_packed(linear)
+            assert is_packed(linear) == packs
             found = [linear(x) for x in inputs]
     assert not is_packed(linear)
     for a, b in zip(found, want, strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
-        torch.testing.assert_close(a, b, atol=distance, rtol=distance)
+        torch.testing.assert_close(a, b, atol=rounding(b, ulps), rtol=0)
 
 
 def test_changed_weights_are_packed_anew() -> None:
     linear, rows = layer(), torch.randn(4, 512)
     packed = PackedLinears(linear)
 
-    def product() -> torch.Tensor:
+    def check() -> None:
         with torch.inference_mode(), packed.use():
-            return linear(rows)
+            found = linear(rows)
+        expected = linear(rows)
+        torch.testing.assert_close(found, expected, atol=rounding(expected), rtol=0)
 
-    product()
+    check()
     linear(rows).sum().backward()
     torch.optim.AdamW(linear.parameters(), lr=0.1).step()
-    torch.testing.assert_close(product(), linear(rows), atol=1e-3, rtol=0)
+    check()
     linear.weight.data = torch.randn(768, 512)
-    torch.testing.assert_close(product(), linear(rows), atol=1e-3, rtol=0)
+    check()
     linear.weight.data.mul_(2)  # which torch does not count
     packed.clear()
-    torch.testing.assert_close(product(), linear(rows), atol=1e-3, rtol=0)
+    check()
     torch.optim.AdamW(linear.parameters(), lr=0.1, fused=True).step()  # nor this
     packed.clear()
-    torch.testing.assert_close(product(), linear(rows), atol=1e-3, rtol=0)
+    check()
 
 
 def test_cleared_nothing_is_kept() -> None:
@@ -103,7 +107,8 @@ def test_an_engine_samples_from_what_the_learner_has_just_changed() -> None:
         (made,) = engine.poll()
         ids = torch.tensor([[1, 2, 3, *made.token_ids]])
         with torch.no_grad():
-            want = model(ids).logits[0, 2:-1].double().log_softmax(-1).gather(1, ids[0, 3:, None])[:, 0]
-            torch.testing.assert_close(torch.tensor(made.logprobs).double(), want, atol=1e-4, rtol=0)
+            logits = model(ids).logits[0, 2:-1]
+            want = logits.double().log_softmax(-1).gather(1, ids[0, 3:, None])[:, 0]
+            torch.testing.assert_close(torch.tensor(made.logprobs).double(), want, atol=rounding(logits), rtol=0)
             for parameter in model.parameters():
                 parameter.add_(0.3 * torch.randn_like(parameter))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -203,7 +204,7 @@ def test_a_replay_is_what_it_is_in_any_company() -> None:
     requests = replay_requests(records, replays, RULES)
     mixed = rollout([*ordinary, *requests], scripted(), RULES)
     assert mixed[:2] == rollout(ordinary, scripted(), RULES)
-    assert {r.replay: played(r, record) for r, record in zip(requests, mixed[2:], strict=True)} == alone
+    assert {r.replay: played(r, record, RULES) for r, record in zip(requests, mixed[2:], strict=True)} == alone
 
 
 def test_a_replay_asked_twice_is_played_once_and_requests_may_be_played_again() -> None:
@@ -218,15 +219,24 @@ def test_a_replay_asked_twice_is_played_once_and_requests_may_be_played_again() 
     assert rollout(requests, scripted(), RULES) == rollout(requests, scripted(), RULES)
 
 
+def test_requests_and_replays_can_be_sent_elsewhere() -> None:
+    """Pickled, a request plays as it does here: it names episode and question, and carries no game."""
+    records = series()
+    here = [RolloutRequest("f0", TASK, 7), *replay_requests(records, asked(records), RULES)]
+    there = pickle.loads(pickle.dumps(here))
+    assert there == here
+    assert rollout(there, scripted(), RULES) == rollout(here, scripted(), RULES)
+
+
 def test_samples_of_one_question_share_its_beginning_and_nothing_else() -> None:
     records = series()
     replays = [Replay.of("e0", {A: RESAMPLE}, sample) for sample in range(3)]
     requests = replay_requests(records, replays, RULES)
-    first, *others = requests
-    assert all(other.kernel is first.kernel and other.kept is first.kept for other in others)
-    steps = first.kernel.log
+    beginnings = [request.begin(RULES) for request in requests]
+    first, kept = beginnings[0]
+    assert all(other.log == first.log and other is not first and same is kept for other, same in beginnings[1:])
     rollout(requests, scripted(), RULES)
-    assert first.kernel.log == steps
+    assert requests[0].begin(RULES)[0].log == first.log
     assert len({request.turn_seed(A, 0) for request in requests}) == 3
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pytest
 import torch
+from rounding import logprob_rounding
 from torch.nn import functional as F
 
 from selfcest_agents.codec import TerseCodec
@@ -19,7 +20,7 @@ from selfcest_env.errors import ConfigError, PolicyError
 from selfcest_env.record import EpisodeRecord, Generation
 from selfcest_env.rules import Rules
 from selfcest_env.text.terse import TerseProtocol
-from selfcest_env.types import FinishReason, Limits, Outcome, Role, Task, TurnKey
+from selfcest_env.types import Action, Fault, FinishReason, Limits, Outcome, Role, Task, TurnKey
 from selfcest_env.views import Observation
 
 TOKENIZER = TinyTokenizer()
@@ -82,10 +83,26 @@ def test_a_codec_that_prices_otherwise_than_it_encodes_is_caught() -> None:
         rollout(requests(1), ScriptedPolicy(Caller(), careless), RULES)
 
 
+def test_what_is_over_its_grant_is_not_parsed() -> None:
+    class Reading(TerseProtocol):
+        def parse(self, text: str) -> Action:
+            assert len(text) < 100, "a text that cannot count was parsed"
+            return super().parse(text)
+
+    class Verbose:
+        def act(self, observation: Observation, rng: np.random.Generator) -> str:
+            return "<ans>4<end>" if observation.turn else "<ans>" + "7" * 1000
+
+    (record,) = rollout(requests(1), ScriptedPolicy(Verbose(), CODEC), Rules(LIMITS, Reading(), CODEC))
+    assert [turn.facts.fault for turn in record.root.turns] == [Fault.OVER_GRANT, None]
+    assert record.answer == "4"
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_learner_logprobs_equal_behaviour_logprobs(temperature: float) -> None:
     policy = model_policy(temperature)
     model = build_tiny(TinyConfig(), 0)
+    exact = logprob_rounding(model, temperature)
     roots = RolePolicy({Role.ROOT: policy, Role.CLONE: policy})
     records = rollout(requests(12), roots, RULES)
     multi_turn = 0
@@ -99,7 +116,7 @@ def test_learner_logprobs_equal_behaviour_logprobs(temperature: float) -> None:
             for turn in agent.turns:
                 position += len(turn.generation.prompt_ids)
                 for token, behaviour in zip(turn.generation.token_ids, turn.generation.behavior_logprobs, strict=True):
-                    assert logprobs[position - 1, token].item() == pytest.approx(behaviour, abs=1e-4)
+                    assert logprobs[position - 1, token].item() == pytest.approx(behaviour, abs=exact)
                     position += 1
     assert multi_turn, "the test must see contexts of several turns"
 

@@ -25,7 +25,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig, LlamaForCausalL
 
 from selfcest_agents.codec import TerseCodec
 from selfcest_agents.engine import Completion, Engine, TokenRequest, check_trainable
-from selfcest_agents.lora import LoraOptions, add_lora, merged_weights
+from selfcest_agents.lora import add_lora, merged_weights
+from selfcest_agents.lora_options import LoraOptions
 from selfcest_agents.openai_client import ServerConfig
 from selfcest_agents.openai_engine import OpenAIEngine
 from selfcest_agents.policy import EnginePolicy, RolePolicy, SamplingConfig, ScriptedPolicy

@@ -12,7 +12,7 @@ A, B = ROOT.child(0), ROOT.child(1)
 
 
 def snapshot(ledger):
-    return dict(ledger.accounts), ledger._closed
+    return dict(ledger.accounts), dict(ledger._open)
 
 
 def refused(ledger, match, operation, *args):

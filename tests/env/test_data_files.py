@@ -98,7 +98,13 @@ GOOD = json.dumps(ROWS)
         ("cut.jsonl", '{"q": 1}\n{"q": ', "record 2: not valid JSON at line 2, column 7: Expecting value (is the"),
         ("text.json", "<!DOCTYPE html>", "neither a JSON array nor JSON lines; it begins with '<!DOCTYPE html>'"),
         ("nothing.jsonl", "", "neither a JSON array nor JSON lines"),
-        ("short.csv", "q,a\n1,2\n3\n", "record 2: 1 cells (up to line 3); expected 2: q, a"),
+        ("deep.json", '[{"q": ' + "[" * 100_000, "deep.json:1, record 1: nested too deeply to be read"),
+        ("long.jsonl", '{"q": 1}\n\n{"q": ' + "7" * 5000 + "}", "long.jsonl:3, record 2: holds an integer of more"),
+        ("half.jsonl", r'{"q": "\ud83d\ude00", "a": [{"b": "x\ud83d"}]}', "half.jsonl:1, record 1: a[0].b holds half"),
+        ("half_key.json", r'[{"a": {"\udc00": 1}}]', r"record 1: a.\udc00 holds half a character, a surrogate"),
+        ("twice.jsonl", '{"d": {"x": 1, "y": 2, "x": 3}}', "record 1: the key 'x' stands twice in one object"),
+        ("columns.csv", "q,q\n1,2\n", "two columns of one name: q, q"),
+        ("short.csv", "q,a\n1,2\n3\n", "short.csv:3, record 2: 1 cells; expected 2: q, a"),
         ("open.csv", 'q,a\n1,2\n"3,4\n', "record 2: not valid CSV near line 3"),
         ("nothing.csv", "", "empty; expected a line of column names"),
     ],
@@ -293,6 +299,44 @@ def test_leaks_are_found(tmp_path: Path) -> None:
         "| left | 50 | spelled | 1 | 1 | left.jsonl 4 = spelled.json 1 |",
         "| right | 50 | spelled | 1 | 0 |  |",
     ]
+
+
+def test_a_place_is_a_line_of_its_file(tmp_path: Path) -> None:
+    lines = write(tmp_path / "lines.jsonl", '\n{"q":\n 1}\n\n{"q": 2} {"q": 3}\n')
+    array = write(tmp_path / "array.json", json.dumps(ROWS, indent=1))
+    table = write(tmp_path / "cells.csv", 'q,a\n"1\n2",x\n3,y\n')
+    assert [record.line for record in read_records(lines)] == [2, 5, 5]
+    assert [record.line for record in read_records(array)] == [2, 6, 10]
+    assert [record.line for record in read_records(table)] == [2, 4]
+
+
+def test_ids_are_of_one_record_each(tmp_path: Path) -> None:
+    lines = [{"question": f"{i}?", "answer": "x", "id": name} for i, name in enumerate("aba")]
+    path = write(tmp_path / "q.jsonl", "\n".join(map(json.dumps, lines)))
+    with pytest.raises(
+        DataError, match=r"q\.jsonl:3, record 3: id is 'a', as in .*q\.jsonl:1, record 1; expected one of"
+    ):
+        UserQuestions(path).tasks()
+
+
+def test_faulty_records_are_left_out_on_demand_and_counted(tmp_path: Path) -> None:
+    path = write(tmp_path / "p.json", json.dumps([*ROWS, {"q": "no answer"}, {"q": "four?", "a": "4"}, {"q": 5}]))
+    source = Pairs(path, skip_faulty=True)
+    with pytest.warns(UserWarning, match=r"pairs: left out 2 records of .*p\.json: faulty \(.*record 4: a is missing;"):
+        assert [task.answer for task in source.tasks()] == ["1", "2", "3", "4"]
+    assert [len(places) for places in source.skipped.values()] == [2]
+    with pytest.raises(DataError, match="record 4: a is missing"):
+        Pairs(path).tasks()
+
+
+def test_what_a_source_does_not_foresee_is_named_by_its_place(tmp_path: Path) -> None:
+    class Careless(Pairs):
+        def read(self, record: Record) -> Task | None:
+            return self.make(record, record.text("q"), str(int(record.text("a"))))
+
+    path = write(tmp_path / "p.json", json.dumps([*ROWS, {"q": "four?", "a": "four"}]))
+    with pytest.raises(DataError, match=r"p\.json:1, record 4: cannot be read: ValueError: invalid literal for int"):
+        Careless(path).tasks()
 
 
 # The hub

@@ -9,7 +9,7 @@ import pytest
 
 from selfcest_env.graders import GRADERS, Grader
 from selfcest_env.graders.math import MathMatch
-from selfcest_env.plugin import build, load
+from selfcest_env.plugin import make
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "graders.py"
 BENCHMARK = SimpleNamespace(**runpy.run_path(str(FILE), run_name="benchmark"))
@@ -18,7 +18,8 @@ BENCHMARK = SimpleNamespace(**runpy.run_path(str(FILE), run_name="benchmark"))
 @pytest.mark.parametrize("name", sorted({*GRADERS} - {"by_source"}))
 def test_hostile_answers(name: str, tmp_path: Path) -> None:
     sentinel = tmp_path / "s"
-    grader: Grader = build(load(name, GRADERS, what="grader"), {"symbolic": False} if name == "math" else {}, where="")
+    options = {"symbolic": False} if name == "math" else {}
+    grader = make(name, options, GRADERS, Grader, what="grader", where="")
     for kind, answer in BENCHMARK.hostile_answers(sentinel):
         start = time.process_time()
         grade = grader.grade(BENCHMARK.TASK, answer)

@@ -1,6 +1,8 @@
 """Mathematical graders by hand: boxes, exact values, forms of answers, and what only math-verify can tell."""
 
+import re
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.graders import Grade
-from selfcest_env.graders.boxed import last_boxed
+from selfcest_env.graders.boxed import final_answer, last_boxed
 from selfcest_env.graders.by_source import FITTING, BySource
 from selfcest_env.graders.compare import same
 from selfcest_env.graders.countdown import CountdownMatch, verify_countdown
@@ -129,6 +131,11 @@ def test_exact_values_are_pythons(tree: object) -> None:
         ("5!", "5!"),
         (r"\mathrm{e}+\mathrm e", "e +e"),
         (r"7\text{ cm}^2", "7"),
+        (r"**7\text{ cm}^{2}**.", "7"),
+        (r"\(7\)", "7"),
+        (r"\[ (1,2) \]", "(1,2)"),
+        (r"1 \\[4pt] 2", r"1 \\[4pt] 2"),
+        (r"7\text{ percent}", r"7\%"),
         (r"1\text{ or }2", "1 or 2"),
     ],
 )
@@ -257,6 +264,10 @@ def test_options_of_the_math_grader(monkeypatch: pytest.MonkeyPatch) -> None:
         (r"(-\infty,2)\cup(3,\infty)", r"(3,\infty)\cup(-\infty,2)", True),
         (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}2\\1\end{pmatrix}", False),
         ("11_2", "3", False),
+        ("204_5", "204_{5}", True),
+        ("204_5", "204", True),
+        ("204_5", "204_6", False),
+        ("10_2+1", "10_3+1", False),
         (r"\sqrt2,\sqrt3", r"\sqrt3,\frac{2}{\sqrt2}", True),
         (r"\sqrt2,\sqrt3", r"\sqrt3,\sqrt3", False),
         # A false positive of math-verify that stays: irrational values that differ below its precision.
@@ -267,6 +278,115 @@ def test_symbolic_equivalence(truth: str, answer: str, correct: bool) -> None:
     pytest.importorskip("math_verify")
     grade = MathMatch().grade(task(truth), f"It is $\\boxed{{{answer}}}$.")
     assert (grade.correct, grade.note) == (correct, "")
+
+
+# Truths of the forms that competition problems have.
+TRUTHS = [
+    "5", "-12", "1,234", "0.375", r"\frac{3}{7}", r"-\frac{11}{4}", r"\dfrac{1}{2}", r"3\frac{1}{5}", "2^{10}", "720",
+    r"2\sqrt{3}", r"\frac{\sqrt{5}}{2}", r"\frac{1+\sqrt{13}}{6}", r"16\pi", r"\frac{\pi}{3}", "6-5i", r"e^{2}",
+    "x^2+3x-4", "(x-3)(x+2)", r"\frac{x+2}{7}", "y=2x+8", "(3,-4)", r"\left(3,\frac{\pi}{2}\right)", "[0,9)",
+    r"(-\infty,4)\cup(7,\infty)", "1,-2,6", r"\{2,3\}", r"\text{Monday}", r"\text{(C)}", r"\text{even}", "204_5",
+    r"\begin{pmatrix}1\\2\end{pmatrix}", r"x\in[-2,7]", r"90^\circ", r"\$36", r"14\text{ inches}",
+]  # fmt: skip
+NUMBERS = [truth for truth in TRUTHS if rational(truth) is not None]
+WRITTEN = {
+    "boxed": r"So it is $\boxed{%s}$.",
+    "fbox": r"\fbox{%s}",
+    "two boxes": r"First $\boxed{77}$, no, $\boxed{%s}$.",
+    "dollars": "$%s$",
+    "two dollars": "$$%s$$",
+    "sentence": "The answer is $%s$.",
+    "sentence with a reason": "As $2+2=4$, the final answer is: $%s$.",
+    "label": "**Answer:** %s",
+    "round": r"\(%s\)",
+    "square": r"\[%s\]",
+    "square, in lines": "\\[\n%s\n\\]",
+    "sentence, round": r"The answer is \(%s\).",
+    "square in a box": r"\boxed{\(%s\)}",
+    "bold, full stop": "**%s**.",
+}
+
+
+@pytest.mark.parametrize("written", WRITTEN)
+def test_a_truth_is_right_however_it_is_written(written: str) -> None:
+    pytest.importorskip("math_verify")
+    assert [t for t in TRUTHS if not MathMatch().grade(task(t), WRITTEN[written] % t).correct] == []
+
+
+NOT_WRITTEN = {
+    "two boxes, the last wrong": r"First $\boxed{%s}$, no, $\boxed{77}$.",
+    "denied": "The answer is not $%s$.",
+    "withdrawn": "The answer is $%s$. No: the answer is $77$.",
+    "one of two": "The answer is $%s$ or $77$.",
+    "with more": "The answer is $77%s$.",
+}
+
+
+def perturbed(truth: str) -> list[str]:
+    """Other answers that look much like this one."""
+    digits = [match.start() for match in re.finditer("[0-9]", truth)]
+    changed = [f"{truth[:i]}{(int(truth[i]) + 1) % 10}{truth[i + 1 :]}" for i in digits]
+    signed = [truth[:i] + truth[i + 1 :] for i, char in enumerate(truth) if char == "-"]
+    longer = [f"{truth[: i + 1]}1{truth[i + 1 :]}" for i in digits[-1:]]
+    words = [truth.replace("Monday", "Sunday"), truth.replace("(C)", "(D)"), truth.replace("even", "odd")]
+    brackets = [truth.replace("[", "(").replace("(-2,7]", "[-2,7)"), truth.replace("+", "-"), f"-{truth}", f"{truth},7"]
+    return [text for text in [*changed, *signed, *longer, *words, *brackets] if text != truth]
+
+
+def test_nothing_like_a_truth_is_right() -> None:
+    pytest.importorskip("math_verify")
+    grader, wrong = MathMatch(), list[tuple[str, str]]()
+    ways = [WRITTEN[name] for name in ("boxed", "sentence", "square", "bold, full stop")]
+    for truth in TRUTHS:
+        answers = [way % text for text in perturbed(truth) for way in ways]
+        answers += [way % truth for way in NOT_WRITTEN.values()]
+        wrong += [(truth, answer) for answer in answers if grader.grade(task(truth), answer).correct]
+    assert wrong == []
+
+
+DECIDED = re.compile(r"^\|([^|]*)\| `([^`|]+)` \| (`[^|]+`) \| (yes|no) \|", re.MULTILINE)
+PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("row", DECIDED.findall(PAGE))
+def test_every_decision_is_as_the_page_has_it(row: tuple[str, str, str, str]) -> None:
+    pytest.importorskip("math_verify")
+    question, truth, answers, right = row
+    for answer in re.findall("`([^`]+)`", answers):
+        assert MathMatch().grade(task(truth, question), answer).correct is (right == "yes"), answer
+
+
+def test_the_page_has_decisions() -> None:
+    assert len(DECIDED.findall(PAGE)) > 20
+
+
+@pytest.mark.parametrize("percent", ["%s\\%%", "%s%%", "%s percent", "%s per cent", r"%s\text{ percent}"])
+def test_percent_is_a_hundredth_unless_the_question_asks_for_percent(percent: str) -> None:
+    pytest.importorskip("math_verify")
+    plain, asked = "How much is it?", "What percentage is it?"
+    for truth in NUMBERS:
+        answer = f"The answer is ${percent % truth}$."
+        assert not MathMatch().grade(task(truth, plain), answer).correct
+        assert MathMatch().grade(task(truth, asked), answer).correct, answer
+    assert MathMatch().grade(task("0.1", plain), percent % "10").correct
+    assert not MathMatch().grade(task("10", asked), "0.1").correct
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("The answer is $5$.", "$5$."),
+        ("answer: 4. The final answer is: 5", "5"),
+        (r"The answer is 4, or \boxed{5}", "5"),
+        ("no marker", "no marker"),
+        ("So the answer is", "So the answer is"),
+        ("unanswered: 5", "unanswered: 5"),
+        ("The answer isn't 5", "The answer isn't 5"),
+        ("", ""),
+    ],
+)
+def test_where_an_answer_stands(text: str, found: str) -> None:
+    assert final_answer(text) == found
 
 
 @pytest.mark.parametrize(
@@ -299,6 +419,7 @@ def test_number_grader() -> None:
     once_ambiguous = task("80", aliases=("81",))
     answers = ("080", "81", r"either; say \boxed{081}", "82", "80 or 81", None, "1" * 2000)
     assert [NumberMatch().grade(once_ambiguous, answer).correct for answer in answers] == [True] * 3 + [False] * 4
+    assert NumberMatch().grade(once_ambiguous, r"From $4\cdot20$, the answer is \(80\).").correct
     assert NumberMatch().grade(once_ambiguous, "80 or 81") == Grade(0.0, False, False)
     with pytest.raises(ValueError, match="not all numbers; use the grader 'math'"):
         NumberMatch().grade(task(r"\sqrt2"), "1")
@@ -336,6 +457,7 @@ def test_countdown_grader() -> None:
     puzzle = task("(9-3)*4", source="countdown", numbers="3 4 9", target=24)
     grader = CountdownMatch()
     assert grader.grade(puzzle, r"\boxed{4\cdot(9-3)}") == Grade(1.0, True, True)
+    assert grader.grade(puzzle, r"The answer is \[4\cdot(9-3)\].") == Grade(1.0, True, True)
     assert grader.grade(puzzle, "4*(9-4)") == Grade(0.0, False, True)
     assert grader.grade(puzzle, "hm") == grader.grade(puzzle, None) == Grade(0.0, False, False)
     assert grader.grade(task("6", numbers="3 4 9", target=6, use_all=False), "9-3").correct

@@ -8,6 +8,7 @@ import pytest
 from selfcest_env.budget import Amounts
 from selfcest_env.counterfactual import fork_before
 from selfcest_env.errors import GameError
+from selfcest_env.kernel import Kernel
 from selfcest_env.protocol import Reply
 from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import (
@@ -23,11 +24,14 @@ from selfcest_env.types import (
     Outcome,
     Read,
     Status,
+    Task,
+    Usage,
 )
 from selfcest_env.views import observe
 
 sys.path.insert(0, str(Path(__file__).parent))
-from plain_game import A, B, ask, game, play
+from growth import growth
+from plain_game import A, B, Plain, ask, game, play
 
 
 def last(kernel, agent=ROOT):
@@ -195,6 +199,36 @@ def test_over_long_generation_costs_its_grant_and_is_never_shown():
     assert "SECRET" not in repr(observe(kernel, ROOT))
 
 
+@pytest.mark.parametrize(
+    ("usage", "fault"),
+    [(Usage(21), Fault.OVER_GRANT), (Usage(3, FinishReason.LENGTH), Fault.CUT_BY_LENGTH)],
+)
+def test_what_cannot_count_is_not_parsed(usage, fault):
+    class Unread(Plain):
+        def parse(self, text):
+            raise AssertionError("parsed")
+
+    kernel = game(Unread())
+    kernel.play(ROOT, "<call>a</call>", usage)
+    assert last(kernel).fault is fault
+    with pytest.raises(AssertionError, match="parsed"):
+        kernel.play(ROOT, "<call>a</call>", Usage(20))
+    with pytest.raises(GameError, match="cannot act: no such agent"):
+        kernel.play(A, "<ans>1", Usage(20))
+
+
+@pytest.mark.parametrize("call", [lambda keys: ask(CloneRequest("a", keys)), Read])
+def test_keys_are_looked_up_in_linear_time(call):
+    def refuse(count):
+        keys = tuple(map(str, range(count)))
+        kernel = Kernel(Task("t", "q", "7", "test", dict.fromkeys(keys, "")), rules)
+        play(kernel, ROOT, call((*keys, "unknown")))
+        assert last(kernel).fault is Fault.UNKNOWN_KEY
+
+    rules = game(max_reads=10_000).rules
+    assert growth(refuse, 500) < 9
+
+
 def test_unknown_usage_costs_the_whole_grant():
     kernel = game()
     play(kernel, ROOT, Answer("7"), None)
@@ -248,6 +282,14 @@ def test_a_call_that_was_never_affordable_ends_out_of_tokens():
     assert kernel.agents[ROOT].status is Status.OUT_OF_TOKENS
     assert last(kernel).fault is Fault.OVER_BUDGET
     assert observe(game(total_tokens=21), ROOT).can_delegate
+
+
+def test_a_call_must_fit_the_context_with_one_more_answer():
+    # prompt 5, replies 2 + 10, one more answer 6, and the call itself at least 1: 24
+    for context_tokens in (23, 24):
+        seen = observe(game(context_tokens=context_tokens, reply_tokens=10), ROOT)
+        assert seen.can_delegate == (context_tokens == 24)
+        assert not seen.is_last
 
 
 def test_a_root_prompt_over_a_limit_is_a_typed_ending_and_free():
@@ -353,3 +395,29 @@ def test_forks_of_turns_that_never_were():
         with pytest.raises(GameError, match="no such turn"):
             fork_before(kernel, before)
     assert fork_before(kernel, (ROOT, 0)).ready() == (ROOT,)
+
+
+def calls_per_clone(num_clones):
+    """Python functions entered per clone of one call: a measure of work that no other work on the machine moves."""
+    kernel = game(total_tokens=10**6, max_clones=None, max_clones_per_call=None)
+    calls = 0
+
+    def count(frame, event, arg):
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        kernel.step(ROOT, ask(*["+"] * num_clones), Usage(2))
+        while not kernel.done:
+            agent = kernel.ready()[0]
+            observe(kernel, agent)
+            kernel.step(agent, Answer("7"), Usage(2))
+    finally:
+        sys.setprofile(None)
+    assert len(kernel.agents) == num_clones + 1
+    return calls / num_clones
+
+
+def test_a_clone_costs_the_same_in_a_large_tree():
+    assert calls_per_clone(256) <= calls_per_clone(32)  # less, as the root's own turns are shared by more

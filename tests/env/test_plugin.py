@@ -1,14 +1,19 @@
 """Plug-ins by name, and classes built from typed options."""
 
 import enum
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
 
 import pytest
 
 from selfcest_env.errors import ConfigError, PlugInError
-from selfcest_env.plugin import build, load
+from selfcest_env.plugin import build, load, make, only_trusted
+from selfcest_env.reward import make_reward
+from selfcest_env.symbolic import make_task
+from selfcest_env.tasks import make_source
 from selfcest_env.types import Limits
 
 
@@ -63,9 +68,9 @@ BUILTINS = {"sample": Sample, "limits": "selfcest_env.types:Limits"}
 
 
 def test_load_by_name_by_late_name_and_by_reference() -> None:
-    assert load("sample", BUILTINS, what="thing") is Sample
-    assert load("limits", BUILTINS, what="thing") is Limits
-    assert load("selfcest_env.types:Limits", {}, what="thing") is Limits
+    assert load("sample", BUILTINS, object, what="thing") is Sample
+    assert load("limits", BUILTINS, object, what="thing") is Limits
+    assert load("selfcest_env.types:Limits", {}, object, what="thing") is Limits
 
 
 @pytest.mark.parametrize(
@@ -81,7 +86,7 @@ def test_load_by_name_by_late_name_and_by_reference() -> None:
 )
 def test_load_says_what_is_wrong(reference: str, error: type[Exception], said: list[str]) -> None:
     with pytest.raises(error) as caught:
-        load(reference, BUILTINS, what="thing")
+        load(reference, BUILTINS, object, what="thing")
     assert all(words in str(caught.value) for words in said), caught.value
 
 
@@ -110,19 +115,19 @@ def test_build_structures_what_a_config_file_can_say() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"count": 1, "colur": "red"}, ["no option 'colur'", "known: count, rate", "Did you mean 'colour'?"]),
-        ({}, ["needs count"]),
-        ({"count": "3"}, ["here.count is '3'; expected int"]),
-        ({"count": True}, ["here.count is True; expected int"]),
-        ({"count": 1, "rate": "fast"}, ["here.rate is 'fast'; expected float"]),
-        ({"count": 1, "colour": "green"}, ["here.colour is 'green'; expected one of 'red', 'blue'"]),
-        ({"count": 1, "pieces": "510"}, ["here.pieces is '510'; expected tuple[int, ...]"]),
-        ({"count": 1, "pieces": [1, "2"]}, ["here.pieces", "'2' is no int"]),
-        ({"count": 1, "mode": "c"}, ["expected one of 'a', 'b'"]),
-        ({"count": 1, "limit": "4"}, ["expected int | None"]),
-        ({"count": 1, "inner": {"sise": 2}}, ["here.inner", "sise"]),
-        ({"count": 1, "inner": {"size": 0}}, ["here.inner", "size is 0; expected at least 1"]),
-        ({"count": 1, "sources": ["range_sum"]}, ["here.sources"]),
+        ({"count": 1, "colur": "red"}, ["here.colur is unknown; Sample has count, rate", "Did you mean 'colour'?"]),
+        ({}, ["here.count is missing; expected a whole number"]),
+        ({"count": "3"}, ["here.count is '3'; expected a whole number"]),
+        ({"count": True}, ["here.count is True; expected a whole number"]),
+        ({"count": 1, "rate": "fast"}, ["here.rate is 'fast'; expected a number"]),
+        ({"count": 1, "colour": "green"}, ["here.colour is 'green'; expected one of red, blue"]),
+        ({"count": 1, "pieces": "510"}, ["here.pieces is '510'; expected a list"]),
+        ({"count": 1, "pieces": [1, "2"]}, ["here.pieces[1] is '2'; expected a whole number"]),
+        ({"count": 1, "mode": "c"}, ["here.mode is 'c'; expected one of a, b"]),
+        ({"count": 1, "limit": "4"}, ["here.limit is '4'; expected a whole number, or null"]),
+        ({"count": 1, "inner": {"sise": 2}}, ["here.inner.sise is unknown; Inner has size"]),
+        ({"count": 1, "inner": {"size": 0}}, ["here.inner: size is 0; expected at least 1"]),
+        ({"count": 1, "sources": ["range_sum"]}, ["here.sources[0] is 'range_sum'; expected Source"]),
         ({"count": -1}, ["here: count is -1; expected a number >= 0"]),
     ],
 )
@@ -133,7 +138,124 @@ def test_build_names_the_option_and_what_was_expected(options: dict[str, Any], s
 
 
 def test_build_of_a_plain_class_names_its_parameters() -> None:
-    with pytest.raises(ConfigError, match=r"no option 'widht'; known: width, name\. Did you mean 'width'\?"):
+    with pytest.raises(ConfigError, match=r"here.widht is unknown; Plain has width, name\. Did you mean 'width'\?"):
         build(Plain, {"widht": 3}, where="here")
     with pytest.raises(ConfigError, match=r"refused its options with RuntimeError: no disk"):
         build(Broken, {}, where="here")
+
+
+# What a class must be, before any object of it is made
+
+
+class Shape(Protocol):
+    """A kind with a member of every sort."""
+
+    label: ClassVar[str]
+
+    @property
+    def sides(self) -> int: ...
+
+    def area(self, scale: float) -> float: ...
+
+    def __call__(self) -> None: ...
+
+
+class Whole:
+    label, sides = "square", 4
+
+    def area(self, scale: float) -> float:
+        return scale
+
+    def __call__(self) -> None: ...
+
+
+@dataclass
+class Declared(Whole):
+    sides: int = field(init=False)  # type: ignore[assignment]  # an annotation is enough: a constructor may set it
+
+
+class NotWhole(Shape):
+    """Derives from the protocol, which does nothing by itself."""
+
+
+class Wrong(Whole):
+    label, area = 7, 0.5  # type: ignore[assignment]
+
+
+made = list[object]()
+
+
+class Popen:
+    """What it does, it does when it is made; one command starts with `args`."""
+
+    def __init__(self, args: Any = None, path: Any = None) -> None:
+        made.append(args)
+
+
+class Painting(Popen):
+    """Has the names that a kind asks for, and no methods."""
+
+    draw = grade = start = "with a brush"
+
+
+@pytest.mark.parametrize("cls", [Whole, Declared])
+def test_a_class_with_all_members_is_of_the_kind(cls: type) -> None:
+    assert load("x", {"x": cls}, Shape, what="shape") is cls  # type: ignore[comparison-overlap]
+
+
+@pytest.mark.parametrize(
+    ("cls", "lacks"),
+    [
+        (Popen, "__call__(), area(), label: str, sides; declare it on the class, as "),
+        (NotWhole, "__call__(), area(), label: str, sides; "),
+        (Wrong, "area(), label: str; "),
+    ],
+)
+def test_a_class_that_lacks_members_is_named_with_them(cls: type, lacks: str) -> None:
+    with pytest.raises(PlugInError) as caught:
+        load("x", {"x": cls}, Shape, what="shape")
+    assert f"shape 'x': {cls.__name__} lacks {lacks}" in str(caught.value)
+    with pytest.raises(PlugInError, match=r"shape 'x': Whole is no subclass of .*:Wrong"):
+        load("x", {"x": Whole}, Wrong, what="shape")
+
+
+@pytest.mark.parametrize("name", ["Popen", "Painting"])
+def test_nothing_is_made_of_a_class_of_another_kind(name: str) -> None:
+    stranger: dict[str, Any] = {"name": f"{__name__}:{name}", "args": ["touch", "x"]}
+    for build_it in (
+        lambda: make_source(**stranger),
+        lambda: make_source("mixture", sources=[{"name": "range_sum"}, stranger]),
+        lambda: make_source("hashed_split", source=stranger, part="train"),
+        lambda: make_task(stranger["name"], {"args": 1}),
+        lambda: make_reward("correct", grader=stranger),
+        lambda: make_reward("correct", mine=stranger),
+        lambda: make_reward("correct", grader={"name": "by_source", "graders": {"math": stranger}}),
+        lambda: make(stranger["name"], {}, {}, Shape, what="shape", where="here"),
+    ):
+        with pytest.raises((PlugInError, ConfigError), match=f"{name} lacks"):
+            build_it()
+    assert made == []
+
+
+# Who may be imported at all
+
+
+def test_where_only_some_are_trusted_no_other_module_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "outsider"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "tasks.py").write_text("class Mine:\n    def draw(self, rng): ...\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    nested = {"source": {"name": "outsider.tasks:Mine"}, "part": "train"}
+    for trusted in ((), ("outside",), ("outsider.task",), ("outsider.tasks.mine",)):
+        with only_trusted(trusted), pytest.raises(PlugInError, match="if you trust it, add --trust outsider.tasks"):
+            make_source("hashed_split", **nested)
+    assert not [name for name in sys.modules if name.startswith("outsider")]
+    with only_trusted(()):
+        assert load("own", {"own": "selfcest_env.tasks.quote:Quote"}, object, what="task source").__name__ == "Quote"
+    for trusted in (("outsider",), ("other", "outsider.tasks")):
+        with only_trusted(trusted):
+            make_source("hashed_split", **nested)
+    make_source("hashed_split", **nested)

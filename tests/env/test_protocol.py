@@ -1,7 +1,10 @@
 """Text to action and back, and nothing that a model wrote gets through as more than text."""
 
 import json
-import time
+import re
+import sys
+import tracemalloc
+from pathlib import Path
 
 import pytest
 from hypothesis import assume, example, given, settings
@@ -9,6 +12,7 @@ from hypothesis import strategies as st
 
 from selfcest_env.protocol import Reply
 from selfcest_env.rules import Rules
+from selfcest_env.text import hermes
 from selfcest_env.text.counters import ByteCounter, WordCounter
 from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.text.terse import TerseProtocol
@@ -26,6 +30,9 @@ from selfcest_env.types import (
     Read,
     Status,
 )
+
+sys.path.insert(0, str(Path(__file__).parent))
+from growth import growth
 
 HERMES, TERSE = HermesProtocol(), TerseProtocol()
 BAD, NONE = Malformed(Fault.BAD_CALL), Malformed(Fault.NO_ANSWER)
@@ -208,20 +215,65 @@ def test_terse(said, meant):
     assert TERSE.parse(said) == meant
 
 
-def test_huge_and_deep_text_is_bad_and_quick():
-    started = time.process_time()
-    deep = "[" * 100_000
-    for said in (
-        deep,
-        f"<tool_call>{deep}</tool_call>",
-        "<tool_call>" * 20_000,
-        "<call>" * 20_000,
-        "<think>" * 20_000,
-        f'<tool_call>{{"name": "spawn_clone", "arguments": {{"objectives": [{"9" * 9999}]}}}}</tool_call>',
-    ):
-        assert isinstance(HERMES.parse(said), Malformed)
-        assert isinstance(TERSE.parse(said), Malformed)
-    assert time.process_time() - started < 2
+def keys(count):
+    return [f"k{i}" for i in range(count)]
+
+
+HUGE = {
+    "deep": lambda n: "[" * n,
+    "deep in a call": lambda n: f"<tool_call>{'[' * n}</tool_call>",
+    "open calls": lambda n: "<tool_call>" * n,
+    "open terse calls": lambda n: "<call>" * n,
+    "thoughts": lambda n: "<think>" * n,
+    "digits": lambda n: f'<tool_call>{{"name": "spawn_clone", "arguments": {{"objectives": [{"9" * n}]}}}}</tool_call>',
+    "keys shared with objectives": lambda n: call({"objectives": [""] * (n // 9), "shared_context": keys(n // 9)}),
+    "keys shared with objects": lambda n: call(
+        {"objectives": [{"objective": "", "shared_context": ["k"]}] * (n // 9), "shared_context": keys(n // 9)}
+    ),
+}
+
+
+@pytest.mark.parametrize("protocol", [HERMES, TERSE])
+@pytest.mark.parametrize("name", HUGE)
+def test_huge_and_deep_text_is_bad_in_linear_time(protocol, name):
+    texts = {size: HUGE[name](size) for size in (5_000, 20_000)}
+    assert isinstance(protocol.parse(texts[20_000]), Malformed)
+    assert growth(lambda size: protocol.parse(texts[size]), 5_000) < 9
+
+
+def test_a_call_costs_time_and_memory_by_its_length():
+    """One objective that names again what is shared, and many that name one key more."""
+    own = {
+        n: call({"objectives": [{"objective": "", "shared_context": keys(n)}], "shared_context": keys(n)})
+        for n in (1000, 4000)
+    }
+    assert HERMES.parse(own[1000]) == Delegate((CloneRequest("", tuple(keys(1000))),))
+    assert growth(lambda n: HERMES.parse(own[n]), 1000) < 9
+    said = call({"objectives": [{"objective": "", "shared_context": ["x"]}] * 300, "shared_context": keys(330)})
+    assert HERMES.parse(said) == Delegate((CloneRequest("", (*keys(330), "x")),) * 300)
+    said = call({"objectives": [{"objective": "", "shared_context": ["x"]}] * 1500, "shared_context": keys(9000)})
+    tracemalloc.start()
+    try:
+        assert HERMES.parse(said) == BAD  # as tuples of keys, 108 MB
+        assert tracemalloc.get_traced_memory()[1] < 40 * len(said)
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("protocol", [HERMES, TERSE])
+@pytest.mark.parametrize("piece", ["<", "< ", " ", "\n", "/", "</ ", "<<", "|", "[", "<a"])
+def test_a_reply_is_neutralised_in_linear_time(protocol, piece):
+    texts = {n: "<" + piece * n for n in (1000, 4000)}
+    assert growth(lambda n: protocol.neutralise(texts[n]), 1000) < 9
+
+
+@given(st.lists(st.sampled_from([*"< \n/|[>", "SYS", "tool", "s>", "INST"])).map("".join))
+def test_the_markers_found_are_those_of_the_plain_pattern(reply):
+    """White space may be passed over in any way, so long as the same markers are found."""
+    plain = hermes._MARKERS.pattern.replace(r"\s*+(?:/\s*+)?", r"\s*/?\s*")
+    assert plain != hermes._MARKERS.pattern
+    found = [match.start() for match in re.finditer(plain, reply, re.I)]
+    assert [match.start() for match in hermes._MARKERS.finditer(reply)] == found
 
 
 # Nothing gets through to a parent

@@ -155,14 +155,25 @@ def test_yes_and_no_stand_nowhere(tmp_path: Path) -> None:
         ),
         ({"context": {"title": ["A"], "sentences": []}}, "context is {'title': ['A'], 'sentences': []}; expected"),
         ({"context": [["A", [1]]]}, "context is [['A', [1]]]; expected"),
+        (
+            {"supporting_facts": [["Alpha Post", True]]},
+            "supporting_facts is [['Alpha Post', True]]; expected a list of",
+        ),
+        ({"supporting_facts": [["Delta", 0]]}, "supporting_facts[0] names 'Delta', no title of the context"),
+        (
+            {"supporting_facts": [["Gamma", 1], ["Beta Post", 2]]},
+            "supporting_facts[1] is sentence 2 of 'Beta Post'; expected 0 to 1",
+        ),
+        ({"supporting_facts": [["Gamma", -1]]}, "supporting_facts[0] is sentence -1 of 'Gamma'; expected 0 to 1"),
+        ({"_id": "5a77"}, "id is '5a77', as in "),
         ({"supporting_facts": [["A"]]}, "supporting_facts is [['A']]; expected a list of [title, sentence number]"),
     ],
 )
 def test_hotpotqa_errors_name_file_record_and_key(tmp_path: Path, change: dict, said: str) -> None:
-    path = write(tmp_path / "hotpot.json", [HOTPOT, {**HOTPOT, **change}])
+    path = write(tmp_path / "hotpot.json", [HOTPOT, {**HOTPOT, "_id": "other", **change}])
     with pytest.raises(DataError) as caught:
         HotpotQA(path).tasks()
-    assert f"{path}, record 2: {said}" in str(caught.value)
+    assert f"{path}:1, record 2: {said}" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +196,11 @@ def test_another_layout_is_refused(tmp_path: Path, source: Any, record: dict, sa
 
 def test_musique(tmp_path: Path) -> None:
     unanswerable = {**MUSIQUE, "id": "u", "answerable": False}
-    task = only(Musique(write(tmp_path / "m.jsonl", [unanswerable, MUSIQUE], lines=True)))
+    source = Musique(write(tmp_path / "m.jsonl", [unanswerable, MUSIQUE], lines=True))
+    with pytest.warns(
+        UserWarning, match=r"musique: left out 1 records of .*: not answerable \(.*m\.jsonl:1, record 1\)"
+    ):
+        task = only(source)
     assert (task.answer, task.aliases) == ("Rhine Prize", ("the Prize",))
     assert list(task.context) == ["Anna Ahl", "Ulm", "Ulm (2)", "Bert Bo"]
     assert gold_support(task) == {"Anna Ahl", "Ulm (2)", "Bert Bo"}
@@ -205,6 +220,13 @@ def test_musique_points_to_a_paragraph(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"record 1: question_decomposition\[0\].paragraph_support_idx is None; expected"
     ):
+        Musique(path).tasks()
+
+
+def test_a_paragraph_has_a_number_of_its_own(tmp_path: Path) -> None:
+    paragraphs = [{**paragraph, "idx": 0} for paragraph in MUSIQUE["paragraphs"]]
+    path = write(tmp_path / "m.jsonl", {**MUSIQUE, "paragraphs": paragraphs}, lines=True)
+    with pytest.raises(DataError, match=r"paragraphs\[1\].idx is 0; expected a number that no other paragraph has"):
         Musique(path).tasks()
 
 
@@ -297,6 +319,28 @@ def test_who_lived_longer(tmp_path: Path) -> None:
     assert plan.comparison == Comparison("longest", ("Al", "Bo"), ((0, 1), (2, 3)))
 
 
+@pytest.mark.parametrize(
+    ("question", "answer", "kind"),
+    [
+        ("Which film has more directors, First Blood (1999 Film) or Later?", "First Blood (1999 Film)", "most"),
+        ("Which film had the most directors: Later or First Blood (1999 Film)?", "First Blood (1999 Film)", "most"),
+        ("Which film has fewer directors, First Blood (1999 Film) or Later?", "Later", "fewest"),
+    ],
+)
+def test_which_film_has_more_directors(tmp_path: Path, question: str, answer: str, kind: str) -> None:
+    context = {**FILMS, "First Blood (1999 film)": "First Blood is by Ann Lee and Cy Oh."}
+    evidences = [DIRECTORS[0], ["First Blood", "director", "Cy Oh"], DIRECTORS[1]]
+    del context["Ann Lee"], context["Bo Ek"]
+    plan = plan_of(
+        only(TwoWiki(write(tmp_path / "w.json", two_wiki("comparison", question, answer, evidences, context))))
+    )
+    assert plan.comparison == Comparison(kind, ("First Blood (1999 film)", "Later"), ((0,), (1,)))
+    assert (plan.conclude(plan.gold()) or "").lower() == answer.lower()
+    # As many on both sides is no answer, and a director told twice is one.
+    assert plan.conclude({0: "Ann Lee", 1: "Bo Ek"}) is None
+    assert plan.conclude({0: "Ann Lee; ann lee ", 1: "Bo Ek; Cy Oh"}) != plan.conclude(plan.gold())
+
+
 def test_evidence_that_contradicts_the_answer_is_no_plan(tmp_path: Path) -> None:
     context = {key: FILMS[key] for key in ("Ann Lee", "Bo Ek")}
     record = two_wiki("comparison", "Who was born earlier, Ann Lee or Bo Ek?", "Bo Ek", BORN, context)
@@ -319,7 +363,8 @@ def test_two_wiki_aliases(tmp_path: Path) -> None:
     ("text", "point"),
     [
         ("27 October 1964", (1964, 10, 27)), ("July 23, 1968", (1968, 7, 23)), ("March 1950", (1950, 3)),
-        ("c. 1127", (1127,)), ("1,204 people", (1204,)), ("44 BC", (-44,)), ("unknown", None), ("", None),
+        ("9" * 5000, None), ("c. 1127", (1127,)), ("1,204 people", (1204,)),
+        ("44 BC", (-44,)), ("unknown", None), ("", None),
     ],
 )  # fmt: skip
 def test_points(text: str, point: tuple[int, ...] | None) -> None:
@@ -371,7 +416,34 @@ def test_user_questions(tmp_path: Path) -> None:
 def test_user_questions_errors(tmp_path: Path, change: dict, said: str) -> None:
     with pytest.raises(DataError) as caught:
         UserQuestions(write(tmp_path / "own.json", {"question": "q", "answer": "a", **change})).tasks()
-    assert f"own.json, record 1: {said}" in str(caught.value)
+    assert f"own.json:1, record 1: {said}" in str(caught.value)
+
+
+@pytest.mark.parametrize("record", [HOTPOT, MUSIQUE, {"question": "q", "answer": "a", "context": "Texts."}])
+def test_another_data_set_does_not_load_without_its_texts(tmp_path: Path, record: dict) -> None:
+    said = (
+        r"own\.json:1, record 1: (context|paragraphs) is not read, and there are no 'documents'; give texts under that"
+    )
+    with pytest.raises(DataError, match=said):
+        UserQuestions(write(tmp_path / "own.json", record)).tasks()
+
+
+def test_keys_that_are_not_read_are_named_once(tmp_path: Path) -> None:
+    row = {"question": "q", "answer": "a", "documents": {"x": "a"}, "suport": ["x"], "context": "c"}
+    source = UserQuestions(write(tmp_path / "own.jsonl", [row, {**row, "level": 3}], lines=True))
+    with pytest.warns(UserWarning, match="questions: .* is not read") as caught:
+        assert len(source) == 2
+    said = sorted(str(warning.message) for warning in caught)
+    expected = "is not read; expected question, answer, documents, support, id."
+    places = [f"own.jsonl:{line}, record {line}: {key}" for key, line in (("context", 1), ("suport", 1), ("level", 2))]
+    assert len(said) == 3
+    assert all(any(f"{place} {expected}" in text for text in said) for place in places)
+    assert any(text.endswith("Did you mean 'support'?") for text in said)
+
+
+def test_a_file_without_records_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=r"questions: no task in .*own\.json "):
+        UserQuestions(write(tmp_path / "own.json", [])).tasks()
 
 
 # bAbI and long contexts
@@ -398,6 +470,8 @@ def test_babi(tmp_path: Path) -> None:
         "part 2": "Mary went back to the garden.",
     }
     assert dict(tasks[2].context) == {"part 1": "Mary went to the kitchen."}
+    assert [json.loads(str(task.metadata["facts"])) for task in tasks] == [[0], [2], [0]]
+    assert [gold_support(task) for task in tasks] == [{"part 1"}, {"part 2"}, {"part 1"}]
     source = babi(tmp_path)
     assert len({source.identity(task) for task in source.tasks()}) == 3
 
@@ -407,13 +481,17 @@ def test_babi(tmp_path: Path) -> None:
     [
         ("Mary went home.", "expected a number, a space and a text"),
         ("2 Where? \thall", "expected question, answer and ids"),
+        ("2 Where? \thall\t1 3", "supporting fact '3' is no statement before the question"),
+        ("2 Where? \thall\t2", "supporting fact '2' is no statement before the question"),
+        ("2 Where? \thall\t" + "7" * 5000, "supporting fact '77777777777777777777' is no statement"),
+        ("2 Mary went home.\n2 Mary went out.", "a statement of this story has that number"),
     ],
 )
 def test_babi_errors(tmp_path: Path, line: str, said: str) -> None:
     (tmp_path / "qa1.txt").write_text(f"1 Mary moved to the hall.\n{line}\n", encoding="utf-8")
     with pytest.raises(DataError) as caught:
         Babi(str(tmp_path / "qa1.txt")).tasks()
-    assert "qa1.txt, line 2: " in str(caught.value)
+    assert f"qa1.txt, line {line.count(chr(10)) + 2}: " in str(caught.value)
     assert said in str(caught.value)
 
 
@@ -428,11 +506,31 @@ def test_babilong(tmp_path: Path) -> None:
         assert [sentence for sentence in sentences if sentence in statements] == statements
         assert len(task.context) == 3
         assert (task.source, task.metadata["base"], task.answer) == ("babilong", "babi", story.answer)
+        facts, told = (json.loads(str(of.metadata["facts"])) for of in (task, story))
+        assert [sentences[fact] for fact in facts] == [statements[fact] for fact in told]
+        assert gold_support(task) == {f"part {fact // 10 + 1}" for fact in facts}
     assert source.tasks() == source.tasks()
     assert [task.context for task in Babilong(stories, filler, 25, 10, seed=1).tasks()] != [
         task.context for task in source.tasks()
     ]
     assert len(overlaps(source, stories)) == 3
+
+
+def test_filler_names_nobody_of_the_story(tmp_path: Path) -> None:
+    """Neither who is asked about, nor who may have had the thing."""
+    (tmp_path / "qa2.txt").write_text(
+        "1 John got the football there.\n2 Mary went to the garden.\n3 Where is the football? \tattic\t1\n"
+    )
+    text = "John went to the kitchen. Johnny left. It was Mary's. Ann went to the office. The Maryland clock is old."
+    filler = UserQuestions(write(tmp_path / "f.json", {"question": "?", "answer": "x", "documents": [text]}))
+    (task,) = Babilong(Babi(str(tmp_path / "qa2.txt")), filler, sentences=6, sentences_per_document=20).tasks()
+    assert sorted(split_sentences(task.context["part 1"])) == sorted(
+        ["John got the football there.", "Mary went to the garden."]
+        + 2 * ["Johnny left.", "Ann went to the office.", "The Maryland clock is old."]
+    )
+    only_john = UserQuestions(write(tmp_path / "g.json", {"question": "?", "answer": "x", "documents": ["John ran."]}))
+    with pytest.raises(TaskError, match="babilong: every sentence of the filler names one of John, Mary"):
+        Babilong(Babi(str(tmp_path / "qa2.txt")), only_john).tasks()
 
 
 def donors(tmp_path: Path, count: int = 30) -> UserQuestions:

@@ -655,7 +655,7 @@ def test_no_population_ever_overspends(
         ({"render_mode": "rgb"}, "render_mode is 'rgb'"),
         ({"task": "chains"}, "'chains'.*Did you mean 'chain'"),
         ({"task_options": {"window": 0}}, "task_options: window is 0"),
-        ({"task_options": {"windw": 2}}, "no option 'windw'.*Did you mean 'window'"),
+        ({"task_options": {"windw": 2}}, "task_options.windw is unknown.*Did you mean 'window'"),
         ({"task_options": {"items": (5, 2)}}, r"items is \(5, 2\)"),
         ({"task": Chain(), "task_options": {"items": 3}}, "task_options are for a task given by name"),
         ({"task": "lookup", "max_depth": 2}, "max_depth is 2; expected 0 or 1"),

@@ -81,6 +81,20 @@ def test_math_folder(tmp_path: Path) -> None:
     assert Math(str(tmp_path / "MATH"), levels=(1, 2)).tasks() == (plain,)
 
 
+def test_an_empty_box_is_skipped_and_counted(tmp_path: Path) -> None:
+    """The official training folder has two such records, number_theory/7115 and 7117."""
+    write(tmp_path / "MATH/train/prealgebra/10.json", PROBLEM)
+    for number in (7115, 7117):
+        unanswered = {**PROBLEM, "level": "Level 5", "solution": "First $\\boxed{3}$, in all $2+4=\\boxed{}$."}
+        write(tmp_path / f"MATH/train/number_theory/{number}.json", unanswered)
+    source = Math(str(tmp_path / "MATH/train"))
+    with pytest.warns(UserWarning, match=r"math: left out 2 records of .*: an empty box \(.*/7115\.json.*/7117\.json"):
+        assert len(source) == 1
+    assert {why: len(places) for why, places in source.skipped.items()} == {"an empty box": 2}
+    # What an option leaves out is no loss.
+    assert Math(str(tmp_path / "MATH"), levels=(1,)).skipped == {}
+
+
 def test_math_500_and_the_layout_of_the_hub(tmp_path: Path) -> None:
     path = write(tmp_path / "mixed.jsonl", FIVE_HUNDRED, {**PROBLEM, "level": "Level 5"}, PROBLEM)
     hard = make_source("math", path=path, levels=[5])
@@ -123,6 +137,9 @@ BROKEN = [
     (GSM8K, {"question": "q", "answer": "#### a lot"}, r"record 2: answer is '#### a lot'"),
     (GSM8K, {"question": "q"}, r"record 2: answer is missing; expected a string\. Keys found: question"),
     (Math, {**PROBLEM, "solution": "no box"}, r"record 2: solution is 'no box'; expected a text with a last"),
+    (Math, {**PROBLEM, "answer": " "}, r"record 2: answer is ' '; expected a text with a last"),
+    (Math, {**PROBLEM, "answer": "7" * 5000}, r"record 2: answer holds an answer of 5000 characters; no grader reads"),
+    (GSM8K, {"question": "q", "answer": "#### " + "7" * 5000}, r"record 2: answer is '#### 777"),
     (Math, {**PROBLEM, "level": 6}, r"record 2: level is 6; expected 'Level 1' to 'Level 5'"),
     (Math, {**PROBLEM, "level": "hard"}, r"record 2: level is 'hard'"),
     (Math, {"problem": "p", "level": 1, "solution": "s"}, r"record 2: type is missing"),
@@ -145,7 +162,7 @@ def test_a_wrong_record_is_named_by_file_number_and_key(
     source: type[GSM8K], record: object, message: str, tmp_path: Path
 ) -> None:
     path = write(tmp_path / "data.jsonl", GOOD[source], record)
-    with pytest.raises(DataError, match=r"data\.jsonl, " + message):
+    with pytest.raises(DataError, match=r"data\.jsonl:2, " + message):
         source(path).tasks()
 
 
@@ -154,7 +171,7 @@ def test_a_truncated_file_is_named(source: type[GSM8K], tmp_path: Path) -> None:
     file = tmp_path / "data.jsonl"
     text = json.dumps(GOOD[source])
     file.write_text(f"{text}\n{text[:-9]}")
-    with pytest.raises(DataError, match=r"data\.jsonl, record 2: not valid JSON.*truncated"):
+    with pytest.raises(DataError, match=r"data\.jsonl:2, record 2: not valid JSON.*truncated"):
         source(str(file)).tasks()
 
 

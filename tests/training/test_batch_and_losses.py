@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from records import group, three_agents
+from records import agent, group, three_agents, turn
 from torch.nn import functional as F
 
 from selfcest_agents.tiny import TinyConfig, build_tiny
@@ -15,9 +16,10 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.types import ROOT, Status
 from selfcest_training.credit import Gated, Grpo
-from selfcest_training.learner.batch import Denominator, Sample, bucketed, build_samples, collate
+from selfcest_training.learner.batch import Sample, bucketed, build_samples, collate
 from selfcest_training.learner.losses import Clipped, kl_to_reference, token_logprobs, weighted_sum
-from selfcest_training.learner.update import Learner, LossConfig, OptimizerConfig
+from selfcest_training.learner.options import Denominator, LossConfig, OptimizerConfig
+from selfcest_training.learner.update import Learner
 
 
 def samples_of(
@@ -78,6 +80,14 @@ def test_episode_mean_divides_by_all_generated_tokens() -> None:
         samples_of(three_agents("a", 1.0), three_agents("b", 0.0), denominator=Denominator.EPISODE_MEAN)[0].weight
         == 1 / 16
     )
+
+
+def test_episode_mean_of_one_token_and_of_none() -> None:
+    """One token weighs 1 over the episodes; an episode that could not begin has no sample and divides nothing by 0."""
+    one = replace(three_agents("a", 1.0), agents=(agent(ROOT, turn((1,), (9,))),))
+    none = replace(three_agents("b", 0.0), agents=(agent(ROOT, status=Status.PROMPT_TOO_LONG),))
+    (sample,) = samples_of(one, none, denominator=Denominator.EPISODE_MEAN)
+    assert (sample.episode_id, sample.weight) == ("a", 1 / 2)
 
 
 def test_an_excluded_turn_is_not_in_the_batch_and_the_denominator_does_not_notice() -> None:
@@ -148,9 +158,9 @@ def test_gradient_equals_an_independent_policy_gradient() -> None:
     for episode in episodes:
         for record in episode.agents:
             context: list[int] = []
-            for i, turn in enumerate(record.turns):
-                context += turn.generation.prompt_ids
-                for token in turn.generation.token_ids:
+            for i, played in enumerate(record.turns):
+                context += played.generation.prompt_ids
+                for token in played.generation.token_ids:
                     logits = model(input_ids=torch.tensor([context])).logits[0, -1]
                     logprob = F.log_softmax(logits, -1)[token]
                     key = next(
@@ -158,7 +168,7 @@ def test_gradient_equals_an_independent_policy_gradient() -> None:
                         for k in advantages
                         if k.episode_id == episode.episode_id and k.agent_id == record.agent_id and k.turn == i
                     )
-                    ratio = torch.exp(logprob - turn.generation.behavior_logprobs[0])
+                    ratio = torch.exp(logprob - played.generation.behavior_logprobs[0])
                     a = advantages[key]
                     assert isinstance(a, float)
                     total = total - torch.minimum(ratio * a, ratio.clamp(0.8, 1.2) * a) / (2 * 10)

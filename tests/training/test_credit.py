@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from records import group, three_agents
+from records import agent, group, three_agents, turn
 
 from selfcest_env.errors import ConfigError, CreditError
-from selfcest_env.types import ROOT, Status, TurnKey
+from selfcest_env.types import ROOT, Outcome, Status, TurnKey
 from selfcest_training.credit import Credit, Gated, Grpo, checked_credit
+from selfcest_training.credit.gated import has_failed
 
 
 def key(episode: str, agent: int | None, turn: int = 0) -> TurnKey:
@@ -71,6 +73,15 @@ def test_gated_excludes_a_failed_clone_only_under_a_good_episode() -> None:
     assert credit.advantage[key("bad", 1)] == pytest.approx(-math.sqrt(0.5))
     assert credit.advantage[key("good", 0)] == pytest.approx(math.sqrt(0.5))
     assert credit.diagnostics["gated_share"] == pytest.approx(1 / 4)
+
+
+def test_a_clone_that_answered_after_a_malformed_turn_has_failed() -> None:
+    first = three_agents("a", 1.0)
+    late = agent(ROOT.child(1), turn((7,), (16,), outcome=Outcome.MALFORMED), turn((8,), (17,)))
+    stumbled = replace(first, agents=(*first.agents[:2], late))
+    assert [has_failed(agent) for agent in stumbled.agents] == [False, False, True]
+    credit = Gated().assign(group(stumbled, three_agents("b", 0.0)), {})
+    assert credit.excluded == {key("a", 1, 0), key("a", 1, 1)}
 
 
 def test_gated_both_sides_is_figure_2_of_the_paper() -> None:

@@ -208,7 +208,7 @@ def test_a_scheme_must_declare_itself() -> None:
         def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
             return Rloo().assign(group, replayed)
 
-    with pytest.raises(PlugInError, match=r"Anonymous.name is None"):
+    with pytest.raises(PlugInError, match=r"Anonymous lacks formula: str, name: str, "):
         check_assigner(Anonymous())  # type: ignore[arg-type]
 
 

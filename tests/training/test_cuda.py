@@ -19,9 +19,7 @@ from test_models import save_chat_model
 from test_tree_rows import difference, gradient, learner_of, random_samples
 
 from selfcest_training.config_file import load_config
-from selfcest_training.learner.forward import ForwardOptions, Precision
-from selfcest_training.learner.tree_rows import Rows
-from selfcest_training.learner.update import LossConfig
+from selfcest_training.learner.options import ForwardOptions, LossConfig, Precision, Rows
 from selfcest_training.run.job import Job, JobId
 
 pytestmark = [

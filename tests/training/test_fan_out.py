@@ -15,8 +15,9 @@ from selfcest_env.record import EpisodeRecord
 from selfcest_env.replay import Intervention, Replay
 from selfcest_env.types import ROOT, AgentId, Status, TurnKey
 from selfcest_training.credit import Coma, Credit, CreditAssigner, Gated, Rloo, assign
-from selfcest_training.learner.batch import Denominator, Sample, build_samples
-from selfcest_training.learner.update import Learner, LossConfig, OptimizerConfig
+from selfcest_training.learner.batch import Sample, build_samples
+from selfcest_training.learner.options import Denominator, LossConfig, OptimizerConfig
+from selfcest_training.learner.update import Learner
 
 SWAP = {ROOT: ROOT, ROOT.child(0): ROOT.child(1), ROOT.child(1): ROOT.child(0)}
 

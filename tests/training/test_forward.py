@@ -30,10 +30,11 @@ from transformers import (
 
 from selfcest_env.errors import ConfigError
 from selfcest_training.learner.batch import TokenBatch, collate
-from selfcest_training.learner.forward import Forward, ForwardOptions, Precision
+from selfcest_training.learner.forward import Forward
+from selfcest_training.learner.options import ForwardOptions, OptimizerConfig, Precision, Rows
 from selfcest_training.learner.packed_rows import check_packed, collate_packed, packed
-from selfcest_training.learner.tree_rows import Rows, TreeRow, collate_trees
-from selfcest_training.learner.update import Learner, OptimizerConfig
+from selfcest_training.learner.tree_rows import TreeRow, collate_trees
+from selfcest_training.learner.update import Learner
 
 SMALL = {
     "vocab_size": 180,

@@ -49,7 +49,7 @@ from selfcest_training.lab.judge import (
 from selfcest_training.lab.measure import Measurement, Value, label, measure
 from selfcest_training.lab.summary import crossings, markdown, write_report
 from selfcest_training.lab.tabular import Floats, Streams, TabularPolicy
-from selfcest_training.stages.crediting import credit_step
+from selfcest_training.stages.crediting import counterfactuals, credit_step
 
 each_game = pytest.mark.parametrize("name", GAMES)
 
@@ -183,9 +183,10 @@ def test_the_expectation_against_every_outcome_of_whole_groups(assigner: CreditA
         requests = [lab_request(game, 0, 0, k) for k in range(2)]
         records = tuple(game.reward.score(record) for record in rollout(requests, policy, game.rules))
         groups = [EpisodeGroup(game.game.task(), records)]
-        credit = credit_step(
+        replayed = counterfactuals(
             assigner, groups, lambda episodes, asked: scored(game, play_replays(episodes, asked, policy, game.rules))
         )
+        credit = credit_step(assigner, groups, replayed)
         return group_gradients(game.parameters, groups, credit.credits)[0]
 
     expected = np.sum([outcome.probability * outcome.value for outcome in outcomes(play)], axis=0)

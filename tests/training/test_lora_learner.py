@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from selfcest_agents.lora import LoraOptions, add_lora, merged_weights, trainable_state
+from selfcest_agents.lora import add_lora, merged_weights, trainable_state
+from selfcest_agents.lora_options import LoraOptions
 from selfcest_agents.tiny import TinyConfig, build_tiny
 from selfcest_env.types import ROOT
 from selfcest_training.learner.batch import Sample
-from selfcest_training.learner.forward import ForwardOptions, Precision
-from selfcest_training.learner.tree_rows import Rows
-from selfcest_training.learner.update import Learner, LossConfig, OptimizerConfig
+from selfcest_training.learner.options import ForwardOptions, LossConfig, OptimizerConfig, Precision, Rows
+from selfcest_training.learner.update import Learner
 
 SHAPE = TinyConfig(hidden_size=32, num_layers=2, num_heads=4, intermediate_size=48)
 OPTIMIZER = OptimizerConfig(learning_rate=0.01, warmup_steps=0, max_grad_norm=1e9)

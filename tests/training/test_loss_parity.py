@@ -19,9 +19,9 @@ from selfcest_agents.tiny import TinyConfig, build_tiny
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.types import ROOT, Limits, TurnKey
 from selfcest_training.credit import Credit
-from selfcest_training.learner.batch import Denominator, Sample, TokenBatch, build_samples
-from selfcest_training.learner.losses import Importance, ImportanceLevel
-from selfcest_training.learner.update import Learner, LossConfig, OptimizerConfig
+from selfcest_training.learner.batch import Sample, TokenBatch, build_samples
+from selfcest_training.learner.options import Denominator, Importance, ImportanceLevel, LossConfig, OptimizerConfig
+from selfcest_training.learner.update import Learner
 
 LOGPROBS = ((-1, -0.5, -2, -0.1, -0.3), (-0.2, -1.5, -0.7, -0.9), (-3, -0.4), (-0.6, -0.6, -0.6, -1.2, -0.8))
 OLD = ((-1.1, -0.9, -1.7, -0.1, -0.4), (-0.5, -1.2, -0.7, -1.0), (-2.5, -0.5), (-0.6, -0.9, -0.2, -1.2, -1.0))

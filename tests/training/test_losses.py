@@ -20,15 +20,26 @@ from transformers import PreTrainedModel
 
 from selfcest_env.errors import ConfigError, PlugInError, TrainingError
 from selfcest_training.credit import Grpo
-from selfcest_training.learner.batch import Denominator, Sample, build_samples, collate
-from selfcest_training.learner.losses import BUILTINS, Cispo, Clipped, Importance, ImportanceLevel, find_loss, make_loss
-from selfcest_training.learner.tree_rows import Rows
-from selfcest_training.learner.update import Learner, LossConfig, OptimizerConfig, check_agreement, mean_metrics
+from selfcest_training.learner.batch import Sample, build_samples, collate
+from selfcest_training.learner.losses import BUILTINS, Cispo, Clipped, find_loss, importance_weights, make_loss
+from selfcest_training.learner.options import (
+    Denominator,
+    Importance,
+    ImportanceLevel,
+    LossConfig,
+    OptimizerConfig,
+    Rows,
+)
+from selfcest_training.learner.update import Learner, check_agreement, mean_metrics, reference_point
 
 # By hand: four tokens in two rows, the last of the second outside the mask.
 OLD = torch.tensor([[-1.0, -1.0], [-1.0, 0.0]])
 NOW = torch.tensor([[-0.5, -1.5], [-0.5, -9.0]], requires_grad=True)  # ratios 1.6487, .6065; 1.6487
 MASK = torch.tensor([[True, True], [True, False]])
+
+
+def weights(level: ImportanceLevel, old: Tensor, behavior: Tensor, mask: Tensor, cap: float = 2.0) -> Tensor:
+    return importance_weights(Importance(level, cap), old, behavior, mask)
 
 
 def slopes(loss: Tensor) -> list[float]:
@@ -64,24 +75,20 @@ def test_cispo_by_hand_keeps_every_gradient() -> None:
 def test_importance_weights_by_hand() -> None:
     # learner / sampler = 1.5, 4 | .5
     behavior = OLD - torch.tensor([[math.log(1.5), math.log(4)], [math.log(0.5), 100.0]])
-    assert Importance(ImportanceLevel.TOKEN).weights(OLD, behavior, MASK)[MASK].tolist() == pytest.approx(
-        [1.5, 2.0, 0.5]
-    )
+    assert weights(ImportanceLevel.TOKEN, OLD, behavior, MASK)[MASK].tolist() == pytest.approx([1.5, 2.0, 0.5])
     # products 6 | .5; uncapped and capped
-    assert Importance(ImportanceLevel.SEQUENCE, cap=7).weights(OLD, behavior, MASK)[MASK].tolist() == pytest.approx(
+    assert weights(ImportanceLevel.SEQUENCE, OLD, behavior, MASK, cap=7)[MASK].tolist() == pytest.approx(
         [6.0, 6.0, 0.5]
     )
-    assert Importance(ImportanceLevel.SEQUENCE).weights(OLD, behavior, MASK)[MASK].tolist() == pytest.approx(
-        [2.0, 2.0, 0.5]
-    )
-    assert Importance(ImportanceLevel.NONE).weights(OLD, behavior, MASK).tolist() == [[1.0, 1.0], [1.0, 1.0]]
-    assert not Importance(ImportanceLevel.TOKEN).weights(NOW, behavior, MASK).requires_grad
+    assert weights(ImportanceLevel.SEQUENCE, OLD, behavior, MASK)[MASK].tolist() == pytest.approx([2.0, 2.0, 0.5])
+    assert weights(ImportanceLevel.NONE, OLD, behavior, MASK).tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    assert not weights(ImportanceLevel.TOKEN, NOW, behavior, MASK).requires_grad
 
 
 def test_a_huge_product_is_the_cap() -> None:
     old, behavior = torch.full((1, 2000), -1.0), torch.full((1, 2000), -2.0)
-    weights = Importance(ImportanceLevel.SEQUENCE).weights(old, behavior, torch.ones(1, 2000, dtype=torch.bool))
-    assert weights.unique().tolist() == [2.0]
+    found = weights(ImportanceLevel.SEQUENCE, old, behavior, torch.ones(1, 2000, dtype=torch.bool))
+    assert found.unique().tolist() == [2.0]
 
 
 # The learner
@@ -211,8 +218,8 @@ def test_without_weights_nothing_is_frozen_and_the_sampler_is_the_reference_poin
     assert learner.freeze([samples[:4], samples[4:]], LossConfig()) == [samples[:4], samples[4:]]
     batch = collate(samples, pad_id=0)
     logprobs = learner.logprobs(batch)
-    assert LossConfig().reference_point(batch, logprobs) is batch.behavior_logprobs
-    own = LossConfig(importance=Importance(ImportanceLevel.TOKEN)).reference_point(batch, logprobs)
+    assert reference_point(Importance(), batch, logprobs) is batch.behavior_logprobs
+    own = reference_point(Importance(ImportanceLevel.TOKEN), batch, logprobs)
     assert torch.equal(own, logprobs)
     assert not own.requires_grad
 
@@ -274,7 +281,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["plain", "plain_loss:Plain"])
 def test_a_loss_of_your_own_trains(name: str) -> None:
     config = LossConfig(name, {"scale": 2.0})
-    assert config.function == Plain(2.0)
+    assert make_loss(config.name, config.options, where="") == Plain(2.0)
     samples, _ = random_samples(1)
     doubled, usual = learner_of(in_double(tiny())), learner_of(in_double(tiny()))
     found, expected = gradients(doubled), gradients(usual)
@@ -292,7 +299,7 @@ def test_a_loss_of_your_own_trains(name: str) -> None:
 
 @pytest.mark.usefixtures("installed")
 def test_what_is_no_loss_is_refused() -> None:
-    with pytest.raises(PlugInError, match="'plain_loss:NoLoss': NoLoss has no method __call__"):
+    with pytest.raises(PlugInError, match=r"'plain_loss:NoLoss': NoLoss lacks __call__\(\)"):
         find_loss("plain_loss:NoLoss")
     samples, _ = random_samples(1)
     with pytest.raises(TrainingError, match=r"'plain' returned shape \(\) for log-probs of shape"):
@@ -305,27 +312,39 @@ def test_what_is_no_loss_is_refused() -> None:
         ("clipped", {"clip_low": -0.1}, "loss.options: clip_low is -0.1; expected a number >= 0"),
         ("clipped", {"clip_high": math.nan}, "clip_high is nan"),
         ("clipped", {"delta": 1.2}, r"delta is 1.2; expected a number > 1 \+ clip_high = 1.2, or null"),
-        ("clipped", {"level": "episode"}, "loss.options.level is 'episode'; expected one of 'token', 'sequence'"),
-        ("clipped", {"clip": 0.1}, "Clipped has no option 'clip'; known: clip_low, clip_high, delta, level"),
+        ("clipped", {"level": "episode"}, "loss.options.level is 'episode'; expected one of token, sequence"),
+        ("clipped", {"clip": 0.1}, "loss.options.clip is unknown; Clipped has clip_low, clip_high, delta, level"),
         ("cispo", {"epsilon_high": -1.0}, "epsilon_high is -1.0; expected a finite number > -1"),
         ("cispo", {"epsilon_high": math.inf}, "epsilon_high is inf"),
     ],
 )
-def test_a_wrong_option_is_an_error_when_the_config_is_made(
-    name: str, options: dict[str, object], message: str
-) -> None:
+def test_a_wrong_option_is_an_error_when_the_loss_is_made(name: str, options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        LossConfig(name, options)
+        make_loss(name, options, where="loss.options")
 
 
 def test_an_unknown_loss_or_importance_is_named() -> None:
     with pytest.raises(ConfigError, match="unknown loss 'clip'.*Did you mean 'clipped'"):
-        _ = LossConfig("clip").function
-    with pytest.raises(ConfigError, match=r"importance.level is 'episode'; expected one of none, token, sequence"):
+        find_loss("clip")
+    with pytest.raises(ConfigError, match=r"Importance.level is 'episode'; expected one of none, token, sequence"):
         Importance("episode")  # type: ignore[arg-type]
     for cap in (0.5, math.nan):
-        with pytest.raises(ConfigError, match=f"importance.cap is {cap}; expected a number >= 1"):
+        with pytest.raises(ConfigError, match=f"Importance.cap is {cap}; expected a number >= 1"):
             Importance(ImportanceLevel.TOKEN, cap)
+
+
+def test_agreement_allows_what_a_low_temperature_makes_of_rounding() -> None:
+    """Logits that are off by 5e-4 are log-probs off by 0.02 at a temperature of 0.025; at 1 this would be a bug."""
+    metrics = learner_of(tiny()).policy_step(random_samples(1)[0], LossConfig())
+    for temperature, agrees in ((1.0, False), (0.025, True), (2.0, False)):
+        found = replace(metrics, max_logprob_gap=0.02, temperature=temperature)
+        if agrees:
+            check_agreement(found)
+        else:
+            with pytest.raises(TrainingError, match="disagree by 0.02 in the log-prob of a token, more than 0.01"):
+                check_agreement(found)
+    cold = [replace(s, temperature=np.where(s.loss_mask, 0.025, 1).astype(np.float32)) for s in random_samples(1)[0]]
+    assert learner_of(tiny()).policy_step(cold, LossConfig()).temperature == pytest.approx(0.025)
 
 
 def test_built_in_losses_are_found_by_name() -> None:

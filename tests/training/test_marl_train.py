@@ -179,7 +179,7 @@ def test_curves_say_when_a_success_was_reached() -> None:
     [
         (lambda: train("comma", SMALL, decisions=1), "unknown algorithm 'comma'.*Did you mean 'coma'"),
         (lambda: train("ppo", SMALL), "no budget is given"),
-        (lambda: train("ppo", SMALL, decisions=1, config={"learning_rat": 1}), "no option 'learning_rat'"),
+        (lambda: train("ppo", SMALL, decisions=1, config={"learning_rat": 1}), "ppo.learning_rat is unknown"),
         (lambda: train("ppo", SMALL, decisions=1, config={"episodes": "9"}), "ppo.episodes is '9'"),
         (lambda: KernelGames(SMALL, 10, 0, group_size=4), "num_games is 10.*multiple of group_size = 4"),
         (lambda: SmacGames([]), "envs is empty"),

@@ -17,11 +17,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from selfcest_agents import samplers
 from selfcest_agents.language import language_of
-from selfcest_agents.lora import LoraOptions, add_lora, load_trainable_state, merged_weights
+from selfcest_agents.lora import add_lora, load_trainable_state, merged_weights
+from selfcest_agents.lora_options import LoraOptions
 from selfcest_agents.pretrained import ChatLanguage
 from selfcest_agents.tiny import TinyLanguage
 from selfcest_agents.transformers.engine import TransformersEngine
-from selfcest_env.errors import ConfigError, TaskError
+from selfcest_env.errors import ConfigError, SelfcestError, TaskError
 from selfcest_env.protocol import Brief
 from selfcest_env.record import EpisodeRecord, read_episodes
 from selfcest_env.seeding import stream_seed
@@ -30,8 +31,9 @@ from selfcest_env.types import Boundary, Role
 from selfcest_training.config import RunConfig
 from selfcest_training.run.checkpoint import checkpoints
 from selfcest_training.run.job import Job, JobId
-from selfcest_training.stages.ahead import Produced, RolloutsAhead
-from selfcest_training.stages.crediting import StepCredit
+from selfcest_training.stages.ahead import RolloutsAhead
+from selfcest_training.stages.produced import Produced
+from selfcest_training.trainer import Trainer
 
 RL = "arms__delegating__rl"
 COPY = {"name": "transformers", "options": {"dtype": "float32"}}
@@ -288,12 +290,13 @@ def test_steps_that_begin_with_the_same_weights_share_one_push() -> None:
 
     def produce(step: int) -> Produced:
         played.append((step, engine.policy_version))
-        return Produced([], StepCredit((), (), 0))
+        return Produced((), (), (), 0, 1)
 
     engine, played = Engine(deepcopy(model), stop_ids=()), list[tuple[int, int]]()
-    with RolloutsAhead(produce, samplers.Sampler(engine, False, True), model, max_policy_lag=2, steps=5) as rollouts:
-        for step in range(5):
-            assert rollouts.take(step).policy_lag(step) == 0, "nobody played"
+    rollouts = RolloutsAhead(produce, samplers.Sampler(engine, False, True), model, max_policy_lag=2, steps=5)
+    for step in range(5):
+        assert rollouts.take(step).policy_lag(step) == 0, "nobody played"
+    rollouts.close()
     assert played == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 2)]
     assert pushed == [0, 0, 1, 2], "before the first step, then once for the two after it, and for each later one"
     assert kept[1:] == [[], [], []], "the engine has its own, so the copies are gone"
@@ -306,8 +309,11 @@ def test_budgets_count_what_the_learner_took(tmp_path: Path) -> None:
     assert sum(record.cost.generated_tokens for record in episodes(job)) == spent[-1]
 
 
-def test_a_killed_run_with_a_lag_goes_on_from_the_weights_of_its_checkpoint(tmp_path: Path) -> None:
-    spec = ahead(tmp_path, 1, checkpoint_every=1)
+@pytest.mark.parametrize("credit", ["grpo", "coma"])
+def test_a_killed_run_with_a_lag_resumes_to_the_same_end(tmp_path: Path, credit: str) -> None:
+    """What was rolled out ahead when the checkpoint was written is in it, replays and all."""
+    changes = {"checkpoint_every": 2, f"{RL}__credit": {"name": credit}, f"{RL}__steps": 6}
+    whole, spec = play(ahead(tmp_path / "whole", 2, **changes)), ahead(tmp_path / "killed", 2, **changes)
 
     def crash(at: str, share: float, line: str) -> None:
         if at == "RL" and share >= 0.5:
@@ -315,22 +321,24 @@ def test_a_killed_run_with_a_lag_goes_on_from_the_weights_of_its_checkpoint(tmp_
 
     with pytest.raises(Crash):
         Job(spec, JobId("delegating", 0), crash).run(lambda: None)
-    found = rows(play(spec))
-    # Checkpoint 1 is the last whole one: steps 1 and after are played again, the first of them with its own weights.
-    assert [(row["step"], row["policy_lag"]) for row in found] == [(0, 0), (1, 0), (2, 1), (3, 1)]
-    assert found[1]["logprob_gap"] < 1e-4 < 1e-3 < found[2]["mean_logprob_gap"]
+    resumed = play(spec)
+    assert torch.equal(weights(resumed), weights(whole))
+    assert (
+        [row["policy_lag"] for row in rows(resumed)] == [row["policy_lag"] for row in rows(whole)] == [0, 1, 2, 2, 2, 2]
+    )
+    assert episodes(resumed) == episodes(whole)
 
 
 def test_what_goes_wrong_in_a_rollout_ahead_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rollout, threads = Job._rollout, list[str]()
+    produce, threads = Trainer.produce, list[str]()
 
-    def fail(self: Job, step: int) -> Any:
+    def fail(self: Trainer, step: int) -> Any:
         threads.append(threading.current_thread().name)
         if step == 2:
             raise TaskError("no more tasks")
-        return rollout(self, step)
+        return produce(self, step)
 
-    monkeypatch.setattr(Job, "_rollout", fail)
+    monkeypatch.setattr(Trainer, "produce", fail)
     job = Job(ahead(tmp_path, 1), JobId("delegating", 0), lambda *_: None)
     with pytest.raises(TaskError, match="no more tasks"):
         job.run(lambda: None)
@@ -362,7 +370,7 @@ def test_the_learner_computes_in_bfloat16_and_trains_float32(warm: Job, source: 
 
 
 def refused(spec: RunConfig) -> str:
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(SelfcestError) as error:
         Job(spec, JobId("delegating", 0), lambda *_: None)
     assert not spec.folder.exists(), "nothing was written"
     return str(error.value)
@@ -384,13 +392,15 @@ def refused(spec: RunConfig) -> str:
             ["arms.delegating.warmstart.phases[0]: limits.total_tokens is 97"],
         ),
         ({"model": {"name": "chta"}}, ["unknown model 'chta'", "Did you mean 'chat'"]),
-        ({"model": {"name": "chat"}}, ["model.options", "needs source"]),
+        ({"model": {"name": "chat"}}, ["model.options.source is missing; expected a text"]),
         ({"model": {"name": "tiny", "options": {"hidden_size": 30, "num_heads": 4}}}, ["hidden_size is 30"]),
-        ({"model": {"name": "trivial:Choice"}}, ["model 'trivial:Choice' has no codec"]),
+        ({"model": {"name": "trivial:Choice"}}, ["model 'trivial:Choice': Choice lacks checkpoint, codec, load(), "]),
         ({"sampler": {"name": "transformer"}}, ["unknown sampler 'transformer'", "Did you mean 'transformers'"]),
         ({"sampler": {"name": "transformers", "options": {"dtype": "float16"}}}, ["dtype is 'float16'"]),
         ({"sampler": {"name": "transformers", "options": {"max_batch_size": 0}}}, ["max_batch_size is 0"]),
-        ({"sampler": {"name": "trivial:NoSampler"}}, ["sampler 'trivial:NoSampler' has no start"]),
+        ({"sampler": {"name": "trivial:NoSampler"}}, ["sampler 'trivial:NoSampler': NoSampler lacks start()"]),
+        ({f"{RL}__loss": {"options": {"clip_low": -1}}}, ["rl.loss.options", "clip_low is -1.0; expected"]),
+        ({f"{RL}__loss": {"options": {"clip_lo": 0.1}}}, ["rl.loss.options.clip_lo is unknown", "'clip_low'"]),
         ({f"{RL}__max_policy_lag": 1}, ["arms.delegating.rl.max_policy_lag is 1", "set sampler.options.dtype"]),
     ],
 )  # fmt: skip

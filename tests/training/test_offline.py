@@ -68,12 +68,12 @@ def test_advantages_of_a_run_s_file_are_those_of_the_run(tmp_path: Path, monkeyp
     during: list[str] = []
     whole = crediting.credit_step
 
-    def spy(assigner: Any, groups: Any, play: Any) -> crediting.StepCredit:
-        step = whole(assigner, groups, play)
+    def spy(assigner: Any, groups: Any, replayed: Any) -> crediting.StepCredit:
+        step = whole(assigner, groups, replayed)
         during.extend(credit_lines(groups[:2], step.credits[:2]))
         return step
 
-    monkeypatch.setattr("selfcest_training.run.job.credit_step", spy)
+    monkeypatch.setattr("selfcest_training.trainer.credit_step", spy)
     job = play(counterfactual(tmp_path))
     stored = read_groups(job.folder / "episodes.jsonl")
     assert len(stored.groups) == 4 * 2

@@ -175,7 +175,6 @@ def test_a_run_s_model_plays_under_the_limits_of_its_arm(selfcest: Console, run_
 @pytest.mark.parametrize(
     ("changes", "ending"),
     [
-        (["limits.total_tokens=4", "limits.answer_reserve=0"], "prompt_too_long, the question with its documents"),
         (["limits.turn_tokens=0", "limits.answer_reserve=0"], "out_of_tokens, the root's account or context"),
         (["limits.max_turns=0"], "out_of_turns, the root has had its turns"),
     ],
@@ -184,6 +183,28 @@ def test_an_episode_without_an_answer_says_why(selfcest: Console, changes: list[
     shown = selfcest("solve", "5:[60]-[65]", *SCRIPTED, *changes, "--answer", "3")
     assert f"no answer: {ending}" in shown
     assert 'wrong: expected "3"' in shown
+
+
+@pytest.mark.parametrize(
+    ("changes", "found", "lifted"),
+    [
+        (["limits.total_tokens=4"], "limits.total_tokens is 4", "limits.total_tokens=263"),
+        (["limits.context_tokens=7", "limits.turn_tokens=5"], "limits.context_tokens is 7", "limits.context_tokens=12"),
+        (
+            ["limits.total_tokens=1", "limits.context_tokens=2", "limits.turn_tokens=null"],
+            "limits.total_tokens is 1 and limits.context_tokens is 2",
+            "limits.total_tokens=8 limits.context_tokens=8",
+        ),
+        (["limits.generated_tokens=0"], "limits.generated_tokens is 0", "limits.generated_tokens=256"),
+    ],
+)
+def test_a_prompt_that_is_too_long_names_its_length_the_limit_and_what_lifts_it(
+    selfcest: Console, changes: list[str], found: str, lifted: str
+) -> None:
+    ask = ["solve", "5:[60]-[65]", *SCRIPTED, "limits.answer_reserve=0", *changes]
+    prompt = "the question with its documents is a prompt of 7 tokens"  # <root> 5 :[ 60 ]-[ 65] <asst>
+    assert f"no answer: prompt_too_long, {prompt}, but {found}; add {lifted}" in selfcest(*ask).splitlines()
+    assert "too_long" not in selfcest(*ask, *lifted.split())
 
 
 def test_a_chat_model_as_it_comes_has_the_limits_of_the_game(selfcest: Console, tmp_path: Path) -> None:
@@ -309,9 +330,9 @@ def test_keys_that_nobody_has_to_write_may_be_anything(selfcest: Console) -> Non
         (["1?", *SCRIPTED, "limits.total_token=9"], ["'limits.total_token'", "Did you mean 'total_tokens'"]),
         (["1?", *SCRIPTED, "limits.total_tokens=many"], ["limits.total_tokens", "'many'"]),
         (["1?", *SCRIPTED, "limits.answer_reserve=9999"], ["limits.answer_reserve is 9999"]),
-        (["1?", *SCRIPTED, "total_tokens=9"], ["unknown config key 'total_tokens' (known here: policy, limits)"]),
+        (["1?", *SCRIPTED, "total_tokens=9"], ["total_tokens is unknown; SolveConfig has policy, limits"]),
         (["1?", *SCRIPTED, "nine"], ["override 'nine' is not of the form key.path=value"]),
-        (["1?", *SCRIPTED, "policy.options.version=x"], ["policy.options.version is 'x'; expected int"]),
+        (["1?", *SCRIPTED, "policy.options.version=x"], ["policy.options.version is 'x'; expected a whole number"]),
         (["1?", *SCRIPTED, "--temperature=-1"], ["temperature is -1.0"]),
         ([" ", *SCRIPTED], ["the question is ' '"]),
         (["1?", *SCRIPTED, "--answer", ""], ["--answer is ''"]),

@@ -110,7 +110,7 @@ def test_a_study_and_its_files(tmp_path: Path) -> None:
     files = {path.name for path in folder.iterdir()}
     costs = ("total_tokens", "generated_tokens", "critical_path_tokens", "peak_context", "wall_seconds")
     plots = {f"accuracy_vs_{cost}.png" for cost in costs}
-    assert files == {"study.yaml", "results.jsonl", "results.csv", "table.md", *plots}
+    assert files == {".lock", "study.yaml", "results.jsonl", "results.csv", "table.md", *plots}
     assert load_study(folder / "study.yaml") == parse_as(StudyConfig, small(tmp_path))
     results = list(read_results(folder / "results.jsonl", whole=True))
     assert len(results) == 6 * 2 * 2 * (4 + 5)  # instances x budgets x seeds x (arms of the cells)
@@ -494,7 +494,7 @@ def test_a_better_policy_is_seen_in_the_comparison(tmp_path: Path) -> None:
         ({"budgets": []}, ["budgets is empty"]),
         ({"budgets": [8]}, ["budgets has 8", "answer_reserve"]),
         ({"budgets": [60, 60]}, ["budgets is [60, 60]", "each one once"]),
-        ({"budgit": "x"}, ["unknown config key 'budgit'", "Did you mean 'budgets'"]),
+        ({"budgit": "x"}, ["budgit is unknown", "Did you mean 'budgets'"]),
         ({"swept": "clones"}, ["swept is 'clones'", "total_tokens or generated_tokens"]),
         ({"seeds": [1, 1]}, ["seeds is [1, 1]"]),
         ({"episodes": 0}, ["episodes is 0"]),
@@ -506,7 +506,10 @@ def test_a_better_policy_is_seen_in_the_comparison(tmp_path: Path) -> None:
         ({"policy": None}, ["arms.delegate has no policy"]),
         ({"policy": {"name": "modle"}}, ["unknown policy 'modle'", "Did you mean 'model'"]),
         ({"policy": {"name": "model"}}, ["policy.options", "needs a folder"]),
-        ({"policy": {"name": "study_players:Guess", "options": {"right": 1, "tokens": 9}}}, ["has no seeded"]),
+        (
+            {"policy": {"name": "study_players:Guess", "options": {"right": 1, "tokens": 9}}},
+            ["Guess lacks fingerprint(), load(), rules(), seeded"],
+        ),
         ({"arms": {"delegate": {"families": ["x"]}}}, ["arms.delegate.families names the family 'x'"]),
         ({"arms": {"d": {}}}, ["unknown arm 'd'"]),
         ({"arms": {"best_of_n": {}}}, ["arms.best_of_n, range, budget 60: temperature is 0"]),

@@ -21,10 +21,10 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.types import ROOT, Limits, Outcome, Status, TurnKey
 from selfcest_training.credit import Credit
-from selfcest_training.learner.batch import Denominator, Sample, build_samples, collate
-from selfcest_training.learner.forward import ForwardOptions
-from selfcest_training.learner.tree_rows import Rows, TreeRow, collate_trees, tree_rows
-from selfcest_training.learner.update import Learner, LossConfig, OptimizerConfig
+from selfcest_training.learner.batch import Sample, build_samples, collate
+from selfcest_training.learner.options import Denominator, ForwardOptions, LossConfig, OptimizerConfig, Rows
+from selfcest_training.learner.tree_rows import TreeRow, collate_trees, tree_rows
+from selfcest_training.learner.update import Learner
 
 SHAPE = TinyConfig(hidden_size=32, num_layers=2, num_heads=4, intermediate_size=48)
 SHARED = (1, 2, 3)

@@ -9,20 +9,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from selfcest_agents.lora import LoraOptions
+from selfcest_agents.lora_options import LoraOptions
 from selfcest_env.errors import ConfigError, did_you_mean
 from selfcest_env.plugin import PlugIn
+from selfcest_env.structure import Name, Seed, show
 from selfcest_env.tasks.source import Style
 from selfcest_env.types import Limits
-from selfcest_training.learner.batch import Denominator
-from selfcest_training.learner.forward import ForwardOptions
-from selfcest_training.learner.tree_rows import Rows
-from selfcest_training.learner.update import LossConfig, OptimizerConfig
+from selfcest_training.learner.options import Denominator, ForwardOptions, LossConfig, OptimizerConfig, Rows
 
 
 def _require(right: bool, key: str, value: object, expected: str) -> None:
     if not right:
-        raise ConfigError(f"{key} is {value!r}; expected {expected}")
+        raise ConfigError(f"{key} is {show(value)}; expected {expected}")
 
 
 def _at_least(bound: int, config: object, place: str, *names: str) -> None:
@@ -39,9 +37,10 @@ def _check_weights(place: str, weights: Mapping[str, float]) -> None:
 
 
 def _check_file_name(key: str, name: str, forbidden: str = "") -> None:
-    right = name and not name.startswith(".") and not set(name) & set("/\\" + forbidden)
-    what = "slash, backslash" + "".join(f" or '{mark}'" for mark in forbidden)
-    _require(bool(right), key, name, f"a folder name: not empty, no leading dot, no {what}; rename it")
+    right = name and not name.startswith(".") and not set(name) & set("/\\" + forbidden) and name.isprintable()
+    what = "slash, backslash" + "".join(f", '{mark}'" for mark in forbidden)
+    expected = f"a folder name: not empty, no leading dot, no {what} or character that cannot be printed; rename it"
+    _require(bool(right), key, name, expected)
 
 
 def _check_distinct(key: str, values: Sequence[object]) -> None:
@@ -107,6 +106,7 @@ class RLConfig:
     """Group-relative policy gradient on rollouts.
 
     Attributes:
+        task_sampler, gate, reward_schedule, credit: the stages of a step; see `stages` and `credit`.
         steps: rollout-and-update steps at most; 0 leaves the warm start as it is.
         sampled_tokens: RL ends with the first step at or above so many generated tokens, those of replays included.
         tasks: weights of task families to draw from.
@@ -114,7 +114,7 @@ class RLConfig:
         minibatches: optimiser steps per rollout; the step's tasks are split evenly, whatever the number of clones.
         temperature: of sampling, and of the learner's log-probs.
         denominator, constant_tokens: see `Denominator`.
-        max_policy_lag: rollouts run so many steps ahead of the learner, with weights that many updates old; 0: none.
+        max_policy_lag: rollouts run so many steps ahead of the learner, with weights that many steps old; 0: none.
     """
 
     steps: int = 60
@@ -128,6 +128,9 @@ class RLConfig:
     loss: LossConfig = LossConfig()
     denominator: Denominator = Denominator.CONSTANT
     constant_tokens: float = 100.0
+    task_sampler: PlugIn = PlugIn("mixture")
+    gate: PlugIn = PlugIn("all")
+    reward_schedule: PlugIn = PlugIn("constant")
     credit: PlugIn = PlugIn("gated")
     max_policy_lag: int = 0
 
@@ -227,11 +230,11 @@ class RunConfig:
     """
 
     name: str
-    tasks: Mapping[str, PlugIn]
+    tasks: Mapping[Name, PlugIn]
     arms: Mapping[str, ArmConfig]
     evaluation: EvaluationConfig = EvaluationConfig()
-    output: str = "runs"
-    seeds: tuple[int, ...] = (0,)
+    output: Name = "runs"
+    seeds: tuple[Seed, ...] = (0,)
     workers: int = 2
     threads: int = 1
     compute_tokens: int | None = None
@@ -257,7 +260,7 @@ class RunConfig:
         if not self.arms:
             raise ConfigError("arms is empty; name at least one arm")
         for name, arm in self.arms.items():
-            _check_file_name(f"arms.{name}", name, forbidden=",")
+            _check_file_name(f"arms.{name}" if name.isprintable() else "the name of an arm", name, forbidden=",")
             self._check_arm(name, arm)
         for i, cell in enumerate(self.evaluation.cells):
             self._check_families(f"evaluation.cells[{i}].family", [cell.family])

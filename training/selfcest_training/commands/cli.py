@@ -43,6 +43,12 @@ _OVERRIDES = Annotated[
     ),
 ]
 _RESUME = Annotated[bool, typer.Option("--resume", help="Go on with the run of this name where it stopped.")]
+_TRUST = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A module or package whose plug-ins a config may name here; may be repeated.", show_default=False
+    ),
+]
 
 
 @app.command()
@@ -106,11 +112,12 @@ def evaluate(
 def compare(
     first: Annotated[Path, typer.Argument(help="The folder of a finished study, as studies/frontier")],
     second: Annotated[Path, typer.Argument(help="The folder that it is compared with")],
+    trust: _TRUST = None,
 ) -> None:
     """Compare two finished studies arm by arm, paired on the instances that they share."""
     from selfcest_training.evaluation.comparison import compare_studies
 
-    compare_studies(first, second, Console())
+    compare_studies(first, second, Console(), trust or [])
 
 
 @app.command()
@@ -118,11 +125,12 @@ def leaks(
     configs: Annotated[
         list[Path], typer.Argument(help="Configs of runs or studies, also those that their folders hold.")
     ],
+    trust: _TRUST = None,
 ) -> None:
     """Print which questions the files behind these configs share, as training and test sets should not."""
     from selfcest_training.evaluation.leaks import report_leaks
 
-    report_leaks(configs, Console())
+    report_leaks(configs, Console(), trust or [])
 
 
 @app.command()
@@ -206,7 +214,7 @@ def trace(
 
 def main() -> None:
     """Entry point: the project's own errors are one line and exit code 2."""
-    sys.path.insert(0, os.getcwd())  # plug-ins of one's own may lie in the working directory
+    sys.path.append(os.getcwd())  # plug-ins of one's own may lie in the working directory, but hide no library
     try:
         app()
     except SelfcestError as error:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 
 from selfcest_env.errors import ConfigError
+from selfcest_training.yaml_text import read_yaml
 
 credit_app = typer.Typer(no_args_is_help=True, help="Credit schemes: what is installed, and what they say of records.")
 
@@ -66,7 +66,4 @@ def parse_option(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not key:
         raise ConfigError(f"--option {text!r} is not of the form key=value, as in std_floor=0")
-    try:
-        return key, yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--option {text!r}: {value!r} is not a YAML value") from error
+    return key, read_yaml(value, f"--option {text!r}: the value")

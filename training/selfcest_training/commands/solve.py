@@ -16,13 +16,14 @@ from selfcest_agents.openai_client import ServerConfig
 from selfcest_agents.policy import SamplingConfig
 from selfcest_agents.rollout import RolloutRequest, rollout
 from selfcest_env.errors import ConfigError, DataError, RecordError, did_you_mean
+from selfcest_env.kernel import Kernel
 from selfcest_env.plugin import PlugIn
 from selfcest_env.record import EpisodeRecord, read_episodes, write_episode
 from selfcest_env.render import render_record, shorten
 from selfcest_env.reward import make_reward
 from selfcest_env.rules import Rules
 from selfcest_env.tasks.files import read_text, shortened
-from selfcest_env.types import Limits, Read, Status, Task
+from selfcest_env.types import ROOT, Boundary, Limits, Read, Status, Task
 from selfcest_training.config_file import apply_override, load_config, parse_as
 from selfcest_training.evaluation.policies import arm_of, digest, make_policy, run_file
 
@@ -30,7 +31,6 @@ LAST_WORDS = 400  # characters of what a root without an answer said last
 _ENDINGS = {
     Status.OUT_OF_TURNS: "the root has had its turns (limits.max_turns)",
     Status.OUT_OF_TOKENS: "the root's account or context is used up (limits.total_tokens and others)",
-    Status.PROMPT_TOO_LONG: "the question with its documents is over a limit (total_tokens or context_tokens)",
 }
 
 
@@ -197,22 +197,36 @@ def play_question(
     if out is not None:
         with out.open("a", encoding="utf-8") as lines:
             lines.write(write_episode(record))
-    console.print(describe(record), markup=False, highlight=False, soft_wrap=True)
+    console.print(describe(record, rules), markup=False, highlight=False, soft_wrap=True)
     return record
 
 
-def describe(record: EpisodeRecord) -> str:
+def describe(record: EpisodeRecord, rules: Rules) -> str:
     """The tree with its cost, the answer or why there is none, and whether it is right if that can be known."""
     root = record.root.prompt_tokens + record.root.generated_tokens
     lines = [render_record(record), f"root: {root} tokens, clones: {record.cost.total_tokens - root} tokens"]
     if record.answer is None:
-        lines.append(f"no answer: {record.root.status}, {_ENDINGS[record.root.status]}")
+        status = record.root.status
+        why = _too_long(record.task, rules) if status is Status.PROMPT_TOO_LONG else _ENDINGS[status]
+        lines.append(f"no answer: {status}, {why}")
         lines += [f"last words: {shorten(turn.generation.text, LAST_WORDS)}" for turn in record.root.turns[-1:]]
     else:
         lines.append(f"answer: {shorten(record.answer, len(record.answer))}")
     if record.reward_terms is not None:
         lines.append(f"{'right' if record.team_return else 'wrong'}: expected {shorten(record.task.answer)}")
     return "\n".join(lines)
+
+
+def _too_long(task: Task, rules: Rules) -> str:
+    """What the root's prompt needs, which limits it is over, and overrides that also leave room for a turn."""
+    limits, opening = rules.limits, rules.protocol.open(Kernel(task, rules).agents[ROOT].brief)
+    tokens = rules.counter.count(opening, Boundary.OPENING)
+    turn = max(rules.answer_tokens, limits.turn_tokens or 0)
+    prompts = {"total_tokens": tokens, "context_tokens": tokens, "generated_tokens": 0}  # that each limit counts
+    over = {name: limit for name in prompts if (limit := getattr(limits, name)) is not None and limit <= prompts[name]}
+    found = " and ".join(f"limits.{name} is {limit}" for name, limit in over.items())
+    lifted = " ".join(f"limits.{name}={prompts[name] + turn}" for name in over)
+    return f"the question with its documents is a prompt of {tokens} tokens, but {found}; add {lifted}"
 
 
 def _check_keys(task: Task, rules: Rules) -> None:

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers.utils.logging import disable_progress_bar
 
 from selfcest_env.errors import ConfigError
-from selfcest_training.config_file import check_writable, dump_config
+from selfcest_training.config_file import dump_config
 from selfcest_training.evaluation.config import StudyConfig
 from selfcest_training.evaluation.leaks import leaked
 from selfcest_training.evaluation.play import Study
@@ -20,6 +20,7 @@ from selfcest_training.evaluation.report import Reading, write_page, write_repor
 from selfcest_training.evaluation.results import read_results
 from selfcest_training.evaluation.store import Store
 from selfcest_training.evaluation.table import curves_of
+from selfcest_training.lock import locked
 from selfcest_training.run.experiment import shipped_config
 
 
@@ -29,12 +30,16 @@ def run_study(
     """Play what is missing and write the study's folder. Returns the folder.
 
     Raises:
-        ConfigError: the folder holds a study and `resume` is not set, or something cannot be right; before any work.
+        ConfigError: the folder holds a study and `resume` is not set, or it is in use, or something cannot be right;
+            before any work.
     """
-    console = console or Console()
     study = Study(config)
-    folder = config.folder
-    check_writable(folder)
+    with locked(config.folder):
+        return _run(study, resume, page, command, console or Console())
+
+
+def _run(study: Study, resume: bool, page: Path | None, command: str, console: Console) -> Path:
+    config, folder = study.config, study.config.folder
     if (folder / "study.yaml").exists() and not resume:
         raise ConfigError(
             f"{folder} already holds a study; add --resume to play only what it lacks, or set name= to start another"

@@ -4,13 +4,15 @@ from selfcest_training.credit.base import (
     Advantage,
     Credit,
     CreditAssigner,
+    LearningAssigner,
     NoReplays,
     Promise,
     Replayed,
+    StepAssigner,
     broadcast,
     leave_one_out,
 )
-from selfcest_training.credit.checks import ask, assign, checked_credit, checked_replays
+from selfcest_training.credit.checks import ask, assign, assign_step, checked_credit, checked_replays, fit
 from selfcest_training.credit.coma import Coma
 from selfcest_training.credit.difference import Difference
 from selfcest_training.credit.gated import Gated
@@ -31,18 +33,22 @@ __all__ = [
     "Gated",
     "GatedPaper",
     "Grpo",
+    "LearningAssigner",
     "NoReplays",
     "PerRole",
     "Promise",
     "Replayed",
     "Rloo",
     "Shapley",
+    "StepAssigner",
     "ask",
     "assign",
+    "assign_step",
     "broadcast",
     "checked_credit",
     "checked_replays",
     "find_scheme",
+    "fit",
     "leave_one_out",
     "make_assigner",
     "schemes",

@@ -6,7 +6,7 @@ import enum
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
@@ -70,6 +70,32 @@ class CreditAssigner(Protocol):
             replayed: for every replay that was asked, its record: complete and scored by the same reward.
         """
         ...
+
+
+@runtime_checkable
+class StepAssigner(CreditAssigner, Protocol):
+    """A scheme that sees all groups of a step at once; it is then called in place of `assign`."""
+
+    def assign_step(self, groups: Sequence[EpisodeGroup], replayed: Sequence[Replayed]) -> Sequence[Credit]:
+        """Credit of every group, in their order."""
+        ...
+
+
+@runtime_checkable
+class LearningAssigner(CreditAssigner, Protocol):
+    """A scheme with learned parts, as a critic. `state_dict` and `load_state_dict` put them into checkpoints.
+
+    With rollouts ahead of the learner `replays` is called while `fit` may run: what it asks for must not depend on what
+    has been learned.
+    """
+
+    def fit(self, groups: Sequence[EpisodeGroup]) -> None:
+        """Learn from a step's groups, after their credit has been used: credit rests on earlier steps alone."""
+        ...
+
+    def state_dict(self) -> Mapping[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class NoReplays:

@@ -12,7 +12,7 @@ from selfcest_env.errors import CreditError, SelfcestError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay
 from selfcest_env.types import TurnKey
-from selfcest_training.credit.base import Credit, CreditAssigner
+from selfcest_training.credit.base import Credit, CreditAssigner, LearningAssigner, StepAssigner
 
 T = TypeVar("T")
 
@@ -25,6 +25,27 @@ def ask(assigner: CreditAssigner, group: EpisodeGroup) -> tuple[Replay, ...]:
 def assign(assigner: CreditAssigner, group: EpisodeGroup, replayed: Mapping[Replay, EpisodeRecord]) -> Credit:
     """A scheme's credit, checked. Raises `CreditError` that names scheme, turn and rule."""
     return checked_credit(assigner.name, group, _call(assigner.name, lambda: assigner.assign(group, replayed)))
+
+
+def assign_step(
+    assigner: CreditAssigner, groups: Sequence[EpisodeGroup], replayed: Sequence[Mapping[Replay, EpisodeRecord]]
+) -> list[Credit]:
+    """Credit of all groups of a step, checked: by the scheme's `assign_step` if it has one, else group by group.
+
+    Raises `CreditError` that names scheme, turn and rule.
+    """
+    if not isinstance(assigner, StepAssigner):
+        return [assign(assigner, group, found) for group, found in zip(groups, replayed, strict=True)]
+    credits = _call(assigner.name, lambda: list(assigner.assign_step(groups, replayed)))
+    if len(credits) != len(groups):
+        raise CreditError(f"credit scheme '{assigner.name}' gave {len(credits)} credits for {len(groups)} groups")
+    return [checked_credit(assigner.name, group, credit) for group, credit in zip(groups, credits, strict=True)]
+
+
+def fit(assigner: CreditAssigner, groups: Sequence[EpisodeGroup]) -> None:
+    """After a step, what a scheme that learns may learn from it. Raises `CreditError` with the cause."""
+    if isinstance(assigner, LearningAssigner):
+        _call(assigner.name, lambda: assigner.fit(groups))
 
 
 def _call(scheme: str, call: Callable[[], T]) -> T:

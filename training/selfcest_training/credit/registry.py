@@ -7,11 +7,10 @@ names it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
-from selfcest_env.errors import PlugInError
 from selfcest_env.plugin import build, load, with_entry_points
-from selfcest_training.credit.base import CreditAssigner, Promise
+from selfcest_training.credit.base import CreditAssigner
 
 ENTRY_POINTS = "selfcest.credit"
 
@@ -27,8 +26,6 @@ BUILTINS: dict[str, str] = {
     "per_role": "selfcest_training.credit.per_role:PerRole",
 }
 
-_DECLARED: dict[str, type] = {"name": str, "formula": str, "source": str, "promise": Promise, "null_player": bool}
-
 
 def schemes() -> dict[str, str]:
     """References of all schemes by name. Raises `PlugInError` if two packages claim one name."""
@@ -41,23 +38,7 @@ def find_scheme(reference: str) -> type[CreditAssigner]:
     Raises:
         ConfigError: no such name. `PlugInError`: it does not import, or is no credit scheme.
     """
-    cls = load(reference, schemes(), what="credit scheme")
-    check_declared(cls, reference)
-    return cast(type[CreditAssigner], cls)
-
-
-def check_declared(cls: type, reference: str) -> None:
-    """Raise `PlugInError` unless a class declares what `CreditAssigner` asks for."""
-    for name, kind in _DECLARED.items():
-        value = getattr(cls, name, None)
-        if not isinstance(value, kind):
-            raise PlugInError(
-                f"credit scheme '{reference}': {cls.__name__}.{name} is {value!r}; declare it on the class as a "
-                f"{kind.__name__} (see CreditAssigner)"
-            )
-    for name in ("replays", "assign"):
-        if not callable(getattr(cls, name, None)):
-            raise PlugInError(f"credit scheme '{reference}': {cls.__name__} has no method {name} (see CreditAssigner)")
+    return load(reference, schemes(), CreditAssigner, what="credit scheme")
 
 
 def make_assigner(reference: str, options: Mapping[str, Any], *, where: str) -> CreditAssigner:

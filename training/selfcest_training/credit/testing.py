@@ -17,11 +17,11 @@ from dataclasses import replace
 import numpy as np
 
 from selfcest_env.errors import CreditError
+from selfcest_env.plugin import check_kind
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, from_json, to_json
 from selfcest_env.types import TurnKey
 from selfcest_training.credit.base import Credit, CreditAssigner, Promise
 from selfcest_training.credit.checks import ask, assign
-from selfcest_training.credit.registry import check_declared
 from selfcest_training.credit.synthetic import NULL, World, mirrored, mirrored_key, mirrored_replay
 
 _STANDARD_ERRORS = 5.0  # a mean further from 0 than this is no accident
@@ -43,7 +43,7 @@ def check_assigner(assigner: CreditAssigner, *, seeds: int = 60) -> None:
         ConformanceError: any other rule; also an AssertionError.
         PlugInError: something is not declared on the class.
     """
-    check_declared(type(assigner), type(assigner).__name__)
+    check_kind(type(assigner), CreditAssigner, "credit scheme")
     assigner = copy.deepcopy(assigner)
     worlds = [World(seed) for seed in range(seeds)]
     for check in (_changes_nothing, _is_deterministic, _keeps_groups_apart, _works_offline):

@@ -11,10 +11,10 @@ from typing import ClassVar
 
 from selfcest_agents.policy import Policy
 from selfcest_agents.rollout import Generations, rollout
-from selfcest_env.errors import ConfigError, PlugInError, check_whole
+from selfcest_env.errors import ConfigError, check_whole
 from selfcest_env.graders import Grade
 from selfcest_env.kernel import Kernel
-from selfcest_env.plugin import build, load
+from selfcest_env.plugin import load, make
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.rules import Rules
 from selfcest_env.seeding import stream_seed, turn_seed
@@ -163,13 +163,15 @@ ARMS: dict[str, str | type] = {
 
 def make_arm(name: str, options: Mapping[str, object], where: str) -> Arm:
     """An arm by built-in name or `package.module:Class`, with its options. Raises `ConfigError`."""
-    arm: object = build(load(name, ARMS, what="arm"), options, where=f"{where}.options")
-    if not isinstance(arm, Arm):
-        raise PlugInError(f"arm {name!r} is a {type(arm).__name__}; expected a subclass of {Arm.__module__}:Arm")
-    return arm
+    return make(name, options, ARMS, Arm, what="arm", where=f"{where}.options")
 
 
-def shown_name(label: str, arm: Arm) -> str:
+def find_arm(name: str) -> type[Arm]:
+    """The class of an arm, by built-in name or `package.module:Class`. Raises `ConfigError`, `PlugInError`."""
+    return load(name, ARMS, Arm, what="arm")
+
+
+def shown_name(label: str, arm: Arm | type[Arm]) -> str:
     """The arm's name in tables, plots and sentences: oracles are named so wherever a number of theirs stands."""
     return f"{label} (oracle)" if arm.oracle else label
 

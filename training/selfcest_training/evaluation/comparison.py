@@ -9,7 +9,8 @@ from pathlib import Path
 from rich.console import Console
 
 from selfcest_env.errors import ConfigError
-from selfcest_training.evaluation.arms import make_arm, shown_name
+from selfcest_env.plugin import only_trusted
+from selfcest_training.evaluation.arms import find_arm, shown_name
 from selfcest_training.evaluation.config import StudyConfig, load_study
 from selfcest_training.evaluation.frontier import compare_frontiers, match
 from selfcest_training.evaluation.policies import SEED
@@ -20,12 +21,15 @@ from selfcest_training.evaluation.words import matched, sentence
 Coordinates = tuple[str, str, str, int, str, int]  # family, size, arm, budget, instance, seed
 
 
-def compare_studies(first: Path, second: Path, console: Console) -> list[str]:
+def compare_studies(first: Path, second: Path, console: Console, trusted: Sequence[str] = ()) -> list[str]:
     """Print, for every arm that both have, the first study against the second. Returns the lines.
+
+    No code is run that only the studies name, save that of modules in `trusted`.
 
     Raises:
         ConfigError: a folder without a finished study, another grader, or nothing in common; it names what does not
             match.
+        PlugInError: an arm that is neither built in nor trusted.
     """
     configs = _config(first), _config(second)
     for key in ("reward", "swept"):
@@ -38,8 +42,9 @@ def compare_studies(first: Path, second: Path, console: Console) -> list[str]:
         raise ConfigError(f"{first} and {second} share no result: {'; '.join(apart)}")
     names, lines = _names(first, second), [f"note: {line}" for line in apart]
     cells = curves_of([*_named(left_rows, shared, names[0]), *_named(right_rows, shared, names[1])])
-    for curves in cells:
-        lines += _compare_cell(curves, names, configs)
+    with only_trusted(trusted):
+        for curves in cells:
+            lines += _compare_cell(curves, names, configs)
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     return lines
@@ -62,7 +67,7 @@ def _compare_cell(curves: Curves, names: tuple[str, str], configs: tuple[StudyCo
 
 def _shown(label: str, config: StudyConfig) -> str:
     spec = config.arms[label]
-    return shown_name(label, make_arm(spec.name or label, spec.options, f"arms.{label}"))
+    return shown_name(label, find_arm(spec.name or label))
 
 
 def _config(folder: Path) -> StudyConfig:

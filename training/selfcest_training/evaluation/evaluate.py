@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from selfcest_agents.player import Player
+from selfcest_agents.player import ModelPlayer
 from selfcest_agents.rollout import RolloutRequest
 from selfcest_env.errors import TaskError
 from selfcest_env.record import EpisodeRecord
@@ -65,7 +65,7 @@ def draw_instances(source: TaskSource, wanted: int, rng: np.random.Generator, pl
 
 
 def evaluate(
-    player: Player,
+    player: ModelPlayer,
     config: RunConfig,
     path: Path,
     report: Callable[[float, str], None],
@@ -100,7 +100,7 @@ def read_results(path: Path) -> Iterator[EpisodeResult]:
             yield EpisodeResult(**json.loads(line))
 
 
-def _result(player: Player, cell: Cell, temperature: float, record: EpisodeRecord) -> EpisodeResult:
+def _result(player: ModelPlayer, cell: Cell, temperature: float, record: EpisodeRecord) -> EpisodeResult:
     cost = record.cost
     return EpisodeResult(
         family=cell.family,

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from selfcest_env.errors import ConfigError, TaskError
-from selfcest_env.plugin import PlugIn
+from selfcest_env.plugin import PlugIn, only_trusted
 from selfcest_env.tasks import TaskSource, make_source
 from selfcest_env.tasks.finite import FiniteSource
 from selfcest_env.tasks.leaks import leak_report
@@ -24,16 +24,19 @@ from selfcest_training.evaluation.policies import ModelPolicy, PolicySource
 from selfcest_training.families import TEST_FRACTION
 
 
-def report_leaks(paths: Sequence[Path], console: Console) -> str:
+def report_leaks(paths: Sequence[Path], console: Console, trusted: Sequence[str] = ()) -> str:
     """Print, for every two sources of files in these configs, of runs or studies, what they share. Returns the table.
 
     A source that draws its tasks is left out: it has no file, and its held-out instances are never drawn in training.
+    No code is run that only the configs name, save that of modules in `trusted`.
 
     Raises:
         ConfigError: no two sources to compare.
         DataError: a file that is missing or broken.
+        PlugInError: a source that is neither built in nor trusted.
     """
-    sources = dict(chain.from_iterable(map(_sources, paths)))
+    with only_trusted(trusted):
+        sources = dict(chain.from_iterable(map(_sources, paths)))
     if len(sources) < 2:
         found = f"one, {next(iter(sources))}" if sources else "none"
         raise ConfigError(

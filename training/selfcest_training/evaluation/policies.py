@@ -23,7 +23,7 @@ from selfcest_agents.policy import EnginePolicy, Policy, SamplingConfig
 from selfcest_agents.pretrained import ChatLanguage
 from selfcest_agents.samplers import Sampler, SamplerSpec, make_sampler
 from selfcest_env.errors import ConfigError
-from selfcest_env.plugin import PlugIn, build, load
+from selfcest_env.plugin import PlugIn, make
 from selfcest_env.protocol import Brief, Reply
 from selfcest_env.rules import Rules
 from selfcest_env.text.counters import WordCounter
@@ -291,7 +291,4 @@ POLICIES: dict[str, str | type] = {"model": ModelPolicy, "server": ServerPolicy}
 
 def make_policy(name: str, options: Mapping[str, object], where: str) -> PolicySource:
     """`model`, `server` or `package.module:Class` with its options. Raises `ConfigError`."""
-    source: PolicySource = build(load(name, POLICIES, what="policy"), options, where=f"{where}.options")
-    if missing := [member for member in ("seeded", "rules", "fingerprint", "load") if not hasattr(source, member)]:
-        raise ConfigError(f"policy '{name}' has no {missing[0]}; expected a class with the members of PolicySource")
-    return source
+    return make(name, options, POLICIES, PolicySource, what="policy", where=f"{where}.options")

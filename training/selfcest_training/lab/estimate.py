@@ -20,9 +20,10 @@ from selfcest_env.seeding import stream_seed
 from selfcest_training.credit import Credit, CreditAssigner, Rloo
 from selfcest_training.lab.exact import Parameters, Solved
 from selfcest_training.lab.tabular import Floats, Streams, TabularPolicy
-from selfcest_training.learner.batch import Denominator, Sample, build_samples, collate
+from selfcest_training.learner.batch import Sample, build_samples, collate
 from selfcest_training.learner.losses import Clipped, token_logprobs, weighted_sum
-from selfcest_training.stages.crediting import credit_step
+from selfcest_training.learner.options import Denominator
+from selfcest_training.stages.crediting import counterfactuals, credit_step
 
 _ROWS = 512  # samples of one forward pass
 _GROUPS = 256  # groups played at once
@@ -97,7 +98,7 @@ def sample_groups(
         records = [solved.reward.score(record) for record in rollout(requests, policy, solved.rules)]
         parts = (tuple(records[i : i + group_size]) for i in range(0, len(records), group_size))
         groups = [EpisodeGroup(solved.game.task(), part) for part in parts]
-        credit = credit_step(assigner, groups, play)
+        credit = credit_step(assigner, groups, counterfactuals(assigner, groups, play))
         gradients.append(group_gradients(solved.parameters, groups, credit.credits))
         reference.append(group_gradients(solved.parameters, groups, [Rloo().assign(group, {}) for group in groups]))
         sampled += sum(record.cost.generated_tokens for record in records)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, fields, replace
-from enum import StrEnum
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -19,17 +19,7 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.record import AgentRecord, EpisodeGroup
 from selfcest_env.types import AgentId, TurnKey
 from selfcest_training.credit import Credit
-
-
-class Denominator(StrEnum):
-    """What an episode's summed token losses are divided by.
-
-    CONSTANT: a constant number of tokens; this is the policy gradient.
-    EPISODE_MEAN: the episode's own number of generated tokens, excluded ones too; equal weight per episode, biased.
-    """
-
-    CONSTANT = "constant"
-    EPISODE_MEAN = "episode_mean"
+from selfcest_training.learner.options import Denominator
 
 
 @dataclass(frozen=True)
@@ -125,20 +115,52 @@ def _moved(tensors: Tensors, device: torch.device) -> Tensors:
     return type(tensors)(**values)
 
 
+def mini_batches(
+    groups: Sequence[EpisodeGroup],
+    credits: Sequence[Credit],
+    count: int,
+    *,
+    denominator: Denominator,
+    constant: float,
+    planned_episodes: int,
+) -> list[list[Sample]]:
+    """A step's samples in exactly `count` mini-batches, their groups as even as they go, in order.
+
+    Each stands for its share of the episodes that were planned for the step, whatever a gate has dropped.
+    """
+    cuts = [i * len(groups) // count for i in range(count + 1)]
+    return [
+        build_samples(
+            groups[start:end],
+            credits[start:end],
+            denominator=denominator,
+            constant=constant,
+            num_episodes=planned_episodes / count,
+        )
+        for start, end in pairwise(cuts)
+    ]
+
+
 def build_samples(
-    groups: Sequence[EpisodeGroup], credits: Sequence[Credit], *, denominator: Denominator, constant: float
+    groups: Sequence[EpisodeGroup],
+    credits: Sequence[Credit],
+    *,
+    denominator: Denominator,
+    constant: float,
+    num_episodes: float | None = None,
 ) -> list[Sample]:
     """Samples of one mini-batch of tasks: one per agent that has a turn to train.
 
-    The weight of an episode's tokens is 1 / (episodes in the mini-batch x denominator). An agent whose turns are all
-    excluded gives no sample, and the denominator does not notice.
+    The weight of an episode's tokens is 1 / (episodes that the mini-batch stands for x denominator); by default those
+    that it has. An agent whose turns are all excluded gives no sample, and the denominator does not notice.
 
     Raises:
         ConfigError: a record without token ids: text-only policies cannot be trained.
     """
     if not constant > 0:
         raise ConfigError(f"the loss denominator constant is {constant!r}; expected a number > 0")
-    num_episodes = sum(len(group.episodes) for group in groups)
+    if num_episodes is None:
+        num_episodes = sum(len(group.episodes) for group in groups)
     samples = []
     for group, credit in zip(groups, credits, strict=True):
         for episode in group.episodes:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 from typing import Any
 
@@ -19,44 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from selfcest_env.errors import ConfigError
 from selfcest_training.learner.batch import RowLayout, TokenBatch
 from selfcest_training.learner.losses import chosen_logprobs
-
-
-class Precision(StrEnum):
-    """What the layers compute in. Weights, gradients, optimiser and log-softmax are float32 in both."""
-
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-
-
-@dataclass(frozen=True)
-class ForwardOptions:
-    """Speed and memory of the learner. None of them but `autocast` changes a gradient by more than rounding.
-
-    Attributes:
-        autocast: what the layers compute in.
-        logit_chunk: positions whose logits exist at a time; the backward pass makes them again. 0: the logits of all
-            positions that train, made once and kept.
-        gradient_checkpointing: keep what enters each layer only; the backward pass computes the layers again.
-        compile: `torch.compile`; minutes at first, and once more for a new kind of rows.
-    """
-
-    autocast: Precision = Precision.FLOAT32
-    logit_chunk: int = 256
-    gradient_checkpointing: bool = False
-    compile: bool = False
-
-    def __post_init__(self) -> None:
-        if self.autocast not in list(Precision):
-            raise ConfigError(f"forward.autocast is {self.autocast!r}; expected one of {', '.join(Precision)}")
-        if not self.logit_chunk >= 0:
-            raise ConfigError(
-                f"forward.logit_chunk is {self.logit_chunk!r}; expected a number of positions >= 0 (0: all at once)"
-            )
-
-    @property
-    def exact(self) -> bool:
-        """Whether log-probs are those of float32, up to rounding."""
-        return self.autocast == Precision.FLOAT32
+from selfcest_training.learner.options import ForwardOptions, Precision
 
 
 class Forward:

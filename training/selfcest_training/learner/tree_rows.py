@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from itertools import pairwise
 
 import numpy as np
@@ -21,20 +20,8 @@ from transformers import PreTrainedModel
 
 from selfcest_env.errors import ConfigError
 from selfcest_training.learner.batch import RowLayout, Sample, TokenBatch, bucketed, collate
+from selfcest_training.learner.options import Rows
 from selfcest_training.learner.packed_rows import DENSE, check_packed, collate_packed, packed
-
-
-class Rows(StrEnum):
-    """How samples become rows.
-
-    BUCKETED: a row per sample, rows of similar length together, padded.
-    TREE: samples that share enough of a prefix in one row; bucketed where nothing is shared.
-    PACKED: samples one after another in one row, without padding; for attention that knows where each begins.
-    """
-
-    BUCKETED = "bucketed"
-    TREE = "tree"
-    PACKED = "packed"
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,95 +14,11 @@ from transformers import PreTrainedModel
 from selfcest_agents.lora import without_lora
 from selfcest_env.errors import ConfigError, TrainingError
 from selfcest_training.learner.batch import Sample, TokenBatch
-from selfcest_training.learner.forward import Forward, ForwardOptions
-from selfcest_training.learner.losses import BUILTINS, Importance, Loss, kl_to_reference, make_loss, weighted_sum
+from selfcest_training.learner.forward import Forward
+from selfcest_training.learner.losses import Loss, importance_weights, kl_to_reference, make_loss, weighted_sum
 from selfcest_training.learner.mismatch import Mismatch, flattened, measure
-from selfcest_training.learner.tree_rows import Rows, check_model, micro_batches
-
-
-@dataclass(frozen=True)
-class OptimizerConfig:
-    """AdamW. `warmup_steps` rise linearly; `decay_share` is the last share of a run of known length that falls to 0."""
-
-    learning_rate: float = 4e-4
-    warmup_steps: int = 5
-    decay_share: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.95
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
-
-    def __post_init__(self) -> None:
-        infinity = float("inf")
-        for name, right, expected in (
-            ("learning_rate", 0 < self.learning_rate < infinity, "a finite number > 0, as in 4e-4"),
-            ("warmup_steps", self.warmup_steps >= 0, "a whole number >= 0 (0: full rate at once)"),
-            ("decay_share", 0 <= self.decay_share <= 1, "a share between 0 and 1 (0: no decay)"),
-            ("beta1", 0 <= self.beta1 < 1, "a number >= 0 and < 1, as in 0.9"),
-            ("beta2", 0 <= self.beta2 < 1, "a number >= 0 and < 1, as in 0.95"),
-            ("weight_decay", 0 <= self.weight_decay < infinity, "a finite number >= 0 (0: none)"),
-            ("max_grad_norm", self.max_grad_norm > 0, "a number > 0 (.inf: no clipping)"),
-        ):
-            if not right:  # as every comparison with NaN
-                raise ConfigError(f"optimizer.{name} is {getattr(self, name)!r}; expected {expected}")
-
-    def rate(self, step: int, progress: float) -> float:
-        """Learning rate of step `step` (from 0), at `progress` in [0, 1] of the run."""
-        rate = self.learning_rate * min(1.0, (step + 1) / max(1, self.warmup_steps))
-        if self.decay_share and progress > 1 - self.decay_share:
-            rate *= max(0.02, (1 - progress) / self.decay_share)
-        return rate
-
-
-@dataclass(frozen=True)
-class LossConfig:
-    """The policy loss and what stands around it.
-
-    Attributes:
-        name, options: a loss that is built in (`clipped`, `cispo`), installed, or `package.module:Class`.
-        importance: weights for a sampler that is not quite the learner.
-        kl_coefficient: times the KL to the warm start.
-    """
-
-    name: str = "clipped"
-    options: Mapping[str, Any] = field(default_factory=dict)
-    importance: Importance = Importance()
-    kl_coefficient: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.kl_coefficient < float("inf"):
-            raise ConfigError(f"loss.kl_coefficient is {self.kl_coefficient!r}; expected a finite number >= 0")
-        if self.name in BUILTINS:  # anything else is imported where it is used, not where a config is read
-            _ = self.function
-
-    @cached_property
-    def function(self) -> Loss:
-        """The loss. Raises `ConfigError` or `PlugInError` if there is none of this name and options."""
-        return make_loss(self.name, self.options, where="loss.options")
-
-    def reference_point(self, batch: TokenBatch, logprobs: Tensor) -> Tensor:
-        """[B, T] log-probs that the loss takes the ratio against; `logprobs` are the learner's now.
-
-        The sampler's, or with importance weights the learner's own from before the rollout's first update: those of the
-        samples if they were frozen, else those of now.
-        """
-        if not self.importance.on:
-            return batch.behavior_logprobs
-        return logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
-
-    def surrogate(self, batch: TokenBatch, logprobs: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, T] loss of every token with its importance weight, and where the loss has cut its gradient to 0."""
-        old = self.reference_point(batch, logprobs)
-        per_token = self.function(logprobs, old, batch.advantages, batch.loss_mask)
-        if per_token.shape != logprobs.shape:
-            raise TrainingError(
-                f"the loss '{self.name}' returned shape {tuple(per_token.shape)} for log-probs of shape "
-                f"{tuple(logprobs.shape)}; it must return one number per token"
-            )
-        (slope,) = torch.autograd.grad(per_token.sum(), logprobs, retain_graph=True)
-        cut = (slope == 0) & (batch.advantages != 0)
-        weights = self.importance.weights(old, batch.behavior_logprobs, batch.loss_mask)
-        return weights * per_token, cut
+from selfcest_training.learner.options import ForwardOptions, Importance, LossConfig, OptimizerConfig, Rows
+from selfcest_training.learner.tree_rows import check_model, micro_batches
 
 
 @dataclass(frozen=True)
@@ -111,10 +26,11 @@ class UpdateMetrics:
     """Numbers of one optimiser step; means are over the tokens that train.
 
     Attributes:
-        mean_ratio: of exp(log-prob now - that of the reference point, see `LossConfig.reference_point`).
+        mean_ratio: of exp(log-prob now - that of the reference point, see `reference_point`).
         clip_share: share of tokens with an advantage whose gradient the loss has cut to 0.
         max_logprob_gap, mean_logprob_gap: of |log-prob now - behaviour log-prob|; before the first step on fresh
             samples this is the difference between sampler and learner.
+        temperature: the lowest that was sampled at; log-probs are off by what logits are, divided by it.
         mismatch: of the sampler and the learner as it was before the update, by role and depth; see `measure`.
         trained_tokens: ids that went through forward and backward, prompts included, padding not; those that
             samples share in a tree row count once.
@@ -127,6 +43,7 @@ class UpdateMetrics:
     clip_share: float
     max_logprob_gap: float
     mean_logprob_gap: float
+    temperature: float
     mismatch: Mapping[str, Mismatch]
     trained_tokens: int
     num_rows: int
@@ -152,7 +69,8 @@ def mean_metrics(steps: Sequence[UpdateMetrics]) -> dict[str, float]:
     return {**means, **gaps, **flattened(first.mismatch), "rows": float(sum(step.num_rows for step in steps))}
 
 
-# On fresh samples in float32 sampler and learner differ by rounding alone, about 1e-6; anything near this is a bug.
+# On fresh samples in float32 sampler and learner differ by rounding alone, a few 1e-6 of the largest logit: 1e-6 for
+# small models, 2e-4 for logits of 30; anything near this is a bug.
 MAX_LOGPROB_GAP = 1e-2
 # With bfloat16 on either side single tokens differ by up to 0.6, and the mean by up to 0.05 (vLLM on a CPU).
 MEAN_LOGPROB_GAP = 0.25
@@ -164,14 +82,26 @@ def check_agreement(metrics: UpdateMetrics, exact: bool = True) -> None:
     `exact`: sampler and learner both compute in float32, so every token must agree; else their mean.
     """
     if exact:
-        gap, bound, where = metrics.max_logprob_gap, MAX_LOGPROB_GAP, "in the log-prob of a token"
+        bound = MAX_LOGPROB_GAP / min(1.0, metrics.temperature)
+        gap, where = metrics.max_logprob_gap, "in the log-prob of a token"
     else:
         gap, bound, where = metrics.mean_logprob_gap, MEAN_LOGPROB_GAP, "in log-prob on average over the tokens"
     if not gap <= bound:  # as every comparison with NaN
         raise TrainingError(
-            f"sampler and learner disagree by {gap:.3g} {where}, more than {bound}: the learner does not train on the "
-            "ids, weights or temperature sampled with"
+            f"sampler and learner disagree by {gap:.3g} {where}, more than {bound:.3g}: the learner does not train on "
+            "the ids, weights or temperature sampled with"
         )
+
+
+def reference_point(importance: Importance, batch: TokenBatch, logprobs: Tensor) -> Tensor:
+    """[B, T] log-probs that the loss takes the ratio against; `logprobs` are the learner's now.
+
+    The sampler's, or with importance weights the learner's own from before the rollout's first update: those of the
+    samples if they were frozen, else those of now.
+    """
+    if not importance.on:
+        return batch.behavior_logprobs
+    return logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
 
 
 class Learner:
@@ -214,6 +144,12 @@ class Learner:
             fused=True,  # a tenth of the time on a CPU
         )
         self.num_steps = 0
+        self._loss: tuple[LossConfig, Loss] | None = None
+
+    @property
+    def exact(self) -> bool:
+        """Whether it computes in float32, so that a float32 sampler must agree with it token for token."""
+        return self._forward.options.exact and self.model.dtype == torch.float32
 
     def freeze(self, minibatches: Sequence[Sequence[Sample]], loss: LossConfig) -> list[Sequence[Sample]]:
         """The mini-batches of one rollout, ready for one `policy_step` each; to be called before the first.
@@ -242,7 +178,7 @@ class Learner:
             return total.metrics(grad_norm=0.0)
         for batch in self.micro_batches(samples):
             logprobs = self.logprobs(batch)
-            per_token, cut = loss.surrogate(batch, logprobs)
+            per_token, cut = self._surrogate(loss, batch, logprobs)
             if loss.kl_coefficient:
                 kl = kl_to_reference(logprobs, self._reference_logprobs(batch))
                 per_token = per_token + loss.kl_coefficient * kl
@@ -250,7 +186,7 @@ class Learner:
             objective = weighted_sum(per_token, batch.weights, batch.loss_mask)
             torch.autograd.backward(objective)
             total.loss += float(objective.detach())
-            total.add(batch, logprobs.detach(), loss.reference_point(batch, logprobs), cut)
+            total.add(batch, logprobs.detach(), reference_point(loss.importance, batch, logprobs), cut)
         return total.metrics(grad_norm=self._step(progress))
 
     def imitation_step(self, samples: Sequence[Sample], progress: float) -> ImitationMetrics:
@@ -280,6 +216,22 @@ class Learner:
         """[B, T] log-probs of the ids that train under the weights being trained, at the sampling temperature."""
         return self._forward.logprobs(batch)
 
+    def _surrogate(self, config: LossConfig, batch: TokenBatch, logprobs: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, T] loss of every token with its importance weight, and where the loss has cut its gradient to 0."""
+        if self._loss is None or self._loss[0] is not config:
+            self._loss = config, make_loss(config.name, config.options, where="loss.options")
+        old = reference_point(config.importance, batch, logprobs)
+        per_token = self._loss[1](logprobs, old, batch.advantages, batch.loss_mask)
+        if per_token.shape != logprobs.shape:
+            raise TrainingError(
+                f"the loss '{config.name}' returned shape {tuple(per_token.shape)} for log-probs of shape "
+                f"{tuple(logprobs.shape)}; it must return one number per token"
+            )
+        (slope,) = torch.autograd.grad(per_token.sum(), logprobs, retain_graph=True)
+        cut = (slope == 0) & (batch.advantages != 0)
+        weights = importance_weights(config.importance, old, batch.behavior_logprobs, batch.loss_mask)
+        return weights * per_token, cut
+
     def _reference_logprobs(self, batch: TokenBatch) -> Tensor:
         assert self.reference is not None
         assert self._reference_forward is not None
@@ -304,6 +256,7 @@ class _Totals:
 
     def __init__(self) -> None:
         self.loss = self.kl = self.ratio = self.cut = self.gap = self.max_gap = 0.0
+        self.temperature = math.inf
         self.tokens = self.computed = 0
         self.measured: list[Sample] = []
 
@@ -313,6 +266,7 @@ class _Totals:
         self.cut += float(cut[batch.loss_mask].sum())
         self.gap += float(gap.sum())
         self.max_gap = max(self.max_gap, float(gap.max()))
+        self.temperature = min(self.temperature, float(batch.temperature[batch.loss_mask].min()))
         self.tokens += gap.numel()
         self.computed += batch.num_tokens
         self.measured += batch.measured(logprobs) if batch.old_logprobs is None else batch.samples
@@ -327,6 +281,7 @@ class _Totals:
             clip_share=self.cut / count,
             max_logprob_gap=self.max_gap,
             mean_logprob_gap=self.gap / count,
+            temperature=self.temperature,
             mismatch=measure(self.measured),
             trained_tokens=self.computed,
             num_rows=len(self.measured),

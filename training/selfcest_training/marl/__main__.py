@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-import yaml
 
 from selfcest_env.errors import ConfigError, SelfcestError
 from selfcest_env.plugin import build
@@ -17,6 +16,7 @@ from selfcest_env.symbolic.rules import SymbolicRules
 from selfcest_env.symbolic.tasks import make_task
 from selfcest_training.marl.progress import Point
 from selfcest_training.marl.train import ALGORITHMS, train
+from selfcest_training.yaml_text import read_yaml
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -56,7 +56,7 @@ def _pairs(words: list[str] | None) -> dict[str, Any]:
         key, equals, value = word.partition("=")
         if not equals:
             raise ConfigError(f"{word!r} is no setting; expected key=value, as in learning_rate=0.001")
-        pairs[key] = yaml.safe_load(value)
+        pairs[key] = read_yaml(value, f"the value of {key}")
     return pairs
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from selfcest_agents.lora import load_trainable_state, trainable_state
-from selfcest_env.errors import RecordError
+from selfcest_env.errors import RecordError, TrainingError
 
 _MODEL, _OPTIMIZER, _STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+# What a trainer's stages remember: plain values, with tensors kept apart.
+_MEMORY, _TENSORS = "trainer.json", "trainer.safetensors"
 
 
 @dataclass(frozen=True)
@@ -55,15 +58,28 @@ class TrainState:
 
 
 def save_checkpoint(
-    folder: Path, name: str, model: PreTrainedModel, optimizer: torch.optim.Optimizer, state: TrainState, keep: int = 2
+    folder: Path,
+    name: str,
+    model: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    state: TrainState,
+    memory: Mapping[str, Any] | None = None,
+    keep: int = 2,
 ) -> Path:
-    """Write `folder/name` atomically and delete all but the newest `keep` checkpoints."""
+    """Write `folder/name` atomically and delete all but the newest `keep` checkpoints.
+
+    `memory` is what `Trainer.state_dict` gives. Raises `TrainingError` for a value in it that cannot be stored.
+    """
+    tensors: dict[str, Tensor] = {}
+    plain = _plain(memory or {}, "", tensors)
     folder.mkdir(parents=True, exist_ok=True)
     final, partial = folder / name, folder / f".{name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     save_file({key: value.contiguous().clone() for key, value in trainable_state(model).items()}, partial / _MODEL)
     save_file(_flatten(optimizer), partial / _OPTIMIZER)
+    save_file(tensors, partial / _TENSORS)
+    (partial / _MEMORY).write_text(json.dumps(plain), encoding="utf-8")
     (partial / _STATE).write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
     for file in partial.iterdir():
         _sync(file)
@@ -117,6 +133,45 @@ def load_checkpoint(path: Path, model: PreTrainedModel, optimizer: torch.optim.O
             f"{path} is damaged or of another model ({error}); remove it and --resume from the checkpoint before it"
         ) from error
     return state
+
+
+def read_memory(path: Path) -> dict[str, Any]:
+    """The `memory` of a checkpoint. Raises `RecordError` that names the file."""
+    try:
+        plain = json.loads((path / _MEMORY).read_text(encoding="utf-8"))
+        tensors = load_file(path / _TENSORS)
+        found: dict[str, Any] = _restored(plain, tensors)
+    except (ValueError, KeyError, OSError, SafetensorError) as error:
+        raise RecordError(f"{path / _MEMORY} is no trainer's memory: {error}") from error
+    return found
+
+
+_TENSOR = "__tensor__"
+
+
+def _plain(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
+    """The value with every tensor moved to `tensors`, under the place where it stood."""
+    if isinstance(value, Tensor):
+        tensors[place] = value.detach().contiguous().clone()
+        return {_TENSOR: place}
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: _plain(item, f"{place}/{key}", tensors) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, f"{place}/{i}", tensors) for i, item in enumerate(value)]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TrainingError(
+        f"a stage's state_dict holds {type(value).__name__} at {place}; expected dicts with text keys, lists, texts, "
+        "numbers, booleans, None and tensors, which a checkpoint can hold"
+    )
+
+
+def _restored(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, dict):
+        if value.keys() == {_TENSOR}:
+            return tensors[value[_TENSOR]]
+        return {key: _restored(item, tensors) for key, item in value.items()}
+    return [_restored(item, tensors) for item in value] if isinstance(value, list) else value
 
 
 def _flatten(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from selfcest_env.errors import ConfigError, SelfcestError
 from selfcest_training.config import RunConfig
-from selfcest_training.config_file import check_writable, dump_config, load_config
+from selfcest_training.config_file import dump_config, load_config
 from selfcest_training.evaluation.curves import curve_lines, learning_curves, plot_curves, write_curves
 from selfcest_training.evaluation.evaluate import EpisodeResult, evaluate, evaluation_tasks, read_results
 from selfcest_training.evaluation.run_report import (
@@ -35,6 +35,7 @@ from selfcest_training.evaluation.run_report import (
     warnings,
     write_csv,
 )
+from selfcest_training.lock import locked
 from selfcest_training.run.checkpoint import checkpoints, read_state
 from selfcest_training.run.job import Job, JobId
 from selfcest_training.run.shared_warmstart import hand_over, shared_warm_starts
@@ -59,14 +60,19 @@ def run(config: RunConfig, *, resume: bool, only_warm_start: bool = False, conso
     """Train and evaluate every arm with every seed, and write the table. Returns its rows.
 
     Raises:
-        ConfigError: the folder holds another run, or cannot be written, or a plug-in does not load; before any work.
+        ConfigError: the folder holds another run, is in use or cannot be written, or a plug-in does not load; before
+            any work.
     """
-    console = console or Console()
-    jobs = [JobId(arm, seed) for seed in config.seeds for arm in config.arms]
     for arm in config.arms:
         Job(config, JobId(arm, config.seeds[0]), lambda *_: None)  # whatever cannot be built fails here
     for cell in config.evaluation.cells:
         evaluation_tasks(config, cell)  # nor does a cell without enough instances wait for the warm start
+    with locked(config.folder):
+        return _run(config, resume, only_warm_start, console or Console())
+
+
+def _run(config: RunConfig, resume: bool, only_warm_start: bool, console: Console) -> list[Row]:
+    jobs = [JobId(arm, seed) for seed in config.seeds for arm in config.arms]
     prepare(config, resume)
     try:
         with _progress(console, jobs) as (progress, bars):
@@ -85,9 +91,8 @@ def run(config: RunConfig, *, resume: bool, only_warm_start: bool = False, conso
 
 
 def prepare(config: RunConfig, resume: bool) -> None:
-    """Make the run's folder and store the config, or check that what is there is the same run."""
+    """Store the config in the run's folder, or check that what is there is the same run."""
     stored, text = config.folder / "config.yaml", dump_config(config)
-    check_writable(config.folder)
     if stored.exists():
         if not resume:
             raise ConfigError(

@@ -1,38 +1,42 @@
-"""The page that reads like the algorithm: imitate, then roll out, score, credit, update; checkpoint on the way."""
+"""A job: one arm with one seed, its stages, its account, and its files, from which it resumes exactly."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from selfcest_agents.language import Language, language_of
 from selfcest_agents.lora import add_lora, merge_lora
-from selfcest_agents.player import Player, group_requests
+from selfcest_agents.player import ModelPlayer
 from selfcest_agents.samplers import SamplerSpec, make_sampler
 from selfcest_env.errors import ConfigError
-from selfcest_env.record import EpisodeGroup
 from selfcest_env.reward import make_reward
 from selfcest_env.seeding import stream_seed
-from selfcest_training.config import RunConfig, changed_limits
+from selfcest_training.config import RLConfig, RunConfig, changed_limits
 from selfcest_training.credit import make_assigner
-from selfcest_training.families import draw_family, make_families
-from selfcest_training.learner.batch import build_samples
+from selfcest_training.families import make_families
 from selfcest_training.learner.losses import make_loss
 from selfcest_training.learner.memory import release_memory
-from selfcest_training.learner.update import Learner, UpdateMetrics, check_agreement, mean_metrics
-from selfcest_training.run.checkpoint import TrainState, checkpoints, load_checkpoint, read_state, save_checkpoint
+from selfcest_training.learner.update import Learner
+from selfcest_training.run.checkpoint import (
+    TrainState,
+    checkpoints,
+    load_checkpoint,
+    read_memory,
+    read_state,
+    save_checkpoint,
+)
 from selfcest_training.run.metrics import MetricsLog, describe, drop_episodes, log_episodes
-from selfcest_training.stages.ahead import Produced, RolloutsAhead
-from selfcest_training.stages.crediting import credit_step
+from selfcest_training.stages.base import Stages, TaskMenu
+from selfcest_training.stages.registry import make_gate, make_reward_schedule, make_task_sampler
 from selfcest_training.stages.warmstart import cut_batches, demonstration_pool, phase_at
+from selfcest_training.trainer import Step, StepSettings, Trainer
 
 OnProgress = Callable[[str, float, str], None]  # stage, share done, a line of numbers
 
@@ -63,8 +67,8 @@ class Job:
         self.families = make_families(config.tasks, "train")
         for name, source in self.families.items():
             self.reward.check([source.draw(np.random.default_rng(0))], f"tasks.{name}")
-        credit = self.arm.rl.credit
-        self.assigner = make_assigner(credit.name, credit.options, where="rl.credit.options")
+        self.stages = make_stages(self.arm.rl)
+        self.reward.checked_weights(self.stages.rewards.weights(0))
         make_loss(self.arm.rl.loss.name, self.arm.rl.loss.options, where="rl.loss.options")
         self.state = TrainState()
         self._clock = time.process_time()
@@ -108,7 +112,7 @@ class Job:
         self._add_lora()
         self.sampler = self.sampler_spec.start(self.language, self.model)
         self._opened.callback(self.sampler.close)
-        self.player = Player(self.config.limits_of(self.id.arm), self.reward, self.language, self.sampler.engine)
+        self.player = ModelPlayer(self.config.limits_of(self.id.arm), self.reward, self.language, self.sampler.engine)
 
     def _add_lora(self) -> None:
         if self.config.lora is not None:
@@ -147,7 +151,7 @@ class Job:
                 losses.append(metrics.loss)
                 shown = self.state.demonstration_tokens + sum(map(len, batch))
                 self.state = replace(self.state, demonstration_tokens=shown)
-                self._spend(trained=metrics.trained_tokens)
+                self.spend(trained=metrics.trained_tokens)
             self._tick("warmstart", learner.num_steps)
             loss = float(np.mean(losses))
             log.write("warmstart", pool, {"loss": loss, **self._compute()})
@@ -159,73 +163,44 @@ class Job:
     def _reinforce(self, checkpoint: Path | None, log: MetricsLog) -> None:
         config, learner = self.arm.rl, self._learner("rl", checkpoint)
         drop_episodes(self.folder / "episodes.jsonl", self.state.step)
-        ahead = RolloutsAhead(
-            self._produce, self.sampler, self.model, max_policy_lag=config.max_policy_lag, steps=config.steps
+        settings = StepSettings(
+            steps=config.steps,
+            tasks_per_step=config.tasks_per_step,
+            minibatches=config.minibatches,
+            temperature=config.temperature,
+            loss=config.loss,
+            denominator=config.denominator,
+            constant_tokens=config.constant_tokens,
+            max_policy_lag=config.max_policy_lag,
         )
-        with ahead:
+        menu = TaskMenu(self.families, config.tasks, config.group_size)
+        with Trainer(
+            self.player, self.sampler, learner, menu, self.stages, settings, account=self, seed=self.id.seed
+        ) as trainer:
+            if checkpoint is not None:
+                trainer.load_state_dict(read_memory(checkpoint))
             while self.state.step < config.steps and not self._budget_spent():
-                produced = ahead.take(self.state.step)
-                self._spend(sampled=produced.sampled_tokens)
-                metrics = self._update(learner, produced)
+                step = trainer.step()
                 self._tick("rl", learner.num_steps)
-                self._log(log, produced, metrics)
+                self._log(log, step)
                 if self.state.step % self.config.checkpoint_every == 0:
-                    self._checkpoint(learner)
+                    self._checkpoint(learner, trainer)
+        self._checkpoint(learner, trainer)
         self.sampler.sync(self.model, self.state.step)
-        self._checkpoint(learner)
 
-    # One step of RL
-
-    def _produce(self, step: int) -> Produced:
-        """Roll out and credit; nothing else touches the sampler meanwhile."""
-        groups = self._rollout(step)
-        play = partial(self.player.play_replays, temperature=self.arm.rl.temperature)
-        return Produced(groups, credit_step(self.assigner, groups, play))
-
-    def _rollout(self, step: int) -> list[EpisodeGroup]:
-        config = self.arm.rl
-        rng = np.random.default_rng(stream_seed("tasks", self.id.seed, step))
-        tasks = [self.families[draw_family(config.tasks, rng)].draw(rng) for _ in range(config.tasks_per_step)]
-        seeds = [stream_seed("episode", self.id.seed, step, i) for i in range(len(tasks) * config.group_size)]
-        requests = group_requests(tasks, config.group_size, f"s{step}", seeds)
-        records = self.player.play(requests, config.temperature)
-        size = config.group_size
-        return [EpisodeGroup(task, tuple(records[i * size : (i + 1) * size])) for i, task in enumerate(tasks)]
-
-    def _update(self, learner: Learner, produced: Produced) -> dict[str, float]:
-        """One optimiser step per mini-batch of tasks, and never another."""
-        config, groups, credits = self.arm.rl, produced.groups, produced.credit.credits
-        per_batch = len(groups) // config.minibatches
-        chosen = [slice(start, start + per_batch) for start in range(0, len(groups), per_batch)]
-        batches = [
-            build_samples(groups[c], credits[c], denominator=config.denominator, constant=config.constant_tokens)
-            for c in chosen
-        ]
-        lag, metrics = produced.policy_lag(self.state.step), list[UpdateMetrics]()
-        for samples in learner.freeze(batches, config.loss):
-            metrics.append(learner.policy_step(samples, config.loss, self._share_done()))
-            if len(metrics) == 1 and lag == 0:
-                check_agreement(metrics[0], exact=self._exact)
-            self._spend(trained=metrics[-1].trained_tokens)
-        return {**mean_metrics(metrics), "policy_lag": lag}
-
-    @property
-    def _exact(self) -> bool:
-        """Whether sampler and learner both compute in float32."""
-        return self.sampler.exact and self.config.forward.exact and self.model.dtype == torch.float32
-
-    def _log(self, log: MetricsLog, produced: Produced, metrics: Mapping[str, float]) -> None:
-        groups, credit = produced.groups, produced.credit
-        values = {**describe(groups), **credit.diagnostics(), **metrics, **self._compute()}
-        log.write("rl", self.state.step - 1, values)
+    def _log(self, log: MetricsLog, step: Step) -> None:
+        produced, credit = step.produced, step.credit
+        found = {**describe(produced.groups), **produced.diagnostics(), **credit.diagnostics(), **step.metrics}
+        log.write("rl", self.state.step - 1, {**found, **self._compute()})
         logged = self.config.log_groups
-        log_episodes(self.folder / "episodes.jsonl", groups[:logged], credit.replayed[:logged])
-        line = f"return {values['return']:.2f}  tokens {values['total_tokens']:.0f}  clones {values['clones']:.1f}"
-        self.on_progress("RL", self._share_done(), line)
+        log_episodes(self.folder / "episodes.jsonl", produced.learned_from[:logged], credit.replayed[:logged])
+        line = f"return {found['return']:.2f}  tokens {found['total_tokens']:.0f}  clones {found['clones']:.1f}"
+        self.on_progress("RL", self.progress(), line)
 
     # Accounts and files
 
-    def _spend(self, sampled: int = 0, trained: int = 0) -> None:
+    def spend(self, *, sampled: int = 0, trained: int = 0) -> None:
+        """Book tokens; see `Account`."""
         self.state = replace(
             self.state,
             sampled_tokens=self.state.sampled_tokens + sampled,
@@ -249,7 +224,7 @@ class Job:
         over_compute = compute is not None and self.state.compute_tokens >= compute
         return over_compute or (sampled is not None and self.state.sampled_tokens >= sampled)
 
-    def _share_done(self) -> float:
+    def progress(self) -> float:
         """How much of RL is done, by steps, compute or sampled tokens, whichever ends it first."""
         budget, start = self.config.compute_tokens, self.state.compute_at_rl
         share = self.state.step / max(1, self.arm.rl.steps)
@@ -267,9 +242,19 @@ class Job:
             "cpu_seconds": state.cpu_seconds,
         }
 
-    def _checkpoint(self, learner: Learner) -> None:
-        name = f"{self.state.stage}_{self.state.step:06d}"
-        save_checkpoint(self.folder / "checkpoints", name, self.model, learner.optimizer, self.state)
+    def _checkpoint(self, learner: Learner, trainer: Trainer | None = None) -> None:
+        name, memory = f"{self.state.stage}_{self.state.step:06d}", {} if trainer is None else trainer.state_dict()
+        save_checkpoint(self.folder / "checkpoints", name, self.model, learner.optimizer, self.state, memory)
+
+
+def make_stages(config: RLConfig) -> Stages:
+    """Raises `ConfigError` or `PlugInError` that names the place in the config."""
+    return Stages(
+        make_task_sampler(config.task_sampler, "rl.task_sampler"),
+        make_gate(config.gate, "rl.gate"),
+        make_reward_schedule(config.reward_schedule, "rl.reward_schedule"),
+        make_assigner(config.credit.name, config.credit.options, where="rl.credit.options"),
+    )
 
 
 def check_contexts(config: RunConfig, arm: str, language: Language, sampler: SamplerSpec) -> None:

@@ -2,17 +2,14 @@
 
 With `max_policy_lag` 0 a step is rolled out with the weights that it then updates. With a lag of n, step s is rolled
 out with the weights of step s - n, neither older nor younger, in a thread of its own, while the learner is still at
-work on earlier ones; so a run with a lag repeats as one without does. The first steps, and the first after a resume,
-are younger.
+work on earlier ones; so a run with a lag repeats as one without does. The first n steps have the first weights. What is
+under way when a checkpoint is written is waited for and goes into it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -20,27 +17,7 @@ from transformers import PreTrainedModel
 
 from selfcest_agents.lora import merged_weights
 from selfcest_agents.samplers import Sampler
-from selfcest_env.record import EpisodeGroup
-from selfcest_training.stages.crediting import StepCredit
-
-
-@dataclass(frozen=True)
-class Produced:
-    """What one step learns from: its episodes and their credit, replays included."""
-
-    groups: list[EpisodeGroup]
-    credit: StepCredit
-
-    @property
-    def sampled_tokens(self) -> int:
-        """Generated tokens of episodes and replays."""
-        episodes = sum(episode.cost.generated_tokens for group in self.groups for episode in group.episodes)
-        return episodes + self.credit.sampled_tokens
-
-    def policy_lag(self, step: int) -> int:
-        """Most updates that separate the weights of a turn from those that step `step` begins with."""
-        turns = (turn for group in self.groups for episode in group.episodes for _, turn in episode.turns())
-        return max((step - turn.generation.policy_version for turn in turns), default=0)
+from selfcest_training.stages.produced import Produced
 
 
 class RolloutsAhead:
@@ -83,6 +60,15 @@ class RolloutsAhead:
             self._ahead[later] = self._thread.submit(self._start, later, weights, step)
         return produced
 
+    def waiting(self) -> dict[int, Produced]:
+        """Steps that were begun and not taken, once they are produced; after `close` without those it cancelled."""
+        return {step: future.result() for step, future in self._ahead.items() if not future.cancelled()}
+
+    def put(self, step: int, produced: Produced) -> None:
+        """What was waiting when a checkpoint was written waits again; before the first `take`."""
+        self._ahead[step] = Future()
+        self._ahead[step].set_result(produced)
+
     def _start(self, step: int, weights: list[tuple[str, Tensor]], policy_version: int) -> Produced:
         if weights:  # else the step before this one began with the same
             self._sampler.push(weights, policy_version)
@@ -90,10 +76,8 @@ class RolloutsAhead:
             weights.clear()  # the engine has its own by now
         return self._produce(step)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def close(self) -> None:
+        """Wait for what is under way, and begin nothing more."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
 

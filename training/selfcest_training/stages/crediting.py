@@ -1,4 +1,4 @@
-"""The credit stage of a step: ask every group's scheme what to replay, play it all in one rollout, then assign."""
+"""The credit stage: ask every group's scheme what to replay, play it all in one rollout, then assign."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import numpy as np
 from selfcest_agents.replay import PlayedReplay
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay
-from selfcest_training.credit import Credit, CreditAssigner, ask, assign
+from selfcest_training.credit import Credit, CreditAssigner, ask, assign_step
 
 # Plays and scores replays of these episodes; equal ones once.
 PlayReplays = Callable[[Sequence[EpisodeRecord], Sequence[Replay]], Mapping[Replay, PlayedReplay]]
+# Of one group, in the order in which its scheme asked.
+GroupReplays = Mapping[Replay, PlayedReplay]
 
 
 @dataclass(frozen=True)
@@ -39,25 +41,40 @@ class StepCredit:
         return {"replayed_tokens": self.sampled_tokens, **means}
 
 
-def credit_step(assigner: CreditAssigner, groups: Sequence[EpisodeGroup], play: PlayReplays) -> StepCredit:
-    """Credit for every group of a step.
+def counterfactuals(
+    assigner: CreditAssigner, groups: Sequence[EpisodeGroup], play: PlayReplays
+) -> tuple[GroupReplays, ...]:
+    """What the scheme asks for, per group, played in one rollout by the weights that played the episodes.
 
-    All replays are played before the first update, by the weights that played the episodes.
-    Raises `CreditError` that names scheme, turn or replay, and rule.
+    Raises `CreditError` that names scheme, replay and rule.
     """
     asked = [ask(assigner, group) for group in groups]
     every = [replay for replays in asked for replay in replays]
     played = play([episode for group in groups for episode in group.episodes], every) if every else {}
-    credits, records = [], []
-    for group, replays in zip(groups, asked, strict=True):
-        mine = {name: played[name] for name in replays}
-        credit = assign(assigner, group, {name: found.record for name, found in mine.items()})
-        credits.append(replace(credit, diagnostics={**credit.diagnostics, **_price(list(mine.values()))}))
-        records.append(tuple(found.record for found in mine.values()))
-    return StepCredit(tuple(credits), tuple(records), sum(found.generated_tokens for found in played.values()))
+    return tuple({replay: played[replay] for replay in replays} for replays in asked)
 
 
-def _price(played: Sequence[PlayedReplay]) -> dict[str, float]:
+def credit_step(
+    assigner: CreditAssigner, groups: Sequence[EpisodeGroup], replayed: Sequence[GroupReplays]
+) -> StepCredit:
+    """Credit for every group of a step, from its episodes and what `counterfactuals` returned.
+
+    Raises `CreditError` that names scheme, turn and rule.
+    """
+    records = [{replay: found.record for replay, found in of_group.items()} for of_group in replayed]
+    prices = [_price(list(of_group.values())) for of_group in replayed]
+    credits = assign_step(assigner, groups, records)
+    return StepCredit(
+        tuple(
+            replace(credit, diagnostics={**credit.diagnostics, **price})
+            for credit, price in zip(credits, prices, strict=True)
+        ),
+        tuple(tuple(of_group.values()) for of_group in records),
+        sum(price["replayed_tokens"] for price in prices),
+    )
+
+
+def _price(played: Sequence[PlayedReplay]) -> dict[str, int]:
     return {
         "replays": len(played),
         "replayed_tokens": sum(found.generated_tokens for found in played),

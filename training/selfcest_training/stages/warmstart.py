@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from selfcest_agents.player import Player
+from selfcest_agents.player import ModelPlayer
 from selfcest_agents.policy import ScriptedPolicy
 from selfcest_agents.rollout import RolloutRequest, rollout
 from selfcest_agents.scripted import OracleActor
@@ -22,7 +22,8 @@ from selfcest_env.tasks import Style, TaskSource
 from selfcest_training.config import Phase, WarmStartConfig, changed_limits
 from selfcest_training.credit import Credit
 from selfcest_training.families import draw_family
-from selfcest_training.learner.batch import Denominator, Sample, bucketed, build_samples
+from selfcest_training.learner.batch import Sample, bucketed, build_samples
+from selfcest_training.learner.options import Denominator
 
 _DRAWS = 8
 
@@ -38,7 +39,7 @@ def phase_at(config: WarmStartConfig, tokens: int) -> Phase | None:
 
 
 def demonstration_pool(
-    player: Player, families: Mapping[str, TaskSource], phase: Phase, seed: int, pool: int, pool_tokens: int
+    player: ModelPlayer, families: Mapping[str, TaskSource], phase: Phase, seed: int, pool: int, pool_tokens: int
 ) -> list[Sample]:
     """At least `pool_tokens` of demonstrations. Raises `TaskError` when a script fails its own task."""
     limits = changed_limits(player.limits, phase.limits, "phase.limits")
@@ -63,7 +64,7 @@ def demonstration_pool(
 
 
 def _demonstrate(
-    player: Player,
+    player: ModelPlayer,
     rules: Rules,
     source: TaskSource,
     family: str,

@@ -4,8 +4,9 @@ from selfcest_training.learner.losses.base import Loss
 from selfcest_training.learner.losses.cispo import Cispo
 from selfcest_training.learner.losses.clipped import Clipped
 from selfcest_training.learner.losses.functions import chosen_logprobs, kl_to_reference, token_logprobs, weighted_sum
-from selfcest_training.learner.losses.importance import Importance, ImportanceLevel
+from selfcest_training.learner.losses.importance import importance_weights
 from selfcest_training.learner.losses.registry import BUILTINS, ENTRY_POINTS, find_loss, make_loss
+from selfcest_training.learner.options import Importance, ImportanceLevel
 
 __all__ = [
     "BUILTINS",
@@ -17,6 +18,7 @@ __all__ = [
     "Loss",
     "chosen_logprobs",
     "find_loss",
+    "importance_weights",
     "kl_to_reference",
     "make_loss",
     "token_logprobs",

@@ -1,0 +1,30 @@
+"""What a config says of LoRA; apart from `lora`, so that reading it imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from selfcest_env.structure import AtLeast, AtMost, Checked, OneOf
+
+_Rank = Annotated[int, AtLeast(1), AtMost(2**16)]
+
+
+@dataclass(frozen=True)
+class LoraOptions(Checked):
+    """A layer computes W x + alpha / rank * B A x, of which A and B train (arXiv 2106.09685).
+
+    Attributes:
+        rank: rows of A and columns of B.
+        alpha: strength of the addition; a new B is zero, so it acts as a factor of the learning rate.
+        target_modules: linear layers, by their names or the ends of these, as `q_proj` or `mlp.up_proj`; none named:
+            all but the output layer.
+        dropout: 0, as in every forward pass of the learner: with dropout its log-probs would not be the sampler's.
+    """
+
+    rank: _Rank = 16
+    alpha: _Rank = 32
+    target_modules: tuple[str, ...] = ()
+    dropout: Annotated[float, OneOf(0.0), "with dropout the log-probs would not be those of what was sampled from"] = (
+        0.0
+    )

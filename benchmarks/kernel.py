@@ -1,0 +1,125 @@
+"""What the text game itself costs: a clone in small and large trees, and scripted demonstrations.
+
+    OMP_NUM_THREADS=1 python benchmarks/kernel.py [--repeats 5]
+
+A root calls so many clones at once, each answers at once, and the root answers: through the kernel and its observations
+alone, and through `rollout`. Demonstrations are played by the task's expert and encoded for the tiny model, as in a
+warm start. Every figure is the best of some repeats, in CPU time of one thread, the cases in turn. Nothing is asserted:
+that a clone costs the same in every tree is a test (`tests/env/test_kernel.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from selfcest_agents.codec import TerseCodec
+from selfcest_agents.policy import ScriptedPolicy
+from selfcest_agents.rollout import RolloutRequest, rollout
+from selfcest_agents.scripted import OracleActor
+from selfcest_agents.tiny import TinyTokenizer
+from selfcest_env.kernel import Kernel
+from selfcest_env.rules import Rules
+from selfcest_env.tasks.ledger_qa import LedgerQA
+from selfcest_env.tasks.range_sum import RangeSum
+from selfcest_env.tasks.source import ExpertSource, Style
+from selfcest_env.text.terse import TerseProtocol
+from selfcest_env.types import Answer, CloneRequest, Delegate, Limits, Role, Task, Usage
+from selfcest_env.views import Observation, observe
+
+SIZES = (64, 256, 1024)
+TASK = Task("fan", "?", "7", "benchmark")
+CODEC = TerseCodec(TinyTokenizer())
+RULES = Rules(
+    Limits(total_tokens=2**20, turn_tokens=2**14, reply_tokens=4, max_clones=None, max_clones_per_call=None),
+    TerseProtocol(),
+    CODEC,
+)
+
+
+@dataclass(frozen=True)
+class Fan:
+    """A root that calls all its clones at once; whoever cannot or need not call answers."""
+
+    num_clones: int
+
+    def act(self, observation: Observation, rng: np.random.Generator) -> str:
+        if observation.role is Role.ROOT and not observation.exchanges:
+            return RULES.protocol.render(Delegate((CloneRequest("+"),) * self.num_clones))
+        return RULES.protocol.render(Answer("7"))
+
+
+def play_kernel(num_clones: int) -> None:
+    kernel, fan, rng = Kernel(TASK, RULES), Fan(num_clones), np.random.default_rng(0)
+    while not kernel.done:
+        for agent_id in kernel.ready():
+            text = fan.act(observe(kernel, agent_id), rng)
+            kernel.step(agent_id, RULES.protocol.parse(text), Usage(CODEC.count_text(text)), text)
+    assert len(kernel.agents) == num_clones + 1
+
+
+def play_rollout(num_clones: int) -> None:
+    [record] = rollout([RolloutRequest("e", TASK, 0)], ScriptedPolicy(Fan(num_clones), CODEC), RULES)
+    assert record.cost.clones == num_clones
+
+
+def demonstrations(source: ExpertSource, style: Style, num_episodes: int) -> Callable[[], None]:
+    rng = np.random.default_rng(0)
+    requests = [RolloutRequest(f"e{i}", source.draw(rng), i) for i in range(num_episodes)]
+    policy = ScriptedPolicy(OracleActor(source, RULES.protocol, style), CODEC)
+
+    def play() -> None:
+        assert all(record.answer == record.task.answer for record in rollout(requests, policy, RULES))
+
+    return play
+
+
+def fastest(cases: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
+    """CPU-seconds, the best of `repeats`, taken in turn."""
+    best = dict.fromkeys(cases, float("inf"))
+    for _ in range(repeats):
+        for name, work in cases.items():
+            start = time.process_time()
+            work()
+            best[name] = min(best[name], time.process_time() - start)
+    return best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5, help="the best of so many counts")
+    repeats = parser.parse_args().repeats
+    console = Console()
+    fans = {
+        f"{name}, {size}": lambda play=play, size=size: [play(size) for _ in range(SIZES[-1] // size)]
+        for name, play in (("kernel", play_kernel), ("rollout", play_rollout))
+        for size in SIZES
+    }
+    seconds = fastest(fans, repeats)
+    table = Table("", *(f"{size} clones" for size in SIZES), title="microseconds of CPU time per clone")
+    for name in ("kernel", "rollout"):
+        table.add_row(name, *(f"{seconds[f'{name}, {size}'] / SIZES[-1] * 1e6:.0f}" for size in SIZES))
+    console.print(table)
+    count = 100
+    seconds = fastest(
+        {
+            "range_sum, delegating": demonstrations(RangeSum(min_length=1, max_length=16), Style.DELEGATE, count),
+            "range_sum, solving": demonstrations(RangeSum(min_length=1, max_length=16), Style.SOLVE, count),
+            "ledger_qa, delegating": demonstrations(LedgerQA(mode="sum"), Style.DELEGATE, count),
+        },
+        repeats,
+    )
+    table = Table("", "episodes", title="demonstrations per CPU-second")
+    for name, spent in seconds.items():
+        table.add_row(name, f"{count / spent:.0f}")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

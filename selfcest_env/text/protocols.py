@@ -1,0 +1,16 @@
+"""The one table of protocols, for the PettingZoo face and for every language model."""
+
+from __future__ import annotations
+
+from selfcest_env.plugin import make
+from selfcest_env.protocol import ProtocolText
+
+PROTOCOLS: dict[str, str | type] = {
+    "hermes": "selfcest_env.text.hermes:HermesProtocol",
+    "terse": "selfcest_env.text.terse:TerseProtocol",
+}
+
+
+def make_protocol(name: str, where: str = "protocol") -> ProtocolText:
+    """`hermes`, `terse` or `package.module:Class`. Raises `ConfigError` or `PlugInError` that says what to write."""
+    return make(name, {}, PROTOCOLS, ProtocolText, what="protocol", where=where)

@@ -1,0 +1,24 @@
+"""How the cost of some work grows with its size: a ratio of CPU times, which holds on machines of any speed."""
+
+import time
+
+
+def growth(work, size):
+    """CPU time of `work(4 * size)` over that of `work(size)`: 4 if it is linear, 16 if it is quadratic."""
+    return _cost(work, 4 * size) / _cost(work, size)
+
+
+def _cost(work, size):
+    """Seconds of one call, the least of three measurements that are long enough for the clock."""
+    best, repeats = float("inf"), 1
+    for _ in range(3):
+        while True:
+            started = time.process_time()
+            for _ in range(repeats):
+                work(size)
+            seconds = time.process_time() - started
+            if seconds > 0.004:
+                break
+            repeats *= 4
+        best = min(best, seconds / repeats)
+    return best

@@ -1,0 +1,127 @@
+"""A folder of a run or a study has one writer, however the last one ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from test_job import config
+from test_study_run import run as run_study
+from test_study_run import small
+
+from selfcest_env.errors import ConfigError
+from selfcest_training import lock
+from selfcest_training.lock import locked
+from selfcest_training.run.experiment import run
+
+ROOT = Path(__file__).parents[2]
+OWNER = """
+import os, sys, time
+from pathlib import Path
+from selfcest_training.lock import locked
+with locked(Path(sys.argv[1])):
+    child = os.fork() if sys.argv[2:] else 1
+    if not child:
+        time.sleep(60)
+    print(child, flush=True)
+    input()
+"""
+
+
+@contextmanager
+def owner(folder: Path, *with_child: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Another process that holds the folder, and its child's id."""
+    path = os.pathsep.join(str(ROOT / part) for part in ("", "training"))
+    process = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(folder), *with_child],
+        env={**os.environ, "PYTHONPATH": path},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        yield process, int(process.stdout.readline())
+        process.kill()
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(ConfigError) as caught, locked(folder):
+        pass
+    return str(caught.value)
+
+
+def test_a_second_process_is_refused_and_told_who_the_first_is(tmp_path: Path) -> None:
+    with owner(tmp_path / "runs" / "r") as (process, _):
+        said = refusal(tmp_path / "runs" / "r")
+        assert f"runs/r is in use by process {process.pid} on {socket.gethostname()} since 20" in said
+        assert len(said.splitlines()) == 1
+        with locked(tmp_path / "runs" / "other"):
+            pass
+        process.communicate("\n", timeout=60)
+        assert process.returncode == 0
+        with locked(tmp_path / "runs" / "r"):
+            assert f"process {os.getpid()} on" in refusal(tmp_path / "runs" / "r")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_whatever_ends_the_owner_the_folder_is_free_at_once(tmp_path: Path, number: signal.Signals) -> None:
+    with owner(tmp_path) as (process, _):
+        process.send_signal(number)
+        process.wait(timeout=60)
+        with locked(tmp_path):
+            pass
+
+
+def test_a_child_of_a_dead_owner_holds_nothing(tmp_path: Path) -> None:
+    with owner(tmp_path, "with a child") as (process, child):
+        try:
+            process.kill()
+            process.wait(timeout=60)
+            os.kill(child, 0)  # it is still there
+            with locked(tmp_path):
+                pass
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_neither_a_run_nor_a_study_touches_a_folder_in_use(tmp_path: Path) -> None:
+    spec, study = config(tmp_path), small(tmp_path)
+    start = {
+        spec.folder: lambda resume: run(spec, resume=resume, console=Console(quiet=True)),
+        tmp_path / "s": lambda resume: run_study(study, resume=resume),
+    }
+    for folder, begin in start.items():
+        for resume in (False, True):
+            with locked(folder), pytest.raises(ConfigError, match=f"{folder.name} is in use by process {os.getpid()} "):
+                begin(resume)
+        assert [path.name for path in folder.iterdir()] == [lock.LOCK]
+
+
+def test_a_file_system_without_locks_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(*_: object) -> None:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(lock.fcntl, "flock", unsupported)
+    with pytest.warns(UserWarning, match="is not locked \\(Function not implemented\\)"), locked(tmp_path):
+        pass
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    blocker = tmp_path / "file"
+    blocker.write_text("", encoding="utf-8")
+    with pytest.raises(ConfigError, match="cannot be written"), locked(blocker / "runs"):
+        pass
+    if os.geteuid() != 0:  # root may write anywhere
+        (tmp_path / "closed").mkdir(mode=0o500)
+        with pytest.raises(ConfigError, match="cannot be written"), locked(tmp_path / "closed"):
+            pass

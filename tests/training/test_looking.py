@@ -1,0 +1,132 @@
+"""Commands that only look run no code that only a file names: not its classes, not the import of its modules."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from test_job import config
+from test_study_run import run, small
+
+from selfcest_training.commands import cli
+from selfcest_training.config_file import dump_config
+from selfcest_training.evaluation.evaluate import EpisodeResult
+
+STRANGER = """
+from pathlib import Path
+Path("imported").touch()
+from selfcest_training.evaluation.arms import Arm
+class Eager:
+    def __init__(self, args=()):
+        Path("made").touch()
+class Source(Eager):
+    def draw(self, rng): ...
+class Own(Arm):
+    pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working directory with a module that leaves a trace when it is imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "stranger.py").write_text(STRANGER, encoding="utf-8")
+    yield tmp_path
+    sys.modules.pop("stranger", None)
+
+
+def selfcest(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """Exit code and what was printed, of which an error is one line."""
+    monkeypatch.setattr(sys, "argv", ["selfcest", *arguments])
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    printed = capsys.readouterr()
+    assert len(printed.err.splitlines()) == (caught.value.code == 2)
+    return int(caught.value.code or 0), printed.out + printed.err
+
+
+def questions(name: str) -> dict[str, Any]:
+    Path(name).write_text(json.dumps({"question": f"{name}?", "answer": "1"}) + "\n", encoding="utf-8")
+    return {"name": "questions", "options": {"path": name}}
+
+
+def leaky(**tasks: Any) -> str:
+    data = {"name": "r", "tasks": tasks, "arms": {"alone": {"warmstart": {}, "rl": {"steps": 0}}}}
+    Path("c.yaml").write_text(yaml.safe_dump(data), encoding="utf-8")
+    return "c.yaml"
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"name": "stranger:Eager", "options": {"args": ["touch", "x"]}},
+        {"name": "mixture", "options": {"sources": [{"name": "range_sum"}, {"name": "stranger:Source"}]}},
+        {"name": "subprocess:Popen", "options": {"args": ["touch", "made"]}},
+    ],
+)
+def test_leaks_imports_and_makes_nothing_that_it_was_not_told_to(
+    spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["leaks", leaky(a=questions("a"), b=questions("b"), other=spec)]
+    code, printed = selfcest(monkeypatch, capsys, *asked)
+    assert code == 2
+    assert "only looks does not run; if you trust it, add --trust s" in printed
+    assert not Path("imported").exists()
+    assert not Path("made").exists()
+    module = spec["name"].partition(":")[0] if ":" in spec["name"] else "stranger"
+    code, printed = selfcest(monkeypatch, capsys, *asked, "--trust", module)
+    if spec["name"] == "mixture":
+        assert code == 0, printed
+        assert "made" in os.listdir()
+    else:
+        assert "lacks draw(); declare it on the class" in printed
+        assert "made" not in os.listdir()
+
+
+def test_compare_imports_no_arm_that_it_was_not_told_to_and_makes_none(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cells = [{"family": "range", "size": "2-6"}]
+    study = run(small(folder, arms={"own": {"name": "delegate"}}, cells=cells, budgets=[60], seeds=[0], episodes=2))
+    stored = (study / "study.yaml").read_text(encoding="utf-8")
+    (study / "study.yaml").write_text(stored.replace("name: delegate", "name: stranger:Own"), encoding="utf-8")
+    code, printed = selfcest(monkeypatch, capsys, "compare", str(study), str(study))
+    assert (code, "--trust stranger" in printed) == (2, True)
+    assert not Path("imported").exists()
+    code, printed = selfcest(monkeypatch, capsys, "compare", str(study), str(study), "--trust", "stranger")
+    assert (code, "own of" in printed) == (0, True)
+
+
+def test_report_runs_nothing_at_all(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stranger = {"name": "stranger:Eager"}
+    spec = config(
+        folder, model=stranger, sampler=stranger, tasks__choice=stranger, arms__delegating__rl__credit=stranger,
+        reward={"name": "correct", "options": {"grader": stranger}},
+    )  # fmt: skip
+    job = spec.folder / "delegating" / "seed0"
+    job.mkdir(parents=True)
+    (spec.folder / "config.yaml").write_text(dump_config(spec), encoding="utf-8")
+    row = EpisodeResult("choice", "any", "in", 0.0, "t", True, "answered", 9, 5, 5, 9, 0)
+    (job / "evaluation.jsonl").write_text(json.dumps(asdict(row)) + "\n", encoding="utf-8")
+    code, printed = selfcest(monkeypatch, capsys, "report", str(spec.folder))
+    assert (code, "| choice | any |" in printed) == (0, True), printed
+    assert not Path("imported").exists()
+
+
+def test_a_module_beside_a_config_hides_no_library(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    selfcest(monkeypatch, capsys, "leaks", "missing.yaml")
+    assert sys.path[-1] == str(folder)
+    assert str(folder) not in sys.path[:-1]

@@ -1,0 +1,219 @@
+"""The stages of a step: what is proposed, kept, weighed and credited, and that a run with a memory resumes exactly."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from records import group, three_agents
+from test_job import Crash, config, play, rows, weights
+
+from selfcest_env.errors import ConfigError, CreditError, PlugInError, RewardError, TrainingError
+from selfcest_env.plugin import PlugIn
+from selfcest_env.record import EpisodeGroup, EpisodeRecord, from_json, read_episodes, to_json
+from selfcest_env.reward import make_reward
+from selfcest_training.config import RunConfig
+from selfcest_training.credit import Credit, Rloo, assign_step
+from selfcest_training.learner.batch import build_samples, mini_batches
+from selfcest_training.learner.options import Denominator
+from selfcest_training.run.checkpoint import checkpoints, read_memory
+from selfcest_training.run.job import Job, JobId
+from selfcest_training.stages.base import Admission
+from selfcest_training.stages.gates import AdmitAll, AdmitVaried
+from selfcest_training.stages.produced import Produced
+from selfcest_training.stages.registry import make_gate, make_reward_schedule, make_task_sampler
+from selfcest_training.stages.schedules import Constant, Linear
+
+RL = "arms__delegating__rl"
+MEMORY = {
+    f"{RL}__task_sampler": {"name": "remembering:SparesTheEasy"},
+    f"{RL}__gate": {"name": "remembering:AsksOnceMore"},
+    f"{RL}__reward_schedule": {"name": "remembering:ByMeanTokens"},
+    f"{RL}__credit": {"name": "remembering:RunningMean"},
+}
+COPY = {"name": "transformers", "options": {"dtype": "float32"}}
+
+
+def pair(name: str, first: float, second: float) -> EpisodeGroup:
+    return group(three_agents(f"{name}.e0", first), three_agents(f"{name}.e1", second))
+
+
+# Gates
+
+
+def test_all_admits_everything_and_asks_for_nothing() -> None:
+    groups = [pair("g0", 1.0, 1.0), pair("g1", 1.0, 0.0)]
+    assert AdmitAll().admit(0, groups, wanted=2, rounds=1) == Admission(tuple(groups))
+
+
+def test_varied_drops_equal_groups_and_refills_up_to_its_bound() -> None:
+    equal, varied, close = pair("g0", 1.0, 1.0), pair("g1", 1.0, 0.0), pair("g2", 0.5, 0.51)
+    gate = AdmitVaried(max_rounds=2)
+    assert gate.admit(0, [equal, varied, equal], wanted=3, rounds=1) == Admission((varied,), more=2)
+    assert gate.admit(0, [equal, varied, equal, close, equal], wanted=3, rounds=2) == Admission((varied, close))
+    assert gate.admit(0, [varied, close, varied], wanted=2, rounds=2) == Admission((varied, close)), (
+        "no more than wanted"
+    )
+    assert AdmitVaried(tolerance=0.02).admit(0, [varied, close], wanted=1, rounds=1) == Admission((varied,))
+
+
+@pytest.mark.parametrize("options", [{"tolerance": -1.0}, {"tolerance": float("nan")}, {"max_rounds": 0}])
+def test_a_gate_of_wrong_options_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"rl.gate.options.*{next(iter(options))} is"):
+        make_gate(PlugIn("varied", options), "rl.gate")
+
+
+def test_a_gate_may_only_choose() -> None:
+    mine, other = pair("g0", 1.0, 0.0), pair("g1", 1.0, 0.0)
+    assert Produced.of([mine, other], [other], [{}], planned_episodes=4, rounds=1).kept == (1,)
+    for kept in ([pair("g0", 1.0, 0.0)], [mine, mine]):
+        with pytest.raises(TrainingError, match="not given, or one twice"):
+            Produced.of([mine, other], kept, [{}] * len(kept), planned_episodes=4, rounds=1)
+
+
+# Mini-batches of rule 8
+
+
+def test_twenty_three_groups_in_two_are_two_steps_of_the_planned_denominator() -> None:
+    """24 groups of 2 were planned, one was dropped: each half stands for 24 episodes of 10 tokens."""
+    groups = [pair(f"g{i}", 1.0, 0.0) for i in range(23)]
+    credits = [Rloo().assign(each, {}) for each in groups]
+    options = {"denominator": Denominator.CONSTANT, "constant": 10.0}
+    halves = mini_batches(groups, credits, 2, planned_episodes=48, **options)
+    assert [len(samples) for samples in halves] == [11 * 2 * 3, 12 * 2 * 3], "three agents an episode"
+    assert {sample.weight for samples in halves for sample in samples} == {1 / (24 * 10)}
+
+
+def test_a_whole_step_is_cut_as_if_nothing_had_been_planned() -> None:
+    groups = [pair(f"g{i}", 1.0, 0.0) for i in range(4)]
+    credits = [Rloo().assign(each, {}) for each in groups]
+    options = {"denominator": Denominator.EPISODE_MEAN, "constant": 1.0}
+    (first, _) = mini_batches(groups, credits, 2, planned_episodes=8, **options)
+    alone = build_samples(groups[:2], credits[:2], **options)
+    assert [(sample.episode_id, sample.weight) for sample in first] == [(s.episode_id, s.weight) for s in alone]
+
+
+def test_fewer_groups_than_mini_batches_leave_some_empty() -> None:
+    groups = [pair("g0", 1.0, 0.0)]
+    options = {"denominator": Denominator.CONSTANT, "constant": 1.0, "planned_episodes": 6}
+    sizes = [len(samples) for samples in mini_batches(groups, [Rloo().assign(groups[0], {})], 3, **options)]
+    assert sizes == [0, 0, 6]
+
+
+# Reward schedules
+
+
+def test_linear_by_hand() -> None:
+    schedule = Linear(start={"a": 2.0, "b": 0.0}, end={"a": 0.0, "c": 3.0}, steps=4)
+    assert schedule.weights(0) == {"a": 2.0, "b": 0.0, "c": 1.0}
+    assert schedule.weights(1) == {"a": 1.5, "b": 0.25, "c": 1.5}
+    assert schedule.weights(4) == schedule.weights(9) == {"a": 0.0, "b": 1.0, "c": 3.0}
+    assert Constant().weights(7) == {}
+
+
+def test_a_return_is_the_weighted_sum_of_unweighted_terms() -> None:
+    record = three_agents("e", 1.0)
+    terms = {"correct": 1.0, "token_cost": -0.3}
+    scored = replace(record, reward_terms=terms, weights={"token_cost": 2.0})
+    assert scored.team_return == 1.0 - 0.6
+    assert scored.reward_terms == terms
+    assert from_json(json.loads(json.dumps(to_json(scored)))) == scored
+
+
+def test_a_weight_of_no_term_is_an_error() -> None:
+    with pytest.raises(RewardError, match="no term 'token_costs'.*Did you mean 'token_cost'"):
+        make_reward("default").score(three_agents("e", 1.0), {"token_costs": 1.0})
+    with pytest.raises(RewardError, match="'correct'.*expected a finite number"):
+        make_reward("default").score(three_agents("e", 1.0), {"correct": float("inf")})
+
+
+def test_a_schedule_of_an_unknown_term_stops_before_any_work(tmp_path: Path) -> None:
+    schedule = {"name": "constant", "options": {"terms": {"clone_cost": 0.0}}}
+    with pytest.raises(RewardError, match="no term 'clone_cost'"):
+        Job(config(tmp_path, **{f"{RL}__reward_schedule": schedule}), JobId("delegating", 0), lambda *_: None)
+
+
+# Plug-ins
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [(make_task_sampler, "task sampler"), (make_gate, "gate"), (make_reward_schedule, "reward schedule")],
+)
+def test_what_is_no_stage_is_refused_by_name(make: Any, what: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown {what} 'other'"):
+        make(PlugIn("other"), "rl")
+    with pytest.raises(PlugInError, match=f"{what} 'trivial:Choice': Choice lacks "):
+        make(PlugIn("trivial:Choice"), "rl")
+
+
+def test_a_scheme_of_whole_steps_gives_one_credit_a_group() -> None:
+    class Short(Rloo):
+        def assign_step(self, groups: Any, replayed: Any) -> list[Credit]:
+            return []
+
+    with pytest.raises(CreditError, match="'rloo' gave 0 credits for 1 groups"):
+        assign_step(Short(), [pair("g0", 1.0, 0.0)], [{}])
+
+
+# In a run
+
+
+def run(output: Path, **changes: Any) -> RunConfig:
+    return config(output, **{f"{RL}__steps": 6, f"{RL}__minibatches": 2, "log_groups": 9, **MEMORY, **changes})
+
+
+def episodes(job: Job) -> list[EpisodeRecord]:
+    return list(read_episodes(job.folder / "episodes.jsonl"))
+
+
+def test_every_stage_has_its_say(tmp_path: Path) -> None:
+    job = play(run(tmp_path))
+    found = rows(job)
+    assert [row["gate/rounds"] for row in found] == [1, 2, 1, 2, 1, 2]
+    assert [row["gate/dropped_groups"] for row in found] == [1] * 6
+    learned = episodes(job)
+    sizes = {name: sum(e.episode_id.startswith(f"{name}.") for e in learned) for name in ("s0.g1", "s1.g4")}
+    assert sizes["s0.g1"] == 8 >= sizes["s1.g4"] >= 2
+    first = [e for e in learned if e.episode_id.startswith("s0.")]
+    assert {e.weights["token_cost"] for e in first} == {1.0}
+    later = {e.episode_id.partition(".")[0]: e.weights["token_cost"] for e in learned}
+    assert len(set(later.values())) == 6, "every step has its own price"
+    assert len({e.seed for e in learned}) == len(learned)
+    sampled = found[-1]["sampled_tokens"] - sum(e.cost.generated_tokens for e in learned)
+    assert sampled == sum(row["gate/dropped_tokens"] for row in found), "dropped groups are paid for"
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_a_killed_run_with_a_memory_resumes_to_the_same_end(tmp_path: Path, lag: int) -> None:
+    changes = {f"{RL}__max_policy_lag": lag, "sampler": COPY} if lag else {}
+    whole, spec = play(run(tmp_path / "whole", **changes)), run(tmp_path / "killed", **changes)
+
+    def crash(stage: str, share: float, line: str) -> None:
+        if stage == "RL" and share >= 0.5:
+            raise Crash
+
+    with pytest.raises(Crash):
+        Job(spec, JobId("delegating", 0), crash).run(lambda: None)
+    memory = read_memory(checkpoints(spec.folder / "delegating" / "seed0" / "checkpoints")[-1])
+    assert set(memory["stages"]) == {"tasks", "gate", "rewards", "credit"}
+    assert len(memory["waiting"]) == lag
+    resumed = play(spec)
+    assert torch.equal(weights(resumed), weights(whole))
+    assert episodes(resumed) == episodes(whole)
+
+
+def test_a_memory_that_no_checkpoint_can_hold_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remembering.RunningMean.state_dict", lambda self: {"model": object()})
+    with pytest.raises(TrainingError, match=r"holds object at /stages/credit/model; expected dicts"):
+        play(run(tmp_path))
+
+
+def test_a_memory_of_other_stages_is_refused(tmp_path: Path) -> None:
+    play(run(tmp_path))
+    with pytest.raises(TrainingError, match=r"memory of the stages \['credit', 'gate', 'rewards', 'tasks'\], and here"):
+        play(run(tmp_path, **{f"{RL}__gate": {"name": "all"}, f"{RL}__steps": 8}))

@@ -1,0 +1,62 @@
+"""One process at a time writes into the folder of a run or a study."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from selfcest_env.errors import ConfigError
+
+LOCK = ".lock"
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Make the folder if it is not there, and keep every other process out of it until the block ends.
+
+    The lock is the system's, on a file that is held open: it ends with its owner, whatever ended that. The file stays,
+    and says who the owner is. A file system without locks, as some network ones, gives a warning instead.
+
+    Raises:
+        ConfigError: another process holds the folder; the message names it. Or the folder cannot be written.
+    """
+    _check_writable(folder)
+    with (folder / LOCK).open("a+", encoding="utf-8") as file:
+        os.register_at_fork(after_in_child=file.close)  # a child, as vLLM's engine, would keep a dead owner's lock
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            owner = file.read().strip() or "another process"
+            raise ConfigError(
+                f"{folder} is in use by {owner}; wait until it has ended or end it, or set name= to use another folder"
+            ) from error
+        except OSError as error:
+            warnings.warn(f"{folder} is not locked ({error.strerror}); start nothing else there", stacklevel=3)
+        file.truncate(0)
+        since = datetime.now().astimezone().isoformat(" ", "seconds")
+        file.write(f"process {os.getpid()} on {socket.gethostname()} since {since}\n")
+        file.flush()
+        try:
+            yield
+        finally:
+            file.truncate(0)
+
+
+def _check_writable(folder: Path) -> None:
+    """Raise `ConfigError` now rather than after the first checkpoint."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"the folder {folder} cannot be written ({error.strerror or error}); set output= to a folder you own"
+        ) from error

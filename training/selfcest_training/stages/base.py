@@ -1,0 +1,118 @@
+"""The stages of a step of training that can be exchanged: which tasks, which groups, which weights of the reward.
+
+A stage is an ordinary class; its options are its constructor's arguments. It is told what came of earlier steps
+(`observe`), in the order of the steps, and never sees the policy, the learner or the clock; what it draws it draws from
+the generator that it is given. One that remembers something has `state_dict` and `load_state_dict` as well, whose
+values go into every checkpoint: dicts with string keys, lists, texts, numbers, booleans, None and tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from selfcest_env.record import EpisodeGroup
+from selfcest_env.tasks import TaskSource
+from selfcest_env.types import Task
+from selfcest_training.credit import CreditAssigner
+
+
+@dataclass(frozen=True)
+class PlannedGroup:
+    """A task, and how many rollouts of it make a group."""
+
+    task: Task
+    num_rollouts: int
+
+
+@dataclass(frozen=True)
+class TaskMenu:
+    """What a `TaskSampler` chooses from.
+
+    Attributes:
+        sources: task families by name, their training part alone.
+        weights: of the families, as configured.
+        group_size: rollouts of a task, as configured.
+    """
+
+    sources: Mapping[str, TaskSource]
+    weights: Mapping[str, float]
+    group_size: int
+
+
+class TaskSampler(Protocol):
+    """Which tasks are rolled out, and how often each."""
+
+    def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> Sequence[PlannedGroup]:
+        """Tasks of a step, or of another round of it when a gate asks for more.
+
+        Args:
+            step: from 0.
+            num_tasks: what the step wants; another number is allowed, none is not.
+            menu: what there is.
+            rng: the step's own stream; a later round goes on where the one before it stopped.
+        """
+        ...
+
+    def observe(self, step: int, groups: Sequence[EpisodeGroup]) -> None:
+        """The scored groups of a round, whatever a gate makes of them."""
+        ...
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What a gate says of the groups of a step.
+
+    Attributes:
+        kept: the groups to learn from, in their order; each is one of those that it was given.
+        more: tasks to roll out anew before it is asked again with all groups; 0: the step goes on.
+    """
+
+    kept: tuple[EpisodeGroup, ...]
+    more: int = 0
+
+
+class Gate(Protocol):
+    """Which groups are learned from. What it drops has been paid for, and is counted."""
+
+    def admit(self, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> Admission:
+        """Judge all groups of a step so far, `rounds` rounds of them; the step was planned with `wanted` groups."""
+        ...
+
+
+class RewardSchedule(Protocol):
+    """The weights of the reward's terms at a step."""
+
+    def weights(self, step: int) -> Mapping[str, float]:
+        """By term; a term that is not named has weight 1. Asked once per step, after earlier steps were observed."""
+        ...
+
+    def observe(self, step: int, groups: Sequence[EpisodeGroup]) -> None:
+        """The scored groups of a round, whatever a gate makes of them."""
+        ...
+
+
+@dataclass(frozen=True)
+class Stages:
+    """What can be exchanged in a step of training."""
+
+    tasks: TaskSampler
+    gate: Gate
+    rewards: RewardSchedule
+    credit: CreditAssigner
+
+    def remembering(self) -> dict[str, Stateful]:
+        """Those that have a state."""
+        return {name: stage for name, stage in vars(self).items() if isinstance(stage, Stateful)}
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A stage, or a credit scheme, that remembers."""
+
+    def state_dict(self) -> Mapping[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...

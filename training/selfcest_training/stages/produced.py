@@ -1,0 +1,134 @@
+"""The rollouts of one step of training: its episodes, those that a gate has kept, and their counterfactuals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from selfcest_agents.player import Player
+from selfcest_agents.replay import PlayedReplay
+from selfcest_agents.rollout import RolloutRequest
+from selfcest_env.errors import TrainingError
+from selfcest_env.record import EpisodeGroup, from_json, to_json
+from selfcest_env.seeding import stream_seed
+from selfcest_training.credit import CreditAssigner, ask
+from selfcest_training.stages.base import PlannedGroup
+from selfcest_training.stages.crediting import GroupReplays
+
+
+def play_groups(
+    player: Player,
+    planned: Sequence[PlannedGroup],
+    *,
+    step: int,
+    seed: int,
+    temperature: float,
+    weights: Mapping[str, float],
+    after: Sequence[EpisodeGroup] = (),
+) -> list[EpisodeGroup]:
+    """One group per plan, scored; ids are `s<step>.g<group>.e<episode>`.
+
+    Args:
+        weights: of the reward's terms.
+        after: groups of the same step that were played before; no two episodes of a step share an id or a seed.
+
+    Raises:
+        TrainingError: there is no plan.
+    """
+    if not planned:
+        raise TrainingError(f"the task sampler proposed nothing for step {step}; expected at least one task")
+    count = sum(len(group.episodes) for group in after)
+    requests: list[RolloutRequest] = []
+    for i, plan in enumerate(planned, len(after)):
+        for k in range(plan.num_rollouts):
+            episode_seed = stream_seed("episode", seed, step, count + len(requests))
+            requests.append(RolloutRequest(f"s{step}.g{i}.e{k}", plan.task, episode_seed))
+    records = iter(player.play(requests, temperature, weights))
+    return [EpisodeGroup(plan.task, tuple(islice(records, plan.num_rollouts))) for plan in planned]
+
+
+@dataclass(frozen=True)
+class Produced:
+    """The rollouts of a step.
+
+    Attributes:
+        groups: all that were played, in order.
+        kept: positions of those to learn from.
+        replayed: the replays of each kept group.
+        planned_episodes: of the first round; what the step's loss denominators count, whatever was dropped or refilled.
+        rounds: of rollouts.
+    """
+
+    groups: tuple[EpisodeGroup, ...]
+    kept: tuple[int, ...]
+    replayed: tuple[GroupReplays, ...]
+    planned_episodes: int
+    rounds: int
+
+    @classmethod
+    def of(
+        cls,
+        groups: Sequence[EpisodeGroup],
+        kept: Sequence[EpisodeGroup],
+        replayed: Sequence[GroupReplays],
+        *,
+        planned_episodes: int,
+        rounds: int,
+    ) -> Produced:
+        """Raises `TrainingError` for a kept group that was not played, or that is there twice."""
+        places = {id(group): i for i, group in enumerate(groups)}
+        found = tuple(places.pop(id(group), -1) for group in kept)
+        if -1 in found:
+            raise TrainingError("the gate kept a group that it was not given, or one twice; it may only choose")
+        return cls(tuple(groups), found, tuple(replayed), planned_episodes, rounds)
+
+    @property
+    def learned_from(self) -> tuple[EpisodeGroup, ...]:
+        return tuple(self.groups[i] for i in self.kept)
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Generated tokens of all episodes, dropped ones too, and of replays."""
+        episodes = sum(episode.cost.generated_tokens for group in self.groups for episode in group.episodes)
+        return episodes + sum(played.generated_tokens for of_group in self.replayed for played in of_group.values())
+
+    def policy_lag(self, step: int) -> int:
+        """Most steps that separate the weights of a turn from those that step `step` begins with."""
+        turns = (turn for group in self.groups for episode in group.episodes for _, turn in episode.turns())
+        return max((step - turn.generation.policy_version for turn in turns), default=0)
+
+    def diagnostics(self) -> dict[str, float]:
+        """What the gate cost."""
+        dropped = [group for i, group in enumerate(self.groups) if i not in self.kept]
+        tokens = sum(episode.cost.generated_tokens for group in dropped for episode in group.episodes)
+        return {"gate/rounds": self.rounds, "gate/dropped_groups": len(dropped), "gate/dropped_tokens": tokens}
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for a checkpoint."""
+        return {
+            "groups": [[to_json(episode) for episode in group.episodes] for group in self.groups],
+            "kept": list(self.kept),
+            "replayed": [
+                [[to_json(played.record), played.generated_tokens, played.prompt_tokens] for played in group.values()]
+                for group in self.replayed
+            ],
+            "planned_episodes": self.planned_episodes,
+            "rounds": self.rounds,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], assigner: CreditAssigner) -> Produced:
+        """Inverse of `to_json`; the scheme is asked for its replays again, and they are the same."""
+        records = [tuple(from_json(episode) for episode in episodes) for episodes in data["groups"]]
+        groups = tuple(EpisodeGroup(episodes[0].task, episodes) for episodes in records)
+        kept = tuple(data["kept"])
+        replayed = tuple(
+            {
+                replay: PlayedReplay(from_json(record), generated, prompt)
+                for replay, (record, generated, prompt) in zip(ask(assigner, groups[i]), stored, strict=True)
+            }
+            for i, stored in zip(kept, data["replayed"], strict=True)
+        )
+        return cls(groups, kept, replayed, data["planned_episodes"], data["rounds"])

@@ -1,0 +1,178 @@
+"""The algorithm: propose -> play -> admit -> credit -> update. It knows no config file, no folder and no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from selfcest_agents.player import Player
+from selfcest_agents.samplers import Sampler
+from selfcest_env.errors import TrainingError
+from selfcest_env.record import EpisodeGroup
+from selfcest_env.seeding import stream_seed
+from selfcest_training.credit import fit
+from selfcest_training.learner.batch import mini_batches
+from selfcest_training.learner.options import Denominator, LossConfig
+from selfcest_training.learner.update import Learner, check_agreement, mean_metrics
+from selfcest_training.stages.ahead import RolloutsAhead
+from selfcest_training.stages.base import Admission, Stages, TaskMenu
+from selfcest_training.stages.crediting import StepCredit, counterfactuals, credit_step
+from selfcest_training.stages.produced import Produced, play_groups
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """The numbers of a step.
+
+    Attributes:
+        steps: none at or after this one is begun.
+        tasks_per_step: groups that a step wants.
+        minibatches: optimiser steps per step, however many clones, groups or drops there are.
+        temperature: of sampling, and of the learner's log-probs.
+        loss, denominator, constant_tokens: see `LossConfig` and `Denominator`.
+        max_policy_lag: rollouts run so many steps ahead of the learner, with weights that many steps old.
+    """
+
+    steps: int
+    tasks_per_step: int
+    minibatches: int
+    temperature: float
+    loss: LossConfig
+    denominator: Denominator
+    constant_tokens: float
+    max_policy_lag: int
+
+
+class Account(Protocol):
+    """Where what a step costs is booked, and how much of the run is done."""
+
+    def spend(self, *, sampled: int = 0, trained: int = 0) -> None:
+        """So many tokens were generated, or went through forward and backward."""
+        ...
+
+    def progress(self) -> float:
+        """The share of RL that is done, in [0, 1], for the learning rate."""
+        ...
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step did."""
+
+    produced: Produced
+    credit: StepCredit
+    metrics: Mapping[str, float]
+
+
+class Trainer:
+    """One policy's reinforcement learning, step by step; use it in a `with`.
+
+    Args:
+        player: plays with the sampler's weights.
+        sampler: is told the learner's weights before it plays with them.
+        learner: holds the weights being trained.
+        menu: the task families.
+        stages, settings: what is done in a step.
+        account: of tokens.
+        seed: all randomness is keyed by it and the step.
+    """
+
+    def __init__(
+        self,
+        player: Player,
+        sampler: Sampler,
+        learner: Learner,
+        menu: TaskMenu,
+        stages: Stages,
+        settings: StepSettings,
+        account: Account,
+        *,
+        seed: int,
+    ) -> None:
+        self.player, self.sampler, self.learner, self.menu = player, sampler, learner, menu
+        self.stages, self.settings, self.account, self.seed = stages, settings, account, seed
+        self.next_step = 0
+        self._ahead = RolloutsAhead(
+            self.produce, sampler, learner.model, max_policy_lag=settings.max_policy_lag, steps=settings.steps
+        )
+
+    def step(self) -> Step:
+        """Take what was produced, credit it, update, and let what learns from a step learn."""
+        produced = self._ahead.take(self.next_step)
+        self.account.spend(sampled=produced.sampled_tokens)
+        credit = credit_step(self.stages.credit, produced.learned_from, produced.replayed)
+        metrics = self.update(produced, credit)
+        fit(self.stages.credit, produced.learned_from)
+        self.next_step += 1
+        return Step(produced, credit, metrics)
+
+    def produce(self, step: int) -> Produced:
+        """Propose, play, admit, and play what credit asks for; nothing else touches the sampler meanwhile."""
+        stages, settings = self.stages, self.settings
+        rng, weights = np.random.default_rng(stream_seed("tasks", self.seed, step)), stages.rewards.weights(step)
+        play = partial(play_groups, self.player, step=step, seed=self.seed, temperature=settings.temperature)
+        groups: list[EpisodeGroup] = []
+        admission, rounds, planned = Admission((), more=settings.tasks_per_step), 0, 0
+        while admission.more > 0:
+            played = play(stages.tasks.propose(step, admission.more, self.menu, rng), weights=weights, after=groups)
+            groups, rounds = [*groups, *played], rounds + 1
+            planned = planned or sum(len(group.episodes) for group in played)
+            stages.tasks.observe(step, played)
+            stages.rewards.observe(step, played)
+            admission = stages.gate.admit(step, groups, settings.tasks_per_step, rounds)
+        replays = partial(self.player.play_replays, temperature=settings.temperature)
+        replayed = counterfactuals(stages.credit, admission.kept, replays)
+        return Produced.of(groups, admission.kept, replayed, planned_episodes=planned, rounds=rounds)
+
+    def update(self, produced: Produced, credit: StepCredit) -> dict[str, float]:
+        """Exactly `minibatches` optimiser steps; one without anything to train makes none and says so."""
+        settings, lag = self.settings, produced.policy_lag(self.next_step)
+        batches = mini_batches(
+            produced.learned_from,
+            credit.credits,
+            settings.minibatches,
+            denominator=settings.denominator,
+            constant=settings.constant_tokens,
+            planned_episodes=produced.planned_episodes,
+        )
+        metrics = []
+        for samples in self.learner.freeze(batches, settings.loss):
+            metrics.append(self.learner.policy_step(samples, settings.loss, self.account.progress()))
+            if len(metrics) == 1 and lag == 0:
+                check_agreement(metrics[0], exact=self.sampler.exact and self.learner.exact)
+            self.account.spend(trained=metrics[-1].trained_tokens)
+        return {**mean_metrics(metrics), "policy_lag": lag}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds beside weights and moments. Waits for the rollouts that are under way."""
+        waiting = self._ahead.waiting()  # first: rollouts change what stages remember
+        return {
+            "next_step": self.next_step,
+            "stages": {name: dict(stage.state_dict()) for name, stage in self.stages.remembering().items()},
+            "waiting": {str(step): produced.to_json() for step, produced in waiting.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there; before the first step. Raises `TrainingError` for what another set of stages wrote."""
+        stages = self.stages.remembering()
+        if stages.keys() != state["stages"].keys():
+            raise TrainingError(
+                f"the checkpoint holds the memory of the stages {sorted(state['stages'])}, and here {sorted(stages)} "
+                "have one; go on with the config that it was written with"
+            )
+        for name, stage in stages.items():
+            stage.load_state_dict(state["stages"][name])
+        self.next_step = state["next_step"]
+        for step, data in state["waiting"].items():
+            self._ahead.put(int(step), Produced.from_json(data, self.stages.credit))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._ahead.close()

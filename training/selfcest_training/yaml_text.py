@@ -1,0 +1,90 @@
+"""YAML as this project reads it: safe, small, and with numbers that are numbers."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+from selfcest_env.errors import ConfigError
+from selfcest_env.structure import show
+
+MAX_VALUES = 100_000  # of one text, once its aliases are written out
+_EXPONENT = re.compile(r"[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)[eE][-+]?\d+$")
+
+
+class _Loader(yaml.SafeLoader):
+    pass
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts texts that the loader would take for numbers in quotes."""
+
+
+for _class in (_Loader, _Dumper):  # YAML 1.1 takes 1e-4, without a point, for a text
+    _class.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
+
+
+def read_yaml(text: str, what: str) -> Any:
+    """The plain values that a text says; nothing in them is shared.
+
+    Raises:
+        ConfigError: one line that begins with `what`: no YAML, a key that stands twice, too many values.
+    """
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _size(node, {}, what) > MAX_VALUES:
+            raise ConfigError(
+                f"{what} has more than {MAX_VALUES} values once its aliases (*name) are written out, or an alias "
+                "stands inside what it names; write the values out"
+            )
+        return _unshared(loader.construct_document(node))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{what} is not valid YAML: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{what} is nested too deeply") from error
+    except ConfigError:
+        raise
+    except ValueError as error:  # Python's own, as for a date of month 13 or thousands of digits
+        raise ConfigError(f"{what} has a value that cannot be read: {error}") from error
+
+
+def write_yaml(value: object) -> str:
+    """Plain values as a text that `read_yaml` reads back."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False)
+
+
+def _size(node: yaml.Node, known: dict[int, float], what: str) -> float:
+    """How many values a node has with its aliases written out; infinity if it stands inside itself."""
+    if id(node) not in known:
+        known[id(node)] = float("inf")
+        parts: list[yaml.Node] = []
+        if isinstance(node, yaml.SequenceNode):
+            parts = node.value
+        elif isinstance(node, yaml.MappingNode):
+            _check_once(node, what)
+            parts = [part for pair in node.value for part in pair]
+        known[id(node)] = 1 + sum(_size(part, known, what) for part in parts)
+    return known[id(node)]
+
+
+def _check_once(node: yaml.MappingNode, what: str) -> None:
+    """YAML's library would take the last of several equal keys."""
+    seen = set()
+    for key, _ in node.value:
+        if isinstance(key, yaml.ScalarNode):
+            if key.value in seen:
+                line = key.start_mark.line + 1
+                raise ConfigError(f"{what}, line {line}: the key {show(key.value)} stands twice; remove one")
+            seen.add(key.value)
+
+
+def _unshared(node: Any) -> Any:
+    """A copy without YAML's aliases: one dict at two places would let an override of one arm change them all."""
+    if isinstance(node, dict):
+        return {key: _unshared(value) for key, value in node.items()}
+    return [_unshared(value) for value in node] if isinstance(node, list) else node
