@@ -67,7 +67,8 @@ def rerun(name: str) -> Path:
         "arm": arm,
         "seed": number,
         "config": digest_of(experiment, arm),
-        "commit": _git("rev-parse", "HEAD") + (" and changes" if _git("status", "--porcelain") else ""),
+        "commit": _git("rev-parse", "HEAD")
+        + (" and changes" if _git("status", "--porcelain", "--untracked-files=no") else ""),
         **_training(job),
     }
     if experiment in STUDIES:

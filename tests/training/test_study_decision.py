@@ -18,7 +18,7 @@ from selfcest_env.rules import Rules
 from selfcest_env.tasks import ExpertSource, make_source
 from selfcest_env.types import Limits
 from selfcest_training.evaluation.arms import Instance, Seat, make_arm
-from selfcest_training.evaluation.decision import Choice, Outcome, best_threshold, by_size, judge, means
+from selfcest_training.evaluation.decision import Choice, Outcome, best_threshold, judge
 
 
 def outcome(size: int, delegated: bool, reward: float, tokens: int = 10) -> Outcome:
@@ -64,12 +64,6 @@ def test_never_is_a_threshold_and_nothing_to_find_is_no_score() -> None:
     found = judge(costly)
     assert (found.threshold, found.precision, found.recall, found.f1) == (math.inf, None, None, None)
     assert best_threshold([choice(2, True, 0.9, 0.5)]) == (2, 0.9)
-
-
-def test_classes_of_sizes() -> None:
-    found = by_size(PLAYED, {"2-4": (2, 4), "5-6": (5, 6)})
-    assert [len(part) for part in found.values()] == [3, 2]
-    assert means([part.free for part in found["5-6"]]).delegated == 0.0
 
 
 # Forced choices

@@ -7,7 +7,7 @@ same there is nothing to decide; such instances count for rewards and shares, no
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from selfcest_env.errors import ConfigError
@@ -63,7 +63,7 @@ class Decisions:
         free, always, never: of the policy and of both forced choices.
         threshold: the size from which on the best threshold policy delegates; infinite: never.
         threshold_reward: what it earns on these instances, which it was chosen on.
-        regret: how much more that is than the policy's.
+        regret: how much more that is than the policy's; below 0 where the policy chooses well by more than size.
         precision, recall, f1: of delegating, against where it earns more; `None` where nothing was to be found.
     """
 
@@ -112,13 +112,6 @@ def means(outcomes: Sequence[Outcome]) -> Means:
         math.fsum(outcome.reward for outcome in outcomes) / count,
         sum(outcome.tokens for outcome in outcomes) / count,
     )
-
-
-def by_size(played: Sequence[Choice], classes: Mapping[str, tuple[int, int]]) -> dict[str, list[Choice]]:
-    """The choices of every class of sizes, both ends included."""
-    return {
-        name: [choice for choice in played if low <= choice.free.size <= high] for name, (low, high) in classes.items()
-    }
 
 
 def best_threshold(played: Sequence[Choice]) -> tuple[float, float]:
