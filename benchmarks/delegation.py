@@ -300,8 +300,8 @@ HEAD = """# Where delegating pays, and when
 
 Two experiments with the embedded model (0.17 M parameters). Everything on this page is printed by `python
 benchmarks/delegation.py` from the files in `docs/evidence`, one for every arm and seed; `--rerun
-EXPERIMENT/seedN` makes any of them again. The configurations were tuned on seeds from 100 on, then frozen; seeds 0
-and up were run once, and all of them are shown. ± is a 95 % interval over seeds (Student's t); a seed is an
+EXPERIMENT/ARM/seedN` makes any of them again. The configurations were tuned on seeds from 100 on, then frozen;
+seeds 0 and up were run once, and all of them are shown. ± is a 95 % interval over seeds (Student's t); a seed is an
 independent repetition of everything: initial weights, warm start, rollouts. The test instances are the same for all
 seeds."""
 
@@ -331,7 +331,7 @@ earns than the policy. Decision F1 is that of delegating where it is worth it.""
 
 TUNING = """## Tuning
 
-Every run that led to the frozen configurations, and to those that are not yet frozen; `-` where a run was stopped."""
+Every run that led to the frozen configurations, in order. CPU-s are of training on a shared machine."""
 
 
 def main() -> None:
