@@ -26,9 +26,7 @@ import yaml
 
 from selfcest_training.config_file import read_config
 from selfcest_training.evaluation.decision import Choice, choices, judge, means
-from selfcest_training.evaluation.evaluate import EpisodeResult
-from selfcest_training.evaluation.evaluate import read_results as read_evaluation
-from selfcest_training.evaluation.results import read_results
+from selfcest_training.evaluation.results import Result, read_results
 
 ROOT = Path(__file__).parents[1]
 EVIDENCE, CONFIGS = ROOT / "docs" / "evidence", ROOT / "training" / "configs"
@@ -73,14 +71,14 @@ def rerun(name: str) -> Path:
     }
     if experiment in STUDIES:
         weights = [
-            f"arms.{when}{choice}.policy={job}/{model}"
+            f"strategies.{when}{choice}.policy={job}/{model}"
             for when, model in (("before", "warmstart_model"), ("after", "model"))
             for choice in ("", "_always", "_never")
         ]
         _selfcest("evaluate", "-c", str(STUDIES[experiment]), "--resume", *options, *weights)
         cell["decisions"] = _decisions(Path("studies") / label / "results.jsonl")
     else:
-        cell["sizes"] = _figures(read_evaluation(job / "evaluation.jsonl"))
+        cell["sizes"] = _figures(read_results(job / "evaluation" / "results.jsonl", whole=True))
     file = EVIDENCE / f"{label}.json"
     file.parent.mkdir(exist_ok=True)
     file.write_text(json.dumps(cell, indent=1) + "\n", encoding="utf-8")
@@ -124,17 +122,17 @@ def _training(folder: Path) -> dict[str, Any]:
     }
 
 
-def _figures(results: Iterable[EpisodeResult]) -> dict[str, Any]:
+def _figures(results: Iterable[Result]) -> dict[str, Any]:
     """By size: accuracy and mean costs."""
-    sizes: dict[str, list[EpisodeResult]] = {}
+    sizes: dict[str, list[Result]] = {}
     for result in results:
-        sizes.setdefault(result.size, []).append(result)
+        sizes.setdefault(result.place.size, []).append(result)
     return {
         size: {
             "n": len(found),
-            "shift": found[0].shift,
-            "accuracy": round(mean(result.correct for result in found), 4),
-            **{cost: round(mean(getattr(result, cost) for result in found), 1) for cost in COSTS},
+            "shift": found[0].place.shift,
+            "accuracy": round(mean(result.grade.correct for result in found), 4),
+            **{cost: round(mean(getattr(result.episodes[0].cost, cost) for result in found), 1) for cost in COSTS},
         }
         for size, found in sizes.items()
     }

@@ -1,30 +1,37 @@
 """One optimiser step of ours against one of TRL's GRPOTrainer: completion ids per CPU-second, and peak memory.
 
-    OMP_NUM_THREADS=1 python benchmarks/learner.py [--models smollm2 tiny] [--shapes 300+64 48+64] [--json]
+    OMP_NUM_THREADS=1 python benchmarks/learner.py [--models smollm2 tiny] [--shapes 300+64 48+64] [--group 8] [--json]
 
-Two prompts with 8 completions each, as fixed random ids, so that nothing is generated: forward, backward, clipping and
-AdamW on float32 weights, in a fresh process for each line. TRL wants another transformers than ours, so an environment
-is made for it in the cache folder, once; `--peer-python` names one that has TRL. TRL has its own defaults, one batch of
-all completions; ours has tree rows in one batch. Both are measured with and without gradient checkpointing, which is on
-by default in TRL and off in ours. Time is CPU time of one thread, the least of two steps, so that other work on the
-machine matters less; memory is the peak less what the process had with its model loaded.
+Sixteen completions, `--group` of them on each prompt, as fixed random ids, so that nothing is generated: forward,
+backward, clipping and AdamW on float32 weights, in a fresh process for each line. TRL wants another transformers than
+ours, so an environment is made for it in the cache folder, once; `--peer-python` names one that has TRL.
+
+Ours takes all completions in one batch of tree rows, with gradient checkpointing off and on. TRL has its own defaults
+but for what trades its speed for memory, of which every combination is measured: gradient checkpointing and the
+completions in one pass (`per_device_train_batch_size`, by default 8), the others of the sixteen by accumulation. Then
+come its fastest setting, and against each of ours the fastest that needs no more memory. Groups on one prompt are what
+tree rows are made for: the larger `--group` and the longer the prompt, the more ours saves.
+
+Time is CPU time of one thread, the least of two steps, so that other work on the machine matters less; memory is the
+peak less what the process had with its model loaded.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from learner_peer import GROUP, NUM_PROMPTS, NUM_STEPS, Cost, Meter, Work
+from learner_peer import NUM_COMPLETIONS, NUM_STEPS, Cost, Meter, Work
 from transformers import AutoModelForCausalLM
 
 from selfcest_agents.pretrained import smollm2_path
@@ -65,8 +72,9 @@ def samples(work: Work) -> Iterator[Sample]:
         mask = np.arange(len(ids)) >= len(prompt)
         ones = np.ones(len(ids), dtype=np.float32)
         # On policy, as TRL takes it: a ratio of 1 is not known before the step, so the sampler's are of this size.
-        logprobs, advantages = np.where(mask, -11, 0).astype(np.float32), mask * np.float32(i % GROUP - 3.5)
-        yield Sample(f"e{i}", ROOT, ids, mask, logprobs, advantages, ones, 1 / (work.completion * NUM_PROMPTS * GROUP))
+        logprobs = np.where(mask, -11, 0).astype(np.float32)
+        advantages = mask * np.float32(i % work.group - (work.group - 1) / 2)
+        yield Sample(f"e{i}", ROOT, ids, mask, logprobs, advantages, ones, 1 / (work.completion * NUM_COMPLETIONS))
 
 
 def peer_python() -> Path:
@@ -80,6 +88,25 @@ def peer_python() -> Path:
     return python
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What one side was set to, and what it then cost."""
+
+    side: str
+    work: Work
+    cost: Cost
+
+    @property
+    def speed(self) -> float:
+        """Completion ids per CPU-second."""
+        return self.work.completion * NUM_COMPLETIONS / self.cost.cpu_seconds
+
+    def __str__(self) -> str:
+        checkpointing = "on" if self.work.checkpointing else "off"
+        batch = f"batch {self.work.batch}, checkpointing {checkpointing}"
+        return f"{self.side}, {batch}: {self.speed:.1f} /s, {self.cost.mebibytes:.0f} MiB"
+
+
 def measured(python: Path, script: str, *arguments: str) -> Cost:
     """The last line that the script prints in a process of its own."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -90,36 +117,40 @@ def measured(python: Path, script: str, *arguments: str) -> Cost:
     return Cost(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def compare(name: str, work: Work, peer: Path) -> dict[str, object]:
-    ours = measured(Path(sys.executable), "learner.py", "--work", json.dumps(asdict(work)))
-    theirs = measured(peer, "learner_peer.py", json.dumps(asdict(work)))
-    made = work.completion * NUM_PROMPTS * GROUP
-    return {
-        "model": name,
-        "shape": f"{work.prompt}+{work.completion}",
-        "precision": "bfloat16" if work.bfloat16 else "float32",
-        "checkpointing": work.checkpointing,
-        "ours_tokens_per_cpu_second": made / ours.cpu_seconds,
-        "trl_tokens_per_cpu_second": made / theirs.cpu_seconds,
-        "speed_ratio": theirs.cpu_seconds / ours.cpu_seconds,
-        "ours_mebibytes": ours.mebibytes,
-        "trl_mebibytes": theirs.mebibytes,
-        "memory_share": ours.mebibytes / theirs.mebibytes,
-    }
+def settings(work: Work, batches: Sequence[int], peer: Path) -> Iterator[Setting]:
+    """Ours, then TRL's, each measured when it is asked for."""
+    both = [replace(work, checkpointing=checkpointing) for checkpointing in (False, True)]
+    for ours in both:
+        yield Setting("ours", ours, measured(Path(sys.executable), "learner.py", "--work", json.dumps(asdict(ours))))
+    for batch in batches:
+        for theirs in (replace(ours, batch=batch) for ours in both):
+            yield Setting("TRL", theirs, measured(peer, "learner_peer.py", json.dumps(asdict(theirs))))
 
 
-def line(values: Iterable[object]) -> str:
-    return " | ".join(f"{value:.2f}" if isinstance(value, float) else str(value) for value in values)
+def verdicts(found: Sequence[Setting]) -> Iterator[str]:
+    """The fastest of both sides, then TRL within the memory of each of our settings."""
+    ours, theirs = ([setting for setting in found if setting.side == side] for side in ("ours", "TRL"))
+    fastest, peer = (max(side, key=lambda setting: setting.speed) for side in (ours, theirs))
+    yield f"best speed: {fastest.speed / peer.speed:.2f} x | {fastest} | {peer}"
+    for own in ours:
+        small = [setting for setting in theirs if setting.cost.mebibytes <= own.cost.mebibytes]
+        if small:
+            peer = max(small, key=lambda setting: setting.speed)
+            yield f"equal memory: {own.speed / peer.speed:.2f} x | {own} | {peer}"
+        else:
+            peer = min(theirs, key=lambda setting: setting.cost.mebibytes)
+            yield f"equal memory: no setting of TRL needs as little; {own} | {peer}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=("smollm2", "tiny"), default=["smollm2", "tiny"])
     parser.add_argument("--shapes", nargs="+", default=["300+64", "48+64"], help="prompt+completion, in ids")
-    parser.add_argument("--precisions", nargs="+", choices=list(Precision), default=list(Precision)[::-1])
-    parser.add_argument("--checkpointing", nargs="+", choices=("off", "on"), default=["off", "on"])
+    parser.add_argument("--group", type=int, choices=(2, 4, 8, 16), default=8, help="completions on one prompt")
+    parser.add_argument("--batches", nargs="+", type=int, choices=(1, 2, 4, 8, 16), default=[1, 2, 4, 8, 16])
+    parser.add_argument("--precision", choices=list(Precision), default=Precision.BFLOAT16)
     parser.add_argument("--peer-python", type=Path, help="of an environment that has TRL")
-    parser.add_argument("--json", action="store_true", help="a line of JSON for each comparison, and no table")
+    parser.add_argument("--json", action="store_true", help="a line of JSON for each setting, and no verdicts")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.work:
@@ -129,21 +160,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as tiny:
         save_pretrained(build_tiny(TINY, seed=0), TinyTokenizer(), tiny)
         folders = {"tiny": tiny, "smollm2": str(smollm2_path()) if "smollm2" in given.models else ""}
-        cases = [
-            (name, Work(folders[name], *map(int, shape.split("+")), precision == Precision.BFLOAT16, again == "on"))
-            for name in given.models
-            for shape in given.shapes
-            for precision in given.precisions
-            for again in given.checkpointing
-        ]
-        for i, (name, work) in enumerate(cases):
-            found = compare(name, work, peer)
-            if given.json:
-                print(json.dumps(found), flush=True)
-                continue
-            if i == 0:
-                print(line(found))
-            print(line(found.values()), flush=True)
+        bfloat16 = given.precision == Precision.BFLOAT16
+        for name, shape in itertools.product(given.models, given.shapes):
+            lengths = map(int, shape.split("+"))
+            work = Work(folders[name], *lengths, given.group, bfloat16, checkpointing=False, batch=NUM_COMPLETIONS)
+            found = []
+            for setting in settings(work, given.batches, peer):
+                found.append(setting)
+                line = f"{name} {shape} {given.precision}, {given.group} on a prompt: {setting}"
+                print(json.dumps(asdict(setting) | {"model": name}) if given.json else line, flush=True)
+            if not given.json:
+                print(*verdicts(found), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -18,27 +18,38 @@ from typing import Any
 
 import torch
 
-NUM_PROMPTS, GROUP, NUM_STEPS = 2, 8, 2
+NUM_COMPLETIONS, NUM_STEPS = 16, 2
 
 
 @dataclass(frozen=True)
 class Work:
-    """`folder` holds the model; `prompt` and `completion` are lengths in ids, of 2 prompts with 8 completions each."""
+    """An optimiser step on `NUM_COMPLETIONS` completions.
+
+    Attributes:
+        folder: holds the model.
+        prompt, completion: lengths in ids.
+        group: completions that share a prompt.
+        bfloat16: autocast; weights are float32.
+        checkpointing: gradient checkpointing.
+        batch: completions in one forward and backward pass.
+    """
 
     folder: str
     prompt: int
     completion: int
+    group: int
     bfloat16: bool
     checkpointing: bool
+    batch: int
 
     def ids(self) -> tuple[list[list[int]], list[list[int]]]:
         """Per completion its prompt's ids, the same for a group, and its own."""
         draw = random.Random(0)
         config = json.loads((Path(self.folder) / "config.json").read_text())
         ids = range(20, config["vocab_size"])
-        prompts = [draw.choices(ids, k=self.prompt) for _ in range(NUM_PROMPTS)]
-        completions = [draw.choices(ids, k=self.completion) for _ in range(NUM_PROMPTS * GROUP)]
-        return [prompt for prompt in prompts for _ in range(GROUP)], completions
+        prompts = [draw.choices(ids, k=self.prompt) for _ in range(NUM_COMPLETIONS // self.group)]
+        completions = [draw.choices(ids, k=self.completion) for _ in range(NUM_COMPLETIONS)]
+        return [prompt for prompt in prompts for _ in range(self.group)], completions
 
 
 @dataclass(frozen=True)
@@ -57,12 +68,17 @@ class Meter:
             weight.sum()
         Path("/proc/self/clear_refs").write_text("5")  # begins a new peak
         self.before, self.seconds = _status("VmRSS"), list[float]()
+        self.started: float | None = None
 
     def start(self) -> None:
-        self.started = time.process_time()
+        """Of several calls in one step, one for each of its batches, the first counts."""
+        if self.started is None:
+            self.started = time.process_time()
 
     def stop(self) -> None:
+        assert self.started is not None
         self.seconds.append(time.process_time() - self.started)
+        self.started = None
 
     def cost(self) -> Cost:
         return Cost(min(self.seconds), _status("VmHWM") - self.before)
@@ -75,7 +91,7 @@ def _status(key: str) -> float:
 
 
 def trl_step(work: Work) -> Cost:
-    """TRL's own defaults but for precision, checkpointing, and one batch of all completions without generation."""
+    """TRL's own defaults but for precision, checkpointing and batch, and without generation."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -102,8 +118,9 @@ def trl_step(work: Work) -> Cost:
             use_cpu=True,
             bf16=work.bfloat16,
             gradient_checkpointing=work.checkpointing,
-            per_device_train_batch_size=NUM_PROMPTS * GROUP,
-            num_generations=GROUP,
+            per_device_train_batch_size=work.batch,
+            gradient_accumulation_steps=NUM_COMPLETIONS // work.batch,
+            num_generations=work.group,
             max_completion_length=work.completion,
             max_steps=NUM_STEPS,
             save_strategy="no",
@@ -112,8 +129,8 @@ def trl_step(work: Work) -> Cost:
         Timed(
             model=model,
             args=options,
-            reward_funcs=lambda completions, **_: [float(i % GROUP) for i in range(len(completions))],
-            train_dataset=Dataset.from_dict({"prompt": ["-"] * NUM_PROMPTS * NUM_STEPS}),
+            reward_funcs=lambda completions, **_: [float(i % work.group) for i in range(len(completions))],
+            train_dataset=Dataset.from_dict({"prompt": ["-"] * (NUM_COMPLETIONS // work.group * NUM_STEPS)}),
             rollout_func=rollout,
             callbacks=[Stop()],
         ).train()

@@ -150,14 +150,14 @@ __all__ = ["Snapshot", "TaskSource", "env", "parallel_env", "raw_env"]
 parallel_env = DelegationEnv
 
 
-def raw_env(**kwargs: Any) -> Any:
+def raw_env(*args: Any, **kwargs: Any) -> Any:
     """The game as an AEC environment, derived from `parallel_env`; texts of any length may be stepped."""
-    return parallel_to_aec(parallel_env(**kwargs))
+    return parallel_to_aec(parallel_env(*args, **kwargs))
 
 
-def env(**kwargs: Any) -> Any:
+def env(*args: Any, **kwargs: Any) -> Any:
     """`raw_env` with PettingZoo's guards: actions must lie in their space, calls must come in order."""
-    return wrappers.OrderEnforcingWrapper(wrappers.AssertOutOfBoundsWrapper(raw_env(**kwargs)))
+    return wrappers.OrderEnforcingWrapper(wrappers.AssertOutOfBoundsWrapper(raw_env(*args, **kwargs)))
 
 
 def _register() -> None:

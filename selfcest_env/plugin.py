@@ -84,8 +84,9 @@ def _import(reference: str, found: str, builtins: Mapping[str, str | type], what
         ) from error
     cls = getattr(module, class_name, None)
     if cls is None:
+        public = [name for name in dir(module) if not name.startswith("_")]
         raise PlugInError(
-            f"{what} {reference!r}: {module_name!r} has no {class_name!r}.{did_you_mean(class_name, dir(module))}"
+            f"{what} {reference!r}: {module_name!r} has no {class_name!r}.{did_you_mean(class_name, public)}"
         )
     if not isinstance(cls, type):
         raise PlugInError(f"{what} {reference!r} is a {type(cls).__name__}; expected a class")

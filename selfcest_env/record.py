@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,10 @@ class Generation:
     charged_tokens: int | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise RecordError(f"the text of a generation is {self.text!r}; expected a str")
+        if type(self.text) is not str:  # a `numpy.str_`, as random choices among texts are, would not be read back
+            object.__setattr__(self, "text", str(self.text))
         if len(self.behavior_logprobs) != len(self.token_ids):
             raise RecordError(
                 f"a generation has {len(self.token_ids)} token ids and {len(self.behavior_logprobs)} "
@@ -115,6 +120,25 @@ class AgentRecord:
         return sum(turn.facts.generated_tokens for turn in self.turns)
 
     @property
+    def context_tokens(self) -> int:
+        """Length of its context at its end."""
+        return self.prompt_tokens + self.generated_tokens
+
+    @property
+    def billed_tokens(self) -> int:
+        return sum(accumulate(turn.facts.prompt_tokens + turn.facts.generated_tokens for turn in self.turns))
+
+    @property
+    def kv_token_steps(self) -> int:
+        steps = context = 0
+        for turn in self.turns:
+            context += turn.facts.prompt_tokens
+            new = turn.facts.generated_tokens
+            steps += new * context + new * (new - 1) // 2
+            context += new
+        return steps
+
+    @property
     def context_ids(self) -> tuple[int, ...]:
         """All ids of its context in order, as the sampler saw and produced them."""
         return tuple(
@@ -126,8 +150,33 @@ class AgentRecord:
 
 
 @dataclass(frozen=True)
+class Measure:
+    """How a cost is read off an episode.
+
+    Attributes:
+        of: its value for one episode.
+        over_samples: its value for several episodes on one task, of theirs: `sum`, or `max` where they could run side
+            by side.
+        compared: whether strategies are compared at equal values of it. Counts are only shown.
+    """
+
+    of: Callable[[EpisodeRecord], float]
+    over_samples: Callable[[Iterable[float]], float] = sum
+    compared: bool = True
+
+
+def _measured(
+    of: Callable[[EpisodeRecord], int],
+    over_samples: Callable[[Iterable[float]], float] = sum,
+    *,
+    compared: bool = True,
+) -> Any:
+    return field(metadata={"measure": Measure(of, over_samples, compared)})
+
+
+@dataclass(frozen=True)
 class Cost:
-    """What an episode cost, in tokens unless said otherwise.
+    """What an episode cost, in tokens unless said otherwise. A field is all that a new cost needs.
 
     Attributes:
         total_tokens: prompts (each token counted once) and generations of the root and of every clone.
@@ -135,17 +184,28 @@ class Cost:
         critical_path_tokens: longest chain of generated tokens that had to wait for each other; parallel clones count
             by their maximum.
         peak_context: longest context of any agent.
+        billed_tokens: of every turn the whole context that was sent, and what was generated: the bill of a server that
+            keeps nothing between calls. With a perfect prompt cache it would be `total_tokens`.
+        kv_token_steps: for every generated token the length of the context before it, summed: keys and values that
+            decoding reads, in tokens.
         clones, turns, depth: counts; depth is that of the deepest clone. Absent clones do not count.
     """
 
-    total_tokens: int
-    prompt_tokens: int
-    generated_tokens: int
-    critical_path_tokens: int
-    peak_context: int
-    clones: int
-    turns: int
-    depth: int
+    total_tokens: int = _measured(lambda e: sum(agent.context_tokens for agent in e.agents))
+    prompt_tokens: int = _measured(lambda e: sum(agent.prompt_tokens for agent in e.agents), compared=False)
+    generated_tokens: int = _measured(lambda e: sum(agent.generated_tokens for agent in e.agents))
+    critical_path_tokens: int = _measured(lambda e: e.critical_path(ROOT), max)
+    peak_context: int = _measured(lambda e: max(agent.context_tokens for agent in e.agents), max)
+    billed_tokens: int = _measured(lambda e: sum(agent.billed_tokens for agent in e.agents))
+    kv_token_steps: int = _measured(lambda e: sum(agent.kv_token_steps for agent in e.agents))
+    clones: int = _measured(lambda e: sum(not agent.absent for agent in e.agents) - 1, compared=False)
+    turns: int = _measured(lambda e: sum(len(agent.turns) for agent in e.agents), compared=False)
+    depth: int = _measured(lambda e: max(agent.depth for agent in e.agents if not agent.absent), max, compared=False)
+
+
+def cost_measures() -> dict[str, Measure]:
+    """Every field of `Cost` by name, in order."""
+    return {item.name: item.metadata["measure"] for item in fields(Cost)}
 
 
 @dataclass(frozen=True)
@@ -188,18 +248,8 @@ class EpisodeRecord:
 
     @cached_property
     def cost(self) -> Cost:
-        prompt = sum(agent.prompt_tokens for agent in self.agents)
-        generated = sum(agent.generated_tokens for agent in self.agents)
-        return Cost(
-            total_tokens=prompt + generated,
-            prompt_tokens=prompt,
-            generated_tokens=generated,
-            critical_path_tokens=self._critical_path(ROOT),
-            peak_context=max(agent.prompt_tokens + agent.generated_tokens for agent in self.agents),
-            clones=sum(not agent.absent for agent in self.agents) - 1,
-            turns=sum(len(agent.turns) for agent in self.agents),
-            depth=max(agent.depth for agent in self.agents if not agent.absent),
-        )
+        values: Any = {name: measure.of(self) for name, measure in cost_measures().items()}
+        return Cost(**values)
 
     def turns(self) -> Iterator[tuple[TurnKey, Turn]]:
         """Every generated turn with its key, in tree order."""
@@ -207,9 +257,10 @@ class EpisodeRecord:
             for index, turn in enumerate(agent.turns):
                 yield TurnKey(self.episode_id, agent.agent_id, index), turn
 
-    def _critical_path(self, agent_id: AgentId) -> int:
+    def critical_path(self, agent_id: AgentId) -> int:
+        """The longest chain of generated tokens in an agent's subtree that had to wait for each other."""
         return sum(
-            turn.facts.generated_tokens + max((self._critical_path(child) for child in turn.facts.children), default=0)
+            turn.facts.generated_tokens + max((self.critical_path(child) for child in turn.facts.children), default=0)
             for turn in self.by_id[agent_id].turns
         )
 

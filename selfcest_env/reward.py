@@ -10,12 +10,13 @@ import math
 import numbers
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 from selfcest_env.errors import ConfigError, RewardError, did_you_mean
 from selfcest_env.graders import GRADERS, Grade, Grader
 from selfcest_env.plugin import make
-from selfcest_env.record import EpisodeRecord
+from selfcest_env.record import EpisodeRecord, cost_measures
+from selfcest_env.structure import Checked, NotEmpty, Positive
 from selfcest_env.types import Outcome, Role, Task
 
 T = TypeVar("T")
@@ -51,29 +52,32 @@ class Score:
 
 
 @dataclass(frozen=True)
-class TokenCost:
+class TokenCost(Checked):
     """Minus `price` for every `scale` tokens of the whole tree.
 
     Attributes:
-        tokens: "total" (prompts and generations) or "generated".
+        tokens: a cost of `record.Cost`, with or without its `_tokens`: "total" (prompts and generations), "generated".
         only_when_correct: wrong episodes pay nothing, so that giving up early is not cheaper than trying.
     """
 
     price: float = 0.02
-    scale: float = 200.0
+    scale: Positive = 200.0
     tokens: str = "total"
     only_when_correct: bool = False
 
     def __post_init__(self) -> None:
-        if self.tokens not in ("total", "generated"):
-            raise ConfigError(f"token_cost.tokens is {self.tokens!r}; expected 'total' or 'generated'")
-        if not 0 < self.scale < math.inf:
-            raise ConfigError(f"token_cost.scale is {self.scale!r}; expected a finite number above 0")
+        super().__post_init__()
+        if self._cost not in cost_measures():
+            known = ", ".join(name.removesuffix("_tokens") for name in cost_measures())
+            raise ConfigError(f"tokens is {self.tokens!r}; expected one of {known}")
 
     def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
-        cost = record.cost
-        tokens = cost.total_tokens if self.tokens == "total" else cost.generated_tokens
+        tokens: float = getattr(record.cost, self._cost)
         return 0.0 if self.only_when_correct and not grade.correct else -self.price * tokens / self.scale
+
+    @property
+    def _cost(self) -> str:
+        return self.tokens if self.tokens in cost_measures() else f"{self.tokens}_tokens"
 
 
 @dataclass(frozen=True)
@@ -114,16 +118,12 @@ class PaperTokenPenalty:
 
 
 @dataclass(frozen=True)
-class PaperCallPenalty:
+class PaperCallPenalty(Checked):
     """The released penalty for calls: -max(0, price * calls - free), calls being `marker`s in the root's text."""
 
     price: float = 0.1
     free: float = 0.2
-    marker: str = "<tool_call>"
-
-    def __post_init__(self) -> None:
-        if not self.marker:
-            raise ConfigError("paper_call_penalty.marker is empty; expected the text that opens a call")
+    marker: Annotated[str, NotEmpty()] = "<tool_call>"
 
     def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
         calls = sum(turn.generation.text.count(self.marker) for turn in record.root.turns)

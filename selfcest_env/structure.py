@@ -85,6 +85,18 @@ class Below(Bound):
 
 
 @dataclass(frozen=True)
+class Between(Bound):
+    low: float
+    high: float
+
+    def holds(self, value: Any) -> bool:
+        return bool(self.low <= value <= self.high)
+
+    def __str__(self) -> str:
+        return f"from {self.low} to {self.high}"
+
+
+@dataclass(frozen=True)
 class Finite(Bound):
     def holds(self, value: Any) -> bool:
         return math.isfinite(value)
@@ -126,7 +138,7 @@ class NotEmpty(Bound):
         return len(value) > 0
 
     def __str__(self) -> str:
-        return "with at least one"
+        return "that is not empty"
 
 
 @dataclass(frozen=True)
@@ -135,7 +147,7 @@ class Distinct(Bound):
         return len(set(value)) == len(value)
 
     def __str__(self) -> str:
-        return "with each one once; remove the duplicates"
+        return "with each one once"
 
 
 Count = Annotated[int, AtLeast(1)]
@@ -144,7 +156,7 @@ Positive = Annotated[float, Above(0), Finite()]
 NotNegative = Annotated[float, AtLeast(0), Finite()]
 Seed = Annotated[int, AtLeast(0), Below(2**63)]
 Name = Annotated[str, Printable()]
-Share = Annotated[float, AtLeast(0), AtMost(1)]
+Share = Annotated[float, Between(0, 1)]
 
 
 class Checked:
@@ -161,6 +173,13 @@ class Checked:
                 read(getattr(self, name))
             except Misfit as misfit:
                 raise ConfigError(misfit.at(f"{type(self).__name__}.{name}")) from None
+
+
+def check_order(holder: Any, low: str, high: str) -> None:
+    """Raise `ConfigError` unless one field is not above another."""
+    first, last = getattr(holder, low), getattr(holder, high)
+    if first > last:
+        raise ConfigError(f"{low} is {show(first)}, above {high} = {show(last)}; expected {low} <= {high}")
 
 
 # Reading
@@ -192,7 +211,7 @@ def plain(value: Any) -> Any:
 
 
 def written_as_text(cls: type, parse: Callable[[str], Any]) -> None:
-    """From now on objects of this dataclass are read by `parse` and written by `str`."""
+    """From now on objects of this class are read by `parse` and written by `str`."""
     _TEXTS[cls] = parse
 
 
@@ -256,12 +275,16 @@ def _expected(type_: Any) -> str:
 
 def _bound(base: Any, metadata: Sequence[Any]) -> str:
     bounds = [bound for bound in metadata if isinstance(bound, Bound)]
-    words = [str(bound) for bound in bounds if not isinstance(bound, Finite)]
-    what = _expected(base) if len(words) == len(bounds) else _expected(base).replace("a ", "a finite ", 1)
+    words = " and ".join(str(bound) for bound in bounds if not isinstance(bound, Finite))
+    what = _expected(base).replace("a ", "a finite ", 1) if Finite() in bounds else _expected(base)
     if any(isinstance(bound, OneOf) for bound in bounds):
-        what = ""
-    notes = [f" ({note})" for note in metadata if isinstance(note, str)]
-    return f"{what} {' and '.join(words)}{''.join(notes)}".strip()
+        what = ""  # the choices say it all
+    notes = [f"({note})" for note in metadata if isinstance(note, str)]
+    return " ".join(filter(None, (what, words, *notes)))
+
+
+def _base(type_: Any) -> Any:
+    return typing.get_args(type_)[0] if typing.get_origin(type_) is Annotated else type_
 
 
 def _one_of(choices: Iterable[Any]) -> str:
@@ -437,7 +460,7 @@ def _mapping(key_type: Any, item_type: Any, expected: str) -> _Read:
         try:
             return read_key(key)
         except Misfit as misfit:
-            quotes = "; write it in quotes" if key_type is str else ""
+            quotes = "; write it in quotes" if _base(key_type) is str and not isinstance(key, str) else ""
             raise Misfit(f" has a key that{misfit.says}{quotes}") from None
 
     def read(value: Any) -> Any:
@@ -502,7 +525,8 @@ def _constructor(cls: type, expected: str = "a mapping") -> _Read:
         try:
             return cls(**made)
         except SelfcestError as error:
-            raise Misfit(f": {error}") from error
+            of_field = str(error).partition(" ")[0] in known.readers
+            raise Misfit(f"{'.' if of_field else ': '}{error}") from error
         except Exception as error:
             raise Misfit(f": {cls.__name__} refused its options with {type(error).__name__}: {error}") from error
 

@@ -28,7 +28,7 @@ There are three tasks; `docs/symbolic.md` has a page for each.
 
 | `task`   | The root holds           | Calls                   | The question                                       |
 |----------|--------------------------|-------------------------|----------------------------------------------------|
-| `chain`  | numbers to add, modulo m | SPLIT into 2 or 4 parts | only short segments can be answered: who is wrong? |
+| `chain`  | numbers to add, modulo m | SPLIT into 2 or 4 parts | only short segments can be answered: how to split? |
 | `lookup` | a key                    | ASK what is behind it   | serial delegation: go on asking, or answer?        |
 | `noisy`  | numbers to add, modulo m | SPLIT into 2 or 4 parts | long segments make err: accuracy against cost      |
 
@@ -67,7 +67,8 @@ where either is used up.
 | 1 + v         | ANSWER v | reply v and end; the root's reply is the answer of the episode                    |
 | the rest      | calls    | SPLIT or ASK, as the task has it                                                  |
 
-A missing action is WAIT. Actions of agents that are not in `agents` are ignored.
+A missing action, or `None`, is WAIT. 1.0 and `numpy.array([1])` are taken for 1; what is no whole number raises.
+Actions of agents that are not in `agents` are ignored.
 
 ### Rewards
 
@@ -163,14 +164,14 @@ __all__ = ["Snapshot", "env", "parallel_env", "raw_env"]
 parallel_env = SymbolicEnv
 
 
-def raw_env(**kwargs: Any) -> Any:
+def raw_env(*args: Any, **kwargs: Any) -> Any:
     """The game as an AEC environment, derived from `parallel_env`, without any guard."""
-    return parallel_to_aec_wrapper(parallel_env(**kwargs))
+    return parallel_to_aec_wrapper(parallel_env(*args, **kwargs))
 
 
-def env(**kwargs: Any) -> Any:
+def env(*args: Any, **kwargs: Any) -> Any:
     """`raw_env` with PettingZoo's guards: actions must lie in their space, calls must come in order."""
-    return wrappers.OrderEnforcingWrapper(wrappers.AssertOutOfBoundsWrapper(raw_env(**kwargs)))
+    return wrappers.OrderEnforcingWrapper(wrappers.AssertOutOfBoundsWrapper(raw_env(*args, **kwargs)))
 
 
 def _register() -> None:

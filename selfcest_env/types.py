@@ -1,4 +1,4 @@
-"""The nouns of the game. This module imports nothing of the project but its errors.
+"""The nouns of the game. This module imports nothing of the project but its errors and checks.
 
 Read it first: everything else moves these values around.
 """
@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Annotated, NamedTuple, Protocol
 
 from selfcest_env.errors import ConfigError
+from selfcest_env.structure import Checked, Size
 
 Scalar = str | int | float | bool
 
@@ -95,8 +96,11 @@ class Task:
     metadata: Mapping[str, Scalar] = field(default_factory=dict)
 
 
+_Limit = Annotated[Size | None, "null: unlimited"]
+
+
 @dataclass(frozen=True)
-class Limits:
+class Limits(Checked):
     """What an episode may cost. `None` is unlimited, 0 is zero; all token counts are tokens.
 
     Attributes:
@@ -114,53 +118,42 @@ class Limits:
             reading is possible, the root's prompt holds the full text of every document.
     """
 
-    total_tokens: int | None = 2048
-    generated_tokens: int | None = None
-    context_tokens: int | None = None
-    turn_tokens: int | None = 256
-    reply_tokens: int | None = 64
-    answer_reserve: int = 16
-    max_turns: int | None = 8
-    max_clones: int | None = 16
-    max_clones_per_call: int | None = 8
-    max_depth: int | None = 1
-    max_reads: int | None = 0
+    total_tokens: _Limit = 2048
+    generated_tokens: _Limit = None
+    context_tokens: _Limit = None
+    turn_tokens: _Limit = 256
+    reply_tokens: _Limit = 64
+    answer_reserve: Size = 16
+    max_turns: _Limit = 8
+    max_clones: _Limit = 16
+    max_clones_per_call: _Limit = 8
+    max_depth: _Limit = 1
+    max_reads: _Limit = 0
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if value is None and item.name != "answer_reserve":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                allowed = "a whole number >= 0" + ("" if item.name == "answer_reserve" else ", or null for unlimited")
-                raise ConfigError(f"limits.{item.name} is {value!r}; expected {allowed}")
-        for name in (
-            "total_tokens",
-            "generated_tokens",
-            "context_tokens",
-            "turn_tokens",
-        ):
+        super().__post_init__()
+        for name in ("total_tokens", "generated_tokens", "context_tokens", "turn_tokens"):
             limit = getattr(self, name)
             if limit is not None and self.answer_reserve > limit:
                 raise ConfigError(
-                    f"limits.answer_reserve is {self.answer_reserve}, above limits.{name} = {limit}: no agent could "
+                    f"answer_reserve is {self.answer_reserve}, above {name} = {limit}: no agent could "
                     f"ever keep that reserve; lower answer_reserve or raise {name}"
                 )
         if self.turn_tokens is self.total_tokens is self.generated_tokens is self.context_tokens is None:
             raise ConfigError(
-                "limits: turn_tokens, context_tokens, generated_tokens and total_tokens are all unlimited, so no "
+                "turn_tokens, context_tokens, generated_tokens and total_tokens are all unlimited, so no "
                 "generation would have an end; set at least one of them"
             )
         if self.max_turns is None and self.total_tokens is None:
-            raise ConfigError("limits: max_turns and total_tokens are both unlimited, so no episode need ever end")
+            raise ConfigError("max_turns and total_tokens are both unlimited, so no episode need ever end")
         if self.delegation and self.max_clones is self.max_depth is self.total_tokens is self.generated_tokens is None:
             raise ConfigError(
-                "limits: max_clones, max_depth, generated_tokens and total_tokens are all unlimited, so a tree of "
+                "max_clones, max_depth, generated_tokens and total_tokens are all unlimited, so a tree of "
                 "clones could grow for ever; set at least one of them"
             )
         if self.reply_tokens is None and (self.total_tokens is not None or self.context_tokens is not None):
             raise ConfigError(
-                "limits.reply_tokens is unlimited while total_tokens or context_tokens is not: a call could not "
+                "reply_tokens is unlimited while total_tokens or context_tokens is not: a call could not "
                 "reserve room for its replies; set reply_tokens"
             )
 

@@ -32,9 +32,9 @@ from selfcest_training.config import (
 )
 from selfcest_training.config_file import load_config, parse_config
 from selfcest_training.credit import BUILTINS, find_scheme
-from selfcest_training.evaluation.arms import ARMS, make_arm
-from selfcest_training.evaluation.config import ArmSpec, StudyConfig, load_study
+from selfcest_training.evaluation.config import StrategySpec, StudyConfig, load_study
 from selfcest_training.evaluation.policies import ModelPolicy, ServerPolicy
+from selfcest_training.evaluation.strategies import STRATEGIES, make_strategy
 from selfcest_training.learner import losses
 from selfcest_training.learner.mismatch import Mismatch
 from selfcest_training.learner.options import ForwardOptions, LossConfig, OptimizerConfig
@@ -73,6 +73,7 @@ def test_every_page_is_on_the_site() -> None:
 
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
     assert pages(nav) == {page.name for page in (ROOT / "docs").glob("*.md")}
+    assert nav[0] == {"Home": "index.md"}
 
 
 def slug(heading: str) -> str:
@@ -172,17 +173,17 @@ def test_the_pages_name_every_limit_fault_status_and_config_key() -> None:
             assert f"`{key.name}`" in training, f"{config.__name__}.{key.name}"
 
 
-def test_the_evaluation_page_names_every_key_arm_and_option_with_its_default() -> None:
+def test_the_evaluation_page_names_every_key_strategy_and_option_with_its_default() -> None:
     page = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("|")]
-    for name in ARMS:
+    for name in STRATEGIES:
         assert f"| `{name}` |" in page
-        for option in dataclasses.fields(make_arm(name, {}, "")):
+        for option in dataclasses.fields(make_strategy(name, {}, "")):
             (default,) = [row[2] for row in rows if len(row) == 4 and row[:2] == [f"`{name}`", f"`{option.name}`"]]
             assert yaml.safe_load(default) == option.default, (name, option.name)
     keys = {f"StudyConfig.{row[0]}": row[1] for row in reversed(rows) if len(row) == 3}
-    keys |= {f"ArmSpec.{row[0]}": row[1] for row in rows if len(row) == 3}  # whose table comes last
-    for config in (StudyConfig, ArmSpec):
+    keys |= {f"StrategySpec.{row[0]}": row[1] for row in rows if len(row) == 3}  # whose table comes last
+    for config in (StudyConfig, StrategySpec):
         for key in dataclasses.fields(config):
             default = keys[f"{config.__name__}.`{key.name}`"]
             if key.default is None or (isinstance(key.default, (int, float, str)) and key.default):
@@ -244,5 +245,5 @@ def test_the_defaults_in_the_training_page() -> None:
         "gated",
         4e-4,
     )
-    assert (rl.loss.name, rl.loss.options, rl.loss.kl_coefficient) == ("clipped", {}, 0.0)
+    assert (rl.loss.name, rl.loss.options, rl.loss.terms) == ("clipped", {}, {})
     assert (rl.loss.importance.level, rl.loss.importance.cap) == ("none", 2.0)

@@ -8,20 +8,20 @@ import threading
 from collections.abc import Collection, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from math import inf
 from typing import Any
 
 import httpx2
 
 from selfcest_env.errors import ConfigError, PolicyError
 from selfcest_env.seeding import stream_seed
+from selfcest_env.structure import Checked, Count, Positive, Size
 
 RETRIED_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 EXCERPT = 300  # characters of a server's own words in an error
 
 
 @dataclass(frozen=True)
-class ServerConfig:
+class ServerConfig(Checked):
     """Where the server is, and how patient to be with it.
 
     Attributes:
@@ -40,27 +40,20 @@ class ServerConfig:
     base_url: str
     model: str
     api_key_variable: str = "OPENAI_API_KEY"
-    max_concurrent: int = 16
-    timeout_s: float = 120.0
-    max_retries: int = 5
-    backoff_s: float = 0.5
-    max_backoff_s: float = 30.0
+    max_concurrent: Count = 16
+    timeout_s: Positive = 120.0
+    max_retries: Size = 5
+    backoff_s: Positive = 0.5
+    max_backoff_s: Positive = 30.0
     max_tokens_field: str = "max_tokens"
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.base_url.startswith(("http://", "https://")):
             raise ConfigError(
                 f"base_url is {self.base_url!r}; expected http:// or https://, as http://127.0.0.1:8000/v1"
             )
-        if self.max_concurrent < 1 or self.max_retries < 0:
-            raise ConfigError(
-                f"max_concurrent is {self.max_concurrent} and max_retries is {self.max_retries}; expected at least 1 "
-                "and at least 0"
-            )
-        for name in ("timeout_s", "backoff_s", "max_backoff_s"):
-            if not 0 < getattr(self, name) < inf:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; expected seconds, a finite number > 0")
 
 
 class _Retry(Exception):

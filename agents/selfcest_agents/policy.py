@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from selfcest_agents.codec import Codec
 from selfcest_agents.engine import Engine, TokenRequest
 from selfcest_env.errors import ConfigError, PolicyError
 from selfcest_env.record import Generation
+from selfcest_env.structure import Checked, NotNegative
 from selfcest_env.types import Role, TurnKey
 from selfcest_env.views import Observation
 
@@ -52,16 +53,10 @@ class Actor(Protocol):
 
 
 @dataclass(frozen=True)
-class SamplingConfig:
+class SamplingConfig(Checked):
     """How tokens are drawn. There is no top-p and no top-k: the learner could not reproduce their log-probs."""
 
-    temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.temperature < float("inf"):
-            raise ConfigError(
-                f"sampling.temperature is {self.temperature!r}; expected a finite number >= 0 (0: greedy)"
-            )
+    temperature: Annotated[NotNegative, "0: greedy"] = 1.0
 
 
 class EnginePolicy:

@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from safetensors import SafetensorError
@@ -30,6 +30,7 @@ from selfcest_agents.transformers.engine import TransformersEngine
 from selfcest_env.errors import ConfigError
 from selfcest_env.protocol import Brief, ProtocolText
 from selfcest_env.rules import Rules
+from selfcest_env.structure import Checked, OneOf
 from selfcest_env.text.protocols import make_protocol
 from selfcest_env.types import Boundary, Limits, Role, TokenCounter
 
@@ -61,7 +62,7 @@ class ChatModel:
 
 
 @dataclass(frozen=True)
-class ChatLanguage:
+class ChatLanguage(Checked):
     """`Language` of a chat model of Hugging Face. What can be wrong shows at construction; weights are read by `load`.
 
     Attributes:
@@ -79,15 +80,14 @@ class ChatLanguage:
     """
 
     source: str
-    dtype: str = "float32"
+    dtype: Annotated[str, OneOf(*DTYPES)] = "float32"
     device: str = "cpu"
     attention: str | None = None
     chat: ChatConfig = ChatConfig()
     protocol: str = "hermes"
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ConfigError(f"dtype is {self.dtype!r}; expected one of {', '.join(DTYPES)}")
+        super().__post_init__()
         make_protocol(self.protocol)
         _check_device(self.device)
         if self._config.vocab_size < len(self.tokenizer):  # the config first: without one there is no model at all

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import torch
 from torch import Tensor
@@ -22,8 +22,9 @@ from selfcest_agents.language import Language
 from selfcest_agents.lora import has_lora, merged_weights
 from selfcest_agents.transformers.engine import TransformersEngine
 from selfcest_agents.vllm_engine import VllmEngine, VllmOptions
-from selfcest_env.errors import ConfigError, check_whole
+from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import make
+from selfcest_env.structure import Checked, Count, OneOf, Size
 
 SAMPLERS: dict[str, str | type] = {
     "transformers": "selfcest_agents.samplers:TransformersSampler",
@@ -88,7 +89,7 @@ class SamplerSpec(Protocol):
 
 
 @dataclass(frozen=True)
-class TransformersSampler:
+class TransformersSampler(Checked):
     """`TransformersEngine` in this process.
 
     Attributes:
@@ -97,16 +98,10 @@ class TransformersSampler:
         max_batch_size, prefill_tokens, prefix_tokens: see `TransformersEngine`.
     """
 
-    dtype: str | None = None
-    max_batch_size: int = 256
-    prefill_tokens: int = 8192
-    prefix_tokens: int = 0
-
-    def __post_init__(self) -> None:
-        if self.dtype not in (None, "float32", "bfloat16"):
-            raise ConfigError(f"dtype is {self.dtype!r}; expected float32, bfloat16 or null")
-        for name, low in (("max_batch_size", 1), ("prefill_tokens", 1), ("prefix_tokens", 0)):
-            check_whole(name, getattr(self, name), low, 2**31)
+    dtype: Annotated[str, OneOf("float32", "bfloat16")] | None = None
+    max_batch_size: Count = 256
+    prefill_tokens: Count = 8192
+    prefix_tokens: Size = 0
 
     @property
     def shared(self) -> bool:

@@ -9,11 +9,13 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated
 
 import numpy as np
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.protocol import ProtocolText
+from selfcest_env.structure import Checked, Count, OneOf, Share
 from selfcest_env.tasks.source import ExpertSource, Style, TaskSource
 from selfcest_env.types import Answer, CloneRequest, Delegate, Read, Role
 from selfcest_env.views import Observation
@@ -29,7 +31,7 @@ def _expert_of(source: TaskSource) -> ExpertSource:
 
 
 @dataclass(frozen=True)
-class OracleActor:
+class OracleActor(Checked):
     """Plays as the source's expert does.
 
     Attributes:
@@ -46,13 +48,12 @@ class OracleActor:
     protocol: ProtocolText
     style: Style = Style.DELEGATE
     clone_style: Style | None = None
-    p_delegate: float = 1.0
+    p_delegate: Share = 1.0
     otherwise: Style = Style.SOLVE
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _ = self._expert
-        if not 0.0 <= self.p_delegate <= 1.0:
-            raise ConfigError(f"p_delegate is {self.p_delegate!r}; expected a number from 0 to 1")
 
     @cached_property
     def _expert(self) -> ExpertSource:
@@ -95,7 +96,7 @@ class NeverDelegate:
 
 
 @dataclass(frozen=True)
-class RandomActor:
+class RandomActor(Checked):
     """Answers, calls, reads and junk at random; most of it well-formed. For invariants and baselines.
 
     Attributes:
@@ -104,17 +105,16 @@ class RandomActor:
     """
 
     protocol: ProtocolText
-    p_answer: float = 0.4
-    p_delegate: float = 0.3
-    p_read: float = 0.15
-    max_objectives: int = 3
+    p_answer: Share = 0.4
+    p_delegate: Share = 0.3
+    p_read: Share = 0.15
+    max_objectives: Count = 3
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         chances = (self.p_answer, self.p_delegate, self.p_read)
-        if not all(0.0 <= chance <= 1.0 for chance in chances) or sum(chances) > 1.0 + 1e-9:
+        if sum(chances) > 1.0 + 1e-9:
             raise ConfigError(f"p_answer, p_delegate, p_read are {chances}; expected chances adding up to at most 1")
-        if self.max_objectives < 1:
-            raise ConfigError(f"max_objectives is {self.max_objectives}; expected a whole number >= 1")
 
     def act(self, observation: Observation, rng: np.random.Generator) -> str:
         thought = _noise(rng, int(rng.integers(0, 12)))
@@ -191,14 +191,10 @@ ATTACKS: dict[str, Callable[[], str]] = {
 
 
 @dataclass(frozen=True)
-class HostileActor:
+class HostileActor(Checked):
     """Writes one of `ATTACKS` every turn; `only` fixes which."""
 
-    only: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.only is not None and self.only not in ATTACKS:
-            raise ConfigError(f"only is {self.only!r}; expected one of {', '.join(ATTACKS)}")
+    only: Annotated[str, OneOf(*ATTACKS)] | None = None
 
     def act(self, observation: Observation, rng: np.random.Generator) -> str:
         names = list(ATTACKS)

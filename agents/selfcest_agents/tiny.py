@@ -21,6 +21,7 @@ from selfcest_agents.codec import TerseCodec
 from selfcest_agents.lora import export_model
 from selfcest_env.errors import ConfigError, PolicyError
 from selfcest_env.rules import Rules
+from selfcest_env.structure import Checked, Count
 from selfcest_env.text.protocols import make_protocol
 from selfcest_env.types import Limits
 
@@ -37,7 +38,7 @@ _SPECIAL = "|".join(map(re.escape, SPECIALS))
 
 
 @dataclass(frozen=True)
-class TinyConfig:
+class TinyConfig(Checked):
     """Shape of the tiny Llama; the defaults have about 0.17 M parameters.
 
     Attributes:
@@ -48,18 +49,16 @@ class TinyConfig:
         tie_embeddings: use the embedding matrix as the output layer too.
     """
 
-    hidden_size: int = 64
-    num_layers: int = 3
-    num_heads: int = 4
-    intermediate_size: int = 192
-    max_positions: int = 2048
+    hidden_size: Count = 64
+    num_layers: Count = 3
+    num_heads: Count = 4
+    intermediate_size: Count = 192
+    max_positions: Count = 2048
     initializer_range: float = 0.06
     tie_embeddings: bool = True
 
     def __post_init__(self) -> None:
-        sizes = (self.hidden_size, self.num_layers, self.num_heads, self.intermediate_size, self.max_positions)
-        if min(sizes) < 1:
-            raise ConfigError(f"{self}: every size must be at least 1")
+        super().__post_init__()
         if self.hidden_size % (2 * self.num_heads):
             raise ConfigError(
                 f"hidden_size is {self.hidden_size} and num_heads is {self.num_heads}; hidden_size must be a multiple "

@@ -20,12 +20,13 @@ from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 from weakref import WeakSet
 
 from selfcest_agents.engine import Completion, TokenRequest, check_requests
 from selfcest_agents.vllm_worker import WeightReceiver
 from selfcest_env.errors import ConfigError, PolicyError
+from selfcest_env.structure import Checked, Count, OneOf, Positive
 from selfcest_env.types import FinishReason
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
 
 @dataclass(frozen=True)
-class VllmOptions:
+class VllmOptions(Checked):
     """How vLLM is run. What is `None` is left to vLLM.
 
     Attributes:
@@ -51,21 +52,13 @@ class VllmOptions:
         in_process: run in this process.
     """
 
-    dtype: str = "float32"
-    max_positions: int | None = None
-    max_batch_size: int = 256
-    kv_cache_gib: float | None = 1.0
-    block_size: int | None = None
+    dtype: Annotated[str, OneOf(*DTYPES)] = "float32"
+    max_positions: Count | None = None
+    max_batch_size: Count = 256
+    kv_cache_gib: Positive | None = 1.0
+    block_size: Count | None = None
     eager: bool | None = None
     in_process: bool = True
-
-    def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ConfigError(f"dtype is {self.dtype!r}; expected one of {', '.join(DTYPES)}")
-        for name in ("max_positions", "max_batch_size", "kv_cache_gib", "block_size"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"{name} is {value!r}; expected a number > 0")
 
 
 class VllmEngine:

@@ -8,11 +8,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from tensordict import TensorDict, TensorDictBase
-from torchrl.data import Binary, Bounded, Categorical, Composite, Unbounded
-from torchrl.envs import EnvBase
+
+try:
+    import torch
+    from tensordict import TensorDict, TensorDictBase
+    from torchrl.data import Binary, Bounded, Categorical, Composite, Unbounded
+    from torchrl.envs import EnvBase
+except ModuleNotFoundError as error:
+    raise ImportError(f"this adapter needs TorchRL ({error}); run: pip install 'selfcest[torchrl]'") from error
 
 from selfcest_env.symbolic.batch import BatchDelegation
 from selfcest_env.symbolic.rules import SymbolicRules

@@ -144,7 +144,10 @@ class SymbolicEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined, u
         self._check_started()
         if not self.agents:
             return {}, {}, {}, {}, {}
-        played = [self._number(agent, actions.get(agent)) for agent in self.possible_agents]
+        num_actions = self._batch.num_actions
+        played = [
+            action_number(actions.get(agent), num_actions, f"the action of {agent}") for agent in self.possible_agents
+        ]
         num_born = int(self._batch.state.num_born[0])
         self._batch.step(np.array([played]))
         state = self._batch.state
@@ -228,17 +231,6 @@ class SymbolicEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined, u
                 named += [(f"{agent} {key}", part) for key, part in space.spaces.items()]
         return named
 
-    def _number(self, agent: str, action: Any) -> int:
-        if action is None:
-            return WAIT
-        try:
-            number = operator.index(action)
-        except TypeError:
-            raise GameError(
-                f"the action of {agent} is {action!r}; expected a whole number from 0 to {self._batch.num_actions - 1}"
-            ) from None
-        return number if 0 <= number < self._batch.num_actions else OUTSIDE
-
     def _seen(self, agents: list[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         """Observations and infos. The rows of an array do not overlap, so agents share no memory."""
         rows, masks = list(self._batch.observations()[0]), list(self._batch.action_masks()[0].view(np.int8))
@@ -270,6 +262,26 @@ class SymbolicEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined, u
                 "illegal": illegal[seat] if born else 0,
             }
         return infos
+
+
+def action_number(action: Any, num_actions: int, what: str) -> int:
+    """One agent's action as the kernel takes it: `None` is WAIT, a number that is no action is `OUTSIDE`.
+
+    1.0 is the whole number 1, and so is an array that holds 1 and nothing else.
+
+    Raises:
+        GameError: no whole number; the message begins with `what`.
+    """
+    if action is None:
+        return WAIT
+    try:
+        number = operator.index(action)
+    except TypeError:
+        value = action.item() if getattr(action, "size", None) == 1 else action
+        if not isinstance(value, int) and not (isinstance(value, float) and value.is_integer()):
+            raise GameError(f"{what} is {action!r}; expected a whole number from 0 to {num_actions - 1}") from None
+        number = int(value)
+    return number if 0 <= number < num_actions else OUTSIDE
 
 
 def check_reset(seed: Any, options: Mapping[str, Any] | None) -> None:

@@ -8,14 +8,14 @@ message with its replies one more than it has replies, a line about a fault one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from selfcest_env.errors import ConfigError, check_whole
+from selfcest_env.errors import ConfigError, check_whole, did_you_mean
 from selfcest_env.symbolic.tasks import SymbolicTask, make_task
 from selfcest_env.types import Limits
 
@@ -262,7 +262,16 @@ def make_rules(
     """Rules from a task, or its name and options, and the limits of `SymbolicRules`.
 
     A `max_depth` of `None`, or none at all, is 1 where only the root of the task has something to delegate, else 2.
+
+    Raises:
+        ConfigError: an unknown or impossible argument, named with what was expected.
     """
+    known = [limit.name for limit in fields(SymbolicRules) if limit.name != "task"]
+    for name in limits:
+        if name not in known:
+            raise ConfigError(
+                f"unknown argument {name!r}; the limits are {', '.join(known)}.{did_you_mean(name, known)}"
+            )
     made = make_task(task, task_options)
     if limits.get("max_depth") is None:
         limits["max_depth"] = 1 if made.num_facts else 2

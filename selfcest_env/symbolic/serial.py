@@ -21,7 +21,7 @@ from selfcest_env.draw import Image
 from selfcest_env.errors import ConfigError, GameError
 from selfcest_env.plugin import one_of
 from selfcest_env.symbolic.batch import BatchDelegation
-from selfcest_env.symbolic.parallel import check_reset
+from selfcest_env.symbolic.parallel import action_number, check_reset
 from selfcest_env.symbolic.picture import RENDER_MODES, render
 from selfcest_env.symbolic.rules import SymbolicRules, make_rules
 from selfcest_env.symbolic.streams import fold
@@ -73,8 +73,9 @@ class SymbolicSerialEnv(gymnasium.Env[Observations, np.int64]):
         return self._seen()
 
     def step(self, action: np.int64 | int) -> tuple[Observations, float, bool, bool, dict[str, Any]]:
-        """One decision. After the end nothing moves any more."""
-        reward = float(_decide(self._game, _whole_numbers(action, 1))[0])
+        """One decision; `None` is WAIT. After the end nothing moves any more."""
+        number = action_number(action, self._game.num_actions, "the action")
+        reward = float(_decide(self._game, np.array([number]))[0])
         self._show()
         observation, info = self._seen()
         state = self._game.state
@@ -211,5 +212,5 @@ def _observed(game: BatchDelegation) -> tuple[Observations, dict[str, NDArray[An
 def _whole_numbers(actions: Any, count: int) -> NDArray[np.integer[Any]]:
     array = np.asarray(actions)
     if array.size != count or array.dtype.kind not in "iu":
-        raise GameError(f"the action is {actions!r}; expected {count} whole number{'s' * (count > 1)}")
+        raise GameError(f"the actions are {actions!r}; expected one whole number per environment, {count}")
     return array.reshape(count)

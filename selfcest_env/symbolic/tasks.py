@@ -92,13 +92,14 @@ class SymbolicTask(Protocol):
 class Chain:
     """The sum, modulo `modulus`, of a sequence of items. Whoever holds a segment longer than `window` must split it.
 
-    One shared skill, answering a short segment, serves clones and root; which clone was wrong is the credit question.
+    One shared skill, answering a short segment, serves clones and root. Whether an agent erred is decided by its own
+    segment and reply.
 
     Attributes:
         items: how many, or (fewest, most).
         modulus: items and answers are numbers below it.
-        window: longest segment that may be answered; `None` for no window, which makes delegation a question of
-            exploration: early clones only cost.
+        window: longest segment that may be answered; `None` for no window: clones only cost then, and never
+            delegating is the best plan.
         splits: into how many parts of nearly equal length a segment can be split, longer parts first.
     """
 

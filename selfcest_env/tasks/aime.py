@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from selfcest_env.errors import ConfigError
+from selfcest_env.structure import Between, check_order
 from selfcest_env.tasks.files import SUFFIXES, Record
 from selfcest_env.tasks.finite import FileSource
 from selfcest_env.tasks.math import DRAWING
-from selfcest_env.tasks.source import check_int
 from selfcest_env.types import Scalar, Task
 
 _ANSWERS = re.compile(r"([0-9]{1,3}(?:\s+or\s+[0-9]{1,3})*)\s*(?:\([^()]*\))?")
+
+
+_Year = Annotated[int, Between(1983, 2999)]
 
 
 @dataclass(frozen=True)
@@ -30,17 +32,14 @@ class AIME(FileSource):
 
     name: ClassVar[str] = "aime"
     suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
-    first_year: int | None = None
-    last_year: int | None = None
+    first_year: _Year | None = None
+    last_year: _Year | None = None
     drawings: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for option in ("first_year", "last_year"):
-            if getattr(self, option) is not None:
-                check_int(self.name, option, getattr(self, option), 1983, 2999)
-        if self.first_year is not None and self.last_year is not None and self.first_year > self.last_year:
-            raise ConfigError(f"{self.name}.first_year is {self.first_year}, above last_year = {self.last_year}")
+        if self.first_year is not None and self.last_year is not None:
+            check_order(self, "first_year", "last_year")
 
     def read(self, record: Record) -> Task | None:
         question = record.text("Question" if record.has("Question") else "problem")

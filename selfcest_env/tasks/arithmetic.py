@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from selfcest_env.errors import ConfigError, TaskError
 from selfcest_env.protocol import Reply
+from selfcest_env.structure import Between, Checked, NotNegative, OneOf, Share, check_order
 from selfcest_env.tasks.expressions import (
     MAX_DIGITS,
     ExpressionError,
@@ -34,10 +35,6 @@ from selfcest_env.tasks.source import (
     TERSE,
     Proposal,
     Style,
-    check_choice,
-    check_int,
-    check_number,
-    check_span,
     draw_int,
     is_root,
     last_replies,
@@ -52,7 +49,7 @@ _INTEGER = re.compile(rf"-?[0-9]{{1,{MAX_DIGITS}}}")
 
 
 @dataclass(frozen=True)
-class Arithmetic:
+class Arithmetic(Checked):
     """Source of expressions.
 
     Attributes:
@@ -66,32 +63,25 @@ class Arithmetic:
     """
 
     name: ClassVar[str] = "arithmetic"
-    min_operations: int = 3
-    max_operations: int = 10
-    plus: float = 4.0
-    minus: float = 3.0
-    times: float = 6.0
-    min_digits: int = 3
-    max_digits: int = 7
-    max_result_digits: int = 16
-    max_parentheses: int = 2
-    local: float = 0.55
-    wide: float = 0.22
-    phrasing: str = TERSE
+    min_operations: Annotated[int, Between(1, 40)] = 3
+    max_operations: Annotated[int, Between(1, 40)] = 10
+    plus: NotNegative = 4.0
+    minus: NotNegative = 3.0
+    times: NotNegative = 6.0
+    min_digits: Annotated[int, Between(1, 18)] = 3
+    max_digits: Annotated[int, Between(1, 18)] = 7
+    max_result_digits: Annotated[int, Between(1, MAX_DIGITS)] = 16
+    max_parentheses: Annotated[int, Between(0, 2)] = 2
+    local: Share = 0.55
+    wide: Share = 0.22
+    phrasing: Annotated[str, OneOf(*PHRASINGS)] = TERSE
 
     def __post_init__(self) -> None:
-        counts = (self.min_operations, self.max_operations)
-        check_span(self.name, ("min_operations", "max_operations"), counts, 1, 40)
-        check_span(self.name, ("min_digits", "max_digits"), (self.min_digits, self.max_digits), 1, 18)
-        check_int(self.name, "max_result_digits", self.max_result_digits, 1, MAX_DIGITS)
-        check_int(self.name, "max_parentheses", self.max_parentheses, 0, 2)
-        for name in ("plus", "minus", "times"):
-            check_number(self.name, name, getattr(self, name), 0.0)
+        super().__post_init__()
+        check_order(self, "min_operations", "max_operations")
+        check_order(self, "min_digits", "max_digits")
         if not self.plus + self.minus + self.times > 0:
-            raise ConfigError(f"{self.name}.plus, minus and times are all 0; expected at least one weight above 0")
-        for name in ("local", "wide"):
-            check_number(self.name, name, getattr(self, name), 0.0, 1.0)
-        check_choice(self.name, "phrasing", self.phrasing, PHRASINGS)
+            raise ConfigError("plus, minus and times are all 0; expected at least one weight above 0")
 
     def draw(self, rng: np.random.Generator) -> Task:
         count = draw_int(rng, self.min_operations, self.max_operations)

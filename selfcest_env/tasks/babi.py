@@ -8,15 +8,16 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from selfcest_env.errors import DataError
+from selfcest_env.structure import Between
 from selfcest_env.tasks import rooms
 from selfcest_env.tasks.files import Record, data_files, read_text
 from selfcest_env.tasks.finite import FileSource, squeeze
-from selfcest_env.tasks.source import Proposal, Style, check_int
+from selfcest_env.tasks.source import Proposal, Style
 from selfcest_env.types import Task
 from selfcest_env.views import Observation
 
@@ -37,11 +38,7 @@ class Babi(FileSource):
 
     name: ClassVar[str] = "babi"
     suffixes: ClassVar[tuple[str, ...]] = (".txt",)
-    statements_per_document: int = 5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_int(self.name, "statements_per_document", self.statements_per_document, 1, 1000)
+    statements_per_document: Annotated[int, Between(1, 1000)] = 5
 
     def records(self) -> Iterator[Record]:
         for file in data_files(self.path, self.suffixes):

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from selfcest_env.errors import TaskError
 from selfcest_env.graders.countdown import verify_countdown
 from selfcest_env.graders.rational import rational
 from selfcest_env.protocol import Reply
+from selfcest_env.structure import Between, Checked, OneOf, check_order
 from selfcest_env.tasks.files import Record
 from selfcest_env.tasks.finite import FileSource
 from selfcest_env.tasks.source import (
@@ -29,9 +30,6 @@ from selfcest_env.tasks.source import (
     TERSE,
     Proposal,
     Style,
-    check_choice,
-    check_int,
-    check_span,
     draw_int,
     is_root,
     last_replies,
@@ -118,7 +116,7 @@ class CountdownExpert:
 
 
 @dataclass(frozen=True)
-class Countdown(CountdownExpert):
+class Countdown(CountdownExpert, Checked):
     """Source of tasks with a solution.
 
     Attributes:
@@ -130,21 +128,18 @@ class Countdown(CountdownExpert):
     """
 
     name: ClassVar[str] = "countdown"
-    min_numbers: int = 3
-    max_numbers: int = 4
-    max_number: int = 99
-    min_target: int = 10
-    max_target: int = 100
+    min_numbers: Annotated[int, Between(2, MAX_NUMBERS)] = 3
+    max_numbers: Annotated[int, Between(2, MAX_NUMBERS)] = 4
+    max_number: Annotated[int, Between(1, MAX_VALUE)] = 99
+    min_target: Annotated[int, Between(0, MAX_VALUE)] = 10
+    max_target: Annotated[int, Between(0, MAX_VALUE)] = 100
     use_all: bool = True
-    phrasing: str = PLAIN
+    phrasing: Annotated[str, OneOf(*PHRASINGS)] = PLAIN
 
     def __post_init__(self) -> None:
-        counts = (self.min_numbers, self.max_numbers)
-        check_span(self.name, ("min_numbers", "max_numbers"), counts, 2, MAX_NUMBERS)
-        check_int(self.name, "max_number", self.max_number, 1, MAX_VALUE)
-        targets = (self.min_target, self.max_target)
-        check_span(self.name, ("min_target", "max_target"), targets, 0, MAX_VALUE)
-        check_choice(self.name, "phrasing", self.phrasing, PHRASINGS)
+        super().__post_init__()
+        check_order(self, "min_numbers", "max_numbers")
+        check_order(self, "min_target", "max_target")
 
     def draw(self, rng: np.random.Generator) -> Task:
         count = draw_int(rng, self.min_numbers, self.max_numbers)
@@ -169,11 +164,7 @@ class CountdownFile(FileSource, CountdownExpert):
     """
 
     name: ClassVar[str] = "countdown_file"
-    phrasing: str = PLAIN
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice(self.name, "phrasing", self.phrasing, PHRASINGS)
+    phrasing: Annotated[str, OneOf(*PHRASINGS)] = PLAIN
 
     def read(self, record: Record) -> Task:
         numbers = record.items("nums")

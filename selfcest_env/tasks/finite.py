@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import PurePath
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Annotated, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
 from selfcest_env.errors import DataError, SelfcestError, TaskError
+from selfcest_env.structure import Between, Checked, OneOf, Share
 from selfcest_env.tasks.files import HUB, SUFFIXES, Record, content_digest, read_records, shortened
-from selfcest_env.tasks.source import Identifies, check_choice, check_int, check_number, make_task
+from selfcest_env.tasks.source import Identifies, make_task
 from selfcest_env.tasks.splits import TEST, TRAIN
 from selfcest_env.types import Scalar, Task
 
@@ -55,7 +56,7 @@ class Skipped:
 
 
 @dataclass(frozen=True)
-class FileSource:
+class FileSource(Checked):
     """Tasks read from a file, a folder or the hub; draws are uniform, with replacement.
 
     A subclass gives `name` and `read`. Files are read at the first draw, so a config may name files that are not there
@@ -73,18 +74,11 @@ class FileSource:
     name: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
     path: str
-    part: str = ALL
-    test_fraction: float = 0.1
-    split_seed: int = 0
-    limit: int | None = None
+    part: Annotated[str, OneOf(ALL, TRAIN, TEST)] = ALL
+    test_fraction: Share = 0.1
+    split_seed: Annotated[int, Between(0, MAX_SEED)] = 0
+    limit: Annotated[int, Between(1, MAX_SEED)] | None = None
     skip_faulty: bool = False
-
-    def __post_init__(self) -> None:
-        check_choice(self.name, "part", self.part, (ALL, TRAIN, TEST))
-        check_number(self.name, "test_fraction", self.test_fraction, 0.0, 1.0)
-        check_int(self.name, "split_seed", self.split_seed, 0, MAX_SEED)
-        if self.limit is not None:
-            check_int(self.name, "limit", self.limit, 1, MAX_SEED)
 
     def read(self, record: Record) -> Task | Skipped | None:
         """The task of a record, made by `make`, or why there is none; `None` if an option leaves it out.

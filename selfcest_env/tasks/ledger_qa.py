@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 
-from selfcest_env.errors import ConfigError
 from selfcest_env.protocol import Reply
+from selfcest_env.structure import Between, Checked, OneOf, check_order
 from selfcest_env.tasks.source import (
     GIVE_UP,
     KEYS,
@@ -23,8 +23,6 @@ from selfcest_env.tasks.source import (
     TERSE,
     Proposal,
     Style,
-    check_choice,
-    check_span,
     combine,
     draw_int,
     is_root,
@@ -125,8 +123,11 @@ def read_ledger(text: str) -> Ledger:
     return Ledger(())
 
 
+_Keys = Annotated[int, Between(1, len(KEYS))]
+
+
 @dataclass(frozen=True)
-class LedgerQA:
+class LedgerQA(Checked):
     """Source of questions over keyed documents.
 
     Attributes:
@@ -139,31 +140,23 @@ class LedgerQA:
     """
 
     name: ClassVar[str] = "ledger_qa"
-    mode: str = SUM
-    min_documents: int = 4
-    max_documents: int = 12
-    min_named: int = 2
-    max_named: int = 4
-    min_hops: int = 2
-    max_hops: int = 4
-    min_length: int = 3
-    max_length: int = 6
-    phrasing: str = TERSE
+    mode: Annotated[str, OneOf(SUM, CHAIN)] = SUM
+    min_documents: _Keys = 4
+    max_documents: _Keys = 12
+    min_named: _Keys = 2
+    max_named: _Keys = 4
+    min_hops: _Keys = 2
+    max_hops: _Keys = 4
+    min_length: Annotated[int, Between(1, 100)] = 3
+    max_length: Annotated[int, Between(1, 100)] = 6
+    phrasing: Annotated[str, OneOf(*PHRASINGS)] = TERSE
 
     def __post_init__(self) -> None:
-        check_choice(self.name, "mode", self.mode, (SUM, CHAIN))
-        documents = (self.min_documents, self.max_documents)
-        check_span(self.name, ("min_documents", "max_documents"), documents, 1, len(KEYS))
-        check_span(self.name, ("min_named", "max_named"), (self.min_named, self.max_named), 1, len(KEYS))
-        check_span(self.name, ("min_hops", "max_hops"), (self.min_hops, self.max_hops), 1, len(KEYS))
-        check_span(self.name, ("min_length", "max_length"), (self.min_length, self.max_length), 1, 100)
-        check_choice(self.name, "phrasing", self.phrasing, PHRASINGS)
+        super().__post_init__()
+        for what in ("documents", "named", "hops", "length"):
+            check_order(self, f"min_{what}", f"max_{what}")
         visits = "named" if self.mode == SUM else "hops"
-        if getattr(self, f"min_{visits}") > self.min_documents:
-            raise ConfigError(
-                f"{self.name}.min_{visits} is {getattr(self, f'min_{visits}')}, above {self.name}.min_documents = "
-                f"{self.min_documents}: the smallest task would have too few documents"
-            )
+        check_order(self, f"min_{visits}", "min_documents")  # else the smallest task would have too few documents
 
     def draw(self, rng: np.random.Generator) -> Task:
         count = draw_int(rng, self.min_documents, self.max_documents)

@@ -11,18 +11,19 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import cycle, islice
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from selfcest_env.errors import ConfigError, TaskError
 from selfcest_env.seeding import stream_seed
+from selfcest_env.structure import Between, Checked
 from selfcest_env.tasks.babi import Babi, keys_of, parts
 from selfcest_env.tasks.finite import MAX_SEED, FiniteSource
 from selfcest_env.tasks.plan import stands_in, words
 from selfcest_env.tasks.qa import QuestionSource
 from selfcest_env.tasks.rooms import people
-from selfcest_env.tasks.source import IDENTITY, Proposal, Style, check_int, content_hash
+from selfcest_env.tasks.source import IDENTITY, Proposal, Style, content_hash
 from selfcest_env.types import Scalar, Task
 from selfcest_env.views import Observation
 
@@ -33,7 +34,7 @@ _NUMBERED = re.compile(r" \([0-9]+\)$")
 
 
 @dataclass(frozen=True)
-class Distractors:
+class Distractors(Checked):
     """The questions of `source`, among more paragraphs, in random order (as RULER and LongBench build theirs).
 
     A paragraph of another question is not taken if it has the title of one that is there, or if the answer or an alias
@@ -48,14 +49,13 @@ class Distractors:
 
     name: ClassVar[str] = "distractors"
     source: QuestionSource
-    paragraphs: int = 80
+    paragraphs: Annotated[int, Between(1, 1_000_000)] = 80
     donors: FiniteSource | None = None
-    seed: int = 0
+    seed: Annotated[int, Between(0, MAX_SEED)] = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check_finite(f"{self.name}.donors", self.donors or self.source)
-        check_int(self.name, "paragraphs", self.paragraphs, 1, 1_000_000)
-        check_int(self.name, "seed", self.seed, 0, MAX_SEED)
 
     def draw(self, rng: np.random.Generator) -> Task:
         return self.stretch(self.source.draw(rng), rng)
@@ -103,7 +103,7 @@ class Distractors:
 
 
 @dataclass(frozen=True)
-class Babilong:
+class Babilong(Checked):
     """The stories of `source`, in order, among sentences of other text (as BABILong builds its own).
 
     A sentence that names someone of the story is not taken.
@@ -119,15 +119,13 @@ class Babilong:
     name: ClassVar[str] = "babilong"
     source: Babi
     filler: FiniteSource
-    sentences: int = 200
-    sentences_per_document: int = 20
-    seed: int = 0
+    sentences: Annotated[int, Between(1, 1_000_000)] = 200
+    sentences_per_document: Annotated[int, Between(1, 10_000)] = 20
+    seed: Annotated[int, Between(0, MAX_SEED)] = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check_finite(f"{self.name}.filler", self.filler)
-        check_int(self.name, "sentences", self.sentences, 1, 1_000_000)
-        check_int(self.name, "sentences_per_document", self.sentences_per_document, 1, 10_000)
-        check_int(self.name, "seed", self.seed, 0, MAX_SEED)
 
     def draw(self, rng: np.random.Generator) -> Task:
         return self.stretch(self.source.draw(rng), rng)

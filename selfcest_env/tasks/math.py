@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from selfcest_env.graders.boxed import last_boxed
 from selfcest_env.graders.rational import MAX_CHARACTERS
+from selfcest_env.structure import Between, OneOf
 from selfcest_env.tasks.files import Record
 from selfcest_env.tasks.finite import FileSource, Skipped
-from selfcest_env.tasks.source import check_choice, check_int
 from selfcest_env.types import Scalar, Task
 
 SUBJECTS = (
@@ -42,16 +42,9 @@ class Math(FileSource):
 
     name: ClassVar[str] = "math"
     suffixes: ClassVar[tuple[str, ...]] = (".json", ".jsonl")
-    levels: tuple[int, ...] = ()
-    subjects: tuple[str, ...] = ()
+    levels: tuple[Annotated[int, Between(1, 5)], ...] = ()
+    subjects: tuple[Annotated[str, OneOf(*SUBJECTS)], ...] = ()
     drawings: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for level in self.levels:
-            check_int(self.name, "levels", level, 1, 5)
-        for subject in self.subjects:
-            check_choice(self.name, "subjects", subject, SUBJECTS)
 
     def read(self, record: Record) -> Task | Skipped | None:
         problem, level = record.text("problem"), _level(record)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from selfcest_env.errors import ConfigError
+from selfcest_env.structure import Checked, NotEmpty, NotNegative
 from selfcest_env.tasks.source import (
     GIVE_UP,
     IDENTITY,
@@ -15,7 +16,6 @@ from selfcest_env.tasks.source import (
     Proposal,
     Style,
     TaskSource,
-    check_number,
     identity_of,
 )
 from selfcest_env.types import Task
@@ -23,7 +23,7 @@ from selfcest_env.views import Observation
 
 
 @dataclass(frozen=True)
-class Mixture:
+class Mixture(Checked):
     """Draws a source by weight, then a task from it; its expert is the first whose family fits what the agent sees.
 
     Attributes:
@@ -32,20 +32,17 @@ class Mixture:
     """
 
     name: ClassVar[str] = "mixture"
-    sources: tuple[TaskSource, ...]
-    weights: tuple[float, ...] = ()
+    sources: Annotated[tuple[TaskSource, ...], NotEmpty()]
+    weights: tuple[NotNegative, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.sources:
-            raise ConfigError(f"{self.name}.sources is empty; expected at least one source")
+        super().__post_init__()
         if self.weights and len(self.weights) != len(self.sources):
             raise ConfigError(
-                f"{self.name}.weights has {len(self.weights)} items for {len(self.sources)} sources; expected one each"
+                f"weights has {len(self.weights)} items for {len(self.sources)} sources; expected one each"
             )
-        for weight in self.weights:
-            check_number(self.name, "weights", weight, 0.0)
         if self.weights and not sum(self.weights) > 0:
-            raise ConfigError(f"{self.name}.weights is {self.weights}; expected at least one weight above 0")
+            raise ConfigError(f"weights is {self.weights}; expected at least one weight above 0")
 
     def draw(self, rng: np.random.Generator) -> Task:
         weights = np.array(self.weights or [1.0] * len(self.sources))

@@ -9,18 +9,16 @@ from __future__ import annotations
 import re
 import string
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
-from selfcest_env.errors import ConfigError
+from selfcest_env.structure import Between, Checked, OneOf, check_order
 from selfcest_env.tasks.source import (
     GIVE_UP,
     KEYS,
     Proposal,
     Style,
-    check_choice,
-    check_span,
     draw_int,
     make_task,
     may_read,
@@ -33,8 +31,11 @@ _SYMBOLS = {DIGITS: string.digits, ANY: string.digits + KEYS}
 _QUERY = re.compile(r"=([A-Za-z]+)")
 
 
+_Keys = Annotated[int, Between(1, len(KEYS))]
+
+
 @dataclass(frozen=True)
-class Quote:
+class Quote(Checked):
     """Source of quotations: the prompt `=BF` asks for `[1]B...[2]F...`, each key followed by its document.
 
     Attributes:
@@ -45,24 +46,19 @@ class Quote:
     """
 
     name: ClassVar[str] = "quote"
-    min_documents: int = 2
-    max_documents: int = 4
-    min_named: int = 2
-    max_named: int = 4
-    min_length: int = 3
-    max_length: int = 10
-    alphabet: str = ANY
+    min_documents: _Keys = 2
+    max_documents: _Keys = 4
+    min_named: _Keys = 2
+    max_named: _Keys = 4
+    min_length: Annotated[int, Between(1, 100)] = 3
+    max_length: Annotated[int, Between(1, 100)] = 10
+    alphabet: Annotated[str, OneOf(*_SYMBOLS)] = ANY
 
     def __post_init__(self) -> None:
-        for what, high in (("documents", len(KEYS)), ("named", len(KEYS)), ("length", 100)):
-            names = (f"min_{what}", f"max_{what}")
-            check_span(self.name, names, (getattr(self, names[0]), getattr(self, names[1])), 1, high)
-        check_choice(self.name, "alphabet", self.alphabet, tuple(_SYMBOLS))
-        if self.min_named > self.min_documents:
-            raise ConfigError(
-                f"{self.name}.min_named is {self.min_named}, above {self.name}.min_documents = {self.min_documents}: "
-                "the smallest task would have too few documents"
-            )
+        super().__post_init__()
+        for what in ("documents", "named", "length"):
+            check_order(self, f"min_{what}", f"max_{what}")
+        check_order(self, "min_named", "min_documents")  # else the smallest task would have too few documents
 
     def draw(self, rng: np.random.Generator) -> Task:
         count = draw_int(rng, self.min_documents, self.max_documents)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
 from selfcest_env.errors import ConfigError, TaskError
-from selfcest_env.tasks.source import check_choice, make_task
+from selfcest_env.structure import Checked, OneOf
+from selfcest_env.tasks.source import make_task
 from selfcest_env.types import Task
 
 GENERATORS = (
@@ -36,7 +37,7 @@ GENERATORS = (
 
 
 @dataclass(frozen=True)
-class ReasoningGym:
+class ReasoningGym(Checked):
     """Source of one generator's problems; a draw's seed comes from `rng`. Grader: `exact_match`.
 
     Attributes:
@@ -45,13 +46,13 @@ class ReasoningGym:
     """
 
     name: ClassVar[str] = "reasoning_gym"
-    generator: str
+    generator: Annotated[str, OneOf(*GENERATORS)]
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_choice(self.name, "generator", self.generator, GENERATORS)
+        super().__post_init__()
         if {"seed", "size"} & set(self.options):
-            raise ConfigError(f"{self.name}.options names seed or size, which the draw sets; leave them out")
+            raise ConfigError("options names seed or size, which the draw sets; leave them out")
 
     def draw(self, rng: np.random.Generator) -> Task:
         try:

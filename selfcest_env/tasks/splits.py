@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from selfcest_env.errors import TaskError
+from selfcest_env.structure import Checked, OneOf, Share
 from selfcest_env.tasks.source import (
     GIVE_UP,
     MAX_TRIES,
@@ -17,8 +18,6 @@ from selfcest_env.tasks.source import (
     Proposal,
     Style,
     TaskSource,
-    check_choice,
-    check_number,
     content_hash,
     identity_of,
 )
@@ -40,7 +39,7 @@ def _hash(identity: str) -> str:
 
 
 @dataclass(frozen=True)
-class HashedSplit:
+class HashedSplit(Checked):
     """The instances of `source` that hash into one part; others are drawn again.
 
     A question of a file is on one side whatever documents surround it.
@@ -53,12 +52,8 @@ class HashedSplit:
 
     name: ClassVar[str] = "hashed_split"
     source: TaskSource
-    part: str
-    test_fraction: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_choice(self.name, "part", self.part, (TRAIN, TEST))
-        check_number(self.name, "test_fraction", self.test_fraction, 0.0, 1.0)
+    part: Annotated[str, OneOf(TRAIN, TEST)]
+    test_fraction: Share = 0.1
 
     def draw(self, rng: np.random.Generator) -> Task:
         for _ in range(MAX_TRIES):

@@ -65,7 +65,7 @@ class TextGame:
         state, rules = self.kernel.agents[agent_id], self.kernel.rules
         assert state.turn is not None
         grant = state.turn.max_new_tokens
-        text = said if isinstance(said, str) else ""
+        text = str(said) if isinstance(said, str) else ""
         too_long = len(text) > self.max_chars
         if too_long and grant is not None:
             used = grant + 1

@@ -312,7 +312,7 @@ def test_check_finds_out_before_any_work(serve: Serve) -> None:
         ({"base_url": "localhost:8000"}, "base_url is 'localhost:8000'; expected http"),
         ({"max_concurrent": 0}, "max_concurrent is 0"),
         ({"max_retries": -1}, "max_retries is -1"),
-        ({"timeout_s": 0.0}, "timeout_s is 0.0; expected seconds"),
+        ({"timeout_s": 0.0}, "timeout_s is 0.0; expected a finite number > 0"),
     ],
 )
 def test_configs_that_cannot_be_right_are_refused(change: dict[str, Any], message: str) -> None:

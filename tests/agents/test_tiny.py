@@ -86,7 +86,7 @@ def test_default_size() -> None:
 
 @pytest.mark.parametrize("wrong", [{"hidden_size": 60, "num_heads": 8}, {"num_layers": 0}])
 def test_impossible_shapes_are_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match="must be"):
+    with pytest.raises(ConfigError, match="num_layers is 0; expected a whole number >= 1|must be a multiple"):
         TinyConfig(**wrong)
 
 

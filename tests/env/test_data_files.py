@@ -238,10 +238,10 @@ def test_splits_are_disjoint_seeded_and_recorded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("knobs", "said"),
     [
-        ({"part": "dev"}, "pairs.part is 'dev'; expected one of all, train, test"),
-        ({"test_fraction": 1.5}, "pairs.test_fraction is 1.5"),
-        ({"limit": 0}, "pairs.limit is 0"),
-        ({"split_seed": -1}, "pairs.split_seed is -1"),
+        ({"part": "dev"}, "Pairs.part is 'dev'; expected one of all, train, test"),
+        ({"test_fraction": 1.5}, "Pairs.test_fraction is 1.5"),
+        ({"limit": 0}, "Pairs.limit is 0"),
+        ({"split_seed": -1}, "Pairs.split_seed is -1"),
     ],
 )
 def test_bad_knobs(knobs: dict, said: str) -> None:

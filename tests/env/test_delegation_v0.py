@@ -20,7 +20,7 @@ from pettingzoo.utils import parallel_to_aec
 
 from selfcest_env import delegation_v0
 from selfcest_env.errors import ConfigError, GameError, RewardError, TaskError
-from selfcest_env.record import EpisodeRecord
+from selfcest_env.record import EpisodeRecord, from_json, to_json
 from selfcest_env.reward import make_reward
 from selfcest_env.text.spaces import FreeText
 from selfcest_env.text.vectors import FEATURES, STATUS_CODES
@@ -558,6 +558,23 @@ def test_the_longest_transcript_is_foreseen(protocol: str, counter: str) -> None
         if not env.agents:
             break
         assert env.observation_space("agent_0").contains(observations["agent_0"])
+
+
+def test_a_numpy_text_is_recorded_as_the_text_it_is() -> None:
+    env = start()
+    env.step({"agent_0": np.random.default_rng(0).choice([call("a", "b")])})
+    env.step(dict.fromkeys(env.agents, np.str_("Answer: 5")))
+    env.step({"agent_0": np.str_("Answer: 5")})
+    record = env.record()
+    assert from_json(to_json(record)) == record
+
+
+@pytest.mark.parametrize("build", [delegation_v0.env, delegation_v0.raw_env])
+def test_aec_takes_the_source_without_its_name_as_parallel_does(build: Any) -> None:
+    aec, parallel = build("range_sum"), delegation_v0.parallel_env("range_sum")
+    aec.reset(seed=0)
+    seen, _ = parallel.reset(seed=0)
+    assert aec.observe("agent_0")["text"] == seen["agent_0"]["text"]
 
 
 def test_a_reward_of_make_reward_can_be_used() -> None:

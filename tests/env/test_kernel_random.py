@@ -157,7 +157,7 @@ def every_order_gives_one_episode(rules, seed, orders):
         assert record(run(twin, seed, orders[1])) == record(kernel)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(rules, seeds, st.tuples(seeds, seeds))
 def test_every_order_gives_one_episode(rules, seed, orders):
     every_order_gives_one_episode(rules, seed, orders)

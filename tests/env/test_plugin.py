@@ -126,9 +126,9 @@ def test_build_structures_what_a_config_file_can_say() -> None:
         ({"count": 1, "mode": "c"}, ["here.mode is 'c'; expected one of a, b"]),
         ({"count": 1, "limit": "4"}, ["here.limit is '4'; expected a whole number, or null"]),
         ({"count": 1, "inner": {"sise": 2}}, ["here.inner.sise is unknown; Inner has size"]),
-        ({"count": 1, "inner": {"size": 0}}, ["here.inner: size is 0; expected at least 1"]),
+        ({"count": 1, "inner": {"size": 0}}, ["here.inner.size is 0; expected at least 1"]),
         ({"count": 1, "sources": ["range_sum"]}, ["here.sources[0] is 'range_sum'; expected Source"]),
-        ({"count": -1}, ["here: count is -1; expected a number >= 0"]),
+        ({"count": -1}, ["here.count is -1; expected a number >= 0"]),
     ],
 )
 def test_build_names_the_option_and_what_was_expected(options: dict[str, Any], said: list[str]) -> None:

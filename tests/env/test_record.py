@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -72,10 +73,20 @@ def tree():
     )
 
 
+def test_what_every_call_bills_and_every_new_token_reads_by_hand():
+    # Sent 3, then the 3 + 2 of before and 1 more; 2 and 3 tokens were generated.
+    cost = episode(agent("root", turn(2, 3), turn(3, 1))).cost
+    assert cost.billed_tokens == (3 + 2) + (6 + 3)
+    assert cost.kv_token_steps == (3 + 4) + (6 + 7 + 8)
+    assert cost.total_tokens == 9
+
+
 def test_costs_by_hand():
     # prompts 27 + 6 + 8 + 5 + 6 = 52; generated 17 + 30 + 15 + 20 + 1 = 83
     # path: 10 + max(30, 7 + 20 + 8 = 35) + 5 + 1 + 2 = 53; contexts 44, 36, 23, 25, 7
-    assert tree().cost == Cost(135, 52, 83, 53, 44, 4, 8, 2)
+    # billed: 30 + 39 + 44, 36, 13 + 23, 25, 7; decoding: (10 of 20, 5 of 34, 2 of 42), 30 of 6, (7 of 6, 8 of 15), ...
+    kv = (245 + 180 + 85) + 615 + (63 + 148) + 290 + 6
+    assert tree().cost == Cost(135, 52, 83, 53, 44, 217, kv, clones=4, turns=8, depth=2)
     assert tree().team_return == 0.75
     assert tree().root.context_ids == (1, 2, 3) * 3
 
@@ -217,6 +228,14 @@ def test_log_probs_and_ids_belong_together():
         Generation("x", token_ids=(1, 2), behavior_logprobs=(-0.5,))
     with pytest.raises(RecordError):
         from_json(edited(("agents", 0, "turns", 0, "generation", "token_ids"), [1]))
+
+
+def test_what_a_generation_says_is_a_plain_text():
+    said = Generation(np.str_("Answer: 4"))
+    assert (type(said.text), said.text) == (str, "Answer: 4")
+    for text in (None, b"Answer: 4", 4):
+        with pytest.raises(RecordError, match="the text of a generation is .*; expected a str"):
+            Generation(text)
 
 
 def test_missing_is_not_zero():

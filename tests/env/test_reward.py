@@ -220,7 +220,7 @@ def test_bad_presets_and_changes() -> None:
         make_reward("default", token_cost={"prize": 1})
     with pytest.raises(ConfigError, match=r"reward\.token_cost\.price is 'low'; expected a number"):
         make_reward("default", token_cost={"price": "low"})
-    with pytest.raises(ConfigError, match=r"scale is 0\.0"):
+    with pytest.raises(ConfigError, match=r"scale is 0; expected"):
         make_reward("default", token_cost={"scale": 0})
     with pytest.raises(ConfigError, match="has no term 'clone_cost'"):
         make_reward("default", clone_cost=None)

@@ -262,6 +262,14 @@ def test_cost_lowers_the_return_and_what_is_spent():
     assert optima[0].tokens > optima[-1].tokens
 
 
+@pytest.mark.parametrize("cost", [0.0, 0.001])
+def test_without_a_window_the_best_plan_never_delegates(cost):
+    """What docs/symbolic.md says of `chain`: no exploration is asked for."""
+    best = optimal_return(make_rules("chain", {"items": (2, 8), "window": None}, token_cost=cost))
+    assert {str(plan) for plan in best.plans.values()} == {"answer"}
+    assert best.success == 1.0
+
+
 def test_plans_are_printed():
     assert str(halves(halves())) == "call 0 (call 0 (answer, answer), answer, answer), answer"
 

@@ -278,11 +278,30 @@ def test_mistakes_of_the_caller_are_named() -> None:
             vector.reset(seed=seed)  # type: ignore[arg-type]
     env.reset(seed=0)
     vector.reset(seed=0)
-    for action in (0.5, "a", [1, 2], None):
-        with pytest.raises(GameError, match="expected 1 whole number$"):
+    for action in (0.5, "a", [1, 2]):
+        with pytest.raises(GameError, match="the action is .*; expected a whole number from 0 to 7$"):
             env.step(action)  # type: ignore[arg-type]
-    with pytest.raises(GameError, match="expected 3 whole numbers"):
-        vector.step(np.zeros(4, int))
+    for actions in (np.zeros(4, int), None, [1, None, 1]):
+        with pytest.raises(GameError, match="the actions are .*; expected one whole number per environment, 3$"):
+            vector.step(actions)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("action", [1, 1.0, np.array([1]), 0, None])
+def test_an_action_is_read_as_in_the_parallel_environment(action: Any) -> None:
+    one, all_at_once = SymbolicSerialEnv("noisy"), SymbolicEnv("noisy")
+    one.reset(seed=0)
+    all_at_once.reset(seed=0)
+    _, reward, over, _, info = one.step(action)
+    *_, infos = all_at_once.step({"agent_0": action})
+    assert (over, info["illegal"]) == (not all_at_once.agents, infos["agent_0"]["illegal"])
+    assert not over or reward == all_at_once.team_return
+
+
+def test_an_unknown_argument_is_named_as_it_was_written() -> None:
+    message = "unknown argument 'tokens_cost'; .*Did you mean 'token_cost'"
+    for build in (lambda **given: gymnasium.make(ID, **given), lambda **given: gymnasium.make_vec(ID, 2, **given)):
+        with pytest.raises(ConfigError, match=message):
+            build(tokens_cost=0.1)
 
 
 def test_the_public_surface() -> None:

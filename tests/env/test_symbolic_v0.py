@@ -249,12 +249,22 @@ def test_illegal_actions_are_waits_and_counted() -> None:
     assert infos["agent_0"]["illegal"] == infos["agent_3"]["illegal"] == 0
 
 
-@pytest.mark.parametrize("action", [0.5, "1", np.array([1, 2]), np.float32(1), (1,)])
+@pytest.mark.parametrize("action", [0.5, "1", np.array([1, 2]), np.float32(1.5), float("nan"), (1,), np.str_("1")])
 def test_what_is_no_number_is_a_mistake(action: Any) -> None:
     env = make()
     env.reset(seed=0)
     with pytest.raises(GameError, match=r"the action of agent_0 is .*; expected a whole number from 0 to 7"):
         env.step({"agent_0": action})
+
+
+@pytest.mark.parametrize("action", [1.0, np.float32(1), np.array([1]), np.array([[1.0]]), np.uint8(1)])
+def test_what_holds_one_whole_number_is_that_number(action: Any) -> None:
+    expected, found = make(task="noisy"), make(task="noisy")
+    for env, played in ((expected, 1), (found, action)):
+        env.reset(seed=0)
+        env.step({"agent_0": played})
+    assert found.agents == expected.agents == []  # answered
+    assert found.team_return == expected.team_return
 
 
 def test_running_out_of_turns_is_termination(population: str) -> None:
@@ -654,7 +664,7 @@ def test_no_population_ever_overspends(
         ({"observation_mode": "text"}, "observation_mode is 'text'; expected one of dict, flat"),
         ({"render_mode": "rgb"}, "render_mode is 'rgb'"),
         ({"task": "chains"}, "'chains'.*Did you mean 'chain'"),
-        ({"task_options": {"window": 0}}, "task_options: window is 0"),
+        ({"task_options": {"window": 0}}, "task_options.window is 0"),
         ({"task_options": {"windw": 2}}, "task_options.windw is unknown.*Did you mean 'window'"),
         ({"task_options": {"items": (5, 2)}}, r"items is \(5, 2\)"),
         ({"task": Chain(), "task_options": {"items": 3}}, "task_options are for a task given by name"),
@@ -667,6 +677,11 @@ def test_an_impossible_argument_is_refused_at_once(kwargs: dict[str, Any], messa
     for build in (symbolic_v0.parallel_env, symbolic_v0.env):
         with pytest.raises(ValueError, match=message):
             build(**kwargs)
+
+
+@pytest.mark.parametrize("build", [symbolic_v0.env, symbolic_v0.raw_env])
+def test_aec_takes_the_task_without_its_name_as_parallel_does(build: Any) -> None:
+    assert build("lookup").unwrapped.rules == symbolic_v0.parallel_env("lookup").rules
 
 
 def test_mistakes_of_the_caller_are_named() -> None:

@@ -98,9 +98,9 @@ def test_what_the_expert_does_not_understand() -> None:
 
 
 def test_options() -> None:
-    with pytest.raises(ConfigError, match=r"countdown\.max_numbers is 7; expected a whole number from 2 to 6"):
+    with pytest.raises(ConfigError, match=r"Countdown\.max_numbers is 7; expected a whole number from 2 to 6"):
         Countdown(max_numbers=7)
-    with pytest.raises(ConfigError, match=r"countdown\.min_target is 50, above countdown\.max_target = 40"):
+    with pytest.raises(ConfigError, match=r"min_target is 50, above max_target = 40"):
         Countdown(min_target=50, max_target=40)
     with pytest.raises(TaskError, match="countdown found no 2 numbers up to max_number = 3"):
         Countdown(2, 2, max_number=3, min_target=5000, max_target=5000).draw(np.random.default_rng(0))

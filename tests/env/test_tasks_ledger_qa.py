@@ -104,10 +104,10 @@ def test_ledgers_in_both_phrasings() -> None:
 @pytest.mark.parametrize(
     ("knobs", "said"),
     [
-        ({"mode": "sums"}, "ledger_qa.mode is 'sums'; expected one of sum, chain. Did you mean 'sum'?"),
-        ({"max_documents": 53}, "ledger_qa.max_documents is 53; expected a whole number from 1 to 52"),
-        ({"min_documents": 1}, "ledger_qa.min_named is 2, above ledger_qa.min_documents = 1"),
-        ({"min_length": 0}, "ledger_qa.min_length is 0"),
+        ({"mode": "sums"}, "LedgerQA.mode is 'sums'; expected one of sum, chain. Did you mean 'sum'?"),
+        ({"max_documents": 53}, "LedgerQA.max_documents is 53; expected a whole number from 1 to 52"),
+        ({"min_documents": 1}, "min_named is 2, above min_documents = 1"),
+        ({"min_length": 0}, "LedgerQA.min_length is 0"),
     ],
 )
 def test_bad_knobs(knobs: dict, said: str) -> None:

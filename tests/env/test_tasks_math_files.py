@@ -176,13 +176,13 @@ def test_a_truncated_file_is_named(source: type[GSM8K], tmp_path: Path) -> None:
 
 
 def test_wrong_options() -> None:
-    with pytest.raises(ConfigError, match=r"math\.levels is 6; expected a whole number from 1 to 5"):
+    with pytest.raises(ConfigError, match=r"Math\.levels\[0\] is 6; expected a whole number from 1 to 5"):
         Math("MATH", levels=(6,))
-    with pytest.raises(ConfigError, match=r"math\.subjects is 'Algebar'.*Did you mean 'Algebra'"):
+    with pytest.raises(ConfigError, match=r"Math\.subjects\[0\] is 'Algebar'.*Did you mean 'Algebra'"):
         Math("MATH", subjects=("Algebar",))
-    with pytest.raises(ConfigError, match=r"aime\.first_year is 2024, above last_year = 2000"):
+    with pytest.raises(ConfigError, match=r"first_year is 2024, above last_year = 2000"):
         AIME("a.csv", first_year=2024, last_year=2000)
-    with pytest.raises(ConfigError, match=r"countdown_file\.phrasing is 'loud'"):
+    with pytest.raises(ConfigError, match=r"CountdownFile\.phrasing is 'loud'"):
         CountdownFile("c.json", phrasing="loud")
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
 from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord, Generation, Turn
 from selfcest_env.types import ROOT, AgentId, FinishReason, Limits, Outcome, Status, Task, TurnFacts
+from selfcest_training.learner.losses import LossInputs
 
 TASK = Task("t0", "1+1", "2", "test")
 
@@ -39,3 +43,10 @@ def three_agents(episode_id: str, reward: float, *, second_clone: Status = Statu
 
 def group(*episodes: EpisodeRecord) -> EpisodeGroup:
     return EpisodeGroup(TASK, episodes)
+
+
+def loss_inputs(now: Tensor, old: Tensor, advantages: Tensor, mask: Tensor | None = None) -> LossInputs:
+    """Of roots, whose sampler is the reference point of the ratio; every token trains by default."""
+    everywhere = torch.ones_like(now, dtype=torch.bool)
+    depth = torch.zeros(len(now), 1, dtype=torch.int64)
+    return LossInputs(now, old, old, advantages, everywhere if mask is None else mask, depth)

@@ -23,8 +23,8 @@ from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import Answer, CloneRequest, Delegate, Limits, Read, Role, Task, TurnKey
 from selfcest_env.views import Observation
-from selfcest_training.evaluation.arms import Arm
 from selfcest_training.evaluation.policies import digest
+from selfcest_training.evaluation.strategies import Strategy
 
 CODEC, PROTOCOL = TerseCodec(TinyTokenizer()), TerseProtocol()
 HERMES = HermesProtocol()
@@ -177,8 +177,8 @@ class Contrary:
 
 
 @dataclass(frozen=True)
-class OneClone(Arm):
-    """Delegation with so many clones: an arm of one's own."""
+class OneClone(Strategy):
+    """Delegation with so many clones: a strategy of one's own."""
 
     clones: int = 1
 

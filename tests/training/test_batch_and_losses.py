@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from records import agent, group, three_agents, turn
+from records import agent, group, loss_inputs, three_agents, turn
 from torch.nn import functional as F
 
 from selfcest_agents.tiny import TinyConfig, build_tiny
@@ -17,8 +17,8 @@ from selfcest_env.record import EpisodeRecord
 from selfcest_env.types import ROOT, Status
 from selfcest_training.credit import Gated, Grpo
 from selfcest_training.learner.batch import Sample, bucketed, build_samples, collate
-from selfcest_training.learner.losses import Clipped, kl_to_reference, token_logprobs, weighted_sum
-from selfcest_training.learner.options import Denominator, LossConfig, OptimizerConfig
+from selfcest_training.learner.losses import Clipped, entropies, kl_to_reference, token_logprobs, weighted_sum
+from selfcest_training.learner.options import Denominator, LossConfig, LossTermConfig, OptimizerConfig
 from selfcest_training.learner.update import Learner
 
 
@@ -34,14 +34,14 @@ def test_clipped_surrogate_by_hand() -> None:
     now, then = torch.tensor([-1.0, -0.5, -1.5, -0.5]), torch.tensor([-1.0, -1.0, -1.0, -1.0])
     advantages = torch.tensor([2.0, 1.0, -1.0, -1.0])
     # -min(1*2, 1*2) = -2;  -min(1.6487, 1.2) = -1.2;  -min(-.6065, -.8) = .8;  -min(-1.6487, -1.2) = 1.6487
-    loss = Clipped(clip_low=0.2, clip_high=0.2)(now, then, advantages, torch.ones(4, dtype=torch.bool))
+    loss = Clipped(clip_low=0.2, clip_high=0.2)(loss_inputs(now, then, advantages))
     assert loss.tolist() == pytest.approx([-2.0, -1.2, 0.8, 1.648721], abs=1e-6)
 
 
 def test_on_policy_gradient_is_reinforce() -> None:
     logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
     advantages = torch.tensor([0.5, -3.0])
-    Clipped()(logprobs, logprobs.detach(), advantages, torch.ones(2, dtype=torch.bool)).sum().backward()
+    Clipped()(loss_inputs(logprobs, logprobs.detach(), advantages)).sum().backward()
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == [-0.5, 3.0]
 
@@ -50,6 +50,17 @@ def test_kl_by_hand() -> None:
     # d = ref - now = -.1: e^-.1 + .1 - 1 = .0048374; equal log-probs: 0
     value = kl_to_reference(torch.tensor([-1.0, -2.0]), torch.tensor([-1.1, -2.0]))
     assert value.tolist() == pytest.approx([0.0048374, 0.0], abs=1e-6)
+    # -d = .1, d^2 / 2 = .005
+    for estimator, expected in (("k1", 0.1), ("k2", 0.005)):
+        (found,) = kl_to_reference(torch.tensor([-1.0]), torch.tensor([-1.1]), estimator).tolist()
+        assert found == pytest.approx(expected, abs=1e-6)
+
+
+def test_entropies_by_hand() -> None:
+    # At temperature 2, logits (0, 2 ln 3) give (1/4, 3/4): ln 4 - 3/4 ln 3. Equal ones give ln 2.
+    logits = torch.tensor([[0.0, 2 * math.log(3)], [5.0, 5.0]])
+    found = entropies(logits, torch.tensor([2.0, 1.0]))
+    assert found.tolist() == pytest.approx([math.log(4) - 0.75 * math.log(3), math.log(2)], abs=1e-6)
 
 
 def test_token_logprobs_by_hand() -> None:
@@ -197,8 +208,10 @@ def test_a_step_counts_as_a_change_of_every_weight() -> None:
 def test_kl_without_a_reference_is_refused() -> None:
     model = build_tiny(TinyConfig(hidden_size=16, num_layers=1, num_heads=2, intermediate_size=16), seed=0)
     learner = Learner(model, OptimizerConfig(), pad_id=0, micro_batch_tokens=100)
-    with pytest.raises(ConfigError, match="no reference model"):
-        learner.policy_step(samples_of(three_agents("a", 1.0), three_agents("b", 0.0)), LossConfig(kl_coefficient=0.1))
+    with pytest.raises(ConfigError, match="needs the reference model"):
+        learner.policy_step(
+            samples_of(three_agents("a", 1.0), three_agents("b", 0.0)), LossConfig(terms={"kl": LossTermConfig(0.1)})
+        )
 
 
 def test_learning_rate_schedule_by_hand() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import signal
 import subprocess
 import sys
@@ -17,8 +18,11 @@ from typer.testing import CliRunner
 
 import selfcest_training.commands.cli as cli
 import selfcest_training.credit
+from selfcest_training.config import RunConfig
 from selfcest_training.config_file import dump_config
 from selfcest_training.evaluation.results import Result, read_results
+from selfcest_training.run import experiment
+from selfcest_training.run.job import JobId
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,7 +50,7 @@ def test_the_surface_is_this_and_nothing_else() -> None:
             "question",
             "overrides",
         },
-        "report": {"folder"},
+        "report": {"--trust", "folder"},
         "trace": {"--episode", "--texts", "file"},
         "lab": {"--scheme", "--option", "--game", "--group-size", "--samples", "--seed", "--out"},
         "credit list": set(),
@@ -77,7 +81,7 @@ def test_help_is_there(command: list[str]) -> None:
         (["credit", "apply", "missing.jsonl", "--name", "grpo"], ["no file missing.jsonl"]),
         (["credit", "apply", "x", "--name", "grpoo"], ["unknown credit scheme 'grpoo'", "Did you mean 'grpo'"]),
         (["credit", "apply", "x", "--name", "grpo", "--option", "scale"], ["'scale' is not of the form key=value"]),
-        (["credit", "apply", "x", "--name", "coma", "--option", "samples=0"], ["--option: samples is 0"]),
+        (["credit", "apply", "x", "--name", "coma", "--option", "samples=0"], ["--option.samples is 0"]),
         (["evaluate", "episodez=9"], ["episodez is unknown", "Did you mean 'episodes'"]),
         (["evaluate", "-c", "missing.yaml"], ["no config file missing.yaml"]),
         (["evaluate"], ["folder is runs/quick/delegating/seed{seed}/model", "train first"]),
@@ -113,12 +117,13 @@ def write(tmp_path: Path) -> Path:
     return path
 
 
+ARMS = ("delegating", "monolithic")
 STUDY = """
 name: s
 budgets: [40, 80]
 episodes: 8
 limits: {turn_tokens: 32, reply_tokens: 8, answer_reserve: 8}
-arms: {delegate: {}, monolithic: {}}
+strategies: {delegate: {}, monolithic: {}}
 tasks: {choice: {name: "trivial:Choice"}}
 cells: [{family: choice, size: any}]
 """
@@ -131,12 +136,18 @@ def selfcest(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=240, env=ENVIRONMENT)
 
 
+def timeless_table(path: Path) -> list[dict[str, str]]:
+    """The rows of a results.csv but for what a clock said."""
+    with path.open(encoding="utf-8") as file:
+        return [{**row, "wall_seconds": ""} for row in csv.DictReader(file)]
+
+
 @pytest.mark.slow
 def test_a_whole_run_and_its_files(tmp_path: Path) -> None:
     done = selfcest("train", "-c", str(write(tmp_path)))
     assert done.returncode == 0, done.stderr
-    for policy in ("delegating, before RL", "delegating, after RL", "| monolithic |"):
-        assert policy in done.stdout
+    for policy in ("delegating, before RL", "delegating, after RL", "monolithic"):
+        assert f"\nchoice  {policy}" in done.stdout
     run = tmp_path / "runs" / "t"
     files = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
     job = "delegating/seed0"
@@ -148,9 +159,9 @@ def test_a_whole_run_and_its_files(tmp_path: Path) -> None:
     assert "already holds a run; add --resume" in again.stderr
     resumed = selfcest("train", "-c", str(write(tmp_path)), "--resume")
     assert resumed.returncode == 0
-    assert resumed.stdout.count("| choice |") == done.stdout.count("| choice |")
+    assert resumed.stdout.count("\nchoice ") == done.stdout.count("\nchoice ") == 3
     reported = selfcest("report", str(run))
-    assert reported.stdout.count("| choice |") == done.stdout.count("| choice |")
+    assert reported.stdout.count("\nchoice ") == done.stdout.count("\nchoice ") == 3
     traced = selfcest("trace", str(run / job / "episodes.jsonl"))
     assert "root" in traced.stdout
     study = tmp_path / "study.yaml"
@@ -158,7 +169,9 @@ def test_a_whole_run_and_its_files(tmp_path: Path) -> None:
     data |= {"output": str(tmp_path / "studies"), "policy": str(run / "delegating" / "seed{seed}" / "model")}
     study.write_text(yaml.safe_dump(data), encoding="utf-8")
     evaluated = selfcest("evaluate", "-c", str(study), "--page", str(tmp_path / "page.md"))
-    assert "| choice | any | 80 | delegate |" in evaluated.stdout
+    assert "\nchoice  delegate " in evaluated.stdout
+    assert "| choice | any | 80 | delegate |" in (tmp_path / "page.md").read_text(encoding="utf-8")
+    assert selfcest("report", str(tmp_path / "studies" / "s")).stdout.count("\nchoice ") == 2
     assert "16/32 choice any: " in evaluated.stdout
     assert f"selfcest evaluate -c {study} --page" in (tmp_path / "page.md").read_text(encoding="utf-8")
     again = selfcest("evaluate", "-c", str(study), "--resume")
@@ -168,6 +181,29 @@ def test_a_whole_run_and_its_files(tmp_path: Path) -> None:
     both = selfcest("compare", str(tmp_path / "studies" / "s"), str(tmp_path / "studies" / "t"))
     assert "note: only" in both.stdout
     assert "delegate of s" in both.stdout
+
+
+def test_a_warm_start_ends_with_a_table_and_training_goes_on_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiment, "_run_jobs", in_this_process)
+    for plot in ("plot_frontier", "plot_curves"):
+        monkeypatch.setattr(experiment, plot, lambda *_: None)  # slow
+    small = [f"arms.{arm}.warmstart.{key}=500" for arm in ARMS for key in ("phases.0.tokens", "pool_tokens")]
+    arguments = ["-c", str(write(tmp_path)), *small]
+    accuracy = {}
+    for command in (["warmstart"], ["train", "--resume"]):
+        assert CliRunner().invoke(cli.app, [*command, *arguments]).exit_code == 0
+        with (tmp_path / "runs" / "t" / "results.csv").open(encoding="utf-8") as file:
+            accuracy[command[0]] = {row["policy"]: row["accuracy"] for row in csv.DictReader(file)}
+    assert accuracy["warmstart"].keys() == {"delegating, before RL", "monolithic"}
+    assert accuracy["train"].keys() == {"delegating, before RL", "delegating, after RL", "monolithic"}
+    assert accuracy["warmstart"].items() <= accuracy["train"].items()
+
+
+def in_this_process(config: RunConfig, jobs: list[JobId], only_warm_start: bool, *_: object) -> None:
+    for job in jobs:
+        experiment._run_job(config, job, only_warm_start)
 
 
 @pytest.mark.slow
@@ -197,8 +233,8 @@ def test_a_run_killed_outright_resumes_to_the_same_table(tmp_path: Path) -> None
     time.sleep(2)  # its workers notice and end
     resumed = selfcest("train", "-c", str(tmp_path / "c.yaml"), "name=killed", "--resume")
     assert resumed.returncode == 0, resumed.stderr
-    tables = [(tmp_path / "runs" / name / "results.csv").read_text(encoding="utf-8") for name in ("whole", "killed")]
-    assert tables[0] == tables[1]
+    whole_table, table = (timeless_table(tmp_path / "runs" / name / "results.csv") for name in ("whole", "killed"))
+    assert whole_table == table
 
 
 @pytest.mark.slow
@@ -226,6 +262,6 @@ def test_a_study_killed_outright_resumes_to_the_same_results(tmp_path: Path) -> 
 
     def timeless(name: str) -> list[Result]:
         found = read_results(tmp_path / name / "results.jsonl", whole=True)
-        return [replace(result, costs=replace(result.costs, wall_seconds=0.0)) for result in found]
+        return [replace(result, costs=result.costs and {**result.costs, "wall_seconds": 0.0}) for result in found]
 
     assert timeless("killed") == timeless("whole")

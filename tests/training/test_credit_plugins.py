@@ -88,7 +88,9 @@ def test_the_example_package_trains(installed: Path, tmp_path: Path) -> None:
         "import sys; sys.path.insert(0, sys.argv[2])\n"
         "from pathlib import Path; from test_job import config, play, rows\n"
         "credit = {'name': 'aristocrat', 'options': {'absence': 0.25}}\n"
-        "change = {'arms__delegating__rl__credit': credit, 'arms__delegating__rl__steps': 2}\n"
+        "mix = {'choice': {'share': 1, 'styles': {'delegate': 1, 'solve': 1}}}\n"
+        "change = {'arms__delegating__rl__credit': credit, 'arms__delegating__rl__steps': 2,\n"
+        "          'arms__delegating__warmstart__phases': [{'tokens': 8000, 'mix': mix}]}\n"
         "print(sum(row['credit/replays'] for row in rows(play(config(Path(sys.argv[1]), **change)))))"
     )
     done = run(installed, "-c", program, str(tmp_path), str(Path(__file__).parent))

@@ -19,7 +19,7 @@ from test_models import save_chat_model
 from test_tree_rows import difference, gradient, learner_of, random_samples
 
 from selfcest_training.config_file import load_config
-from selfcest_training.learner.options import ForwardOptions, LossConfig, Precision, Rows
+from selfcest_training.learner.options import ForwardOptions, LossConfig, LossTermConfig, Precision, Rows
 from selfcest_training.run.job import Job, JobId
 
 pytestmark = [
@@ -70,10 +70,12 @@ def test_a_step_in_bfloat16_on_a_gpu_is_finite_and_moves_float32_weights() -> No
     model = llama(**HEADS).to("cuda")
     before = deepcopy(model.state_dict())
     forward = ForwardOptions(Precision.BFLOAT16, logit_chunk=16, gradient_checkpointing=True)
-    made = learner_of(model, Rows.TREE, 300, forward).policy_step(samples, LossConfig(kl_coefficient=0.1))
+    made = learner_of(model, Rows.TREE, 300, forward).policy_step(
+        samples, LossConfig(terms={"kl": LossTermConfig(0.1)})
+    )
     assert made.num_rows
     assert made.grad_norm > 0
-    assert all(map(isfinite, (made.loss, made.grad_norm, made.kl, made.mean_ratio, made.max_logprob_gap)))
+    assert all(map(isfinite, (made.loss, made.grad_norm, made.terms["kl"], made.mean_ratio, made.max_logprob_gap)))
     for name, weight in model.named_parameters():
         assert weight.dtype is torch.float32
         assert bool(weight.isfinite().all())

@@ -16,7 +16,7 @@ from selfcest_env.replay import Intervention, Replay
 from selfcest_env.types import ROOT, AgentId, Status, TurnKey
 from selfcest_training.credit import Coma, Credit, CreditAssigner, Gated, Rloo, assign
 from selfcest_training.learner.batch import Sample, build_samples
-from selfcest_training.learner.options import Denominator, LossConfig, OptimizerConfig
+from selfcest_training.learner.options import Denominator, LossConfig, LossTermConfig, OptimizerConfig
 from selfcest_training.learner.update import Learner
 
 SWAP = {ROOT: ROOT, ROOT.child(0): ROOT.child(1), ROOT.child(1): ROOT.child(0)}
@@ -85,7 +85,7 @@ def policy_gradient(samples: list[Sample], kl_coefficient: float) -> torch.Tenso
     optimizer = OptimizerConfig(learning_rate=1e-3, warmup_steps=0, max_grad_norm=1e9)
     learner = Learner(model, optimizer, pad_id=0, micro_batch_tokens=1000, reference=reference)
     learner.optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    learner.policy_step(samples, LossConfig(kl_coefficient=kl_coefficient))
+    learner.policy_step(samples, LossConfig(terms={"kl": LossTermConfig(kl_coefficient)} if kl_coefficient else {}))
     assert learner.num_steps == 1
     return torch.cat([p.detach().flatten() for p in model.parameters()]) - before
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,28 @@ def play(spec: RunConfig, seed: int = 0) -> Job:
     return job
 
 
+def play_from(warm: Job, spec: RunConfig) -> Job:
+    """RL alone, from the warm start of another job: as a job that is resumed there."""
+    job = Job(spec, JobId("delegating", 0), lambda *_: None)
+    shutil.copytree(warm.folder, job.folder)
+    job.run(lambda: None)
+    return job
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """The warm start of the config above; no test changes it."""
+    job = Job(config(tmp_path_factory.mktemp("warm")), JobId("delegating", 0), lambda *_: None)
+    job.run(lambda: None, only_warm_start=True)
+    return job
+
+
+@pytest.fixture(scope="module")
+def base(warm: Job, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """The run of the config above."""
+    return play_from(warm, config(tmp_path_factory.mktemp("base")))
+
+
 def rows(job: Job, stage: str = "rl") -> list[dict[str, float]]:
     lines = (job.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [row for row in map(json.loads, lines) if row["stage"] == stage]
@@ -68,10 +91,13 @@ def weights(job: Job) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("value", "expected"), [(-1.0, 0.0), (1.0, 1.0)])
-def test_it_learns_to_answer_or_to_delegate_as_the_reward_says(tmp_path: Path, value: float, expected: float) -> None:
+def test_it_learns_to_answer_or_to_delegate_as_the_reward_says(
+    warm: Job, tmp_path: Path, value: float, expected: float
+) -> None:
     term = {"name": "trivial:PerClone", "value": value}
     reward = {"name": "correct", "options": {"per_clone": term}}
-    clones = [row["clones"] for row in rows(play(config(tmp_path, reward=reward, arms__delegating__rl__steps=25)))]
+    job = play_from(warm, config(tmp_path, reward=reward, arms__delegating__rl__steps=25))
+    clones = [row["clones"] for row in rows(job)]
     assert 0.2 < clones[0] < 0.8, "the warm start shows both"
     assert sum(clones[-3:]) / 3 == pytest.approx(expected, abs=0.1)
 
@@ -92,19 +118,25 @@ PINNED = [
 ]
 
 
-def test_ten_steps_are_as_pinned(tmp_path: Path) -> None:
-    found = [(row["return"], row["clones"], row["total_tokens"]) for row in rows(play(config(tmp_path)))]
+def test_ten_steps_are_as_pinned(base: Job) -> None:
+    found = [(row["return"], row["clones"], row["total_tokens"]) for row in rows(base)]
     assert len(found) == 10
     assert [number for row in found for number in row] == pytest.approx(
         [number for row in PINNED for number in row], abs=1e-6
     )
 
 
-def test_the_same_run_repeats_exactly_and_another_seed_does_not(tmp_path: Path) -> None:
-    first, again = play(config(tmp_path / "a")), play(config(tmp_path / "b"))
+def test_the_same_run_repeats_exactly_and_another_seed_does_not(base: Job, tmp_path: Path) -> None:
+    whole = play(config(tmp_path / "whole"))
+    assert torch.equal(weights(whole), weights(base))
+    assert (whole.folder / "episodes.jsonl").read_text() == (base.folder / "episodes.jsonl").read_text()
+    phases = [{"tokens": 1000, "mix": {"choice": {"share": 1, "styles": {"delegate": 1, "solve": 1}}}}]
+    short = {"arms__delegating__warmstart__phases": phases, "arms__delegating__rl__steps": 1}
+    first, again, other = (
+        play(config(tmp_path / name, **short), seed) for name, seed in (("a", 0), ("b", 0), ("c", 1))
+    )
     assert torch.equal(weights(first), weights(again))
-    assert (first.folder / "episodes.jsonl").read_text() == (again.folder / "episodes.jsonl").read_text()
-    assert not torch.equal(weights(first), weights(play(config(tmp_path / "c"), seed=1)))
+    assert not torch.equal(weights(first), weights(other))
 
 
 class Crash(Exception):
@@ -112,9 +144,8 @@ class Crash(Exception):
 
 
 @pytest.mark.parametrize("after", [("warm start", 3), ("RL", 5)])
-def test_a_killed_run_resumes_to_the_same_end(tmp_path: Path, after: tuple[str, int]) -> None:
-    whole = play(config(tmp_path / "whole"))
-    spec = config(tmp_path / "killed")
+def test_a_killed_run_resumes_to_the_same_end(base: Job, tmp_path: Path, after: tuple[str, int]) -> None:
+    spec = config(tmp_path)
     seen: list[str] = []
 
     def crash(stage: str, share: float, line: str) -> None:
@@ -125,7 +156,7 @@ def test_a_killed_run_resumes_to_the_same_end(tmp_path: Path, after: tuple[str, 
     with pytest.raises(Crash):
         Job(spec, JobId("delegating", 0), crash).run(lambda: None)
     resumed = play(spec)
-    assert torch.equal(weights(resumed), weights(whole))
+    assert torch.equal(weights(resumed), weights(base))
 
     def timeless(job: Job) -> list[dict[str, float]]:
         return [
@@ -134,63 +165,61 @@ def test_a_killed_run_resumes_to_the_same_end(tmp_path: Path, after: tuple[str, 
             for row in rows(job, stage)
         ]
 
-    assert timeless(resumed) == timeless(whole)
-    assert (resumed.folder / "episodes.jsonl").read_text() == (whole.folder / "episodes.jsonl").read_text()
-    assert resumed.state.compute_tokens == whole.state.compute_tokens
+    assert timeless(resumed) == timeless(base)
+    assert (resumed.folder / "episodes.jsonl").read_text() == (base.folder / "episodes.jsonl").read_text()
+    assert resumed.state.compute_tokens == base.state.compute_tokens
 
 
-def test_sampler_and_learner_agree_on_every_first_step(tmp_path: Path) -> None:
-    assert max(row["logprob_gap"] for row in rows(play(config(tmp_path)))) < 1e-4
+def test_sampler_and_learner_agree_on_every_first_step(base: Job) -> None:
+    assert max(row["logprob_gap"] for row in rows(base)) < 1e-4
 
 
 @pytest.mark.parametrize("minibatches", [1, 2])
-def test_optimiser_steps_do_not_depend_on_the_number_of_clones(tmp_path: Path, minibatches: int) -> None:
-    job = play(config(tmp_path, arms__delegating__rl__minibatches=minibatches))
+def test_optimiser_steps_do_not_depend_on_the_number_of_clones(warm: Job, tmp_path: Path, minibatches: int) -> None:
+    job = play_from(warm, config(tmp_path, arms__delegating__rl__minibatches=minibatches))
     assert len({row["clones"] for row in rows(job)}) > 1
     assert job.state.num_updates == 10 * minibatches
 
 
-def test_compute_ends_the_run_at_the_first_step_over_the_budget(tmp_path: Path) -> None:
-    job = play(config(tmp_path, compute_tokens=110_000, arms__delegating__rl__steps=1000))
+def test_compute_ends_the_run_at_the_first_step_over_the_budget(warm: Job, tmp_path: Path) -> None:
+    job = play_from(warm, config(tmp_path, compute_tokens=110_000, arms__delegating__rl__steps=1000))
     spent = [row["compute_tokens"] for row in rows(job)]
     assert spent[-2] < 110_000 <= spent[-1]
     assert job.state.compute_tokens == job.state.sampled_tokens + 3 * job.state.trained_tokens
 
 
-def test_kl_to_the_warm_start_holds_the_policy_back(tmp_path: Path) -> None:
+def test_kl_to_the_warm_start_holds_the_policy_back(warm: Job, tmp_path: Path) -> None:
     term = {"name": "correct", "options": {"per_clone": {"name": "trivial:PerClone", "value": -1.0}}}
-    free = rows(play(config(tmp_path / "free", reward=term)))
-    held = rows(play(config(tmp_path / "held", reward=term, arms__delegating__rl__loss={"kl_coefficient": 100.0})))
+    free = rows(play_from(warm, config(tmp_path / "free", reward=term)))
+    loss = {"terms": {"kl": {"weight": 100.0}}}
+    held = rows(play_from(warm, config(tmp_path / "held", reward=term, arms__delegating__rl__loss=loss)))
     assert held[0]["kl"] == pytest.approx(0.0, abs=1e-6)
     assert held[-1]["clones"] > free[-1]["clones"]
 
 
-def test_the_final_model_loads_with_transformers(tmp_path: Path) -> None:
-    job = play(config(tmp_path))
-    model, _ = load_pretrained(job.folder / "model")
-    assert torch.equal(torch.cat([p.detach().flatten() for p in model.parameters()]), weights(job))
+def test_the_final_model_loads_with_transformers(base: Job) -> None:
+    model, _ = load_pretrained(base.folder / "model")
+    assert torch.equal(torch.cat([p.detach().flatten() for p in model.parameters()]), weights(base))
 
 
-def test_checkpoints_are_whole_and_few(tmp_path: Path) -> None:
-    job = play(config(tmp_path))
-    found = checkpoints(job.folder / "checkpoints")
+def test_checkpoints_are_whole_and_few(base: Job) -> None:
+    found = checkpoints(base.folder / "checkpoints")
     assert len(found) == 2
     assert (read_state(found[-1]).stage, read_state(found[-1]).step) == ("rl", 10)
-    assert not list((job.folder / "checkpoints").glob(".*"))
+    assert not list((base.folder / "checkpoints").glob(".*"))
 
 
-def test_episodes_of_the_log_are_records(tmp_path: Path) -> None:
-    job = play(config(tmp_path))
-    records = list(read_episodes(job.folder / "episodes.jsonl"))
+def test_episodes_of_the_log_are_records(base: Job) -> None:
+    records = list(read_episodes(base.folder / "episodes.jsonl"))
     assert len(records) == 10 * 2 * 8  # steps x log_groups x group_size
     assert all(record.reward_terms is not None for record in records)
 
 
 @pytest.mark.parametrize("term", ["Broken", "NotANumber"])
-def test_a_reward_that_raises_or_is_no_number_stops_the_run(tmp_path: Path, term: str) -> None:
+def test_a_reward_that_raises_or_is_no_number_stops_the_run(warm: Job, tmp_path: Path, term: str) -> None:
     reward = {"name": "correct", "options": {"mine": {"name": f"trivial:{term}"}}}
     with pytest.raises(RewardError, match="'mine'"):
-        play(config(tmp_path, reward=reward))
+        play_from(warm, config(tmp_path, reward=reward))
 
 
 def test_a_demonstration_that_is_wrong_stops_the_run(tmp_path: Path) -> None:
@@ -229,8 +258,8 @@ def _call(record: EpisodeRecord) -> int:
     return born_at
 
 
-def test_replays_are_played_priced_and_stored(tmp_path: Path) -> None:
-    job = play(counterfactual(tmp_path, log_groups=4))
+def test_replays_are_played_priced_and_stored(warm: Job, tmp_path: Path) -> None:
+    job = play_from(warm, counterfactual(tmp_path, log_groups=4))
     found = rows(job)
     assert all(row["credit/replays"] * 4 == 2 * 32 * row["clones"] for row in found), "2 samples, 4 groups, 32 episodes"
     records = list(read_episodes(job.folder / "episodes.jsonl"))
@@ -249,9 +278,9 @@ def test_replays_are_played_priced_and_stored(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("minibatches", [1, 2])
-def test_a_run_with_replays_repeats_and_resumes_exactly(tmp_path: Path, minibatches: int) -> None:
+def test_a_run_with_replays_repeats_and_resumes_exactly(warm: Job, tmp_path: Path, minibatches: int) -> None:
     change = {"arms__delegating__rl__minibatches": minibatches}
-    whole = play(counterfactual(tmp_path / "whole", **change))
+    whole = play_from(warm, counterfactual(tmp_path / "whole", **change))
     assert whole.state.num_updates == 4 * minibatches
     spec = counterfactual(tmp_path / "killed", **change)
 
@@ -259,25 +288,20 @@ def test_a_run_with_replays_repeats_and_resumes_exactly(tmp_path: Path, minibatc
         if stage == "RL" and share >= 0.75:
             raise Crash
 
+    job = Job(spec, JobId("delegating", 0), crash)
+    shutil.copytree(warm.folder, job.folder)
     with pytest.raises(Crash):
-        Job(spec, JobId("delegating", 0), crash).run(lambda: None)
+        job.run(lambda: None)
     resumed = play(spec)
     assert torch.equal(weights(resumed), weights(whole))
     assert (resumed.folder / "episodes.jsonl").read_text() == (whole.folder / "episodes.jsonl").read_text()
     assert resumed.state.sampled_tokens == whole.state.sampled_tokens
 
 
-def test_sampled_tokens_end_the_run_with_replays_counted(tmp_path: Path) -> None:
+def test_sampled_tokens_end_the_run_with_replays_counted(warm: Job, tmp_path: Path) -> None:
     budget = {"arms__delegating__rl__sampled_tokens": 1500}
-    with_replays = rows(
-        play(
-            counterfactual(
-                tmp_path / "a",
-                **budget,
-            )
-        )
-    )
-    without = rows(play(config(tmp_path / "b", **budget, arms__delegating__rl__steps=1000)))
+    with_replays = rows(play_from(warm, counterfactual(tmp_path / "a", **budget)))
+    without = rows(play_from(warm, config(tmp_path / "b", **budget, arms__delegating__rl__steps=1000)))
     assert without[-2]["sampled_tokens"] < 1500 <= without[-1]["sampled_tokens"]
     assert len(with_replays) < len(without)
 
@@ -290,6 +314,6 @@ def test_sampled_tokens_end_the_run_with_replays_counted(tmp_path: Path) -> None
         ("AsksForNobody", "credit scheme 'asks_for_nobody': replay s0.g0.e0/root.9=default/sample0: agent root.9"),
     ],
 )
-def test_wrong_credit_stops_the_run(tmp_path: Path, scheme: str, words: str) -> None:
+def test_wrong_credit_stops_the_run(warm: Job, tmp_path: Path, scheme: str, words: str) -> None:
     with pytest.raises(CreditError, match=words):
-        play(config(tmp_path, arms__delegating__rl__credit={"name": f"trivial:{scheme}"}))
+        play_from(warm, config(tmp_path, arms__delegating__rl__credit={"name": f"trivial:{scheme}"}))

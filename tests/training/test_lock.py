@@ -121,6 +121,9 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     blocker.write_text("", encoding="utf-8")
     with pytest.raises(ConfigError, match="cannot be written"), locked(blocker / "runs"):
         pass
+    (tmp_path / "odd" / lock.LOCK).mkdir(parents=True)
+    with pytest.raises(ConfigError, match="cannot be written"), locked(tmp_path / "odd"):
+        pass
     if os.geteuid() != 0:  # root may write anywhere
         (tmp_path / "closed").mkdir(mode=0o500)
         with pytest.raises(ConfigError, match="cannot be written"), locked(tmp_path / "closed"):

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +15,24 @@ import yaml
 from test_job import config
 from test_study_run import run, small
 
+from selfcest_env.graders import Grade
+from selfcest_env.types import Status
 from selfcest_training.commands import cli
+from selfcest_training.config import Cell, EvaluationConfig
 from selfcest_training.config_file import dump_config
-from selfcest_training.evaluation.evaluate import EpisodeResult
+from selfcest_training.evaluation.results import Place, Result, write_result
+from selfcest_training.evaluation.training_run import Stage
 
 STRANGER = """
 from pathlib import Path
 Path("imported").touch()
-from selfcest_training.evaluation.arms import Arm
+from selfcest_training.evaluation.strategies import Strategy
 class Eager:
     def __init__(self, args=()):
         Path("made").touch()
 class Source(Eager):
     def draw(self, rng): ...
-class Own(Arm):
+class Own(Strategy):
     pass
 """
 
@@ -92,11 +96,13 @@ def test_leaks_imports_and_makes_nothing_that_it_was_not_told_to(
         assert "made" not in os.listdir()
 
 
-def test_compare_imports_no_arm_that_it_was_not_told_to_and_makes_none(
+def test_compare_imports_no_strategy_that_it_was_not_told_to_and_makes_none(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cells = [{"family": "range", "size": "2-6"}]
-    study = run(small(folder, arms={"own": {"name": "delegate"}}, cells=cells, budgets=[60], seeds=[0], episodes=2))
+    study = run(
+        small(folder, strategies={"own": {"name": "delegate"}}, cells=cells, budgets=[60], seeds=[0], episodes=2)
+    )
     stored = (study / "study.yaml").read_text(encoding="utf-8")
     (study / "study.yaml").write_text(stored.replace("name: delegate", "name: stranger:Own"), encoding="utf-8")
     code, printed = selfcest(monkeypatch, capsys, "compare", str(study), str(study))
@@ -114,13 +120,15 @@ def test_report_runs_nothing_at_all(
         folder, model=stranger, sampler=stranger, tasks__choice=stranger, arms__delegating__rl__credit=stranger,
         reward={"name": "correct", "options": {"grader": stranger}},
     )  # fmt: skip
-    job = spec.folder / "delegating" / "seed0"
-    job.mkdir(parents=True)
+    spec = replace(spec, evaluation=EvaluationConfig((Cell("choice", "any"),), episodes=1))
+    played = spec.folder / "delegating" / "seed0" / Stage.AFTER
+    played.mkdir(parents=True)
     (spec.folder / "config.yaml").write_text(dump_config(spec), encoding="utf-8")
-    row = EpisodeResult("choice", "any", "in", 0.0, "t", True, "answered", 9, 5, 5, 9, 0)
-    (job / "evaluation.jsonl").write_text(json.dumps(asdict(row)) + "\n", encoding="utf-8")
+    place = Place("choice", "any", "in", "delegating, after RL", None, 0, "t")
+    result = Result("k", "p", place, (), 0, Grade(1.0, True, True), Status.ANSWERED, {"total_tokens": 9.0})
+    (played / "results.jsonl").write_text(write_result(result, str), encoding="utf-8")
     code, printed = selfcest(monkeypatch, capsys, "report", str(spec.folder))
-    assert (code, "| choice | any |" in printed) == (0, True), printed
+    assert (code, "\nchoice  delegating, after RL" in printed) == (0, True), printed
     assert not Path("imported").exists()
 
 

@@ -15,7 +15,14 @@ from selfcest_agents.lora_options import LoraOptions
 from selfcest_agents.tiny import TinyConfig, build_tiny
 from selfcest_env.types import ROOT
 from selfcest_training.learner.batch import Sample
-from selfcest_training.learner.options import ForwardOptions, LossConfig, OptimizerConfig, Precision, Rows
+from selfcest_training.learner.options import (
+    ForwardOptions,
+    LossConfig,
+    LossTermConfig,
+    OptimizerConfig,
+    Precision,
+    Rows,
+)
 from selfcest_training.learner.update import Learner
 
 SHAPE = TinyConfig(hidden_size=32, num_layers=2, num_heads=4, intermediate_size=48)
@@ -58,7 +65,7 @@ def gradient(rows: Rows, forward: ForwardOptions = ForwardOptions()) -> Tensor:
     learner.optimizer.register_step_pre_hook(
         lambda *_: kept.append(torch.cat([p.grad.flatten() for p in learner.model.parameters() if p.grad is not None]))
     )
-    learner.policy_step(samples(), LossConfig(kl_coefficient=0.1))
+    learner.policy_step(samples(), LossConfig(terms={"kl": LossTermConfig(0.1)}))
     (found,) = kept
     assert found.numel() == sum(tensor.numel() for tensor in trainable_state(learner.model).values())
     return found
@@ -106,17 +113,17 @@ def test_its_own_base_is_the_reference_without_a_second_copy() -> None:
     warm_start = deepcopy(model)
     base = {name: p.clone() for name, p in model.named_parameters() if not p.requires_grad}
     learner = learner_of(model)
-    loss = LossConfig(kl_coefficient=0.1)
+    loss = LossConfig(terms={"kl": LossTermConfig(0.1)})
     first = learner.policy_step(samples(), loss)
-    assert first.kl == 0
+    assert first.terms["kl"] == 0
     second = learner.policy_step(samples(), loss)
-    assert second.kl > 0
+    assert second.terms["kl"] > 0
     assert all(torch.equal(p, base[name]) for name, p in model.named_parameters() if name in base)
     separate = Learner(
         deepcopy(model), OPTIMIZER, pad_id=0, micro_batch_tokens=60, reference=warm_start, rows=Rows.TREE
     )
     third = learner.policy_step(samples(), loss)
-    assert third.kl == pytest.approx(separate.policy_step(samples(), loss).kl, rel=1e-6)
+    assert third.terms["kl"] == pytest.approx(separate.policy_step(samples(), loss).terms["kl"], rel=1e-6)
 
 
 def test_an_adapter_learns() -> None:

@@ -20,7 +20,14 @@ from selfcest_env.record import EpisodeRecord
 from selfcest_env.types import ROOT, Limits, TurnKey
 from selfcest_training.credit import Credit
 from selfcest_training.learner.batch import Sample, TokenBatch, build_samples
-from selfcest_training.learner.options import Denominator, Importance, ImportanceLevel, LossConfig, OptimizerConfig
+from selfcest_training.learner.options import (
+    Denominator,
+    Importance,
+    ImportanceLevel,
+    LossConfig,
+    LossTermConfig,
+    OptimizerConfig,
+)
 from selfcest_training.learner.update import Learner
 
 LOGPROBS = ((-1, -0.5, -2, -0.1, -0.3), (-0.2, -1.5, -0.7, -0.9), (-3, -0.4), (-0.6, -0.6, -0.6, -1.2, -0.8))
@@ -156,6 +163,11 @@ def samples_of(form: str, column: Column) -> list[Sample]:
     return found
 
 
+def loss_of(column: Column) -> LossConfig:
+    terms = {"kl": LossTermConfig(column.beta)} if column.beta else {}
+    return LossConfig("clipped", column.options, Importance(column.importance), terms)
+
+
 def step(samples: list[Sample], loss: LossConfig, micro_batch_tokens: int) -> tuple[float, torch.Tensor]:
     """Loss and [4, 5] gradient of one `policy_step`."""
     table = padded(LOGPROBS).requires_grad_()
@@ -169,7 +181,7 @@ def step(samples: list[Sample], loss: LossConfig, micro_batch_tokens: int) -> tu
 @pytest.mark.parametrize("micro_batch_tokens", [1, 12, 1000])
 def test_value_and_gradient_are_those_of_trl(form: str, name: str, micro_batch_tokens: int) -> None:
     column = COLUMNS[name]
-    loss = LossConfig("clipped", column.options, Importance(column.importance), kl_coefficient=column.beta)
+    loss = loss_of(column)
     value, gradient = step(samples_of(form, column), loss, micro_batch_tokens)
     assert (value, float(gradient.abs().sum())) == pytest.approx(TRL[name][form], abs=1e-6)
 
@@ -202,7 +214,7 @@ def test_every_entry_of_the_gradient_is_that_of_a_plain_line(form: str, name: st
         weighed = per_token * (1.0 if column.importance is ImportanceLevel.NONE else weight) + column.beta * k3
         total = total + weighed.sum() * weight_of(len(old))
     total.backward()
-    loss = LossConfig("clipped", column.options, Importance(column.importance), kl_coefficient=column.beta)
+    loss = loss_of(column)
     value, gradient = step(samples_of(form, column), loss, 1000)
     assert value == pytest.approx(total.item(), abs=1e-8)
     for i, row in enumerate(rows):

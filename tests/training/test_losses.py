@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from records import group, three_agents
+from records import group, loss_inputs, three_agents
 from test_tree_rows import in_double, random_samples, tiny
 from torch import Tensor
 from torch.nn import functional as F
@@ -21,12 +21,25 @@ from transformers import PreTrainedModel
 from selfcest_env.errors import ConfigError, PlugInError, TrainingError
 from selfcest_training.credit import Grpo
 from selfcest_training.learner.batch import Sample, build_samples, collate
-from selfcest_training.learner.losses import BUILTINS, Cispo, Clipped, find_loss, importance_weights, make_loss
+from selfcest_training.learner.losses import (
+    BUILTINS,
+    Cispo,
+    Clipped,
+    Entropy,
+    Kl,
+    LossInputs,
+    find_loss,
+    importance_weights,
+    make_loss,
+    make_loss_sum,
+)
 from selfcest_training.learner.options import (
     Denominator,
+    ForwardOptions,
     Importance,
     ImportanceLevel,
     LossConfig,
+    LossTermConfig,
     OptimizerConfig,
     Rows,
 )
@@ -50,7 +63,7 @@ def slopes(loss: Tensor) -> list[float]:
 def test_clipped_by_sequence_by_hand() -> None:
     # mean log-ratios 0 and .5: ratios 1 and 1.6487. A = 1, 2 | -1.
     advantages = torch.tensor([[1.0, 2.0], [-1.0, 0.0]])
-    loss = Clipped(level="sequence")(NOW, OLD, advantages, MASK)
+    loss = Clipped(level="sequence")(loss_inputs(NOW, OLD, advantages, MASK))
     assert loss[MASK].tolist() == pytest.approx([-1.0, -2.0, 1.648721], abs=1e-6)
     # the first row: - (1 + 2) / 2 for both tokens
     assert slopes(loss) == pytest.approx([-1.5, -1.5, 1.648721], abs=1e-6)
@@ -58,7 +71,7 @@ def test_clipped_by_sequence_by_hand() -> None:
 
 def test_delta_caps_what_only_a_negative_advantage_leaves_unbounded() -> None:
     advantages = torch.tensor([[1.0, -1.0], [-1.0, 0.0]])
-    loss = Clipped(delta=1.5)(NOW, OLD, advantages, MASK)
+    loss = Clipped(delta=1.5)(loss_inputs(NOW, OLD, advantages, MASK))
     # -min(1.5, 1.2) = -1.2; -min(-.6065, -.8) = .8; -min(-1.5, -1.2) = 1.5
     assert loss[MASK].tolist() == pytest.approx([-1.2, 0.8, 1.5])
     assert slopes(loss) == [0.0, 0.0, 0.0]
@@ -66,7 +79,7 @@ def test_delta_caps_what_only_a_negative_advantage_leaves_unbounded() -> None:
 
 def test_cispo_by_hand_keeps_every_gradient() -> None:
     advantages = torch.tensor([[1.0, -1.0], [-2.0, 0.0]])
-    loss = Cispo(epsilon_high=0.2)(NOW, OLD, advantages, MASK)
+    loss = Cispo(epsilon_high=0.2)(loss_inputs(NOW, OLD, advantages, MASK))
     # -1.2 x -.5;  .6065 x -1.5;  2 x 1.2 x -.5
     assert loss[MASK].tolist() == pytest.approx([0.6, -0.909796, -1.2], abs=1e-6)
     assert slopes(loss) == pytest.approx([-1.2, 0.606531, 2.4], abs=1e-6)
@@ -94,9 +107,15 @@ def test_a_huge_product_is_the_cap() -> None:
 # The learner
 
 
-def learner_of(model: PreTrainedModel, *, rows: Rows = Rows.BUCKETED, micro_batch_tokens: int = 1000) -> Learner:
+def learner_of(
+    model: PreTrainedModel,
+    *,
+    rows: Rows = Rows.BUCKETED,
+    micro_batch_tokens: int = 1000,
+    forward: ForwardOptions = ForwardOptions(),
+) -> Learner:
     optimizer = OptimizerConfig(learning_rate=0.02, warmup_steps=0, max_grad_norm=1e9)
-    return Learner(model, optimizer, pad_id=0, micro_batch_tokens=micro_batch_tokens, rows=rows)
+    return Learner(model, optimizer, pad_id=0, micro_batch_tokens=micro_batch_tokens, rows=rows, forward=forward)
 
 
 def gradients(learner: Learner) -> list[Tensor]:
@@ -127,9 +146,12 @@ LOSSES = [
     )
     for level in ImportanceLevel
 ]
+LOSSES.append(LossConfig(terms={"entropy": LossTermConfig(-0.1), "clones": LossTermConfig(0.5, "trivial:OfClones")}))
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: "-".join((loss.name, *loss.options, loss.importance.level)))
+@pytest.mark.parametrize(
+    "loss", LOSSES, ids=lambda loss: "-".join((loss.name, *loss.options, loss.importance.level, *loss.terms))
+)
 def test_gradients_of_tree_and_bucketed_rows_are_equal_however_they_are_cut(loss: LossConfig) -> None:
     samples = near(random_samples(0)[0])
     model, before = in_double(tiny()), in_double(tiny())
@@ -154,6 +176,7 @@ def test_gradients_of_tree_and_bucketed_rows_are_equal_however_they_are_cut(loss
         assert float((gradient - whole).abs().max() / whole.abs().max()) < 1e-9
         for name in ("loss", "mean_ratio", "clip_share", "mean_logprob_gap"):
             assert getattr(other, name) == pytest.approx(getattr(metrics, name), rel=1e-6), name
+        assert other.terms == pytest.approx(metrics.terms, rel=1e-6)
         assert other.mismatch.keys() == metrics.mismatch.keys()
         for name, mismatch in other.mismatch.items():
             assert mismatch.max_ratio == pytest.approx(metrics.mismatch[name].max_ratio, rel=1e-6)
@@ -256,8 +279,8 @@ class Plain:
     scale: float = 1.0
     summed: bool = False
 
-    def __call__(self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, loss_mask: Tensor) -> Tensor:
-        per_token = -self.scale * advantages * logprobs
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        per_token = -self.scale * inputs.advantages * inputs.logprobs
         return per_token.sum() if self.summed else per_token
 
 
@@ -297,6 +320,37 @@ def test_a_loss_of_your_own_trains(name: str) -> None:
     torch.testing.assert_close(found[1], 2 * expected[1], rtol=1e-6, atol=1e-9)
 
 
+def test_terms_add_up_with_their_weights() -> None:
+    """The bonus's gradient by itself, from the whole softmax of every sample; and log-probs of clones, by depth."""
+    samples, _ = random_samples(2)
+    model = in_double(tiny())
+    entropy = sum((of_sample(model, sample)[1] * sample.weight).sum() for sample in samples)
+    clones = sum((of_sample(model, s)[0] * s.weight * s.agent_id.depth).sum() for s in samples)
+    expected = torch.autograd.grad(-0.1 * entropy + 0.5 * clones, [p for p in model.parameters() if p.requires_grad])
+    # What is left differs by the rounding of weights to float32.
+    zero = [replace(sample, advantages=0 * sample.advantages) for sample in samples]
+    for options in (ForwardOptions(), ForwardOptions(logit_chunk=0), ForwardOptions(logit_chunk=3)):
+        learner = learner_of(deepcopy(model), forward=options)
+        kept = gradients(learner)
+        terms = {"entropy": LossTermConfig(-0.1), "clones": LossTermConfig(0.5, "trivial:OfClones")}
+        metrics = learner.policy_step(zero, LossConfig(terms=terms))
+        torch.testing.assert_close(
+            kept[0], torch.cat([g.flatten() for g in expected]), rtol=1e-6, atol=1e-9
+        )  # weights are float32
+        tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
+        mean = sum(float(of_sample(model, sample)[1].sum()) for sample in samples) / tokens
+        assert mean_metrics([metrics])["entropy"] == pytest.approx(mean, rel=1e-6)
+
+
+def of_sample(model: PreTrainedModel, sample: Sample) -> tuple[Tensor, Tensor]:
+    """Log-probs of a sample's trained ids, and entropies where they were drawn, at their temperature."""
+    logits = model(input_ids=torch.tensor(sample.token_ids)[None]).logits[0, :-1]
+    logprobs = F.log_softmax(logits / torch.tensor(sample.temperature[1:])[:, None], -1)
+    chosen = logprobs.gather(1, torch.tensor(sample.token_ids[1:])[:, None])[:, 0]
+    mask = torch.tensor(sample.loss_mask[1:])
+    return chosen[mask], torch.distributions.Categorical(logits=logprobs).entropy()[mask]
+
+
 @pytest.mark.usefixtures("installed")
 def test_what_is_no_loss_is_refused() -> None:
     with pytest.raises(PlugInError, match=r"'plain_loss:NoLoss': NoLoss lacks __call__\(\)"):
@@ -304,12 +358,16 @@ def test_what_is_no_loss_is_refused() -> None:
     samples, _ = random_samples(1)
     with pytest.raises(TrainingError, match=r"'plain' returned shape \(\) for log-probs of shape"):
         learner_of(tiny()).policy_step(samples, LossConfig("plain", {"summed": True}))
+    with pytest.raises(PlugInError, match="'trivial:NeedsMuch': needs has 'everything' .*reference or entropy"):
+        make_loss("trivial:NeedsMuch", {}, where="")
+    with pytest.raises(ConfigError, match=r"unknown loss 'k'"):
+        make_loss_sum(LossConfig(terms={"k": LossTermConfig(1.0)}))
 
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("clipped", {"clip_low": -0.1}, "loss.options: clip_low is -0.1; expected a number >= 0"),
+        ("clipped", {"clip_low": -0.1}, "loss.options.clip_low is -0.1; expected a number >= 0"),
         ("clipped", {"clip_high": math.nan}, "clip_high is nan"),
         ("clipped", {"delta": 1.2}, r"delta is 1.2; expected a number > 1 \+ clip_high = 1.2, or null"),
         ("clipped", {"level": "episode"}, "loss.options.level is 'episode'; expected one of token, sequence"),
@@ -347,8 +405,11 @@ def test_agreement_allows_what_a_low_temperature_makes_of_rounding() -> None:
     assert learner_of(tiny()).policy_step(cold, LossConfig()).temperature == pytest.approx(0.025)
 
 
+TERMS = {"clipped": Clipped, "cispo": Cispo, "kl": Kl, "entropy": Entropy}
+
+
 def test_built_in_losses_are_found_by_name() -> None:
-    assert {name: type(make_loss(name, {}, where="")) for name in BUILTINS} == {"clipped": Clipped, "cispo": Cispo}
+    assert {name: type(make_loss(name, {}, where="")) for name in BUILTINS} == TERMS
 
 
 # Sampler and learner

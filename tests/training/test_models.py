@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from copy import deepcopy
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 import torch
 from chat_models import CHATML, byte_level, chat_tokenizer, tiny_llama
 from safetensors.torch import load_file
-from test_job import Crash, config, play, rows, weights
+from test_job import Crash, config, play, play_from, rows, weights
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from selfcest_agents import samplers
@@ -78,6 +77,13 @@ def same_episodes(job: Job, other: Job) -> bool:
     return without_numbers(job) == without_numbers(other)
 
 
+def same_steps(job: Job, other: Job, start: Job) -> bool:
+    """Whether two jobs moved their weights alike. AdamW makes a whole step of a gradient that is rounding alone, so
+    single weights may differ by as much; all of them together do not."""
+    moved = weights(other) - weights(start)
+    return float((weights(job) - weights(other)).norm()) < 1e-2 * float(moved.norm())
+
+
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_chat_model(tmp_path_factory.mktemp("source"))
@@ -88,14 +94,6 @@ def warm(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
     """A chat model after its warm start."""
     job = Job(chat_config(source, tmp_path_factory.mktemp("warm")), JobId("delegating", 0), lambda *_: None)
     job.run(lambda: None, only_warm_start=True)
-    return job
-
-
-def play_from(warm: Job, spec: RunConfig) -> Job:
-    """RL from there on, as a job that is resumed."""
-    job = Job(spec, JobId("delegating", 0), lambda *_: None)
-    shutil.copytree(warm.folder, job.folder)
-    job.run(lambda: None)
     return job
 
 
@@ -137,7 +135,7 @@ def test_a_copy_in_float32_samples_as_the_shared_model_does(
     job = play_from(warm, chat_config(source, tmp_path, sampler=COPY))
     assert job.sampler.engine is not shared.sampler.engine
     assert same_episodes(job, shared)
-    assert torch.allclose(weights(job), weights(shared), rtol=0, atol=1e-6)
+    assert same_steps(job, shared, warm)
     assert max(row["logprob_gap"] for row in rows(job)) < 1e-4
 
 
@@ -228,7 +226,7 @@ def test_with_lora_the_kl_to_the_warm_start_needs_no_second_model(
         return load(self, seed, folder, dtype)
 
     monkeypatch.setattr(TinyLanguage, "load", counted)
-    job = play(lora_config(tmp_path, lora=lora, **{f"{RL}__loss": {"kl_coefficient": 0.1}}))
+    job = play(lora_config(tmp_path, lora=lora, **{f"{RL}__loss": {"terms": {"kl": {"weight": 0.1}}}}))
     found = [row["kl"] for row in rows(job)]
     assert found[0] == (0 if lora else pytest.approx(0, abs=1e-6))
     assert found[-1] > 1e-6
@@ -356,7 +354,7 @@ def test_chunks_and_checkpointed_layers_train_the_same_weights(
 ) -> None:
     job = play_from(warm, chat_config(source, tmp_path, forward=forward))
     assert same_episodes(job, shared)
-    assert torch.allclose(weights(job), weights(shared), rtol=0, atol=1e-5)
+    assert same_steps(job, shared, warm)
 
 
 def test_the_learner_computes_in_bfloat16_and_trains_float32(warm: Job, source: Path, tmp_path: Path) -> None:
@@ -399,7 +397,7 @@ def refused(spec: RunConfig) -> str:
         ({"sampler": {"name": "transformers", "options": {"dtype": "float16"}}}, ["dtype is 'float16'"]),
         ({"sampler": {"name": "transformers", "options": {"max_batch_size": 0}}}, ["max_batch_size is 0"]),
         ({"sampler": {"name": "trivial:NoSampler"}}, ["sampler 'trivial:NoSampler': NoSampler lacks start()"]),
-        ({f"{RL}__loss": {"options": {"clip_low": -1}}}, ["rl.loss.options", "clip_low is -1.0; expected"]),
+        ({f"{RL}__loss": {"options": {"clip_low": -1}}}, ["rl.loss.options.clip_low is -1; expected a number >= 0"]),
         ({f"{RL}__loss": {"options": {"clip_lo": 0.1}}}, ["rl.loss.options.clip_lo is unknown", "'clip_low'"]),
         ({f"{RL}__max_policy_lag": 1}, ["arms.delegating.rl.max_policy_lag is 1", "set sampler.options.dtype"]),
     ],
@@ -418,7 +416,7 @@ def test_what_cannot_be_right_is_named_before_any_work(
         ({"source": "EMPTY"}, {}, ["is no model: the folder has no config.json"]),
         ({"source": "BARE"}, {}, ["no chat template"]),
         ({"source": "SHORT"}, {}, ["the model holds 32 positions, but the prompt of an empty task has"]),
-        ({"dtype": "float16"}, {}, ["model.options: dtype is 'float16'", "float32, bfloat16"]),
+        ({"dtype": "float16"}, {}, ["model.options.dtype is 'float16'", "float32, bfloat16"]),
         ({"device": "gpu"}, {}, ["model.options", "gpu"]),
         ({"chat": {"template_options": {"thinking": True}}}, {}, ["chat.template_options has 'thinking'"]),
         ({}, {"limits__total_tokens": 513}, ["arms.delegating: limits", "limits.total_tokens is 513", "512 positions"]),

@@ -17,9 +17,10 @@ from selfcest_env.tasks.splits import TRAIN
 from selfcest_training.config_file import load_config
 from selfcest_training.credit import make_assigner
 from selfcest_training.evaluation.config import load_study
-from selfcest_training.evaluation.evaluate import evaluation_tasks
+from selfcest_training.evaluation.instances import instances_of, source_of
 from selfcest_training.evaluation.leaks import report_leaks
 from selfcest_training.evaluation.play import Study
+from selfcest_training.evaluation.training_run import study_of
 from selfcest_training.families import split
 
 CONFIGS = Path(__file__).parents[2] / "training" / "configs" / "paper"
@@ -89,7 +90,8 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_training_configs_draw_and_judge_their_tasks(name: str, data: Path) -> None:
     config = load_config(CONFIGS / f"{name}.yaml", ["evaluation.episodes=2"])
     reward = make_reward(config.reward.name, **config.reward.options)
-    tasks = [task for cell in config.evaluation.cells for task in evaluation_tasks(config, cell)]
+    study = study_of(config)
+    tasks = [task for cell in study.cells for task in instances_of(study, cell, source_of(study, cell))]
     for arm in config.arms.values():
         make_assigner(arm.rl.credit.name, arm.rl.credit.options, where="credit")
         drawn = {family: split(config.tasks[family], TRAIN) for family in arm.families}
@@ -130,7 +132,7 @@ def test_what_the_authors_train_with() -> None:
             assert (optimizer.learning_rate, optimizer.warmup_steps, optimizer.max_grad_norm) == (6e-7, 10, 1.0)
             assert optimizer.decay_share == 0
             assert dict(loss.options) == {"clip_low": 0.1, "clip_high": 0.1}
-            assert (loss.name, loss.kl_coefficient, rl.temperature) == ("clipped", 5e-4, 1.0)
+            assert (loss.name, loss.terms["kl"].weight, rl.temperature) == ("clipped", 5e-4, 1.0)
             assert not arm.warmstart.phases
     mixed = load_config(CONFIGS / "mixed.yaml")
     assert mixed.arms["delegating"].rl.tasks == {"arithmetic": 1, "aime": 3, "math_hard": 2}

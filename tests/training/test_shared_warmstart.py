@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_cli import ENVIRONMENT, selfcest
+from test_cli import ENVIRONMENT, selfcest, timeless_table
 from test_job import config, play, rows, weights
 
 from selfcest_training.config import Cell, EvaluationConfig, RunConfig
@@ -45,8 +45,10 @@ def run(spec: RunConfig, arm: str, only_warm_start: bool = False) -> Job:
 
 
 def test_a_handed_over_warm_start_is_what_the_arm_would_have_trained(tmp_path: Path) -> None:
-    alone = run(two_arms(tmp_path / "alone"), "other")
-    spec = two_arms(tmp_path / "shared")
+    phases = [{"tokens": 5000, "mix": {"choice": {"share": 1, "styles": {"delegate": 1, "solve": 1}}}}]
+    short = {"arms__delegating__warmstart__phases": phases}
+    alone = run(two_arms(tmp_path / "alone", **short), "other")
+    spec = two_arms(tmp_path / "shared", **short)
     leader, follower = JobId("delegating", 0), JobId("other", 0)
     assert shared_warm_starts(spec) == {leader: [follower]}
     run(spec, "delegating", only_warm_start=True)
@@ -59,7 +61,7 @@ def test_a_handed_over_warm_start_is_what_the_arm_would_have_trained(tmp_path: P
     for stage in ("warmstart", "rl"):
         assert [row["loss"] for row in rows(job, stage)] == [row["loss"] for row in rows(alone, stage)]
     # The leader goes on from its own; once it is in RL it has nothing to hand over to one who starts again.
-    assert torch.equal(weights(run(spec, "delegating")), weights(play(two_arms(tmp_path / "leader"))))
+    assert torch.equal(weights(run(spec, "delegating")), weights(play(two_arms(tmp_path / "leader", **short))))
     shutil.rmtree(job.folder)
     assert shared_warm_starts(spec) == {}
 
@@ -103,7 +105,9 @@ def test_a_run_with_a_shared_warm_start_is_killed_and_resumes_to_the_same_files(
         time.sleep(2)  # its workers notice and end
     resumed = selfcest("train", "-c", str(file), "name=killed", "--resume")
     assert resumed.returncode == 0, resumed.stderr
-    for name in ("results.csv", "other/seed0/episodes.jsonl", "delegating/seed0/episodes.jsonl"):
+    tables = [timeless_table(tmp_path / name / "results.csv") for name in ("whole", "killed")]
+    assert tables[0] == tables[1]
+    for name in ("other/seed0/episodes.jsonl", "delegating/seed0/episodes.jsonl"):
         assert (tmp_path / "killed" / name).read_text() == (tmp_path / "whole" / name).read_text()
 
 
@@ -134,17 +138,18 @@ def test_curves_by_hand(tmp_path: Path) -> None:
         pytest.approx((0.5 + 0.25) / 2), 0.5, None, None, None, None, 0.5, None, None, None,
     ]  # fmt: skip
     assert curve.returns[0] is not None
-    assert curve.returns[0].half == pytest.approx(12.706 * 0.25 / math.sqrt(2) / math.sqrt(2))
+    half = 12.7062 * 0.25 / math.sqrt(2) / math.sqrt(2)
+    assert curve.returns[0].high == pytest.approx(0.375 + half, abs=1e-4)
     assert curve.steps == 3.5
     assert curve.replay_share == pytest.approx((260 / 1000 + 0) / 2)
     (line,) = curve_lines([curve])
-    assert "0.38 ± 1.59 over the first tenth of 1000 sampled tokens, unknown over the last" in line
+    assert "0.38 [-1.21, 1.96] over the first tenth of 1000 sampled tokens, unknown over the last" in line
     assert "13% of its tokens in replays" in line
     write_curves([curve], tmp_path / "c.csv")
     with (tmp_path / "c.csv").open(encoding="utf-8") as file:
         assert list(csv.reader(file))[:2] == [
-            ["arm", "sampled_tokens", "return", "return_half"],
-            ["delegating", "100", "0.3750", "1.5882"],
+            ["arm", "sampled_tokens", "return", "return_low", "return_high"],
+            ["delegating", "100", "0.3750", "-1.2133", "1.9633"],
         ]
     plot_curves([curve], tmp_path / "c.png")
     assert (tmp_path / "c.png").stat().st_size > 1000

@@ -327,7 +327,7 @@ def test_keys_that_nobody_has_to_write_may_be_anything(selfcest: Console) -> Non
         (["1?", "--policy", "empty/model"], ["there is no such folder; train first"]),
         (["1?", "--policy", "./model"], ["there is no such folder; train first"]),
         (["1?", "--policy", "nowhere:Nobody"], ["importing 'nowhere' failed"]),
-        (["1?", *SCRIPTED, "limits.total_token=9"], ["'limits.total_token'", "Did you mean 'total_tokens'"]),
+        (["1?", *SCRIPTED, "limits.total_token=9"], ["limits.total_token is unknown", "Did you mean 'total_tokens'"]),
         (["1?", *SCRIPTED, "limits.total_tokens=many"], ["limits.total_tokens", "'many'"]),
         (["1?", *SCRIPTED, "limits.answer_reserve=9999"], ["limits.answer_reserve is 9999"]),
         (["1?", *SCRIPTED, "total_tokens=9"], ["total_tokens is unknown; SolveConfig has policy, limits"]),

@@ -17,8 +17,8 @@ from selfcest_env.record import EpisodeRecord
 from selfcest_env.rules import Rules
 from selfcest_env.tasks import ExpertSource, make_source
 from selfcest_env.types import Limits
-from selfcest_training.evaluation.arms import Instance, Seat, make_arm
 from selfcest_training.evaluation.decision import Choice, Outcome, best_threshold, judge
+from selfcest_training.evaluation.strategies import Instance, Seat, make_strategy
 
 
 def outcome(size: int, delegated: bool, reward: float, tokens: int = 10) -> Outcome:
@@ -99,9 +99,9 @@ class Model:
 def played(name: str, source: object, limits: Limits = LIMITS) -> list[EpisodeRecord]:
     assert isinstance(source, ExpertSource)
     rng = np.random.default_rng(0)
-    arm, seat = make_arm(name, {}, "arms.x"), Seat(limits, 1.0, source, Model())
-    arm.check(seat)
-    return [episodes[0] for episodes in arm.play([Instance(source.draw(rng), i) for i in range(6)], seat, Model())]
+    strategy, seat = make_strategy(name, {}, "strategies.x"), Seat(limits, 1.0, source, Model())
+    strategy.check(seat)
+    return [episodes[0] for episodes in strategy.play([Instance(source.draw(rng), i) for i in range(6)], seat, Model())]
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def study(output: Path, tasks: dict[str, Any], policy: Path | str) -> dict[str, 
         "episodes": None,
         "resamples": 100,
         "policy": {"name": "model", "options": {"folder": str(policy)}},
-        "arms": {"monolithic": {}},
+        "strategies": {"monolithic": {}},
         "tasks": tasks,
         "cells": [{"family": family, "size": "all"} for family in tasks],
     }

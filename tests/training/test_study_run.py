@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +20,26 @@ from test_openai_engine import Serve, chat, serve
 
 from selfcest_agents.openai_client import ServerConfig
 from selfcest_agents.tiny import TinyConfig, TinyTokenizer, build_tiny, save_pretrained
+from selfcest_env import record
 from selfcest_env.errors import ConfigError, DataError, RecordError, SelfcestError, TaskError
 from selfcest_env.plugin import PlugIn
-from selfcest_env.reward import make_reward
+from selfcest_env.record import AgentRecord, Cost, EpisodeRecord, Generation, Measure, Turn
+from selfcest_env.reward import TokenCost, make_reward
 from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.text.terse import TerseProtocol
-from selfcest_env.types import Role
-from selfcest_training.commands.study import default_study, players, run_study
+from selfcest_env.types import AgentId, FinishReason, Limits, Outcome, Role, Status, Task, TurnFacts
+from selfcest_training.commands.report import report_folder
+from selfcest_training.commands.study import default_study, run_study
 from selfcest_training.config_file import dump_config, parse_as
 from selfcest_training.evaluation import play, report
 from selfcest_training.evaluation.comparison import compare_studies
-from selfcest_training.evaluation.config import StudyConfig, load_study
+from selfcest_training.evaluation.config import StudyConfig, load_study, parse_study
+from selfcest_training.evaluation.costs import WALL, EpisodeCost, PromptCache, costs_of
 from selfcest_training.evaluation.frontier import Verdict, compare_frontiers, match
 from selfcest_training.evaluation.play import Study
 from selfcest_training.evaluation.policies import ModelPolicy, ServerPolicy
-from selfcest_training.evaluation.results import Result, costs_of, read_results, write_result
+from selfcest_training.evaluation.reading import players
+from selfcest_training.evaluation.results import Result, read_results, write_result, write_value
 from selfcest_training.evaluation.store import Store
 from selfcest_training.evaluation.table import curves_of
 
@@ -66,7 +72,7 @@ def small(output: Path, **changes: Any) -> dict[str, Any]:
         "resamples": 100,
         "limits": {"turn_tokens": 160, "reply_tokens": 4, "answer_reserve": 12, "max_turns": 6},
         "policy": {"name": "study_players:Scripted"},
-        "arms": {
+        "strategies": {
             "delegate": {},
             "monolithic": {},
             "self_consistency": {"options": {"samples": 3}, "temperature": 0.8},
@@ -88,7 +94,8 @@ def timeless(folder: Path) -> list[dict[str, Any]]:
     """The stored results but for what a clock said."""
     rows = [json.loads(line) for line in (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()]
     for row in rows:
-        assert row["costs"].pop("wall_seconds") > 0
+        if row.get("costs"):  # a result whose prompt fitted
+            assert row["costs"].pop("wall_seconds") > 0
     return rows
 
 
@@ -108,20 +115,23 @@ def test_a_study_and_its_files(tmp_path: Path) -> None:
     page = tmp_path / "docs" / "study.md"
     folder = run(small(tmp_path), page=page)
     files = {path.name for path in folder.iterdir()}
-    costs = ("total_tokens", "generated_tokens", "critical_path_tokens", "peak_context", "wall_seconds")
+    measures = parse_as(StudyConfig, small(tmp_path)).measures
+    costs = [*(name for name, measure in measures.items() if measure.compared), WALL]
+    assert costs[:2] == ["total_tokens", "generated_tokens"]
+    assert costs[-3:] == ["kv_token_steps", "billed_tokens_cached", "wall_seconds"]
     plots = {f"accuracy_vs_{cost}.png" for cost in costs}
     assert files == {".lock", "study.yaml", "results.jsonl", "results.csv", "table.md", *plots}
     assert load_study(folder / "study.yaml") == parse_as(StudyConfig, small(tmp_path))
     results = list(read_results(folder / "results.jsonl", whole=True))
-    assert len(results) == 6 * 2 * 2 * (4 + 5)  # instances x budgets x seeds x (arms of the cells)
+    assert len(results) == 6 * 2 * 2 * (4 + 5)  # instances x budgets x seeds x (strategies of the cells)
     reward = make_reward("correct")
     for result in results:
-        assert costs_of(result.episodes, result.costs.wall_seconds) == result.costs
+        assert costs_of(result.episodes, (result.costs or {}).get(WALL, 0.0), measures) == result.costs
         assert reward.grade(result.episodes[result.chosen]) == result.grade
         assert all(
             episode.reward_terms == {"correct": float(reward.grade(episode).correct)} for episode in result.episodes
         )
-        assert result.costs.total_tokens <= result.place.budget
+        assert (result.costs or {"total_tokens": 0})["total_tokens"] <= (result.place.budget or 0)
     text = (folder / "table.md").read_text(encoding="utf-8")
     assert "Played by `study_players:Scripted`: delegate, monolithic, self_consistency, best_of_n, " in text
     assert "| range | 2-6 | 240 | monolithic | 1.00 [1.00, 1.00] |" in text
@@ -133,7 +143,9 @@ def test_a_study_and_its_files(tmp_path: Path) -> None:
         assert f"](study_{cost}.png)" in page.read_text(encoding="utf-8")
         assert (page.parent / f"study_{cost}.png").read_bytes().startswith(b"\x89PNG")
     header, *lines = (folder / "results.csv").read_text(encoding="utf-8").splitlines()
-    assert header.startswith("family,size,shift,budget,arm,instances,accuracy,accuracy_low,accuracy_high,total_tokens")
+    assert header.startswith(
+        "family,size,shift,budget,strategy,instances,accuracy,accuracy_low,accuracy_high,total_tokens"
+    )
     assert len(lines) == 2 * (4 + 5)
 
 
@@ -142,7 +154,7 @@ FLOORING = {"name": "correct", "options": {"grader": {"name": "study_players:Flo
 
 def test_the_table_counts_what_the_grader_could_not_score(tmp_path: Path) -> None:
     policy = {"name": "study_players:Known", "options": {"right": 0.5}}
-    folder = run(small(tmp_path, reward=FLOORING, policy=policy, arms={"best_of_n": {}}, temperature=1.0))
+    folder = run(small(tmp_path, reward=FLOORING, policy=policy, strategies={"best_of_n": {}}, temperature=1.0))
     notes: dict[tuple[str, int], int] = {}
     for result in read_results(folder / "results.jsonl"):
         place = result.place.family, result.place.budget
@@ -175,7 +187,7 @@ def looking(tmp_path: Path, **changes: Any) -> dict[str, Any]:
         "cells": [{"family": "own", "size": "all"}],
         "policy": {"name": "study_players:Looking"},
         "reward": {"name": "correct", "options": {"grader": {"name": "question_answer", "score": "f1"}}},
-        "arms": {
+        "strategies": {
             "delegate": {},
             "monolithic": {},
             "monolithic_read": {},
@@ -190,11 +202,11 @@ def looking(tmp_path: Path, **changes: Any) -> dict[str, Any]:
 
 
 def scores(folder: Path, budget: int) -> dict[str, list[float | None]]:
-    """By arm accuracy, score, and support's precision, recall and F1, as the CSV has them."""
+    """By strategy accuracy, score, and support's precision, recall and F1, as the CSV has them."""
     names = ("accuracy", "score", "support_precision", "support_recall", "support_f1")
     rows = csv.DictReader((folder / "results.csv").read_text(encoding="utf-8").splitlines())
     return {
-        row["arm"]: [float(row[name]) if row[name] else None for name in names]
+        row["strategy"]: [float(row[name]) if row[name] else None for name in names]
         for row in rows
         if int(row["budget"]) == budget
     }
@@ -213,16 +225,50 @@ def test_partial_credit_and_support_by_hand(tmp_path: Path) -> None:
     assert found["monolithic_read"] == pytest.approx([0.5, f1, 1 / 2, 1 / 4, 1 / 3], abs=1e-5)
     # Some samples read a, and say "?"; the one that counts has read b.
     assert found["best_of_n (oracle)"] == pytest.approx([0.5, f1, 1 / 2, 1 / 2, 1 / 2], abs=1e-5)
-    samples = [r.episodes for r in read_results(folder / "results.jsonl", whole=True) if r.place.arm == "best_of_n"]
+    samples = [
+        r.episodes for r in read_results(folder / "results.jsonl", whole=True) if r.place.strategy == "best_of_n"
+    ]
     assert any({episode.answer for episode in episodes} == {"?", "red house in Ulm"} for episodes in samples)
     text = (folder / "table.md").read_text(encoding="utf-8")
-    assert "| arm | score | support precision | support recall | support F1 |" in text
+    assert "| strategy | score | support precision | support recall | support F1 |" in text
     assert "| own | all | 9000 | monolithic_read | 0.83 [0.67, 1.00] | 0.50 [0.00, 1.00] | 0.25 [0.00, 0.50] |" in text
 
 
 def test_who_could_not_begin_has_seen_no_document(tmp_path: Path) -> None:
-    folder = run(looking(tmp_path, budgets=[20], arms={"monolithic": {}}))
+    folder = run(looking(tmp_path, budgets=[20], strategies={"monolithic": {}}))
     assert scores(folder, 20) == {"monolithic": [0, None, 0, 0, 0]}
+
+
+def test_a_prompt_that_does_not_fit_has_an_ending_and_no_cost(tmp_path: Path) -> None:
+    data = looking(tmp_path, budgets=[20, 9000], strategies={"monolithic_read": {}, "monolithic": {}})
+    folder = run(data)
+    results = [r for r in read_results(folder / "results.jsonl") if r.place.budget == 20]
+    assert {(r.costs, r.ending) for r in results if r.place.strategy == "monolithic"} == {(None, "prompt_too_long")}
+    rows = list(csv.DictReader((folder / "results.csv").read_text(encoding="utf-8").splitlines()))
+    (lost,) = [row for row in rows if (row["strategy"], row["budget"]) == ("monolithic", "20")]
+    assert lost["ended_prompt_too_long"] == "2"
+    assert lost["ended_answered"] == "0"
+    names = [*parse_as(StudyConfig, data).measures, WALL]
+    assert {lost[name] for name in names} == {""}, "missing, not zero"
+    text = (folder / "table.md").read_text(encoding="utf-8")
+    assert f"| own | all | 20 | monolithic | 0.00 [0.00, 0.00] | {' | '.join(['–'] * len(names))} |" in text
+    assert "xinf" not in text
+    assert "nan" not in text
+
+
+def test_scripts_and_endings_are_columns(tmp_path: Path) -> None:
+    folder = run(small(tmp_path, strategies={"map_reduce": {}, "monolithic": {}}, budgets=[40, 480], seeds=[0]))
+    rows = list(csv.DictReader((folder / "results.csv").read_text(encoding="utf-8").splitlines()))
+    for row in rows:
+        endings = {name: int(value) for name, value in row.items() if name.startswith("ended_")}
+        assert sum(endings.values()) == 6
+        assert (row["script_executed"] == "") == (row["strategy"] == "monolithic")
+    executed = {(r["family"], r["budget"]): float(r["script_executed"]) for r in rows if r["strategy"] == "map_reduce"}
+    assert executed["range", "480"] == executed["ledger", "480"] == 1
+    assert executed["ledger", "40"] < 1
+    text = (folder / "table.md").read_text(encoding="utf-8")
+    assert "| strategy | script executed | answered |" in text
+    assert "| ledger | 4-12 (out of distribution) | 480 | map_reduce | 1.00 | 6 |" in text
 
 
 def test_what_is_not_measured_is_left_out(tmp_path: Path) -> None:
@@ -239,9 +285,7 @@ def test_results_from_before_support_are_judged_again_and_not_played(
         patched.setattr(play, "says_support", lambda task: False)
         folder = run(looking(tmp_path))
     file = folder / "results.jsonl"
-    old = file.read_text(encoding="utf-8").replace(',"support":null', "")
-    assert '"support":{' not in old
-    file.write_text(old, encoding="utf-8")
+    assert '"support":{' not in file.read_text(encoding="utf-8")
     assert {result.support for result in read_results(file)} == {None}
     study_players.roots.clear()
     run(looking(tmp_path), resume=True)
@@ -249,24 +293,191 @@ def test_results_from_before_support_are_judged_again_and_not_played(
     again = timeless(folder)
     run(looking(tmp_path, name="new"))
     assert again == timeless(tmp_path / "new")
-    assert all(row["support"] for row in again)
+    assert all(row["support"] for row in again if "key" in row)
 
 
-def test_an_arm_of_ones_own_plays(tmp_path: Path) -> None:
+def test_a_task_and_a_document_are_stored_once(tmp_path: Path) -> None:
+    text = "In the year of the great comet all the houses of the town were painted red."
+    rows = [{"question": f"Which {i}?", "answer": "red", "documents": {"a": text, "b": f"{i}"}} for i in range(3)]
+    data = looking(tmp_path)
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    folder = run(data)
+    file = folder / "results.jsonl"
+    stored = file.read_text(encoding="utf-8")
+    assert stored.count(text) == 1, "three tasks, four strategies, several samples"
+    assert all(stored.count(f'"prompt":"Which {i}?"') == 1 for i in range(3))
+    episodes = [episode for result in read_results(file, whole=True) for episode in result.episodes]
+    assert len(episodes) >= 3 * 4
+    assert {episode.task.context["a"] for episode in episodes} == {text}
+
+
+def test_results_of_an_earlier_version_are_refused_in_one_line_and_stay_as_they_are(tmp_path: Path) -> None:
+    folder = run(small(tmp_path))
+    file = folder / "results.jsonl"
+    old = '{"key":"a","played":"b","place":{"arm":"delegate"},"episodes":[],"costs":{"total_tokens":1}}\n'
+    file.write_text(old, encoding="utf-8")
+    for act in (lambda: run(small(tmp_path), resume=True), lambda: report_folder(folder, QUIET)):
+        with pytest.raises(RecordError, match=r"results.jsonl, line 1: not a result of this version.*another name"):
+            act()
+    assert file.read_text(encoding="utf-8") == old
+    assert not (folder / "played.jsonl").exists()
+
+
+# Costs
+
+
+@dataclass(frozen=True)
+class MoreCost(Cost):
+    """What every record has, and one thing more: this line is all that it takes."""
+
+    letters: int = field(metadata={"measure": Measure(lambda e: len(e.task.prompt))}, default=0)
+
+
+def test_a_new_field_of_cost_is_in_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No table, file, plot, verdict or option has a list of costs of its own."""
+    monkeypatch.setattr(record, "Cost", MoreCost)
+    drawn: list[str] = []
+    monkeypatch.setattr(report, "plot", lambda cells, reading, cost, path: drawn.append(cost))
+    folder = run(small(tmp_path, seeds=[0], budgets=[240]))
+    names = [item.name for item in fields(MoreCost)]
+    for result in read_results(folder / "results.jsonl", whole=True):
+        assert list(result.costs or ())[: len(names)] == names
+        assert (result.costs or {})["letters"] == sum(len(episode.task.prompt) for episode in result.episodes)
+    header = (folder / "results.csv").read_text(encoding="utf-8").splitlines()[0].split(",")
+    assert {f"{name}{end}" for name in names for end in ("", "_low", "_high")} <= set(header)
+    text = (folder / "table.md").read_text(encoding="utf-8")
+    assert "| kv token steps | clones | turns | depth | letters | billed tokens cached |" in text
+    assert "letters: delegate is" in text or "letters: fewer than 20 instances" in text
+    assert "letters x" in text
+    assert "letters" in drawn
+    config = parse_as(StudyConfig, small(tmp_path, compared=["letters", "turns"]))
+    assert config.compared_costs == ("letters", "turns")
+    TokenCost(tokens="letters")  # a reward term may charge it
+
+
+@dataclass(frozen=True)
+class Letters(EpisodeCost):
+    """A cost of one's own, of which the dearest sample counts."""
+
+    per_letter: float = 1.0
+
+    def of(self, episode: EpisodeRecord) -> float:
+        return self.per_letter * len(episode.task.prompt)
+
+    def over_samples(self, values: Iterable[float]) -> float:
+        return max(values)
+
+
+def test_a_cost_of_ones_own_is_an_option_of_a_study(tmp_path: Path) -> None:
+    strategies = {"best_of_n": {"options": {"samples": 3}, "temperature": 0.8}}
+    costs = {"letters": {"name": f"{__name__}:Letters", "options": {"per_letter": 0.5}}}
+    sampled = small(tmp_path, strategies=strategies, seeds=[0])
+    run(sampled)
+    study_players.roots.clear()
+    folder = run({**sampled, "costs": costs, "compared": ["letters"]}, resume=True)
+    assert played() == 0, "stored episodes are measured again"
+    for result in read_results(folder / "results.jsonl", whole=True):
+        assert result.costs is None or result.costs["letters"] == 0.5 * len(result.episodes[0].task.prompt)
+        assert "billed_tokens_cached" not in (result.costs or {})
+    assert "letters_low" in (folder / "results.csv").read_text(encoding="utf-8")
+
+
+def test_a_prompt_cache_by_hand() -> None:
+    # Sent 3, then 6 of which 5 are known; generated 2 and 3: 14 in all.
+    for discount, expected in ((0.0, 14), (0.9, 14 - 4.5), (1.0, 9)):
+        assert PromptCache(discount).of(TWO_TURNS) == pytest.approx(expected)
+
+
+def _turn(prompt: int, generated: int) -> Turn:
+    return Turn(TurnFacts(prompt, generated, 99, FinishReason.STOP, Outcome.ANSWERED), Generation("x"))
+
+
+ROOT_RECORD = AgentRecord(AgentId(), "do", (), 50, None, Status.ANSWERED, (_turn(3, 2), _turn(1, 3)), "7")
+TWO_TURNS = EpisodeRecord("e", Task("t", "2+2", "4", "test"), Limits(), 5, (ROOT_RECORD,))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"costs": {"clones": {"name": "prompt_cache"}}}, ["costs.clones: there is a cost of this name"]),
+        ({"costs": {"x": {"name": "cache"}}}, ["unknown cost 'cache'"]),
+        (
+            {"costs": {"x": {"name": "prompt_cache", "options": {"discount": 1.5}}}},
+            ["costs.x.options", "discount is 1.5"],
+        ),
+        ({"costs": {"x": {"name": "study_players:Noise"}}}, ["Noise is no subclass of", "EpisodeCost"]),
+        ({"compared": ["total_token"]}, ["compared names no cost 'total_token'", "Did you mean 'total_tokens'"]),
+        ({"min_difference": -0.1}, ["min_difference is -0.1"]),
+        ({"arms": {}}, ["unknown config key 'arms'", "'strategies'; rename"]),
+        ({"strategies": {"delegate": None}}, ["strategies.delegate is empty; write {}"]),
+        ({"strategies": {"delegate": {"limits": {"total_tokens": 9}}}}, ["delegate.limits.total_tokens", "sweep"]),
+        (
+            {"strategies": {"delegate": {"limits": {"max_dept": 9}}}},
+            ["strategies.delegate.limits.max_dept is no limit"],
+        ),
+    ],
+)
+def test_mistakes_in_costs_and_strategies(tmp_path: Path, changes: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(SelfcestError) as caught:
+        parse_study(small(tmp_path, **changes))
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_null_drops_a_strategy_of_the_extended_file(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(small(tmp_path), sort_keys=False), encoding="utf-8")
+    (tmp_path / "own.yaml").write_text("extends: base.yaml\nstrategies: {best_of_n: null, plain: {}}", encoding="utf-8")
+    kept = ["delegate", "monolithic", "self_consistency", "oracle_decomposition", "plain"]
+    assert list(load_study(tmp_path / "own.yaml").strategies) == kept
+    assert list(load_study(tmp_path / "own.yaml", ["strategies.monolithic=null"]).strategies) == [kept[0], *kept[2:]]
+
+
+def test_a_terminal_shows_a_verdict_of_five_lines_and_one_line_per_family_and_strategy(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=300)
+    config = parse_as(StudyConfig, small(tmp_path))
+    run_study(config, resume=False, console=console)
+    for show in (lambda: None, lambda: report_folder(tmp_path / "s", console)):
+        show()
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        lines = text[text.rindex("delegate against monolithic, ") :].splitlines()
+        assert lines[0].endswith(
+            "best_of_n (oracle), oracle_decomposition (oracle), at equal cost, on 2 cells: 7 comparisons"
+        )
+        assert [line.split(":")[0] for line in lines[1:5]] == [
+            "  ahead", "  behind", "  ahead and behind, by how much is spent", "  undecided",
+        ]  # fmt: skip
+        assert "undecided: total tokens 7, " in lines[4], "six instances are too few"
+        assert lines[5].split()[:4] == ["family", "strategy", "accuracy", "total"]
+        assert [line.split()[0] for line in lines[6:15]] == ["range"] * 4 + ["ledger"] * 5
+        assert lines[15] == f"written to {tmp_path / 's'}; the whole report is its table.md"
+        assert len(lines) == 16
+
+
+def test_a_strategy_of_ones_own_plays(tmp_path: Path) -> None:
     policy = {"name": "study_players:Known", "options": {"clones": 2}}
-    arms = {"two": {"name": "delegate"}, "one": {"name": "study_players:OneClone", "options": {"clones": 1}}}
-    folder = run(small(tmp_path, arms=arms, policy=policy, budgets=[240], seeds=[0]))
-    clones = {(result.place.arm, result.costs.clones) for result in read_results(folder / "results.jsonl")}
+    strategies = {"two": {"name": "delegate"}, "one": {"name": "study_players:OneClone", "options": {"clones": 1}}}
+    folder = run(small(tmp_path, strategies=strategies, policy=policy, budgets=[240], seeds=[0]))
+    clones = {
+        (result.place.strategy, (result.costs or {})["clones"]) for result in read_results(folder / "results.jsonl")
+    }
     assert clones == {("two", 2), ("one", 0)}, "two at once are over the limit of one, and refused"
 
 
 def test_a_result_survives_being_written_and_read(tmp_path: Path) -> None:
     folder = run(small(tmp_path))
     text = (folder / "results.jsonl").read_text(encoding="utf-8")
-    assert "".join(map(write_result, read_results(folder / "results.jsonl", whole=True))) == text
+    lines: dict[str, None] = {}  # each once, in order
+
+    def share(value: object) -> str:
+        name, line = write_value(value)
+        lines.setdefault(line)
+        return name
+
+    for result in read_results(folder / "results.jsonl", whole=True):
+        lines.setdefault(write_result(result, share))
+    assert "".join(lines) == text
 
 
-def test_every_arm_and_seed_plays_the_same_instances_and_none_that_training_draws(tmp_path: Path) -> None:
+def test_every_strategy_and_seed_plays_the_same_instances_and_none_that_training_draws(tmp_path: Path) -> None:
     study = Study(parse_as(StudyConfig, small(tmp_path)))
     (curves, _) = curves_of(read_results(run(small(tmp_path)) / "results.jsonl"))
     assert set(curves.task_ids) == {task.task_id for task in study.tasks["range", "2-6"]}
@@ -290,7 +501,7 @@ def test_a_second_run_plays_and_loads_nothing(tmp_path: Path) -> None:
 
 def test_best_of_n_judges_the_samples_that_self_consistency_played(tmp_path: Path) -> None:
     data = small(tmp_path)
-    data["arms"] = {key: data["arms"][key] for key in ("self_consistency", "best_of_n")}
+    data["strategies"] = {key: data["strategies"][key] for key in ("self_consistency", "best_of_n")}
     results = list(read_results(run(data) / "results.jsonl", whole=True))
     assert played() == num_played(results) / 2
 
@@ -303,33 +514,37 @@ def replayed(tmp_path: Path, data: dict[str, Any]) -> int:
     return played()
 
 
-def test_a_changed_option_replays_its_arm_alone(tmp_path: Path) -> None:
+def test_a_changed_option_replays_its_strategy_alone(tmp_path: Path) -> None:
     data = small(tmp_path)
-    data["arms"]["self_consistency"] = {"options": {"samples": 2}, "temperature": 0.8}
+    data["strategies"]["self_consistency"] = {"options": {"samples": 2}, "temperature": 0.8}
     run(small(tmp_path))
     study_players.roots.clear()
     folder = run(data, resume=True)
-    of_arm = [r for r in read_results(folder / "results.jsonl", whole=True) if r.place.arm == "self_consistency"]
-    assert max(len(result.episodes) for result in of_arm) == 2
-    assert played() == num_played(of_arm)
+    of_strategy = [
+        r for r in read_results(folder / "results.jsonl", whole=True) if r.place.strategy == "self_consistency"
+    ]
+    assert max(len(result.episodes) for result in of_strategy) == 2
+    assert played() == num_played(of_strategy)
     study_players.roots.clear()
     run(small(tmp_path), resume=True)  # changed back: what was played is still there
     assert played() == 0
 
 
 def test_a_new_budget_plays_that_budget_alone(tmp_path: Path) -> None:
-    data = small(tmp_path, arms={"delegate": {}}, budgets=[60, 120, 240])
+    data = small(tmp_path, strategies={"delegate": {}}, budgets=[60, 120, 240])
     assert replayed(tmp_path, data) == 6 * 2 * 2  # instances x cells x seeds
 
 
-def test_a_renamed_arm_plays_nothing(tmp_path: Path) -> None:
-    data = small(tmp_path, arms={"mine": {"name": "delegate"}})
+def test_a_renamed_strategy_plays_nothing(tmp_path: Path) -> None:
+    data = small(tmp_path, strategies={"mine": {"name": "delegate"}})
     assert replayed(tmp_path, data) == 0
-    assert {r.place.arm for r in read_results(tmp_path / "s" / "results.jsonl")} == {"mine"}
+    assert {r.place.strategy for r in read_results(tmp_path / "s" / "results.jsonl")} == {"mine"}
 
 
 def test_another_policy_plays_everything(tmp_path: Path) -> None:
-    data = small(tmp_path, arms={"delegate": {}}, policy={"name": "study_players:Scripted", "options": {"version": 1}})
+    data = small(
+        tmp_path, strategies={"delegate": {}}, policy={"name": "study_players:Scripted", "options": {"version": 1}}
+    )
     assert replayed(tmp_path, data) == 6 * 2 * 2 * 2
 
 
@@ -337,7 +552,7 @@ def test_another_grader_judges_again_and_plays_nothing(tmp_path: Path) -> None:
     data = small(tmp_path, reward={"name": "correct", "options": {"grader": {"name": "study_players:Contrary"}}})
     assert replayed(tmp_path, data) == 0
     results = list(read_results(tmp_path / "s" / "results.jsonl"))
-    right = [r.grade.correct for r in results if r.place.arm == "monolithic" and r.place.budget == 240]
+    right = [r.grade.correct for r in results if r.place.strategy == "monolithic" and r.place.budget == 240]
     assert right
     assert not any(right)
 
@@ -345,13 +560,13 @@ def test_another_grader_judges_again_and_plays_nothing(tmp_path: Path) -> None:
 def test_another_gold_decomposition_replays_the_oracle_alone(tmp_path: Path) -> None:
     """It stands in the file, not in the options, and the question is the same."""
     data = questions(tmp_path, 6)
-    arms = {"monolithic": {}, "oracle_decomposition": {}}
+    strategies = {"monolithic": {}, "oracle_decomposition": {}}
     studies = []
     for hint in ("a", "b"):
         rows = [{"question": "Where?", "answer": "Ulm", "documents": {"a": "Ulm", "b": "Ulm"}, "support": [hint]}]
         (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        study = Study(parse_as(StudyConfig, {**data, "arms": arms, "seeds": [0], "budgets": [240]}))
-        studies.append({item.place.arm: item.played for block in study.blocks() for item in study._keyed(block)})
+        study = Study(parse_as(StudyConfig, {**data, "strategies": strategies, "seeds": [0], "budgets": [240]}))
+        studies.append({item.place.strategy: item.played for block in study.blocks() for item in study._keyed(block)})
     assert studies[0]["monolithic"] == studies[1]["monolithic"]
     assert studies[0]["oracle_decomposition"] != studies[1]["oracle_decomposition"]
 
@@ -383,8 +598,8 @@ def test_what_a_kill_left_is_used_and_the_files_are_the_same(tmp_path: Path) -> 
 def test_a_broken_line_that_no_kill_explains_is_an_error(tmp_path: Path) -> None:
     folder = run(small(tmp_path))
     file = folder / "results.jsonl"
-    file.write_text("{}\n" + file.read_text(encoding="utf-8"), encoding="utf-8")
-    with pytest.raises(RecordError, match=r"played.jsonl, line 1: not a result of a study: KeyError: 'key'"):
+    file.write_text('{"format":2}\n' + file.read_text(encoding="utf-8"), encoding="utf-8")
+    with pytest.raises(RecordError, match=r"results.jsonl, line 1: not a result of a study \(KeyError: 'key'\)"):
         run(small(tmp_path), resume=True)
 
 
@@ -417,7 +632,7 @@ def test_a_store_finds_results_and_episodes(tmp_path: Path) -> None:
     assert results[0].key in again
     assert results[2].key not in again
     assert again.find_episodes(results[1].played) == results[1]
-    place = replace(results[0].place, arm="b")
+    place = replace(results[0].place, strategy="b")
     path = again.finish([(results[0].key, place)])
     assert list(read_results(path, whole=True)) == [replace(results[0], place=place)]
     assert results[1].key in Store(tmp_path / "other"), "what the study does not have any more is kept"
@@ -434,23 +649,23 @@ def compared(tmp_path: Path, **changes: Any) -> list[str]:
 
 def test_a_study_compared_with_itself_has_no_difference(tmp_path: Path) -> None:
     lines = compared(tmp_path, episodes=6)
-    assert len(lines) == (4 + 5) * (4 + 2)  # arms of the cells x (costs + budgets)
+    assert len(lines) == (4 + 5) * (7 + 2)  # strategies of the cells x (costs + budgets)
     assert not any(line.startswith("note") for line in lines)
     assert all("no verdict" in line for line in lines), "six instances are too few"
 
 
 def test_compare_pairs_what_is_shared_and_says_what_is_not(tmp_path: Path) -> None:
-    lines = compared(tmp_path, budgets=[240], arms={"monolithic": {}, "spawn_join": {"temperature": 1.0}})
+    lines = compared(tmp_path, budgets=[240], strategies={"monolithic": {}, "spawn_join": {"temperature": 1.0}})
     notes = [line for line in lines if line.startswith("note")]
-    assert any("only" in note and "has the arm" in note and "spawn_join" in note for note in notes)
+    assert any("only" in note and "has the strategy" in note and "spawn_join" in note for note in notes)
     assert any("has the budget ledger 4-12 monolithic 60 and 1 more" in note for note in notes)
     assert all("monolithic of s" in line for line in lines[len(notes) :])
 
 
 def test_compare_pairs_equal_budgets_in_whatever_order_and_labels_oracles(tmp_path: Path) -> None:
-    arms = {"best_of_n": {"options": {"samples": 3}, "temperature": 0.8}}
-    run(small(tmp_path, arms=arms))
-    run(small(tmp_path, name="t", arms=arms, budgets=[240, 60]))
+    strategies = {"best_of_n": {"options": {"samples": 3}, "temperature": 0.8}}
+    run(small(tmp_path, strategies=strategies))
+    run(small(tmp_path, name="t", strategies=strategies, budgets=[240, 60]))
     lines = compare_studies(tmp_path / "s", tmp_path / "t", QUIET)
     at_budgets = [line for line in lines if "at most" in line]
     assert len(at_budgets) == 2 * 2
@@ -464,7 +679,7 @@ def test_compare_names_what_does_not_match(tmp_path: Path) -> None:
             tmp_path,
             tasks={"short": {"name": "arithmetic"}},
             cells=[{"family": "short", "size": "any"}],
-            arms={"delegate": {}},
+            strategies={"delegate": {}},
         )
     with pytest.raises(ConfigError, match="cannot be compared: their reward is"):
         compare_studies(tmp_path / "s", changed_reward(tmp_path), QUIET)
@@ -473,11 +688,16 @@ def test_compare_names_what_does_not_match(tmp_path: Path) -> None:
 
 
 def changed_reward(tmp_path: Path) -> Path:
-    return run(small(tmp_path, name="u", reward={"name": "default"}, arms={"delegate": {}}))
+    return run(small(tmp_path, name="u", reward={"name": "default"}, strategies={"delegate": {}}))
 
 
 def test_a_better_policy_is_seen_in_the_comparison(tmp_path: Path) -> None:
-    guess = {"cells": [{"family": "range", "size": "2-6"}], "arms": {"monolithic": {}}, "episodes": 30, "seeds": [0]}
+    guess = {
+        "cells": [{"family": "range", "size": "2-6"}],
+        "strategies": {"monolithic": {}},
+        "episodes": 30,
+        "seeds": [0],
+    }
     for name, tokens in (("s", 20), ("t", 40)):
         policy = {"name": "study_players:Known", "options": {"right": 0.1, "tokens": tokens}}
         run(small(tmp_path, name=name, policy=policy, **guess))
@@ -503,16 +723,16 @@ def test_a_better_policy_is_seen_in_the_comparison(tmp_path: Path) -> None:
         ({"temperature": -1.0}, ["temperature is -1"]),
         ({"name": "a/b"}, ["name is 'a/b'"]),
         ({"subject": "delegat"}, ["subject is 'delegat'", "Did you mean 'delegate'"]),
-        ({"policy": None}, ["arms.delegate has no policy"]),
+        ({"policy": None}, ["strategies.delegate has no policy"]),
         ({"policy": {"name": "modle"}}, ["unknown policy 'modle'", "Did you mean 'model'"]),
         ({"policy": {"name": "model"}}, ["policy.options", "needs a folder"]),
         (
             {"policy": {"name": "study_players:Guess", "options": {"right": 1, "tokens": 9}}},
             ["Guess lacks fingerprint(), load(), rules(), seeded"],
         ),
-        ({"arms": {"delegate": {"families": ["x"]}}}, ["arms.delegate.families names the family 'x'"]),
-        ({"arms": {"d": {}}}, ["unknown arm 'd'"]),
-        ({"arms": {"best_of_n": {}}}, ["arms.best_of_n, range, budget 60: temperature is 0"]),
+        ({"strategies": {"delegate": {"families": ["x"]}}}, ["strategies.delegate.families names the family 'x'"]),
+        ({"strategies": {"d": {}}}, ["unknown strategy 'd'"]),
+        ({"strategies": {"best_of_n": {}}}, ["strategies.best_of_n, range, budget 60: temperature is 0"]),
         ({"cells": [{"family": "range", "size": "1", "options": {"max_length": 1}}]}, ["min_length is 2, above"]),
         ({"cells": [{"family": "nope", "size": "1"}]}, ["cells[0].family names the family 'nope'"]),
         ({"reward": {"name": "corect"}}, ["unknown reward 'corect'"]),
@@ -554,7 +774,7 @@ def test_a_trained_policy_per_seed(tmp_path: Path) -> None:
     folders = [trained(tmp_path, seed) for seed in (0, 1)]
     pattern = str(folders[0]).replace("/seed0/", "/seed{seed}/")
     file = tmp_path / "study.yaml"
-    data = small(tmp_path, budgets=[40], episodes=3, arms={"delegate": {}, "monolithic": None}, policy=pattern)
+    data = small(tmp_path, budgets=[40], episodes=3, strategies={"delegate": {}, "monolithic": {}}, policy=pattern)
     file.write_text(yaml.safe_dump(data), encoding="utf-8")
     config = load_study(file)
     study = Study(config)
@@ -601,14 +821,14 @@ def test_folders_that_hold_no_policy(tmp_path: Path) -> None:
 
 def test_limits_that_the_model_cannot_hold(tmp_path: Path) -> None:
     policy = {"name": "model", "options": {"model": {"name": "tiny", "options": {"max_positions": 200}}}}
-    with pytest.raises(ConfigError, match=r"arms.delegate, range, budget 240: limits.total_tokens is 240"):
+    with pytest.raises(ConfigError, match=r"strategies.delegate, range, budget 240: limits.total_tokens is 240"):
         run(small(tmp_path, policy=policy))
 
 
 def test_who_plays_is_said_by_folder_or_by_name_and_options(tmp_path: Path) -> None:
     served = [{"name": "server", "options": {"server": {"base_url": "http://a/v1", "model": m}}} for m in "xy"]
-    arms = {"delegate": {}, "map_reduce": {"policy": served[0]}, "monolithic": {"policy": served[1]}}
-    data = small(tmp_path, policy={"name": "model", "options": {"folder": "runs/a"}}, arms=arms)
+    strategies = {"delegate": {}, "map_reduce": {"policy": served[0]}, "monolithic": {"policy": served[1]}}
+    data = small(tmp_path, policy={"name": "model", "options": {"folder": "runs/a"}}, strategies=strategies)
     assert players(parse_as(StudyConfig, data)) == (
         "Played by `runs/a`: delegate; "
         "`server {'server': {'base_url': 'http://a/v1', 'model': 'x'}}`: map_reduce; "
@@ -639,12 +859,20 @@ def test_a_result_of_another_kind_is_an_error(tmp_path: Path) -> None:
 def test_a_served_policy_plays_by_text(tmp_path: Path, serve: Serve) -> None:
     server = serve(lambda path, body, n: chat("Answer: 7"))
     options = {"server": {"base_url": server.url, "model": "m", "extra": {"top_k": 1}}, "weights": "today"}
-    arms = {"delegate": {}, "self_consistency": {"options": {"samples": 2}}, "spawn_join": {"options": {"threads": 2}}}
-    data = small(tmp_path, arms=arms, budgets=[1000], episodes=2, seeds=[0], temperature=0.7)
+    strategies = {
+        "delegate": {},
+        "self_consistency": {"options": {"samples": 2}},
+        "spawn_join": {"options": {"threads": 2}},
+    }
+    data = small(tmp_path, strategies=strategies, budgets=[1000], episodes=2, seeds=[0], temperature=0.7)
     data["policy"] = {"name": "server", "options": options}
     results = list(read_results(run(data) / "results.jsonl", whole=True))
-    assert {r.place.arm: len(r.episodes) for r in results} == {"delegate": 1, "self_consistency": 2, "spawn_join": 1}
-    joined = [r.episodes[0] for r in results if r.place.arm == "spawn_join"]
+    assert {r.place.strategy: len(r.episodes) for r in results} == {
+        "delegate": 1,
+        "self_consistency": 2,
+        "spawn_join": 1,
+    }
+    joined = [r.episodes[0] for r in results if r.place.strategy == "spawn_join"]
     assert all(episode.cost.clones == 2 and episode.answer == "7" for episode in joined)
     asked = len(server.seen)
     run(data, resume=True)
@@ -663,7 +891,7 @@ def questions(tmp_path: Path, count: int) -> dict[str, Any]:
     (tmp_path / "own.jsonl").write_text("\n".join(lines), encoding="utf-8")
     tasks = {"own": {"name": "questions", "options": {"path": str(tmp_path / "own.jsonl")}}}
     return small(
-        tmp_path, tasks=tasks, cells=[{"family": "own", "size": "all"}], arms={"monolithic": {}}, episodes=None
+        tmp_path, tasks=tasks, cells=[{"family": "own", "size": "all"}], strategies={"monolithic": {}}, episodes=None
     )
 
 
@@ -696,28 +924,28 @@ def test_a_missing_file_is_named_before_any_work(tmp_path: Path, monkeypatch: py
 def test_policies_of_known_accuracy_and_cost_are_measured_as_they_are(tmp_path: Path) -> None:
     """Alone it is right with .5 after 40 tokens; with two clones and turns of 10 tokens with .8. Poor it never is."""
     known = {"alone": {"right": 0.5, "tokens": 40}, "together": {"right": 0.8, "tokens": 10, "clones": 2}}
-    arms = {
-        label: {"name": arm, "policy": {"name": "study_players:Known", "options": known[label]}}
-        for label, arm in (("together", "delegate"), ("alone", "monolithic"))
+    strategies = {
+        label: {"name": strategy, "policy": {"name": "study_players:Known", "options": known[label]}}
+        for label, strategy in (("together", "delegate"), ("alone", "monolithic"))
     }
-    data = small(tmp_path, arms=arms, budgets=[12, 200], episodes=24, seeds=list(range(8)))
+    data = small(tmp_path, strategies=strategies, budgets=[12, 200], episodes=24, seeds=list(range(8)))
     data |= {"tasks": {"choice": {"name": "trivial:Choice"}}, "cells": [{"family": "choice", "size": "any"}]}
     (curves,) = curves_of(read_results(run(data) / "results.jsonl"))
     resampler = curves.resampler(crossed=False, resamples=2000, confidence=0.95)
     prompts = [len(CODEC.encode_own(f"<root>{task.removeprefix('choice-')}?<asst>")) for task in curves.task_ids]
     # together: <call>+<sep>+</call>; <clone>+<asst> and 10 tokens, twice; <tool>a1b1<asst>; 10 tokens
     used = {"alone": (40, 40, 40), "together": (5 + 2 * (3 + 10) + 6 + 10, 5 + 2 * 10 + 10, 5 + 10 + 10)}
-    for arm, right in (("alone", 0.5), ("together", 0.8)):
-        poor, rich = curves.arms[arm]
+    for strategy, right in (("alone", 0.5), ("together", 0.8)):
+        poor, rich = curves.strategies[strategy]
         assert poor.correct.max() == 0
         found = resampler.estimate(rich.correct)
         assert found.low <= right <= found.high
-        total, generated, path = used[arm]
+        total, generated, path = used[strategy]
         assert np.array_equal(rich.costs["total_tokens"], np.array(prompts)[:, None] + np.full((24, 8), total))
         assert set(rich.costs["generated_tokens"].flat) == {generated}
         assert set(rich.costs["critical_path_tokens"].flat) == {path}
-    together, alone = curves.arms["together"], curves.arms["alone"]
-    pair = match(together[1], alone[1], resampler)
+    together, alone = curves.strategies["together"], curves.strategies["alone"]
+    pair = match(together[1], alone[1], resampler, ["total_tokens"])
     assert pair.gap.low <= 0.3 <= pair.gap.high
     assert pair.verdict is Verdict.AHEAD
     # 47 tokens and the prompt against 40: dearer in total, cheaper in all else

@@ -7,8 +7,7 @@ import pytest
 
 from selfcest_env.errors import ConfigError
 from selfcest_training.evaluation.frontier import GRID, Point, Verdict, compare_frontiers, envelope, match
-from selfcest_training.evaluation.results import COSTS
-from selfcest_training.evaluation.statistics import Resampler
+from selfcest_training.evaluation.statistics import Resampler, over_seeds, student_t
 from selfcest_training.evaluation.words import matched, sentence
 
 
@@ -19,6 +18,9 @@ def resampler(instances: int, seeds: int = 1, *, crossed: bool = False, resample
 def point(budget: int, correct: np.ndarray, cost: np.ndarray | float) -> Point:
     costs = np.broadcast_to(np.asarray(cost, float), correct.shape)
     return Point(budget, correct, dict.fromkeys(COSTS, costs))
+
+
+COSTS = ("total_tokens", "generated_tokens")
 
 
 def share(right: int, instances: int = 40) -> np.ndarray:
@@ -63,9 +65,9 @@ def test_an_interval_by_hand() -> None:
 
 
 def test_differences_are_paired() -> None:
-    """Two arms that fail on the same instances differ by nothing, however few are right."""
+    """Two strategies that fail on the same instances differ by nothing, however few are right."""
     both = share(20)
-    found = match(point(9, both, 5), point(9, both, 10), resampler(40))
+    found = match(point(9, both, 5), point(9, both, 10), resampler(40), COSTS)
     assert (found.gap.low, found.gap.high) == (0, 0)
     assert (found.ratios["total_tokens"].low, found.ratios["total_tokens"].high) == (0.5, 0.5)
 
@@ -75,7 +77,29 @@ def test_nested_seeds_are_averaged_and_crossed_seeds_are_resampled() -> None:
     nested = resampler(30, 2).estimate(values)
     crossed = resampler(30, 2, crossed=True).estimate(values)
     assert (nested.low, nested.high) == (0.5, 0.5)
-    assert (crossed.low, crossed.high) == (0, 1)
+    # Student's t of the two seeds' means, 0 and 1: .5 -+ 12.706 * .7071 / sqrt(2) = .5 -+ 6.353
+    assert (crossed.low, crossed.high) == pytest.approx((0.5 - 6.353, 0.5 + 6.353), rel=0.03)
+
+
+def test_quantiles_of_students_t() -> None:
+    for degrees, expected in ((1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (9, 2.262), (30, 2.042)):
+        assert student_t(0.975, degrees) == pytest.approx(expected, abs=5e-4)
+    assert student_t(0.95, 5) == pytest.approx(2.015, abs=5e-4)
+
+
+def test_an_interval_over_seeds_by_hand() -> None:
+    # 1, .75, .5: mean .75, sd .25, half width 4.303 * .25 / sqrt(3) = .6211
+    found = over_seeds([1.0, 0.75, 0.5])
+    assert (found.mean, found.low, found.high) == pytest.approx((0.75, 0.75 - 0.6211, 0.75 + 0.6211), abs=1e-4)
+    assert str(over_seeds([0.5])) == "0.50", "one seed tells nothing of others"
+
+
+def test_what_an_instance_does_not_have_is_in_no_mean() -> None:
+    values = np.array([[10.0], [20.0], [np.nan], [np.nan]] * 10)
+    found = resampler(40).estimate(values)
+    assert found.mean == 15
+    assert 10 < found.low < 15 < found.high < 20
+    assert str(resampler(40).estimate(values * np.nan)) == "–"
 
 
 def test_nothing_to_resample_is_an_error() -> None:
@@ -97,7 +121,9 @@ def coverage(studies: int, *, crossed: bool, instances: int, seeds: int, resampl
     return hits / studies
 
 
-@pytest.mark.parametrize(("crossed", "seeds", "high"), [(False, 1, 0.98), (False, 3, 0.98), (True, 12, 0.995)])
+@pytest.mark.parametrize(
+    ("crossed", "seeds", "high"), [(False, 1, 0.98), (False, 3, 0.98), (True, 3, 1.0), (True, 12, 0.995)]
+)
 def test_coverage(crossed: bool, seeds: int, high: float) -> None:
     """Nominal 95 %; crossed intervals are wider by construction. The share has a standard error of .011 itself."""
     found = coverage(400, crossed=crossed, instances=100, seeds=seeds, resamples=1000)
@@ -114,8 +140,8 @@ def test_coverage_in_many_studies(instances: int) -> None:
 # Frontiers against the truth
 
 
-def arm(rng: np.random.Generator, hardness: np.ndarray, truth: list[tuple[float, float]]) -> list[Point]:
-    """Points of an arm with these (cost, accuracy); on a hard instance it costs more and fails more often."""
+def strategy(rng: np.random.Generator, hardness: np.ndarray, truth: list[tuple[float, float]]) -> list[Point]:
+    """Points of a strategy with these (cost, accuracy); on a hard instance it costs more and fails more often."""
     points = []
     for budget, (cost, accuracy) in enumerate(truth):
         right = accuracy + 0.2 * (0.5 - hardness)
@@ -138,7 +164,9 @@ def test_known_policies_recover_their_frontier() -> None:
     rng, boot, hits = np.random.default_rng(1), resampler(200, resamples=400), 0
     for _ in range(60):
         hardness = rng.random((200, 1))
-        found = compare_frontiers(arm(rng, hardness, DELEGATE), arm(rng, hardness, MONOLITHIC), "total_tokens", boot)
+        found = compare_frontiers(
+            strategy(rng, hardness, DELEGATE), strategy(rng, hardness, MONOLITHIC), "total_tokens", boot
+        )
         truth = true_gap(DELEGATE, MONOLITHIC, found.at)
         hits += all(g.low - 1e-9 <= t <= g.high + 1e-9 for g, t in zip(found.gap, truth, strict=True))
         assert found.verdict is Verdict.BOTH, "worse at few tokens, better at many"
@@ -151,9 +179,19 @@ def test_equal_policies_are_seldom_told_apart() -> None:
     verdicts = []
     for _ in range(60):
         hardness = rng.random((100, 1))
-        pair = [arm(rng, hardness, DELEGATE) for _ in range(2)]
+        pair = [strategy(rng, hardness, DELEGATE) for _ in range(2)]
         verdicts.append(compare_frontiers(pair[0], pair[1], "total_tokens", boot).verdict)
     assert verdicts.count(Verdict.NO_DIFFERENCE) >= 52
+
+
+def test_a_difference_below_the_stated_minimum_has_no_verdict() -> None:
+    both, more = share(30, 1000), share(45, 1000)
+    boot = resampler(1000)
+    for least, verdict in ((0.0, Verdict.AHEAD), (0.02, Verdict.NO_DIFFERENCE)):  # .045 - .030 = .015, and it is clear
+        assert match(point(1, more, 50), point(1, both, 50), boot, COSTS, least).verdict is verdict
+        found = compare_frontiers([point(1, more, 50)], [point(1, both, 50)], "total_tokens", boot, least)
+        assert found.verdict is verdict
+        assert bool(found.ahead) == (verdict is Verdict.AHEAD)
 
 
 # In words
@@ -185,7 +223,7 @@ def test_the_sentence_says_where_it_loses() -> None:
     assert "(by up to -0.42" in lost
 
 
-def test_the_sentence_claims_nothing_of_equal_arms_or_of_few_instances() -> None:
+def test_the_sentence_claims_nothing_of_equal_strategies_or_of_few_instances() -> None:
     both = [point(1, share(30), 50.0)]
     assert "no clear difference between a and b at any equal cost; on average +0.00" in compared(both, both)
     few = compared([point(1, share(10, 10), 50.0)], [point(1, share(0, 10), 50.0)])
@@ -193,7 +231,7 @@ def test_the_sentence_claims_nothing_of_equal_arms_or_of_few_instances() -> None
 
 
 def said_at_budget(first: Point, second: Point) -> str:
-    return matched(match(first, second, resampler(len(first.correct))), "a", "b")
+    return matched(match(first, second, resampler(len(first.correct)), COSTS), "a", "b")
 
 
 @pytest.mark.parametrize(
@@ -213,5 +251,30 @@ def test_one_budget_in_words(first: tuple[int, float], second: tuple[int, float]
     assert said.startswith(f"against b: {words}")
 
 
-def test_no_prompt_that_fits_is_equally_dear_for_both() -> None:
-    assert "total tokens x1.00" in said_at_budget(point(1, share(0), 0.0), point(1, share(0), 0.0))
+def test_who_could_not_begin_has_no_cost_to_compare() -> None:
+    """No ratio to nothing, and no frontier of it."""
+    lost, won = point(1, share(0), np.nan), point(1, share(30), 50.0)
+    said = said_at_budget(won, lost)
+    assert "a is more accurate (+0.75" in said
+    assert said.endswith("no instance whose prompt fitted both)")
+    assert "inf" not in said + said_at_budget(lost, won)
+    found = compare_frontiers([won], [lost], "total_tokens", resampler(40))
+    assert found.verdict is Verdict.NO_COST
+    assert "no prompt of a or of b fitted" in sentence(found, "a", "b")
+
+
+def test_ratios_are_of_the_instances_that_both_could_begin() -> None:
+    # The first could not begin the second half; there the other paid 90 each.
+    half, other = np.array([[20.0]] * 20 + [[np.nan]] * 20), np.array([[10.0]] * 20 + [[90.0]] * 20)
+    found = match(point(1, share(20), half), point(1, share(30), other), resampler(40), COSTS)
+    assert found.ratios["total_tokens"].mean == 2
+
+
+def test_an_instance_that_could_not_begin_spent_nothing() -> None:
+    """Half of the instances are asked for 20 each and all right: .5 at a mean of 10, as a coin between 0 and 20 is."""
+    half = point(1, share(20), np.array([[20.0]] * 20 + [[np.nan]] * 20))
+    whole = point(1, share(40), 20.0)
+    found = compare_frontiers([half], [whole], "total_tokens", resampler(40))
+    assert found.at[0] == 10
+    assert found.gap[0].mean == pytest.approx(0)
+    assert found.gap[-1].mean == pytest.approx(-0.5)

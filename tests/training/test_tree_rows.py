@@ -22,7 +22,14 @@ from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.types import ROOT, Limits, Outcome, Status, TurnKey
 from selfcest_training.credit import Credit
 from selfcest_training.learner.batch import Sample, build_samples, collate
-from selfcest_training.learner.options import Denominator, ForwardOptions, LossConfig, OptimizerConfig, Rows
+from selfcest_training.learner.options import (
+    Denominator,
+    ForwardOptions,
+    LossConfig,
+    LossTermConfig,
+    OptimizerConfig,
+    Rows,
+)
 from selfcest_training.learner.tree_rows import TreeRow, collate_trees, tree_rows
 from selfcest_training.learner.update import Learner
 
@@ -125,7 +132,7 @@ def gradient(
     learner.optimizer.register_step_pre_hook(
         lambda *_: kept.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
     )
-    learner.policy_step(samples, LossConfig(kl_coefficient=0.1))
+    learner.policy_step(samples, LossConfig(terms={"kl": LossTermConfig(0.1)}))
     assert len(kept) == 1, "exactly one optimiser step"
     return kept[0].double()
 
@@ -261,7 +268,7 @@ def test_samples_that_share_every_id_keep_their_own_credit() -> None:
 
 def test_metrics_and_denominators_are_those_of_bucketed_rows_and_shared_ids_count_once() -> None:
     samples, _ = random_samples(0)
-    loss = LossConfig(kl_coefficient=0.1)
+    loss = LossConfig(terms={"kl": LossTermConfig(0.1)})
     bucketed = learner_of(tiny(), Rows.BUCKETED, 500).policy_step(samples, loss)
     learner = learner_of(tiny(), Rows.TREE, 500)
     tree = learner.policy_step(samples, loss)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from selfcest_agents.language import Language
@@ -18,6 +20,7 @@ from selfcest_env.tasks.source import Proposal, Style
 from selfcest_env.types import ROOT, Answer, CloneRequest, Delegate, Role, Task
 from selfcest_env.views import Observation
 from selfcest_training.credit import Credit, Replayed, Rloo
+from selfcest_training.learner.losses import LossInputs
 
 
 @dataclass(frozen=True)
@@ -105,3 +108,16 @@ class NoSampler:
     """Starts nothing."""
 
     shared, max_positions = False, None
+
+
+class OfClones:
+    """The log-probs of clones, deeper ones more."""
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        return torch.where(inputs.is_clone, inputs.depth * inputs.logprobs, 0.0)
+
+
+class NeedsMuch(OfClones):
+    """Needs what there is not."""
+
+    needs = ("reference", "everything")

@@ -3,53 +3,66 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from selfcest_agents.lora_options import LoraOptions
 from selfcest_env.errors import ConfigError, did_you_mean
 from selfcest_env.plugin import PlugIn
-from selfcest_env.structure import Name, Seed, show
+from selfcest_env.structure import (
+    AtLeast,
+    Bound,
+    Checked,
+    Count,
+    Distinct,
+    Name,
+    NotEmpty,
+    NotNegative,
+    Positive,
+    Seed,
+    Size,
+)
 from selfcest_env.tasks.source import Style
 from selfcest_env.types import Limits
 from selfcest_training.learner.options import Denominator, ForwardOptions, LossConfig, OptimizerConfig, Rows
 
 
-def _require(right: bool, key: str, value: object, expected: str) -> None:
-    if not right:
-        raise ConfigError(f"{key} is {show(value)}; expected {expected}")
+@dataclass(frozen=True)
+class FileName(Bound):
+    """What a folder can be called. `forbidden`: characters that mean something where such names are listed."""
 
+    forbidden: str = ""
 
-def _at_least(bound: int, config: object, place: str, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        _require(value >= bound, f"{place}{name}", value, f"a whole number >= {bound}")
+    def holds(self, value: str) -> bool:
+        return value.isprintable() and value[:1] not in ("", ".") and not set(value) & set("/\\" + self.forbidden)
 
-
-def _check_weights(place: str, weights: Mapping[str, float]) -> None:
-    """Each finite and >= 0, and something above 0 to draw from."""
-    for name, weight in weights.items():
-        _require(0 <= weight < math.inf, f"{place}.{name}", weight, "a finite weight >= 0")
-    _require(any(weights.values()), place, dict(weights), "at least one name with a weight > 0, or it draws nothing")
-
-
-def _check_file_name(key: str, name: str, forbidden: str = "") -> None:
-    right = name and not name.startswith(".") and not set(name) & set("/\\" + forbidden) and name.isprintable()
-    what = "slash, backslash" + "".join(f", '{mark}'" for mark in forbidden)
-    expected = f"a folder name: not empty, no leading dot, no {what} or character that cannot be printed; rename it"
-    _require(bool(right), key, name, expected)
-
-
-def _check_distinct(key: str, values: Sequence[object]) -> None:
-    _require(len(values) > 0, key, list(values), "at least one")
-    _require(len(set(values)) == len(values), key, list(values), "each one once; remove the duplicates")
+    def __str__(self) -> str:
+        marks = "".join(f" or '{mark}'" for mark in self.forbidden)
+        return f"that can name a folder: printable, not empty, no leading dot, no slash{marks}; rename it"
 
 
 @dataclass(frozen=True)
-class Demonstrations:
+class SomeAboveZero(Bound):
+    """Of weights to draw by."""
+
+    def holds(self, value: Mapping[Any, float]) -> bool:
+        return any(value.values())
+
+    def __str__(self) -> str:
+        return "with a weight > 0, or it draws nothing"
+
+
+def check_cells(cells: Iterable[Cell]) -> None:
+    """Raise `ConfigError` if two are of one family and size."""
+    names = [(cell.family, cell.size) for cell in cells]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"cells (family, size) is {names}; expected each one once; remove the duplicates")
+
+
+@dataclass(frozen=True)
+class Demonstrations(Checked):
     """One family of a phase.
 
     Attributes:
@@ -57,52 +70,42 @@ class Demonstrations:
         styles: weights of `delegate`, `solve` and `read`. The limits of the arm must have the tool that a style uses.
     """
 
-    share: float
-    styles: Mapping[str, float]
-
-    def __post_init__(self) -> None:
-        _require(0 <= self.share < math.inf, "share", self.share, "a finite number >= 0")
-        for style in self.styles:
-            if style not in list(Style):
-                raise ConfigError(
-                    f"styles.{style} is no style; expected {', '.join(Style)}.{did_you_mean(style, Style)}"
-                )
-        _check_weights("styles", self.styles)
+    share: NotNegative
+    styles: Annotated[Mapping[Style, NotNegative], SomeAboveZero()]
 
 
 @dataclass(frozen=True)
-class Phase:
+class Phase(Checked):
     """A stretch of the warm start: so many demonstration tokens, prompts included, of a mix of families.
 
     `limits` change the arm's for this phase alone, as when a policy that will read by key first learns from full texts.
     """
 
-    tokens: int
+    tokens: Count
     mix: Mapping[str, Demonstrations]
     limits: Mapping[str, int | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _at_least(1, self, "phase.", "tokens")
-        _check_weights("phase.mix", {family: spec.share for family, spec in self.mix.items()})
+        super().__post_init__()
+        shares = {family: spec.share for family, spec in self.mix.items()}
+        if not any(shares.values()):
+            raise ConfigError(f"mix has the shares {shares}; expected a family with a share > 0")
 
 
 @dataclass(frozen=True)
-class WarmStartConfig:
+class WarmStartConfig(Checked):
     """Imitation of scripted demonstrations."""
 
     phases: tuple[Phase, ...] = ()
     optimizer: OptimizerConfig = OptimizerConfig(
         learning_rate=2e-3, warmup_steps=50, decay_share=0.3, beta1=0.9, beta2=0.98, weight_decay=0.01
     )
-    batch_tokens: int = 1024
-    pool_tokens: int = 16384
-
-    def __post_init__(self) -> None:
-        _at_least(1, self, "warmstart.", "batch_tokens", "pool_tokens")
+    batch_tokens: Count = 1024
+    pool_tokens: Count = 16384
 
 
 @dataclass(frozen=True)
-class RLConfig:
+class RLConfig(Checked):
     """Group-relative policy gradient on rollouts.
 
     Attributes:
@@ -117,39 +120,28 @@ class RLConfig:
         max_policy_lag: rollouts run so many steps ahead of the learner, with weights that many steps old; 0: none.
     """
 
-    steps: int = 60
-    sampled_tokens: int | None = None
-    tasks: Mapping[str, float] = field(default_factory=dict)
-    tasks_per_step: int = 24
-    group_size: int = 8
-    minibatches: int = 1
-    temperature: float = 0.8
+    steps: Size = 60
+    sampled_tokens: Count | None = None
+    tasks: Mapping[str, NotNegative] = field(default_factory=dict)
+    tasks_per_step: Count = 24
+    group_size: Annotated[int, AtLeast(2), "episodes of a task are compared with one another"] = 8
+    minibatches: Count = 1
+    temperature: Positive = 0.8
     optimizer: OptimizerConfig = OptimizerConfig()
     loss: LossConfig = LossConfig()
     denominator: Denominator = Denominator.CONSTANT
-    constant_tokens: float = 100.0
+    constant_tokens: Positive = 100.0
     task_sampler: PlugIn = PlugIn("mixture")
     gate: PlugIn = PlugIn("all")
     reward_schedule: PlugIn = PlugIn("constant")
     credit: PlugIn = PlugIn("gated")
-    max_policy_lag: int = 0
+    max_policy_lag: Size = 0
 
     def __post_init__(self) -> None:
-        _at_least(0, self, "rl.", "steps", "max_policy_lag")
-        _at_least(1, self, "rl.", "tasks_per_step")
-        if self.sampled_tokens is not None:
-            expected = "a whole number >= 1, or null for no limit"
-            _require(self.sampled_tokens >= 1, "rl.sampled_tokens", self.sampled_tokens, expected)
-        for name in ("temperature", "constant_tokens"):
-            value = getattr(self, name)
-            _require(0 < value < math.inf, f"rl.{name}", value, "a finite number > 0")
-        if self.group_size < 2:
+        super().__post_init__()
+        if self.tasks_per_step % self.minibatches:
             raise ConfigError(
-                f"rl.group_size is {self.group_size}; a group baseline needs at least 2 episodes per task"
-            )
-        if self.minibatches < 1 or self.tasks_per_step % self.minibatches:
-            raise ConfigError(
-                f"rl.minibatches is {self.minibatches}; expected a divisor of rl.tasks_per_step = {self.tasks_per_step}"
+                f"minibatches is {self.minibatches}; expected a divisor of tasks_per_step = {self.tasks_per_step}"
             )
 
 
@@ -170,21 +162,24 @@ class ArmConfig:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One cell of the evaluation table: a family at a size. `options` override the family's task options."""
+class Cell(Checked):
+    """One cell of the evaluation table: a family at a size. `options` override the family's task options.
+
+    `shift`: `in` the training distribution, or `out` of it.
+    """
 
     family: str
     size: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    shift: str = "in"
+    shift: Literal["in", "out"] = "in"
 
-    def __post_init__(self) -> None:
-        expected = "'in' (the training distribution) or 'out'"
-        _require(self.shift in ("in", "out"), "cell.shift", self.shift, expected)
+
+# What a server bills whose prompt cache makes known tokens cheaper; other costs follow from the record alone.
+ADDED_COSTS = {"billed_tokens_cached": PlugIn("prompt_cache", {"discount": 0.9})}
 
 
 @dataclass(frozen=True)
-class EvaluationConfig:
+class EvaluationConfig(Checked):
     """Fixed sets, the same for every arm and seed.
 
     Attributes:
@@ -192,26 +187,22 @@ class EvaluationConfig:
         episodes: instances per cell.
         seed: draws the instances.
         temperatures: 0 is greedy; every temperature is evaluated and reported apart.
+        costs: those beside the costs of every record, as in a study.
     """
 
     cells: tuple[Cell, ...] = ()
-    episodes: int = 500
-    seed: int = 20_000
-    temperatures: tuple[float, ...] = (0.0,)
+    episodes: Count = 500
+    seed: Seed = 20_000
+    temperatures: Annotated[tuple[Annotated[NotNegative, "0: greedy"], ...], NotEmpty(), Distinct()] = (0.0,)
+    costs: Mapping[str, PlugIn] = field(default_factory=lambda: dict(ADDED_COSTS))
 
     def __post_init__(self) -> None:
-        _at_least(1, self, "evaluation.", "episodes")
-        for temperature in self.temperatures:
-            _require(
-                0 <= temperature < math.inf, "evaluation.temperatures", temperature, "finite numbers >= 0 (0: greedy)"
-            )
-        _check_distinct("evaluation.temperatures", self.temperatures)
-        if self.cells:
-            _check_distinct("evaluation.cells (family, size)", [(cell.family, cell.size) for cell in self.cells])
+        super().__post_init__()
+        check_cells(self.cells)
 
 
 @dataclass(frozen=True)
-class RunConfig:
+class RunConfig(Checked):
     """Everything one `selfcest train` does.
 
     Attributes:
@@ -229,38 +220,29 @@ class RunConfig:
         arms: the policies by name.
     """
 
-    name: str
+    name: Annotated[str, FileName()]
     tasks: Mapping[Name, PlugIn]
-    arms: Mapping[str, ArmConfig]
+    arms: Annotated[Mapping[Annotated[str, FileName(",")], ArmConfig], NotEmpty()]
     evaluation: EvaluationConfig = EvaluationConfig()
     output: Name = "runs"
-    seeds: tuple[Seed, ...] = (0,)
-    workers: int = 2
-    threads: int = 1
-    compute_tokens: int | None = None
+    seeds: Annotated[tuple[Seed, ...], NotEmpty(), Distinct()] = (0,)
+    workers: Count = 2
+    threads: Count = 1
+    compute_tokens: Annotated[Count | None, "null: rl.steps says when it ends"] = None
     model: PlugIn = PlugIn("tiny")
     sampler: PlugIn = PlugIn("transformers")
     limits: Limits = Limits()
     reward: PlugIn = PlugIn("default")
-    micro_batch_tokens: int = 8192
+    micro_batch_tokens: Count = 8192
     rows: Rows = Rows.BUCKETED
     forward: ForwardOptions = ForwardOptions()
     lora: LoraOptions | None = None
-    checkpoint_every: int = 20
-    log_groups: int = 2
+    checkpoint_every: Count = 20
+    log_groups: Size = 2
 
     def __post_init__(self) -> None:
-        _check_file_name("name", self.name)
-        _check_distinct("seeds", self.seeds)
-        _at_least(1, self, "", "workers", "threads", "checkpoint_every", "micro_batch_tokens")
-        _at_least(0, self, "", "log_groups")
-        if self.compute_tokens is not None:
-            expected = "a whole number >= 1, or null to leave the end to rl.steps"
-            _require(self.compute_tokens >= 1, "compute_tokens", self.compute_tokens, expected)
-        if not self.arms:
-            raise ConfigError("arms is empty; name at least one arm")
+        super().__post_init__()
         for name, arm in self.arms.items():
-            _check_file_name(f"arms.{name}" if name.isprintable() else "the name of an arm", name, forbidden=",")
             self._check_arm(name, arm)
         for i, cell in enumerate(self.evaluation.cells):
             self._check_families(f"evaluation.cells[{i}].family", [cell.family])
@@ -268,8 +250,8 @@ class RunConfig:
     def _check_arm(self, name: str, arm: ArmConfig) -> None:
         """What only shows when the arm, its limits and the task families are seen together."""
         self._check_families(f"arms.{name}.rl.tasks", arm.rl.tasks)
-        if arm.rl.steps or any(arm.rl.tasks.values()):
-            _check_weights(f"arms.{name}.rl.tasks", arm.rl.tasks)
+        if arm.rl.steps and not any(arm.rl.tasks.values()):
+            raise ConfigError(f"arms.{name}.rl.tasks is {dict(arm.rl.tasks)}; expected a family with a weight > 0")
         limits = self.limits_of(name)
         for i, phase in enumerate(arm.warmstart.phases):
             place = f"arms.{name}.warmstart.phases[{i}]"
@@ -309,7 +291,10 @@ def changed_limits(limits: Limits, changes: Mapping[str, int | None], place: str
         if key not in known:
             raise ConfigError(f"{place}.{key} is no limit.{did_you_mean(key, known)}")
     values: Any = changes
-    return dataclasses.replace(limits, **values)
+    try:
+        return dataclasses.replace(limits, **values)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from error
 
 
 def _check_tools(place: str, phase: Phase, limits: Limits) -> None:

@@ -62,6 +62,8 @@ def _merged(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in changes.items():
         old = merged.get(key)
         merged[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
+        if isinstance(old, dict) and value is None:  # a strategy, an arm, a family that is not wanted here
+            del merged[key]
     return merged
 
 
@@ -93,7 +95,10 @@ def apply_override(data: dict[str, Any], override: str) -> None:
             node = node.setdefault(key, {})
         else:
             node = node[_index(override, node, key)]
-    node[leaf if isinstance(node, dict) else _index(override, node, leaf)] = value
+    if isinstance(node, dict) and isinstance(node.get(leaf), dict) and value is None:
+        del node[leaf]
+    else:
+        node[leaf if isinstance(node, dict) else _index(override, node, leaf)] = value
 
 
 def _index(override: str, node: Any, key: str) -> int:

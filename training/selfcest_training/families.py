@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from selfcest_env.plugin import PlugIn
 from selfcest_env.tasks import TaskSource, make_source
 from selfcest_env.tasks.splits import HashedSplit
 
+Name = TypeVar("Name", bound=str)
 TEST_FRACTION = 0.2  # of all instances, by the hash of their content; the same for every family and size
 
 
@@ -26,7 +27,7 @@ def split(spec: PlugIn, part: str, changes: Mapping[str, Any] | None = None) -> 
     return HashedSplit(source, part, TEST_FRACTION)
 
 
-def draw_family(weights: Mapping[str, float], rng: np.random.Generator) -> str:
+def draw_family(weights: Mapping[Name, float], rng: np.random.Generator) -> Name:
     """A name, drawn by weight."""
     names = [name for name, weight in weights.items() if weight > 0]
     if not names:

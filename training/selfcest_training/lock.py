@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import TextIO
 
 from selfcest_env.errors import ConfigError
 
@@ -27,8 +28,7 @@ def locked(folder: Path) -> Iterator[None]:
     Raises:
         ConfigError: another process holds the folder; the message names it. Or the folder cannot be written.
     """
-    _check_writable(folder)
-    with (folder / LOCK).open("a+", encoding="utf-8") as file:
+    with _lock_file(folder) as file:
         os.register_at_fork(after_in_child=file.close)  # a child, as vLLM's engine, would keep a dead owner's lock
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -50,12 +50,13 @@ def locked(folder: Path) -> Iterator[None]:
             file.truncate(0)
 
 
-def _check_writable(folder: Path) -> None:
-    """Raise `ConfigError` now rather than after the first checkpoint."""
+def _lock_file(folder: Path) -> TextIO:
+    """Open. What cannot be written raises `ConfigError` now, rather than after the first checkpoint."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
+        return (folder / LOCK).open("a+", encoding="utf-8")
     except OSError as error:
         raise ConfigError(
             f"the folder {folder} cannot be written ({error.strerror or error}); set output= to a folder you own"

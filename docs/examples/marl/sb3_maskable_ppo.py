@@ -1,8 +1,10 @@
 """sb3-contrib's MaskablePPO: shared weights as plain single-agent RL, one agent's decision per step.
 
-pip install "selfcest[sb3]"
-python docs/examples/marl/sb3_maskable_ppo.py
+pip install -e ".[sb3]"    # in a checkout
+python docs/examples/marl/sb3_maskable_ppo.py [SEED]
 """
+
+import sys
 
 import numpy as np
 import torch
@@ -12,7 +14,7 @@ from selfcest_env.adapters.sb3 import SymbolicVecEnv
 from selfcest_env.symbolic import make_rules
 
 
-def main() -> float:
+def main(seed: int = 0) -> float:
     """Train for about 10 s; returns the share of right answers among the last episodes."""
     torch.set_num_threads(1)
     # Up to four numbers modulo three; nobody may answer for more than two of them.
@@ -28,9 +30,9 @@ def main() -> float:
         learning_rate=2e-3,
         gamma=1.0,
         ent_coef=0.01,
-        policy_kwargs={"net_arch": [128, 128]},
+        policy_kwargs={"net_arch": [128, 128], "activation_fn": torch.nn.ReLU},
         stats_window_size=2000,
-        seed=0,
+        seed=seed,
         device="cpu",
     )
     model.learn(150_000)
@@ -38,4 +40,4 @@ def main() -> float:
 
 
 if __name__ == "__main__":
-    print(f"success {main():.3f}")
+    print(f"success {main(*map(int, sys.argv[1:])):.3f}")

@@ -1,6 +1,6 @@
 """SuperSuit's wrappers and Stable-Baselines3's PPO on the PettingZoo environment: fixed population, flat observations.
 
-    pip install "selfcest[sb3]" supersuit
+    pip install -e ".[sb3]" supersuit    # in a checkout
     python docs/examples/marl/supersuit_ppo.py
 
 Use `SymbolicVecEnv` (`sb3_ppo.py`) instead where you can: it is faster, knows masks and can be seeded.

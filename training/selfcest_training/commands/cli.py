@@ -67,7 +67,10 @@ def train(config: _CONFIG = None, overrides: _OVERRIDES = None, resume: _RESUME 
 
 @app.command()
 def warmstart(config: _CONFIG = None, overrides: _OVERRIDES = None, resume: _RESUME = False) -> None:
-    """The warm start alone: every arm ends as the folder warmstart_model of its job."""
+    """The warm start alone, and its table: every arm ends as the folder warmstart_model of its job.
+
+    `selfcest train --resume` with the same config goes on from there.
+    """
     from selfcest_training.config_file import load_config
     from selfcest_training.run.experiment import default_config, run
 
@@ -82,7 +85,7 @@ def evaluate(
         typer.Option(
             "--config",
             "-c",
-            help="YAML config of a study (default: all arms, by the quick run's models)",
+            help="YAML config of a study (default: all strategies, by the quick run's models)",
             show_default=False,
         ),
     ] = None,
@@ -96,9 +99,9 @@ def evaluate(
         typer.Option(help="Also write a page of documentation, with its plots beside it.", show_default=False),
     ] = None,
 ) -> None:
-    """Play arms at matched budget on the same instances; writes studies/NAME with table, CSV, plots and verdicts.
+    """Play strategies at matched budget on the same instances; writes studies/NAME with table, CSV, plots and verdicts.
 
-    Without a config: all arms, by the models that a plain `selfcest train` has made.
+    Without a config: all strategies, by the models that a plain `selfcest train` has made.
     """
     from selfcest_training.commands.study import command_line, default_study, run_study
     from selfcest_training.evaluation.config import load_study
@@ -114,7 +117,7 @@ def compare(
     second: Annotated[Path, typer.Argument(help="The folder that it is compared with")],
     trust: _TRUST = None,
 ) -> None:
-    """Compare two finished studies arm by arm, paired on the instances that they share."""
+    """Compare two finished studies strategy by strategy, paired on the instances that they share."""
     from selfcest_training.evaluation.comparison import compare_studies
 
     compare_studies(first, second, Console(), trust or [])
@@ -185,13 +188,16 @@ def solve(
 @app.command()
 def report(
     folder: Annotated[
-        Path, typer.Argument(help="A run's folder, as in runs/quick; what has been evaluated so far counts")
+        Path, typer.Argument(help="The folder of a run, as runs/quick, or of a study; of a run what is there so far")
     ],
+    trust: _TRUST = None,
 ) -> None:
-    """Print a run's table again, and rewrite its table.md, results.csv and plots from the stored evaluations."""
-    from selfcest_training.run.experiment import report_folder
+    """Print the verdict of a run or a study again, and rewrite table.md, results.csv and plots from stored results."""
+    from selfcest_env.plugin import only_trusted
+    from selfcest_training.commands.report import report_folder
 
-    report_folder(folder, Console())
+    with only_trusted(trust or []):
+        report_folder(folder, Console())
 
 
 @app.command()

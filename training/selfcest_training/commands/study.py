@@ -16,7 +16,8 @@ from selfcest_training.config_file import dump_config
 from selfcest_training.evaluation.config import StudyConfig
 from selfcest_training.evaluation.leaks import leaked
 from selfcest_training.evaluation.play import Study
-from selfcest_training.evaluation.report import Reading, write_page, write_report
+from selfcest_training.evaluation.reading import headline, reading_of
+from selfcest_training.evaluation.report import write_page, write_report
 from selfcest_training.evaluation.results import read_results
 from selfcest_training.evaluation.store import Store
 from selfcest_training.evaluation.table import curves_of
@@ -51,55 +52,30 @@ def _run(study: Study, resume: bool, page: Path | None, command: str, console: C
     torch.set_num_threads(config.threads)
     disable_progress_bar()  # type: ignore[no-untyped-call]  # of loading models: ours is the one that counts
     try:
-        results = _play(study, Store(folder), console)
+        _play(study, Store(folder), console)
     except KeyboardInterrupt:
         console.print("interrupted; the same command with --resume plays what is missing")
         raise
-    reading = reading_of(study)
-    text = write_report(folder, curves_of(read_results(results)), reading, " ".join([headline(study), *notes]))
+    text = print_study(config, console, notes, study.crossed)
     if page is not None:
-        write_page(page, folder, f"Study: {config.name}", command, text)
-    console.print(text, soft_wrap=True, highlight=False, markup=False)
-    console.print(f"written to {folder}" + (f" and {page}" if page else ""), highlight=False)
+        write_page(page, folder, f"Study: {config.name}", command, text, config.compared_costs)
+        console.print(f"page written to {page}", highlight=False)
     return folder
 
 
-def reading_of(study: Study) -> Reading:
-    config = study.config
-    return Reading(
-        subject=config.subject_arm,
-        labels={arm: study.label(arm) for arm in study.arms},
-        swept=config.swept,
-        crossed=study.crossed,
-        resamples=config.resamples,
-        confidence=config.confidence,
-    )
+def print_study(config: StudyConfig, console: Console, notes: Sequence[str] = (), crossed: bool | None = None) -> str:
+    """Write the report of a finished study and print its verdict. Returns the text of table.md."""
+    file = config.folder / "results.jsonl"
+    if not file.is_file():
+        raise ConfigError(f"{config.folder} holds no results.jsonl: the study is not finished; add --resume to go on")
+    cells, reading = curves_of(read_results(file)), reading_of(config, crossed=crossed)
+    shown, text = write_report(config.folder, cells, reading, headline(config, cells, reading), notes)
+    console.print(shown, soft_wrap=True, highlight=False, markup=False)
+    console.print(f"written to {config.folder}; the whole report is its table.md", highlight=False)
+    return text
 
 
-def headline(study: Study) -> str:
-    config = study.config
-    sizes = sorted({len(tasks) for tasks in study.tasks.values()})
-    instances = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-    oracles = [study.label(arm) for arm in study.arms if study.arms[arm].oracle]
-    knows = f" {', '.join(oracles)}: no policy, since it uses what no player can know." if oracles else ""
-    return (
-        f"{instances} instances a cell, the same for all arms; {len(config.seeds)} seed(s). A budget bounds "
-        f"{config.swept.replace('_', ' ')} of the whole arm on an instance, clones and samples included; costs are "
-        f"means per instance.{knows} {players(config)}"
-    )
-
-
-def players(config: StudyConfig) -> str:
-    """Which arms each policy plays, by its folder, or else by its name and options."""
-    arms: dict[str, list[str]] = {}
-    for arm in config.arms:
-        policy = config.policy_of(arm)
-        name = f"{policy.name} {dict(policy.options)}" if policy.options else policy.name
-        arms.setdefault(str(policy.options.get("folder") or name), []).append(arm)
-    return "Played by " + "; ".join(f"`{policy}`: {', '.join(played)}" for policy, played in arms.items()) + "."
-
-
-def _play(study: Study, store: Store, console: Console) -> Path:
+def _play(study: Study, store: Store, console: Console) -> None:
     columns = (TextColumn("playing"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TextColumn("{task.fields[line]}"), console=console) as progress:
         bar = progress.add_task("", total=study.size, line="")
@@ -112,7 +88,7 @@ def _play(study: Study, store: Store, console: Console) -> Path:
                 console.print(f"{progress.tasks[bar].completed:.0f}/{study.size} {line}", highlight=False)
             last = line
 
-        return study.play(store, report)
+        study.play(store, report)
 
 
 def default_study() -> Path:

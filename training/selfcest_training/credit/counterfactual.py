@@ -23,27 +23,22 @@ from typing import ClassVar
 
 import numpy as np
 
-from selfcest_env.errors import ConfigError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Intervention, Replay
 from selfcest_env.seeding import stream_seed
+from selfcest_env.structure import Checked, Count, Share
 from selfcest_env.types import AgentId, Role
 from selfcest_training.credit.base import Credit, Replayed, broadcast, leave_one_out
 
 
 @dataclass(frozen=True)
-class Counterfactual:
+class Counterfactual(Checked):
     """Options: `samples`, replays per clone (default 1), and `max_share` of the clones that get them (default 1)."""
 
     intervention: ClassVar[Intervention]
 
-    samples: int = 1
-    max_share: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.samples < 1:
-            raise ConfigError(f"samples is {self.samples}; expected a whole number >= 1 of replays per clone")
-        check_share(self.max_share)
+    samples: Count = 1
+    max_share: Share = 1.0
 
     def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
         return [replay for episode in group.episodes for c in self._chosen(episode) for replay in self._of(episode, c)]
@@ -66,12 +61,6 @@ class Counterfactual:
     def _of(self, episode: EpisodeRecord, clone: AgentId) -> list[Replay]:
         changes = {clone: self.intervention}
         return [Replay.of(episode.episode_id, changes, sample) for sample in range(self.samples)]
-
-
-def check_share(max_share: float) -> None:
-    """Raise `ConfigError` unless it is a share."""
-    if not 0 <= max_share <= 1:
-        raise ConfigError(f"max_share is {max_share!r}; expected a share between 0 and 1 (1: every clone)")
 
 
 def coin(share: float, episode: EpisodeRecord, *key: AgentId | int) -> bool:

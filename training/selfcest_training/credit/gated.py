@@ -15,7 +15,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from selfcest_env.errors import ConfigError
 from selfcest_env.record import AgentRecord, EpisodeGroup
 from selfcest_env.types import Outcome, Role
 from selfcest_training.credit.base import Credit, Replayed, broadcast
@@ -31,11 +30,6 @@ class Gated(Grpo):
     source: ClassVar[str] = "rollout gating of arXiv 2602.13262, made safe in sign"
 
     sides: Literal["positive", "both"] = "positive"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.sides not in ("positive", "both"):
-            raise ConfigError(f"credit.options.sides is {self.sides!r}; expected 'positive' or 'both'")
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         advantages = self.per_episode(group)

@@ -20,8 +20,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from selfcest_env.errors import ConfigError
 from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord
+from selfcest_env.structure import Checked, Size
 from selfcest_env.types import Outcome, Role, TurnKey
 from selfcest_training.credit.base import Advantage, Credit, NoReplays, Promise, Replayed, group_advantages
 
@@ -30,7 +30,7 @@ _MATH_SCALE = 2.5
 
 
 @dataclass(frozen=True)
-class GatedPaper(NoReplays):
+class GatedPaper(NoReplays, Checked):
     """Options: `domain` (`arithmetic`, also for long context, or `math`), `malformed_tokens` (192), `late_terms`."""
 
     name: ClassVar[str] = "gated_paper"
@@ -40,14 +40,8 @@ class GatedPaper(NoReplays):
     null_player: ClassVar[bool] = False
 
     domain: Literal["arithmetic", "math"] = "arithmetic"
-    malformed_tokens: int = 192
+    malformed_tokens: Size = 192
     late_terms: tuple[str, ...] = ("malformed",)
-
-    def __post_init__(self) -> None:
-        if self.domain not in ("arithmetic", "math"):
-            raise ConfigError(f"domain is {self.domain!r}; expected 'arithmetic' or 'math'")
-        if self.malformed_tokens < 0:
-            raise ConfigError(f"malformed_tokens is {self.malformed_tokens}; expected a whole number >= 0")
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         roots = group_advantages(group, scale=True, std_floor=0.0, epsilon=1e-6)

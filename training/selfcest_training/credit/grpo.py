@@ -12,17 +12,16 @@ everywhere; a group of one is a config error.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from selfcest_env.errors import ConfigError
 from selfcest_env.record import EpisodeGroup
+from selfcest_env.structure import Checked, NotNegative
 from selfcest_training.credit.base import Credit, NoReplays, Promise, Replayed, broadcast, group_advantages
 
 
 @dataclass(frozen=True)
-class Grpo(NoReplays):
+class Grpo(NoReplays, Checked):
     """Options: `std_floor` (default 0.25), `epsilon` (default 0), `scale` (default true)."""
 
     name: ClassVar[str] = "grpo"
@@ -31,15 +30,9 @@ class Grpo(NoReplays):
     promise: ClassVar[Promise] = Promise.BIASED
     null_player: ClassVar[bool] = False
 
-    std_floor: float = 0.25
-    epsilon: float = 0.0
+    std_floor: NotNegative = 0.25
+    epsilon: NotNegative = 0.0
     scale: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("std_floor", "epsilon"):
-            value = getattr(self, name)
-            if not (value >= 0 and math.isfinite(value)):
-                raise ConfigError(f"credit.options.{name} is {value!r}; expected a finite number >= 0")
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         return Credit(broadcast(group, self.per_episode(group)))

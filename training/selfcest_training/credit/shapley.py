@@ -24,13 +24,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from selfcest_env.errors import ConfigError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Intervention, Replay
 from selfcest_env.seeding import stream_seed
+from selfcest_env.structure import Checked, Count, Share
 from selfcest_env.types import AgentId
 from selfcest_training.credit.base import Credit, Promise, Replayed, broadcast, leave_one_out
-from selfcest_training.credit.counterfactual import check_share, coin
+from selfcest_training.credit.counterfactual import coin
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class _CallGame:
 
 
 @dataclass(frozen=True)
-class Shapley:
+class Shapley(Checked):
     """Options: `orders` per call (default 4) and `max_share` of the calls that are replayed (default 1)."""
 
     name: ClassVar[str] = "shapley"
@@ -67,13 +67,8 @@ class Shapley:
     promise: ClassVar[Promise] = Promise.BIASED
     null_player: ClassVar[bool] = True
 
-    orders: int = 4
-    max_share: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.orders < 1:
-            raise ConfigError(f"orders is {self.orders}; expected a whole number >= 1 of orders per call")
-        check_share(self.max_share)
+    orders: Count = 4
+    max_share: Share = 1.0
 
     def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
         asked = (game.replay(coalition) for game in self._games(group) for coalition in game.coalitions())

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from selfcest_env.errors import ConfigError, did_you_mean
 from selfcest_env.plugin import PlugIn
+from selfcest_env.record import Measure
 from selfcest_env.types import Limits
-from selfcest_training.config import Cell
+from selfcest_training.config import ADDED_COSTS, Cell, changed_limits
 from selfcest_training.config_file import parse_as, read_config
+from selfcest_training.evaluation.costs import measures_of
 
 SWEPT = ("total_tokens", "generated_tokens")
 
 
 @dataclass(frozen=True)
-class ArmSpec:
-    """One arm of a study.
+class StrategySpec:
+    """One strategy of a study.
 
     Attributes:
-        name: a built-in arm or `package.module:Class`; empty: the arm's key.
-        options: of the arm.
+        name: a built-in strategy or `package.module:Class`; empty: the strategy's key.
+        options: of the strategy.
         policy: who plays it; `null`: the study's.
         temperature: of sampling; `null`: the study's.
+        limits: changes of the study's for this strategy; not of the one that is swept.
         families: those that it plays; empty: all.
     """
 
@@ -33,6 +37,7 @@ class ArmSpec:
     options: Mapping[str, Any] = field(default_factory=dict)
     policy: PlugIn | None = None
     temperature: float | None = None
+    limits: Mapping[str, int | None] = field(default_factory=dict)
     families: tuple[str, ...] = ()
 
 
@@ -44,45 +49,54 @@ class StudyConfig:
         name, output: the folder is `output/name`.
         tasks: families by name.
         cells: what is played, each a family at a size.
-        arms: by the names they have in tables.
-        budgets: the sweep; each arm plays every instance once per budget and seed.
-        swept: the limit that a budget is, `total_tokens` or `generated_tokens`, of the whole arm.
+        strategies: by the names they have in tables.
+        budgets: the sweep; each strategy plays every instance once per budget and seed. `null` is the limit as `limits`
+            has it, and by default the only budget.
+        swept: the limit that a budget is, `total_tokens` or `generated_tokens`, of the whole strategy.
         limits: the other limits.
-        subject: the arm that the others are compared with; empty: the first.
-        policy: who plays, unless an arm says otherwise.
+        subject: the strategy that the others are compared with; empty: the first.
+        policy: who plays, unless a strategy says otherwise.
         temperature: of sampling, likewise; 0 is greedy.
         reward: its grader says what is right; its terms are stored with every episode.
+        costs: those beside the costs of every record, see `costs.EpisodeCost`.
+        compared: costs at which strategies are compared; empty: all but counts and wall-clock.
         episodes: instances per cell; `null`: all of a source with finitely many.
         seeds: repetitions on the same instances.
         task_seed: draws the instances.
+        held_out: of a file only the part that no training run draws, as of every other source.
         batch: instances played together; what a kill can lose.
         threads: of torch.
         resamples, confidence: of the bootstrap.
+        min_difference: of two accuracies; there is no verdict on a smaller one.
     """
 
     name: str
     tasks: Mapping[str, PlugIn]
     cells: tuple[Cell, ...]
-    arms: Mapping[str, ArmSpec]
-    budgets: tuple[int, ...]
+    strategies: Mapping[str, StrategySpec]
+    budgets: tuple[int | None, ...] = (None,)
     swept: str = "total_tokens"
     limits: Limits = Limits()
     subject: str = ""
     policy: PlugIn | None = None
     temperature: float = 0.0
     reward: PlugIn = PlugIn("correct")
+    costs: Mapping[str, PlugIn] = field(default_factory=lambda: dict(ADDED_COSTS))
+    compared: tuple[str, ...] = ()
     output: str = "studies"
     episodes: int | None = 100
     seeds: tuple[int, ...] = (0,)
     task_seed: int = 20_000
+    held_out: bool = False
     batch: int = 64
     threads: int = 1
     resamples: int = 2000
     confidence: float = 0.95
+    min_difference: float = 0.02
 
     def __post_init__(self) -> None:
         _check_folder("name", self.name)
-        for key in ("cells", "arms", "budgets", "seeds"):
+        for key in ("cells", "strategies", "budgets", "seeds"):
             if not getattr(self, key):
                 raise ConfigError(f"{key} is empty; expected at least one")
         _check_once("budgets", self.budgets)
@@ -95,23 +109,29 @@ class StudyConfig:
             raise ConfigError(f"episodes is {self.episodes}; expected a whole number >= 1, or null for all there are")
         if not 0.5 <= self.confidence < 1:
             raise ConfigError(f"confidence is {self.confidence}; expected a number from 0.5 to below 1, as 0.95")
+        if not 0 <= self.min_difference < 1:
+            raise ConfigError(f"min_difference is {self.min_difference}; expected a number from 0 to below 1, as 0.02")
+        known = measures_of(self.costs)
+        for cost in self.compared:
+            if cost not in known:
+                raise ConfigError(f"compared names no cost '{cost}' ({', '.join(known)}).{did_you_mean(cost, known)}")
         if self.swept not in SWEPT:
             raise ConfigError(f"swept is {self.swept!r}; expected {' or '.join(SWEPT)}")
-        for temperature in (self.temperature, *map(self.temperature_of, self.arms)):
+        for temperature in (self.temperature, *map(self.temperature_of, self.strategies)):
             if not 0 <= temperature < float("inf"):
                 raise ConfigError(f"temperature is {temperature}; expected a finite number >= 0 (0: greedy)")
-        for budget in self.budgets:
-            self.limits_at(budget)
+        for label, budget in itertools.product(self.strategies, self.budgets):
+            self.limits_at(budget, label)
         for i, cell in enumerate(self.cells):
             self._check_families(f"cells[{i}].family", [cell.family])
-        for label, arm in self.arms.items():
-            self._check_families(f"arms.{label}.families", arm.families)
-            if arm.policy is None and self.policy is None:
-                raise ConfigError(f"arms.{label} has no policy; set policy, or arms.{label}.policy")
-        if self.subject and self.subject not in self.arms:
+        for label, strategy in self.strategies.items():
+            self._check_families(f"strategies.{label}.families", strategy.families)
+            if strategy.policy is None and self.policy is None:
+                raise ConfigError(f"strategies.{label} has no policy; set policy, or strategies.{label}.policy")
+        if self.subject and self.subject not in self.strategies:
             raise ConfigError(
-                f"subject is {self.subject!r}, which is no arm ({', '.join(self.arms)})."
-                + did_you_mean(self.subject, self.arms)
+                f"subject is {self.subject!r}, which is no strategy ({', '.join(self.strategies)})."
+                + did_you_mean(self.subject, self.strategies)
             )
 
     def _check_families(self, place: str, families: Iterable[str]) -> None:
@@ -122,31 +142,45 @@ class StudyConfig:
                     + did_you_mean(family, self.tasks)
                 )
 
-    def limits_at(self, budget: int) -> Limits:
-        """What a whole arm may use on one instance. Raises `ConfigError` for a budget that no limits allow."""
+    def limits_at(self, budget: int | None, label: str) -> Limits:
+        """What a whole strategy may use on one instance. Raises `ConfigError` for a budget that no limits allow."""
+        changes, place = self.strategies[label].limits, f"strategies.{label}.limits"
+        if budget is None:
+            return changed_limits(self.limits, changes, place)
+        if self.swept in changes:
+            raise ConfigError(f"{place}.{self.swept} is the limit that the budgets sweep; remove it")
         if budget < 1:
             raise ConfigError(f"budgets has {budget}; expected whole numbers >= 1")
         try:
-            return dataclasses.replace(self.limits, **{self.swept: budget})
+            return changed_limits(self.limits, {**changes, self.swept: budget}, place)
         except ConfigError as error:
             raise ConfigError(f"budgets has {budget}: {error}") from error
 
     def policy_of(self, label: str) -> PlugIn:
-        policy = self.arms[label].policy or self.policy
+        policy = self.strategies[label].policy or self.policy
         assert policy is not None  # checked at construction
         return policy
 
     def temperature_of(self, label: str) -> float:
-        temperature = self.arms[label].temperature
+        temperature = self.strategies[label].temperature
         return self.temperature if temperature is None else temperature
 
     def cells_of(self, label: str) -> tuple[Cell, ...]:
-        families = self.arms[label].families
+        families = self.strategies[label].families
         return tuple(cell for cell in self.cells if not families or cell.family in families)
 
+    @cached_property
+    def measures(self) -> Mapping[str, Measure]:
+        """Every cost by name."""
+        return measures_of(self.costs)
+
     @property
-    def subject_arm(self) -> str:
-        return self.subject or next(iter(self.arms))
+    def compared_costs(self) -> tuple[str, ...]:
+        return self.compared or tuple(name for name, measure in self.measures.items() if measure.compared)
+
+    @property
+    def subject_strategy(self) -> str:
+        return self.subject or next(iter(self.strategies))
 
     @property
     def folder(self) -> Path:
@@ -163,18 +197,19 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> StudyConfig:
 
 def parse_study(data: dict[str, Any]) -> StudyConfig:
     """Plain values to a `StudyConfig`. Raises `ConfigError` that names the key."""
-    for holder in (data, *_mappings(data.get("arms"))):
-        if isinstance(holder.get("policy"), str):
+    if "arms" in data:
+        raise ConfigError("unknown config key 'arms': what a study plays are its 'strategies'; rename the key")
+    strategies = data.get("strategies")
+    specs = strategies if isinstance(strategies, dict) else {}
+    for label, spec in specs.items():
+        if spec is None:
+            raise ConfigError(
+                f"strategies.{label} is empty; write {{}} for its defaults (null removes what another file has)"
+            )
+    for holder in (data, *specs.values()):
+        if isinstance(holder, dict) and isinstance(holder.get("policy"), str):
             holder["policy"] = {"name": "model", "options": {"folder": holder["policy"]}}
     return parse_as(StudyConfig, data)
-
-
-def _mappings(arms: object) -> list[dict[str, Any]]:
-    """The arms that are mappings; an arm without a value, as `delegate:`, becomes an empty one."""
-    if not isinstance(arms, dict):
-        return []
-    arms.update({label: {} for label, arm in arms.items() if arm is None})
-    return [arm for arm in arms.values() if isinstance(arm, dict)]
 
 
 def _check_folder(key: str, name: str) -> None:

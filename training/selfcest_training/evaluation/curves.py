@@ -1,4 +1,4 @@
-"""Learning curves: what a run's arms earned, against the tokens that they sampled, replays included."""
+"""Learning curves: what a run's arms earned, against the tokens that they sampled, replays included; their compute."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from selfcest_training.config import RunConfig
-from selfcest_training.evaluation.run_report import Interval, interval
+from selfcest_training.evaluation.statistics import Estimate, over_seeds
 
 _BINS = 10
 
@@ -30,7 +30,7 @@ class Curve:
 
     arm: str
     edges: tuple[int, ...]
-    returns: tuple[Interval | None, ...]
+    returns: tuple[Estimate | None, ...]
     steps: float
     replay_share: float
 
@@ -50,6 +50,27 @@ def learning_curves(config: RunConfig) -> list[Curve]:
     return curves
 
 
+def compute_lines(config: RunConfig) -> list[str]:
+    """What each job used, and how far the arms are apart: the claim that compute was matched."""
+    lines, used = [], dict[int, list[float]]()
+    for arm in config.arms:
+        for seed in config.seeds:
+            path = config.folder / arm / f"seed{seed}" / "metrics.jsonl"
+            rows = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+            if rows:
+                last = json.loads(rows[-1])
+                used.setdefault(seed, []).append(last["compute_tokens"])
+                sampled, compute = last["sampled_tokens"] / 1e6, last["compute_tokens"] / 1e6
+                lines.append(
+                    f"compute of {arm}/seed{seed}: {compute:.2f} M tokens (sampled {sampled:.2f} M + 3 x trained "
+                    f"{(compute - sampled) / 3:.2f} M), {last['cpu_seconds']:.0f} CPU-s"
+                )
+    gaps = [max(values) / min(values) - 1 for values in used.values() if min(values) > 0]
+    if gaps:
+        lines.append(f"largest difference of compute between two arms with the same seed: {max(gaps):.1%}")
+    return lines
+
+
 def _rl_rows(path: Path) -> list[dict[str, float]]:
     rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
     return [row for row in rows if row["stage"] == "rl"]
@@ -59,7 +80,7 @@ def _curve(arm: str, budget: int, runs: Sequence[Sequence[Mapping[str, float]]])
     edges = tuple(round(budget * (i + 1) / _BINS) for i in range(_BINS))
     per_seed = [_binned(rows, budget) for rows in runs]
     returns = [[values[i] for values in per_seed] for i in range(_BINS)]
-    whole = [None if any(map(math.isnan, values)) else interval(values) for values in returns]
+    whole = [None if any(map(math.isnan, values)) else over_seeds(values) for values in returns]
     shares = [_replayed(rows) / rows[-1]["sampled_tokens"] for rows in runs]
     return Curve(arm, edges, tuple(whole), float(np.mean([len(rows) for rows in runs])), float(np.mean(shares)))
 
@@ -89,19 +110,20 @@ def curve_lines(curves: Sequence[Curve]) -> list[str]:
     ]
 
 
-def _text(value: Interval | None) -> str:
+def _text(value: Estimate | None) -> str:
     return "unknown" if value is None else str(value)
 
 
 def write_curves(curves: Sequence[Curve], path: Path) -> None:
-    """A CSV: arm, sampled tokens at the end of the bin, mean return and half width of its interval."""
+    """A CSV: arm, sampled tokens at the end of the bin, mean return and both ends of its interval."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["arm", "sampled_tokens", "return", "return_half"])
+        writer.writerow(["arm", "sampled_tokens", "return", "return_low", "return_high"])
         for curve in curves:
             for edge, value in zip(curve.edges, curve.returns, strict=True):
                 if value is not None:
-                    writer.writerow([curve.arm, edge, f"{value.mean:.4f}", f"{value.half:.4f}"])
+                    ends = (f"{end:.4f}" for end in (value.mean, value.low, value.high))
+                    writer.writerow([curve.arm, edge, *ends])
 
 
 def plot_curves(curves: Sequence[Curve], path: Path) -> None:
@@ -112,10 +134,10 @@ def plot_curves(curves: Sequence[Curve], path: Path) -> None:
     axis = figure.subplots()
     for curve in curves:
         points = [(edge, value) for edge, value in zip(curve.edges, curve.returns, strict=True) if value is not None]
-        x, means = [edge for edge, _ in points], np.array([value.mean for _, value in points])
-        halves = np.nan_to_num([value.half for _, value in points])
-        (line,) = axis.plot(x, means, marker="o", linewidth=1, label=curve.arm)
-        axis.fill_between(x, means - halves, means + halves, alpha=0.12, color=line.get_color())
+        x = [edge for edge, _ in points]
+        (line,) = axis.plot(x, [value.mean for _, value in points], marker="o", linewidth=1, label=curve.arm)
+        low, high = ([getattr(value, end) for _, value in points] for end in ("low", "high"))
+        axis.fill_between(x, low, high, alpha=0.12, color=line.get_color())
     axis.set(xlabel="sampled tokens, replays included", ylabel="mean return of training episodes")
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)

@@ -84,23 +84,23 @@ def outcome_of(result: Result) -> Outcome:
     size, reward = episode.task.metadata.get("size"), episode.team_return
     if not isinstance(size, int) or reward is None:
         raise ConfigError(f"{result.place.family} {result.place.size}: a task without a size has no threshold to find")
-    return Outcome(size, result.costs.clones > 0, result.grade.correct, reward, result.costs.total_tokens)
+    return Outcome(size, episode.cost.clones > 0, result.grade.correct, reward, episode.cost.total_tokens)
 
 
 def choices(results: Iterable[Result], free: str, always: str, never: str) -> list[Choice]:
-    """Instances that three arms of a study have played, paired by cell, budget, seed and task.
+    """Instances that three strategies of a study have played, paired by cell, budget, seed and task.
 
     Raises `ConfigError` if an instance lacks one of the three.
     """
     found: dict[str, dict[tuple[str, str, int, int, str], Outcome]] = {free: {}, always: {}, never: {}}
     for result in results:
         place = result.place
-        if place.arm in found:
+        if place.strategy in found:
             key = (place.family, place.size, place.budget, place.seed, place.task_id)
-            found[place.arm][key] = outcome_of(result)
-    for arm, played in found.items():
+            found[place.strategy][key] = outcome_of(result)
+    for name, played in found.items():
         if played.keys() != found[free].keys() or not played:
-            raise ConfigError(f"arm '{arm}' has played {len(played)} instances, '{free}' {len(found[free])}")
+            raise ConfigError(f"strategy '{name}' has played {len(played)} instances, '{free}' {len(found[free])}")
     return [Choice(found[free][key], found[always][key], found[never][key]) for key in found[free]]
 
 

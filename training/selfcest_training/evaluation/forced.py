@@ -1,5 +1,6 @@
-"""Arms that decide for the root whether it delegates and leave all else to the policy: what the same weights would have
-earned by the other choice."""
+"""Strategies that decide for the root whether it delegates and leave all else to the policy.
+
+They show what the same weights would have earned by the other choice."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from selfcest_env.protocol import ProtocolText
 from selfcest_env.record import Generation
 from selfcest_env.tasks import ExpertSource, Style
 from selfcest_env.types import Delegate, Role, TurnKey
-from selfcest_training.evaluation.arms import Arm, Seat, check_delegation
 from selfcest_training.evaluation.policies import LoadedPolicy
+from selfcest_training.evaluation.strategies import Seat, Strategy, check_delegation
 
 
 class ForcedDecision:
@@ -54,7 +55,7 @@ class ForcedDecision:
                 able = "delegate" if delegate else "do without clones"
                 raise PolicyError(
                     f"{request.key}: the task's expert could not {able} on {seen.brief.text!r}, so that choice cannot "
-                    "be forced; change the limits, or leave the family out of this arm's families"
+                    "be forced; change the limits, or leave the family out of this strategy's families"
                 )
             ids[delegate] = self._codec.encode_own(self._protocol.render(proposal.action, proposal.thought))
         shared = next(i for i, (a, b) in enumerate(zip(ids[True], ids[False], strict=False)) if a != b)
@@ -70,16 +71,15 @@ class ForcedDecision:
 
 
 @dataclass(frozen=True)
-class _Forced(Arm):
+class _Forced(Strategy):
     uses_expert: ClassVar[bool] = True
-    delegate: ClassVar[bool]
 
     def check(self, seat: Seat) -> None:
         check_delegation(seat.limits, 1)
         if not isinstance(seat.source, ExpertSource):
             raise ConfigError(
                 f"{type(seat.source).__name__} has no expert to begin the root's turn; name the families that have one "
-                "in the arm's families"
+                "in the strategy's families"
             )
 
     def players(self, seat: Seat, loaded: LoadedPolicy) -> Policy:
@@ -88,7 +88,7 @@ class _Forced(Arm):
             raise ConfigError("a policy of text alone cannot go on from a begun turn; expected a model in this process")
         protocol = seat.policy.rules(seat.limits).protocol
         return ForcedDecision(
-            loaded.policy(seat.temperature), loaded.codec, seat.source, protocol, delegate=self.delegate
+            loaded.policy(seat.temperature), loaded.codec, seat.source, protocol, delegate=self.delegates
         )
 
 
@@ -96,11 +96,9 @@ class _Forced(Arm):
 class AlwaysDelegates(_Forced):
     """The root's first turn begins with a call."""
 
-    delegate: ClassVar[bool] = True
-
 
 @dataclass(frozen=True)
 class NeverDelegates(_Forced):
     """The root's first turn begins with work of its own."""
 
-    delegate: ClassVar[bool] = False
+    delegates: ClassVar[bool] = False

@@ -9,8 +9,8 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import ArrayLike
 
-from selfcest_training.evaluation.results import TOKEN_COSTS
-from selfcest_training.evaluation.statistics import Estimate, Resampler, Values
+from selfcest_env.types import Status
+from selfcest_training.evaluation.statistics import MISSING, Estimate, Resampler, Values
 
 GRID = 41  # costs at which two frontiers are compared
 MIN_INSTANCES = 20  # with fewer an interval is too rough for a verdict
@@ -18,20 +18,36 @@ MIN_INSTANCES = 20  # with fewer an interval is too rough for a verdict
 
 @dataclass(frozen=True)
 class Point:
-    """An arm at one budget on one cell, instance by instance.
+    """A strategy at one budget on one cell, instance by instance.
 
     Attributes:
+        budget: `None` for the limits as they are.
         correct: 1 or 0, [instances, seeds].
-        costs: by name, [instances, seeds].
+        costs: by name, [instances, seeds]; `nan` where no prompt fitted.
         notes: how often the grader gave a floor, by its reason.
         scores: what else was measured on the cell, by name of `SCORES`, [instances, seeds].
+        endings: how often the root ended how.
+        executed: 1 where the strategy's script was played, else 0, [instances, seeds]; `None` if it has no script.
     """
 
-    budget: int
+    budget: int | None
     correct: Values
     costs: Mapping[str, Values]
     notes: Mapping[str, int] = field(default_factory=dict)
     scores: Mapping[str, Values] = field(default_factory=dict)
+    endings: Mapping[Status, int] = field(default_factory=dict)
+    executed: Values | None = None
+
+    @property
+    def order(self) -> tuple[bool, int]:
+        return self.budget is not None, self.budget or 0
+
+    def cost(self, name: str) -> Values:
+        return self.costs.get(name, np.full_like(self.correct, np.nan))
+
+    def spent(self, cost: str) -> Values:
+        """What was spent, [instances, seeds]: nothing where no prompt fitted, which then brought no answer either."""
+        return np.nan_to_num(self.cost(cost))
 
 
 def envelope(costs: Values, accuracies: Values, at: Values) -> Values:
@@ -65,8 +81,9 @@ class Verdict(StrEnum):
     AHEAD = "ahead somewhere"  # and behind nowhere
     BEHIND = "behind somewhere"
     BOTH = "ahead and behind"  # at different costs
-    NO_DIFFERENCE = "no clear difference"  # that these instances could show
+    NO_DIFFERENCE = "no clear difference"  # that these instances could show, or that is large enough to matter
     TOO_FEW = "too few instances"
+    NO_COST = "no prompt fitted"  # of one of the two, at any budget
 
 
 @dataclass(frozen=True)
@@ -80,6 +97,7 @@ class Comparison:
             a band: the truth is in all of them at once, at the confidence.
         average: of the gap over the grid.
         verdict: see `Verdict`.
+        ahead, behind: ranges of cost in which the first is.
     """
 
     cost: str
@@ -87,50 +105,56 @@ class Comparison:
     gap: tuple[Estimate, ...]
     average: Estimate
     verdict: Verdict
-
-    @property
-    def ahead(self) -> list[tuple[float, float]]:
-        """Ranges of cost in which the first is ahead."""
-        return _ranges(self.at, [gap.low > 0 for gap in self.gap])
-
-    @property
-    def behind(self) -> list[tuple[float, float]]:
-        return _ranges(self.at, [gap.high < 0 for gap in self.gap])
+    ahead: Sequence[tuple[float, float]] = ()
+    behind: Sequence[tuple[float, float]] = ()
 
 
-def compare_frontiers(first: Sequence[Point], second: Sequence[Point], cost: str, resampler: Resampler) -> Comparison:
-    """Compare two arms that played the same instances with the same seeds, at equal mean cost.
+def compare_frontiers(
+    first: Sequence[Point], second: Sequence[Point], cost: str, resampler: Resampler, least: float = 0.0
+) -> Comparison:
+    """Compare two strategies that played the same instances with the same seeds, at equal mean cost.
 
-    The grid runs from the cheaper of the two cheapest points to the dearest point of either.
+    The grid runs from the cheaper of the two cheapest points to the dearest point of either. Points without a cost are
+    none; below `least` a difference counts for nothing.
     """
-    ends = [float(point.costs[cost].mean()) for point in (*first, *second)]
+    first, second = ([p for p in points if not np.isnan(p.cost(cost)).all()] for points in (first, second))
+    if not first or not second:
+        return Comparison(cost, np.zeros(0), (), MISSING, Verdict.NO_COST)
+    ends = [float(point.spent(cost).mean()) for point in (*first, *second)]
     at = np.linspace(min(ends), max(ends), GRID)
     gap = _measured(first, cost, at) - _measured(second, cost, at)
     drawn = _drawn(first, cost, at, resampler) - _drawn(second, cost, at, resampler)
     gaps = resampler.band(gap, drawn)
     average = resampler.around(float(gap.mean()), drawn.mean(axis=1))
-    return Comparison(cost, at, gaps, average, _verdict(gaps, len(first[0].correct)))
+    ahead, behind = ([_clear(gap, least) == side for gap in gaps] for side in (1, -1))
+    verdict = _verdict(gaps, len(first[0].correct), least)
+    return Comparison(cost, at, gaps, average, verdict, _ranges(at, ahead), _ranges(at, behind))
 
 
-def _measured(arm: Sequence[Point], cost: str, at: Values) -> Values:
+def _measured(strategy: Sequence[Point], cost: str, at: Values) -> Values:
     """Its envelope, [grid]."""
-    costs = np.array([point.costs[cost].mean() for point in arm])
-    return envelope(costs, np.array([point.correct.mean() for point in arm]), at)
+    costs = np.array([point.spent(cost).mean() for point in strategy])
+    return envelope(costs, np.array([point.correct.mean() for point in strategy]), at)
 
 
-def _drawn(arm: Sequence[Point], cost: str, at: Values, resampler: Resampler) -> Values:
+def _drawn(strategy: Sequence[Point], cost: str, at: Values, resampler: Resampler) -> Values:
     """Its envelope in every resample, [resamples, grid]."""
-    costs = np.stack([resampler.means(point.costs[cost]) for point in arm], axis=-1)
-    return envelope(costs, np.stack([resampler.means(point.correct) for point in arm], axis=-1), at)
+    costs = np.stack([resampler.means(point.spent(cost)) for point in strategy], axis=-1)
+    return envelope(costs, np.stack([resampler.means(point.correct) for point in strategy], axis=-1), at)
 
 
-def _verdict(gaps: Sequence[Estimate], instances: int) -> Verdict:
-    ahead, behind = any(gap.low > 0 for gap in gaps), any(gap.high < 0 for gap in gaps)
+def _clear(gap: Estimate, least: float) -> int:
+    """1 or -1 for a difference whose interval excludes 0 and that is not below `least`, else 0."""
+    return 0 if abs(gap.mean) < least else int(gap.low > 0) - int(gap.high < 0)
+
+
+def _verdict(gaps: Sequence[Estimate], instances: int, least: float) -> Verdict:
+    sides = {_clear(gap, least) for gap in gaps}
     if instances < MIN_INSTANCES:
         return Verdict.TOO_FEW
-    if ahead and behind:
+    if {1, -1} <= sides:
         return Verdict.BOTH
-    return Verdict.AHEAD if ahead else Verdict.BEHIND if behind else Verdict.NO_DIFFERENCE
+    return Verdict.AHEAD if 1 in sides else Verdict.BEHIND if -1 in sides else Verdict.NO_DIFFERENCE
 
 
 def _ranges(at: Values, there: Sequence[bool]) -> list[tuple[float, float]]:
@@ -145,34 +169,36 @@ def _ranges(at: Values, there: Sequence[bool]) -> list[tuple[float, float]]:
 
 @dataclass(frozen=True)
 class Match:
-    """Two arms at the same budget.
+    """Two strategies at the same budget.
 
     Attributes:
         gap: accuracy of the first minus the second.
-        ratios: of their mean costs, first over second, by name.
+        ratios: of their mean costs where both have some, first over second, by name; empty if that is nowhere.
         verdict: of the gap alone.
     """
 
-    budget: int
+    budget: int | None
     gap: Estimate
     ratios: Mapping[str, Estimate]
     verdict: Verdict
 
 
-def match(first: Point, second: Point, resampler: Resampler) -> Match:
-    """Compare two arms at one budget."""
+def match(first: Point, second: Point, resampler: Resampler, costs: Sequence[str], least: float = 0.0) -> Match:
+    """Compare two strategies at one budget, in accuracy and in these costs."""
     gap = resampler.estimate(first.correct - second.correct)
-    ratios = {
-        cost: resampler.around(
-            float(_ratio(first.costs[cost].mean(), second.costs[cost].mean())),
-            _ratio(resampler.means(first.costs[cost]), resampler.means(second.costs[cost])),
-        )
-        for cost in TOKEN_COSTS
-    }
-    return Match(first.budget, gap, ratios, _verdict([gap], len(first.correct)))
+    ratios = {}
+    for cost in costs:
+        there = ~np.isnan(first.cost(cost)) & ~np.isnan(second.cost(cost))
+        pair = [np.where(there, point.cost(cost), np.nan) for point in (first, second)]
+        if there.any():
+            own, other = (float(np.nanmean(values)) for values in pair)
+            drawn, against = (resampler.means(values) for values in pair)
+            ratios[cost] = resampler.around(float(_ratio(own, other)), _ratio(drawn, against))
+    return Match(first.budget, gap, ratios, _verdict([gap], len(first.correct), least))
 
 
 def _ratio(first: ArrayLike, second: ArrayLike) -> Values:
-    """Of costs; two that are 0 are equal, as where no prompt fits its budget."""
+    """Of costs; two that are 0 are equal, as those of one's own may be."""
     first, second = np.asarray(first, float), np.asarray(second, float)
-    return np.asarray(np.divide(first, second, out=np.where(first == 0, 1.0, np.inf), where=second > 0))
+    ratio = np.divide(first, second, out=np.where(first == 0, 1.0, np.inf), where=second != 0)
+    return np.asarray(np.where(np.isnan(first), np.nan, ratio))

@@ -1,10 +1,10 @@
-"""Playing a study: every arm on every instance at every budget with every seed, and nothing twice."""
+"""Playing a study: every strategy on every instance at every budget with every seed, and nothing twice."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,12 +19,13 @@ from selfcest_env.tasks import TaskSource
 from selfcest_env.tasks.support import says_support, support_overlap
 from selfcest_env.types import Task
 from selfcest_training.config import Cell
-from selfcest_training.evaluation.arms import Arm, Instance, Seat, make_arm, shown_name
 from selfcest_training.evaluation.config import StudyConfig
+from selfcest_training.evaluation.costs import WALL, costs_of
 from selfcest_training.evaluation.instances import instances_of, source_of
-from selfcest_training.evaluation.policies import PolicySource, digest, make_policy
-from selfcest_training.evaluation.results import Place, Result, costs_of
+from selfcest_training.evaluation.policies import LoadedPolicy, PolicySource, digest, make_policy
+from selfcest_training.evaluation.results import Place, Result
 from selfcest_training.evaluation.store import Store
+from selfcest_training.evaluation.strategies import Instance, Seat, Strategy, make_strategy, shown_name
 
 OnPlayed = Callable[[int, str], None]  # instances done since the last report, and which
 
@@ -41,15 +42,16 @@ class Keyed:
 
 @dataclass(frozen=True)
 class Block:
-    """The instances of a cell for one arm, budget and seed."""
+    """The instances of a cell for one strategy, budget and seed."""
 
     cell: Cell
-    arm: str
-    budget: int
+    strategy: str
+    budget: int | None
     seed: int
 
     def __str__(self) -> str:
-        return f"{self.cell.family} {self.cell.size}: {self.arm}, budget {self.budget}, seed {self.seed}"
+        budget = "" if self.budget is None else f", budget {self.budget}"
+        return f"{self.cell.family} {self.cell.size}: {self.strategy}{budget}, seed {self.seed}"
 
 
 class Study:
@@ -68,10 +70,10 @@ class Study:
             self.sources[cell.family, cell.size] = source = source_of(config, cell)
             self.tasks[cell.family, cell.size] = tasks = instances_of(config, cell, source)
             self.reward.check(tasks, f"cell {cell.family} {cell.size}")
-        self.arms: dict[str, Arm] = {}
+        self.strategies: dict[str, Strategy] = {}
         self._policies: dict[str, PolicySource] = {}
-        for label, spec in config.arms.items():
-            self.arms[label] = make_arm(spec.name or label, spec.options, f"arms.{label}")
+        for label, spec in config.strategies.items():
+            self.strategies[label] = make_strategy(spec.name or label, spec.options, f"strategies.{label}")
             self.policy_of(label)
         for block in self.blocks():
             self._check(block)
@@ -87,8 +89,10 @@ class Study:
     def policy_of(self, label: str) -> PolicySource:
         spec, name = self.config.policy_of(label), self._policy_name(label)
         if name not in self._policies:
-            own = self.config.arms[label].policy is not None
-            self._policies[name] = make_policy(spec.name, spec.options, f"arms.{label}.policy" if own else "policy")
+            own = self.config.strategies[label].policy is not None
+            self._policies[name] = make_policy(
+                spec.name, spec.options, f"strategies.{label}.policy" if own else "policy"
+            )
         return self._policies[name]
 
     def _policy_name(self, label: str) -> str:
@@ -103,17 +107,17 @@ class Study:
     def size(self) -> int:
         return sum(len(self._tasks(block)) for block in self.blocks())
 
-    def label(self, arm: str) -> str:
-        return shown_name(arm, self.arms[arm])
+    def label(self, strategy: str) -> str:
+        return shown_name(strategy, self.strategies[strategy])
 
     def blocks(self) -> Iterator[Block]:
         """In the order of the results."""
         for cell in self.config.cells:
             for budget in self.config.budgets:
-                for arm in self.arms:
-                    if cell in self.config.cells_of(arm):
+                for strategy in self.strategies:
+                    if cell in self.config.cells_of(strategy):
                         for seed in self.config.seeds:
-                            yield Block(cell, arm, budget, seed)
+                            yield Block(cell, strategy, budget, seed)
 
     def order(self) -> Iterator[tuple[str, Place]]:
         """Keys and places of all results."""
@@ -121,20 +125,32 @@ class Study:
             for item in self._keyed(block):
                 yield item.key, item.place
 
-    def play(self, store: Store, report: OnPlayed) -> Path:
-        """Play what the store lacks. Returns the file of all results."""
+    def play(self, store: Store, report: OnPlayed, loaded: LoadedPolicy | None = None) -> Path:
+        """Play what the store lacks. Returns the file of all results.
+
+        Args:
+            store: where results are.
+            report: told of progress.
+            loaded: plays instead of what the study's one policy would load, as when its weights are here already.
+        """
         waiting = list(self.blocks())
         # One model after the other, so that no two are loaded at once.
         for policy in self._policies.values():
             for seeds in [(seed,) for seed in self.config.seeds] if policy.seeded else [self.config.seeds]:
-                blocks = [b for b in waiting if b.seed in seeds and self.policy_of(b.arm) is policy]
-                self._play_blocks(blocks, policy, seeds[0], store, report)
+                blocks = [b for b in waiting if b.seed in seeds and self.policy_of(b.strategy) is policy]
+                self._play_blocks(blocks, policy, seeds[0], store, report, loaded)
         return store.finish(self.order())
 
     # One block
 
     def _play_blocks(
-        self, blocks: Sequence[Block], policy: PolicySource, seed: int, store: Store, report: OnPlayed
+        self,
+        blocks: Sequence[Block],
+        policy: PolicySource,
+        seed: int,
+        store: Store,
+        report: OnPlayed,
+        here: LoadedPolicy | None,
     ) -> None:
         missing: list[tuple[Block, list[Keyed]]] = []
         for block in blocks:
@@ -146,14 +162,14 @@ class Study:
                 missing.append((block, lacking))
         if not missing:
             return
-        with closing(policy.load(seed)) as loaded:
+        with closing(policy.load(seed)) if here is None else nullcontext(here) as loaded:
             for block, lacking in missing:
-                arm, seat = self.arms[block.arm], self.seat(block)
+                strategy, seat = self.strategies[block.strategy], self.seat(block)
                 for start in range(0, len(lacking), self.config.batch):
                     batch = lacking[start : start + self.config.batch]
-                    new = self._not_found(batch, block, store)  # another arm may have played some meanwhile
+                    new = self._not_found(batch, block, store)  # another strategy may have played some meanwhile
                     clock = time.perf_counter()
-                    played = arm.play([item.instance for item in new], seat, loaded) if new else []
+                    played = strategy.play([item.instance for item in new], seat, loaded) if new else []
                     seconds = (time.perf_counter() - clock) / max(1, len(new))
                     store.add(
                         self._result(item, block, episodes, seconds) for item, episodes in zip(new, played, strict=True)
@@ -161,7 +177,7 @@ class Study:
                     report(len(batch), str(block))
 
     def _not_found(self, items: Sequence[Keyed], block: Block, store: Store) -> list[Keyed]:
-        """What must be played. Episodes that were played for another arm or grader are judged again and stored."""
+        """What must be played. Episodes that were played for another strategy or grader are judged again and stored."""
         judged, lacking = list[Result](), list[Keyed]()
         for item in items:
             if item.key in store:
@@ -170,7 +186,7 @@ class Study:
             if found is None:
                 lacking.append(item)
             else:
-                judged.append(self._result(item, block, found.episodes, found.costs.wall_seconds))
+                judged.append(self._result(item, block, found.episodes, (found.costs or {}).get(WALL, 0.0)))
         store.add(judged)
         return lacking
 
@@ -178,14 +194,25 @@ class Study:
         unscored = [replace(episode, task=item.instance.task, reward_terms=None) for episode in episodes]
         grades = [self.reward.grade(episode) for episode in unscored]
         scored = tuple(self.reward.score(episode) for episode in unscored)
-        chosen = self.arms[block.arm].choose(scored, grades)
-        costs, support = costs_of(scored, seconds), self._support(scored[chosen], block)
-        return Result(item.key, item.played, item.place, scored, chosen, grades[chosen], costs, support)
+        strategy = self.strategies[block.strategy]
+        chosen = strategy.choose(scored, grades)
+        return Result(
+            item.key,
+            item.played,
+            item.place,
+            scored,
+            chosen,
+            grades[chosen],
+            ending=scored[chosen].root.status,
+            costs=costs_of(scored, seconds, self.config.measures),
+            executed=strategy.executed(scored),
+            support=self._support(scored[chosen], block),
+        )
 
     def _support(self, episode: EpisodeRecord, block: Block) -> Overlap | None:
         if not says_support(episode.task):
             return None
-        return support_overlap(episode, self.policy_of(block.arm).rules(episode.limits).protocol)
+        return support_overlap(episode, self.policy_of(block.strategy).rules(episode.limits).protocol)
 
     # Names
 
@@ -194,31 +221,31 @@ class Study:
 
     def seat(self, block: Block) -> Seat:
         return Seat(
-            self.config.limits_at(block.budget),
-            self.config.temperature_of(block.arm),
+            self.config.limits_at(block.budget, block.strategy),
+            self.config.temperature_of(block.strategy),
             self.sources[block.cell.family, block.cell.size],
-            self.policy_of(block.arm),
+            self.policy_of(block.strategy),
         )
 
     def _keyed(self, block: Block) -> list[Keyed]:
-        arm, seat, cell = self.arms[block.arm], self.seat(block), block.cell
+        strategy, seat, cell = self.strategies[block.strategy], self.seat(block), block.cell
         fixed = digest(
-            arm.recipe,
+            strategy.recipe,
             asdict(seat.limits),
             seat.temperature,
-            self._prints[self._policy_name(block.arm), block.seed],
-            asdict(_changed(self.config.tasks[cell.family], cell)) if arm.uses_expert else None,
+            self._prints[self._policy_name(block.strategy), block.seed],
+            asdict(_changed(self.config.tasks[cell.family], cell)) if strategy.uses_expert else None,
         )
-        choice = [f"{type(arm).__module__}:{type(arm).__qualname__}", self._judge]
+        choice = [f"{type(strategy).__module__}:{type(strategy).__qualname__}", self._judge, self._costs]
         keyed = []
         for task in self._tasks(block):
             seed = stream_seed("study", block.seed, task.task_id)
             facts = dict(task.metadata)
-            plan = facts if arm.uses_expert else None  # a file's gold decomposition stands there
+            plan = facts if strategy.uses_expert else None  # a file's gold decomposition stands there
             played = digest(fixed, seed, task.task_id, task.source, task.prompt, list(task.context.items()), plan)
             measured = ["support"] if says_support(task) else []
             key = digest(played, choice, task.answer, list(task.aliases), facts, *measured)
-            place = Place(cell.family, cell.size, cell.shift, block.arm, block.budget, block.seed, task.task_id)
+            place = Place(cell.family, cell.size, cell.shift, block.strategy, block.budget, block.seed, task.task_id)
             keyed.append(Keyed(Instance(task, seed), place, key, played))
         return keyed
 
@@ -226,14 +253,20 @@ class Study:
     def _judge(self) -> str:
         return digest(asdict(self.config.reward))
 
+    @cached_property
+    def _costs(self) -> str:
+        return digest({name: asdict(spec) for name, spec in self.config.costs.items()})
+
     def _check(self, block: Block) -> None:
-        arm, seat = self.arms[block.arm], self.seat(block)
+        strategy, seat = self.strategies[block.strategy], self.seat(block)
         try:
-            arm.check(seat)
+            strategy.check(seat)
             for task in self._tasks(block)[:1]:
-                seat.policy.rules(arm.limits(seat.limits, task))
+                seat.policy.rules(strategy.limits(seat.limits, task))
         except ConfigError as error:
-            raise ConfigError(f"arms.{block.arm}, {block.cell.family}, budget {block.budget}: {error}") from error
+            place = f"strategies.{block.strategy}, {block.cell.family}"
+            place += "" if block.budget is None else f", budget {block.budget}"
+            raise ConfigError(f"{place}: {error}") from error
 
 
 def _changed(spec: PlugIn, cell: Cell) -> PlugIn:

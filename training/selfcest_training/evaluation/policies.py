@@ -286,6 +286,13 @@ class LoadedServer:
         self._opened.close()
 
 
+def is_seeded(policy: PlugIn) -> bool:
+    """`PolicySource.seeded` as far as a config tells it: no weights need be there, and no code of others is run."""
+    if policy.name == "model" and not policy.options.get("folder"):
+        return make_policy(policy.name, policy.options, "policy").seeded
+    return SEED in str(policy.options)
+
+
 POLICIES: dict[str, str | type] = {"model": ModelPolicy, "server": ServerPolicy}
 
 

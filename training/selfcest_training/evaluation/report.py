@@ -1,148 +1,182 @@
-"""A study's results as a table, a CSV, plots, sentences, and a page of documentation."""
+"""A study's results as a table, a CSV, plots, sentences, and a page of documentation; those of a training run too."""
 
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from selfcest_training.evaluation.frontier import Comparison, Match, compare_frontiers, match
-from selfcest_training.evaluation.results import COSTS, SCORES, TOKEN_COSTS
-from selfcest_training.evaluation.statistics import Estimate, Resampler
-from selfcest_training.evaluation.table import Curves, Row, rows_of
-from selfcest_training.evaluation.words import cost_name, matched, sentence
+from selfcest_training.evaluation.costs import WALL
+from selfcest_training.evaluation.frontier import Comparison, Match, Verdict, compare_frontiers, match
+from selfcest_training.evaluation.reading import Reading
+from selfcest_training.evaluation.results import ENDINGS, SCORES
+from selfcest_training.evaluation.statistics import MISSING, Estimate
+from selfcest_training.evaluation.table import Curves, Row, by_family, rows_of
+from selfcest_training.evaluation.words import at_most, cost_name, matched, sentence
+
+SOLVED = 0.9  # of the smallest size of a family, by a baseline that deserves the name
 
 EQUAL_COST = (
-    "An arm's frontier is the best accuracy that mixing its budgets reaches at a mean cost, no budget and no answer "
-    "among them. Numbers are the mean gap between two frontiers over the range of costs, with its interval; words say "
-    "where a band around the whole gap excludes 0."
+    "A strategy's frontier is the best accuracy that mixing its budgets reaches at a mean cost, no budget and no "
+    "answer among them. Numbers are the mean gap between two frontiers over the range of costs, with its interval; "
+    "words say where a band around the whole gap excludes 0."
 )
 
 FLOORS = (
     "Answers whose score is a floor and not what the grader's rule gives, by its reason, of all instances and seeds."
 )
 
+ENDED = (
+    "How often the root ended how, of all instances and seeds, in the episode whose answer counts. A strategy with a "
+    "script is what its name says where the script was executed; elsewhere the policy played alone."
+)
+
 MEANINGS = {  # of scores, by the first name of each kind
     "score": "The score is what the grader gives, partial credit included.",
     "support_precision": (
-        "Support compares the documents that an arm looked at with those that the question needs; of several samples "
-        "only the one whose answer counts."
+        "Support compares the documents that a strategy looked at with those that the question needs; of several "
+        "samples only the one whose answer counts."
     ),
 }
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How results are read.
+class Against:
+    """The subject against another strategy on one cell: over each cost that is compared, and at each budget."""
 
-    Attributes:
-        subject: the arm that the others are compared with.
-        labels: names of arms in tables.
-        swept: the limit that a budget is.
-        crossed, resamples, confidence: of the bootstrap, see `Resampler`.
-    """
-
-    subject: str
-    labels: Mapping[str, str]
-    swept: str
-    crossed: bool
-    resamples: int
-    confidence: float
-
-    def resampler(self, curves: Curves) -> Resampler:
-        return curves.resampler(crossed=self.crossed, resamples=self.resamples, confidence=self.confidence)
-
-    def intervals(self, seeds: int) -> str:
-        """What the intervals are over, as a sentence."""
-        over = f"instances and over {seeds} seeds of the weights" if self.crossed and seeds > 1 else "instances"
-        alone = "; the weights are those of one seed" if self.crossed and seeds == 1 else ""
-        return (
-            f"Intervals are {self.confidence:.0%} intervals of a paired bootstrap over {over}{alone}. Those between "
-            "frontiers hold for a whole range of costs at once; every other one is for itself, so of many some exclude "
-            "the truth."
-        )
+    curves: Curves
+    strategy: str
+    over: Mapping[str, Comparison]
+    at: Sequence[Match]
 
 
-def table_rows(cells: Sequence[Curves], reading: Reading) -> list[Row]:
-    return [row for curves in cells for row in rows_of(curves, reading.resampler(curves))]
+def comparisons(cells: Sequence[Curves], reading: Reading) -> list[Against]:
+    """The subject against every other strategy, cell by cell."""
+    found, least = [], reading.min_difference
+    for curves in cells:
+        own, resampler = curves.strategies.get(reading.subject), reading.resampler(curves)
+        for strategy, points in curves.strategies.items():
+            if own is not None and strategy != reading.subject:
+                over = {cost: compare_frontiers(own, points, cost, resampler, least) for cost in reading.compared}
+                pairs = zip(own, points, strict=True)
+                at = [match(left, right, resampler, reading.compared, least) for left, right in pairs]
+                found.append(Against(curves, strategy, over, at))
+    return found
+
+
+# Tables
 
 
 def markdown(rows: Sequence[Row], reading: Reading) -> str:
-    """The table as Markdown, one line per cell, budget and arm; costs are means per instance."""
-    heads = ["family", "size", cost_name(reading.swept) + " at most", "arm", "accuracy"]
-    heads += ["total tokens", "generated", "critical path", "peak context", "wall-clock s"]
-    lines = []
-    for row in rows:
-        costs = [f"{row.costs[cost].mean:.1f}" for cost in TOKEN_COSTS] + [f"{row.costs['wall_seconds'].mean:.3f}"]
-        lines.append([row.family, _size(row), str(row.budget), reading.labels[row.arm], str(row.accuracy), *costs])
-    return _table(heads, lines)
+    """The table as Markdown, one line per cell, budget and strategy; costs are means where a prompt fitted."""
+    names = [*reading.costs, WALL]
+    lines = [
+        [*_place(row, reading), str(row.accuracy)]
+        + [_mean(row.costs.get(cost, MISSING), 3 if cost == WALL else 1) for cost in names]
+        for row in rows
+    ]
+    short = [name.removesuffix("_tokens").replace("_", " ") for name in reading.costs]
+    return _table([*_heads(reading), "accuracy", *short, "wall-clock s"], lines)
+
+
+def _mean(estimate: Estimate, digits: int) -> str:
+    return "–" if estimate.mean != estimate.mean else f"{estimate.mean:.{digits}f}"
+
+
+def endings(rows: Sequence[Row], reading: Reading) -> str:
+    """How roots ended, and whether scripts were executed, as a Markdown table."""
+    there = [status for status in ENDINGS if any(row.point.endings.get(status) for row in rows)]
+    lines = [
+        [*_place(row, reading), "" if row.executed is None else f"{row.executed.mean:.2f}"]
+        + [str(row.point.endings.get(status, 0)) for status in there]
+        for row in rows
+    ]
+    return _table([*_heads(reading), "script executed", *(status.replace("_", " ") for status in there)], lines)
 
 
 def floors(rows: Sequence[Row], reading: Reading) -> str:
     """What graders could not score by their rule, as a Markdown table; empty if there is nothing."""
-    heads = ["family", "size", cost_name(reading.swept) + " at most", "arm", "grader's note", "answers"]
     lines = [
-        [row.family, row.size, str(row.budget), reading.labels[row.arm], note, str(count)]
-        for row in rows
-        for note, count in sorted(row.notes.items())
+        [*_place(row, reading), note, str(count)] for row in rows for note, count in sorted(row.point.notes.items())
     ]
-    return _table(heads, lines) if lines else ""
+    return _table([*_heads(reading), "grader's note", "answers"], lines) if lines else ""
 
 
 def scores(rows: Sequence[Row], reading: Reading) -> str:
     """What was measured beside accuracy, with what it means, as a Markdown table; empty if there is nothing."""
     rows = [row for row in rows if row.scores]
     names = [name for name in SCORES if any(name in row.scores for row in rows)]
-    heads = ["family", "size", cost_name(reading.swept) + " at most", "arm"]
-    heads += [name.replace("_", " ").replace("f1", "F1") for name in names]
-    lines = [
-        [row.family, _size(row), str(row.budget), reading.labels[row.arm]]
-        + [str(row.scores.get(name, "")) for name in names]
-        for row in rows
-    ]
+    lines = [[*_place(row, reading), *(str(row.scores.get(name, "")) for name in names)] for row in rows]
     meanings = " ".join(text for name, text in MEANINGS.items() if name in names)
+    heads = [*_heads(reading), *(name.replace("_", " ").replace("f1", "F1") for name in names)]
     return f"{meanings}\n\n{_table(heads, lines)}" if lines else ""
 
 
-def _size(cell: Row | Curves) -> str:
-    return cell.size + (" (out of distribution)" if cell.shift == "out" else "")
+def _heads(reading: Reading) -> list[str]:
+    return ["family", "size", cost_name(reading.swept) + " at most", "strategy"]
+
+
+def _place(row: Row, reading: Reading) -> list[str]:
+    budget = "its limits" if row.point.budget is None else str(row.point.budget)
+    return [row.curves.family, _size(row.curves), budget, reading.labels[row.strategy]]
+
+
+def _size(curves: Curves) -> str:
+    return curves.size + (" (out of distribution)" if curves.shift == "out" else "")
 
 
 def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in (heads, ["---"] * len(heads), *lines))
 
 
-@dataclass(frozen=True)
-class Against:
-    """The subject against another arm on one cell: over each cost in tokens, and at each budget."""
+def write_csv(rows: Sequence[Row], reading: Reading, path: Path) -> None:
+    """Every row with means and both ends of every interval; wall-clock without, since it is measured by batch.
 
-    curves: Curves
-    arm: str
-    over: Mapping[str, Comparison]
-    at: Sequence[Match]
+    What a row does not have is left empty: costs where no prompt fitted, scores that say nothing of the cell, a script.
+    `floors` counts the answers that the grader gave a floor, `ended_*` how roots ended.
+    """
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(
+            ["family", "size", "shift", "budget", "strategy", "instances"]
+            + [column for name in ("accuracy", *reading.costs) for column in _columns(name)]
+            + [WALL, "floors", *(f"ended_{status}" for status in ENDINGS)]
+            + [column for name in ("script_executed", *SCORES) for column in _columns(name)]
+        )
+        for row in rows:
+            curves = row.curves
+            measured = [row.accuracy, *(row.costs.get(cost) for cost in reading.costs)]
+            beside = [row.executed, *(row.scores.get(name) for name in SCORES)]
+            writer.writerow(
+                [curves.family, curves.size, curves.shift, row.point.budget, reading.labels[row.strategy]]
+                + [len(curves.task_ids), *(cell for estimate in measured for cell in _cells(estimate))]
+                + [_cells(row.costs.get(WALL))[0], sum(row.point.notes.values())]
+                + [row.point.endings.get(status, 0) for status in ENDINGS]
+                + [cell for estimate in beside for cell in _cells(estimate)]
+            )
 
 
-def comparisons(cells: Sequence[Curves], reading: Reading) -> list[Against]:
-    """The subject against every other arm, cell by cell. Wall-clock is left out: it is measured by batch, and once."""
-    found = []
-    for curves in cells:
-        own, resampler = curves.arms.get(reading.subject), reading.resampler(curves)
-        for arm, points in curves.arms.items():
-            if own is not None and arm != reading.subject:
-                over = {cost: compare_frontiers(own, points, cost, resampler) for cost in TOKEN_COSTS}
-                at = [match(left, right, resampler) for left, right in zip(own, points, strict=True)]
-                found.append(Against(curves, arm, over, at))
-    return found
+def _columns(name: str) -> list[str]:
+    return [name, f"{name}_low", f"{name}_high"]
+
+
+def _cells(estimate: Estimate | None) -> list[str]:
+    ends = () if estimate is None else (estimate.mean, estimate.low, estimate.high)
+    return ["" if value != value else f"{value:.6g}" for value in ends] or [""] * 3
+
+
+# Words
 
 
 def summary(found: Sequence[Against], reading: Reading) -> str:
     """The verdicts at equal cost as a Markdown table, with the mean gap in accuracy over the range of costs."""
-    heads = ["family", "size", f"{reading.labels[reading.subject]} against", *map(cost_name, TOKEN_COSTS)]
+    heads = ["family", "size", f"{reading.labels[reading.subject]} against", *map(cost_name, reading.compared)]
     lines = []
     for item in found:
-        verdicts = [f"{item.over[cost].average.signed}, {item.over[cost].verdict}" for cost in TOKEN_COSTS]
-        lines.append([item.curves.family, _size(item.curves), reading.labels[item.arm], *verdicts])
+        verdicts = [f"{item.over[cost].average.signed}, {item.over[cost].verdict}" for cost in reading.compared]
+        lines.append([item.curves.family, _size(item.curves), reading.labels[item.strategy], *verdicts])
     return _table(heads, lines)
 
 
@@ -150,55 +184,93 @@ def statements(found: Sequence[Against], reading: Reading) -> str:
     """Who wins on which cost where, with what confidence."""
     blocks, first = [], reading.labels[reading.subject]
     for item in found:
-        second = reading.labels[item.arm]
+        second = reading.labels[item.strategy]
         lines = [sentence(comparison, first, second) for comparison in item.over.values()]
-        lines += [f"at most {pair.budget}, {matched(pair, first, second)}" for pair in item.at]
+        lines += [f"{at_most(pair.budget)}, {matched(pair, first, second)}" for pair in item.at]
         heading = f"**{item.curves.name}, {first} against {second}**"
         blocks.append(f"{heading}\n\n" + "".join(f"- {line}\n" for line in lines))
     return "\n".join(blocks)
 
 
-def write_csv(rows: Sequence[Row], reading: Reading, path: Path) -> None:
-    """Every row with means and both ends of every interval; wall-clock without, since it is measured by batch.
-
-    `floors` counts the answers that the grader gave a floor. A score that says nothing of a cell is left empty.
-    """
-    with path.open("w", newline="", encoding="utf-8") as file:
-        names = ["accuracy", *TOKEN_COSTS]
-        writer = csv.writer(file)
-        writer.writerow(
-            ["family", "size", "shift", "budget", "arm", "instances"]
-            + [column for name in names for column in (name, f"{name}_low", f"{name}_high")]
-            + ["wall_seconds", "floors"]
-            + [column for name in SCORES for column in (name, f"{name}_low", f"{name}_high")]
-        )
-        for row in rows:
-            estimates = [row.accuracy, *(row.costs[cost] for cost in TOKEN_COSTS)]
-            writer.writerow(
-                [row.family, row.size, row.shift, row.budget, reading.labels[row.arm], row.instances]
-                + [cell for estimate in estimates for cell in _cells(estimate)]
-                + [f"{row.costs['wall_seconds'].mean:.6g}", sum(row.notes.values())]
-                + [cell for name in SCORES for cell in _cells(row.scores.get(name))]
-            )
+def incompetent(rows: Sequence[Row], reading: Reading) -> list[str]:
+    """Baselines that do not solve the smallest size of a family at any budget: no fair baseline there."""
+    smallest: dict[str, str] = {}
+    for row in rows:
+        smallest.setdefault(row.curves.family, row.curves.size)
+    best: dict[tuple[str, str], Row] = {}
+    for row in rows:
+        if row.strategy in reading.baselines and row.curves.size == smallest[row.curves.family]:
+            key = row.curves.family, row.strategy
+            best[key] = max(best.get(key, row), row, key=lambda row: row.accuracy.mean)
+    return [
+        f"{reading.labels[strategy]} does not solve the smallest {family} ({row.accuracy}, below {SOLVED}): no fair "
+        "baseline there, whatever the gap, and its low cost is no merit"
+        for (family, strategy), row in best.items()
+        if row.accuracy.mean < SOLVED
+    ]
 
 
-def _cells(estimate: Estimate | None) -> list[str]:
-    return [""] * 3 if estimate is None else [f"{value:.6g}" for value in (estimate.mean, estimate.low, estimate.high)]
+_LINES = {
+    Verdict.AHEAD: "ahead",
+    Verdict.BEHIND: "behind",
+    Verdict.BOTH: "ahead and behind, by how much is spent",
+}
+
+
+def verdict(found: Sequence[Against], reading: Reading) -> str:
+    """Five lines: what the subject wins and loses against, cost by cost, in comparisons of a cell and a strategy."""
+    others = dict.fromkeys(reading.labels[item.strategy] for item in found)
+    cells = dict.fromkeys(item.curves.name for item in found)
+    lines = [
+        f"{reading.labels[reading.subject]} against {', '.join(others) or 'nobody'}, at equal cost, on {len(cells)} "
+        f"cells: {len(found)} comparisons"
+    ]
+    counts = {cost: Counter(item.over[cost].verdict for item in found) for cost in reading.compared}
+    for kind, words in _LINES.items():
+        lines.append(f"  {words}: " + ", ".join(f"{cost_name(c)} {counts[c][kind]}" for c in reading.compared))
+    rest = [(cost_name(cost), sum(n for kind, n in counts[cost].items() if kind not in _LINES)) for cost in counts]
+    lines.append("  undecided: " + ", ".join(f"{name} {number}" for name, number in rest))
+    return "\n".join(lines)
+
+
+def overview(cells: Sequence[Curves], reading: Reading) -> str:
+    """One line per family and strategy, of all sizes together at the largest budget."""
+    lines = []
+    for curves in by_family(cells):
+        found = rows_of(curves, reading.resampler(curves))
+        lines += [row for row in found if row.point.order == found[-1].point.order]
+    heads = ["family", "strategy", "accuracy", *(cost_name(cost).removesuffix(" tokens") for cost in reading.compared)]
+    cells_of = [
+        [row.curves.family, reading.labels[row.strategy], str(row.accuracy)]
+        + [_mean(row.costs.get(cost, MISSING), 1) for cost in reading.compared]
+        for row in lines
+    ]
+    widths = [max(len(line[i]) for line in [heads, *cells_of]) for i in range(len(heads))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in [heads, *cells_of]
+    )
+
+
+# Files
 
 
 def plot(cells: Sequence[Curves], reading: Reading, cost: str, path: Path) -> None:
-    """Accuracy against one cost: a panel per cell, a line per arm, a point per budget, oracles dashed."""
+    """Accuracy against one cost, oracles dashed, one line per strategy.
+
+    Over several budgets a panel is a cell and a point a budget; with one budget a panel is a family and a point a size.
+    """
     from matplotlib.figure import Figure  # slow to import, and only plots need it
 
-    columns = min(3, len(cells))
-    rows = -(-len(cells) // columns)
+    panels = _panels(cells, reading)
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
     figure = Figure(figsize=(4.8 * columns, 3.8 * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    arms = list(dict.fromkeys(arm for curves in cells for arm in curves.arms))
-    for axis, curves in zip(axes, cells, strict=False):
-        found = rows_of(curves, reading.resampler(curves))
-        for arm in curves.arms:
-            points = [(row.costs[cost], row.accuracy) for row in found if row.arm == arm]
+    strategies = list(dict.fromkeys(strategy for curves in cells for strategy in curves.strategies))
+    for axis, (title, found) in zip(axes, panels.items(), strict=False):
+        for strategy in dict.fromkeys(row.strategy for row in found):
+            points = [(row.costs.get(cost, MISSING), row.accuracy) for row in found if row.strategy == strategy]
             low_high = [[a.mean - a.low for _, a in points], [a.high - a.mean for _, a in points]]
             axis.errorbar(
                 [c.mean for c, _ in points],
@@ -208,14 +280,14 @@ def plot(cells: Sequence[Curves], reading: Reading, cost: str, path: Path) -> No
                 markersize=3,
                 capsize=2,
                 linewidth=1,
-                linestyle="--" if reading.labels[arm] != arm else "-",
-                color=f"C{arms.index(arm) % 10}",
-                label=reading.labels[arm],
+                linestyle="--" if reading.labels[strategy] != strategy else "-",
+                color=f"C{strategies.index(strategy) % 10}",
+                label=reading.labels[strategy],
             )
-        axis.set(title=curves.name, xlabel=cost_name(cost), ylim=(-0.03, 1.05))
+        axis.set(title=title, xlabel=cost_name(cost), ylim=(-0.03, 1.05))
         axis.title.set_fontsize(9)
         axis.grid(alpha=0.3)
-    for axis in axes[len(cells) :]:
+    for axis in axes[len(panels) :]:
         axis.set_visible(False)
     axes[0].set_ylabel("accuracy")
     handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
@@ -223,35 +295,61 @@ def plot(cells: Sequence[Curves], reading: Reading, cost: str, path: Path) -> No
     figure.savefig(path, dpi=130)
 
 
-def write_report(folder: Path, cells: Sequence[Curves], reading: Reading, head: str) -> str:
-    """Write table.md, results.csv and a plot per cost into the folder. Returns the text of table.md."""
-    rows = table_rows(cells, reading)
+def _panels(cells: Sequence[Curves], reading: Reading) -> dict[str, list[Row]]:
+    budgets = {point.budget for curves in cells for points in curves.strategies.values() for point in points}
+    panels: dict[str, list[Row]] = {}
+    for curves in cells:
+        title = curves.name if len(budgets) > 1 else curves.family
+        panels.setdefault(title, []).extend(rows_of(curves, reading.resampler(curves)))
+    return panels
+
+
+def write_report(
+    folder: Path, cells: Sequence[Curves], reading: Reading, head: str, notes: Sequence[str] = ()
+) -> tuple[str, str]:
+    """Write table.md, results.csv and a plot per cost into the folder.
+
+    Args:
+        folder: where.
+        cells: what was measured.
+        reading: how it is read.
+        head: says what was played.
+        notes: more to say, a bullet each.
+
+    Returns:
+        What a terminal shows, a verdict of five lines and one line per family and strategy; and the text of table.md.
+    """
+    rows = [row for curves in cells for row in rows_of(curves, reading.resampler(curves))]
     seeds = max(len(curves.seeds) for curves in cells)
     found, floored = comparisons(cells, reading), floors(rows, reading)
     head += "" if floored else " No answer got a floor from its grader."
-    parts = [f"{head} {reading.intervals(seeds)}", "## Accuracy and costs", markdown(rows, reading)]
+    warnings, said = incompetent(rows, reading), verdict(found, reading)
+    parts = [f"{head} {reading.intervals(seeds)}", "\n".join(f"- {line}" for line in (*warnings, *notes))]
+    parts += ["## Verdict", f"```text\n{said}\n```"] if found else []
+    parts += ["## Accuracy and costs", markdown(rows, reading), "## Endings", ENDED, endings(rows, reading)]
     scored = scores(rows, reading)
     parts += ["## Partial credit and support", scored] if scored else []
     parts += ["## Floors", FLOORS, floored] if floored else []
     if found:
         parts += ["## At equal cost", EQUAL_COST, summary(found, reading), "## In words", statements(found, reading)]
-    text = "\n\n".join(part.strip() for part in parts) + "\n"
+    text = "\n\n".join(part.strip() for part in parts if part) + "\n"
     (folder / "table.md").write_text(text, encoding="utf-8")
     write_csv(rows, reading, folder / "results.csv")
-    for cost in COSTS:
+    for cost in (*reading.compared, WALL):
         plot(cells, reading, cost, folder / plot_name(cost))
-    return text
+    shown = [*([said] if found else []), overview(cells, reading), *(f"warning: {line}" for line in warnings)]
+    return "\n".join(shown), text
 
 
 def plot_name(cost: str) -> str:
     return f"accuracy_vs_{cost}.png"
 
 
-def write_page(page: Path, folder: Path, title: str, command: str, text: str) -> None:
+def write_page(page: Path, folder: Path, title: str, command: str, text: str, costs: Sequence[str]) -> None:
     """A page of documentation: the command, the plots beside the page, and what table.md says."""
     page.parent.mkdir(parents=True, exist_ok=True)
     pictures = []
-    for cost in COSTS:
+    for cost in (*costs, WALL):
         picture = page.with_name(f"{page.stem}_{cost}.png")
         picture.write_bytes((folder / plot_name(cost)).read_bytes())
         pictures.append(f"![Accuracy against {cost_name(cost)}]({picture.name})")

@@ -1,9 +1,13 @@
-"""What a study stores: a line per arm, instance, budget and seed, with every episode whole."""
+"""What a study stores: a line per strategy, instance, budget and seed, with every episode whole.
+
+Tasks and documents are the same for many episodes, so each is written once, as a line of its own before the first
+result that needs it, and named by a digest of its content.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +16,13 @@ from selfcest_env.errors import RecordError
 from selfcest_env.graders import Grade
 from selfcest_env.graders.qa import Overlap
 from selfcest_env.record import EpisodeRecord, from_json, to_json
+from selfcest_env.types import Status
+from selfcest_training.evaluation.costs import Costs
+from selfcest_training.evaluation.policies import digest
 
-COSTS = ("total_tokens", "generated_tokens", "critical_path_tokens", "peak_context", "wall_seconds")
-TOKEN_COSTS = COSTS[:4]
+FORMAT = 2
 SCORES = ("score", "support_precision", "support_recall", "support_f1")
+ENDINGS = tuple(status for status in Status if status.is_terminal and status is not Status.ABSENT)
 
 
 @dataclass(frozen=True)
@@ -25,8 +32,8 @@ class Place:
     family: str
     size: str
     shift: str
-    arm: str
-    budget: int
+    strategy: str
+    budget: int | None
     seed: int
     task_id: str
 
@@ -36,28 +43,8 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Costs:
-    """What an arm used on an instance, all its episodes together.
-
-    Attributes:
-        total_tokens, generated_tokens, clones: sums over episodes.
-        critical_path_tokens: the largest of any episode. Samples could run side by side, so only the chain within one
-            counts, although the budget is handed from one to the next.
-        peak_context: the largest of any episode.
-        wall_seconds: of the batch, divided by its instances. It depends on machine, engine and batch.
-    """
-
-    total_tokens: int
-    generated_tokens: int
-    critical_path_tokens: int
-    peak_context: int
-    clones: int
-    wall_seconds: float
-
-
-@dataclass(frozen=True)
 class Result:
-    """One arm on one instance.
+    """One strategy on one instance.
 
     Attributes:
         key: of all that the result follows from; equal keys, equal results.
@@ -66,7 +53,9 @@ class Result:
         episodes: whole and scored, in the order played; empty when read without them.
         chosen: the position of the episode whose answer counts.
         grade: of that answer.
-        costs: see `Costs`.
+        ending: how that episode's root ended.
+        costs: of all episodes together, by name; `None` if no prompt fitted.
+        executed: see `Strategy.executed`.
         support: how well the documents that this episode looked at agree with those that the task needs; `None` if the
             task does not say.
     """
@@ -77,7 +66,9 @@ class Result:
     episodes: tuple[EpisodeRecord, ...]
     chosen: int
     grade: Grade
-    costs: Costs
+    ending: Status
+    costs: Costs | None
+    executed: bool | None = None
     support: Overlap | None = None
 
     @property
@@ -89,59 +80,94 @@ class Result:
         return found
 
 
-def costs_of(episodes: Sequence[EpisodeRecord], wall_seconds: float) -> Costs:
-    costs = [episode.cost for episode in episodes]
-    return Costs(
-        total_tokens=sum(cost.total_tokens for cost in costs),
-        generated_tokens=sum(cost.generated_tokens for cost in costs),
-        critical_path_tokens=max(cost.critical_path_tokens for cost in costs),
-        peak_context=max(cost.peak_context for cost in costs),
-        clones=sum(cost.clones for cost in costs),
-        wall_seconds=wall_seconds,
-    )
+Share = Callable[[object], str]  # a value to the name that stands for it
 
 
-def write_result(result: Result) -> str:
-    """The result as one line of a JSON-lines file."""
+def write_result(result: Result, share: Share) -> str:
+    """The result as one line of a JSON-lines file, its tasks and documents shared."""
     plain = asdict(replace(result, episodes=()))
-    plain["episodes"] = [to_json(episode) for episode in result.episodes]
-    return _dump(plain)
+    plain["episodes"] = [_shared(to_json(episode), share) for episode in result.episodes]
+    return dump({"format": FORMAT, **plain})
 
 
-def at_place(line: str, place: Place) -> str:
+def _shared(episode: dict[str, Any], share: Share) -> dict[str, Any]:
+    task = episode["task"]
+    context = {key: share(text) for key, text in task["context"].items()}
+    return {**episode, "task": share({**task, "context": context})}
+
+
+def at_place(data: Mapping[str, Any], place: Place) -> str:
     """A written result at another place."""
-    data: dict[str, Any] = json.loads(line)
-    return _dump({**data, "place": asdict(place)})
+    return dump({**data, "place": asdict(place)})
 
 
-def _dump(data: Mapping[str, Any]) -> str:
+def dump(data: Mapping[str, Any]) -> str:
     return json.dumps(data, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
-def read_result(line: str, *, whole: bool = True) -> Result:
-    """Inverse of `write_result`; without `whole` the episodes are left out. Raises `RecordError`."""
+def write_value(value: object) -> tuple[str, str]:
+    """The name of a shared value, and its line."""
+    name = digest(value)
+    return name, dump({"shared": name, "value": value})
+
+
+def names_in(data: Mapping[str, Any], value_of: Callable[[str], Any]) -> Iterator[str]:
+    """What a written result shares, in the order in which it must be written."""
+    for episode in data["episodes"]:
+        yield from value_of(episode["task"])["context"].values()
+        yield episode["task"]
+
+
+def read_line(line: str) -> dict[str, Any]:
+    """A line's plain values, a result's or a shared one's. Raises `RecordError` if this version wrote neither."""
     try:
         data: dict[str, Any] = json.loads(line)
+        known = data["shared"] if "shared" in data else data.get("format")
+    except (ValueError, TypeError, AttributeError) as error:
+        raise RecordError(f"not a result of a study ({type(error).__name__}: {error}); remove the line") from error
+    if not isinstance(known, str) and known != FORMAT:
+        raise RecordError(
+            "not a result of this version, which writes costs, endings and tasks otherwise; give the study another "
+            "name to play it again"
+        )
+    return data
+
+
+def parse_result(data: Mapping[str, Any], value_of: Callable[[str], Any] | None) -> Result:
+    """Inverse of `write_result`; without shared values the episodes are left out. Raises `RecordError`."""
+    try:
         return Result(
             key=data["key"],
             played=data["played"],
             place=Place(**data["place"]),
-            episodes=tuple(from_json(episode) for episode in data["episodes"]) if whole else (),
+            episodes=tuple(_episode(e, value_of) for e in data["episodes"]) if value_of is not None else (),
             chosen=data["chosen"],
             grade=Grade(**data["grade"]),
-            costs=Costs(**data["costs"]),
-            # Older lines lack it; their episodes are judged again under another key.
-            support=None if data.get("support") is None else Overlap(**data["support"]),
+            ending=Status(data["ending"]),
+            costs=data["costs"],
+            executed=data["executed"],
+            support=None if data["support"] is None else Overlap(**data["support"]),
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise RecordError(f"not a result of a study: {type(error).__name__}: {error}") from error
+        raise RecordError(f"not a result of a study ({type(error).__name__}: {error}); remove the line") from error
+
+
+def _episode(data: Mapping[str, Any], value_of: Callable[[str], Any]) -> EpisodeRecord:
+    task = value_of(data["task"])
+    context = {key: value_of(name) for key, name in task["context"].items()}
+    return from_json({**data, "task": {**task, "context": context}})
 
 
 def read_results(path: Path, *, whole: bool = False) -> Iterator[Result]:
     """Results of a file, by default without their episodes. Raises `RecordError` that names the line."""
+    values: dict[str, Any] = {}
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                yield read_result(line, whole=whole)
+                data = read_line(line)
+                if "shared" in data:
+                    values[data["shared"]] = data["value"] if whole else None
+                else:
+                    yield parse_result(data, values.__getitem__ if whole else None)
             except RecordError as error:
                 raise RecordError(f"{path}, line {number}: {error}") from error

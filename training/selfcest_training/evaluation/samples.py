@@ -1,4 +1,4 @@
-"""Arms that play a task several times by itself: the majority's answer, or the best one by an oracle."""
+"""Strategies that play a task several times by itself: the majority's answer, or the best one by an oracle."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from selfcest_env.graders.latex import normalise, unnamed
 from selfcest_env.graders.qa import normalize_answer
 from selfcest_env.graders.rational import rational
 from selfcest_env.types import Limits, Task
-from selfcest_training.evaluation.arms import Arm, Episodes, Instance, Seat
 from selfcest_training.evaluation.policies import LoadedPolicy
+from selfcest_training.evaluation.strategies import Episodes, Instance, Seat, Strategy
 
 _WORD = re.compile(r"[^\W\d_]{2}")
 _OPERATION = re.compile(r"[\\^_=+*/<>{}|]|(?<![^\W\d_]{2})[-−]|[-−](?![^\W\d_]{2})")  # no hyphen in a word
 
 
 @dataclass(frozen=True)
-class Samples(Arm):
+class Samples(Strategy):
     """Samples of the monolithic policy, one after the other, each with what the earlier ones left of the budget.
 
     Another sample starts if what is left could pay the dearest one so far. All tokens of all samples count.
@@ -33,6 +33,7 @@ class Samples(Arm):
         max_reads: documents that a sample may read by key; 0: it sees the full text of all.
     """
 
+    delegates: ClassVar[bool] = False
     samples: int = 8
     max_reads: int | None = 0
 
@@ -43,14 +44,17 @@ class Samples(Arm):
 
     @property
     def recipe(self) -> Mapping[str, object]:
-        return {"arm": f"{Samples.__module__}:{Samples.__qualname__}", **asdict(self)}  # the choice is no part of it
+        return {
+            "strategy": f"{Samples.__module__}:{Samples.__qualname__}",
+            **asdict(self),
+        }  # the choice is no part of it
 
     def limits(self, limits: Limits, task: Task) -> Limits:
         return replace(limits, max_depth=0, max_reads=self.max_reads)
 
     def check(self, seat: Seat) -> None:
         if self.samples > 1 and seat.temperature == 0:
-            raise ConfigError("temperature is 0, so all samples would be equal; set the arm's temperature above 0")
+            raise ConfigError("temperature is 0, so all samples would be equal; set the strategy's temperature above 0")
 
     def play(self, instances: Sequence[Instance], seat: Seat, loaded: LoadedPolicy) -> list[Episodes]:
         policy = self.players(seat, loaded)

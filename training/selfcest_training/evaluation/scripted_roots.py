@@ -1,4 +1,4 @@
-"""Arms whose root follows a script, for its first turn or throughout, over clones that the policy plays."""
+"""Strategies whose root follows a script, for its first turn or throughout, over clones that the policy plays."""
 
 from __future__ import annotations
 
@@ -12,38 +12,43 @@ from selfcest_agents.policy import Actor, Policy, PolicyRequest, ScriptedPolicy
 from selfcest_agents.scripted import OracleActor
 from selfcest_env.errors import ConfigError, check_whole
 from selfcest_env.protocol import ProtocolText
-from selfcest_env.record import Generation
+from selfcest_env.record import Generation, Turn
 from selfcest_env.tasks.source import ExpertSource
-from selfcest_env.types import CloneRequest, Delegate, FinishReason, Limits, Role, Task, TurnKey
+from selfcest_env.types import CloneRequest, Delegate, FinishReason, Limits, Outcome, Role, Task, TurnKey
 from selfcest_env.views import Observation
-from selfcest_training.evaluation.arms import Arm, Seat, check_delegation
 from selfcest_training.evaluation.policies import LoadedPolicy
+from selfcest_training.evaluation.strategies import Episodes, Seat, Strategy, check_delegation
 
 
 class ScriptedRoot:
     """A policy: the root's first `turns` turns by a script (`None`: all of them), everything else by another policy.
 
-    A script stops where its grant ends, as a sampler does: what lies behind would stand in the model's context and in
-    no account.
+    `turn_tokens` bounds the policy's turns and not the script's: it is there for who may ramble, and a script that it
+    cut would be played by the policy under the script's name. So the game itself must leave turns unbounded. Tokens
+    behind the end of an account, or of a turn, are cut off: they would stand in the model's context and in no account.
     """
 
-    def __init__(self, script: Actor, loaded: LoadedPolicy, temperature: float, turns: int | None) -> None:
-        self._script, self._policy = ScriptedPolicy(script, loaded.codec), loaded.policy(temperature)
-        self._codec, self._turns = loaded.codec, turns
+    def __init__(self, script: Actor, loaded: LoadedPolicy, seat: Seat, turns: int | None) -> None:
+        self._script, self._policy = ScriptedPolicy(script, loaded.codec), loaded.policy(seat.temperature)
+        self._codec, self._turns, self._turn_tokens = loaded.codec, turns, seat.limits.turn_tokens
         self._grants: dict[TurnKey, int | None] = {}
 
     def submit(self, requests: Sequence[PolicyRequest]) -> None:
         scripted = [request for request in requests if self._is_scripted(request.observation)]
-        self._grants.update((request.key, request.observation.max_new_tokens) for request in scripted)
-        others = [request for request in requests if not self._is_scripted(request.observation)]
+        others = [self._bounded(request) for request in requests if not self._is_scripted(request.observation)]
         for policy, chosen in ((self._script, scripted), (self._policy, others)):
+            self._grants.update((request.key, request.observation.max_new_tokens) for request in chosen)
             if chosen:
                 policy.submit(chosen)
 
     def poll(self) -> list[tuple[TurnKey, Generation]]:
         # A server waits for an answer, so what the script has said comes first.
-        said = [(key, self._within(generation, self._grants.pop(key))) for key, generation in self._script.poll()]
-        return said or self._policy.poll()
+        said = self._script.poll() or self._policy.poll()
+        return [(key, self._within(generation, self._grants.pop(key))) for key, generation in said]
+
+    def _bounded(self, request: PolicyRequest) -> PolicyRequest:
+        bounds = [n for n in (request.observation.max_new_tokens, self._turn_tokens) if n is not None]
+        return replace(request, observation=replace(request.observation, max_new_tokens=min(bounds, default=None)))
 
     def _within(self, generation: Generation, grant: int | None) -> Generation:
         if self._codec is None or grant is None or len(generation.token_ids) <= grant:
@@ -54,6 +59,12 @@ class ScriptedRoot:
 
     def _is_scripted(self, observation: Observation) -> bool:
         return observation.role is Role.ROOT and (self._turns is None or observation.turn < self._turns)
+
+
+def _obeyed(turns: Sequence[Turn]) -> bool:
+    """Whether there are turns and the game did what they said: nothing cut, refused, or refused to one clone."""
+    wrong = (Outcome.MALFORMED, Outcome.REFUSED)
+    return bool(turns) and not any(turn.facts.outcome in wrong or turn.facts.refused for turn in turns)
 
 
 class Split(Protocol):
@@ -74,7 +85,7 @@ class OneCall:
 
 
 @dataclass(frozen=True)
-class ForkJoin(Arm):
+class ForkJoin(Strategy):
     """The root's first turn is a scripted call; then the policy, as the root, makes an answer of the replies."""
 
     def requests(self, text: str, keys: Sequence[str]) -> tuple[CloneRequest, ...]:
@@ -84,14 +95,18 @@ class ForkJoin(Arm):
     def limits(self, limits: Limits, task: Task) -> Limits:
         clones = len(self.requests(task.prompt, tuple(task.context)))
         # Just so many, that the policy as the root joins and calls nobody else.
-        return replace(limits, max_depth=1, max_clones=clones, max_clones_per_call=clones, max_reads=0)
+        limits = replace(limits, max_depth=1, max_clones=clones, max_clones_per_call=clones, max_reads=0)
+        return replace(limits, turn_tokens=None)  # ScriptedRoot keeps it
 
     def check(self, seat: Seat) -> None:
         check_delegation(seat.limits, 1)
 
     def players(self, seat: Seat, loaded: LoadedPolicy) -> Policy:
         script: Actor = OneCall(self, seat.policy.rules(seat.limits).protocol)
-        return ScriptedRoot(script, loaded, seat.temperature, turns=1)
+        return ScriptedRoot(script, loaded, seat, turns=1)
+
+    def executed(self, episodes: Episodes) -> bool | None:
+        return all(_obeyed(episode.root.turns[:1]) for episode in episodes)
 
 
 @dataclass(frozen=True)
@@ -114,7 +129,7 @@ class SpawnJoin(ForkJoin):
     def check(self, seat: Seat) -> None:
         check_delegation(seat.limits, self.threads)
         if self.threads > 1 and seat.temperature == 0:
-            raise ConfigError("temperature is 0, so all threads would be equal; set the arm's temperature above 0")
+            raise ConfigError("temperature is 0, so all threads would be equal; set the strategy's temperature above 0")
 
 
 @dataclass(frozen=True)
@@ -139,7 +154,7 @@ class MapReduce(ForkJoin):
 
 
 @dataclass(frozen=True)
-class OracleDecomposition(Arm):
+class OracleDecomposition(Strategy):
     """The source's expert plays the root, the policy its clones: what it could do if it knew how to delegate."""
 
     oracle: ClassVar[bool] = True
@@ -150,9 +165,15 @@ class OracleDecomposition(Arm):
         if not isinstance(seat.source, ExpertSource):
             raise ConfigError(
                 f"{type(seat.source).__name__} has no expert to play the root; name the families that have one in the "
-                "arm's families"
+                "strategy's families"
             )
 
     def players(self, seat: Seat, loaded: LoadedPolicy) -> Policy:
         script: Actor = OracleActor(seat.source, seat.policy.rules(seat.limits).protocol)
-        return ScriptedRoot(script, loaded, seat.temperature, turns=None)
+        return ScriptedRoot(script, loaded, seat, turns=None)
+
+    def limits(self, limits: Limits, task: Task) -> Limits:
+        return replace(limits, turn_tokens=None)  # ScriptedRoot keeps it
+
+    def executed(self, episodes: Episodes) -> bool | None:
+        return all(_obeyed(episode.root.turns) and not episode.root.failed for episode in episodes)

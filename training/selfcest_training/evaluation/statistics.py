@@ -1,8 +1,11 @@
-"""Paired bootstrap: one set of resamples for everything that was measured on the same instances."""
+"""Intervals: a paired bootstrap for what is measured on instances, Student's t for what is measured once a seed."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,18 +19,25 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean and the two ends of its interval."""
+    """A mean and the two ends of its interval, which are `nan` where nothing can be said."""
 
     mean: float
     low: float
     high: float
 
     def __str__(self) -> str:
-        return f"{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}]"
+        if math.isnan(self.mean):
+            return "–"
+        return f"{self.mean:.2f}" + ("" if math.isnan(self.low) else f" [{self.low:.2f}, {self.high:.2f}]")
 
     @property
     def signed(self) -> str:
-        return f"{self.mean:+.2f} [{self.low:+.2f}, {self.high:+.2f}]"
+        if math.isnan(self.mean):
+            return "–"
+        return f"{self.mean:+.2f}" + ("" if math.isnan(self.low) else f" [{self.low:+.2f}, {self.high:+.2f}]")
+
+
+MISSING = Estimate(math.nan, math.nan, math.nan)
 
 
 class Resampler:
@@ -35,15 +45,22 @@ class Resampler:
 
     Whatever is averaged by one resampler uses the same resamples, so differences and ratios of two means are paired.
 
-    - Seeds that are other samples of one policy are nested in instances: an instance is resampled with all its seeds.
+    - Seeds that are other samples of one policy are nested in instances: an instance is resampled with all its seeds,
+      and an interval has the percentiles of the resampled statistic.
     - Seeds that are other weights are crossed with instances: both are resampled, independently of each other (Owen,
-      The pigeonhole bootstrap, 2007). With few seeds such an interval is rough; with one it says nothing of others.
+      The pigeonhole bootstrap, 2007). So few seeds have no percentiles to speak of, and their resamples are too narrow
+      by (seeds - 1) / seeds; hence an interval of Student's t with seeds - 1 degrees of freedom around the statistic,
+      by the standard deviation of its resamples, corrected. Where seeds make all the difference that is the t interval
+      of the seeds' means; where instances do, it is too wide. One seed of crossed ones says nothing of others, and its
+      intervals are those over instances.
+
+    Values may be `nan`, for what an instance does not have; means are over those that have it.
 
     Args:
         instances, seeds: how many.
         crossed: see above.
         resamples: of the bootstrap.
-        confidence: of its percentile intervals.
+        confidence: of its intervals.
     """
 
     def __init__(self, instances: int, seeds: int, *, crossed: bool, resamples: int, confidence: float) -> None:
@@ -52,22 +69,37 @@ class Resampler:
         rng = np.random.default_rng(stream_seed("bootstrap", instances, seeds))
         self._instances = rng.multinomial(instances, np.full(instances, 1 / instances), size=resamples) / instances
         self._seeds = np.full((resamples, seeds), 1 / seeds)
-        if crossed:
-            self._seeds = rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples) / seeds
         self._tail = (1 - confidence) / 2
+        self._wider: float | None = None  # than 1 standard deviation of the resamples
+        if crossed and seeds > 1:
+            self._seeds = rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples) / seeds
+            self._wider = student_t(1 - self._tail, seeds - 1) * math.sqrt(seeds / (seeds - 1))
 
     def means(self, values: Values) -> Values:
-        """The mean of each resample, [resamples], of values [instances, seeds]."""
-        drawn: Values = np.einsum("rs,rs->r", self._instances @ values, self._seeds)
-        return drawn
+        """The mean of each resample, [resamples], of values [instances, seeds]; `nan` where it has none of them."""
+        there = ~np.isnan(values)
+        drawn: Values = self._weighted(np.where(there, values, 0.0))
+        if there.all():
+            return drawn
+        share = self._weighted(there.astype(float))
+        return np.divide(drawn, share, out=np.full_like(drawn, math.nan), where=share > 0)
+
+    def _weighted(self, values: Values) -> Values:
+        found: Values = np.einsum("rs,rs->r", self._instances @ values, self._seeds)
+        return found
 
     def estimate(self, values: Values) -> Estimate:
         """The mean of values [instances, seeds] with its interval."""
-        return self.around(float(values.mean()), self.means(values))
+        there = values[~np.isnan(values)]
+        return self.around(float(there.mean()), self.means(values)) if there.size else MISSING
 
     def around(self, value: float, drawn: Values) -> Estimate:
         """A statistic with the interval that its resampled values, [resamples], give."""
-        # Resamples themselves, with nothing between them: a ratio to a cost of 0 is infinite.
+        drawn = drawn[~np.isnan(drawn)]
+        if self._wider is not None:
+            half = self._wider * float(drawn.std())
+            return Estimate(value, value - half, value + half)
+        # Resamples themselves, with nothing between them.
         low, high = np.quantile(drawn, [self._tail, 1 - self._tail], method="nearest")
         return Estimate(value, float(low), float(high))
 
@@ -75,7 +107,7 @@ class Resampler:
         """A curve, [grid], with a band that the whole true curve lies in at the confidence.
 
         The half width at each place is one multiple of the standard deviation there: the quantile, over resamples, of
-        the largest deviation anywhere.
+        the largest deviation anywhere; for crossed seeds wider by what their t interval is wider than a normal one.
 
         Args:
             values: the curve.
@@ -85,4 +117,42 @@ class Resampler:
         certain = spread < _ROUNDING
         deviations = np.abs(drawn - values) / np.where(certain, np.inf, spread)
         width = np.quantile(deviations.max(axis=1), 1 - 2 * self._tail) * spread
+        if self._wider is not None:
+            width *= self._wider / NormalDist().inv_cdf(1 - self._tail)
         return tuple(Estimate(float(v), float(v - w), float(v + w)) for v, w in zip(values, width, strict=True))
+
+
+def over_seeds(values: Sequence[float], confidence: float = 0.95) -> Estimate:
+    """Mean and Student's t interval of independent values, one a seed; of one seed the mean alone."""
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return Estimate(mean, math.nan, math.nan)
+    quantile = student_t((1 + confidence) / 2, len(values) - 1)
+    half = quantile * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return Estimate(mean, mean - half, mean + half)
+
+
+def student_t(probability: float, degrees: int) -> float:
+    """The quantile of Student's t distribution, by bisection; from 0.5 on.
+
+    The distribution function for whole degrees of freedom is a finite sum (Abramowitz and Stegun, 26.7.3 and 26.7.4).
+    """
+    low, high = 0.0, 1.0
+    while _student_cdf(high, degrees) < probability:
+        high *= 2
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _student_cdf(middle, degrees) < probability else (low, middle)
+    return (low + high) / 2
+
+
+def _student_cdf(t: float, degrees: int) -> float:
+    angle = math.atan(t / math.sqrt(degrees))
+    cos, sin = math.cos(angle), math.sin(angle)
+    odd = degrees % 2
+    total, term = 0.0, cos if odd else 1.0
+    for k in range(odd + 1, degrees, 2):
+        total += term
+        term *= cos * cos * k / (k + 1)
+    inside = 2 / math.pi * (angle + sin * total) if odd else sin * total
+    return (1 + inside) / 2

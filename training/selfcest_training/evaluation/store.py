@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from selfcest_env.errors import RecordError
-from selfcest_training.evaluation.results import Place, Result, at_place, read_result, write_result
+from selfcest_training.evaluation.results import (
+    Place,
+    Result,
+    at_place,
+    dump,
+    names_in,
+    parse_result,
+    read_line,
+    read_results,
+    write_result,
+    write_value,
+)
 
 
 class Store:
@@ -20,11 +31,10 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self._results, self._played = folder / "results.jsonl", folder / "played.jsonl"
-        self._offset_of: dict[str, int] = {}
-        self._offset_of_episodes: dict[str, int] = {}
         folder.mkdir(parents=True, exist_ok=True)
         self._load()
         if self._results.exists():  # while a study plays its results are no whole
+            next(read_results(self._results), None)  # those of another version stay where they are
             with self._played.open("ab") as file:
                 file.write(self._results.read_bytes())
                 _flush(file)
@@ -37,7 +47,7 @@ class Store:
     def find_episodes(self, played: str) -> Result | None:
         """A whole result with episodes that were played like this, whoever's it was."""
         offset = self._offset_of_episodes.get(played)
-        return None if offset is None else read_result(self._line(offset))
+        return None if offset is None else parse_result(self._data(offset), self._value)
 
     def add(self, results: Iterable[Result]) -> None:
         """Append; when it returns, a kill cannot lose them."""
@@ -45,17 +55,28 @@ class Store:
         if not results:
             return
         with self._played.open("ab") as file:
+
+            def share(value: object) -> str:
+                name, line = write_value(value)
+                if name not in self._offset_of_value:
+                    self._offset_of_value[name] = file.tell()
+                    file.write(line.encode())
+                return name
+
             for result in results:
+                line = write_result(result, share)
                 self._offset_of[result.key] = self._offset_of_episodes[result.played] = file.tell()
-                file.write(write_result(result).encode())
+                file.write(line.encode())
             _flush(file)
 
     def finish(self, order: Iterable[tuple[str, Place]]) -> Path:
         """Write `results.jsonl`: the results with these keys, at these places. Returns its path."""
-        partial, kept = self._results.with_suffix(".partial"), set[str]()
+        partial, kept, written = self._results.with_suffix(".partial"), set[str](), set[str]()
         with partial.open("w", encoding="utf-8") as file:
             for key, place in order:
-                file.write(at_place(self._line(self._offset_of[key]), place))
+                data = self._data(self._offset_of[key])
+                file.writelines(self._values_of(data, written))
+                file.write(at_place(data, place))
                 kept.add(key)
             _flush(file)
         partial.rename(self._results)
@@ -64,10 +85,12 @@ class Store:
 
     def _forget(self, kept: set[str]) -> None:
         """Leave in `played.jsonl` what `results.jsonl` does not have."""
-        partial = self._played.with_suffix(".partial")
+        partial, written = self._played.with_suffix(".partial"), set[str]()
         with partial.open("w", encoding="utf-8") as file:
             for offset in (offset for key, offset in self._offset_of.items() if key not in kept):
-                file.write(self._line(offset))
+                data = self._data(offset)
+                file.writelines(self._values_of(data, written))
+                file.write(dump(data))
             _flush(file)
             empty = file.tell() == 0
         if empty:
@@ -76,7 +99,17 @@ class Store:
         else:
             partial.rename(self._played)
 
+    def _values_of(self, data: dict[str, Any], written: set[str]) -> Iterator[str]:
+        """Lines of the tasks and documents of a result that have not been written yet."""
+        for name in names_in(data, self._value):
+            if name not in written:
+                written.add(name)
+                yield dump(self._data(self._offset_of_value[name]))
+
     def _load(self) -> None:
+        self._offset_of: dict[str, int] = {}
+        self._offset_of_episodes: dict[str, int] = {}
+        self._offset_of_value: dict[str, int] = {}
         if not self._played.exists():
             return
         offset = number = 0
@@ -86,17 +119,24 @@ class Store:
                 if not line.endswith(b"\n"):
                     break
                 try:
-                    result = read_result(line.decode(), whole=False)
+                    data = read_line(line.decode())
+                    if "shared" in data:
+                        self._offset_of_value[data["shared"]] = offset
+                    else:
+                        result = parse_result(data, None)
+                        self._offset_of[result.key] = self._offset_of_episodes[result.played] = offset
                 except RecordError as error:
-                    raise RecordError(f"{self._played}, line {number}: {error}; remove the line") from error
-                self._offset_of[result.key] = self._offset_of_episodes[result.played] = offset
+                    raise RecordError(f"{self._played}, line {number}: {error}") from error
                 offset += len(line)
         os.truncate(self._played, offset)
 
-    def _line(self, offset: int) -> str:
+    def _value(self, name: str) -> Any:
+        return self._data(self._offset_of_value[name])["value"]
+
+    def _data(self, offset: int) -> dict[str, Any]:
         with self._played.open("rb") as file:
             file.seek(offset)
-            return file.readline().decode()
+            return read_line(file.readline().decode())
 
 
 def _flush(file: IO[Any]) -> None:

@@ -1,7 +1,8 @@
-"""Stored results to points: accuracy and costs by cell, arm and budget, instance by instance."""
+"""Stored results to points: accuracy and costs by cell, strategy and budget, instance by instance."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,8 +11,8 @@ import numpy as np
 
 from selfcest_env.errors import RecordError
 from selfcest_training.evaluation.frontier import Point
-from selfcest_training.evaluation.results import COSTS, SCORES, Result
-from selfcest_training.evaluation.statistics import Estimate, Resampler
+from selfcest_training.evaluation.results import SCORES, Result
+from selfcest_training.evaluation.statistics import Estimate, Resampler, Values
 
 Cell = tuple[str, str]  # family and size
 
@@ -23,7 +24,7 @@ class Curves:
     Attributes:
         family, size, shift: the cell.
         task_ids, seeds: what the rows and columns of every point are.
-        arms: points by arm, in the order of budgets.
+        strategies: points by strategy, in the order of budgets.
     """
 
     family: str
@@ -31,7 +32,7 @@ class Curves:
     shift: str
     task_ids: tuple[str, ...]
     seeds: tuple[int, ...]
-    arms: Mapping[str, Sequence[Point]]
+    strategies: Mapping[str, Sequence[Point]]
 
     @property
     def name(self) -> str:
@@ -43,7 +44,7 @@ class Curves:
 
 
 def curves_of(results: Iterable[Result]) -> list[Curves]:
-    """Curves by cell. Raises `RecordError` that names what an arm lacks that another has."""
+    """Curves by cell. Raises `RecordError` that names what a strategy lacks that another has."""
     cells: dict[Cell, list[Result]] = {}
     for result in results:
         cells.setdefault(result.place.cell, []).append(result)
@@ -52,27 +53,41 @@ def curves_of(results: Iterable[Result]) -> list[Curves]:
 
 def _curves(results: Sequence[Result]) -> Curves:
     place = results[0].place
-    found = {(r.place.arm, r.place.budget, r.place.task_id, r.place.seed): r for r in results}
+    found = {(r.place.strategy, r.place.budget, r.place.task_id, r.place.seed): r for r in results}
     tasks = tuple(dict.fromkeys(r.place.task_id for r in results))
     seeds = tuple(dict.fromkeys(r.place.seed for r in results))
+    costs = list(dict.fromkeys(cost for r in results for cost in r.costs or ()))
     measured = _measured(results)
     curves: dict[str, list[Point]] = {}
-    for arm, budget in dict.fromkeys((r.place.arm, r.place.budget) for r in results):
-        missing = [(t, s) for t in tasks for s in seeds if (arm, budget, t, s) not in found]
+    for strategy, budget in dict.fromkeys((r.place.strategy, r.place.budget) for r in results):
+        missing = [(t, s) for t in tasks for s in seeds if (strategy, budget, t, s) not in found]
         if missing:
             raise RecordError(
-                f"{place.family} {place.size}: {arm} at budget {budget} has no result for {len(missing)} instances "
-                f"that others have, as {missing[0][0]} with seed {missing[0][1]}"
+                f"{place.family} {place.size}: {strategy} at budget {budget} has no result for {len(missing)} "
+                f"instances that others have, as {missing[0][0]} with seed {missing[0][1]}"
             )
-        rows = [[found[arm, budget, task, seed] for seed in seeds] for task in tasks]
-        correct = np.array([[float(r.grade.correct) for r in row] for row in rows])
-        costs = {cost: np.array([[float(getattr(r.costs, cost)) for r in row] for row in rows]) for cost in COSTS}
-        notes = Counter(r.grade.note for row in rows for r in row if r.grade.note)
-        scores = {name: np.array([[r.scores[name] for r in row] for row in rows]) for name in measured}
-        curves.setdefault(arm, []).append(Point(budget, correct, costs, notes, scores))
+        rows = [[found[strategy, budget, task, seed] for seed in seeds] for task in tasks]
+        curves.setdefault(strategy, []).append(_point(budget, rows, costs, measured))
     for points in curves.values():
-        points.sort(key=lambda point: point.budget)
+        points.sort(key=lambda point: point.order)
     return Curves(place.family, place.size, place.shift, tasks, seeds, curves)
+
+
+def _point(budget: int | None, rows: Sequence[Sequence[Result]], costs: Sequence[str], scores: Sequence[str]) -> Point:
+    results = [result for row in rows for result in row]
+
+    def values(found: Iterable[float]) -> Values:
+        return np.array(list(found), dtype=float).reshape(len(rows), -1)
+
+    return Point(
+        budget,
+        values(r.grade.correct for r in results),
+        {cost: values(math.nan if r.costs is None else r.costs[cost] for r in results) for cost in costs},
+        Counter(r.grade.note for r in results if r.grade.note),
+        {name: values(r.scores[name] for r in results) for name in scores},
+        Counter(r.ending for r in results),
+        None if results[0].executed is None else values(bool(r.executed) for r in results),
+    )
 
 
 def _measured(results: Sequence[Result]) -> list[str]:
@@ -84,31 +99,54 @@ def _measured(results: Sequence[Result]) -> list[str]:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: an arm at a budget on a cell. `notes` counts the grader's, over instances and seeds."""
+    """One line of the table: a strategy at a budget on a cell. `point` has its counts."""
 
-    family: str
-    size: str
-    shift: str
-    arm: str
-    budget: int
-    instances: int
+    curves: Curves
+    strategy: str
+    point: Point
     accuracy: Estimate
     costs: Mapping[str, Estimate]
-    notes: Mapping[str, int]
     scores: Mapping[str, Estimate]
+    executed: Estimate | None
 
 
 def rows_of(curves: Curves, resampler: Resampler) -> list[Row]:
-    """Rows by budget, then arm."""
+    """Rows by budget, then strategy."""
     rows = [
         Row(
-            *(curves.family, curves.size, curves.shift, arm, point.budget, len(curves.task_ids)),
+            curves,
+            strategy,
+            point,
             resampler.estimate(point.correct),
             {cost: resampler.estimate(values) for cost, values in point.costs.items()},
-            point.notes,
             {name: resampler.estimate(values) for name, values in point.scores.items()},
+            None if point.executed is None else resampler.estimate(point.executed),
         )
-        for arm, points in curves.arms.items()
+        for strategy, points in curves.strategies.items()
         for point in points
     ]
-    return sorted(rows, key=lambda row: row.budget)
+    return sorted(rows, key=lambda row: row.point.order)
+
+
+def by_family(cells: Sequence[Curves]) -> list[Curves]:
+    """Curves by family, the instances of all its sizes together."""
+    families: dict[str, list[Curves]] = {}
+    for curves in cells:
+        families.setdefault(curves.family, []).append(curves)
+    return [_pooled(found) for found in families.values()]
+
+
+def _pooled(cells: Sequence[Curves]) -> Curves:
+    first = cells[0]
+    points = {
+        strategy: [_stacked([curves.strategies[strategy][i] for curves in cells]) for i in range(len(points))]
+        for strategy, points in first.strategies.items()
+    }
+    ids = tuple(f"{curves.size} {task_id}" for curves in cells for task_id in curves.task_ids)
+    return Curves(first.family, "all sizes" if len(cells) > 1 else first.size, "in", ids, first.seeds, points)
+
+
+def _stacked(points: Sequence[Point]) -> Point:
+    names = dict.fromkeys(name for point in points for name in point.costs)
+    costs = {name: np.concatenate([point.cost(name) for point in points]) for name in names}
+    return Point(points[0].budget, np.concatenate([point.correct for point in points]), costs)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from selfcest_training.evaluation.costs import WALL
 from selfcest_training.evaluation.frontier import MIN_INSTANCES, Comparison, Match, Verdict
-from selfcest_training.evaluation.results import TOKEN_COSTS
 
 
 def cost_name(cost: str) -> str:
-    return {"wall_seconds": "wall-clock seconds (of this machine)"}.get(cost, cost.replace("_", " "))
+    return {WALL: "wall-clock seconds (of this machine)"}.get(cost, cost.replace("_", " "))
+
+
+def at_most(budget: int | None) -> str:
+    return "under its limits" if budget is None else f"at most {budget}"
 
 
 def sentence(comparison: Comparison, first: str, second: str) -> str:
@@ -18,6 +22,8 @@ def sentence(comparison: Comparison, first: str, second: str) -> str:
     match comparison.verdict:
         case Verdict.TOO_FEW:
             return f"{name}: fewer than {MIN_INSTANCES} instances, no verdict on {first} and {second}"
+        case Verdict.NO_COST:
+            return f"{name}: no prompt of {first} or of {second} fitted, so there is nothing to compare"
         case Verdict.NO_DIFFERENCE:
             return f"{name}: no clear difference between {first} and {second} at any equal cost; {average}"
         case _:
@@ -32,24 +38,24 @@ def sentence(comparison: Comparison, first: str, second: str) -> str:
 
 
 def matched(pair: Match, first: str, second: str) -> str:
-    """How two arms compare under one budget, in accuracy and in every cost in tokens."""
-    ratios = [pair.ratios[cost] for cost in TOKEN_COSTS]
+    """How two strategies compare under one budget, in accuracy and in every cost that is compared."""
+    ratios = list(pair.ratios.values())
     cheaper, dearer = all(ratio.high < 1 for ratio in ratios), all(ratio.low > 1 for ratio in ratios)
     match pair.verdict:
         case Verdict.TOO_FEW:
             said = f"fewer than {MIN_INSTANCES} instances, no verdict"
         case Verdict.AHEAD:
-            dominates = all(ratio.high <= 1 for ratio in ratios)
+            dominates = ratios and all(ratio.high <= 1 for ratio in ratios)
             said = f"{first} is more accurate" + (" and dearer in no cost: it dominates" if dominates else "")
         case Verdict.BEHIND:
-            dominated = all(ratio.low >= 1 for ratio in ratios)
+            dominated = ratios and all(ratio.low >= 1 for ratio in ratios)
             said = f"{first} is less accurate" + (" and cheaper in no cost: it is dominated" if dominated else "")
         case _:
-            ending = f"; {first} is cheaper in every cost" if cheaper else ""
-            ending = f"; {first} is dearer in every cost" if dearer else ending
+            ending = f"; {first} is cheaper in every cost" if ratios and cheaper else ""
+            ending = f"; {first} is dearer in every cost" if ratios and dearer else ending
             said = f"no clear difference of accuracy{ending}"
-    costs = ", ".join(f"{cost_name(cost)} x{pair.ratios[cost].mean:.2f}" for cost in TOKEN_COSTS)
-    return f"against {second}: {said} ({pair.gap.signed}; {costs})"
+    costs = ", ".join(f"{cost_name(cost)} x{ratio.mean:.2f}" for cost, ratio in pair.ratios.items())
+    return f"against {second}: {said} ({pair.gap.signed}; {costs or 'no instance whose prompt fitted both'})"
 
 
 def _at(ranges: Sequence[tuple[float, float]]) -> str:

@@ -21,7 +21,7 @@ from selfcest_training.credit import Credit, CreditAssigner, Rloo
 from selfcest_training.lab.exact import Parameters, Solved
 from selfcest_training.lab.tabular import Floats, Streams, TabularPolicy
 from selfcest_training.learner.batch import Sample, build_samples, collate
-from selfcest_training.learner.losses import Clipped, token_logprobs, weighted_sum
+from selfcest_training.learner.losses import Clipped, LossInputs, token_logprobs, weighted_sum
 from selfcest_training.learner.options import Denominator
 from selfcest_training.stages.crediting import counterfactuals, credit_step
 
@@ -74,7 +74,8 @@ def _accumulate(result: torch.Tensor, parameters: Parameters, samples: Sequence[
     logits = parameters.logits[rows].requires_grad_()
     logprobs = token_logprobs(logits, batch.token_ids, batch.temperature)
     # The stored log-probs are these, rounded; without the rounding the ratio is 1 exactly.
-    surrogate = _LOSS(logprobs, logprobs.detach(), batch.advantages.double(), batch.loss_mask)
+    same, depth = logprobs.detach(), torch.zeros(len(samples), 1, dtype=torch.int64)
+    surrogate = _LOSS(LossInputs(logprobs, same, same, batch.advantages.double(), batch.loss_mask, depth))
     (gradient,) = torch.autograd.grad(weighted_sum(surrogate, batch.weights.double(), batch.loss_mask), logits)
     place = parameters.place[rows]
     used = place >= 0

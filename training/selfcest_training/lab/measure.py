@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 
-from selfcest_env.errors import ConfigError, did_you_mean
 from selfcest_env.seeding import stream_seed
+from selfcest_env.structure import AtLeast, Checked, OneOf
 from selfcest_training.credit import CreditAssigner, Promise
 from selfcest_training.lab.estimate import Estimates, sample_groups
 from selfcest_training.lab.exact import Solved, solve
@@ -32,7 +33,7 @@ _NUM_BOOTSTRAPS = 400
 
 
 @dataclass(frozen=True)
-class LabConfig:
+class LabConfig(Checked):
     """What a run of the laboratory does.
 
     Attributes:
@@ -42,19 +43,10 @@ class LabConfig:
         seed: of all sampling. Schemes are compared on the same episodes.
     """
 
-    games: tuple[str, ...] = tuple(GAMES)
-    group_size: int = 2
-    num_groups: int = 1000
+    games: tuple[Annotated[str, OneOf(*GAMES)], ...] = tuple(GAMES)
+    group_size: Annotated[int, AtLeast(2), "they are compared with one another"] = 2
+    num_groups: Annotated[int, AtLeast(2 * _NUM_BATCHES), "for the intervals"] = 1000
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in self.games:
-            if name not in GAMES:
-                raise ConfigError(f"no game '{name}'; expected one of {', '.join(GAMES)}.{did_you_mean(name, GAMES)}")
-        if self.group_size < 2:
-            raise ConfigError(f"group_size is {self.group_size}; a group baseline needs at least 2 episodes")
-        if self.num_groups < 2 * _NUM_BATCHES:
-            raise ConfigError(f"num_groups is {self.num_groups}; intervals need at least {2 * _NUM_BATCHES} groups")
 
 
 _DEFAULT = LabConfig()

@@ -9,15 +9,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from selfcest_env.errors import ConfigError
 from selfcest_training.learner.batch import RowLayout, TokenBatch
-from selfcest_training.learner.losses import chosen_logprobs
+from selfcest_training.learner.losses.functions import chosen_logprobs, entropies
 from selfcest_training.learner.options import ForwardOptions, Precision
+
+Read = Callable[[Tensor, Tensor, Tensor], Tensor]  # from logits [M, V], ids [M] and temperature [M] to [M, ...]
 
 
 class Forward:
@@ -47,15 +48,26 @@ class Forward:
 
         float64 if the model is. An id that nothing precedes has 0.
         """
+        return self._placed(batch, chosen_logprobs)
+
+    def logprobs_and_entropy(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+        """`logprobs`, and in the same way the entropy of the distribution that each id was drawn from."""
+        logprobs, entropy = self._placed(batch, _chosen_and_entropy).unbind(-1)
+        return logprobs, entropy
+
+    def _placed(self, batch: TokenBatch, read: Read) -> Tensor:
+        """[B, T, ...] what is read off the logits that predict each id that trains; 0 elsewhere."""
         trained = batch.loss_mask[:, 1:]
         layout = batch.layout or RowLayout(batch.token_ids, None, None, trained.nonzero().T)
         ids, temperature = batch.token_ids[:, 1:][trained], batch.temperature[:, 1:][trained]
         with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self._half), self._computed_again():
-            chosen = self._chosen(layout, ids, temperature)
-        return F.pad(chosen.new_zeros(trained.shape).masked_scatter(trained, chosen), (1, 0))
+            found = self._read(layout, ids, temperature, read)
+        placed = found.new_zeros((*trained.shape, *found.shape[1:]))
+        placed = placed.masked_scatter(trained.view(*trained.shape, *(1,) * (found.dim() - 1)), found)
+        return torch.cat([torch.zeros_like(placed[:, :1]), placed], 1)
 
-    def _chosen(self, layout: RowLayout, ids: Tensor, temperature: Tensor) -> Tensor:
-        """[M] log-probs of the ids that train."""
+    def _read(self, layout: RowLayout, ids: Tensor, temperature: Tensor, read: Read) -> Tensor:
+        """[M, ...] of the ids that train."""
         given = {"attention_mask": self._mask(layout), "position_ids": layout.positions}
         run = partial(self._trunk, input_ids=layout.token_ids, **given, use_cache=False)
         rows, columns = layout.sources
@@ -67,14 +79,14 @@ class Forward:
                     f"forward.logit_chunk is 0 and {type(self.model).__name__} gives the logits of all positions, "
                     "whatever is asked for; set forward.logit_chunk to 256"
                 )
-            return chosen_logprobs(logits[rows, columns], ids, temperature)
+            return read(logits[rows, columns], ids, temperature)
         hidden = run().last_hidden_state[rows, columns]
         chunks = zip(*(values.split(self.options.logit_chunk) for values in (hidden, ids, temperature)), strict=True)
         again = partial(checkpoint, self._chunk, use_reentrant=False, preserve_rng_state=False)
-        return torch.cat([again(*chunk) for chunk in chunks])
+        return torch.cat([again(*chunk, read) for chunk in chunks])
 
-    def _chunk(self, hidden: Tensor, ids: Tensor, temperature: Tensor) -> Tensor:
-        return chosen_logprobs(self._head(hidden), ids, temperature)
+    def _chunk(self, hidden: Tensor, ids: Tensor, temperature: Tensor, read: Read) -> Tensor:
+        return read(self._head(hidden), ids, temperature)
 
     def _mask(self, layout: RowLayout) -> Tensor | None:
         """Additive, because eager attention adds whatever it is given: True would be + 1."""
@@ -99,6 +111,10 @@ class Forward:
         finally:
             for layer in self._layers:
                 layer.training = False
+
+
+def _chosen_and_entropy(logits: Tensor, ids: Tensor, temperature: Tensor) -> Tensor:
+    return torch.stack((chosen_logprobs(logits, ids, temperature), entropies(logits, temperature)), -1)
 
 
 def _check_weights(model: PreTrainedModel) -> None:

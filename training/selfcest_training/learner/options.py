@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any
 
-from selfcest_env.structure import Above, AtLeast, Below, Checked, NotNegative, Positive, Share, Size
+from selfcest_env.structure import Above, AtLeast, Below, Checked, Finite, NotNegative, Positive, Share, Size
 
 
 class Denominator(StrEnum):
@@ -111,16 +111,31 @@ class Importance(Checked):
 
 
 @dataclass(frozen=True)
-class LossConfig(Checked):
-    """The policy loss and what stands around it.
+class LossTermConfig(Checked):
+    """Something added to the policy's loss.
 
     Attributes:
-        name, options: a loss that is built in (`clipped`, `cispo`), installed, or `package.module:Class`.
-        importance: weights for a sampler that is not quite the learner.
-        kl_coefficient: times the KL to the warm start.
+        weight: of the term in the sum; a bonus has a negative one.
+        name: built in (`kl`, `entropy`), installed, or `package.module:Class`; empty: the term's key.
+        options: of the term.
+    """
+
+    weight: Annotated[float, Finite()]
+    name: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LossConfig(Checked):
+    """The loss: the policy's term, and others that are added to it.
+
+    Attributes:
+        name, options: the policy's term: built in (`clipped`, `cispo`), installed, or `package.module:Class`.
+        importance: weights of the policy's term for a sampler that is not quite the learner.
+        terms: what is added, by name, as `kl: {weight: 0.05}` for the KL to the warm start.
     """
 
     name: str = "clipped"
     options: Mapping[str, Any] = field(default_factory=dict)
     importance: Importance = Importance()
-    kl_coefficient: NotNegative = 0.0
+    terms: Mapping[str, LossTermConfig] = field(default_factory=dict)

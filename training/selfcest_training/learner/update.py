@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,15 @@ from selfcest_agents.lora import without_lora
 from selfcest_env.errors import ConfigError, TrainingError
 from selfcest_training.learner.batch import Sample, TokenBatch
 from selfcest_training.learner.forward import Forward
-from selfcest_training.learner.losses import Loss, importance_weights, kl_to_reference, make_loss, weighted_sum
+from selfcest_training.learner.losses import (
+    LossInputs,
+    LossSum,
+    LossTerm,
+    Need,
+    importance_weights,
+    make_loss_sum,
+    weighted_sum,
+)
 from selfcest_training.learner.mismatch import Mismatch, flattened, measure
 from selfcest_training.learner.options import ForwardOptions, Importance, LossConfig, OptimizerConfig, Rows
 from selfcest_training.learner.tree_rows import check_model, micro_batches
@@ -26,6 +34,7 @@ class UpdateMetrics:
     """Numbers of one optimiser step; means are over the tokens that train.
 
     Attributes:
+        terms: of what is added to the policy's loss, by name, before its weight.
         mean_ratio: of exp(log-prob now - that of the reference point, see `reference_point`).
         clip_share: share of tokens with an advantage whose gradient the loss has cut to 0.
         max_logprob_gap, mean_logprob_gap: of |log-prob now - behaviour log-prob|; before the first step on fresh
@@ -38,7 +47,7 @@ class UpdateMetrics:
 
     loss: float
     grad_norm: float
-    kl: float
+    terms: Mapping[str, float]
     mean_ratio: float
     clip_share: float
     max_logprob_gap: float
@@ -62,11 +71,12 @@ def mean_metrics(steps: Sequence[UpdateMetrics]) -> dict[str, float]:
 
     Gaps and mismatch are the first step's, whose learner is the one that the rollout began with; rows are summed.
     """
-    names = ("loss", "grad_norm", "kl", "mean_ratio", "clip_share")
+    names = ("loss", "grad_norm", "mean_ratio", "clip_share")
     means = {name: sum(getattr(step, name) for step in steps) / len(steps) for name in names}
+    terms = {name: sum(step.terms.get(name, 0.0) for step in steps) / len(steps) for name in steps[0].terms}
     first = steps[0]
     gaps = {"logprob_gap": first.max_logprob_gap, "mean_logprob_gap": first.mean_logprob_gap}
-    return {**means, **gaps, **flattened(first.mismatch), "rows": float(sum(step.num_rows for step in steps))}
+    return {**means, **terms, **gaps, **flattened(first.mismatch), "rows": float(sum(step.num_rows for step in steps))}
 
 
 # On fresh samples in float32 sampler and learner differ by rounding alone, a few 1e-6 of the largest logit: 1e-6 for
@@ -112,7 +122,7 @@ class Learner:
         optimizer: AdamW settings.
         pad_id: any id; pads are never seen.
         micro_batch_tokens: padded ids in one forward pass.
-        reference: a frozen model for the KL term; with LoRA the model itself, whose adapter is then left out.
+        reference: a frozen model, for terms that need it; with LoRA the model itself, whose adapter is then left out.
         rows: how samples are laid out.
         forward: how the models are computed.
 
@@ -144,7 +154,7 @@ class Learner:
             fused=True,  # a tenth of the time on a CPU
         )
         self.num_steps = 0
-        self._loss: tuple[LossConfig, Loss] | None = None
+        self._loss: tuple[LossConfig, LossSum] | None = None
 
     @property
     def exact(self) -> bool:
@@ -171,22 +181,23 @@ class Learner:
 
         A mini-batch without a single row to train (every turn excluded) makes no step and says so: `num_rows` is 0.
         """
-        if loss.kl_coefficient and self.reference is None:
-            raise ConfigError("loss.kl_coefficient is set but there is no reference model to take the KL to")
-        total = _Totals()
+        built = self._built(loss)
+        if Need.REFERENCE in built.needs and self.reference is None:
+            raise ConfigError("a term of the loss needs the reference model, and there is none")
+        total = _Totals(built.added)
         if not samples:
             return total.metrics(grad_norm=0.0)
         for batch in self.micro_batches(samples):
-            logprobs = self.logprobs(batch)
-            per_token, cut = self._surrogate(loss, batch, logprobs)
-            if loss.kl_coefficient:
-                kl = kl_to_reference(logprobs, self._reference_logprobs(batch))
-                per_token = per_token + loss.kl_coefficient * kl
-                total.kl += float(kl.detach()[batch.loss_mask].sum())
+            inputs = self._inputs(batch, loss.importance, built.needs)
+            per_token, cut = self._surrogate(loss, built.policy, inputs)
+            for name, (weight, term) in built.added.items():
+                value = _checked(name, term(inputs), inputs)
+                per_token = per_token + weight * value
+                total.terms[name] += float(value.detach()[batch.loss_mask].sum())
             objective = weighted_sum(per_token, batch.weights, batch.loss_mask)
             torch.autograd.backward(objective)
             total.loss += float(objective.detach())
-            total.add(batch, logprobs.detach(), reference_point(loss.importance, batch, logprobs), cut)
+            total.add(batch, inputs.logprobs.detach(), inputs.old_logprobs, cut)
         return total.metrics(grad_norm=self._step(progress))
 
     def imitation_step(self, samples: Sequence[Sample], progress: float) -> ImitationMetrics:
@@ -216,20 +227,35 @@ class Learner:
         """[B, T] log-probs of the ids that train under the weights being trained, at the sampling temperature."""
         return self._forward.logprobs(batch)
 
-    def _surrogate(self, config: LossConfig, batch: TokenBatch, logprobs: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, T] loss of every token with its importance weight, and where the loss has cut its gradient to 0."""
+    def _built(self, config: LossConfig) -> LossSum:
         if self._loss is None or self._loss[0] is not config:
-            self._loss = config, make_loss(config.name, config.options, where="loss.options")
-        old = reference_point(config.importance, batch, logprobs)
-        per_token = self._loss[1](logprobs, old, batch.advantages, batch.loss_mask)
-        if per_token.shape != logprobs.shape:
-            raise TrainingError(
-                f"the loss '{config.name}' returned shape {tuple(per_token.shape)} for log-probs of shape "
-                f"{tuple(logprobs.shape)}; it must return one number per token"
-            )
-        (slope,) = torch.autograd.grad(per_token.sum(), logprobs, retain_graph=True)
-        cut = (slope == 0) & (batch.advantages != 0)
-        weights = importance_weights(config.importance, old, batch.behavior_logprobs, batch.loss_mask)
+            self._loss = config, make_loss_sum(config)
+        return self._loss[1]
+
+    def _inputs(self, batch: TokenBatch, importance: Importance, needs: Collection[Need]) -> LossInputs:
+        entropy = None
+        if Need.ENTROPY in needs:
+            logprobs, entropy = self._forward.logprobs_and_entropy(batch)
+        else:
+            logprobs = self.logprobs(batch)
+        depths = [[sample.agent_id.depth] for sample in batch.samples]
+        return LossInputs(
+            logprobs,
+            reference_point(importance, batch, logprobs),
+            batch.behavior_logprobs,
+            batch.advantages,
+            batch.loss_mask,
+            torch.tensor(depths, device=logprobs.device),
+            self._reference_logprobs(batch) if Need.REFERENCE in needs else None,
+            entropy,
+        )
+
+    def _surrogate(self, config: LossConfig, term: LossTerm, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+        """[B, T] the policy's term with its importance weight, and where it has cut its own gradient to 0."""
+        per_token = _checked(config.name, term(inputs), inputs)
+        (slope,) = torch.autograd.grad(per_token.sum(), inputs.logprobs, retain_graph=True)
+        cut = (slope == 0) & (inputs.advantages != 0)
+        weights = importance_weights(config.importance, inputs.old_logprobs, inputs.behavior_logprobs, inputs.loss_mask)
         return weights * per_token, cut
 
     def _reference_logprobs(self, batch: TokenBatch) -> Tensor:
@@ -251,11 +277,21 @@ class Learner:
         return float(norm)
 
 
+def _checked(name: str, per_token: Tensor, inputs: LossInputs) -> Tensor:
+    if per_token.shape != inputs.logprobs.shape:
+        raise TrainingError(
+            f"the loss '{name}' returned shape {tuple(per_token.shape)} for log-probs of shape "
+            f"{tuple(inputs.logprobs.shape)}; it must return one number per token"
+        )
+    return per_token
+
+
 class _Totals:
     """Sums over the micro-batches of one step."""
 
-    def __init__(self) -> None:
-        self.loss = self.kl = self.ratio = self.cut = self.gap = self.max_gap = 0.0
+    def __init__(self, terms: Iterable[str]) -> None:
+        self.terms = dict.fromkeys(terms, 0.0)
+        self.loss = self.ratio = self.cut = self.gap = self.max_gap = 0.0
         self.temperature = math.inf
         self.tokens = self.computed = 0
         self.measured: list[Sample] = []
@@ -276,7 +312,7 @@ class _Totals:
         return UpdateMetrics(
             loss=self.loss,
             grad_norm=grad_norm,
-            kl=self.kl / count,
+            terms={name: value / count for name, value in self.terms.items()},
             mean_ratio=self.ratio / count if self.tokens else 1.0,
             clip_share=self.cut / count,
             max_logprob_gap=self.max_gap,

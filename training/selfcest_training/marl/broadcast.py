@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from selfcest_env.structure import Positive
 from selfcest_training.marl.games import KernelGames
 from selfcest_training.marl.progress import Progress
 from selfcest_training.marl.rollout import collect
-from selfcest_training.marl.settings import check_positive
 from selfcest_training.marl.surrogate import SurrogateConfig, improve, start
 
 
@@ -26,11 +26,7 @@ from selfcest_training.marl.surrogate import SurrogateConfig, improve, start
 class Config(SurrogateConfig):
     """Settings of broadcast GRPO, beside those of the surrogate."""
 
-    std_floor: float = 0.25
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self, "std_floor")
+    std_floor: Positive = 0.25
 
 
 def learn(games: KernelGames, seed: int, config: Config) -> Iterator[Progress]:

@@ -16,27 +16,24 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from selfcest_env.errors import ConfigError
+from selfcest_env.structure import Above, AtLeast, Below, Checked, Count, NotEmpty, NotNegative, Positive, Share
 from selfcest_training.marl.games import Games
 from selfcest_training.marl.networks import Actor, descend, draw, entropy, mlp, taken
 from selfcest_training.marl.progress import Progress
 from selfcest_training.marl.rollout import Act, Rollout, collect, row_targets
-from selfcest_training.marl.settings import (
-    check_groups,
-    check_hidden,
-    check_not_negative,
-    check_positive,
-    check_share,
-)
+from selfcest_training.marl.settings import check_groups
+
+_Floor = Annotated[float, AtLeast(0), Below(1)]
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Checked):
     """Settings of COMA.
 
     Attributes:
@@ -47,30 +44,24 @@ class Config:
         target_every: updates between copies of the critic to its target.
     """
 
-    episodes: int = 64
-    group_size: int = 1
-    hidden: tuple[int, ...] = (128, 128)
-    learning_rate: float = 1e-3
-    critic_learning_rate: float = 1e-3
-    gamma: float = 1.0
-    lambda_: float = 0.8
-    floor: tuple[float, float] = (0.1, 0.0)
-    anneal: int = 100_000
-    entropy: float = 0.01
-    critic_passes: int = 2
-    critic_batch: int = 128
-    target_every: int = 5
-    max_gradient: float = 10.0
+    episodes: Count = 64
+    group_size: Count = 1
+    hidden: Annotated[tuple[Count, ...], NotEmpty()] = (128, 128)
+    learning_rate: Positive = 1e-3
+    critic_learning_rate: Positive = 1e-3
+    gamma: Share = 1.0
+    lambda_: Share = 0.8
+    floor: tuple[_Floor, _Floor] = (0.1, 0.0)
+    anneal: Count = 100_000
+    entropy: NotNegative = 0.01
+    critic_passes: Count = 2
+    critic_batch: Count = 128
+    target_every: Count = 5
+    max_gradient: Annotated[float, Above(0)] = 10.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_groups(self, 1)
-        check_hidden(self)
-        check_positive(self, "learning_rate", "critic_learning_rate", "anneal", "max_gradient")
-        check_positive(self, "critic_passes", "critic_batch", "target_every")
-        check_share(self, "gamma", "lambda_")
-        check_not_negative(self, "entropy")
-        if not 0 <= min(self.floor) <= max(self.floor) < 1:
-            raise ConfigError(f"floor is {self.floor}; expected probabilities from 0 to below 1, at first and at last")
 
 
 def learn(games: Games, seed: int, config: Config) -> Iterator[Progress]:

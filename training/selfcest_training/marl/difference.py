@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from selfcest_env.structure import Count
 from selfcest_training.marl.broadcast import leave_one_out
 from selfcest_training.marl.counterfactual import Recording, play_without, record
 from selfcest_training.marl.games import KernelGames
 from selfcest_training.marl.progress import Progress
 from selfcest_training.marl.rollout import Act
-from selfcest_training.marl.settings import check_positive
 from selfcest_training.marl.surrogate import SurrogateConfig, improve, start
 
 
@@ -32,11 +32,7 @@ from selfcest_training.marl.surrogate import SurrogateConfig, improve, start
 class Config(SurrogateConfig):
     """Settings of difference returns, beside those of the surrogate; `samples` replays per clone."""
 
-    samples: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self, "samples")
+    samples: Count = 1
 
 
 def learn(games: KernelGames, seed: int, config: Config) -> Iterator[Progress]:

@@ -18,11 +18,11 @@ from typing import ClassVar
 import torch
 from torch.nn import functional as F
 
+from selfcest_env.structure import Positive, Share
 from selfcest_training.marl.games import Games
 from selfcest_training.marl.networks import descend, entropy, mlp, taken
 from selfcest_training.marl.progress import Progress
 from selfcest_training.marl.rollout import collect, row_targets
-from selfcest_training.marl.settings import check_positive, check_share
 from selfcest_training.marl.surrogate import SurrogateConfig, clipped_surrogate, minibatches, start
 
 
@@ -32,15 +32,10 @@ class Config(SurrogateConfig):
 
     least_group: ClassVar[int] = 1
     group_size: int = 1
-    gamma: float = 1.0
-    lambda_: float = 0.95
-    std_floor: float = 0.1
-    value_learning_rate: float = 1e-3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self, "value_learning_rate", "std_floor")
-        check_share(self, "gamma", "lambda_")
+    gamma: Share = 1.0
+    lambda_: Share = 0.95
+    std_floor: Positive = 0.1
+    value_learning_rate: Positive = 1e-3
 
 
 def learn(games: Games, seed: int, config: Config) -> Iterator[Progress]:

@@ -23,12 +23,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from selfcest_env.structure import Count
 from selfcest_training.marl.broadcast import leave_one_out
 from selfcest_training.marl.counterfactual import Index, Recording, play_without, record
 from selfcest_training.marl.games import KernelGames
 from selfcest_training.marl.progress import Progress
 from selfcest_training.marl.rollout import Act
-from selfcest_training.marl.settings import check_positive
 from selfcest_training.marl.surrogate import SurrogateConfig, improve, start
 
 
@@ -40,11 +40,7 @@ class Config(SurrogateConfig):
         orders: sampled per call; where there are no more permutations than that, all of them are used, once each.
     """
 
-    orders: int = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(self, "orders")
+    orders: Count = 2
 
 
 def learn(games: KernelGames, seed: int, config: Config) -> Iterator[Progress]:

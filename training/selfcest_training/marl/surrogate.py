@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
+from selfcest_env.structure import Above, Checked, Count, NotEmpty, NotNegative, Positive
 from selfcest_training.marl.games import Games
 from selfcest_training.marl.networks import Actor, descend, entropy, taken
 from selfcest_training.marl.rollout import Rollout
-from selfcest_training.marl.settings import check_groups, check_hidden, check_not_negative, check_positive
+from selfcest_training.marl.settings import check_groups
 
 
 @dataclass(frozen=True)
-class SurrogateConfig:
+class SurrogateConfig(Checked):
     """Settings of the clipped surrogate.
 
     Attributes:
@@ -29,21 +30,19 @@ class SurrogateConfig:
     """
 
     least_group: ClassVar[int] = 2  # to be compared with one another
-    episodes: int = 256
-    group_size: int = 8
-    hidden: tuple[int, ...] = (128, 128)
-    learning_rate: float = 1e-3
-    passes: int = 4
-    minibatches: int = 4
-    clip: float = 0.2
-    entropy: float = 0.01
-    max_gradient: float = 1.0
+    episodes: Count = 256
+    group_size: Count = 8
+    hidden: Annotated[tuple[Count, ...], NotEmpty()] = (128, 128)
+    learning_rate: Positive = 1e-3
+    passes: Count = 4
+    minibatches: Count = 4
+    clip: Positive = 0.2
+    entropy: NotNegative = 0.01
+    max_gradient: Annotated[float, Above(0)] = 1.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_groups(self, self.least_group)
-        check_hidden(self)
-        check_positive(self, "learning_rate", "passes", "minibatches", "clip", "max_gradient")
-        check_not_negative(self, "entropy")
 
 
 def start(games: Games, seed: int, config: SurrogateConfig) -> tuple[Actor, torch.optim.Optimizer]:

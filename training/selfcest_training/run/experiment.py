@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import multiprocessing
 import os
 import queue
@@ -12,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.queues import Queue
 from pathlib import Path
 
@@ -22,25 +22,12 @@ from transformers.utils.logging import disable_progress_bar
 
 from selfcest_env.errors import ConfigError, SelfcestError
 from selfcest_training.config import RunConfig
-from selfcest_training.config_file import dump_config, load_config
-from selfcest_training.evaluation.curves import curve_lines, learning_curves, plot_curves, write_curves
-from selfcest_training.evaluation.evaluate import EpisodeResult, evaluate, evaluation_tasks, read_results
-from selfcest_training.evaluation.run_report import (
-    Results,
-    Row,
-    markdown,
-    plot_frontier,
-    summarise,
-    verdicts,
-    warnings,
-    write_csv,
-)
+from selfcest_training.config_file import dump_config
+from selfcest_training.evaluation.policies import LoadedModel
+from selfcest_training.evaluation.training_run import Stage, check_evaluation, evaluate_job, report_run
 from selfcest_training.lock import locked
-from selfcest_training.run.checkpoint import checkpoints, read_state
 from selfcest_training.run.job import Job, JobId
 from selfcest_training.run.shared_warmstart import hand_over, shared_warm_starts
-
-BEFORE, AFTER = "evaluation_before_rl.jsonl", "evaluation.jsonl"
 
 
 @dataclass(frozen=True)
@@ -56,8 +43,10 @@ class Message:
 _messages: Queue[Message] | None = None
 
 
-def run(config: RunConfig, *, resume: bool, only_warm_start: bool = False, console: Console | None = None) -> list[Row]:
-    """Train and evaluate every arm with every seed, and write the table. Returns its rows.
+def run(config: RunConfig, *, resume: bool, only_warm_start: bool = False, console: Console | None = None) -> None:
+    """Train and evaluate every arm with every seed, and write the table.
+
+    With `only_warm_start` the arms end before RL, and what is evaluated is the policy that RL would begin with.
 
     Raises:
         ConfigError: the folder holds another run, is in use or cannot be written, or a plug-in does not load; before
@@ -65,13 +54,12 @@ def run(config: RunConfig, *, resume: bool, only_warm_start: bool = False, conso
     """
     for arm in config.arms:
         Job(config, JobId(arm, config.seeds[0]), lambda *_: None)  # whatever cannot be built fails here
-    for cell in config.evaluation.cells:
-        evaluation_tasks(config, cell)  # nor does a cell without enough instances wait for the warm start
+    check_evaluation(config)  # nor does a cell without enough instances wait for the warm start
     with locked(config.folder):
-        return _run(config, resume, only_warm_start, console or Console())
+        _run(config, resume, only_warm_start, console or Console())
 
 
-def _run(config: RunConfig, resume: bool, only_warm_start: bool, console: Console) -> list[Row]:
+def _run(config: RunConfig, resume: bool, only_warm_start: bool, console: Console) -> None:
     jobs = [JobId(arm, seed) for seed in config.seeds for arm in config.arms]
     prepare(config, resume)
     try:
@@ -85,9 +73,7 @@ def _run(config: RunConfig, resume: bool, only_warm_start: bool, console: Consol
     except KeyboardInterrupt:
         console.print("interrupted; the same command with --resume goes on from the last checkpoint")
         raise
-    if only_warm_start:
-        return []
-    return write_report(config, console)
+    print_report(config, console)
 
 
 def prepare(config: RunConfig, resume: bool) -> None:
@@ -167,15 +153,14 @@ def _play_job(config: RunConfig, job_id: JobId, only_warm_start: bool) -> None:
 
     job = Job(config, job_id, report)
 
-    def on_warm() -> None:
-        if job.arm.rl.steps and not only_warm_start:
-            path = job.folder / BEFORE
-            evaluate(job.player, config, path, lambda *args: report("evaluate", *args), only_first_temperature=True)
+    def evaluate(stage: Stage) -> None:
+        loaded = LoadedModel(job.language, job.sampler)
+        evaluate_job(config, job_id.arm, job_id.seed, stage, loaded, partial(report, "evaluate"))
 
     with closing(job):
-        job.run(on_warm, only_warm_start)
-        if not only_warm_start:
-            evaluate(job.player, config, job.folder / AFTER, lambda share, line: report("evaluate", share, line))
+        job.run(partial(evaluate, Stage.BEFORE), only_warm_start)
+        if not (only_warm_start and job.arm.rl.steps):
+            evaluate(Stage.AFTER)
     report("done", 1.0, "")
 
 
@@ -206,73 +191,10 @@ def _progress(console: Console, jobs: list[JobId]) -> Iterator[tuple[Progress, d
         yield progress, {job: progress.add_task(str(job), total=1.0, stage="waiting", line="") for job in jobs}
 
 
-def collect(config: RunConfig) -> Results:
-    """Stored results by policy and seed. An arm with RL has two policies: before and after."""
-    found: dict[tuple[str, int], list[EpisodeResult]] = {}
-    for arm, spec in config.arms.items():
-        for seed in config.seeds:
-            folder = config.folder / arm / f"seed{seed}"
-            pairs = [(f"{arm}, before RL", BEFORE), (f"{arm}, after RL", AFTER)] if spec.rl.steps else [(arm, AFTER)]
-            for policy, name in pairs:
-                if (folder / name).exists():
-                    found[policy, seed] = list(read_results(folder / name))
-    return found
-
-
-def write_report(config: RunConfig, console: Console) -> list[Row]:
-    """Table, CSV and plots of what the run's folder holds."""
-    results = collect(config)
-    if not results:
-        raise ConfigError(f"{config.folder} holds no evaluation yet; train first")
-    table = summarise(results)
-    policies = list(dict.fromkeys(row.policy for row in table))
-    delegating = [p for p in policies if config.limits_of(p.split(",")[0]).delegation]
-    baselines = [p for p in policies if p not in delegating]
-    text = markdown(table)
-    sentences = verdicts(results, delegating[-1], baselines) if delegating and baselines else []
-    curves = learning_curves(config)
-    blocks = [sentences, warnings(table, baselines), curve_lines(curves), compute_lines(config)]
-    episodes, seeds = config.evaluation.episodes, len(config.seeds)
-    head = f"{episodes} distinct instances a cell, {seeds} seed(s); ± is a 95 % interval over seeds."
-    report = "\n".join(
-        [head, "", text, *("\n".join([*(f"- {line}" for line in block), ""]) for block in blocks if block)]
-    )
-    (config.folder / "table.md").write_text(report, encoding="utf-8")
-    write_csv(table, config.folder / "results.csv")
-    for cost in ("total_tokens", "critical_path_tokens"):
-        plot_frontier(table, config.folder / f"accuracy_vs_{cost}.png", cost)
-    if curves:
-        write_curves(curves, config.folder / "learning_curves.csv")
-        plot_curves(curves, config.folder / "learning_curves.png")
-    console.print(report, soft_wrap=True, highlight=False, markup=False)
+def print_report(config: RunConfig, console: Console) -> None:
+    """Write and print the report of what the run's folder holds."""
+    console.print(report_run(config), soft_wrap=True, highlight=False, markup=False)
     console.print(f"written to {config.folder}", highlight=False)
-    return table
-
-
-def report_folder(folder: Path, console: Console) -> list[Row]:
-    """The report of a stored run, wherever its folder has been moved to."""
-    config = load_config(folder / "config.yaml")
-    return write_report(dataclasses.replace(config, output=str(folder.parent), name=folder.name), console)
-
-
-def compute_lines(config: RunConfig) -> list[str]:
-    """What each job used, and how far the arms are apart: the claim that compute was matched."""
-    lines, used = [], dict[int, list[int]]()
-    for arm in config.arms:
-        for seed in config.seeds:
-            found = checkpoints(config.folder / arm / f"seed{seed}" / "checkpoints")
-            if found:
-                state = read_state(found[-1])
-                used.setdefault(seed, []).append(state.compute_tokens)
-                sampled, trained = state.sampled_tokens / 1e6, state.trained_tokens / 1e6
-                lines.append(
-                    f"compute of {arm}/seed{seed}: {state.compute_tokens / 1e6:.2f} M tokens (sampled {sampled:.2f} M "
-                    f"+ 3 x trained {trained:.2f} M), {state.cpu_seconds:.0f} CPU-s"
-                )
-    gaps = [max(values) / min(values) - 1 for values in used.values() if min(values) > 0]
-    if gaps:
-        lines.append(f"largest difference of compute between two arms with the same seed: {max(gaps):.1%}")
-    return lines
 
 
 def default_config() -> Path:

@@ -21,7 +21,7 @@ from selfcest_env.seeding import stream_seed
 from selfcest_training.config import RLConfig, RunConfig, changed_limits
 from selfcest_training.credit import make_assigner
 from selfcest_training.families import make_families
-from selfcest_training.learner.losses import make_loss
+from selfcest_training.learner.losses import Need, make_loss_sum
 from selfcest_training.learner.memory import release_memory
 from selfcest_training.learner.update import Learner
 from selfcest_training.run.checkpoint import (
@@ -69,7 +69,7 @@ class Job:
             self.reward.check([source.draw(np.random.default_rng(0))], f"tasks.{name}")
         self.stages = make_stages(self.arm.rl)
         self.reward.checked_weights(self.stages.rewards.weights(0))
-        make_loss(self.arm.rl.loss.name, self.arm.rl.loss.options, where="rl.loss.options")
+        self.loss_needs = make_loss_sum(self.arm.rl.loss, where="rl.loss").needs
         self.state = TrainState()
         self._clock = time.process_time()
         self._opened = ExitStack()
@@ -121,7 +121,7 @@ class Job:
     def _learner(self, stage: str, checkpoint: Path | None = None) -> Learner:
         optimizer = self.arm.warmstart.optimizer if stage == "warmstart" else self.arm.rl.optimizer
         reference = None
-        if stage == "rl" and self.arm.rl.loss.kl_coefficient:
+        if stage == "rl" and Need.REFERENCE in self.loss_needs:
             own = self.config.lora is not None  # which has the warm start in it, below the adapter
             reference = self.model if own else self.language.load(0, self.folder / "warmstart_model")
         learner = Learner(

@@ -68,18 +68,18 @@ def _demonstrate(
     rules: Rules,
     source: TaskSource,
     family: str,
-    styles: Mapping[str, float],
+    styles: Mapping[Style, float],
     rng: np.random.Generator,
     name: str,
 ) -> Iterator[EpisodeRecord]:
     """Draw tasks, let the family's script play them in these styles, and check that it was right."""
-    drawn: dict[str, list[RolloutRequest]] = {}
+    drawn: dict[Style, list[RolloutRequest]] = {}
     for i in range(_DRAWS):
         style = draw_family(styles, rng)
         request = RolloutRequest(f"{name}.{i}", source.draw(rng), int(rng.integers(2**62)))
         drawn.setdefault(style, []).append(request)
     for style, requests in drawn.items():
-        actor = OracleActor(source, rules.protocol, Style(style))
+        actor = OracleActor(source, rules.protocol, style)
         for record in rollout(requests, ScriptedPolicy(actor, player.language.codec), rules):
             faults = [turn.facts.fault for _, turn in record.turns() if turn.facts.fault is not None]
             if faults or not player.reward.grade(record).correct:

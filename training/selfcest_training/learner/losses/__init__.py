@@ -1,11 +1,26 @@
-"""Policy losses: pure functions of log-probs and advantages, by name, and what is added and multiplied around them."""
+"""The loss: terms as pure functions, by name, and what is multiplied around them."""
 
-from selfcest_training.learner.losses.base import Loss
+from selfcest_training.learner.losses.base import LossInputs, LossTerm, Need
 from selfcest_training.learner.losses.cispo import Cispo
 from selfcest_training.learner.losses.clipped import Clipped
-from selfcest_training.learner.losses.functions import chosen_logprobs, kl_to_reference, token_logprobs, weighted_sum
+from selfcest_training.learner.losses.entropy import Entropy
+from selfcest_training.learner.losses.functions import (
+    chosen_logprobs,
+    entropies,
+    kl_to_reference,
+    token_logprobs,
+    weighted_sum,
+)
 from selfcest_training.learner.losses.importance import importance_weights
-from selfcest_training.learner.losses.registry import BUILTINS, ENTRY_POINTS, find_loss, make_loss
+from selfcest_training.learner.losses.kl import Kl
+from selfcest_training.learner.losses.registry import (
+    BUILTINS,
+    ENTRY_POINTS,
+    LossSum,
+    find_loss,
+    make_loss,
+    make_loss_sum,
+)
 from selfcest_training.learner.options import Importance, ImportanceLevel
 
 __all__ = [
@@ -13,14 +28,21 @@ __all__ = [
     "ENTRY_POINTS",
     "Cispo",
     "Clipped",
+    "Entropy",
     "Importance",
     "ImportanceLevel",
-    "Loss",
+    "Kl",
+    "LossInputs",
+    "LossSum",
+    "LossTerm",
+    "Need",
     "chosen_logprobs",
+    "entropies",
     "find_loss",
     "importance_weights",
     "kl_to_reference",
     "make_loss",
+    "make_loss_sum",
     "token_logprobs",
     "weighted_sum",
 ]

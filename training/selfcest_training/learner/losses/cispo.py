@@ -8,31 +8,26 @@ Source: MiniMax-M1 (arXiv 2506.13585), eq. 4 and 5, without a lower bound as the
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from selfcest_env.errors import ConfigError
+from selfcest_env.structure import Above, Checked, Finite
+from selfcest_training.learner.losses.base import LossInputs
 
 
 @dataclass(frozen=True)
-class Cispo:
+class Cispo(Checked):
     """Options.
 
     Attributes:
         epsilon_high: the ratio is capped at 1 + epsilon_high.
     """
 
-    epsilon_high: float = 4.0
+    epsilon_high: Annotated[float, Above(-1), Finite(), "the cap is 1 + epsilon_high"] = 4.0
 
-    def __post_init__(self) -> None:
-        if not (self.epsilon_high > -1 and math.isfinite(self.epsilon_high)):
-            raise ConfigError(
-                f"epsilon_high is {self.epsilon_high!r}; expected a finite number > -1: the cap is 1 + epsilon_high"
-            )
-
-    def __call__(self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, loss_mask: Tensor) -> Tensor:
-        ratio = torch.exp(logprobs.detach() - old_logprobs)
-        return -ratio.clamp(max=1 + self.epsilon_high) * advantages * logprobs
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        ratio = torch.exp(inputs.logprobs.detach() - inputs.old_logprobs)
+        return -ratio.clamp(max=1 + self.epsilon_high) * inputs.advantages * inputs.logprobs

@@ -11,17 +11,21 @@ sequence with the mean of the sample's advantages for A). With both bounds infin
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from selfcest_env.errors import ConfigError
+from selfcest_env.structure import AtLeast, Checked
+from selfcest_training.learner.losses.base import LossInputs
 from selfcest_training.learner.losses.functions import trained_sum
+
+_Clip = Annotated[float, AtLeast(0), ".inf: no clipping"]
 
 
 @dataclass(frozen=True)
-class Clipped:
+class Clipped(Checked):
     """Options.
 
     Attributes:
@@ -30,28 +34,23 @@ class Clipped:
         level: what rho belongs to, a `token` or the whole `sequence` (a sample: one agent's context).
     """
 
-    clip_low: float = 0.2
-    clip_high: float = 0.2
+    clip_low: _Clip = 0.2
+    clip_high: _Clip = 0.2
     delta: float | None = None
     level: Literal["token", "sequence"] = "token"
 
     def __post_init__(self) -> None:
-        for name in ("clip_low", "clip_high"):
-            value = getattr(self, name)
-            if not value >= 0:  # as every comparison with NaN
-                raise ConfigError(f"{name} is {value!r}; expected a number >= 0 (.inf: no clipping)")
+        super().__post_init__()
         if self.delta is not None and not self.delta > 1 + self.clip_high:
             raise ConfigError(
                 f"delta is {self.delta!r}; expected a number > 1 + clip_high = {1 + self.clip_high}, or null for no cap"
             )
-        if self.level not in ("token", "sequence"):
-            raise ConfigError(f"level is {self.level!r}; expected 'token' or 'sequence'")
 
-    def __call__(self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, loss_mask: Tensor) -> Tensor:
-        log_ratio = logprobs - old_logprobs
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        log_ratio, advantages = inputs.logprobs - inputs.old_logprobs, inputs.advantages
         if self.level == "sequence":
-            count = loss_mask.sum(-1, keepdim=True).clamp(min=1)
-            log_ratio = (trained_sum(log_ratio, loss_mask) / count).expand_as(log_ratio)
+            count = inputs.loss_mask.sum(-1, keepdim=True).clamp(min=1)
+            log_ratio = (trained_sum(log_ratio, inputs.loss_mask) / count).expand_as(log_ratio)
         ratio = torch.exp(log_ratio)
         capped = ratio if self.delta is None else ratio.clamp(max=self.delta)
         clipped = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)

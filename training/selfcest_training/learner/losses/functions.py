@@ -35,13 +35,23 @@ def chosen_logprobs(logits: Tensor, token_ids: Tensor, temperature: Tensor) -> T
     return -F.cross_entropy(scaled.flatten(0, -2), token_ids.flatten(), reduction="none").view(token_ids.shape)
 
 
-def kl_to_reference(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """Estimate of KL(policy || reference) per token, never negative: exp(d) - d - 1 with d = ref - policy log-prob.
+def entropies(logits: Tensor, temperature: Tensor) -> Tensor:
+    """Entropy in nats of the distributions of logits [..., V] at a temperature [...], to [...]; dtypes as above."""
+    precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logprobs = F.log_softmax(precise / temperature[..., None], -1)
+    return -(logprobs.exp() * logprobs).sum(-1)
 
-    Source: Schulman 2020, "Approximating KL divergence", estimator k3. [B, T] to [B, T].
-    """
+
+def kl_to_reference(logprobs: Tensor, ref_logprobs: Tensor, estimator: str = "k3") -> Tensor:
+    """Estimate of KL(policy || reference) per token, [B, T] to [B, T]; see `kl`."""
     difference = ref_logprobs - logprobs
-    return torch.exp(difference) - difference - 1
+    match estimator:
+        case "k1":
+            return -difference
+        case "k2":
+            return difference.square() / 2
+        case _:
+            return torch.exp(difference) - difference - 1
 
 
 def trained_sum(values: Tensor, loss_mask: Tensor) -> Tensor:

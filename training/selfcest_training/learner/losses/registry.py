@@ -1,34 +1,65 @@
-"""Policy losses by name: built in, installed by another package, or `package.module:Class`.
+"""Terms of the loss by name: built in, installed by another package, or `package.module:Class`.
 
-A package installs a loss by an entry point in the group `selfcest.loss`; nothing of it is imported before a config
+A package installs one by an entry point in the group `selfcest.loss`; nothing of it is imported before a config
 names it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from selfcest_env.errors import PlugInError
 from selfcest_env.plugin import build, load, with_entry_points
-from selfcest_training.learner.losses.base import Loss
+from selfcest_training.learner.losses.base import LossTerm, Need, needs_of
+from selfcest_training.learner.options import LossConfig
 
 ENTRY_POINTS = "selfcest.loss"
 
 BUILTINS: dict[str, str] = {
     "clipped": "selfcest_training.learner.losses.clipped:Clipped",
     "cispo": "selfcest_training.learner.losses.cispo:Cispo",
+    "kl": "selfcest_training.learner.losses.kl:Kl",
+    "entropy": "selfcest_training.learner.losses.entropy:Entropy",
 }
 
 
-def find_loss(reference: str) -> type[Loss]:
-    """The class of a loss.
+def find_loss(reference: str) -> type[LossTerm]:
+    """The class of a term.
 
     Raises:
         ConfigError: no such name. `PlugInError`: it does not import, or its objects cannot be called.
     """
-    return load(reference, with_entry_points(BUILTINS, ENTRY_POINTS), Loss, what="loss")
+    return load(reference, with_entry_points(BUILTINS, ENTRY_POINTS), LossTerm, what="loss")
 
 
-def make_loss(reference: str, options: Mapping[str, Any], *, where: str) -> Loss:
-    """A loss with its options, each checked against its annotation; errors name `where.option`."""
-    return build(find_loss(reference), options, where=where)
+def make_loss(reference: str, options: Mapping[str, Any], *, where: str) -> LossTerm:
+    """A term with its options, each checked against its annotation; errors name `where.option`."""
+    term = build(find_loss(reference), options, where=where)
+    try:
+        needs_of(term)
+    except ValueError as error:
+        raise PlugInError(f"loss '{reference}': needs has {error}; expected {' or '.join(Need)}") from error
+    return term
+
+
+@dataclass(frozen=True)
+class LossSum:
+    """A loss with its terms built: the policy's, and what is added to it by name, each with its weight."""
+
+    policy: LossTerm
+    added: Mapping[str, tuple[float, LossTerm]]
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        return needs_of(self.policy).union(*(needs_of(term) for _, term in self.added.values()))
+
+
+def make_loss_sum(config: LossConfig, where: str = "loss") -> LossSum:
+    """Raises `ConfigError` or `PlugInError` that names the place in the config."""
+    added = {
+        name: (term.weight, make_loss(term.name or name, term.options, where=f"{where}.terms.{name}.options"))
+        for name, term in config.terms.items()
+    }
+    return LossSum(make_loss(config.name, config.options, where=f"{where}.options"), added)

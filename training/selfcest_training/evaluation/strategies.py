@@ -1,6 +1,6 @@
-"""Arms: ways to spend one budget on a task. All play through the rollout, the kernel's ledger and `EpisodeRecord`s.
+"""Strategies: ways to spend one budget on a task. All play through the rollout and the kernel's ledger.
 
-The budget is of the whole arm: an arm that plays several episodes on a task gives each what the earlier ones left.
+The budget is of the whole strategy: one that plays several episodes on a task gives each what the earlier ones left.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Instance:
 
 @dataclass(frozen=True)
 class Seat:
-    """What an arm may be seated with, known before any weights are loaded.
+    """What a strategy may be seated with, known before any weights are loaded.
 
     Attributes:
-        limits: of the whole arm, budget included.
+        limits: of the whole strategy, budget included.
         temperature: of sampling.
-        source: where the tasks come from, for arms that ask its expert.
+        source: where the tasks come from, for strategies that ask its expert.
         policy: who plays.
     """
 
@@ -67,23 +67,24 @@ class SeatedRequest:
 
 
 @dataclass(frozen=True)
-class Arm:
-    """One episode per task, as the policy plays it. Others are subclasses whose fields are their options."""
+class Strategy:
+    """One episode per task, as the policy plays it. Others are subclasses, whose fields are their options."""
 
     oracle: ClassVar[bool] = False  # it uses what no player can know; labelled so wherever its numbers stand
     uses_expert: ClassVar[bool] = False
+    delegates: ClassVar[bool] = True  # where the limits allow it
 
     @property
     def recipe(self) -> Mapping[str, object]:
-        """All that decides how its episodes are played, the seat apart. Arms with equal recipes share episodes."""
-        return {"arm": f"{type(self).__module__}:{type(self).__qualname__}", **asdict(self)}
+        """All that decides how its episodes are played, the seat apart. Equal recipes share episodes."""
+        return {"strategy": f"{type(self).__module__}:{type(self).__qualname__}", **asdict(self)}
 
     def limits(self, limits: Limits, task: Task) -> Limits:
-        """What an episode on this task may use, of what the arm may use."""
+        """What an episode on this task may use, of what the strategy may use."""
         return limits
 
     def check(self, seat: Seat) -> None:
-        """Raise `ConfigError` if the arm could not be what it is named for."""
+        """Raise `ConfigError` if the strategy could not be what it is named for."""
 
     def players(self, seat: Seat, loaded: LoadedPolicy) -> Policy:
         return loaded.policy(seat.temperature)
@@ -109,12 +110,16 @@ class Arm:
         return rollout(requests, policy, seat.policy.rules(seat.limits))
 
     def choose(self, episodes: Episodes, grades: Sequence[Grade]) -> int:
-        """Which episode's answer counts. Arms that look at `grades` are oracles."""
+        """Which episode's answer counts. Strategies that look at `grades` are oracles."""
         return 0
+
+    def executed(self, episodes: Episodes) -> bool | None:
+        """Whether its script was played as it was written; `None` for a strategy without one."""
+        return None
 
 
 @dataclass(frozen=True)
-class Delegate(Arm):
+class Delegate(Strategy):
     """The policy may delegate, as the limits say."""
 
     def check(self, seat: Seat) -> None:
@@ -122,21 +127,24 @@ class Delegate(Arm):
 
 
 @dataclass(frozen=True)
-class Monolithic(Arm):
+class Monolithic(Strategy):
     """No clones; the root sees the full text of every document."""
+
+    delegates: ClassVar[bool] = False
 
     def limits(self, limits: Limits, task: Task) -> Limits:
         return replace(limits, max_depth=0, max_reads=0)
 
 
 @dataclass(frozen=True)
-class MonolithicRead(Arm):
+class MonolithicRead(Strategy):
     """No clones; the root sees keys and reads documents into its own context.
 
     Attributes:
         max_reads: documents of one episode; `None`: as many as the budget pays.
     """
 
+    delegates: ClassVar[bool] = False
     max_reads: int | None = None
 
     def __post_init__(self) -> None:
@@ -147,7 +155,8 @@ class MonolithicRead(Arm):
         return replace(limits, max_depth=0, max_reads=self.max_reads)
 
 
-ARMS: dict[str, str | type] = {
+STRATEGIES: dict[str, str | type] = {
+    "plain": Strategy,
     "delegate": Delegate,
     "monolithic": Monolithic,
     "monolithic_read": MonolithicRead,
@@ -161,19 +170,19 @@ ARMS: dict[str, str | type] = {
 }
 
 
-def make_arm(name: str, options: Mapping[str, object], where: str) -> Arm:
-    """An arm by built-in name or `package.module:Class`, with its options. Raises `ConfigError`."""
-    return make(name, options, ARMS, Arm, what="arm", where=f"{where}.options")
+def make_strategy(name: str, options: Mapping[str, object], where: str) -> Strategy:
+    """A strategy by built-in name or `package.module:Class`, with its options. Raises `ConfigError`."""
+    return make(name, options, STRATEGIES, Strategy, what="strategy", where=f"{where}.options")
 
 
-def find_arm(name: str) -> type[Arm]:
-    """The class of an arm, by built-in name or `package.module:Class`. Raises `ConfigError`, `PlugInError`."""
-    return load(name, ARMS, Arm, what="arm")
+def find_strategy(name: str) -> type[Strategy]:
+    """The class of a strategy, by built-in name or `package.module:Class`. Raises `ConfigError`, `PlugInError`."""
+    return load(name, STRATEGIES, Strategy, what="strategy")
 
 
-def shown_name(label: str, arm: Arm | type[Arm]) -> str:
-    """The arm's name in tables, plots and sentences: oracles are named so wherever a number of theirs stands."""
-    return f"{label} (oracle)" if arm.oracle else label
+def shown_name(label: str, strategy: Strategy | type[Strategy]) -> str:
+    """The strategy's name in tables, plots and sentences: oracles are named so wherever a number of theirs stands."""
+    return f"{label} (oracle)" if strategy.oracle else label
 
 
 def check_delegation(limits: Limits, clones: int) -> None:
@@ -181,4 +190,4 @@ def check_delegation(limits: Limits, clones: int) -> None:
     for name in ("max_depth", "max_clones", "max_clones_per_call"):
         limit, needed = getattr(limits, name), 1 if name == "max_depth" else clones
         if limit is not None and limit < needed:
-            raise ConfigError(f"limits.{name} is {limit}, and the arm needs at least {needed}; raise it")
+            raise ConfigError(f"limits.{name} is {limit}, and the strategy needs at least {needed}; raise it")

@@ -1,4 +1,4 @@
-"""Arms through the real rollout: budgets, structure, and scores that can be worked out."""
+"""Strategies through the real rollout: budgets, structure, and scores that can be worked out."""
 
 from __future__ import annotations
 
@@ -17,12 +17,21 @@ from selfcest_env.reward import make_reward
 from selfcest_env.seeding import stream_seed
 from selfcest_env.tasks import make_source
 from selfcest_env.tasks.quote import Quote
-from selfcest_env.types import Fault, Limits, Outcome, Status, Task
-from selfcest_training.evaluation.arms import ARMS, Arm, Episodes, Instance, Monolithic, MonolithicRead, Seat, make_arm
+from selfcest_env.types import Fault, FinishReason, Limits, Outcome, Status, Task
+from selfcest_training.evaluation.costs import WALL, costs_of
 from selfcest_training.evaluation.policies import PolicySource
-from selfcest_training.evaluation.results import Costs, costs_of
 from selfcest_training.evaluation.samples import BestOfN, SelfConsistency, majority, normal_form, what_is_left
 from selfcest_training.evaluation.scripted_roots import MapReduce, OracleDecomposition, SpawnJoin
+from selfcest_training.evaluation.strategies import (
+    STRATEGIES,
+    Episodes,
+    Instance,
+    Monolithic,
+    MonolithicRead,
+    Seat,
+    Strategy,
+    make_strategy,
+)
 
 LIMITS = Limits(turn_tokens=160, reply_tokens=4, answer_reserve=12, max_turns=6, max_clones=12)
 LEDGER = make_source("ledger_qa", min_documents=3, max_documents=9, min_named=2, max_named=3)
@@ -42,18 +51,18 @@ def guesses(count: int) -> list[Instance]:
     return instances([replace(GUESS, task_id=f"guess{i}") for i in range(count)])
 
 
-def play(arm: Arm, asked: list[Instance], policy: PolicySource, limits: Limits = LIMITS) -> list[Episodes]:
+def play(strategy: Strategy, asked: list[Instance], policy: PolicySource, limits: Limits = LIMITS) -> list[Episodes]:
     seat = Seat(limits, 0.8, EXPERT, policy)
-    arm.check(seat)
-    return arm.play(asked, seat, policy.load(0))
+    strategy.check(seat)
+    return strategy.play(asked, seat, policy.load(0))
 
 
-def accuracy(arm: Arm, played: list[Episodes]) -> float:
+def accuracy(strategy: Strategy, played: list[Episodes]) -> float:
     reward = make_reward("correct")
     right = 0
     for episodes in played:
         grades = [reward.grade(episode) for episode in episodes]
-        right += grades[arm.choose(episodes, grades)].correct
+        right += grades[strategy.choose(episodes, grades)].correct
     return right / len(played)
 
 
@@ -62,22 +71,23 @@ def accuracy(arm: Arm, played: list[Episodes]) -> float:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    name=st.sampled_from(sorted(ARMS.keys() - {"always_delegates", "never_delegates"})),  # a script is not begun
+    name=st.sampled_from(sorted(STRATEGIES.keys() - {"always_delegates", "never_delegates"})),  # no script is begun
     policy=st.sampled_from([Scripted(), Noise()]),
     swept=st.sampled_from(["total_tokens", "generated_tokens"]),
     budget=st.integers(12, 500),
     seed=st.integers(0, 10_000),
 )
-def test_no_arm_ever_spends_more_than_its_budget(
+def test_no_strategy_ever_spends_more_than_its_budget(
     name: str, policy: Scripted, swept: str, budget: int, seed: int
 ) -> None:
     limits = replace(LIMITS, **{"total_tokens": 1500, swept: budget})
     tasks = [source.draw(np.random.default_rng(seed)) for source in (LEDGER, make_source("range_sum"))]
-    arm = make_arm(name, {}, "arms.x")
-    for episodes in play(arm, [Instance(task, seed) for task in tasks], policy, limits):
+    strategy = make_strategy(name, {}, "strategies.x")
+    for episodes in play(strategy, [Instance(task, seed) for task in tasks], policy, limits):
         costs = costs_of(episodes, 0.0)
-        assert getattr(costs, swept) <= budget
-        assert costs.total_tokens <= 1500
+        assert (costs is None) == (not episodes[0].root.turns)
+        assert costs is None or costs[swept] <= budget
+        assert costs is None or costs["total_tokens"] <= 1500
         spent = 0
         for episode in episodes:  # each was played under what the earlier ones had left
             assert getattr(episode.limits, swept) == budget - spent
@@ -89,7 +99,11 @@ def test_costs_of_samples() -> None:
     (episodes,) = play(SelfConsistency(samples=3), guesses(1), Known(right=0.5, tokens=10))
     prompt = CODEC.count_text("1?") + 2  # <root> and <asst>
     assert len(episodes) == 3
-    assert costs_of(episodes, 1.5) == Costs(3 * (prompt + 10), 30, 10, prompt + 10, 0, 1.5)
+    assert costs_of(episodes, 1.5) == {
+        "total_tokens": 3 * (prompt + 10), "prompt_tokens": 3 * prompt, "generated_tokens": 30,
+        "critical_path_tokens": 10, "peak_context": prompt + 10, "billed_tokens": 3 * (prompt + 10),
+        "kv_token_steps": 3 * (10 * prompt + 45), "clones": 0, "turns": 3, "depth": 0, WALL: 1.5,
+    }  # fmt: skip
 
 
 def test_samples_stop_when_what_is_left_could_not_pay_another() -> None:
@@ -114,8 +128,8 @@ def test_what_is_left_by_hand() -> None:
 
 def test_a_budget_below_the_prompt_is_an_ending_and_no_error() -> None:
     long = replace(LIMITS, total_tokens=12)
-    for name in ARMS:
-        (episodes,) = play(make_arm(name, {}, "a"), instances(drawn(LEDGER, 1)), Scripted(), long)
+    for name in STRATEGIES:
+        (episodes,) = play(make_strategy(name, {}, "a"), instances(drawn(LEDGER, 1)), Scripted(), long)
         assert episodes[-1].answer is None
         assert len(episodes) == 1
 
@@ -126,15 +140,16 @@ def test_a_budget_below_the_prompt_is_an_ending_and_no_error() -> None:
 def test_majority_of_three_and_best_of_three_score_as_the_binomial_says() -> None:
     # right with .6: two or three of three .648, at least one .936
     asked = guesses(600)
-    for arm, expected in ((SelfConsistency(samples=3), 0.648), (BestOfN(samples=3), 0.936), (Monolithic(), 0.6)):
-        found = accuracy(arm, play(arm, asked, Known(right=0.6, tokens=5)))
-        assert found == pytest.approx(expected, abs=3 * (expected * (1 - expected) / 600) ** 0.5), arm
+    for strategy, expected in ((SelfConsistency(samples=3), 0.648), (BestOfN(samples=3), 0.936), (Monolithic(), 0.6)):
+        found = accuracy(strategy, play(strategy, asked, Known(right=0.6, tokens=5)))
+        assert found == pytest.approx(expected, abs=3 * (expected * (1 - expected) / 600) ** 0.5), strategy
 
 
 def test_the_first_sample_is_the_monolithic_episode_and_both_choices_see_the_same_samples() -> None:
     asked = guesses(5)
     (alone, votes, best) = (
-        play(arm, asked, Known(right=0.5)) for arm in (Monolithic(), SelfConsistency(samples=4), BestOfN(samples=4))
+        play(strategy, asked, Known(right=0.5))
+        for strategy in (Monolithic(), SelfConsistency(samples=4), BestOfN(samples=4))
     )
     assert [episodes[0].agents for episodes in votes] == [episodes[0].agents for episodes in alone]
     assert votes == best
@@ -145,18 +160,18 @@ def test_the_first_sample_is_the_monolithic_episode_and_both_choices_see_the_sam
 
 @pytest.mark.parametrize("source", ["ledger_qa", "range_sum"])
 def test_oracle_decomposition_with_perfect_clones_is_always_right(source: str) -> None:
-    arm = OracleDecomposition()
+    strategy = OracleDecomposition()
     tasks = drawn(make_source(source), 40)
-    played = play(arm, instances(tasks), Scripted())
-    assert accuracy(arm, played) == 1
+    played = play(strategy, instances(tasks), Scripted())
+    assert accuracy(strategy, played) == 1
     assert all(episodes[0].cost.clones for episodes in played)
 
 
-def test_the_expert_reads_and_sees_everything_where_the_arm_says_so() -> None:
+def test_the_expert_reads_and_sees_everything_where_the_strategy_says_so() -> None:
     asked = instances(drawn(LEDGER, 20))
-    for arm, reads in ((Monolithic(), False), (MonolithicRead(), True), (MonolithicRead(max_reads=3), True)):
-        played = play(arm, asked, Scripted())
-        assert accuracy(arm, played) == 1
+    for strategy, reads in ((Monolithic(), False), (MonolithicRead(), True), (MonolithicRead(max_reads=3), True)):
+        played = play(strategy, asked, Scripted())
+        assert accuracy(strategy, played) == 1
         outcomes = {turn.facts.outcome for (episode,) in played for _, turn in episode.turns()}
         assert (Outcome.READ in outcomes) == reads
         assert not any(episode.cost.clones for (episode,) in played)
@@ -191,17 +206,56 @@ def test_map_reduce_gives_every_document_to_a_clone() -> None:
     assert objectives(whole) == [("1?", ())]
 
 
-@pytest.mark.parametrize("arm", [SpawnJoin(), MapReduce(), OracleDecomposition()])
-def test_a_script_stops_where_its_grant_ends(arm: Arm) -> None:
+@pytest.mark.parametrize("strategy", [SpawnJoin(), MapReduce(), OracleDecomposition()])
+def test_a_script_stops_where_its_grant_ends(strategy: Strategy) -> None:
     """The context that the model goes on from is what the ledger charged, and nothing else."""
     long = make_source("range_sum", min_length=30, max_length=30)
-    (task,) = drawn(long if isinstance(arm, OracleDecomposition) else LEDGER, 1)
+    (task,) = drawn(long if isinstance(strategy, OracleDecomposition) else LEDGER, 1)
     cut = 0
     for budget in range(20, 90):
-        ((record,),) = play(arm, instances([task]), Known(right=1.0, tokens=4), replace(LIMITS, total_tokens=budget))
+        ((record,),) = play(
+            strategy, instances([task]), Known(right=1.0, tokens=4), replace(LIMITS, total_tokens=budget)
+        )
         cut += any(turn.facts.fault is Fault.CUT_BY_LENGTH for turn in record.root.turns)
         assert len(record.root.context_ids) == record.root.prompt_tokens + record.root.generated_tokens
     assert cut
+
+
+@pytest.mark.parametrize("strategy", [SpawnJoin(threads=4), MapReduce(), OracleDecomposition()])
+def test_turn_tokens_bound_the_policy_and_not_the_script(strategy: Strategy) -> None:
+    """A call of many documents is longer than any turn that the policy may take, and is played all the same."""
+    asked = instances(drawn(LEDGER, 8))
+    limits = replace(LIMITS, total_tokens=3000, turn_tokens=12)
+    played = play(strategy, asked, Known(right=1.0, tokens=30), limits)
+    scripted = 1 if isinstance(strategy, SpawnJoin | MapReduce) else 99
+    longest = 0
+    for episodes in played:
+        assert strategy.executed(episodes) is not None
+        (record,) = episodes
+        for agent in record.agents:
+            script = scripted if agent is record.root else 0
+            longest = max([longest, *(turn.facts.generated_tokens for turn in agent.turns[:script])])
+            for turn in agent.turns[script:]:
+                assert turn.facts.generated_tokens == 12, "the policy thinks for 30"
+                assert turn.facts.finish_reason is FinishReason.LENGTH
+        assert record.root.turns[0].facts.outcome is Outcome.DELEGATED
+    assert longest > 12
+    if scripted == 1:
+        assert all(strategy.executed(episodes) for episodes in played)
+
+
+def test_whether_a_script_was_executed() -> None:
+    (task,) = drawn(make_source("range_sum", min_length=3, max_length=3), 1)
+    poor, rich = (replace(LIMITS, total_tokens=budget) for budget in (60, 600))
+    for strategy, limits, expected in (
+        (SpawnJoin(threads=4), poor, False),  # refused: the policy goes on alone
+        (SpawnJoin(threads=4), rich, True),
+        (OracleDecomposition(), rich, True),
+        (OracleDecomposition(), replace(LIMITS, total_tokens=12), False),
+        (Monolithic(), rich, None),
+    ):
+        (episodes,) = play(strategy, instances([task]), Scripted(), limits)
+        assert strategy.executed(episodes) is expected, (strategy, limits)
 
 
 def test_a_scripted_call_that_the_budget_cannot_pay_leaves_the_policy_on_its_own() -> None:
@@ -256,40 +310,42 @@ def test_best_of_n_takes_the_right_one_then_the_best_score_then_the_first() -> N
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("monolitic", {}, ["unknown arm 'monolitic'", "Did you mean 'monolithic'"]),
-        ("self_consistency", {"samples": 0}, ["arms.x.options", "samples is 0"]),
+        ("monolitic", {}, ["unknown strategy 'monolitic'", "Did you mean 'monolithic'"]),
+        ("self_consistency", {"samples": 0}, ["strategies.x.options", "samples is 0"]),
         ("spawn_join", {"threads": 2.5}, ["threads is 2.5"]),
         ("map_reduce", {"documents_per_clone": 0}, ["documents_per_clone is 0"]),
         ("delegate", {"clones": 3}, ["clones is unknown"]),
         ("monolithic_read", {"max_reads": 0}, ["max_reads is 0"]),
     ],
 )
-def test_wrong_arms(name: str, options: dict[str, object], words: list[str]) -> None:
+def test_wrong_strategies(name: str, options: dict[str, object], words: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
-        make_arm(name, options, "arms.x")
+        make_strategy(name, options, "strategies.x")
     assert all(word in str(caught.value) for word in words)
 
 
-def test_a_class_that_is_no_arm() -> None:
+def test_a_class_that_is_no_strategy() -> None:
     with pytest.raises(PlugInError, match="Noise is no subclass of"):
-        make_arm("study_players:Noise", {}, "arms.x")
+        make_strategy("study_players:Noise", {}, "strategies.x")
 
 
 @pytest.mark.parametrize(
-    ("arm", "changes", "words"),
+    ("strategy", "changes", "words"),
     [
         ("delegate", {"limits": replace(LIMITS, max_depth=0)}, "limits.max_depth is 0"),
         (
             "spawn_join",
             {"limits": replace(LIMITS, max_clones_per_call=3)},
-            "max_clones_per_call is 3, and the arm needs",
+            "max_clones_per_call is 3, and the strategy needs",
         ),
         ("spawn_join", {"temperature": 0.0}, "all threads would be equal"),
         ("self_consistency", {"temperature": 0.0}, "all samples would be equal"),
         ("oracle_decomposition", {"source": object()}, "object has no expert to play the root"),
     ],
 )
-def test_arms_that_could_not_be_what_they_are_named_for(arm: str, changes: dict[str, object], words: str) -> None:
+def test_strategies_that_could_not_be_what_they_are_named_for(
+    strategy: str, changes: dict[str, object], words: str
+) -> None:
     seat = replace(Seat(LIMITS, 0.8, Quote(), Scripted()), **changes)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=words):
-        make_arm(arm, {}, "arms.x").check(seat)
+        make_strategy(strategy, {}, "strategies.x").check(seat)

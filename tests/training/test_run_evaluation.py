@@ -1,0 +1,194 @@
+"""A training run's evaluation: a study of its arms before and after RL, played by its jobs, read as one."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from test_job import config
+
+from selfcest_env.errors import ConfigError, TaskError
+from selfcest_training.commands.report import report_folder
+from selfcest_training.config import ArmConfig, Cell, EvaluationConfig, RunConfig
+from selfcest_training.evaluation import report
+from selfcest_training.evaluation.results import read_results
+from selfcest_training.evaluation.training_run import (
+    Part,
+    Stage,
+    check_evaluation,
+    parts_of,
+    report_run,
+    results_of,
+    study_of,
+)
+from selfcest_training.run import experiment
+from selfcest_training.run.experiment import prepare
+from selfcest_training.run.job import JobId
+
+EPISODES = 6
+
+
+def spec(tmp_path: Path, seeds: tuple[int, ...] = (0, 1)) -> RunConfig:
+    """Two arms: one that may delegate, with two steps of RL, and one without clones that only imitates."""
+    small = {
+        "arms__delegating__rl__steps": 2,
+        "arms__delegating__warmstart__phases": [
+            {"tokens": 4000, "mix": {"choice": {"share": 1, "styles": {"delegate": 1, "solve": 1}}}}
+        ],
+        "arms__alone": {
+            "limits": {"max_depth": 0},
+            "warmstart": {"phases": [{"tokens": 4000, "mix": {"choice": {"share": 1, "styles": {"solve": 1}}}}]},
+            "rl": {"steps": 0},
+        },
+    }
+    cells = (Cell("choice", "any"), Cell("choice", "again", shift="out"))
+    evaluation = EvaluationConfig(cells, episodes=EPISODES, temperatures=(0.0, 0.8))
+    return replace(config(tmp_path, **small), seeds=seeds, evaluation=evaluation)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    run = spec(tmp_path_factory.mktemp("run"))
+    run.folder.mkdir(parents=True)
+    prepare(run, resume=False)
+    for arm in run.arms:
+        for seed in run.seeds:
+            experiment._play_job(run, JobId(arm, seed), False)
+    return run
+
+
+@pytest.fixture(autouse=True)
+def _no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "plot", lambda *_: None)  # half a second each
+
+
+def copied(run: RunConfig, tmp_path: Path) -> RunConfig:
+    shutil.copytree(run.folder, tmp_path / run.name)
+    return replace(run, output=str(tmp_path))
+
+
+POLICIES = ["delegating, before RL", "delegating, after RL", "delegating, after RL, T 0.8", "alone", "alone, T 0.8"]
+
+
+def test_a_run_is_a_study_of_its_arms_under_their_own_limits(tmp_path: Path) -> None:
+    run = spec(tmp_path)
+    study = study_of(run)
+    assert list(study.strategies) == POLICIES
+    assert study.budgets == (None,)
+    assert study.limits_at(None, "alone") == run.limits_of("alone")
+    assert study.limits_at(None, "delegating, after RL") == run.limits_of("delegating")
+    assert study.subject_strategy == "delegating, after RL"
+    assert study.policy_of("delegating, before RL").options["folder"].endswith("delegating/seed{seed}/warmstart_model")
+    assert study.policy_of("alone").options["folder"].endswith("alone/seed{seed}/model")
+
+
+def test_the_table_has_every_arm_before_and_after_over_all_seeds(trained: RunConfig) -> None:
+    shown = report_run(trained)
+    rows = list(csv.DictReader((trained.folder / "results.csv").read_text(encoding="utf-8").splitlines()))
+    assert [row["strategy"] for row in rows] == POLICIES * 2
+    assert {row["budget"] for row in rows} == {""}
+    for row in rows:
+        results = [
+            result
+            for path in trained.folder.glob("*/seed*/*/results.jsonl")
+            for result in read_results(path)
+            if (result.place.strategy, result.place.size) == (row["strategy"], row["size"])
+        ]
+        assert len(results) == EPISODES * 2
+        assert float(row["accuracy"]) == pytest.approx(sum(r.grade.correct for r in results) / len(results), abs=1e-5)
+        costs = [(r.costs or {})["billed_tokens"] for r in results]
+        assert float(row["billed_tokens"]) == pytest.approx(sum(costs) / len(costs), rel=1e-4)
+    text = (trained.folder / "table.md").read_text(encoding="utf-8")
+    assert "over instances and over 2 seeds of the weights" in text
+    assert "choice again (out of distribution), delegating, after RL against alone" in text
+    for line in ("delegating: return ", "compute of alone/seed1: ", "largest difference of compute"):
+        assert line in text
+        assert line in shown
+    assert shown.startswith("delegating, after RL against delegating, before RL, ")
+    assert len([line for line in shown.splitlines() if line.startswith("choice ")]) == len(POLICIES)
+
+
+def test_episodes_of_an_evaluation_are_whole_and_keep_the_arms_limits(trained: RunConfig) -> None:
+    path = trained.folder / "alone" / "seed0" / Stage.AFTER / "results.jsonl"
+    results = list(read_results(path, whole=True))
+    assert all(r.episodes[0].cost.clones == 0 and r.episodes[0].limits.max_depth == 0 for r in results)
+    assert all(turn.generation.token_ids for r in results for _, turn in r.episodes[0].turns())
+    instances = {r.place.task_id for r in results}
+    for other in trained.folder.glob("*/seed*/*/results.jsonl"):
+        assert {r.place.task_id for r in read_results(other)} == instances, "the same for all arms and seeds"
+
+
+def test_what_has_been_evaluated_is_not_played_again(trained: RunConfig, tmp_path: Path) -> None:
+    run = copied(trained, tmp_path)
+    before = {path: path.read_bytes() for path in run.folder.rglob("results.jsonl")}
+    experiment._play_job(run, JobId("delegating", 0), False)
+    assert {path: path.read_bytes() for path in run.folder.rglob("results.jsonl")} == before
+
+
+def test_a_report_of_a_part_says_what_is_missing(trained: RunConfig, tmp_path: Path) -> None:
+    run = copied(trained, tmp_path)
+    shutil.rmtree(run.folder / "alone" / "seed1" / Stage.AFTER)
+    results, notes = results_of(run)
+    assert {result.place.seed for result in results} == {0}
+    assert notes == ["not everything has been evaluated yet: this is of the seeds 0"]
+    shutil.rmtree(run.folder / "alone" / "seed0" / Stage.AFTER)
+    results, (note,) = results_of(run)
+    assert {result.place.seed for result in results} == {0, 1}
+    assert note.endswith("of the seeds 0, 1; without alone, alone, T 0.8")
+    assert note in report_run(run)
+    for path in run.folder.glob("*/seed*/evaluation*"):
+        shutil.rmtree(path)
+    with pytest.raises(ConfigError, match="holds no evaluation yet; train first"):
+        report_run(run)
+    (run.folder / "alone" / "seed0" / "evaluation.jsonl").write_text("{}", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"evaluation.jsonl is of an earlier version; train again under another name"):
+        report_run(run)
+
+
+def test_report_reads_a_folder_wherever_it_is(trained: RunConfig, tmp_path: Path) -> None:
+    run = copied(trained, tmp_path)
+    file = run.folder / "results.csv"
+    file.unlink(missing_ok=True)
+    report_folder(run.folder, Console(quiet=True))
+    assert file.exists()
+    with pytest.raises(ConfigError, match=r"holds no config.yaml of a run and no study.yaml"):
+        report_folder(tmp_path, Console(quiet=True))
+
+
+def test_a_run_without_cells_has_curves_and_no_table(trained: RunConfig) -> None:
+    shown = report_run(replace(trained, evaluation=EvaluationConfig()))
+    assert shown.startswith("evaluation.cells is empty, so there is no table\n")
+
+
+def test_a_cell_that_cannot_be_played_is_an_error_before_any_work(tmp_path: Path) -> None:
+    run = spec(tmp_path)
+    check_evaluation(run)
+    with pytest.raises(TaskError, match="cell choice any has about .* distinct test instances, and episodes is 60"):
+        check_evaluation(replace(run, evaluation=replace(run.evaluation, episodes=60)))
+
+
+def test_a_file_is_evaluated_on_what_training_never_draws(tmp_path: Path) -> None:
+    rows = [{"question": f"what is {i} and 0?", "answer": str(i)} for i in range(100)]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    run = spec(tmp_path)
+    tasks = {
+        **run.tasks,
+        "own": replace(run.tasks["choice"], name="questions", options={"path": str(tmp_path / "own.jsonl")}),
+    }
+    run = replace(run, tasks=tasks, evaluation=EvaluationConfig((Cell("own", "all"),), episodes=15))
+    check_evaluation(run)  # a fifth of 100, by a hash
+    with pytest.raises(TaskError, match="episodes is 40, but cell own all has .* tasks that are held out"):
+        check_evaluation(replace(run, evaluation=replace(run.evaluation, episodes=40)))
+
+
+def test_arms_without_rl_are_evaluated_once(tmp_path: Path) -> None:
+    run = spec(tmp_path)
+    arms: dict[str, ArmConfig] = {name: replace(arm, rl=replace(arm.rl, steps=0)) for name, arm in run.arms.items()}
+    label = partial(Part.label, config=replace(run, arms=arms))
+    assert list(map(label, parts_of(replace(run, arms=arms)))) == ["delegating", "delegating, T 0.8", *POLICIES[3:]]

@@ -1,0 +1,25 @@
+"""`selfcest report`: the report of a run or of a study, again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from selfcest_env.errors import ConfigError
+from selfcest_training.commands.study import print_study
+from selfcest_training.config_file import load_config
+from selfcest_training.evaluation.config import load_study
+from selfcest_training.run.experiment import print_report
+
+
+def report_folder(folder: Path, console: Console) -> None:
+    """Write and print what a folder's stored results say, wherever it has been moved to. Raises `ConfigError`."""
+    output, name = str(folder.parent), folder.resolve().name
+    if (folder / "study.yaml").is_file():
+        print_study(replace(load_study(folder / "study.yaml"), output=output, name=name), console)
+    elif (folder / "config.yaml").is_file():
+        print_report(replace(load_config(folder / "config.yaml"), output=output, name=name), console)
+    else:
+        raise ConfigError(f"{folder} holds no config.yaml of a run and no study.yaml; give the folder of one of them")

@@ -1,0 +1,74 @@
+"""What a strategy used on an instance: the costs of its episodes' records, and those that a study adds by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from selfcest_env.errors import ConfigError, PlugInError
+from selfcest_env.plugin import PlugIn, make
+from selfcest_env.record import EpisodeRecord, Measure, cost_measures
+from selfcest_env.structure import Between, Checked
+
+WALL = "wall_seconds"  # of the batch, divided by its instances; it depends on machine, engine and batch
+Costs = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class EpisodeCost(Checked):
+    """A cost of one's own: a subclass whose fields are its options. See `record.Measure` for the three members."""
+
+    compared: ClassVar[bool] = True
+
+    def of(self, episode: EpisodeRecord) -> float:
+        raise NotImplementedError(f"{type(self).__name__} has no of(episode)")
+
+    def over_samples(self, values: Iterable[float]) -> float:
+        return sum(values)
+
+
+@dataclass(frozen=True)
+class PromptCache(EpisodeCost):
+    """`billed_tokens` of a server that remembers: what an agent's previous call had sent or generated is cheaper.
+
+    An agent's first call finds nothing, whatever other agents have sent.
+
+    Attributes:
+        discount: on the price of a cached token, from 0 to 1; at 1 the bill is `total_tokens`.
+    """
+
+    discount: Annotated[float, Between(0, 1)] = 0.9
+
+    def of(self, episode: EpisodeRecord) -> float:
+        cost = episode.cost
+        return cost.billed_tokens - self.discount * (cost.billed_tokens - cost.total_tokens)
+
+
+COSTS: dict[str, str | type] = {"prompt_cache": PromptCache}
+
+
+def measures_of(added: Mapping[str, PlugIn]) -> dict[str, Measure]:
+    """Every cost of a study by name: those of `record.Cost`, then its own. Raises `ConfigError`."""
+    found = cost_measures()
+    for name, spec in added.items():
+        if name in found or name == WALL:
+            raise ConfigError(f"costs.{name}: there is a cost of this name; rename it")
+        cost = make(spec.name, spec.options, COSTS, EpisodeCost, what="cost", where=f"costs.{name}.options")
+        found[name] = Measure(cost.of, cost.over_samples, cost.compared)
+    return found
+
+
+def costs_of(
+    episodes: Sequence[EpisodeRecord], wall_seconds: float, measures: Mapping[str, Measure] | None = None
+) -> Costs | None:
+    """Costs of all episodes together, by name; `None` if nobody was asked, since no prompt fitted."""
+    if not any(episode.root.turns for episode in episodes):
+        return None
+    costs: dict[str, float] = {}
+    for name, measure in (cost_measures() if measures is None else measures).items():
+        costs[name] = measure.over_samples(measure.of(episode) for episode in episodes)
+        if not math.isfinite(costs[name]):
+            raise PlugInError(f"the cost {name} of {episodes[0].episode_id} is {costs[name]}; expected a finite number")
+    return {**costs, WALL: wall_seconds}

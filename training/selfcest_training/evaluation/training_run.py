@@ -1,0 +1,184 @@
+"""A training run's evaluation: a study with one budget, the run's limits, of every arm before and after RL.
+
+A job plays its own part of it with the weights that it has, and what all jobs have played is read as one study.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+
+from selfcest_env.errors import ConfigError
+from selfcest_env.plugin import PlugIn
+from selfcest_env.reward import make_reward
+from selfcest_training.config import RunConfig
+from selfcest_training.evaluation.config import StrategySpec, StudyConfig
+from selfcest_training.evaluation.curves import (
+    compute_lines,
+    curve_lines,
+    learning_curves,
+    plot_curves,
+    write_curves,
+)
+from selfcest_training.evaluation.instances import instances_of, source_of
+from selfcest_training.evaluation.play import Study
+from selfcest_training.evaluation.policies import SEED, LoadedPolicy
+from selfcest_training.evaluation.reading import headline, reading_of
+from selfcest_training.evaluation.report import write_report
+from selfcest_training.evaluation.results import Result, read_results
+from selfcest_training.evaluation.store import Store
+from selfcest_training.evaluation.table import curves_of
+
+
+class Stage(StrEnum):
+    """When an arm is evaluated; the folder of its results in a job's."""
+
+    BEFORE = "evaluation_before_rl"
+    AFTER = "evaluation"
+
+    @property
+    def model(self) -> str:
+        """The folder of the weights in a job's."""
+        return "warmstart_model" if self is Stage.BEFORE else "model"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One strategy of a run's study: an arm at a stage, sampled at a temperature."""
+
+    arm: str
+    stage: Stage
+    temperature: float
+
+    def label(self, config: RunConfig) -> str:
+        when = {Stage.BEFORE: ", before RL", Stage.AFTER: ", after RL"}[self.stage]
+        sampled = f", T {self.temperature:g}" if self.temperature else ""
+        return self.arm + (when if config.arms[self.arm].rl.steps else "") + sampled
+
+
+def parts_of(config: RunConfig) -> list[Part]:
+    """In the order of the table. Before RL an arm is evaluated at the first temperature alone."""
+    greedy, *_ = temperatures = config.evaluation.temperatures
+    parts = []
+    for arm, spec in config.arms.items():
+        parts += [Part(arm, Stage.BEFORE, greedy)] if spec.rl.steps else []
+        parts += [Part(arm, Stage.AFTER, temperature) for temperature in temperatures]
+    return parts
+
+
+def study_of(config: RunConfig, parts: Sequence[Part] | None = None) -> StudyConfig:
+    """The study that a run's evaluation is, or some strategies of it. Its subject is the last arm that can delegate."""
+    parts = parts_of(config) if parts is None else parts
+    evaluation = config.evaluation
+    delegating = [part for part in parts if config.limits_of(part.arm).delegation]
+    subjects = [part for part in delegating if part.temperature == evaluation.temperatures[0]] or parts
+    return StudyConfig(
+        name=config.name,
+        output=config.output,
+        tasks=config.tasks,
+        cells=evaluation.cells,
+        strategies={
+            part.label(config): StrategySpec(
+                "plain",
+                policy=PlugIn("model", {"folder": str(_folder(config, part.arm, SEED) / part.stage.model)}),
+                temperature=part.temperature,
+                limits=config.arms[part.arm].limits,
+            )
+            for part in parts
+        },
+        subject=subjects[-1].label(config),
+        limits=config.limits,
+        reward=config.reward,
+        costs=evaluation.costs,
+        episodes=evaluation.episodes,
+        seeds=config.seeds,
+        task_seed=evaluation.seed,
+        held_out=True,
+        threads=config.threads,
+    )
+
+
+def check_evaluation(config: RunConfig) -> None:
+    """Raise what is wrong with the cells now, rather than after the warm start."""
+    if not config.evaluation.cells:
+        return
+    study, reward = study_of(config), make_reward(config.reward.name, **config.reward.options)
+    for cell in study.cells:
+        reward.check(instances_of(study, cell, source_of(study, cell)), f"cell {cell.family} {cell.size}")
+
+
+def evaluate_job(
+    config: RunConfig, arm: str, seed: int, stage: Stage, loaded: LoadedPolicy, report: Callable[[float, str], None]
+) -> None:
+    """Play an arm's part of the study with weights that are loaded, and that `stage.model` holds as well."""
+    parts = [part for part in parts_of(config) if (part.arm, part.stage) == (arm, stage)]
+    if not parts or not config.evaluation.cells:
+        return
+    study = Study(replace(study_of(config, parts), seeds=(seed,)))
+    done = 0
+
+    def on_played(count: int, line: str) -> None:
+        nonlocal done
+        done += count
+        report(done / study.size, line)
+
+    study.play(Store(_folder(config, arm, seed) / stage), on_played, loaded)
+
+
+def results_of(config: RunConfig) -> tuple[list[Result], list[str]]:
+    """What all jobs have played so far, of the seeds that every strategy has; and a sentence if that leaves some out.
+
+    Raises:
+        ConfigError: there is nothing, or an earlier version wrote it.
+    """
+    found = {part: dict(_stored(config, part)) for part in parts_of(config)}
+    found = {part: by_seed for part, by_seed in found.items() if by_seed}
+    if not found:
+        old = next(config.folder.glob("*/seed*/evaluation*.jsonl"), None)
+        why = f"{old} is of an earlier version; train again under another name" if old else "train first"
+        raise ConfigError(f"{config.folder} holds no evaluation yet; {why}")
+    shared = set.intersection(*map(set, found.values())) or set(next(iter(found.values())))
+    whole = {part: by_seed for part, by_seed in found.items() if shared <= by_seed.keys()}
+    missing = [part.label(config) for part in parts_of(config) if part not in whole]
+    notes = []
+    if missing or shared != set(config.seeds):
+        seeds = ", ".join(map(str, sorted(shared)))
+        lacking = f"; without {', '.join(missing)}" if missing else ""
+        notes.append(f"not everything has been evaluated yet: this is of the seeds {seeds}{lacking}")
+    order = [(part, seed) for part in whole for seed in config.seeds if seed in shared]
+    return [result for part, seed in order for result in whole[part][seed]], notes
+
+
+def _stored(config: RunConfig, part: Part) -> Iterator[tuple[int, list[Result]]]:
+    for seed in config.seeds:
+        path, label = _folder(config, part.arm, seed) / part.stage / "results.jsonl", part.label(config)
+        if path.exists():
+            yield seed, [result for result in read_results(path) if result.place.strategy == label]
+
+
+def report_run(config: RunConfig) -> str:
+    """Write tables, CSV and plots of what a run's folder holds. Returns what a terminal shows."""
+    curves = learning_curves(config)
+    lines = [*curve_lines(curves), *compute_lines(config)]
+    if curves:
+        write_curves(curves, config.folder / "learning_curves.csv")
+        plot_curves(curves, config.folder / "learning_curves.png")
+    if not config.evaluation.cells:
+        return "\n".join(["evaluation.cells is empty, so there is no table", *lines])
+    results, notes = results_of(config)
+    study = study_of(config)
+    cells, reading = curves_of(_in_order(study, results)), reading_of(study)
+    shown, _ = write_report(config.folder, cells, reading, headline(study, cells, reading), [*notes, *lines])
+    return "\n".join([*notes, shown, *lines])
+
+
+def _in_order(study: StudyConfig, results: Sequence[Result]) -> list[Result]:
+    """By cell, as the config has them."""
+    cells = [(cell.family, cell.size) for cell in study.cells]
+    return sorted(results, key=lambda result: cells.index(result.place.cell))
+
+
+def _folder(config: RunConfig, arm: str, seed: int | str) -> Path:
+    return config.folder / arm / f"seed{seed}"

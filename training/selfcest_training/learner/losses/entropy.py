@@ -1,0 +1,24 @@
+"""`entropy`: that of the distribution each token was drawn from, at the sampling temperature, in nats.
+
+With a negative weight it is a bonus that keeps the policy from settling too early (Williams and Peng 1991).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from selfcest_training.learner.losses.base import LossInputs, Need
+
+
+@dataclass(frozen=True)
+class Entropy:
+    """It has no options."""
+
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.ENTROPY})
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        assert inputs.entropy is not None
+        return inputs.entropy

@@ -1,0 +1,31 @@
+"""`kl`: an estimate of KL(policy || warm start), from the tokens that were sampled.
+
+    with d = reference log-prob - log-prob:    k1 = -d,    k2 = d^2 / 2,    k3 = exp(d) - d - 1
+
+Source: Schulman 2020, "Approximating KL divergence". k1 is unbiased as a number, but on policy its gradient is zero in
+expectation: as a loss it holds nothing back. On policy k2 has the gradient of KL(policy || warm start), and k3, the
+default, which is never negative, that of KL(warm start || policy).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from selfcest_training.learner.losses.base import LossInputs, Need
+from selfcest_training.learner.losses.functions import kl_to_reference
+
+
+@dataclass(frozen=True)
+class Kl:
+    """`estimator`: see above."""
+
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.REFERENCE})
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        assert inputs.reference_logprobs is not None
+        return kl_to_reference(inputs.logprobs, inputs.reference_logprobs, self.estimator)
