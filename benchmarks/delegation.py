@@ -34,6 +34,7 @@ EXPERIMENTS = ("long_ledgers", "when")
 STUDIES = {"when": CONFIGS / "cpu" / "when_frontier.yaml"}
 COSTS = ("total_tokens", "generated_tokens", "critical_path_tokens", "peak_context")
 CURVE_POINTS = 40
+LEARNED = 0.9  # the accuracy on sizes of training below which a cell is no evidence on others
 # 97.5 % quantile of Student's t by number of seeds.
 STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}
 
@@ -209,10 +210,12 @@ def each(values: Sequence[float | None], digits: int = 2) -> str:
 
 def _ledgers(cells: Sequence[Cell]) -> str:
     arms: dict[str, list[Cell]] = {}
+    seeds: dict[str, list[str]] = {}
     for cell in cells:
         arms.setdefault(cell["arm"], []).append(cell["sizes"])
+        seeds.setdefault(cell["arm"], []).append(str(cell["seed"]))
     sizes = cells[0]["sizes"]
-    heads = [f"{arm} ({len(found)} seed{'s' * (len(found) > 1)})" for arm, found in arms.items()]
+    heads = [f"{arm}, seeds {' '.join(found)}" for arm, found in seeds.items()]
     lines = [LEDGERS, "", "| named x entries | " + " | ".join(heads) + " |", "|---" * (len(arms) + 1) + "|"]
     for size, first in sizes.items():
         row = [f"{size}{'' if first['shift'] == 'in' else ', more than trained on'}"]
@@ -220,7 +223,13 @@ def _ledgers(cells: Sequence[Cell]) -> str:
             accuracy = [figures[size]["accuracy"] for figures in found]
             row.append(f"{over_seeds(accuracy)} ({each(accuracy)})")
         lines.append("| " + " | ".join(row) + " |")
-    lines += ["", LEDGER_COSTS, "", "| named x entries | arm | accuracy | " + " | ".join(map(_words, COSTS)) + " |"]
+    lines += [
+        "",
+        *_unlearned(cells),
+        LEDGER_COSTS,
+        "",
+        "| named x entries | arm | accuracy | " + " | ".join(map(_words, COSTS)) + " |",
+    ]
     lines.append("|---" * (len(COSTS) + 3) + "|")
     for size in sizes:
         for arm, found in arms.items():
@@ -228,6 +237,21 @@ def _ledgers(cells: Sequence[Cell]) -> str:
             accuracy = mean(figures[size]["accuracy"] for figures in found)
             lines.append(f"| {size} | {arm} | {accuracy:.2f} | " + " | ".join(costs) + " |")
     return "\n".join(lines)
+
+
+def _unlearned(cells: Sequence[Cell]) -> list[str]:
+    """A sentence for every cell that did not learn what it was shown, and so says nothing of what it was not."""
+    lines = []
+    for cell in cells:
+        low = {
+            size: figures["accuracy"]
+            for size, figures in cell["sizes"].items()
+            if figures["shift"] == "in" and figures["accuracy"] < LEARNED
+        }
+        if low:
+            shown = ", ".join(f"{size} {accuracy:.2f}" for size, accuracy in low.items())
+            lines += [f"- {cell['arm']}, seed {cell['seed']}, did not learn sizes that it was trained on: {shown}"]
+    return [*lines, ""] if lines else []
 
 
 def _when(cells: Sequence[Cell]) -> str:
@@ -299,9 +323,9 @@ HEAD = """# Where delegating pays, and when
 Two experiments with the embedded model (0.17 M parameters). Everything on this page is printed by `python
 benchmarks/delegation.py` from the files in `docs/evidence`, one for every arm and seed; `--rerun
 EXPERIMENT/ARM/seedN` makes any of them again. The configurations were tuned on seeds from 100 on, then frozen;
-seeds 0 and up were run once, and all of them are shown. ± is a 95 % interval over seeds (Student's t); a seed is an
-independent repetition of everything: initial weights, warm start, rollouts. The test instances are the same for all
-seeds."""
+seeds 0 and up were run once, and all that were are shown: a seed that does not stand here has not been run. ± is a
+95 % interval over seeds (Student's t); a seed is an independent repetition of everything: initial weights, warm
+start, rollouts. The test instances are the same for all seeds."""
 
 LEDGERS = """## Where: long keyed ledgers
 

@@ -92,7 +92,7 @@ def choices(results: Iterable[Result], free: str, always: str, never: str) -> li
 
     Raises `ConfigError` if an instance lacks one of the three.
     """
-    found: dict[str, dict[tuple[str, str, int, int, str], Outcome]] = {free: {}, always: {}, never: {}}
+    found: dict[str, dict[tuple[str, str, int | None, int, str], Outcome]] = {free: {}, always: {}, never: {}}
     for result in results:
         place = result.place
         if place.strategy in found:
