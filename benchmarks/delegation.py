@@ -322,10 +322,11 @@ HEAD = """# Where delegating pays, and when
 
 Two experiments with the embedded model (0.17 M parameters). Everything on this page is printed by `python
 benchmarks/delegation.py` from the files in `docs/evidence`, one for every arm and seed; `--rerun
-EXPERIMENT/ARM/seedN` makes any of them again. The configurations were tuned on seeds from 100 on, then frozen;
-seeds 0 and up were run once, and all that were are shown: a seed that does not stand here has not been run. ± is a
-95 % interval over seeds (Student's t); a seed is an independent repetition of everything: initial weights, warm
-start, rollouts. The test instances are the same for all seeds."""
+EXPERIMENT/ARM/seedN` makes any of them again. The configurations were tuned on seeds from 100 on, then frozen; of
+the planned seeds 0 to 4 those that have been run to their end stand here, every one of them, and the log below
+names those that were begun and stopped for lack of time. **The tables are partial.** ± is a 95 % interval over
+seeds (Student's t); a seed is an independent repetition of everything: initial weights, warm start, rollouts. The
+test instances are the same for all seeds."""
 
 LEDGERS = """## Where: long keyed ledgers
 
@@ -353,7 +354,8 @@ earns than the policy. Decision F1 is that of delegating where it is worth it.""
 
 TUNING = """## Tuning
 
-Every run that led to the frozen configurations, in order. CPU-s are of training on a shared machine."""
+Every run that led to the frozen configurations, in order, and reported seeds that were begun and stopped. CPU-s are
+of training on a shared machine."""
 
 
 def main() -> None:
