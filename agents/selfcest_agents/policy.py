@@ -26,12 +26,14 @@ class PolicyRequest:
         observation: all that the agent may know.
         history: the agent's earlier generations, oldest first; with them the context's ids are known exactly.
         seed: this turn's own random stream.
+        start: ids that the turn begins with, as if the policy had written them; fewer than it may write.
     """
 
     key: TurnKey
     observation: Observation
     history: tuple[Generation, ...]
     seed: int
+    start: tuple[int, ...] = ()
 
 
 class Policy(Protocol):
@@ -62,7 +64,7 @@ class EnginePolicy:
 
     def __init__(self, engine: Engine, codec: Codec, sampling: SamplingConfig) -> None:
         self._engine, self._codec, self._sampling = engine, codec, sampling
-        self._blocks: dict[str, tuple[TurnKey, tuple[int, ...]]] = {}
+        self._pending: dict[str, tuple[PolicyRequest, tuple[int, ...]]] = {}
 
     def submit(self, requests: Sequence[PolicyRequest]) -> None:
         token_requests = []
@@ -73,28 +75,29 @@ class EnginePolicy:
             block = self._codec.encode(observation.block, observation.boundary)
             context = [i for past in request.history for ids in (past.prompt_ids, past.token_ids) for i in ids]
             name = str(request.key)
-            self._blocks[name] = request.key, block
+            self._pending[name] = request, block
+            left = observation.max_new_tokens - len(request.start)
             token_requests.append(
-                TokenRequest(
-                    name, (*context, *block), observation.max_new_tokens, request.seed, self._sampling.temperature
-                )
+                TokenRequest(name, (*context, *block, *request.start), left, request.seed, self._sampling.temperature)
             )
         self._engine.submit(token_requests)
 
     def poll(self) -> list[tuple[TurnKey, Generation]]:
         finished = []
         for completion in self._engine.poll():
-            key, block = self._blocks.pop(completion.key)
+            request, block = self._pending.pop(completion.key)
+            ids = (*request.start, *completion.token_ids)
             generation = Generation(
-                text=self._codec.decode(completion.token_ids),
+                text=self._codec.decode(ids),
                 finish_reason=completion.finish_reason,
                 prompt_ids=block,
-                token_ids=completion.token_ids,
-                behavior_logprobs=completion.logprobs,
+                token_ids=ids,
+                # What was begun for it had no alternative: log-prob 0, as a script's.
+                behavior_logprobs=((0.0,) * len(request.start) + tuple(completion.logprobs)),
                 temperature=self._sampling.temperature,
                 policy_version=completion.policy_version,
             )
-            finished.append((key, generation))
+            finished.append((request.key, generation))
         return finished
 
 

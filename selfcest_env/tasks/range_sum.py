@@ -3,6 +3,9 @@
 The prompt `3:[4]-[20]` asks for the sum over i = 4..20 of (3 + the i-th decimal digit of pi) mod 10, and the answer is
 the last digit of that sum. The digits of pi have no period; with m + i or m * i in their place, a policy that stops 20
 items early is still right, which reinforcement learning finds.
+
+With a step the prompt also says how many terms there are at most: `3:[4]-[20];[20]` for 17 terms in steps of 5. A root
+that is told the size restates it before it decides, so that the size stands where the decision falls.
 """
 
 from __future__ import annotations
@@ -42,12 +45,14 @@ MAX_POSITION = 99  # [0] to [99] are single tokens of the embedded model
 
 
 class Query(NamedTuple):
-    """Sum over `start..end`, both included, of (`offset` + digit of pi) mod 10."""
+    """Sum over `start..end`, both included, of (`offset` + digit of pi) mod 10; `size` is how many terms it is said to
+    have at most, 0 if that is not said."""
 
     offset: int
     start: int
     end: int
     phrasing: str
+    size: int = 0
 
     @property
     def answer(self) -> int:
@@ -60,30 +65,34 @@ class Query(NamedTuple):
         """Pieces that end at multiples of `piece`; the last one ends where the range does."""
         ends = [*range(-(-self.start // piece) * piece, self.end, piece), self.end]
         starts = [self.start, *(end + 1 for end in ends[:-1])]
-        return [self._replace(start=start, end=end) for start, end in zip(starts, ends, strict=True)]
+        return [self._replace(start=start, end=end, size=0) for start, end in zip(starts, ends, strict=True)]
 
     def write(self) -> str:
         if self.phrasing == TERSE:
-            return f"{self.offset}:[{self.start}]-[{self.end}]"
+            return f"{self.offset}:[{self.start}]-[{self.end}]" + (f";[{self.size}]" if self.size else "")
         return (
             f"Let d(i) be the i-th decimal digit of pi after the point, so d(1) = 1 and d(2) = 4. For every i from "
             f"{self.start} to {self.end} take the last digit of {self.offset} + d(i), and add all of these up. "
             "Answer with the last digit of the sum."
-        )
+        ) + (f" It has at most {self.size} terms." if self.size else "")
 
 
-_TERSE = re.compile(r"([0-9]):\[([0-9]{1,2})\]-\[([0-9]{1,2})\]")
-_PLAIN = re.compile(r"Let d\(i\) .*from ([0-9]{1,2}) to ([0-9]{1,2}) take the last digit of ([0-9]) \+ d\(i\).*", re.S)
+_TERSE = re.compile(r"([0-9]):\[([0-9]{1,2})\]-\[([0-9]{1,2})\](?:;\[([0-9]{1,2})\])?")
+_PLAIN = re.compile(
+    r"Let d\(i\) .*from ([0-9]{1,2}) to ([0-9]{1,2}) take the last digit of ([0-9]) \+ d\(i\)"
+    r".*?(?: It has at most ([0-9]{1,2}) terms\.)?",
+    re.S,
+)
 
 
 def parse(text: str) -> Query | None:
     """The query a text asks, in either phrasing; `None` if it asks something else."""
     if match := _TERSE.fullmatch(text.strip()):
-        offset, start, end = map(int, match.groups())
-        query = Query(offset, start, end, TERSE)
+        offset, start, end, size = map(int, match.groups("0"))
+        query = Query(offset, start, end, TERSE, size)
     elif match := _PLAIN.fullmatch(text.strip()):
-        start, end, offset = map(int, match.groups())
-        query = Query(offset, start, end, PLAIN)
+        start, end, offset, size = map(int, match.groups("0"))
+        query = Query(offset, start, end, PLAIN, size)
     else:
         return None
     return query if 1 <= query.start <= query.end <= MAX_POSITION else None
@@ -97,6 +106,7 @@ class RangeSum:
         min_length, max_length: items of the sum. Sets with disjoint lengths are disjoint.
         pieces: sizes the expert cuts by; it draws one of them for each call.
         phrasing: "terse" for the embedded model, "plain" English for language models.
+        size_step: the prompt says the number of terms, rounded up to a multiple of this (1: exact); 0: it does not.
     """
 
     name: ClassVar[str] = "range_sum"
@@ -104,6 +114,7 @@ class RangeSum:
     max_length: int = 16
     pieces: tuple[int, ...] = (5, 10)
     phrasing: str = TERSE
+    size_step: int = 0
 
     def __post_init__(self) -> None:
         lengths = (self.min_length, self.max_length)
@@ -113,11 +124,14 @@ class RangeSum:
         for piece in self.pieces:
             check_int(self.name, "pieces", piece, 1, MAX_POSITION)
         check_choice(self.name, "phrasing", self.phrasing, PHRASINGS)
+        check_int(self.name, "size_step", self.size_step, 0, MAX_POSITION)
 
     def draw(self, rng: np.random.Generator) -> Task:
         length = draw_int(rng, self.min_length, self.max_length)
         start = draw_int(rng, 1, MAX_POSITION - length + 1)
-        query = Query(draw_int(rng, 0, 9), start, start + length - 1, self.phrasing)
+        step = self.size_step
+        size = min(-(-length // step) * step, MAX_POSITION) if step else 0
+        query = Query(draw_int(rng, 0, 9), start, start + length - 1, self.phrasing, size)
         return make_task(self.name, query.write(), str(query.answer), {"size": length})
 
     def understands(self, observation: Observation) -> bool:
@@ -133,12 +147,18 @@ class RangeSum:
             pieces = query.cut(self.pieces[int(rng.integers(len(self.pieces)))])
             # A root hands over even one piece; a clone that did so would never end.
             if may_delegate(observation, len(pieces)) and (len(pieces) > 1 or is_root(observation)):
-                return Proposal(Delegate(tuple(CloneRequest(piece.write()) for piece in pieces)))
+                return Proposal(Delegate(tuple(CloneRequest(piece.write()) for piece in pieces)), _restated(query))
         return _solve(query)
+
+
+def _restated(query: Query) -> str:
+    if not query.size:
+        return ""
+    return f"[{query.size}]" if query.phrasing == TERSE else f"At most {query.size} terms. "
 
 
 def _solve(query: Query) -> Proposal:
     label = "[{}]" if query.phrasing == TERSE else "i={}"
     items = [(label.format(i), query.term(i)) for i in range(query.start, query.end + 1)]
     thought, total = running_sum(items, query.phrasing)
-    return Proposal(Answer(str(total)), thought)
+    return Proposal(Answer(str(total)), _restated(query) + thought)

@@ -25,6 +25,7 @@ FAMILIES = {
     "arithmetic": ("arithmetic", {}),
     "short": ("arithmetic", {"min_operations": 1, "max_operations": 2, "times": 0, "min_digits": 1, "max_digits": 1}),
     "range_sum": ("range_sum", {"min_length": 1, "max_length": 40}),
+    "range_sum_sized": ("range_sum", {"min_length": 1, "max_length": 40, "size_step": 5}),
     "sum": ("ledger_qa", {}),
     "chain": ("ledger_qa", {"mode": "chain", "max_hops": 6, "min_documents": 6}),
 }

@@ -52,6 +52,30 @@ def test_by_hand() -> None:
     assert TerseProtocol().render(called.action) == "<call>3:[3]-[5]<sep>3:[6]-[6]</call>"
 
 
+def test_the_size_is_shown_restated_and_left_out_of_the_parts() -> None:
+    # 4 terms, rounded up to fives: 5. The terms are those of the test above.
+    source, rng = RangeSum(pieces=(5,), size_step=5), np.random.default_rng(0)
+    assert parse("3:[3]-[6];[5]") == Query(3, 3, 6, "terse", 5)
+    assert source.propose(first_turn("3:[3]-[6];[5]"), rng, Style.SOLVE) == Proposal(
+        Answer("9"), "[5][3]44[4]82[5]24[6]59"
+    )
+    assert source.propose(first_turn("3:[3]-[6];[5]"), rng, Style.DELEGATE) == Proposal(
+        Delegate((CloneRequest("3:[3]-[5]"), CloneRequest("3:[6]-[6]"))), "[5]"
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "length", "shown"), [(0, 17, 0), (1, 17, 17), (5, 16, 20), (5, 20, 20), (5, 21, 25), (10, 96, 99)]
+)
+def test_shown_sizes(step: int, length: int, shown: int) -> None:
+    for phrasing in ("terse", "plain"):
+        source = RangeSum(min_length=length, max_length=length, size_step=step, phrasing=phrasing)
+        query = parse(source.draw(np.random.default_rng(0)).prompt)
+        assert query is not None
+        assert query.size == shown
+        assert query.end - query.start + 1 == length
+
+
 def test_combining_labels_values_and_running_totals() -> None:
     assert combine([2, 8, 4], "terse") == Proposal(Answer("4"), "a22b80c44")
     assert combine([2, 8], "plain") == Proposal(Answer("0"), "clone 1: 2 (2); clone 2: 8 (0)")
@@ -80,7 +104,7 @@ def test_pieces_end_at_multiples(start: int, end: int, piece: int, spans: list[t
 
 
 def test_both_phrasings_ask_the_same() -> None:
-    for query in (Query(3, 4, 20, "terse"), Query(0, 1, 99, "plain")):
+    for query in (Query(3, 4, 20, "terse"), Query(0, 1, 99, "plain"), Query(3, 4, 20, "plain", 20)):
         assert parse(query.write()) == query
     assert Query(3, 4, 20, "terse").write() == "3:[4]-[20]"
     assert [parse(text) for text in ("3:[4]-[3]", "3:[0]-[3]", "13:[4]-[5]", "3:[4]-[100]", "3:[4]-[5]x")] == [None] * 5
@@ -96,8 +120,15 @@ def test_draws_cover_the_lengths_and_repeat_with_the_seed() -> None:
 
 @pytest.mark.parametrize(
     "knobs",
-    [{"min_length": 0}, {"max_length": 100}, {"min_length": 9, "max_length": 8}, {"pieces": ()}, {"pieces": (0,)}],
+    [
+        {"min_length": 0},
+        {"max_length": 100},
+        {"min_length": 9, "max_length": 8},
+        {"pieces": ()},
+        {"pieces": (0,)},
+        {"size_step": -1},
+    ],
 )
 def test_bad_knobs(knobs: dict) -> None:
-    with pytest.raises(ConfigError, match=r"range_sum\.(min_length|max_length|pieces) is"):
+    with pytest.raises(ConfigError, match=r"range_sum\.(min_length|max_length|pieces|size_step) is"):
         RangeSum(**knobs)

@@ -71,7 +71,7 @@ def accuracy(strategy: Strategy, played: list[Episodes]) -> float:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    name=st.sampled_from(sorted(STRATEGIES)),
+    name=st.sampled_from(sorted(STRATEGIES.keys() - {"always_delegates", "never_delegates"})),  # no script is begun
     policy=st.sampled_from([Scripted(), Noise()]),
     swept=st.sampled_from(["total_tokens", "generated_tokens"]),
     budget=st.integers(12, 500),

@@ -1,0 +1,53 @@
+"""The page of `benchmarks/delegation.py`: intervals by hand, and what stands in the documentation is what it prints."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def delegation() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("delegation", ROOT / "benchmarks" / "delegation.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_intervals_over_seeds_by_hand(delegation: ModuleType) -> None:
+    # Two values 0.1 apart: standard deviation 0.1 / sqrt 2, of the mean 0.05, times 12.71.
+    assert delegation.over_seeds([0.9, 1.0]) == "0.95 ± 0.64"
+    assert delegation.over_seeds([0.9]) == "0.90"
+    assert delegation.each([0.5, None, 1.0]) == "0.50 - 1.00"
+
+
+def test_the_page_is_what_the_evidence_says(delegation: ModuleType) -> None:
+    cells, tuning = delegation.stored()
+    assert delegation.page(cells, tuning) == (ROOT / "docs" / "delegation.md").read_text(encoding="utf-8")
+    assert cells
+    assert tuning
+
+
+def test_every_cell_says_what_it_was_made_of(delegation: ModuleType) -> None:
+    for file in delegation.EVIDENCE.glob("*_seed*.json"):
+        cell = json.loads(file.read_text(encoding="utf-8"))
+        assert file.stem == f"{cell['experiment']}_{cell['arm']}_seed{cell['seed']}"
+        assert len(cell["config"]) == 16
+        assert len(cell["commit"].partition(" ")[0]) == 40
+        assert cell["cpu_seconds"] > 0
+        assert cell["curves"]
+
+
+def test_a_cell_of_no_experiment_is_refused(delegation: ModuleType) -> None:
+    with pytest.raises(SystemExit, match="--rerun is 'whenever/a/seed0'; expected EXPERIMENT/ARM/seedN"):
+        delegation.rerun("whenever/a/seed0")
+    with pytest.raises(SystemExit, match="the arms of when.yaml are delegating"):
+        delegation.rerun("when/reading/seed0")
