@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.queues import Queue
 from pathlib import Path
@@ -20,7 +20,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from transformers.utils.logging import disable_progress_bar
 
-from selfcest_agents.player import ModelPlayer
 from selfcest_env.errors import ConfigError, SelfcestError
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import dump_config
@@ -154,7 +153,7 @@ def _play_job(config: RunConfig, job_id: JobId, only_warm_start: bool) -> None:
     job = Job(config, job_id, report)
 
     def evaluate(stage: Stage) -> None:
-        player = ModelPlayer(job.language, job.sampler)
+        player = replace(job.player, reward=None)  # a study judges by itself
         evaluate_job(config, job_id.arm, job_id.seed, stage, player, partial(report, "evaluate"))
 
     with closing(job):
