@@ -37,6 +37,7 @@ from selfcest_training.evaluation.strategies import (
 
 LIMITS = Limits(turn_tokens=160, reply_tokens=4, answer_reserve=12, max_turns=6, max_clones=12)
 LEDGER = make_source("ledger_qa", min_documents=3, max_documents=9, min_named=2, max_named=3)
+SCRIPTABLE = sorted(STRATEGIES.keys() - {"always_delegates", "never_delegates"})  # no script goes on from a begun turn
 GUESS = Task("guess", "1?", "1", "guess")
 
 
@@ -73,7 +74,7 @@ def accuracy(strategy: Strategy, played: list[Episodes]) -> float:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    name=st.sampled_from(sorted(STRATEGIES.keys() - {"always_delegates", "never_delegates"})),  # no script is begun
+    name=st.sampled_from(SCRIPTABLE),
     policy=st.sampled_from([Scripted(), Noise()]),
     swept=st.sampled_from(["total_tokens", "generated_tokens"]),
     budget=st.integers(12, 500),
@@ -147,7 +148,7 @@ class Elsewhere(Player):
         return pickle.loads(pickle.dumps(self._player.play(*sent, **named)))  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("name", sorted(STRATEGIES))
+@pytest.mark.parametrize("name", SCRIPTABLE)
 def test_what_a_strategy_asks_of_a_player_can_be_sent(name: str) -> None:
     strategy, seat = make_strategy(name, {}, "a"), Seat(LIMITS, 0.8, EXPERT, PROTOCOL)
     asked, player = instances(drawn(LEDGER, 3)), Scripted().load(0)
