@@ -17,6 +17,15 @@ class Rules:
         self.limits, self.protocol, self.counter = limits, protocol, counter
         self._reply_bounds: dict[int, int] = {}
         self._smallest_calls: dict[int, Amounts] = {}
+        self._under: dict[Limits, Rules] = {}
+
+    def under(self, limits: Limits) -> Rules:
+        """The same game under other limits: one object for each, so that prices stay remembered."""
+        if limits == self.limits:
+            return self
+        if limits not in self._under:
+            self._under[limits] = Rules(limits, self.protocol, self.counter)
+        return self._under[limits]
 
     @property
     def answer_tokens(self) -> int:

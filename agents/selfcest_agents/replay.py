@@ -83,12 +83,12 @@ def replay_requests(factual: Iterable[EpisodeRecord], replays: Iterable[Replay],
     Args:
         factual: finished episodes, among them all that are named.
         replays: what to play.
-        rules: those that the episodes were played by.
+        rules: those that the episodes were played by; the limits are each episode's own.
 
     Raises:
         CreditError: a replay of an unknown episode or agent, or of two agents of whom one descends from the other;
             two episodes of one name.
-        RecordError: other rules than the episode's.
+        RecordError: another protocol or token counter than the episode's.
     """
     records = {}
     for record in factual:
@@ -105,7 +105,7 @@ def replay_requests(factual: Iterable[EpisodeRecord], replays: Iterable[Replay],
                 + did_you_mean(replay.episode_id, records)
             )
         check_replay(replay, records[replay.episode_id])
-    kernels = {name: restore(records[name], rules) for name in dict.fromkeys(replay.episode_id for replay in wanted)}
+    kernels = {name: _restore(records[name], rules) for name in dict.fromkeys(replay.episode_id for replay in wanted)}
 
     @cache
     def of_question(question: Replay) -> tuple[Kernel, Generations]:
@@ -139,7 +139,11 @@ def played(request: ReplayRequest, record: EpisodeRecord, rules: Rules) -> Playe
 
 
 def _past(replay: Replay, record: EpisodeRecord, rules: Rules) -> tuple[Kernel, Generations]:
-    return _past_of(replay, record, restore(record, rules))
+    return _past_of(replay, record, _restore(record, rules))
+
+
+def _restore(record: EpisodeRecord, rules: Rules) -> Kernel:
+    return restore(record, rules.under(record.limits))  # an episode may have had limits of its own
 
 
 def _past_of(replay: Replay, record: EpisodeRecord, factual: Kernel) -> tuple[Kernel, Generations]:

@@ -6,7 +6,7 @@ slowest episode. What is submitted depends on the requests and on what the polic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,7 +16,7 @@ from selfcest_env.kernel import Kernel
 from selfcest_env.record import EpisodeRecord, Generation, build_record
 from selfcest_env.rules import Rules
 from selfcest_env.seeding import turn_seed
-from selfcest_env.types import AgentId, Task, TurnKey, Usage
+from selfcest_env.types import AgentId, Limits, Task, TurnKey, Usage
 from selfcest_env.views import observe
 
 MAX_IDLE_POLLS = 1_000_000  # a policy that answers nothing for so long is taken for broken
@@ -48,14 +48,15 @@ class Request(Protocol):
 
 @dataclass(frozen=True)
 class RolloutRequest:
-    """A whole episode."""
+    """A whole episode, under limits of its own where they differ from those of the rules it is played by."""
 
     episode_id: str
     task: Task
     seed: int
+    limits: Limits | None = None
 
     def begin(self, rules: Rules) -> tuple[Kernel, Generations]:
-        return Kernel(self.task, rules), {}
+        return Kernel(self.task, rules if self.limits is None else rules.under(self.limits)), {}
 
     def turn_seed(self, agent_id: AgentId, turn: int) -> int:
         return turn_seed(self.seed, agent_id, turn)
@@ -110,7 +111,6 @@ def rollout(
     rules: Rules,
     *,
     max_concurrent: int = 512,
-    on_finish: Callable[[EpisodeRecord], None] | None = None,
 ) -> list[EpisodeRecord]:
     """Play every request to its end.
 
@@ -119,7 +119,6 @@ def rollout(
         policy: who decides; one decision per turn.
         rules: limits, protocol and the policy's own token counter.
         max_concurrent: episodes in play at once; a finished one makes room for the next.
-        on_finish: called with each record as it is finished, for progress.
 
     Returns:
         Records in the order of the requests.
@@ -145,10 +144,7 @@ def rollout(
         if idle_polls > MAX_IDLE_POLLS:
             raise PolicyError(f"the policy gave no answer in {MAX_IDLE_POLLS} polls while {len(playing)} episodes wait")
         for episode_id in [name for name, episode in playing.items() if episode.kernel.done]:
-            record = playing.pop(episode_id).record()
-            finished[episode_id] = record
-            if on_finish is not None:
-                on_finish(record)
+            finished[episode_id] = playing.pop(episode_id).record()
     return [finished[request.episode_id] for request in requests]
 
 

@@ -26,6 +26,7 @@ from selfcest_env.replay import Intervention, Replay
 from selfcest_env.reward import make_reward
 from selfcest_env.rules import Rules
 from selfcest_env.seeding import turn_seed
+from selfcest_env.text.counters import WordCounter
 from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import ROOT, AgentId, Limits, Role, Status, Task, TurnKey
 from selfcest_env.views import Observation
@@ -410,7 +411,7 @@ def test_replays_of_what_was_not_played() -> None:
         play_replays(records, [Replay.of("e1", {ROOT.child(7): DEFAULT})], scripted(), RULES)
     with pytest.raises(CreditError, match="root.2/turn0 descends from root.0/turn0"):
         play_replays(records, [Replay.of("e1", {A: DEFAULT, C: RESAMPLE})], scripted(), RULES)
-    other = Rules(replace(LIMITS, total_tokens=500), TerseProtocol(), CODEC)
+    other = Rules(LIMITS, TerseProtocol(), WordCounter())
     with pytest.raises(RecordError, match="episode e0 cannot be restored"):
         play_replays(records, [Replay.of("e0", {A: DEFAULT})], scripted(), other)
     with pytest.raises(CreditError, match="two episodes are named 'e0'"):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from selfcest_agents.codec import TerseCodec
+from selfcest_agents.player import LocalPlayer
 from selfcest_agents.policy import Actor, Policy, PolicyRequest, ScriptedPolicy
 from selfcest_agents.scripted import OracleActor, RandomActor
 from selfcest_agents.tiny import TinyTokenizer
@@ -58,15 +59,16 @@ class Counting:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class ScriptedPlayer(LocalPlayer):
     actor: Actor
+    rules_of: Callable[[Limits], Rules]
     codec: TerseCodec | None = CODEC
+
+    def rules(self, limits: Limits) -> Rules:
+        return self.rules_of(limits)
 
     def policy(self, temperature: float) -> Policy:
         return Counting(ScriptedPolicy(self.actor, self.codec))
-
-    def close(self) -> None:
-        pass
 
 
 @dataclass(frozen=True)
@@ -86,9 +88,9 @@ class Scripted:
     def actor(self) -> Actor:
         return OracleActor(EXPERT, PROTOCOL)
 
-    def load(self, seed: int) -> Loaded:
+    def load(self, seed: int) -> ScriptedPlayer:
         loads.append(seed)
-        return Loaded(self.actor)
+        return ScriptedPlayer(self.actor, self.rules)
 
 
 @dataclass(frozen=True)
@@ -164,8 +166,8 @@ class Looking(Scripted):
     def fingerprint(self, seed: int) -> str:
         return digest("looking", self.by_chance)
 
-    def load(self, seed: int) -> Loaded:
-        return Loaded(Look(self.by_chance), codec=None)
+    def load(self, seed: int) -> ScriptedPlayer:
+        return ScriptedPlayer(Look(self.by_chance), self.rules, codec=None)
 
 
 class Contrary:

@@ -8,13 +8,11 @@ from dataclasses import astuple, replace
 import numpy as np
 import pytest
 
-from selfcest_agents.codec import TerseCodec
-from selfcest_agents.policy import EnginePolicy, Policy, SamplingConfig
-from selfcest_agents.tiny import TinyConfig, TinyLanguage, TinyTokenizer, build_tiny
-from selfcest_agents.transformers.engine import TransformersEngine
+from selfcest_agents.player import ModelPlayer
+from selfcest_agents.samplers import TransformersSampler
+from selfcest_agents.tiny import TinyLanguage
 from selfcest_env.errors import ConfigError, PolicyError
 from selfcest_env.record import EpisodeRecord
-from selfcest_env.rules import Rules
 from selfcest_env.tasks import ExpertSource, make_source
 from selfcest_env.types import Limits
 from selfcest_training.evaluation.decision import Choice, Outcome, best_threshold, judge
@@ -73,35 +71,14 @@ SUMS = make_source("range_sum", min_length=12, max_length=12, pieces=(10,), size
 LEDGERS = make_source("long_ledgers", min_named=2, max_named=2, max_length=3)
 
 
-class Model:
-    """An untrained model at the table of a study."""
-
-    seeded = False
-    codec = TerseCodec(TinyTokenizer())
-
-    def rules(self, limits: Limits) -> Rules:
-        return TinyLanguage().rules(limits)
-
-    def fingerprint(self, seed: int) -> str:
-        return "untrained"
-
-    def load(self, seed: int) -> Model:
-        return self
-
-    def policy(self, temperature: float) -> Policy:
-        engine = TransformersEngine(build_tiny(TinyConfig(), 0), stop_ids=TinyTokenizer().stop_ids)
-        return EnginePolicy(engine, self.codec, SamplingConfig(temperature))
-
-    def close(self) -> None:
-        pass
-
-
 def played(name: str, source: object, limits: Limits = LIMITS) -> list[EpisodeRecord]:
     assert isinstance(source, ExpertSource)
     rng = np.random.default_rng(0)
-    strategy, seat = make_strategy(name, {}, "strategies.x"), Seat(limits, 1.0, source, Model())
+    language = TinyLanguage()
+    player = ModelPlayer(language, TransformersSampler().start(language, language.load(0)))  # untrained
+    strategy, seat = make_strategy(name, {}, "strategies.x"), Seat(limits, 1.0, source, player.rules(limits).protocol)
     strategy.check(seat)
-    return [episodes[0] for episodes in strategy.play([Instance(source.draw(rng), i) for i in range(6)], seat, Model())]
+    return [episodes[0] for episodes in strategy.play([Instance(source.draw(rng), i) for i in range(6)], seat, player)]
 
 
 @pytest.mark.parametrize(

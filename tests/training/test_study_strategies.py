@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from study_players import CODEC, EXPERT, Known, Noise, Scripted
+from study_players import CODEC, EXPERT, PROTOCOL, Known, Noise, Scripted
 
+from selfcest_agents.player import Player
 from selfcest_env.errors import ConfigError, PlugInError
 from selfcest_env.graders import Grade
 from selfcest_env.record import EpisodeRecord
@@ -35,6 +37,7 @@ from selfcest_training.evaluation.strategies import (
 
 LIMITS = Limits(turn_tokens=160, reply_tokens=4, answer_reserve=12, max_turns=6, max_clones=12)
 LEDGER = make_source("ledger_qa", min_documents=3, max_documents=9, min_named=2, max_named=3)
+SCRIPTABLE = sorted(STRATEGIES.keys() - {"always_delegates", "never_delegates"})  # no script goes on from a begun turn
 GUESS = Task("guess", "1?", "1", "guess")
 
 
@@ -52,7 +55,7 @@ def guesses(count: int) -> list[Instance]:
 
 
 def play(strategy: Strategy, asked: list[Instance], policy: PolicySource, limits: Limits = LIMITS) -> list[Episodes]:
-    seat = Seat(limits, 0.8, EXPERT, policy)
+    seat = Seat(limits, 0.8, EXPERT, PROTOCOL)
     strategy.check(seat)
     return strategy.play(asked, seat, policy.load(0))
 
@@ -71,7 +74,7 @@ def accuracy(strategy: Strategy, played: list[Episodes]) -> float:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    name=st.sampled_from(sorted(STRATEGIES.keys() - {"always_delegates", "never_delegates"})),  # no script is begun
+    name=st.sampled_from(SCRIPTABLE),
     policy=st.sampled_from([Scripted(), Noise()]),
     swept=st.sampled_from(["total_tokens", "generated_tokens"]),
     budget=st.integers(12, 500),
@@ -132,6 +135,24 @@ def test_a_budget_below_the_prompt_is_an_ending_and_no_error() -> None:
         (episodes,) = play(make_strategy(name, {}, "a"), instances(drawn(LEDGER, 1)), Scripted(), long)
         assert episodes[-1].answer is None
         assert len(episodes) == 1
+
+
+class Elsewhere(Player):
+    """A player to whom everything is sent."""
+
+    def __init__(self, player: Player) -> None:
+        self._player = player
+
+    def play(self, *asked: object, **options: object) -> list[EpisodeRecord]:
+        sent, named = pickle.loads(pickle.dumps((asked, options)))
+        return pickle.loads(pickle.dumps(self._player.play(*sent, **named)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", SCRIPTABLE)
+def test_what_a_strategy_asks_of_a_player_can_be_sent(name: str) -> None:
+    strategy, seat = make_strategy(name, {}, "a"), Seat(LIMITS, 0.8, EXPERT, PROTOCOL)
+    asked, player = instances(drawn(LEDGER, 3)), Scripted().load(0)
+    assert strategy.play(asked, seat, Elsewhere(player)) == strategy.play(asked, seat, player)
 
 
 # Accuracies that are known
@@ -346,6 +367,6 @@ def test_a_class_that_is_no_strategy() -> None:
 def test_strategies_that_could_not_be_what_they_are_named_for(
     strategy: str, changes: dict[str, object], words: str
 ) -> None:
-    seat = replace(Seat(LIMITS, 0.8, Quote(), Scripted()), **changes)  # type: ignore[arg-type]
+    seat = replace(Seat(LIMITS, 0.8, Quote(), PROTOCOL), **changes)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=words):
         make_strategy(strategy, {}, "strategies.x").check(seat)

@@ -14,7 +14,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from selfcest_agents.openai_client import ServerConfig
 from selfcest_agents.policy import SamplingConfig
-from selfcest_agents.rollout import RolloutRequest, rollout
+from selfcest_agents.rollout import RolloutRequest
 from selfcest_env.errors import ConfigError, DataError, RecordError, did_you_mean
 from selfcest_env.kernel import Kernel
 from selfcest_env.plugin import PlugIn
@@ -188,10 +188,10 @@ def play_question(
     source = make_policy(config.policy.name, config.policy.options, "policy")
     rules = source.rules(config.limits)
     _check_keys(task, rules)
-    request = RolloutRequest(f"solve.{_count(out)}", task, seed)
+    request = RolloutRequest(f"solve.{_count(out)}", task, seed, config.limits)
     disable_progress_bar()  # type: ignore[no-untyped-call]  # of loading models
-    with console.status("playing"), closing(source.load(seed)) as loaded:
-        (record,) = rollout([request], loaded.policy(temperature), rules)
+    with console.status("playing"), closing(source.load(seed)) as player:
+        (record,) = player.play([request], temperature)
     if task.answer:
         record = make_reward("correct").score(record)
     if out is not None:

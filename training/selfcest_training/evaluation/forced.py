@@ -6,18 +6,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
 from selfcest_agents.codec import Codec
+from selfcest_agents.player import Wrapper
 from selfcest_agents.policy import Policy, PolicyRequest
 from selfcest_env.errors import ConfigError, PolicyError
 from selfcest_env.protocol import ProtocolText
 from selfcest_env.record import Generation
 from selfcest_env.tasks import ExpertSource, Style
 from selfcest_env.types import Delegate, Role, TurnKey
-from selfcest_training.evaluation.policies import LoadedPolicy
 from selfcest_training.evaluation.strategies import Seat, Strategy, check_delegation
 
 
@@ -28,8 +29,10 @@ class ForcedDecision:
     """
 
     def __init__(
-        self, policy: Policy, codec: Codec, source: ExpertSource, protocol: ProtocolText, *, delegate: bool
+        self, policy: Policy, codec: Codec | None, *, source: ExpertSource, protocol: ProtocolText, delegate: bool
     ) -> None:
+        if codec is None:
+            raise ConfigError("a policy of text alone cannot go on from a begun turn; expected a model in this process")
         self._policy, self._codec, self._source, self._protocol = policy, codec, source, protocol
         self._delegate = delegate
         self._starts: dict[TurnKey, tuple[int, ...]] = {}
@@ -82,14 +85,9 @@ class _Forced(Strategy):
                 "in the strategy's families"
             )
 
-    def players(self, seat: Seat, loaded: LoadedPolicy) -> Policy:
+    def wrapper(self, seat: Seat) -> Wrapper:
         assert isinstance(seat.source, ExpertSource)  # checked
-        if loaded.codec is None:
-            raise ConfigError("a policy of text alone cannot go on from a begun turn; expected a model in this process")
-        protocol = seat.policy.rules(seat.limits).protocol
-        return ForcedDecision(
-            loaded.policy(seat.temperature), loaded.codec, seat.source, protocol, delegate=self.delegates
-        )
+        return partial(ForcedDecision, source=seat.source, protocol=seat.protocol, delegate=self.delegates)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from selfcest_agents.player import Player
 from selfcest_env.errors import ConfigError
 from selfcest_env.graders.qa import Overlap
 from selfcest_env.plugin import PlugIn
@@ -22,7 +23,7 @@ from selfcest_training.config import Cell
 from selfcest_training.evaluation.config import StudyConfig
 from selfcest_training.evaluation.costs import WALL, costs_of
 from selfcest_training.evaluation.instances import instances_of, source_of
-from selfcest_training.evaluation.policies import LoadedPolicy, PolicySource, digest, make_policy
+from selfcest_training.evaluation.policies import LEAST, PolicySource, digest, make_policy
 from selfcest_training.evaluation.results import Place, Result
 from selfcest_training.evaluation.store import Store
 from selfcest_training.evaluation.strategies import Instance, Seat, Strategy, make_strategy, shown_name
@@ -125,20 +126,20 @@ class Study:
             for item in self._keyed(block):
                 yield item.key, item.place
 
-    def play(self, store: Store, report: OnPlayed, loaded: LoadedPolicy | None = None) -> Path:
+    def play(self, store: Store, report: OnPlayed, player: Player | None = None) -> Path:
         """Play what the store lacks. Returns the file of all results.
 
         Args:
             store: where results are.
             report: told of progress.
-            loaded: plays instead of what the study's one policy would load, as when its weights are here already.
+            player: plays instead of the one that the study's policy would load, as when its weights are here already.
         """
         waiting = list(self.blocks())
         # One model after the other, so that no two are loaded at once.
         for policy in self._policies.values():
             for seeds in [(seed,) for seed in self.config.seeds] if policy.seeded else [self.config.seeds]:
                 blocks = [b for b in waiting if b.seed in seeds and self.policy_of(b.strategy) is policy]
-                self._play_blocks(blocks, policy, seeds[0], store, report, loaded)
+                self._play_blocks(blocks, policy, seeds[0], store, report, player)
         return store.finish(self.order())
 
     # One block
@@ -150,7 +151,7 @@ class Study:
         seed: int,
         store: Store,
         report: OnPlayed,
-        here: LoadedPolicy | None,
+        here: Player | None,
     ) -> None:
         missing: list[tuple[Block, list[Keyed]]] = []
         for block in blocks:
@@ -162,14 +163,14 @@ class Study:
                 missing.append((block, lacking))
         if not missing:
             return
-        with closing(policy.load(seed)) if here is None else nullcontext(here) as loaded:
+        with closing(policy.load(seed)) if here is None else nullcontext(here) as player:
             for block, lacking in missing:
                 strategy, seat = self.strategies[block.strategy], self.seat(block)
                 for start in range(0, len(lacking), self.config.batch):
                     batch = lacking[start : start + self.config.batch]
                     new = self._not_found(batch, block, store)  # another strategy may have played some meanwhile
                     clock = time.perf_counter()
-                    played = strategy.play([item.instance for item in new], seat, loaded) if new else []
+                    played = strategy.play([item.instance for item in new], seat, player) if new else []
                     seconds = (time.perf_counter() - clock) / max(1, len(new))
                     store.add(
                         self._result(item, block, episodes, seconds) for item, episodes in zip(new, played, strict=True)
@@ -224,7 +225,7 @@ class Study:
             self.config.limits_at(block.budget, block.strategy),
             self.config.temperature_of(block.strategy),
             self.sources[block.cell.family, block.cell.size],
-            self.policy_of(block.strategy),
+            self.policy_of(block.strategy).rules(LEAST).protocol,
         )
 
     def _keyed(self, block: Block) -> list[Keyed]:
@@ -262,7 +263,7 @@ class Study:
         try:
             strategy.check(seat)
             for task in self._tasks(block)[:1]:
-                seat.policy.rules(strategy.limits(seat.limits, task))
+                self.policy_of(block.strategy).rules(strategy.limits(seat.limits, task))
         except ConfigError as error:
             place = f"strategies.{block.strategy}, {block.cell.family}"
             place += "" if block.budget is None else f", budget {block.budget}"

@@ -1,4 +1,4 @@
-"""Who plays in a study: a trained model, a server, or `package.module:Class`.
+"""Where a study's player comes from: a trained model, a server, or `package.module:Class`.
 
 A source says what it is (`fingerprint`) and what it can hold (`rules`) before its weights are loaded, so that mistakes
 show before any work and a study that has been played loads nothing.
@@ -9,19 +9,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
-from selfcest_agents.codec import Codec
 from selfcest_agents.language import Language, language_of
 from selfcest_agents.openai_client import ServerConfig
-from selfcest_agents.openai_engine import OpenAIPolicy
-from selfcest_agents.policy import EnginePolicy, Policy, SamplingConfig
+from selfcest_agents.player import ModelPlayer, Player, ServerPlayer
 from selfcest_agents.pretrained import ChatLanguage
-from selfcest_agents.samplers import Sampler, SamplerSpec, make_sampler
+from selfcest_agents.samplers import SamplerSpec, make_sampler
 from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import PlugIn, make
 from selfcest_env.protocol import Brief, Reply
@@ -33,23 +30,8 @@ from selfcest_training.config import RunConfig
 from selfcest_training.config_file import load_config
 
 SEED = "{seed}"
-_LEAST = Limits(total_tokens=1, answer_reserve=0)  # that any model can hold
+LEAST = Limits(total_tokens=1, answer_reserve=0)  # that any model can hold
 _MODEL_FILES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt"}
-
-
-class LoadedPolicy(Protocol):
-    """Ready to play.
-
-    Attributes:
-        codec: with it scripted turns are encoded into the model's contexts; `None` for policies of text.
-    """
-
-    @property
-    def codec(self) -> Codec | None: ...
-
-    def policy(self, temperature: float) -> Policy: ...
-
-    def close(self) -> None: ...
 
 
 class PolicySource(Protocol):
@@ -68,7 +50,9 @@ class PolicySource(Protocol):
         """Changes whenever weights, codec or sampling change: what was played is kept under it."""
         ...
 
-    def load(self, seed: int) -> LoadedPolicy: ...
+    def load(self, seed: int) -> Player:
+        """Who plays, without a reward: a study judges by itself what it plays, or finds played."""
+        ...
 
 
 def digest(*parts: object) -> str:
@@ -113,13 +97,13 @@ class ModelPolicy:
         weights = _files_digest(folder) if folder is not None else language.checkpoint or seed
         return digest(asdict(self._model), weights, _codec_digest(language), asdict(self._sampler_spec))
 
-    def load(self, seed: int) -> LoadedModel:
+    def load(self, seed: int) -> ModelPlayer:
         language = self._language
         folder = Path(self.folder.replace(SEED, str(seed))) if self.folder else None
         model = language.load(seed, folder)
         sampler = self._sampler.start(language, model)
         sampler.sync(model, 0)
-        return LoadedModel(language, sampler)
+        return ModelPlayer(language, sampler)
 
     def _weights(self, seed: int) -> Path | None:
         """The folder that the weights are read from, `None` for those from the hub or a seed."""
@@ -172,24 +156,6 @@ class ModelPolicy:
         return make_sampler(self._sampler_spec.name, self._sampler_spec.options)
 
 
-@dataclass(frozen=True)
-class LoadedModel:
-    """A language and its started sampler."""
-
-    language: Language
-    sampler: Sampler
-
-    @property
-    def codec(self) -> Codec:
-        return self.language.codec
-
-    def policy(self, temperature: float) -> Policy:
-        return EnginePolicy(self.sampler.engine, self.codec, SamplingConfig(temperature))
-
-    def close(self) -> None:
-        self.sampler.close()
-
-
 def run_file(folder: Path) -> Path:
     """Where the config of a model's run is: runs/NAME/config.yaml for runs/NAME/ARM/seedN/model."""
     return folder.absolute().parent.parent.parent / "config.yaml"
@@ -211,7 +177,7 @@ def _files_digest(folder: Path) -> str:
 
 def _codec_digest(language: Language) -> str:
     """Digest of what the codec makes of every kind of block, so that another template or protocol is noticed."""
-    rules = language.rules(_LEAST)
+    rules = language.rules(LEAST)
     blocks: list[tuple[Iterable[Message], Boundary]] = [
         *((opening, Boundary.OPENING) for opening in _openings(rules)),
         ([rules.protocol.replies([Reply("7"), Reply(failure=Fault.OVER_BUDGET)])], Boundary.AFTER_STOP),
@@ -255,35 +221,15 @@ class ServerPolicy:
 
     def fingerprint(self, seed: int) -> str:
         server = {"base_url": self.server.base_url, "model": self.server.model, "extra": dict(self.server.extra)}
-        openings = [[message.content for message in opening] for opening in _openings(self.rules(_LEAST))]
+        openings = [[message.content for message in opening] for opening in _openings(self.rules(LEAST))]
         return digest(server, self.tokenizer, self.weights, openings)
 
-    def load(self, seed: int) -> LoadedServer:
-        return LoadedServer(self.server)
+    def load(self, seed: int) -> ServerPlayer:
+        return ServerPlayer(self.server, self.rules)
 
     @cached_property
     def _language(self) -> ChatLanguage | None:
         return ChatLanguage(self.tokenizer) if self.tokenizer else None
-
-
-class LoadedServer:
-    """A client per temperature."""
-
-    codec = None
-
-    def __init__(self, server: ServerConfig) -> None:
-        self._server = server
-        self._policies: dict[float, OpenAIPolicy] = {}
-        self._opened = ExitStack()
-
-    def policy(self, temperature: float) -> Policy:
-        if temperature not in self._policies:
-            policy = self._opened.enter_context(OpenAIPolicy(self._server, SamplingConfig(temperature)))
-            self._policies[temperature] = policy
-        return self._policies[temperature]
-
-    def close(self) -> None:
-        self._opened.close()
 
 
 def is_seeded(policy: PlugIn) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
 
+from selfcest_agents.player import Player
 from selfcest_env.errors import ConfigError, check_whole
 from selfcest_env.graders import Grade
 from selfcest_env.graders.boxed import last_boxed
@@ -15,7 +16,6 @@ from selfcest_env.graders.latex import normalise, unnamed
 from selfcest_env.graders.qa import normalize_answer
 from selfcest_env.graders.rational import rational
 from selfcest_env.types import Limits, Task
-from selfcest_training.evaluation.policies import LoadedPolicy
 from selfcest_training.evaluation.strategies import Episodes, Instance, Seat, Strategy
 
 _WORD = re.compile(r"[^\W\d_]{2}")
@@ -56,13 +56,12 @@ class Samples(Strategy):
         if self.samples > 1 and seat.temperature == 0:
             raise ConfigError("temperature is 0, so all samples would be equal; set the strategy's temperature above 0")
 
-    def play(self, instances: Sequence[Instance], seat: Seat, loaded: LoadedPolicy) -> list[Episodes]:
-        policy = self.players(seat, loaded)
+    def play(self, instances: Sequence[Instance], seat: Seat, player: Player) -> list[Episodes]:
         played: list[Episodes] = [()] * len(instances)
         for sample in range(self.samples):
             left = [(i, limits) for i, done in enumerate(played) if (limits := what_is_left(seat.limits, done))]
             records = self.play_once(
-                [instances[i] for i, _ in left], [limits for _, limits in left], sample, seat, policy
+                [instances[i] for i, _ in left], [limits for _, limits in left], sample, seat, player
             )
             for (i, _), record in zip(left, records, strict=True):
                 played[i] += (record,)

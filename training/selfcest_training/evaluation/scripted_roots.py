@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, Protocol
 
 import numpy as np
 
+from selfcest_agents.codec import Codec
+from selfcest_agents.player import Wrapper
 from selfcest_agents.policy import Actor, Policy, PolicyRequest, ScriptedPolicy
 from selfcest_agents.scripted import OracleActor
 from selfcest_env.errors import ConfigError, check_whole
@@ -16,7 +19,6 @@ from selfcest_env.record import Generation, Turn
 from selfcest_env.tasks.source import ExpertSource
 from selfcest_env.types import CloneRequest, Delegate, FinishReason, Limits, Outcome, Role, Task, TurnKey
 from selfcest_env.views import Observation
-from selfcest_training.evaluation.policies import LoadedPolicy
 from selfcest_training.evaluation.strategies import Episodes, Seat, Strategy, check_delegation
 
 
@@ -28,9 +30,11 @@ class ScriptedRoot:
     behind the end of an account, or of a turn, are cut off: they would stand in the model's context and in no account.
     """
 
-    def __init__(self, script: Actor, loaded: LoadedPolicy, seat: Seat, turns: int | None) -> None:
-        self._script, self._policy = ScriptedPolicy(script, loaded.codec), loaded.policy(seat.temperature)
-        self._codec, self._turns, self._turn_tokens = loaded.codec, turns, seat.limits.turn_tokens
+    def __init__(
+        self, policy: Policy, codec: Codec | None, *, script: Actor, turns: int | None, turn_tokens: int | None
+    ) -> None:
+        self._script, self._policy = ScriptedPolicy(script, codec), policy
+        self._codec, self._turns, self._turn_tokens = codec, turns, turn_tokens
         self._grants: dict[TurnKey, int | None] = {}
 
     def submit(self, requests: Sequence[PolicyRequest]) -> None:
@@ -101,9 +105,9 @@ class ForkJoin(Strategy):
     def check(self, seat: Seat) -> None:
         check_delegation(seat.limits, 1)
 
-    def players(self, seat: Seat, loaded: LoadedPolicy) -> Policy:
-        script: Actor = OneCall(self, seat.policy.rules(seat.limits).protocol)
-        return ScriptedRoot(script, loaded, seat, turns=1)
+    def wrapper(self, seat: Seat) -> Wrapper:
+        script = OneCall(self, seat.protocol)
+        return partial(ScriptedRoot, script=script, turns=1, turn_tokens=seat.limits.turn_tokens)
 
     def executed(self, episodes: Episodes) -> bool | None:
         return all(_obeyed(episode.root.turns[:1]) for episode in episodes)
@@ -168,9 +172,9 @@ class OracleDecomposition(Strategy):
                 "strategy's families"
             )
 
-    def players(self, seat: Seat, loaded: LoadedPolicy) -> Policy:
-        script: Actor = OracleActor(seat.source, seat.policy.rules(seat.limits).protocol)
-        return ScriptedRoot(script, loaded, seat, turns=None)
+    def wrapper(self, seat: Seat) -> Wrapper:
+        script = OracleActor(seat.source, seat.protocol)
+        return partial(ScriptedRoot, script=script, turns=None, turn_tokens=seat.limits.turn_tokens)
 
     def limits(self, limits: Limits, task: Task) -> Limits:
         return replace(limits, turn_tokens=None)  # ScriptedRoot keeps it

@@ -9,18 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
 
-from selfcest_agents.policy import Policy
-from selfcest_agents.rollout import Generations, rollout
+from selfcest_agents.player import Player, Wrapper
+from selfcest_agents.rollout import RolloutRequest
 from selfcest_env.errors import ConfigError, check_whole
 from selfcest_env.graders import Grade
-from selfcest_env.kernel import Kernel
 from selfcest_env.plugin import load, make
+from selfcest_env.protocol import ProtocolText
 from selfcest_env.record import EpisodeRecord
-from selfcest_env.rules import Rules
-from selfcest_env.seeding import stream_seed, turn_seed
+from selfcest_env.seeding import stream_seed
 from selfcest_env.tasks import TaskSource
-from selfcest_env.types import AgentId, Limits, Task
-from selfcest_training.evaluation.policies import LoadedPolicy, PolicySource
+from selfcest_env.types import Limits, Task
 
 Episodes = tuple[EpisodeRecord, ...]  # those of one task, in the order in which they were played
 
@@ -35,35 +33,19 @@ class Instance:
 
 @dataclass(frozen=True)
 class Seat:
-    """What a strategy may be seated with, known before any weights are loaded.
+    """What a strategy plays under, known before anybody is there to play.
 
     Attributes:
         limits: of the whole strategy, budget included.
         temperature: of sampling.
         source: where the tasks come from, for strategies that ask its expert.
-        policy: who plays.
+        protocol: how actions are written, for strategies that write some.
     """
 
     limits: Limits
     temperature: float
     source: TaskSource
-    policy: PolicySource
-
-
-@dataclass(frozen=True)
-class SeatedRequest:
-    """One whole episode under rules of its own; a `rollout.Request`."""
-
-    episode_id: str
-    task: Task
-    seed: int
-    rules: Rules
-
-    def begin(self, rules: Rules) -> tuple[Kernel, Generations]:
-        return Kernel(self.task, self.rules), {}
-
-    def turn_seed(self, agent_id: AgentId, turn: int) -> int:
-        return turn_seed(self.seed, agent_id, turn)
+    protocol: ProtocolText
 
 
 @dataclass(frozen=True)
@@ -86,28 +68,24 @@ class Strategy:
     def check(self, seat: Seat) -> None:
         """Raise `ConfigError` if the strategy could not be what it is named for."""
 
-    def players(self, seat: Seat, loaded: LoadedPolicy) -> Policy:
-        return loaded.policy(seat.temperature)
+    def wrapper(self, seat: Seat) -> Wrapper | None:
+        """What stands around the player's policy; `None`: nothing."""
+        return None
 
-    def play(self, instances: Sequence[Instance], seat: Seat, loaded: LoadedPolicy) -> list[Episodes]:
+    def play(self, instances: Sequence[Instance], seat: Seat, player: Player) -> list[Episodes]:
         """The episodes of every instance. Together they never use more than the seat's limits."""
-        policy = self.players(seat, loaded)
-        return [(record,) for record in self.play_once(instances, [seat.limits] * len(instances), 0, seat, policy)]
+        return [(record,) for record in self.play_once(instances, [seat.limits] * len(instances), 0, seat, player)]
 
     def play_once(
-        self, instances: Sequence[Instance], limits: Sequence[Limits], sample: int, seat: Seat, policy: Policy
+        self, instances: Sequence[Instance], limits: Sequence[Limits], sample: int, seat: Seat, player: Player
     ) -> list[EpisodeRecord]:
         """One episode of every instance, each under limits of its own, all in one rollout."""
-        rules: dict[Limits, Rules] = {}
         requests = []
         for instance, allowed in zip(instances, limits, strict=True):
-            own = self.limits(allowed, instance.task)
-            if own not in rules:
-                rules[own] = seat.policy.rules(own)
             seed = stream_seed("sample", instance.seed, sample) if sample else instance.seed
             name = f"{instance.task.task_id}.{instance.seed:x}.{sample}"
-            requests.append(SeatedRequest(name, instance.task, seed, rules[own]))
-        return rollout(requests, policy, seat.policy.rules(seat.limits))
+            requests.append(RolloutRequest(name, instance.task, seed, self.limits(allowed, instance.task)))
+        return player.play(requests, seat.temperature, wrap=self.wrapper(seat))
 
     def choose(self, episodes: Episodes, grades: Sequence[Grade]) -> int:
         """Which episode's answer counts. Strategies that look at `grades` are oracles."""

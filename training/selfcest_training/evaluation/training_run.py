@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
+from selfcest_agents.player import Player
 from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import PlugIn
 from selfcest_env.reward import make_reward
@@ -24,7 +25,7 @@ from selfcest_training.evaluation.curves import (
 )
 from selfcest_training.evaluation.instances import instances_of, source_of
 from selfcest_training.evaluation.play import Study
-from selfcest_training.evaluation.policies import SEED, LoadedPolicy
+from selfcest_training.evaluation.policies import SEED
 from selfcest_training.evaluation.reading import headline, reading_of
 from selfcest_training.evaluation.report import write_report
 from selfcest_training.evaluation.results import Result, read_results
@@ -110,9 +111,9 @@ def check_evaluation(config: RunConfig) -> None:
 
 
 def evaluate_job(
-    config: RunConfig, arm: str, seed: int, stage: Stage, loaded: LoadedPolicy, report: Callable[[float, str], None]
+    config: RunConfig, arm: str, seed: int, stage: Stage, player: Player, report: Callable[[float, str], None]
 ) -> None:
-    """Play an arm's part of the study with weights that are loaded, and that `Part.model` holds as well."""
+    """Let a player of the job's weights, which `Part.model` holds as well, play an arm's part of the study."""
     parts = [part for part in parts_of(config) if (part.arm, part.stage) == (arm, stage)]
     if not parts or not config.evaluation.cells:
         return
@@ -124,7 +125,7 @@ def evaluate_job(
         done += count
         report(done / study.size, line)
 
-    study.play(Store(_folder(config, arm, seed) / stage), on_played, loaded)
+    study.play(Store(_folder(config, arm, seed) / stage), on_played, player)
 
 
 def results_of(config: RunConfig) -> tuple[list[Result], list[str]]:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.queues import Queue
 from pathlib import Path
@@ -23,7 +23,6 @@ from transformers.utils.logging import disable_progress_bar
 from selfcest_env.errors import ConfigError, SelfcestError
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import dump_config
-from selfcest_training.evaluation.policies import LoadedModel
 from selfcest_training.evaluation.training_run import Stage, check_evaluation, evaluate_job, report_run
 from selfcest_training.lock import locked
 from selfcest_training.run.job import Job, JobId
@@ -154,8 +153,8 @@ def _play_job(config: RunConfig, job_id: JobId, only_warm_start: bool) -> None:
     job = Job(config, job_id, report)
 
     def evaluate(stage: Stage) -> None:
-        loaded = LoadedModel(job.language, job.sampler)
-        evaluate_job(config, job_id.arm, job_id.seed, stage, loaded, partial(report, "evaluate"))
+        player = replace(job.player, reward=None)  # a study judges by itself
+        evaluate_job(config, job_id.arm, job_id.seed, stage, player, partial(report, "evaluate"))
 
     with closing(job):
         job.run(partial(evaluate, Stage.BEFORE), only_warm_start)

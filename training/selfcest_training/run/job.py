@@ -114,8 +114,9 @@ class Job:
         self.model = self.language.load(stream_seed("weights", self.id.seed), base)
         self._add_lora()
         self.sampler = self.sampler_spec.start(self.language, self.model)
-        self._opened.callback(self.sampler.close)
-        self.player = ModelPlayer(self.config.limits_of(self.id.arm), self.reward, self.language, self.sampler.engine)
+        limits = self.config.limits_of(self.id.arm)
+        self.player = ModelPlayer(self.language, self.sampler, limits=limits, reward=self.reward)
+        self._opened.callback(self.player.close)
 
     def _add_lora(self) -> None:
         if self.config.lora is not None:
@@ -143,10 +144,12 @@ class Job:
 
     def _warm_start(self, checkpoint: Path | None, log: MetricsLog) -> None:
         config, learner = self.arm.warmstart, self._learner("warmstart", checkpoint)
-        total = sum(phase.tokens for phase in config.phases)
+        total, limits = sum(phase.tokens for phase in config.phases), self.config.limits_of(self.id.arm)
         while (phase := phase_at(config, self.state.demonstration_tokens)) is not None:
             pool = self.state.step
-            samples = demonstration_pool(self.player, self.families, phase, self.id.seed, pool, config.pool_tokens)
+            samples = demonstration_pool(
+                self.language, limits, self.reward, self.families, phase, self.id.seed, pool, config.pool_tokens
+            )
             order = np.random.default_rng(stream_seed("order", self.id.seed, pool))
             losses = []
             for batch in cut_batches(samples, config.batch_tokens, order):

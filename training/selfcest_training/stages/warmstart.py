@@ -10,15 +10,18 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from selfcest_agents.player import ModelPlayer
+from selfcest_agents.codec import Codec
+from selfcest_agents.language import Language
 from selfcest_agents.policy import ScriptedPolicy
 from selfcest_agents.rollout import RolloutRequest, rollout
 from selfcest_agents.scripted import OracleActor
 from selfcest_env.errors import TaskError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
+from selfcest_env.reward import Reward
 from selfcest_env.rules import Rules
 from selfcest_env.seeding import stream_seed
 from selfcest_env.tasks import Style, TaskSource
+from selfcest_env.types import Limits
 from selfcest_training.config import Phase, WarmStartConfig, changed_limits
 from selfcest_training.credit import Credit
 from selfcest_training.families import draw_family
@@ -39,11 +42,17 @@ def phase_at(config: WarmStartConfig, tokens: int) -> Phase | None:
 
 
 def demonstration_pool(
-    player: ModelPlayer, families: Mapping[str, TaskSource], phase: Phase, seed: int, pool: int, pool_tokens: int
+    language: Language,
+    limits: Limits,
+    reward: Reward,
+    families: Mapping[str, TaskSource],
+    phase: Phase,
+    seed: int,
+    pool: int,
+    pool_tokens: int,
 ) -> list[Sample]:
     """At least `pool_tokens` of demonstrations. Raises `TaskError` when a script fails its own task."""
-    limits = changed_limits(player.limits, phase.limits, "phase.limits")
-    rules = player.language.rules(limits)
+    rules = language.rules(changed_limits(limits, phase.limits, "phase.limits"))
     rng = np.random.default_rng(stream_seed("demonstrations", seed, pool))
     samples: list[Sample] = []
     tokens = {family: 0 for family, spec in phase.mix.items() if spec.share > 0}
@@ -52,7 +61,7 @@ def demonstration_pool(
         # Shares are of tokens, not of tasks: always the family that is furthest behind.
         family = min(tokens, key=lambda name: (tokens[name] + 1) / phase.mix[name].share)
         for record in _demonstrate(
-            player, rules, families[family], family, phase.mix[family].styles, rng, f"w{pool}.{batch}"
+            language.codec, rules, reward, families[family], family, phase.mix[family].styles, rng, f"w{pool}.{batch}"
         ):
             group = EpisodeGroup(record.task, (record,))
             credit = Credit({key: 1.0 for key, _ in record.turns()})
@@ -64,8 +73,9 @@ def demonstration_pool(
 
 
 def _demonstrate(
-    player: ModelPlayer,
+    codec: Codec,
     rules: Rules,
+    reward: Reward,
     source: TaskSource,
     family: str,
     styles: Mapping[Style, float],
@@ -80,9 +90,9 @@ def _demonstrate(
         drawn.setdefault(style, []).append(request)
     for style, requests in drawn.items():
         actor = OracleActor(source, rules.protocol, style)
-        for record in rollout(requests, ScriptedPolicy(actor, player.language.codec), rules):
+        for record in rollout(requests, ScriptedPolicy(actor, codec), rules):
             faults = [turn.facts.fault for _, turn in record.turns() if turn.facts.fault is not None]
-            if faults or not player.reward.grade(record).correct:
+            if faults or not reward.grade(record).correct:
                 raise TaskError(
                     f"the demonstration of family '{family}' in style '{style}' is wrong: task {record.task.prompt!r}, "
                     f"expected {record.task.answer!r}, got {record.answer!r} ({record.root.status}; faults: "
