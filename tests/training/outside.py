@@ -118,8 +118,16 @@ class Raw(NoReplays):
         return Credit(broadcast(group, [episode.team_return for episode in group.episodes]))
 
 
+class Reinforce:
+    """A loss term for the policy."""
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        seen["loss term"] += 1
+        return -inputs.advantages * inputs.logprobs
+
+
 class Surprise:
-    """A loss term."""
+    """A loss term that is added."""
 
     def __call__(self, inputs: LossInputs) -> Tensor:
         seen["loss term"] += 1

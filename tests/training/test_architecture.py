@@ -36,62 +36,65 @@ def test_every_path_of_the_page_is_there() -> None:
             assert (ROOT / name).exists() or (ROOT / "agents" / name).exists() or (ROOT / "training" / name).exists()
 
 
+TINY = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 16, "max_positions": 64}
+RUN: dict[str, Any] = {
+    "name": "t",
+    "model": {"name": "outside:Whisper", "options": {**TINY, "protocol": "outside:Polite"}},
+    "sampler": {"name": "outside:WatchedSampler"},
+    "limits": {"total_tokens": 48, "turn_tokens": 16, "answer_reserve": 4, "max_turns": 2, "max_depth": 0},
+    "reward": {
+        "name": "correct",
+        "options": {
+            "grader": {"name": "outside:LastCharacter"},
+            "per_turn": {"name": "outside:PerTurn", "price": 0.1},
+        },
+    },
+    "tasks": {"echo": {"name": "outside:Echo", "options": {"largest": 7}}},
+    "log_groups": 9,
+    "arms": {
+        "alone": {
+            "warmstart": {
+                "phases": [{"tokens": 500, "mix": {"echo": {"share": 1, "styles": {"solve": 1}}}}],
+                "pool_tokens": 500,
+            },
+            "rl": {
+                "steps": 2,
+                "tasks": {"echo": 1},
+                "tasks_per_step": 4,
+                "group_size": 2,
+                "task_sampler": {"name": "outside:Twins"},
+                "gate": {"name": "outside:NotTheFirst"},
+                "reward_schedule": {"name": "outside:Halving"},
+                "credit": {"name": "outside:Raw"},
+                "loss": {
+                    "name": "outside:Reinforce",
+                    "terms": {"surprise": {"weight": 0.01, "name": "outside:Surprise"}},
+                },
+            },
+        }
+    },
+}
+STUDY: dict[str, Any] = {
+    "name": "s",
+    "tasks": {"echo": {"name": "outside:Echo"}},
+    "cells": [{"family": "echo", "size": "any"}],
+    "strategies": {"plain": {}, "frugal": {"name": "outside:Frugal"}},
+    "policy": {"name": "study_players:Scripted"},
+    "budgets": [60],
+    "limits": {"max_depth": 0, "turn_tokens": 16},
+    "costs": {"squared": {"name": "outside:Squared", "options": {"scale": 2.0}}},
+    "episodes": 4,
+}
+
+
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A training run, a study and a learner in which everything comes from outside; the run's folder."""
     outside.seen.clear()
     folder = tmp_path_factory.mktemp("outside")
-    options = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 16, "max_positions": 64}
-    data: dict[str, Any] = {
-        "name": "t",
-        "output": str(folder),
-        "model": {"name": "outside:Whisper", "options": {**options, "protocol": "outside:Polite"}},
-        "sampler": {"name": "outside:WatchedSampler"},
-        "limits": {"total_tokens": 48, "turn_tokens": 16, "answer_reserve": 4, "max_turns": 2, "max_depth": 0},
-        "reward": {
-            "name": "correct",
-            "options": {
-                "grader": {"name": "outside:LastCharacter"},
-                "per_turn": {"name": "outside:PerTurn", "price": 0.1},
-            },
-        },
-        "tasks": {"echo": {"name": "outside:Echo", "options": {"largest": 7}}},
-        "log_groups": 9,
-        "arms": {
-            "alone": {
-                "warmstart": {
-                    "phases": [{"tokens": 500, "mix": {"echo": {"share": 1, "styles": {"solve": 1}}}}],
-                    "pool_tokens": 500,
-                },
-                "rl": {
-                    "steps": 2,
-                    "tasks": {"echo": 1},
-                    "tasks_per_step": 4,
-                    "group_size": 2,
-                    "task_sampler": {"name": "outside:Twins"},
-                    "gate": {"name": "outside:NotTheFirst"},
-                    "reward_schedule": {"name": "outside:Halving"},
-                    "credit": {"name": "outside:Raw"},
-                    "loss": {"terms": {"surprise": {"weight": 0.01, "name": "outside:Surprise"}}},
-                },
-            }
-        },
-    }
-    job = Job(parse_config(data), JobId("alone", 0), lambda *_: None)
+    job = Job(parse_config({**RUN, "output": str(folder)}), JobId("alone", 0), lambda *_: None)
     job.run(lambda: None)
-    study = {
-        "name": "s",
-        "output": str(folder),
-        "tasks": {"echo": {"name": "outside:Echo"}},
-        "cells": [{"family": "echo", "size": "any"}],
-        "strategies": {"plain": {}, "frugal": {"name": "outside:Frugal"}},
-        "policy": {"name": "study_players:Scripted"},
-        "budgets": [60],
-        "limits": {"max_depth": 0, "turn_tokens": 16},
-        "costs": {"squared": {"name": "outside:Squared", "options": {"scale": 2.0}}},
-        "episodes": 4,
-    }
-    run_study(parse_as(StudyConfig, study), resume=False, console=Console(quiet=True))
+    run_study(parse_as(StudyConfig, {**STUDY, "output": str(folder)}), resume=False, console=Console(quiet=True))
     chain = SymbolicRules(make_task("outside:Short"), max_clones=2)
     train("outside:Patient", chain, decisions=50)
     outside.seen["symbolic task"] += symbolic_v0.parallel_env("outside:Short").reset(seed=0)[0] != {}
@@ -101,6 +104,19 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
 def test_a_row_of_the_table_holds(trace: Path, row: list[str]) -> None:
     assert outside.seen[row[0]] > 0
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
+def test_it_is_named_where_the_row_says(row: list[str]) -> None:
+    """Every key of the third column leads to a class from outside in the configs above."""
+    for key in re.findall(r"`([\w.]+)`", row[3]):
+        node: Any = STUDY if key.partition(".")[0] in ("strategies", "costs") else RUN
+        for part in key.split("."):
+            if part in ("ARM", "NAME"):
+                node = next(value for name, value in node.items() if "outside:" in str(value) and name != "grader")
+            else:
+                node = node[part]
+        assert node.startswith("outside:"), key
 
 
 def test_the_table_has_every_row_and_no_other() -> None:
