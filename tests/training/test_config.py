@@ -76,7 +76,7 @@ def test_shipped_configs_load(path: Path) -> None:
         ("limits.total_tokens", -1, ["limits.total_tokens is -1", "null: unlimited"]),
         ("limits.max_turns", True, ["max_turns", "True"]),
         ("arms.delegating.limits", {"max_dept": 0}, ["max_dept", "Did you mean 'max_depth'"]),
-        ("arms.delegating.limits", {"max_depth": -2}, ["max_depth is -2"]),
+        ("arms.delegating.limits", {"max_depth": -2}, ["arms.delegating.limits.max_depth is -2"]),
         ("arms.delegating.rl.tasks", {"rangee": 1}, ["'rangee'", "Did you mean 'range'"]),
         (
             "arms.delegating.rl.tasks",

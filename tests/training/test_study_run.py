@@ -400,7 +400,7 @@ TWO_TURNS = EpisodeRecord("e", Task("t", "2+2", "4", "test"), Limits(), 5, (ROOT
     ("changes", "words"),
     [
         ({"costs": {"clones": {"name": "prompt_cache"}}}, ["costs.clones: there is a cost of this name"]),
-        ({"costs": {"x": {"name": "cache"}}}, ["unknown cost 'cache'"]),
+        ({"costs": {"x": {"name": "cache"}}}, ["costs.x: unknown cost 'cache'"]),
         (
             {"costs": {"x": {"name": "prompt_cache", "options": {"discount": 1.5}}}},
             ["costs.x.options", "discount is 1.5"],
@@ -413,7 +413,7 @@ TWO_TURNS = EpisodeRecord("e", Task("t", "2+2", "4", "test"), Limits(), 5, (ROOT
         ({"strategies": {"delegate": {"limits": {"total_tokens": 9}}}}, ["delegate.limits.total_tokens", "sweep"]),
         (
             {"strategies": {"delegate": {"limits": {"max_dept": 9}}}},
-            ["strategies.delegate.limits.max_dept is no limit"],
+            ["strategies.delegate.limits.max_dept is unknown"],
         ),
     ],
 )
