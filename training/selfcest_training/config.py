@@ -213,7 +213,7 @@ class RunConfig(Checked):
         threads: of each job.
         compute_tokens: what each arm may use, sampled + 3 x trained tokens, warm start and RL together; an arm's RL
             ends with the first step at or above it. `null` leaves it to `rl.steps`.
-        model, sampler, limits, reward: shared by all arms; see `language` and `sync` for the first two.
+        model, sampler, limits, reward: shared by all arms; see `language` and `samplers` for the first two.
         rows: how the learner lays out its samples; the gradient is the same.
         forward: how the learner computes its model: precision, memory, compilation.
         lora: train a low-rank adapter in the warm start, merge it, and another in RL; `null`: every weight trains.
