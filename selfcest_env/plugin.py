@@ -37,11 +37,15 @@ def make(
     what: str,
     where: str,
 ) -> T:
-    """The plug-in that `reference` names, of this kind, with these options. Errors are those of `load` and `build`."""
-    return build(load(reference, builtins, kind, what=what), options, where=where)
+    """The plug-in that `reference` names, of this kind, with these options. Errors are those of `load` and `build`.
+
+    `where` is the place of the options, `X.options` or, where the name stands among them, `X`.
+    """
+    cls = load(reference, builtins, kind, what=what, where=where.removesuffix(".options"))
+    return build(cls, options, where=where)
 
 
-def load(reference: str, builtins: Mapping[str, str | type], kind: type[T], *, what: str) -> type[T]:
+def load(reference: str, builtins: Mapping[str, str | type], kind: type[T], *, what: str, where: str = "") -> type[T]:
     """The class that `reference` names, which is one of this kind. Nothing is instantiated.
 
     Args:
@@ -49,47 +53,49 @@ def load(reference: str, builtins: Mapping[str, str | type], kind: type[T], *, w
         builtins: built-in names; a value is the class, or its own `package.module:Class` so that it loads late.
         kind: the protocol or base class of such plug-ins; see `check_kind`.
         what: what is being looked for, for the message: "task source", "grader".
+        where: the place that names it in a config, which a message begins with; empty: no config does.
 
     Raises:
         ConfigError: no such built-in name. `PlugInError`: the reference leads to no class of this kind, or to code
             that may not be imported here (see `only_trusted`).
     """
     found = builtins.get(reference, reference)
-    cls = found if isinstance(found, type) else _import(reference, found, builtins, what)
-    check_kind(cls, kind, f"{what} {reference!r}")
+    place = f"{where}: " if where else ""
+    cls = found if isinstance(found, type) else _import(reference, found, builtins, what, place)
+    check_kind(cls, kind, f"{place}{what} {reference!r}")
     return cls
 
 
-def _import(reference: str, found: str, builtins: Mapping[str, str | type], what: str) -> type:
+def _import(reference: str, found: str, builtins: Mapping[str, str | type], what: str, place: str) -> type:
     module_name, colon, class_name = found.partition(":")
     if not colon:
         raise ConfigError(
-            f"unknown {what} {reference!r}; expected one of {', '.join(sorted(builtins))}, or 'package.module:Class'."
-            f"{did_you_mean(reference, builtins)}"
+            f"{place}unknown {what} {reference!r}; expected one of {', '.join(sorted(builtins))}, or "
+            f"'package.module:Class'.{did_you_mean(reference, builtins)}"
         )
     if not module_name or not class_name:
-        raise PlugInError(f"{what} {reference!r}: expected 'package.module:Class' with both sides filled in")
+        raise PlugInError(f"{place}{what} {reference!r}: expected 'package.module:Class' with both sides filled in")
     trusted = _trusted.get()
     if reference not in builtins and trusted is not None and not _is_within(module_name, trusted):
         raise PlugInError(
-            f"{what} {reference!r} is code that a command which only looks does not run; if you trust it, add "
+            f"{place}{what} {reference!r} is code that a command which only looks does not run; if you trust it, add "
             f"--trust {module_name}"
         )
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
         raise PlugInError(
-            f"{what} {reference!r}: importing {module_name!r} failed with {type(error).__name__}: {error}; "
+            f"{place}{what} {reference!r}: importing {module_name!r} failed with {type(error).__name__}: {error}; "
             "check the spelling and that the package is installed"
         ) from error
     cls = getattr(module, class_name, None)
     if cls is None:
         public = [name for name in dir(module) if not name.startswith("_")]
         raise PlugInError(
-            f"{what} {reference!r}: {module_name!r} has no {class_name!r}.{did_you_mean(class_name, public)}"
+            f"{place}{what} {reference!r}: {module_name!r} has no {class_name!r}.{did_you_mean(class_name, public)}"
         )
     if not isinstance(cls, type):
-        raise PlugInError(f"{what} {reference!r} is a {type(cls).__name__}; expected a class")
+        raise PlugInError(f"{place}{what} {reference!r} is a {type(cls).__name__}; expected a class")
     return cls
 
 
@@ -166,6 +172,7 @@ def build(cls: type[T], options: Mapping[str, Any], *, where: str) -> T:
 
     Raises:
         ConfigError: an unknown, missing or wrongly typed option, named as `where.option`, or what the class refused.
+            `where` is the place of the options, as in `make`.
     """
     return construct(cls, options, place=where)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from selfcest_env.errors import RecordError
 from selfcest_env.kernel import Kernel
-from selfcest_env.structure import plain, structure, written_as_text
+from selfcest_env.structure import plain, structure
 from selfcest_env.types import (
     ROOT,
     AgentId,
@@ -311,9 +311,6 @@ def build_record(
             )
         )
     return EpisodeRecord(episode_id, kernel.task, kernel.limits, seed, tuple(agents))
-
-
-written_as_text(AgentId, AgentId.parse)
 
 
 FORMAT = 2  # 1 had no weights, and no number

@@ -211,7 +211,10 @@ def plain(value: Any) -> Any:
 
 
 def written_as_text(cls: type, parse: Callable[[str], Any]) -> None:
-    """From now on objects of this class are read by `parse` and written by `str`."""
+    """Objects of this class are read by `parse` and written by `str`.
+
+    Call it in the module that defines the class: readers and writers are kept, so one made before would not know it.
+    """
     _TEXTS[cls] = parse
 
 

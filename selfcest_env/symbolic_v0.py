@@ -170,7 +170,11 @@ def raw_env(*args: Any, **kwargs: Any) -> Any:
 
 
 def env(*args: Any, **kwargs: Any) -> Any:
-    """`raw_env` with PettingZoo's guards: actions must lie in their space, calls must come in order."""
+    """`raw_env` with PettingZoo's guards: actions must lie in their space, calls must come in order.
+
+    An action outside its space, `None` of a living agent too, is the guard's `AssertionError`; `parallel_env` takes
+    `None` for WAIT.
+    """
     return wrappers.OrderEnforcingWrapper(wrappers.AssertOutOfBoundsWrapper(raw_env(*args, **kwargs)))
 
 

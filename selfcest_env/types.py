@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple, Protocol
 
 from selfcest_env.errors import ConfigError
-from selfcest_env.structure import Checked, Size
+from selfcest_env.structure import Checked, Size, written_as_text
 
 Scalar = str | int | float | bool
 
@@ -52,6 +52,7 @@ class AgentId(NamedTuple):
 
 
 ROOT = AgentId()
+written_as_text(AgentId, AgentId.parse)
 
 
 class Role(enum.StrEnum):

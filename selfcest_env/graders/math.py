@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from dataclasses import dataclass
+from typing import Annotated
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.graders.boxed import final_answer
@@ -13,6 +14,7 @@ from selfcest_env.graders.grade import NO_ANSWER, Grade
 from selfcest_env.graders.latex import normalise
 from selfcest_env.graders.rational import rational
 from selfcest_env.graders.workers import shared_pool
+from selfcest_env.structure import Above, Below, Checked
 from selfcest_env.types import Task
 
 MAX_CHARACTERS = 1000
@@ -21,7 +23,7 @@ _SYMBOLIC = "selfcest_env.graders.symbolic"
 
 
 @dataclass(frozen=True)
-class MathMatch:
+class MathMatch(Checked):
     """Right if the answer, as `final_answer` finds it, is the truth or an alias.
 
     Our own comparison decides what it can decide exactly. The rest goes to math-verify in a worker process, which is
@@ -34,11 +36,10 @@ class MathMatch:
     """
 
     symbolic: bool = True
-    timeout_s: float = 5.0
+    timeout_s: Annotated[float, Above(0), Below(60), "seconds"] = 5.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.timeout_s < 60:
-            raise ConfigError(f"math.timeout_s is {self.timeout_s!r}; expected seconds, above 0 and below 60")
+        super().__post_init__()
         if self.symbolic and importlib.util.find_spec("math_verify") is None:
             raise ConfigError(
                 "the grader 'math' needs math-verify for symbolic equivalence: pip install 'selfcest[math]', or set "

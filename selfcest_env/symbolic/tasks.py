@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selfcest_env.errors import ConfigError, check_whole, is_whole
-from selfcest_env.plugin import make
+from selfcest_env.plugin import build, load
 from selfcest_env.symbolic.streams import Keys, fold, integers
 
 Symbols = NDArray[np.int8]
@@ -279,7 +279,9 @@ def make_task(task: SymbolicTask | str, options: Mapping[str, Any] | None = None
     if given is not None and not isinstance(given, Mapping):
         raise ConfigError(f"task_options is {given!r}; expected a mapping from options of the task to values, or None")
     if isinstance(task, str):
-        made: SymbolicTask = make(task, options or {}, TASKS, SymbolicTask, what="symbolic task", where="task_options")
+        made: SymbolicTask = build(
+            load(task, TASKS, SymbolicTask, what="symbolic task", where="task"), options or {}, where="task_options"
+        )
     elif options:
         raise ConfigError("task_options are for a task given by name; this one is an object already")
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from selfcest_env.plugin import make
+from selfcest_env.plugin import build, load, make
 from selfcest_env.tasks.source import ExpertSource, Proposal, Style, TaskSource
 
 SOURCES: dict[str, str | type] = {
@@ -38,8 +38,16 @@ def make_source(name: str, **options: Any) -> TaskSource:
     Where an option is itself a source (`source` of `hashed_split`, `sources` of `mixture`), a mapping with `name` and
     that source's options stands for it.
     """
-    nested = {key: _nested(value) for key, value in options.items()}
-    return make(name, nested, SOURCES, TaskSource, what="task source", where=f"task source {name}")
+    return build(load(name, SOURCES, TaskSource, what="task source"), _made(options), where=name)
+
+
+def source_of_config(name: str, options: Mapping[str, Any], where: str) -> TaskSource:
+    """The same for a place of a config, `where`, which holds a `name` and `options`; messages begin with it."""
+    return make(name, _made(options), SOURCES, TaskSource, what="task source", where=f"{where}.options")
+
+
+def _made(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _nested(value) for key, value in options.items()}
 
 
 def _nested(value: Any) -> Any:
@@ -48,4 +56,4 @@ def _nested(value: Any) -> Any:
     return [_nested(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-__all__ = ["SOURCES", "ExpertSource", "Proposal", "Style", "TaskSource", "make_source"]
+__all__ = ["SOURCES", "ExpertSource", "Proposal", "Style", "TaskSource", "make_source", "source_of_config"]

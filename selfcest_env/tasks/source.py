@@ -127,12 +127,6 @@ def check_span(source: str, names: tuple[str, str], values: tuple[int, int], low
         )
 
 
-def check_number(source: str, name: str, value: object, low: float, high: float = float("inf")) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high or value == np.inf:
-        bounds = f"a finite number >= {low}" if high == np.inf else f"a number from {low} to {high}"
-        raise ConfigError(f"{source}.{name} is {value!r}; expected {bounds}")
-
-
 def check_choice(source: str, name: str, value: object, choices: Sequence[str]) -> None:
     if value not in choices:
         raise ConfigError(

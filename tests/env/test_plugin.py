@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import pytest
 
-from selfcest_env.errors import ConfigError, PlugInError
+from selfcest_env.errors import ConfigError, PlugInError, SelfcestError
 from selfcest_env.plugin import build, load, make, only_trusted
 from selfcest_env.reward import make_reward
 from selfcest_env.symbolic import make_task
-from selfcest_env.tasks import make_source
+from selfcest_env.tasks import make_source, source_of_config
 from selfcest_env.types import Limits
 
 
@@ -88,6 +88,26 @@ def test_load_says_what_is_wrong(reference: str, error: type[Exception], said: l
     with pytest.raises(error) as caught:
         load(reference, BUILTINS, object, what="thing")
     assert all(words in str(caught.value) for words in said), caught.value
+
+
+@pytest.mark.parametrize(
+    ("reference", "options", "said"),
+    [
+        ("sampel", {}, "^rl.gate: unknown thing 'sampel'"),
+        ("selfcest_env.types:Limit", {}, "^rl.gate: thing 'selfcest_env.types:Limit'"),
+        ("sample", {"count": "x"}, "^rl.gate.options.count is 'x'"),
+    ],
+)
+def test_messages_begin_with_the_place_in_the_config(reference: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(SelfcestError, match=said):
+        make(reference, options, BUILTINS, object, what="thing", where="rl.gate.options")
+
+
+def test_a_task_source_is_named_by_its_place_in_the_config() -> None:
+    with pytest.raises(ConfigError, match=r"^tasks\.x: unknown task source 'arithmetik'"):
+        source_of_config("arithmetik", {}, "tasks.x")
+    with pytest.raises(ConfigError, match=r"^tasks\.x\.options\.zzz is unknown"):
+        source_of_config("arithmetic", {"zzz": 1}, "tasks.x")
 
 
 def test_build_structures_what_a_config_file_can_say() -> None:

@@ -2,6 +2,8 @@
 
 import enum
 import math
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -215,3 +217,10 @@ def test_a_class_that_takes_any_keyword() -> None:
 def test_finite_alone() -> None:
     with pytest.raises(ConfigError, match="expected a finite number$"):
         structure(math.inf, Annotated[float, Finite()], place="x")
+
+
+def test_agent_ids_are_texts_whatever_was_imported() -> None:
+    said = "from selfcest_env.structure import plain, structure; from selfcest_env.types import AgentId\n"
+    said += "assert structure({'root.1': 2}, dict[AgentId, int]) == {AgentId((1,)): 2}\n"
+    said += "assert plain({AgentId((1,)): 2}) == {'root.1': 2}"
+    subprocess.run([sys.executable, "-c", said], check=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import yaml
 
 from selfcest_env.errors import ConfigError
 from selfcest_training.config import RunConfig
-from selfcest_training.config_file import dump_config, load_config, parse_as, parse_config
+from selfcest_training.config_file import apply_override, dump_config, load_config, parse_as, parse_config
 from selfcest_training.learner.options import Denominator, ImportanceLevel, Precision, Rows
 from selfcest_training.yaml_text import read_yaml, write_yaml
 
@@ -75,7 +76,7 @@ def test_shipped_configs_load(path: Path) -> None:
         ("limits.total_tokens", -1, ["limits.total_tokens is -1", "null: unlimited"]),
         ("limits.max_turns", True, ["max_turns", "True"]),
         ("arms.delegating.limits", {"max_dept": 0}, ["max_dept", "Did you mean 'max_depth'"]),
-        ("arms.delegating.limits", {"max_depth": -2}, ["max_depth is -2"]),
+        ("arms.delegating.limits", {"max_depth": -2}, ["arms.delegating.limits.max_depth is -2"]),
         ("arms.delegating.rl.tasks", {"rangee": 1}, ["'rangee'", "Did you mean 'range'"]),
         (
             "arms.delegating.rl.tasks",
@@ -195,6 +196,30 @@ def test_a_number_without_a_point_is_a_number(tmp_path: Path) -> None:
     assert options == {"epsilon": 1e-4, "text": "1e-4", "e": "e-4"}
     assert read_yaml(write_yaml(options), "x") == options
     assert read_yaml("[1e3, -2.5E+3, .5e1, 1.0e5, 1_0e2, 12, 0x1e4]", "x") == [1e3, -2.5e3, 5.0, 1e5, 1e3, 12, 0x1E4]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("!!bool maybe", "has a value that is not what its tag"),
+        ('!!int ""', "has a value that is not what its tag"),
+        ('!!float ""', "has a value that is not what its tag"),
+        ("!!timestamp x", "has a value that is not what its tag"),
+        ("{a: [2026-01-01]}", "has datetime.date(2026, 1, 1), which YAML takes for a date; write it in quotes"),
+        ("{2026-01-01: a}", "has datetime.date(2026, 1, 1), which YAML takes for a date; write it in quotes"),
+        ("!!binary YQ==", "has b'a', which YAML takes for a bytes; write it in quotes"),
+        ("!!set {a, b}", "which YAML takes for a set; write it in quotes"),
+    ],
+)
+def test_values_that_json_does_not_know_are_refused(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"^the text {re.escape(said)}" if said.startswith("has") else said):
+        read_yaml(text, "the text")
+
+
+def test_an_index_of_thousands_of_digits_leads_nowhere() -> None:
+    with pytest.raises(ConfigError, match=r"leads nowhere in a list of 1$") as caught:
+        apply_override({"seeds": [0]}, f"seeds.{'7' * 5000}=1")
+    assert len(str(caught.value)) < 400
 
 
 BOMB = "a0: &a0 [1, 1]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}, *a{i - 1}]\n" for i in range(1, 40))

@@ -19,6 +19,7 @@ from test_study_run import small
 
 from selfcest_env.errors import ConfigError
 from selfcest_training import lock
+from selfcest_training.commands.report import report_folder
 from selfcest_training.lock import locked
 from selfcest_training.run.experiment import run
 
@@ -106,6 +107,13 @@ def test_neither_a_run_nor_a_study_touches_a_folder_in_use(tmp_path: Path) -> No
             with locked(folder), pytest.raises(ConfigError, match=f"{folder.name} is in use by process {os.getpid()} "):
                 begin(resume)
         assert [path.name for path in folder.iterdir()] == [lock.LOCK]
+
+
+def test_a_report_waits_for_who_writes(tmp_path: Path) -> None:
+    for name in ("config.yaml", "study.yaml"):
+        (tmp_path / name).write_text("{}", encoding="utf-8")
+        with locked(tmp_path), pytest.raises(ConfigError, match=f"is in use by process {os.getpid()} "):
+            report_folder(tmp_path, Console(quiet=True))
 
 
 def test_a_file_system_without_locks_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

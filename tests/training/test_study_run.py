@@ -400,7 +400,7 @@ TWO_TURNS = EpisodeRecord("e", Task("t", "2+2", "4", "test"), Limits(), 5, (ROOT
     ("changes", "words"),
     [
         ({"costs": {"clones": {"name": "prompt_cache"}}}, ["costs.clones: there is a cost of this name"]),
-        ({"costs": {"x": {"name": "cache"}}}, ["unknown cost 'cache'"]),
+        ({"costs": {"x": {"name": "cache"}}}, ["costs.x: unknown cost 'cache'"]),
         (
             {"costs": {"x": {"name": "prompt_cache", "options": {"discount": 1.5}}}},
             ["costs.x.options", "discount is 1.5"],
@@ -413,7 +413,7 @@ TWO_TURNS = EpisodeRecord("e", Task("t", "2+2", "4", "test"), Limits(), 5, (ROOT
         ({"strategies": {"delegate": {"limits": {"total_tokens": 9}}}}, ["delegate.limits.total_tokens", "sweep"]),
         (
             {"strategies": {"delegate": {"limits": {"max_dept": 9}}}},
-            ["strategies.delegate.limits.max_dept is no limit"],
+            ["strategies.delegate.limits.max_dept is unknown"],
         ),
     ],
 )
@@ -711,17 +711,23 @@ def test_a_better_policy_is_seen_in_the_comparison(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"budgets": []}, ["budgets is empty"]),
+        ({"budgets": []}, ["budgets is []", "not empty"]),
         ({"budgets": [8]}, ["budgets has 8", "answer_reserve"]),
         ({"budgets": [60, 60]}, ["budgets is [60, 60]", "each one once"]),
         ({"budgit": "x"}, ["budgit is unknown", "Did you mean 'budgets'"]),
-        ({"swept": "clones"}, ["swept is 'clones'", "total_tokens or generated_tokens"]),
+        ({"swept": "clones"}, ["swept is 'clones'", "one of total_tokens, generated_tokens"]),
         ({"seeds": [1, 1]}, ["seeds is [1, 1]"]),
         ({"episodes": 0}, ["episodes is 0"]),
         ({"episodes": None}, ["episodes is null", "no end of tasks"]),
         ({"confidence": 1.0}, ["confidence is 1.0"]),
         ({"temperature": -1.0}, ["temperature is -1"]),
         ({"name": "a/b"}, ["name is 'a/b'"]),
+        ({"name": "a\nb"}, [r"name is 'a\nb'"]),
+        ({"seeds": [-1]}, ["seeds[0] is -1"]),
+        ({"task_seed": 2**63}, ["task_seed is 9223372036854775808"]),
+        ({"budgets": [0]}, ["budgets[0] is 0"]),
+        ({"strategies": {"delegate": {"temperature": -1}}}, ["strategies.delegate.temperature is -1"]),
+        ({"strategies": {"a\nb": {"name": "delegate"}}}, [r"strategies has a key that is 'a\nb'"]),
         ({"subject": "delegat"}, ["subject is 'delegat'", "Did you mean 'delegate'"]),
         ({"policy": None}, ["strategies.delegate has no policy"]),
         ({"policy": {"name": "modle"}}, ["unknown policy 'modle'", "Did you mean 'model'"]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,8 @@ from selfcest_env.structure import (
     Positive,
     Seed,
     Size,
+    construct,
+    plain,
 )
 from selfcest_env.tasks.source import Style
 from selfcest_env.types import Limits
@@ -212,7 +213,7 @@ class RunConfig(Checked):
         threads: of each job.
         compute_tokens: what each arm may use, sampled + 3 x trained tokens, warm start and RL together; an arm's RL
             ends with the first step at or above it. `null` leaves it to `rl.steps`.
-        model, sampler, limits, reward: shared by all arms; see `language` and `sync` for the first two.
+        model, sampler, limits, reward: shared by all arms; see `language` and `samplers` for the first two.
         rows: how the learner lays out its samples; the gradient is the same.
         forward: how the learner computes its model: precision, memory, compilation.
         lora: train a low-rank adapter in the warm start, merge it, and another in RL; `null`: every weight trains.
@@ -285,16 +286,8 @@ class RunConfig(Checked):
 
 
 def changed_limits(limits: Limits, changes: Mapping[str, int | None], place: str) -> Limits:
-    """Limits with some of them replaced. Raises `ConfigError` that names an unknown one by its place in the config."""
-    known = {item.name for item in dataclasses.fields(Limits)}
-    for key in changes:
-        if key not in known:
-            raise ConfigError(f"{place}.{key} is no limit.{did_you_mean(key, known)}")
-    values: Any = changes
-    try:
-        return dataclasses.replace(limits, **values)
-    except ConfigError as error:
-        raise ConfigError(f"{place}: {error}") from error
+    """Limits with some of them replaced. Raises `ConfigError` that names one by its place in the config."""
+    return construct(Limits, {**plain(limits), **changes}, place=place)
 
 
 def _check_tools(place: str, phase: Phase, limits: Limits) -> None:

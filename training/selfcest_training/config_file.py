@@ -86,7 +86,7 @@ def apply_override(data: dict[str, Any], override: str) -> None:
     """Set what `key.path=value` names, the value read as YAML. Raises `ConfigError` that quotes it."""
     path, equals, text = override.partition("=")
     if not equals or not path:
-        raise ConfigError(f"override {override!r} is not of the form key.path=value, as in rl.steps=10")
+        raise ConfigError(f"override {show(override)} is not of the form key.path=value, as in rl.steps=10")
     value = read_yaml(text, f"override {show(override)}: the value")
     *parents, leaf = path.split(".")
     node: Any = data
@@ -103,7 +103,7 @@ def apply_override(data: dict[str, Any], override: str) -> None:
 
 def _index(override: str, node: Any, key: str) -> int:
     """The position that a path's number means in a list, as in `phases.0.tokens`."""
-    if not isinstance(node, list) or not key.isdecimal() or int(key) >= len(node):
-        length = f"a list of {len(node)}" if isinstance(node, list) else f"{node!r}"
-        raise ConfigError(f"override {override!r}: '{key}' leads nowhere in {length}")
+    if not isinstance(node, list) or not key.isdecimal() or len(key) > 9 or int(key) >= len(node):
+        length = f"a list of {len(node)}" if isinstance(node, list) else show(node)
+        raise ConfigError(f"override {show(override)}: {show(key)} leads nowhere in {length}")
     return int(key)

@@ -9,7 +9,7 @@ import numpy as np
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import PlugIn
-from selfcest_env.tasks import TaskSource, make_source
+from selfcest_env.tasks import TaskSource, source_of_config
 from selfcest_env.tasks.splits import HashedSplit
 
 Name = TypeVar("Name", bound=str)
@@ -18,12 +18,12 @@ TEST_FRACTION = 0.2  # of all instances, by the hash of their content; the same 
 
 def make_families(tasks: Mapping[str, PlugIn], part: str) -> dict[str, TaskSource]:
     """Task sources by family name, restricted to the training or the test part of their instances."""
-    return {name: split(spec, part) for name, spec in tasks.items()}
+    return {name: split(spec, part, where=f"tasks.{name}") for name, spec in tasks.items()}
 
 
-def split(spec: PlugIn, part: str, changes: Mapping[str, Any] | None = None) -> HashedSplit:
-    """The training or the test part of a source, with some of its options changed."""
-    source = make_source(spec.name, **{**spec.options, **(changes or {})})
+def split(spec: PlugIn, part: str, changes: Mapping[str, Any] | None = None, *, where: str = "task") -> HashedSplit:
+    """The training or the test part of a source, with some of its options changed, which the config has at `where`."""
+    source = source_of_config(spec.name, {**spec.options, **(changes or {})}, where)
     return HashedSplit(source, part, TEST_FRACTION)
 
 

@@ -30,7 +30,8 @@ def read_yaml(text: str, what: str) -> Any:
     """The plain values that a text says; nothing in them is shared.
 
     Raises:
-        ConfigError: one line that begins with `what`: no YAML, a key that stands twice, too many values.
+        ConfigError: one line that begins with `what`: no YAML, a key that stands twice, too many values, or one that
+            JSON does not know, as a date.
     """
     try:
         loader = _Loader(text)
@@ -42,7 +43,7 @@ def read_yaml(text: str, what: str) -> Any:
                 f"{what} has more than {MAX_VALUES} values once its aliases (*name) are written out, or an alias "
                 "stands inside what it names; write the values out"
             )
-        return _unshared(loader.construct_document(node))
+        return _unshared(loader.construct_document(node), what)
     except yaml.YAMLError as error:
         raise ConfigError(f"{what} is not valid YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:
@@ -50,7 +51,9 @@ def read_yaml(text: str, what: str) -> Any:
     except ConfigError:
         raise
     except ValueError as error:  # Python's own, as for a date of month 13 or thousands of digits
-        raise ConfigError(f"{what} has a value that cannot be read: {error}") from error
+        raise ConfigError(f"{what} has a value that cannot be read: {' '.join(str(error).split())}") from error
+    except (LookupError, AttributeError) as error:  # the library's, as for `!!bool maybe`
+        raise ConfigError(f"{what} has a value that is not what its tag (!!...) says; remove the tag") from error
 
 
 def write_yaml(value: object) -> str:
@@ -83,8 +86,12 @@ def _check_once(node: yaml.MappingNode, what: str) -> None:
             seen.add(key.value)
 
 
-def _unshared(node: Any) -> Any:
+def _unshared(value: Any, what: str) -> Any:
     """A copy without YAML's aliases: one dict at two places would let an override of one arm change them all."""
-    if isinstance(node, dict):
-        return {key: _unshared(value) for key, value in node.items()}
-    return [_unshared(value) for value in node] if isinstance(node, list) else node
+    if isinstance(value, dict):
+        return {_unshared(key, what): _unshared(item, what) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_unshared(item, what) for item in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise ConfigError(f"{what} has {show(value)}, which YAML takes for a {type(value).__name__}; write it in quotes")

@@ -7,21 +7,34 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from selfcest_env.errors import ConfigError, did_you_mean
 from selfcest_env.plugin import PlugIn
 from selfcest_env.record import Measure
+from selfcest_env.structure import (
+    AtLeast,
+    Below,
+    Checked,
+    Count,
+    Distinct,
+    Name,
+    NotEmpty,
+    NotNegative,
+    Printable,
+    Seed,
+)
 from selfcest_env.types import Limits
-from selfcest_training.config import ADDED_COSTS, Cell, changed_limits
+from selfcest_training.config import ADDED_COSTS, Cell, FileName, changed_limits, check_cells
 from selfcest_training.config_file import parse_as, read_config
 from selfcest_training.evaluation.costs import measures_of
 
-SWEPT = ("total_tokens", "generated_tokens")
+Temperature = Annotated[NotNegative, "0: greedy"]
+Label = Annotated[str, Printable(), NotEmpty()]
 
 
 @dataclass(frozen=True)
-class StrategySpec:
+class StrategySpec(Checked):
     """One strategy of a study.
 
     Attributes:
@@ -33,16 +46,16 @@ class StrategySpec:
         families: those that it plays; empty: all.
     """
 
-    name: str = ""
+    name: Name = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     policy: PlugIn | None = None
-    temperature: float | None = None
+    temperature: Temperature | None = None
     limits: Mapping[str, int | None] = field(default_factory=dict)
     families: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class StudyConfig:
+class StudyConfig(Checked):
     """Everything one `selfcest evaluate` does.
 
     Attributes:
@@ -70,56 +83,37 @@ class StudyConfig:
         min_difference: of two accuracies; there is no verdict on a smaller one.
     """
 
-    name: str
-    tasks: Mapping[str, PlugIn]
-    cells: tuple[Cell, ...]
-    strategies: Mapping[str, StrategySpec]
-    budgets: tuple[int | None, ...] = (None,)
-    swept: str = "total_tokens"
+    name: Annotated[str, FileName()]
+    tasks: Mapping[Name, PlugIn]
+    cells: Annotated[tuple[Cell, ...], NotEmpty()]
+    strategies: Annotated[Mapping[Label, StrategySpec], NotEmpty()]
+    budgets: Annotated[tuple[Count | None, ...], NotEmpty(), Distinct()] = (None,)
+    swept: Literal["total_tokens", "generated_tokens"] = "total_tokens"
     limits: Limits = Limits()
     subject: str = ""
     policy: PlugIn | None = None
-    temperature: float = 0.0
+    temperature: Temperature = 0.0
     reward: PlugIn = PlugIn("correct")
     costs: Mapping[str, PlugIn] = field(default_factory=lambda: dict(ADDED_COSTS))
     compared: tuple[str, ...] = ()
-    output: str = "studies"
-    episodes: int | None = 100
-    seeds: tuple[int, ...] = (0,)
-    task_seed: int = 20_000
+    output: Name = "studies"
+    episodes: Annotated[Count | None, "null: all there are"] = 100
+    seeds: Annotated[tuple[Seed, ...], NotEmpty(), Distinct()] = (0,)
+    task_seed: Seed = 20_000
     held_out: bool = False
-    batch: int = 64
-    threads: int = 1
-    resamples: int = 2000
-    confidence: float = 0.95
-    min_difference: float = 0.02
+    batch: Count = 64
+    threads: Count = 1
+    resamples: Annotated[int, AtLeast(100)] = 2000
+    confidence: Annotated[float, AtLeast(0.5), Below(1)] = 0.95
+    min_difference: Annotated[float, AtLeast(0), Below(1)] = 0.02
 
     def __post_init__(self) -> None:
-        _check_folder("name", self.name)
-        for key in ("cells", "strategies", "budgets", "seeds"):
-            if not getattr(self, key):
-                raise ConfigError(f"{key} is empty; expected at least one")
-        _check_once("budgets", self.budgets)
-        _check_once("seeds", self.seeds)
-        _check_once("cells (family, size)", [(cell.family, cell.size) for cell in self.cells])
-        for key, low in (("batch", 1), ("threads", 1), ("resamples", 100)):
-            if getattr(self, key) < low:
-                raise ConfigError(f"{key} is {getattr(self, key)}; expected a whole number >= {low}")
-        if self.episodes is not None and self.episodes < 1:
-            raise ConfigError(f"episodes is {self.episodes}; expected a whole number >= 1, or null for all there are")
-        if not 0.5 <= self.confidence < 1:
-            raise ConfigError(f"confidence is {self.confidence}; expected a number from 0.5 to below 1, as 0.95")
-        if not 0 <= self.min_difference < 1:
-            raise ConfigError(f"min_difference is {self.min_difference}; expected a number from 0 to below 1, as 0.02")
+        super().__post_init__()
+        check_cells(self.cells)
         known = measures_of(self.costs)
         for cost in self.compared:
             if cost not in known:
                 raise ConfigError(f"compared names no cost '{cost}' ({', '.join(known)}).{did_you_mean(cost, known)}")
-        if self.swept not in SWEPT:
-            raise ConfigError(f"swept is {self.swept!r}; expected {' or '.join(SWEPT)}")
-        for temperature in (self.temperature, *map(self.temperature_of, self.strategies)):
-            if not 0 <= temperature < float("inf"):
-                raise ConfigError(f"temperature is {temperature}; expected a finite number >= 0 (0: greedy)")
         for label, budget in itertools.product(self.strategies, self.budgets):
             self.limits_at(budget, label)
         for i, cell in enumerate(self.cells):
@@ -149,8 +143,6 @@ class StudyConfig:
             return changed_limits(self.limits, changes, place)
         if self.swept in changes:
             raise ConfigError(f"{place}.{self.swept} is the limit that the budgets sweep; remove it")
-        if budget < 1:
-            raise ConfigError(f"budgets has {budget}; expected whole numbers >= 1")
         try:
             return changed_limits(self.limits, {**changes, self.swept: budget}, place)
         except ConfigError as error:
@@ -210,13 +202,3 @@ def parse_study(data: dict[str, Any]) -> StudyConfig:
         if isinstance(holder, dict) and isinstance(holder.get("policy"), str):
             holder["policy"] = {"name": "model", "options": {"folder": holder["policy"]}}
     return parse_as(StudyConfig, data)
-
-
-def _check_folder(key: str, name: str) -> None:
-    if not name or name.startswith(".") or set(name) & set("/\\"):
-        raise ConfigError(f"{key} is {name!r}; expected a folder name: not empty, no leading dot, no slash")
-
-
-def _check_once(key: str, values: Sequence[object]) -> None:
-    if len(set(values)) != len(values):
-        raise ConfigError(f"{key} is {list(values)}; expected each one once; remove the duplicates")

@@ -6,7 +6,7 @@ import numpy as np
 
 from selfcest_env.errors import TaskError
 from selfcest_env.seeding import stream_seed
-from selfcest_env.tasks import TaskSource, make_source
+from selfcest_env.tasks import TaskSource, source_of_config
 from selfcest_env.tasks.finite import FiniteSource
 from selfcest_env.tasks.splits import TEST, HashedSplit, part_of
 from selfcest_env.types import Task
@@ -18,7 +18,7 @@ from selfcest_training.families import TEST_FRACTION
 def source_of(config: StudyConfig, cell: Cell) -> TaskSource:
     """The cell's source as it was configured, its expert included."""
     spec = config.tasks[cell.family]
-    return make_source(spec.name, **{**spec.options, **cell.options})
+    return source_of_config(spec.name, {**spec.options, **cell.options}, f"tasks.{cell.family}")
 
 
 def instances_of(config: StudyConfig, cell: Cell, source: TaskSource) -> list[Task]:

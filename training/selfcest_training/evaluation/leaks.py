@@ -10,7 +10,7 @@ from rich.console import Console
 
 from selfcest_env.errors import ConfigError, TaskError
 from selfcest_env.plugin import PlugIn, only_trusted
-from selfcest_env.tasks import TaskSource, make_source
+from selfcest_env.tasks import TaskSource, source_of_config
 from selfcest_env.tasks.finite import FiniteSource
 from selfcest_env.tasks.leaks import leak_report
 from selfcest_env.tasks.mixture import Mixture
@@ -62,7 +62,7 @@ def _trained_on(policy: PolicySource) -> Iterable[tuple[str, PlugIn]]:
 
 
 def _leaked_from(family: str, spec: PlugIn, study: Study) -> Iterator[str]:
-    for place, source in _finite(family, make_source(spec.name, **spec.options)):
+    for place, source in _finite(family, source_of_config(spec.name, spec.options, f"tasks.{family}")):
         try:
             known = _training_part(source)
         except TaskError as error:
@@ -86,7 +86,9 @@ def _sources(path: Path) -> Iterator[tuple[str, FiniteSource]]:
     config = parse_study(data) if "budgets" in data else parse_config(data)
     seen: list[FiniteSource] = []
     for name, spec in _families(config).items():
-        for place, source in _finite(f"{path}: {name}", make_source(spec.name, **spec.options)):
+        for place, source in _finite(
+            f"{path}: {name}", source_of_config(spec.name, spec.options, f"{path}: tasks.{name}")
+        ):
             if source not in seen:
                 seen.append(source)
                 yield place, source

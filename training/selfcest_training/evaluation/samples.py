@@ -9,12 +9,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
 
 from selfcest_agents.player import Player
-from selfcest_env.errors import ConfigError, check_whole
+from selfcest_env.errors import ConfigError
 from selfcest_env.graders import Grade
 from selfcest_env.graders.boxed import last_boxed
 from selfcest_env.graders.latex import normalise, unnamed
 from selfcest_env.graders.qa import normalize_answer
 from selfcest_env.graders.rational import rational
+from selfcest_env.structure import Checked, Count, Size
 from selfcest_env.types import Limits, Task
 from selfcest_training.evaluation.strategies import Episodes, Instance, Seat, Strategy
 
@@ -23,7 +24,7 @@ _OPERATION = re.compile(r"[\\^_=+*/<>{}|]|(?<![^\W\d_]{2})[-−]|[-−](?![^\W\d
 
 
 @dataclass(frozen=True)
-class Samples(Strategy):
+class Samples(Strategy, Checked):
     """Samples of the monolithic policy, one after the other, each with what the earlier ones left of the budget.
 
     Another sample starts if what is left could pay the dearest one so far. All tokens of all samples count.
@@ -34,13 +35,8 @@ class Samples(Strategy):
     """
 
     delegates: ClassVar[bool] = False
-    samples: int = 8
-    max_reads: int | None = 0
-
-    def __post_init__(self) -> None:
-        check_whole("samples", self.samples, 1, 2**31)
-        if self.max_reads is not None:
-            check_whole("max_reads", self.max_reads, 0, 2**31)
+    samples: Count = 8
+    max_reads: Size | None = 0
 
     @property
     def recipe(self) -> Mapping[str, object]:

@@ -13,9 +13,10 @@ from selfcest_agents.codec import Codec
 from selfcest_agents.player import Wrapper
 from selfcest_agents.policy import Actor, Policy, PolicyRequest, ScriptedPolicy
 from selfcest_agents.scripted import OracleActor
-from selfcest_env.errors import ConfigError, check_whole
+from selfcest_env.errors import ConfigError
 from selfcest_env.protocol import ProtocolText
 from selfcest_env.record import Generation, Turn
+from selfcest_env.structure import Checked, Count
 from selfcest_env.tasks.source import ExpertSource
 from selfcest_env.types import CloneRequest, Delegate, FinishReason, Limits, Outcome, Role, Task, TurnKey
 from selfcest_env.views import Observation
@@ -114,7 +115,7 @@ class ForkJoin(Strategy):
 
 
 @dataclass(frozen=True)
-class SpawnJoin(ForkJoin):
+class SpawnJoin(ForkJoin, Checked):
     """A fixed number of parallel threads on the same question, each with all documents, after Adaptive Parallel
     Reasoning (arXiv 2504.15466) without its learned choice of when to fork.
 
@@ -122,10 +123,7 @@ class SpawnJoin(ForkJoin):
         threads: how many.
     """
 
-    threads: int = 4
-
-    def __post_init__(self) -> None:
-        check_whole("threads", self.threads, 1, 2**31)
+    threads: Count = 4
 
     def requests(self, text: str, keys: Sequence[str]) -> tuple[CloneRequest, ...]:
         return (CloneRequest(text, tuple(keys)),) * self.threads
@@ -137,7 +135,7 @@ class SpawnJoin(ForkJoin):
 
 
 @dataclass(frozen=True)
-class MapReduce(ForkJoin):
+class MapReduce(ForkJoin, Checked):
     """Every document goes to a clone with the question; a task without documents goes to one clone.
 
     As the fan-out is the number of documents, `max_clones` and `max_clones_per_call` do not bound it; tokens do.
@@ -146,10 +144,7 @@ class MapReduce(ForkJoin):
         documents_per_clone: how many documents one clone is given.
     """
 
-    documents_per_clone: int = 1
-
-    def __post_init__(self) -> None:
-        check_whole("documents_per_clone", self.documents_per_clone, 1, 2**31)
+    documents_per_clone: Count = 1
 
     def requests(self, text: str, keys: Sequence[str]) -> tuple[CloneRequest, ...]:
         size = self.documents_per_clone
