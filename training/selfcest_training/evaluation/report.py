@@ -305,9 +305,14 @@ def _panels(cells: Sequence[Curves], reading: Reading) -> dict[str, list[Row]]:
 
 
 def write_report(
-    folder: Path, cells: Sequence[Curves], reading: Reading, head: str, notes: Sequence[str] = ()
+    folder: Path,
+    cells: Sequence[Curves],
+    reading: Reading,
+    head: str,
+    notes: Sequence[str] = (),
+    plots: Sequence[str] | None = None,
 ) -> tuple[str, str]:
-    """Write table.md, results.csv and a plot per cost into the folder.
+    """Write table.md, results.csv and plots into the folder.
 
     Args:
         folder: where.
@@ -315,6 +320,7 @@ def write_report(
         reading: how it is read.
         head: says what was played.
         notes: more to say, a bullet each.
+        plots: costs to draw accuracy against; `None`: those that are compared, and wall-clock.
 
     Returns:
         What a terminal shows, a verdict of five lines and one line per family and strategy; and the text of table.md.
@@ -335,7 +341,7 @@ def write_report(
     text = "\n\n".join(part.strip() for part in parts if part) + "\n"
     (folder / "table.md").write_text(text, encoding="utf-8")
     write_csv(rows, reading, folder / "results.csv")
-    for cost in (*reading.compared, WALL):
+    for cost in (*reading.compared, WALL) if plots is None else plots:
         plot(cells, reading, cost, folder / plot_name(cost))
     shown = [*([said] if found else []), overview(cells, reading), *(f"warning: {line}" for line in warnings)]
     return "\n".join(shown), text

@@ -32,6 +32,8 @@ from selfcest_training.evaluation.results import Result, read_results
 from selfcest_training.evaluation.store import Store
 from selfcest_training.evaluation.table import curves_of
 
+_PLOTS = ("total_tokens", "critical_path_tokens")  # a plot takes a second, and every run pays it
+
 
 class Stage(StrEnum):
     """When an arm is evaluated; the folder of its results in a job's."""
@@ -171,7 +173,8 @@ def report_run(config: RunConfig) -> str:
     results, notes = results_of(config)
     study = study_of(config)
     cells, reading = curves_of(_in_order(study, results)), reading_of(study)
-    shown, _ = write_report(config.folder, cells, reading, headline(study, cells, reading), [*notes, *lines])
+    head = headline(study, cells, reading)
+    shown, _ = write_report(config.folder, cells, reading, head, [*notes, *lines], plots=_PLOTS)
     return "\n".join([*notes, shown, *lines])
 
 
