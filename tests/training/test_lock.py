@@ -30,10 +30,11 @@ from pathlib import Path
 from selfcest_training.lock import locked
 signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs in the background inherits that it is ignored
 with locked(Path(sys.argv[1])):
-    child = os.fork() if sys.argv[2:] else 1
-    if not child:
+    if not sys.argv[2:]:
+        print(1, flush=True)
+    elif not os.fork():
+        print(os.getpid(), flush=True)  # by now it has let go of the file
         time.sleep(60)
-    print(child, flush=True)
     input()
 """
 
