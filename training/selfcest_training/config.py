@@ -246,17 +246,17 @@ class RunConfig(Checked):
         for name, arm in self.arms.items():
             self._check_arm(name, arm)
         for i, cell in enumerate(self.evaluation.cells):
-            self._check_families(f"evaluation.cells[{i}].family", [cell.family])
+            check_families(f"evaluation.cells[{i}].family", [cell.family], self.tasks)
 
     def _check_arm(self, name: str, arm: ArmConfig) -> None:
         """What only shows when the arm, its limits and the task families are seen together."""
-        self._check_families(f"arms.{name}.rl.tasks", arm.rl.tasks)
+        check_families(f"arms.{name}.rl.tasks", arm.rl.tasks, self.tasks)
         if arm.rl.steps and not any(arm.rl.tasks.values()):
             raise ConfigError(f"arms.{name}.rl.tasks is {dict(arm.rl.tasks)}; expected a family with a weight > 0")
         limits = self.limits_of(name)
         for i, phase in enumerate(arm.warmstart.phases):
             place = f"arms.{name}.warmstart.phases[{i}]"
-            self._check_families(f"{place}.mix", phase.mix)
+            check_families(f"{place}.mix", phase.mix, self.tasks)
             phase_limits = changed_limits(limits, phase.limits, f"{place}.limits")
             _check_tools(f"{place}.mix", phase, phase_limits)
         tokens = sum(phase.tokens for phase in arm.warmstart.phases)
@@ -268,14 +268,6 @@ class RunConfig(Checked):
                 "compute_tokens"
             )
 
-    def _check_families(self, place: str, families: Iterable[str]) -> None:
-        for family in families:
-            if family not in self.tasks:
-                raise ConfigError(
-                    f"{place} names the family '{family}', which is not under tasks ({', '.join(self.tasks)})."
-                    + did_you_mean(family, self.tasks)
-                )
-
     def limits_of(self, arm: str) -> Limits:
         """The run's limits with the arm's overrides."""
         return changed_limits(self.limits, self.arms[arm].limits, f"arms.{arm}.limits")
@@ -283,6 +275,16 @@ class RunConfig(Checked):
     @property
     def folder(self) -> Path:
         return Path(self.output) / self.name
+
+
+def check_families(place: str, families: Iterable[str], tasks: Mapping[str, PlugIn]) -> None:
+    """Raise `ConfigError` that names the place for a family that is not under `tasks`."""
+    for family in families:
+        if family not in tasks:
+            raise ConfigError(
+                f"{place} names the family '{family}', which is not under tasks ({', '.join(tasks)})."
+                + did_you_mean(family, tasks)
+            )
 
 
 def changed_limits(limits: Limits, changes: Mapping[str, int | None], place: str) -> Limits:

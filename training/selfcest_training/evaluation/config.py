@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +25,7 @@ from selfcest_env.structure import (
     Seed,
 )
 from selfcest_env.types import Limits
-from selfcest_training.config import ADDED_COSTS, Cell, FileName, changed_limits, check_cells
+from selfcest_training.config import ADDED_COSTS, Cell, FileName, changed_limits, check_cells, check_families
 from selfcest_training.config_file import parse_as, read_config
 from selfcest_training.evaluation.costs import measures_of
 
@@ -117,9 +117,9 @@ class StudyConfig(Checked):
         for label, budget in itertools.product(self.strategies, self.budgets):
             self.limits_at(budget, label)
         for i, cell in enumerate(self.cells):
-            self._check_families(f"cells[{i}].family", [cell.family])
+            check_families(f"cells[{i}].family", [cell.family], self.tasks)
         for label, strategy in self.strategies.items():
-            self._check_families(f"strategies.{label}.families", strategy.families)
+            check_families(f"strategies.{label}.families", strategy.families, self.tasks)
             if strategy.policy is None and self.policy is None:
                 raise ConfigError(f"strategies.{label} has no policy; set policy, or strategies.{label}.policy")
         if self.subject and self.subject not in self.strategies:
@@ -127,14 +127,6 @@ class StudyConfig(Checked):
                 f"subject is {self.subject!r}, which is no strategy ({', '.join(self.strategies)})."
                 + did_you_mean(self.subject, self.strategies)
             )
-
-    def _check_families(self, place: str, families: Iterable[str]) -> None:
-        for family in families:
-            if family not in self.tasks:
-                raise ConfigError(
-                    f"{place} names the family '{family}', which is not under tasks ({', '.join(self.tasks)})."
-                    + did_you_mean(family, self.tasks)
-                )
 
     def limits_at(self, budget: int | None, label: str) -> Limits:
         """What a whole strategy may use on one instance. Raises `ConfigError` for a budget that no limits allow."""

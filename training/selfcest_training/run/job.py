@@ -71,7 +71,8 @@ class Job:
         place = f"arms.{job_id.arm}.rl"
         self.stages = make_stages(self.arm.rl, place)
         # Of a schedule of its own: the run's is asked once per step.
-        self.reward.checked_weights(weights_at(make_stages(self.arm.rl, place).rewards, 0))
+        schedule = make_reward_schedule(self.arm.rl.reward_schedule, f"{place}.reward_schedule")
+        self.reward.checked_weights(weights_at(schedule, 0))
         self.loss_needs = make_loss_sum(self.arm.rl.loss, where=f"{place}.loss").needs
         self.state = TrainState()
         self._clock = time.process_time()

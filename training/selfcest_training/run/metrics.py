@@ -8,7 +8,6 @@ from pathlib import Path
 from types import TracebackType
 
 import numpy as np
-from torch.utils.tensorboard import SummaryWriter
 
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, write_episode
 
@@ -31,6 +30,8 @@ class MetricsLog:
                     kept.append(line)
         _rewrite(path, "".join(line + "\n" for line in kept))
         self._file = path.open("a", encoding="utf-8")
+        from torch.utils.tensorboard import SummaryWriter  # slow to import, and only a job writes
+
         self._board = SummaryWriter(str(folder / "tensorboard"))
 
     def write(self, stage: str, step: int, values: Mapping[str, float]) -> None:
