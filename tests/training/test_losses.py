@@ -338,7 +338,7 @@ def test_terms_add_up_with_their_weights() -> None:
             kept[0], torch.cat([g.flatten() for g in expected]), rtol=1e-6, atol=1e-9
         )  # weights are float32
         tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
-        mean = sum(float(of_sample(model, sample)[1].sum()) for sample in samples) / tokens
+        mean = sum(float(of_sample(model, sample)[1].detach().sum()) for sample in samples) / tokens
         assert mean_metrics([metrics])["loss/entropy"] == pytest.approx(mean, rel=1e-6)
 
 

@@ -19,12 +19,16 @@ T = TypeVar("T")
 
 def ask(assigner: CreditAssigner, group: EpisodeGroup) -> tuple[Replay, ...]:
     """The replays a scheme needs for a group, checked. Raises `CreditError` that names scheme, replay and rule."""
-    return checked_replays(assigner.name, group, _call(assigner.name, lambda: tuple(assigner.replays(group))))
+    return checked_replays(
+        assigner.name, group, called(f"credit scheme '{assigner.name}'", lambda: tuple(assigner.replays(group)))
+    )
 
 
 def assign(assigner: CreditAssigner, group: EpisodeGroup, replayed: Mapping[Replay, EpisodeRecord]) -> Credit:
     """A scheme's credit, checked. Raises `CreditError` that names scheme, turn and rule."""
-    return checked_credit(assigner.name, group, _call(assigner.name, lambda: assigner.assign(group, replayed)))
+    return checked_credit(
+        assigner.name, group, called(f"credit scheme '{assigner.name}'", lambda: assigner.assign(group, replayed))
+    )
 
 
 def assign_step(
@@ -36,7 +40,7 @@ def assign_step(
     """
     if not isinstance(assigner, StepAssigner):
         return [assign(assigner, group, found) for group, found in zip(groups, replayed, strict=True)]
-    credits = _call(assigner.name, lambda: list(assigner.assign_step(groups, replayed)))
+    credits = called(f"credit scheme '{assigner.name}'", lambda: list(assigner.assign_step(groups, replayed)))
     if len(credits) != len(groups):
         raise CreditError(f"credit scheme '{assigner.name}' gave {len(credits)} credits for {len(groups)} groups")
     return [checked_credit(assigner.name, group, credit) for group, credit in zip(groups, credits, strict=True)]
@@ -45,16 +49,17 @@ def assign_step(
 def fit(assigner: CreditAssigner, groups: Sequence[EpisodeGroup]) -> None:
     """After a step, what a scheme that learns may learn from it. Raises `CreditError` with the cause."""
     if isinstance(assigner, LearningAssigner):
-        _call(assigner.name, lambda: assigner.fit(groups))
+        called(f"credit scheme '{assigner.name}'", lambda: assigner.fit(groups))
 
 
-def _call(scheme: str, call: Callable[[], T]) -> T:
+def called(who: str, call: Callable[[], T], error: type[SelfcestError] = CreditError) -> T:
+    """What a plug-in's method returns. What it raises becomes an `error` that names it; our own errors pass."""
     try:
         return call()
     except SelfcestError:
         raise
-    except Exception as error:
-        raise CreditError(f"credit scheme '{scheme}': raised {type(error).__name__}: {error}") from error
+    except Exception as cause:
+        raise error(f"{who}: raised {type(cause).__name__}: {cause}") from cause
 
 
 def checked_replays(scheme: str, group: EpisodeGroup, replays: Sequence[Replay]) -> tuple[Replay, ...]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from selfcest_env.errors import SelfcestError, TrainingError
+from selfcest_env.errors import TrainingError
 from selfcest_env.record import EpisodeGroup
+from selfcest_training.credit.checks import called
 from selfcest_training.stages.base import Admission, Gate, PlannedGroup, RewardSchedule, TaskMenu, TaskSampler
 
 MAX_ROUNDS = 1000  # a gate that has not had enough by then never will
-
-T = TypeVar("T")
 
 
 def propose(
@@ -21,7 +19,7 @@ def propose(
 ) -> list[PlannedGroup]:
     """Raises `TrainingError` unless these are tasks to roll out, at least one."""
     who = f"task sampler {type(sampler).__name__}, step {step}"
-    planned = _called(who, lambda: list(sampler.propose(step, num_tasks, menu, rng)))
+    planned = called(who, lambda: list(sampler.propose(step, num_tasks, menu, rng)), TrainingError)
     given: list[object] = [*planned]
     if not given or not all(isinstance(plan, PlannedGroup) and plan.num_rollouts >= 1 for plan in given):
         raise TrainingError(f"{who}: proposed {planned!r}; expected at least one PlannedGroup with num_rollouts >= 1")
@@ -31,7 +29,7 @@ def propose(
 def weights_at(schedule: RewardSchedule, step: int) -> Mapping[str, float]:
     """Raises `TrainingError` unless it is a mapping; names and numbers are the reward's to check."""
     who = f"reward schedule {type(schedule).__name__}, step {step}"
-    weights: object = _called(who, lambda: schedule.weights(step))
+    weights: object = called(who, lambda: schedule.weights(step), TrainingError)
     if not isinstance(weights, Mapping):
         raise TrainingError(f"{who}: weights are {weights!r}; expected a mapping from names of terms to numbers")
     return weights
@@ -39,24 +37,15 @@ def weights_at(schedule: RewardSchedule, step: int) -> Mapping[str, float]:
 
 def observe(stage: TaskSampler | RewardSchedule, step: int, groups: Sequence[EpisodeGroup]) -> None:
     """Raises `TrainingError` with the cause."""
-    _called(f"{type(stage).__name__}.observe, step {step}", lambda: stage.observe(step, groups))
+    called(f"{type(stage).__name__}.observe, step {step}", lambda: stage.observe(step, groups), TrainingError)
 
 
 def admit(gate: Gate, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> Admission:
     """Raises `TrainingError` unless it is an `Admission`, or if the gate never has enough."""
     who = f"gate {type(gate).__name__}, step {step}"
-    admission: object = _called(who, lambda: gate.admit(step, groups, wanted, rounds))
+    admission: object = called(who, lambda: gate.admit(step, groups, wanted, rounds), TrainingError)
     if not isinstance(admission, Admission) or admission.more < 0:
         raise TrainingError(f"{who}: returned {admission!r}; expected an Admission with more >= 0")
     if admission.more and rounds >= MAX_ROUNDS:
         raise TrainingError(f"{who}: asks for more after {rounds} rounds; bound the rounds of the gate")
     return admission
-
-
-def _called(who: str, call: Callable[[], T]) -> T:
-    try:
-        return call()
-    except SelfcestError:
-        raise
-    except Exception as error:
-        raise TrainingError(f"{who}: raised {type(error).__name__}: {error}") from error
