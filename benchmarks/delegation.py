@@ -19,12 +19,13 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 import yaml
 
 from selfcest_training.config_file import read_config
+from selfcest_training.evaluation import statistics
 from selfcest_training.evaluation.decision import Choice, choices, judge, means
 from selfcest_training.evaluation.results import Result, read_results
 
@@ -35,8 +36,6 @@ STUDIES = {"when": CONFIGS / "cpu" / "when_frontier.yaml"}
 COSTS = ("total_tokens", "generated_tokens", "critical_path_tokens", "peak_context")
 CURVE_POINTS = 40
 LEARNED = 0.9  # the accuracy on sizes of training below which a cell is no evidence on others
-# 97.5 % quantile of Student's t by number of seeds.
-STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}
 
 Cell = Mapping[str, Any]
 
@@ -198,10 +197,9 @@ def _provenance(cells: Sequence[Cell]) -> str:
 
 def over_seeds(values: Sequence[float], digits: int = 2) -> str:
     """The mean with its 95 % interval over seeds; the values themselves stand behind it."""
-    middle = f"{mean(values):.{digits}f}"
-    if len(values) in STUDENT:
-        middle += f" ± {STUDENT[len(values)] * stdev(values) / math.sqrt(len(values)):.{digits}f}"
-    return middle
+    found = statistics.over_seeds(values)
+    half = "" if math.isnan(found.high) else f" ± {found.high - found.mean:.{digits}f}"
+    return f"{found.mean:.{digits}f}{half}"
 
 
 def each(values: Sequence[float | None], digits: int = 2) -> str:
@@ -258,12 +256,7 @@ def _when(cells: Sequence[Cell]) -> str:
     sizes = list(cells[0]["decisions"]["before"]["sizes"])
     lines = [WHEN, "", "| policy | " + " | ".join(f"{size} terms" for size in sizes) + " | all |"]
     lines.append("|---" * (len(sizes) + 2) + "|")
-    rows = [("before RL", "before", "free"), ("after RL", "after", "free")]
-    rows += [
-        ("forced always, weights after RL", "after", "always"),
-        ("forced never, weights after RL", "after", "never"),
-    ]
-    for name, when, way in rows:
+    for name, when, way in _POLICIES:
         found = [cell["decisions"][when] for cell in cells]
         row = [_shares([judged["sizes"][size][way] for judged in found]) for size in sizes]
         lines.append(f"| {name} | " + " | ".join([*row, _shares([judged[way] for judged in found])]) + " |")

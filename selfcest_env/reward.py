@@ -191,13 +191,17 @@ class Reward:
                     f"{type(error).__name__}: {error}"
                 ) from error
 
-    def score(self, record: EpisodeRecord, weights: Mapping[str, float] | None = None) -> EpisodeRecord:
+    def score(
+        self, record: EpisodeRecord, weights: Mapping[str, float] | None = None, grade: Grade | None = None
+    ) -> EpisodeRecord:
         """The record with every term filled in, and the weights that its team return gives them (1 if not named).
+
+        `grade` is what `grade` has said of it, if it has been asked: some graders take their time.
 
         Raises:
             RewardError: a term raises or is no finite number, or a weight is of no term; named with its cause.
         """
-        grade = self.grade(record)
+        grade = self.grade(record) if grade is None else grade
         values: dict[str, float] = {}
         for name, term in self.terms.items():
             who = f"reward term '{name}', episode {record.episode_id}"

@@ -194,7 +194,7 @@ class Study:
     def _result(self, item: Keyed, block: Block, episodes: Sequence[EpisodeRecord], seconds: float) -> Result:
         unscored = [replace(episode, task=item.instance.task, reward_terms=None) for episode in episodes]
         grades = [self.reward.grade(episode) for episode in unscored]
-        scored = tuple(self.reward.score(episode) for episode in unscored)
+        scored = tuple(self.reward.score(e, grade=grade) for e, grade in zip(unscored, grades, strict=True))
         strategy = self.strategies[block.strategy]
         chosen = strategy.choose(scored, grades)
         return Result(
