@@ -19,7 +19,7 @@ from selfcest_env.protocol import ProtocolText
 from selfcest_env.record import Generation
 from selfcest_env.tasks import ExpertSource, Style
 from selfcest_env.types import Delegate, Role, TurnKey
-from selfcest_training.evaluation.strategies import Seat, Strategy, check_delegation
+from selfcest_training.evaluation.strategies import Seat, Strategy, check_delegation, expert_of
 
 
 class ForcedDecision:
@@ -79,15 +79,10 @@ class _Forced(Strategy):
 
     def check(self, seat: Seat) -> None:
         check_delegation(seat.limits, 1)
-        if not isinstance(seat.source, ExpertSource):
-            raise ConfigError(
-                f"{type(seat.source).__name__} has no expert to begin the root's turn; name the families that have one "
-                "in the strategy's families"
-            )
+        expert_of(seat)
 
     def wrapper(self, seat: Seat) -> Wrapper:
-        assert isinstance(seat.source, ExpertSource)  # checked
-        return partial(ForcedDecision, source=seat.source, protocol=seat.protocol, delegate=self.delegates)
+        return partial(ForcedDecision, source=expert_of(seat), protocol=seat.protocol, delegate=self.delegates)
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,9 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.protocol import ProtocolText
 from selfcest_env.record import Generation, Turn
 from selfcest_env.structure import Checked, Count
-from selfcest_env.tasks.source import ExpertSource
 from selfcest_env.types import CloneRequest, Delegate, FinishReason, Limits, Outcome, Role, Task, TurnKey
 from selfcest_env.views import Observation
-from selfcest_training.evaluation.strategies import Episodes, Seat, Strategy, check_delegation
+from selfcest_training.evaluation.strategies import Episodes, Seat, Strategy, check_delegation, expert_of
 
 
 class ScriptedRoot:
@@ -161,14 +160,10 @@ class OracleDecomposition(Strategy):
 
     def check(self, seat: Seat) -> None:
         check_delegation(seat.limits, 1)
-        if not isinstance(seat.source, ExpertSource):
-            raise ConfigError(
-                f"{type(seat.source).__name__} has no expert to play the root; name the families that have one in the "
-                "strategy's families"
-            )
+        expert_of(seat)
 
     def wrapper(self, seat: Seat) -> Wrapper:
-        script = OracleActor(seat.source, seat.protocol)
+        script = OracleActor(expert_of(seat), seat.protocol)
         return partial(ScriptedRoot, script=script, turns=None, turn_tokens=seat.limits.turn_tokens)
 
     def limits(self, limits: Limits, task: Task) -> Limits:

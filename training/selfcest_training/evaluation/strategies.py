@@ -17,7 +17,7 @@ from selfcest_env.plugin import load, make
 from selfcest_env.protocol import ProtocolText
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.seeding import stream_seed
-from selfcest_env.tasks import TaskSource
+from selfcest_env.tasks import ExpertSource, TaskSource
 from selfcest_env.types import Limits, Task
 
 Episodes = tuple[EpisodeRecord, ...]  # those of one task, in the order in which they were played
@@ -161,6 +161,16 @@ def find_strategy(name: str) -> type[Strategy]:
 def shown_name(label: str, strategy: Strategy | type[Strategy]) -> str:
     """The strategy's name in tables, plots and sentences: oracles are named so wherever a number of theirs stands."""
     return f"{label} (oracle)" if strategy.oracle else label
+
+
+def expert_of(seat: Seat) -> ExpertSource:
+    """The source, if it has an expert. Raises `ConfigError` if it has none."""
+    if isinstance(seat.source, ExpertSource):
+        return seat.source
+    raise ConfigError(
+        f"{type(seat.source).__name__} has no expert to play the root, or begin for it; name the families that have "
+        "one in the strategy's families"
+    )
 
 
 def check_delegation(limits: Limits, clones: int) -> None:
