@@ -1,8 +1,10 @@
 """Sums over long keyed ledgers: the work grows with the entries, and each ledger can be worked through apart.
 
-The prompt `?CE` names ledgers; the answer is the last digit of the sum of all their entries. A ledger is a list of
-fields, each a letter and a digit: `k3a7q0`. The letters are shuffled for every task and the same in all its ledgers, so
-that there is something to copy by, and a ledger can be told from another by its key alone. `?CE%5` asks modulo 5.
+The prompt `?[1]C[2]E` names ledgers; the answer is the last digit of the sum of all their entries. A ledger is a list
+of fields, each a letter and a digit: `k3a7q0`. The letters are shuffled for every task and the same in all its ledgers,
+so that there is something to copy by, and a ledger can be told from another by its key alone. `?[1]C[2]E%5` asks modulo
+5. The numbers say which ledger comes next: after a key alone the list of the documents that there are, in which every
+key stands as well, goes on in another way than the question, and small models then learn neither.
 
 The total of named entries is bounded, not the length of each ledger: under a bound on each, the number in a clone's
 objective, `[4]`, would tell how long its ledger can be, and a longer one would be new to it.
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -53,11 +55,11 @@ class Query(NamedTuple):
     modulus: int
 
     def write(self) -> str:
-        what = "?" + "".join(self.keys) if self.keys else f"[{self.part}]"
+        what = "?" + "".join(_numbered(self.keys)) if self.keys else f"[{self.part}]"
         return what + (f"%{self.modulus}" if self.modulus != 10 else "")
 
 
-_QUERY = re.compile(r"(?:\?([A-Z]+)|\[([0-9]{1,2})\])(?:%([2-9]))?")
+_QUERY = re.compile(r"(?:\?((?:\[[0-9]{1,2}\][A-Z])+)|\[([0-9]{1,2})\])(?:%([2-9]))?")
 _ENTRIES = re.compile(r"([a-z][0-9])+")
 
 
@@ -66,8 +68,13 @@ def parse(text: str) -> Query | None:
     match = _QUERY.fullmatch(text)
     if match is None:
         return None
-    keys, part, modulus = match.groups()
-    return Query(tuple(keys or ""), int(part or 0), int(modulus or 10))
+    numbered, part, modulus = match.groups()
+    query = Query(tuple(re.findall("[A-Z]", numbered or "")), int(part or 0), int(modulus or 10))
+    return query if query.write() == text else None
+
+
+def _numbered(keys: Iterable[str]) -> list[str]:
+    return [f"[{number}]{key}" for number, key in enumerate(keys, 1)]
 
 
 def read_entries(text: str) -> Entries:
@@ -196,18 +203,18 @@ def _at_once(query: Query, read: dict[str, Entries]) -> Proposal:
 
 
 def _one_by_one(query: Query, ledgers: Sequence[Entries]) -> Proposal:
-    """What the reader writes after so many ledgers: `[1]C[2]E.=00`, then `k33a70,0=00[1]C[2]E`, ...
+    """What the reader writes after so many ledgers: `=00[1]C`, then `k33a70,0=00[1]C[2]E`, ...
 
-    First a plan; then, for each ledger, entries and running total from 0. After `,` stands how the sum goes on: the sum
-    before, `=`, the ledger's total, the sum now, which has the shape of one more entry. Then its place in the plan and
-    the next one, which it asks for.
+    For each ledger, entries and running total from 0. After `,` stands how the sum goes on: the sum before, `=`, the
+    ledger's total, the sum now, which has the shape of one more entry. Then its place in the question and the next one,
+    which it asks for.
     """
-    plan = [f"[{number}]{key}" for number, key in enumerate(query.keys, 1)]
+    plan, done = _numbered(query.keys), len(ledgers)
     if not ledgers:
-        return Proposal(Read((query.keys[0],)), f"{''.join(plan)}.=00")
+        return Proposal(Read((query.keys[0],)), f"=00{plan[0]}")
     before = sum(digit for ledger in ledgers[:-1] for _, digit in ledger) % query.modulus
     thought, own = _running(ledgers[-1], 0, query.modulus)
-    done, total = len(ledgers), (before + own) % query.modulus
+    total = (before + own) % query.modulus
     thought += f",{before}={own}{total}"
     if done == len(plan):
         return Proposal(Answer(str(total)), thought)

@@ -32,7 +32,7 @@ def transcript(task: Task, style: Style, limits: Limits, source: LongLedgers | N
 
 
 # C: 3 + 7 = 10. E: 9 + 8 = 17. X is not asked for. In all 27.
-TASK = Task("t", "?CE", "7", "long_ledgers", {"C": "k3a7", "E": "k9a8", "X": "k1a1"})
+TASK = Task("t", "?[1]C[2]E", "7", "long_ledgers", {"C": "k3a7", "E": "k9a8", "X": "k1a1"})
 
 
 def test_delegating_by_hand() -> None:
@@ -46,12 +46,12 @@ def test_delegating_by_hand() -> None:
 
 def test_reading_one_by_one_by_hand() -> None:
     assert transcript(TASK, Style.READ, READS) == [
-        "[1]C[2]E.=00<read>C</read>",
+        "=00[1]C<read>C</read>",
         "k33a70,0=00[1]C[2]E<read>E</read>",
         "k99a87,0=77<ans>7<end>",
     ]
     # A total that is not 0 when the next ledger begins: 5, then 4 of its own, 9 in all.
-    task = Task("t", "?AB", "9", "long_ledgers", {"A": "z5", "B": "z4"})
+    task = Task("t", "?[1]A[2]B", "9", "long_ledgers", {"A": "z5", "B": "z4"})
     assert transcript(task, Style.READ, READS)[1:] == ["z55,0=55[1]A[2]B<read>B</read>", "z44,5=49<ans>9<end>"]
 
 
@@ -63,7 +63,7 @@ def test_reading_at_once_and_full_texts_by_hand() -> None:
 
 
 def test_a_modulus_stands_in_every_question() -> None:
-    task = Task("t", "?CE%5", "2", "long_ledgers", {"C": "k3a4", "E": "k2a3"})  # 7 + 5 = 12, and 12 mod 5 = 2
+    task = Task("t", "?[1]C[2]E%5", "2", "long_ledgers", {"C": "k3a4", "E": "k2a3"})  # 7 + 5 = 12, and 12 mod 5 = 2
     assert transcript(task, Style.DELEGATE, CLONES) == [
         "<call>[1]%5@C<sep>[2]%5@E</call>",
         "k33a42<ans>2<end>",
@@ -74,15 +74,15 @@ def test_a_modulus_stands_in_every_question() -> None:
 
 def test_without_a_way_to_see_them_it_gives_up() -> None:
     # Two ledgers are named, and there is one clone and no reading.
-    task = Task("t", "?CE", "?", "long_ledgers", dict(TASK.context))
+    task = Task("t", "?[1]C[2]E", "?", "long_ledgers", dict(TASK.context))
     assert transcript(task, Style.READ, Limits(total_tokens=4000, max_clones=1)) == ["<ans>?<end>"]
 
 
 @pytest.mark.parametrize(
     ("text", "query"),
     [
-        ("?CEX", Query(("C", "E", "X"), 0, 10)),
-        ("?C%5", Query(("C",), 0, 5)),
+        ("?[1]C[2]E[3]X", Query(("C", "E", "X"), 0, 10)),
+        ("?[1]C%5", Query(("C",), 0, 5)),
         ("[12]", Query((), 12, 10)),
         ("[2]%7", Query((), 2, 7)),
     ],
@@ -92,7 +92,9 @@ def test_questions_read_back(text: str, query: Query) -> None:
     assert query.write() == text
 
 
-@pytest.mark.parametrize("text", ["", "?", "?ce", "[100]", "?C%1", "?C%10", "?C>2", "?C x"])
+@pytest.mark.parametrize(
+    "text", ["", "?", "?C", "?[1]c", "?[2]C", "?[1]C[1]E", "[100]", "?[1]C%1", "?[1]C%10", "?[1]C>2", "?[1]C x"]
+)
 def test_other_questions_are_foreign(text: str) -> None:
     assert parse(text) is None
 

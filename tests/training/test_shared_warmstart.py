@@ -68,7 +68,7 @@ def test_a_handed_over_warm_start_is_what_the_arm_would_have_trained(tmp_path: P
 
 def test_arms_with_other_limits_or_phases_share_nothing() -> None:
     assert shared_warm_starts(load_config(CONFIGS / "quick.yaml")) == {}
-    assert shared_warm_starts(load_config(CONFIGS / "quick_3seeds.yaml")) == {}
+    assert shared_warm_starts(load_config(CONFIGS / "three_arms_3seeds.yaml")) == {}
 
 
 def test_the_credit_config_shares_one_warm_start_per_seed() -> None:

@@ -87,7 +87,7 @@ def played(name: str, source: object, limits: Limits = LIMITS) -> list[EpisodeRe
         ("always_delegates", SUMS, LIMITS, ("[15]<call>",)),
         ("never_delegates", SUMS, LIMITS, tuple(f"[15][{position}]" for position in range(1, 100))),
         ("always_delegates", LEDGERS, replace(LIMITS, max_reads=4), ("<call>",)),
-        ("never_delegates", LEDGERS, replace(LIMITS, max_reads=4), ("[1]",)),
+        ("never_delegates", LEDGERS, replace(LIMITS, max_reads=4), ("=",)),
     ],
 )
 def test_the_root_begins_as_it_is_told_and_goes_on_by_itself(
@@ -110,7 +110,7 @@ def test_a_start_leaves_the_policy_at_least_one_token() -> None:
 
 
 def test_what_cannot_be_forced_says_so() -> None:
-    with pytest.raises(PolicyError, match=r"could not do without clones on '\?[A-Z]{2}'"):
+    with pytest.raises(PolicyError, match=r"could not do without clones on '\?\[1\][A-Z]\[2\][A-Z]'"):
         played("never_delegates", LEDGERS)
     with pytest.raises(ConfigError, match=r"limits.max_clones is 0"):
         played("always_delegates", SUMS, replace(LIMITS, max_clones=0))

@@ -148,11 +148,20 @@ class RLConfig(Checked):
 
 @dataclass(frozen=True)
 class ArmConfig:
-    """One policy of the comparison. `limits` override the run's; its compute is the run's `compute_tokens`."""
+    """One policy of the comparison; its compute is the run's `compute_tokens`.
+
+    Attributes:
+        warmstart, rl: its training.
+        limits: changes of the run's.
+        evaluated_on: families whose cells it plays; empty: all.
+        forced: also play both choices forced on its weights, see `evaluation.decision`.
+    """
 
     warmstart: WarmStartConfig
     rl: RLConfig = RLConfig()
     limits: Mapping[str, int | None] = field(default_factory=dict)
+    evaluated_on: tuple[str, ...] = ()
+    forced: bool = False
 
     @property
     def families(self) -> tuple[str, ...]:
@@ -253,7 +262,10 @@ class RunConfig(Checked):
         check_families(f"arms.{name}.rl.tasks", arm.rl.tasks, self.tasks)
         if arm.rl.steps and not any(arm.rl.tasks.values()):
             raise ConfigError(f"arms.{name}.rl.tasks is {dict(arm.rl.tasks)}; expected a family with a weight > 0")
+        check_families(f"arms.{name}.evaluated_on", arm.evaluated_on, self.tasks)
         limits = self.limits_of(name)
+        if arm.forced and not limits.delegation:
+            raise ConfigError(f"arms.{name}.forced is true, and by its limits it cannot delegate; set it to false")
         for i, phase in enumerate(arm.warmstart.phases):
             place = f"arms.{name}.warmstart.phases[{i}]"
             check_families(f"{place}.mix", phase.mix, self.tasks)

@@ -14,6 +14,7 @@ from transformers.utils.logging import disable_progress_bar
 from selfcest_env.errors import ConfigError
 from selfcest_training.config_file import dump_config
 from selfcest_training.evaluation.config import StudyConfig
+from selfcest_training.evaluation.decision_table import decided, trios
 from selfcest_training.evaluation.leaks import leaked
 from selfcest_training.evaluation.play import Study
 from selfcest_training.evaluation.reading import headline, reading_of
@@ -68,8 +69,10 @@ def print_study(config: StudyConfig, console: Console, notes: Sequence[str] = ()
     file = config.folder / "results.jsonl"
     if not file.is_file():
         raise ConfigError(f"{config.folder} holds no results.jsonl: the study is not finished; add --resume to go on")
-    cells, reading = curves_of(read_results(file)), reading_of(config, crossed=crossed)
-    shown, text = write_report(config.folder, cells, reading, headline(config, cells, reading), notes)
+    results = list(read_results(file, whole=bool(trios(config))))
+    cells, reading, choices = curves_of(results), reading_of(config, crossed=crossed), decided(config, results)
+    head = headline(config, cells, reading)
+    shown, text = write_report(config.folder, cells, reading, head, notes, decisions=choices)
     console.print(shown, soft_wrap=True, highlight=False, markup=False)
     console.print(f"written to {config.folder}; the whole report is its table.md", highlight=False)
     return text

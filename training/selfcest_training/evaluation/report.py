@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from selfcest_training.evaluation.costs import WALL
+from selfcest_training.evaluation.decision_table import Decided, decision_section
 from selfcest_training.evaluation.frontier import Comparison, Match, Verdict, compare_frontiers, match
 from selfcest_training.evaluation.reading import Reading
 from selfcest_training.evaluation.results import ENDINGS, SCORES
@@ -311,6 +312,7 @@ def write_report(
     head: str,
     notes: Sequence[str] = (),
     plots: Sequence[str] | None = None,
+    decisions: Sequence[Decided] = (),
 ) -> tuple[str, str]:
     """Write table.md, results.csv and plots into the folder.
 
@@ -321,6 +323,7 @@ def write_report(
         head: says what was played.
         notes: more to say, a bullet each.
         plots: costs to draw accuracy against; `None`: those that are compared, and wall-clock.
+        decisions: of policies whose choices were forced as well.
 
     Returns:
         What a terminal shows, a verdict of five lines and one line per family and strategy; and the text of table.md.
@@ -333,6 +336,7 @@ def write_report(
     parts = [f"{head} {reading.intervals(seeds)}", "\n".join(f"- {line}" for line in (*warnings, *notes))]
     parts += ["## Verdict", f"```text\n{said}\n```"] if found else []
     parts += ["## Accuracy and costs", markdown(rows, reading), "## Endings", ENDED, endings(rows, reading)]
+    parts += ["## When it delegates", decision_section(decisions)] if decisions else []
     scored = scores(rows, reading)
     parts += ["## Partial credit and support", scored] if scored else []
     parts += ["## Floors", FLOORS, floored] if floored else []

@@ -23,6 +23,7 @@ from selfcest_training.evaluation.curves import (
     plot_curves,
     write_curves,
 )
+from selfcest_training.evaluation.decision_table import decided
 from selfcest_training.evaluation.instances import instances_of, source_of
 from selfcest_training.evaluation.play import Study
 from selfcest_training.evaluation.policies import SEED
@@ -32,6 +33,7 @@ from selfcest_training.evaluation.results import Result, read_results
 from selfcest_training.evaluation.store import Store
 from selfcest_training.evaluation.table import curves_of
 
+FORCED = ("always_delegates", "never_delegates")
 _PLOTS = ("total_tokens", "critical_path_tokens")  # a plot takes a second, and every run pays it
 
 
@@ -44,11 +46,12 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True)
 class Part:
-    """One strategy of a run's study: an arm at a stage, sampled at a temperature."""
+    """One strategy of a run's study: an arm at a stage, sampled at a temperature; by its own choice or a forced one."""
 
     arm: str
     stage: Stage
     temperature: float
+    strategy: str = "plain"
 
     def model(self, config: RunConfig) -> Path:
         """The folder of the weights, for any seed; an arm without RL has them once its warm start has ended."""
@@ -58,16 +61,19 @@ class Part:
     def label(self, config: RunConfig) -> str:
         when = {Stage.BEFORE: ", before RL", Stage.AFTER: ", after RL"}[self.stage]
         sampled = f", T {self.temperature:g}" if self.temperature else ""
-        return self.arm + (when if config.arms[self.arm].rl.steps else "") + sampled
+        forced = f", {self.strategy.replace('_', ' ')}" if self.strategy in FORCED else ""
+        return self.arm + (when if config.arms[self.arm].rl.steps else "") + sampled + forced
 
 
 def parts_of(config: RunConfig) -> list[Part]:
-    """In the order of the table. Before RL an arm is evaluated at the first temperature alone."""
-    greedy, *_ = temperatures = config.evaluation.temperatures
+    """In the order of the table. Before RL an arm is evaluated at one temperature alone, as forced choices are."""
+    greedy, *others = config.evaluation.temperatures
     parts = []
     for arm, spec in config.arms.items():
-        parts += [Part(arm, Stage.BEFORE, greedy)] if spec.rl.steps else []
-        parts += [Part(arm, Stage.AFTER, temperature) for temperature in temperatures]
+        ways = ("plain", *FORCED) if spec.forced else ("plain",)
+        parts += [Part(arm, Stage.BEFORE, greedy, way) for way in ways if spec.rl.steps]
+        parts += [Part(arm, Stage.AFTER, greedy, way) for way in ways]
+        parts += [Part(arm, Stage.AFTER, temperature) for temperature in others]
     return parts
 
 
@@ -75,7 +81,7 @@ def study_of(config: RunConfig, parts: Sequence[Part] | None = None) -> StudyCon
     """The study that a run's evaluation is, or some strategies of it. Its subject is the last arm that can delegate."""
     parts = parts_of(config) if parts is None else parts
     evaluation = config.evaluation
-    delegating = [part for part in parts if config.limits_of(part.arm).delegation]
+    delegating = [part for part in parts if config.limits_of(part.arm).delegation and part.strategy == "plain"]
     subjects = [part for part in delegating if part.temperature == evaluation.temperatures[0]] or parts
     return StudyConfig(
         name=config.name,
@@ -84,10 +90,11 @@ def study_of(config: RunConfig, parts: Sequence[Part] | None = None) -> StudyCon
         cells=evaluation.cells,
         strategies={
             part.label(config): StrategySpec(
-                "plain",
+                part.strategy,
                 policy=PlugIn("model", {"folder": str(part.model(config))}),
                 temperature=part.temperature,
                 limits=config.arms[part.arm].limits,
+                families=config.arms[part.arm].evaluated_on,
             )
             for part in parts
         },
@@ -158,7 +165,9 @@ def _stored(config: RunConfig, part: Part) -> Iterator[tuple[int, list[Result]]]
     for seed in config.seeds:
         path, label = _folder(config, part.arm, seed) / part.stage / "results.jsonl", part.label(config)
         if path.exists():
-            yield seed, [result for result in read_results(path) if result.place.strategy == label]
+            # Whole, for what it decided is read off its episodes.
+            found = read_results(path, whole=config.arms[part.arm].forced)
+            yield seed, [result for result in found if result.place.strategy == label]
 
 
 def report_run(config: RunConfig) -> str:
@@ -174,7 +183,8 @@ def report_run(config: RunConfig) -> str:
     study = study_of(config)
     cells, reading = curves_of(_in_order(study, results)), reading_of(study)
     head = headline(study, cells, reading)
-    shown, _ = write_report(config.folder, cells, reading, head, [*notes, *lines], plots=_PLOTS)
+    choices = decided(study, results)
+    shown, _ = write_report(config.folder, cells, reading, head, [*notes, *lines], plots=_PLOTS, decisions=choices)
     return "\n".join([*notes, shown, *lines])
 
 
