@@ -54,6 +54,14 @@ def blocks(page: Path, language: str) -> list[tuple[int, str]]:
     return [(text.count("\n", 0, match.start(1)), match.group(1)) for match in found]
 
 
+def write_files(page: Path, folder: Path) -> None:
+    """Blocks whose first line names a file, as that file."""
+    for language in ("python", "yaml"):
+        for _, text in blocks(page, language):
+            if named := re.match(r"# (\w+\.(?:py|yaml))\n", text):
+                (folder / named[1]).write_text(text, encoding="utf-8")
+
+
 @each_page
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -94,9 +102,7 @@ def test_internal_links_lead_somewhere(page: Path) -> None:
             assert anchor in map(slug, headings), f"{page.name}: {target}"
 
 
-def load_any(path: Path, overrides: Sequence[str] = (), *, study: bool | None = None) -> None:
-    """Read the config of a study, which has `frontier` in its name, or of a training run."""
-    study = "frontier" in path.stem if study is None else study
+def load_any(path: Path, overrides: Sequence[str] = (), *, study: bool) -> None:
     (load_study if study else load_config)(path, overrides)
 
 
@@ -115,7 +121,9 @@ def command_lines(page: Path) -> list[list[str]]:
 
 
 @each_page
-def test_commands_and_config_keys_exist(page: Path) -> None:
+def test_commands_and_config_keys_exist(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_files(page, tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     for name, *words in command_lines(page):
         assert name in COMMANDS, name
         command = COMMANDS[name]
@@ -128,21 +136,24 @@ def test_commands_and_config_keys_exist(page: Path) -> None:
             if word.startswith("-"):
                 assert word in options, f"selfcest {name} {word}"
                 value = None if options[word].is_flag else next(rest)
-                if options[word].name == "config" and value is not None and value.startswith("training/"):
-                    config = ROOT / value
+                if options[word].name == "config" and value is not None:
+                    config = next((folder / value for folder in (ROOT, tmp_path) if (folder / value).is_file()), config)
             elif "=" in word:
                 overrides.append(word)
-        load_any(config, overrides)
+        load_any(config, overrides, study=name == "evaluate")
 
 
 @each_page
 def test_yaml_blocks_are_configs(page: Path, tmp_path: Path) -> None:
     for number, (_, text) in enumerate(blocks(page, "yaml")):
         data = yaml.safe_load(text)
-        assert (ROOT / data["extends"]).is_file(), data["extends"]
+        extended = data.get("extends", "")
+        if extended:
+            assert (ROOT / extended).is_file(), extended
+            data["extends"] = str(ROOT / extended)
         file = tmp_path / f"{number}.yaml"
-        file.write_text(yaml.safe_dump({**data, "extends": str(ROOT / data["extends"])}), encoding="utf-8")
-        load_any(file, study="frontier" in data["extends"])
+        file.write_text(yaml.safe_dump(data), encoding="utf-8")
+        load_any(file, study="frontier" in extended or "strategies" in data)
 
 
 @each_page

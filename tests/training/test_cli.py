@@ -52,7 +52,7 @@ def test_the_surface_is_this_and_nothing_else() -> None:
             "overrides",
         },
         "report": {"--trust", "folder"},
-        "trace": {"--episode", "--texts", "file"},
+        "trace": {"--episode", "--texts", "--strategy", "--wrong", "file"},
         "lab": {"--scheme", "--option", "--game", "--group-size", "--samples", "--seed", "--out"},
         "credit list": set(),
         "credit apply": {"--name", "--option", "--out", "file"},

@@ -21,7 +21,7 @@ from test_openai_engine import Serve, chat, serve
 from selfcest_agents.openai_client import ServerConfig
 from selfcest_agents.tiny import TinyConfig, TinyTokenizer, build_tiny, save_pretrained
 from selfcest_env import record
-from selfcest_env.errors import ConfigError, DataError, RecordError, SelfcestError, TaskError
+from selfcest_env.errors import ConfigError, DataError, PolicyError, RecordError, SelfcestError, TaskError
 from selfcest_env.plugin import PlugIn
 from selfcest_env.record import AgentRecord, Cost, EpisodeRecord, Generation, Measure, Turn
 from selfcest_env.reward import TokenCost, make_reward
@@ -30,6 +30,7 @@ from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import AgentId, FinishReason, Limits, Outcome, Role, Status, Task, TurnFacts
 from selfcest_training.commands.report import report_folder
 from selfcest_training.commands.study import default_study, run_study
+from selfcest_training.commands.trace import print_trace
 from selfcest_training.config_file import dump_config, parse_as
 from selfcest_training.evaluation import play, report
 from selfcest_training.evaluation.comparison import compare_studies
@@ -40,6 +41,7 @@ from selfcest_training.evaluation.play import Study
 from selfcest_training.evaluation.policies import ModelPolicy, ServerPolicy
 from selfcest_training.evaluation.reading import players
 from selfcest_training.evaluation.results import Result, read_results, write_result, write_value
+from selfcest_training.evaluation.statistics import Estimate
 from selfcest_training.evaluation.store import Store
 from selfcest_training.evaluation.table import curves_of
 
@@ -256,6 +258,23 @@ def test_a_prompt_that_does_not_fit_has_an_ending_and_no_cost(tmp_path: Path) ->
     assert "nan" not in text
 
 
+def test_a_strategy_that_no_budget_lets_begin_is_a_warning(tmp_path: Path) -> None:
+    begun, lost = (
+        (run(looking(tmp_path, name=name, budgets=budgets)) / "table.md").read_text(encoding="utf-8")
+        for name, budgets in (("begun", [20, 9000]), ("lost", [20]))
+    )
+    assert "no prompt of" not in begun
+    assert "- no prompt of monolithic fits on own all, so it answered nothing; raise budgets" in lost
+
+
+@pytest.mark.parametrize(
+    ("mean", "digits", "shown"),
+    [(0.002304, 1, "0.0023"), (0.153, 1, "0.153"), (12.34, 1, "12.3"), (0.0, 1, "0.0"), (-0.5, 3, "-0.5")],
+)
+def test_a_cost_of_a_fraction_of_a_cent_is_not_shown_as_nothing(mean: float, digits: int, shown: str) -> None:
+    assert report._mean(Estimate(mean, mean, mean), digits) == shown
+
+
 def test_scripts_and_endings_are_columns(tmp_path: Path) -> None:
     folder = run(small(tmp_path, strategies={"map_reduce": {}, "monolithic": {}}, budgets=[40, 480], seeds=[0]))
     rows = list(csv.DictReader((folder / "results.csv").read_text(encoding="utf-8").splitlines()))
@@ -450,6 +469,41 @@ def test_a_terminal_shows_a_verdict_of_five_lines_and_one_line_per_family_and_st
         assert [line.split()[0] for line in lines[6:15]] == ["range"] * 4 + ["ledger"] * 5
         assert lines[15] == f"written to {tmp_path / 's'}; the whole report is its table.md"
         assert len(lines) == 16
+
+
+def test_an_episode_of_a_study_is_traced_by_strategy_and_by_what_became_of_it(tmp_path: Path) -> None:
+    folder = run(looking(tmp_path))  # who always answers "red house in Ulm", right on the second question alone
+
+    def trace(file: Path, episode: str | None = None, **options: Any) -> list[str]:
+        console = Console(file=io.StringIO(), width=300)
+        print_trace(file, episode, console, **options)
+        return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+    right, wrong = trace(folder, strategy="delegate"), trace(folder, strategy="delegate", wrong=True)
+    assert right[0] == "delegate on own all, at most 9000, seed 0: right"
+    assert wrong[0] == "delegate on own all, at most 9000, seed 0: wrong"
+    assert "Where?" in right[1]
+    assert "Which?" in wrong[1]
+    assert right[-1] == "reward: 1 = 1 correct"
+    assert trace(folder / "results.jsonl")[0].startswith("best_of_n on own all"), "the last of all"
+    first = next(read_results(folder / "results.jsonl", whole=True)).episodes[0]
+    assert trace(folder, first.episode_id, strategy="monolithic")[0].startswith("monolithic on own all")
+    with pytest.raises(RecordError, match=r"no strategy 'monolith' \(delegate, .*Did you mean 'monolithic'"):
+        trace(folder, strategy="monolith")
+    with pytest.raises(RecordError, match=f"no such episode '{first.episode_id}x'. Did you mean"):
+        trace(folder, first.episode_id + "x")
+    with pytest.raises(RecordError, match=r"there is no file .*results.jsonl; .* or the folder of a study"):
+        trace(tmp_path)
+    (tmp_path / "episodes.jsonl").write_text("", encoding="utf-8")
+    for options in ({"strategy": "delegate"}, {"wrong": True}):
+        with pytest.raises(RecordError, match="episodes.jsonl is no study's results.jsonl"):
+            trace(tmp_path / "episodes.jsonl", **options)
+    with pytest.raises(RecordError, match="holds no episode"):
+        trace(tmp_path / "episodes.jsonl")
+    contrary = {"name": "correct", "options": {"grader": {"name": "study_players:Contrary"}}}  # finds all of it right
+    folder = run(looking(tmp_path, name="right", strategies={"monolithic": {}}, reward=contrary))
+    with pytest.raises(RecordError, match="holds no wrong answer"):
+        trace(folder, wrong=True)
 
 
 def test_a_strategy_of_ones_own_plays(tmp_path: Path) -> None:
@@ -762,6 +816,17 @@ def test_a_study_is_not_overwritten(tmp_path: Path) -> None:
         run(small(tmp_path))
 
 
+def test_a_study_that_never_played_is_begun_again(tmp_path: Path, serve: Serve) -> None:
+    server = {"base_url": "http://127.0.0.1:9/v1", "model": "m", "max_retries": 0}  # the port that discards
+    data = small(tmp_path, strategies={"delegate": {}}, budgets=[1000], episodes=2, seeds=[0])
+    data["policy"] = {"name": "server", "options": {"server": server}}
+    with pytest.raises(PolicyError, match="look at the server"):
+        run(data)
+    assert (tmp_path / "s" / "study.yaml").is_file()
+    server["base_url"] = serve(lambda path, body, n: chat("Answer: 7")).url
+    assert run(data) == tmp_path / "s"
+
+
 # Policies that a run has trained
 
 
@@ -817,12 +882,29 @@ def _louder(say: Callable[..., Any], role: Role) -> Callable[..., Any]:
 
 
 def test_folders_that_hold_no_policy(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"policy.options.*says which model it is; train first"):
-        run(small(tmp_path, policy={"name": "model", "options": {"folder": str(tmp_path / "a" / "b" / "c" / "d")}}))
+    folder = tmp_path / "a" / "b" / "c" / "d"
+    for words in ("d, and there is none; train first", "says which model it is; train first"):
+        with pytest.raises(ConfigError, match=rf"policy.options.*{words}"):
+            run(small(tmp_path, policy={"name": "model", "options": {"folder": str(folder)}}))
+        folder.mkdir(parents=True, exist_ok=True)
     trained(tmp_path, 0)
     missing = str(tmp_path / "runs" / "r" / "delegating" / "seed{seed}" / "model")
     with pytest.raises(ConfigError, match="seed1/model does not exist; train first"):
         run(small(tmp_path, budgets=[60], policy={"name": "model", "options": {"folder": missing}}))
+
+
+def test_a_policy_written_as_one_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    trained(tmp_path, 0)
+    chat = {name: PlugIn("model", {"model": {"name": "chat", "options": {"source": name}}})
+            for name in ("mine", "./mine", "smollm2", "owner/model")}  # fmt: skip
+    run_folders = ("runs/r/delegating/seed0/model", "runs/r/delegating/seed{seed}/model", "runs/none", "./nowhere")
+    folders = {name: PlugIn("model", {"folder": name}) for name in run_folders}
+    for name, policy in {**chat, **folders, "package.module:Class": PlugIn("package.module:Class")}.items():
+        data = small(tmp_path, policy=name, strategies={"delegate": {}, "monolithic": {"policy": name}})
+        config = parse_study(data)
+        assert config.policy == config.strategies["monolithic"].policy == policy, name
 
 
 def test_limits_that_the_model_cannot_hold(tmp_path: Path) -> None:
@@ -922,6 +1004,30 @@ def test_a_missing_file_is_named_before_any_work(tmp_path: Path, monkeypatch: py
     with pytest.raises(DataError, match=r"aime_1983_2024.csv: no such file or folder"):
         Study(load_study(ROOT / "training/configs/paper/aime_frontier.yaml", [f"output={tmp_path}"]))
     assert not list(tmp_path.iterdir())
+
+
+def test_what_a_study_of_ones_own_questions_need_not_say(tmp_path: Path) -> None:
+    """Every family is a cell, and an answer in words is judged as the source's answers are."""
+    (tmp_path / "own.jsonl").write_text(json.dumps({"question": "Where?", "answer": "Ulm"}), encoding="utf-8")
+    data = {
+        "name": "s",
+        "tasks": {
+            "own": {"name": "questions", "options": {"path": str(tmp_path / "own.jsonl")}},
+            "other": {"name": "quote"},
+        },
+        "policy": {"name": "study_players:Scripted"},
+        "strategies": {"monolithic": {}},
+    }
+    config = parse_study(data)
+    assert [(cell.family, cell.size, cell.shift) for cell in config.cells] == [
+        ("own", "all", "in"),
+        ("other", "all", "in"),
+    ]
+    grader = make_reward(config.reward.name, **config.reward.options).grader
+    assert grader.grade(Task("t", "Where?", "Ulm", "questions"), " ulm.").correct
+    assert not grader.grade(Task("t", "Where?", "Ulm", "quote"), " ulm.").correct, (
+        "exactly, where no grader fits better"
+    )
 
 
 # Known truth

@@ -203,7 +203,10 @@ def report(
 @app.command()
 def trace(
     file: Annotated[
-        Path, typer.Argument(help="A JSON-lines file of episodes, as in runs/NAME/ARM/seed0/episodes.jsonl")
+        Path,
+        typer.Argument(
+            help="A JSON-lines file of episodes, as in runs/NAME/ARM/seed0/episodes.jsonl, or the folder of a study"
+        ),
     ],
     episode: Annotated[
         str | None, typer.Option(help="Id of the episode (default: the last one).", show_default=False)
@@ -211,11 +214,15 @@ def trace(
     texts: Annotated[
         bool, typer.Option("--texts", help="Show texts whole: what was asked and given, what agents wrote, the truth.")
     ] = False,
+    strategy: Annotated[
+        str | None, typer.Option(help="Of a study: only episodes of this strategy.", show_default=False)
+    ] = None,
+    wrong: Annotated[bool, typer.Option("--wrong", help="Of a study: only episodes without a right answer.")] = False,
 ) -> None:
     """Print an episode's tree: who asked what of whom, what came back, what it cost, what it earned."""
     from selfcest_training.commands.trace import print_trace
 
-    print_trace(file, episode, Console(), texts=texts)
+    print_trace(file, episode, Console(), texts=texts, strategy=strategy, wrong=wrong)
 
 
 def main() -> None:

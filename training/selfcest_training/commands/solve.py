@@ -25,7 +25,7 @@ from selfcest_env.rules import Rules
 from selfcest_env.tasks.files import read_text, shortened
 from selfcest_env.types import ROOT, Boundary, Limits, Read, Status, Task
 from selfcest_training.config_file import apply_override, load_config, parse_as
-from selfcest_training.evaluation.policies import arm_of, digest, make_policy, run_file
+from selfcest_training.evaluation.policies import arm_of, digest, make_policy, policy_named, run_file
 
 LAST_WORDS = 400  # characters of what a root without an answer said last
 _ENDINGS = {
@@ -134,26 +134,19 @@ def solve_config(policy: str | None, server: str | None, name: str | None, overr
 
 
 def _named(policy: str) -> tuple[PlugIn, Limits]:
-    """A run's model with its arm's limits; a chat model as it comes; or one's own class."""
+    """The policy, and the limits that it plays under unless told otherwise: a run's model those of its arm."""
     place = Path(policy)
     if place.is_dir() and not (place / "config.json").is_file():
         raise ConfigError(
             f"--policy {policy} is no model: the folder has no config.json; expected the model folder of a run, as "
             "runs/quick/delegating/seed0/model, or what save_pretrained writes"
         )
-    if place.is_dir() and run_file(place).is_file():
-        return PlugIn("model", {"folder": policy}), _arm_limits(place)
-    if not place.exists() and ":" in policy:
-        return PlugIn(policy), Limits()
-    if not place.exists() and _is_local(policy):
+    named = policy_named(policy)
+    if "folder" not in named.options:
+        return named, Limits()
+    if not place.exists():
         raise ConfigError(f"--policy {policy}: there is no such folder; train first (selfcest train), or name another")
-    return PlugIn("model", {"model": {"name": "chat", "options": {"source": policy}}}), Limits()
-
-
-def _is_local(policy: str) -> bool:
-    """Whether this can only be a path: a hub id is NAME or OWNER/NAME, and no folder here is called OWNER."""
-    parts = Path(policy).parts
-    return policy.startswith((".", "/", "~")) or len(parts) > 2 or (len(parts) == 2 and Path(parts[0]).is_dir())
+    return named, _arm_limits(place)
 
 
 def _arm_limits(folder: Path) -> Limits:

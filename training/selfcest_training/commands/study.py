@@ -42,7 +42,7 @@ def run_study(
 
 def _run(study: Study, resume: bool, page: Path | None, command: str, console: Console) -> Path:
     config, folder = study.config, study.config.folder
-    if (folder / "study.yaml").exists() and not resume:
+    if not resume and any((folder / name).exists() for name in ("played.jsonl", "results.jsonl")):
         raise ConfigError(
             f"{folder} already holds a study; add --resume to play only what it lacks, or set name= to start another"
         )

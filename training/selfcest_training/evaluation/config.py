@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -28,6 +28,7 @@ from selfcest_env.types import Limits
 from selfcest_training.config import ADDED_COSTS, Cell, FileName, changed_limits, check_cells, check_families
 from selfcest_training.config_file import parse_as, read_config
 from selfcest_training.evaluation.costs import measures_of
+from selfcest_training.evaluation.policies import policy_named
 
 Temperature = Annotated[NotNegative, "0: greedy"]
 Label = Annotated[str, Printable(), NotEmpty()]
@@ -93,7 +94,7 @@ class StudyConfig(Checked):
     subject: str = ""
     policy: PlugIn | None = None
     temperature: Temperature = 0.0
-    reward: PlugIn = PlugIn("correct")
+    reward: PlugIn = PlugIn("correct", {"grader": {"name": "by_source"}})
     costs: Mapping[str, PlugIn] = field(default_factory=lambda: dict(ADDED_COSTS))
     compared: tuple[str, ...] = ()
     output: Name = "studies"
@@ -174,7 +175,7 @@ class StudyConfig(Checked):
 def load_study(path: Path, overrides: Sequence[str] = ()) -> StudyConfig:
     """Read a YAML file, with `extends` and overrides as a training run's. Raises `ConfigError` that names the key.
 
-    A policy may be written as a path alone: the folder of a model that a run wrote.
+    A policy may be written as one text, see `policies.policy_named`. Without `cells` each family is one of `size` all.
     """
     return parse_study(read_config(path, overrides))
 
@@ -192,5 +193,8 @@ def parse_study(data: dict[str, Any]) -> StudyConfig:
             )
     for holder in (data, *specs.values()):
         if isinstance(holder, dict) and isinstance(holder.get("policy"), str):
-            holder["policy"] = {"name": "model", "options": {"folder": holder["policy"]}}
+            holder["policy"] = asdict(policy_named(holder["policy"]))
+    tasks = data.get("tasks")
+    if "cells" not in data and isinstance(tasks, dict):
+        data["cells"] = [{"family": name, "size": "all"} for name in tasks]
     return parse_as(StudyConfig, data)

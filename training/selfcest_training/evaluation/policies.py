@@ -123,6 +123,11 @@ class ModelPolicy:
         """The config of the run that the folder belongs to."""
         file = run_file(Path(self.folder))
         if not file.is_file():
+            if SEED not in self.folder and not Path(self.folder).exists():
+                raise ConfigError(
+                    f"folder is {self.folder}, and there is none; train first (selfcest train), or name a model folder "
+                    "that a run wrote, or one of Hugging Face"
+                )
             raise ConfigError(
                 f"folder is {self.folder}, and there is no {file} that says which model it is; train first, "
                 "name a model folder that a run wrote, or give policy.options.model"
@@ -164,6 +169,26 @@ def run_file(folder: Path) -> Path:
 def arm_of(folder: Path) -> str:
     """The arm whose model it is: ARM for runs/NAME/ARM/seedN/model."""
     return folder.absolute().parent.parent.name
+
+
+def policy_named(text: str) -> PlugIn:
+    """A policy written as one text.
+
+    A model folder that a run wrote, `{seed}` in it being the study's seed; a chat model as it comes: folder, `.gguf`
+    file, a hub id or `smollm2`; or `package.module:Class`. Nothing need be there yet.
+    """
+    place = Path(text)
+    if not place.exists() and SEED not in text and ":" in text:
+        return PlugIn(text)
+    if SEED in text or run_file(place).is_file() or (not place.exists() and is_local(text)):
+        return PlugIn("model", {"folder": text})
+    return PlugIn("model", {"model": {"name": "chat", "options": {"source": text}}})
+
+
+def is_local(text: str) -> bool:
+    """Whether this can only be a path: a hub id is NAME or OWNER/NAME, and no folder here is called OWNER."""
+    parts = Path(text).parts
+    return text.startswith((".", "/", "~")) or len(parts) > 2 or (len(parts) == 2 and Path(parts[0]).is_dir())
 
 
 def _files_digest(folder: Path) -> str:

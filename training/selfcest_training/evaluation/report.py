@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from selfcest_env.types import Status
 from selfcest_training.evaluation.costs import WALL
 from selfcest_training.evaluation.decision_table import Decided, decision_section
 from selfcest_training.evaluation.frontier import Comparison, Match, Verdict, compare_frontiers, match
@@ -83,7 +84,10 @@ def markdown(rows: Sequence[Row], reading: Reading) -> str:
 
 
 def _mean(estimate: Estimate, digits: int) -> str:
-    return "–" if estimate.mean != estimate.mean else f"{estimate.mean:.{digits}f}"
+    mean = estimate.mean
+    if mean != mean:
+        return "–"
+    return f"{mean:.3g}" if 0 < abs(mean) < 1 else f"{mean:.{digits}f}"  # a price may be a fraction of a cent
 
 
 def endings(rows: Sequence[Row], reading: Reading) -> str:
@@ -211,6 +215,17 @@ def incompetent(rows: Sequence[Row], reading: Reading) -> list[str]:
     ]
 
 
+def unbegun(cells: Sequence[Curves], reading: Reading) -> list[str]:
+    """Strategies that no budget lets begin on a cell: nothing was measured of them but that."""
+    return [
+        f"no prompt of {reading.labels[strategy]} fits on {curves.name}, so it answered nothing; raise budgets, or "
+        "limits.total_tokens and limits.context_tokens"
+        for curves in cells
+        for strategy, points in curves.strategies.items()
+        if all(set(point.endings) == {Status.PROMPT_TOO_LONG} for point in points)
+    ]
+
+
 _LINES = {
     Verdict.AHEAD: "ahead",
     Verdict.BEHIND: "behind",
@@ -332,7 +347,7 @@ def write_report(
     seeds = max(len(curves.seeds) for curves in cells)
     found, floored = comparisons(cells, reading), floors(rows, reading)
     head += "" if floored else " No answer got a floor from its grader."
-    warnings, said = incompetent(rows, reading), verdict(found, reading)
+    warnings, said = [*unbegun(cells, reading), *incompetent(rows, reading)], verdict(found, reading)
     parts = [f"{head} {reading.intervals(seeds)}", "\n".join(f"- {line}" for line in (*warnings, *notes))]
     parts += ["## Verdict", f"```text\n{said}\n```"] if found else []
     parts += ["## Accuracy and costs", markdown(rows, reading), "## Endings", ENDED, endings(rows, reading)]

@@ -1,0 +1,134 @@
+"""What the experiments that need a GPU would cost: tokens from the configs, hours from a stated throughput.
+
+    python benchmarks/paper_cost.py
+    python benchmarks/paper_cost.py --sampled-per-second 12000 --utilisation 0.4
+
+Nothing here was measured. Exact are the counts of episodes, and their most tokens, which are their budgets. What a GPU
+does in a second and what an episode uses are assumptions, and stand in what is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from selfcest_training.config import RunConfig
+from selfcest_training.config_file import load_config
+from selfcest_training.evaluation.config import StudyConfig, load_study
+
+CONFIGS = Path(__file__).parents[1] / "training" / "configs"
+PARAMETERS = {"Qwen/Qwen3-4B": 4.0e9, "Qwen/Qwen3-1.7B": 1.7e9}
+LARGEST = max(PARAMETERS.values())
+# Per weight and trained token: forward 2, again for its checkpoints 2, backward 4, old and reference log-probs 2 each.
+OPERATIONS = 12
+PEAK = 989e12  # of an H100 SXM in bfloat16, dense
+MATH, QA, LEDGERS = (2048, 4096), (1024, 6144), (512, 3072)
+# Tokens that an episode uses, clones included: generated, and all of them. Guesses.
+EPISODE = {
+    "paper/arithmetic": MATH,
+    "paper/aime": MATH,
+    "paper/math_hard": MATH,
+    "paper/mixed": MATH,
+    "paper/musique": QA,
+    "paper/two_wiki": QA,
+    "gpu/qwen3_ledger": LEDGERS,
+}
+# Questions of a file that a study plays whole: a tenth of AIME 1983 to 2024, AIME 2025, level 5 of MATH's test part,
+# the development set of MuSiQue-Ans.
+QUESTIONS = {"aime": 93, "aime_new": 30, "math_hard": 1324, "musique": 2417}
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What one GPU does with the largest of the models.
+
+    Attributes:
+        sampled: tokens a second.
+        utilisation: of the peak, in training.
+    """
+
+    sampled: float
+    utilisation: float
+
+    @property
+    def trained(self) -> float:
+        """Tokens a second."""
+        return PEAK * self.utilisation / (OPERATIONS * LARGEST)
+
+    def hours(self, parameters: float, sampled: float, trained: float = 0.0) -> float:
+        return parameters / LARGEST * (sampled / self.sampled + trained / self.trained) / 3600
+
+
+def episodes_of(config: RunConfig) -> tuple[int, int, int]:
+    """Steps, tasks of a step and episodes of a task, the same for all arms."""
+    ((steps, tasks, group),) = {(a.rl.steps, a.rl.tasks_per_step, a.rl.group_size) for a in config.arms.values()}
+    return steps, tasks, group
+
+
+def study_hours(name: str, study: StudyConfig, parameters: float, rates: Rates) -> tuple[float, float]:
+    """GPU-hours of a study, as guessed and at most. Only what is generated is counted."""
+    generated, used = EPISODE[name]
+    guess = most = 0.0
+    for label, strategy in study.strategies.items():
+        for cell in study.cells_of(label):
+            count = study.episodes or study.tasks[cell.family].options.get("limit") or QUESTIONS[cell.family]
+            samples = int(strategy.options.get("samples", 1))
+            guess += sum(count * min(budget or 0, used * samples) * generated / used for budget in study.budgets)
+            most += sum(count * (budget or 0) for budget in study.budgets)
+    return rates.hours(parameters, guess), rates.hours(parameters, most)
+
+
+def table(rates: Rates) -> str:
+    """The costs as Markdown, and what they follow from."""
+    heads = ["config", "episodes of an arm: steps x tasks x group", "tokens of an episode: generated / all"]
+    heads += ["M sampled / trained", "GPU-hours of an arm", "at most", "arms", "GPU-hours of its study", "at most"]
+    lines, total = [[*heads, "together"], ["---"] * (len(heads) + 1)], 0.0
+    for name, (generated, used) in EPISODE.items():
+        config, file = load_config(CONFIGS / f"{name}.yaml"), CONFIGS / f"{name}_frontier.yaml"
+        steps, tasks, group = episodes_of(config)
+        parameters, episodes = PARAMETERS[config.model.options["source"]], steps * tasks * group
+        budget = max(config.limits_of(arm).total_tokens or 0 for arm in config.arms)
+        arm = rates.hours(parameters, episodes * generated, episodes * used)
+        study, study_most = study_hours(name, load_study(file), parameters, rates) if file.is_file() else (0.0, 0.0)
+        together = len(config.arms) * arm + study
+        total += together
+        lines.append(
+            [
+                f"`{name}.yaml`",
+                f"{steps} x {tasks} x {group} = {episodes:,}",
+                f"{generated:,} / {used:,}",
+                f"{episodes * generated / 1e6:.0f} / {episodes * used / 1e6:.0f}",
+                f"{arm:.1f}",
+                f"{rates.hours(parameters, episodes * budget, episodes * budget):.0f}",
+                str(len(config.arms)),
+                f"{study:.1f}" if study else "–",
+                f"{study_most:.0f}" if study else "–",
+                f"{together:.0f}",
+            ]
+        )
+    seeds = f"One seed of everything: {total:.0f} GPU-hours; three: {3 * total:.0f}."
+    return f"{markdown(lines)}\n{assumptions(rates)} {seeds}\n"
+
+
+def assumptions(rates: Rates) -> str:
+    sampled, trained, peak = f"{rates.sampled:,.0f}", f"{rates.trained:,.0f}", f"{PEAK / 1e12:.0f} TFLOP/s"
+    return (
+        f"GPU-hours of an arm with {LARGEST / 1e9:.0f} B parameters = (sampled / {sampled} + trained / {trained}) / "
+        f"3,600: a GPU is assumed to sample {sampled} tokens a second, and to train on {trained}, which are "
+        f"{rates.utilisation:.0%} of {peak} at {OPERATIONS} operations per weight and token. *At most*: every episode "
+        "generates its whole budget."
+    )
+
+
+def markdown(lines: Sequence[Sequence[str]]) -> str:
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sampled-per-second", type=float, default=5000, help="by a model of 4 B parameters")
+    parser.add_argument("--utilisation", type=float, default=0.3, help="of the peak, in training")
+    chosen = parser.parse_args()
+    print(table(Rates(chosen.sampled_per_second, chosen.utilisation)), end="")

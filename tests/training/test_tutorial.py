@@ -1,0 +1,114 @@
+"""docs/tutorial.md from its first block to its last, in an empty folder, with the scripted server as the API."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from chat_models import CHATML, byte_level, chat_tokenizer, tiny_llama
+
+from selfcest_agents.tiny import TinyConfig, TinyTokenizer, build_tiny, save_pretrained
+from selfcest_training.commands import cli
+from selfcest_training.evaluation import report
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+SERVER = ROOT / "docs" / "examples" / "tutorial" / "scripted_server.py"
+ON_THE_PAGE = "http://127.0.0.1:8000/v1"
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    """The URL of the page's server, on a port that was free."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with subprocess.Popen([sys.executable, str(SERVER), str(port)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+        process.terminate()
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> None:
+    """What the page takes for granted: what `save_pretrained` wrote, and the models of a plain `selfcest train`."""
+    tokenizer = chat_tokenizer(CHATML, byte_level([PAGE] * 2, 1000))
+    tokenizer.save_pretrained(tmp_path / "my-model")
+    tiny_llama(tokenizer, positions=8192).save_pretrained(tmp_path / "my-model")
+    quick = tmp_path / "runs" / "quick"
+    for arm in ("delegating", "monolithic"):
+        save_pretrained(build_tiny(TinyConfig(), 0), TinyTokenizer(), quick / arm / "seed0" / "model")
+    (quick / "config.yaml").write_text((ROOT / "training/configs/quick.yaml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.usefixtures("models")
+def test_the_page_runs_from_top_to_bottom(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_price", raising=False)
+    monkeypatch.setattr(report, "plot", lambda *_: None)  # half a second each
+    names: dict[str, object] = {}
+    commands: list[str] = []
+    printed: dict[str, str] = {}
+    assert PAGE.count(ON_THE_PAGE) == 2
+    for language, text in re.findall(r"^```(\w*)\n(.*?)^```$", PAGE.replace(ON_THE_PAGE, server), re.M | re.S):
+        if named := re.match(r"# (\w+\.(?:py|yaml))\n", text):
+            Path(named[1]).write_text(text, encoding="utf-8")
+        elif language == "python":
+            exec(text, names)
+        else:
+            assert language == "bash", f"nothing runs a block of {language!r}"
+            for line in text.splitlines():
+                program, *arguments = shlex.split(line)
+                assert program == "selfcest"
+                monkeypatch.setattr(sys, "argv", [program, *arguments])
+                with pytest.raises(SystemExit) as caught:
+                    cli.main()
+                printed[line] = capsys.readouterr().out
+                assert caught.value.code == 0, line
+                commands.append(arguments[0])
+    assert commands == ["solve", "trace", "evaluate", "evaluate", "evaluate", "evaluate", "trace"]
+
+    # What the page says of it.
+    (asked,) = [text for line, text in printed.items() if line.startswith("selfcest solve")]
+    spent = {name[: name.index("'")]: int(text.split()[-2]) for name, text in documents().items()}
+    assert f'answer: "{spent["Ann"] + spent["Bo"]}"' in asked
+    rows = {(row["strategy"], row["budget"]): row for row in table("mine")}
+    assert len(rows) == 9
+    shown = re.findall(r"^\| `(\w+)` \| ([\d.]+) \| (\d+) \| (\d+) \| ([\d.]+) \|$", PAGE, re.M)
+    assert [line[0] for line in shown] == ["delegate", "monolithic"]
+    for strategy, accuracy, total, generated, dollars in shown:
+        row = rows[strategy, "4000"]
+        assert (float(accuracy), float(total)) == (float(row["accuracy"]), float(row["total_tokens"]))
+        assert (float(generated), dollars) == (float(row["generated_tokens"]), f"{float(row['dollars']):.5f}")
+    assert rows["monolithic", "400"]["dollars"] == ""
+    assert rows["monolithic", "400"]["ended_prompt_too_long"] == "24"
+    monolithic = rows["monolithic", "4000"]
+    price = 3 * float(monolithic["prompt_tokens"]) + 15 * float(monolithic["generated_tokens"])
+    assert float(monolithic["dollars"]) == pytest.approx(price / 1e6, rel=1e-4), "one call each, so nothing is cached"
+    (again,) = [text for line, text in printed.items() if "--resume" in line]
+    assert len(re.findall(r"^[0-9]+/216 .*: 24 of 24 were there$", again, re.M)) == 9, "another price plays nothing"
+    assert len(table("mine_local")) == 3
+    assert len(table("mine_embedded")) == 6
+    traced = list(printed.values())[-1]
+    assert traced.startswith("delegate on mine all, at most 400, seed 0: wrong\n")
+    assert "turn 0: refused" in traced, "400 tokens do not pay for two clones"
+
+
+def documents() -> dict[str, str]:
+    found: dict[str, str] = json.loads(Path("documents.json").read_text(encoding="utf-8"))
+    return found
+
+
+def table(study: str) -> list[dict[str, str]]:
+    with (Path("studies") / study / "results.csv").open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
