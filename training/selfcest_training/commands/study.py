@@ -68,7 +68,7 @@ def print_study(config: StudyConfig, console: Console, notes: Sequence[str] = ()
     file = config.folder / "results.jsonl"
     if not file.is_file():
         raise ConfigError(f"{config.folder} holds no results.jsonl: the study is not finished; add --resume to go on")
-    cells, reading = curves_of(read_results(file)), reading_of(config, crossed=crossed)
+    cells, reading = curves_of(read_results(file, experts=True)), reading_of(config, crossed=crossed)
     shown, text = write_report(config.folder, cells, reading, headline(config, cells, reading), notes)
     console.print(shown, soft_wrap=True, highlight=False, markup=False)
     console.print(f"written to {config.folder}; the whole report is its table.md", highlight=False)
