@@ -97,7 +97,7 @@ def study_of(config: RunConfig, parts: Sequence[Part] | None = None) -> StudyCon
                 temperature=part.temperature,
                 limits=config.arms[part.arm].limits,
                 families=config.arms[part.arm].evaluated_on,
-                styles=styles_of(config, part.arm),
+                styles=styles_of(config, part.arm) if part.strategy not in FORCED else (),
             )
             for part in parts
         },
