@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from selfcest_env.types import Boundary, Message, TokenCounter
 
 
+@runtime_checkable
 class Codec(TokenCounter, Protocol):
     """The model's side of a protocol. As a `TokenCounter` it prices exactly what it encodes."""
 

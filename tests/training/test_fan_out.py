@@ -104,7 +104,7 @@ def test_an_excluded_turn_enters_neither_the_surrogate_nor_the_kl() -> None:
     torch.testing.assert_close(excluded, policy_gradient(without, 0.1), rtol=1e-9, atol=1e-12)
     # An advantage of 0 is another thing: the KL still sees the turn.
     zero = policy_gradient(samples_of(Credit({**credit.advantage, failed: 0.0}), *episodes), 0.1)
-    assert (zero - excluded).abs().max() > 1e-6
+    assert (zero - excluded).abs().max() > 1e-3 * excluded.abs().max()
     torch.testing.assert_close(
         policy_gradient(samples_of(Credit({**credit.advantage, failed: 0.0}), *episodes), 0.0),
         policy_gradient(samples_of(credit, *episodes), 0.0),

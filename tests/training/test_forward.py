@@ -155,7 +155,7 @@ def test_bfloat16_computes_in_half_and_leaves_weights_gradients_and_logprobs_in_
     half = ForwardOptions(autocast=HALF, logit_chunk=chunk)
     exact = gradient(model, samples, rows, 300)
     rounded = gradient(model, samples, rows, 300, half)
-    assert 1e-4 < difference(rounded, exact) < 0.1
+    assert 1e-4 < difference(rounded, exact) < 0.5  # of fresh weights, whose gradients nearly cancel
     learner = Learner(deepcopy(model), OptimizerConfig(), pad_id=0, micro_batch_tokens=300, rows=rows, forward=half)
     dtypes = []
     for layer in learner.model.get_decoder().layers:

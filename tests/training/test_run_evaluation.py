@@ -114,6 +114,25 @@ def test_the_table_has_every_arm_before_and_after_over_all_seeds(trained: RunCon
     assert len([line for line in shown.splitlines() if line.startswith("choice ")]) == len(POLICIES)
 
 
+def test_a_run_stands_beside_errorless_players_of_the_styles_that_its_arms_were_shown(trained: RunConfig) -> None:
+    report_run(trained)
+    rows = list(csv.DictReader((trained.folder / "results.csv").read_text(encoding="utf-8").splitlines()))
+    for row in rows:
+        delegates = row["strategy"].startswith("delegating")
+        assert row["errorless_style"] == ("delegate" if delegates else "solve")
+        assert row["errorless_instances"] == str(EPISODES)
+        # <ans>1<end>; before it <call>x</call> and a clone's answer.
+        assert row["errorless_generated_tokens"] == ("9" if delegates else "3")
+        assert row["errorless_solve_generated_tokens"] == ("3" if delegates else ""), "it was shown both"
+    of_seeds = [
+        [r for r in read_results(path, experts=True) if r.place.style]
+        for path in sorted(trained.folder.glob("alone/seed*/*/results.jsonl"))
+    ]
+    costs = [{(r.place.strategy, r.place.cell, r.place.task_id): r.costs for r in found} for found in of_seeds]
+    assert len(costs) == 2
+    assert costs[0] == costs[1], "whatever the seed"
+
+
 def test_episodes_of_an_evaluation_are_whole_and_keep_the_arms_limits(trained: RunConfig) -> None:
     path = trained.folder / "alone" / "seed0" / Stage.AFTER / "results.jsonl"
     results = list(read_results(path, whole=True))

@@ -69,7 +69,7 @@ def print_study(config: StudyConfig, console: Console, notes: Sequence[str] = ()
     file = config.folder / "results.jsonl"
     if not file.is_file():
         raise ConfigError(f"{config.folder} holds no results.jsonl: the study is not finished; add --resume to go on")
-    results = list(read_results(file, whole=bool(trios(config))))
+    results = list(read_results(file, whole=bool(trios(config)), experts=True))
     cells, reading, choices = curves_of(results), reading_of(config, crossed=crossed), decided(config, results)
     head = headline(config, cells, reading)
     shown, text = write_report(config.folder, cells, reading, head, notes, decisions=choices)

@@ -15,7 +15,7 @@ from selfcest_training.evaluation.frontier import compare_frontiers, match
 from selfcest_training.evaluation.reading import Reading, reading_of
 from selfcest_training.evaluation.results import Place, Result, read_results
 from selfcest_training.evaluation.table import Curves, curves_of
-from selfcest_training.evaluation.words import at_most, matched, sentence
+from selfcest_training.evaluation.words import at_equal_accuracy, at_most, matched, sentence
 
 Coordinates = tuple[str, str, str, int | None, str, int]  # family, size, strategy, budget, instance, seed
 
@@ -33,7 +33,7 @@ def compare_studies(first: Path, second: Path, console: Console, trusted: Sequen
     with only_trusted(trusted):
         configs = _config(first), _config(second)
         readings = reading_of(configs[0]), reading_of(configs[1])
-    for key in ("reward", "swept", "costs"):
+    for key in ("reward", "swept", "costs", "price"):
         left, right = (getattr(config, key) for config in configs)
         if left != right:
             raise ConfigError(f"{first} and {second} cannot be compared: their {key} is {left} and {right}")
@@ -63,6 +63,8 @@ def _compare_cell(curves: Curves, names: tuple[str, str], readings: tuple[Readin
         for left, right in zip(first, second, strict=True):
             said = matched(match(left, right, resampler, costs, least), own, other)
             lines.append(f"{curves.name}, {at_most(left.budget)}, {own} {said}")
+        equal = at_equal_accuracy(match(first[-1], second[-1], resampler, costs, least), own, other, least)
+        lines.append(f"{curves.name}, {at_most(first[-1].budget)}, {equal}")
     return lines
 
 

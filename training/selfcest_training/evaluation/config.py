@@ -24,10 +24,11 @@ from selfcest_env.structure import (
     Printable,
     Seed,
 )
+from selfcest_env.tasks import Style
 from selfcest_env.types import Limits
 from selfcest_training.config import ADDED_COSTS, Cell, FileName, changed_limits, check_cells, check_families
 from selfcest_training.config_file import parse_as, read_config
-from selfcest_training.evaluation.costs import measures_of
+from selfcest_training.evaluation.costs import Price, measures_of
 from selfcest_training.evaluation.policies import policy_named
 
 Temperature = Annotated[NotNegative, "0: greedy"]
@@ -45,6 +46,8 @@ class StrategySpec(Checked):
         temperature: of sampling; `null`: the study's.
         limits: changes of the study's for this strategy; not of the one that is swept.
         families: those that it plays; empty: all.
+        styles: of its errorless players, as `delegate` and `solve` of a policy that chooses; `null`: as the strategy
+            says.
     """
 
     name: Name = ""
@@ -53,6 +56,7 @@ class StrategySpec(Checked):
     temperature: Temperature | None = None
     limits: Mapping[str, int | None] = field(default_factory=dict)
     families: tuple[str, ...] = ()
+    styles: Annotated[tuple[Style, ...], Distinct()] | None = None
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,7 @@ class StudyConfig(Checked):
         temperature: of sampling, likewise; 0 is greedy.
         reward: its grader says what is right; its terms are stored with every episode.
         costs: those beside the costs of every record, see `costs.EpisodeCost`.
+        price: per million tokens, see `costs.Price`; it adds the cost `money`.
         compared: costs at which strategies are compared; empty: all but counts and wall-clock.
         episodes: instances per cell; `null`: all of a source with finitely many.
         seeds: repetitions on the same instances.
@@ -96,6 +101,7 @@ class StudyConfig(Checked):
     temperature: Temperature = 0.0
     reward: PlugIn = PlugIn("correct", {"grader": {"name": "by_source"}})
     costs: Mapping[str, PlugIn] = field(default_factory=lambda: dict(ADDED_COSTS))
+    price: Price | None = None
     compared: tuple[str, ...] = ()
     output: Name = "studies"
     episodes: Annotated[Count | None, "null: all there are"] = 100
@@ -111,7 +117,7 @@ class StudyConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_cells(self.cells)
-        known = measures_of(self.costs)
+        known = measures_of(self.costs, self.price)
         for cost in self.compared:
             if cost not in known:
                 raise ConfigError(f"compared names no cost '{cost}' ({', '.join(known)}).{did_you_mean(cost, known)}")
@@ -157,7 +163,7 @@ class StudyConfig(Checked):
     @cached_property
     def measures(self) -> Mapping[str, Measure]:
         """Every cost by name."""
-        return measures_of(self.costs)
+        return measures_of(self.costs, self.price)
 
     @property
     def compared_costs(self) -> tuple[str, ...]:

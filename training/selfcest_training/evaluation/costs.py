@@ -10,8 +10,9 @@ from typing import Annotated, ClassVar
 from selfcest_env.errors import ConfigError, PlugInError
 from selfcest_env.plugin import PlugIn, make
 from selfcest_env.record import EpisodeRecord, Measure, cost_measures
-from selfcest_env.structure import Between, Checked
+from selfcest_env.structure import Between, Checked, Name, NotNegative
 
+MONEY = "money"  # the cost that a study's `price` adds
 WALL = "wall_seconds"  # of the batch, divided by its instances; it depends on machine, engine and batch
 Costs = Mapping[str, float]
 
@@ -46,17 +47,50 @@ class PromptCache(EpisodeCost):
         return cost.billed_tokens - self.discount * (cost.billed_tokens - cost.total_tokens)
 
 
-COSTS: dict[str, str | type] = {"prompt_cache": PromptCache}
+@dataclass(frozen=True)
+class Price(EpisodeCost):
+    """A bill in money: so much per million tokens. Every turn is a call that sends the agent's whole context.
+
+    Attributes:
+        prompt: of a token that is sent.
+        generated: of one that is generated.
+        cached: of a sent one that the agent's own previous call had sent or generated; `None`: as `prompt`, for a
+            server that keeps nothing between calls. An agent's first call finds nothing.
+        currency: for tables.
+    """
+
+    prompt: NotNegative
+    generated: NotNegative
+    cached: NotNegative | None = None
+    currency: Name = ""
+
+    def of(self, episode: EpisodeRecord) -> float:
+        cost = episode.cost
+        # Of what turns send, `prompt_tokens` are new, and the rest was in the agent's context before.
+        again = cost.billed_tokens - cost.total_tokens
+        cached = self.prompt if self.cached is None else self.cached
+        return (self.prompt * cost.prompt_tokens + cached * again + self.generated * cost.generated_tokens) / 1e6
+
+    def __str__(self) -> str:
+        known = "with no cache" if self.cached is None else f"{self.cached:g} for cached ones"
+        amount = f"{self.currency} {self.prompt:g}".strip()
+        return f"{amount} per million tokens sent, {known}, and {self.generated:g} for generated ones"
 
 
-def measures_of(added: Mapping[str, PlugIn]) -> dict[str, Measure]:
-    """Every cost of a study by name: those of `record.Cost`, then its own. Raises `ConfigError`."""
+COSTS: dict[str, str | type] = {"prompt_cache": PromptCache, "price": Price}
+
+
+def measures_of(added: Mapping[str, PlugIn], price: Price | None = None) -> dict[str, Measure]:
+    """Every cost of a study by name: those of `record.Cost`, its own, and money. Raises `ConfigError`."""
     found = cost_measures()
+    taken = {*found, WALL, *([] if price is None else [MONEY])}
     for name, spec in added.items():
-        if name in found or name == WALL:
+        if name in taken:
             raise ConfigError(f"costs.{name}: there is a cost of this name; rename it")
         cost = make(spec.name, spec.options, COSTS, EpisodeCost, what="cost", where=f"costs.{name}.options")
         found[name] = Measure(cost.of, cost.over_samples, cost.compared)
+    if price is not None:
+        found[MONEY] = Measure(price.of, price.over_samples, price.compared)
     return found
 
 

@@ -69,7 +69,8 @@ def decided(config: StudyConfig, results: Iterable[Result]) -> list[Decided]:
     """Every trio on every family whose tasks have a size. `results` are whole: with their episodes."""
     results, found = list(results), []
     for trio in trios(config):
-        own = [result for result in results if result.place.strategy in (trio.free, trio.always, trio.never)]
+        names = (trio.free, trio.always, trio.never)
+        own = [r for r in results if r.place.strategy in names and r.place.style is None]
         places = dict.fromkeys((result.place.family, result.place.budget) for result in own)
         for family, budget in places:
             here = [r for r in own if (r.place.family, r.place.budget) == (family, budget)]

@@ -81,6 +81,9 @@ class _Forced(Strategy):
         check_delegation(seat.limits, 1)
         expert_of(seat)
 
+    def styles(self) -> tuple[Style, ...]:
+        return (Style.DELEGATE if self.delegates else Style.READ,)
+
     def wrapper(self, seat: Seat) -> Wrapper:
         return partial(ForcedDecision, source=expert_of(seat), protocol=seat.protocol, delegate=self.delegates)
 

@@ -9,11 +9,30 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import ArrayLike
 
+from selfcest_env.tasks import Style
 from selfcest_env.types import Status
-from selfcest_training.evaluation.statistics import MISSING, Estimate, Resampler, Values
+from selfcest_training.evaluation.statistics import MISSING, ROUNDING, Estimate, Resampler, Values
 
 GRID = 41  # costs at which two frontiers are compared
 MIN_INSTANCES = 20  # with fewer an interval is too rough for a verdict
+
+
+@dataclass(frozen=True)
+class Errorless:
+    """What the errorless player of a strategy spends at a point, see `errorless`.
+
+    Attributes:
+        costs: by name, [instances]; `nan` where it could not be errorless.
+        lifted: of these instances how many needed which limits lifted.
+    """
+
+    costs: Mapping[str, Values]
+    lifted: Mapping[tuple[str, ...], int] = field(default_factory=dict)
+
+    @property
+    def instances(self) -> int:
+        """On how many it is errorless."""
+        return max((int((~np.isnan(values)).sum()) for values in self.costs.values()), default=0)
 
 
 @dataclass(frozen=True)
@@ -28,6 +47,7 @@ class Point:
         scores: what else was measured on the cell, by name of `SCORES`, [instances, seeds].
         endings: how often the root ended how.
         executed: 1 where the strategy's script was played, else 0, [instances, seeds]; `None` if it has no script.
+        errorless: by the style of the expert; empty if the strategy names none.
     """
 
     budget: int | None
@@ -37,6 +57,7 @@ class Point:
     scores: Mapping[str, Values] = field(default_factory=dict)
     endings: Mapping[Status, int] = field(default_factory=dict)
     executed: Values | None = None
+    errorless: Mapping[Style, Errorless] = field(default_factory=dict)
 
     @property
     def order(self) -> tuple[bool, int]:
@@ -48,6 +69,15 @@ class Point:
     def spent(self, cost: str) -> Values:
         """What was spent, [instances, seeds]: nothing where no prompt fitted, which then brought no answer either."""
         return np.nan_to_num(self.cost(cost))
+
+    def beside(self, style: Style, cost: str) -> tuple[float, float] | None:
+        """Its mean cost and that of its errorless player, over the instances of which both have one."""
+        own, other = self.cost(cost), self.errorless[style].costs.get(cost)
+        if other is None:
+            return None
+        there = ~np.isnan(own) & ~np.isnan(other[:, None])
+        shared = np.broadcast_to(other[:, None], own.shape)
+        return (float(own[there].mean()), float(shared[there].mean())) if there.any() else None
 
 
 def envelope(costs: Values, accuracies: Values, at: Values) -> Values:
@@ -175,12 +205,19 @@ class Match:
         gap: accuracy of the first minus the second.
         ratios: of their mean costs where both have some, first over second, by name; empty if that is nowhere.
         verdict: of the gap alone.
+        accuracies: of both.
     """
 
     budget: int | None
     gap: Estimate
     ratios: Mapping[str, Estimate]
     verdict: Verdict
+    accuracies: tuple[float, float]
+
+    def equally_accurate(self, least: float) -> bool:
+        """Whether the interval of the gap lies within `least` of 0, and there are instances enough to say so."""
+        within = max(-self.gap.low, self.gap.high) <= least + ROUNDING
+        return within and self.verdict is not Verdict.TOO_FEW
 
 
 def match(first: Point, second: Point, resampler: Resampler, costs: Sequence[str], least: float = 0.0) -> Match:
@@ -194,7 +231,8 @@ def match(first: Point, second: Point, resampler: Resampler, costs: Sequence[str
             own, other = (float(np.nanmean(values)) for values in pair)
             drawn, against = (resampler.means(values) for values in pair)
             ratios[cost] = resampler.around(float(_ratio(own, other)), _ratio(drawn, against))
-    return Match(first.budget, gap, ratios, _verdict([gap], len(first.correct), least))
+    verdict = _verdict([gap], len(first.correct), least)
+    return Match(first.budget, gap, ratios, verdict, (float(first.correct.mean()), float(second.correct.mean())))
 
 
 def _ratio(first: ArrayLike, second: ArrayLike) -> Values:

@@ -16,12 +16,13 @@ from selfcest_env.plugin import PlugIn
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.reward import Reward, make_reward
 from selfcest_env.seeding import stream_seed
-from selfcest_env.tasks import TaskSource
+from selfcest_env.tasks import Style, TaskSource
 from selfcest_env.tasks.support import says_support, support_overlap
 from selfcest_env.types import Task
 from selfcest_training.config import Cell
 from selfcest_training.evaluation.config import StudyConfig
 from selfcest_training.evaluation.costs import WALL, costs_of
+from selfcest_training.evaluation.errorless import Played, play_errorless, styles_on
 from selfcest_training.evaluation.instances import instances_of, source_of
 from selfcest_training.evaluation.policies import LEAST, PolicySource, digest, make_policy
 from selfcest_training.evaluation.results import Place, Result
@@ -43,16 +44,18 @@ class Keyed:
 
 @dataclass(frozen=True)
 class Block:
-    """The instances of a cell for one strategy, budget and seed."""
+    """The instances of a cell for one strategy, budget and seed; with a style those of its errorless player."""
 
     cell: Cell
     strategy: str
     budget: int | None
     seed: int
+    style: Style | None = None
 
     def __str__(self) -> str:
         budget = "" if self.budget is None else f", budget {self.budget}"
-        return f"{self.cell.family} {self.cell.size}: {self.strategy}{budget}, seed {self.seed}"
+        who = f"seed {self.seed}" if self.style is None else f"errorless, {self.style}"
+        return f"{self.cell.family} {self.cell.size}: {self.strategy}{budget}, {who}"
 
 
 class Study:
@@ -77,7 +80,8 @@ class Study:
             self.strategies[label] = make_strategy(spec.name or label, spec.options, f"strategies.{label}")
             self.policy_of(label)
         for block in self.blocks():
-            self._check(block)
+            if block.style is None:
+                self._check(block)
         self._prints = {
             (name, seed): policy.fingerprint(seed) for name, policy in self._policies.items() for seed in config.seeds
         }
@@ -119,6 +123,20 @@ class Study:
                     if cell in self.config.cells_of(strategy):
                         for seed in self.config.seeds:
                             yield Block(cell, strategy, budget, seed)
+                        for style in self._styles(cell, strategy, budget):
+                            yield Block(cell, strategy, budget, self.config.seeds[0], style)
+
+    def _styles(self, cell: Cell, label: str, budget: int | None) -> tuple[Style, ...]:
+        """Of the strategy's errorless players on a cell. Raises `ConfigError` for one whose tool the limits forbid."""
+        tasks, named = self.tasks[cell.family, cell.size], self.config.strategies[label].styles
+        limits = self.strategies[label].limits(self.config.limits_at(budget, label), tasks[0])
+        for style, able in ((Style.DELEGATE, limits.delegation), (Style.READ, limits.reading)):
+            if style in (named or ()) and not able:
+                raise ConfigError(
+                    f"strategies.{label}.styles has '{style}', which its limits do not allow; remove it, or raise "
+                    f"{'max_reads' if style is Style.READ else 'max_depth, max_clones and max_clones_per_call'}"
+                )
+        return styles_on(self.strategies[label].styles() if named is None else named, limits, tasks)
 
     def order(self) -> Iterator[tuple[str, Place]]:
         """Keys and places of all results."""
@@ -134,7 +152,10 @@ class Study:
             report: told of progress.
             player: plays instead of the one that the study's policy would load, as when its weights are here already.
         """
-        waiting = list(self.blocks())
+        waiting = [block for block in self.blocks() if block.style is None]
+        for block in self.blocks():
+            if block.style is not None:
+                self._play_errorless(block, block.style, store, report)
         # One model after the other, so that no two are loaded at once.
         for policy in self._policies.values():
             for seeds in [(seed,) for seed in self.config.seeds] if policy.seeded else [self.config.seeds]:
@@ -176,6 +197,41 @@ class Study:
                         self._result(item, block, episodes, seconds) for item, episodes in zip(new, played, strict=True)
                     )
                     report(len(batch), str(block))
+
+    def _play_errorless(self, block: Block, style: Style, store: Store, report: OnPlayed) -> None:
+        """No model plays, so what is lacking is played again and no episode is stored."""
+        items = self._keyed(block)
+        rules, strategy = self.policy_of(block.strategy).rules(LEAST), self.strategies[block.strategy]
+        for start in range(0, len(items), self.config.batch):
+            batch = items[start : start + self.config.batch]
+            lacking = [item for item in batch if item.key not in store]
+            found = {item.key: result for item in lacking if (result := store.find_episodes(item.played)) is not None}
+            # Of another choice among the same samples, which are all right.
+            shared = {key: result for key, result in found.items() if result.costs is not None}
+            new = [item for item in lacking if item.key not in shared]
+            played = play_errorless(
+                strategy, style, [item.instance for item in new], self.seat(block), rules, self.reward
+            )
+            store.add(
+                replace(shared[item.key], key=item.key, place=item.place) for item in lacking if item.key in shared
+            )
+            store.add(self._errorless(item, made, strategy) for item, made in zip(new, played, strict=True))
+            report(len(batch), str(block))
+
+    def _errorless(self, item: Keyed, found: Played, strategy: Strategy) -> Result:
+        chosen = strategy.choose(found.episodes, found.grades)
+        costs = costs_of(found.episodes, 0.0, self.config.measures) if found.errorless else None
+        return Result(
+            item.key,
+            item.played,
+            item.place,
+            (),
+            chosen,
+            found.grades[chosen],
+            ending=found.episodes[chosen].root.status,
+            costs=costs and {name: cost for name, cost in costs.items() if name != WALL},  # a script's seconds
+            lifted=found.lifted,
+        )
 
     def _not_found(self, items: Sequence[Keyed], block: Block, store: Store) -> list[Keyed]:
         """What must be played. Episodes that were played for another strategy or grader are judged again and stored."""
@@ -230,23 +286,31 @@ class Study:
 
     def _keyed(self, block: Block) -> list[Keyed]:
         strategy, seat, cell = self.strategies[block.strategy], self.seat(block), block.cell
+        expert = strategy.uses_expert or block.style is not None
         fixed = digest(
             strategy.recipe,
             asdict(seat.limits),
             seat.temperature,
             self._prints[self._policy_name(block.strategy), block.seed],
-            asdict(_changed(self.config.tasks[cell.family], cell)) if strategy.uses_expert else None,
+            asdict(_changed(self.config.tasks[cell.family], cell)) if expert else None,
+            *([] if block.style is None else [block.style]),
         )
         choice = [f"{type(strategy).__module__}:{type(strategy).__qualname__}", self._judge, self._costs]
         keyed = []
         for task in self._tasks(block):
             seed = stream_seed("study", block.seed, task.task_id)
+            if block.style is not None:  # the same whatever weights it stands beside
+                seed = stream_seed("errorless", task.task_id)
             facts = dict(task.metadata)
-            plan = facts if strategy.uses_expert else None  # a file's gold decomposition stands there
+            plan = facts if expert else None  # a file's gold decomposition stands there
             played = digest(fixed, seed, task.task_id, task.source, task.prompt, list(task.context.items()), plan)
-            measured = ["support"] if says_support(task) else []
+            measured = ["support"] if block.style is None and says_support(task) else []
+            if block.style is not None:  # no episode is there to be judged or measured again
+                played = digest(played, self._judge, self._costs, task.answer, list(task.aliases))
             key = digest(played, choice, task.answer, list(task.aliases), facts, *measured)
-            place = Place(cell.family, cell.size, cell.shift, block.strategy, block.budget, block.seed, task.task_id)
+            place = Place(
+                cell.family, cell.size, cell.shift, block.strategy, block.budget, block.seed, task.task_id, block.style
+            )
             keyed.append(Keyed(Instance(task, seed), place, key, played))
         return keyed
 
@@ -256,7 +320,8 @@ class Study:
 
     @cached_property
     def _costs(self) -> str:
-        return digest({name: asdict(spec) for name, spec in self.config.costs.items()})
+        price = [] if self.config.price is None else [asdict(self.config.price)]
+        return digest({name: asdict(spec) for name, spec in self.config.costs.items()}, *price)
 
     def _check(self, block: Block) -> None:
         strategy, seat = self.strategies[block.strategy], self.seat(block)

@@ -93,9 +93,10 @@ def headline(config: StudyConfig, cells: Sequence[Curves], reading: Reading) -> 
         if config.budgets != (None,)
         else ""
     )
+    money = "" if config.price is None else f" Money is {config.price}."
     return (
         f"{instances} instances a cell, the same for all strategies; {len(cells[0].seeds)} seed(s).{budget} Costs are "
-        f"means per instance whose prompt fitted.{knows} {players(config)}"
+        f"means per instance whose prompt fitted.{money}{knows} {players(config)}"
     )
 
 

@@ -3,27 +3,52 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
+import numpy as np
+
+from selfcest_env.tasks import Style
 from selfcest_env.types import Status
 from selfcest_training.evaluation.costs import WALL
 from selfcest_training.evaluation.decision_table import Decided, decision_section
-from selfcest_training.evaluation.frontier import Comparison, Match, Verdict, compare_frontiers, match
+from selfcest_training.evaluation.frontier import Comparison, Errorless, Match, Point, Verdict, compare_frontiers, match
 from selfcest_training.evaluation.reading import Reading
 from selfcest_training.evaluation.results import ENDINGS, SCORES
 from selfcest_training.evaluation.statistics import MISSING, Estimate
 from selfcest_training.evaluation.table import Curves, Row, by_family, rows_of
-from selfcest_training.evaluation.words import at_most, cost_name, matched, sentence
+from selfcest_training.evaluation.words import (
+    at_equal_accuracy,
+    at_most,
+    cost_name,
+    matched,
+    not_comparable,
+    sentence,
+)
 
 SOLVED = 0.9  # of the smallest size of a family, by a baseline that deserves the name
+CHEAP = 0.9  # of what the errorless player spends: with a lower accuracy than SOLVED, cheap because it fails
 
 EQUAL_COST = (
     "A strategy's frontier is the best accuracy that mixing its budgets reaches at a mean cost, no budget and no "
     "answer among them. Numbers are the mean gap between two frontiers over the range of costs, with its interval; "
     "words say where a band around the whole gap excludes 0."
+)
+
+EQUAL_ACCURACY = (
+    "Mean costs of the one over those of the other, with intervals, at the largest budget, where the interval of the "
+    "difference of their accuracies lies within {least:g} of 0. Elsewhere a cost says nothing: who fails may be cheap."
+)
+
+ERRORLESS = (
+    "Costs, and in brackets those of the strategy's errorless player: the expert of the tasks plays the same instances "
+    "under the same limits, in the policy's own tokens, and is always right. Both are means over the instances that "
+    "both could play; the column says how many the expert could, and on how many of them which limits had to be lifted "
+    "for it. *No expert*: nobody knows how to play it so. Strategies that no expert is told how to play are left out."
 )
 
 FLOORS = (
@@ -79,15 +104,68 @@ def markdown(rows: Sequence[Row], reading: Reading) -> str:
         + [_mean(row.costs.get(cost, MISSING), 3 if cost == WALL else 1) for cost in names]
         for row in rows
     ]
-    short = [name.removesuffix("_tokens").replace("_", " ") for name in reading.costs]
-    return _table([*_heads(reading), "accuracy", *short, "wall-clock s"], lines)
+    return _table([*_heads(reading), "accuracy", *map(_short, reading.costs), "wall-clock s"], lines)
+
+
+def _short(cost: str) -> str:
+    return cost.removesuffix("_tokens").replace("_", " ")
 
 
 def _mean(estimate: Estimate, digits: int) -> str:
-    mean = estimate.mean
-    if mean != mean:
-        return "–"
-    return f"{mean:.3g}" if 0 < abs(mean) < 1 else f"{mean:.{digits}f}"  # a price may be a fraction of a cent
+    return "–" if estimate.mean != estimate.mean else _number(estimate.mean, digits)
+
+
+def _number(value: float, digits: int = 1) -> str:
+    """Three digits below 1: money is little per instance, and no value but 0 is shown as 0."""
+    if 0 < abs(value) < 1:
+        return f"{value:.{2 - math.floor(math.log10(abs(value)))}f}".rstrip("0")
+    return f"{value:.{digits}f}"
+
+
+def errorless(rows: Sequence[Row], reading: Reading) -> str:
+    """Costs beside those of errorless players, as a Markdown table; empty if no strategy has one."""
+    lines = []
+    for row in rows:
+        for style, player in row.point.errorless.items():
+            pairs = [row.point.beside(style, cost) for cost in reading.compared]
+            shown = ["–" if pair is None else "{} ({})".format(*map(_number, pair)) for pair in pairs]
+            lines.append([*_place(row, reading), str(row.accuracy), _player(style, player, row), *shown])
+    heads = [*_heads(reading), "accuracy", "errorless player", *(_short(cost) for cost in reading.compared)]
+    return _table(heads, lines) if lines else ""
+
+
+def _player(style: Style, player: Errorless, row: Row) -> str:
+    if not player.instances:
+        return f"{style}: no expert"
+    of = len(row.curves.task_ids)
+    notes = [f"{player.instances} of {of}"] if player.instances < of else []
+    notes += [f"{' and '.join(map(cost_name, names))} lifted on {n}" for names, n in sorted(player.lifted.items())]
+    return f"{style}" + (f" ({'; '.join(notes)})" if notes else "")
+
+
+def cheap_by_failing(cells: Sequence[Curves], reading: Reading) -> list[str]:
+    """Strategies that fail and spend less than they would without: a line each, at the largest budget."""
+    found: dict[str, list[str]] = {}
+    for curves in cells:
+        for strategy, points in curves.strategies.items():
+            point, accuracy = points[-1], points[-1].correct.mean()
+            ratios = {cost: ratio for cost in reading.compared if (ratio := _least_ratio(point, cost)) is not None}
+            lowest = min(ratios, key=lambda cost: ratios[cost], default="")
+            if lowest and accuracy < SOLVED and ratios[lowest] < CHEAP:
+                said = f"{curves.name} (accuracy {accuracy:.2f}, {cost_name(lowest)} x{ratios[lowest]:.2f})"
+                found.setdefault(strategy, []).append(said)
+    return [
+        f"{reading.labels[strategy]} is cheap because it fails (its costs over those of its errorless player, at the "
+        f"largest budget): {'; '.join(cells_of)}"
+        for strategy, cells_of in found.items()
+    ]
+
+
+def _least_ratio(point: Point, cost: str) -> float | None:
+    """Of a cost over the cheapest errorless player's."""
+    pairs = [pair for style in point.errorless if (pair := point.beside(style, cost)) is not None and pair[1] > 0]
+    own, other = min(pairs, key=lambda pair: pair[1], default=(0.0, 0.0))
+    return own / other if other else None
 
 
 def endings(rows: Sequence[Row], reading: Reading) -> str:
@@ -140,8 +218,11 @@ def write_csv(rows: Sequence[Row], reading: Reading, path: Path) -> None:
     """Every row with means and both ends of every interval; wall-clock without, since it is measured by batch.
 
     What a row does not have is left empty: costs where no prompt fitted, scores that say nothing of the cell, a script.
-    `floors` counts the answers that the grader gave a floor, `ended_*` how roots ended.
+    `floors` counts the answers that the grader gave a floor, `ended_*` how roots ended. `errorless_*` are means of the
+    errorless player over `errorless_instances`; a strategy with several styles has those of the others under
+    `errorless_STYLE_*`.
     """
+    further = list(dict.fromkeys(style for row in rows for style in [*row.point.errorless][1:]))
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(
@@ -149,6 +230,8 @@ def write_csv(rows: Sequence[Row], reading: Reading, path: Path) -> None:
             + [column for name in ("accuracy", *reading.costs) for column in _columns(name)]
             + [WALL, "floors", *(f"ended_{status}" for status in ENDINGS)]
             + [column for name in ("script_executed", *SCORES) for column in _columns(name)]
+            + ["errorless_style", "errorless_instances", *(f"errorless_{cost}" for cost in reading.costs)]
+            + [f"errorless_{style}_{cost}" for style in further for cost in reading.costs]
         )
         for row in rows:
             curves = row.curves
@@ -160,7 +243,20 @@ def write_csv(rows: Sequence[Row], reading: Reading, path: Path) -> None:
                 + [_cells(row.costs.get(WALL))[0], sum(row.point.notes.values())]
                 + [row.point.endings.get(status, 0) for status in ENDINGS]
                 + [cell for estimate in beside for cell in _cells(estimate)]
+                + _errorless_cells(row.point, reading.costs, further)
             )
+
+
+def _errorless_cells(point: Point, costs: Sequence[str], further: Sequence[Style]) -> list[str]:
+    def means(style: Style) -> list[str]:
+        found = point.errorless[style].costs if style in point.errorless else {}
+        return [f"{np.nanmean(found[cost]):.6g}" if cost in found else "" for cost in costs]
+
+    if not point.errorless:
+        return [""] * (2 + len(costs) * (1 + len(further)))
+    first = next(iter(point.errorless))
+    others = [means(style) if style is not first else [""] * len(costs) for style in further]
+    return [first, str(point.errorless[first].instances), *means(first), *chain.from_iterable(others)]
 
 
 def _columns(name: str) -> list[str]:
@@ -192,9 +288,46 @@ def statements(found: Sequence[Against], reading: Reading) -> str:
         second = reading.labels[item.strategy]
         lines = [sentence(comparison, first, second) for comparison in item.over.values()]
         lines += [f"{at_most(pair.budget)}, {matched(pair, first, second)}" for pair in item.at]
+        equal = at_equal_accuracy(item.at[-1], first, second, reading.min_difference)
+        lines.append(f"{at_most(item.at[-1].budget)}, {equal}")
         heading = f"**{item.curves.name}, {first} against {second}**"
         blocks.append(f"{heading}\n\n" + "".join(f"- {line}\n" for line in lines))
     return "\n".join(blocks)
+
+
+def at_equal_accuracies(found: Sequence[Against], reading: Reading) -> str:
+    """The ratios of costs where accuracies are equal, as a Markdown table."""
+    first = reading.labels[reading.subject]
+    heads = ["family", "size", f"{first} against", "accuracies", *map(cost_name, reading.compared)]
+    lines = []
+    for item in found:
+        pair = item.at[-1]
+        equal = pair.equally_accurate(reading.min_difference)
+        said = "{:.2f} and {:.2f}".format(*pair.accuracies) if equal else not_comparable(pair, reading.min_difference)
+        ratios = [f"x{pair.ratios[cost]}" if equal and cost in pair.ratios else "–" for cost in reading.compared]
+        lines.append([item.curves.family, _size(item.curves), reading.labels[item.strategy], said, *ratios])
+    return _table(heads, lines)
+
+
+def write_equal_accuracy(found: Sequence[Against], reading: Reading, path: Path) -> None:
+    """The same as a CSV: both accuracies, the interval of their gap, and ratios with intervals where comparable."""
+    names = ["accuracy_gap", *(f"{cost}_ratio" for cost in reading.compared)]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(
+            ["family", "size", "shift", "budget", "strategy", "against", "accuracy", "accuracy_against", "comparable"]
+            + [column for name in names for column in _columns(name)]
+        )
+        for item in found:
+            curves, pair = item.curves, item.at[-1]
+            equal = pair.equally_accurate(reading.min_difference)
+            ratios = [pair.ratios.get(cost) if equal else None for cost in reading.compared]
+            writer.writerow(
+                [curves.family, curves.size, curves.shift, pair.budget]
+                + [reading.labels[name] for name in (reading.subject, item.strategy)]
+                + [*(f"{accuracy:.6g}" for accuracy in pair.accuracies), int(equal)]
+                + [cell for estimate in (pair.gap, *ratios) for cell in _cells(estimate)]
+            )
 
 
 def incompetent(rows: Sequence[Row], reading: Reading) -> list[str]:
@@ -226,15 +359,16 @@ def unbegun(cells: Sequence[Curves], reading: Reading) -> list[str]:
     ]
 
 
-_LINES = {
-    Verdict.AHEAD: "ahead",
-    Verdict.BEHIND: "behind",
-    Verdict.BOTH: "ahead and behind, by how much is spent",
+_LINES = {  # one that is ahead at some costs and behind at others is counted in both
+    "ahead at some cost": (Verdict.AHEAD, Verdict.BOTH),
+    "behind at some cost": (Verdict.BEHIND, Verdict.BOTH),
+    "undecided": (Verdict.NO_DIFFERENCE, Verdict.TOO_FEW, Verdict.NO_COST),
 }
 
 
 def verdict(found: Sequence[Against], reading: Reading) -> str:
-    """Five lines: what the subject wins and loses against, cost by cost, in comparisons of a cell and a strategy."""
+    """Five lines: what the subject wins and loses against, cost by cost, in comparisons of a cell and a strategy, and
+    what it spends over those that are as accurate."""
     others = dict.fromkeys(reading.labels[item.strategy] for item in found)
     cells = dict.fromkeys(item.curves.name for item in found)
     lines = [
@@ -242,11 +376,19 @@ def verdict(found: Sequence[Against], reading: Reading) -> str:
         f"cells: {len(found)} comparisons"
     ]
     counts = {cost: Counter(item.over[cost].verdict for item in found) for cost in reading.compared}
-    for kind, words in _LINES.items():
-        lines.append(f"  {words}: " + ", ".join(f"{cost_name(c)} {counts[c][kind]}" for c in reading.compared))
-    rest = [(cost_name(cost), sum(n for kind, n in counts[cost].items() if kind not in _LINES)) for cost in counts]
-    lines.append("  undecided: " + ", ".join(f"{name} {number}" for name, number in rest))
+    for words, kinds in _LINES.items():
+        numbers = [f"{cost_name(cost)} {sum(counts[cost][kind] for kind in kinds)}" for cost in reading.compared]
+        lines.append(f"  {words}: {', '.join(numbers)}")
+    pairs = [item.at[-1] for item in found if item.at[-1].equally_accurate(reading.min_difference)]
+    ratios = {cost: [pair.ratios[cost].mean for pair in pairs if cost in pair.ratios] for cost in reading.compared}
+    said = ", ".join(f"{cost_name(cost)} {_range(values)}" for cost, values in ratios.items() if values)
+    lines.append(f"  at equal accuracy, in {len(pairs)} at the largest budget: {said or 'no cost can be compared'}")
     return "\n".join(lines)
+
+
+def _range(ratios: Sequence[float]) -> str:
+    low, high = f"x{min(ratios):.2f}", f"x{max(ratios):.2f}"
+    return low if low == high else f"{low} to {high}"
 
 
 def overview(cells: Sequence[Curves], reading: Reading) -> str:
@@ -329,7 +471,7 @@ def write_report(
     plots: Sequence[str] | None = None,
     decisions: Sequence[Decided] = (),
 ) -> tuple[str, str]:
-    """Write table.md, results.csv and plots into the folder.
+    """Write table.md, results.csv, equal_accuracy.csv and plots into the folder.
 
     Args:
         folder: where.
@@ -347,16 +489,24 @@ def write_report(
     seeds = max(len(curves.seeds) for curves in cells)
     found, floored = comparisons(cells, reading), floors(rows, reading)
     head += "" if floored else " No answer got a floor from its grader."
-    warnings, said = [*unbegun(cells, reading), *incompetent(rows, reading)], verdict(found, reading)
+    warnings = [*unbegun(cells, reading), *incompetent(rows, reading), *cheap_by_failing(cells, reading)]
+    said = verdict(found, reading)
     parts = [f"{head} {reading.intervals(seeds)}", "\n".join(f"- {line}" for line in (*warnings, *notes))]
     parts += ["## Verdict", f"```text\n{said}\n```"] if found else []
-    parts += ["## Accuracy and costs", markdown(rows, reading), "## Endings", ENDED, endings(rows, reading)]
+    parts += ["## Accuracy and costs", markdown(rows, reading)]
+    beside = errorless(rows, reading)
+    parts += ["## Beside errorless players", ERRORLESS, beside] if beside else []
+    parts += ["## Endings", ENDED, endings(rows, reading)]
     parts += ["## When it delegates", decision_section(decisions)] if decisions else []
     scored = scores(rows, reading)
     parts += ["## Partial credit and support", scored] if scored else []
     parts += ["## Floors", FLOORS, floored] if floored else []
     if found:
-        parts += ["## At equal cost", EQUAL_COST, summary(found, reading), "## In words", statements(found, reading)]
+        parts += ["## At equal cost", EQUAL_COST, summary(found, reading)]
+        equal = EQUAL_ACCURACY.format(least=reading.min_difference)
+        parts += ["## At equal accuracy", equal, at_equal_accuracies(found, reading)]
+        parts += ["## In words", statements(found, reading)]
+        write_equal_accuracy(found, reading, folder / "equal_accuracy.csv")
     text = "\n\n".join(part.strip() for part in parts if part) + "\n"
     (folder / "table.md").write_text(text, encoding="utf-8")
     write_csv(rows, reading, folder / "results.csv")

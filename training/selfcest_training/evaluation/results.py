@@ -16,6 +16,7 @@ from selfcest_env.errors import RecordError
 from selfcest_env.graders import Grade
 from selfcest_env.graders.qa import Overlap
 from selfcest_env.record import EpisodeRecord, from_json, to_json
+from selfcest_env.tasks import Style
 from selfcest_env.types import Status
 from selfcest_training.evaluation.costs import Costs
 from selfcest_training.evaluation.policies import digest
@@ -27,7 +28,11 @@ ENDINGS = tuple(status for status in Status if status.is_terminal and status is 
 
 @dataclass(frozen=True)
 class Place:
-    """Where in a study a result belongs."""
+    """Where in a study a result belongs.
+
+    Attributes:
+        style: of the expert that played in the policy's place, see `errorless`; `None`: the policy played.
+    """
 
     family: str
     size: str
@@ -36,6 +41,7 @@ class Place:
     budget: int | None
     seed: int
     task_id: str
+    style: Style | None = None
 
     @property
     def cell(self) -> tuple[str, str]:
@@ -50,14 +56,16 @@ class Result:
         key: of all that the result follows from; equal keys, equal results.
         played: of all that the episodes follow from; another grader can judge them again.
         place: where it belongs.
-        episodes: whole and scored, in the order played; empty when read without them.
+        episodes: whole and scored, in the order played; empty when read without them, and of an expert, which plays the
+            same again.
         chosen: the position of the episode whose answer counts.
         grade: of that answer.
         ending: how that episode's root ended.
-        costs: of all episodes together, by name; `None` if no prompt fitted.
+        costs: of all episodes together, by name; `None` if no prompt fitted, and of an expert that was not errorless.
         executed: see `Strategy.executed`.
         support: how well the documents that this episode looked at agree with those that the task needs; `None` if the
             task does not say.
+        lifted: limits that were lifted for an expert that did not fit in them.
     """
 
     key: str
@@ -70,6 +78,7 @@ class Result:
     costs: Costs | None
     executed: bool | None = None
     support: Overlap | None = None
+    lifted: tuple[str, ...] = ()
 
     @property
     def scores(self) -> Mapping[str, float]:
@@ -139,7 +148,7 @@ def parse_result(data: Mapping[str, Any], value_of: Callable[[str], Any] | None)
         return Result(
             key=data["key"],
             played=data["played"],
-            place=Place(**data["place"]),
+            place=_place(data["place"]),
             episodes=tuple(_episode(e, value_of) for e in data["episodes"]) if value_of is not None else (),
             chosen=data["chosen"],
             grade=Grade(**data["grade"]),
@@ -147,9 +156,15 @@ def parse_result(data: Mapping[str, Any], value_of: Callable[[str], Any] | None)
             costs=data["costs"],
             executed=data["executed"],
             support=None if data["support"] is None else Overlap(**data["support"]),
+            lifted=tuple(data.get("lifted", ())),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise RecordError(f"not a result of a study ({type(error).__name__}: {error}); remove the line") from error
+
+
+def _place(data: Mapping[str, Any]) -> Place:
+    style = data.get("style")  # studies from before errorless players have none
+    return Place(**{**data, "style": None if style is None else Style(style)})
 
 
 def _episode(data: Mapping[str, Any], value_of: Callable[[str], Any]) -> EpisodeRecord:
@@ -158,8 +173,14 @@ def _episode(data: Mapping[str, Any], value_of: Callable[[str], Any]) -> Episode
     return from_json({**data, "task": {**task, "context": context}})
 
 
-def read_results(path: Path, *, whole: bool = False) -> Iterator[Result]:
-    """Results of a file, by default without their episodes. Raises `RecordError` that names the line."""
+def read_results(path: Path, *, whole: bool = False, experts: bool = False) -> Iterator[Result]:
+    """Results of a file. Raises `RecordError` that names the line.
+
+    Args:
+        path: of the file.
+        whole: with their episodes.
+        experts: with those of errorless players, and not of the policies alone.
+    """
     values: dict[str, Any] = {}
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
@@ -167,7 +188,9 @@ def read_results(path: Path, *, whole: bool = False) -> Iterator[Result]:
                 data = read_line(line)
                 if "shared" in data:
                     values[data["shared"]] = data["value"] if whole else None
-                else:
-                    yield parse_result(data, values.__getitem__ if whole else None)
+                    continue
+                result = parse_result(data, values.__getitem__ if whole else None)
+                if experts or result.place.style is None:
+                    yield result
             except RecordError as error:
                 raise RecordError(f"{path}, line {number}: {error}") from error

@@ -16,6 +16,7 @@ from selfcest_env.graders.latex import normalise, unnamed
 from selfcest_env.graders.qa import normalize_answer
 from selfcest_env.graders.rational import rational
 from selfcest_env.structure import Checked, Count, Size
+from selfcest_env.tasks import Style
 from selfcest_env.types import Limits, Task
 from selfcest_training.evaluation.strategies import Episodes, Instance, Seat, Strategy
 
@@ -47,6 +48,9 @@ class Samples(Strategy, Checked):
 
     def limits(self, limits: Limits, task: Task) -> Limits:
         return replace(limits, max_depth=0, max_reads=self.max_reads)
+
+    def styles(self) -> tuple[Style, ...]:
+        return (Style.SOLVE if self.max_reads == 0 else Style.READ,)
 
     def check(self, seat: Seat) -> None:
         if self.samples > 1 and seat.temperature == 0:

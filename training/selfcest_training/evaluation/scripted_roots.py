@@ -17,6 +17,7 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.protocol import ProtocolText
 from selfcest_env.record import Generation, Turn
 from selfcest_env.structure import Checked, Count
+from selfcest_env.tasks import Style
 from selfcest_env.types import CloneRequest, Delegate, FinishReason, Limits, Outcome, Role, Task, TurnKey
 from selfcest_env.views import Observation
 from selfcest_training.evaluation.strategies import Episodes, Seat, Strategy, check_delegation, expert_of
@@ -161,6 +162,9 @@ class OracleDecomposition(Strategy):
     def check(self, seat: Seat) -> None:
         check_delegation(seat.limits, 1)
         expert_of(seat)
+
+    def styles(self) -> tuple[Style, ...]:
+        return (Style.DELEGATE,)
 
     def wrapper(self, seat: Seat) -> Wrapper:
         script = OracleActor(expert_of(seat), seat.protocol)

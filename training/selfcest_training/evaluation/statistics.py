@@ -14,7 +14,7 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.seeding import stream_seed
 
 Values = NDArray[np.float64]
-_ROUNDING = 1e-9
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Resampler:
             drawn: the curve of each resample, [resamples, grid].
         """
         spread = drawn.std(axis=0)
-        certain = spread < _ROUNDING
+        certain = spread < ROUNDING
         deviations = np.abs(drawn - values) / np.where(certain, np.inf, spread)
         width = np.quantile(deviations.max(axis=1), 1 - 2 * self._tail) * spread
         if self._wider is not None:

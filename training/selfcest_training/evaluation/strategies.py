@@ -17,7 +17,7 @@ from selfcest_env.plugin import load, make
 from selfcest_env.protocol import ProtocolText
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.seeding import stream_seed
-from selfcest_env.tasks import ExpertSource, TaskSource
+from selfcest_env.tasks import ExpertSource, Style, TaskSource
 from selfcest_env.types import Limits, Task
 
 Episodes = tuple[EpisodeRecord, ...]  # those of one task, in the order in which they were played
@@ -68,6 +68,13 @@ class Strategy:
     def check(self, seat: Seat) -> None:
         """Raise `ConfigError` if the strategy could not be what it is named for."""
 
+    def styles(self) -> tuple[Style, ...]:
+        """How its errorless player works, the source's expert in the policy's place; several if the policy may choose.
+
+        None by default: an expert does not know how to play a strategy that it has not been told of.
+        """
+        return ()
+
     def wrapper(self, seat: Seat) -> Wrapper | None:
         """What stands around the player's policy; `None`: nothing."""
         return None
@@ -103,6 +110,9 @@ class Delegate(Strategy):
     def check(self, seat: Seat) -> None:
         check_delegation(seat.limits, 1)
 
+    def styles(self) -> tuple[Style, ...]:
+        return (Style.DELEGATE,)
+
 
 @dataclass(frozen=True)
 class Monolithic(Strategy):
@@ -112,6 +122,9 @@ class Monolithic(Strategy):
 
     def limits(self, limits: Limits, task: Task) -> Limits:
         return replace(limits, max_depth=0, max_reads=0)
+
+    def styles(self) -> tuple[Style, ...]:
+        return (Style.SOLVE,)
 
 
 @dataclass(frozen=True)
@@ -131,6 +144,9 @@ class MonolithicRead(Strategy):
 
     def limits(self, limits: Limits, task: Task) -> Limits:
         return replace(limits, max_depth=0, max_reads=self.max_reads)
+
+    def styles(self) -> tuple[Style, ...]:
+        return (Style.READ,)
 
 
 STRATEGIES: dict[str, str | type] = {

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from selfcest_env.errors import RecordError
-from selfcest_training.evaluation.frontier import Point
+from selfcest_env.tasks import Style
+from selfcest_training.evaluation.frontier import Errorless, Point
 from selfcest_training.evaluation.results import SCORES, Result
 from selfcest_training.evaluation.statistics import Estimate, Resampler, Values
 
@@ -46,12 +47,13 @@ class Curves:
 def curves_of(results: Iterable[Result]) -> list[Curves]:
     """Curves by cell. Raises `RecordError` that names what a strategy lacks that another has."""
     cells: dict[Cell, list[Result]] = {}
+    experts: dict[Cell, list[Result]] = {}
     for result in results:
-        cells.setdefault(result.place.cell, []).append(result)
-    return [_curves(found) for found in cells.values()]
+        (cells if result.place.style is None else experts).setdefault(result.place.cell, []).append(result)
+    return [_curves(found, experts.get(cell, ())) for cell, found in cells.items()]
 
 
-def _curves(results: Sequence[Result]) -> Curves:
+def _curves(results: Sequence[Result], experts: Sequence[Result]) -> Curves:
     place = results[0].place
     found = {(r.place.strategy, r.place.budget, r.place.task_id, r.place.seed): r for r in results}
     tasks = tuple(dict.fromkeys(r.place.task_id for r in results))
@@ -67,7 +69,9 @@ def _curves(results: Sequence[Result]) -> Curves:
                 f"instances that others have, as {missing[0][0]} with seed {missing[0][1]}"
             )
         rows = [[found[strategy, budget, task, seed] for seed in seeds] for task in tasks]
-        curves.setdefault(strategy, []).append(_point(budget, rows, costs, measured))
+        here = [r for r in experts if (r.place.strategy, r.place.budget) == (strategy, budget)]
+        point = replace(_point(budget, rows, costs, measured), errorless=_errorless(here, tasks))
+        curves.setdefault(strategy, []).append(point)
     for points in curves.values():
         points.sort(key=lambda point: point.order)
     return Curves(place.family, place.size, place.shift, tasks, seeds, curves)
@@ -88,6 +92,24 @@ def _point(budget: int | None, rows: Sequence[Sequence[Result]], costs: Sequence
         Counter(r.ending for r in results),
         None if results[0].executed is None else values(bool(r.executed) for r in results),
     )
+
+
+def _errorless(results: Sequence[Result], tasks: Sequence[str]) -> dict[Style, Errorless]:
+    """By style; an expert plays an instance the same whatever the seed of the policy."""
+    found: dict[Style, dict[str, Result]] = {}
+    for result in results:
+        if result.place.style is not None:
+            found.setdefault(result.place.style, {})[result.place.task_id] = result
+    points = {}
+    for style, played in found.items():
+        right = {task: r for task, r in played.items() if r.costs is not None}
+        names = dict.fromkeys(name for r in right.values() for name in r.costs or ())
+        costs = {
+            name: np.array([(right[task].costs or {})[name] if task in right else math.nan for task in tasks])
+            for name in names
+        }
+        points[style] = Errorless(costs, Counter(r.lifted for r in right.values() if r.lifted))
+    return points
 
 
 def _measured(results: Sequence[Result]) -> list[str]:

@@ -14,6 +14,7 @@ from selfcest_agents.player import Player
 from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import PlugIn
 from selfcest_env.reward import make_reward
+from selfcest_env.tasks import Style
 from selfcest_training.config import RunConfig
 from selfcest_training.evaluation.config import StrategySpec, StudyConfig
 from selfcest_training.evaluation.curves import (
@@ -96,6 +97,7 @@ def study_of(config: RunConfig, parts: Sequence[Part] | None = None) -> StudyCon
                 temperature=part.temperature,
                 limits=config.arms[part.arm].limits,
                 families=config.arms[part.arm].evaluated_on,
+                styles=styles_of(config, part.arm),
             )
             for part in parts
         },
@@ -109,6 +111,20 @@ def study_of(config: RunConfig, parts: Sequence[Part] | None = None) -> StudyCon
         held_out=True,
         threads=config.threads,
     )
+
+
+def styles_of(config: RunConfig, arm: str) -> tuple[Style, ...]:
+    """Of an arm's errorless players: those that its warm start shows, or all without one, where it has the means."""
+    limits, phases = config.limits_of(arm), config.arms[arm].warmstart.phases
+    shown = {
+        style
+        for phase in phases
+        for spec in phase.mix.values()
+        for style, weight in spec.styles.items()
+        if spec.share > 0 and weight > 0
+    }
+    means = {Style.DELEGATE: limits.delegation, Style.READ: limits.reading, Style.SOLVE: True}
+    return tuple(style for style in Style if means[style] and (style in shown or not phases))
 
 
 def check_evaluation(config: RunConfig) -> None:
@@ -167,7 +183,7 @@ def _stored(config: RunConfig, part: Part) -> Iterator[tuple[int, list[Result]]]
         path, label = _folder(config, part.arm, seed) / part.stage / "results.jsonl", part.label(config)
         if path.exists():
             # Whole, for what it decided is read off its episodes.
-            found = read_results(path, whole=config.arms[part.arm].forced)
+            found = read_results(path, whole=config.arms[part.arm].forced, experts=True)
             yield seed, [result for result in found if result.place.strategy == label]
 
 

@@ -58,5 +58,22 @@ def matched(pair: Match, first: str, second: str) -> str:
     return f"against {second}: {said} ({pair.gap.signed}; {costs or 'no instance whose prompt fitted both'})"
 
 
+def at_equal_accuracy(pair: Match, first: str, second: str, least: float) -> str:
+    """What the first costs over the second if they are equally accurate, or that they cannot be compared."""
+    if not pair.equally_accurate(least):
+        return f"{first} against {second}: costs are {not_comparable(pair, least)}"
+    costs = ", ".join(f"{cost_name(cost)} x{ratio}" for cost, ratio in pair.ratios.items())
+    return f"{first} against {second}, equally accurate: {costs or 'no instance whose prompt fitted both'}"
+
+
+def not_comparable(pair: Match, least: float) -> str:
+    """Why not."""
+    if pair.verdict is Verdict.TOO_FEW:
+        return f"not comparable: fewer than {MIN_INSTANCES} instances"
+    said = "not comparable: accuracies {:.2f} and {:.2f}".format(*pair.accuracies)
+    open_ = pair.gap.low <= least and pair.gap.high >= -least
+    return said + (f", whose difference, {pair.gap.signed}, may be more than {least:g}" if open_ else "")
+
+
 def _at(ranges: Sequence[tuple[float, float]]) -> str:
     return " and ".join(f"at {low:.4g}" if low == high else f"from {low:.4g} to {high:.4g}" for low, high in ranges)
