@@ -43,7 +43,7 @@ def test_every_figure_stands_on_a_page_that_its_row_names(cells: list[str]) -> N
         return
     assert re.search(r"\b(?:small|exact|SmolLM2)\b", verdict), f"{claim}: at which scale?"
     # A figure belongs to the next page that is linked after it.
-    *parts, rest = re.split(r"\]\((\w+\.md)[^)]*\)", evidence)
+    *parts, rest = re.split(r"\]\(([\w/]+\.md)[^)]*\)", evidence)
     assert not re.search(r"\d\.\d", rest)
     for text, page in zip(parts[::2], parts[1::2], strict=True):
         there = (ROOT / "docs" / page).read_text(encoding="utf-8")

@@ -85,7 +85,7 @@ def evaluate(
         typer.Option(
             "--config",
             "-c",
-            help="YAML config of a study (default: all strategies, by the quick run's models)",
+            help="YAML config of a study (default: cpu/frontier.yaml, by the policies that come with the package)",
             show_default=False,
         ),
     ] = None,
@@ -101,7 +101,7 @@ def evaluate(
 ) -> None:
     """Play strategies at matched budget on the same instances; writes studies/NAME with table, CSV, plots and verdicts.
 
-    Without a config: all strategies, by the models that a plain `selfcest train` has made.
+    Without a config: the policies that come with the package, over a range of budgets; nothing need be trained.
     """
     from selfcest_training.commands.study import command_line, default_study, run_study
     from selfcest_training.evaluation.config import load_study
@@ -148,8 +148,8 @@ def solve(
     policy: Annotated[
         str | None,
         typer.Option(
-            help="Who plays: a run's model, as runs/NAME/ARM/seed0/model; a chat model's folder, .gguf file or hub id, "
-            "or smollm2; package.module:Class.",
+            help="Who plays: delegating, reading or deciding, which come with the package; a run's model, as "
+            "runs/NAME/ARM/seed0/model; a chat model's folder, .gguf file or hub id, or smollm2; package.module:Class.",
             show_default=False,
         ),
     ] = None,

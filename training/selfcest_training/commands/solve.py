@@ -26,6 +26,7 @@ from selfcest_env.tasks.files import read_text, shortened
 from selfcest_env.types import ROOT, Boundary, Limits, Read, Status, Task
 from selfcest_training.config_file import apply_override, load_config, parse_as
 from selfcest_training.evaluation.policies import arm_of, digest, make_policy, policy_named, run_file
+from selfcest_training.shipped import model_folder
 
 LAST_WORDS = 400  # characters of what a root without an answer said last
 _ENDINGS = {
@@ -126,7 +127,7 @@ def solve_config(policy: str | None, server: str | None, name: str | None, overr
     elif server is not None and name is not None:
         who, limits = PlugIn("server", {"server": asdict(ServerConfig(server, name))}), Limits()
     else:
-        raise ConfigError("nobody plays; give --policy, as runs/quick/delegating/seed0/model, or --server and --name")
+        raise ConfigError("nobody plays; give --policy, as delegating or a model's folder, or --server and --name")
     data: dict[str, Any] = {"policy": asdict(who), "limits": asdict(limits)}
     for override in overrides:
         apply_override(data, override)
@@ -135,7 +136,7 @@ def solve_config(policy: str | None, server: str | None, name: str | None, overr
 
 def _named(policy: str) -> tuple[PlugIn, Limits]:
     """The policy, and the limits that it plays under unless told otherwise: a run's model those of its arm."""
-    place = Path(policy)
+    place = model_folder(policy)
     if place.is_dir() and not (place / "config.json").is_file():
         raise ConfigError(
             f"--policy {policy} is no model: the folder has no config.json; expected the model folder of a run, as "

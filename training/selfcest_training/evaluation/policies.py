@@ -19,7 +19,7 @@ from selfcest_agents.openai_client import ServerConfig
 from selfcest_agents.player import ModelPlayer, Player, ServerPlayer
 from selfcest_agents.pretrained import ChatLanguage
 from selfcest_agents.samplers import SamplerSpec, make_sampler
-from selfcest_env.errors import ConfigError
+from selfcest_env.errors import ConfigError, did_you_mean
 from selfcest_env.plugin import PlugIn, make
 from selfcest_env.protocol import Brief, Reply
 from selfcest_env.rules import Rules
@@ -28,6 +28,7 @@ from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.types import Boundary, Fault, Limits, Message, Role
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import load_config
+from selfcest_training.shipped import model_folder, shipped_policies
 
 SEED = "{seed}"
 LEAST = Limits(total_tokens=1, answer_reserve=0)  # that any model can hold
@@ -69,8 +70,8 @@ class ModelPolicy:
     """A model in this process, or in vLLM's.
 
     Attributes:
-        folder: what a run wrote, as `runs/quick/delegating/seed0/model`; `{seed}` in it is the study's seed. Empty: the
-            initial weights of `model`.
+        folder: what a run wrote, as `runs/quick/delegating/seed0/model`; `{seed}` in it is the study's seed. Or the
+            name of a policy that comes with the package. Empty: the initial weights of `model`.
         model, sampler: as in a training config. By default those of the run that the folder belongs to; without a run
             the sampler is `transformers`.
     """
@@ -99,16 +100,18 @@ class ModelPolicy:
 
     def load(self, seed: int) -> ModelPlayer:
         language = self._language
-        folder = Path(self.folder.replace(SEED, str(seed))) if self.folder else None
-        model = language.load(seed, folder)
+        model = language.load(seed, self._folder(seed) if self.folder else None)
         sampler = self._sampler.start(language, model)
         sampler.sync(model, 0)
         return ModelPlayer(language, sampler)
 
+    def _folder(self, seed: int) -> Path:
+        return model_folder(self.folder.replace(SEED, str(seed)))
+
     def _weights(self, seed: int) -> Path | None:
         """The folder that the weights are read from, `None` for those from the hub or a seed."""
         if self.folder:
-            folder = Path(self.folder.replace(SEED, str(seed)))
+            folder = self._folder(seed)
             if not folder.is_dir():
                 raise ConfigError(
                     f"the folder {folder} does not exist; train first (selfcest train), or name a model folder that "
@@ -121,7 +124,7 @@ class ModelPolicy:
     @cached_property
     def _run(self) -> RunConfig:
         """The config of the run that the folder belongs to."""
-        file = run_file(Path(self.folder))
+        file = run_file(model_folder(self.folder))
         if not file.is_file():
             if SEED not in self.folder and not Path(self.folder).exists():
                 raise ConfigError(
@@ -136,7 +139,8 @@ class ModelPolicy:
 
     def trained_on(self) -> dict[str, PlugIn]:
         """The task families that the folder's run has trained its arm on; none if no run is known."""
-        file, arm = run_file(Path(self.folder)), arm_of(Path(self.folder))
+        folder = model_folder(self.folder)
+        file, arm = run_file(folder), arm_of(folder)
         if not self.folder or not file.is_file():
             return {}
         run = load_config(file)
@@ -174,14 +178,17 @@ def arm_of(folder: Path) -> str:
 def policy_named(text: str) -> PlugIn:
     """A policy written as one text.
 
-    A model folder that a run wrote, `{seed}` in it being the study's seed; a chat model as it comes: folder, `.gguf`
-    file, a hub id or `smollm2`; or `package.module:Class`. Nothing need be there yet.
+    A policy that comes with the package, by its name; a model folder that a run wrote, `{seed}` in it being the study's
+    seed; a chat model as it comes: folder, `.gguf` file, a hub id or `smollm2`; or `package.module:Class`. Nothing need
+    be there yet. Raises `ConfigError` if a model of one's own has the name of one that comes with the package.
     """
-    place = Path(text)
+    place = model_folder(text)
     if not place.exists() and SEED not in text and ":" in text:
         return PlugIn(text)
     if SEED in text or run_file(place).is_file() or (not place.exists() and is_local(text)):
         return PlugIn("model", {"folder": text})
+    if not place.exists() and "/" not in text and (meant := did_you_mean(text, shipped_policies())):
+        raise ConfigError(f"there is neither a folder nor a policy {text}.{meant} A hub id is written with its owner")
     return PlugIn("model", {"model": {"name": "chat", "options": {"source": text}}})
 
 
