@@ -366,7 +366,7 @@ def _when(cells: Sequence[Cell]) -> str:
         lines.append([name, *line, _shares([judged[way] for judged in found])])
     for style, words in (("delegate", "always"), ("solve", "never")):
         totals = [mean(cell["errorless"][size][style]["total_tokens"] for cell in cells) for size in sizes]
-        lines.append([f"errorless, {words}: total tokens", *(f"{total:.0f}" for total in totals), ""])
+        lines.append([f"errorless, {words}: total tokens", *(f"{total:.0f}" for total in (*totals, mean(totals)))])
     parts = [WHEN, _table(["policy", *(f"{size} terms" for size in sizes), "all"], lines), DECISIONS, _moved(cells)]
     lines = []
     for name, when, read in _JUDGED:

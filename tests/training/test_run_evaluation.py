@@ -121,7 +121,9 @@ def test_the_table_has_every_arm_before_and_after_over_all_seeds(trained: RunCon
     for line in ("delegating: return ", "compute of alone/seed1: ", "largest difference of compute"):
         assert line in text
         assert line in shown
-    assert shown.startswith("delegating, after RL against delegating, before RL, ")
+    mean = {(row["strategy"], row["shift"]): f"{float(row['accuracy']):.2f}" for row in rows}
+    said = [f"{arm} {mean[arm, 'in']}, {mean[arm, 'out']}" for arm in ("delegating, after RL", "alone")]
+    assert shown.startswith(f"choice, accuracy in and out of distribution: {'; '.join(said)}\n")
     assert len([line for line in shown.splitlines() if line.startswith("choice ")]) == len(POLICIES)
 
 
@@ -289,6 +291,12 @@ def test_both_choices_of_an_arm_are_played_and_judged(tmp_path: Path) -> None:
         assert [len(choices) for choices in item.sizes.values()] == [EPISODES]
         assert item.shares == [item.seeds[0].free.delegated]
     table = (run.folder / "table.md").read_text(encoding="utf-8")
+    said = table[table.index("## Verdict") :].splitlines()[3:]
+    first, second = (f"{item.shares[0]:.2f}" for item in (before, after))
+    assert said[0].startswith("sums, accuracy: delegating, after RL ")
+    assert said[1].startswith("choice, accuracy: alone ")
+    assert said[2] == f"sums, share delegated at any: {first} -> {second}"
+    assert said[3].startswith(f"sums, reward {before.seeds[0].free.reward:.3f} -> {after.seeds[0].free.reward:.3f} (")
     assert table.count("## When it delegates") == 1
     assert "**sums: delegating, after RL.**" in table
 
