@@ -419,7 +419,7 @@ def test_equal_accuracy_is_a_section_a_csv_and_a_line_of_the_verdict(tmp_path: P
     folder = run({**data, "name": "enough"})
     text = (folder / "table.md").read_text(encoding="utf-8")
     # 5 + 15 tokens against 5 + 5: twice as many; generated three times.
-    assert "| errands | any | monolithic against half | 1.00 and 1.00 | x2.00 [2.00, 2.00] | x3.00 [3.00, 3.00] |" in text
+    assert "| monolithic against half | 1.00 and 1.00 | x2.00 [2.00, 2.00] | x3.00 [3.00, 3.00] |" in text
     assert "| errands | any | monolithic against wrong | not comparable: accuracies 1.00 and 0.00 | – | – |" in text
     assert "- at most 100, monolithic against half, equally accurate: total tokens x2.00 [2.00, 2.00], " in text
     assert "- at most 100, monolithic against wrong: costs are not comparable: accuracies 1.00 and 0.00\n" in text

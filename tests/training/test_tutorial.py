@@ -54,7 +54,6 @@ def test_the_page_runs_from_top_to_bottom(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "my_price", raising=False)
     monkeypatch.setattr(report, "plot", lambda *_: None)  # half a second each
     names: dict[str, object] = {}
     commands: list[str] = []
@@ -86,17 +85,17 @@ def test_the_page_runs_from_top_to_bottom(
     assert len(rows) == 9
     shown = re.findall(r"^\| `(\w+)` \| ([\d.]+) \| (\d+) \| (\d+) \| ([\d.]+) \|$", PAGE, re.M)
     assert [line[0] for line in shown] == ["delegate", "monolithic"]
-    for strategy, accuracy, total, generated, dollars in shown:
+    for strategy, accuracy, total, generated, money in shown:
         row = rows[strategy, "4000"]
         assert (float(accuracy), float(total)) == (float(row["accuracy"]), float(row["total_tokens"]))
-        assert (float(generated), dollars) == (float(row["generated_tokens"]), f"{float(row['dollars']):.5f}")
-    assert rows["monolithic", "400"]["dollars"] == ""
+        assert (float(generated), money) == (float(row["generated_tokens"]), f"{float(row['money']):.5f}")
+    assert rows["monolithic", "400"]["money"] == ""
     assert rows["monolithic", "400"]["ended_prompt_too_long"] == "24"
     monolithic = rows["monolithic", "4000"]
     price = 3 * float(monolithic["prompt_tokens"]) + 15 * float(monolithic["generated_tokens"])
-    assert float(monolithic["dollars"]) == pytest.approx(price / 1e6, rel=1e-4), "one call each, so nothing is cached"
+    assert float(monolithic["money"]) == pytest.approx(price / 1e6, rel=1e-4), "one call each, so nothing is cached"
     (again,) = [text for line, text in printed.items() if "--resume" in line]
-    assert len(re.findall(r"^[0-9]+/216 .*: 24 of 24 were there$", again, re.M)) == 9, "another price plays nothing"
+    assert len(re.findall(r"^[0-9]+/432 .*: 24 of 24 were there$", again, re.M)) == 9, "another price plays nothing"
     assert len(table("mine_local")) == 3
     assert len(table("mine_embedded")) == 6
     traced = list(printed.values())[-1]
