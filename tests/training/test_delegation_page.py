@@ -24,9 +24,19 @@ def delegation() -> ModuleType:
 
 def test_intervals_over_seeds_by_hand(delegation: ModuleType) -> None:
     # Two values 0.1 apart: standard deviation 0.1 / sqrt 2, of the mean 0.05, times 12.71.
-    assert delegation.over_seeds([0.9, 1.0]) == "0.95 ± 0.64"
-    assert delegation.over_seeds([0.9]) == "0.90"
+    assert delegation.shown(delegation.over_seeds([0.9, 1.0])) == "0.95 ± 0.64"
+    assert delegation.shown(delegation.over_seeds([0.9])) == "0.90"
     assert delegation.each([0.5, None, 1.0]) == "0.50 - 1.00"
+
+
+def test_costs_are_compared_where_both_are_accurate(delegation: ModuleType) -> None:
+    def cell(accuracy: float, cost: float) -> dict[str, object]:
+        return {"sizes": {"4x6": {"accuracy": accuracy, **dict.fromkeys(delegation.COSTS, cost)}}}
+
+    ours = [cell(1.0, 30), cell(0.5, 1)]
+    # The one that fails is left out, however cheap: 30 over the mean of 90 and 110.
+    assert "| 4x6 | 1 of 2 and 2 of 2 | x0.30 |" in delegation._equal(ours, [cell(0.95, 90), cell(0.9, 110)])
+    assert "| 4x6 | 1 of 2 and 0 of 1 | not comparable |" in delegation._equal(ours, [cell(0.2, 10)])
 
 
 def test_the_page_is_what_the_evidence_says(delegation: ModuleType) -> None:
@@ -44,10 +54,11 @@ def test_every_cell_says_what_it_was_made_of(delegation: ModuleType) -> None:
         assert len(cell["commit"].partition(" ")[0]) == 40
         assert cell["cpu_seconds"] > 0
         assert cell["curves"]
+        assert cell["config"] == delegation.digest_of(cell["experiment"], cell["arm"])
 
 
 def test_a_cell_of_no_experiment_is_refused(delegation: ModuleType) -> None:
     with pytest.raises(SystemExit, match="--rerun is 'whenever/a/seed0'; expected EXPERIMENT/ARM/seedN"):
         delegation.rerun("whenever/a/seed0")
-    with pytest.raises(SystemExit, match="the arms of when.yaml are delegating"):
-        delegation.rerun("when/reading/seed0")
+    with pytest.raises(SystemExit, match="the arms of long_ledgers are reading_long"):
+        delegation.rerun("long_ledgers/reading/seed0")

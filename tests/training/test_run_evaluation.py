@@ -14,9 +14,20 @@ from rich.console import Console
 from test_job import config
 
 from selfcest_env.errors import ConfigError, TaskError
+from selfcest_env.plugin import PlugIn
+from selfcest_env.tasks import Style
 from selfcest_training.commands.report import report_folder
-from selfcest_training.config import ArmConfig, Cell, EvaluationConfig, RunConfig
+from selfcest_training.config import (
+    ArmConfig,
+    Cell,
+    Demonstrations,
+    EvaluationConfig,
+    Phase,
+    RunConfig,
+    WarmStartConfig,
+)
 from selfcest_training.evaluation import report
+from selfcest_training.evaluation.decision_table import decided
 from selfcest_training.evaluation.results import read_results
 from selfcest_training.evaluation.training_run import (
     Part,
@@ -110,7 +121,9 @@ def test_the_table_has_every_arm_before_and_after_over_all_seeds(trained: RunCon
     for line in ("delegating: return ", "compute of alone/seed1: ", "largest difference of compute"):
         assert line in text
         assert line in shown
-    assert shown.startswith("delegating, after RL against delegating, before RL, ")
+    mean = {(row["strategy"], row["shift"]): f"{float(row['accuracy']):.2f}" for row in rows}
+    said = [f"{arm} {mean[arm, 'in']}, {mean[arm, 'out']}" for arm in ("delegating, after RL", "alone")]
+    assert shown.startswith(f"choice, accuracy in and out of distribution: {'; '.join(said)}\n")
     assert len([line for line in shown.splitlines() if line.startswith("choice ")]) == len(POLICIES)
 
 
@@ -233,3 +246,64 @@ def test_arms_without_rl_are_evaluated_once(tmp_path: Path) -> None:
     arms: dict[str, ArmConfig] = {name: replace(arm, rl=replace(arm.rl, steps=0)) for name, arm in run.arms.items()}
     label = partial(Part.label, config=replace(run, arms=arms))
     assert list(map(label, parts_of(replace(run, arms=arms)))) == ["delegating", "delegating, T 0.8", *POLICIES[3:]]
+
+
+# Arms that play some families, and both choices
+
+
+def deciding(tmp_path: Path) -> RunConfig:
+    """An arm that plays sums by itself and by both forced choices, and one that plays the choice alone."""
+    run = spec(tmp_path, seeds=(0,))
+    sums = PlugIn("range_sum", {"min_length": 2, "max_length": 4, "pieces": [2], "size_step": 2})
+    shown = {"sums": Demonstrations(1.0, {Style.DELEGATE: 0.5, Style.SOLVE: 0.5})}
+    arm = replace(
+        run.arms["delegating"],
+        warmstart=WarmStartConfig((Phase(3000, shown),)),
+        rl=replace(run.arms["delegating"].rl, steps=1, tasks={"sums": 1.0}),
+        evaluated_on=("sums",),
+        forced=True,
+    )
+    arms = {"delegating": arm, "alone": replace(run.arms["alone"], evaluated_on=("choice",))}
+    cells = (Cell("sums", "any"), Cell("choice", "any"))
+    limits = replace(run.limits, total_tokens=96, turn_tokens=40, reply_tokens=2, answer_reserve=12, max_clones=2)
+    evaluation = EvaluationConfig(cells, episodes=EPISODES)
+    return replace(run, tasks={**run.tasks, "sums": sums}, arms=arms, evaluation=evaluation, limits=limits)
+
+
+def test_both_choices_of_an_arm_are_played_and_judged(tmp_path: Path) -> None:
+    run = deciding(tmp_path)
+    run.folder.mkdir(parents=True)
+    prepare(run, resume=False)
+    for arm in run.arms:
+        experiment._play_job(run, JobId(arm, 0), False)
+    report_run(run)
+    (results, missing), study = results_of(run), study_of(run)
+    assert missing == []
+    stages = ("delegating, before RL", "delegating, after RL")
+    ways = ("", ", always delegates", ", never delegates")
+    assert list(study.strategies) == [f"{stage}{way}" for stage in stages for way in ways] + ["alone"]
+    assert study.subject == "delegating, after RL"
+    played = {(r.place.family, r.place.strategy) for r in results}
+    assert played == {("sums", f"{stage}{way}") for stage in stages for way in ways} | {("choice", "alone")}
+    before, after = decided(study, results)
+    assert (before.trio.free, after.trio.free) == stages
+    for item in (before, after):
+        assert [len(choices) for choices in item.sizes.values()] == [EPISODES]
+        assert item.shares == [item.seeds[0].free.delegated]
+    table = (run.folder / "table.md").read_text(encoding="utf-8")
+    said = table[table.index("## Verdict") :].splitlines()[3:]
+    first, second = (f"{item.shares[0]:.2f}" for item in (before, after))
+    assert said[0].startswith("sums, accuracy: delegating, after RL ")
+    assert said[1].startswith("choice, accuracy: alone ")
+    assert said[2] == f"sums, share delegated at any: {first} -> {second}"
+    assert said[3].startswith(f"sums, reward {before.seeds[0].free.reward:.3f} -> {after.seeds[0].free.reward:.3f} (")
+    assert table.count("## When it delegates") == 1
+    assert "**sums: delegating, after RL.**" in table
+
+
+def test_what_an_arm_cannot_play_is_refused(tmp_path: Path) -> None:
+    run = deciding(tmp_path)
+    with pytest.raises(ConfigError, match=r"arms.alone.forced is true, and by its limits it cannot delegate"):
+        replace(run, arms={**run.arms, "alone": replace(run.arms["alone"], forced=True)})
+    with pytest.raises(ConfigError, match=r"arms.alone.evaluated_on names the family 'sum'.*Did you mean 'sums'"):
+        replace(run, arms={**run.arms, "alone": replace(run.arms["alone"], evaluated_on=("sum",))})

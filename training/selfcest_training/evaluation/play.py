@@ -153,14 +153,14 @@ class Study:
             player: plays instead of the one that the study's policy would load, as when its weights are here already.
         """
         waiting = [block for block in self.blocks() if block.style is None]
-        for block in self.blocks():
-            if block.style is not None:
-                self._play_errorless(block, block.style, store, report)
         # One model after the other, so that no two are loaded at once.
         for policy in self._policies.values():
             for seeds in [(seed,) for seed in self.config.seeds] if policy.seeded else [self.config.seeds]:
                 blocks = [b for b in waiting if b.seed in seeds and self.policy_of(b.strategy) is policy]
                 self._play_blocks(blocks, policy, seeds[0], store, report, player)
+        for block in self.blocks():
+            if block.style is not None:
+                self._play_errorless(block, block.style, store, report)
         return store.finish(self.order())
 
     # One block

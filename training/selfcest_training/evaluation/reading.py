@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from selfcest_training.evaluation.config import StudyConfig
+from selfcest_training.evaluation.decision_table import trios
 from selfcest_training.evaluation.policies import is_seeded
 from selfcest_training.evaluation.statistics import Resampler
 from selfcest_training.evaluation.strategies import find_strategy, shown_name
@@ -17,7 +18,8 @@ class Reading:
     """How results are read.
 
     Attributes:
-        subject: the strategy that the others are compared with.
+        subjects: strategies that others are compared with; on a cell the first of them that has played it.
+        aside: strategies that nobody is compared with: forced choices, which are what a policy decided against.
         labels: names of strategies in tables.
         baselines: strategies that cannot delegate and are no oracle.
         swept: the limit that a budget is.
@@ -27,7 +29,8 @@ class Reading:
         min_difference: of two accuracies; there is no verdict on a smaller one.
     """
 
-    subject: str
+    subjects: Sequence[str]
+    aside: Sequence[str]
     labels: Mapping[str, str]
     baselines: Sequence[str]
     swept: str
@@ -52,11 +55,12 @@ class Reading:
         )
 
 
-def reading_of(config: StudyConfig, *, crossed: bool | None = None) -> Reading:
+def reading_of(config: StudyConfig, *, crossed: bool | None = None, subjects: Sequence[str] = ()) -> Reading:
     """From the config alone: nothing is played, and no policy need be there any more.
 
     Args:
         config: of the study.
+        subjects: see `Reading`; by default the study's.
         crossed: `Study.crossed`; `None`: as far as the config tells it.
     """
     found = {label: find_strategy(spec.name or label) for label, spec in config.strategies.items()}
@@ -64,7 +68,8 @@ def reading_of(config: StudyConfig, *, crossed: bool | None = None) -> Reading:
     if crossed is None:
         crossed = any(is_seeded(config.policy_of(label)) for label in found)
     return Reading(
-        subject=config.subject_strategy,
+        subjects=subjects or (config.subject_strategy,),
+        aside=[forced for trio in trios(config) for forced in (trio.always, trio.never)],
         labels={label: shown_name(label, strategy) for label, strategy in found.items()},
         baselines=[
             label

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -74,6 +74,7 @@ class Against:
     """The subject against another strategy on one cell: over each cost that is compared, and at each budget."""
 
     curves: Curves
+    subject: str
     strategy: str
     over: Mapping[str, Comparison]
     at: Sequence[Match]
@@ -83,13 +84,16 @@ def comparisons(cells: Sequence[Curves], reading: Reading) -> list[Against]:
     """The subject against every other strategy, cell by cell."""
     found, least = [], reading.min_difference
     for curves in cells:
-        own, resampler = curves.strategies.get(reading.subject), reading.resampler(curves)
+        subject = next((name for name in reading.subjects if name in curves.strategies), None)
+        if subject is None:
+            continue
+        own, resampler = curves.strategies[subject], reading.resampler(curves)
         for strategy, points in curves.strategies.items():
-            if own is not None and strategy != reading.subject:
+            if strategy not in (subject, *reading.aside):
                 over = {cost: compare_frontiers(own, points, cost, resampler, least) for cost in reading.compared}
                 pairs = zip(own, points, strict=True)
                 at = [match(left, right, resampler, reading.compared, least) for left, right in pairs]
-                found.append(Against(curves, strategy, over, at))
+                found.append(Against(curves, subject, strategy, over, at))
     return found
 
 
@@ -273,39 +277,42 @@ def _cells(estimate: Estimate | None) -> list[str]:
 
 def summary(found: Sequence[Against], reading: Reading) -> str:
     """The verdicts at equal cost as a Markdown table, with the mean gap in accuracy over the range of costs."""
-    heads = ["family", "size", f"{reading.labels[reading.subject]} against", *map(cost_name, reading.compared)]
+    heads = ["family", "size", "strategies", *map(cost_name, reading.compared)]
     lines = []
     for item in found:
         verdicts = [f"{item.over[cost].average.signed}, {item.over[cost].verdict}" for cost in reading.compared]
-        lines.append([item.curves.family, _size(item.curves), reading.labels[item.strategy], *verdicts])
+        lines.append([item.curves.family, _size(item.curves), _pair(item, reading), *verdicts])
     return _table(heads, lines)
+
+
+def _pair(item: Against, reading: Reading) -> str:
+    return f"{reading.labels[item.subject]} against {reading.labels[item.strategy]}"
 
 
 def statements(found: Sequence[Against], reading: Reading) -> str:
     """Who wins on which cost where, with what confidence."""
-    blocks, first = [], reading.labels[reading.subject]
+    blocks = []
     for item in found:
-        second = reading.labels[item.strategy]
+        first, second = reading.labels[item.subject], reading.labels[item.strategy]
         lines = [sentence(comparison, first, second) for comparison in item.over.values()]
         lines += [f"{at_most(pair.budget)}, {matched(pair, first, second)}" for pair in item.at]
         equal = at_equal_accuracy(item.at[-1], first, second, reading.min_difference)
         lines.append(f"{at_most(item.at[-1].budget)}, {equal}")
-        heading = f"**{item.curves.name}, {first} against {second}**"
+        heading = f"**{item.curves.name}, {_pair(item, reading)}**"
         blocks.append(f"{heading}\n\n" + "".join(f"- {line}\n" for line in lines))
     return "\n".join(blocks)
 
 
 def at_equal_accuracies(found: Sequence[Against], reading: Reading) -> str:
     """The ratios of costs where accuracies are equal, as a Markdown table."""
-    first = reading.labels[reading.subject]
-    heads = ["family", "size", f"{first} against", "accuracies", *map(cost_name, reading.compared)]
+    heads = ["family", "size", "strategies", "accuracies", *map(cost_name, reading.compared)]
     lines = []
     for item in found:
         pair = item.at[-1]
         equal = pair.equally_accurate(reading.min_difference)
         said = "{:.2f} and {:.2f}".format(*pair.accuracies) if equal else not_comparable(pair, reading.min_difference)
         ratios = [f"x{pair.ratios[cost]}" if equal and cost in pair.ratios else "–" for cost in reading.compared]
-        lines.append([item.curves.family, _size(item.curves), reading.labels[item.strategy], said, *ratios])
+        lines.append([item.curves.family, _size(item.curves), _pair(item, reading), said, *ratios])
     return _table(heads, lines)
 
 
@@ -324,7 +331,7 @@ def write_equal_accuracy(found: Sequence[Against], reading: Reading, path: Path)
             ratios = [pair.ratios.get(cost) if equal else None for cost in reading.compared]
             writer.writerow(
                 [curves.family, curves.size, curves.shift, pair.budget]
-                + [reading.labels[name] for name in (reading.subject, item.strategy)]
+                + [reading.labels[name] for name in (item.subject, item.strategy)]
                 + [*(f"{accuracy:.6g}" for accuracy in pair.accuracies), int(equal)]
                 + [cell for estimate in (pair.gap, *ratios) for cell in _cells(estimate)]
             )
@@ -369,11 +376,12 @@ _LINES = {  # one that is ahead at some costs and behind at others is counted in
 def verdict(found: Sequence[Against], reading: Reading) -> str:
     """Five lines: what the subject wins and loses against, cost by cost, in comparisons of a cell and a strategy, and
     what it spends over those that are as accurate."""
+    firsts = dict.fromkeys(reading.labels[item.subject] for item in found)
     others = dict.fromkeys(reading.labels[item.strategy] for item in found)
     cells = dict.fromkeys(item.curves.name for item in found)
     lines = [
-        f"{reading.labels[reading.subject]} against {', '.join(others) or 'nobody'}, at equal cost, on {len(cells)} "
-        f"cells: {len(found)} comparisons"
+        f"{', '.join(firsts)} against {', '.join(others)}, at equal cost, on {len(cells)} cells: {len(found)} "
+        "comparisons"
     ]
     counts = {cost: Counter(item.over[cost].verdict for item in found) for cost in reading.compared}
     for words, kinds in _LINES.items():
@@ -470,6 +478,7 @@ def write_report(
     notes: Sequence[str] = (),
     plots: Sequence[str] | None = None,
     decisions: Sequence[Decided] = (),
+    verdict_of: Callable[[Sequence[Against], Reading], str] = verdict,
 ) -> tuple[str, str]:
     """Write table.md, results.csv, equal_accuracy.csv and plots into the folder.
 
@@ -481,6 +490,7 @@ def write_report(
         notes: more to say, a bullet each.
         plots: costs to draw accuracy against; `None`: those that are compared, and wall-clock.
         decisions: of policies whose choices were forced as well.
+        verdict_of: says the verdict of all comparisons.
 
     Returns:
         What a terminal shows, a verdict of five lines and one line per family and strategy; and the text of table.md.
@@ -490,7 +500,7 @@ def write_report(
     found, floored = comparisons(cells, reading), floors(rows, reading)
     head += "" if floored else " No answer got a floor from its grader."
     warnings = [*unbegun(cells, reading), *incompetent(rows, reading), *cheap_by_failing(cells, reading)]
-    said = verdict(found, reading)
+    said = verdict_of(found, reading)
     parts = [f"{head} {reading.intervals(seeds)}", "\n".join(f"- {line}" for line in (*warnings, *notes))]
     parts += ["## Verdict", f"```text\n{said}\n```"] if found else []
     parts += ["## Accuracy and costs", markdown(rows, reading)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 
 from selfcest_agents.player import Player
@@ -31,6 +32,7 @@ from selfcest_training.evaluation.policies import SEED
 from selfcest_training.evaluation.reading import headline, reading_of
 from selfcest_training.evaluation.report import write_report
 from selfcest_training.evaluation.results import Result, read_results
+from selfcest_training.evaluation.run_verdict import run_verdict
 from selfcest_training.evaluation.store import Store
 from selfcest_training.evaluation.table import curves_of
 from selfcest_training.evaluation.warm_starts import given_up_lines, warm_start_warnings
@@ -97,7 +99,7 @@ def study_of(config: RunConfig, parts: Sequence[Part] | None = None) -> StudyCon
                 temperature=part.temperature,
                 limits=config.arms[part.arm].limits,
                 families=config.arms[part.arm].evaluated_on,
-                styles=styles_of(config, part.arm),
+                styles=styles_of(config, part.arm) if part.strategy not in FORCED else (),
             )
             for part in parts
         },
@@ -199,10 +201,22 @@ def report_run(config: RunConfig) -> str:
         return "\n".join(["evaluation.cells is empty, so there is no table", *warnings, *lines])
     results, missing = results_of(config)
     study, notes = study_of(config), [*missing, *warnings]
-    cells, reading = curves_of(_in_order(study, results)), reading_of(study)
+    final = [Part(arm, Stage.AFTER, config.evaluation.temperatures[0]) for arm in config.arms]
+    names = [part.label(config) for part in final]
+    able = [part.label(config) for part in reversed(final) if config.limits_of(part.arm).delegation]
+    cells, reading = curves_of(_in_order(study, results)), reading_of(study, subjects=able)
     head = headline(study, cells, reading)
     choices = decided(study, results)
-    shown, _ = write_report(config.folder, cells, reading, head, [*notes, *lines], plots=_PLOTS, decisions=choices)
+    shown, _ = write_report(
+        config.folder,
+        cells,
+        reading,
+        head,
+        [*notes, *lines],
+        plots=_PLOTS,
+        decisions=choices,
+        verdict_of=partial(run_verdict, cells, names, choices),
+    )
     return "\n".join([*notes, shown, *lines])
 
 
