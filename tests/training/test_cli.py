@@ -85,10 +85,7 @@ def test_help_is_there(command: list[str]) -> None:
         (["credit", "apply", "x", "--name", "coma", "--option", "samples=0"], ["--option.samples is 0"]),
         (["evaluate", "episodez=9"], ["episodez is unknown", "Did you mean 'episodes'"]),
         (["evaluate", "-c", "missing.yaml"], ["no config file missing.yaml"]),
-        (
-            ["evaluate", "policy=runs/none/a/seed{seed}/model"],
-            ["folder is runs/none/a/seed{seed}/model", "train first"],
-        ),
+        (["evaluate", "policy=runs/a/b/seed{seed}/model"], ["folder is runs/a/b/seed{seed}/model", "train first"]),
         (["solve", "1?", "--policy", "delegate"], ["nor a policy delegate", "Did you mean 'delegating'"]),
         (["compare", "a", "b"], ["a holds no study.yaml"]),
         (["solve", "1 + 2?"], ["nobody plays; give --policy"]),
