@@ -102,6 +102,7 @@ def test_the_quickstart_begins_with_them(selfcest: Console) -> None:
         else:
             printed.append(selfcest(*arguments))
     *asked, traced = printed
+    assert f"```text\n{asked[0]}```" in page
     assert len(asked) == 4
     assert all("\nright: expected" in shown for shown in asked)
     assert "turn 0" in traced

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from chat_models import CHATML, byte_level, chat_tokenizer, tiny_llama
 
-from selfcest_agents.tiny import TinyConfig, TinyTokenizer, build_tiny, save_pretrained
 from selfcest_training.commands import cli
 from selfcest_training.evaluation import report
 
@@ -39,14 +38,10 @@ def server() -> Iterator[str]:
 
 @pytest.fixture
 def models(tmp_path: Path) -> None:
-    """What the page takes for granted: what `save_pretrained` wrote, and the models of a plain `selfcest train`."""
+    """What the page takes for granted: what `save_pretrained` wrote."""
     tokenizer = chat_tokenizer(CHATML, byte_level([PAGE] * 2, 1000))
     tokenizer.save_pretrained(tmp_path / "my-model")
     tiny_llama(tokenizer, positions=8192).save_pretrained(tmp_path / "my-model")
-    quick = tmp_path / "runs" / "quick"
-    for arm in ("delegating", "monolithic"):
-        save_pretrained(build_tiny(TinyConfig(), 0), TinyTokenizer(), quick / arm / "seed0" / "model")
-    (quick / "config.yaml").write_text((ROOT / "training/configs/quick.yaml").read_text(encoding="utf-8"))
 
 
 @pytest.mark.usefixtures("models")
@@ -97,7 +92,7 @@ def test_the_page_runs_from_top_to_bottom(
     (again,) = [text for line, text in printed.items() if "--resume" in line]
     assert len(re.findall(r"^[0-9]+/432 .*: 24 of 24 were there$", again, re.M)) == 9, "another price plays nothing"
     assert len(table("mine_local")) == 3
-    assert len(table("mine_embedded")) == 6
+    assert len(table("mine_embedded")) == 4
     traced = list(printed.values())[-1]
     assert traced.startswith("delegate on mine all, at most 400, seed 0: wrong\n")
     assert "turn 0: refused" in traced, "400 tokens do not pay for two clones"

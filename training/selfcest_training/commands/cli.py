@@ -39,7 +39,7 @@ _CONFIG = Annotated[
 _OVERRIDES = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Overrides of config keys: arms.delegating.rl.steps=10 seeds=[0,1] name=mine", show_default=False
+        help="Overrides of config keys: arms.deciding.rl.steps=10 seeds=[0,1] name=mine", show_default=False
     ),
 ]
 _RESUME = Annotated[bool, typer.Option("--resume", help="Go on with the run of this name where it stopped.")]
