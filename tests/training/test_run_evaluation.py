@@ -151,6 +151,28 @@ def test_a_report_of_a_part_says_what_is_missing(trained: RunConfig, tmp_path: P
         report_run(run)
 
 
+def test_warm_starts_that_began_again_or_have_not_learned_are_in_terminal_and_table(
+    trained: RunConfig, tmp_path: Path
+) -> None:
+    run = copied(trained, tmp_path)
+    path = run.folder / "alone" / "seed0" / "metrics.jsonl"
+    row = {"stage": "probe", "step": 0, "phase": 1, "threshold": 0.9, "passed": False, "accuracy/b": 0.9}
+    used = [{"compute_tokens": (i + 1) * 1_250_000, "sampled_tokens": 0, "cpu_seconds": 1.0} for i in range(3)]
+    probes = [{**row, **used[i], "attempt": i, "accuracy/a": 0.25 + i / 10} for i in range(3)]
+    path.write_text("".join(json.dumps(probe) + "\n" for probe in probes) + path.read_text(encoding="utf-8"))
+    shown = report_run(run)
+    kept = "warning: alone/seed0: the warm start has not learned in 3 attempts, and was kept (a 0.45 after phase 2)"
+    began = (
+        "alone/seed0: the warm start began 3 times (a 0.25 after phase 2, a 0.35 after phase 2); what was given up "
+        "cost 2.50 M tokens of compute"
+    )
+    assert shown.startswith(kept)
+    assert began in shown.splitlines()
+    text = (run.folder / "table.md").read_text(encoding="utf-8").splitlines()
+    assert {f"- {kept}", f"- {began}"} <= set(text)
+    assert kept in report_run(replace(run, evaluation=EvaluationConfig()))
+
+
 def test_report_reads_a_folder_wherever_it_is(trained: RunConfig, tmp_path: Path) -> None:
     run = copied(trained, tmp_path)
     file = run.folder / "results.csv"

@@ -44,9 +44,16 @@ def run(spec: RunConfig, arm: str, only_warm_start: bool = False) -> Job:
     return job
 
 
-def test_a_handed_over_warm_start_is_what_the_arm_would_have_trained(tmp_path: Path) -> None:
-    phases = [{"tokens": 5000, "mix": {"choice": {"share": 1, "styles": {"delegate": 1, "solve": 1}}}}]
-    short = {"arms__delegating__warmstart__phases": phases}
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_a_handed_over_warm_start_is_what_the_arm_would_have_trained(tmp_path: Path, attempts: int) -> None:
+    """Also if it began again: a model that has seen so little does not get everything right."""
+    mix = {"choice": {"share": 1, "styles": {"delegate": 1, "solve": 1}}}
+    phases = [{"tokens": 5000, "mix": mix, "learned": 1.0 if attempts > 1 else None}]
+    short = {
+        "arms__delegating__warmstart__phases": phases,
+        "arms__delegating__warmstart__attempts": attempts,
+        "arms__delegating__warmstart__optimizer": {"learning_rate": 1e-3},
+    }
     alone = run(two_arms(tmp_path / "alone", **short), "other")
     spec = two_arms(tmp_path / "shared", **short)
     leader, follower = JobId("delegating", 0), JobId("other", 0)
@@ -58,8 +65,11 @@ def test_a_handed_over_warm_start_is_what_the_arm_would_have_trained(tmp_path: P
     assert torch.equal(weights(job), weights(alone))
     assert (job.folder / "warmstart_model" / "model.safetensors").is_file()
     assert job.state.trained_tokens == alone.state.trained_tokens
+    assert job.state.sampled_tokens == alone.state.sampled_tokens
+    assert job.state.attempt == attempts - 1
     for stage in ("warmstart", "rl"):
         assert [row["loss"] for row in rows(job, stage)] == [row["loss"] for row in rows(alone, stage)]
+    assert len(rows(job, "probe")) == (attempts if attempts > 1 else 0)
     # The leader goes on from its own; once it is in RL it has nothing to hand over to one who starts again.
     assert torch.equal(weights(run(spec, "delegating")), weights(play(two_arms(tmp_path / "leader", **short))))
     shutil.rmtree(job.folder)
@@ -117,7 +127,9 @@ def test_a_run_with_a_shared_warm_start_is_killed_and_resumes_to_the_same_files(
 def write_metrics(folder: Path, steps: list[tuple[float, int, int]]) -> None:
     """(return, tokens of the episodes, tokens of replays) of each step."""
     folder.mkdir(parents=True)
-    sampled, lines = 0, [json.dumps({"stage": "warmstart", "step": 0, "loss": 1.0})]
+    probed = {"stage": "probe", "step": 0, "attempt": 0, "phase": 0, "passed": True, "sampled_tokens": 77}
+    sampled, lines = 77, [json.dumps({"stage": "warmstart", "step": 0, "loss": 1.0, "sampled_tokens": 0})]
+    lines.append(json.dumps(probed))
     for step, (value, tokens, replayed) in enumerate(steps):
         sampled += tokens + replayed
         row = {"stage": "rl", "step": step, "return": value, "sampled_tokens": sampled, "replayed_tokens": replayed}

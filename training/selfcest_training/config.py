@@ -21,6 +21,7 @@ from selfcest_env.structure import (
     NotNegative,
     Positive,
     Seed,
+    Share,
     Size,
     construct,
     plain,
@@ -79,12 +80,17 @@ class Demonstrations(Checked):
 class Phase(Checked):
     """A stretch of the warm start: so many demonstration tokens, prompts included, of a mix of families.
 
-    `limits` change the arm's for this phase alone, as when a policy that will read by key first learns from full texts.
+    Attributes:
+        limits: change the arm's for this phase alone, as when a policy that will read by key first learns from full
+            texts.
+        learned: the accuracy that the model must reach on every family of the mix when the phase ends, or the warm
+            start begins again; see `WarmStart`. `None`: nobody looks; 0: the accuracy is measured and logged.
     """
 
     tokens: Count
     mix: Mapping[str, Demonstrations]
     limits: Mapping[str, int | None] = field(default_factory=dict)
+    learned: Annotated[Share | None, "null: no probe"] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -95,7 +101,14 @@ class Phase(Checked):
 
 @dataclass(frozen=True)
 class WarmStartConfig(Checked):
-    """Imitation of scripted demonstrations."""
+    """Imitation of scripted demonstrations.
+
+    Attributes:
+        batch_tokens: padded ids of an optimiser step at most.
+        pool_tokens: demonstration tokens that are drawn at a time.
+        attempts: how often it may begin, the first time included, while a phase does not reach its `learned`.
+        probe_episodes: of each family that a phase's end is judged by.
+    """
 
     phases: tuple[Phase, ...] = ()
     optimizer: OptimizerConfig = OptimizerConfig(
@@ -103,6 +116,8 @@ class WarmStartConfig(Checked):
     )
     batch_tokens: Count = 1024
     pool_tokens: Count = 16384
+    attempts: Count = 3
+    probe_episodes: Count = 64
 
 
 @dataclass(frozen=True)
@@ -112,7 +127,7 @@ class RLConfig(Checked):
     Attributes:
         task_sampler, gate, reward_schedule, credit: the stages of a step; see `stages` and `credit`.
         steps: rollout-and-update steps at most; 0 leaves the warm start as it is.
-        sampled_tokens: RL ends with the first step at or above so many generated tokens, those of replays included.
+        sampled_tokens: RL ends with its first step at or above so many generated tokens, those of replays included.
         tasks: weights of task families to draw from.
         tasks_per_step, group_size: groups of one step, and episodes in each.
         minibatches: optimiser steps per rollout; the step's tasks are split evenly, whatever the number of clones.

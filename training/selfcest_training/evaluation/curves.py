@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +36,12 @@ class Curve:
     replay_share: float
 
 
+def metrics_of(config: RunConfig, arm: str, seed: int) -> list[dict[str, Any]]:
+    """What a job has logged so far, row by row."""
+    path = config.folder / arm / f"seed{seed}" / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
 def learning_curves(config: RunConfig) -> list[Curve]:
     """Curves of the arms with RL, of what their folders hold so far.
 
@@ -42,8 +49,8 @@ def learning_curves(config: RunConfig) -> list[Curve]:
     """
     curves = []
     for arm, spec in config.arms.items():
-        folders = (config.folder / arm / f"seed{seed}" / "metrics.jsonl" for seed in config.seeds)
-        runs = [rows for path in folders if path.exists() and (rows := _rl_rows(path)) and rows[-1]["sampled_tokens"]]
+        found = (_rl_rows(metrics_of(config, arm, seed)) for seed in config.seeds)
+        runs = [rows for rows in found if rows and rows[-1]["sampled_tokens"]]
         if runs:
             budget = spec.rl.sampled_tokens or round(min(rows[-1]["sampled_tokens"] for rows in runs))
             curves.append(_curve(arm, budget, runs))
@@ -55,10 +62,8 @@ def compute_lines(config: RunConfig) -> list[str]:
     lines, used = [], dict[int, list[float]]()
     for arm in config.arms:
         for seed in config.seeds:
-            path = config.folder / arm / f"seed{seed}" / "metrics.jsonl"
-            rows = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-            if rows:
-                last = json.loads(rows[-1])
+            if rows := metrics_of(config, arm, seed):
+                last = rows[-1]
                 used.setdefault(seed, []).append(last["compute_tokens"])
                 sampled, compute = last["sampled_tokens"] / 1e6, last["compute_tokens"] / 1e6
                 lines.append(
@@ -71,9 +76,10 @@ def compute_lines(config: RunConfig) -> list[str]:
     return lines
 
 
-def _rl_rows(path: Path) -> list[dict[str, float]]:
-    rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    return [row for row in rows if row["stage"] == "rl"]
+def _rl_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Those of RL, whose sampled tokens begin at 0; a warm start samples in its probes."""
+    before = max((row["sampled_tokens"] for row in rows if row["stage"] != "rl"), default=0)
+    return [{**row, "sampled_tokens": row["sampled_tokens"] - before} for row in rows if row["stage"] == "rl"]
 
 
 def _curve(arm: str, budget: int, runs: Sequence[Sequence[Mapping[str, float]]]) -> Curve:

@@ -31,6 +31,7 @@ from selfcest_training.evaluation.report import write_report
 from selfcest_training.evaluation.results import Result, read_results
 from selfcest_training.evaluation.store import Store
 from selfcest_training.evaluation.table import curves_of
+from selfcest_training.evaluation.warm_starts import given_up_lines, warm_start_warnings
 
 _PLOTS = ("total_tokens", "critical_path_tokens")  # a plot takes a second, and every run pays it
 
@@ -164,14 +165,15 @@ def _stored(config: RunConfig, part: Part) -> Iterator[tuple[int, list[Result]]]
 def report_run(config: RunConfig) -> str:
     """Write tables, CSV and plots of what a run's folder holds. Returns what a terminal shows."""
     curves = learning_curves(config)
-    lines = [*curve_lines(curves), *compute_lines(config)]
+    warnings = [f"warning: {line}" for line in warm_start_warnings(config)]
+    lines = [*curve_lines(curves), *given_up_lines(config), *compute_lines(config)]
     if curves:
         write_curves(curves, config.folder / "learning_curves.csv")
         plot_curves(curves, config.folder / "learning_curves.png")
     if not config.evaluation.cells:
-        return "\n".join(["evaluation.cells is empty, so there is no table", *lines])
-    results, notes = results_of(config)
-    study = study_of(config)
+        return "\n".join(["evaluation.cells is empty, so there is no table", *warnings, *lines])
+    results, missing = results_of(config)
+    study, notes = study_of(config), [*missing, *warnings]
     cells, reading = curves_of(_in_order(study, results)), reading_of(study)
     head = headline(study, cells, reading)
     shown, _ = write_report(config.folder, cells, reading, head, [*notes, *lines], plots=_PLOTS)

@@ -34,27 +34,36 @@ class TrainState:
 
     Attributes:
         stage: `warmstart` or `rl`.
-        step: pools (warm start) or steps (RL) that are done.
-        num_updates: optimiser steps of this stage, for the learning-rate schedule.
-        demonstration_tokens: of the warm start so far, prompts included.
-        sampled_tokens, trained_tokens: compute so far, over both stages; ids that samples share in a row train once.
-        compute_at_rl: compute when RL began, so that its schedule covers RL alone.
+        step: pools (warm start, those of attempts that were given up too) or steps (RL) that are done.
+        attempt: how often the warm start was given up and begun again.
+        num_updates: optimiser steps of this stage and attempt, for the learning-rate schedule.
+        demonstration_tokens: of this attempt at the warm start so far, prompts included.
+        sampled_tokens, trained_tokens: compute so far, over everything; ids that samples share in a row train once.
+        compute_at_rl, sampled_at_rl: compute and sampled tokens when RL began, so that its schedule and its
+            `sampled_tokens` cover RL alone.
         cpu_seconds: process time so far.
     """
 
     stage: str = "warmstart"
     step: int = 0
+    attempt: int = 0
     num_updates: int = 0
     demonstration_tokens: int = 0
     sampled_tokens: int = 0
     trained_tokens: int = 0
     compute_at_rl: int = 0
+    sampled_at_rl: int = 0
     cpu_seconds: float = 0.0
 
     @property
     def compute_tokens(self) -> int:
         """Sampled + 3 x trained tokens: a forward pass, and a forward and a backward one."""
         return self.sampled_tokens + 3 * self.trained_tokens
+
+    @property
+    def rl_sampled_tokens(self) -> int:
+        """Those of RL alone: a warm start samples in its probes."""
+        return self.sampled_tokens - self.sampled_at_rl
 
 
 def save_checkpoint(

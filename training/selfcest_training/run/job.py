@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +23,7 @@ from selfcest_training.families import make_families
 from selfcest_training.learner.losses import Need, make_loss_sum
 from selfcest_training.learner.memory import release_memory
 from selfcest_training.learner.update import Learner
+from selfcest_training.run.account import JobAccount
 from selfcest_training.run.checkpoint import (
     TrainState,
     checkpoints,
@@ -36,7 +36,7 @@ from selfcest_training.run.metrics import MetricsLog, describe, drop_episodes, l
 from selfcest_training.stages.base import Stages, TaskMenu
 from selfcest_training.stages.checks import weights_at
 from selfcest_training.stages.registry import make_gate, make_reward_schedule, make_task_sampler
-from selfcest_training.stages.warmstart import cut_batches, demonstration_pool, phase_at
+from selfcest_training.stages.warmstart import Pool, WarmStart
 from selfcest_training.trainer import Step, StepSettings, Trainer
 
 OnProgress = Callable[[str, float, str], None]  # stage, share done, a line of numbers
@@ -74,9 +74,12 @@ class Job:
         schedule = make_reward_schedule(self.arm.rl.reward_schedule, f"{place}.reward_schedule")
         self.reward.checked_weights(weights_at(schedule, 0))
         self.loss_needs = make_loss_sum(self.arm.rl.loss, where=f"{place}.loss").needs
-        self.state = TrainState()
-        self._clock = time.process_time()
+        self.account = JobAccount(TrainState(), self.arm.rl, config.compute_tokens)
         self._opened = ExitStack()
+
+    @property
+    def state(self) -> TrainState:
+        return self.account.state
 
     def close(self) -> None:
         """End the engine; the next job of this process may need what it holds."""
@@ -88,9 +91,11 @@ class Job:
         """Warm start, `on_warm`, then RL; from the newest checkpoint if there is one."""
         self.folder.mkdir(parents=True, exist_ok=True)
         found = checkpoints(self.folder / "checkpoints")
-        self.state = read_state(found[-1]) if found else TrainState()
+        if found:
+            self.account = JobAccount(read_state(found[-1]), self.arm.rl, self.config.compute_tokens)
         in_rl = self.state.stage == "rl"
-        resume_at = {"warmstart": 1 << 60 if in_rl else self.state.step, "rl": self.state.step if in_rl else 0}
+        pools = 1 << 60 if in_rl else self.state.step
+        resume_at = {"warmstart": pools, "probe": pools, "rl": self.state.step if in_rl else 0}
         self._open()
         with MetricsLog(self.folder, resume_at) as log:
             if not in_rl:
@@ -99,9 +104,7 @@ class Job:
                 self.language.save(self.model, self.folder / "warmstart_model")
                 self.sampler.sync(self.model, 0)
                 on_warm()
-                self._clock = time.process_time()  # evaluation is no training
-                compute = self.state.compute_tokens
-                self.state = replace(self.state, stage="rl", step=0, num_updates=0, compute_at_rl=compute)
+                self.account.begin_rl()
                 self._add_lora()
             if not only_warm_start:
                 self._reinforce(found[-1] if found and in_rl else None, log)
@@ -109,10 +112,11 @@ class Job:
                 self.language.save(self.model, self.folder / "model")
 
     def _open(self) -> None:
-        """Load the model and start its sampler. Every arm starts from the same initial weights for the same seed."""
+        """Load the model and start its sampler. Every arm starts from the same initial weights for the same seed, and
+        from the same others where its warm start begins again."""
         # An adapter of RL belongs to the warm start, which then is the frozen reference as well.
         base = self.folder / "warmstart_model" if self.config.lora and self.state.stage == "rl" else None
-        self.model = self.language.load(stream_seed("weights", self.id.seed), base)
+        self.model = self.language.load(self._initial_seed("weights"), base)
         self._add_lora()
         self.sampler = self.sampler_spec.start(self.language, self.model)
         limits = self.config.limits_of(self.id.arm)
@@ -121,7 +125,12 @@ class Job:
 
     def _add_lora(self) -> None:
         if self.config.lora is not None:
-            add_lora(self.model, self.config.lora, stream_seed("lora", self.id.seed, self.state.stage))
+            add_lora(self.model, self.config.lora, self._initial_seed("lora", self.state.stage))
+
+    def _initial_seed(self, what: str, *key: str) -> int:
+        """The first attempt has no number in it, so that it is what it would be without another."""
+        again = (self.state.attempt,) if self.state.attempt else ()
+        return stream_seed(what, self.id.seed, *key, *again)
 
     def _learner(self, stage: str, checkpoint: Path | None = None) -> Learner:
         optimizer = self.arm.warmstart.optimizer if stage == "warmstart" else self.arm.rl.optimizer
@@ -144,28 +153,50 @@ class Job:
         return learner
 
     def _warm_start(self, checkpoint: Path | None, log: MetricsLog) -> None:
-        config, learner = self.arm.warmstart, self._learner("warmstart", checkpoint)
-        total, limits = sum(phase.tokens for phase in config.phases), self.config.limits_of(self.id.arm)
-        while (phase := phase_at(config, self.state.demonstration_tokens)) is not None:
-            pool = self.state.step
-            samples = demonstration_pool(
-                self.language, limits, self.reward, self.families, phase, self.id.seed, pool, config.pool_tokens
-            )
-            order = np.random.default_rng(stream_seed("order", self.id.seed, pool))
-            losses = []
-            for batch in cut_batches(samples, config.batch_tokens, order):
-                metrics = learner.imitation_step(batch, min(1.0, self.state.demonstration_tokens / total))
-                losses.append(metrics.loss)
-                shown = self.state.demonstration_tokens + sum(map(len, batch))
-                self.state = replace(self.state, demonstration_tokens=shown)
-                self.spend(trained=metrics.trained_tokens)
-            self._tick("warmstart", learner.num_steps)
-            loss = float(np.mean(losses))
-            log.write("warmstart", pool, {"loss": loss, **self._compute()})
-            self.on_progress("warm start", min(1.0, self.state.demonstration_tokens / total), f"loss {loss:.3f}")
+        """Attempts, until one has learned what its phases ask for or is the last."""
+        while not self._attempt(checkpoint, log):
+            self.account.begin_again()
+            checkpoint = None  # what there is belongs to the attempt given up, and who resumes from it comes here again
+            again = f"begins again, attempt {self.state.attempt + 1} of {self.arm.warmstart.attempts}"
+            self.on_progress("warm start", 0.0, again)
+            self.close()
+            del self.model, self.sampler, self.player  # before there are others
+            self._open()
+
+    def _attempt(self, checkpoint: Path | None, log: MetricsLog) -> bool:
+        """Whether the warm start is over; if not, it is to begin again."""
+        config, learner, state = self.arm.warmstart, self._learner("warmstart", checkpoint), self.state
+        warm = WarmStart(
+            config,
+            self.player,
+            learner,
+            self.families,
+            self.reward,
+            seed=self.id.seed,
+            attempt=state.attempt,
+            pool=state.step,
+            tokens=state.demonstration_tokens,
+        )
+        while not warm.done:
+            pool = warm.step()
+            self.account.spend(sampled=pool.sampled_tokens, trained=pool.trained_tokens)
+            self.account.tick(learner.num_steps, pool.tokens)
+            release_memory()
+            self._log_pool(log, pool, warm.progress)
+            if not pool.learned and state.attempt + 1 < config.attempts:
+                return False
             if self.state.step % self.config.checkpoint_every == 0:
                 self._checkpoint(learner)
         self._checkpoint(learner)
+        return True
+
+    def _log_pool(self, log: MetricsLog, pool: Pool, progress: float) -> None:
+        step, used = self.state.step - 1, self.account.metrics()
+        log.write("warmstart", step, {"loss": pool.loss, **used})
+        self.on_progress("warm start", progress, f"loss {pool.loss:.3f}")
+        for probe in pool.probes:
+            log.write("probe", step, {"attempt": self.state.attempt, **probe.metrics(), **used})
+            self.on_progress("probe", progress, str(probe))
 
     def _reinforce(self, checkpoint: Path | None, log: MetricsLog) -> None:
         config, learner = self.arm.rl, self._learner("rl", checkpoint)
@@ -182,13 +213,14 @@ class Job:
         )
         menu = TaskMenu(self.families, config.tasks, config.group_size)
         with Trainer(
-            self.player, self.sampler, learner, menu, self.stages, settings, account=self, seed=self.id.seed
+            self.player, self.sampler, learner, menu, self.stages, settings, account=self.account, seed=self.id.seed
         ) as trainer:
             if checkpoint is not None:
                 trainer.load_state_dict(read_memory(checkpoint))
-            while self.state.step < config.steps and not self._budget_spent():
+            while self.state.step < config.steps and not self.account.spent():
                 step = trainer.step()
-                self._tick("rl", learner.num_steps)
+                self.account.tick(learner.num_steps)
+                release_memory()
                 self._log(log, step)
                 if self.state.step % self.config.checkpoint_every == 0:
                     self._checkpoint(learner, trainer)
@@ -198,56 +230,11 @@ class Job:
     def _log(self, log: MetricsLog, step: Step) -> None:
         produced, credit = step.produced, step.credit
         found = {**describe(produced.groups), **produced.diagnostics(), **credit.diagnostics(), **step.metrics}
-        log.write("rl", self.state.step - 1, {**found, **self._compute()})
+        log.write("rl", self.state.step - 1, {**found, **self.account.metrics()})
         logged = self.config.log_groups
         log_episodes(self.folder / "episodes.jsonl", produced.learned_from[:logged], credit.replayed[:logged])
         line = f"return {found['return']:.2f}  tokens {found['total_tokens']:.0f}  clones {found['clones']:.1f}"
-        self.on_progress("RL", self.progress(), line)
-
-    # Accounts and files
-
-    def spend(self, *, sampled: int = 0, trained: int = 0) -> None:
-        """Book tokens; see `Account`."""
-        self.state = replace(
-            self.state,
-            sampled_tokens=self.state.sampled_tokens + sampled,
-            trained_tokens=self.state.trained_tokens + trained,
-        )
-
-    def _tick(self, stage: str, num_updates: int) -> None:
-        release_memory()
-        now = time.process_time()
-        self.state = replace(
-            self.state,
-            stage=stage,
-            step=self.state.step + 1,
-            num_updates=num_updates,
-            cpu_seconds=self.state.cpu_seconds + now - self._clock,
-        )
-        self._clock = now
-
-    def _budget_spent(self) -> bool:
-        compute, sampled = self.config.compute_tokens, self.arm.rl.sampled_tokens
-        over_compute = compute is not None and self.state.compute_tokens >= compute
-        return over_compute or (sampled is not None and self.state.sampled_tokens >= sampled)
-
-    def progress(self) -> float:
-        """How much of RL is done, by steps, compute or sampled tokens, whichever ends it first."""
-        budget, start = self.config.compute_tokens, self.state.compute_at_rl
-        share = self.state.step / max(1, self.arm.rl.steps)
-        if budget is not None and budget > start:
-            share = max(share, (self.state.compute_tokens - start) / (budget - start))
-        if self.arm.rl.sampled_tokens is not None:
-            share = max(share, self.state.sampled_tokens / self.arm.rl.sampled_tokens)
-        return min(1.0, share)
-
-    def _compute(self) -> dict[str, float]:
-        state = self.state
-        return {
-            "compute_tokens": state.compute_tokens,
-            "sampled_tokens": state.sampled_tokens,
-            "cpu_seconds": state.cpu_seconds,
-        }
+        self.on_progress("RL", self.account.progress(), line)
 
     def _checkpoint(self, learner: Learner, trainer: Trainer | None = None) -> None:
         name, memory = f"{self.state.stage}_{self.state.step:06d}", {} if trainer is None else trainer.state_dict()
@@ -267,17 +254,17 @@ def make_stages(config: RLConfig, place: str = "rl") -> Stages:
 def check_contexts(config: RunConfig, arm: str, language: Language, sampler: SamplerSpec) -> None:
     """Raise `ConfigError` if a context of the arm, or of a phase of its warm start, could outgrow model or engine."""
     limits = config.limits_of(arm)
-    longest = min(bound for bound in (limits.context_tokens, limits.total_tokens, math.inf) if bound is not None)
-    if sampler.max_positions is not None and longest > sampler.max_positions:
-        raise ConfigError(
-            f"arms.{arm}: contexts of {longest} tokens could outgrow sampler.options.max_positions = "
-            f"{sampler.max_positions}; raise it, or lower limits.context_tokens"
-        )
-    places = {f"arms.{arm}": limits} | {
-        f"arms.{arm}.warmstart.phases[{i}]": changed_limits(limits, phase.limits, "limits")
+    played = {f"arms.{arm}": (limits, True)} | {
+        f"arms.{arm}.warmstart.phases[{i}]": (changed_limits(limits, phase.limits, "limits"), phase.learned is not None)
         for i, phase in enumerate(config.arms[arm].warmstart.phases)
     }
-    for place, limits in places.items():
+    for place, (limits, by_engine) in played.items():
+        longest = min(bound for bound in (limits.context_tokens, limits.total_tokens, math.inf) if bound is not None)
+        if by_engine and sampler.max_positions is not None and longest > sampler.max_positions:
+            raise ConfigError(
+                f"{place}: contexts of {longest} tokens could outgrow sampler.options.max_positions = "
+                f"{sampler.max_positions}; raise it, or lower limits.context_tokens"
+            )
         try:
             language.rules(limits)
         except ConfigError as error:

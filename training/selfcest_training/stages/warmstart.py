@@ -1,17 +1,20 @@
 """Imitation of scripted demonstrations, played through the same game, rollout and codec as everything else.
 
 Demonstrations are drawn in pools, each keyed by (seed, pool), and never seen twice; a resumed job goes on with the next
-pool.
+pool, and so does a warm start that begins again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 
 from selfcest_agents.codec import Codec
 from selfcest_agents.language import Language
+from selfcest_agents.player import ModelPlayer
 from selfcest_agents.policy import ScriptedPolicy
 from selfcest_agents.rollout import RolloutRequest, rollout
 from selfcest_agents.scripted import OracleActor
@@ -27,18 +30,152 @@ from selfcest_training.credit import Credit
 from selfcest_training.families import draw_family
 from selfcest_training.learner.batch import Sample, bucketed, build_samples
 from selfcest_training.learner.options import Denominator
+from selfcest_training.learner.update import Learner
 
 _DRAWS = 8
 
 
-def phase_at(config: WarmStartConfig, tokens: int) -> Phase | None:
-    """The phase that comes after so many tokens, `None` at the end of the warm start."""
-    end = 0
-    for phase in config.phases:
-        end += phase.tokens
-        if tokens < end:
-            return phase
-    return None
+@dataclass(frozen=True)
+class Probe:
+    """What a model could do when a phase had ended, playing greedily by itself.
+
+    Attributes:
+        phase: its place in the config.
+        threshold: the phase's `learned`.
+        accuracy: by family of the phase's mix.
+        sampled_tokens: generated for it.
+    """
+
+    phase: int
+    threshold: float
+    accuracy: Mapping[str, float]
+    sampled_tokens: int
+
+    @property
+    def passed(self) -> bool:
+        return all(value >= self.threshold for value in self.accuracy.values())
+
+    def metrics(self) -> dict[str, float]:
+        accuracy = {f"accuracy/{family}": value for family, value in self.accuracy.items()}
+        return {"phase": self.phase, "threshold": self.threshold, "passed": self.passed, **accuracy}
+
+    def __str__(self) -> str:
+        accuracy = ", ".join(f"{family} {value:.2f}" for family, value in self.accuracy.items())
+        verdict = "learned" if self.passed else "not learned"
+        return f"phase {self.phase + 1}: {accuracy}; {self.threshold:g} asked for, {verdict}"
+
+
+@dataclass(frozen=True)
+class Pool:
+    """What one pool did.
+
+    Attributes:
+        tokens: of its demonstrations.
+        loss: mean over its optimiser steps.
+        trained_tokens: that went through forward and backward.
+        probes: of the phases that ended with it.
+    """
+
+    tokens: int
+    loss: float
+    trained_tokens: int
+    probes: tuple[Probe, ...]
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(probe.sampled_tokens for probe in self.probes)
+
+    @property
+    def learned(self) -> bool:
+        return all(probe.passed for probe in self.probes)
+
+
+class WarmStart:
+    """One attempt at a policy's warm start, pool by pool. Whoever runs it gives it up when a pool has not `learned`.
+
+    Args:
+        config: phases and sizes.
+        player: plays with the learner's weights, under the arm's limits.
+        learner: holds the weights being trained.
+        families: the training part of each.
+        reward: says what is right.
+        seed: all randomness is keyed by it.
+        attempt: how many came before; keys probes.
+        pool: the next one. An attempt goes on counting where the one before ended.
+        tokens: demonstration tokens of this attempt so far.
+    """
+
+    def __init__(
+        self,
+        config: WarmStartConfig,
+        player: ModelPlayer,
+        learner: Learner,
+        families: Mapping[str, TaskSource],
+        reward: Reward,
+        *,
+        seed: int,
+        attempt: int,
+        pool: int,
+        tokens: int,
+    ) -> None:
+        self.config, self.player, self.learner, self.families, self.reward = config, player, learner, families, reward
+        self.seed, self.attempt, self.pool, self.tokens = seed, attempt, pool, tokens
+        self._ends = list(accumulate(phase.tokens for phase in config.phases))
+
+    @property
+    def done(self) -> bool:
+        return self.progress == 1.0
+
+    @property
+    def progress(self) -> float:
+        """In [0, 1], by tokens."""
+        return min(1.0, self.tokens / self._ends[-1]) if self._ends else 1.0
+
+    def step(self) -> Pool:
+        """Train on the next pool, and probe the phases that end with it."""
+        config, before = self.config, self.tokens
+        phase = next(phase for phase, end in zip(config.phases, self._ends, strict=True) if before < end)
+        samples = demonstration_pool(
+            self.player.language,
+            self.player.limits,
+            self.reward,
+            self.families,
+            phase,
+            self.seed,
+            self.pool,
+            config.pool_tokens,
+        )
+        order = np.random.default_rng(stream_seed("order", self.seed, self.pool))
+        losses, trained = [], 0
+        for batch in cut_batches(samples, config.batch_tokens, order):
+            metrics = self.learner.imitation_step(batch, self.progress)
+            losses.append(metrics.loss)
+            trained += metrics.trained_tokens
+            self.tokens += sum(map(len, batch))
+        self.pool += 1
+        probes = [
+            self._probe(i, phase, phase.learned)
+            for i, (phase, end) in enumerate(zip(config.phases, self._ends, strict=True))
+            if phase.learned is not None and before < end <= self.tokens
+        ]
+        return Pool(self.tokens - before, float(np.mean(losses)), trained, tuple(probes))
+
+    def _probe(self, index: int, phase: Phase, threshold: float) -> Probe:
+        rng = np.random.default_rng(stream_seed("probe", self.seed, self.attempt, index))
+        limits = changed_limits(self.player.limits, phase.limits, "phase.limits")
+        families = [name for name, spec in phase.mix.items() if spec.share > 0]
+        drawn = [name for name in families for _ in range(self.config.probe_episodes)]
+        requests = [
+            RolloutRequest(f"p{index}.{i}", self.families[name].draw(rng), int(rng.integers(2**62)), limits)
+            for i, name in enumerate(drawn)
+        ]
+        self.player.sampler.sync(self.learner.model, 0)
+        records = replace(self.player, reward=None).play(requests, temperature=0.0)
+        right = dict.fromkeys(families, 0)
+        for name, record in zip(drawn, records, strict=True):
+            right[name] += self.reward.grade(record).correct
+        accuracy = {name: count / self.config.probe_episodes for name, count in right.items()}
+        return Probe(index, threshold, accuracy, sum(record.cost.generated_tokens for record in records))
 
 
 def demonstration_pool(

@@ -1,0 +1,73 @@
+"""A job's account: how far it has come, what it has used, and what is left of its budget."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from selfcest_training.config import RLConfig
+from selfcest_training.run.checkpoint import TrainState
+
+
+class JobAccount:
+    """Keeps the state of a job; see `trainer.Account`.
+
+    Args:
+        state: what it goes on from.
+        rl: says when RL ends.
+        compute_tokens: of the whole job; `None`: no bound.
+    """
+
+    def __init__(self, state: TrainState, rl: RLConfig, compute_tokens: int | None) -> None:
+        self.state, self._rl, self._compute_tokens = state, rl, compute_tokens
+        self._clock = time.process_time()
+
+    def spend(self, *, sampled: int = 0, trained: int = 0) -> None:
+        """Book tokens."""
+        sampled, trained = self.state.sampled_tokens + sampled, self.state.trained_tokens + trained
+        self.state = replace(self.state, sampled_tokens=sampled, trained_tokens=trained)
+
+    def tick(self, num_updates: int, shown: int = 0) -> None:
+        """A pool that has shown so many demonstration tokens or a step of RL is done, and its stage has made so many
+        optimiser steps."""
+        now = time.process_time()
+        self.state = replace(
+            self.state,
+            step=self.state.step + 1,
+            num_updates=num_updates,
+            demonstration_tokens=self.state.demonstration_tokens + shown,
+            cpu_seconds=self.state.cpu_seconds + now - self._clock,
+        )
+        self._clock = now
+
+    def begin_again(self) -> None:
+        """Give up an attempt at the warm start. What it cost stays; pools go on counting, so none comes twice."""
+        self.state = replace(self.state, attempt=self.state.attempt + 1, num_updates=0, demonstration_tokens=0)
+
+    def begin_rl(self) -> None:
+        """The warm start is over. What this process did since its last pool, an evaluation, is no training."""
+        compute, sampled = self.state.compute_tokens, self.state.sampled_tokens
+        begun = replace(self.state, stage="rl", step=0, num_updates=0)
+        self.state = replace(begun, compute_at_rl=compute, sampled_at_rl=sampled)
+        self._clock = time.process_time()
+
+    def spent(self) -> bool:
+        """Whether RL has used its budget."""
+        compute, sampled = self._compute_tokens, self._rl.sampled_tokens
+        over_compute = compute is not None and self.state.compute_tokens >= compute
+        return over_compute or (sampled is not None and self.state.rl_sampled_tokens >= sampled)
+
+    def progress(self) -> float:
+        """How much of RL is done, by steps, compute or sampled tokens, whichever ends it first."""
+        budget, start = self._compute_tokens, self.state.compute_at_rl
+        share = self.state.step / max(1, self._rl.steps)
+        if budget is not None and budget > start:
+            share = max(share, (self.state.compute_tokens - start) / (budget - start))
+        if self._rl.sampled_tokens is not None:
+            share = max(share, self.state.rl_sampled_tokens / self._rl.sampled_tokens)
+        return min(1.0, share)
+
+    def metrics(self) -> dict[str, float]:
+        """What has been used so far."""
+        names = ("compute_tokens", "sampled_tokens", "cpu_seconds")
+        return {name: getattr(self.state, name) for name in names}
