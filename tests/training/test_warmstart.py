@@ -9,16 +9,19 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from test_job import Crash, base, config, play, rows, warm, weights  # noqa: F401
+from test_job import PINNED, Crash, config, play, rows, weights
 
 from selfcest_agents.language import language_of
 from selfcest_agents.player import ModelPlayer
 from selfcest_agents.rollout import RolloutRequest
+from selfcest_agents.tiny import load_pretrained
 from selfcest_env.errors import ConfigError
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.reward import make_reward
+from selfcest_env.seeding import stream_seed
 from selfcest_env.tasks.splits import part_of
 from selfcest_training.config import RunConfig
 from selfcest_training.evaluation.warm_starts import given_up_lines, warm_start_warnings
@@ -111,15 +114,16 @@ def test_another_attempt_begins_with_other_weights(tmp_path: Path) -> None:
     assert float((weights(job) - last).abs().max()) < 1e-5
 
 
-def test_a_warm_start_that_has_learned_goes_on_as_if_nobody_had_looked(base: Job, tmp_path: Path) -> None:  # noqa: F811
+def test_a_warm_start_that_has_learned_goes_on_as_if_nobody_had_looked(tmp_path: Path) -> None:
+    """As the run that `test_job` has pinned, to the last token of RL."""
     phases = [{"tokens": 24000, "mix": BOTH, "learned": 0.9}]
-    job = play(config(tmp_path, arms__delegating__warmstart__phases=phases))
+    job = play(config(tmp_path, arms__delegating__warmstart__phases=phases, arms__delegating__rl__steps=3))
     (probe,) = rows(job, "probe")
     assert probe["passed"]
     assert probe["accuracy/choice"] >= 0.9
-    assert torch.equal(weights(job), weights(base))
-    sampled = probe["sampled_tokens"]
-    assert [row["sampled_tokens"] - sampled for row in rows(job)] == [row["sampled_tokens"] for row in rows(base)]
+    assert job.state.sampled_at_rl == probe["sampled_tokens"] > 0
+    found = [(row["return"], row["clones"], row["total_tokens"]) for row in rows(job)]
+    assert np.array(found) == pytest.approx(np.array(PINNED[:3]), abs=1e-6)
     assert given_up_lines(job.config) == warm_start_warnings(job.config) == []
 
 
@@ -184,9 +188,17 @@ def twice(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Job]:
     return {lora: play(hopeless(folder / str(lora), lora=LORA if lora else None)) for lora in (False, True)}
 
 
-def test_an_adapter_begins_again_on_other_weights(twice: dict[bool, Job]) -> None:
-    assert twice[True].state.attempt == 1
-    assert len(rows(twice[True], "probe")) == 2
+@pytest.mark.parametrize("lora", [False, True])
+def test_what_is_handed_to_rl_stands_on_the_weights_of_the_last_attempt(twice: dict[bool, Job], lora: bool) -> None:
+    job = twice[lora]
+    found, _ = load_pretrained(job.folder / "warmstart_model")
+    first, second = (job.language.load(stream_seed("weights", 0, *again)) for again in ((), (1,)))
+    gaps = [
+        max(float((a - b).abs().max()) for a, b in zip(found.parameters(), other.parameters(), strict=True))
+        for other in (first, second)
+    ]
+    assert gaps[0] > 0.01
+    assert gaps[1] < 1e-5
 
 
 def test_what_a_warm_start_sampled_is_not_taken_from_the_sampled_tokens_of_rl(tmp_path: Path) -> None:
@@ -218,6 +230,8 @@ def test_a_budget_that_the_warm_start_has_used_leaves_no_rl_and_says_so(tmp_path
 
 # One probe
 
+ONE_DIGIT = {"min_operations": 1, "max_operations": 1, "min_digits": 1, "max_digits": 1, "times": 0}
+
 
 def test_a_probe_plays_training_instances_of_every_family_greedily_under_the_limits_of_the_phase(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -225,10 +239,7 @@ def test_a_probe_plays_training_instances_of_every_family_greedily_under_the_lim
     mix = {**BOTH, "sums": {"share": 1, "styles": {"solve": 1}}, "absent": {"share": 0, "styles": {"solve": 1}}}
     tasks = {
         "choice": {"name": "trivial:Choice"},
-        "sums": {
-            "name": "arithmetic",
-            "options": {"min_operations": 1, "max_operations": 1, "min_digits": 1, "max_digits": 1},
-        },
+        "sums": {"name": "arithmetic", "options": ONE_DIGIT},
         "absent": {"name": "trivial:Choice"},
     }
     phases = [{"tokens": 16000, "mix": mix, "limits": {"total_tokens": 70}, "learned": 0.5}]
