@@ -33,7 +33,15 @@ ROOT = Path(__file__).parents[1]
 EVIDENCE, CONFIGS = ROOT / "docs" / "evidence", ROOT / "training" / "configs"
 EXPERIMENTS = ("long_ledgers", "when")
 STUDIES = {"when": CONFIGS / "cpu" / "when_frontier.yaml"}
-COSTS = ("total_tokens", "generated_tokens", "critical_path_tokens", "peak_context")
+COSTS = (
+    "total_tokens",
+    "generated_tokens",
+    "critical_path_tokens",
+    "peak_context",
+    "kv_token_steps",
+    "billed_tokens",
+)
+MISSING = "—"  # of a cell that was run before this was measured
 CURVE_POINTS = 40
 LEARNED = 0.9  # the accuracy on sizes of training below which a cell is no evidence on others
 
@@ -76,9 +84,11 @@ def rerun(name: str) -> Path:
             for choice in ("", "_always", "_never")
         ]
         _selfcest("evaluate", "-c", str(STUDIES[experiment]), "--resume", *options, *weights)
-        cell["decisions"] = _decisions(Path("studies") / label / "results.jsonl")
+        played = Path("studies") / label / "results.jsonl"
+        cell["decisions"], cell["errorless"] = _decisions(played), _errorless(played)
     else:
-        cell["sizes"] = _figures(read_results(job / "evaluation" / "results.jsonl", whole=True))
+        played = job / "evaluation" / "results.jsonl"
+        cell["sizes"], cell["errorless"] = _figures(read_results(played, whole=True)), _errorless(played)
     file = EVIDENCE / f"{label}.json"
     file.parent.mkdir(exist_ok=True)
     file.write_text(json.dumps(cell, indent=1) + "\n", encoding="utf-8")
@@ -136,6 +146,28 @@ def _figures(results: Iterable[Result]) -> dict[str, Any]:
         }
         for size, found in sizes.items()
     }
+
+
+def _errorless(file: Path) -> dict[str, Any]:
+    """By size and style: mean costs of errorless players, each instance once, whatever strategies they stand beside.
+
+    `n` of the instances could be played so; `lifted` of these needed limits lifted.
+    """
+    sizes: dict[str, dict[str, dict[str, Result]]] = {}
+    for result in read_results(file, experts=True):
+        place = result.place
+        if place.style is not None:
+            sizes.setdefault(place.size, {}).setdefault(str(place.style), {})[place.task_id] = result
+    return {
+        size: {style: _expert(list(found.values())) for style, found in styles.items()}
+        for size, styles in sizes.items()
+    }
+
+
+def _expert(results: Sequence[Result]) -> dict[str, float]:
+    played = [result for result in results if result.costs is not None]
+    means = {cost: round(mean((result.costs or {})[cost] for result in played), 1) for cost in COSTS if played}
+    return {"n": len(played), "lifted": sum(bool(result.lifted) for result in played), **means}
 
 
 def _decisions(file: Path) -> dict[str, Any]:
@@ -202,23 +234,34 @@ def over_seeds(values: Sequence[float], digits: int = 2) -> str:
     return f"{found.mean:.{digits}f}{half}"
 
 
+def measured(values: Sequence[float | None], digits: int = 0) -> str:
+    """`over_seeds`, or that a seed lacks it."""
+    there = [value for value in values if value is not None]
+    return over_seeds(there, digits) if len(there) == len(values) else MISSING
+
+
+def errorless_total(cell: Cell, size: str, style: str | None = None) -> float | None:
+    """Mean total tokens of a cell's errorless player at a size, of its only style if none is named."""
+    styles = cell.get("errorless", {}).get(size, {})
+    found = styles.get(style) if style is not None else next(iter(styles.values()), None)
+    return None if found is None else found.get("total_tokens")
+
+
 def each(values: Sequence[float | None], digits: int = 2) -> str:
     return " ".join("-" if value is None else f"{value:.{digits}f}" for value in values)
 
 
 def _ledgers(cells: Sequence[Cell]) -> str:
     arms: dict[str, list[Cell]] = {}
-    seeds: dict[str, list[str]] = {}
     for cell in cells:
-        arms.setdefault(cell["arm"], []).append(cell["sizes"])
-        seeds.setdefault(cell["arm"], []).append(str(cell["seed"]))
+        arms.setdefault(cell["arm"], []).append(cell)
     sizes = cells[0]["sizes"]
-    heads = [f"{arm}, seeds {' '.join(found)}" for arm, found in seeds.items()]
+    heads = [f"{arm}, seeds {' '.join(str(cell['seed']) for cell in found)}" for arm, found in arms.items()]
     lines = [LEDGERS, "", "| named x entries | " + " | ".join(heads) + " |", "|---" * (len(arms) + 1) + "|"]
     for size, first in sizes.items():
         row = [f"{size}{'' if first['shift'] == 'in' else ', more than trained on'}"]
         for found in arms.values():
-            accuracy = [figures[size]["accuracy"] for figures in found]
+            accuracy = [cell["sizes"][size]["accuracy"] for cell in found]
             row.append(f"{over_seeds(accuracy)} ({each(accuracy)})")
         lines.append("| " + " | ".join(row) + " |")
     lines += [
@@ -226,13 +269,14 @@ def _ledgers(cells: Sequence[Cell]) -> str:
         *_unlearned(cells),
         LEDGER_COSTS,
         "",
-        "| named x entries | arm | accuracy | " + " | ".join(map(_words, COSTS)) + " |",
+        "| named x entries | arm | accuracy | " + " | ".join([*map(_words, COSTS), "errorless total"]) + " |",
     ]
-    lines.append("|---" * (len(COSTS) + 3) + "|")
+    lines.append("|---" * (len(COSTS) + 4) + "|")
     for size in sizes:
         for arm, found in arms.items():
-            costs = [over_seeds([figures[size][cost] for figures in found], 0) for cost in COSTS]
-            accuracy = mean(figures[size]["accuracy"] for figures in found)
+            costs = [measured([cell["sizes"][size].get(cost) for cell in found]) for cost in COSTS]
+            costs.append(measured([errorless_total(cell, size) for cell in found]))
+            accuracy = mean(cell["sizes"][size]["accuracy"] for cell in found)
             lines.append(f"| {size} | {arm} | {accuracy:.2f} | " + " | ".join(costs) + " |")
     return "\n".join(lines)
 
@@ -260,6 +304,9 @@ def _when(cells: Sequence[Cell]) -> str:
         found = [cell["decisions"][when] for cell in cells]
         row = [_shares([judged["sizes"][size][way] for judged in found]) for size in sizes]
         lines.append(f"| {name} | " + " | ".join([*row, _shares([judged[way] for judged in found])]) + " |")
+    for style, words in (("delegate", "always"), ("solve", "never")):
+        totals = [measured([errorless_total(cell, size, style) for cell in cells]) for size in sizes]
+        lines.append(f"| errorless, {words}: total tokens | " + " | ".join(totals) + " | |")
     lines += ["", DECISIONS, "", "| seed | share delegated by size, before | after |"]
     lines += [
         "|---|---|---|",
@@ -329,8 +376,10 @@ subtotal of each. Both learn by imitation alone (there is no RL here) and see at
 `reading_long`, where it is shown, is the reader that has seen up to 168. Accuracy, greedy: the mean over seeds, and
 every seed in brackets."""
 
-LEDGER_COSTS = """What it costs, per instance. An arm that fails may be cheap because it stops early: compare costs
-where accuracies are about equal."""
+LEDGER_COSTS = """What it costs, per instance; billed tokens are those of a server that keeps nothing between calls.
+An arm that fails may be cheap because it stops early: compare costs where accuracies are about equal, and with the
+errorless player of the arm's own strategy, the expert on the same instances. — was not measured when the cell was
+run."""
 
 WHEN = """## When: range sums under a window
 
@@ -339,7 +388,8 @@ about 11 terms; four clones of 10 hold them all. A token costs reward, right ans
 both styles half and half at every size and without the window, so it knows nothing of *when*; RL has to find out.
 
 Share delegated / accuracy / total tokens / reward, greedy, mean over seeds. The forced rows begin the root's first
-turn for it, with a call or with work of its own, and leave all else to the same weights."""
+turn for it, with a call or with work of its own, and leave all else to the same weights. The errorless rows are the
+expert's by either choice, without the window where it does not hold the sum; — was not measured yet."""
 
 DECISIONS = """An instance is worth delegating if forced `always` earns more on it than forced `never`. The best
 threshold is the size from which on to delegate that earns most on these very instances; regret is how much more it
