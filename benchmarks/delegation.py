@@ -305,8 +305,10 @@ def _when(cells: Sequence[Cell]) -> str:
         row = [_shares([judged["sizes"][size][way] for judged in found]) for size in sizes]
         lines.append(f"| {name} | " + " | ".join([*row, _shares([judged[way] for judged in found])]) + " |")
     for style, words in (("delegate", "always"), ("solve", "never")):
-        totals = [measured([errorless_total(cell, size, style) for cell in cells]) for size in sizes]
-        lines.append(f"| errorless, {words}: total tokens | " + " | ".join(totals) + " | |")
+        by_cell = [[errorless_total(cell, size, style) for size in sizes] for cell in cells]
+        whole = [None if None in totals else mean(filter(None, totals)) for totals in by_cell]  # sizes are equally many
+        shown = [measured(totals) for totals in [*zip(*by_cell, strict=True), whole]]
+        lines.append(f"| errorless, {words}: total tokens | " + " | ".join(shown) + " |")
     lines += ["", DECISIONS, "", "| seed | share delegated by size, before | after |"]
     lines += [
         "|---|---|---|",
