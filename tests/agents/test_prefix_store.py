@@ -88,11 +88,11 @@ def test_a_forest_of_prompts_gives_the_tokens_it_gives_without_reuse(
 
 def test_siblings_compute_their_prompt_once(model: LlamaForCausalLM) -> None:
     engine = TransformersEngine(model, stop_ids=(), prefix_tokens=1000)
-    engine.submit([TokenRequest(f"r{i}", ids(0, 101), 1, i) for i in range(8)])
+    engine.submit([TokenRequest(f"r{i}", (*ids(0, 100), i), 1, i) for i in range(8)])
     with counted(model) as sizes:
         drain(engine)
-    # Of 101 ids the last is each row's input. The first row computes 100; the others copy six blocks of 16 and
-    # compute the 4 that are left. Then comes one step of 8 rows.
+    # Of 101 ids the last, its own, is each row's input. The first row computes 100; the others copy six blocks of 16
+    # and compute the 4 that are left. Then comes one step of 8 rows.
     assert sizes == [100, 7 * 4, 8]
 
 

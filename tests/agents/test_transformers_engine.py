@@ -389,7 +389,7 @@ def test_draw_inverts_the_cumulative_distribution() -> None:
     # softmax(log [.2 .3 .5]) has cumulative [.2 .5 1]; an id is drawn where the uniform is below its upper edge.
     uniforms = torch.tensor([0.0, 0.1999, 0.2001, 0.4999, 0.5001, 1 - 2**-53], dtype=torch.float64)
     logits = torch.tensor([0.2, 0.3, 0.5]).log().expand(6, 3)
-    ids, logprobs = draw(logits, torch.ones(6, dtype=torch.float64), uniforms)
+    ids, logprobs = draw(logits, torch.ones(6, dtype=torch.float64), torch.arange(6), uniforms)
     assert ids.tolist() == [0, 0, 1, 1, 2, 2]
     assert logprobs.exp().tolist() == pytest.approx([0.2, 0.2, 0.3, 0.3, 0.5, 0.5])
 
@@ -397,27 +397,30 @@ def test_draw_inverts_the_cumulative_distribution() -> None:
 def test_draw_never_picks_an_impossible_id_and_breaks_ties_low() -> None:
     logits = torch.tensor([[float("-inf"), 1.0, 1.0, float("-inf")]]).expand(3, 4)
     uniforms = torch.tensor([0.0, 1 - 2**-53, 0.9], dtype=torch.float64)
-    ids, logprobs = draw(logits, torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64), uniforms)
+    ids, logprobs = draw(logits, torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64), torch.arange(3), uniforms)
     assert ids.tolist() == [1, 2, 1]
     assert logprobs.tolist() == pytest.approx([-0.6931, -0.6931, 0.0], abs=1e-4)
 
 
 def test_a_temperature_below_all_others_takes_the_likeliest() -> None:
-    ids, logprobs = draw(torch.tensor([[0.0, 1e-3]]), torch.tensor([1e-60]).double(), torch.tensor([0.0]).double())
+    ids, logprobs = draw(
+        torch.tensor([[0.0, 1e-3]]), torch.tensor([1e-60]).double(), torch.arange(1), torch.tensor([0.0]).double()
+    )
     assert (ids.tolist(), logprobs.tolist()) == ([1], [0.0])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_nan_logits_show_in_their_own_row_alone(temperature: float) -> None:
     logits = torch.tensor([[0.0, float("nan"), 1.0], [0.0, 0.0, 0.0]])
-    _, logprobs = draw(logits, torch.full((2,), temperature).double(), torch.tensor([0.5, 0.5]).double())
+    temperatures, uniforms = torch.full((2,), temperature).double(), torch.tensor([0.5, 0.5]).double()
+    _, logprobs = draw(logits, temperatures, torch.arange(2), uniforms)
     assert logprobs.isnan().tolist() == [True, False]
 
 
 def test_draw_divides_by_the_temperature() -> None:
     # Logits [0, 2 ln 3] at temperature 2 are [0, ln 3]: probabilities [1/4, 3/4].
     logits = torch.tensor([[0.0, 2 * 1.0986123]])
-    ids, logprobs = draw(logits, torch.tensor([2.0]).double(), torch.tensor([0.26]).double())
+    ids, logprobs = draw(logits, torch.tensor([2.0]).double(), torch.arange(1), torch.tensor([0.26]).double())
     assert ids.tolist() == [1]
     assert logprobs.exp().tolist() == pytest.approx([0.75])
 

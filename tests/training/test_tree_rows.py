@@ -220,7 +220,8 @@ def test_gradients_of_tree_padded_and_bucketed_rows_are_equal(
         tree = gradient(model, samples, Rows.TREE, micro_batch_tokens)
         assert difference(tree, padded) < tolerance
     batches = list(learner_of(model, Rows.TREE, 300).micro_batches(samples))
-    assert {batch.layout is None for batch in batches} == {True, False}, "both kinds of row are in the test"
+    alone = {True, False} if model.config._attn_implementation == "eager" else {False}
+    assert {batch.layout is None for batch in batches} == alone, "both kinds of row are in the test"
 
 
 @pytest.mark.parametrize("rows", [Rows.BUCKETED, Rows.TREE, Rows.PACKED])

@@ -1,8 +1,12 @@
 """An engine over any Llama-style causal model of transformers, with continuous batching.
 
-Live sequences occupy the first slots of one cache, without gaps: a finished one leaves at once, the last one takes its
+Live rows occupy the first slots of one cache, without gaps: a finished one leaves at once, the last one takes its
 slot, and waiting requests are prefilled in padded batches behind the live ones. A prefill leaves out a context's last
 id; that id is the row's input at its first decoding step, so every token is sampled in the same place.
+
+Requests with the same context that are admitted together share a row, as the episodes of a group and the clones with
+one objective do: the row is computed once, each of its sequences draws with its own random stream, and one that draws
+another token than the others goes on in a row of its own, with a copy of the cache.
 
 With `prefix_tokens` finished contexts are kept, so that an agent's next turn computes only what is new to it, and of
 requests that begin alike one is prefilled first and the others copy what they share.
@@ -44,8 +48,8 @@ PATIENCE_STEPS = 8  # a small prefill costs a good part of a decoding step, so t
 
 
 @dataclass(slots=True)
-class _Row:
-    """A sequence being decoded; `uniforms` is its whole random stream, [max_new_tokens]."""
+class _Sequence:
+    """A request being decoded; `uniforms` is its whole random stream, [max_new_tokens]."""
 
     request: TokenRequest
     uniforms: npt.NDArray[np.float64]
@@ -65,8 +69,16 @@ class _Row:
     def position(self) -> int:
         return len(self.request.context_ids) + len(self.token_ids) - 1
 
+    @property
+    def uniform(self) -> float:
+        return float(self.uniforms[len(self.token_ids)])
+
     def completion(self, reason: FinishReason) -> Completion:
         return Completion(self.request.key, tuple(self.token_ids), tuple(self.logprobs), reason, self.policy_version)
+
+
+_Row = list[_Sequence]
+"""Sequences with the same ids so far, at one temperature and of one policy version; never empty."""
 
 
 class TransformersEngine:
@@ -76,8 +88,8 @@ class TransformersEngine:
         model: a decoder with `position_ids`, 4-D masks and full attention. Its device and dtype are used as they are,
             and `eager` attention; any other is computed by `sdpa`, over grouped heads without its copies.
         stop_ids: ids that end a sequence; a sampled stop id is part of the completion.
-        max_batch_size: sequences decoded together at most. It bounds the cache, which holds so many rows of the longest
-            context met so far, and is kept as long as the engine.
+        max_batch_size: sequences decoded together at most. It bounds the cache, which holds as many rows as there were
+            different ones at a time, of the longest context met so far, and is kept as long as the engine.
         prefill_tokens: ids, padding included, that one prefill pass holds at most (one context may exceed it alone).
         prefix_tokens: ids of finished contexts whose keys and values are kept for reuse at most; 0 for none. It pays
             where a prefill costs more than a copy, so for any model much larger than the tiny one.
@@ -146,11 +158,15 @@ class TransformersEngine:
 
     @property
     def pending(self) -> int:
-        return len(self._rows) + len(self._waiting)
+        return self._num_live + len(self._waiting)
+
+    @property
+    def _num_live(self) -> int:
+        return sum(map(len, self._rows))
 
     def submit(self, requests: Sequence[TokenRequest]) -> None:
         """Queue requests, all or none. Raises `PolicyError` for one that could never be served."""
-        pending = {request.key for request in self._waiting} | {row.request.key for row in self._rows}
+        pending = {request.key for request in self._waiting} | {each.request.key for row in self._rows for each in row}
         check_requests(requests, pending, max_positions=self._max_positions, vocab_size=self._vocab_size)
         self._waiting.extend(requests)
 
@@ -167,8 +183,9 @@ class TransformersEngine:
         """Forget these requests; keys that are not pending are ignored."""
         gone = frozenset(keys)
         self._waiting = deque(request for request in self._waiting if request.key not in gone)
+        self._rows = [[each for each in row if each.request.key not in gone] for row in self._rows]
         with torch.inference_mode():
-            self._release([slot for slot, row in enumerate(self._rows) if row.request.key in gone])
+            self._release([slot for slot, row in enumerate(self._rows) if not row])
 
     @contextmanager
     def _inference(self) -> Iterator[None]:
@@ -177,35 +194,43 @@ class TransformersEngine:
 
     def _recompute(self) -> None:
         """Fill the cache of live rows anew."""
-        width = max((row.position for row in self._rows), default=0)
+        width = max((row[0].position for row in self._rows), default=0)
         rows_at_once = max(1, self._prefill_tokens // max(1, width))
         with self._inference():
             for first in range(0, len(self._rows), rows_at_once):
                 rows = self._rows[first : first + rows_at_once]
-                self._fill(first, [row.ids[:-1] for row in rows], [0] * len(rows))
+                self._fill(first, [row[0].ids[:-1] for row in rows], [0] * len(rows))
 
     def _admit(self) -> None:
         """Move waiting requests into free slots, unless so few would join that it is better to wait a little."""
-        room = min(len(self._waiting), self._max_batch_size - len(self._rows))
-        worthwhile = 8 * room >= len(self._rows) or self._steps_since_admission >= PATIENCE_STEPS
+        room = min(len(self._waiting), self._max_batch_size - self._num_live)
+        worthwhile = 8 * room >= self._num_live or self._steps_since_admission >= PATIENCE_STEPS
         if not room or not worthwhile:
             return
         self._steps_since_admission = 0
-        requests = [self._waiting.popleft() for _ in range(room)]
+        joined: dict[tuple[tuple[int, ...], float], _Row] = {}
+        for request in (self._waiting.popleft() for _ in range(room)):
+            uniforms = uniform_stream(request.seed, request.max_new_tokens)
+            row = joined.setdefault((request.context_ids, request.temperature), [])
+            row.append(_Sequence(request, uniforms, self.policy_version))
+        rows = {row[0].request.key: row for row in joined.values()}
+        requests: Sequence[TokenRequest] = [row[0].request for row in joined.values()]
         while requests:
             wave = next_wave(requests, self._prefixes)
             for batch in wave.batches(self._prefill_tokens):
                 self._prefill(batch, wave.starts)
+                self._rows += [rows[request.key] for request in batch]
             for slot, row in enumerate(self._rows):
-                if row.request.key in wave.shared:
-                    self._keep(slot, row.request.context_ids[:-1])
+                if row[0].request.key in wave.shared:
+                    self._keep(slot, row[0].request.context_ids[:-1])
             requests = wave.later
 
     def _keep(self, slot: int, ids: tuple[int, ...]) -> None:
-        if self._prefixes.enabled:
+        if self._prefixes.wants(ids):
             self._prefixes.put(ids, self._cache.save(slot, len(ids)))
 
     def _prefill(self, requests: Sequence[TokenRequest], starts: Mapping[str, Start]) -> None:
+        """Compute the cache of new slots, behind those of the live rows, but for what the store has."""
         first = len(self._rows)
         lengths = [starts[request.key][0] for request in requests]
         for slot, request in enumerate(requests, first):
@@ -213,9 +238,6 @@ class TransformersEngine:
             if saved is not None:
                 self._cache.load(slot, saved, length)
         self._fill(first, [request.context_ids[:-1] for request in requests], lengths)
-        for request in requests:
-            uniforms = uniform_stream(request.seed, request.max_new_tokens)
-            self._rows.append(_Row(request, uniforms, self.policy_version))
 
     def _fill(self, first: int, contexts: Sequence[tuple[int, ...]], starts: Sequence[int]) -> None:
         """Compute the cache of slots `first, first + 1, ...` for these ids, of which `starts` positions are there."""
@@ -228,21 +250,20 @@ class TransformersEngine:
             self._forward(first, torch.tensor(padded, device=device), positions, max(starts) + width)
 
     def _step(self) -> list[Completion]:
-        """Sample one token for every live row; return the completions of those that ended."""
+        """Compute one position of every live row and draw a token for every sequence; return those that ended."""
         rows, device = self._rows, self._model.device
-        positions = [row.position for row in rows]
+        positions = [row[0].position for row in rows]
         logits = self._forward(
             0,
-            torch.tensor([[row.input_id] for row in rows], device=device),
+            torch.tensor([[row[0].input_id] for row in rows], device=device),
             torch.tensor(positions, device=device)[:, None],
             max(positions) + 1,
         )
-        temperatures = [row.request.temperature for row in rows]
-        uniforms = [row.uniforms[len(row.token_ids)] for row in rows]
         ids, logprobs = draw(
             logits,
-            torch.tensor(temperatures, dtype=torch.float64, device=device),
-            torch.tensor(uniforms, dtype=torch.float64, device=device),
+            torch.tensor([row[0].request.temperature for row in rows], dtype=torch.float64, device=device),
+            torch.tensor([slot for slot, row in enumerate(rows) for _ in row], device=device),
+            torch.tensor([each.uniform for row in rows for each in row], dtype=torch.float64, device=device),
         )
         if bool(logprobs.isnan().any()):
             raise PolicyError(
@@ -250,21 +271,31 @@ class TransformersEngine:
                 "have diverged: look at the last updates' gradient norms, and restart from a checkpoint"
             )
         self._steps_since_admission += 1
-        return self._record(ids.tolist(), logprobs.tolist())
+        return self._record(iter(zip(ids.tolist(), logprobs.tolist(), strict=True)))
 
-    def _record(self, ids: Sequence[int], logprobs: Sequence[float]) -> list[Completion]:
+    def _record(self, drawn: Iterator[tuple[int, float]]) -> list[Completion]:
+        """Note what was drawn, row by row: part rows whose sequences now differ, free those that are over."""
         finished: list[Completion] = []
-        slots: list[int] = []
-        for slot, (row, token, logprob) in enumerate(zip(self._rows, ids, logprobs, strict=True)):
-            row.token_ids.append(token)
-            row.logprobs.append(logprob)
-            stopped = token in self._stop_ids
-            if stopped or len(row.token_ids) == row.request.max_new_tokens:
-                finished.append(row.completion(FinishReason.STOP if stopped else FinishReason.LENGTH))
-                slots.append(slot)
-                if row.policy_version == self.policy_version:
-                    self._keep(slot, row.ids[:-1])
-        self._release(slots)
+        for slot, row in enumerate(self._rows[:]):
+            live: dict[int, _Row] = {}
+            num_finished = len(finished)
+            for each in row:
+                token, logprob = next(drawn)
+                each.token_ids.append(token)
+                each.logprobs.append(logprob)
+                if token in self._stop_ids:
+                    finished.append(each.completion(FinishReason.STOP))
+                elif len(each.token_ids) == each.request.max_new_tokens:
+                    finished.append(each.completion(FinishReason.LENGTH))
+                else:
+                    live.setdefault(token, []).append(each)
+            if len(finished) > num_finished and row[0].policy_version == self.policy_version:
+                self._keep(slot, row[0].ids[:-1])
+            self._rows[slot], *others = live.values() or [[]]
+            for other in others:
+                self._cache.copy(slot, len(self._rows), other[0].position)
+                self._rows.append(other)
+        self._release([slot for slot, row in enumerate(self._rows) if not row])
         return finished
 
     def _release(self, slots: Sequence[int]) -> None:
@@ -273,7 +304,7 @@ class TransformersEngine:
             last = self._rows.pop()
             if slot < len(self._rows):
                 self._rows[slot] = last
-                self._cache.move(len(self._rows), slot, last.position)
+                self._cache.copy(len(self._rows), slot, last[0].position)
 
     def _forward(self, first: int, ids: torch.Tensor, positions: torch.Tensor, length: int) -> torch.Tensor:
         """Feed `ids` [rows, tokens] at `positions`, looking back over `length`; return last logits [rows, vocab]."""

@@ -40,9 +40,13 @@ class PrefixStore:
         self._owners.clear()
         self._num_tokens = 0
 
+    def wants(self, ids: tuple[int, ...]) -> bool:
+        """Whether these ids are of a length that can be found and kept, and not there yet."""
+        return BLOCK <= len(ids) <= self._max_tokens and ids not in self._entries
+
     def put(self, ids: tuple[int, ...], saved: torch.Tensor) -> None:
-        """Keep what `SlotCache.save` gave for `ids`; the least recently used entries make room."""
-        if ids in self._entries or not BLOCK <= len(ids) <= self._max_tokens:
+        """Keep what `SlotCache.save` gave for `ids`, if wanted; the least recently used entries make room."""
+        if not self.wants(ids):
             return
         entry = self._entries[ids] = _Entry(ids, saved)
         self._num_tokens += len(ids)

@@ -59,8 +59,10 @@ class SlotCache(Cache):
         rows = slice(self._first, self._first + key_states.shape[0])
         return keys[rows, :, : self._length], values[rows, :, : self._length]
 
-    def move(self, source: int, target: int, length: int) -> None:
+    def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of slot `source` over slot `target`."""
+        for layer in range(len(self._keys)):
+            self._grow(layer, target + 1, length)
         for tensor in (*self._keys, *self._values):
             tensor[target, :, :length] = tensor[source, :, :length]
 

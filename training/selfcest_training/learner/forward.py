@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from selfcest_env.errors import ConfigError
 from selfcest_training.learner.batch import RowLayout, TokenBatch
+from selfcest_training.learner.block_attention import in_blocks, same_attention
 from selfcest_training.learner.losses.functions import chosen_logprobs, entropies
 from selfcest_training.learner.options import ForwardOptions, Precision
 
@@ -43,6 +45,12 @@ class Forward:
             _check_head(model, options)
         self._trunk: Callable[..., Any] = torch.compile(trunk) if options.compile else trunk
 
+    @property
+    def in_blocks(self) -> bool:
+        """Whether tree rows are computed so that what a token does not see costs next to nothing."""
+        attention = self.model.config.get_text_config()._attn_implementation
+        return self.model.device.type == "cpu" and attention == "sdpa" and not self.options.compile
+
     def logprobs(self, batch: TokenBatch) -> Tensor:
         """[B, T] float32 log-prob of each id at its temperature where `loss_mask` is True; 0 elsewhere.
 
@@ -60,8 +68,12 @@ class Forward:
         trained = batch.loss_mask[:, 1:]
         layout = batch.layout or RowLayout(batch.token_ids, None, None, trained.nonzero().T)
         ids, temperature = batch.token_ids[:, 1:][trained], batch.temperature[:, 1:][trained]
-        with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self._half), self._computed_again():
-            found = self._read(layout, ids, temperature, read)
+        once, again = _distinct(layout, ids, temperature)
+        layout = replace(layout, sources=layout.sources[:, once])
+        attention = in_blocks(self.model) if layout.visible is not None and self.in_blocks else nullcontext()
+        half = torch.autocast(self.model.device.type, torch.bfloat16, enabled=self._half)
+        with half, attention, self._computed_again():
+            found = self._read(layout, ids[once], temperature[once], read)[again]
         placed = found.new_zeros((*trained.shape, *found.shape[1:]))
         placed = placed.masked_scatter(trained.view(*trained.shape, *(1,) * (found.dim() - 1)), found)
         return torch.cat([torch.zeros_like(placed[:, :1]), placed], 1)
@@ -113,6 +125,21 @@ class Forward:
                 layer.training = False
 
 
+def _distinct(layout: RowLayout, ids: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+    """[K] which of the M ids that train to read, and [M] where each finds itself among them.
+
+    Samples that a tree row has joined share sources, and most of them ids too: over a large vocabulary that is most of
+    what reading costs.
+    """
+    rows, columns = layout.sources
+    temperatures, kind = torch.unique(temperature, return_inverse=True)
+    place = rows * layout.token_ids.shape[1] + columns
+    key = (place * len(temperatures) + kind) * (int(ids.max()) + 1 if len(ids) else 1) + ids
+    distinct, again = torch.unique(key, return_inverse=True)
+    once = again.new_empty(len(distinct)).scatter_(0, again, torch.arange(len(ids), device=ids.device))
+    return once, again
+
+
 def _chosen_and_entropy(logits: Tensor, ids: Tensor, temperature: Tensor) -> Tensor:
     return torch.stack((chosen_logprobs(logits, ids, temperature), entropies(logits, temperature)), -1)
 
@@ -154,5 +181,6 @@ def _checkpointed_layers(model: PreTrainedModel) -> list[GradientCheckpointingLa
             f"forward.gradient_checkpointing is true and {type(model).__name__} has no layers that transformers can "
             "compute again; set it to false"
         )
-    model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
+    again = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": partial(same_attention, model)}
+    model.gradient_checkpointing_enable(again)
     return layers

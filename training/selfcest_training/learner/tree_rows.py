@@ -57,24 +57,28 @@ class TreeRow:
             yield path
 
 
-def tree_rows(samples: Sequence[Sample], *, max_tokens: int, hidden_size: int) -> list[TreeRow]:
+def tree_rows(samples: Sequence[Sample], *, max_tokens: int, hidden_size: int | None) -> list[TreeRow]:
     """Samples in rows of at most `max_tokens` ids (or a single sample), joined where that is less work than apart.
 
-    A row's attention is dense, so a long row of samples that share only a few ids would cost more than it saves. Work
-    is estimated for a Llama of width `hidden_size`: see `_work`.
+    Where a row's attention is dense, a long row of samples that share only a few ids would cost more than it saves.
+    Work is then estimated for a Llama of width `hidden_size`: see `_work`. `None`: what is not seen costs nothing, so
+    rows are as full as they go.
     """
     rows: list[list[Sample]] = []
     size = 0
     for sample in sorted(samples, key=lambda sample: sample.token_ids.tolist()):
         joined = size + len(sample) - (_common_prefix(rows[-1][-1], sample) if rows else 0)
-        apart = _work(size, hidden_size) + _work(len(sample), hidden_size)
-        if rows and joined <= max_tokens and _work(joined, hidden_size) < apart:
+        if rows and joined <= max_tokens and _is_less_work(joined, size, len(sample), hidden_size):
             rows[-1].append(sample)
             size = joined
         else:
             rows.append([sample])
             size = len(sample)
     return [TreeRow.of(row) for row in rows]
+
+
+def _is_less_work(joined: int, first: int, second: int, hidden_size: int | None) -> bool:
+    return hidden_size is None or _work(joined, hidden_size) < _work(first, hidden_size) + _work(second, hidden_size)
 
 
 def _work(num_tokens: int, hidden_size: int) -> int:
@@ -92,7 +96,7 @@ def _common_prefix(first: Sample, second: Sample) -> int:
 
 
 def micro_batches(
-    samples: Sequence[Sample], rows: Rows, *, max_tokens: int, pad_id: int, hidden_size: int
+    samples: Sequence[Sample], rows: Rows, *, max_tokens: int, pad_id: int, hidden_size: int | None
 ) -> Iterator[TokenBatch]:
     """Every sample once, in batches of at most `max_tokens` padded ids (or a single row)."""
     alone = samples

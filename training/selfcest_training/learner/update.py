@@ -223,7 +223,7 @@ class Learner:
             self._rows,
             max_tokens=self._micro_batch_tokens,
             pad_id=self._pad_id,
-            hidden_size=self.model.config.get_text_config().hidden_size,
+            hidden_size=None if self._forward.in_blocks else self.model.config.get_text_config().hidden_size,
         )
         return (batch.to(self.model.device) for batch in batches)
 
