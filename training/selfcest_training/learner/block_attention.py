@@ -36,8 +36,8 @@ def block_attention(
     rows = []
     for at in range(len(query)):
         row, blocks = slice(at, at + 1), []
-        masks = attention_mask[row].split(BLOCK, dim=2)
-        for queries, mask in zip(query[row].split(BLOCK, dim=2), masks, strict=True):
+        masks = torch.split(attention_mask[row], BLOCK, dim=2)
+        for queries, mask in zip(torch.split(query[row], BLOCK, dim=2), masks, strict=True):
             seen = (mask[0, 0] == 0).any(dim=0).nonzero()[:, 0]
             keys, values = (each[row].index_select(2, seen) for each in (key, value))
             out, _ = sdpa_attention_forward(module, queries, keys, values, mask.index_select(3, seen), **options)
