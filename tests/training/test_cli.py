@@ -174,7 +174,7 @@ def test_a_whole_run_and_its_files(tmp_path: Path) -> None:
     assert "\nchoice  delegate " in evaluated.stdout
     assert "| choice | any | 80 | delegate |" in (tmp_path / "page.md").read_text(encoding="utf-8")
     assert selfcest("report", str(tmp_path / "studies" / "s")).stdout.count("\nchoice ") == 2
-    assert "16/32 choice any: " in evaluated.stdout
+    assert "16/64 choice any: " in evaluated.stdout
     assert f"selfcest evaluate -c {study} --page" in (tmp_path / "page.md").read_text(encoding="utf-8")
     again = selfcest("evaluate", "-c", str(study), "--resume")
     assert "8 of 8 were there" in again.stdout
