@@ -418,7 +418,7 @@ def _varied(cells: Sequence[Cell], sums: Sequence[Cell]) -> str:
 
 
 def _separate(arms: Mapping[str, Sequence[Cell]], sums: Sequence[Cell]) -> str:
-    """By size: accuracy, total tokens and reward of policies that were taught one way, beside the one that was taught both."""
+    """By size: accuracy, total tokens and reward of policies taught one way, beside the one that was taught both."""
     seeds = {cell["seed"] for found in arms.values() for cell in found}
     shown_here = {"deciding, taught both": [cell for cell in sums if cell["seed"] in seeds]}
     shown_here |= {f"{arm}, taught that alone": list(found) for arm, found in arms.items()}
@@ -655,10 +655,11 @@ cannot call. Accuracy / total tokens / reward."""
 
 EARLIER = """## The first configuration
 
-Reported before the one above, frozen at commit `19121d6`, seeds 0 to 4, every seed in order. Rates fell over the last 40 %
-of a warm start in the place of 70 %, last phases were shorter (1.0 M and 1.3 M tokens), a warm start began again below
-0.9 of 64 probes, `deciding` had 80 steps at a rate of 4e-4. One `delegating` seed of five passed its probe at .94 and lost
-with length, one `deciding` seed was half way: what the configuration above was tuned against, on seeds from 100 on."""
+Reported before the one above, frozen at commit `19121d6`, seeds 0 to 4, every seed in order. Rates fell over the last
+40 % of a warm start in the place of 70 %, last phases were shorter (1.0 M and 1.3 M tokens), a warm start began again
+below 0.9 of 64 probes, `deciding` had 80 steps at a rate of 4e-4. One `delegating` seed of five passed its probe at
+.94 and lost with length, one `deciding` seed was half way: what the configuration above was tuned against, on seeds
+from 100 on."""
 
 PROVENANCE = "## Cells\n\nCPU-s are of training, on a shared machine. A warm start that has not learned begins again."
 
