@@ -80,7 +80,7 @@ def rerun(name: str) -> Path:
     train = [sys.executable, "-m", "selfcest_training", "train", "-c", str(alone), "--resume", *options]
     subprocess.run(train, check=True)
     config = load_config(alone, options)
-    (results, _), study = results_of(config), study_of(config)
+    (results, _), study = results_of(config, whole=True), study_of(config)
     last = Part(arm, Stage.AFTER, config.evaluation.temperatures[0]).label(config)
     by_itself = [result for result in results if result.place.strategy == last]
     choices = decided(study, results)

@@ -194,7 +194,7 @@ def test_what_is_handed_to_rl_stands_on_the_weights_of_the_last_attempt(twice: d
     found, _ = load_pretrained(job.folder / "warmstart_model")
     first, second = (job.language.load(stream_seed("weights", 0, *again)) for again in ((), (1,)))
     gaps = [
-        max(float((a - b).abs().max()) for a, b in zip(found.parameters(), other.parameters(), strict=True))
+        max(float((a - b).detach().abs().max()) for a, b in zip(found.parameters(), other.parameters(), strict=True))
         for other in (first, second)
     ]
     assert gaps[0] > 0.01

@@ -156,13 +156,17 @@ def evaluate_job(
     study.play(Store(_folder(config, arm, seed) / stage), on_played, player)
 
 
-def results_of(config: RunConfig) -> tuple[list[Result], list[str]]:
+def results_of(config: RunConfig, *, whole: bool = False) -> tuple[list[Result], list[str]]:
     """What all jobs have played so far, of the seeds that every strategy has; and a sentence if that leaves some out.
+
+    Args:
+        config: of the run.
+        whole: with the episodes of every arm, and not only of those whose choices were forced.
 
     Raises:
         ConfigError: there is nothing, or an earlier version wrote it.
     """
-    found = {part: dict(_stored(config, part)) for part in parts_of(config)}
+    found = {part: dict(_stored(config, part, whole)) for part in parts_of(config)}
     found = {part: by_seed for part, by_seed in found.items() if by_seed}
     if not found:
         old = next(config.folder.glob("*/seed*/evaluation*.jsonl"), None)
@@ -180,12 +184,12 @@ def results_of(config: RunConfig) -> tuple[list[Result], list[str]]:
     return [result for part, seed in order for result in whole[part][seed]], notes
 
 
-def _stored(config: RunConfig, part: Part) -> Iterator[tuple[int, list[Result]]]:
+def _stored(config: RunConfig, part: Part, whole: bool) -> Iterator[tuple[int, list[Result]]]:
     for seed in config.seeds:
         path, label = _folder(config, part.arm, seed) / part.stage / "results.jsonl", part.label(config)
         if path.exists():
-            # Whole, for what it decided is read off its episodes.
-            found = read_results(path, whole=config.arms[part.arm].forced, experts=True)
+            # Whole where it was forced, for what it decided is read off its episodes.
+            found = read_results(path, whole=whole or config.arms[part.arm].forced, experts=True)
             yield seed, [result for result in found if result.place.strategy == label]
 
 
