@@ -644,11 +644,11 @@ earns than the policy. Decision F1 is that of delegating where it is worth it.""
 VARIED = """## When window, price or shown size differ
 
 The same but for what is named, and predicted before these were run. `window_76` and `window_88` hold 15 and 19 terms:
-delegated from 16 and 20 on, which among classes of five is from the fourth size and from the last but a fifth of
-the fourth on. `exact` shows the exact number of terms under a window of 13, in the middle of a class: delegated from 14
-on. `no_window`: at no size. `kv` has no window and a price on memory traffic, 0.25 for 1,000 entries of a cache read, of
-which a sum in one context needs ever more: the errorless players cross at 16 to 20 terms, with little at stake there.
-`dear` has four times the price, which wrong answers pay too: at 11 to 15 terms alone."""
+delegated from 16 and 20 on, which among classes of five is from the fourth size and from the last but a fifth of the
+fourth on. `exact` shows the exact number of terms under a window of 13, in the middle of a class: delegated from 14
+on. `no_window`: at no size. `kv` has no window and a price on memory traffic, 0.25 for 1,000 entries of a cache read,
+of which a sum in one context needs ever more: the errorless players cross at 16 to 20 terms, with little at stake
+there. `dear` has four times the price, which wrong answers pay too: at 11 to 15 terms alone."""
 
 SEPARATELY = """## Beside policies that were taught one way alone
 

@@ -173,15 +173,15 @@ def results_of(config: RunConfig, *, whole: bool = False) -> tuple[list[Result],
         why = f"{old} is of an earlier version; train again under another name" if old else "train first"
         raise ConfigError(f"{config.folder} holds no evaluation yet; {why}")
     shared = set.intersection(*map(set, found.values())) or set(next(iter(found.values())))
-    whole = {part: by_seed for part, by_seed in found.items() if shared <= by_seed.keys()}
-    missing = [part.label(config) for part in parts_of(config) if part not in whole]
+    complete = {part: by_seed for part, by_seed in found.items() if shared <= by_seed.keys()}
+    missing = [part.label(config) for part in parts_of(config) if part not in complete]
     notes = []
     if missing or shared != set(config.seeds):
         seeds = ", ".join(map(str, sorted(shared)))
         lacking = f"; without {', '.join(missing)}" if missing else ""
         notes.append(f"not everything has been evaluated yet: this is of the seeds {seeds}{lacking}")
-    order = [(part, seed) for part in whole for seed in config.seeds if seed in shared]
-    return [result for part, seed in order for result in whole[part][seed]], notes
+    order = [(part, seed) for part in complete for seed in config.seeds if seed in shared]
+    return [result for part, seed in order for result in complete[part][seed]], notes
 
 
 def _stored(config: RunConfig, part: Part, whole: bool) -> Iterator[tuple[int, list[Result]]]:
