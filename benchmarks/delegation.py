@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 import yaml
@@ -50,6 +50,8 @@ COSTS = (
     "billed_tokens",
     "billed_tokens_cached",
 )
+REACH = EVIDENCE / "reach.json"  # of benchmarks/reach.py
+NEW = 5  # the first seed that no earlier configuration was reported or looked at with
 LEARNED = 0.9  # the accuracy on sizes of training below which a cell is no evidence on others
 CURVE_POINTS = 40
 
@@ -206,7 +208,7 @@ def cells_in(folder: Path) -> list[Cell]:
 def stored() -> tuple[list[Cell], list[Cell], list[Cell]]:
     """All cells, those of the first configuration, and the log of tuning runs."""
     tuning: list[Cell] = json.loads((EVIDENCE / "tuning.json").read_text(encoding="utf-8"))
-    return cells_in(EVIDENCE) or cells_in(FIRST), cells_in(FIRST), tuning
+    return cells_in(EVIDENCE), cells_in(FIRST), tuning
 
 
 def of(cells: Iterable[Cell], *experiments: str) -> dict[str, list[Cell]]:
@@ -225,6 +227,7 @@ def page(cells: Sequence[Cell], first: Sequence[Cell], tuning: Sequence[Cell]) -
     parts = [HEAD, *_failures(cells)]
     parts += [PREDICTIONS, _predictions(ledgers, sums)] if cells else []
     parts += [_ledgers(ledgers)] if ledgers else []
+    parts += [_reach(json.loads(REACH.read_text(encoding="utf-8")))] if REACH.exists() else []
     parts += [_when(sums)] if sums else []
     varied = [cell for cell in cells if cell["experiment"] in VARIANTS]
     parts += [_varied(varied, sums)] if varied else []
@@ -249,6 +252,23 @@ def shown(found: Estimate, digits: int = 2) -> str:
 
 def each(values: Iterable[float | None], digits: int = 2) -> str:
     return " ".join("-" if value is None else f"{value:.{digits}f}" for value in values)
+
+
+def spread(values: Sequence[float]) -> str:
+    """Of accuracies, whose distribution over seeds has an end at 1 and may have two humps: no interval says it."""
+    return f"median {median(values):.2f}, lowest {min(values):.2f}"
+
+
+def separated(high: Sequence[float], low: Sequence[float]) -> float:
+    """Exact two-sided p of a permutation test on two samples of which one lies above the other entirely; else `nan`."""
+    return 2 / math.comb(len(high) + len(low), len(low)) if min(high) > max(low) else math.nan
+
+
+def sign_test(gaps: Sequence[float]) -> float:
+    """Two-sided p of so many gaps above 0, or more, or as few, if either sign is as likely."""
+    above = sum(gap > 0 for gap in gaps)
+    tail = sum(math.comb(len(gaps), k) for k in range(max(above, len(gaps) - above), len(gaps) + 1))
+    return min(1.0, 2 * tail / 2 ** len(gaps))
 
 
 def _name(cell: Cell) -> str:
@@ -292,24 +312,39 @@ def _failures(cells: Sequence[Cell]) -> list[str]:
 
 
 def _ledgers(arms: Mapping[str, Sequence[Cell]]) -> str:
-    sizes = next(iter(arms.values()))[0]["sizes"]
-    heads = ["named x entries"] + [f"{arm}, seeds {_seeds(found)}" for arm, found in arms.items()]
     lines = []
-    for size, first in sizes.items():
-        line = [size + ("" if first["shift"] == "in" else ", more than trained on")]
-        for found in arms.values():
+    for size, first in next(iter(arms.values()))[0]["sizes"].items():
+        for arm, found in arms.items():
             accuracy = _accuracy(found, size)
-            line.append(f"{shown(over_seeds(accuracy))} ({each(accuracy)})")
-        lines.append(line)
+            parts = [[cell for cell in found if (cell["seed"] >= NEW) is new] for new in (False, True)]
+            lines.append(
+                [
+                    size + ("" if first["shift"] == "in" else ", more than trained on"),
+                    arm,
+                    *(each(_accuracy(part, size)) for part in parts),
+                    *(f"{median(accuracy):.2f}", f"{min(accuracy):.2f}"),
+                    f"{sum(value >= LEARNED for value in accuracy)} of {len(accuracy)}",
+                ]
+            )
+    heads = [
+        "named x entries",
+        "arm",
+        f"seeds below {NEW}",
+        f"from {NEW} on",
+        "median",
+        "lowest",
+        f"at {LEARNED} or more",
+    ]
     parts = [LEDGERS, _table(heads, lines)]
+    if "reading" in arms and "delegating" in arms:
+        high, low = (_accuracy(arms[arm], "8x20") for arm in ("delegating", "reading"))
+        p = separated(high, low)
+        if not math.isnan(p):
+            seeds = f"all {len(high)} seeds of `delegating` above all {len(low)} of `reading`"
+            parts.append(f"At 8x20 stand {seeds}: p = {p:.1g} in an exact permutation test.")
     if "reading_long" in arms and "delegating" in arms:
         parts += [EQUAL, _equal(arms["delegating"], arms["reading_long"])]
     return "\n\n".join([*parts, BESIDE, _beside(arms)])
-
-
-def _seeds(cells: Sequence[Cell]) -> str:
-    seeds = [cell["seed"] for cell in cells]
-    return f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 2 else " ".join(map(str, seeds))
 
 
 def _equal(first: Sequence[Cell], second: Sequence[Cell]) -> str:
@@ -329,18 +364,44 @@ def _equal(first: Sequence[Cell], second: Sequence[Cell]) -> str:
 
 
 def _beside(arms: Mapping[str, Sequence[Cell]]) -> str:
-    """Mean costs, and in brackets those of the errorless player of the arm's own strategy."""
-    style = {"delegating": "delegate", "reading": "read", "reading_long": "read"}
+    """Mean costs of accurate seeds, and in brackets those of the errorless player of the arm's strategy."""
     lines = []
     for size in next(iter(arms.values()))[0]["sizes"]:
-        for arm, found in arms.items():
-            line = [size, arm, shown(over_seeds(_accuracy(found, size)))]
-            for cost in COSTS:
+        for arm, every in arms.items():
+            found = [cell for cell in every if cell["sizes"][size]["accuracy"] >= LEARNED]
+            line = [size, arm, f"{len(found)} of {len(every)}"]
+            for cost in COSTS if found else ():
                 own = mean(cell["sizes"][size][cost] for cell in found)
-                other = mean(cell["errorless"][size][style[arm]][cost] for cell in found)
-                line.append(f"{own:.0f} ({other:.0f})")
-            lines.append(line)
-    return _table(["named x entries", "arm", "accuracy", *map(_words, COSTS)], lines)
+                style = "delegate" if arm == "delegating" else "read"
+                line.append(f"{own:.0f} ({mean(cell['errorless'][size][style][cost] for cell in found):.0f})")
+            lines += [line] if found else []
+    return _table(["named x entries", "arm", f"seeds at {LEARNED} or more", *map(_words, COSTS)], lines)
+
+
+def _reach(found: Cell) -> str:
+    """What `benchmarks/reach.py` found out."""
+    names, sizes = list(next(iter(found["asked"].values()))), list(found["asked"])
+    contexts = [
+        [
+            name,
+            str(found["shown"].get(name, "")),
+            *(str(found["asked"][size][name]["longest_context"]) for size in sizes),
+        ]
+        for name in names
+    ]
+    contexts += [[arm, str(found["shown"][arm]), *[""] * len(sizes)] for arm in found["shown"] if arm not in names]
+    at_once = []
+    for size in sizes:
+        ours, theirs = found["asked"][size]["delegating"], found["asked"][size]["reading at once"]
+        at_once.append([size, *(f"x{ours[cost] / theirs[cost]:.2f}" for cost in COSTS if cost in ours)])
+    costs = [_words(cost) for cost in COSTS if cost in found["asked"][sizes[0]]["delegating"]]
+    parts = [REACHED, _table(["longest context", "in demonstrations", *sizes], contexts)]
+    for family, words in (("scaled", SCALED), ("beyond", BEYOND)):
+        cells = found.get(family, {})
+        strategies = list(dict.fromkeys(name for cell in cells.values() for name in cell))
+        lines = [[name, *(each(cell[name]) for cell in cells.values())] for name in strategies]
+        parts += [words, _table(["", *cells], lines)] if cells else []
+    return "\n\n".join([*parts, AT_ONCE, _table(["named x entries", *costs], at_once)])
 
 
 def _words(cost: str) -> str:
@@ -358,12 +419,15 @@ _POLICIES = (
 )
 _JUDGED: Sequence[tuple[str, str, Callable[[Cell], float | None]]] = (
     ("reward before RL", "before", lambda found: found["free"]["reward"]),
-    ("reward after RL", "after", lambda found: found["free"]["reward"]),
-    ("after RL - always", "after", lambda found: found["free"]["reward"] - found["always"]["reward"]),
-    ("after RL - never", "after", lambda found: found["free"]["reward"] - found["never"]["reward"]),
-    ("best threshold from the weights after RL, terms", "after", lambda found: found["threshold"]),
+    ("always delegating, weights before RL", "before", lambda found: found["always"]["reward"]),
+    ("best threshold, weights before RL", "before", lambda found: found["threshold_reward"]),
+    ("**reward after RL**", "after", lambda found: found["free"]["reward"]),
+    ("after RL - always, same weights", "after", lambda found: found["free"]["reward"] - found["always"]["reward"]),
+    ("after RL - never, same weights", "after", lambda found: found["free"]["reward"] - found["never"]["reward"]),
+    ("best threshold, weights after RL", "after", lambda found: found["threshold_reward"]),
+    ("its size, terms", "after", lambda found: found["threshold"]),
     ("regret before RL", "before", lambda found: found["regret"]),
-    ("regret after RL", "after", lambda found: found["regret"]),
+    ("**regret after RL**", "after", lambda found: found["regret"]),
     ("decision F1 before RL", "before", lambda found: found["f1"]),
     ("decision F1 after RL", "after", lambda found: found["f1"]),
 )
@@ -460,79 +524,50 @@ def _first(cells: Sequence[Cell]) -> str:
 def _predictions(ledgers: Mapping[str, Sequence[Cell]], sums: Sequence[Cell]) -> str:
     lines: list[list[str]] = []
 
-    def say(prediction: str, found: str, held: bool) -> None:
-        lines.append([prediction, found, "held" if held else "**failed**"])
+    def say(prediction: str, criterion: str, found: str, held: bool) -> None:
+        lines.append([prediction, criterion, found, "held" if held else "**failed**"])
 
     def accuracy(arm: str, size: str) -> list[float]:
         return _accuracy(ledgers.get(arm, ()), size)
 
-    inside = {_name(cell): min(_inside(cell).values()) for found in ledgers.values() for cell in found}
-    if inside:
+    cells = [cell for found in (*ledgers.values(), sums) for cell in found]
+    for least, among in ((0.95, [cell for found in ledgers.values() for cell in found]), (0.9, cells)):
+        inside = {_name(cell): min(_inside(cell).values()) for cell in among}
         lowest = min(inside, key=lambda name: inside[name])
-        say(
-            "in distribution every arm is at 0.95 or more",
-            f"lowest {inside[lowest]:.2f} ({lowest})",
-            inside[lowest] >= 0.95,
-        )
+        what = "ledgers, on sizes of training: every arm" if among is not cells else "every arm on sizes of training"
+        say(f"{what} {least} or more", "lowest", f"{inside[lowest]:.2f} ({lowest})", inside[lowest] >= least)
     for size, least in (("4x18", 0.99), ("6x20", 0.97)):
-        if found := accuracy("delegating", size):
-            say(f"delegating, {size}: {least}", f"{shown(over_seeds(found))}", mean(found) >= least - 0.005)
-        if found := accuracy("reading", size):
-            say(f"reading, {size}: about 0.06", f"{shown(over_seeds(found))}", mean(found) <= 0.2)
-    if "delegating" in ledgers:
-        sizes = ("4x18", "6x20")
-        ratios = [
-            mean(
-                cell["sizes"][size]["total_tokens"] / cell["errorless"][size]["delegate"]["total_tokens"]
-                for cell in ledgers["delegating"]
-            )
-            for size in sizes
-        ]
-        read = (
-            [_total_over(ledgers["delegating"], ledgers["reading"], size) for size in sizes]
-            if "reading" in ledgers
-            else []
-        )
-        if read:
-            say(
-                "at most 1.05 of an errorless reader's tokens",
-                " and ".join(f"{r:.2f}" for r in read),
-                max(read) <= 1.05,
-            )
-        say(
-            "no more tokens than an errorless delegating player",
-            " and ".join(f"{r:.2f}" for r in ratios),
-            max(ratios) <= 1.02,
-        )
-    if "reading_long" in ledgers:
+        found = accuracy("delegating", size)
+        say(f"delegating, {size}: {least}", "mean, rounded", spread(found), round(mean(found), 2) >= least)
+        found = accuracy("reading", size)
+        say(f"reading, {size}: 0.06", "highest 0.2", f"{min(found):.2f} to {max(found):.2f}", max(found) <= 0.2)
+    if found := accuracy("reading_long", "4x18"):
         for size in ("4x18", "6x20"):
             found = accuracy("reading_long", size)
-            say(f"reading_long, {size}: 0.9 to 1.0", f"{shown(over_seeds(found))}", mean(found) >= 0.9)
-        path = [
-            mean(c["sizes"][size]["critical_path_tokens"] for c in ledgers["reading_long"])
-            / mean(c["sizes"][size]["critical_path_tokens"] for c in ledgers["delegating"])
-            for size in ("4x18", "6x20")
-        ]
-        say(
-            "at 3 to 4 times the critical path",
-            " and ".join(f"{p:.1f}" for p in path),
-            all(2.8 <= p <= 4.3 for p in path),
-        )
-    if sums:
-        small = max(max(_share(cell, "after")[:2]) for cell in sums)
-        large = min(min(_share(cell, "after")[2:]) for cell in sums)
-        say("share delegated under 0.3 up to 10 terms, every seed", f"at most {small:.2f}", small < 0.3)
-        say("and above 0.9 from 11 on, every seed", f"at least {large:.2f}", large > 0.9)
-        for way in ("always", "never"):
-            gaps = [
-                cell["decisions"]["after"]["free"]["reward"] - cell["decisions"]["after"][way]["reward"]
-                for cell in sums
+            say(f"reading_long, {size}: 0.9 to 1.0", "mean", spread(found), mean(found) >= 0.9)
+            paths = [
+                mean(cell["sizes"][size]["critical_path_tokens"] for cell in ledgers[arm])
+                for arm in ("reading_long", "delegating")
             ]
-            estimate = over_seeds(gaps)
-            say(f"reward above *{way}*, with certainty", shown(estimate, 3), estimate.low > 0)
-        regrets = [cell["decisions"]["after"]["regret"] for cell in sums]
-        say("regret at most 0.025, every seed", f"at most {max(regrets):.3f}", max(regrets) <= 0.025)
-    return _table(["predicted", "found", ""], lines)
+            ratio = paths[0] / paths[1]
+            say(f"its critical path, {size}: 3 to 4 times", "to a digit", f"{ratio:.1f}", 3 <= round(ratio, 1) <= 4)
+    for size in ("4x18", "6x20"):
+        ratio = _total_over(ledgers["delegating"], ledgers["reading"], size)
+        say(f"at most 1.05 of the tokens of an errorless reader, {size}", "mean", f"{ratio:.2f}", ratio <= 1.05)
+    small = max(max(_share(cell, "after")[:2]) for cell in sums)
+    large = min(min(_share(cell, "after")[2:]) for cell in sums)
+    say("share delegated under 0.3 up to 10 terms", "every seed", f"at most {small:.2f}", small < 0.3)
+    say("and above 0.9 from 11 on", "every seed", f"at least {large:.2f}", large > 0.9)
+    for way in ("always", "never"):
+        gaps = [
+            cell["decisions"]["after"]["free"]["reward"] - cell["decisions"]["after"][way]["reward"] for cell in sums
+        ]
+        above = sum(gap > 0 for gap in gaps)
+        says = f"{shown(over_seeds(gaps), 3)}, {above} of {len(gaps)}, p = {sign_test(gaps):.2g}"
+        say(f"reward above *{way}*", "sign test, p < 0.05", says, above > len(gaps) / 2 and sign_test(gaps) < 0.05)
+    regrets = [cell["decisions"]["after"]["regret"] for cell in sums]
+    say("regret at most 0.025", "every seed", f"at most {max(regrets):.3f}", max(regrets) <= 0.025)
+    return _table(["predicted", "held if", "found", ""], lines)
 
 
 def _total_over(cells: Sequence[Cell], readers: Sequence[Cell], size: str) -> float:
@@ -611,27 +646,48 @@ seeds."""
 
 NO_FAILURE = "Every cell learned the sizes that it was trained on, at the first attempt."
 
-PREDICTIONS = "## Predictions\n\nWritten down before the reported seeds were run."
+PREDICTIONS = """## Predictions
 
-LEDGERS = """## Where: long keyed ledgers
+Figures of a prototype, taken over before any seed of this recipe was reported. The criteria are ours."""
+
+LEDGERS = f"""## Where: long keyed ledgers
 
 `?[1]C[2]E` names ledgers of letter fields with a digit each; the answer is the last digit of the sum of all their
 entries. `delegating` hands each ledger to a clone. `reading` reads ledger by ledger into its own context, with a
 subtotal of each. Both learn by imitation alone and see at most 36 named entries, in documents of up to 24.
-`reading_long` is that reader, shown up to 168. Accuracy: mean over seeds, and every seed in brackets."""
+`reading_far` is that reader, shown quotations of up to 1,000 tokens beside; `reading_long` was shown up to 168
+entries. Every seed; those from {NEW} on were never run before this configuration was frozen."""
 
-EQUAL = """Costs of `delegating` over those of `reading_long`, of the seeds in which each is accurate; elsewhere nothing
-is compared. Billed tokens are those of a server that keeps nothing between calls, and of one with a perfect prompt
-cache."""
+EQUAL = """Costs of `delegating` over those of `reading_long`, of the seeds in which each is accurate; elsewhere
+nothing is compared. They are counts of tokens, no times: the critical path is the longest chain of generated tokens,
+peak context the longest single context (all contexts of a tree together hold what the reader's one holds), `kv token
+steps` the cache entries that generation reads. Billed tokens are those of a server that keeps nothing between calls,
+and of one that takes a tenth for what an agent has sent before."""
 
-BESIDE = """Costs per instance, and in brackets those of the errorless player of the arm's own strategy: the expert on
-the same instances. Who fails may be cheap because it stops early."""
+BESIDE = """Costs per instance of the seeds that are accurate, and in brackets those of the errorless player of the
+arm's own strategy: the expert on the same instances."""
+
+REACHED = """## How far, and why
+
+`python benchmarks/reach.py`. Contexts are in tokens. The reader is asked for contexts that it has not seen; no agent
+of a delegating tree ever is: **that is what delegating does here**. It keeps every context within what was learned."""
+
+SCALED = """Readers whose rotary positions are scaled after training, to bring long contexts into what was learned: `/
+2` divides positions, `base x 4` slows the rotations. Every seed:"""
+
+BEYOND = """Where does delegating end? At 3x26 a document, at 12x13 the number of ledgers is larger than any in
+training; 10x16 and 10x24 are within it in each, 3x18 and 3x20 are between the reader's last success and its first
+failure. Every seed:"""
+
+AT_ONCE = """Who reads all ledgers at once, without a turn and a subtotal for each, is cheaper than the reader above
+(no model here has learned it). Errorless delegating over errorless reading at once:"""
 
 WHEN = """## When: range sums under a window
 
-A range sum of 1 to 24 terms, whose prompt shows the number of terms rounded up to fives. An agent's window holds
-about 11 terms; clones of 10 hold them all. A token costs reward, right answers alone pay. The warm start shows both
-styles half and half at every size and without the window, so it knows nothing of *when*; RL has to find out.
+A range sum of 1 to 24 terms, whose prompt shows the number of terms rounded up to fives, which the root restates
+before it decides. An agent's window holds 10 terms; clones of 10 hold them all. A token costs reward, right answers
+alone pay. The warm start shows both styles half and half at every size and without the window, so that nothing in it
+says *when*; RL has to find out.
 
 Share delegated / accuracy / total tokens / reward, mean over seeds. The forced rows begin the root's first turn for
 it, with a call or with work of its own, and leave all else to the same weights. The errorless rows are the expert's

@@ -1,0 +1,126 @@
+"""How far the policies of the long ledgers reach, and why: what a reader of docs/delegation.md will doubt first.
+
+    python benchmarks/reach.py    # after the quick cells of seeds 5 to 9 of benchmarks/delegation.py: about ten minutes
+
+Writes docs/evidence/reach.json, which that page is printed from: the longest contexts of training and test, cells with
+a part longer than any in training, readers whose rotary positions are scaled after training, and an errorless reader
+that reads all at once.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+
+from selfcest_agents.language import language_of
+from selfcest_agents.policy import ScriptedPolicy
+from selfcest_agents.rollout import RolloutRequest, rollout
+from selfcest_agents.scripted import OracleActor
+from selfcest_env.reward import make_reward
+from selfcest_env.tasks import Style
+from selfcest_env.tasks.long_ledgers import AT_ONCE, ONE_BY_ONE, LongLedgers
+from selfcest_training.config import RunConfig
+from selfcest_training.config_file import load_config
+from selfcest_training.evaluation.config import load_study
+from selfcest_training.evaluation.results import read_results
+from selfcest_training.families import make_families
+from selfcest_training.stages.warmstart import demonstration_pool
+
+ROOT = Path(__file__).parents[1]
+CONFIGS, EVIDENCE = ROOT / "training" / "configs", ROOT / "docs" / "evidence" / "reach.json"
+STUDY = CONFIGS / "cpu" / "reach.yaml"
+COSTS = ("total_tokens", "generated_tokens", "critical_path_tokens", "peak_context", "kv_token_steps", "billed_tokens")
+PLAYS = {
+    "delegating": (Style.DELEGATE, ONE_BY_ONE),
+    "reading": (Style.READ, ONE_BY_ONE),
+    "reading at once": (Style.READ, AT_ONCE),
+}
+SHOWN_TOKENS = 50_000  # of demonstrations of each phase that are looked at; the longest ones are not rare
+SCALED: Mapping[str, Mapping[str, Any]] = {
+    "linear_2": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0},
+    "linear_4": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0},
+    "theta_4": {"rope_type": "default", "rope_theta": 40_000.0},
+    "theta_16": {"rope_type": "default", "rope_theta": 160_000.0},
+}
+
+
+def shown() -> dict[str, int]:
+    """By arm: the longest context, in tokens, among demonstrations of its warm start."""
+    long_ledgers, quick = load_config(CONFIGS / "long_ledgers.yaml", []), load_config(CONFIGS / "quick.yaml", [])
+    arms = {"delegating": quick, "reading": quick, "reading_far": long_ledgers, "reading_long": long_ledgers}
+    return {arm: max(_contexts(config, arm)) for arm, config in arms.items()}
+
+
+def _contexts(config: RunConfig, arm: str) -> Iterator[int]:
+    language, families = language_of(config.model), make_families(config.tasks, "train")
+    reward = make_reward(config.reward.name, **config.reward.options)
+    for number, phase in enumerate(config.arms[arm].warmstart.phases):
+        limits = config.limits_of(arm)
+        samples = demonstration_pool(language, limits, reward, families, phase, 0, number, SHOWN_TOKENS)
+        yield max(map(len, samples))
+
+
+def asked(episodes: int = 200) -> dict[str, dict[str, dict[str, float]]]:
+    """By cell of quick.yaml and errorless player: mean costs, and the longest context."""
+    config = load_config(CONFIGS / "quick.yaml", [])
+    language, found = language_of(config.model), dict[str, dict[str, dict[str, float]]]()
+    for cell in config.evaluation.cells:
+        for name, (style, reading) in PLAYS.items() if cell.family == "ledgers" else ():
+            source = LongLedgers(**{**cell.options, "reading": reading})
+            limits = replace(config.limits_of("delegating" if style is Style.DELEGATE else "reading"), turn_tokens=1000)
+            rules, rng = language.rules(limits), np.random.default_rng(0)
+            requests = [RolloutRequest(str(i), source.draw(rng), i) for i in range(episodes)]
+            policy = ScriptedPolicy(OracleActor(source, rules.protocol, style), language.codec)
+            costs = [record.cost for record in rollout(requests, policy, rules)]
+            of_cell = found.setdefault(cell.size, {})
+            of_cell[name] = {key: round(mean(getattr(cost, key) for cost in costs), 1) for key in COSTS}
+            of_cell[name]["longest_context"] = max(cost.peak_context for cost in costs)
+    return found
+
+
+def scale(runs: Path, seeds: tuple[int, ...]) -> None:
+    """Copies of the readers whose model computes with other rotary positions."""
+    for name, rope in SCALED.items():
+        for seed in seeds:
+            there = runs / "scaled" / name / f"seed{seed}" / "model"
+            shutil.rmtree(there, ignore_errors=True)
+            shutil.copytree(runs / f"quick_reading_seed{seed}" / "reading" / f"seed{seed}" / "model", there)
+            config = json.loads((there / "config.json").read_text(encoding="utf-8"))
+            (there / "config.json").write_text(json.dumps(config | {"rope_parameters": rope}), encoding="utf-8")
+
+
+def played() -> dict[str, dict[str, dict[str, list[float]]]]:
+    """By family, cell and strategy: the accuracy of every seed."""
+    study = load_study(STUDY, [])
+    scale(Path("runs"), study.seeds)
+    subprocess.run([sys.executable, "-m", "selfcest_training", "evaluate", "-c", str(STUDY), "--resume"], check=True)
+    right: dict[tuple[str, str, str], dict[int, list[bool]]] = {}
+    for result in read_results(study.folder / "results.jsonl"):
+        place = result.place
+        by_seed = right.setdefault((place.family, place.size, place.strategy), {})
+        by_seed.setdefault(place.seed, []).append(result.grade.correct)
+    found: dict[str, dict[str, dict[str, list[float]]]] = {}
+    for (family, size, strategy), by_seed in right.items():
+        accuracy = [round(mean(by_seed[seed]), 4) for seed in study.seeds]
+        found.setdefault(family, {}).setdefault(size, {})[strategy] = accuracy
+    return found
+
+
+def main() -> None:
+    study = load_study(STUDY, [])
+    found = {"seeds": study.seeds, "episodes": study.episodes, "shown": shown(), "asked": asked(), **played()}
+    EVIDENCE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print(f"written to {EVIDENCE}")
+
+
+if __name__ == "__main__":
+    main()
