@@ -62,6 +62,34 @@ def test_reading_at_once_and_full_texts_by_hand() -> None:
     assert transcript(TASK, Style.SOLVE, FULL) == [thought]
 
 
+# The same in words.
+WORDS = Task(
+    "t",
+    "What is the last digit of the sum of all amounts in the ledgers C, E?",
+    "7",
+    "long_ledgers",
+    {"C": "cups 3, lamps 7", "E": "cups 9, lamps 8", "X": "cups 1, lamps 1"},
+)
+
+
+def test_every_style_in_words_by_hand() -> None:
+    source = LongLedgers(phrasing="plain")
+    asked = "What is the last digit of the sum of all amounts in your ledger?"
+    assert transcript(WORDS, Style.DELEGATE, CLONES, source) == [
+        f"<call>{asked}@C<sep>{asked}@E</call>",
+        "cups: 3 (3); lamps: 7 (0)<ans>0<end>",
+        "cups: 9 (9); lamps: 8 (7)<ans>7<end>",
+        "clone 1: 0 (0); clone 2: 7 (7)<ans>7<end>",
+    ]
+    lines = "C. cups: 3 (3); lamps: 7 (0). So far 0 + 0 = 0", "E. cups: 9 (9); lamps: 8 (7). So far 0 + 7 = 7"
+    assert transcript(WORDS, Style.READ, READS, source) == [
+        "<read>C</read>",
+        f"{lines[0]}<read>E</read>",
+        f"{lines[1]}<ans>7<end>",
+    ]
+    assert transcript(WORDS, Style.SOLVE, FULL, source) == [f"{lines[0]}\n{lines[1]}<ans>7<end>"]
+
+
 def test_a_modulus_stands_in_every_question() -> None:
     task = Task("t", "?[1]C[2]E%5", "2", "long_ledgers", {"C": "k3a4", "E": "k2a3"})  # 7 + 5 = 12, and 12 mod 5 = 2
     assert transcript(task, Style.DELEGATE, CLONES) == [
@@ -85,6 +113,8 @@ def test_without_a_way_to_see_them_it_gives_up() -> None:
         ("?[1]C%5", Query(("C",), 0, 5)),
         ("[12]", Query((), 12, 10)),
         ("[2]%7", Query((), 2, 7)),
+        (WORDS.prompt, Query(("C", "E"), 0, 10, "plain")),
+        ("What is the last digit of the sum of all amounts in your ledger?", Query((), 1, 10, "plain")),
     ],
 )
 def test_questions_read_back(text: str, query: Query) -> None:
@@ -101,11 +131,13 @@ def test_other_questions_are_foreign(text: str) -> None:
 
 def test_entries() -> None:
     assert read_entries("k3a7") == (("k", 3), ("a", 7))
-    assert [read_entries(text) for text in ("", "k", "k3a", "K3", "k33")] == [()] * 5
+    assert read_entries("cups 3, lamps 7") == (("cups", 3), ("lamps", 7))
+    assert [read_entries(text) for text in ("", "k", "k3a", "K3", "k33", "cups", "cups 3,", "cups 31")] == [()] * 8
 
 
-def test_draws() -> None:
-    source, rng = LongLedgers(max_entries=36, modulus=7), np.random.default_rng(0)
+@pytest.mark.parametrize(("phrasing", "modulus"), [("terse", 7), ("plain", 10)])
+def test_draws(phrasing: str, modulus: int) -> None:
+    source, rng = LongLedgers(max_entries=36, modulus=modulus, phrasing=phrasing), np.random.default_rng(0)
     last_ledgers_length = set[int]()
     for _ in range(300):
         task = source.draw(rng)
@@ -122,8 +154,8 @@ def test_draws() -> None:
         longest = max((tuple(field for field, _ in ledger) for ledger in ledgers.values()), key=len)
         assert len(set(longest)) == len(longest)
         assert all(tuple(field for field, _ in ledger) == longest[: len(ledger)] for ledger in ledgers.values())
-        assert task.answer == str(sum(digit for ledger in named for _, digit in ledger) % 7)
-        assert all(digit < 7 for ledger in named for _, digit in ledger)
+        assert task.answer == str(sum(digit for ledger in named for _, digit in ledger) % modulus)
+        assert all(digit < modulus for ledger in named for _, digit in ledger)
         last_ledgers_length.add(lengths[-1] if len(named) == 6 else 0)
     # The last of six can be long: a part's number does not tell how long its ledger is.
     assert max(last_ledgers_length) > 20
@@ -136,6 +168,8 @@ def test_draws() -> None:
         ({"max_length": 27}, "long_ledgers.max_length is 27; expected a whole number from 1 to 26"),
         ({"max_named": 20, "unnamed": 7}, "long_ledgers.unnamed is 7; expected a whole number from 0 to 6"),
         ({"modulus": 1}, "long_ledgers.modulus is 1; expected a whole number from 2 to 10"),
+        ({"modulus": 5, "phrasing": "plain"}, "long_ledgers.modulus is 5; expected 10 where phrasing is 'plain'"),
+        ({"phrasing": "words"}, "phrasing is 'words'"),
         ({"reading": "at once"}, "Did you mean 'at_once'?"),
         (
             {"max_entries": 11},
