@@ -70,14 +70,15 @@ class Query(NamedTuple):
 
     def write(self) -> str:
         if self.phrasing == PLAIN:
-            whose = f"the ledgers {', '.join(self.keys)}" if self.keys else "your ledger"
+            ledgers = "ledgers" if len(self.keys) > 1 else "ledger"
+            whose = f"the {ledgers} {', '.join(self.keys)}" if self.keys else "your ledger"
             return f"What is the last digit of the sum of all amounts in {whose}?"
         what = "?" + "".join(_numbered(self.keys)) if self.keys else f"[{self.part}]"
         return what + (f"%{self.modulus}" if self.modulus != 10 else "")
 
 
 _QUERY = re.compile(r"(?:\?((?:\[[0-9]{1,2}\][A-Z])+)|\[([0-9]{1,2})\])(?:%([2-9]))?")
-_PLAIN_QUERY = re.compile(r"What is the .* amounts in (?:the ledgers ([A-Z](?:, [A-Z])*)|your ledger)\?")
+_PLAIN_QUERY = re.compile(r"What is the .* amounts in (?:the ledgers? ([A-Z](?:, [A-Z])*)|your ledger)\?")
 _ENTRIES = re.compile(r"([a-z][0-9])+")
 _PLAIN_ENTRIES = re.compile(r"[a-z]+ [0-9](?:, [a-z]+ [0-9])*")
 

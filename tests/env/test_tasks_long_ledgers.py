@@ -114,6 +114,7 @@ def test_without_a_way_to_see_them_it_gives_up() -> None:
         ("[12]", Query((), 12, 10)),
         ("[2]%7", Query((), 2, 7)),
         (WORDS.prompt, Query(("C", "E"), 0, 10, "plain")),
+        ("What is the last digit of the sum of all amounts in the ledger C?", Query(("C",), 0, 10, "plain")),
         ("What is the last digit of the sum of all amounts in your ledger?", Query((), 1, 10, "plain")),
     ],
 )
@@ -123,7 +124,21 @@ def test_questions_read_back(text: str, query: Query) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "?", "?C", "?[1]c", "?[2]C", "?[1]C[1]E", "[100]", "?[1]C%1", "?[1]C%10", "?[1]C>2", "?[1]C x"]
+    "text",
+    [
+        "",
+        "?",
+        "?C",
+        "?[1]c",
+        "?[2]C",
+        "?[1]C[1]E",
+        "[100]",
+        "?[1]C%1",
+        "?[1]C%10",
+        "?[1]C>2",
+        "?[1]C x",
+        "What is the sum of all amounts in your ledger?",
+    ],
 )
 def test_other_questions_are_foreign(text: str) -> None:
     assert parse(text) is None
