@@ -37,7 +37,7 @@ from selfcest_training.stages.warmstart import demonstration_pool
 
 ROOT = Path(__file__).parents[1]
 CONFIGS, EVIDENCE = ROOT / "training" / "configs", ROOT / "docs" / "evidence" / "reach.json"
-STUDY = CONFIGS / "cpu" / "reach.yaml"
+STUDY = CONFIGS / "cpu" / "reach_frontier.yaml"
 COSTS = ("total_tokens", "generated_tokens", "critical_path_tokens", "peak_context", "kv_token_steps", "billed_tokens")
 PLAYS = {
     "delegating": (Style.DELEGATE, ONE_BY_ONE),
