@@ -1,4 +1,4 @@
-"""`python -m selfcest_training.shipped runs/quick --commit 19121d6`: the models of a run into the package."""
+"""`python -m selfcest_training.shipped runs/quick --commit acec70f`: the models of a run into the package."""
 
 from __future__ import annotations
 
