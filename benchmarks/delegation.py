@@ -35,10 +35,11 @@ ROOT = Path(__file__).parents[1]
 EVIDENCE, CONFIGS = ROOT / "docs" / "evidence", ROOT / "training" / "configs"
 FIRST = EVIDENCE / "first"  # by the configuration before the one that is there now
 VARIANTS = ("window_76", "window_88", "exact", "no_window", "kv", "dear")
-SEPARATE = "separate"
+SEPARATE, SCARCE = "separate", "scarce"
 EXPERIMENTS = {
     "quick": CONFIGS / "quick.yaml",
     "long_ledgers": CONFIGS / "long_ledgers.yaml",
+    SCARCE: CONFIGS / "scarce.yaml",
     **{name: CONFIGS / "when" / f"{name}.yaml" for name in (*VARIANTS, SEPARATE)},
 }
 COSTS = (
@@ -83,8 +84,9 @@ def rerun(name: str) -> Path:
     subprocess.run(train, check=True)
     config = load_config(alone, options)
     (results, _), study = results_of(config, whole=True), study_of(config)
-    last = Part(arm, Stage.AFTER, config.evaluation.temperatures[0]).label(config)
+    first, last = (Part(arm, stage, config.evaluation.temperatures[0]).label(config) for stage in Stage)
     by_itself = [result for result in results if result.place.strategy == last]
+    before = [result for result in results if result.place.strategy == first and first != last]
     choices = decided(study, results)
     cell = {
         "experiment": experiment,
@@ -94,6 +96,7 @@ def rerun(name: str) -> Path:
         "commit": trained_by.read_text(encoding="utf-8"),
         **_training(folder / arm / seed),
         "sizes": _figures(result for result in by_itself if result.place.style is None),
+        "before_rl": _figures(result for result in before if result.place.style is None),
         "errorless": _errorless(result for result in by_itself if result.place.style is not None),
         "decisions": {("after" if item.trio.free == last else "before"): _decisions(item) for item in choices},
     }
@@ -228,6 +231,8 @@ def page(cells: Sequence[Cell], first: Sequence[Cell], tuning: Sequence[Cell]) -
     parts += [PREDICTIONS, _predictions(ledgers, sums)] if cells else []
     parts += [_ledgers(ledgers)] if ledgers else []
     parts += [_reach(json.loads(REACH.read_text(encoding="utf-8")))] if REACH.exists() else []
+    scarce = of(cells, SCARCE).get("delegating", [])
+    parts += [_scarce(scarce)] if scarce else []
     parts += [_when(sums)] if sums else []
     varied = [cell for cell in cells if cell["experiment"] in VARIANTS]
     parts += [_varied(varied, sums)] if varied else []
@@ -402,6 +407,17 @@ def _reach(found: Cell) -> str:
         lines = [[name, *(each(cell[name]) for cell in cells.values())] for name in strategies]
         parts += [words, _table(["", *cells], lines)] if cells else []
     return "\n\n".join([*parts, AT_ONCE, _table(["named x entries", *costs], at_once)])
+
+
+def _scarce(cells: Sequence[Cell]) -> str:
+    lines = []
+    for size, first in cells[0]["sizes"].items():
+        before, after = ([cell[when][size]["accuracy"] for cell in cells] for when in ("before_rl", "sizes"))
+        gains = [late - early for early, late in zip(before, after, strict=True)]
+        line = [size + ("" if first["shift"] == "in" else ", more than trained on"), each(before), each(after)]
+        lines.append([*line, f"{mean(gains):+.3f}", f"{sum(gain > 0 for gain in gains)} of {len(gains)}"])
+    heads = ["named x entries", f"before RL, seeds {' '.join(str(cell['seed']) for cell in cells)}", "after RL"]
+    return f"{SCARCELY}\n\n{_table([*heads, 'mean gain', 'higher'], lines)}"
 
 
 def _words(cost: str) -> str:
@@ -681,6 +697,12 @@ failure. Every seed:"""
 
 AT_ONCE = """Who reads all ledgers at once, without a turn and a subtotal for each, is cheaper than the reader above
 (no model here has learned it). Errorless delegating over errorless reading at once:"""
+
+SCARCELY = """## Has RL a part in where?
+
+In the arms above it has none: imitation does it all. `scarce` is `delegating` with 150,000 tokens of its last phase in
+the place of 2,000,000, the only demonstrations in which several long ledgers stand together, and then 60 steps of RL on
+tasks of at most 36 named entries. Predicted from one tuning run: nothing to gain on those, higher at 120 and 160."""
 
 WHEN = """## When: range sums under a window
 
