@@ -29,7 +29,7 @@ from selfcest_env.reward import make_reward
 from selfcest_env.tasks import Style
 from selfcest_env.tasks.long_ledgers import AT_ONCE, ONE_BY_ONE, LongLedgers
 from selfcest_training.config import RunConfig
-from selfcest_training.config_file import load_config
+from selfcest_training.config_file import dump_config, load_config
 from selfcest_training.evaluation.config import load_study
 from selfcest_training.evaluation.results import read_results
 from selfcest_training.families import make_families
@@ -87,21 +87,26 @@ def asked(episodes: int = 200) -> dict[str, dict[str, dict[str, float]]]:
     return found
 
 
-def scale(runs: Path, seeds: tuple[int, ...]) -> None:
-    """Copies of the readers whose model computes with other rotary positions."""
-    for name, rope in SCALED.items():
-        for seed in seeds:
-            there = runs / "scaled" / name / f"seed{seed}" / "model"
-            shutil.rmtree(there, ignore_errors=True)
-            shutil.copytree(runs / f"quick_reading_seed{seed}" / "reading" / f"seed{seed}" / "model", there)
-            config = json.loads((there / "config.json").read_text(encoding="utf-8"))
-            (there / "config.json").write_text(json.dumps(config | {"rope_parameters": rope}), encoding="utf-8")
+def gather(runs: Path, seeds: tuple[int, ...]) -> None:
+    """The policies of single cells, laid out as one run's, and copies of the readers that scale rotary positions."""
+    config = load_config(CONFIGS / "quick.yaml", [])
+    for name, rope in {"reach": None, **{f"reach_{name}": rope for name, rope in SCALED.items()}}.items():
+        shutil.rmtree(runs / name, ignore_errors=True)
+        for arm in ("delegating", "reading"):
+            for seed in seeds:
+                there = runs / name / arm / f"seed{seed}" / "model"
+                shutil.copytree(runs / f"quick_{arm}_seed{seed}" / arm / f"seed{seed}" / "model", there)
+                if rope is not None:
+                    model = json.loads((there / "config.json").read_text(encoding="utf-8"))
+                    text = json.dumps(model | {"rope_parameters": rope})
+                    (there / "config.json").write_text(text, encoding="utf-8")
+        (runs / name / "config.yaml").write_text(dump_config(config), encoding="utf-8")
 
 
 def played() -> dict[str, dict[str, dict[str, list[float]]]]:
     """By family, cell and strategy: the accuracy of every seed."""
     study = load_study(STUDY, [])
-    scale(Path("runs"), study.seeds)
+    gather(Path("runs"), study.seeds)
     subprocess.run([sys.executable, "-m", "selfcest_training", "evaluate", "-c", str(STUDY), "--resume"], check=True)
     right: dict[tuple[str, str, str], dict[int, list[bool]]] = {}
     for result in read_results(study.folder / "results.jsonl"):
