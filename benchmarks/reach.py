@@ -47,9 +47,8 @@ PLAYS = {
 SHOWN_TOKENS = 50_000  # of demonstrations of each phase that are looked at; the longest ones are not rare
 SCALED: Mapping[str, Mapping[str, Any]] = {
     "linear_2": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0},
-    "linear_4": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0},
+    "theta_2": {"rope_type": "default", "rope_theta": 20_000.0},
     "theta_4": {"rope_type": "default", "rope_theta": 40_000.0},
-    "theta_16": {"rope_type": "default", "rope_theta": 160_000.0},
 }
 
 

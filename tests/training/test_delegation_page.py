@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 from pathlib import Path
 from types import ModuleType
 
@@ -27,6 +28,16 @@ def test_intervals_over_seeds_by_hand(delegation: ModuleType) -> None:
     assert delegation.shown(delegation.over_seeds([0.9, 1.0])) == "0.95 ± 0.64"
     assert delegation.shown(delegation.over_seeds([0.9])) == "0.90"
     assert delegation.each([0.5, None, 1.0]) == "0.50 - 1.00"
+
+
+def test_exact_tests_by_hand(delegation: ModuleType) -> None:
+    # Of the 10 ways to choose 2 of 5 one has these two on top, and one at the bottom.
+    assert delegation.separated([0.9, 1.0], [0.1, 0.2, 0.3]) == pytest.approx(2 / 10)
+    assert math.isnan(delegation.separated([0.9, 0.2], [0.1, 0.3]))
+    # All of 5 above: one in 32 on either side. Four of 5: six in 32.
+    assert delegation.sign_test([1, 1, 1, 1, 1]) == pytest.approx(2 / 32)
+    assert delegation.sign_test([1, 1, 1, 1, -1]) == pytest.approx(12 / 32)
+    assert delegation.sign_test([1, -1]) == 1
 
 
 def test_costs_are_compared_where_both_are_accurate(delegation: ModuleType) -> None:
@@ -60,5 +71,5 @@ def test_every_cell_says_what_it_was_made_of(delegation: ModuleType) -> None:
 def test_a_cell_of_no_experiment_is_refused(delegation: ModuleType) -> None:
     with pytest.raises(SystemExit, match="--rerun is 'whenever/a/seed0'; expected EXPERIMENT/ARM/seedN"):
         delegation.rerun("whenever/a/seed0")
-    with pytest.raises(SystemExit, match="the arms of long_ledgers are reading_long"):
+    with pytest.raises(SystemExit, match="the arms of long_ledgers are reading_far, reading_long"):
         delegation.rerun("long_ledgers/reading/seed0")
