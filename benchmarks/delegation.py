@@ -614,10 +614,19 @@ def draw(cells: Sequence[Cell], path: Path) -> None:
             left.plot(
                 entries, [mean(c[j][1] for c in curves) for j in range(len(entries))], "o-", color=f"C{i}", label=label
             )
+    if REACH.exists():
+        reach = json.loads(REACH.read_text(encoding="utf-8"))
+        played = {**reach["scaled"], **reach["far"]}
+        points = [
+            (math.prod(map(int, size.split("x"))), mean(cell["reading, base x 2"])) for size, cell in played.items()
+        ]
+        left.plot(
+            *zip(*points, strict=True), "s--", color="C1", markersize=4, label="reading, rotary base x 2 afterwards"
+        )
     left.axvspan(0, 36, color="grey", alpha=0.15)
     left.text(18, 0.5, "shown in\ntraining", ha="center", fontsize=8)
     left.set(xlabel="named entries", ylabel="accuracy", title="long keyed ledgers", ylim=(-0.03, 1.05))
-    left.legend(fontsize=8, loc="lower left")
+    left.legend(fontsize=8, loc="upper right", bbox_to_anchor=(1, 0.95))
     sums = ledgers.get("deciding", [])
     for when, style in (("before", "--"), ("after", "-")):
         for cell in sums:
@@ -628,7 +637,7 @@ def draw(cells: Sequence[Cell], path: Path) -> None:
     if sums:
         right.set_xticks(range(5), list(sums[0]["decisions"]["after"]["sizes"]))
     right.axvline(1.5, color="grey", linestyle=":")
-    right.text(1.45, 0.5, "one context\nis enough", ha="right", fontsize=8)
+    right.text(1.45, 0.25, "one context\nis enough", ha="right", fontsize=8)
     right.set(xlabel="terms of the sum", ylabel="share delegated", title="when it delegates", ylim=(-0.03, 1.05))
     right.legend(fontsize=8)
     figure.savefig(path, dpi=130)
