@@ -673,7 +673,7 @@ seeds (Student's t). [What a hostile reader would say](hostile.md) is answered a
 - **When.** From about half everywhere RL moves the decision to where the window ends, with every seed, and without a
   window to where a price on memory traffic says. It finds a rule that no demonstration has, and is no better than it.
 - **RL has no part in *where*** with all demonstrations. With a thirteenth of them it has.
-- **What is not there yet**: seeds 2 to 4, `reading_long` with more than one seed, variants with more than one seed,
+- **What is not there yet**: seeds 3 and 4, `reading_long` with more than one seed, variants with more than one seed,
   readers *trained* with another rotary base, any time in seconds."""
 
 NO_FAILURE = "Every cell learned the sizes that it was trained on, at the first attempt."
