@@ -2,7 +2,7 @@
 
     python benchmarks/delegation.py                                 # prints docs/delegation.md from docs/evidence/
     python benchmarks/delegation.py --figure docs/delegation.png    # draws its picture
-    python benchmarks/delegation.py --rerun quick/deciding/seed0    # trains and plays a cell again, in 3 to 6 minutes
+    python benchmarks/delegation.py --rerun quick/deciding/seed0    # trains and plays a cell again, in 3 to 10 minutes
 
 A cell is an arm of an experiment with one seed. It leaves a small JSON: digest of its config, commit, CPU seconds of
 training, figures of every size, learning curves. The page is a function of these files alone.
@@ -227,8 +227,7 @@ def page(cells: Sequence[Cell], first: Sequence[Cell], tuning: Sequence[Cell]) -
     """`docs/delegation.md`."""
     ledgers, sums = of(cells, "quick", "long_ledgers"), of(cells, "quick").get("deciding", [])
     ledgers = {arm: found for arm, found in ledgers.items() if arm != "deciding"}
-    parts = [HEAD, *_failures(cells)]
-    parts += [PREDICTIONS, _predictions(ledgers, sums)] if cells else []
+    parts = [HEAD, *_failures(cells), PREDICTIONS, _predictions(ledgers, sums)]
     parts += [_ledgers(ledgers)] if ledgers else []
     parts += [_reach(json.loads(REACH.read_text(encoding="utf-8")))] if REACH.exists() else []
     scarce = of(cells, SCARCE).get("delegating", [])
@@ -238,7 +237,7 @@ def page(cells: Sequence[Cell], first: Sequence[Cell], tuning: Sequence[Cell]) -
     parts += [_varied(varied, sums)] if varied else []
     separate = of(cells, SEPARATE)
     parts += [_separate(separate, sums)] if separate and sums else []
-    parts += [_first(first)] if first else []
+    parts.append(_first(first))
     columns = ("experiment", "arm", "seed", "tried", "outcome", "cpu_seconds")
     lines = [[str(run[column]) for column in columns] for run in tuning]
     parts += [PROVENANCE, _provenance(cells), TUNING, _table(["", "arm", "seed", "tried", "outcome", "CPU-s"], lines)]
@@ -313,7 +312,7 @@ def _failures(cells: Sequence[Cell]) -> list[str]:
         if cell["attempts"] > 1:
             end = "" if cell["learned"] else ", and had not learned when it ended"
             lines.append(f"- {_name(cell)}: the warm start began {cell['attempts']} times{end}")
-    return ["**What did not come out:**\n\n" + "\n".join(lines)] if lines else [NO_FAILURE] if cells else []
+    return ["**What did not come out:**\n\n" + "\n".join(lines)] if lines else [NO_FAILURE]
 
 
 def _ledgers(arms: Mapping[str, Sequence[Cell]]) -> str:

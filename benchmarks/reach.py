@@ -1,6 +1,6 @@
 """How far the policies of the long ledgers reach, and why: what a reader of docs/delegation.md will doubt first.
 
-    python benchmarks/reach.py    # after the quick cells of seeds 5 to 9 of benchmarks/delegation.py: about ten minutes
+    python benchmarks/reach.py    # after the quick cells of seeds 5 to 9 of benchmarks/delegation.py: 25 CPU minutes
 
 Writes docs/evidence/reach.json, which that page is printed from: the longest contexts of training and test, cells with
 a part longer than any in training, readers whose rotary positions are scaled after training, and an errorless reader
