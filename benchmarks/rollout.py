@@ -197,10 +197,11 @@ def forget(engine: TrainableEngine, model: PreTrainedModel) -> None:
         engine.poll()
 
 
-def compare(engine: TrainableEngine, game: Game, num_episodes: int, repeats: int, peer: bool) -> float:
+def compare(engine: TrainableEngine, game: Game, num_episodes: int, group_size: int, repeats: int, peer: bool) -> float:
     """Print rates, and return the median ratio of the rollout's to the bare loop's."""
     rng = np.random.default_rng(0)
-    work = [RolloutRequest(f"e{i}", game.source.draw(rng), i) for i in range(num_episodes)]
+    tasks = [game.source.draw(rng) for _ in range(-(-num_episodes // group_size))]
+    work = [RolloutRequest(f"e{i}", tasks[i // group_size], i) for i in range(num_episodes)]
     script = ScriptedPolicy(OracleActor(game.source, game.rules.protocol), game.codec)
     played = rollout(work, script, game.rules)
     plan = Plan.of(played)
@@ -239,6 +240,7 @@ def main() -> None:
     parser.add_argument("--model", choices=["smollm2", "tiny"], default="smollm2")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="of SmolLM2")
     parser.add_argument("--episodes", type=int, default=16)
+    parser.add_argument("--group-size", type=int, default=1, help="episodes of a task, as in a step of RL")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--peer", action="store_true", help="transformers' generate too")
     options = parser.parse_args()
@@ -254,7 +256,7 @@ def main() -> None:
         engine = VllmEngine(language.checkpoint, stop_ids=(), options=asked)
     else:
         engine = TransformersEngine(game.model, stop_ids=(), prefix_tokens=16384 if language else 0)
-    ratio = compare(engine, game, options.episodes, options.repeats, options.peer)
+    ratio = compare(engine, game, options.episodes, options.group_size, options.repeats, options.peer)
     if isinstance(engine, VllmEngine):
         engine.close()
     asked_for = ASKED[options.engine] if language else None

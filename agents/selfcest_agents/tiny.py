@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -21,7 +22,7 @@ from selfcest_agents.codec import TerseCodec
 from selfcest_agents.lora import export_model
 from selfcest_env.errors import ConfigError, PolicyError
 from selfcest_env.rules import Rules
-from selfcest_env.structure import Checked, Count
+from selfcest_env.structure import Above, Checked, Count, Finite
 from selfcest_env.text.protocols import make_protocol
 from selfcest_env.types import Limits
 
@@ -47,6 +48,7 @@ class TinyConfig(Checked):
         max_positions: ids of one context, prompt and generation together.
         initializer_range: standard deviation of the initial weights; transformers' 0.02 is meant for wider models.
         tie_embeddings: use the embedding matrix as the output layer too.
+        rope_theta: base of the rotary frequencies (Su et al. 2021, section 3.2.2); a larger one turns more slowly.
     """
 
     hidden_size: Count = 64
@@ -56,6 +58,7 @@ class TinyConfig(Checked):
     max_positions: Count = 2048
     initializer_range: float = 0.06
     tie_embeddings: bool = True
+    rope_theta: Annotated[float, Above(1), Finite()] = 10_000.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -140,6 +143,7 @@ def build_tiny(config: TinyConfig, seed: int) -> LlamaForCausalLM:
         max_position_embeddings=config.max_positions,
         initializer_range=config.initializer_range,
         tie_word_embeddings=config.tie_embeddings,
+        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
         bos_token_id=None,
         eos_token_id=list(tokenizer.stop_ids),
         pad_token_id=tokenizer.pad_id,

@@ -90,6 +90,22 @@ def test_impossible_shapes_are_refused(wrong: dict[str, int]) -> None:
         TinyConfig(**wrong)
 
 
+@pytest.mark.parametrize("base", [1.0, 0.0, -5.0, float("inf"), float("nan")])
+def test_a_rotary_base_that_is_none_is_refused(base: float) -> None:
+    with pytest.raises(ConfigError, match=f"rope_theta is {base}; expected"):
+        TinyConfig(rope_theta=base)
+
+
+def test_the_rotary_base_sets_the_frequencies_and_is_saved(tmp_path: Path) -> None:
+    model = build_tiny(TinyConfig(rope_theta=160_000.0), 0)
+    # A head has 16 dimensions: eight frequencies base ** (-2 i / 16).
+    want = torch.tensor([160_000.0 ** (-i / 8) for i in range(8)])
+    torch.testing.assert_close(model.model.rotary_emb.inv_freq, want)
+    save_pretrained(model, TOKENIZER, tmp_path)
+    torch.testing.assert_close(load_pretrained(tmp_path)[0].model.rotary_emb.inv_freq, want)
+    assert build_tiny(TinyConfig(), 0).config.rope_parameters["rope_theta"] == 10_000.0
+
+
 def test_folder_round_trip(tmp_path: Path) -> None:
     model = build_tiny(TinyConfig(max_positions=64), 3)
     save_pretrained(model, TOKENIZER, tmp_path)
