@@ -215,6 +215,7 @@ class EpisodeRecord:
     Attributes:
         reward_terms: unweighted, by name; `None` until the episode has been scored: missing is not zero.
         weights: of the terms, at the step of training that scored it; a term that is not named has weight 1.
+        parts: of terms that are sums over parts of the answer, the unweighted summands by key, see `Grade.parts`.
         grade_note: the grader's: why its score is a floor and not what the rule gives, else empty.
     """
 
@@ -226,6 +227,7 @@ class EpisodeRecord:
     reward_terms: Mapping[str, float] | None = None
     grade_note: str = ""
     weights: Mapping[str, float] = field(default_factory=dict)
+    parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def root(self) -> AgentRecord:
@@ -241,6 +243,15 @@ class EpisodeRecord:
         if self.reward_terms is None:
             raise RecordError(f"episode {self.episode_id} has not been scored, so it has no team return")
         return sum(self.weights.get(name, 1.0) * value for name, value in self.reward_terms.items())
+
+    @property
+    def returns_by_part(self) -> dict[str, float]:
+        """What each part of the answer adds to the team return, by key; empty if it was judged as a whole."""
+        returns: dict[str, float] = {}
+        for name, summands in self.parts.items():
+            for key, value in summands.items():
+                returns[key] = returns.get(key, 0.0) + self.weights.get(name, 1.0) * value
+        return returns
 
     @cached_property
     def by_id(self) -> Mapping[AgentId, AgentRecord]:
@@ -313,7 +324,7 @@ def build_record(
     return EpisodeRecord(episode_id, kernel.task, kernel.limits, seed, tuple(agents))
 
 
-FORMAT = 2  # 1 had no weights, and no number
+FORMAT = 3  # 1 had no weights, and no number; 2 had no parts
 
 
 def to_json(record: EpisodeRecord) -> dict[str, Any]:
@@ -323,15 +334,15 @@ def to_json(record: EpisodeRecord) -> dict[str, Any]:
 
 
 def from_json(data: Mapping[str, Any]) -> EpisodeRecord:
-    """Inverse of `to_json`; a record of format 1, whose terms all weigh 1, is read as well.
+    """Inverse of `to_json`; records of formats 1, whose terms all weigh 1, and 2, without parts, are read.
 
     Raises `RecordError` that names the field, or the format if it is a later one.
     """
     found: object = data
     if isinstance(found, Mapping):  # anything else is refused as a record
         found = {key: value for key, value in data.items() if key != "format"}
-        if (number := data.get("format", 1)) not in (1, FORMAT):
-            raise RecordError(f"record.format is {number!r}; expected 1 or {FORMAT}: read it with a later version")
+        if (number := data.get("format", 1)) not in range(1, FORMAT + 1):
+            raise RecordError(f"record.format is {number!r}; expected 1 to {FORMAT}: read it with a later version")
     return structure(found, EpisodeRecord, place="record", error=RecordError)
 
 

@@ -10,7 +10,7 @@ import math
 import numbers
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar, runtime_checkable
 
 from selfcest_env.errors import ConfigError, RewardError, did_you_mean
 from selfcest_env.graders import GRADERS, Grade, Grader
@@ -26,6 +26,13 @@ class RewardTerm(Protocol):
     def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
         """One summand of the team return, from the unscored record and the grade of its answer."""
         ...
+
+
+@runtime_checkable
+class PartedTerm(RewardTerm, Protocol):
+    """A term that says what each part of the answer adds to it; its parts add up to its value."""
+
+    def parts(self, grade: Grade) -> Mapping[str, float]: ...
 
 
 # Terms
@@ -49,6 +56,9 @@ class Score:
 
     def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
         return self.weight * grade.score
+
+    def parts(self, grade: Grade) -> dict[str, float]:
+        return {part.key: self.weight * part.score for part in grade.parts}
 
 
 @dataclass(frozen=True)
@@ -178,6 +188,11 @@ class Reward:
             raise RewardError(f"{who}: returned {grade!r}; expected a Grade")
         if not 0 <= _finite(grade.score, f"{who}, score") <= 1:
             raise RewardError(f"{who}: score is {grade.score!r}; expected a number from 0 to 1")
+        keys = [part.key for part in grade.parts]
+        if len(set(keys)) < len(keys):
+            raise RewardError(f"{who}: its parts are {', '.join(keys)}; expected each key once")
+        if grade.parts:
+            _check_sum([part.score for part in grade.parts], grade.score, f"{who}, score")
         return grade
 
     def check(self, tasks: Iterable[Task], where: str) -> None:
@@ -203,14 +218,20 @@ class Reward:
         """
         grade = self.grade(record) if grade is None else grade
         values: dict[str, float] = {}
+        parts: dict[str, Mapping[str, float]] = {}
         for name, term in self.terms.items():
             who = f"reward term '{name}', episode {record.episode_id}"
             try:
                 value = term(record, grade)
+                summands = dict(term.parts(grade)) if isinstance(term, PartedTerm) else {}
             except Exception as error:
                 raise RewardError(f"{who}: raised {type(error).__name__}: {error}") from error
             values[name] = _finite(value, who)
-        return replace(record, reward_terms=values, grade_note=grade.note, weights=self.checked_weights(weights or {}))
+            if summands:
+                _check_sum(summands.values(), values[name], who)
+                parts[name] = summands
+        weights = self.checked_weights(weights or {})
+        return replace(record, reward_terms=values, parts=parts, grade_note=grade.note, weights=weights)
 
     def checked_weights(self, weights: Mapping[str, float]) -> dict[str, float]:
         """The weights themselves. Raises `RewardError` for one that is of no term, or not finite."""
@@ -221,6 +242,12 @@ class Reward:
                     f"{did_you_mean(name, self.terms)}"
                 )
         return {name: _finite(weight, f"weight of the reward term '{name}'") for name, weight in weights.items()}
+
+
+def _check_sum(summands: Iterable[Any], whole: float, who: str) -> None:
+    total = math.fsum(_finite(summand, f"{who}, part") for summand in summands)
+    if not math.isclose(total, whole, rel_tol=1e-9, abs_tol=1e-9):
+        raise RewardError(f"{who}: its parts add up to {total:g}; expected the whole, {whole:g}")
 
 
 def _finite(value: Any, who: str) -> float:

@@ -4,11 +4,12 @@ Modules load when their grader is asked for.
 """
 
 from selfcest_env.graders.exact import ExactInteger, ExactMatch
-from selfcest_env.graders.grade import NO_ANSWER, Grade, Grader
+from selfcest_env.graders.grade import NO_ANSWER, Grade, Grader, Part
 
 GRADERS: dict[str, str | type] = {
     "exact_match": ExactMatch,
     "exact_integer": ExactInteger,
+    "cells": "selfcest_env.graders.cells:Cells",
     "number": "selfcest_env.graders.number:NumberMatch",
     "math": "selfcest_env.graders.math:MathMatch",
     "countdown": "selfcest_env.graders.countdown:CountdownMatch",
@@ -18,4 +19,4 @@ GRADERS: dict[str, str | type] = {
     "paper_multihop": "selfcest_env.graders.paper:PaperMultihop",
 }
 
-__all__ = ["GRADERS", "NO_ANSWER", "ExactInteger", "ExactMatch", "Grade", "Grader"]
+__all__ = ["GRADERS", "NO_ANSWER", "ExactInteger", "ExactMatch", "Grade", "Grader", "Part"]

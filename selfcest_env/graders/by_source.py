@@ -18,6 +18,7 @@ FITTING: Mapping[str, str] = {
     "countdown": "countdown",
     "countdown_file": "countdown",
     "gsm8k": "number",
+    "keyed_cells": "cells",
     "math": "math",
     "babi": "question_answer",
     "babilong": "question_answer",

@@ -9,6 +9,19 @@ from selfcest_env.types import Task
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """What one part of an answer adds to its score.
+
+    Attributes:
+        key: what the part is about: the key of a document, so that a clone which was handed it answers for the part.
+        score: its summand.
+    """
+
+    key: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
 class Grade:
     """What a grader says of a final answer.
 
@@ -17,12 +30,14 @@ class Grade:
         correct: whether the answer counts as right.
         well_formed: whether it has the form of an answer at all.
         note: why the score is a floor and not what the rule gives, for those who count such cases; else empty.
+        parts: what the score is the sum of, each key once; empty where the grader judges the answer as a whole.
     """
 
     score: float
     correct: bool
     well_formed: bool
     note: str = ""
+    parts: tuple[Part, ...] = ()
 
 
 class Grader(Protocol):

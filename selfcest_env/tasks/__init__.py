@@ -13,6 +13,7 @@ SOURCES: dict[str, str | type] = {
     "range_sum": "selfcest_env.tasks.range_sum:RangeSum",
     "ledger_qa": "selfcest_env.tasks.ledger_qa:LedgerQA",
     "long_ledgers": "selfcest_env.tasks.long_ledgers:LongLedgers",
+    "keyed_cells": "selfcest_env.tasks.keyed_cells:KeyedCells",
     "quote": "selfcest_env.tasks.quote:Quote",
     "mixture": "selfcest_env.tasks.mixture:Mixture",
     "hotpotqa": "selfcest_env.tasks.hotpotqa:HotpotQA",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from selfcest_env.errors import ConfigError, PlugInError, RewardError
-from selfcest_env.graders import ExactInteger, ExactMatch, Grade
+from selfcest_env.graders import ExactInteger, ExactMatch, Grade, Part
 from selfcest_env.graders.paper import PaperArithmetic, PaperMultihop
 from selfcest_env.kernel import Kernel
 from selfcest_env.record import EpisodeRecord, Generation, build_record
@@ -19,6 +19,7 @@ from selfcest_env.reward import (
     PaperMathPenalty,
     PaperTokenPenalty,
     Reward,
+    Score,
     make_reward,
 )
 from selfcest_env.rules import Rules
@@ -279,3 +280,48 @@ def test_numpy_numbers_are_numbers() -> None:
     scored = Reward({"mine": Returns(np.float32(0.5)), "ours": Returns(np.int64(2))}, ExactMatch()).score(episode())
     assert scored.reward_terms == {"mine": 0.5, "ours": 2.0}
     assert type(scored.reward_terms["mine"]) is float
+
+
+@dataclass(frozen=True)
+class Halves:
+    """A grader whose answer has two parts."""
+
+    parts: tuple[Part, ...]
+    score: float = 0.75
+
+    def grade(self, task: Task, answer: str | None) -> Grade:
+        return Grade(self.score, False, True, parts=self.parts)
+
+
+@dataclass(frozen=True)
+class Squared:
+    """A term that is no sum of what it says its parts are."""
+
+    def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
+        return grade.score**2
+
+    def parts(self, grade: Grade) -> dict[str, float]:
+        return {part.key: part.score for part in grade.parts}
+
+
+def test_only_terms_that_are_sums_over_parts_are_stored_by_part() -> None:
+    reward = Reward({"score": Score(2.0), "correct": Correct()}, Halves((Part("A", 0.5), Part("B", 0.25))))
+    assert reward.score(episode()).parts == {"score": {"A": 1.0, "B": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ((Part("A", 0.5), Part("A", 0.25)), "grader Halves, episode e3: its parts are A, A; expected each key once"),
+        ((Part("A", 0.5),), r"grader Halves, episode e3, score: its parts add up to 0\.5; expected the whole, 0\.75"),
+        ((Part("A", math.nan),), "grader Halves, episode e3, score, part: returned nan; expected a finite number"),
+    ],
+)
+def test_parts_that_are_not_the_score_are_an_error(parts: tuple[Part, ...], message: str) -> None:
+    with pytest.raises(RewardError, match=message):
+        Reward({"score": Score()}, Halves(parts)).score(episode())
+
+
+def test_a_term_that_is_no_sum_of_its_parts_is_an_error() -> None:
+    with pytest.raises(RewardError, match=r"'squared', episode e3: its parts add up to 0\.75; .* 0\.5625"):
+        Reward({"squared": Squared()}, Halves((Part("A", 0.5), Part("B", 0.25)))).score(episode())

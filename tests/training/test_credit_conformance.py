@@ -19,14 +19,17 @@ from selfcest_training.credit import (
     Credit,
     CreditAssigner,
     Difference,
+    DiffLoo,
     Gated,
     GatedPaper,
     Grpo,
+    Parts,
     PerRole,
     Promise,
     Replayed,
     Rloo,
     Shapley,
+    WideSeek,
 )
 from selfcest_training.credit.synthetic import NULL, World, mirrored, mirrored_id, mirrored_replay
 from selfcest_training.credit.testing import ConformanceError, check_assigner
@@ -34,7 +37,8 @@ from selfcest_training.credit.testing import ConformanceError, check_assigner
 RIGHT: list[CreditAssigner] = [
     Grpo(), Gated(), Gated(sides="both"), GatedPaper(), Rloo(), Difference(samples=2), Difference(max_share=0.5),
     Coma(), Shapley(), Shapley(orders=1), Shapley(max_share=0.5), PerRole(roots=PlugIn("rloo"), clones=PlugIn("coma")),
-    PerRole(clones=PlugIn("gated")),
+    PerRole(clones=PlugIn("gated")), DiffLoo(), DiffLoo(samples=2, max_share=0.5), Parts(), WideSeek(),
+    Gated(PlugIn("rloo")), Gated(PlugIn("parts")), Gated(PlugIn("difference", {"max_share": 0.5}), sides="both"),
 ]  # fmt: skip
 
 

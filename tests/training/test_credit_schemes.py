@@ -20,11 +20,15 @@ from selfcest_training.credit import (
     Credit,
     CreditAssigner,
     Difference,
+    DiffLoo,
+    Gated,
     GatedPaper,
     Grpo,
+    Parts,
     PerRole,
     Rloo,
     Shapley,
+    WideSeek,
     ask,
     assign,
     checked_credit,
@@ -369,3 +373,92 @@ def test_every_scheme_declares_itself(subtests: Any) -> None:
             assert make_assigner(scheme.name, {}, where="") == scheme
             assert "=" in scheme.formula
             assert scheme.source
+
+
+# Differences against other episodes, parts, and weights by agent
+
+
+def test_diff_loo_by_hand() -> None:
+    one = group(*(three_agents(name, value) for name, value in (("a", 1.0), ("b", 0.0), ("c", 0.5))))
+    without = {("a", FIRST): 0.25, ("b", FIRST): 0.5, ("c", FIRST): 0.5}
+    without |= {("a", SECOND): 1.0, ("b", SECOND): -0.5, ("c", SECOND): 0.5}
+    records = replayed({(*who, 0): value for who, value in without.items()}, DEFAULT)
+    credit = assign(DiffLoo(), one, records)
+    # D of the first clone: .75 -.5 0; of the second: 0 .5 0
+    assert advantages(credit, "a") == pytest.approx((0.75, 0.75, 0.75 + 0.25, 0 - 0.25))
+    assert advantages(credit, "b") == pytest.approx((-0.75, -0.75, -0.5 - 0.375, 0.5))
+    assert advantages(credit, "c") == pytest.approx((0.0, 0.0, 0 - 0.125, 0 - 0.25))
+
+
+def test_a_clone_that_no_other_episode_has_gets_its_difference() -> None:
+    alone = replace(three_agents("b", 0.0), agents=(agent(ROOT, turn((1,), (10,))),))
+    one = group(three_agents("a", 1.0), alone)
+    records = replayed({("a", FIRST, 0): 0.25, ("a", SECOND, 0): 1.0}, DEFAULT)
+    assert advantages(assign(DiffLoo(), one, records), "a") == (1.0, 1.0, 0.75, 0.0)
+
+
+def handed(name: str, base: float, first: float, second: float, weight: float = 1.0) -> EpisodeRecord:
+    """Three agents of whom the clones were handed the documents A, and A and B; the return has parts of both."""
+    root, one, two = three_agents(name, 0.0).agents
+    agents = (root, replace(one, shared_context=("A",)), replace(two, shared_context=("B", "x")))
+    terms = {"score": first + second, "base": base}
+    parts = {"score": {"A": first, "B": second}}
+    return replace(three_agents(name, 0.0), agents=agents, reward_terms=terms, parts=parts, weights={"score": weight})
+
+
+def test_parts_by_hand() -> None:
+    one = group(handed("a", 0.1, 1.0, 0.0), handed("b", 0.3, 0.0, 0.5), handed("c", -0.1, 0.5, 0.0))
+    credit = assign(Parts(), one, {})
+    # returns 1.1 .8 .4; rest .1 .3 -.1; A 1 0 .5; B 0 .5 0; each less the mean of the two others
+    assert advantages(credit, "a") == pytest.approx((0.5, 0.5, 0.75 + 0.0, -0.25 + 0.0))
+    assert advantages(credit, "b") == pytest.approx((0.05, 0.05, -0.75 + 0.3, 0.5 + 0.3))
+    assert advantages(credit, "c") == pytest.approx((-0.55, -0.55, 0.0 - 0.3, -0.25 - 0.3))
+    assert credit.diagnostics == {"clones_with_parts": 1.0}
+
+
+def test_parts_weigh_what_their_term_weighs() -> None:
+    plain, halved = (group(handed("a", 0, 1, 0, weight), handed("b", 0, 0, 1, weight)) for weight in (1.0, 0.5))
+    for episode in "ab":
+        twice = [2 * value for value in advantages(assign(Parts(), halved, {}), episode)]
+        assert twice == list(advantages(assign(Parts(), plain, {}), episode)) != [0, 0, 0, 0]
+
+
+def test_parts_and_what_is_no_part_add_up_to_leave_one_out() -> None:
+    """Of a clone that was handed every document the credit is `rloo`; without parts, that of everybody."""
+    episodes = [handed("a", 0.1, 1.0, 0.0), handed("b", 0.3, 0.0, 0.5)]
+    every = [
+        replace(e, agents=tuple(replace(agent, shared_context=("A", "B")) for agent in e.agents)) for e in episodes
+    ]
+    for one in (group(*every), group(*(replace(e, parts={}) for e in episodes))):
+        found, plain = assign(Parts(), one, {}).advantage, assign(Rloo(), one, {}).advantage
+        assert found == {name: pytest.approx(value) for name, value in plain.items()}
+
+
+def test_wideseek_by_hand() -> None:
+    # A = (1 - .5) / std(1, 0) = .7071; three agents; the root has 3 tokens, the clones 3 and 2; 12 x A / 3 / tokens
+    credit = assign(WideSeek(std_floor=0.0, constant_tokens=12.0), pair(1.0, 0.0), {})
+    weights = (4 / 3, 4 / 3, 4 / 3, 2.0)
+    assert advantages(credit, "a") == pytest.approx(tuple(w * math.sqrt(0.5) for w in weights))
+    tokens = {key("a", ROOT): 2, key("a", ROOT, 1): 1, key("a", FIRST): 3, key("a", SECOND): 2}
+    whole = sum(tokens[name] * float(credit.advantage[name]) for name in tokens)  # type: ignore[arg-type]
+    assert whole == pytest.approx(12 * math.sqrt(0.5)), "the weights of an episode add up to the constant"
+
+
+def test_gated_wraps_another_scheme() -> None:
+    one = group(three_agents("a", 1.0, second_clone=Status.OUT_OF_TURNS), three_agents("b", 0.0))
+    scheme = Gated(PlugIn("difference"))
+    records = {name: three_agents(str(name), 0.25) for name in ask(scheme, one)}
+    plain, gated = assign(Difference(), one, records), assign(scheme, one, records)
+    assert gated.excluded == {key("a", SECOND)}
+    assert {**gated.advantage, key("a", SECOND): plain.advantage[key("a", SECOND)]} == plain.advantage
+    assert gated.diagnostics == {"gated_share": 0.25}
+    blamed = {name: three_agents(str(name), 2.0) for name in records}
+    assert not assign(scheme, one, blamed).excluded, "it keeps its blame"
+    assert assign(Gated(PlugIn("difference"), sides="both"), one, blamed).excluded == {key("a", SECOND)}
+
+
+def test_gated_names_a_wrong_scheme() -> None:
+    with pytest.raises(ConfigError, match="unknown credit scheme 'rlo'.*Did you mean 'rloo'"):
+        make_assigner("gated", {"scheme": {"name": "rlo"}}, where="credit.options")
+    with pytest.raises(ConfigError, match=r"scheme\.options\.std_floor is -1"):
+        make_assigner("gated", {"scheme": {"name": "grpo", "options": {"std_floor": -1}}}, where="credit.options")

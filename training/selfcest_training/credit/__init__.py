@@ -9,19 +9,23 @@ from selfcest_training.credit.base import (
     Promise,
     Replayed,
     StepAssigner,
+    against_others,
     broadcast,
     leave_one_out,
 )
 from selfcest_training.credit.checks import ask, assign, assign_step, checked_credit, checked_replays, fit
 from selfcest_training.credit.coma import Coma
+from selfcest_training.credit.diff_loo import DiffLoo
 from selfcest_training.credit.difference import Difference
 from selfcest_training.credit.gated import Gated
 from selfcest_training.credit.gated_paper import GatedPaper
 from selfcest_training.credit.grpo import Grpo
+from selfcest_training.credit.parts import Parts
 from selfcest_training.credit.per_role import PerRole
 from selfcest_training.credit.registry import BUILTINS, find_scheme, make_assigner, schemes
 from selfcest_training.credit.rloo import Rloo
 from selfcest_training.credit.shapley import Shapley
+from selfcest_training.credit.wideseek import WideSeek
 
 __all__ = [
     "Advantage",
@@ -29,18 +33,22 @@ __all__ = [
     "Coma",
     "Credit",
     "CreditAssigner",
+    "DiffLoo",
     "Difference",
     "Gated",
     "GatedPaper",
     "Grpo",
     "LearningAssigner",
     "NoReplays",
+    "Parts",
     "PerRole",
     "Promise",
     "Replayed",
     "Rloo",
     "Shapley",
     "StepAssigner",
+    "WideSeek",
+    "against_others",
     "ask",
     "assign",
     "assign_step",

@@ -133,9 +133,13 @@ def leave_one_out(group: EpisodeGroup) -> list[float]:
 
     Raises `ConfigError` for a group of one, which has no others.
     """
-    returns = _returns(group)
-    total, others = sum(returns), len(returns) - 1
-    return [value - (total - value) / others for value in returns]
+    return against_others(_returns(group))
+
+
+def against_others(values: Sequence[float]) -> list[float]:
+    """Each of at least two numbers less the mean of the others."""
+    total, others = sum(values), len(values) - 1
+    return [value - (total - value) / others for value in values]
 
 
 def _returns(group: EpisodeGroup) -> list[float]:

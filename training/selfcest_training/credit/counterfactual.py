@@ -17,7 +17,7 @@ the baseline would depend on its actions. Clones without replays, and roots, get
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -45,12 +45,20 @@ class Counterfactual(Checked):
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         advantage = broadcast(group, leave_one_out(group))
+        found: dict[tuple[str, AgentId], float] = {}
         for episode in group.episodes:
             for clone in self._chosen(episode):
                 returns = [replayed[replay].team_return for replay in self._of(episode, clone)]
-                credit = episode.team_return - float(np.mean(returns))
-                advantage.update((key, credit) for key, _ in episode.turns() if key.agent_id == clone)
+                found[episode.episode_id, clone] = episode.team_return - float(np.mean(returns))
+        credit = self.compare(found)
+        for key in advantage:
+            if (who := (key.episode_id, key.agent_id)) in credit:
+                advantage[key] = credit[who]
         return Credit(advantage)
+
+    def compare(self, found: Mapping[tuple[str, AgentId], float]) -> Mapping[tuple[str, AgentId], float]:
+        """Credit of clones by episode and agent, from their returns less the mean of their replays."""
+        return found
 
     def _chosen(self, episode: EpisodeRecord) -> Iterator[AgentId]:
         """Clones that get replays; one that was born without a token to act with has nothing to credit."""

@@ -1,53 +1,82 @@
-"""`gated`: as `grpo`, but a failed clone takes no part in the loss of an episode that went well.
+"""`gated`: as another scheme, but a failed clone takes no part in the loss where it would be reinforced for failing.
 
-    A_clone = A_root;   a failed clone is excluded when A >= 0 and keeps its negative advantage when A < 0
+    A as the scheme `scheme` has it;   a failed clone's turn is excluded when A >= 0 and keeps a negative advantage
 
-A clone has failed when it did not end by an answer, or when one of its turns was malformed. A failed clone under a good
-episode would be reinforced for failing; under a bad one it deserves the blame that its siblings get.
-`sides: both` excludes a failed clone always: the rollout gating of the paper's Figure 2 (arXiv 2602.13262), where gated
-clones do not take part in backpropagation.
+A clone has failed when it did not end by an answer, or when one of its turns was malformed. Under a broadcast advantage
+a failed clone of a good episode would be reinforced for failing; under a bad one it deserves the blame that its
+siblings get. `sides: both` excludes a failed clone always: the rollout gating of the paper's Figure 2 (arXiv
+2602.13262), where gated clones do not take part in backpropagation. With an advantage per token their mean decides.
 
-Biased by construction, safe in sign. Degenerate case: without failed clones it is `grpo`.
+Biased by construction, safe in sign. Degenerate case: without failed clones it is the scheme itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Literal
 
+import numpy as np
+
+from selfcest_env.errors import ConfigError
+from selfcest_env.plugin import PlugIn
 from selfcest_env.record import AgentRecord, EpisodeGroup
+from selfcest_env.replay import Replay
+from selfcest_env.structure import Checked
 from selfcest_env.types import Outcome, Role
-from selfcest_training.credit.base import Credit, Replayed, broadcast
-from selfcest_training.credit.grpo import Grpo
+from selfcest_training.credit import checks
+from selfcest_training.credit.base import Credit, CreditAssigner, LearningAssigner, Promise, Replayed, StepAssigner
+from selfcest_training.credit.registry import make_assigner
+
+_GRPO = PlugIn("grpo")
 
 
 @dataclass(frozen=True)
-class Gated(Grpo):
-    """Options: those of `grpo`, and `sides`: `positive` (default) or `both`."""
+class Gated(Checked):
+    """Options: `scheme`, `{name, options}` (default `grpo`), and `sides`: `positive` (default) or `both`."""
 
     name: ClassVar[str] = "gated"
-    formula: ClassVar[str] = "as grpo; a failed clone is excluded when A >= 0 (sides: both: always)"
+    formula: ClassVar[str] = "as `scheme`; a failed clone is excluded when A >= 0 (sides: both: always)"
     source: ClassVar[str] = "rollout gating of arXiv 2602.13262, made safe in sign"
+    promise: ClassVar[Promise] = Promise.BIASED
+    null_player: ClassVar[bool] = False
 
+    scheme: PlugIn = _GRPO
     sides: Literal["positive", "both"] = "positive"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self._scheme, LearningAssigner | StepAssigner):
+            raise ConfigError(
+                f"scheme is '{self.scheme.name}', which learns or sees all groups of a step; `gated` wraps schemes "
+                "that are pure functions of one group"
+            )
+
+    def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
+        return checks.ask(self._scheme, group)
+
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
-        advantages = self.per_episode(group)
+        credit = checks.assign(self._scheme, group, replayed)
         clones = [
-            (episode, agent, advantage)
-            for episode, advantage in zip(group.episodes, advantages, strict=True)
+            (episode.episode_id, agent.agent_id, has_failed(agent))
+            for episode in group.episodes
             for agent in episode.agents
             if agent.role is Role.CLONE
         ]
+        failed = {(episode_id, agent_id) for episode_id, agent_id, has in clones if has}
         gated = {
-            (episode.episode_id, agent.agent_id)
-            for episode, agent, advantage in clones
-            if has_failed(agent) and (self.sides == "both" or advantage >= 0)
+            key
+            for key, value in credit.advantage.items()
+            if (key.episode_id, key.agent_id) in failed and (self.sides == "both" or np.mean(value) >= 0)
         }
-        everyone = broadcast(group, advantages)
-        excluded = frozenset(key for key in everyone if (key.episode_id, key.agent_id) in gated)
-        kept = {key: value for key, value in everyone.items() if key not in excluded}
-        return Credit(kept, excluded, {"gated_share": len(gated) / len(clones) if clones else 0.0})
+        kept = {key: value for key, value in credit.advantage.items() if key not in gated}
+        share = len({(key.episode_id, key.agent_id) for key in gated}) / len(clones) if clones else 0.0
+        return Credit(kept, credit.excluded | gated, {**credit.diagnostics, "gated_share": share})
+
+    @cached_property
+    def _scheme(self) -> CreditAssigner:
+        return make_assigner(self.scheme.name, self.scheme.options, where="scheme.options")
 
 
 def has_failed(agent: AgentRecord) -> bool:

@@ -15,15 +15,18 @@ from selfcest_training.credit.base import CreditAssigner
 
 ENTRY_POINTS = "selfcest.credit"
 
-# By reference, so that `per_role`, itself one of them, may look the others up.
+# By reference, so that `per_role` and `gated`, themselves among them, may look the others up.
 BUILTINS: dict[str, str] = {
     "grpo": "selfcest_training.credit.grpo:Grpo",
     "gated": "selfcest_training.credit.gated:Gated",
     "gated_paper": "selfcest_training.credit.gated_paper:GatedPaper",
     "rloo": "selfcest_training.credit.rloo:Rloo",
     "difference": "selfcest_training.credit.difference:Difference",
+    "diff_loo": "selfcest_training.credit.diff_loo:DiffLoo",
     "coma": "selfcest_training.credit.coma:Coma",
     "shapley": "selfcest_training.credit.shapley:Shapley",
+    "parts": "selfcest_training.credit.parts:Parts",
+    "wideseek": "selfcest_training.credit.wideseek:WideSeek",
     "per_role": "selfcest_training.credit.per_role:PerRole",
 }
 

@@ -1,9 +1,9 @@
 """Made-up groups for the conformance suite: scored episodes, and replays of them, without a game or a policy.
 
 Every episode is the same tree: two clones in a first call (the second has a clone of its own), one in a second call.
-Its return is a number of the episode, plus what its clones happened to bring, plus noise. Two clones never matter. A
-replay draws anew what its rules say (the clones intervened on, what descends from them, and the noise) and keeps the
-rest.
+Its return is a number of the episode, plus what its clones happened to bring, plus noise. What a clone brings is a part
+of the return, and it is handed the document of that part. Two clones never matter. A replay draws anew what its rules
+say (the clones intervened on, what descends from them, and the noise) and keeps the rest.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ FIRST, SECOND, THIRD = (ROOT.child(i) for i in range(3))
 NESTED = SECOND.child(0)
 NULL = (FIRST, NESTED)
 _VALUES = {FIRST: 0.0, SECOND: 1.0, THIRD: 0.5, NESTED: 0.0}
+_DOCUMENTS = {FIRST: "A", SECOND: "B", THIRD: "C", NESTED: "D"}
 _TASK = Task("synthetic", "?", "1", "synthetic")
 
 
@@ -74,8 +75,8 @@ class World:
     def _episode(self, name: str, k: int) -> EpisodeRecord:
         agents = _agents(failed=k == 1)
         seed = stream_seed("synthetic", self.seed, k)
-        score = self._score(k, name, lambda clone: self._brought(name, clone))
-        return EpisodeRecord(name, _TASK, Limits(max_depth=2), seed, agents, {"score": score})
+        record = EpisodeRecord(name, _TASK, Limits(max_depth=2), seed, agents)
+        return self._scored(record, k, name, lambda clone: self._brought(name, clone))
 
     def _replayed(self, replay: Replay, k: int, episode: EpisodeRecord) -> EpisodeRecord:
         changes = dict(replay.interventions)
@@ -92,11 +93,12 @@ class World:
             for agent in episode.agents
             if not any(agent.agent_id != other and agent.agent_id.is_under(other) for other in absent)
         )
-        terms = {"score": self._score(k, str(replay), brought)}
-        return replace(episode, episode_id=str(replay), agents=agents, reward_terms=terms)
+        return self._scored(replace(episode, episode_id=str(replay), agents=agents), k, str(replay), brought)
 
-    def _score(self, k: int, name: str, brought: Callable[[AgentId], float]) -> float:
-        return 0.7 * k + sum(map(brought, _VALUES)) + 0.2 * self._uniform(name, "noise")
+    def _scored(self, record: EpisodeRecord, k: int, name: str, brought: Callable[[AgentId], float]) -> EpisodeRecord:
+        parts = {_DOCUMENTS[clone]: brought(clone) for clone in _VALUES}
+        terms = {"score": sum(parts.values()), "rest": 0.7 * k + 0.2 * self._uniform(name, "noise")}
+        return replace(record, reward_terms=terms, parts={"score": parts})
 
     def _brought(self, name: str, clone: AgentId) -> float:
         return _VALUES[clone] * (self._uniform(name, str(clone)) < 0.5)
@@ -122,7 +124,10 @@ def _agents(failed: bool) -> tuple[AgentRecord, ...]:
 def _agent(
     agent_id: AgentId, born_at: int | None, turns: tuple[Turn, ...], status: Status = Status.ANSWERED
 ) -> AgentRecord:
-    return AgentRecord(agent_id, "", (), None, born_at, status, turns, "1" if status is Status.ANSWERED else None)
+    documents = tuple(_DOCUMENTS[clone] for clone in _DOCUMENTS if clone.is_under(agent_id) and agent_id != ROOT)
+    return AgentRecord(
+        agent_id, "", documents, None, born_at, status, turns, "1" if status is Status.ANSWERED else None
+    )
 
 
 def _turn(tokens: int, outcome: Outcome = Outcome.ANSWERED, children: tuple[AgentId, ...] = ()) -> Turn:

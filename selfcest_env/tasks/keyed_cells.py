@@ -1,0 +1,108 @@
+"""A digit out of each of many keyed documents: many clones, and an answer that can be graded cell by cell.
+
+The prompt `?AcBqCa` asks for field `c` of document A, `q` of B and `a` of C; the answer is their digits in that order,
+`407`. A document is a list of fields, each a letter and a digit, in an order of its own: `k3a7q0`. The clone for a cell
+is told the field, `c`, is handed the document, and replies with one digit.
+
+Nothing joins the cells but their places in the answer. With the grader `cells` the return is a sum over clones, where
+counterfactual and per-part credit have most to win; with `coupling: all` it is their conjunction, where they have
+nothing to win.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from selfcest_env.tasks.source import (
+    GIVE_UP,
+    Proposal,
+    Style,
+    check_span,
+    draw_int,
+    is_root,
+    last_replies,
+    make_task,
+    may_delegate,
+    may_read,
+    read_digit,
+)
+from selfcest_env.types import Answer, CloneRequest, Delegate, Read, Task
+from selfcest_env.views import Observation
+
+KEYS, FIELDS = string.ascii_uppercase, string.ascii_lowercase
+_QUESTION = re.compile(r"\?((?:[A-Z][a-z])+)")
+_ENTRIES = re.compile(r"(?:[a-z][0-9])+")
+
+
+@dataclass(frozen=True)
+class KeyedCells:
+    """Source of questions for one digit of each of several documents.
+
+    Attributes:
+        min_cells, max_cells: documents, each asked for one field.
+        min_fields, max_fields: of one document.
+    """
+
+    name: ClassVar[str] = "keyed_cells"
+    min_cells: int = 16
+    max_cells: int = 16
+    min_fields: int = 8
+    max_fields: int = 8
+
+    def __post_init__(self) -> None:
+        check_span(self.name, ("min_cells", "max_cells"), (self.min_cells, self.max_cells), 1, len(KEYS))
+        check_span(self.name, ("min_fields", "max_fields"), (self.min_fields, self.max_fields), 1, len(FIELDS))
+
+    def draw(self, rng: np.random.Generator) -> Task:
+        count = draw_int(rng, self.min_cells, self.max_cells)
+        keys = [KEYS[i] for i in rng.permutation(len(KEYS))[:count]]
+        question, answer, context = "?", "", dict[str, str]()
+        for key in keys:
+            length = draw_int(rng, self.min_fields, self.max_fields)
+            fields = [FIELDS[i] for i in rng.permutation(len(FIELDS))[:length]]
+            digits = rng.integers(10, size=length)
+            asked = draw_int(rng, 0, length - 1)
+            context[key] = "".join(f"{field}{digit}" for field, digit in zip(fields, digits, strict=True))
+            question += key + fields[asked]
+            answer += str(digits[asked])
+        listed = {key: context[key] for key in sorted(context)}
+        return make_task(self.name, question, answer, {"size": count, "cells": "".join(keys)}, listed)
+
+    def understands(self, observation: Observation) -> bool:
+        return _asked(observation) is not None
+
+    def propose(self, observation: Observation, rng: np.random.Generator, style: Style) -> Proposal:
+        asked, documents = _asked(observation), dict(observation.brief.documents)
+        if asked is None:
+            return GIVE_UP
+        if call := last_replies(observation):
+            return Proposal(Answer("".join(str(read_digit(reply)) for reply in call[1])))
+        missing = tuple(key for key, _ in asked if key not in documents)
+        delegate = is_root(observation) and may_delegate(observation, len(asked))
+        if delegate and (style is Style.DELEGATE or (missing and not may_read(observation))):
+            return Proposal(Delegate(tuple(CloneRequest(field, (key,)) for key, field in asked)))
+        brought = {key: text for past in observation.exchanges for key, text in (past.documents or {}).items()}
+        if missing and not brought:
+            return Proposal(Read(missing)) if may_read(observation) else GIVE_UP
+        cells = [_digit((documents | brought).get(key, ""), field) for key, field in asked]
+        return Proposal(Answer("".join(cells))) if all(cells) else GIVE_UP
+
+
+def _asked(observation: Observation) -> list[tuple[str, str]] | None:
+    """Document and field of each cell; of a clone those of its one cell."""
+    text, documents = observation.brief.text, dict(observation.brief.documents)
+    if not is_root(observation) and len(text) == 1 and text in FIELDS and len(documents) == 1:
+        return [(key, text) for key in documents]
+    found = _QUESTION.fullmatch(text)
+    return [(pair[0], pair[1]) for pair in re.findall("[A-Z][a-z]", found[1])] if found else None
+
+
+def _digit(entries: str, field: str) -> str:
+    """The digit of a field; empty if there is none, or if the document is no list of entries."""
+    pairs = zip(entries[::2], entries[1::2], strict=True) if _ENTRIES.fullmatch(entries) else ()
+    return dict(pairs).get(field, "")

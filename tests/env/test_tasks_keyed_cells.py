@@ -1,0 +1,147 @@
+"""Keyed cells: what is asked, how the expert works, and how answers are graded cell by cell."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from selfcest_env.errors import ConfigError, RewardError
+from selfcest_env.graders import Grade, Part
+from selfcest_env.graders.cells import Cells
+from selfcest_env.kernel import Kernel
+from selfcest_env.protocol import ProtocolText
+from selfcest_env.record import EpisodeRecord, Generation, build_record, from_json, to_json
+from selfcest_env.reward import make_reward
+from selfcest_env.rules import Rules
+from selfcest_env.tasks import make_source
+from selfcest_env.tasks.keyed_cells import KeyedCells
+from selfcest_env.tasks.source import GIVE_UP, Style
+from selfcest_env.text.counters import WordCounter
+from selfcest_env.text.hermes import HermesProtocol
+from selfcest_env.text.terse import TerseProtocol
+from selfcest_env.types import ROOT, AgentId, Answer, CloneRequest, Delegate, Limits, Read, Task, Usage
+from selfcest_env.views import observe
+
+TASK = Task("t", "?CaAb", "70", "keyed_cells", {"A": "a1b0", "C": "b2a7"}, metadata={"cells": "CA"})
+LIMITS = Limits(total_tokens=None, max_clones=30, max_clones_per_call=26, turn_tokens=500)
+
+
+def play(
+    task: Task, style: Style, limits: Limits, protocol: ProtocolText, spoilt: Sequence[AgentId] = ()
+) -> EpisodeRecord:
+    """The expert's episode; the clones in `spoilt` say 9."""
+    source, kernel = KeyedCells(), Kernel(task, Rules(limits, protocol, WordCounter()))
+    generations = {}
+    while not kernel.done:
+        agent = kernel.ready()[0]
+        seen = observe(kernel, agent)
+        proposal = source.propose(seen, np.random.default_rng(0), style)
+        action = Answer("9") if agent in spoilt else proposal.action
+        text = protocol.render(action, proposal.thought)
+        generations[agent, seen.turn] = Generation(text)
+        kernel.step(agent, protocol.parse(text), Usage(WordCounter().count_text(text)), text)
+    return build_record(kernel, generations, episode_id="e", seed=0)
+
+
+def test_a_drawn_task_asks_for_a_digit_of_each_document() -> None:
+    source, rng = KeyedCells(min_cells=2, max_cells=5, min_fields=1, max_fields=3), np.random.default_rng(0)
+    sizes = set()
+    for _ in range(50):
+        task = source.draw(rng)
+        pairs = [task.prompt[i : i + 2] for i in range(1, len(task.prompt), 2)]
+        assert task.prompt[0] == "?"
+        assert task.metadata["cells"] == "".join(pair[0] for pair in pairs)
+        assert set(task.context) == {pair[0] for pair in pairs}
+        for (key, field), digit in zip(pairs, task.answer, strict=True):
+            fields = task.context[key][::2]
+            assert len(set(fields)) == len(fields) <= 3
+            assert task.context[key][2 * fields.index(field) + 1] == digit
+        sizes.add(task.metadata["size"])
+    assert sizes == {2, 3, 4, 5}
+    assert source.draw(np.random.default_rng(3)) == source.draw(np.random.default_rng(3))
+
+
+@pytest.mark.parametrize("protocol", [TerseProtocol(), HermesProtocol()], ids=["terse", "hermes"])
+@pytest.mark.parametrize(("style", "clones", "turns"), [("delegate", 2, 2), ("read", 0, 2), ("solve", 0, 2)])
+def test_the_expert_is_right_in_every_style(protocol: ProtocolText, style: str, clones: int, turns: int) -> None:
+    record = play(TASK, Style(style), replace(LIMITS, max_reads=9), protocol)
+    assert (record.answer, record.cost.clones, len(record.root.turns)) == ("70", clones, turns)
+    assert play(TASK, Style(style), replace(LIMITS, max_depth=0), protocol).answer == "70", "with all texts in view"
+    task = make_source("keyed_cells").draw(np.random.default_rng(0))
+    assert play(task, Style(style), replace(LIMITS, max_reads=99), protocol).answer == task.answer
+
+
+def test_each_clone_is_told_its_field_and_handed_its_document() -> None:
+    kernel = Kernel(TASK, Rules(LIMITS, TerseProtocol(), WordCounter()))
+    proposal = KeyedCells().propose(observe(kernel, ROOT), np.random.default_rng(0), Style.DELEGATE)
+    assert proposal.action == Delegate((CloneRequest("a", ("C",)), CloneRequest("b", ("A",))))
+
+
+@pytest.mark.parametrize("prompt", ["?", "a", "?Ca ", "?CaA", "2+2", "?ca"])
+def test_another_question_is_not_understood(prompt: str) -> None:
+    seen = observe(Kernel(Task("t", prompt, "", "x", {"A": "a1"}), Rules(LIMITS, TerseProtocol(), WordCounter())), ROOT)
+    assert not KeyedCells().understands(seen)
+    assert KeyedCells().propose(seen, np.random.default_rng(0), Style.SOLVE) == GIVE_UP
+
+
+@pytest.mark.parametrize("documents", [{"A": "b1"}, {"A": "a1 b2"}, {"A": "a12"}, {"B": "a1"}])
+def test_what_cannot_be_found_is_not_guessed(documents: dict[str, str]) -> None:
+    task = Task("t", "?Aa", "1", "x", documents)
+    seen = observe(Kernel(task, Rules(replace(LIMITS, max_depth=0), TerseProtocol(), WordCounter())), ROOT)
+    assert KeyedCells().propose(seen, np.random.default_rng(0), Style.SOLVE) == GIVE_UP
+
+
+def test_who_may_neither_call_nor_read_asks_for_nothing() -> None:
+    limits = replace(LIMITS, max_reads=1)
+    kernel = Kernel(TASK, Rules(limits, TerseProtocol(), WordCounter()))
+    assert KeyedCells().propose(observe(kernel, ROOT), np.random.default_rng(0), Style.READ).action == Read(("C", "A"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "score", "correct", "well_formed", "cells"),
+    [
+        ("70", 1.0, True, True, (0.5, 0.5)),
+        (" 70\n", 1.0, True, True, (0.5, 0.5)),
+        ("71", 0.5, False, True, (0.5, 0.0)),
+        ("00", 0.5, False, True, (0.0, 0.5)),
+        ("07", 0.0, False, True, (0.0, 0.0)),
+        ("7", 0.5, False, False, (0.5, 0.0)),
+        ("700", 1.0, False, False, (0.5, 0.5)),
+        ("", 0.0, False, False, (0.0, 0.0)),
+        (None, 0.0, False, False, (0.0, 0.0)),
+    ],
+)
+def test_cells_are_graded_one_by_one_or_as_a_whole(
+    answer: str | None, score: float, correct: bool, well_formed: bool, cells: tuple[float, ...]
+) -> None:
+    parts = tuple(Part(key, value) for key, value in zip("CA", cells, strict=True))
+    assert Cells().grade(TASK, answer) == Grade(score, correct, well_formed, parts=parts)
+    assert Cells("all").grade(TASK, answer) == Grade(float(correct), correct, well_formed)
+
+
+@pytest.mark.parametrize(("metadata", "answer"), [({}, "70"), ({"cells": "A"}, "70"), ({"cells": ""}, "")])
+def test_a_task_without_a_key_for_every_cell_is_an_error(metadata: dict[str, str], answer: str) -> None:
+    reward = make_reward("correct", grader={"name": "cells"})
+    with pytest.raises(RewardError, match="cannot judge task t .*expected a key for every character of the answer"):
+        reward.check([replace(TASK, answer=answer, metadata=metadata)], "here")
+
+
+def test_an_unknown_coupling_is_refused() -> None:
+    with pytest.raises(ConfigError, match="coupling is 'and'; expected"):
+        make_reward("correct", grader={"name": "cells", "coupling": "and"})
+    with pytest.raises(ConfigError, match=r"keyed_cells\.max_cells is 27"):
+        KeyedCells(max_cells=27)
+
+
+def test_a_scored_record_says_what_each_part_brought() -> None:
+    spoilt = (AgentId((1,)),)
+    record = play(TASK, Style.DELEGATE, LIMITS, TerseProtocol(), spoilt)
+    options = {"correct": None, "score": {"weight": 4.0}, "grader": {"name": "cells"}}
+    scored = make_reward("default", **options).score(record, {"score": 0.5})
+    assert record.answer == "79"
+    assert scored.parts == {"score": {"C": 2.0, "A": 0.0}}, "unweighted by the step's weight, as the terms are"
+    assert scored.returns_by_part == {"C": 1.0, "A": 0.0}
+    assert from_json(to_json(scored)) == scored
+    as_a_whole = {**options, "grader": {"name": "cells", "coupling": "all"}}
+    assert make_reward("default", **as_a_whole).score(record).returns_by_part == {}

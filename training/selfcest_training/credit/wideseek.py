@@ -1,0 +1,47 @@
+"""`wideseek`: the advantage of `grpo` for every agent, and every agent of an episode with the same weight in the loss.
+
+    A_t = A_k * constant_tokens / (N_k * T_a)   for every token t of agent a
+
+N_k is the number of agents of episode k that took a turn, T_a the number of tokens that agent a generated. Under the
+`constant` denominator the loss is then the mean over episodes of the mean over agents of the mean over their tokens.
+
+Source: WideSeek-R1 (arXiv 2602.04634), a lead agent and subagents of one shared model: the same group-normalised
+advantage for all, averaged on the level of agents and of tokens. The factors that its released code calls `agent_level`
+and `turn_level` multiply to these weights.
+
+Biased: besides the division by the standard deviation, an agent's tokens weigh the less the more it or its siblings'
+number grows, which its own actions decide. Degenerate cases: an episode without clones is a mean over its tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from selfcest_env.record import EpisodeGroup
+from selfcest_env.structure import Positive
+from selfcest_env.types import TurnKey
+from selfcest_training.credit.base import Advantage, Credit, Replayed
+from selfcest_training.credit.grpo import Grpo
+
+
+@dataclass(frozen=True)
+class WideSeek(Grpo):
+    """Options: those of `grpo`, and `constant_tokens` as the arm's `rl` has it (default 100)."""
+
+    name: ClassVar[str] = "wideseek"
+    formula: ClassVar[str] = "token: A = A of grpo x constant_tokens / (agents of the episode x tokens of its agent)"
+    source: ClassVar[str] = "WideSeek-R1, arXiv 2602.04634"
+
+    constant_tokens: Positive = 100.0
+
+    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        advantage: dict[TurnKey, Advantage] = {}
+        for episode, value in zip(group.episodes, self.per_episode(group), strict=True):
+            tokens = {
+                agent.agent_id: sum(len(turn.generation.token_ids) for turn in agent.turns) for agent in episode.agents
+            }
+            agents = sum(count > 0 for count in tokens.values())
+            for key, _ in episode.turns():
+                advantage[key] = value * self.constant_tokens / (agents * max(1, tokens[key.agent_id]))
+        return Credit(advantage)
