@@ -35,11 +35,11 @@ ROOT = Path(__file__).parents[1]
 EVIDENCE, CONFIGS = ROOT / "docs" / "evidence", ROOT / "training" / "configs"
 FIRST = EVIDENCE / "first"  # by the configuration before the one that is there now
 VARIANTS = ("window_76", "window_88", "exact", "no_window", "kv", "dear")
-SEPARATE, SCARCE = "separate", "scarce"
+SEPARATE, SCARCE, ROTARY = "separate", "scarce", "base_100000"
 EXPERIMENTS = {
     "quick": CONFIGS / "quick.yaml",
     "long_ledgers": CONFIGS / "long_ledgers.yaml",
-    SCARCE: CONFIGS / "scarce.yaml",
+    **{name: CONFIGS / f"{name}.yaml" for name in (SCARCE, ROTARY)},
     **{name: CONFIGS / "when" / f"{name}.yaml" for name in (*VARIANTS, SEPARATE)},
 }
 COSTS = (
@@ -51,7 +51,7 @@ COSTS = (
     "billed_tokens",
     "billed_tokens_cached",
 )
-REACH = EVIDENCE / "reach.json"  # of benchmarks/reach.py
+REACH, TRAINED_REACH = EVIDENCE / "reach.json", EVIDENCE / "rotary.json"  # of benchmarks/reach.py
 NEW = 5  # the first seed that no earlier configuration was reported or looked at with
 LEARNED = 0.9  # the accuracy on sizes of training below which a cell is no evidence on others
 CURVE_POINTS = 40
@@ -230,6 +230,8 @@ def page(cells: Sequence[Cell], first: Sequence[Cell], tuning: Sequence[Cell]) -
     parts = [HEAD, *_failures(cells), PREDICTIONS, _predictions(ledgers, sums)]
     parts += [_ledgers(ledgers)] if ledgers else []
     parts += [_reach(json.loads(REACH.read_text(encoding="utf-8")))] if REACH.exists() else []
+    rotary = of(cells, ROTARY).get("reading", [])
+    parts += [_rotary(rotary)] if rotary else []
     scarce = of(cells, SCARCE).get("delegating", [])
     parts += [_scarce(scarce)] if scarce else []
     parts += [_when(sums)] if sums else []
@@ -405,6 +407,23 @@ def _reach(found: Cell) -> str:
         lines = [[name, *(each(cell.get(name, ())) or "-" for cell in cells.values())] for name in strategies]
         parts += [words, _table(["", *cells], lines)]
     return "\n\n".join([*parts, AT_ONCE, _table(["named x entries", *costs], at_once)])
+
+
+def _rotary(cells: Sequence[Cell]) -> str:
+    """Readers trained with another rotary base, and what setting it after training does to them."""
+    lines = []
+    for size, first in cells[0]["sizes"].items():
+        accuracy = _accuracy(cells, size)
+        where = size + ("" if first["shift"] == "in" else ", more than trained on")
+        lines.append([where, each(accuracy), f"{median(accuracy):.2f}", f"{min(accuracy):.2f}"])
+    heads = ["named x entries", f"seeds {' '.join(str(cell['seed']) for cell in cells)}", "median", "lowest"]
+    parts = [ROTATED, _table(heads, lines)]
+    if TRAINED_REACH.exists():
+        sizes = json.loads(TRAINED_REACH.read_text(encoding="utf-8"))["ledgers"]
+        names = list(dict.fromkeys(name for cell in sizes.values() for name in cell))
+        lines = [[name, *(each(cell[name]) for cell in sizes.values())] for name in names]
+        parts += [AFTERWARDS, _table(["", *sizes], lines)]
+    return "\n\n".join(parts)
 
 
 def _scarce(cells: Sequence[Cell]) -> str:
@@ -713,6 +732,12 @@ failure. Every seed:"""
 
 AT_ONCE = """Who reads all ledgers at once, without a turn and a subtotal for each, is cheaper than the reader above
 (no model here has learned it). Errorless delegating over errorless reading at once:"""
+
+ROTATED = """Readers *trained* with ten times the rotary base (`base_100000.yaml`), fresh seeds, predicted at chance
+from 72 entries on like the others:"""
+
+AFTERWARDS = """The same with two and four times their own base, set after training, as `python benchmarks/reach.py
+rotary` found. Every seed:"""
 
 SCARCELY = """## Has RL a part in where?
 

@@ -1,14 +1,17 @@
 """How far the policies of the long ledgers reach, and why: what a reader of docs/delegation.md will doubt first.
 
-    python benchmarks/reach.py    # after the quick cells of seeds 5 to 9 of benchmarks/delegation.py: 25 CPU minutes
+    python benchmarks/reach.py           # after the quick cells of seeds 5 to 9 of benchmarks/delegation.py, 25 minutes
+    python benchmarks/reach.py rotary    # after the cells base_100000/reading, 10 minutes
 
-Writes docs/evidence/reach.json, which that page is printed from: the longest contexts of training and test, cells with
-a part longer than any in training, readers whose rotary positions are scaled after training, and an errorless reader
-that reads all at once.
+The first writes docs/evidence/reach.json, which that page is printed from: the longest contexts of training and test,
+cells with a part longer than any in training, readers whose rotary positions are scaled after training, and an
+errorless reader that reads all at once. The second writes rotary.json: the same scaling of readers that were trained
+with another rotary base.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import subprocess
@@ -30,14 +33,13 @@ from selfcest_env.tasks import Style
 from selfcest_env.tasks.long_ledgers import AT_ONCE, ONE_BY_ONE, LongLedgers
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import dump_config, load_config
-from selfcest_training.evaluation.config import load_study
+from selfcest_training.evaluation.config import StudyConfig, load_study
 from selfcest_training.evaluation.results import read_results
 from selfcest_training.families import make_families
 from selfcest_training.stages.warmstart import demonstration_pool
 
 ROOT = Path(__file__).parents[1]
-CONFIGS, EVIDENCE = ROOT / "training" / "configs", ROOT / "docs" / "evidence" / "reach.json"
-STUDY = CONFIGS / "cpu" / "reach_frontier.yaml"
+CONFIGS, EVIDENCE = ROOT / "training" / "configs", ROOT / "docs" / "evidence"
 COSTS = ("total_tokens", "generated_tokens", "critical_path_tokens", "peak_context", "kv_token_steps", "billed_tokens")
 PLAYS = {
     "delegating": (Style.DELEGATE, ONE_BY_ONE),
@@ -45,11 +47,23 @@ PLAYS = {
     "reading at once": (Style.READ, AT_ONCE),
 }
 SHOWN_TOKENS = 50_000  # of demonstrations of each phase that are looked at; the longest ones are not rare
-SCALED: Mapping[str, Mapping[str, Any]] = {
-    "linear_2": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0},
-    "theta_2": {"rope_type": "default", "rope_theta": 20_000.0},
-    "theta_4": {"rope_type": "default", "rope_theta": 40_000.0},
-}
+Rope = Mapping[str, Any]
+# What is played: cells by their experiment, the arms that are gathered, and rotary positions set after training.
+REACH = (
+    "quick",
+    ("delegating", "reading"),
+    {
+        "linear_2": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0},
+        "theta_2": {"rope_type": "default", "rope_theta": 20_000.0},
+        "theta_4": {"rope_type": "default", "rope_theta": 40_000.0},
+    },
+)
+ROTARY = (
+    "base_100000",
+    ("reading",),
+    {f"theta_{factor}": {"rope_type": "default", "rope_theta": factor * 100_000.0} for factor in (2, 4)},
+)
+STUDIES: Mapping[str, tuple[str, tuple[str, ...], Mapping[str, Rope]]] = {"reach": REACH, "rotary": ROTARY}
 
 
 def shown() -> dict[str, int]:
@@ -86,27 +100,27 @@ def asked(episodes: int = 200) -> dict[str, dict[str, dict[str, float]]]:
     return found
 
 
-def gather(runs: Path, seeds: tuple[int, ...]) -> None:
+def gather(name: str, runs: Path, seeds: tuple[int, ...]) -> None:
     """The policies of single cells, laid out as one run's, and copies of the readers that scale rotary positions."""
-    config = load_config(CONFIGS / "quick.yaml", [])
-    for name, rope in {"reach": None, **{f"reach_{name}": rope for name, rope in SCALED.items()}}.items():
-        shutil.rmtree(runs / name, ignore_errors=True)
-        for arm in ("delegating", "reading"):
+    experiment, arms, scaled = STUDIES[name]
+    config = load_config(CONFIGS / f"{experiment}.yaml", [])
+    for copy, rope in {name: None, **{f"{name}_{how}": rope for how, rope in scaled.items()}}.items():
+        shutil.rmtree(runs / copy, ignore_errors=True)
+        for arm in arms:
             for seed in seeds:
-                there = runs / name / arm / f"seed{seed}" / "model"
-                shutil.copytree(runs / f"quick_{arm}_seed{seed}" / arm / f"seed{seed}" / "model", there)
+                there = runs / copy / arm / f"seed{seed}" / "model"
+                shutil.copytree(runs / f"{experiment}_{arm}_seed{seed}" / arm / f"seed{seed}" / "model", there)
                 if rope is not None:
                     model = json.loads((there / "config.json").read_text(encoding="utf-8"))
                     text = json.dumps(model | {"rope_parameters": rope})
                     (there / "config.json").write_text(text, encoding="utf-8")
-        (runs / name / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+        (runs / copy / "config.yaml").write_text(dump_config(config), encoding="utf-8")
 
 
-def played() -> dict[str, dict[str, dict[str, list[float]]]]:
+def played(name: str, study: StudyConfig, path: Path) -> dict[str, dict[str, dict[str, list[float]]]]:
     """By family, cell and strategy: the accuracy of every seed."""
-    study = load_study(STUDY, [])
-    gather(Path("runs"), study.seeds)
-    subprocess.run([sys.executable, "-m", "selfcest_training", "evaluate", "-c", str(STUDY), "--resume"], check=True)
+    gather(name, Path("runs"), study.seeds)
+    subprocess.run([sys.executable, "-m", "selfcest_training", "evaluate", "-c", str(path), "--resume"], check=True)
     right: dict[tuple[str, str, str], dict[int, list[bool]]] = {}
     for result in read_results(study.folder / "results.jsonl"):
         place = result.place
@@ -120,10 +134,16 @@ def played() -> dict[str, dict[str, dict[str, list[float]]]]:
 
 
 def main() -> None:
-    study = load_study(STUDY, [])
-    found = {"seeds": study.seeds, "episodes": study.episodes, "shown": shown(), "asked": asked(), **played()}
-    EVIDENCE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    print(f"written to {EVIDENCE}")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", nargs="?", choices=STUDIES, default="reach")
+    name = parser.parse_args().study
+    path = CONFIGS / "cpu" / f"{name}_frontier.yaml"
+    study = load_study(path, [])
+    looked_up = {"shown": shown(), "asked": asked()} if name == "reach" else {}
+    found = {"seeds": study.seeds, "episodes": study.episodes, **looked_up, **played(name, study, path)}
+    file = EVIDENCE / f"{name}.json"
+    file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print(f"written to {file}")
 
 
 if __name__ == "__main__":

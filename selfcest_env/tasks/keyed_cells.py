@@ -18,7 +18,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from selfcest_env.structure import Checked, Share
 from selfcest_env.tasks.source import (
     GIVE_UP,
     Proposal,
@@ -41,14 +40,12 @@ _ENTRIES = re.compile(r"(?:[a-z][0-9])+")
 
 
 @dataclass(frozen=True)
-class KeyedCells(Checked):
+class KeyedCells:
     """Source of questions for one digit of each of several documents.
 
     Attributes:
         min_cells, max_cells: documents, each asked for one field.
         min_fields, max_fields: of one document.
-        lookup_accuracy: of clones in demonstrations; at other times they give a digit drawn anew, right one time in
-            ten. Below 1 it leaves RL something to teach: the policy looks up, and does not yet trust what it finds.
     """
 
     name: ClassVar[str] = "keyed_cells"
@@ -56,10 +53,8 @@ class KeyedCells(Checked):
     max_cells: int = 16
     min_fields: int = 8
     max_fields: int = 8
-    lookup_accuracy: Share = 1.0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_span(self.name, ("min_cells", "max_cells"), (self.min_cells, self.max_cells), 1, len(KEYS))
         check_span(self.name, ("min_fields", "max_fields"), (self.min_fields, self.max_fields), 1, len(FIELDS))
 
@@ -95,11 +90,7 @@ class KeyedCells(Checked):
         if missing and not brought:
             return Proposal(Read(missing)) if may_read(observation) else GIVE_UP
         cells = [_digit((documents | brought).get(key, ""), field) for key, field in asked]
-        if not all(cells):
-            return GIVE_UP
-        if not is_root(observation) and rng.random() >= self.lookup_accuracy:
-            cells = [str(draw_int(rng, 0, 9)) for _ in cells]
-        return Proposal(Answer("".join(cells)))
+        return Proposal(Answer("".join(cells))) if all(cells) else GIVE_UP
 
 
 def _asked(observation: Observation) -> list[tuple[str, str]] | None:

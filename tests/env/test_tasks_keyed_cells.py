@@ -78,22 +78,6 @@ def test_each_clone_is_told_its_field_and_handed_its_document() -> None:
     assert proposal.action == Delegate((CloneRequest("a", ("C",)), CloneRequest("b", ("A",))))
 
 
-def test_demonstrated_lookups_are_as_right_as_asked_for() -> None:
-    task = Task("t", "?Aa", "3", "x", {"A": "a3b4"})
-    kernel = Kernel(task, Rules(LIMITS, TerseProtocol(), WordCounter()))
-    text = "<call>a@A</call>"
-    kernel.step(ROOT, TerseProtocol().parse(text), Usage(5), text)
-    seen, rng = observe(kernel, ROOT.child(0)), np.random.default_rng(0)
-    for accuracy, share in ((1.0, 1.0), (0.5, 0.55), (0.0, 0.1)):
-        source = KeyedCells(lookup_accuracy=accuracy)
-        answers = [source.propose(seen, rng, Style.DELEGATE).action for _ in range(2000)]
-        assert {type(answer) for answer in answers} == {Answer}
-        found = sum(answer == Answer("3") for answer in answers) / 2000
-        assert found == pytest.approx(share, abs=0 if accuracy == 1 else 0.05)
-    with pytest.raises(ConfigError, match="lookup_accuracy is 2; expected"):
-        KeyedCells(lookup_accuracy=2)
-
-
 @pytest.mark.parametrize("prompt", ["?", "a", "?Ca ", "?CaA", "2+2", "?ca"])
 def test_another_question_is_not_understood(prompt: str) -> None:
     seen = observe(Kernel(Task("t", prompt, "", "x", {"A": "a1"}), Rules(LIMITS, TerseProtocol(), WordCounter())), ROOT)
