@@ -1,8 +1,9 @@
 """A digit out of each of many keyed documents: many clones, and an answer that can be graded cell by cell.
 
-The prompt `?AcBqCa` asks for field `c` of document A, `q` of B and `a` of C; the answer is their digits in that order,
-`407`. A document is a list of fields, each a letter and a digit, in an order of its own: `k3a7q0`. The clone for a cell
-is told the field, `c`, is handed the document, and replies with one digit.
+The prompt `?AcBqCa` asks for field `c` of document A, `q` of B and `a` of C. The answer numbers their digits by
+letters, `a4b0c7`, which is how replies reach a parent in the terse protocol, so that joining is copying. A document is
+a list of fields, each a letter and a digit, in an order of its own: `k3a7q0`. The clone for a cell is told the field,
+`c`, is handed the document, and replies with the digit that follows.
 
 Nothing joins the cells but their places in the answer. With the grader `cells` the return is a sum over clones, where
 counterfactual and per-part credit have most to win; with `coupling: all` it is their conjunction, where they have
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import re
 import string
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,11 +22,13 @@ import numpy as np
 
 from selfcest_env.tasks.source import (
     GIVE_UP,
+    TERSE,
     Proposal,
     Style,
     check_span,
     draw_int,
     is_root,
+    label_of,
     last_replies,
     make_task,
     may_delegate,
@@ -69,7 +73,7 @@ class KeyedCells:
             asked = draw_int(rng, 0, length - 1)
             context[key] = "".join(f"{field}{digit}" for field, digit in zip(fields, digits, strict=True))
             question += key + fields[asked]
-            answer += str(digits[asked])
+            answer += label_of(len(answer) // 2, TERSE) + str(digits[asked])
         listed = {key: context[key] for key in sorted(context)}
         return make_task(self.name, question, answer, {"size": count, "cells": "".join(keys)}, listed)
 
@@ -81,7 +85,7 @@ class KeyedCells:
         if asked is None:
             return GIVE_UP
         if call := last_replies(observation):
-            return Proposal(Answer("".join(str(read_digit(reply)) for reply in call[1])))
+            return Proposal(Answer(_labelled([str(read_digit(reply)) for reply in call[1]])))
         missing = tuple(key for key, _ in asked if key not in documents)
         delegate = is_root(observation) and may_delegate(observation, len(asked))
         if delegate and (style is Style.DELEGATE or (missing and not may_read(observation))):
@@ -89,8 +93,14 @@ class KeyedCells:
         brought = {key: text for past in observation.exchanges for key, text in (past.documents or {}).items()}
         if missing and not brought:
             return Proposal(Read(missing)) if may_read(observation) else GIVE_UP
-        cells = [_digit((documents | brought).get(key, ""), field) for key, field in asked]
-        return Proposal(Answer("".join(cells))) if all(cells) else GIVE_UP
+        digits = [_digit((documents | brought).get(key, ""), field) for key, field in asked]
+        if not all(digits):
+            return GIVE_UP
+        return Proposal(Answer(_labelled(digits) if is_root(observation) else "".join(digits)))
+
+
+def _labelled(digits: Sequence[str]) -> str:
+    return "".join(label_of(place, TERSE) + digit for place, digit in enumerate(digits))
 
 
 def _asked(observation: Observation) -> list[tuple[str, str]] | None:

@@ -23,7 +23,7 @@ from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import ROOT, AgentId, Answer, CloneRequest, Delegate, Limits, Read, Task, Usage
 from selfcest_env.views import observe
 
-TASK = Task("t", "?CaAb", "70", "keyed_cells", {"A": "a1b0", "C": "b2a7"}, metadata={"cells": "CA"})
+TASK = Task("t", "?CaAb", "a7b0", "keyed_cells", {"A": "a1b0", "C": "b2a7"}, metadata={"cells": "CA"})
 LIMITS = Limits(total_tokens=None, max_clones=30, max_clones_per_call=26, turn_tokens=500)
 
 
@@ -53,7 +53,8 @@ def test_a_drawn_task_asks_for_a_digit_of_each_document() -> None:
         assert task.prompt[0] == "?"
         assert task.metadata["cells"] == "".join(pair[0] for pair in pairs)
         assert set(task.context) == {pair[0] for pair in pairs}
-        for (key, field), digit in zip(pairs, task.answer, strict=True):
+        assert task.answer[::2] == "abcde"[: len(pairs)]
+        for (key, field), digit in zip(pairs, task.answer[1::2], strict=True):
             fields = task.context[key][::2]
             assert len(set(fields)) == len(fields) <= 3
             assert task.context[key][2 * fields.index(field) + 1] == digit
@@ -66,8 +67,8 @@ def test_a_drawn_task_asks_for_a_digit_of_each_document() -> None:
 @pytest.mark.parametrize(("style", "clones", "turns"), [("delegate", 2, 2), ("read", 0, 2), ("solve", 0, 2)])
 def test_the_expert_is_right_in_every_style(protocol: ProtocolText, style: str, clones: int, turns: int) -> None:
     record = play(TASK, Style(style), replace(LIMITS, max_reads=9), protocol)
-    assert (record.answer, record.cost.clones, len(record.root.turns)) == ("70", clones, turns)
-    assert play(TASK, Style(style), replace(LIMITS, max_depth=0), protocol).answer == "70", "with all texts in view"
+    assert (record.answer, record.cost.clones, len(record.root.turns)) == ("a7b0", clones, turns)
+    assert play(TASK, Style(style), replace(LIMITS, max_depth=0), protocol).answer == "a7b0", "with all texts in view"
     task = make_source("keyed_cells").draw(np.random.default_rng(0))
     assert play(task, Style(style), replace(LIMITS, max_reads=99), protocol).answer == task.answer
 
@@ -101,13 +102,15 @@ def test_who_may_neither_call_nor_read_asks_for_nothing() -> None:
 @pytest.mark.parametrize(
     ("answer", "score", "correct", "well_formed", "cells"),
     [
-        ("70", 1.0, True, True, (0.5, 0.5)),
-        (" 70\n", 1.0, True, True, (0.5, 0.5)),
-        ("71", 0.5, False, True, (0.5, 0.0)),
-        ("00", 0.5, False, True, (0.0, 0.5)),
-        ("07", 0.0, False, True, (0.0, 0.0)),
-        ("7", 0.5, False, False, (0.5, 0.0)),
-        ("700", 1.0, False, False, (0.5, 0.5)),
+        ("a7b0", 1.0, True, True, (0.5, 0.5)),
+        (" a7b0\n", 1.0, True, True, (0.5, 0.5)),
+        ("a7b1", 0.5, False, True, (0.5, 0.0)),
+        ("a0b0", 0.5, False, True, (0.0, 0.5)),
+        ("c7b0", 0.5, False, True, (0.0, 0.5)),
+        ("b0a7", 0.0, False, True, (0.0, 0.0)),
+        ("a7", 0.5, False, False, (0.5, 0.0)),
+        ("a7b", 0.5, False, False, (0.5, 0.0)),
+        ("a7b00", 1.0, False, False, (0.5, 0.5)),
         ("", 0.0, False, False, (0.0, 0.0)),
         (None, 0.0, False, False, (0.0, 0.0)),
     ],
@@ -120,10 +123,10 @@ def test_cells_are_graded_one_by_one_or_as_a_whole(
     assert Cells("all").grade(TASK, answer) == Grade(float(correct), correct, well_formed)
 
 
-@pytest.mark.parametrize(("metadata", "answer"), [({}, "70"), ({"cells": "A"}, "70"), ({"cells": ""}, "")])
+@pytest.mark.parametrize(("metadata", "answer"), [({}, "a7b0"), ({"cells": "ABC"}, "a7b0"), ({"cells": ""}, "")])
 def test_a_task_without_a_key_for_every_cell_is_an_error(metadata: dict[str, str], answer: str) -> None:
     reward = make_reward("correct", grader={"name": "cells"})
-    with pytest.raises(RewardError, match="cannot judge task t .*expected a key for every character of the answer"):
+    with pytest.raises(RewardError, match="cannot judge task t .*expected a key for every cell of the answer"):
         reward.check([replace(TASK, answer=answer, metadata=metadata)], "here")
 
 
@@ -139,7 +142,7 @@ def test_a_scored_record_says_what_each_part_brought() -> None:
     record = play(TASK, Style.DELEGATE, LIMITS, TerseProtocol(), spoilt)
     options = {"correct": None, "score": {"weight": 4.0}, "grader": {"name": "cells"}}
     scored = make_reward("default", **options).score(record, {"score": 0.5})
-    assert record.answer == "79"
+    assert record.answer == "a7b9"
     assert scored.parts == {"score": {"C": 2.0, "A": 0.0}}, "unweighted by the step's weight, as the terms are"
     assert scored.returns_by_part == {"C": 1.0, "A": 0.0}
     assert from_json(to_json(scored)) == scored
