@@ -20,6 +20,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from selfcest_env.structure import Checked, Share
 from selfcest_env.tasks.source import (
     GIVE_UP,
     TERSE,
@@ -44,12 +45,14 @@ _ENTRIES = re.compile(r"(?:[a-z][0-9])+")
 
 
 @dataclass(frozen=True)
-class KeyedCells:
+class KeyedCells(Checked):
     """Source of questions for one digit of each of several documents.
 
     Attributes:
         min_cells, max_cells: documents, each asked for one field.
         min_fields, max_fields: of one document.
+        thoughtful: share of the expert's clones that write the field and what they find, `c4`, before they answer. The
+            others answer at once, as rightly; a small model imitates the first and can only guess like the second.
     """
 
     name: ClassVar[str] = "keyed_cells"
@@ -57,8 +60,10 @@ class KeyedCells:
     max_cells: int = 16
     min_fields: int = 8
     max_fields: int = 8
+    thoughtful: Share = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_span(self.name, ("min_cells", "max_cells"), (self.min_cells, self.max_cells), 1, len(KEYS))
         check_span(self.name, ("min_fields", "max_fields"), (self.min_fields, self.max_fields), 1, len(FIELDS))
 
@@ -96,7 +101,10 @@ class KeyedCells:
         digits = [_digit((documents | brought).get(key, ""), field) for key, field in asked]
         if not all(digits):
             return GIVE_UP
-        return Proposal(Answer(_labelled(digits) if is_root(observation) else "".join(digits)))
+        if is_root(observation):
+            return Proposal(Answer(_labelled(digits)))
+        thought = "".join(field + digit for (_, field), digit in zip(asked, digits, strict=True))
+        return Proposal(Answer("".join(digits)), thought if rng.random() < self.thoughtful else "")
 
 
 def _labelled(digits: Sequence[str]) -> str:

@@ -79,6 +79,23 @@ def test_each_clone_is_told_its_field_and_handed_its_document() -> None:
     assert proposal.action == Delegate((CloneRequest("a", ("C",)), CloneRequest("b", ("A",))))
 
 
+def test_a_share_of_the_clones_think_before_they_answer_and_all_are_right() -> None:
+    task = Task("t", "?Aa", "a3", "x", {"A": "b4a3"})
+    kernel = Kernel(task, Rules(LIMITS, TerseProtocol(), WordCounter()))
+    text = "<call>a@A</call>"
+    kernel.step(ROOT, TerseProtocol().parse(text), Usage(5), text)
+    seen, rng = observe(kernel, ROOT.child(0)), np.random.default_rng(0)
+    for share in (1.0, 0.5, 0.0):
+        source = KeyedCells(thoughtful=share)
+        proposals = [source.propose(seen, rng, Style.DELEGATE) for _ in range(2000)]
+        assert {proposal.action for proposal in proposals} == {Answer("3")}
+        thoughts = [proposal.thought for proposal in proposals]
+        assert set(thoughts) <= {"a3", ""}
+        assert thoughts.count("a3") / 2000 == pytest.approx(share, abs=0 if share in (0, 1) else 0.05)
+    with pytest.raises(ConfigError, match="thoughtful is 2; expected"):
+        KeyedCells(thoughtful=2)
+
+
 @pytest.mark.parametrize("prompt", ["?", "a", "?Ca ", "?CaA", "2+2", "?ca"])
 def test_another_question_is_not_understood(prompt: str) -> None:
     seen = observe(Kernel(Task("t", prompt, "", "x", {"A": "a1"}), Rules(LIMITS, TerseProtocol(), WordCounter())), ROOT)

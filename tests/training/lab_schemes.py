@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
+
 from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay
-from selfcest_training.credit import Coma, Credit, Difference, Grpo, Promise, Replayed, Rloo
+from selfcest_env.types import AgentId
+from selfcest_training.credit import Coma, Credit, Difference, Grpo, Promise, Replayed, Rloo, broadcast, draw
 
 
 def changed(record: EpisodeRecord, **terms: float) -> EpisodeRecord:
@@ -97,3 +100,67 @@ class Entangled(Coma):
                 mean = sum(others) / len(others)
                 advantage.update((key, episode.team_return - mean) for key, _ in episode.turns())
         return Credit(advantage)
+
+
+@dataclass(frozen=True)
+class OwnCoins(Difference):
+    """`difference` that draws whom it replays with a generator of its own."""
+
+    name: ClassVar[str] = "own_coins"
+
+    def _chosen(self, episode: EpisodeRecord) -> Iterator[AgentId]:
+        for agent in episode.agents[1:]:
+            if np.random.default_rng((episode.seed, *agent.agent_id.path)).random() < self.max_share:
+                yield agent.agent_id
+
+
+@dataclass(frozen=True)
+class OthersByValue(Rloo):
+    """Leave-one-out that takes every equal return for the episode's own; right in groups of two."""
+
+    name: ClassVar[str] = "others_by_value"
+
+    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        returns = [episode.team_return for episode in group.episodes]
+        others = [[value for value in returns if value != own] or [own] for own in returns]
+        means = [sum(values) / len(values) for values in others]
+        return Credit(broadcast(group, [own - mean for own, mean in zip(returns, means, strict=True)]))
+
+
+@dataclass(frozen=True)
+class GoodOthers(Rloo):
+    """A baseline of those others alone that are no worse than the worst of them; the only one in groups of two."""
+
+    name: ClassVar[str] = "good_others"
+
+    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        returns = [episode.team_return for episode in group.episodes]
+        advantages = []
+        for k, own in enumerate(returns):
+            others = [value for j, value in enumerate(returns) if j != k]
+            good = [value for value in others if value >= own] or others
+            advantages.append(own - sum(good) / len(good))
+        return Credit(broadcast(group, advantages))
+
+
+@dataclass(frozen=True)
+class OneReplayed(Difference):
+    """One clone of every episode is replayed, whichever: who causes more clones lowers its own chance."""
+
+    name: ClassVar[str] = "one_replayed"
+
+    def _chosen(self, episode: EpisodeRecord) -> Iterator[AgentId]:
+        clones = [agent.agent_id for agent in episode.agents[1:] if agent.turns]
+        if clones:
+            yield clones[draw((1 / len(clones),) * len(clones), "the one", episode)]
+
+
+@dataclass(frozen=True)
+class FlippedBelow(Rloo):
+    """The sign is lost three levels down."""
+
+    name: ClassVar[str] = "flipped_below"
+
+    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        advantage = super().assign(group, replayed).advantage
+        return Credit({key: -value if key.agent_id.depth == 3 else value for key, value in advantage.items()})  # type: ignore[operator]

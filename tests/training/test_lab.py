@@ -21,6 +21,11 @@ from lab_schemes import (
     DifferenceLaterActionsKept,
     DifferenceSpendKept,
     Entangled,
+    FlippedBelow,
+    GoodOthers,
+    OneReplayed,
+    OthersByValue,
+    OwnCoins,
 )
 from typer.testing import CliRunner
 
@@ -29,7 +34,18 @@ from selfcest_agents.replay import play_replays
 from selfcest_agents.rollout import rollout
 from selfcest_env.errors import ConfigError, PolicyError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
-from selfcest_training.credit import Coma, CreditAssigner, Difference, Gated, Grpo, Promise, Rloo, Shapley
+from selfcest_training.credit import (
+    Coma,
+    CreditAssigner,
+    Difference,
+    DiffLoo,
+    Gated,
+    Grpo,
+    Parts,
+    Promise,
+    Rloo,
+    Shapley,
+)
 from selfcest_training.lab import GAMES, LabConfig, LabReport, run_lab
 from selfcest_training.lab.estimate import group_gradients, lab_request, sample_groups, scored
 from selfcest_training.lab.exact import Exhaustive, Solved, outcomes, solve
@@ -154,7 +170,7 @@ def test_a_menu_that_depends_on_what_the_context_does_not_show_is_an_error() -> 
 @each_game
 def test_rloo_is_unbiased_and_grpo_is_not(name: str) -> None:
     assert bias(Rloo(), name) < 1e-12
-    assert bias(Grpo(), name) > 0.05
+    assert bias(Grpo(), name) > 0.02
 
 
 @pytest.mark.parametrize("name", ["pair", "dummy"])
@@ -173,10 +189,8 @@ def test_shapley_is_biased_where_clones_work_together_and_not_where_one_works_al
     assert bias(Shapley(), "dummy") < 1e-12
 
 
-@pytest.mark.parametrize("assigner", [Difference(), Grpo()], ids=label)
-def test_the_expectation_against_every_outcome_of_whole_groups(assigner: CreditAssigner) -> None:
+def of_whole_groups(assigner: CreditAssigner, game: Solved) -> Floats:
     """One enumeration over two episodes and all their replays at once, each group through the loss on its own."""
-    game = solved("pair")
 
     def play(noise: Exhaustive) -> Floats:
         policy = TabularPolicy(game.table, noise)
@@ -189,9 +203,15 @@ def test_the_expectation_against_every_outcome_of_whole_groups(assigner: CreditA
         credit = credit_step(assigner, groups, replayed)
         return group_gradients(game.parameters, groups, credit.credits)[0]
 
-    expected = np.sum([outcome.probability * outcome.value for outcome in outcomes(play)], axis=0)
+    return np.asarray(np.sum([outcome.probability * outcome.value for outcome in outcomes(play)], axis=0))
+
+
+@pytest.mark.parametrize("assigner", [Difference(), Grpo()], ids=label)
+def test_the_expectation_against_every_outcome_of_whole_groups(assigner: CreditAssigner) -> None:
+    game = solved("pair")
     mean = expected_gradient(assigner, game, group_size=2)
-    assert mean == pytest.approx(expected, abs=1e-7)  # a batch stores advantages in single precision
+    # A batch stores advantages in single precision.
+    assert mean == pytest.approx(of_whole_groups(assigner, game), abs=1e-7)
 
 
 def test_the_loss_denominator_is_the_constant_one() -> None:
@@ -206,22 +226,37 @@ def test_the_loss_denominator_is_the_constant_one() -> None:
     assert group_gradients(game.parameters, groups, credits, constant=64.0) == pytest.approx(one, rel=1e-6)
 
 
-def test_a_scheme_that_uses_the_others_replays_is_sampled_instead() -> None:
+def test_the_others_replays_are_enumerated_together_where_they_matter() -> None:
+    """Against one enumeration of everything, as above; where they are too many the scheme is sampled."""
     game = solved("pair")
-    assert expected_gradient(Entangled(), game, group_size=2) is None
-    cell = measure(Entangled(), game, LabConfig(num_groups=100))
+    for assigner in (Entangled(), DiffLoo()):
+        found = expected_gradient(assigner, game, group_size=2)
+        assert found == pytest.approx(of_whole_groups(assigner, game), abs=1e-7)
+    assert expected_gradient(Entangled(), game, group_size=2, max_outcomes=500) is None
+    assert bias(DiffLoo(), "pair") < 1e-12
+
+
+def test_a_scheme_with_random_numbers_of_its_own_is_sampled_instead() -> None:
+    """One draw may ask for no replay at all, and would make a wrong counterfactual look right."""
+    game = solved("pair")
+    assert expected_gradient(OwnCoins(max_share=0.5), game, group_size=2) is None
+    assert expected_gradient(OwnCoins(max_share=0.0), game, group_size=2) == pytest.approx(game.gradient, abs=1e-12)
+    cell = measure(OwnCoins(max_share=0.5), game, LabConfig(num_groups=100))
     assert not cell.exact
     assert cell.bias.half > 0
     assert cell.evidence is not None
     assert cell.evidence.p_value is not None
 
 
-def test_a_scheme_that_draws_by_the_seeds_is_sampled_instead() -> None:
-    """One draw may ask for no replay at all, and would make a wrong counterfactual look right."""
-    game = solved("pair")
-    assert expected_gradient(DifferenceLaterActionsKept(max_share=0.05), game, group_size=2) is None
-    assert expected_gradient(Coma(max_share=0.5), game, group_size=2) is None
-    assert expected_gradient(Coma(max_share=0.0), game, group_size=2) == pytest.approx(game.gradient, abs=1e-12)
+@pytest.mark.parametrize("assigner", [Coma(max_share=0.5), Difference(max_share=0.3), Shapley(orders=1)], ids=label)
+def test_draws_by_the_seeds_are_enumerated(assigner: CreditAssigner) -> None:
+    """Two plays with every draw enumerated against many seeds with everything else enumerated."""
+    game = solved("dummy")
+    found = expected_gradient(assigner, game, group_size=2)
+    assert found is not None
+    assert np.linalg.norm(found - game.gradient) / np.linalg.norm(game.gradient) < 1e-12
+    wrong = DifferenceLaterActionsKept(max_share=0.05)
+    assert bias(wrong, "pair") == pytest.approx(0.05 * bias(DifferenceLaterActionsKept(), "pair"), rel=1e-6)
 
 
 def test_too_many_outcomes_are_left_to_sampling() -> None:
@@ -247,6 +282,44 @@ def test_a_wrong_counterfactual_is_caught(assigner: CreditAssigner) -> None:
     assert [cell.scheme for cell in report.broken] == [assigner.name]
     assert report.cells[0].exact
     assert report.cells[0].bias.value > 0.01
+
+
+@pytest.mark.parametrize(
+    ("assigner", "game", "place"),
+    [
+        (OthersByValue(), "quartet", "clone at depth 1, turn 0"),
+        (GoodOthers(), "quartet", "clone at depth 1, turn 0"),
+        (OneReplayed(), "series", "clone at depth 1, turn 0"),
+        (FlippedBelow(), "deep", "clone at depth 3, turn 0"),
+    ],
+    ids=str,
+)
+def test_what_groups_of_two_and_shallow_games_do_not_show_is_caught(
+    assigner: CreditAssigner, game: str, place: str
+) -> None:
+    """Mistakes that an earlier laboratory missed. It says where: in the parameters of those who err."""
+    blind = "pair" if game != "series" else "dummy"
+    report = run_lab([assigner], LabConfig(games=(game, blind), num_groups=40))
+    caught, missed = report.cells
+    assert caught.exact
+    assert caught.bias.value > 0.01
+    assert report.broken == (caught,)
+    assert next(iter(caught.where)) == place
+    assert sum(caught.where.values()) == pytest.approx(1)
+    assert missed.exact
+    assert missed.bias.value < 1e-12
+    assert missed.where == {}
+
+
+def test_credit_by_parts_is_the_gradient_where_clones_move_their_own_parts_alone() -> None:
+    game = solved("cells")
+    assert bias(Parts(), "cells") < 1e-12
+    assert all(episode.value.parts for episode in game.trajectories)
+    parts, rloo = (sample_groups(a, game, group_size=2, num_groups=400, seed=0).gradients for a in (Parts(), Rloo()))
+    clones = game.parameters.is_clone
+    assert parts[:, clones].var(axis=0).sum() < 0.8 * rloo[:, clones].var(axis=0).sum()
+    assert bias(Parts(), "pair") < 1e-12, "without parts it is rloo"
+    assert bias(Parts(), "cells_misread") > 0.01, "where a reply changes how another one is read"
 
 
 def test_a_wrong_counterfactual_is_caught_by_sampling_too() -> None:
@@ -333,7 +406,7 @@ def cell(scheme: str, clone_variance: float, replayed: float, promise: Promise =
     evidence = None if promise is Promise.BIASED else Evidence(0.0)
     unit = Value(1.0)
     return Measurement(
-        scheme, "pair", promise, True, Value(0.0), 1.0, unit, Value(clone_variance), 10.0, replayed, evidence
+        scheme, "pair", promise, True, Value(0.0), 1.0, unit, Value(clone_variance), 10.0, replayed, {}, evidence
     )
 
 

@@ -7,7 +7,10 @@ from typing import Annotated
 
 import typer
 
-_SCHEMES = ("grpo", "gated", "gated_paper", "rloo", "difference", "coma", "coma samples=4", "shapley")
+_SCHEMES = (
+    *("grpo", "gated", "gated_paper", "wideseek", "rloo", "parts", "difference", "diff_loo", "coma", "coma samples=4"),
+    "shapley",
+)
 
 
 def lab(
@@ -26,7 +29,7 @@ def lab(
     game: Annotated[
         list[str] | None, typer.Option(help="A game; may be repeated (default: all).", show_default=False)
     ] = None,
-    group_size: Annotated[int, typer.Option(help="Episodes of a group.")] = 2,
+    group_size: Annotated[int, typer.Option(help="Episodes of a group, in games that do not name their own.")] = 2,
     samples: Annotated[int, typer.Option(help="Sampled groups per scheme and game.")] = 1000,
     seed: Annotated[int, typer.Option(help="Of all sampling.")] = 0,
     out: Annotated[
@@ -36,6 +39,7 @@ def lab(
     """Judge credit schemes against the exact gradient of small games; exit code 1 if one breaks its promise."""
     import torch
     from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from selfcest_training.commands.credit import parse_option
     from selfcest_training.credit import make_assigner
@@ -49,8 +53,18 @@ def lab(
         options = dict(map(parse_option, (*(option or []), *own)))
         assigners.append(make_assigner(name, options, where="--option"))
     config = LabConfig(tuple(game or GAMES), group_size, samples, seed)
-    with console.status("measuring") as status:
-        report = run_lab(assigners, config, lambda cell: status.update(f"{cell.game}: {cell.scheme} done"))
+    errors, size = Console(stderr=True), len(config.games) * len(assigners)
+    columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=errors, transient=True) as progress:
+        bar = progress.add_task("", total=size, completed=-1)
+
+        def begun(game: str, scheme: str) -> None:
+            progress.update(bar, advance=1, description=f"{game}: {scheme}")
+            if not errors.is_terminal:  # where bars cannot be drawn
+                done = f"{progress.tasks[bar].completed:.0f}/{size}"
+                errors.print(f"{done} {game}: {scheme}", highlight=False, soft_wrap=True)
+
+        report = run_lab(assigners, config, begun)
     print_report(report, console)
     for path in write_report(report, out) if out is not None else []:
         console.print(f"wrote {path}", highlight=False)

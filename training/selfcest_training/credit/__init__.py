@@ -13,6 +13,7 @@ from selfcest_training.credit.base import (
     broadcast,
     leave_one_out,
 )
+from selfcest_training.credit.chance import coin, draw
 from selfcest_training.credit.checks import ask, assign, assign_step, checked_credit, checked_replays, fit
 from selfcest_training.credit.coma import Coma
 from selfcest_training.credit.diff_loo import DiffLoo
@@ -55,6 +56,8 @@ __all__ = [
     "broadcast",
     "checked_credit",
     "checked_replays",
+    "coin",
+    "draw",
     "find_scheme",
     "fit",
     "leave_one_out",

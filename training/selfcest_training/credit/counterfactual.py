@@ -25,10 +25,10 @@ import numpy as np
 
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Intervention, Replay
-from selfcest_env.seeding import stream_seed
 from selfcest_env.structure import Checked, Count, Share
 from selfcest_env.types import AgentId, Role
 from selfcest_training.credit.base import Credit, Replayed, broadcast, leave_one_out
+from selfcest_training.credit.chance import coin
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,3 @@ class Counterfactual(Checked):
     def _of(self, episode: EpisodeRecord, clone: AgentId) -> list[Replay]:
         changes = {clone: self.intervention}
         return [Replay.of(episode.episode_id, changes, sample) for sample in range(self.samples)]
-
-
-def coin(share: float, episode: EpisodeRecord, *key: AgentId | int) -> bool:
-    """True with this probability, by the episode's seed: nothing that anybody did can move it."""
-    return stream_seed("who is replayed", episode.seed, *key) < share * 2**63

@@ -22,15 +22,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Intervention, Replay
-from selfcest_env.seeding import stream_seed
 from selfcest_env.structure import Checked, Count, Share
-from selfcest_env.types import AgentId
+from selfcest_env.types import AgentId, TurnKey
 from selfcest_training.credit.base import Credit, Promise, Replayed, broadcast, leave_one_out
-from selfcest_training.credit.counterfactual import coin
+from selfcest_training.credit.chance import coin, draw
 
 
 @dataclass(frozen=True)
@@ -94,10 +91,18 @@ class Shapley(Checked):
             for key, turn in episode.turns():
                 clones = tuple(clone for clone in turn.facts.children if episode.by_id[clone].turns)
                 if clones and coin(self.max_share, episode, key.agent_id, key.turn):
-                    seed = stream_seed("orders", episode.seed, key.agent_id, key.turn)
-                    yield _CallGame(episode, clones, self._orders(clones, np.random.default_rng(seed)))
+                    yield _CallGame(episode, clones, tuple(self._orders(clones, episode, key)))
 
-    def _orders(self, clones: tuple[AgentId, ...], rng: np.random.Generator) -> tuple[tuple[AgentId, ...], ...]:
+    def _orders(
+        self, clones: tuple[AgentId, ...], episode: EpisodeRecord, key: TurnKey
+    ) -> Iterator[tuple[AgentId, ...]]:
         if math.factorial(len(clones)) <= self.orders:
-            return tuple(itertools.permutations(clones))
-        return tuple(tuple(clones[i] for i in rng.permutation(len(clones))) for _ in range(self.orders))
+            yield from itertools.permutations(clones)
+            return
+        for number in range(self.orders):
+            left = list(clones)
+            places = [
+                draw((1 / size,) * size, "orders", episode, key.agent_id, key.turn, number, size)
+                for size in range(len(left), 0, -1)
+            ]
+            yield tuple(left.pop(place) for place in places)

@@ -17,10 +17,9 @@ import torch
 
 from selfcest_agents.rollout import RolloutRequest, rollout
 from selfcest_env.errors import ConfigError
-from selfcest_env.record import EpisodeRecord
+from selfcest_env.record import AgentRecord, EpisodeRecord
 from selfcest_env.reward import Reward
 from selfcest_env.rules import Rules
-from selfcest_env.types import Role
 from selfcest_training.lab.games import Game
 from selfcest_training.lab.tabular import Floats, Ids, LogitRow, Table, TabularPolicy
 
@@ -92,12 +91,14 @@ class Parameters:
     Attributes:
         logits: [S, V] float64, -inf for ids that cannot follow. Row 0 stands for positions that nothing is read from.
         place: [S, V] index of the parameter in the vector, -1 where there is none.
-        is_clone: [D] whether the row is met by clones (`<root>` and `<clone>` start every context, so by them alone).
+        where: [D] who meets the row: role, depth and turn, several where a context is met in several places.
+        is_clone: [D] whether they are clones (`<root>` and `<clone>` start every context, so it is they alone).
     """
 
     row_of: Mapping[Ids, int]
     logits: torch.Tensor
     place: torch.Tensor
+    where: tuple[str, ...]
     is_clone: np.ndarray
 
     @property
@@ -161,40 +162,48 @@ def trajectories(
     return tuple(found)
 
 
-def choices(record: EpisodeRecord) -> Iterator[tuple[Role, Ids, int]]:
-    """Every sampled id of an episode with the context it was drawn in."""
+def choices(record: EpisodeRecord) -> Iterator[tuple[AgentRecord, int, Ids, int]]:
+    """Every sampled id of an episode, before it the agent, its turn and the context that it was drawn in."""
     for agent in record.agents:
         context: Ids = ()
-        for turn in agent.turns:
+        for number, turn in enumerate(agent.turns):
             context += turn.generation.prompt_ids
             for token in turn.generation.token_ids:
-                yield agent.role, context, token
+                yield agent, number, context, token
                 context = (*context, token)
 
 
 def _parameters(table: Table, records: list[EpisodeRecord]) -> Parameters:
-    roles = {context: role for record in records for role, context, _ in choices(record)}
-    contexts = sorted(roles)
+    met: dict[Ids, set[tuple[int, int]]] = {}
+    for record in records:
+        for agent, number, context, _ in choices(record):
+            met.setdefault(context, set()).add((agent.depth, number))
+    contexts = sorted(met)
     width = 1 + max(token for record in records for agent in record.agents for token in agent.context_ids)
     logits = torch.full((1 + len(contexts), width), -torch.inf, dtype=torch.float64)
     place = torch.full(logits.shape, -1, dtype=torch.int64)
     logits[0] = 0.0
-    is_clone: list[bool] = []
+    where, is_clone = list[str](), list[bool]()
     for index, context in enumerate(contexts, 1):
         row: LogitRow = table.rows[context]
         logits[index, list(row.ids)] = torch.from_numpy(row.logits)
         if len(row.ids) > 1:
             place[index, list(row.ids)] = torch.arange(len(is_clone), len(is_clone) + len(row.ids))
-            is_clone += [roles[context] is Role.CLONE] * len(row.ids)
+            where += [" or ".join(_place(*place) for place in sorted(met[context]))] * len(row.ids)
+            is_clone += [min(met[context])[0] > 0] * len(row.ids)
     row_of = {context: index for index, context in enumerate(contexts, 1)}
-    return Parameters(row_of, logits, place, np.array(is_clone))
+    return Parameters(row_of, logits, place, tuple(where), np.array(is_clone))
+
+
+def _place(depth: int, turn: int) -> str:
+    return f"clone at depth {depth}, turn {turn}" if depth else f"root, turn {turn}"
 
 
 def _value(logits: torch.Tensor, parameters: Parameters, records: list[EpisodeRecord]) -> torch.Tensor:
     logprobs = torch.log_softmax(logits, dim=-1)
     value = torch.zeros((), dtype=torch.float64)
     for record in records:
-        drawn = [(parameters.row_of[context], token) for _, context, token in choices(record)]
+        drawn = [(parameters.row_of[context], token) for *_, context, token in choices(record)]
         rows, tokens = torch.tensor(drawn).T
         value = value + logprobs[rows, tokens].sum().exp() * record.team_return
     return value

@@ -1,18 +1,20 @@
 """The exact expectation of a scheme's gradient estimate, where an episode and its replays have few enough outcomes.
 
 The gradient of a group is a sum over its episodes. For each of them every outcome is enumerated, its replays included,
-against every outcome of the other episodes; of the *others'* replays one random play is taken, as a scheme does not
-let them matter, nor the episodes' seeds. Whether that is so is checked on the way, and a scheme that does (by drawing
-which clones get replays, say) is left to sampling. On policy the loss is linear in the advantages, so their conditional
-means are enough to have its expected gradient.
+against every outcome of the other episodes, and every draw that the scheme makes by `credit.chance`. Of the *others'*
+replays one random play is taken, as most schemes do not let them matter; whether that is so is checked on the way, and
+for a scheme that does let them all plays of all episodes are enumerated together. A scheme with random numbers of its
+own, keyed by the episodes' seeds, is left to sampling. On policy the loss is linear in the advantages, so their
+conditional means are enough to have its expected gradient.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -21,11 +23,13 @@ from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay
 from selfcest_env.types import TurnKey
 from selfcest_training.credit import Credit, CreditAssigner, ask, assign
+from selfcest_training.credit.chance import picked
 from selfcest_training.lab.estimate import group_gradients, lab_request, scored
 from selfcest_training.lab.exact import Exhaustive, Outcome, Solved, outcomes, trajectories
 from selfcest_training.lab.tabular import Floats, TabularPolicy
 
 _MAX_PLAYS = 100  # of the replays of one episode
+_TOGETHER = 5  # so much fewer calls where all plays are enumerated together, which soon are too many
 _CHECK_EVERY = 16  # outcomes, of which one is tried with other seeds and another play of the others' replays
 
 
@@ -38,7 +42,11 @@ class _Play:
 
 
 class _OnlySampled(Exception):
-    """More outcomes than allowed, or a scheme that lets the others' replays or the seeds matter."""
+    """More outcomes than allowed, or a scheme that lets the seeds matter."""
+
+
+class _Entangled(Exception):
+    """A scheme that lets the others' replays matter."""
 
 
 @dataclass
@@ -81,66 +89,125 @@ def expected_gradient(
     if len(solved.trajectories) ** group_size * group_size > max_outcomes:
         return None
     try:
-        return _expectation(assigner, solved, slots, max_outcomes)
+        try:
+            return _Expectation(assigner, solved, slots, max_outcomes, together=False).value()
+        except _Entangled:
+            return _Expectation(assigner, solved, slots, max_outcomes // _TOGETHER, together=True).value()
     except _OnlySampled:
         return None
 
 
-def _expectation(
-    assigner: CreditAssigner, solved: Solved, slots: Sequence[Sequence[Outcome[EpisodeRecord]]], max_outcomes: int
-) -> Floats:
-    plays, rng, calls = _Plays(solved), np.random.default_rng(0), 0
-    groups: list[EpisodeGroup] = []
-    credits: list[Credit] = []
-    weights: list[float] = []
-    for picks in itertools.product(*(range(len(slot)) for slot in slots)):
-        chosen = [slot[pick] for slot, pick in zip(slots, picks, strict=True)]
-        group = EpisodeGroup(solved.game.task(), tuple(outcome.value for outcome in chosen))
-        reseeded = EpisodeGroup(group.task, tuple(replace(e, seed=int(rng.integers(2**62))) for e in group.episodes))
-        wanted = ask(assigner, group)
-        if ask(assigner, reseeded) != wanted:
+Advantages = dict[TurnKey, Floats]
+
+
+@dataclass
+class _Expectation:
+    """One enumeration.
+
+    Attributes:
+        slots: per place in the group, every outcome of an episode there.
+        max_outcomes: calls of the scheme that may be made.
+        together: enumerate the plays of all episodes jointly.
+    """
+
+    assigner: CreditAssigner
+    solved: Solved
+    slots: Sequence[Sequence[Outcome[EpisodeRecord]]]
+    max_outcomes: int
+    together: bool
+    calls: int = 0
+
+    def __post_init__(self) -> None:
+        self._plays, self._rng = _Plays(self.solved), np.random.default_rng(0)
+
+    def value(self) -> Floats:
+        groups: list[EpisodeGroup] = []
+        credits: list[Credit] = []
+        weights: list[float] = []
+        for picks in itertools.product(*(range(len(slot)) for slot in self.slots)):
+            chosen = [slot[pick] for slot, pick in zip(self.slots, picks, strict=True)]
+            advantages: Advantages = {}
+            for drawn in outcomes(partial(self._credited, picks, chosen)):
+                for key, value in drawn.value.items():
+                    advantages[key] = advantages.get(key, 0.0) + drawn.probability * value
+            parts = _in_two(advantages)
+            groups += [EpisodeGroup(self.solved.game.task(), tuple(outcome.value for outcome in chosen))] * len(parts)
+            credits += parts
+            weights += [math.prod(outcome.probability for outcome in chosen)] * len(parts)
+        return np.asarray(np.array(weights) @ group_gradients(self.solved.parameters, groups, credits))
+
+    def _credited(
+        self, picks: Sequence[int], chosen: Sequence[Outcome[EpisodeRecord]], noise: Exhaustive
+    ) -> Advantages:
+        """Mean advantages over the replays of these episodes, for one way in which the scheme's own draws fall."""
+        names: dict[tuple[object, ...], int] = {}
+
+        def pick(name: tuple[object, ...], probabilities: Sequence[float]) -> int:
+            return noise.pick(names.setdefault(name, len(names)), 0, np.asarray(probabilities))
+
+        group = EpisodeGroup(self.solved.game.task(), tuple(outcome.value for outcome in chosen))
+        seeds = (int(self._rng.integers(2**62)) for _ in chosen)
+        reseeded = EpisodeGroup(
+            group.task, tuple(replace(e, seed=seed) for e, seed in zip(group.episodes, seeds, strict=True))
+        )
+        with picked(pick):
+            wanted = ask(self.assigner, group)
+            if ask(self.assigner, reseeded) != wanted:
+                raise _OnlySampled
+            possible = [self._plays.of(pick, outcome, wanted) for pick, outcome in zip(picks, chosen, strict=True)]
+            self._count(math.prod(map(len, possible)) if self.together else sum(map(len, possible)))
+            return (self._jointly if self.together else self._one_by_one)(group, reseeded, possible)
+
+    def _count(self, calls: int) -> None:
+        self.calls += calls
+        if self.calls > self.max_outcomes:
             raise _OnlySampled
-        possible = [plays.of(pick, outcome, wanted) for pick, outcome in zip(picks, chosen, strict=True)]
-        calls += sum(map(len, possible))
-        if calls > max_outcomes:
-            raise _OnlySampled
-        advantages: dict[TurnKey, Floats] = {}
+
+    def _one_by_one(self, group: EpisodeGroup, reseeded: EpisodeGroup, possible: Sequence[list[_Play]]) -> Advantages:
+        advantages: Advantages = {}
         for own, episode in enumerate(group.episodes):
             for index, play in enumerate(possible[own]):
-                credit = _answer(assigner, group, possible, own, rng, play)
+                replayed = self._with_others(possible, own, play)
+                credit = assign(self.assigner, group, replayed)
                 if index % _CHECK_EVERY == 0:
-                    _check_same(credit, _answer(assigner, reseeded, possible, own, rng, play), episode)
-                for key, turn in episode.turns():
-                    value = np.asarray(credit.advantage.get(key, 0.0)) * np.ones(len(turn.generation.token_ids))
-                    advantages[key] = advantages.get(key, 0.0) + play.probability * value
-        parts = _in_two(advantages)
-        groups += [group] * len(parts)
-        credits += parts
-        weights += [math.prod(outcome.probability for outcome in chosen)] * len(parts)
-    return np.asarray(np.array(weights) @ group_gradients(solved.parameters, groups, credits))
+                    _check_same(credit, assign(self.assigner, reseeded, replayed), [episode], _OnlySampled)
+                    others = self._with_others(possible, own, play)
+                    _check_same(credit, assign(self.assigner, group, others), [episode], _Entangled)
+                _add(advantages, credit, [episode], play.probability)
+        return advantages
+
+    def _with_others(self, possible: Sequence[list[_Play]], own: int, play: _Play) -> dict[Replay, EpisodeRecord]:
+        """This play of its own replays and a random one of the others'."""
+        replayed = dict(play.records)
+        for k, plays in enumerate(possible):
+            if k != own:
+                weights = np.array([other.probability for other in plays])
+                replayed.update(plays[int(self._rng.choice(len(plays), p=weights / weights.sum()))].records)
+        return replayed
+
+    def _jointly(self, group: EpisodeGroup, reseeded: EpisodeGroup, possible: Sequence[list[_Play]]) -> Advantages:
+        advantages: Advantages = {}
+        for index, plays in enumerate(itertools.product(*possible)):
+            replayed = {name: record for play in plays for name, record in play.records.items()}
+            credit = assign(self.assigner, group, replayed)
+            if index % _CHECK_EVERY == 0:
+                _check_same(credit, assign(self.assigner, reseeded, replayed), group.episodes, _OnlySampled)
+            _add(advantages, credit, group.episodes, math.prod(play.probability for play in plays))
+        return advantages
 
 
-def _answer(
-    assigner: CreditAssigner,
-    group: EpisodeGroup,
-    possible: Sequence[Sequence[_Play]],
-    own: int,
-    rng: np.random.Generator,
-    play: _Play,
-) -> Credit:
-    """Credit of a group with this play of its own replays and a random one of the others'."""
-    replayed = dict(play.records)
-    for k, plays in enumerate(possible):
-        if k != own:
-            weights = np.array([other.probability for other in plays])
-            replayed.update(plays[int(rng.choice(len(plays), p=weights / weights.sum()))].records)
-    return assign(assigner, group, replayed)
+def _add(advantages: Advantages, credit: Credit, episodes: Iterable[EpisodeRecord], weight: float) -> None:
+    for episode in episodes:
+        for key, turn in episode.turns():
+            value = np.asarray(credit.advantage.get(key, 0.0)) * np.ones(len(turn.generation.token_ids))
+            advantages[key] = advantages.get(key, 0.0) + weight * value
 
 
-def _check_same(credit: Credit, again: Credit, episode: EpisodeRecord) -> None:
-    for key, _ in episode.turns():
-        if not np.allclose(credit.advantage.get(key, 0.0), again.advantage.get(key, 0.0), rtol=0, atol=1e-12):
-            raise _OnlySampled
+def _check_same(credit: Credit, again: Credit, episodes: Iterable[EpisodeRecord], otherwise: type[Exception]) -> None:
+    for episode in episodes:
+        for key, _ in episode.turns():
+            if not np.allclose(credit.advantage.get(key, 0.0), again.advantage.get(key, 0.0), rtol=0, atol=1e-12):
+                raise otherwise
 
 
 def _in_two(advantages: Mapping[TurnKey, Floats]) -> list[Credit]:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from string import ascii_uppercase
 
 from selfcest_agents.codec import TerseCodec
 from selfcest_agents.tiny import TinyTokenizer
 from selfcest_env.graders import ExactMatch, Grade
+from selfcest_env.graders.cells import Cells
 from selfcest_env.record import EpisodeRecord
-from selfcest_env.reward import MalformedCost, Reward, RewardTerm, TokenCost
+from selfcest_env.reward import MalformedCost, Reward, RewardTerm, Score, TokenCost
 from selfcest_env.rules import Rules
 from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import ROOT, Limits, Task
@@ -40,9 +42,11 @@ class Game:
         name, about: for tables.
         menu: what an agent may write.
         payoff: worth of the final answer.
+        cells: where it is graded cell by cell besides: the right answer, a character for each document of `A`, `B`, ...
         limits: the kernel's.
         token_price: for every token of the tree.
         malformed_price: for every malformed turn.
+        group_size: episodes of a group, where the game is about that; `None`: as the laboratory is told.
         draw: of the policy's logits; here the first under which the root delegates with a probability of 0.7 to 0.95.
     """
 
@@ -53,6 +57,8 @@ class Game:
     limits: Limits = field(default_factory=lambda: Limits(max_turns=4))
     token_price: float = 0.0
     malformed_price: float = 0.0
+    group_size: int | None = None
+    cells: str = ""
     draw: int = 0
 
     def rules(self) -> Rules:
@@ -62,7 +68,8 @@ class Game:
         return Table(TerseCodec(TinyTokenizer()), self.menu, seeded_logit(self.name, self.draw))
 
     def task(self) -> Task:
-        return Task(self.name, "?", "", "lab")
+        keys = ascii_uppercase[: len(self.cells)]
+        return Task(self.name, "?", self.cells, "lab", dict.fromkeys(keys, "1"), metadata={"cells": keys})
 
     def reward(self) -> Reward:
         terms: dict[str, RewardTerm] = {
@@ -70,7 +77,7 @@ class Game:
             "token_cost": TokenCost(self.token_price, scale=1.0),
             "malformed": MalformedCost(self.malformed_price),
         }
-        return Reward(terms, ExactMatch())
+        return Reward({**terms, "score": Score()}, Cells()) if self.cells else Reward(terms, ExactMatch())
 
 
 def _answers(*texts: str) -> list[str]:
@@ -138,6 +145,43 @@ def _dummy(observation: Observation) -> Sequence[str]:
     return _answers(replies[0]) if replies else [_call("x", "y"), *_answers("0")]
 
 
+def _cells(noisy: bool) -> Menu:
+    def menu(observation: Observation) -> Sequence[str]:
+        if observation.agent_id != ROOT:
+            return _answers("1", "2")
+        if not observation.exchanges:
+            return [_call("x@A", "x@B"), *_answers("0")]
+        first, second = _replies(observation)
+        return _answers(f"{first}{second}", *([f"3{second}", f"{first}3"] if noisy else []))
+
+    return menu
+
+
+def _single(observation: Observation) -> Sequence[str]:
+    if observation.agent_id != ROOT:
+        return _answers("1", "2")
+    replies = "".join(_replies(observation))
+    return _answers(replies) if replies else [_call("x"), *_answers("0")]
+
+
+def _trio(observation: Observation) -> Sequence[str]:
+    if observation.agent_id != ROOT:
+        return _answers("1", "2")
+    replies = "".join(_replies(observation))
+    return _answers(replies) if replies else [_call("x", "y", "z"), *_answers("0")]
+
+
+def _deep(observation: Observation) -> Sequence[str]:
+    replies = "".join(_replies(observation))
+    below = {"": "x", "x": "y", "y": "z"}.get("" if observation.agent_id == ROOT else observation.brief.text)
+    if below is None:
+        return _answers("1", "2")
+    given_up = str(2 + observation.agent_id.depth) if observation.agent_id != ROOT else "0"
+    if not replies:
+        return [_call(below), *_answers(given_up)]
+    return _answers(replies) if observation.agent_id == ROOT else _answers(replies, "5")
+
+
 def _coupled(observation: Observation) -> Sequence[str]:
     if observation.agent_id != ROOT:
         return [*_answers("1"), "9999<ans>2<end>"]
@@ -188,6 +232,48 @@ _ALL = (
         _dummy,
         Payoff({"0": 0.25, "1": 1.0, "2": 0.0, "3": 0.5}),
         draw=2,
+    ),
+    Game(
+        "quartet",
+        "one clone, in groups of four episodes",
+        _single,
+        Payoff({"0": 0.25, "1": 1.0, "2": 0.5}),
+        token_price=_PRICE,
+        group_size=4,
+    ),
+    Game(
+        "trio",
+        "one call of three clones, whose replies count together",
+        _trio,
+        Payoff({"0": 0.25, "111": 1.0, "112": 0.5, "121": 0.625, "211": 0.125, "122": 0.25, "221": 0.875, "222": 0.75}),
+        token_price=_PRICE,
+    ),
+    Game(
+        "deep",
+        "a clone of a clone of a clone",
+        _deep,
+        Payoff({"0": 0.25, "1": 1.0, "2": 0.125, "3": 0.5, "4": 0.375, "5": 0.75}),
+        replace(Limits(max_turns=4), max_depth=3),
+        token_price=_PRICE / 2,
+        draw=3,
+    ),
+    Game(
+        "cells",
+        "two clones that answer for a document each, and a return that is a sum over them",
+        _cells(False),
+        Payoff({"0": 0.25}),
+        token_price=_PRICE / 4,
+        cells="12",
+        draw=3,
+    ),
+    Game(
+        "cells_misread",
+        "as cells, with a root that misreads one reply more or less often for what the other is",
+        _cells(True),
+        Payoff({"0": 0.25}),
+        token_price=_PRICE / 4,
+        cells="12",
+        draw=1,
     ),
     Game(
         "coupled",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -17,6 +17,7 @@ from selfcest_training.lab.exact import Solved, solve
 from selfcest_training.lab.expectation import expected_gradient
 from selfcest_training.lab.games import GAMES
 from selfcest_training.lab.judge import (
+    MIN_EXACT_EFFECT,
     Evidence,
     broken,
     exact_evidence,
@@ -38,7 +39,7 @@ class LabConfig(Checked):
 
     Attributes:
         games: which; all by default.
-        group_size: episodes of a group, at least 2.
+        group_size: episodes of a group, at least 2, in games that do not name their own.
         num_groups: sampled groups per scheme and game.
         seed: of all sampling. Schemes are compared on the same episodes.
     """
@@ -75,6 +76,8 @@ class Measurement:
         variance: trace of the covariance of one group's estimate.
         clone_variance: the same for the clones' parameters alone, over the clones' own squared gradient.
         sampled_tokens, replayed_tokens: generated per group.
+        where: by role, depth and turn the share of the squared bias that sits there, largest first, exact or as the
+            sampled mean has it; empty where there is none.
         evidence: against what the scheme promises, `None` if it promises nothing.
     """
 
@@ -88,6 +91,7 @@ class Measurement:
     clone_variance: Value
     sampled_tokens: float
     replayed_tokens: float
+    where: Mapping[str, float]
     evidence: Evidence | None
 
     @property
@@ -128,20 +132,20 @@ class LabReport:
 def run_lab(
     assigners: Sequence[CreditAssigner],
     config: LabConfig = _DEFAULT,
-    on_cell: Callable[[Measurement], None] = lambda cell: None,
+    on_cell: Callable[[str, str], None] = lambda game, scheme: None,
 ) -> LabReport:
     """Measure every scheme in every game.
 
     Args:
         assigners: the schemes.
-        on_cell: called with every cell as it is done.
+        on_cell: called with game and scheme as a cell begins.
     """
     cells = []
     for name in config.games:
         solved = solve(GAMES[name])
         for assigner in assigners:
+            on_cell(name, label(assigner))
             cells.append(measure(assigner, solved, config))
-            on_cell(cells[-1])
     return LabReport(config, tuple(cells))
 
 
@@ -150,7 +154,7 @@ def measure(assigner: CreditAssigner, solved: Solved, config: LabConfig) -> Meas
     gradient, is_clone = solved.gradient, solved.parameters.is_clone
     length = float(np.linalg.norm(gradient))
     sampled = _sample(assigner, solved, config, config.seed)
-    exact = expected_gradient(assigner, solved, group_size=config.group_size)
+    exact = expected_gradient(assigner, solved, group_size=_group_size(solved, config))
     mean = sampled.gradients.mean(axis=0) if exact is None else exact
     half = _error_length(sampled.gradients, config.seed) / length if exact is None else 0.0
     return Measurement(
@@ -164,12 +168,27 @@ def measure(assigner: CreditAssigner, solved: Solved, config: LabConfig) -> Meas
         clone_variance=_variance(sampled.gradients[:, is_clone], float(solved.clone_gradient @ solved.clone_gradient)),
         sampled_tokens=sampled.sampled_tokens,
         replayed_tokens=sampled.replayed_tokens,
+        where=_where(mean - gradient, solved) if np.linalg.norm(mean - gradient) > MIN_EXACT_EFFECT * length else {},
         evidence=_evidence(assigner, sampled, exact, solved, config),
     )
 
 
 def _sample(assigner: CreditAssigner, solved: Solved, config: LabConfig, seed: int) -> Estimates:
-    return sample_groups(assigner, solved, group_size=config.group_size, num_groups=config.num_groups, seed=seed)
+    size = _group_size(solved, config)
+    return sample_groups(assigner, solved, group_size=size, num_groups=config.num_groups, seed=seed)
+
+
+def _group_size(solved: Solved, config: LabConfig) -> int:
+    return solved.game.group_size or config.group_size
+
+
+def _where(bias: Floats, solved: Solved) -> dict[str, float]:
+    """Shares of the squared length by who meets the parameters."""
+    squares: dict[str, float] = {}
+    for place, value in zip(solved.parameters.where, bias, strict=True):
+        squares[place] = squares.get(place, 0.0) + float(value) ** 2
+    whole = sum(squares.values())
+    return {place: square / whole for place, square in sorted(squares.items(), key=lambda pair: -pair[1])}
 
 
 def label(assigner: CreditAssigner) -> str:
