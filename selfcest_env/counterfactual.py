@@ -1,26 +1,29 @@
 """Other pasts of an episode: as it stood before some turns, and as it would have begun under a `Replay`.
 
-A replay keeps every turn that is not the first turn of an agent it intervenes on, nor a descendant of one: an agent's
-later turns, its subtree, its ancestors' turns after the join and whatever those spawn. An agent that gets the default
-reply is *absent*: its call grants its siblings what it granted them, its own grant never leaves the parent, nothing is
-charged for it and no cost counts it; its parent reads what stands for a failed clone (`tree.reply_of`).
+A replay keeps every turn that is not a turn it intervenes on (an agent's first one, unless it names a later one), nor a
+descendant of one: an agent's later turns, what its subtree did from then on, its ancestors' turns after the join and
+whatever those spawn. An agent in whose stead a reply is given is *absent*: its call grants its siblings what it granted
+them, its own grant never leaves the parent, nothing is charged for it and no cost counts it; its parent reads that
+reply, by default what stands for a failed clone (`tree.reply_of`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 
 from selfcest_env.errors import CreditError, GameError, RecordError
 from selfcest_env.kernel import Kernel
 from selfcest_env.record import EpisodeRecord
-from selfcest_env.replay import Intervention, Replay
+from selfcest_env.replay import Replay
 from selfcest_env.rules import Rules
 from selfcest_env.seeding import turn_seed
 from selfcest_env.tree import descends
 from selfcest_env.types import AgentId, Fault, Usage
 
 
-def fork_before(kernel: Kernel, *turns: tuple[AgentId, int], absent: Collection[AgentId] = frozenset()) -> Kernel:
+def fork_before(
+    kernel: Kernel, *turns: tuple[AgentId, int], absent: Mapping[AgentId, str | None] | None = None
+) -> Kernel:
     """The episode as it stood without these turns and all that came of them.
 
     Every recorded step that descends from none of them is kept: siblings' steps are, the ancestors' turns after the
@@ -29,7 +32,7 @@ def fork_before(kernel: Kernel, *turns: tuple[AgentId, int], absent: Collection[
 
     Args:
         turns: (agent, turn) of the episode, played or open.
-        absent: agents to leave out besides; their first turns are among `turns`.
+        absent: agents to leave out besides, with their replies as in `Kernel`; their first turns are among `turns`.
 
     Raises:
         GameError: the episode has no such turn.
@@ -38,7 +41,7 @@ def fork_before(kernel: Kernel, *turns: tuple[AgentId, int], absent: Collection[
         state = kernel.agents.get(agent_id)
         if state is None or not 0 <= turn < len(state.turns) + (state.turn is not None):
             raise GameError(f"cannot fork before {agent_id}/turn{turn}: the episode has no such turn")
-    other = Kernel(kernel.task, kernel.rules, kernel.absent | frozenset(absent))
+    other = Kernel(kernel.task, kernel.rules, kernel.absent | dict(absent or {}))
     for step in kernel.log:
         if not any(descends(kernel.agents, (step.agent_id, step.turn), turn) for turn in turns):
             other.step(step.agent_id, step.action, step.usage, step.text)
@@ -52,7 +55,7 @@ def restore(record: EpisodeRecord, rules: Rules) -> Kernel:
         RecordError: by these rules the same texts make another episode.
     """
     turns = {(key.agent_id, key.turn): turn for key, turn in record.turns()}
-    kernel = Kernel(record.task, rules, frozenset(agent.agent_id for agent in record.agents if agent.absent))
+    kernel = Kernel(record.task, rules, {agent.agent_id: agent.reply for agent in record.agents if agent.absent})
     while not kernel.done:
         agent_id = kernel.ready()[0]
         turn = turns.get((agent_id, len(kernel.agents[agent_id].turns)))
@@ -81,28 +84,46 @@ def _same(kernel: Kernel, record: EpisodeRecord) -> bool:
 
 
 def check_replay(replay: Replay, record: EpisodeRecord) -> None:
-    """Raises `CreditError` for an agent that the episode lacks, or two of whom one owes its birth to the other."""
-    agents = [agent_id for agent_id, _ in replay.interventions]
-    for agent_id in agents:
+    """Raises `CreditError` for a turn that the episode lacks, or two interventions of which one undoes the other."""
+    starts = [(agent_id, what.turn) for agent_id, what in replay.interventions]
+    for agent_id, turn in starts:
         agent = record.by_id.get(agent_id)
         if agent is None or not agent.turns:
             raise CreditError(
                 f"replay {replay}: agent {agent_id} took no turn in episode {record.episode_id}; expected one of "
                 + ", ".join(str(agent.agent_id) for agent in record.agents if agent.turns)
             )
-    for agent_id in agents:
-        for other in agents:
-            if other != agent_id and descends(record.by_id, (agent_id, 0), (other, 0)):
+        if turn >= len(agent.turns):
+            raise CreditError(
+                f"replay {replay}: agent {agent_id} took {len(agent.turns)} turns in episode {record.episode_id}; "
+                f"expected turn 0 to {len(agent.turns) - 1}"
+            )
+    for start in starts:
+        for other in starts:
+            if other != start and descends(record.by_id, start, other):
+                (agent_id, turn), (before, first) = start, other
                 raise CreditError(
-                    f"replay {replay}: {agent_id}/turn0 descends from {other}/turn0, so it need not exist once {other} "
-                    "is intervened on; ask for two replays"
+                    f"replay {replay}: {agent_id}/turn{turn} descends from {before}/turn{first}, so it need not exist "
+                    f"once {before} is intervened on; ask for two replays"
                 )
 
 
 def begin(replay: Replay, kernel: Kernel) -> Kernel:
-    """How a replay begins: the finished `kernel` of its episode without what descends from the interventions."""
-    absent = [agent_id for agent_id, what in replay.interventions if what is Intervention.DEFAULT]
-    return fork_before(kernel, *((agent_id, 0) for agent_id, _ in replay.interventions), absent=absent)
+    """How a replay begins: the finished `kernel` of its episode without what descends from the interventions.
+
+    Raises:
+        CreditError: a reply that is put in has more than `reply_tokens`, which no clone could have sent.
+    """
+    absent: dict[AgentId, str | None] = {}
+    for agent_id, what in replay.interventions:
+        if what.absent:
+            absent[agent_id] = what.reply if what.kind == "replace" else None
+            bound, tokens = kernel.limits.reply_tokens, kernel.rules.counter.count_text(what.reply)
+            if bound is not None and tokens > bound:
+                raise CreditError(
+                    f"replay {replay}: the reply for {agent_id} has {tokens} tokens, over reply_tokens = {bound}"
+                )
+    return fork_before(kernel, *((agent_id, what.turn) for agent_id, what in replay.interventions), absent=absent)
 
 
 def replay_seed(replay: Replay, seed: int, agent_id: AgentId, turn: int) -> int:
@@ -112,5 +133,5 @@ def replay_seed(replay: Replay, seed: int, agent_id: AgentId, turn: int) -> int:
     Neither is ever the factual stream, and both are new for every sample; equal samples of different questions about
     one episode share the streams "after", as common random numbers.
     """
-    resampled = any(agent_id.is_under(other) for other, _ in replay.interventions)
+    resampled = any(agent_id.is_under(other) and what.kind == "resample" for other, what in replay.interventions)
     return turn_seed(seed, agent_id, turn, "resample" if resampled else "after", replay.sample)

@@ -46,12 +46,13 @@ class Kernel:
     Args:
         task: the problem.
         rules: limits, protocol and prices; shared by all episodes that are played by the same rules.
-        absent: clones that are left out, for counterfactuals. Their siblings' grants are as if they were there; they
-            themselves end at birth with nothing charged, and their grants never leave the parent's account.
+        absent: clones that are left out, for counterfactuals, with what their parents read in their stead; `None`: the
+            default reply. Their siblings' grants are as if they were there; they themselves end at birth with nothing
+            charged, and their grants never leave the parent's account.
     """
 
-    def __init__(self, task: Task, rules: Rules, absent: frozenset[AgentId] = frozenset()) -> None:
-        self.task, self.rules, self.limits, self.absent = task, rules, rules.limits, absent
+    def __init__(self, task: Task, rules: Rules, absent: Mapping[AgentId, str | None] | None = None) -> None:
+        self.task, self.rules, self.limits, self.absent = task, rules, rules.limits, dict(absent or {})
         limits = rules.limits
         self.ledger = Ledger(Amounts(limits.total_tokens, limits.generated_tokens, limits.max_clones))
         self.num_reads = 0
@@ -333,7 +334,8 @@ class Kernel:
             if not enough:
                 refused[i] = Fault.PROMPT_TOO_LONG
             elif child_id in self.absent:
-                born[child_id] = child._replace(messages=(), context_tokens=0, status=Status.ABSENT)
+                reply = self.absent[child_id]
+                born[child_id] = child._replace(messages=(), context_tokens=0, status=Status.ABSENT, reply=reply)
             else:
                 born[child_id] = child
         self._close_turn(

@@ -6,19 +6,60 @@ turns it keeps is decided by `counterfactual`, and it is played by `selfcest_age
 
 from __future__ import annotations
 
-import enum
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from selfcest_env.errors import CreditError
 from selfcest_env.types import ROOT, AgentId
 
 
-class Intervention(enum.StrEnum):
-    """What is done to one agent, from its first turn on."""
+@dataclass(frozen=True, slots=True, order=True)
+class Intervention:
+    """What is done to one agent; made by `DEFAULT`, `RESAMPLE` and the constructors below.
 
-    DEFAULT = "default"  # its reply is one fixed text; it generates nothing, is charged nothing, has no subtree
-    RESAMPLE = "resample"  # its turns are sampled anew
+    Attributes:
+        kind: `default`: its reply is one fixed text; it generates nothing, is charged nothing, has no subtree.
+            `replace`: the same with a text of the asker's. `resample`: its turns from `turn` on are sampled anew.
+            `again`: they are, from the streams that everything after an intervention draws from, see
+            `counterfactual.replay_seed`: the end of the episode once more, to be compared with other ends of it.
+        turn: the first of its turns that is not kept; 0 where it is absent.
+        reply: what its parent reads in its stead, for `replace`.
+    """
+
+    DEFAULT: ClassVar[Intervention]
+    RESAMPLE: ClassVar[Intervention]
+
+    kind: Literal["again", "default", "replace", "resample"]
+    turn: int = 0
+    reply: str = ""
+
+    @classmethod
+    def resample(cls, turn: int) -> Intervention:
+        return cls("resample", turn)
+
+    @classmethod
+    def again(cls, turn: int) -> Intervention:
+        return cls("again", turn)
+
+    @classmethod
+    def replace(cls, reply: str) -> Intervention:
+        return cls("replace", reply=reply)
+
+    @property
+    def absent(self) -> bool:
+        """Whether the agent is left out."""
+        return self.kind in ("default", "replace")
+
+    def __str__(self) -> str:
+        if self.kind == "replace":  # a name for the text, which may hold anything
+            return f"replace:{hashlib.blake2b(self.reply.encode(), digest_size=8).hexdigest()}"
+        return self.kind + (f"@{self.turn}" if self.turn else "")
+
+
+Intervention.DEFAULT = Intervention("default")
+Intervention.RESAMPLE = Intervention("resample")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -27,12 +68,12 @@ class Replay:
 
     Attributes:
         episode_id: the factual episode.
-        interventions: what is done to whom, sorted by agent; at least one. None of the agents may owe its birth to
-            another's turns: neither be below it nor be born after the call that it served had joined.
+        interventions: what is done to whom, sorted by agent; at least one. What is done to one may not undo another's:
+            no agent may be below, or born after the join of, a turn that is not kept.
         sample: replays that differ in it alone are independent draws of the same question.
 
     Raises:
-        CreditError: no intervention, two on one agent, a default reply for the root, a sample that is not >= 0.
+        CreditError: no intervention, two on one agent, a reply in the root's stead, a turn or sample that is not >= 0.
     """
 
     episode_id: str
@@ -45,8 +86,12 @@ class Replay:
             raise CreditError(f"replay {self} intervenes on nobody; name at least one agent")
         if agents != sorted(set(agents)):
             raise CreditError(f"replay {self}: expected agents in tree order, each once; build it with Replay.of")
-        if (ROOT, Intervention.DEFAULT) in self.interventions:
-            raise CreditError(f"replay {self}: the root has no parent to get a default reply; resample it instead")
+        for agent_id, what in self.interventions:
+            if agent_id == ROOT and what.absent:
+                raise CreditError(f"replay {self}: the root has no parent to get a reply; resample it instead")
+            if type(what.turn) is not int or what.turn < 0 or (what.absent and what.turn):
+                expected = "0, as an absent agent takes none" if what.absent else "a whole number >= 0"
+                raise CreditError(f"replay {self}: turn of {agent_id} is {what.turn!r}; expected {expected}")
         if type(self.sample) is not int or self.sample < 0:
             raise CreditError(f"replay {self}: sample is {self.sample!r}; expected a whole number >= 0")
 

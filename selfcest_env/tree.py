@@ -92,9 +92,11 @@ class Step(NamedTuple):
 
 
 def reply_of(child: AgentState) -> Reply:
-    """What a clone that has ended sends its parent. An absent one's is the default reply: "absent", a failure like any
-    other, so it fits every `reply_tokens` and looks like what agents meet in ordinary play."""
-    return Reply(child.reply) if child.status is Status.ANSWERED else Reply(failure=child.status)
+    """What a clone that has ended sends its parent. An absent one's, if nothing was put in its place, is the default
+    reply: "absent", a failure like any other, so it fits every `reply_tokens` and looks like what agents meet in
+    ordinary play."""
+    put_in = child.status is Status.ABSENT and child.reply is not None
+    return Reply(child.reply) if put_in or child.status is Status.ANSWERED else Reply(failure=child.status)
 
 
 class Born(Protocol):

@@ -153,7 +153,7 @@ def replay(
             f"start holds {len(start.keys)} episodes after {start.cycle.tolist()} joint steps; "
             "expected the snapshot of one episode just after its reset"
         )
-    batch, kernel = BatchDelegation(rules, 1), Kernel(text_task(rules, start), text_rules(rules), absent)
+    batch, kernel = BatchDelegation(rules, 1), Kernel(text_task(rules, start), text_rules(rules), dict.fromkeys(absent))
     batch.set_snapshot(start)
     yield batch, kernel
     for actions in steps:

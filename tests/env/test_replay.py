@@ -111,6 +111,41 @@ def test_one_absent_while_the_other_is_sampled_anew() -> None:
     assert free(other) == 100 - 5 - 5 - (3 + 1) - (2 + 1 + 1)
 
 
+def test_a_reply_put_in_is_read_and_costs_nobody_anything() -> None:
+    kernel, _ = two_clones()
+    other = fork(kernel, root_0=Intervention.replace("77"))
+    assert other.ready() == (ROOT,)
+    assert observe(other, ROOT).exchanges[0].replies == (Reply("77"), Reply("12"))
+    assert (other.agents[A].status, other.agents[A].turns, other.agents[A].reply) == (Status.ABSENT, (), "77")
+    # as without it, but for the reply: 100 - prompt 5 - call 5 - b (3 + 4) - replies (2 + 2 + 2)
+    assert free(other) == 77
+    assert other.ledger.totals()[0] == Amounts(5 + 5 + 7 + 6, 5 + 4, 1)
+    spoken = Kernel(TASK, rules())
+    speak(spoken, scripted)
+    record = speak(begin(Replay.of("e", {A: Intervention.replace("7")}), spoken), scripted)
+    assert (record.by_id[A].reply, record.by_id[A].absent, record.by_id[A].failed) == ("7", True, False)
+    assert from_json(to_json(record)) == record
+    assert restore(record, rules()).agents[A].reply == record.by_id[A].reply
+
+
+def test_a_reply_that_no_clone_could_have_sent_is_refused() -> None:
+    kernel, _ = two_clones()
+    with pytest.raises(
+        CreditError, match=r"root\.0=replace:[0-9a-f]{16}/sample0: the reply for root\.0 has \d+ tokens"
+    ):
+        begin(Replay.of("e", {A: Intervention.replace("1" * 500)}), kernel)
+
+
+@pytest.mark.parametrize("kind", [Intervention.again, Intervention.resample])
+def test_the_root_from_the_join_on_keeps_its_clones(kind: Callable[[int], Intervention]) -> None:
+    kernel, _ = two_clones()
+    other = fork(kernel, root=kind(1))
+    assert other.ready() == (ROOT,)
+    assert (other.agents[A], other.agents[B]) == (kernel.agents[A], kernel.agents[B])
+    assert other.agents[ROOT].turns == kernel.agents[ROOT].turns[:1]
+    assert fork(kernel, root=kind(0)).log == ()
+
+
 def test_the_root_resampled_is_the_whole_episode_anew() -> None:
     kernel, _ = two_clones()
     other = fork(kernel, root=RESAMPLE)
@@ -262,7 +297,7 @@ def test_a_replayed_record_goes_through_json_and_can_be_replayed_itself() -> Non
     cost = record.cost
     assert again.ledger.totals()[0] == Amounts(cost.total_tokens, cost.generated_tokens, cost.clones)
     without_b = begin(Replay.of("e", {B: DEFAULT}), again)
-    assert without_b.absent == {A, B}
+    assert set(without_b.absent) == {A, B}
     assert speak(without_b, scripted).cost.clones == 1
 
 
@@ -307,7 +342,7 @@ def test_completion_order_cannot_matter(seed: int, orders: tuple[int, int]) -> N
     for agent in rng.sample(record.agents[1:], len(record.agents) - 1):
         try:
             check_replay(Replay.of("e", {**chosen, agent.agent_id: DEFAULT}), record)
-            chosen[agent.agent_id] = rng.choice(list(Intervention))
+            chosen[agent.agent_id] = rng.choice((DEFAULT, RESAMPLE))
         except CreditError:
             pass
     if not chosen:
@@ -322,7 +357,7 @@ def test_completion_order_cannot_matter(seed: int, orders: tuple[int, int]) -> N
         assert anew[0].agents[step.agent_id].turns[step.turn] == record.by_id[step.agent_id].turns[step.turn].facts
     replayed = [speak(anew[i], lambda a, t: noise(a, t, "after"), orders[i]) for i in (0, 1)]
     assert replayed[0] == replayed[1]
-    absent = {agent_id for agent_id, what in chosen.items() if what is DEFAULT}
+    absent = {agent_id for agent_id, what in chosen.items() if what == DEFAULT}
     assert {agent.agent_id for agent in replayed[0].agents if agent.absent} == absent
     assert not any(agent.agent_id.is_under(gone) for gone in absent for agent in replayed[0].agents if agent.turns)
 
@@ -335,6 +370,11 @@ def test_replays_print_and_compare() -> None:
     assert str(replay) == "e7/root.0=resample,root.2=default/sample1"
     assert replay == Replay("e7", ((A, RESAMPLE), (C, DEFAULT)), 1)
     assert len({replay, Replay.of("e7", {A: RESAMPLE, C: DEFAULT}, 1), Replay.of("e7", {A: RESAMPLE}, 1)}) == 2
+    later = Replay.of("e7", {A: Intervention.resample(2), ROOT: Intervention.again(1)})
+    assert str(later) == "e7/root=again@1,root.0=resample@2/sample0"
+    put_in = [Replay.of("e7", {A: Intervention.replace(text)}) for text in ("/sample3", "x=y", "x=y")]
+    assert [str(one).count("/") for one in put_in] == [2, 2, 2], "a reply cannot forge a part of the name"
+    assert len({str(one) for one in put_in}) == len(set(put_in)) == 2
 
 
 @pytest.mark.parametrize(
@@ -346,6 +386,9 @@ def test_replays_print_and_compare() -> None:
         (((ROOT, DEFAULT),), 0, "e/root=default/sample0: the root has no parent"),
         (((A, DEFAULT),), -1, "sample is -1; expected a whole number >= 0"),
         (((A, DEFAULT),), True, "sample is True"),
+        (((ROOT, Intervention.replace("7")),), 0, "the root has no parent"),
+        (((A, Intervention.resample(-1)),), 0, "turn of root.0 is -1; expected a whole number >= 0"),
+        (((A, Intervention("default", 1)),), 0, "turn of root.0 is 1; expected 0, as an absent agent takes none"),
     ],
 )
 def test_impossible_replays(interventions: tuple[tuple[AgentId, Intervention], ...], sample: int, why: str) -> None:
@@ -364,6 +407,12 @@ def test_replays_that_an_episode_cannot_answer() -> None:
         with pytest.raises(CreditError, match=why):
             check_replay(Replay.of("e", dict.fromkeys(agents, RESAMPLE)), record)
     check_replay(Replay.of("e", {A.child(0): RESAMPLE, B: DEFAULT}), record)
+    turns = len(record.root.turns)
+    with pytest.raises(CreditError, match=f"root took {turns} turns in episode e; expected turn 0 to {turns - 1}"):
+        check_replay(Replay.of("e", {ROOT: Intervention.again(turns)}), record)
+    with pytest.raises(CreditError, match="root/turn1 descends from root.1/turn0"):
+        check_replay(Replay.of("e", {ROOT: Intervention.again(1), B: DEFAULT}), record)
+    check_replay(Replay.of("e", {ROOT: Intervention.again(turns - 1)}), record)
     alone = build_record(Kernel(TASK, rules(max_turns=0)), {}, episode_id="e", seed=0)
     with pytest.raises(CreditError, match="agent root took no turn"):
         check_replay(Replay.of("e", {ROOT: RESAMPLE}), alone)
@@ -382,3 +431,10 @@ def test_streams_are_named_by_what_they_are_for() -> None:
     assert replay_seed(replay, 5, ROOT, 1) == turn_seed(5, ROOT, 1, "after", 3)
     assert replay_seed(replay, 5, C, 0) == turn_seed(5, C, 0, "after", 3)
     assert replay_seed(Replay.of("e", {ROOT: RESAMPLE}), 5, A, 0) == turn_seed(5, A, 0, "resample", 0)
+    # The end of an episode once more, on the stream of its counterfactual ends.
+    again = Replay.of("e", {ROOT: Intervention.again(1)}, 3)
+    assert replay_seed(again, 5, ROOT, 1) == replay_seed(replay, 5, ROOT, 1) != turn_seed(5, ROOT, 1)
+    assert replay_seed(again, 5, C, 0) == replay_seed(replay, 5, C, 0)
+    assert replay_seed(Replay.of("e", {ROOT: Intervention.resample(1)}, 3), 5, ROOT, 1) != replay_seed(
+        again, 5, ROOT, 1
+    )

@@ -45,6 +45,7 @@ from selfcest_training.credit import (
     Promise,
     Rloo,
     Shapley,
+    Swap,
 )
 from selfcest_training.lab import GAMES, LabConfig, LabReport, run_lab
 from selfcest_training.lab.estimate import group_gradients, lab_request, sample_groups, scored
@@ -174,7 +175,7 @@ def test_rloo_is_unbiased_and_grpo_is_not(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["pair", "dummy"])
-@pytest.mark.parametrize("assigner", [Coma(), Difference()], ids=label)
+@pytest.mark.parametrize("assigner", [Coma(), Difference(), Swap(), Swap(paired=True)], ids=label)
 def test_counterfactual_schemes_are_unbiased(assigner: CreditAssigner, name: str) -> None:
     assert bias(assigner, name) < 1e-12
 
@@ -226,6 +227,19 @@ def test_the_loss_denominator_is_the_constant_one() -> None:
     assert group_gradients(game.parameters, groups, credits, constant=64.0) == pytest.approx(one, rel=1e-6)
 
 
+def test_pairing_takes_the_noise_of_the_join_off() -> None:
+    """In `pair_noisy` the root misreads; played again on one stream for both, it misreads both alike."""
+    game = solved("pair_noisy")
+    assert bias(Difference(paired=True), "pair_noisy") < 1e-12
+    clones = game.parameters.is_clone
+    plain, paired = (
+        sample_groups(scheme, game, group_size=2, num_groups=200, seed=0)
+        for scheme in (Difference(samples=4), Difference(samples=4, paired=True))
+    )
+    assert paired.gradients[:, clones].var(axis=0).sum() < 0.75 * plain.gradients[:, clones].var(axis=0).sum()
+    assert plain.replayed_tokens < paired.replayed_tokens < 1.6 * plain.replayed_tokens
+
+
 def test_the_others_replays_are_enumerated_together_where_they_matter() -> None:
     """Against one enumeration of everything, as above; where they are too many the scheme is sampled."""
     game = solved("pair")
@@ -266,7 +280,9 @@ def test_too_many_outcomes_are_left_to_sampling() -> None:
 
 @pytest.mark.slow
 @each_game
-@pytest.mark.parametrize("assigner", [Coma(), Difference()], ids=label)
+@pytest.mark.parametrize(
+    "assigner", [Coma(), Difference(), Difference(paired=True), DiffLoo(), Swap(), Swap(paired=True)], ids=label
+)
 def test_counterfactual_schemes_are_unbiased_in_every_game(assigner: CreditAssigner, name: str) -> None:
     assert bias(assigner, name) < 1e-12
 

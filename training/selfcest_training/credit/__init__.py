@@ -26,6 +26,7 @@ from selfcest_training.credit.per_role import PerRole
 from selfcest_training.credit.registry import BUILTINS, find_scheme, make_assigner, schemes
 from selfcest_training.credit.rloo import Rloo
 from selfcest_training.credit.shapley import Shapley
+from selfcest_training.credit.swap import Swap
 from selfcest_training.credit.wideseek import WideSeek
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "Rloo",
     "Shapley",
     "StepAssigner",
+    "Swap",
     "WideSeek",
     "against_others",
     "ask",

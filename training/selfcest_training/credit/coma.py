@@ -13,21 +13,26 @@ Degenerate cases: an episode without clones is `rloo`; a clone that cannot matte
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Intervention
+from selfcest_env.types import AgentId
 from selfcest_training.credit.base import Promise
 from selfcest_training.credit.counterfactual import Counterfactual
 
 
 @dataclass(frozen=True)
 class Coma(Counterfactual):
-    """Options: `samples` (default 1) and `max_share` (default 1)."""
+    """Options: `samples` (default 1), `max_share` (default 1), `paired` (default false)."""
 
     name: ClassVar[str] = "coma"
     formula: ClassVar[str] = "clone: A = R - mean R of replays with its turns resampled; root: rloo"
     source: ClassVar[str] = "Foerster et al. 2018, arXiv 1705.08926, baseline by sampling"
     promise: ClassVar[Promise] = Promise.UNBIASED
     null_player: ClassVar[bool] = True
-    intervention: ClassVar[Intervention] = Intervention.RESAMPLE
+
+    def interventions(self, group: EpisodeGroup, episode: EpisodeRecord, clone: AgentId) -> Sequence[Intervention]:
+        return [Intervention.RESAMPLE] * self.samples

@@ -10,6 +10,11 @@ spent: both depend on c's actions.
 
 The claim is about the `constant` denominator. With `episode_mean` the weight of an episode depends on its actions.
 
+`paired` compares with the end of the episode played once more: in the place of R stands the mean of replays in which
+the parent goes on anew from the join, with the clone's own reply, on the same streams as the counterfactuals. Its
+expectation given what c did is that of R, so nothing becomes biased; what the join happens to make of equal replies
+cancels. It costs a join more per call and sample.
+
 `max_share` bounds the cost: each clone has replays with that probability, by a coin keyed by (episode seed, agent). A
 share and not a number of clones: under a fixed number, a clone that caused more clones would lower its own chance, and
 the baseline would depend on its actions. Clones without replays, and roots, get `rloo`.
@@ -19,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -33,23 +37,34 @@ from selfcest_training.credit.chance import coin
 
 @dataclass(frozen=True)
 class Counterfactual(Checked):
-    """Options: `samples`, replays per clone (default 1), and `max_share` of the clones that get them (default 1)."""
-
-    intervention: ClassVar[Intervention]
+    """Options: `samples`, replays per clone (default 1); `max_share` of the clones that get them (default 1); `paired`,
+    with the join played once more for each of them (default false)."""
 
     samples: Count = 1
     max_share: Share = 1.0
+    paired: bool = False
 
     def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
-        return [replay for episode in group.episodes for c in self._chosen(episode) for replay in self._of(episode, c)]
+        return [
+            replay
+            for episode in group.episodes
+            for clone in self._chosen(episode)
+            for pair in self._pairs(group, episode, clone)
+            for replay in pair
+            if replay is not None
+        ]
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         advantage = broadcast(group, leave_one_out(group))
         found: dict[tuple[str, AgentId], float] = {}
         for episode in group.episodes:
             for clone in self._chosen(episode):
-                returns = [replayed[replay].team_return for replay in self._of(episode, clone)]
-                found[episode.episode_id, clone] = episode.team_return - float(np.mean(returns))
+                gaps = [
+                    (episode if own is None else replayed[own]).team_return - replayed[other].team_return
+                    for own, other in self._pairs(group, episode, clone)
+                ]
+                if gaps:
+                    found[episode.episode_id, clone] = float(np.mean(gaps))
         credit = self.compare(found)
         for key in advantage:
             if (who := (key.episode_id, key.agent_id)) in credit:
@@ -66,6 +81,22 @@ class Counterfactual(Checked):
             if agent.role is Role.CLONE and agent.turns and coin(self.max_share, episode, agent.agent_id):
                 yield agent.agent_id
 
-    def _of(self, episode: EpisodeRecord, clone: AgentId) -> list[Replay]:
-        changes = {clone: self.intervention}
-        return [Replay.of(episode.episode_id, changes, sample) for sample in range(self.samples)]
+    def _pairs(
+        self, group: EpisodeGroup, episode: EpisodeRecord, clone: AgentId
+    ) -> Iterator[tuple[Replay | None, Replay]]:
+        """What is compared with each counterfactual of a clone, `None` for the episode as it was played."""
+        for sample, what in enumerate(self.interventions(group, episode, clone)):
+            yield self._own(episode, clone, sample), Replay.of(episode.episode_id, {clone: what}, sample)
+
+    def _own(self, episode: EpisodeRecord, clone: AgentId, sample: int) -> Replay | None:
+        agent = episode.by_id[clone]
+        assert agent.parent_id is not None
+        assert agent.born_at is not None
+        parent, joined = agent.parent_id, agent.born_at + 1
+        if not self.paired or joined >= len(episode.by_id[parent].turns):  # it ended at the call
+            return None
+        return Replay.of(episode.episode_id, {parent: Intervention.again(joined)}, sample)
+
+    def interventions(self, group: EpisodeGroup, episode: EpisodeRecord, clone: AgentId) -> Sequence[Intervention]:
+        """What is done to a clone in each of its replays."""
+        raise NotImplementedError

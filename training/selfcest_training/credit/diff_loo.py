@@ -23,7 +23,7 @@ from selfcest_training.credit.difference import Difference
 
 @dataclass(frozen=True)
 class DiffLoo(Difference):
-    """Options: `samples` (default 1) and `max_share` (default 1)."""
+    """Options: those of `difference`."""
 
     name: ClassVar[str] = "diff_loo"
     formula: ClassVar[str] = "clone: A = D - mean D of the same clone in other episodes, D of difference; root: rloo"

@@ -13,21 +13,26 @@ tokens, and zero if they are not priced.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Intervention
+from selfcest_env.types import AgentId
 from selfcest_training.credit.base import Promise
 from selfcest_training.credit.counterfactual import Counterfactual
 
 
 @dataclass(frozen=True)
 class Difference(Counterfactual):
-    """Options: `samples` (default 1) and `max_share` (default 1)."""
+    """Options: `samples` (default 1), `max_share` (default 1), `paired` (default false)."""
 
     name: ClassVar[str] = "difference"
     formula: ClassVar[str] = "clone: A = R - mean R of replays with its reply set to the default; root: rloo"
     source: ClassVar[str] = "difference rewards, Wolpert & Tumer 2002"
     promise: ClassVar[Promise] = Promise.UNBIASED
     null_player: ClassVar[bool] = True
-    intervention: ClassVar[Intervention] = Intervention.DEFAULT
+
+    def interventions(self, group: EpisodeGroup, episode: EpisodeRecord, clone: AgentId) -> Sequence[Intervention]:
+        return [Intervention.DEFAULT] * self.samples

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord, Generation, Turn
-from selfcest_env.replay import Intervention, Replay
+from selfcest_env.replay import Replay
 from selfcest_env.seeding import stream_seed
 from selfcest_env.tree import descends
 from selfcest_env.types import ROOT, AgentId, FinishReason, Limits, Outcome, Status, Task, TurnFacts, TurnKey
@@ -80,7 +80,7 @@ class World:
 
     def _replayed(self, replay: Replay, k: int, episode: EpisodeRecord) -> EpisodeRecord:
         changes = dict(replay.interventions)
-        absent = {agent_id for agent_id, what in changes.items() if what is Intervention.DEFAULT}
+        absent = {agent_id for agent_id, what in changes.items() if what.absent}
 
         def brought(clone: AgentId) -> float:
             if any(clone.is_under(other) for other in absent):

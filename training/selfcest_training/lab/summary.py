@@ -115,10 +115,21 @@ def _crossing(game: str, scheme: str, found: Sequence[tuple[int, Measurement]], 
 
 
 def markdown(report: LabReport) -> str:
-    """The table, the crossings and the verdict as Markdown."""
-    lines = [HEADS, ("---",) * len(HEADS), *rows(report.cells)]
-    table = "".join("| " + " | ".join(line) + " |\n" for line in lines)
-    return table + "".join(f"\n{line}\n" for line in (*crossings(report.cells), *verdict(report)))
+    """The table, the crossings and the verdict as Markdown, then schemes against games, a table for every number."""
+    by_head = [dict(zip(HEADS, row, strict=True)) for row in rows(report.cells)]
+    text = _table([HEADS, *(tuple(row.values()) for row in by_head)])
+    text += "".join(f"\n{line}\n" for line in (*crossings(report.cells), *verdict(report)))
+    games, schemes = (list(dict.fromkeys(row[head] for row in by_head)) for head in ("game", "scheme"))
+    cells = {(row["scheme"], row["game"]): row for row in by_head}
+    for head in ("bias", "clones' variance", "variance x tokens"):
+        lines = [[scheme, *(cells[scheme, game][head] for game in games)] for scheme in schemes]
+        text += f"\n{head}:\n\n" + _table([["scheme", *games], *lines])
+    return text
+
+
+def _table(lines: Sequence[Sequence[str]]) -> str:
+    head, *rest = lines
+    return "".join("| " + " | ".join(line) + " |\n" for line in (head, ["---"] * len(head), *rest))
 
 
 def write_report(report: LabReport, folder: Path) -> list[Path]:
