@@ -10,7 +10,7 @@ import numpy as np
 
 from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay
-from selfcest_env.types import AgentId
+from selfcest_env.types import TurnKey
 from selfcest_training.credit import Coma, Credit, Difference, Grpo, Promise, Replayed, Rloo, broadcast, draw
 
 
@@ -108,10 +108,10 @@ class OwnCoins(Difference):
 
     name: ClassVar[str] = "own_coins"
 
-    def _chosen(self, episode: EpisodeRecord) -> Iterator[AgentId]:
+    def _starts(self, episode: EpisodeRecord) -> Iterator[TurnKey]:
         for agent in episode.agents[1:]:
             if np.random.default_rng((episode.seed, *agent.agent_id.path)).random() < self.max_share:
-                yield agent.agent_id
+                yield TurnKey(episode.episode_id, agent.agent_id, 0)
 
 
 @dataclass(frozen=True)
@@ -149,10 +149,11 @@ class OneReplayed(Difference):
 
     name: ClassVar[str] = "one_replayed"
 
-    def _chosen(self, episode: EpisodeRecord) -> Iterator[AgentId]:
+    def _starts(self, episode: EpisodeRecord) -> Iterator[TurnKey]:
         clones = [agent.agent_id for agent in episode.agents[1:] if agent.turns]
         if clones:
-            yield clones[draw((1 / len(clones),) * len(clones), "the one", episode)]
+            chosen = clones[draw((1 / len(clones),) * len(clones), "the one", episode)]
+            yield TurnKey(episode.episode_id, chosen, 0)
 
 
 @dataclass(frozen=True)

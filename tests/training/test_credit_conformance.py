@@ -39,7 +39,8 @@ RIGHT: list[CreditAssigner] = [
     Grpo(), Gated(), Gated(sides="both"), GatedPaper(), Rloo(), Difference(samples=2), Difference(max_share=0.5),
     Coma(), Shapley(), Shapley(orders=1), Shapley(max_share=0.5), PerRole(roots=PlugIn("rloo"), clones=PlugIn("coma")),
     PerRole(clones=PlugIn("gated")), DiffLoo(), DiffLoo(samples=2, max_share=0.5), Parts(), WideSeek(),
-    Swap(), Swap(samples=3, paired=True), Difference(paired=True), Coma(samples=2, paired=True), DiffLoo(paired=True),
+    Swap(), Swap(samples=3, paired=True), Difference(paired=True), Coma(samples=2, paired=True),
+    Coma(per_turn=True), DiffLoo(paired=True),
     Gated(PlugIn("rloo")), Gated(PlugIn("parts")), Gated(PlugIn("difference", {"max_share": 0.5}), sides="both"),
 ]  # fmt: skip
 

@@ -28,6 +28,7 @@ from selfcest_training.credit import (
     PerRole,
     Rloo,
     Shapley,
+    Swap,
     WideSeek,
     ask,
     assign,
@@ -388,6 +389,56 @@ def test_diff_loo_by_hand() -> None:
     assert advantages(credit, "a") == pytest.approx((0.75, 0.75, 0.75 + 0.25, 0 - 0.25))
     assert advantages(credit, "b") == pytest.approx((-0.75, -0.75, -0.5 - 0.375, 0.5))
     assert advantages(credit, "c") == pytest.approx((0.0, 0.0, 0 - 0.125, 0 - 0.25))
+
+
+def test_swap_by_hand() -> None:
+    """Replies 2 everywhere, but for one clone that failed; the next episode's, and the one after that."""
+    failed = replace(three_agents("b", 0.0), agents=(*three_agents("b", 0.0).agents[:2],))
+    silent = replace(failed.agents[1], status=Status.OUT_OF_TURNS, reply=None)
+    one = group(three_agents("a", 1.0), replace(failed, agents=(failed.agents[0], silent)), three_agents("c", 0.5))
+    put_in = Intervention.replace("2")
+    asked = ask(Swap(samples=2), one)
+    assert asked == (
+        Replay.of("a", {FIRST: DEFAULT}), Replay.of("a", {FIRST: put_in}, 1), Replay.of("a", {SECOND: put_in}),
+        Replay.of("b", {FIRST: put_in}), Replay.of("b", {FIRST: put_in}, 1),
+        Replay.of("c", {FIRST: put_in}), Replay.of("c", {FIRST: DEFAULT}, 1), Replay.of("c", {SECOND: put_in}),
+    )  # fmt: skip
+    returns = dict(zip(asked, (0.2, 0.4, 1.0, 0.5, 0.7, 0.0, 0.1, 0.5), strict=True))
+    credit = assign(Swap(samples=2), one, {name: three_agents(str(name), value) for name, value in returns.items()})
+    assert credit.advantage[key("a", FIRST)] == pytest.approx(1 - 0.3)
+    assert credit.advantage[key("a", SECOND)] == pytest.approx(0.0)
+    assert credit.advantage[key("b", FIRST)] == pytest.approx(-0.6)
+    assert credit.advantage[key("c", FIRST)] == pytest.approx(0.5 - 0.05)
+    alone = assign(Swap(), group(three_agents("a", 1.0), replace(failed, agents=failed.agents[:1])), {})
+    assert advantages(alone, "a") == (1.0,) * 4, "nobody to swap with: rloo"
+
+
+def test_paired_compares_with_the_join_played_again() -> None:
+    one = pair(1.0, 0.0)
+    scheme = Difference(samples=2, paired=True)
+    again = [Replay.of("a", {ROOT: Intervention.again(1)}, n) for n in (0, 1)]
+    asked = ask(scheme, one)
+    assert [name for name in asked if name.episode_id == "a"] == [
+        again[0], Replay.of("a", {FIRST: DEFAULT}), again[1], Replay.of("a", {FIRST: DEFAULT}, 1),
+        Replay.of("a", {SECOND: DEFAULT}), Replay.of("a", {SECOND: DEFAULT}, 1),
+    ]  # fmt: skip
+    values = dict.fromkeys(asked, 0.0) | {again[0]: 0.75, again[1]: 0.25, Replay.of("a", {FIRST: DEFAULT}): 0.5}
+    credit = assign(scheme, one, {name: three_agents(str(name), value) for name, value in values.items()})
+    # the factual return of 1 does not come in: (.75 - .5 + .25 - 0) / 2 and (.75 + .25) / 2
+    assert advantages(credit, "a") == (1.0, 1.0, 0.25, 0.5)
+
+
+def test_every_turn_of_a_clone_has_a_baseline_of_its_own_if_asked() -> None:
+    episode = three_agents("a", 1.0)
+    longer = replace(episode.agents[1], turns=(turn((6,), (13,), outcome=Outcome.MALFORMED), turn((8,), (14,))))
+    one = group(replace(episode, agents=(episode.agents[0], longer, episode.agents[2])), three_agents("b", 0.0))
+    asked = ask(Coma(per_turn=True), one)
+    assert [str(name) for name in asked[:3]] == [
+        "a/root.0=resample/sample0", "a/root.0=resample@1/sample0", "a/root.1=resample/sample0",
+    ]  # fmt: skip
+    values = dict.fromkeys(asked, 0.0) | {asked[0]: 0.5, asked[1]: 0.75}
+    credit = assign(Coma(per_turn=True), one, {name: three_agents(str(name), value) for name, value in values.items()})
+    assert [credit.advantage[key("a", FIRST, n)] for n in (0, 1)] == [0.5, 0.25]
 
 
 def test_a_clone_that_no_other_episode_has_gets_its_difference() -> None:

@@ -281,7 +281,9 @@ def test_too_many_outcomes_are_left_to_sampling() -> None:
 @pytest.mark.slow
 @each_game
 @pytest.mark.parametrize(
-    "assigner", [Coma(), Difference(), Difference(paired=True), DiffLoo(), Swap(), Swap(paired=True)], ids=label
+    "assigner",
+    [Coma(), Coma(per_turn=True), Difference(), Difference(paired=True), DiffLoo(), Swap(), Swap(paired=True)],
+    ids=label,
 )
 def test_counterfactual_schemes_are_unbiased_in_every_game(assigner: CreditAssigner, name: str) -> None:
     assert bias(assigner, name) < 1e-12

@@ -3,7 +3,8 @@
     A_c = R(tau) - (1/n) sum_i R(replay_i of tau with c's turns resampled);   root turns: rloo
 
 The replay keeps the clone's context, its grant and its siblings; its turns are sampled from its first one on, and
-everything that descends from that is played anew. All turns of c share the baseline.
+everything that descends from that is played anew. All turns of c share the baseline; with `per_turn` each has its own,
+of replays that keep the turns before it: COMA's V(s_t), and of VinePPO (Kazemnejad et al. 2024, arXiv 2410.01679).
 
 Source: the counterfactual baseline of COMA, Foerster et al. 2018 (arXiv 1705.08926), estimated by sampling where COMA
 has a centralised critic. Unbiased, see `counterfactual`. With n = 1 and a noisy end of the episode the variance can
@@ -13,20 +14,21 @@ Degenerate cases: an episode without clones is `rloo`; a clone that cannot matte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from selfcest_env.record import EpisodeGroup, EpisodeRecord
+from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Intervention
-from selfcest_env.types import AgentId
+from selfcest_env.types import TurnKey
 from selfcest_training.credit.base import Promise
 from selfcest_training.credit.counterfactual import Counterfactual
 
 
 @dataclass(frozen=True)
 class Coma(Counterfactual):
-    """Options: `samples` (default 1), `max_share` (default 1), `paired` (default false)."""
+    """Options: `samples` (default 1), `max_share` (default 1), `paired` (default false); `per_turn`: every turn of a
+    clone has replays of its own, which keep its turns before (default false)."""
 
     name: ClassVar[str] = "coma"
     formula: ClassVar[str] = "clone: A = R - mean R of replays with its turns resampled; root: rloo"
@@ -34,5 +36,10 @@ class Coma(Counterfactual):
     promise: ClassVar[Promise] = Promise.UNBIASED
     null_player: ClassVar[bool] = True
 
-    def interventions(self, group: EpisodeGroup, episode: EpisodeRecord, clone: AgentId) -> Sequence[Intervention]:
-        return [Intervention.RESAMPLE] * self.samples
+    per_turn: bool = False
+
+    def starts(self, agent: AgentRecord) -> Iterable[int]:
+        return range(len(agent.turns)) if self.per_turn else (0,)
+
+    def interventions(self, group: EpisodeGroup, episode: EpisodeRecord, start: TurnKey) -> Sequence[Intervention]:
+        return [Intervention.resample(start.turn)] * self.samples

@@ -22,15 +22,15 @@ the baseline would depend on its actions. Clones without replays, and roots, get
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from selfcest_env.record import EpisodeGroup, EpisodeRecord
+from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Intervention, Replay
 from selfcest_env.structure import Checked, Count, Share
-from selfcest_env.types import AgentId, Role
+from selfcest_env.types import AgentId, Role, TurnKey
 from selfcest_training.credit.base import Credit, Replayed, broadcast, leave_one_out
 from selfcest_training.credit.chance import coin
 
@@ -48,45 +48,47 @@ class Counterfactual(Checked):
         return [
             replay
             for episode in group.episodes
-            for clone in self._chosen(episode)
-            for pair in self._pairs(group, episode, clone)
+            for start in self._starts(episode)
+            for pair in self._pairs(group, episode, start)
             for replay in pair
             if replay is not None
         ]
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         advantage = broadcast(group, leave_one_out(group))
-        found: dict[tuple[str, AgentId], float] = {}
+        found: dict[TurnKey, float] = {}
         for episode in group.episodes:
-            for clone in self._chosen(episode):
+            for start in self._starts(episode):
                 gaps = [
                     (episode if own is None else replayed[own]).team_return - replayed[other].team_return
-                    for own, other in self._pairs(group, episode, clone)
+                    for own, other in self._pairs(group, episode, start)
                 ]
                 if gaps:
-                    found[episode.episode_id, clone] = float(np.mean(gaps))
+                    found[start] = float(np.mean(gaps))
         credit = self.compare(found)
-        for key in advantage:
-            if (who := (key.episode_id, key.agent_id)) in credit:
-                advantage[key] = credit[who]
+        for key in advantage:  # a turn's baseline is that of the last start before it, or its own
+            starts = [replace(key, turn=turn) for turn in range(key.turn, -1, -1)]
+            advantage[key] = next((credit[start] for start in starts if start in credit), advantage[key])
         return Credit(advantage)
 
-    def compare(self, found: Mapping[tuple[str, AgentId], float]) -> Mapping[tuple[str, AgentId], float]:
-        """Credit of clones by episode and agent, from their returns less the mean of their replays."""
+    def compare(self, found: Mapping[TurnKey, float]) -> Mapping[TurnKey, float]:
+        """Credit by the turn that replays start from, from the returns less the mean of the replays."""
         return found
 
-    def _chosen(self, episode: EpisodeRecord) -> Iterator[AgentId]:
-        """Clones that get replays; one that was born without a token to act with has nothing to credit."""
+    def _starts(self, episode: EpisodeRecord) -> Iterator[TurnKey]:
+        """Turns of clones that replays start from; a clone without a token to act with has nothing to credit."""
         for agent in episode.agents:
             if agent.role is Role.CLONE and agent.turns and coin(self.max_share, episode, agent.agent_id):
-                yield agent.agent_id
+                for turn in self.starts(agent):
+                    yield TurnKey(episode.episode_id, agent.agent_id, turn)
 
     def _pairs(
-        self, group: EpisodeGroup, episode: EpisodeRecord, clone: AgentId
+        self, group: EpisodeGroup, episode: EpisodeRecord, start: TurnKey
     ) -> Iterator[tuple[Replay | None, Replay]]:
-        """What is compared with each counterfactual of a clone, `None` for the episode as it was played."""
-        for sample, what in enumerate(self.interventions(group, episode, clone)):
-            yield self._own(episode, clone, sample), Replay.of(episode.episode_id, {clone: what}, sample)
+        """What is compared with each counterfactual, `None` for the episode as it was played."""
+        for sample, what in enumerate(self.interventions(group, episode, start)):
+            own = self._own(episode, start.agent_id, sample)
+            yield own, Replay.of(episode.episode_id, {start.agent_id: what}, sample)
 
     def _own(self, episode: EpisodeRecord, clone: AgentId, sample: int) -> Replay | None:
         agent = episode.by_id[clone]
@@ -97,6 +99,10 @@ class Counterfactual(Checked):
             return None
         return Replay.of(episode.episode_id, {parent: Intervention.again(joined)}, sample)
 
-    def interventions(self, group: EpisodeGroup, episode: EpisodeRecord, clone: AgentId) -> Sequence[Intervention]:
-        """What is done to a clone in each of its replays."""
+    def starts(self, agent: AgentRecord) -> Iterable[int]:
+        """Turns of a clone that replays start from, the first among them."""
+        return (0,)
+
+    def interventions(self, group: EpisodeGroup, episode: EpisodeRecord, start: TurnKey) -> Sequence[Intervention]:
+        """What is done in each of the replays that start from a turn."""
         raise NotImplementedError

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from selfcest_env.types import AgentId
+from selfcest_env.types import AgentId, TurnKey
 from selfcest_training.credit.difference import Difference
 
 
@@ -29,13 +29,13 @@ class DiffLoo(Difference):
     formula: ClassVar[str] = "clone: A = D - mean D of the same clone in other episodes, D of difference; root: rloo"
     source: ClassVar[str] = "Wolpert & Tumer 2002, against leave-one-out as in Kool et al. 2019"
 
-    def compare(self, found: Mapping[tuple[str, AgentId], float]) -> dict[tuple[str, AgentId], float]:
+    def compare(self, found: Mapping[TurnKey, float]) -> dict[TurnKey, float]:
         by_clone: dict[AgentId, list[float]] = {}
-        for (_, clone), difference in found.items():
-            by_clone.setdefault(clone, []).append(difference)
+        for start, difference in found.items():
+            by_clone.setdefault(start.agent_id, []).append(difference)
 
         def others(clone: AgentId, own: float) -> float:
             every = by_clone[clone]
             return (sum(every) - own) / (len(every) - 1) if len(every) > 1 else 0.0
 
-        return {(episode, clone): own - others(clone, own) for (episode, clone), own in found.items()}
+        return {start: own - others(start.agent_id, own) for start, own in found.items()}

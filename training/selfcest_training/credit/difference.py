@@ -19,7 +19,7 @@ from typing import ClassVar
 
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Intervention
-from selfcest_env.types import AgentId
+from selfcest_env.types import TurnKey
 from selfcest_training.credit.base import Promise
 from selfcest_training.credit.counterfactual import Counterfactual
 
@@ -34,5 +34,5 @@ class Difference(Counterfactual):
     promise: ClassVar[Promise] = Promise.UNBIASED
     null_player: ClassVar[bool] = True
 
-    def interventions(self, group: EpisodeGroup, episode: EpisodeRecord, clone: AgentId) -> Sequence[Intervention]:
+    def interventions(self, group: EpisodeGroup, episode: EpisodeRecord, start: TurnKey) -> Sequence[Intervention]:
         return [Intervention.DEFAULT] * self.samples

@@ -21,7 +21,7 @@ from typing import ClassVar
 
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Intervention
-from selfcest_env.types import AgentId
+from selfcest_env.types import TurnKey
 from selfcest_training.credit.base import Promise
 from selfcest_training.credit.counterfactual import Counterfactual
 
@@ -36,10 +36,10 @@ class Swap(Counterfactual):
     promise: ClassVar[Promise] = Promise.UNBIASED
     null_player: ClassVar[bool] = True
 
-    def interventions(self, group: EpisodeGroup, episode: EpisodeRecord, clone: AgentId) -> Sequence[Intervention]:
+    def interventions(self, group: EpisodeGroup, episode: EpisodeRecord, start: TurnKey) -> Sequence[Intervention]:
         own = group.episodes.index(episode)
         others = (*group.episodes[own + 1 :], *group.episodes[:own])
-        found = [agent for other in others if (agent := other.by_id.get(clone)) is not None and agent.turns]
+        found = [agent for other in others if (agent := other.by_id.get(start.agent_id)) is not None and agent.turns]
         return [
             Intervention.DEFAULT if agent.failed or agent.reply is None else Intervention.replace(agent.reply)
             for agent in found[: self.samples]
