@@ -108,6 +108,12 @@ def check_replay(replay: Replay, record: EpisodeRecord) -> None:
                 )
 
 
+def is_anew(replay: Replay, record: EpisodeRecord, agent_id: AgentId, turn: int) -> bool:
+    """Whether a turn of a replay's record was played for it; the others are the episode's own."""
+    starts = ((other, what.turn) for other, what in replay.interventions)
+    return any(descends(record.by_id, (agent_id, turn), start) for start in starts)
+
+
 def begin(replay: Replay, kernel: Kernel) -> Kernel:
     """How a replay begins: the finished `kernel` of its episode without what descends from the interventions.
 

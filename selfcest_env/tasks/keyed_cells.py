@@ -3,7 +3,10 @@
 The prompt `?AcBqCa` asks for field `c` of document A, `q` of B and `a` of C. The answer numbers their digits by
 letters, `a4b0c7`, which is how replies reach a parent in the terse protocol, so that joining is copying. A document is
 a list of fields, each a letter and a digit, in an order of its own: `k3a7q0`. The clone for a cell is told the field,
-`c`, is handed the document, and replies with the digit that follows.
+`c`, is handed the document, and replies with a digit.
+
+`!AcBqCa` asks for the digit of the *next* field each, and its clones are told the same. Whoever has seen both kinds of
+questions answered knows what a clone may be meant to do, not which: a convention that only the return can settle.
 
 Nothing joins the cells but their places in the answer. With the grader `cells` the return is a sum over clones, where
 counterfactual and per-part credit have most to win; with `coupling: all` it is their conjunction, where they have
@@ -16,11 +19,11 @@ import re
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from selfcest_env.structure import Checked, Share
+from selfcest_env.structure import Checked
 from selfcest_env.tasks.source import (
     GIVE_UP,
     TERSE,
@@ -40,7 +43,9 @@ from selfcest_env.types import Answer, CloneRequest, Delegate, Read, Task
 from selfcest_env.views import Observation
 
 KEYS, FIELDS = string.ascii_uppercase, string.ascii_lowercase
-_QUESTION = re.compile(r"\?((?:[A-Z][a-z])+)")
+_MARKS = {"own": "?", "next": "!"}
+_FURTHER = {"own": 0, "next": 1}
+_QUESTION = re.compile(r"[?!]((?:[A-Z][a-z])+)")
 _ENTRIES = re.compile(r"(?:[a-z][0-9])+")
 
 
@@ -51,8 +56,7 @@ class KeyedCells(Checked):
     Attributes:
         min_cells, max_cells: documents, each asked for one field.
         min_fields, max_fields: of one document.
-        thoughtful: share of the expert's clones that write the field and what they find, `c4`, before they answer. The
-            others answer at once, as rightly; a small model imitates the first and can only guess like the second.
+        asks: `own`, for the digits of the fields that are named, or `next`, for those of the fields after them.
     """
 
     name: ClassVar[str] = "keyed_cells"
@@ -60,25 +64,27 @@ class KeyedCells(Checked):
     max_cells: int = 16
     min_fields: int = 8
     max_fields: int = 8
-    thoughtful: Share = 0.0
+    asks: Literal["own", "next"] = "own"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_span(self.name, ("min_cells", "max_cells"), (self.min_cells, self.max_cells), 1, len(KEYS))
-        check_span(self.name, ("min_fields", "max_fields"), (self.min_fields, self.max_fields), 1, len(FIELDS))
+        fewest = 1 + _FURTHER[self.asks]
+        check_span(self.name, ("min_fields", "max_fields"), (self.min_fields, self.max_fields), fewest, len(FIELDS))
 
     def draw(self, rng: np.random.Generator) -> Task:
+        further = _FURTHER[self.asks]
         count = draw_int(rng, self.min_cells, self.max_cells)
         keys = [KEYS[i] for i in rng.permutation(len(KEYS))[:count]]
-        question, answer, context = "?", "", dict[str, str]()
+        question, answer, context = _MARKS[self.asks], "", dict[str, str]()
         for key in keys:
             length = draw_int(rng, self.min_fields, self.max_fields)
             fields = [FIELDS[i] for i in rng.permutation(len(FIELDS))[:length]]
             digits = rng.integers(10, size=length)
-            asked = draw_int(rng, 0, length - 1)
+            asked = draw_int(rng, 0, length - 1 - further)
             context[key] = "".join(f"{field}{digit}" for field, digit in zip(fields, digits, strict=True))
             question += key + fields[asked]
-            answer += label_of(len(answer) // 2, TERSE) + str(digits[asked])
+            answer += label_of(len(answer) // 2, TERSE) + str(digits[asked + further])
         listed = {key: context[key] for key in sorted(context)}
         return make_task(self.name, question, answer, {"size": count, "cells": "".join(keys)}, listed)
 
@@ -98,13 +104,11 @@ class KeyedCells(Checked):
         brought = {key: text for past in observation.exchanges for key, text in (past.documents or {}).items()}
         if missing and not brought:
             return Proposal(Read(missing)) if may_read(observation) else GIVE_UP
-        digits = [_digit((documents | brought).get(key, ""), field) for key, field in asked]
+        further = _FURTHER[self.asks]
+        digits = [_digit((documents | brought).get(key, ""), field, further) for key, field in asked]
         if not all(digits):
             return GIVE_UP
-        if is_root(observation):
-            return Proposal(Answer(_labelled(digits)))
-        thought = "".join(field + digit for (_, field), digit in zip(asked, digits, strict=True))
-        return Proposal(Answer("".join(digits)), thought if rng.random() < self.thoughtful else "")
+        return Proposal(Answer(_labelled(digits) if is_root(observation) else "".join(digits)))
 
 
 def _labelled(digits: Sequence[str]) -> str:
@@ -120,7 +124,7 @@ def _asked(observation: Observation) -> list[tuple[str, str]] | None:
     return [(pair[0], pair[1]) for pair in re.findall("[A-Z][a-z]", found[1])] if found else None
 
 
-def _digit(entries: str, field: str) -> str:
-    """The digit of a field; empty if there is none, or if the document is no list of entries."""
-    pairs = zip(entries[::2], entries[1::2], strict=True) if _ENTRIES.fullmatch(entries) else ()
-    return dict(pairs).get(field, "")
+def _digit(entries: str, field: str, further: int) -> str:
+    """The digit of a field, or of one so many places further; empty without one, or if these are no entries."""
+    place = entries[::2].find(field) + further if field in entries[::2] and _ENTRIES.fullmatch(entries) else -1
+    return entries[2 * place + 1 : 2 * place + 2] if place >= 0 else ""

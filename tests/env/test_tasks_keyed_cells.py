@@ -28,10 +28,15 @@ LIMITS = Limits(total_tokens=None, max_clones=30, max_clones_per_call=26, turn_t
 
 
 def play(
-    task: Task, style: Style, limits: Limits, protocol: ProtocolText, spoilt: Sequence[AgentId] = ()
+    task: Task,
+    style: Style,
+    limits: Limits,
+    protocol: ProtocolText,
+    spoilt: Sequence[AgentId] = (),
+    source: KeyedCells = KeyedCells(),  # noqa: B008 (frozen)
 ) -> EpisodeRecord:
     """The expert's episode; the clones in `spoilt` say 9."""
-    source, kernel = KeyedCells(), Kernel(task, Rules(limits, protocol, WordCounter()))
+    kernel = Kernel(task, Rules(limits, protocol, WordCounter()))
     generations = {}
     while not kernel.done:
         agent = kernel.ready()[0]
@@ -79,21 +84,26 @@ def test_each_clone_is_told_its_field_and_handed_its_document() -> None:
     assert proposal.action == Delegate((CloneRequest("a", ("C",)), CloneRequest("b", ("A",))))
 
 
-def test_a_share_of_the_clones_think_before_they_answer_and_all_are_right() -> None:
-    task = Task("t", "?Aa", "a3", "x", {"A": "b4a3"})
-    kernel = Kernel(task, Rules(LIMITS, TerseProtocol(), WordCounter()))
-    text = "<call>a@A</call>"
-    kernel.step(ROOT, TerseProtocol().parse(text), Usage(5), text)
-    seen, rng = observe(kernel, ROOT.child(0)), np.random.default_rng(0)
-    for share in (1.0, 0.5, 0.0):
-        source = KeyedCells(thoughtful=share)
-        proposals = [source.propose(seen, rng, Style.DELEGATE) for _ in range(2000)]
-        assert {proposal.action for proposal in proposals} == {Answer("3")}
-        thoughts = [proposal.thought for proposal in proposals]
-        assert set(thoughts) <= {"a3", ""}
-        assert thoughts.count("a3") / 2000 == pytest.approx(share, abs=0 if share in (0, 1) else 0.05)
-    with pytest.raises(ConfigError, match="thoughtful is 2; expected"):
-        KeyedCells(thoughtful=2)
+def test_the_next_field_is_asked_for_and_clones_are_told_the_same() -> None:
+    source, rng = KeyedCells(min_cells=3, max_cells=3, asks="next"), np.random.default_rng(0)
+    for _ in range(20):
+        task = source.draw(rng)
+        assert task.prompt[0] == "!"
+        pairs = [task.prompt[i : i + 2] for i in range(1, len(task.prompt), 2)]
+        for (key, field), digit in zip(pairs, task.answer[1::2], strict=True):
+            assert task.context[key][task.context[key].index(field) + 3] == digit
+        for style in Style:
+            assert play(task, style, replace(LIMITS, max_reads=9), TerseProtocol(), source=source).answer == task.answer
+    own, other = replace(TASK, prompt="?CaAa"), replace(TASK, prompt="!CbAa", answer="a7b0")
+    assert play(other, Style.DELEGATE, LIMITS, TerseProtocol(), source=source).answer == "a7b0"
+    briefs = [
+        [a.objective for a in play(task, Style.DELEGATE, LIMITS, TerseProtocol()).agents[1:]] for task in (own, other)
+    ]
+    assert briefs == [["a", "a"], ["b", "a"]]
+    with pytest.raises(ConfigError, match=r"keyed_cells\.min_fields is 1; expected a whole number from 2"):
+        KeyedCells(asks="next", min_fields=1)
+    with pytest.raises(ConfigError, match="asks is 'other'; expected"):
+        KeyedCells(asks="other")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("prompt", ["?", "a", "?Ca ", "?CaA", "2+2", "?ca"])

@@ -15,6 +15,7 @@ from selfcest_env.record import EpisodeGroup
 from selfcest_env.replay import Intervention, Replay
 from selfcest_env.types import ROOT
 from selfcest_training.credit import (
+    Branches,
     Coma,
     Credit,
     CreditAssigner,
@@ -40,7 +41,7 @@ RIGHT: list[CreditAssigner] = [
     Coma(), Shapley(), Shapley(orders=1), Shapley(max_share=0.5), PerRole(roots=PlugIn("rloo"), clones=PlugIn("coma")),
     PerRole(clones=PlugIn("gated")), DiffLoo(), DiffLoo(samples=2, max_share=0.5), Parts(), WideSeek(),
     Swap(), Swap(samples=3, paired=True), Difference(paired=True), Coma(samples=2, paired=True),
-    Coma(per_turn=True), DiffLoo(paired=True),
+    Coma(per_turn=True), DiffLoo(paired=True), Branches(), Branches(samples=2, max_share=0.5),
     Gated(PlugIn("rloo")), Gated(PlugIn("parts")), Gated(PlugIn("difference", {"max_share": 0.5}), sides="both"),
 ]  # fmt: skip
 

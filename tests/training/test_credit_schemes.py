@@ -16,6 +16,7 @@ from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Intervention, Replay
 from selfcest_env.types import ROOT, AgentId, Outcome, Status, TurnKey
 from selfcest_training.credit import (
+    Branches,
     Coma,
     Credit,
     CreditAssigner,
@@ -36,6 +37,8 @@ from selfcest_training.credit import (
     checked_replays,
     make_assigner,
 )
+from selfcest_training.learner.batch import build_samples
+from selfcest_training.learner.options import Denominator
 
 DEFAULT, RESAMPLE = Intervention.DEFAULT, Intervention.RESAMPLE
 FIRST, SECOND = ROOT.child(0), ROOT.child(1)
@@ -130,7 +133,8 @@ def test_a_call_of_one_clone_is_difference() -> None:
         (("a", 1.0), ("b", 0.0))
     ]  # fmt: skip
     one = group(*episodes)
-    records = {Replay.of(name, {FIRST: DEFAULT}): three_agents(name, 0.4) for name in "ab"}
+    names = [Replay.of(name, {FIRST: DEFAULT}) for name in "ab"]
+    records = {name: three_agents(str(name), 0.4) for name in names}
     assert assign(Shapley(), one, records) == assign(Difference(), one, records)
 
 
@@ -426,6 +430,55 @@ def test_paired_compares_with_the_join_played_again() -> None:
     credit = assign(scheme, one, {name: three_agents(str(name), value) for name, value in values.items()})
     # the factual return of 1 does not come in: (.75 - .5 + .25 - 0) / 2 and (.75 + .25) / 2
     assert advantages(credit, "a") == (1.0, 1.0, 0.25, 0.5)
+
+
+def test_branches_by_hand() -> None:
+    """Three draws of each clone, against each other; the replays' turns of that clone train, nothing else of theirs."""
+    one, scheme = pair(1.0, 0.0), Branches(samples=2)
+    asked = ask(scheme, one)
+    assert len(asked) == 2 * 2 * 2
+    values = dict.fromkeys(asked, 0.0) | {Replay.of("a", {FIRST: RESAMPLE}, n): v for n, v in ((0, 0.25), (1, 0.5))}
+    records = {name: three_agents(str(name), value) for name, value in values.items()}
+    credit = assign(scheme, one, records)
+    # 1, .25, .5: (1 - .375) / 3, (.25 - .75) / 3, (.5 - .625) / 3
+    assert credit.advantage[key("a", FIRST)] == pytest.approx(0.625 / 3)
+    first = [credit.advantage[key(f"a/root.0=resample/sample{n}", FIRST)] for n in (0, 1)]
+    assert first == pytest.approx([-0.5 / 3, -0.125 / 3])
+    assert credit.advantage[key("a", ROOT)] == 1.0
+    named = {(name.episode_id, name.agent_id) for name in credit.advantage if "/" in name.episode_id}
+    assert named == {(str(name), name.interventions[0][0]) for name in asked}
+
+
+def test_turns_of_replays_train_with_the_weight_of_their_episode() -> None:
+    one, scheme = pair(1.0, 0.0), Branches()
+    records = {name: three_agents(str(name), 0.5) for name in ask(scheme, one)}
+    credit, options = assign(scheme, one, records), {"denominator": Denominator.CONSTANT, "constant": 10.0}
+    alone, samples = (build_samples([one], [credit], **options, replayed=found) for found in (None, [records]))
+    assert [(s.episode_id, s.agent_id) for s in samples[: len(alone)]] == [(s.episode_id, s.agent_id) for s in alone]
+    assert len(samples) == len(alone) + 4
+    assert {sample.weight for sample in samples} == {1 / 20}, "two episodes, whatever was replayed"
+    branch = next(s for s in samples if s.episode_id == "a/root.1=resample/sample0")
+    assert (branch.agent_id, branch.loss_mask.tolist()) == (SECOND, [False, True, True])
+    assert branch.advantages[1] == pytest.approx((0.5 - 1) / 2)
+
+
+@pytest.mark.parametrize(
+    ("agent_id", "turn", "words"),
+    [
+        (ROOT, 0, "credits a/root.0=resample/sample0/root/turn0, which the replay has kept .* credit a/root/turn0"),
+        (SECOND, 0, "credits a/root.0=resample/sample0/root.1/turn0, which the replay has kept"),
+        (FIRST, 3, "names a/root.0=resample/sample0/root.0/turn3, which is no turn of the group"),
+    ],
+)
+def test_a_turn_that_a_replay_has_kept_is_not_credited_twice(agent_id: AgentId, turn: int, words: str) -> None:
+    name = Replay.of("a", {FIRST: RESAMPLE})
+    records, one = {name: three_agents(str(name), 0.0)}, pair()
+    advantage = {**Rloo().assign(one, {}).advantage, key(str(name), ROOT, 1): 0.5}
+    assert checked_credit("mine", one, Credit(advantage), records).advantage == advantage
+    with pytest.raises(CreditError, match=words):
+        checked_credit("mine", one, Credit({**advantage, key(str(name), agent_id, turn): 0.5}), records)
+    with pytest.raises(CreditError, match="has nan|is nan; expected a finite number"):
+        checked_credit("mine", one, Credit({**advantage, key(str(name), ROOT, 1): math.nan}), records)
 
 
 def test_every_turn_of_a_clone_has_a_baseline_of_its_own_if_asked() -> None:

@@ -35,6 +35,7 @@ from selfcest_agents.rollout import rollout
 from selfcest_env.errors import ConfigError, PolicyError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_training.credit import (
+    Branches,
     Coma,
     CreditAssigner,
     Difference,
@@ -175,7 +176,7 @@ def test_rloo_is_unbiased_and_grpo_is_not(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["pair", "dummy"])
-@pytest.mark.parametrize("assigner", [Coma(), Difference(), Swap(), Swap(paired=True)], ids=label)
+@pytest.mark.parametrize("assigner", [Coma(), Difference(), Swap(), Swap(paired=True), Branches()], ids=label)
 def test_counterfactual_schemes_are_unbiased(assigner: CreditAssigner, name: str) -> None:
     assert bias(assigner, name) < 1e-12
 
@@ -282,7 +283,16 @@ def test_too_many_outcomes_are_left_to_sampling() -> None:
 @each_game
 @pytest.mark.parametrize(
     "assigner",
-    [Coma(), Coma(per_turn=True), Difference(), Difference(paired=True), DiffLoo(), Swap(), Swap(paired=True)],
+    [
+        Branches(),
+        Coma(),
+        Coma(per_turn=True),
+        Difference(),
+        Difference(paired=True),
+        DiffLoo(),
+        Swap(),
+        Swap(paired=True),
+    ],
     ids=label,
 )
 def test_counterfactual_schemes_are_unbiased_in_every_game(assigner: CreditAssigner, name: str) -> None:

@@ -140,6 +140,7 @@ class Trainer:
             denominator=settings.denominator,
             constant=settings.constant_tokens,
             planned_episodes=produced.planned_episodes,
+            replayed=[{name: found.record for name, found in of_group.items()} for of_group in produced.replayed],
         )
         metrics = []
         for samples in self.learner.freeze(batches, settings.loss):

@@ -41,7 +41,7 @@ class Aristocrat:
             for episode in group.episodes
             for agent in episode.agents
             if agent.role is Role.CLONE and agent.turns
-            for what in Intervention
+            for what in (Intervention.DEFAULT, Intervention.RESAMPLE)
         ]
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:

@@ -9,7 +9,7 @@ import typer
 
 _SCHEMES = (
     *("grpo", "gated", "gated_paper", "wideseek", "rloo", "parts", "difference", "diff_loo", "coma", "coma samples=4"),
-    *("coma paired=true", "swap", "shapley"),
+    *("coma paired=true", "branches", "swap", "shapley"),
 )
 
 

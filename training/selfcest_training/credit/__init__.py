@@ -13,6 +13,7 @@ from selfcest_training.credit.base import (
     broadcast,
     leave_one_out,
 )
+from selfcest_training.credit.branches import Branches
 from selfcest_training.credit.chance import coin, draw
 from selfcest_training.credit.checks import ask, assign, assign_step, checked_credit, checked_replays, fit
 from selfcest_training.credit.coma import Coma
@@ -31,6 +32,7 @@ from selfcest_training.credit.wideseek import WideSeek
 
 __all__ = [
     "Advantage",
+    "Branches",
     "BUILTINS",
     "Coma",
     "Credit",

@@ -22,8 +22,10 @@ class Credit:
     """Credit of one group.
 
     Attributes:
-        advantage: per turn one number, or one number per generated token.
-        excluded: turns that take no part in the loss. Not the same as an advantage of 0, which still enters a KL term.
+        advantage: per turn one number, or one number per generated token. Turns that a replay played anew, by its id,
+            may be among them and are then trained on like the others; those that are not named are not.
+        excluded: turns of episodes that take no part in the loss. Not the same as an advantage of 0, which still enters
+            a KL term.
         diagnostics: numbers for the metrics, free of choice.
     """
 

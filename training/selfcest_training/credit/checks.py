@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TypeVar
 
-from selfcest_env.counterfactual import check_replay
+from selfcest_env.counterfactual import check_replay, is_anew
 from selfcest_env.errors import CreditError, SelfcestError
-from selfcest_env.record import EpisodeGroup, EpisodeRecord
+from selfcest_env.record import EpisodeGroup, EpisodeRecord, Turn
 from selfcest_env.replay import Replay
 from selfcest_env.types import TurnKey
-from selfcest_training.credit.base import Credit, CreditAssigner, LearningAssigner, StepAssigner
+from selfcest_training.credit.base import Credit, CreditAssigner, LearningAssigner, Replayed, StepAssigner
 
 T = TypeVar("T")
 
@@ -26,9 +27,8 @@ def ask(assigner: CreditAssigner, group: EpisodeGroup) -> tuple[Replay, ...]:
 
 def assign(assigner: CreditAssigner, group: EpisodeGroup, replayed: Mapping[Replay, EpisodeRecord]) -> Credit:
     """A scheme's credit, checked. Raises `CreditError` that names scheme, turn and rule."""
-    return checked_credit(
-        assigner.name, group, called(f"credit scheme '{assigner.name}'", lambda: assigner.assign(group, replayed))
-    )
+    credit = called(f"credit scheme '{assigner.name}'", lambda: assigner.assign(group, replayed))
+    return checked_credit(assigner.name, group, credit, replayed)
 
 
 def assign_step(
@@ -43,7 +43,8 @@ def assign_step(
     credits = called(f"credit scheme '{assigner.name}'", lambda: list(assigner.assign_step(groups, replayed)))
     if len(credits) != len(groups):
         raise CreditError(f"credit scheme '{assigner.name}' gave {len(credits)} credits for {len(groups)} groups")
-    return [checked_credit(assigner.name, group, credit) for group, credit in zip(groups, credits, strict=True)]
+    triples = zip(groups, credits, replayed, strict=True)
+    return [checked_credit(assigner.name, group, credit, found) for group, credit, found in triples]
 
 
 def fit(assigner: CreditAssigner, groups: Sequence[EpisodeGroup]) -> None:
@@ -80,24 +81,30 @@ def checked_replays(scheme: str, group: EpisodeGroup, replays: Sequence[Replay])
     return tuple(dict.fromkeys(replays))
 
 
-def checked_credit(scheme: str, group: EpisodeGroup, credit: Credit) -> Credit:
+def checked_credit(
+    scheme: str, group: EpisodeGroup, credit: Credit, replayed: Replayed = MappingProxyType({})
+) -> Credit:
     """The credit itself, once every generated turn is in exactly one of its two parts and every number is finite.
+
+    Turns of `replayed` may have an advantage if they were played anew.
 
     Raises `CreditError` that names scheme, turn or diagnostic, and rule.
     """
     if not isinstance(credit, Credit):
         raise CreditError(f"credit scheme '{scheme}' returned {type(credit).__name__}; expected Credit")
     turns = {key: turn for episode in group.episodes for key, turn in episode.turns()}
+    branches = _named_branches(scheme, credit, replayed)
     named: tuple[object, ...] = (*credit.advantage, *credit.excluded)
     for name in named:
-        if name not in turns:
+        if name not in turns and (name not in branches or name in credit.excluded):
             found = name if isinstance(name, TurnKey) else f"{name!r} (a {type(name).__name__}, no TurnKey)"
             raise CreditError(f"credit scheme '{scheme}' names {found}, which is no turn of the group it was given")
-    for key, turn in turns.items():
+    for key in turns:
         covered = (key in credit.advantage) + (key in credit.excluded)
         if covered != 1:
             said = "is neither in advantage nor in excluded" if not covered else "is in advantage and in excluded"
             raise CreditError(f"credit scheme '{scheme}': {key} {said}; every generated turn must be in exactly one")
+    for key, turn in {**turns, **branches}.items():
         value = credit.advantage.get(key, 0.0)
         length = len(turn.generation.token_ids)
         if isinstance(value, tuple) and len(value) != length:
@@ -111,6 +118,21 @@ def checked_credit(scheme: str, group: EpisodeGroup, credit: Credit) -> Credit:
         if not _is_finite(number):
             raise CreditError(f"credit scheme '{scheme}': diagnostic {label!r} is {number!r}; expected a finite number")
     return credit
+
+
+def _named_branches(scheme: str, credit: Credit, replayed: Replayed) -> dict[TurnKey, Turn]:
+    """Turns of replays that the credit names; each was played anew, or it would be trained on twice."""
+    found = {}
+    for replay, record in replayed.items():
+        for key, turn in record.turns():
+            if key in credit.advantage:
+                if not is_anew(replay, record, key.agent_id, key.turn):
+                    raise CreditError(
+                        f"credit scheme '{scheme}' credits {key}, which the replay has kept from its episode; credit "
+                        f"{TurnKey(replay.episode_id, key.agent_id, key.turn)}"
+                    )
+                found[key] = turn
+    return found
 
 
 def _is_finite(value: object) -> bool:

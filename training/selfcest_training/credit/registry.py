@@ -24,6 +24,7 @@ BUILTINS: dict[str, str] = {
     "difference": "selfcest_training.credit.difference:Difference",
     "diff_loo": "selfcest_training.credit.diff_loo:DiffLoo",
     "coma": "selfcest_training.credit.coma:Coma",
+    "branches": "selfcest_training.credit.branches:Branches",
     "swap": "selfcest_training.credit.swap:Swap",
     "shapley": "selfcest_training.credit.shapley:Shapley",
     "parts": "selfcest_training.credit.parts:Parts",

@@ -17,7 +17,7 @@ from selfcest_agents.rollout import RolloutRequest, rollout
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay
 from selfcest_env.seeding import stream_seed
-from selfcest_training.credit import Credit, CreditAssigner, Rloo
+from selfcest_training.credit import Credit, CreditAssigner, Replayed, Rloo
 from selfcest_training.lab.exact import Parameters, Solved
 from selfcest_training.lab.tabular import Floats, Streams, TabularPolicy
 from selfcest_training.learner.batch import Sample, build_samples, collate
@@ -47,13 +47,19 @@ class Estimates:
 
 
 def group_gradients(
-    parameters: Parameters, groups: Sequence[EpisodeGroup], credits: Sequence[Credit], *, constant: float = 1.0
+    parameters: Parameters,
+    groups: Sequence[EpisodeGroup],
+    credits: Sequence[Credit],
+    replayed: Sequence[Replayed] | None = None,
+    *,
+    constant: float = 1.0,
 ) -> Floats:
     """[G, D]: minus the gradient of the loss on every group, as a mini-batch of its own."""
     samples: list[Sample] = []
     owners: list[int] = []
     for index, (group, credit) in enumerate(zip(groups, credits, strict=True)):
-        own = build_samples([group], [credit], denominator=Denominator.CONSTANT, constant=constant)
+        branches = None if replayed is None else [replayed[index]]
+        own = build_samples([group], [credit], denominator=Denominator.CONSTANT, constant=constant, replayed=branches)
         samples += own
         owners += [index] * len(own)
     result = torch.zeros(len(groups), parameters.size, dtype=torch.float64)
@@ -99,8 +105,10 @@ def sample_groups(
         records = [solved.reward.score(record) for record in rollout(requests, policy, solved.rules)]
         parts = (tuple(records[i : i + group_size]) for i in range(0, len(records), group_size))
         groups = [EpisodeGroup(solved.game.task(), part) for part in parts]
-        credit = credit_step(assigner, groups, counterfactuals(assigner, groups, play))
-        gradients.append(group_gradients(solved.parameters, groups, credit.credits))
+        played = counterfactuals(assigner, groups, play)
+        credit = credit_step(assigner, groups, played)
+        branches = [{name: found.record for name, found in of_group.items()} for of_group in played]
+        gradients.append(group_gradients(solved.parameters, groups, credit.credits, branches))
         reference.append(group_gradients(solved.parameters, groups, [Rloo().assign(group, {}) for group in groups]))
         sampled += sum(record.cost.generated_tokens for record in records)
         replayed += credit.sampled_tokens

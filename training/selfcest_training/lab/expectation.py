@@ -22,7 +22,7 @@ from selfcest_agents.replay import PlayedReplay, play_replays
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay
 from selfcest_env.types import TurnKey
-from selfcest_training.credit import Credit, CreditAssigner, ask, assign
+from selfcest_training.credit import Credit, CreditAssigner, Replayed, ask, assign
 from selfcest_training.credit.chance import picked
 from selfcest_training.lab.estimate import group_gradients, lab_request, scored
 from selfcest_training.lab.exact import Exhaustive, Outcome, Solved, outcomes, trajectories
@@ -101,6 +101,30 @@ Advantages = dict[TurnKey, Floats]
 
 
 @dataclass
+class _Mean:
+    """Mean advantages per token of the episodes' turns; and those of turns of replays, each with its probability, for
+    which the turns themselves differ."""
+
+    advantages: Advantages = field(default_factory=dict)
+    branches: list[tuple[float, EpisodeRecord, Advantages]] = field(default_factory=list)
+
+    def add(self, credit: Credit, episodes: Iterable[EpisodeRecord], replayed: Replayed, weight: float) -> None:
+        for episode in episodes:
+            for key, value in _per_token(credit, episode).items():
+                self.advantages[key] = self.advantages.get(key, 0.0) + weight * value
+        for record in replayed.values():
+            if named := {key: value for key, value in _per_token(credit, record).items() if key in credit.advantage}:
+                self.branches.append((weight, record, named))
+
+
+def _per_token(credit: Credit, record: EpisodeRecord) -> Advantages:
+    return {
+        key: np.asarray(credit.advantage.get(key, 0.0)) * np.ones(len(turn.generation.token_ids))
+        for key, turn in record.turns()
+    }
+
+
+@dataclass
 class _Expectation:
     """One enumeration.
 
@@ -126,19 +150,27 @@ class _Expectation:
         weights: list[float] = []
         for picks in itertools.product(*(range(len(slot)) for slot in self.slots)):
             chosen = [slot[pick] for slot, pick in zip(self.slots, picks, strict=True)]
-            advantages: Advantages = {}
+            probability, mean = math.prod(outcome.probability for outcome in chosen), _Mean()
             for drawn in outcomes(partial(self._credited, picks, chosen)):
-                for key, value in drawn.value.items():
-                    advantages[key] = advantages.get(key, 0.0) + drawn.probability * value
-            parts = _in_two(advantages)
-            groups += [EpisodeGroup(self.solved.game.task(), tuple(outcome.value for outcome in chosen))] * len(parts)
-            credits += parts
-            weights += [math.prod(outcome.probability for outcome in chosen)] * len(parts)
+                for key, value in drawn.value.advantages.items():
+                    mean.advantages[key] = mean.advantages.get(key, 0.0) + drawn.probability * value
+                mean.branches += [
+                    (drawn.probability * weight, record, named) for weight, record, named in drawn.value.branches
+                ]
+            group = EpisodeGroup(self.solved.game.task(), tuple(outcome.value for outcome in chosen))
+            # A replay's turns weigh as in a group of this size, not of one.
+            branches = [
+                (weight / len(chosen), EpisodeGroup(group.task, (record,)), advantages)
+                for weight, record, advantages in mean.branches
+            ]
+            for weight, of, advantages in [(1.0, group, mean.advantages), *branches]:
+                parts = _in_two(advantages)
+                groups += [of] * len(parts)
+                credits += parts
+                weights += [probability * weight] * len(parts)
         return np.asarray(np.array(weights) @ group_gradients(self.solved.parameters, groups, credits))
 
-    def _credited(
-        self, picks: Sequence[int], chosen: Sequence[Outcome[EpisodeRecord]], noise: Exhaustive
-    ) -> Advantages:
+    def _credited(self, picks: Sequence[int], chosen: Sequence[Outcome[EpisodeRecord]], noise: Exhaustive) -> _Mean:
         """Mean advantages over the replays of these episodes, for one way in which the scheme's own draws fall."""
         names: dict[tuple[object, ...], int] = {}
 
@@ -163,8 +195,8 @@ class _Expectation:
         if self.calls > self.max_outcomes:
             raise _OnlySampled
 
-    def _one_by_one(self, group: EpisodeGroup, reseeded: EpisodeGroup, possible: Sequence[list[_Play]]) -> Advantages:
-        advantages: Advantages = {}
+    def _one_by_one(self, group: EpisodeGroup, reseeded: EpisodeGroup, possible: Sequence[list[_Play]]) -> _Mean:
+        mean = _Mean()
         for own, episode in enumerate(group.episodes):
             for index, play in enumerate(possible[own]):
                 replayed = self._with_others(possible, own, play)
@@ -173,8 +205,8 @@ class _Expectation:
                     _check_same(credit, assign(self.assigner, reseeded, replayed), [episode], _OnlySampled)
                     others = self._with_others(possible, own, play)
                     _check_same(credit, assign(self.assigner, group, others), [episode], _Entangled)
-                _add(advantages, credit, [episode], play.probability)
-        return advantages
+                mean.add(credit, [episode], play.records, play.probability)
+        return mean
 
     def _with_others(self, possible: Sequence[list[_Play]], own: int, play: _Play) -> dict[Replay, EpisodeRecord]:
         """This play of its own replays and a random one of the others'."""
@@ -185,22 +217,15 @@ class _Expectation:
                 replayed.update(plays[int(self._rng.choice(len(plays), p=weights / weights.sum()))].records)
         return replayed
 
-    def _jointly(self, group: EpisodeGroup, reseeded: EpisodeGroup, possible: Sequence[list[_Play]]) -> Advantages:
-        advantages: Advantages = {}
+    def _jointly(self, group: EpisodeGroup, reseeded: EpisodeGroup, possible: Sequence[list[_Play]]) -> _Mean:
+        mean = _Mean()
         for index, plays in enumerate(itertools.product(*possible)):
             replayed = {name: record for play in plays for name, record in play.records.items()}
             credit = assign(self.assigner, group, replayed)
             if index % _CHECK_EVERY == 0:
                 _check_same(credit, assign(self.assigner, reseeded, replayed), group.episodes, _OnlySampled)
-            _add(advantages, credit, group.episodes, math.prod(play.probability for play in plays))
-        return advantages
-
-
-def _add(advantages: Advantages, credit: Credit, episodes: Iterable[EpisodeRecord], weight: float) -> None:
-    for episode in episodes:
-        for key, turn in episode.turns():
-            value = np.asarray(credit.advantage.get(key, 0.0)) * np.ones(len(turn.generation.token_ids))
-            advantages[key] = advantages.get(key, 0.0) + weight * value
+            mean.add(credit, group.episodes, replayed, math.prod(play.probability for play in plays))
+        return mean
 
 
 def _check_same(credit: Credit, again: Credit, episodes: Iterable[EpisodeRecord], otherwise: type[Exception]) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from selfcest_env.errors import ConfigError
 from selfcest_env.record import AgentRecord, EpisodeGroup
 from selfcest_env.types import AgentId, TurnKey
-from selfcest_training.credit import Credit
+from selfcest_training.credit import Credit, Replayed
 from selfcest_training.learner.options import Denominator
 
 
@@ -123,6 +123,7 @@ def mini_batches(
     denominator: Denominator,
     constant: float,
     planned_episodes: int,
+    replayed: Sequence[Replayed] | None = None,
 ) -> list[list[Sample]]:
     """A step's samples in exactly `count` mini-batches, their groups as even as they go, in order.
 
@@ -136,6 +137,7 @@ def mini_batches(
             denominator=denominator,
             constant=constant,
             num_episodes=planned_episodes / count,
+            replayed=None if replayed is None else replayed[start:end],
         )
         for start, end in pairwise(cuts)
     ]
@@ -148,11 +150,13 @@ def build_samples(
     denominator: Denominator,
     constant: float,
     num_episodes: float | None = None,
+    replayed: Sequence[Replayed] | None = None,
 ) -> list[Sample]:
-    """Samples of one mini-batch of tasks: one per agent that has a turn to train.
+    """Samples of one mini-batch of tasks: one per agent that has a turn to train, in an episode or in a replay.
 
     The weight of an episode's tokens is 1 / (episodes that the mini-batch stands for x denominator); by default those
-    that it has. An agent whose turns are all excluded gives no sample, and the denominator does not notice.
+    that it has. Tokens of its replays weigh the same, and no denominator counts them. An agent whose turns are all
+    excluded gives no sample, and the denominator does not notice.
 
     Raises:
         ConfigError: a record without token ids: text-only policies cannot be trained.
@@ -162,12 +166,16 @@ def build_samples(
     if num_episodes is None:
         num_episodes = sum(len(group.episodes) for group in groups)
     samples = []
-    for group, credit in zip(groups, credits, strict=True):
+    for group, credit, branches in zip(groups, credits, replayed or [{}] * len(groups), strict=True):
+        weights: dict[str, float] = {}
         for episode in group.episodes:
             tokens = constant if denominator == Denominator.CONSTANT else float(max(1, episode.cost.generated_tokens))
-            weight = 1.0 / (num_episodes * tokens)
-            for agent in episode.agents:
-                sample = _agent_sample(episode.episode_id, agent, credit.advantage, weight)
+            weights[episode.episode_id] = 1.0 / (num_episodes * tokens)
+        records = [(episode, weights[episode.episode_id]) for episode in group.episodes]
+        records += [(record, weights[replay.episode_id]) for replay, record in branches.items()]
+        for record, weight in records:
+            for agent in record.agents:
+                sample = _agent_sample(record.episode_id, agent, credit.advantage, weight)
                 if sample is not None:
                     samples.append(sample)
     return samples
