@@ -684,15 +684,14 @@ seeds (Student's t). [What a hostile reader would say](hostile.md) is answered a
   every seed, where those that read them into their own context are at chance from 72 on with every seed. It is
   isolation: no agent of a tree meets a longer context than in training, and the reader does. **A known trick moves its
   end, not ours**: with twice the rotary base, set after training, readers are right again at 72 entries (0.44 to 0.98)
-  and still at chance at 120 ([below](#how-far-and-why)). Where a part is itself longer than in training, delegating
-  fails too.
+  and still at chance at 120; readers *trained* with another base reach no farther ([below](#how-far-and-why)). Where a
+  part is itself longer than in training, delegating fails too.
 - **What it saves** against a reader that was shown the long ones is critical path, peak context and cache reads, not
   tokens. These are counts; nothing was timed.
 - **When.** From about half everywhere RL moves the decision to where the window ends, with every seed, and without a
   window to where a price on memory traffic says. It finds a rule that no demonstration has, and is no better than it.
 - **RL has no part in *where*** with all demonstrations. With a thirteenth of them it has.
-- **What is not there yet**: seeds 3 and 4, `reading_long` with more than one seed, variants with more than one seed,
-  readers *trained* with another rotary base, any time in seconds."""
+- **What is not there yet**: `reading_long` with five seeds, variants with more than one seed, any time in seconds."""
 
 NO_FAILURE = "Every cell learned the sizes that it was trained on, at the first attempt."
 

@@ -2,11 +2,12 @@
 
 The prompt `?AcBqCa` asks for field `c` of document A, `q` of B and `a` of C. The answer numbers their digits by
 letters, `a4b0c7`, which is how replies reach a parent in the terse protocol, so that joining is copying. A document is
-a list of fields, each a letter and a digit, in an order of its own: `k3a7q0`. The clone for a cell is told the field,
-`c`, is handed the document, and replies with a digit.
+a list of fields, each a letter and a digit, in an order of its own: `k3c4q0`. The clone for a cell is told the field,
+`c`, and is handed the document; it writes what it finds there, `c4`, and replies 4.
 
-`!AcBqCa` asks for the digit of the *next* field each, and its clones are told the same. Whoever has seen both kinds of
-questions answered knows what a clone may be meant to do, not which: a convention that only the return can settle.
+`!AcBqCa` asks for the digit of the *next* field each. Its clones are told the same; they write `c4q0` and reply 0.
+Whoever has seen both kinds of questions answered knows what a clone may be meant to do, not which: a convention that
+only the return can settle.
 
 Nothing joins the cells but their places in the answer. With the grader `cells` the return is a sum over clones, where
 counterfactual and per-part credit have most to win; with `coupling: all` it is their conjunction, where they have
@@ -105,10 +106,11 @@ class KeyedCells(Checked):
         if missing and not brought:
             return Proposal(Read(missing)) if may_read(observation) else GIVE_UP
         further = _FURTHER[self.asks]
-        digits = [_digit((documents | brought).get(key, ""), field, further) for key, field in asked]
-        if not all(digits):
+        found = [_found((documents | brought).get(key, ""), field, further) for key, field in asked]
+        if not all(found):
             return GIVE_UP
-        return Proposal(Answer(_labelled(digits) if is_root(observation) else "".join(digits)))
+        digits = [entries[-1] for entries in found]
+        return Proposal(Answer(_labelled(digits))) if is_root(observation) else Proposal(Answer(digits[0]), found[0])
 
 
 def _labelled(digits: Sequence[str]) -> str:
@@ -124,7 +126,8 @@ def _asked(observation: Observation) -> list[tuple[str, str]] | None:
     return [(pair[0], pair[1]) for pair in re.findall("[A-Z][a-z]", found[1])] if found else None
 
 
-def _digit(entries: str, field: str, further: int) -> str:
-    """The digit of a field, or of one so many places further; empty without one, or if these are no entries."""
-    place = entries[::2].find(field) + further if field in entries[::2] and _ENTRIES.fullmatch(entries) else -1
-    return entries[2 * place + 1 : 2 * place + 2] if place >= 0 else ""
+def _found(entries: str, field: str, further: int) -> str:
+    """A field with its digit and so many fields after it; empty if there are none, or if these are no entries."""
+    place = entries[::2].find(field) if _ENTRIES.fullmatch(entries) else -1
+    found = entries[2 * place : 2 * (place + 1 + further)] if place >= 0 else ""
+    return found if len(found) == 2 * (1 + further) else ""
