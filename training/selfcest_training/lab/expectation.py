@@ -29,6 +29,7 @@ from selfcest_training.lab.exact import Exhaustive, Outcome, Solved, outcomes, t
 from selfcest_training.lab.tabular import Floats, TabularPolicy
 
 _MAX_PLAYS = 100  # of the replays of one episode
+_MAX_DRAWS = 300  # of a scheme's own for one group
 _TOGETHER = 5  # so much fewer calls where all plays are enumerated together, which soon are too many
 _CHECK_EVERY = 16  # outcomes, of which one is tried with other seeds and another play of the others' replays
 
@@ -151,7 +152,9 @@ class _Expectation:
         for picks in itertools.product(*(range(len(slot)) for slot in self.slots)):
             chosen = [slot[pick] for slot, pick in zip(self.slots, picks, strict=True)]
             probability, mean = math.prod(outcome.probability for outcome in chosen), _Mean()
-            for drawn in outcomes(partial(self._credited, picks, chosen)):
+            for count, drawn in enumerate(outcomes(partial(self._credited, picks, chosen)), 1):
+                if count > _MAX_DRAWS:
+                    raise _OnlySampled
                 for key, value in drawn.value.advantages.items():
                     mean.advantages[key] = mean.advantages.get(key, 0.0) + drawn.probability * value
                 mean.branches += [
