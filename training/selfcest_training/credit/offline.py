@@ -73,10 +73,14 @@ def apply(assigner: CreditAssigner, stored: StoredEpisodes) -> list[Credit]:
 
 
 def credit_lines(groups: Sequence[EpisodeGroup], credits: Sequence[Credit]) -> Iterator[str]:
-    """One JSON object per generated turn: `turn`, and `advantage` (a number, or a list by token) or `excluded`."""
+    """One JSON object per turn: `turn`, and `advantage` (a number, or a list by token) or `excluded`.
+
+    Turns of replays that are trained on come after those of their group's episodes.
+    """
     for group, credit in zip(groups, credits, strict=True):
-        for episode in group.episodes:
-            for key, _ in episode.turns():
-                excluded = key in credit.excluded
-                value = {"excluded": True} if excluded else {"advantage": credit.advantage[key]}
-                yield json.dumps({"turn": str(key), **value}, default=float)  # a NumPy number is a number too
+        own = [key for episode in group.episodes for key, _ in episode.turns()]
+        seen = set(own)
+        for key in (*own, *(key for key in credit.advantage if key not in seen)):
+            excluded = key in credit.excluded
+            value = {"excluded": True} if excluded else {"advantage": credit.advantage[key]}
+            yield json.dumps({"turn": str(key), **value}, default=float)  # a NumPy number is a number too
