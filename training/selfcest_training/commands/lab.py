@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 _SCHEMES = (
-    *("grpo", "gated", "gated_paper", "wideseek", "rloo", "parts", "difference", "diff_loo", "coma", "coma samples=4"),
+    *("grpo", "gated", "gated_paper", "wideseek constant_tokens=1", "rloo", "parts", "difference", "diff_loo", "coma", "coma samples=4"),
     *("coma paired=true", "branches", "swap", "shapley"),
 )
 
