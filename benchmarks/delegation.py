@@ -690,8 +690,8 @@ seeds (Student's t). [What a hostile reader would say](hostile.md) is answered a
   tokens. These are counts; nothing was timed.
 - **When.** From about half everywhere RL moves the decision to where the window ends, with every seed, and without a
   window to where a price on memory traffic says. It finds a rule that no demonstration has, and is no better than it.
-- **RL has no part in *where*** with all demonstrations. With a thirteenth of them it had with one seed of two: the other
-  warm start was at chance, and RL left it there.
+- **RL has no part in *where*** with all demonstrations. With a thirteenth of them it had with one seed of two: the
+  other warm start was at chance, and RL left it there.
 - **What is not there yet**: `reading_long` with five seeds, variants with more than one seed, any time in seconds."""
 
 NO_FAILURE = "Every cell learned the sizes that it was trained on, at the first attempt."

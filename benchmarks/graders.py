@@ -32,7 +32,7 @@ TASK = Task(
     "-2",
     "countdown",
     aliases=("81",),
-    metadata={"numbers": "3 7 9 9 9 9", "target": 24},
+    metadata={"cells": "AB", "numbers": "3 7 9 9 9 9", "target": 24},
 )
 SYMBOLIC_TASK = Task("hostile", "Simplify.", r"2\sqrt{2}", "math")
 

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 _SCHEMES = (
-    *("grpo", "gated", "gated_paper", "wideseek constant_tokens=1", "rloo", "parts", "difference", "diff_loo", "coma", "coma samples=4"),
-    *("coma paired=true", "branches", "swap", "shapley"),
+    *("grpo", "gated", "gated_paper", "wideseek constant_tokens=1", "rloo", "parts", "difference", "diff_loo"),
+    *("coma", "coma samples=4", "coma paired=true", "branches", "swap", "shapley"),
 )
 
 

@@ -29,12 +29,10 @@ from selfcest_training.credit import checks
 from selfcest_training.credit.base import Credit, CreditAssigner, LearningAssigner, Promise, Replayed, StepAssigner
 from selfcest_training.credit.registry import make_assigner
 
-_GRPO = PlugIn("grpo")
-
 
 @dataclass(frozen=True)
 class Gated(Checked):
-    """Options: `scheme`, `{name, options}` (default `grpo`), and `sides`: `positive` (default) or `both`."""
+    """Options: `scheme`, `{name, options}` or null (default) for `grpo`; `sides`: `positive` (default) or `both`."""
 
     name: ClassVar[str] = "gated"
     formula: ClassVar[str] = "as `scheme`; a failed clone is excluded when A >= 0 (sides: both: always)"
@@ -42,14 +40,14 @@ class Gated(Checked):
     promise: ClassVar[Promise] = Promise.BIASED
     null_player: ClassVar[bool] = False
 
-    scheme: PlugIn = _GRPO
+    scheme: PlugIn | None = None
     sides: Literal["positive", "both"] = "positive"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self._scheme, LearningAssigner | StepAssigner):
             raise ConfigError(
-                f"scheme is '{self.scheme.name}', which learns or sees all groups of a step; `gated` wraps schemes "
+                f"scheme is '{self._scheme.name}', which learns or sees all groups of a step; `gated` wraps schemes "
                 "that are pure functions of one group"
             )
 
@@ -76,7 +74,8 @@ class Gated(Checked):
 
     @cached_property
     def _scheme(self) -> CreditAssigner:
-        return make_assigner(self.scheme.name, self.scheme.options, where="scheme.options")
+        inside = self.scheme or PlugIn("grpo")
+        return make_assigner(inside.name, inside.options, where="scheme.options")
 
 
 def has_failed(agent: AgentRecord) -> bool:

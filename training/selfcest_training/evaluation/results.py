@@ -16,6 +16,7 @@ from selfcest_env.errors import RecordError
 from selfcest_env.graders import Grade
 from selfcest_env.graders.qa import Overlap
 from selfcest_env.record import EpisodeRecord, from_json, to_json
+from selfcest_env.structure import structure
 from selfcest_env.tasks import Style
 from selfcest_env.types import Status
 from selfcest_training.evaluation.costs import Costs
@@ -151,7 +152,7 @@ def parse_result(data: Mapping[str, Any], value_of: Callable[[str], Any] | None)
             place=_place(data["place"]),
             episodes=tuple(_episode(e, value_of) for e in data["episodes"]) if value_of is not None else (),
             chosen=data["chosen"],
-            grade=Grade(**data["grade"]),
+            grade=structure(data["grade"], Grade, place="grade", error=RecordError),
             ending=Status(data["ending"]),
             costs=data["costs"],
             executed=data["executed"],
