@@ -124,7 +124,8 @@ def begin(replay: Replay, kernel: Kernel) -> Kernel:
     for agent_id, what in replay.interventions:
         if what.absent:
             absent[agent_id] = what.reply if what.kind == "replace" else None
-            bound, tokens = kernel.limits.reply_tokens, kernel.rules.counter.count_text(what.reply)
+            text = kernel.rules.protocol.neutralise(what.reply)  # as a clone's own is priced
+            bound, tokens = kernel.limits.reply_tokens, kernel.rules.counter.count_text(text)
             if bound is not None and tokens > bound:
                 raise CreditError(
                     f"replay {replay}: the reply for {agent_id} has {tokens} tokens, over reply_tokens = {bound}"

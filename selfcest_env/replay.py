@@ -35,6 +35,15 @@ class Intervention:
     turn: int = 0
     reply: str = ""
 
+    def __post_init__(self) -> None:
+        if self.kind not in ("again", "default", "replace", "resample"):
+            raise CreditError(
+                f"intervention is {self.kind!r}; expected 'default', 'replace', 'resample' or 'again', as made by "
+                "Intervention.DEFAULT, .replace(reply), .RESAMPLE, .resample(turn) or .again(turn)"
+            )
+        if type(self.reply) is not str or (self.reply and self.kind != "replace"):
+            raise CreditError(f"intervention '{self.kind}' has the reply {self.reply!r}; only 'replace' takes a text")
+
     @classmethod
     def resample(cls, turn: int) -> Intervention:
         return cls("resample", turn)
@@ -87,6 +96,8 @@ class Replay:
         if agents != sorted(set(agents)):
             raise CreditError(f"replay {self}: expected agents in tree order, each once; build it with Replay.of")
         for agent_id, what in self.interventions:
+            if not isinstance(what, Intervention):
+                raise CreditError(f"replay of {self.episode_id}: {agent_id} has {what!r}; expected an Intervention")
             if agent_id == ROOT and what.absent:
                 raise CreditError(f"replay {self}: the root has no parent to get a reply; resample it instead")
             if type(what.turn) is not int or what.turn < 0 or (what.absent and what.turn):

@@ -46,7 +46,7 @@ from selfcest_env.views import Observation
 KEYS, FIELDS = string.ascii_uppercase, string.ascii_lowercase
 _MARKS = {"own": "?", "next": "!"}
 _FURTHER = {"own": 0, "next": 1}
-_QUESTION = re.compile(r"[?!]((?:[A-Z][a-z])+)")
+_QUESTION = re.compile(r"([?!])((?:[A-Z][a-z])+)")
 _ENTRIES = re.compile(r"(?:[a-z][0-9])+")
 
 
@@ -57,7 +57,8 @@ class KeyedCells(Checked):
     Attributes:
         min_cells, max_cells: documents, each asked for one field.
         min_fields, max_fields: of one document.
-        asks: `own`, for the digits of the fields that are named, or `next`, for those of the fields after them.
+        asks: `own`, for the digits of the fields that are named, or `next`, for those of the fields after them. A clone
+            cannot tell, so show the two as families of their own, each with its expert, and not as one mixture.
     """
 
     name: ClassVar[str] = "keyed_cells"
@@ -90,10 +91,10 @@ class KeyedCells(Checked):
         return make_task(self.name, question, answer, {"size": count, "cells": "".join(keys)}, listed)
 
     def understands(self, observation: Observation) -> bool:
-        return _asked(observation) is not None
+        return self._asked(observation) is not None
 
     def propose(self, observation: Observation, rng: np.random.Generator, style: Style) -> Proposal:
-        asked, documents = _asked(observation), dict(observation.brief.documents)
+        asked, documents = self._asked(observation), dict(observation.brief.documents)
         if asked is None:
             return GIVE_UP
         if call := last_replies(observation):
@@ -112,18 +113,19 @@ class KeyedCells(Checked):
         digits = [entries[-1] for entries in found]
         return Proposal(Answer(_labelled(digits))) if is_root(observation) else Proposal(Answer(digits[0]), found[0])
 
+    def _asked(self, observation: Observation) -> list[tuple[str, str]] | None:
+        """Document and field of each cell, of a question of this kind; of a clone those of its one cell, of either."""
+        text, documents = observation.brief.text, dict(observation.brief.documents)
+        if not is_root(observation) and len(text) == 1 and text in FIELDS and len(documents) == 1:
+            return [(key, text) for key in documents]
+        found = _QUESTION.fullmatch(text)
+        if found is None or found[1] != _MARKS[self.asks]:
+            return None
+        return [(pair[0], pair[1]) for pair in re.findall("[A-Z][a-z]", found[2])]
+
 
 def _labelled(digits: Sequence[str]) -> str:
     return "".join(label_of(place, TERSE) + digit for place, digit in enumerate(digits))
-
-
-def _asked(observation: Observation) -> list[tuple[str, str]] | None:
-    """Document and field of each cell; of a clone those of its one cell."""
-    text, documents = observation.brief.text, dict(observation.brief.documents)
-    if not is_root(observation) and len(text) == 1 and text in FIELDS and len(documents) == 1:
-        return [(key, text) for key in documents]
-    found = _QUESTION.fullmatch(text)
-    return [(pair[0], pair[1]) for pair in re.findall("[A-Z][a-z]", found[1])] if found else None
 
 
 def _found(entries: str, field: str, further: int) -> str:

@@ -136,6 +136,22 @@ def test_a_reply_that_no_clone_could_have_sent_is_refused() -> None:
         begin(Replay.of("e", {A: Intervention.replace("1" * 500)}), kernel)
 
 
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (
+            lambda: Intervention("defualt"),
+            "intervention is 'defualt'; expected 'default', 'replace', 'resample' or 'again'",
+        ),
+        (lambda: Intervention("default", reply="x"), "'default' has the reply 'x'; only 'replace' takes a text"),
+        (lambda: Replay.of("e", {A: "default"}), r"replay of e: root\.0 has 'default'; expected an Intervention"),
+    ],
+)
+def test_what_is_no_intervention_is_refused(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(CreditError, match=words):
+        make()
+
+
 @pytest.mark.parametrize("kind", [Intervention.again, Intervention.resample])
 def test_the_root_from_the_join_on_keeps_its_clones(kind: Callable[[int], Intervention]) -> None:
     kernel, _ = two_clones()

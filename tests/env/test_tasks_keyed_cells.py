@@ -96,9 +96,11 @@ def test_the_next_field_is_asked_for_and_clones_are_told_the_same() -> None:
             assert play(task, style, replace(LIMITS, max_reads=9), TerseProtocol(), source=source).answer == task.answer
     own, other = replace(TASK, prompt="?CaAa"), replace(TASK, prompt="!CbAa", answer="a7b0")
     assert play(other, Style.DELEGATE, LIMITS, TerseProtocol(), source=source).answer == "a7b0"
-    briefs = [
-        [a.objective for a in play(task, Style.DELEGATE, LIMITS, TerseProtocol()).agents[1:]] for task in (own, other)
+    played = [
+        play(task, Style.DELEGATE, LIMITS, TerseProtocol(), source=s)
+        for task, s in ((own, KeyedCells()), (other, source))
     ]
+    briefs = [[agent.objective for agent in record.agents[1:]] for record in played]
     assert briefs == [["a", "a"], ["b", "a"]]
     with pytest.raises(ConfigError, match=r"keyed_cells\.min_fields is 1; expected a whole number from 2"):
         KeyedCells(asks="next", min_fields=1)
@@ -106,7 +108,7 @@ def test_the_next_field_is_asked_for_and_clones_are_told_the_same() -> None:
         KeyedCells(asks="other")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("prompt", ["?", "a", "?Ca ", "?CaA", "2+2", "?ca"])
+@pytest.mark.parametrize("prompt", ["?", "a", "?Ca ", "?CaA", "2+2", "?ca", "!Ca"])
 def test_another_question_is_not_understood(prompt: str) -> None:
     seen = observe(Kernel(Task("t", prompt, "", "x", {"A": "a1"}), Rules(LIMITS, TerseProtocol(), WordCounter())), ROOT)
     assert not KeyedCells().understands(seen)

@@ -479,6 +479,11 @@ def test_a_turn_that_a_replay_has_kept_is_not_credited_twice(agent_id: AgentId, 
         checked_credit("mine", one, Credit({**advantage, key(str(name), agent_id, turn): 0.5}), records)
     with pytest.raises(CreditError, match="has nan|is nan; expected a finite number"):
         checked_credit("mine", one, Credit({**advantage, key(str(name), ROOT, 1): math.nan}), records)
+    left_out = Credit(Rloo().assign(one, {}).advantage, frozenset({key(str(name), ROOT, 1)}))
+    with pytest.raises(
+        CreditError, match="excludes a/root.0=resample/sample0/root/turn1, a turn of a replay.*leave it"
+    ):
+        checked_credit("mine", one, left_out, records)
 
 
 def test_every_turn_of_a_clone_has_a_baseline_of_its_own_if_asked() -> None:
@@ -559,6 +564,27 @@ def test_gated_wraps_another_scheme() -> None:
     blamed = {name: three_agents(str(name), 2.0) for name in records}
     assert not assign(scheme, one, blamed).excluded, "it keeps its blame"
     assert assign(Gated(PlugIn("difference"), sides="both"), one, blamed).excluded == {key("a", SECOND)}
+
+
+def test_gated_looks_at_the_clones_of_replays_that_train_too() -> None:
+    one, scheme = pair(1.0, 0.0), Gated(PlugIn("branches"), sides="both")
+    records = {name: three_agents(str(name), 0.5, second_clone=Status.OUT_OF_TURNS) for name in ask(scheme, one)}
+    credit = assign(scheme, one, records)
+    trained = {(name.episode_id, name.agent_id) for name in credit.advantage if "/" in name.episode_id}
+    assert {agent_id for _, agent_id in trained} == {FIRST}, "the second failed in every replay"
+    assert credit.excluded == frozenset()
+    assert credit.diagnostics["gated_share"] == 0.0
+
+
+def test_a_document_that_was_handed_twice_counts_once() -> None:
+    one = group(handed("a", 0.1, 1.0, 0.0), handed("b", 0.3, 0.0, 0.5))
+    twice = group(
+        *(
+            replace(e, agents=(e.agents[0], replace(e.agents[1], shared_context=("A", "A")), e.agents[2]))
+            for e in one.episodes
+        )
+    )
+    assert assign(Parts(), twice, {}).advantage == assign(Parts(), one, {}).advantage
 
 
 def test_gated_names_a_wrong_scheme() -> None:

@@ -97,6 +97,11 @@ def checked_credit(
     named: tuple[object, ...] = (*credit.advantage, *credit.excluded)
     for name in named:
         if name not in turns and (name not in branches or name in credit.excluded):
+            if any(name == key for record in replayed.values() for key, _ in record.turns()):
+                raise CreditError(
+                    f"credit scheme '{scheme}' excludes {name}, a turn of a replay; those take part only if they are "
+                    "named in advantage: leave it out"
+                )
             found = name if isinstance(name, TurnKey) else f"{name!r} (a {type(name).__name__}, no TurnKey)"
             raise CreditError(f"credit scheme '{scheme}' names {found}, which is no turn of the group it was given")
     for key in turns:

@@ -27,6 +27,7 @@ class DiffLoo(Difference):
 
     name: ClassVar[str] = "diff_loo"
     formula: ClassVar[str] = "clone: A = D - mean D of the same clone in other episodes, D of difference; root: rloo"
+    null_player: ClassVar[bool] = False  # what the same clone was worth in other episodes comes in
     source: ClassVar[str] = "Wolpert & Tumer 2002, against leave-one-out as in Kool et al. 2019"
 
     def compare(self, found: Mapping[TurnKey, float]) -> dict[TurnKey, float]:

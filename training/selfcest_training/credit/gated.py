@@ -63,14 +63,22 @@ class Gated(Checked):
             if agent.role is Role.CLONE
         ]
         failed = {(episode_id, agent_id) for episode_id, agent_id, has in clones if has}
+        failed |= {
+            (record.episode_id, agent.agent_id)
+            for record in replayed.values()
+            for agent in record.agents
+            if agent.role is Role.CLONE and has_failed(agent)
+        }
         gated = {
             key
             for key, value in credit.advantage.items()
             if (key.episode_id, key.agent_id) in failed and (self.sides == "both" or np.mean(value) >= 0)
         }
         kept = {key: value for key, value in credit.advantage.items() if key not in gated}
-        share = len({(key.episode_id, key.agent_id) for key in gated}) / len(clones) if clones else 0.0
-        return Credit(kept, credit.excluded | gated, {**credit.diagnostics, "gated_share": share})
+        names = {episode.episode_id for episode in group.episodes}
+        own = {key for key in gated if key.episode_id in names}  # a replay's turns that train no more are not excluded
+        share = len({(key.episode_id, key.agent_id) for key in own}) / len(clones) if clones else 0.0
+        return Credit(kept, credit.excluded | own, {**credit.diagnostics, "gated_share": share})
 
     @cached_property
     def _scheme(self) -> CreditAssigner:

@@ -53,7 +53,7 @@ class Parts(NoReplays):
         for k, episode in enumerate(group.episodes):
             for agent in episode.agents:
                 if agent.role is Role.CLONE and keys:
-                    parts = [own[key][k] for key in agent.shared_context if key in own]
+                    parts = [own[key][k] for key in dict.fromkeys(agent.shared_context) if key in own]
                     clones, owned = clones + 1, owned + bool(parts)
                     key_of = (key for key, _ in episode.turns() if key.agent_id == agent.agent_id)
                     advantage.update(dict.fromkeys(key_of, sum(parts) + rest[k]))

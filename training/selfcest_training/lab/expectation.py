@@ -205,9 +205,10 @@ class _Expectation:
                 replayed = self._with_others(possible, own, play)
                 credit = assign(self.assigner, group, replayed)
                 if index % _CHECK_EVERY == 0:
-                    _check_same(credit, assign(self.assigner, reseeded, replayed), [episode], _OnlySampled)
+                    looked_at = [episode, *play.records.values()]
+                    _check_same(credit, assign(self.assigner, reseeded, replayed), looked_at, _OnlySampled)
                     others = self._with_others(possible, own, play)
-                    _check_same(credit, assign(self.assigner, group, others), [episode], _Entangled)
+                    _check_same(credit, assign(self.assigner, group, others), looked_at, _Entangled)
                 mean.add(credit, [episode], play.records, play.probability)
         return mean
 
@@ -226,7 +227,8 @@ class _Expectation:
             replayed = {name: record for play in plays for name, record in play.records.items()}
             credit = assign(self.assigner, group, replayed)
             if index % _CHECK_EVERY == 0:
-                _check_same(credit, assign(self.assigner, reseeded, replayed), group.episodes, _OnlySampled)
+                looked_at = [*group.episodes, *replayed.values()]
+                _check_same(credit, assign(self.assigner, reseeded, replayed), looked_at, _OnlySampled)
             mean.add(credit, group.episodes, replayed, math.prod(play.probability for play in plays))
         return mean
 

@@ -172,7 +172,12 @@ def build_samples(
             tokens = constant if denominator == Denominator.CONSTANT else float(max(1, episode.cost.generated_tokens))
             weights[episode.episode_id] = 1.0 / (num_episodes * tokens)
         records = [(episode, weights[episode.episode_id]) for episode in group.episodes]
-        records += [(record, weights[replay.episode_id]) for replay, record in branches.items()]
+        trained = {key.episode_id for key in credit.advantage}
+        records += [
+            (record, weights[replay.episode_id])
+            for replay, record in branches.items()
+            if record.episode_id in trained - weights.keys()
+        ]
         for record, weight in records:
             for agent in record.agents:
                 sample = _agent_sample(record.episode_id, agent, credit.advantage, weight)

@@ -119,6 +119,16 @@ class Produced:
         records = [tuple(from_json(episode) for episode in episodes) for episodes in data["groups"]]
         groups = tuple(EpisodeGroup(episodes[0].task, episodes) for episodes in records)
         kept = tuple(data["kept"])
+        for i, stored in zip(kept, data["replayed"], strict=True):
+            asked, found = (
+                [str(replay) for replay in ask(assigner, groups[i])],
+                [row[0]["episode_id"] for row in stored],
+            )
+            if asked != found:
+                raise TrainingError(
+                    f"the checkpoint's waiting rollouts hold {len(found)} replays that credit scheme '{assigner.name}' "
+                    "does not ask for; go on with the config that it was written with"
+                )
         replayed = tuple(
             {
                 replay: PlayedReplay(from_json(record), generated, prompt)
