@@ -227,7 +227,7 @@ class Status(enum.StrEnum):
     OUT_OF_TOKENS = "out_of_tokens"
     PROMPT_TOO_LONG = "prompt_too_long"  # the root's prompt alone is over a limit
     REPLY_TOO_LONG = "reply_too_long"  # a clone's answer is over reply_tokens
-    ABSENT = "absent"  # in a replay alone: a clone left out, whose parent got the default reply
+    ABSENT = "absent"  # in a replay alone: a clone left out, whose parent read the default reply or another one
 
     @property
     def is_terminal(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -49,7 +50,7 @@ def lab(
     torch.set_num_threads(1)  # tables are small
     console, assigners = Console(), []
     for text in scheme or _SCHEMES:
-        name, *own = text.split() or [""]
+        name, *own = shlex.split(text) or [""]
         options = dict(map(parse_option, (*(option or []), *own)))
         assigners.append(make_assigner(name, options, where="--option"))
     config = LabConfig(tuple(game or GAMES), group_size, samples, seed)

@@ -8,6 +8,9 @@ Root turns have `rloo`.
 n + 1 draws of the clone are alike given all that does not descend from its first turn, so the mean of their gradients,
 each against the others' mean return, is the gradient.
 
+Terms of the loss that have no advantage, a KL or an entropy, count every draw in full: with n alternatives a clone's
+n + 1 times. Mind their weights.
+
 Source: C3, contextual counterfactual credit (arXiv 2603.06859): alternatives at a frozen context, leave-one-out among
 them, all trained; there for two agents of fixed roles. Unbiased, see `counterfactual`. Clones of clones are credited
 where they were born, in the episode, and not in replays of their parents. Degenerate cases: an episode without clones
