@@ -296,7 +296,11 @@ def test_too_many_outcomes_are_left_to_sampling() -> None:
     ids=label,
 )
 def test_counterfactual_schemes_are_unbiased_in_every_game(assigner: CreditAssigner, name: str) -> None:
-    assert bias(assigner, name) < 1e-12
+    game = solved(name)
+    mean = expected_gradient(assigner, game, group_size=2)
+    if mean is None:
+        pytest.skip("too many outcomes: the laboratory samples this cell")
+    assert np.linalg.norm(mean - game.gradient) < 1e-12 * np.linalg.norm(game.gradient)
 
 
 # Wrong schemes are caught
