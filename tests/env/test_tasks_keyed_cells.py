@@ -122,7 +122,7 @@ def test_what_cannot_be_found_is_not_guessed(documents: dict[str, str]) -> None:
     assert KeyedCells().propose(seen, np.random.default_rng(0), Style.SOLVE) == GIVE_UP
 
 
-def test_who_may_neither_call_nor_read_asks_for_nothing() -> None:
+def test_a_reader_asks_for_all_documents_at_once() -> None:
     limits = replace(LIMITS, max_reads=1)
     kernel = Kernel(TASK, Rules(limits, TerseProtocol(), WordCounter()))
     assert KeyedCells().propose(observe(kernel, ROOT), np.random.default_rng(0), Style.READ).action == Read(("C", "A"))

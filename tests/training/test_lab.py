@@ -265,7 +265,7 @@ def test_a_scheme_with_random_numbers_of_its_own_is_sampled_instead() -> None:
 
 @pytest.mark.parametrize("assigner", [Coma(max_share=0.5), Difference(max_share=0.3), Shapley(orders=1)], ids=label)
 def test_draws_by_the_seeds_are_enumerated(assigner: CreditAssigner) -> None:
-    """Two plays with every draw enumerated against many seeds with everything else enumerated."""
+    """Exactly unbiased where the schemes are; a wrong one is wrong as often as its coin says."""
     game = solved("dummy")
     found = expected_gradient(assigner, game, group_size=2)
     assert found is not None

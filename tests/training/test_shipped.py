@@ -75,7 +75,7 @@ def test_nothing_in_them_names_the_machine_that_made_them() -> None:
     for file in QUICK.rglob("*.*"):
         if file.suffix in (".json", ".yaml"):
             text = file.read_text(encoding="utf-8")
-            assert not any(root in text for root in ("/work/", "/tmp/", "/home/", "/root/")), file
+            assert not re.search(r"(?<![\w.:/<])/\w", text), f"{file} holds an absolute path"
 
 
 # By their names

@@ -22,7 +22,7 @@ from selfcest_training.learner.update import Learner, check_agreement, mean_metr
 from selfcest_training.stages.ahead import RolloutsAhead
 from selfcest_training.stages.base import Admission, Stages, TaskMenu
 from selfcest_training.stages.checks import admit, observe, propose, weights_at
-from selfcest_training.stages.crediting import StepCredit, counterfactuals, credit_step
+from selfcest_training.stages.crediting import StepCredit, counterfactuals, credit_step, records_of
 from selfcest_training.stages.produced import Produced, play_groups
 
 
@@ -140,7 +140,7 @@ class Trainer:
             denominator=settings.denominator,
             constant=settings.constant_tokens,
             planned_episodes=produced.planned_episodes,
-            replayed=[{name: found.record for name, found in of_group.items()} for of_group in produced.replayed],
+            replayed=records_of(produced.replayed),
         )
         metrics = []
         for samples in self.learner.freeze(batches, settings.loss):

@@ -23,20 +23,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from selfcest_env.record import EpisodeGroup, EpisodeRecord
+from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Intervention, Replay
 from selfcest_env.structure import Checked, Count, Share
-from selfcest_env.types import AgentId, Role, TurnKey
-from selfcest_training.credit.base import (
-    Advantage,
-    Credit,
-    Promise,
-    Replayed,
-    against_others,
-    broadcast,
-    leave_one_out,
-)
-from selfcest_training.credit.chance import coin
+from selfcest_training.credit.base import Credit, Promise, Replayed, against_others, broadcast, leave_one_out
+from selfcest_training.credit.counterfactual import replayed_clones
 
 
 @dataclass(frozen=True)
@@ -56,28 +47,20 @@ class Branches(Checked):
         return [
             replay
             for episode in group.episodes
-            for clone in self._chosen(episode)
+            for clone in replayed_clones(episode, self.max_share)
             for replay in self._of(episode, clone)
         ]
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
-        advantage: dict[TurnKey, Advantage] = broadcast(group, leave_one_out(group))
+        advantage = broadcast(group, leave_one_out(group))
         for episode in group.episodes:
-            for clone in self._chosen(episode):
+            for clone in replayed_clones(episode, self.max_share):
                 draws = [episode, *(replayed[replay] for replay in self._of(episode, clone))]
                 for record, value in zip(draws, against_others([draw.team_return for draw in draws]), strict=True):
-                    turns = (key for key, _ in record.turns() if key.agent_id == clone)
+                    turns = (key for key, _ in record.turns() if key.agent_id == clone.agent_id)
                     advantage.update(dict.fromkeys(turns, value / len(draws)))
         return Credit(advantage)
 
-    def _chosen(self, episode: EpisodeRecord) -> list[AgentId]:
-        """Clones that have alternatives; one that was born without a token to act with has nothing to credit."""
-        return [
-            agent.agent_id
-            for agent in episode.agents
-            if agent.role is Role.CLONE and agent.turns and coin(self.max_share, episode, agent.agent_id)
-        ]
-
-    def _of(self, episode: EpisodeRecord, clone: AgentId) -> list[Replay]:
-        changes = {clone: Intervention.RESAMPLE}
+    def _of(self, episode: EpisodeRecord, clone: AgentRecord) -> list[Replay]:
+        changes = {clone.agent_id: Intervention.RESAMPLE}
         return [Replay.of(episode.episode_id, changes, sample) for sample in range(self.samples)]

@@ -76,11 +76,10 @@ class Counterfactual(Checked):
         return found
 
     def _starts(self, episode: EpisodeRecord) -> Iterator[TurnKey]:
-        """Turns of clones that replays start from; a clone without a token to act with has nothing to credit."""
-        for agent in episode.agents:
-            if agent.role is Role.CLONE and agent.turns and coin(self.max_share, episode, agent.agent_id):
-                for turn in self.starts(agent):
-                    yield TurnKey(episode.episode_id, agent.agent_id, turn)
+        """Turns of clones that replays start from."""
+        for agent in replayed_clones(episode, self.max_share):
+            for turn in self.starts(agent):
+                yield TurnKey(episode.episode_id, agent.agent_id, turn)
 
     def _pairs(
         self, group: EpisodeGroup, episode: EpisodeRecord, start: TurnKey
@@ -106,3 +105,10 @@ class Counterfactual(Checked):
     def interventions(self, group: EpisodeGroup, episode: EpisodeRecord, start: TurnKey) -> Sequence[Intervention]:
         """What is done in each of the replays that start from a turn."""
         raise NotImplementedError
+
+
+def replayed_clones(episode: EpisodeRecord, share: float) -> Iterator[AgentRecord]:
+    """The share of an episode's clones that have replays; one without a token to act with has nothing to credit."""
+    for agent in episode.agents:
+        if agent.role is Role.CLONE and agent.turns and coin(share, episode, agent.agent_id):
+            yield agent

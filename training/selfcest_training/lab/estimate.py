@@ -23,7 +23,7 @@ from selfcest_training.lab.tabular import Floats, Streams, TabularPolicy
 from selfcest_training.learner.batch import Sample, build_samples, collate
 from selfcest_training.learner.losses import Clipped, LossInputs, token_logprobs, weighted_sum
 from selfcest_training.learner.options import Denominator
-from selfcest_training.stages.crediting import counterfactuals, credit_step
+from selfcest_training.stages.crediting import counterfactuals, credit_step, records_of
 
 _ROWS = 512  # samples of one forward pass
 _GROUPS = 256  # groups played at once
@@ -107,8 +107,7 @@ def sample_groups(
         groups = [EpisodeGroup(solved.game.task(), part) for part in parts]
         played = counterfactuals(assigner, groups, play)
         credit = credit_step(assigner, groups, played)
-        branches = [{name: found.record for name, found in of_group.items()} for of_group in played]
-        gradients.append(group_gradients(solved.parameters, groups, credit.credits, branches))
+        gradients.append(group_gradients(solved.parameters, groups, credit.credits, records_of(played)))
         reference.append(group_gradients(solved.parameters, groups, [Rloo().assign(group, {}) for group in groups]))
         sampled += sum(record.cost.generated_tokens for record in records)
         replayed += credit.sampled_tokens

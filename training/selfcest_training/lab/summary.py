@@ -18,7 +18,15 @@ from selfcest_training.lab.judge import ALPHA, MIN_EXACT_EFFECT, MIN_SAMPLED_EFF
 from selfcest_training.lab.measure import LabReport, Measurement
 
 HEADS = (
-    *("game", "scheme", "promise", "bias", "where", "cosine", "variance", "clones' variance", "tokens"),
+    "game",
+    "scheme",
+    "promise",
+    "bias",
+    "where",
+    "cosine",
+    "variance",
+    "clones' variance",
+    "tokens",
     "variance x tokens",
 )
 # Of a game's table on the screen, which fits 80 columns; the files have everything.

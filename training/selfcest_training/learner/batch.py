@@ -172,11 +172,9 @@ def build_samples(
             tokens = constant if denominator == Denominator.CONSTANT else float(max(1, episode.cost.generated_tokens))
             weights[episode.episode_id] = 1.0 / (num_episodes * tokens)
         records = [(episode, weights[episode.episode_id]) for episode in group.episodes]
-        trained = {key.episode_id for key in credit.advantage}
+        trained = {key.episode_id for key in credit.advantage} - weights.keys()
         records += [
-            (record, weights[replay.episode_id])
-            for replay, record in branches.items()
-            if record.episode_id in trained - weights.keys()
+            (record, weights[replay.episode_id]) for replay, record in branches.items() if record.episode_id in trained
         ]
         for record, weight in records:
             for agent in record.agents:

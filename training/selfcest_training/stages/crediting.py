@@ -61,7 +61,7 @@ def credit_step(
 
     Raises `CreditError` that names scheme, turn and rule.
     """
-    records = [{replay: found.record for replay, found in of_group.items()} for of_group in replayed]
+    records = records_of(replayed)
     prices = [_price(list(of_group.values())) for of_group in replayed]
     credits = assign_step(assigner, groups, records)
     return StepCredit(
@@ -72,6 +72,11 @@ def credit_step(
         tuple(tuple(of_group.values()) for of_group in records),
         sum(price["replayed_tokens"] for price in prices),
     )
+
+
+def records_of(replayed: Sequence[GroupReplays]) -> list[dict[Replay, EpisodeRecord]]:
+    """The scored records of every group's replays, without their prices."""
+    return [{replay: found.record for replay, found in of_group.items()} for of_group in replayed]
 
 
 def _price(played: Sequence[PlayedReplay]) -> dict[str, int]:

@@ -119,21 +119,14 @@ class Produced:
         records = [tuple(from_json(episode) for episode in episodes) for episodes in data["groups"]]
         groups = tuple(EpisodeGroup(episodes[0].task, episodes) for episodes in records)
         kept = tuple(data["kept"])
+        replayed = []
         for i, stored in zip(kept, data["replayed"], strict=True):
-            asked, found = (
-                [str(replay) for replay in ask(assigner, groups[i])],
-                [row[0]["episode_id"] for row in stored],
-            )
-            if asked != found:
+            asked = ask(assigner, groups[i])
+            if [str(replay) for replay in asked] != [record["episode_id"] for record, *_ in stored]:
                 raise TrainingError(
-                    f"the checkpoint's waiting rollouts hold {len(found)} replays that credit scheme '{assigner.name}' "
-                    "does not ask for; go on with the config that it was written with"
+                    f"the checkpoint's waiting rollouts hold {len(stored)} replays that credit scheme "
+                    f"'{assigner.name}' does not ask for; go on with the config that it was written with"
                 )
-        replayed = tuple(
-            {
-                replay: PlayedReplay(from_json(record), generated, prompt)
-                for replay, (record, generated, prompt) in zip(ask(assigner, groups[i]), stored, strict=True)
-            }
-            for i, stored in zip(kept, data["replayed"], strict=True)
-        )
-        return cls(groups, kept, replayed, data["planned_episodes"], data["rounds"])
+            pairs = zip(asked, stored, strict=True)
+            replayed.append({replay: PlayedReplay(from_json(record), *price) for replay, (record, *price) in pairs})
+        return cls(groups, kept, tuple(replayed), data["planned_episodes"], data["rounds"])
