@@ -35,11 +35,11 @@ ROOT = Path(__file__).parents[1]
 EVIDENCE, CONFIGS = ROOT / "docs" / "evidence", ROOT / "training" / "configs"
 FIRST = EVIDENCE / "first"  # by the configuration before the one that is there now
 VARIANTS = ("window_76", "window_88", "exact", "no_window", "kv", "dear")
-SEPARATE, SCARCE, ROTARY = "separate", "scarce", "base_100000"
+SEPARATE, SCARCE, ROTARY, CHAT = "separate", "scarce", "base_100000", "smollm2_long"
 EXPERIMENTS = {
     "quick": CONFIGS / "quick.yaml",
     "long_ledgers": CONFIGS / "long_ledgers.yaml",
-    **{name: CONFIGS / f"{name}.yaml" for name in (SCARCE, ROTARY)},
+    **{name: CONFIGS / f"{name}.yaml" for name in (SCARCE, ROTARY, CHAT)},
     **{name: CONFIGS / "when" / f"{name}.yaml" for name in (*VARIANTS, SEPARATE)},
 }
 COSTS = (
