@@ -7,7 +7,9 @@ a list of fields, each a letter and a digit, in an order of its own: `k3c4q0`. T
 
 `!AcBqCa` asks for the digit of the *next* field each. Its clones are told the same; they write `c4q0` and reply 0.
 Whoever has seen both kinds of questions answered knows what a clone may be meant to do, not which: a convention that
-only the return can settle.
+only the return can settle. With `asks: by_letter` there is one for each letter: `?AcBqCa` then means the field's own
+digit where its letter is the first, third, fifth, ... of the alphabet, and the next one's elsewhere. No letter tells of
+another, so that each is learned from its own clones alone.
 
 Nothing joins the cells but their places in the answer. With the grader `cells` the return is a sum over clones, where
 counterfactual and per-part credit have most to win; with `coupling: all` it is their conjunction, where they have
@@ -44,8 +46,7 @@ from selfcest_env.types import Answer, CloneRequest, Delegate, Read, Task
 from selfcest_env.views import Observation
 
 KEYS, FIELDS = string.ascii_uppercase, string.ascii_lowercase
-_MARKS = {"own": "?", "next": "!"}
-_FURTHER = {"own": 0, "next": 1}
+_MARKS = {"own": "?", "next": "!", "by_letter": "?"}
 _QUESTION = re.compile(r"([?!])((?:[A-Z][a-z])+)")
 _ENTRIES = re.compile(r"(?:[a-z][0-9])+")
 
@@ -57,8 +58,9 @@ class KeyedCells(Checked):
     Attributes:
         min_cells, max_cells: documents, each asked for one field.
         min_fields, max_fields: of one document.
-        asks: `own`, for the digits of the fields that are named, or `next`, for those of the fields after them. A clone
-            cannot tell, so show the two as families of their own, each with its expert, and not as one mixture.
+        asks: `own`, for the digits of the fields that are named, `next`, for those of the fields after them, or
+            `by_letter`. A clone cannot tell, so show each as a family of its own, with its expert, and not as one
+            mixture.
     """
 
     name: ClassVar[str] = "keyed_cells"
@@ -66,16 +68,15 @@ class KeyedCells(Checked):
     max_cells: int = 16
     min_fields: int = 8
     max_fields: int = 8
-    asks: Literal["own", "next"] = "own"
+    asks: Literal["own", "next", "by_letter"] = "own"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_span(self.name, ("min_cells", "max_cells"), (self.min_cells, self.max_cells), 1, len(KEYS))
-        fewest = 1 + _FURTHER[self.asks]
+        fewest = 1 if self.asks == "own" else 2
         check_span(self.name, ("min_fields", "max_fields"), (self.min_fields, self.max_fields), fewest, len(FIELDS))
 
     def draw(self, rng: np.random.Generator) -> Task:
-        further = _FURTHER[self.asks]
         count = draw_int(rng, self.min_cells, self.max_cells)
         keys = [KEYS[i] for i in rng.permutation(len(KEYS))[:count]]
         question, answer, context = _MARKS[self.asks], "", dict[str, str]()
@@ -83,10 +84,10 @@ class KeyedCells(Checked):
             length = draw_int(rng, self.min_fields, self.max_fields)
             fields = [FIELDS[i] for i in rng.permutation(len(FIELDS))[:length]]
             digits = rng.integers(10, size=length)
-            asked = draw_int(rng, 0, length - 1 - further)
+            asked = draw_int(rng, 0, length - (1 if self.asks == "own" else 2))
             context[key] = "".join(f"{field}{digit}" for field, digit in zip(fields, digits, strict=True))
             question += key + fields[asked]
-            answer += label_of(len(answer) // 2, TERSE) + str(digits[asked + further])
+            answer += label_of(len(answer) // 2, TERSE) + str(digits[asked + self._further(fields[asked])])
         listed = {key: context[key] for key in sorted(context)}
         return make_task(self.name, question, answer, {"size": count, "cells": "".join(keys)}, listed)
 
@@ -106,12 +107,15 @@ class KeyedCells(Checked):
         brought = {key: text for past in observation.exchanges for key, text in (past.documents or {}).items()}
         if missing and not brought:
             return Proposal(Read(missing)) if may_read(observation) else GIVE_UP
-        further = _FURTHER[self.asks]
-        found = [_found((documents | brought).get(key, ""), field, further) for key, field in asked]
+        found = [_found((documents | brought).get(key, ""), field, self._further(field)) for key, field in asked]
         if not all(found):
             return GIVE_UP
         digits = [entries[-1] for entries in found]
         return Proposal(Answer(_labelled(digits))) if is_root(observation) else Proposal(Answer(digits[0]), found[0])
+
+    def _further(self, field: str) -> int:
+        """How many fields after the named one stands the digit that is asked for."""
+        return {"own": 0, "next": 1, "by_letter": FIELDS.index(field) % 2}[self.asks]
 
     def _asked(self, observation: Observation) -> list[tuple[str, str]] | None:
         """Document and field of each cell, of a question of this kind; of a clone those of its one cell, of either."""

@@ -108,6 +108,26 @@ def test_the_next_field_is_asked_for_and_clones_are_told_the_same() -> None:
         KeyedCells(asks="other")  # type: ignore[arg-type]
 
 
+def test_each_letter_has_a_convention_of_its_own() -> None:
+    source, rng = KeyedCells(asks="by_letter"), np.random.default_rng(0)
+    seen = set()
+    for _ in range(20):
+        task = source.draw(rng)
+        assert task.prompt[0] == "?"
+        pairs = [task.prompt[i : i + 2] for i in range(1, len(task.prompt), 2)]
+        for (key, field), digit in zip(pairs, task.answer[1::2], strict=True):
+            further = 0 if field in "acegikmoqsuwy" else 2
+            assert task.context[key][task.context[key].index(field) + 1 + further] == digit
+            seen.add(field)
+        for style in Style:
+            assert (
+                play(task, style, replace(LIMITS, max_reads=99), TerseProtocol(), source=source).answer == task.answer
+            )
+    assert len(seen) == 26
+    with pytest.raises(ConfigError, match=r"keyed_cells\.min_fields is 1; expected a whole number from 2"):
+        KeyedCells(asks="by_letter", min_fields=1)
+
+
 @pytest.mark.parametrize("prompt", ["?", "a", "?Ca ", "?CaA", "2+2", "?ca", "!Ca"])
 def test_another_question_is_not_understood(prompt: str) -> None:
     seen = observe(Kernel(Task("t", prompt, "", "x", {"A": "a1"}), Rules(LIMITS, TerseProtocol(), WordCounter())), ROOT)
