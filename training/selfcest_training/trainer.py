@@ -15,8 +15,9 @@ from selfcest_agents.samplers import Sampler
 from selfcest_env.errors import TrainingError
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.seeding import stream_seed
-from selfcest_training.credit import fit
+from selfcest_training.credit import InternalsAssigner, fit
 from selfcest_training.learner.batch import mini_batches
+from selfcest_training.learner.internals import look_into
 from selfcest_training.learner.options import Denominator, LossConfig
 from selfcest_training.learner.update import Learner, check_agreement, mean_metrics
 from selfcest_training.stages.ahead import RolloutsAhead
@@ -52,8 +53,8 @@ class StepSettings:
 class Account(Protocol):
     """Where what a step costs is booked, and how much of the run is done."""
 
-    def spend(self, *, sampled: int = 0, trained: int = 0) -> None:
-        """So many tokens were generated, or went through forward and backward."""
+    def spend(self, *, sampled: int = 0, read: int = 0, trained: int = 0) -> None:
+        """So many tokens were generated, went through a forward pass alone, or through forward and backward."""
         ...
 
     def progress(self) -> float:
@@ -106,9 +107,13 @@ class Trainer:
         """Take what was produced, credit it, update, and let what learns from a step learn."""
         produced = self._ahead.take(self.next_step)
         self.account.spend(sampled=produced.sampled_tokens)
-        credit = credit_step(self.stages.credit, produced.learned_from, produced.replayed)
+        scheme, groups, internals = self.stages.credit, produced.learned_from, None
+        if isinstance(scheme, InternalsAssigner):
+            internals, read = look_into(self.learner, groups, scheme.internals)
+            self.account.spend(read=read)
+        credit = credit_step(scheme, groups, produced.replayed, internals)
         metrics = self.update(produced, credit)
-        fit(self.stages.credit, produced.learned_from)
+        fit(scheme, groups, internals)
         self.next_step += 1
         return Step(produced, credit, metrics)
 

@@ -4,11 +4,15 @@ from selfcest_training.credit.base import (
     Advantage,
     Credit,
     CreditAssigner,
+    Internal,
+    Internals,
+    InternalsAssigner,
     LearningAssigner,
     NoReplays,
     Promise,
     Replayed,
     StepAssigner,
+    TurnInternals,
     against_others,
     broadcast,
     leave_one_out,
@@ -17,8 +21,10 @@ from selfcest_training.credit.branches import Branches
 from selfcest_training.credit.chance import coin, draw
 from selfcest_training.credit.checks import ask, assign, assign_step, checked_credit, checked_replays, fit
 from selfcest_training.credit.coma import Coma
+from selfcest_training.credit.critic import Critic
 from selfcest_training.credit.diff_loo import DiffLoo
 from selfcest_training.credit.difference import Difference
+from selfcest_training.credit.gae import Gae
 from selfcest_training.credit.gated import Gated
 from selfcest_training.credit.gated_paper import GatedPaper
 from selfcest_training.credit.grpo import Grpo
@@ -37,11 +43,16 @@ __all__ = [
     "Coma",
     "Credit",
     "CreditAssigner",
+    "Critic",
     "DiffLoo",
     "Difference",
+    "Gae",
     "Gated",
     "GatedPaper",
     "Grpo",
+    "Internal",
+    "Internals",
+    "InternalsAssigner",
     "LearningAssigner",
     "NoReplays",
     "Parts",
@@ -52,6 +63,7 @@ __all__ = [
     "Shapley",
     "StepAssigner",
     "Swap",
+    "TurnInternals",
     "WideSeek",
     "against_others",
     "ask",

@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
+
 from selfcest_env.errors import ConfigError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay
@@ -15,6 +18,7 @@ from selfcest_env.types import TurnKey
 
 Advantage = float | tuple[float, ...]
 Replayed = Mapping[Replay, EpisodeRecord]
+Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,60 @@ class LearningAssigner(CreditAssigner, Protocol):
 
     def fit(self, groups: Sequence[EpisodeGroup]) -> None:
         """Learn from a step's groups, after their credit has been used: credit rests on earlier steps alone."""
+        ...
+
+    def state_dict(self) -> Mapping[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class Internal(enum.StrEnum):
+    """What a scheme may want of the policy's computation over the contexts of an episode's agents."""
+
+    HIDDEN = "hidden"
+    ENTROPY = "entropy"
+
+
+@dataclass(frozen=True, eq=False)
+class TurnInternals:
+    """What the policy that is being trained computes over one turn. What was not asked for is empty.
+
+    Attributes:
+        before, after: [H] hidden state of the last layer at the last token before the turn and at its last one: what
+            the policy makes of all that the agent has seen until then.
+        logprobs, entropies: [T] log-prob of each generated token, and entropy of the distribution it was drawn from.
+    """
+
+    before: Floats
+    after: Floats
+    logprobs: Floats
+    entropies: Floats
+
+
+Internals = Mapping[TurnKey, TurnInternals]
+
+
+@runtime_checkable
+class InternalsAssigner(CreditAssigner, Protocol):
+    """A scheme that looks into the policy, as a critic on its hidden states does.
+
+    It is given numbers and never the policy. They are computed by the learner before its update, in one forward pass
+    over the episodes (not the replays), which is counted as compute. `assign` and `fit` are not called.
+
+    Class attribute:
+        internals: what it wants.
+    """
+
+    internals: ClassVar[frozenset[Internal]]
+
+    def assign_internals(
+        self, groups: Sequence[EpisodeGroup], replayed: Sequence[Replayed], internals: Internals
+    ) -> Sequence[Credit]:
+        """Credit of every group, in their order; `internals` has every turn of their episodes."""
+        ...
+
+    def fit_internals(self, groups: Sequence[EpisodeGroup], internals: Internals) -> None:
+        """Learn from a step's groups, after their credit has been used, if there is something to learn."""
         ...
 
     def state_dict(self) -> Mapping[str, Any]: ...

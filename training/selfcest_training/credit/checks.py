@@ -13,7 +13,15 @@ from selfcest_env.errors import CreditError, SelfcestError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, Turn
 from selfcest_env.replay import Replay
 from selfcest_env.types import TurnKey
-from selfcest_training.credit.base import Credit, CreditAssigner, LearningAssigner, Replayed, StepAssigner
+from selfcest_training.credit.base import (
+    Credit,
+    CreditAssigner,
+    Internals,
+    InternalsAssigner,
+    LearningAssigner,
+    Replayed,
+    StepAssigner,
+)
 
 T = TypeVar("T")
 
@@ -27,30 +35,46 @@ def ask(assigner: CreditAssigner, group: EpisodeGroup) -> tuple[Replay, ...]:
 
 def assign(assigner: CreditAssigner, group: EpisodeGroup, replayed: Mapping[Replay, EpisodeRecord]) -> Credit:
     """A scheme's credit, checked. Raises `CreditError` that names scheme, turn and rule."""
+    if isinstance(assigner, InternalsAssigner):
+        raise CreditError(
+            f"credit scheme '{assigner.name}' looks into the policy ({', '.join(sorted(assigner.internals))}), and "
+            "records alone do not hold that; train with it, or choose another scheme"
+        )
     credit = called(f"credit scheme '{assigner.name}'", lambda: assigner.assign(group, replayed))
     return checked_credit(assigner.name, group, credit, replayed)
 
 
 def assign_step(
-    assigner: CreditAssigner, groups: Sequence[EpisodeGroup], replayed: Sequence[Mapping[Replay, EpisodeRecord]]
+    assigner: CreditAssigner,
+    groups: Sequence[EpisodeGroup],
+    replayed: Sequence[Mapping[Replay, EpisodeRecord]],
+    internals: Internals | None = None,
 ) -> list[Credit]:
-    """Credit of all groups of a step, checked: by the scheme's `assign_step` if it has one, else group by group.
+    """Credit of all groups of a step, checked: by `assign_internals` or `assign_step` if the scheme has one of them and
+    there are `internals`, else group by group.
 
     Raises `CreditError` that names scheme, turn and rule.
     """
-    if not isinstance(assigner, StepAssigner):
+    who = f"credit scheme '{assigner.name}'"
+    if isinstance(assigner, InternalsAssigner) and internals is not None:
+        credits = called(who, lambda: list(assigner.assign_internals(groups, replayed, internals)))
+    elif isinstance(assigner, StepAssigner):
+        credits = called(who, lambda: list(assigner.assign_step(groups, replayed)))
+    else:
         return [assign(assigner, group, found) for group, found in zip(groups, replayed, strict=True)]
-    credits = called(f"credit scheme '{assigner.name}'", lambda: list(assigner.assign_step(groups, replayed)))
     if len(credits) != len(groups):
         raise CreditError(f"credit scheme '{assigner.name}' gave {len(credits)} credits for {len(groups)} groups")
     triples = zip(groups, credits, replayed, strict=True)
     return [checked_credit(assigner.name, group, credit, found) for group, credit, found in triples]
 
 
-def fit(assigner: CreditAssigner, groups: Sequence[EpisodeGroup]) -> None:
+def fit(assigner: CreditAssigner, groups: Sequence[EpisodeGroup], internals: Internals | None = None) -> None:
     """After a step, what a scheme that learns may learn from it. Raises `CreditError` with the cause."""
-    if isinstance(assigner, LearningAssigner):
-        called(f"credit scheme '{assigner.name}'", lambda: assigner.fit(groups))
+    who = f"credit scheme '{assigner.name}'"
+    if isinstance(assigner, InternalsAssigner) and internals is not None:
+        called(who, lambda: assigner.fit_internals(groups, internals))
+    elif isinstance(assigner, LearningAssigner):
+        called(who, lambda: assigner.fit(groups))
 
 
 def called(who: str, call: Callable[[], T], error: type[SelfcestError] = CreditError) -> T:

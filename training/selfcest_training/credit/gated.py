@@ -19,15 +19,14 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import PlugIn
 from selfcest_env.record import AgentRecord, EpisodeGroup
 from selfcest_env.replay import Replay
 from selfcest_env.structure import Checked
 from selfcest_env.types import Outcome, Role
 from selfcest_training.credit import checks
-from selfcest_training.credit.base import Credit, CreditAssigner, LearningAssigner, Promise, Replayed, StepAssigner
-from selfcest_training.credit.registry import make_assigner
+from selfcest_training.credit.base import Credit, CreditAssigner, Promise, Replayed
+from selfcest_training.credit.registry import make_assigner, require_pure
 
 
 @dataclass(frozen=True)
@@ -45,11 +44,7 @@ class Gated(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self._scheme, LearningAssigner | StepAssigner):
-            raise ConfigError(
-                f"scheme is '{self._scheme.name}', which learns or sees all groups of a step; `gated` wraps schemes "
-                "that are pure functions of one group"
-            )
+        require_pure(self._scheme, "scheme")
 
     def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
         return checks.ask(self._scheme, group)

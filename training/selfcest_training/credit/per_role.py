@@ -22,7 +22,7 @@ from selfcest_env.replay import Replay
 from selfcest_env.types import ROOT, Role, TurnKey
 from selfcest_training.credit import checks
 from selfcest_training.credit.base import Advantage, Credit, CreditAssigner, Promise, Replayed
-from selfcest_training.credit.registry import make_assigner
+from selfcest_training.credit.registry import make_assigner, require_pure
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,8 @@ class PerRole:
     clones: PlugIn | None = None
 
     def __post_init__(self) -> None:
+        for role, part in self._parts.items():
+            require_pure(part, f"{role}s")
         if not self._parts:
             raise ConfigError("roots and clones are both null, so nobody would train; name a scheme for one of them")
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from selfcest_env.errors import PlugInError
+from selfcest_env.errors import ConfigError, PlugInError
 from selfcest_env.plugin import build, load, with_entry_points
-from selfcest_training.credit.base import CreditAssigner
+from selfcest_training.credit.base import CreditAssigner, InternalsAssigner, LearningAssigner, StepAssigner
 
 ENTRY_POINTS = "selfcest.credit"
 
@@ -28,6 +28,8 @@ BUILTINS: dict[str, str] = {
     "swap": "selfcest_training.credit.swap:Swap",
     "shapley": "selfcest_training.credit.shapley:Shapley",
     "parts": "selfcest_training.credit.parts:Parts",
+    "critic": "selfcest_training.credit.critic:Critic",
+    "gae": "selfcest_training.credit.gae:Gae",
     "wideseek": "selfcest_training.credit.wideseek:WideSeek",
     "per_role": "selfcest_training.credit.per_role:PerRole",
 }
@@ -60,5 +62,15 @@ def check_learning(cls: type, who: str, methods: Collection[str] = ("fit", "stat
 def make_assigner(reference: str, options: Mapping[str, Any], *, where: str) -> CreditAssigner:
     """A scheme with its options, each checked against its annotation; errors name `where.option`."""
     cls = find_scheme(reference)
-    check_learning(cls, f"credit scheme '{reference}'")
+    learns = ("assign_internals", "fit_internals") if hasattr(cls, "assign_internals") else ("fit",)
+    check_learning(cls, f"credit scheme '{reference}'", (*learns, "state_dict", "load_state_dict"))
     return build(cls, options, where=where)
+
+
+def require_pure(assigner: CreditAssigner, where: str) -> None:
+    """Raise `ConfigError` for a scheme that another one cannot call group by group."""
+    if isinstance(assigner, LearningAssigner | StepAssigner | InternalsAssigner):
+        raise ConfigError(
+            f"{where} is '{assigner.name}', which learns, looks into the policy or sees all groups of a step; choose a "
+            "scheme that is a pure function of one group's records"
+        )

@@ -20,8 +20,16 @@ from selfcest_env.errors import CreditError
 from selfcest_env.plugin import check_kind
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, from_json, to_json
 from selfcest_env.types import TurnKey
-from selfcest_training.credit.base import Credit, CreditAssigner, Promise
-from selfcest_training.credit.checks import ask, assign
+from selfcest_training.credit.base import (
+    Credit,
+    CreditAssigner,
+    InternalsAssigner,
+    LearningAssigner,
+    Promise,
+    Replayed,
+    TurnInternals,
+)
+from selfcest_training.credit.checks import ask, assign_step, fit
 from selfcest_training.credit.synthetic import NULL, World, mirrored, mirrored_key, mirrored_replay
 
 _STANDARD_ERRORS = 5.0  # a mean further from 0 than this is no accident
@@ -48,6 +56,8 @@ def check_assigner(assigner: CreditAssigner, *, seeds: int = 60) -> None:
     worlds = [World(seed) for seed in range(seeds)]
     for check in (_changes_nothing, _is_deterministic, _keeps_groups_apart, _works_offline):
         check(assigner, worlds[0], worlds[1])
+    if isinstance(assigner, LearningAssigner | InternalsAssigner):
+        _remembers(assigner, worlds)
     if assigner.promise is not Promise.BIASED:
         _asks_without_looking_at_rewards(assigner, worlds[0].group)
     _treats_clones_alike(assigner, worlds)
@@ -57,7 +67,25 @@ def check_assigner(assigner: CreditAssigner, *, seeds: int = 60) -> None:
 
 def _credit(assigner: CreditAssigner, world: World) -> Credit:
     group = world.group
-    return assign(assigner, group, world.play(ask(assigner, group)))
+    return _assign(assigner, group, world.play(ask(assigner, group)))
+
+
+def _assign(assigner: CreditAssigner, group: EpisodeGroup, replayed: Replayed) -> Credit:
+    internals = _internals(group) if isinstance(assigner, InternalsAssigner) else None
+    (credit,) = assign_step(assigner, [group], [replayed], internals)
+    return credit
+
+
+def _internals(group: EpisodeGroup) -> dict[TurnKey, TurnInternals]:
+    """Made up from how long turns are, so that who is called what makes no difference."""
+    found = {}
+    for episode in group.episodes:
+        for key, turn in episode.turns():
+            length = len(turn.generation.token_ids)
+            before = np.array([len(turn.generation.prompt_ids), 1.0, key.turn], dtype=np.float32)
+            tokens = np.full(length, 0.5, dtype=np.float32)
+            found[key] = TurnInternals(before, before + length, -tokens, tokens)
+    return found
 
 
 def _require(right: bool, assigner: CreditAssigner, rule: str) -> None:
@@ -72,9 +100,9 @@ def _is_deterministic(assigner: CreditAssigner, world: World, _: World) -> None:
     rule = "the same group gives other {} the second time; draw from streams keyed by the episodes' seeds"
     _require(asked == ask(again, group), assigner, rule.format("replays"))
     records = world.play(asked)
-    credit = assign(first, group, records)
+    credit = _assign(first, group, records)
     backwards = dict(reversed(records.items()))
-    _require(credit == assign(again, group, backwards), assigner, rule.format("advantages"))
+    _require(credit == _assign(again, group, backwards), assigner, rule.format("advantages"))
 
 
 def _keeps_groups_apart(assigner: CreditAssigner, one: World, other: World) -> None:
@@ -82,7 +110,7 @@ def _keeps_groups_apart(assigner: CreditAssigner, one: World, other: World) -> N
     alone = [_credit(copy.deepcopy(assigner), world) for world in (one, other)]
     shared, worlds = copy.deepcopy(assigner), (one, other)
     asked = [ask(shared, world.group) for world in worlds]
-    together = [assign(shared, world.group, world.play(replays)) for world, replays in zip(worlds, asked, strict=True)]
+    together = [_assign(shared, world.group, world.play(replays)) for world, replays in zip(worlds, asked, strict=True)]
     rule = "advantages of a group depend on the other groups of the batch; keep no state between calls"
     _require(alone == together, assigner, rule)
 
@@ -92,8 +120,18 @@ def _changes_nothing(assigner: CreditAssigner, world: World, _: World) -> None:
     unasked = copy.deepcopy(group)
     records = world.play(ask(assigner, group))
     before = unasked, copy.deepcopy(records)
-    assign(assigner, group, records)
+    _assign(assigner, group, records)
     _require((group, records) == before, assigner, "it changed the records it was given; copy what you change")
+
+
+def _remembers(assigner: LearningAssigner | InternalsAssigner, worlds: list[World]) -> None:
+    """What it has learned is all in its state: another of its kind that is given it says the same."""
+    learned, other = (copy.deepcopy(assigner) for _ in range(2))
+    for world in worlds[1:4]:
+        fit(learned, [world.group], _internals(world.group))
+    other.load_state_dict(learned.state_dict())
+    rule = "given the state_dict of what has learned it gives other advantages; put all that it learns into it"
+    _require(_credit(other, worlds[0]) == _credit(learned, worlds[0]), assigner, rule)
 
 
 def _works_offline(assigner: CreditAssigner, world: World, _: World) -> None:
@@ -104,9 +142,9 @@ def _works_offline(assigner: CreditAssigner, world: World, _: World) -> None:
         return from_json(to_json(record))
 
     read = EpisodeGroup(group.task, tuple(map(stored, group.episodes)))
-    again = assign(assigner, read, {replay: stored(record) for replay, record in records.items()})
+    again = _assign(assigner, read, {replay: stored(record) for replay, record in records.items()})
     rule = "stored and read again, the same records give other advantages; use nothing but what records hold"
-    _require(again == assign(assigner, group, records), assigner, rule)
+    _require(again == _assign(assigner, group, records), assigner, rule)
 
 
 def _asks_without_looking_at_rewards(assigner: CreditAssigner, group: EpisodeGroup) -> None:
@@ -134,8 +172,8 @@ def _treats_clones_alike(assigner: CreditAssigner, worlds: list[World]) -> None:
         choice |= set(map(mirrored_replay, asked)) != set(asked_mirror)
         records = world.play([mirrored_replay(replay) for replay in asked_mirror])
         reflected = {replay: mirrored(records[mirrored_replay(replay)]) for replay in asked_mirror}
-        credit = _by_turn(group, assign(assigner, group, world.play(asked)))
-        other = _by_turn(mirror, assign(assigner, mirror, reflected))
+        credit = _by_turn(group, _assign(assigner, group, world.play(asked)))
+        other = _by_turn(mirror, _assign(assigner, mirror, reflected))
         for key, numbers in credit.items():
             differences.setdefault(_without_seed(key), []).append(other[mirrored_key(key)] - numbers)
     for key, found in differences.items():
@@ -149,7 +187,7 @@ def _gives_nothing_for_nothing(assigner: CreditAssigner, worlds: list[World]) ->
     for world in worlds:
         asked = ask(assigner, world.group)
         chosen = {(replay.episode_id, agent_id) for replay in asked for agent_id, _ in replay.interventions}
-        credit = _by_turn(world.group, assign(assigner, world.group, world.play(asked)))
+        credit = _by_turn(world.group, _assign(assigner, world.group, world.play(asked)))
         for key, numbers in credit.items():
             if key.agent_id in NULL and (not asked or (key.episode_id, key.agent_id) in chosen):
                 found.setdefault(_without_seed(key), []).append(numbers)

@@ -6,6 +6,7 @@ credit becomes a gradient by `build_samples`, `collate` and the loss, with the c
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,8 +18,9 @@ from selfcest_agents.rollout import RolloutRequest, rollout
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay
 from selfcest_env.seeding import stream_seed
-from selfcest_training.credit import Credit, CreditAssigner, Replayed, Rloo
+from selfcest_training.credit import Credit, CreditAssigner, InternalsAssigner, LearningAssigner, Replayed, Rloo, fit
 from selfcest_training.lab.exact import Parameters, Solved
+from selfcest_training.lab.internals import internals_of
 from selfcest_training.lab.tabular import Floats, Streams, TabularPolicy
 from selfcest_training.learner.batch import Sample, build_samples, collate
 from selfcest_training.learner.losses import Clipped, LossInputs, token_logprobs, weighted_sum
@@ -91,7 +93,10 @@ def _accumulate(result: torch.Tensor, parameters: Parameters, samples: Sequence[
 def sample_groups(
     assigner: CreditAssigner, solved: Solved, *, group_size: int, num_groups: int, seed: int
 ) -> Estimates:
-    """Play groups and their replays with pseudo-random streams; equal seeds play the same groups for every scheme."""
+    """Play groups and their replays with pseudo-random streams; equal seeds play the same groups for every scheme.
+
+    One that learns has learned from as many groups of other seeds before.
+    """
     policy = TabularPolicy(solved.table, Streams())
     gradients, reference = [], []
     sampled = replayed = 0
@@ -99,17 +104,26 @@ def sample_groups(
     def play(records: Sequence[EpisodeRecord], replays: Sequence[Replay]) -> dict[Replay, PlayedReplay]:
         return scored(solved, play_replays(records, replays, policy, solved.rules))
 
-    for start in range(0, num_groups, _GROUPS):
-        indices = range(start, min(start + _GROUPS, num_groups))
+    def groups_of(indices: range, seed: int) -> list[EpisodeGroup]:
         requests = [lab_request(solved, seed, index, k) for index in indices for k in range(group_size)]
         records = [solved.reward.score(record) for record in rollout(requests, policy, solved.rules)]
         parts = (tuple(records[i : i + group_size]) for i in range(0, len(records), group_size))
-        groups = [EpisodeGroup(solved.game.task(), part) for part in parts]
+        return [EpisodeGroup(solved.game.task(), part) for part in parts]
+
+    parts = [range(start, min(start + _GROUPS, num_groups)) for start in range(0, num_groups, _GROUPS)]
+    if isinstance(assigner, InternalsAssigner | LearningAssigner):
+        assigner = copy.deepcopy(assigner)
+        for indices in parts:
+            groups = groups_of(indices, stream_seed("lab learns", seed))
+            fit(assigner, groups, internals_of(groups, solved.table))
+    for indices in parts:
+        groups = groups_of(indices, seed)
         played = counterfactuals(assigner, groups, play)
-        credit = credit_step(assigner, groups, played)
+        internals = internals_of(groups, solved.table) if isinstance(assigner, InternalsAssigner) else None
+        credit = credit_step(assigner, groups, played, internals)
         gradients.append(group_gradients(solved.parameters, groups, credit.credits, records_of(played)))
         reference.append(group_gradients(solved.parameters, groups, [Rloo().assign(group, {}) for group in groups]))
-        sampled += sum(record.cost.generated_tokens for record in records)
+        sampled += sum(episode.cost.generated_tokens for group in groups for episode in group.episodes)
         replayed += credit.sampled_tokens
     return Estimates(np.concatenate(gradients), np.concatenate(reference), sampled / num_groups, replayed / num_groups)
 

@@ -22,7 +22,7 @@ from selfcest_agents.replay import PlayedReplay, play_replays
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay
 from selfcest_env.types import TurnKey
-from selfcest_training.credit import Credit, CreditAssigner, Replayed, ask, assign
+from selfcest_training.credit import Credit, CreditAssigner, InternalsAssigner, LearningAssigner, Replayed, ask, assign
 from selfcest_training.credit.chance import picked
 from selfcest_training.lab.estimate import group_gradients, lab_request, scored
 from selfcest_training.lab.exact import Exhaustive, Outcome, Solved, outcomes, trajectories
@@ -78,11 +78,13 @@ class _Plays:
 def expected_gradient(
     assigner: CreditAssigner, solved: Solved, *, group_size: int, max_outcomes: int = 100_000
 ) -> Floats | None:
-    """[D] exact expectation of the estimate of one group, or `None` where it cannot be had.
+    """[D] exact expectation of the estimate of one group, or `None` where it cannot be had, as of one that learns.
 
     Args:
         max_outcomes: calls of the scheme that may be made.
     """
+    if isinstance(assigner, LearningAssigner | InternalsAssigner):
+        return None
     slots = [
         trajectories(solved.game, solved.table, solved.rules, solved.reward, lab_request(solved, 0, 0, k))
         for k in range(group_size)

@@ -178,15 +178,16 @@ def build_samples(
         ]
         for record, weight in records:
             for agent in record.agents:
-                sample = _agent_sample(record.episode_id, agent, credit.advantage, weight)
+                sample = agent_sample(record.episode_id, agent, credit.advantage, weight)
                 if sample is not None:
                     samples.append(sample)
     return samples
 
 
-def _agent_sample(
+def agent_sample(
     episode_id: str, agent: AgentRecord, advantage: Mapping[TurnKey, float | tuple[float, ...]], weight: float
 ) -> Sample | None:
+    """One agent's context; `None` if none of its turns has an advantage. Raises `ConfigError` without token ids."""
     ids = np.array(agent.context_ids, dtype=np.int64)
     loss_mask = np.zeros(len(ids), dtype=bool)
     behavior, advantages = np.zeros(len(ids), dtype=np.float32), np.zeros(len(ids), dtype=np.float32)

@@ -63,16 +63,24 @@ class Forward:
         logprobs, entropy = self._placed(batch, _chosen_and_entropy).unbind(-1)
         return logprobs, entropy
 
+    def hidden(self, batch: TokenBatch) -> Tensor:
+        """[M, H] float32 hidden state of the last layer at the token before each id that trains, in their order."""
+        layout = _layout(batch)
+        decoder, _ = _parts(self.model)
+        given = {"attention_mask": self._mask(layout), "position_ids": layout.positions}
+        with self._computing(layout):
+            states: Tensor = decoder(input_ids=layout.token_ids, **given, use_cache=False).last_hidden_state
+        rows, columns = layout.sources
+        return states[rows, columns].float()
+
     def _placed(self, batch: TokenBatch, read: Read) -> Tensor:
         """[B, T, ...] what is read off the logits that predict each id that trains; 0 elsewhere."""
         trained = batch.loss_mask[:, 1:]
-        layout = batch.layout or RowLayout(batch.token_ids, None, None, trained.nonzero().T)
+        layout = _layout(batch)
         ids, temperature = batch.token_ids[:, 1:][trained], batch.temperature[:, 1:][trained]
         once, again = _distinct(layout, ids, temperature)
         layout = replace(layout, sources=layout.sources[:, once])
-        attention = in_blocks(self.model) if layout.visible is not None and self.in_blocks else nullcontext()
-        half = torch.autocast(self.model.device.type, torch.bfloat16, enabled=self._half)
-        with half, attention, self._computed_again():
+        with self._computing(layout), self._computed_again():
             found = self._read(layout, ids[once], temperature[once], read)[again]
         placed = found.new_zeros((*trained.shape, *found.shape[1:]))
         placed = placed.masked_scatter(trained.view(*trained.shape, *(1,) * (found.dim() - 1)), found)
@@ -114,6 +122,13 @@ class Forward:
         return self.options.autocast == Precision.BFLOAT16
 
     @contextmanager
+    def _computing(self, layout: RowLayout) -> Iterator[None]:
+        attention = in_blocks(self.model) if layout.visible is not None and self.in_blocks else nullcontext()
+        half = torch.autocast(self.model.device.type, torch.bfloat16, enabled=self._half)
+        with half, attention:
+            yield
+
+    @contextmanager
     def _computed_again(self) -> Iterator[None]:
         """Layers are checkpointed in training mode alone; theirs is set, that of what drops out within them is not."""
         for layer in self._layers:
@@ -123,6 +138,10 @@ class Forward:
         finally:
             for layer in self._layers:
                 layer.training = False
+
+
+def _layout(batch: TokenBatch) -> RowLayout:
+    return batch.layout or RowLayout(batch.token_ids, None, None, batch.loss_mask[:, 1:].nonzero().T)
 
 
 def _distinct(layout: RowLayout, ids: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:

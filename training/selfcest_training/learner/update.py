@@ -149,7 +149,7 @@ class Learner:
         self.model, self.config, self.reference = model, optimizer, reference
         self._forward = Forward(model, forward)
         self._reference_forward = None if reference is None else Forward(reference, forward)
-        self._pad_id, self._micro_batch_tokens, self._rows = pad_id, micro_batch_tokens, rows
+        self.pad_id, self._micro_batch_tokens, self._rows = pad_id, micro_batch_tokens, rows
         self.optimizer = torch.optim.AdamW(
             [weight for weight in model.parameters() if weight.requires_grad],
             lr=optimizer.learning_rate,
@@ -222,7 +222,7 @@ class Learner:
             samples,
             self._rows,
             max_tokens=self._micro_batch_tokens,
-            pad_id=self._pad_id,
+            pad_id=self.pad_id,
             hidden_size=None if self._forward.in_blocks else self.model.config.get_text_config().hidden_size,
         )
         return (batch.to(self.model.device) for batch in batches)
@@ -230,6 +230,16 @@ class Learner:
     def logprobs(self, batch: TokenBatch) -> Tensor:
         """[B, T] log-probs of the ids that train under the weights being trained, at the sampling temperature."""
         return self._forward.logprobs(batch)
+
+    @torch.no_grad()
+    def logprobs_and_entropy(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+        """[B, T] each, as `logprobs`, and of the distributions that the ids were drawn from."""
+        return self._forward.logprobs_and_entropy(batch)
+
+    @torch.no_grad()
+    def hidden(self, batch: TokenBatch) -> Tensor:
+        """[M, H] hidden state of the last layer at the token before each id that trains, in their order."""
+        return self._forward.hidden(batch)
 
     def _built(self, config: LossConfig) -> LossSum:
         if self._loss is None or self._loss[0] is not config:

@@ -22,10 +22,15 @@ class JobAccount:
         self.state, self._rl, self._compute_tokens = state, rl, compute_tokens
         self._clock = time.process_time()
 
-    def spend(self, *, sampled: int = 0, trained: int = 0) -> None:
+    def spend(self, *, sampled: int = 0, read: int = 0, trained: int = 0) -> None:
         """Book tokens."""
-        sampled, trained = self.state.sampled_tokens + sampled, self.state.trained_tokens + trained
-        self.state = replace(self.state, sampled_tokens=sampled, trained_tokens=trained)
+        state = self.state
+        self.state = replace(
+            state,
+            sampled_tokens=state.sampled_tokens + sampled,
+            read_tokens=state.read_tokens + read,
+            trained_tokens=state.trained_tokens + trained,
+        )
 
     def tick(self, num_updates: int, shown: int = 0) -> None:
         """A pool that has shown so many demonstration tokens or a step of RL is done, and its stage has made so many

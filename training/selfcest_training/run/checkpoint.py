@@ -38,7 +38,8 @@ class TrainState:
         attempt: how often the warm start was given up and begun again.
         num_updates: optimiser steps of this stage and attempt, for the learning-rate schedule.
         demonstration_tokens: of this attempt at the warm start so far, prompts included.
-        sampled_tokens, trained_tokens: compute so far, over everything; ids that samples share in a row train once.
+        sampled_tokens, read_tokens, trained_tokens: compute so far, over everything: generated, in forward passes for
+            credit, and trained on; ids that samples share in a row count once.
         compute_at_rl, sampled_at_rl: compute and sampled tokens when RL began, so that its schedule and its
             `sampled_tokens` cover RL alone.
         cpu_seconds: process time so far.
@@ -50,6 +51,7 @@ class TrainState:
     num_updates: int = 0
     demonstration_tokens: int = 0
     sampled_tokens: int = 0
+    read_tokens: int = 0
     trained_tokens: int = 0
     compute_at_rl: int = 0
     sampled_at_rl: int = 0
@@ -57,8 +59,8 @@ class TrainState:
 
     @property
     def compute_tokens(self) -> int:
-        """Sampled + 3 x trained tokens: a forward pass, and a forward and a backward one."""
-        return self.sampled_tokens + 3 * self.trained_tokens
+        """Sampled + read + 3 x trained tokens: a forward pass each, and a forward and a backward one."""
+        return self.sampled_tokens + self.read_tokens + 3 * self.trained_tokens
 
     @property
     def rl_sampled_tokens(self) -> int:

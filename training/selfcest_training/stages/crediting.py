@@ -10,7 +10,7 @@ import numpy as np
 from selfcest_agents.replay import PlayedReplay
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay
-from selfcest_training.credit import Credit, CreditAssigner, ask, assign_step
+from selfcest_training.credit import Credit, CreditAssigner, Internals, ask, assign_step
 
 # Plays and scores replays of these episodes; equal ones once.
 PlayReplays = Callable[[Sequence[EpisodeRecord], Sequence[Replay]], Mapping[Replay, PlayedReplay]]
@@ -55,15 +55,19 @@ def counterfactuals(
 
 
 def credit_step(
-    assigner: CreditAssigner, groups: Sequence[EpisodeGroup], replayed: Sequence[GroupReplays]
+    assigner: CreditAssigner,
+    groups: Sequence[EpisodeGroup],
+    replayed: Sequence[GroupReplays],
+    internals: Internals | None = None,
 ) -> StepCredit:
-    """Credit for every group of a step, from its episodes and what `counterfactuals` returned.
+    """Credit for every group of a step, from its episodes, what `counterfactuals` returned, and for a scheme that looks
+    into the policy what it sees there.
 
     Raises `CreditError` that names scheme, turn and rule.
     """
     records = records_of(replayed)
     prices = [_price(list(of_group.values())) for of_group in replayed]
-    credits = assign_step(assigner, groups, records)
+    credits = assign_step(assigner, groups, records, internals)
     return StepCredit(
         tuple(
             replace(credit, diagnostics={**credit.diagnostics, **price})

@@ -1,0 +1,86 @@
+"""What credit may look at in the policy: hidden states and entropies of an episode's turns, by forward passes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from selfcest_env.record import AgentRecord, EpisodeGroup
+from selfcest_env.types import TurnKey
+from selfcest_training.credit import Internal, TurnInternals
+from selfcest_training.learner.batch import Sample, agent_sample
+from selfcest_training.learner.update import Learner
+
+_NOTHING = np.zeros(0, dtype=np.float32)
+
+
+@dataclass(frozen=True)
+class _Context:
+    """One agent's context with every generated token marked, and where its turns begin and end in it."""
+
+    sample: Sample
+    spans: Mapping[TurnKey, tuple[int, int]]
+
+    def ends(self, pad_id: int) -> Sample:
+        """Marked are the tokens that follow those which the states are wanted of; a pad follows the last."""
+        marks = np.zeros(len(self.sample) + 1, dtype=bool)
+        marks[[place for span in self.spans.values() for place in span]] = True
+        zeros = np.zeros(len(marks), dtype=np.float32)
+        return replace(
+            self.sample,
+            token_ids=np.append(self.sample.token_ids, pad_id),
+            loss_mask=marks,
+            behavior_logprobs=zeros,
+            advantages=zeros,
+            temperature=zeros + 1,
+        )
+
+
+def look_into(
+    learner: Learner, groups: Sequence[EpisodeGroup], wanted: Collection[Internal]
+) -> tuple[dict[TurnKey, TurnInternals], int]:
+    """What is wanted of every turn of the groups' episodes, and how many ids were computed for it.
+
+    Raises `ConfigError` for a record without token ids.
+    """
+    contexts = [
+        _context(episode.episode_id, agent)
+        for group in groups
+        for episode in group.episodes
+        for agent in episode.agents
+        if agent.turns
+    ]
+    found = {key: TurnInternals(*(_NOTHING,) * 4) for context in contexts for key in context.spans}
+    computed = 0
+    if Internal.HIDDEN in wanted:
+        of = {(c.sample.episode_id, c.sample.agent_id): c for c in contexts}
+        for batch in learner.micro_batches([context.ends(learner.pad_id) for context in contexts]):
+            states, computed, row = learner.hidden(batch).cpu().numpy(), computed + batch.num_tokens, 0
+            for sample in batch.samples:
+                places = {int(place): row + i for i, place in enumerate(np.flatnonzero(sample.loss_mask))}
+                row += len(places)
+                for key, (start, end) in of[sample.episode_id, sample.agent_id].spans.items():
+                    found[key] = replace(found[key], before=states[places[start]], after=states[places[end]])
+    if Internal.ENTROPY in wanted:
+        of = {(c.sample.episode_id, c.sample.agent_id): c for c in contexts}
+        for batch in learner.micro_batches([context.sample for context in contexts]):
+            logprobs, entropies = (values.cpu().numpy() for values in learner.logprobs_and_entropy(batch))
+            computed += batch.num_tokens
+            for i, sample in enumerate(batch.samples):
+                for key, (start, end) in of[sample.episode_id, sample.agent_id].spans.items():
+                    tokens = {"logprobs": logprobs[i, start:end], "entropies": entropies[i, start:end]}
+                    found[key] = replace(found[key], **tokens)
+    return found, computed
+
+
+def _context(episode_id: str, agent: AgentRecord) -> _Context:
+    spans, position = {}, 0
+    for index, turn in enumerate(agent.turns):
+        start = position + len(turn.generation.prompt_ids)
+        position = start + len(turn.generation.token_ids)
+        spans[TurnKey(episode_id, agent.agent_id, index)] = start, position
+    sample = agent_sample(episode_id, agent, dict.fromkeys(spans, 0.0), 1.0)
+    assert sample is not None, "each of its turns is marked"
+    return _Context(sample, spans)
