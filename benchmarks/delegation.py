@@ -35,6 +35,7 @@ ROOT = Path(__file__).parents[1]
 EVIDENCE, CONFIGS = ROOT / "docs" / "evidence", ROOT / "training" / "configs"
 FIRST = EVIDENCE / "first"  # by the configuration before the one that is there now
 VARIANTS = ("window_76", "window_88", "exact", "no_window", "kv", "dear")
+CHAT_STYLES = {"delegating": "delegate", "full_text": "solve", "reading": "read"}
 SEPARATE, SCARCE, ROTARY, CHAT = "separate", "scarce", "base_100000", "smollm2_long"
 EXPERIMENTS = {
     "quick": CONFIGS / "quick.yaml",
@@ -62,20 +63,21 @@ Cell = Mapping[str, Any]
 # One cell
 
 
-def rerun(name: str) -> Path:
-    """Train, play and store one cell; what is there of it is not done again. Returns its file."""
-    experiment, arm, seed = [*name.split("/"), "", ""][:3]
-    if experiment not in EXPERIMENTS or not seed.removeprefix("seed").isdecimal():
+def rerun(name: str) -> list[Path]:
+    """Train, play and store one cell, or all arms of a seed in one run, where those that differ in RL alone share their
+    warm start. What is there of it is not done again. Returns their files."""
+    experiment, *arm, seed = name.split("/")
+    if experiment not in EXPERIMENTS or len(arm) > 1 or not seed.removeprefix("seed").isdecimal():
         known = ", ".join(EXPERIMENTS)
-        raise SystemExit(f"--rerun is {name!r}; expected EXPERIMENT/ARM/seedN with an experiment of {known}")
-    arms = read_config(EXPERIMENTS[experiment])["arms"]
-    if arm not in arms:
+        raise SystemExit(f"--rerun is {name!r}; expected EXPERIMENT[/ARM]/seedN with an experiment of {known}")
+    arms = list(read_config(EXPERIMENTS[experiment])["arms"])
+    if set(arm) - set(arms):
         raise SystemExit(f"--rerun is {name!r}, and the arms of {experiment} are {', '.join(arms)}")
     number, label = int(seed.removeprefix("seed")), name.replace("/", "_")
     folder = Path("runs") / label
     folder.mkdir(parents=True, exist_ok=True)
     alone, trained_by = folder / "cell.yaml", folder / "commit.txt"
-    alone.write_text(config_of(experiment, arm), encoding="utf-8")
+    alone.write_text(config_of(experiment, *(arm or arms)), encoding="utf-8")
     if not trained_by.exists():
         changed = " and changes" if _git("status", "--porcelain", "--untracked-files=no") else ""
         trained_by.write_text(_git("rev-parse", "HEAD") + changed, encoding="utf-8")
@@ -84,36 +86,42 @@ def rerun(name: str) -> Path:
     subprocess.run(train, check=True)
     config = load_config(alone, options)
     (results, _), study = results_of(config, whole=True), study_of(config)
-    first, last = (Part(arm, stage, config.evaluation.temperatures[0]).label(config) for stage in Stage)
-    by_itself = [result for result in results if result.place.strategy == last]
-    before = [result for result in results if result.place.strategy == first and first != last]
     choices = decided(study, results)
-    cell = {
-        "experiment": experiment,
-        "arm": arm,
-        "seed": number,
-        "config": digest_of(experiment, arm),
-        "commit": trained_by.read_text(encoding="utf-8"),
-        **_training(folder / arm / seed),
-        "sizes": _figures(result for result in by_itself if result.place.style is None),
-        "before_rl": _figures(result for result in before if result.place.style is None),
-        "errorless": _errorless(result for result in by_itself if result.place.style is not None),
-        "decisions": {("after" if item.trio.free == last else "before"): _decisions(item) for item in choices},
-    }
-    file = EVIDENCE / f"{label}.json"
-    file.parent.mkdir(exist_ok=True)
-    file.write_text(json.dumps(cell, indent=1) + "\n", encoding="utf-8")
-    return file
+    files = []
+    for one in arm or arms:
+        first, last = (Part(one, stage, config.evaluation.temperatures[0]).label(config) for stage in Stage)
+        by_itself = [result for result in results if result.place.strategy == last]
+        before = [result for result in results if result.place.strategy == first and first != last]
+        cell = {
+            "experiment": experiment,
+            "arm": one,
+            "seed": number,
+            "config": digest_of(experiment, one),
+            "commit": trained_by.read_text(encoding="utf-8"),
+            **_training(folder / one / f"seed{number}"),
+            "sizes": _figures(result for result in by_itself if result.place.style is None),
+            "before_rl": _figures(result for result in before if result.place.style is None),
+            "errorless": _errorless(result for result in by_itself if result.place.style is not None),
+            "decisions": {
+                ("after" if item.trio.free == last else "before"): _decisions(item)
+                for item in choices
+                if item.trio.free in (first, last)
+            },
+        }
+        files.append(EVIDENCE / f"{experiment}_{one}_seed{number}.json")
+        files[-1].parent.mkdir(exist_ok=True)
+        files[-1].write_text(json.dumps(cell, indent=1) + "\n", encoding="utf-8")
+    return files
 
 
 def _git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def config_of(experiment: str, arm: str) -> str:
-    """The config of one arm alone, as YAML."""
+def config_of(experiment: str, *arms: str) -> str:
+    """The config of these arms alone, as YAML."""
     data = read_config(EXPERIMENTS[experiment])
-    return yaml.safe_dump({**data, "arms": {arm: data["arms"][arm]}})
+    return yaml.safe_dump({**data, "arms": {arm: data["arms"][arm] for arm in arms}})
 
 
 def digest_of(experiment: str, arm: str) -> str:
@@ -239,6 +247,8 @@ def page(cells: Sequence[Cell], first: Sequence[Cell], tuning: Sequence[Cell]) -
     parts += [_varied(varied, sums)] if varied else []
     separate = of(cells, SEPARATE)
     parts += [_separate(separate, sums)] if separate and sums else []
+    chat = of(cells, CHAT)
+    parts += [_chat(chat)] if chat else []
     parts.append(_first(first))
     columns = ("experiment", "arm", "seed", "tried", "outcome", "cpu_seconds")
     lines = [[str(run[column]) for column in columns] for run in tuning]
@@ -535,6 +545,23 @@ def _triple(sizes: Sequence[Cell]) -> str:
     return f"{accuracy:.2f} / {tokens:.0f} / {reward:.2f}"
 
 
+def _chat(arms: Mapping[str, Sequence[Cell]]) -> str:
+    """Accuracy of every seed before and after RL, and mean costs beside those of the errorless player."""
+    lines = []
+    for size, first in next(iter(arms.values()))[0]["sizes"].items():
+        for arm, cells in arms.items():
+            before = [cell["before_rl"][size]["accuracy"] for cell in cells]
+            line = [size + ("" if first["shift"] == "in" else ", more than trained on"), arm]
+            line += [each(before), each(_accuracy(cells, size))]
+            for cost in COSTS:
+                own = mean(cell["sizes"][size][cost] for cell in cells)
+                style = CHAT_STYLES[arm]
+                line.append(f"{own:.0f} ({mean(cell['errorless'][size][style][cost] for cell in cells):.0f})")
+            lines.append(line)
+    heads = ["named x entries", "arm", "before RL, every seed", "after RL", *map(_words, COSTS)]
+    return f"{CHATTED}\n\n{_table(heads, lines)}"
+
+
 def _first(cells: Sequence[Cell]) -> str:
     """What the first configuration's reported seeds came to."""
     arms = of(cells, "quick", "long_ledgers")
@@ -774,6 +801,12 @@ SEPARATELY = """## Beside policies that were taught one way alone
 `always` has seen calls alone and `never` work of its own alone, with as many demonstrations and the same RL; `never`
 cannot call. Accuracy / total tokens / reward."""
 
+CHATTED = """## One real model
+
+SmolLM2-135M-Instruct on the same family in words (`smollm2_long.yaml`), chosen because errorless delegating needs
+shorter contexts and a shorter critical path there. It is shown at most 12 named entries. All arms may use the same
+compute. Costs per instance, and in brackets those of the errorless player of the arm's strategy."""
+
 EARLIER = """## The first configuration
 
 Reported before the one above, frozen at commit `19121d6`, seeds 0 to 4, every seed in order. Rates fell over the last
@@ -796,11 +829,12 @@ labelled subtotals at the end, or read all at once, .08, .15 and .17 on 4x6."""
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rerun", metavar="CELL", help="EXPERIMENT/ARM/seedN: train and play it, store its file")
+    parser.add_argument("--rerun", metavar="CELL", help="EXPERIMENT[/ARM]/seedN: train and play it, store its file")
     parser.add_argument("--figure", metavar="FILE", type=Path, help="draw the picture of the page")
     options = parser.parse_args()
     if options.rerun:
-        print(f"written to {rerun(options.rerun)}")
+        for file in rerun(options.rerun):
+            print(f"written to {file}")
     elif options.figure:
         draw(stored()[0], options.figure)
     else:

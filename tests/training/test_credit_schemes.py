@@ -440,10 +440,12 @@ def test_branches_by_hand() -> None:
     values = dict.fromkeys(asked, 0.0) | {Replay.of("a", {FIRST: RESAMPLE}, n): v for n, v in ((0, 0.25), (1, 0.5))}
     records = {name: three_agents(str(name), value) for name, value in values.items()}
     credit = assign(scheme, one, records)
-    # 1, .25, .5: (1 - .375) / 3, (.25 - .75) / 3, (.5 - .625) / 3
-    assert credit.advantage[key("a", FIRST)] == pytest.approx(0.625 / 3)
+    # 1, .25, .5: 1 - .375, .25 - .75, .5 - .625, a third each
+    assert credit.advantage[key("a", FIRST)] == pytest.approx(0.625)
     first = [credit.advantage[key(f"a/root.0=resample/sample{n}", FIRST)] for n in (0, 1)]
-    assert first == pytest.approx([-0.5 / 3, -0.125 / 3])
+    assert first == pytest.approx([-0.5, -0.125])
+    assert {credit.weight[name] for name in credit.advantage if name.agent_id != ROOT} == {1 / 3}
+    assert not any(name.agent_id == ROOT for name in credit.weight)
     assert credit.advantage[key("a", ROOT)] == 1.0
     named = {(name.episode_id, name.agent_id) for name in credit.advantage if "/" in name.episode_id}
     assert named == {(str(name), name.interventions[0][0]) for name in asked}
@@ -456,10 +458,12 @@ def test_turns_of_replays_train_with_the_weight_of_their_episode() -> None:
     alone, samples = (build_samples([one], [credit], **options, replayed=found) for found in (None, [records]))
     assert [(s.episode_id, s.agent_id) for s in samples[: len(alone)]] == [(s.episode_id, s.agent_id) for s in alone]
     assert len(samples) == len(alone) + 4
-    assert {sample.weight for sample in samples} == {1 / 20}, "two episodes, whatever was replayed"
+    weights = {s.agent_id: {round(float(w), 6) for w in np.unique(s.weight * s.loss_mask)} - {0.0} for s in samples}
+    assert weights[ROOT] == {0.05}, "two episodes, whatever was replayed"
+    assert weights[FIRST] == weights[SECOND] == {0.025}, "two draws that stand for one, in terms without advantage too"
     branch = next(s for s in samples if s.episode_id == "a/root.1=resample/sample0")
     assert (branch.agent_id, branch.loss_mask.tolist()) == (SECOND, [False, True, True])
-    assert branch.advantages[1] == pytest.approx((0.5 - 1) / 2)
+    assert branch.advantages[1] == pytest.approx(0.5 - 1)
 
 
 @pytest.mark.parametrize(

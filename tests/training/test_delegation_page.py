@@ -70,7 +70,7 @@ def test_every_cell_says_what_it_was_made_of(delegation: ModuleType) -> None:
 
 
 def test_a_cell_of_no_experiment_is_refused(delegation: ModuleType) -> None:
-    with pytest.raises(SystemExit, match="--rerun is 'whenever/a/seed0'; expected EXPERIMENT/ARM/seedN"):
+    with pytest.raises(SystemExit, match=r"--rerun is 'whenever/a/seed0'; expected EXPERIMENT\[/ARM\]/seedN"):
         delegation.rerun("whenever/a/seed0")
     with pytest.raises(SystemExit, match="the arms of long_ledgers are reading_far, reading_long"):
         delegation.rerun("long_ledgers/reading/seed0")

@@ -208,6 +208,36 @@ def test_a_killed_run_with_a_memory_resumes_to_the_same_end(tmp_path: Path, lag:
     assert episodes(resumed) == episodes(whole)
 
 
+@pytest.mark.parametrize("lag", [0, 1])
+def test_turns_of_replays_train_and_a_killed_run_resumes_to_the_same_end(tmp_path: Path, lag: int) -> None:
+    """In tree rows, in two mini-batches, with a term that heeds their weight."""
+    changes = {
+        f"{RL}__steps": 4,
+        f"{RL}__minibatches": 2,
+        f"{RL}__credit": {"name": "branches", "options": {"samples": 2, "max_share": 0.8}},
+        f"{RL}__loss": {"name": "clipped", "terms": {"kl": {"weight": 0.05}}},
+        f"{RL}__max_policy_lag": lag,
+        "log_groups": 9,
+        "rows": "tree",
+    } | ({"sampler": COPY} if lag else {})
+    whole, spec = play(config(tmp_path / "whole", **changes)), config(tmp_path / "killed", **changes)
+
+    def crash(stage: str, share: float, line: str) -> None:
+        if stage == "RL" and share >= 0.5:
+            raise Crash
+
+    with pytest.raises(Crash):
+        Job(spec, JobId("delegating", 0), crash).run(lambda: None)
+    resumed = play(spec)
+    assert torch.equal(weights(resumed), weights(whole))
+    assert episodes(resumed) == episodes(whole)
+    first = [record for record in episodes(whole) if record.episode_id.startswith("s0.")]
+    replays = [record for record in first if "=" in record.episode_id]
+    contexts = sum(len(record.agents) for record in first if "=" not in record.episode_id)
+    assert replays
+    assert rows(whole)[0]["rows"] == contexts + len(replays), "of each replay its one clone trains"
+
+
 def test_a_memory_that_no_checkpoint_can_hold_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remembering.RunningMean.state_dict", lambda self: {"model": object()})
     with pytest.raises(TrainingError, match=r"holds object at /stages/credit/model; expected dicts"):

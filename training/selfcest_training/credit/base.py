@@ -31,11 +31,18 @@ class Credit:
         excluded: turns of episodes that take no part in the loss. Not the same as an advantage of 0, which still enters
             a KL term.
         diagnostics: numbers for the metrics, free of choice.
+        weight: a factor of all that a turn's tokens add to the loss, of its advantage and of terms without one alike,
+            as 1 / n for n draws that stand for one; 1 for a turn that is not named.
     """
 
     advantage: Mapping[TurnKey, Advantage]
     excluded: frozenset[TurnKey] = frozenset()
     diagnostics: Mapping[str, float] = field(default_factory=dict)
+    weight: Mapping[TurnKey, float] = field(default_factory=dict)
+
+    def weighted(self, key: TurnKey, length: int) -> npt.NDArray[np.float64]:
+        """[T] advantage x weight of every token of a turn; 0 for one that has none."""
+        return np.broadcast_to(np.asarray(self.advantage.get(key, 0.0)) * self.weight.get(key, 1.0), length)
 
 
 class Promise(enum.StrEnum):

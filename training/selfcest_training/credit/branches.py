@@ -1,15 +1,13 @@
 """`branches`: a clone's turns against alternatives that were drawn in the same place, and all of them trained on.
 
-    A_i = (R_i - mean_{j != i} R_j) / (n + 1)   for c's turns in the episode, i = 0, and in n replays that resample them
+    A_i = R_i - mean_{j != i} R_j   for c's turns in the episode, i = 0, and in n replays that resample them,
+                                    each with weight 1 / (n + 1)
 
 Root turns have `rloo`.
 
 `coma` pays for the same replays and throws them away once it has their returns. Here each is a sample of its own: the
 n + 1 draws of the clone are alike given all that does not descend from its first turn, so the mean of their gradients,
 each against the others' mean return, is the gradient.
-
-Terms of the loss that have no advantage, a KL or an entropy, count every draw in full: with n alternatives a clone's
-n + 1 times. Mind their weights.
 
 Source: C3, contextual counterfactual credit (arXiv 2603.06859): alternatives at a frozen context, leave-one-out among
 them, all trained; there for two agents of fixed roles. Unbiased, see `counterfactual`. Clones of clones are credited
@@ -26,6 +24,7 @@ from typing import ClassVar
 from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Intervention, Replay
 from selfcest_env.structure import Checked, Count, Share
+from selfcest_env.types import TurnKey
 from selfcest_training.credit.base import Credit, Promise, Replayed, against_others, broadcast, leave_one_out
 from selfcest_training.credit.counterfactual import replayed_clones
 
@@ -35,7 +34,9 @@ class Branches(Checked):
     """Options: `samples`, alternatives per clone (default 1); `max_share` of the clones that have them (default 1)."""
 
     name: ClassVar[str] = "branches"
-    formula: ClassVar[str] = "clone, n alternatives, all trained: A = (R - mean R of the others) / (n + 1); root: rloo"
+    formula: ClassVar[str] = (
+        "clone, n alternatives, all trained at 1 / (n + 1): A = R - mean R of the others; root: rloo"
+    )
     source: ClassVar[str] = "C3, arXiv 2603.06859"
     promise: ClassVar[Promise] = Promise.UNBIASED
     null_player: ClassVar[bool] = True
@@ -52,14 +53,15 @@ class Branches(Checked):
         ]
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
-        advantage = broadcast(group, leave_one_out(group))
+        advantage, weight = broadcast(group, leave_one_out(group)), dict[TurnKey, float]()
         for episode in group.episodes:
             for clone in replayed_clones(episode, self.max_share):
                 draws = [episode, *(replayed[replay] for replay in self._of(episode, clone))]
                 for record, value in zip(draws, against_others([draw.team_return for draw in draws]), strict=True):
-                    turns = (key for key, _ in record.turns() if key.agent_id == clone.agent_id)
-                    advantage.update(dict.fromkeys(turns, value / len(draws)))
-        return Credit(advantage)
+                    turns = [key for key, _ in record.turns() if key.agent_id == clone.agent_id]
+                    advantage.update(dict.fromkeys(turns, value))
+                    weight.update(dict.fromkeys(turns, 1 / len(draws)))
+        return Credit(advantage, weight=weight)
 
     def _of(self, episode: EpisodeRecord, clone: AgentRecord) -> list[Replay]:
         changes = {clone.agent_id: Intervention.RESAMPLE}

@@ -143,6 +143,12 @@ def checked_credit(
                 f"credit scheme '{scheme}': the advantage of {key} is {value!r}; expected a finite number, or a tuple "
                 "of one per token"
             )
+    for key, factor in credit.weight.items():
+        if key not in credit.advantage or not _is_finite(factor) or factor <= 0:
+            raise CreditError(
+                f"credit scheme '{scheme}': the weight of {key} is {factor!r}; expected a finite number above 0 for a "
+                "turn that has an advantage"
+            )
     for label, number in credit.diagnostics.items():
         if not _is_finite(number):
             raise CreditError(f"credit scheme '{scheme}': diagnostic {label!r} is {number!r}; expected a finite number")

@@ -73,7 +73,8 @@ class Gated(Checked):
         names = {episode.episode_id for episode in group.episodes}
         own = {key for key in gated if key.episode_id in names}  # a replay's turns that train no more are not excluded
         share = len({(key.episode_id, key.agent_id) for key in own}) / len(clones) if clones else 0.0
-        return Credit(kept, credit.excluded | own, {**credit.diagnostics, "gated_share": share})
+        weight = {key: value for key, value in credit.weight.items() if key in kept}
+        return Credit(kept, credit.excluded | own, {**credit.diagnostics, "gated_share": share}, weight)
 
     @cached_property
     def _scheme(self) -> CreditAssigner:

@@ -73,7 +73,8 @@ def apply(assigner: CreditAssigner, stored: StoredEpisodes) -> list[Credit]:
 
 
 def credit_lines(groups: Sequence[EpisodeGroup], credits: Sequence[Credit]) -> Iterator[str]:
-    """One JSON object per turn: `turn`, and `advantage` (a number, or a list by token) or `excluded`.
+    """One JSON object per turn: `turn`, and `advantage` (a number, or a list by token) or `excluded`; `weight` if it
+    has one.
 
     Turns of replays that are trained on come after those of their group's episodes.
     """
@@ -82,5 +83,7 @@ def credit_lines(groups: Sequence[EpisodeGroup], credits: Sequence[Credit]) -> I
         seen = set(own)
         for key in (*own, *(key for key in credit.advantage if key not in seen)):
             excluded = key in credit.excluded
-            value = {"excluded": True} if excluded else {"advantage": credit.advantage[key]}
+            value: dict[str, object] = {"excluded": True} if excluded else {"advantage": credit.advantage[key]}
+            if key in credit.weight:
+                value["weight"] = credit.weight[key]
             yield json.dumps({"turn": str(key), **value}, default=float)  # a NumPy number is a number too

@@ -50,13 +50,15 @@ class PerRole:
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         advantage: dict[TurnKey, Advantage] = {}
+        weight: dict[TurnKey, float] = {}
         diagnostics: dict[str, float] = {}
         for role, part in self._parts.items():
             credit = checks.assign(part, group, replayed)
             advantage.update((key, value) for key, value in credit.advantage.items() if _role(key) is role)
+            weight.update((key, value) for key, value in credit.weight.items() if _role(key) is role)
             diagnostics.update((f"{role}/{name}", value) for name, value in credit.diagnostics.items())
         every = (key for episode in group.episodes for key, _ in episode.turns())
-        return Credit(advantage, frozenset(key for key in every if key not in advantage), diagnostics)
+        return Credit(advantage, frozenset(key for key in every if key not in advantage), diagnostics, weight)
 
     @cached_property
     def _parts(self) -> Mapping[Role, CreditAssigner]:

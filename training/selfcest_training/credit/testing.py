@@ -208,7 +208,7 @@ def _by_turn(group: EpisodeGroup, credit: Credit) -> Mapping[TurnKey, np.ndarray
         key: np.array(
             [
                 float(key in credit.excluded),
-                *np.broadcast_to(credit.advantage.get(key, 0.0), len(turn.generation.token_ids)),
+                *credit.weighted(key, len(turn.generation.token_ids)),
             ]
         )
         for episode in group.episodes

@@ -121,10 +121,7 @@ class _Mean:
 
 
 def _per_token(credit: Credit, record: EpisodeRecord) -> Advantages:
-    return {
-        key: np.asarray(credit.advantage.get(key, 0.0)) * np.ones(len(turn.generation.token_ids))
-        for key, turn in record.turns()
-    }
+    return {key: credit.weighted(key, len(turn.generation.token_ids)) for key, turn in record.turns()}
 
 
 @dataclass
@@ -237,8 +234,9 @@ class _Expectation:
 
 def _check_same(credit: Credit, again: Credit, episodes: Iterable[EpisodeRecord], otherwise: type[Exception]) -> None:
     for episode in episodes:
-        for key, _ in episode.turns():
-            if not np.allclose(credit.advantage.get(key, 0.0), again.advantage.get(key, 0.0), rtol=0, atol=1e-12):
+        for key, turn in episode.turns():
+            ours, theirs = (found.weighted(key, len(turn.generation.token_ids)) for found in (credit, again))
+            if not np.allclose(ours, theirs, rtol=0, atol=1e-12):
                 raise otherwise
 
 

@@ -6,7 +6,7 @@ rows cannot change its weight.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import TypeVar
@@ -32,7 +32,8 @@ class Sample:
         loss_mask: True where a generated token trains.
         behavior_logprobs, advantages: 0 where the mask is False.
         temperature: 1 where the mask is False.
-        weight: one over the loss denominator, the same for every token of an episode.
+        weight: one over the loss denominator, the same for every token of an episode, or where credit weighs turns [T]
+            with its factors.
         old_logprobs: the learner's at a moment before this sample's update, 0 where the mask is False; `None`: not
             computed, see `Learner.freeze`.
 
@@ -47,7 +48,7 @@ class Sample:
     behavior_logprobs: np.ndarray
     advantages: np.ndarray
     temperature: np.ndarray
-    weight: float
+    weight: float | np.ndarray
     old_logprobs: np.ndarray | None = None
 
     def __len__(self) -> int:
@@ -74,7 +75,7 @@ class RowLayout:
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Rows of similar length, padded on the right. All tensors are [B, T]; `weights` is constant along a row.
+    """Rows of similar length, padded on the right. All tensors are [B, T].
 
     `samples` are the rows', in order; `old_logprobs` is `None` if theirs are. `num_tokens` is how many ids the model
     computes, padding not counted; without a `layout`, those of the rows.
@@ -178,20 +179,18 @@ def build_samples(
         ]
         for record, weight in records:
             for agent in record.agents:
-                sample = agent_sample(record.episode_id, agent, credit.advantage, weight)
+                sample = agent_sample(record.episode_id, agent, credit, weight)
                 if sample is not None:
                     samples.append(sample)
     return samples
 
 
-def agent_sample(
-    episode_id: str, agent: AgentRecord, advantage: Mapping[TurnKey, float | tuple[float, ...]], weight: float
-) -> Sample | None:
+def agent_sample(episode_id: str, agent: AgentRecord, credit: Credit, weight: float) -> Sample | None:
     """One agent's context; `None` if none of its turns has an advantage. Raises `ConfigError` without token ids."""
     ids = np.array(agent.context_ids, dtype=np.int64)
     loss_mask = np.zeros(len(ids), dtype=bool)
     behavior, advantages = np.zeros(len(ids), dtype=np.float32), np.zeros(len(ids), dtype=np.float32)
-    temperature = np.ones(len(ids), dtype=np.float32)
+    temperature, weights = np.ones((2, len(ids)), dtype=np.float32)
     position = 0
     for index, turn in enumerate(agent.turns):
         generation, key = turn.generation, TurnKey(episode_id, agent.agent_id, index)
@@ -201,14 +200,16 @@ def agent_sample(
             )
         start = position + len(generation.prompt_ids)
         position = start + len(generation.token_ids)
-        if key in advantage:
+        if key in credit.advantage:
             loss_mask[start:position] = True
             behavior[start:position] = generation.behavior_logprobs
-            advantages[start:position] = advantage[key]
+            advantages[start:position] = credit.advantage[key]
+            weights[start:position] = credit.weight.get(key, 1.0)
             temperature[start:position] = generation.temperature
     if not loss_mask.any():
         return None
-    return Sample(episode_id, agent.agent_id, ids, loss_mask, behavior, advantages, temperature, weight)
+    scaled = weight * weights if credit.weight else weight
+    return Sample(episode_id, agent.agent_id, ids, loss_mask, behavior, advantages, temperature, scaled)
 
 
 Row = TypeVar("Row", bound=Sized)

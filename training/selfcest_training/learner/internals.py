@@ -9,7 +9,7 @@ import numpy as np
 
 from selfcest_env.record import AgentRecord, EpisodeGroup
 from selfcest_env.types import TurnKey
-from selfcest_training.credit import Internal, TurnInternals
+from selfcest_training.credit import Credit, Internal, TurnInternals
 from selfcest_training.learner.batch import Sample, agent_sample
 from selfcest_training.learner.update import Learner
 
@@ -81,6 +81,6 @@ def _context(episode_id: str, agent: AgentRecord) -> _Context:
         start = position + len(turn.generation.prompt_ids)
         position = start + len(turn.generation.token_ids)
         spans[TurnKey(episode_id, agent.agent_id, index)] = start, position
-    sample = agent_sample(episode_id, agent, dict.fromkeys(spans, 0.0), 1.0)
+    sample = agent_sample(episode_id, agent, Credit(dict.fromkeys(spans, 0.0)), 1.0)
     assert sample is not None, "each of its turns is marked"
     return _Context(sample, spans)
