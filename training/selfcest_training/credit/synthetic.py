@@ -3,7 +3,7 @@
 Every episode is the same tree: two clones in a first call (the second has a clone of its own), one in a second call.
 Its return is a number of the episode, plus what its clones happened to bring, plus noise. What a clone brings is a part
 of the return, and it is handed the document of that part. Two clones never matter. A replay draws anew what its rules
-say (the clones intervened on, what descends from them, and the noise) and keeps the rest.
+say (turns from those intervened on, what descends from them, and the noise) and keeps the rest.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
+from selfcest_env.counterfactual import is_anew
 from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord, Generation, Turn
 from selfcest_env.replay import Replay
 from selfcest_env.seeding import stream_seed
-from selfcest_env.tree import descends
 from selfcest_env.types import ROOT, AgentId, FinishReason, Limits, Outcome, Status, Task, TurnFacts, TurnKey
 
 FIRST, SECOND, THIRD = (ROOT.child(i) for i in range(3))
@@ -85,7 +85,8 @@ class World:
         def brought(clone: AgentId) -> float:
             if any(clone.is_under(other) for other in absent):
                 return 0.0
-            anew = any(descends(episode.by_id, (clone, 0), (other, 0)) for other in changes)
+            turns = range(len(episode.by_id[clone].turns))
+            anew = any(is_anew(replay, episode, clone, turn) for turn in turns)
             return self._brought(str(replay) if anew else episode.episode_id, clone)
 
         agents = tuple(
