@@ -551,10 +551,12 @@ def test_wideseek_by_hand() -> None:
     # A = (1 - .5) / std(1, 0) = .7071; three agents; the root has 3 tokens, the clones 3 and 2; 12 x A / 3 / tokens
     credit = assign(WideSeek(std_floor=0.0, constant_tokens=12.0), pair(1.0, 0.0), {})
     weights = (4 / 3, 4 / 3, 4 / 3, 2.0)
-    assert advantages(credit, "a") == pytest.approx(tuple(w * math.sqrt(0.5) for w in weights))
+    assert advantages(credit, "a") == pytest.approx((math.sqrt(0.5),) * 4)
+    names = (key("a", ROOT), key("a", ROOT, 1), key("a", FIRST), key("a", SECOND))
+    assert [credit.weight[name] for name in names] == pytest.approx(weights)
     tokens = {key("a", ROOT): 2, key("a", ROOT, 1): 1, key("a", FIRST): 3, key("a", SECOND): 2}
-    whole = sum(tokens[name] * float(credit.advantage[name]) for name in tokens)  # type: ignore[arg-type]
-    assert whole == pytest.approx(12 * math.sqrt(0.5)), "the weights of an episode add up to the constant"
+    whole = sum(tokens[name] * credit.weight[name] for name in tokens)
+    assert whole == pytest.approx(12), "the weights of an episode add up to the constant"
 
 
 def test_gated_wraps_another_scheme() -> None:

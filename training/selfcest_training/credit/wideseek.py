@@ -1,6 +1,6 @@
 """`wideseek`: the advantage of `grpo` for every agent, and every agent of an episode with the same weight in the loss.
 
-    A_t = A_k * constant_tokens / (N_k * T_a)   for every token t of agent a
+    A_t = A_k, with weight constant_tokens / (N_k * T_a), for every token t of agent a
 
 N_k is the number of agents of episode k that took a turn, T_a the number of tokens that agent a generated. Under the
 `constant` denominator the loss is then the mean over episodes of the mean over agents of the mean over their tokens.
@@ -21,7 +21,7 @@ from typing import ClassVar
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.structure import Positive
 from selfcest_env.types import TurnKey
-from selfcest_training.credit.base import Advantage, Credit, Replayed
+from selfcest_training.credit.base import Credit, Replayed, broadcast
 from selfcest_training.credit.grpo import Grpo
 
 
@@ -30,18 +30,20 @@ class WideSeek(Grpo):
     """Options: those of `grpo`, and `constant_tokens` as the arm's `rl` has it (default 100)."""
 
     name: ClassVar[str] = "wideseek"
-    formula: ClassVar[str] = "token: A = A of grpo x constant_tokens / (agents of the episode x tokens of its agent)"
+    formula: ClassVar[str] = (
+        "A of grpo; a token weighs constant_tokens / (agents of the episode x tokens of its agent)"
+    )
     source: ClassVar[str] = "WideSeek-R1, arXiv 2602.04634"
 
     constant_tokens: Positive = 100.0
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
-        advantage: dict[TurnKey, Advantage] = {}
-        for episode, value in zip(group.episodes, self.per_episode(group), strict=True):
+        weight: dict[TurnKey, float] = {}
+        for episode in group.episodes:
             tokens = {
                 agent.agent_id: sum(len(turn.generation.token_ids) for turn in agent.turns) for agent in episode.agents
             }
             agents = sum(count > 0 for count in tokens.values())
             for key, _ in episode.turns():
-                advantage[key] = value * self.constant_tokens / (agents * max(1, tokens[key.agent_id]))
-        return Credit(advantage)
+                weight[key] = self.constant_tokens / (agents * tokens[key.agent_id])
+        return Credit(broadcast(group, self.per_episode(group)), weight=weight)
