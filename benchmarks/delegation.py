@@ -37,11 +37,13 @@ FIRST = EVIDENCE / "first"  # by the configuration before the one that is there 
 VARIANTS = ("window_76", "window_88", "exact", "no_window", "kv", "dear")
 CHAT_STYLES = {"delegating": "delegate", "full_text": "solve", "reading": "read"}
 SEPARATE, SCARCE, ROTARY, CHAT = "separate", "scarce", "base_100000", "smollm2_long"
+CREDIT = ("cells", "cells_one", "cells_all")  # on a page of their own, by benchmarks/cells.py
 EXPERIMENTS = {
     "quick": CONFIGS / "quick.yaml",
     "long_ledgers": CONFIGS / "long_ledgers.yaml",
     **{name: CONFIGS / f"{name}.yaml" for name in (SCARCE, ROTARY, CHAT)},
     **{name: CONFIGS / "when" / f"{name}.yaml" for name in (*VARIANTS, SEPARATE)},
+    **{name: CONFIGS / f"{name}.yaml" for name in CREDIT},
 }
 COSTS = (
     "total_tokens",
@@ -131,15 +133,19 @@ def digest_of(experiment: str, arm: str) -> str:
 
 
 def _training(folder: Path) -> dict[str, Any]:
-    """What a job used, its probes, and its curves, thinned: loss of the warm start, return and tokens of RL."""
+    """What a job used, its probes, and its curves, means of neighbouring rows: loss of the warm start, return and
+    tokens of RL, each against the tokens used when the last of them was done."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     keys = {"warmstart": ("loss",), "rl": ("return", "total_tokens", "clones")}
     curves = {}
     for stage, names in keys.items():
         found = [row for row in rows if row["stage"] == stage]
-        thinned = found[:: max(1, len(found) // CURVE_POINTS)]
-        if thinned:
-            curves[stage] = {name: [round(row[name], 4) for row in thinned] for name in ("compute_tokens", *names)}
+        count = min(len(found), CURVE_POINTS)
+        points = [found[i * len(found) // count : (i + 1) * len(found) // count] for i in range(count)]
+        if points:
+            used = {name: [part[-1][name] for part in points] for name in ("compute_tokens", "sampled_tokens")}
+            means = {name: [round(mean(row[name] for row in part), 4) for part in points] for name in names}
+            curves[stage] = {**used, **means}
     probes = [row for row in rows if row["stage"] == "probe"]
     return {
         "cpu_seconds": round(rows[-1]["cpu_seconds"], 1),
@@ -219,7 +225,7 @@ def cells_in(folder: Path) -> list[Cell]:
 def stored() -> tuple[list[Cell], list[Cell], list[Cell]]:
     """All cells, those of the first configuration, and the log of tuning runs."""
     tuning: list[Cell] = json.loads((EVIDENCE / "tuning.json").read_text(encoding="utf-8"))
-    return cells_in(EVIDENCE), cells_in(FIRST), tuning
+    return [cell for cell in cells_in(EVIDENCE) if cell["experiment"] not in CREDIT], cells_in(FIRST), tuning
 
 
 def of(cells: Iterable[Cell], *experiments: str) -> dict[str, list[Cell]]:

@@ -155,7 +155,8 @@ def _describe(
             if agent is not None:
                 lines += [f"> {_one_line(line)}" for line in agent.turns[index].generation.text.splitlines()]
         if node.reply is not None:
-            lines.append(f"replied {shorten(node.reply, width)}")
+            said = "its parent was given" if node.status is Status.ABSENT else "replied"
+            lines.append(f"{said} {shorten(node.reply, width)}")
         return lines
 
     return describe

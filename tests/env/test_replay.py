@@ -22,6 +22,7 @@ from selfcest_env.errors import CreditError, GameError, RecordError
 from selfcest_env.kernel import Kernel
 from selfcest_env.protocol import Reply
 from selfcest_env.record import EpisodeRecord, Generation, build_record, from_json, to_json
+from selfcest_env.render import render_record
 from selfcest_env.replay import Intervention, Replay
 from selfcest_env.rules import Rules
 from selfcest_env.seeding import turn_seed
@@ -123,6 +124,7 @@ def test_a_reply_put_in_is_read_and_costs_nobody_anything() -> None:
     spoken = Kernel(TASK, rules())
     speak(spoken, scripted)
     record = speak(begin(Replay.of("e", {A: Intervention.replace("7")}), spoken), scripted)
+    assert 'its parent was given "7"' in render_record(record)
     assert (record.by_id[A].reply, record.by_id[A].absent, record.by_id[A].failed) == ("7", True, False)
     assert from_json(to_json(record)) == record
     assert restore(record, rules()).agents[A].reply == record.by_id[A].reply

@@ -33,6 +33,7 @@ import selfcest_training.commands.cli as cli
 from selfcest_agents.replay import play_replays
 from selfcest_agents.rollout import rollout
 from selfcest_env.errors import ConfigError, PolicyError
+from selfcest_env.plugin import PlugIn
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_training.credit import (
     Branches,
@@ -40,9 +41,11 @@ from selfcest_training.credit import (
     CreditAssigner,
     Difference,
     DiffLoo,
+    Gae,
     Gated,
     Grpo,
     Parts,
+    PerRole,
     Promise,
     Rloo,
     Shapley,
@@ -536,3 +539,16 @@ def test_the_whole_laboratory() -> None:
     for game in ("pair", "series", "gated", "dummy"):  # what follows the join is deterministic
         coma, rloo = cells[game, "coma(samples=4)"].clone_variance, cells[game, "rloo"].clone_variance
         assert coma.value < 0.8 * rloo.value, game
+
+
+def test_a_wrapped_scheme_is_named_with_its_options() -> None:
+    assert label(Gated(PlugIn("coma", {"samples": 4}))) == "gated(scheme=coma(samples=4))"
+    assert label(Gated()) == "gated"
+    assert label(PerRole(clones=PlugIn("parts"))) == "per_role(clones=parts)"
+
+
+def test_noise_has_no_place() -> None:
+    """A sampled bias that its own interval covers is not said to sit anywhere."""
+    (cell,) = run_lab([Gae(lam=1.0)], LabConfig(games=("pair",), num_groups=200)).cells
+    assert not cell.exact
+    assert (cell.where == {}) == (cell.bias.value <= cell.bias.half)

@@ -30,9 +30,7 @@ class WideSeek(Grpo):
     """Options: those of `grpo`, and `constant_tokens` as the arm's `rl` has it (default 100)."""
 
     name: ClassVar[str] = "wideseek"
-    formula: ClassVar[str] = (
-        "A of grpo; a token weighs constant_tokens / (agents of the episode x tokens of its agent)"
-    )
+    formula: ClassVar[str] = "A of grpo; a token weighs constant_tokens / (agents of the episode x tokens of its agent)"
     source: ClassVar[str] = "WideSeek-R1, arXiv 2602.04634"
 
     constant_tokens: Positive = 100.0

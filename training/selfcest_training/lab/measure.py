@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
+from selfcest_env.plugin import PlugIn
 from selfcest_env.seeding import stream_seed
 from selfcest_env.structure import AtLeast, Checked, OneOf
 from selfcest_training.credit import CreditAssigner, Promise
@@ -77,7 +78,7 @@ class Measurement:
         clone_variance: the same for the clones' parameters alone, over the clones' own squared gradient.
         sampled_tokens, replayed_tokens: generated per group.
         where: by role, depth and turn the share of the squared bias that sits there, largest first, exact or as the
-            sampled mean has it; empty where there is none.
+            sampled mean has it; empty where there is no bias, or none beyond its interval.
         evidence: against what the scheme promises, `None` if it promises nothing.
     """
 
@@ -157,18 +158,19 @@ def measure(assigner: CreditAssigner, solved: Solved, config: LabConfig) -> Meas
     exact = expected_gradient(assigner, solved, group_size=_group_size(solved, config))
     mean = sampled.gradients.mean(axis=0) if exact is None else exact
     half = _error_length(sampled.gradients, config.seed) / length if exact is None else 0.0
+    bias = Value(float(np.linalg.norm(mean - gradient)) / length, half)
     return Measurement(
         scheme=label(assigner),
         game=solved.game.name,
         promise=assigner.promise,
         exact=exact is not None,
-        bias=Value(float(np.linalg.norm(mean - gradient)) / length, half),
+        bias=bias,
         cosine=float(mean @ gradient) / max(float(np.linalg.norm(mean)) * length, 1e-300),
         variance=_variance(sampled.gradients, length**2),
         clone_variance=_variance(sampled.gradients[:, is_clone], float(solved.clone_gradient @ solved.clone_gradient)),
         sampled_tokens=sampled.sampled_tokens,
         replayed_tokens=sampled.replayed_tokens,
-        where=_where(mean - gradient, solved) if np.linalg.norm(mean - gradient) > MIN_EXACT_EFFECT * length else {},
+        where=_where(mean - gradient, solved) if bias.value > max(bias.half, MIN_EXACT_EFFECT) else {},
         evidence=_evidence(assigner, sampled, exact, solved, config),
     )
 
@@ -192,12 +194,18 @@ def _where(bias: Floats, solved: Solved) -> dict[str, float]:
 
 
 def label(assigner: CreditAssigner) -> str:
-    """A scheme's name with its options that differ from the default, as in `coma(samples=4)`."""
-    options = getattr(type(assigner), "__dataclass_fields__", {})
-    changed = [
-        f"{name}={getattr(assigner, name)}" for name, spec in options.items() if getattr(assigner, name) != spec.default
+    """A scheme's name with its options that differ from the default, as in `gated(scheme=coma(samples=4))`."""
+    fields = getattr(type(assigner), "__dataclass_fields__", {})
+    options = {name: getattr(assigner, name) for name, spec in fields.items()}
+    return _called(assigner.name, {name: value for name, value in options.items() if value != fields[name].default})
+
+
+def _called(name: str, options: Mapping[str, Any]) -> str:
+    said = [
+        f"{option}={_called(value.name, value.options) if isinstance(value, PlugIn) else value}"
+        for option, value in options.items()
     ]
-    return assigner.name + (f"({', '.join(changed)})" if changed else "")
+    return name + (f"({', '.join(said)})" if said else "")
 
 
 def _evidence(

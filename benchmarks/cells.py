@@ -1,0 +1,175 @@
+"""Where credit pays: the page of the experiments on `keyed_cells`, from what their runs left behind.
+
+    python benchmarks/cells.py                                # prints docs/cells.md from docs/evidence/
+    python benchmarks/cells.py --figure docs/cells.png        # draws its picture
+    python benchmarks/delegation.py --rerun cells/seed0       # all arms of a seed again, from one warm start
+    python benchmarks/delegation.py --rerun cells/parts/seed0 # one of them
+
+The page is a function of the stored cells alone; what a cell is stands in benchmarks/delegation.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import numpy as np
+from delegation import CREDIT, EVIDENCE, cells_in, each, of, sign_test
+from delegation import _provenance as provenance
+from delegation import _table as table
+
+Cell = Mapping[str, Any]
+BASELINE = "rloo"
+WINDOWS = 5  # of the sampled tokens, of which means are shown
+SMOOTH = 0.2  # share of the tokens that a running mean of the return goes over
+
+
+def stored() -> tuple[list[Cell], list[Cell]]:
+    """The cells of these experiments, and the log of their tuning runs."""
+    cells = [cell for cell in cells_in(EVIDENCE) if cell["experiment"] in CREDIT]
+    tuning: list[Cell] = json.loads((EVIDENCE / "tuning_cells.json").read_text(encoding="utf-8"))
+    return cells, tuning
+
+
+def curve(cell: Cell) -> tuple[np.ndarray, np.ndarray]:
+    """Sampled tokens of RL at the end of each point, replays included, and the point's mean return."""
+    found = cell["curves"]["rl"]
+    tokens = np.array(found["sampled_tokens"], dtype=float)
+    return tokens, np.array(found["return"])
+
+
+def smoothed(cell: Cell) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens, and the mean return over the share `SMOOTH` of all tokens before; where there are as many."""
+    tokens, returns = curve(cell)
+    width = SMOOTH * tokens[-1]
+    steps = np.diff(tokens, prepend=0.0)
+    late = tokens >= width
+    running = [
+        np.average(returns[inside], weights=steps[inside])
+        for end in tokens[late]
+        for inside in [(tokens > end - width + 1e-9) & (tokens <= end)]
+    ]
+    return tokens[late], np.array(running)
+
+
+def windows(cell: Cell) -> list[float]:
+    """Mean return in each of `WINDOWS` equal parts of the tokens."""
+    tokens, returns = curve(cell)
+    steps, edges = np.diff(tokens, prepend=0.0), np.linspace(0, tokens[-1], WINDOWS + 1)
+    parts = [(tokens > low) & (tokens <= high) for low, high in pairwise(edges)]
+    return [float(np.average(returns[part], weights=steps[part])) for part in parts]
+
+
+def speed_up(cell: Cell, baseline: Cell) -> float | None:
+    """How many times fewer tokens took this cell to the baseline's last running mean; `None` if it never got there."""
+    tokens, returns = smoothed(cell)
+    last_tokens, last = smoothed(baseline)
+    there = np.flatnonzero(returns >= last[-1])
+    return float(last_tokens[-1] / tokens[there[0]]) if len(there) else None
+
+
+def page(cells: Sequence[Cell], tuning: Sequence[Cell]) -> str:
+    """`docs/cells.md`."""
+    parts = [HEAD]
+    for experiment, words in ((CREDIT[0], MAIN), (CREDIT[1], ONE), (CREDIT[2], ALL)):
+        arms = of(cells, experiment)
+        if arms:
+            parts += [words, _returns(arms), SPEED, _speed(arms)]
+    columns = ("experiment", "arm", "seed", "tried", "outcome", "cpu_seconds")
+    lines = [[str(run[column]) for column in columns] for run in tuning]
+    parts += [PROVENANCE, provenance(cells), TUNING, table(["", "arm", "seed", "tried", "outcome", "CPU-s"], lines)]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _returns(arms: Mapping[str, Sequence[Cell]]) -> str:
+    lines = []
+    for arm, found in arms.items():
+        parts = np.array([windows(cell) for cell in found])
+        size = next(iter(found[0]["sizes"]))
+        greedy = ([cell[when][size]["reward"] for cell in found] for when in ("before_rl", "sizes"))
+        lines.append([arm, *(each(column) for column in parts.T), *(each(values) for values in greedy)])
+    heads = [f"return, tokens {i + 1}/{WINDOWS}" for i in range(WINDOWS)]
+    return table(["arm", *heads, "greedy, before RL", "greedy, after RL"], lines)
+
+
+def _speed(arms: Mapping[str, Sequence[Cell]]) -> str:
+    """Pairs of cells with the same seed, and so with the same warm start."""
+    baseline = {cell["seed"]: cell for cell in arms[BASELINE]}
+    lines = []
+    for arm, found in arms.items():
+        if arm == BASELINE:
+            continue
+        ratios = [speed_up(cell, baseline[cell["seed"]]) for cell in found]
+        gaps = [mean(windows(cell)) - mean(windows(baseline[cell["seed"]])) for cell in found]
+        known = sorted(-1.0 if ratio is None else ratio for ratio in ratios)
+        middle = median(known)
+        above = sum(gap > 0 for gap in gaps)
+        lines.append(
+            [
+                *(arm, each(ratios), "not reached" if middle < 0 else f"{middle:.2f}"),
+                *(each(gaps), f"{mean(gaps):+.3f}", f"{above} of {len(gaps)}, p = {sign_test(gaps):.2g}"),
+            ]
+        )
+    heads = ["arm", f"times fewer tokens to `{BASELINE}`'s end", "median", "mean return less its own", "mean", "above"]
+    return table(heads, lines)
+
+
+def draw(cells: Sequence[Cell], path: Path) -> None:
+    """Running mean of the return against sampled tokens: every seed thin, their mean thick."""
+    from matplotlib.figure import Figure
+
+    experiments = [name for name in CREDIT if of(cells, name)]
+    figure = Figure(figsize=(5 * len(experiments), 3.6), layout="constrained")
+    for axes, name in zip(np.atleast_1d(figure.subplots(1, len(experiments))), experiments, strict=True):
+        for i, (arm, found) in enumerate(of(cells, name).items()):
+            curves = [smoothed(cell) for cell in found]
+            for tokens, returns in curves:
+                axes.plot(tokens / 1000, returns, color=f"C{i}", alpha=0.25, linewidth=0.8)
+            shared = np.linspace(max(c[0][0] for c in curves), min(c[0][-1] for c in curves), 50)
+            average = np.mean([np.interp(shared, *one) for one in curves], axis=0)
+            axes.plot(shared / 1000, average, color=f"C{i}", label=arm)
+        axes.set(xlabel="sampled tokens, thousands", ylabel="share of right cells", title=TITLES[name])
+        axes.legend(fontsize=7)
+    figure.savefig(path, dpi=130)
+
+
+TITLES = {CREDIT[0]: "26 conventions", CREDIT[1]: "one convention", CREDIT[2]: "all cells or nothing"}
+
+HEAD = """# Where credit pays"""
+
+MAIN = """## Twenty-six conventions"""
+
+ONE = """## One convention"""
+
+ALL = """## All cells or nothing"""
+
+SPEED = f"""Against `{BASELINE}` with the same seed, from the same warm start: how many times fewer sampled tokens it
+took to come to where `{BASELINE}`'s running mean over a fifth of the tokens ended, and the difference of mean returns
+over all tokens."""
+
+PROVENANCE = """## Where it comes from
+
+A cell is an arm with one seed. CPU-s are of training, on a shared machine."""
+
+TUNING = """## Tuning
+
+On seed 100, every run."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--figure", metavar="FILE", type=Path, help="draw the picture of the page")
+    options = parser.parse_args()
+    if options.figure:
+        draw(stored()[0], options.figure)
+    else:
+        print(page(*stored()), end="")
+
+
+if __name__ == "__main__":
+    main()
