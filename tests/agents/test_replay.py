@@ -286,19 +286,23 @@ def random_replays(record: EpisodeRecord, rng: np.random.Generator) -> list[Repl
     for sample in range(3):
         chosen: dict[AgentId, Intervention] = {}
         for index in rng.permutation(len(record.agents))[:8]:
-            agent = record.agents[index].agent_id
-            what = RESAMPLE if agent == ROOT else (DEFAULT, RESAMPLE)[int(rng.integers(2))]
-            if agent == ROOT and len(record.agents) > 1 and sample < 2:
+            agent, turns = record.agents[index].agent_id, len(record.agents[index].turns)
+            turn = int(rng.integers(max(1, turns)))
+            kinds = [RESAMPLE, Intervention.resample(turn), Intervention.again(turn)]
+            if agent != ROOT:
+                kinds += [DEFAULT, Intervention.replace("7" * int(rng.integers(record.limits.reply_tokens + 1)))]
+            what = kinds[int(rng.integers(len(kinds)))]
+            if agent == ROOT and len(record.agents) > 1 and sample < 2 and not what.turn:
                 continue
-            if len(chosen) < 4 and may_join(record, chosen, agent):
+            if len(chosen) < 4 and may_join(record, chosen, agent, what):
                 chosen[agent] = what
         replays += [Replay.of(record.episode_id, chosen, sample)] if chosen else []
     return replays
 
 
-def may_join(record: EpisodeRecord, chosen: dict[AgentId, Intervention], agent: AgentId) -> bool:
+def may_join(record: EpisodeRecord, chosen: dict[AgentId, Intervention], agent: AgentId, what: Intervention) -> bool:
     try:
-        check_replay(Replay.of(record.episode_id, {**chosen, agent: RESAMPLE}), record)
+        check_replay(Replay.of(record.episode_id, {**chosen, agent: what}), record)
     except CreditError:
         return False
     return True
@@ -320,7 +324,7 @@ def check_random_replays(seed: int, order: int) -> list[tuple[EpisodeRecord, Rep
         cost = record.cost
         # Every cost but the absent clones', and nothing else, is on the ledger.
         assert kernel.ledger.totals()[0] == (cost.total_tokens, cost.generated_tokens, cost.clones)
-        absent = {agent for agent, what in replay.interventions if what == DEFAULT}
+        absent = {agent for agent, what in replay.interventions if what.absent}
         assert {agent.agent_id for agent in record.agents if agent.absent} == absent
         assert not any(agent.turns for agent in record.agents for gone in absent if agent.agent_id.is_under(gone))
         new = [turn.facts for turn in played_anew(factual, record)]
@@ -328,7 +332,8 @@ def check_random_replays(seed: int, order: int) -> list[tuple[EpisodeRecord, Rep
         assert result.prompt_tokens == sum(facts.prompt_tokens for facts in new)
         make_reward().score(record)
         # An episode that differs in these agents and in what came of them has the same replay.
-        anew = Replay.of("e", dict.fromkeys(dict(replay.interventions), RESAMPLE), 99)
+        starts = {agent: Intervention.resample(what.turn) for agent, what in replay.interventions}
+        anew = Replay.of("e", starts, 99)
         other = play_replays([factual], [anew], ScriptedPolicy(noise, CODEC), rules)[anew].record
         others = [replace(other, episode_id="e")]
         assert play_replays(others, [replay], ScriptedPolicy(noise, CODEC), rules)[replay] == result
@@ -352,6 +357,9 @@ def test_random_replays_are_worth_the_name() -> None:
     found = [case for seed in range(60) for case in check_random_replays(seed, 0)]
     assert max(len(replay.interventions) for _, replay, _ in found) >= 3
     assert max(agent.depth for _, replay, _ in found for agent, _ in replay.interventions) >= 2
+    drawn = [what for _, replay, _ in found for _, what in replay.interventions]
+    assert {what.kind for what in drawn} == {"default", "replace", "resample", "again"}
+    assert sum(what.turn > 0 for what in drawn) > 30
     kept = [len([*record.turns()]) - len(played_anew(factual, record)) for factual, _, record in found]
     assert max(kept) > 20
     assert sum(count > 2 for count in kept) > 30
