@@ -26,6 +26,7 @@ from delegation import _table as table
 Cell = Mapping[str, Any]
 BASELINE = "rloo"
 WINDOWS = 5  # of the sampled tokens, of which means are shown
+LEARNED = 0.05  # of return that a baseline must have gained for its end to be a mark
 SMOOTH = 0.2  # share of the tokens that a running mean of the return goes over
 
 
@@ -66,9 +67,12 @@ def windows(cell: Cell) -> list[float]:
 
 
 def speed_up(cell: Cell, baseline: Cell) -> float | None:
-    """How many times fewer tokens took this cell to the baseline's last running mean; `None` if it never got there."""
+    """How many times fewer tokens took this cell to the baseline's last running mean; `None` if it never got there, or
+    if the baseline has not learned, so that there is nowhere to get."""
     tokens, returns = smoothed(cell)
     last_tokens, last = smoothed(baseline)
+    if last[-1] < last[0] + LEARNED:
+        return None
     there = np.flatnonzero(returns >= last[-1])
     return float(last_tokens[-1] / tokens[there[0]]) if len(there) else None
 
@@ -77,24 +81,51 @@ def page(cells: Sequence[Cell], tuning: Sequence[Cell]) -> str:
     """`docs/cells.md`."""
     parts = [HEAD]
     for experiment, words in ((CREDIT[0], MAIN), (CREDIT[1], ONE), (CREDIT[2], ALL)):
-        arms = of(cells, experiment)
+        arms = _sorted(of(cells, experiment))
         if arms:
-            parts += [words, _returns(arms), SPEED, _speed(arms)]
+            parts += [words, _returns(arms), SPEED, _speed(arms), GREEDY, _greedy(arms)]
     columns = ("experiment", "arm", "seed", "tried", "outcome", "cpu_seconds")
     lines = [[str(run[column]) for column in columns] for run in tuning]
     parts += [PROVENANCE, provenance(cells), TUNING, table(["", "arm", "seed", "tried", "outcome", "CPU-s"], lines)]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
+def _sorted(arms: Mapping[str, list[Cell]]) -> dict[str, list[Cell]]:
+    """Highest mean return in the last part of the tokens first."""
+    return dict(sorted(arms.items(), key=lambda pair: -mean(windows(cell)[-1] for cell in pair[1])))
+
+
 def _returns(arms: Mapping[str, Sequence[Cell]]) -> str:
     lines = []
     for arm, found in arms.items():
         parts = np.array([windows(cell) for cell in found])
-        size = next(iter(found[0]["sizes"]))
-        greedy = ([cell[when][size]["reward"] for cell in found] for when in ("before_rl", "sizes"))
-        lines.append([arm, *(each(column) for column in parts.T), *(each(values) for values in greedy)])
-    heads = [f"return, tokens {i + 1}/{WINDOWS}" for i in range(WINDOWS)]
-    return table(["arm", *heads, "greedy, before RL", "greedy, after RL"], lines)
+        lines.append([arm, *(each(column) for column in parts.T), f"{mean(parts[:, -1]):.2f}"])
+    heads = [f"tokens {i + 1}/{WINDOWS}" for i in range(WINDOWS)]
+    return table(["arm", *heads, "mean of the last"], lines)
+
+
+def _greedy(arms: Mapping[str, Sequence[Cell]]) -> str:
+    """Share of right cells of the greedy policy by number of cells, median and span over seeds, before RL and after."""
+    sizes = list(next(iter(arms.values()))[0]["sizes"])
+    lines = [
+        [
+            arm,
+            *(
+                _span([cell[when][size]["reward"] for cell in found])
+                for size in sizes
+                for when in ("before_rl", "sizes")
+            ),
+        ]
+        for arm, found in arms.items()
+    ]
+    heads = [
+        f"{size} {'clone' if size == '1' else 'clones'}, {when} RL" for size in sizes for when in ("before", "after")
+    ]
+    return table(["arm", *heads], lines)
+
+
+def _span(values: Sequence[float]) -> str:
+    return f"{median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
 def _speed(arms: Mapping[str, Sequence[Cell]]) -> str:
@@ -106,16 +137,10 @@ def _speed(arms: Mapping[str, Sequence[Cell]]) -> str:
             continue
         ratios = [speed_up(cell, baseline[cell["seed"]]) for cell in found]
         gaps = [mean(windows(cell)) - mean(windows(baseline[cell["seed"]])) for cell in found]
-        known = sorted(-1.0 if ratio is None else ratio for ratio in ratios)
-        middle = median(known)
         above = sum(gap > 0 for gap in gaps)
-        lines.append(
-            [
-                *(arm, each(ratios), "not reached" if middle < 0 else f"{middle:.2f}"),
-                *(each(gaps), f"{mean(gaps):+.3f}", f"{above} of {len(gaps)}, p = {sign_test(gaps):.2g}"),
-            ]
-        )
-    heads = ["arm", f"times fewer tokens to `{BASELINE}`'s end", "median", "mean return less its own", "mean", "above"]
+        test = f"{above} of {len(gaps)}, p = {sign_test(gaps):.2g}"
+        lines.append([arm, each(ratios), each(gaps, 3), f"{mean(gaps):+.3f}", test])
+    heads = ["arm", f"times fewer tokens to `{BASELINE}`'s end", "mean return less its own", "mean", "above"]
     return table(heads, lines)
 
 
@@ -149,8 +174,11 @@ ONE = """## One convention"""
 ALL = """## All cells or nothing"""
 
 SPEED = f"""Against `{BASELINE}` with the same seed, from the same warm start: how many times fewer sampled tokens it
-took to come to where `{BASELINE}`'s running mean over a fifth of the tokens ended, and the difference of mean returns
-over all tokens."""
+took to come to where `{BASELINE}`'s running mean over a fifth of the tokens ended (-: it did not, or `{BASELINE}` had
+gained less than {LEARNED}), and the difference of mean returns over all tokens."""
+
+GREEDY = """Share of right cells in greedy play, by the number of cells, each of which takes a clone: median, lowest and
+highest seed."""
 
 PROVENANCE = """## Where it comes from
 

@@ -108,15 +108,26 @@ def test_what_is_not_asked_for_is_not_computed() -> None:
 # The value head
 
 
-def test_a_value_head_is_a_ridge_regression() -> None:
+def test_a_value_head_is_a_ridge_regression_on_standardised_features() -> None:
     rng = np.random.default_rng(0)
-    x, y = rng.standard_normal((50, 4)), rng.standard_normal(50)
+    x, y = 30 * rng.standard_normal((50, 4)) + 7, rng.standard_normal(50) + 0.8
     head = ValueHead(decay=1.0, ridge=0.1)
     head.fit(x[:30], y[:30])
     head.fit(x[30:], y[30:])
-    penalty = 0.1 * np.trace(x.T @ x) / 4
-    expected = np.linalg.lstsq(np.vstack([x, np.sqrt(penalty) * np.eye(4)]), np.append(y, np.zeros(4)), rcond=None)[0]
-    assert head(np.eye(4)) == pytest.approx(expected)
+    z = (x - x.mean(0)) / x.std(0)
+    rows, values = np.vstack([z, np.sqrt(0.1 * 50) * np.eye(4)]), np.append(y - y.mean(), np.zeros(4))
+    weights = np.linalg.lstsq(rows, values, rcond=None)[0]
+    assert head(x) == pytest.approx(y.mean() + z @ weights)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 100.0])
+def test_the_mean_return_is_not_shrunk_whatever_the_features(scale: float) -> None:
+    head, x = ValueHead(decay=1.0, ridge=0.1), scale * np.random.default_rng(0).standard_normal((200, 64))
+    head.fit(x, np.full(200, 0.8))
+    assert head(x) == pytest.approx(np.full(200, 0.8))
+    constant = ValueHead(decay=1.0, ridge=0.1)
+    constant.fit(np.full((5, 3), scale), np.arange(5.0))
+    assert constant(np.full((1, 3), scale)) == pytest.approx([2.0])
 
 
 def test_what_is_older_counts_less() -> None:
@@ -132,12 +143,23 @@ def test_a_value_head_of_another_model_is_refused() -> None:
     head = ValueHead(decay=1.0, ridge=0.1)
     assert not head.fitted
     assert head(np.ones((2, 3))).tolist() == [0.0, 0.0]
-    head.fit(np.ones((2, 3)), np.ones(2))
+    untouched = head.state_dict()
+    head.fit(np.eye(3), np.arange(3.0))
     other = ValueHead(decay=1.0, ridge=0.1)
     other.load_state_dict(head.state_dict())
     assert other(np.eye(3)) == pytest.approx(head(np.eye(3)), abs=0)
     with pytest.raises(CreditError, match="fitted on 3 features and is given 4"):
         other(np.ones((1, 4)))
+    other.load_state_dict(untouched)
+    assert not other.fitted
+
+
+@pytest.mark.parametrize("scheme", [Critic(), Gae()], ids=lambda s: s.name)
+def test_a_step_with_nothing_in_it_teaches_nothing(scheme: Critic | Gae) -> None:
+    scheme.fit_internals([], {})
+    assert assign_step(scheme, [], [], {}) == []
+    internals = seen(PAIR, range(4), range(4))
+    assert assign_step(scheme, [PAIR], [{}], internals)[0].advantage == Rloo().assign(PAIR, {}).advantage
 
 
 # Credit, worked out by hand
@@ -155,6 +177,7 @@ def seen(one: EpisodeGroup, before: Sequence[float], after: Sequence[float]) -> 
 
 
 PAIR = group(three_agents("e0", 1.0), three_agents("e1", 0.0))
+SPREAD = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])  # own state and that of the parent
 ORDER = [(key.agent_id, key.turn) for key, _ in PAIR.episodes[0].turns()]
 
 
@@ -168,8 +191,8 @@ def test_critic_by_hand() -> None:
     """V and Q are told apart by states that stand for the values themselves: Q = 3 after, V = 2 before."""
     assert [(ROOT, 0), (ROOT, 1), (CLONES[0], 0), (CLONES[1], 0)] == ORDER
     critic = Critic(ridge=1e-9)
-    critic._value.fit(np.diag([1.0, 1e-3, 1e-3]), np.array([2.0, 0.0, 0.0]))
-    critic._action_value.fit(np.diag([1.0, 1e-3, 1e-3]), np.array([3.0, 0.0, 0.0]))
+    critic._value.fit(SPREAD, 2 * SPREAD[:, 0])
+    critic._action_value.fit(SPREAD, 3 * SPREAD[:, 0])
     internals = seen(PAIR, [7, 7, 0.5, 0.25], [7, 7, 1.0, 0.0])
     (credit,) = assign_step(critic, [PAIR], [{}], internals)
     for episode, root in (("e0", 1.0), ("e1", -1.0)):
@@ -179,8 +202,8 @@ def test_critic_by_hand() -> None:
 
 def test_the_critic_reads_what_the_parent_saw_at_the_call() -> None:
     critic = Critic(ridge=1e-9)
-    critic._value.fit(np.diag([1e-3, 1.0, 1e-3]), np.array([0.0, 2.0, 0.0]))
-    critic._action_value.fit(np.diag([1e-3, 1.0, 1e-3]), np.array([0.0, 5.0, 0.0]))
+    critic._value.fit(SPREAD, 2 * SPREAD[:, 1])
+    critic._action_value.fit(SPREAD, 5 * SPREAD[:, 1])
     (credit,) = assign_step(critic, [PAIR], [{}], seen(PAIR, [9, 9, 9, 9], [0.5, 9, 9, 9]))
     assert credit.advantage[TurnKey("e0", CLONES[0], 0)] == pytest.approx((5 - 2) * 0.5, abs=1e-3)
 
@@ -188,7 +211,7 @@ def test_the_critic_reads_what_the_parent_saw_at_the_call() -> None:
 def test_gae_by_hand() -> None:
     """The root's values are .2 and .6, its return 1: deltas .4 and .4."""
     scheme = Gae(lam=0.5, ridge=1e-9)
-    scheme._value.fit(np.diag([1.0, 1e-3, 1e-3]), np.array([1.0, 0.0, 0.0]))
+    scheme._value.fit(SPREAD, SPREAD[:, 0])
     (credit,) = assign_step(scheme, [PAIR], [{}], seen(PAIR, [0.2, 0.6, 0.3, 0.9], [0, 0, 0, 0]))
     found = [credit.advantage[TurnKey("e0", *place)] for place in ORDER]
     assert found == pytest.approx([0.4 + 0.5 * 0.4, 0.4, 0.7, 0.1], abs=1e-4)
@@ -219,7 +242,7 @@ def test_the_critic_finds_out_which_clones_matter() -> None:
     ]
     assert by_clone[0] == pytest.approx(right - 0.5, abs=0.15)
     assert np.abs(by_clone[1]).max() < 0.15
-    assert credit.diagnostics["critic_error"] < credit.diagnostics["critic_variance"]
+    assert credit.diagnostics["critic_error"] < credit.diagnostics["return_variance"]
 
 
 # In the laboratory
@@ -270,6 +293,24 @@ class LooksOnly(Rloo):
         ]
 
 
+class LooksForNothing(Rloo):
+    """What it wants is a text."""
+
+    internals = frozenset({"hiden"})
+    assign_internals = fit_internals = state_dict = load_state_dict = Rloo.assign
+
+
+class KnowsItsPlace(Critic):
+    """Once it has learned, a clone gets the more the later it was called."""
+
+    def assign_internals(self, groups: Any, replayed: Any, internals: Internals) -> Sequence[Credit]:
+        credits = super().assign_internals(groups, replayed, internals)
+        if not self._value.fitted:
+            return credits
+        late = {key: sum(key.agent_id.path) for credit in credits for key in credit.advantage}
+        return [Credit({key: value + late[key] for key, value in credit.advantage.items()}) for credit in credits]
+
+
 class Looks(LooksOnly):
     def fit_internals(self, groups: Any, internals: Internals) -> None: ...
 
@@ -288,6 +329,8 @@ class Forgetful(Critic):
 def test_who_looks_must_say_what_it_learns() -> None:
     with pytest.raises(PlugInError, match="LooksOnly has assign_internals and lacks fit_internals, state_dict"):
         make_assigner("test_internals:LooksOnly", {}, where="options")
+    with pytest.raises(PlugInError, match=r"LooksForNothing.internals is frozenset\(\{'hiden'\}\); expected"):
+        make_assigner("test_internals:LooksForNothing", {}, where="options")
     assert isinstance(Looks(), InternalsAssigner)
 
 
@@ -299,6 +342,11 @@ def test_conformance(scheme: CreditAssigner) -> None:
 def test_a_memory_that_is_lost_is_found_out() -> None:
     with pytest.raises(ConformanceError, match="put all that it learns into it"):
         check_assigner(Forgetful())
+
+
+def test_what_has_learned_is_held_to_the_same_rules() -> None:
+    with pytest.raises(ConformanceError, match="ids must not matter"):
+        check_assigner(KnowsItsPlace())
 
 
 # In a run
@@ -313,6 +361,9 @@ def test_a_run_pays_for_what_it_reads_and_resumes_to_the_same_end(tmp_path: Path
     resumed = play(spec)
     assert torch.equal(weights(resumed), weights(whole))
     assert whole.state.read_tokens > 0
+    assert rows(whole)[-1]["read_tokens"] == whole.state.read_tokens
+    if scheme == "critic":
+        assert "credit/critic_error" in rows(whole)[-1], "it has learned, and clones were called"
     assert resumed.state.read_tokens == whole.state.read_tokens
     state = whole.state
     assert state.compute_tokens == state.sampled_tokens + state.read_tokens + 3 * state.trained_tokens

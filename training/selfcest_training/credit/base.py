@@ -141,8 +141,8 @@ Internals = Mapping[TurnKey, TurnInternals]
 class InternalsAssigner(CreditAssigner, Protocol):
     """A scheme that looks into the policy, as a critic on its hidden states does.
 
-    It is given numbers and never the policy. They are computed by the learner before its update, in one forward pass
-    over the episodes (not the replays), which is counted as compute. `assign` and `fit` are not called.
+    It is given numbers and never the policy. They are computed by the learner before its update, in a forward pass over
+    the episodes (not the replays) for each kind that is wanted, counted as compute. `assign` and `fit` are not called.
 
     Class attribute:
         internals: what it wants.

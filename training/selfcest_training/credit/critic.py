@@ -75,7 +75,9 @@ class Critic(NoReplays, Checked):
                 advantage.update(zip(keys, (after - before).tolist(), strict=True))
                 errors += (episode.team_return - after).tolist()
                 returns += [episode.team_return] * len(keys)
-        missed = {"critic_error": float(np.var(errors)), "critic_variance": float(np.var(returns))} if errors else {}
+        if not errors:
+            return Credit(advantage)
+        missed = {"critic_error": float(np.mean(np.square(errors))), "return_variance": float(np.var(returns))}
         return Credit(advantage, diagnostics=missed)
 
     def fit_internals(self, groups: Sequence[EpisodeGroup], internals: Internals) -> None:

@@ -76,7 +76,9 @@ class Gae(NoReplays, Checked):
         return Credit(advantage)
 
     def fit_internals(self, groups: Sequence[EpisodeGroup], internals: Internals) -> None:
-        episodes = [episode for group in groups for episode in group.episodes]
+        episodes = [episode for group in groups for episode in group.episodes if _acted(episode)]
+        if not episodes:
+            return
         returns = np.array([episode.team_return for episode in episodes for a in _acted(episode) for _ in a.turns])
         self._value.fit(np.concatenate([features(e, _acted(e), internals) for e in episodes]), returns)
 

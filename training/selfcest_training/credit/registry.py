@@ -11,7 +11,7 @@ from typing import Any
 
 from selfcest_env.errors import ConfigError, PlugInError
 from selfcest_env.plugin import build, load, with_entry_points
-from selfcest_training.credit.base import CreditAssigner, InternalsAssigner, LearningAssigner, StepAssigner
+from selfcest_training.credit.base import CreditAssigner, Internal, InternalsAssigner, LearningAssigner, StepAssigner
 
 ENTRY_POINTS = "selfcest.credit"
 
@@ -64,6 +64,13 @@ def make_assigner(reference: str, options: Mapping[str, Any], *, where: str) -> 
     cls = find_scheme(reference)
     learns = ("assign_internals", "fit_internals") if hasattr(cls, "assign_internals") else ("fit",)
     check_learning(cls, f"credit scheme '{reference}'", (*learns, "state_dict", "load_state_dict"))
+    wanted: object = getattr(cls, "internals", None)
+    known = isinstance(wanted, frozenset) and wanted and all(isinstance(one, Internal) for one in wanted)
+    if hasattr(cls, "assign_internals") and not known:
+        raise PlugInError(
+            f"credit scheme '{reference}': {cls.__name__}.internals is {wanted!r}; expected a frozenset of "
+            + " and ".join(str(one) for one in Internal)
+        )
     return build(cls, options, where=where)
 
 

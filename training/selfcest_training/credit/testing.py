@@ -54,10 +54,18 @@ def check_assigner(assigner: CreditAssigner, *, seeds: int = 60) -> None:
     check_kind(type(assigner), CreditAssigner, "credit scheme")
     assigner = copy.deepcopy(assigner)
     worlds = [World(seed) for seed in range(seeds)]
+    _check(assigner, worlds)
+    if isinstance(assigner, LearningAssigner | InternalsAssigner):
+        learned = copy.deepcopy(assigner)
+        for world in worlds[1:4]:
+            fit(learned, [world.group], _internals(world.group))
+        _remembers(assigner, learned, worlds[0])
+        _check(learned, worlds)
+
+
+def _check(assigner: CreditAssigner, worlds: list[World]) -> None:
     for check in (_changes_nothing, _is_deterministic, _keeps_groups_apart, _works_offline):
         check(assigner, worlds[0], worlds[1])
-    if isinstance(assigner, LearningAssigner | InternalsAssigner):
-        _remembers(assigner, worlds)
     if assigner.promise is not Promise.BIASED:
         _asks_without_looking_at_rewards(assigner, worlds[0].group)
     _treats_clones_alike(assigner, worlds)
@@ -124,14 +132,14 @@ def _changes_nothing(assigner: CreditAssigner, world: World, _: World) -> None:
     _require((group, records) == before, assigner, "it changed the records it was given; copy what you change")
 
 
-def _remembers(assigner: LearningAssigner | InternalsAssigner, worlds: list[World]) -> None:
+def _remembers(
+    assigner: LearningAssigner | InternalsAssigner, learned: LearningAssigner | InternalsAssigner, world: World
+) -> None:
     """What it has learned is all in its state: another of its kind that is given it says the same."""
-    learned, other = (copy.deepcopy(assigner) for _ in range(2))
-    for world in worlds[1:4]:
-        fit(learned, [world.group], _internals(world.group))
+    other = copy.deepcopy(assigner)
     other.load_state_dict(learned.state_dict())
     rule = "given the state_dict of what has learned it gives other advantages; put all that it learns into it"
-    _require(_credit(other, worlds[0]) == _credit(learned, worlds[0]), assigner, rule)
+    _require(_credit(other, world) == _credit(learned, world), assigner, rule)
 
 
 def _works_offline(assigner: CreditAssigner, world: World, _: World) -> None:

@@ -1,10 +1,10 @@
 """A value head: a linear map from the policy's hidden states to the return, fitted by ridge regression.
 
-    w = argmin sum_i decay^(age of i) (R_i - w x_i)^2 + ridge * mean_j(sum x_j^2) * |w|^2
+    V(x) = mean R + w (x - mean x) / std x,   w = argmin mean (R - V(x))^2 + ridge |w|^2
 
-Age counts calls of `fit`, so that the head follows hidden states that move with the weights. Solved in closed form:
-there is no learning rate, no order of examples and no second optimiser, and the policy's own weights get no gradient
-from it.
+All means are over what it was fitted on, of which each call of `fit` counts `decay` of the next: the head follows
+hidden states that move with the weights. Solved in closed form: there is no learning rate, no order of examples and no
+second optimiser, and the policy's own weights get no gradient from it. It keeps D x D numbers for D features, D = 2H.
 """
 
 from __future__ import annotations
@@ -27,58 +27,67 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass
 class ValueHead:
-    """Sums of products, all that a ridge regression needs: [D, D] of features and [D] of features with returns."""
+    """Weighted sums, all that a ridge regression needs: of 1, x, R, [D, D] products of features and x R."""
 
     decay: float
     ridge: float
-    _gram: Floats = field(default_factory=lambda: np.zeros((0, 0)))
-    _moment: Floats = field(default_factory=lambda: np.zeros(0))
-    _weights: Floats = field(default_factory=lambda: np.zeros(0))
+    _sums: dict[str, Floats] = field(default_factory=dict)
+    _fit: tuple[Floats, float] | None = None  # weights and intercept
 
     @property
     def fitted(self) -> bool:
-        return bool(self._weights.size)
+        return self._fit is not None
 
     def __call__(self, features: Floats) -> Floats:
         """[N] values of [N, D] features; 0 before the first fit."""
-        if not self.fitted:
+        if self._fit is None:
             return np.zeros(len(features))
-        if features.shape[1] != len(self._weights):
+        weights, intercept = self._fit
+        if features.shape[1] != len(weights):
             raise CreditError(
-                f"the critic was fitted on {len(self._weights)} features and is given {features.shape[1]}; go on with "
-                "the model that it was fitted on"
+                f"the critic was fitted on {len(weights)} features and is given {features.shape[1]}; go on with the "
+                "model that it was fitted on"
             )
-        return np.asarray(features @ self._weights)
+        return np.asarray(features @ weights + intercept)
 
     def fit(self, features: Floats, returns: Floats) -> None:
         """Learn from [N, D] features and their [N] returns; without any it forgets nothing."""
         if not len(features):
             return
-        size = features.shape[1]
-        if not self.fitted:
-            self._gram, self._moment = np.zeros((size, size)), np.zeros(size)
-        self._gram = self.decay * self._gram + features.T @ features
-        self._moment = self.decay * self._moment + features.T @ returns
+        new = {
+            "count": np.array([float(len(features))]),
+            "x": features.sum(0),
+            "r": np.array([returns.sum()]),
+            "xx": features.T @ features,
+            "xr": features.T @ returns,
+        }
+        self._sums = {
+            name: self.decay * self._sums[name] + value if self._sums else value for name, value in new.items()
+        }
         self._solve()
 
     def _solve(self) -> None:
-        size = len(self._moment)
-        penalty = self.ridge * np.trace(self._gram) / size * np.eye(size)
-        self._weights = np.linalg.solve(self._gram + penalty, self._moment)
+        count, x, r, xx, xr = (self._sums[name] for name in ("count", "x", "r", "xx", "xr"))
+        mean, mean_return = x / count, float(r[0] / count[0])
+        covariance = xx / count - np.outer(mean, mean)
+        scale = np.sqrt(np.maximum(np.diag(covariance), 1e-12 * np.maximum(np.diag(xx) / count, 1e-12)))
+        matrix = covariance / np.outer(scale, scale) + self.ridge * np.eye(len(x))
+        weights = np.linalg.solve(matrix, (xr / count - mean * mean_return) / scale) / scale
+        self._fit = weights, mean_return - float(mean @ weights)
 
     def state_dict(self) -> Mapping[str, Any]:
-        return {"gram": torch.from_numpy(self._gram), "moment": torch.from_numpy(self._moment)}
+        return {name: torch.from_numpy(value) for name, value in self._sums.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._gram, self._moment = (state[name].numpy().astype(np.float64) for name in ("gram", "moment"))
-        if len(self._moment):
+        self._sums, self._fit = {name: value.numpy().astype(np.float64) for name, value in state.items()}, None
+        if self._sums:
             self._solve()
 
 
 def features(
     episode: EpisodeRecord, agents: Sequence[AgentRecord], internals: Internals, *, after: bool = False
 ) -> Floats:
-    """[N, 2H + 1] of every turn of these agents: what the agent has seen, what its parent had when it called, and 1.
+    """[N, 2H] of every turn of these agents: what the agent has seen, and what its parent had when it called.
 
     Of the agent it is the state before the turn, or `after` it; of the parent that at the end of the call. A root's
     parent is 0.
@@ -92,5 +101,5 @@ def features(
             found = internals[TurnKey(episode.episode_id, agent.agent_id, turn)]
             own = found.after if after else found.before
             parent = np.zeros_like(own) if above is None else internals[above].after
-            rows.append(np.concatenate([own, parent, np.ones(1)]))
+            rows.append(np.concatenate([own, parent]))
     return np.array(rows, dtype=np.float64)

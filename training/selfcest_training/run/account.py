@@ -74,5 +74,5 @@ class JobAccount:
 
     def metrics(self) -> dict[str, float]:
         """What has been used so far."""
-        names = ("compute_tokens", "sampled_tokens", "cpu_seconds")
+        names = ("compute_tokens", "sampled_tokens", "read_tokens", "cpu_seconds")
         return {name: getattr(self.state, name) for name in names}

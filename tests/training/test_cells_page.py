@@ -1,0 +1,55 @@
+"""The page of `benchmarks/cells.py`: figures by hand, and what stands in the documentation is what it prints."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def page() -> ModuleType:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        return importlib.import_module("cells")
+
+
+def cell(tokens: list[float], returns: list[float]) -> dict[str, object]:
+    return {"curves": {"rl": {"sampled_tokens": tokens, "return": returns}}}
+
+
+def test_means_are_over_tokens_and_not_over_points(page: ModuleType) -> None:
+    # A fifth of 100 tokens: 0.2 for 10 of them and 0.4 for 10, then one point of 80 tokens in the last fifth alone.
+    found = cell([10, 20, 40, 60, 80, 90, 100], [0.2, 0.4, 0.5, 0.6, 0.7, 1.0, 0.8])
+    assert page.windows(found) == pytest.approx([0.3, 0.5, 0.6, 0.7, 0.9])
+    tokens, running = page.smoothed(found)
+    assert tokens.tolist() == [20, 40, 60, 80, 90, 100]
+    # At 90: 10 tokens of 1.0; the 20 of 0.7 began before the width did and count where they ended.
+    assert running == pytest.approx([0.3, 0.5, 0.6, 0.7, (20 * 0.7 + 10 * 1.0) / 30, 0.9])
+
+
+def test_speed_up_by_hand(page: ModuleType) -> None:
+    ends = [20.0, 40.0, 60.0, 80.0, 100.0]
+    slow, fast = cell(ends, [0.5, 0.5, 0.5, 0.6, 0.7]), cell(ends, [0.5, 0.7, 0.7, 0.8, 0.9])
+    assert page.speed_up(fast, slow) == 100 / 40
+    assert page.speed_up(slow, fast) is None, "it never got there"
+    assert page.speed_up(fast, cell(ends, [0.5, 0.5, 0.5, 0.5, 0.52])) is None, "there is nowhere to get"
+
+
+def test_the_page_is_what_the_evidence_says(page: ModuleType) -> None:
+    cells, tuning = page.stored()
+    delegation = importlib.import_module("delegation")  # which the page has imported
+    assert page.page(cells, tuning) == (ROOT / "docs" / "cells.md").read_text(encoding="utf-8")
+    assert {found["experiment"] for found in cells} <= set(page.CREDIT)
+    seeds: dict[tuple[str, str], set[int]] = {}
+    for found in cells:
+        seeds.setdefault((found["experiment"], found["arm"]), set()).add(found["seed"])
+        assert len(found["commit"]) == 40, "of a tree without changes"
+        assert found["config"] == delegation.digest_of(found["experiment"], found["arm"])
+    assert all(found == {0, 1, 2, 3, 4} for (name, _), found in seeds.items() if name == "cells")
+    assert tuning
+    assert all(run["seed"] >= 100 for run in tuning)
