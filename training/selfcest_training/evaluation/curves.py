@@ -66,9 +66,11 @@ def compute_lines(config: RunConfig) -> list[str]:
                 last = rows[-1]
                 used.setdefault(seed, []).append(last["compute_tokens"])
                 sampled, compute = last["sampled_tokens"] / 1e6, last["compute_tokens"] / 1e6
+                read = last.get("read_tokens", 0) / 1e6  # runs of before count none
+                also = f" + read for credit {read:.2f} M" if read else ""
                 lines.append(
-                    f"compute of {arm}/seed{seed}: {compute:.2f} M tokens (sampled {sampled:.2f} M + 3 x trained "
-                    f"{(compute - sampled) / 3:.2f} M), {last['cpu_seconds']:.0f} CPU-s"
+                    f"compute of {arm}/seed{seed}: {compute:.2f} M tokens (sampled {sampled:.2f} M{also} + 3 x trained "
+                    f"{(compute - sampled - read) / 3:.2f} M), {last['cpu_seconds']:.0f} CPU-s"
                 )
     gaps = [max(values) / min(values) - 1 for values in used.values() if len(values) > 1 and min(values) > 0]
     if gaps:
