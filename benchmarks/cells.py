@@ -188,9 +188,9 @@ seed shown.
 - **Replays never paid**: `difference` and `branches`, for a quarter of the clones each, end below `rloo` on average;
   what they spend on replays is missing in steps.
 - **Learned values never paid, and `critic` does harm**: its clones are credited by values alone, and with both seeds
-  the policy breaks. `gae` ends below `rloo`. In [the laboratory](lab.md#learned-values), where values are linear in what
-  they are given, they are the best; the states of this model were never taught to hold values. (Two seeds with the
-  value head as it is now, five with [the one before](#before-a-mend).)
+  the policy breaks. `gae` ends below `rloo`. In [the laboratory](lab.md#learned-values), where values are linear in
+  what they are given, they are the best; the states of this model were never taught to hold values. (Two seeds with
+  the value head as it is now, five with [the one before](#before-a-mend).)
 - **No scheme makes up for a bad start**: with seed 1 none of the eight learns, and where none learns none is better.
 - Sizes that the last phase of imitation did not show (1 and 4 cells) are never done at all, before RL or after, so
   there is no curve over the number of clones. The twin with one grade for all cells (`cells_all.yaml`) was not run.
@@ -199,9 +199,9 @@ seed shown.
 
 **Why so little.** A factor of k needs noise to be what limits learning. Where clones share one decision, as any two
 with the same weights do, their signals add up as fast as their noise, and broadcast learns it as soon as the step size
-allows ([below](#one-convention)): with one convention `parts` is ahead for the first few steps and then level. With 26 conventions each has a
-twenty-sixth of the samples; then there is a gain, of the size that is shown. What limited `parts` in turn was the root:
-rates at which clones learn fast break its long calls (see the log of tuning)."""
+allows ([below](#one-convention)): with one convention `parts` is ahead for the first few steps and then level. With 26
+conventions each has a twenty-sixth of the samples; then there is a gain, of the size that is shown. What limited
+`parts` in turn was the root: rates at which clones learn fast break its long calls (see the log of tuning)."""
 
 MAIN = """## Twenty-six conventions
 
