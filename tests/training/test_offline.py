@@ -68,8 +68,8 @@ def test_advantages_of_a_run_s_file_are_those_of_the_run(tmp_path: Path, monkeyp
     during: list[str] = []
     whole = crediting.credit_step
 
-    def spy(assigner: Any, groups: Any, replayed: Any) -> crediting.StepCredit:
-        step = whole(assigner, groups, replayed)
+    def spy(assigner: Any, groups: Any, *rest: Any) -> crediting.StepCredit:
+        step = whole(assigner, groups, *rest)
         during.extend(credit_lines(groups[:2], step.credits[:2]))
         return step
 
