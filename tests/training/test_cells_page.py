@@ -23,7 +23,7 @@ def cell(tokens: list[float], returns: list[float]) -> dict[str, object]:
 
 
 def test_means_are_over_tokens_and_not_over_points(page: ModuleType) -> None:
-    # A fifth of 100 tokens: 0.2 for 10 of them and 0.4 for 10, then one point of 80 tokens in the last fifth alone.
+    # The first fifth of 100 tokens has two points of 10, the last two as well, the others one of 20.
     found = cell([10, 20, 40, 60, 80, 90, 100], [0.2, 0.4, 0.5, 0.6, 0.7, 1.0, 0.8])
     assert page.windows(found) == pytest.approx([0.3, 0.5, 0.6, 0.7, 0.9])
     tokens, running = page.smoothed(found)

@@ -18,43 +18,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord
-from selfcest_env.structure import Above, Checked, Share
 from selfcest_env.types import Role, TurnKey
-from selfcest_training.credit.base import (
-    Credit,
-    Internal,
-    Internals,
-    NoReplays,
-    Promise,
-    Replayed,
-    broadcast,
-    leave_one_out,
-)
-from selfcest_training.credit.value_head import ValueHead, features
+from selfcest_training.credit.base import Credit, Internals, Replayed, broadcast, leave_one_out
+from selfcest_training.credit.value_head import FittedValues, ValueHead, features
 
 
 @dataclass(frozen=True)
-class Critic(NoReplays, Checked):
-    """Options: `decay` (default 0.95), the weight of a step's returns against the next's; `ridge` (default 0.01)."""
+class Critic(FittedValues):
+    """Options: `decay` and `ridge`, see `FittedValues`."""
 
     name: ClassVar[str] = "critic"
     formula: ClassVar[str] = "clones: A = Q(after the turn) - V(before it), learned; roots: rloo"
     source: ClassVar[str] = "Foerster et al. (arXiv 1705.08926)"
-    promise: ClassVar[Promise] = Promise.BIASED
-    null_player: ClassVar[bool] = False
-    internals: ClassVar[frozenset[Internal]] = frozenset({Internal.HIDDEN})
-
-    decay: Share = 0.95
-    ridge: Annotated[float, Above(0)] = 0.01
-
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
-        """What it is without having learned: `rloo`."""
-        return Credit(broadcast(group, leave_one_out(group)))
 
     def assign_internals(
         self, groups: Sequence[EpisodeGroup], replayed: Sequence[Replayed], internals: Internals

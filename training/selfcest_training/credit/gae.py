@@ -16,45 +16,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord
-from selfcest_env.structure import Above, Checked, Share
+from selfcest_env.structure import Share
 from selfcest_env.types import TurnKey
-from selfcest_training.credit.base import (
-    Advantage,
-    Credit,
-    Internal,
-    Internals,
-    NoReplays,
-    Promise,
-    Replayed,
-    broadcast,
-    leave_one_out,
-)
-from selfcest_training.credit.value_head import ValueHead, features
+from selfcest_training.credit.base import Advantage, Credit, Internals, Replayed
+from selfcest_training.credit.value_head import FittedValues, ValueHead, features
 
 
 @dataclass(frozen=True)
-class Gae(NoReplays, Checked):
-    """Options: `lam` (default 0.95); `decay` (default 0.95) and `ridge` (default 0.01) as `critic` has them."""
+class Gae(FittedValues):
+    """Options: `lam` (default 0.95); `decay` and `ridge`, see `FittedValues`."""
 
     name: ClassVar[str] = "gae"
     formula: ClassVar[str] = "every agent: A_t = sum_l lam^l delta_(t + l), delta = V(next turn) - V, at its end R - V"
     source: ClassVar[str] = "Schulman et al. (arXiv 1506.02438)"
-    promise: ClassVar[Promise] = Promise.BIASED
-    null_player: ClassVar[bool] = False
-    internals: ClassVar[frozenset[Internal]] = frozenset({Internal.HIDDEN})
 
     lam: Share = 0.95
-    decay: Share = 0.95
-    ridge: Annotated[float, Above(0)] = 0.01
-
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
-        """What it is without having learned: `rloo`."""
-        return Credit(broadcast(group, leave_one_out(group)))
 
     def assign_internals(
         self, groups: Sequence[EpisodeGroup], replayed: Sequence[Replayed], internals: Internals

@@ -11,16 +11,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from selfcest_env.errors import CreditError
-from selfcest_env.record import AgentRecord, EpisodeRecord
+from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord
+from selfcest_env.structure import Above, Checked, Share
 from selfcest_env.types import TurnKey
-from selfcest_training.credit.base import Internals
+from selfcest_training.credit.base import (
+    Credit,
+    Internal,
+    Internals,
+    NoReplays,
+    Promise,
+    Replayed,
+    broadcast,
+    leave_one_out,
+)
 
 Floats = npt.NDArray[np.float64]
 
@@ -82,6 +92,23 @@ class ValueHead:
         self._sums, self._fit = {name: value.numpy().astype(np.float64) for name, value in state.items()}, None
         if self._sums:
             self._solve()
+
+
+@dataclass(frozen=True)
+class FittedValues(NoReplays, Checked):
+    """Base of the schemes with value heads. Options: `decay` (default 0.95), the weight of a step's returns against the
+    next's; `ridge` (default 0.01)."""
+
+    promise: ClassVar[Promise] = Promise.BIASED
+    null_player: ClassVar[bool] = False
+    internals: ClassVar[frozenset[Internal]] = frozenset({Internal.HIDDEN})
+
+    decay: Share = 0.95
+    ridge: Annotated[float, Above(0)] = 0.01
+
+    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        """What it is without having learned: `rloo`."""
+        return Credit(broadcast(group, leave_one_out(group)))
 
 
 def features(

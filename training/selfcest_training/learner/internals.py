@@ -53,9 +53,9 @@ def look_into(
         if agent.turns
     ]
     found = {key: TurnInternals(*(_NOTHING,) * 4) for context in contexts for key in context.spans}
+    of = {(context.sample.episode_id, context.sample.agent_id): context for context in contexts}
     computed = 0
     if Internal.HIDDEN in wanted:
-        of = {(c.sample.episode_id, c.sample.agent_id): c for c in contexts}
         for batch in learner.micro_batches([context.ends(learner.pad_id) for context in contexts]):
             states, computed, row = learner.hidden(batch).cpu().numpy(), computed + batch.num_tokens, 0
             for sample in batch.samples:
@@ -64,7 +64,6 @@ def look_into(
                 for key, (start, end) in of[sample.episode_id, sample.agent_id].spans.items():
                     found[key] = replace(found[key], before=states[places[start]], after=states[places[end]])
     if Internal.ENTROPY in wanted:
-        of = {(c.sample.episode_id, c.sample.agent_id): c for c in contexts}
         for batch in learner.micro_batches([context.sample for context in contexts]):
             logprobs, entropies = (values.cpu().numpy() for values in learner.logprobs_and_entropy(batch))
             computed += batch.num_tokens
