@@ -76,6 +76,10 @@ class Turn:
     generation: Generation
 
 
+# Per agent one number for each of its turns.
+ByTurn = Mapping[AgentId, tuple[float, ...]]
+
+
 @dataclass(frozen=True)
 class AgentRecord:
     """One agent's run. `parent_id`, `depth` and `role` follow from the id; `born_at` is the parent's turn."""
@@ -216,6 +220,7 @@ class EpisodeRecord:
         reward_terms: unweighted, by name; `None` until the episode has been scored: missing is not zero.
         weights: of the terms, at the step of training that scored it; a term that is not named has weight 1.
         parts: of terms that are sums over parts of the answer, the unweighted summands by key, see `Grade.parts`.
+        by_turn: of terms that are sums over turns, the unweighted summands; agents that are not named add 0.
         grade_note: the grader's: why its score is a floor and not what the rule gives, else empty.
     """
 
@@ -228,6 +233,7 @@ class EpisodeRecord:
     grade_note: str = ""
     weights: Mapping[str, float] = field(default_factory=dict)
     parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    by_turn: Mapping[str, ByTurn] = field(default_factory=dict)
 
     @property
     def root(self) -> AgentRecord:
@@ -251,6 +257,17 @@ class EpisodeRecord:
         for name, summands in self.parts.items():
             for key, value in summands.items():
                 returns[key] = returns.get(key, 0.0) + self.weights.get(name, 1.0) * value
+        return returns
+
+    @property
+    def returns_by_turn(self) -> dict[TurnKey, float]:
+        """What each turn adds to the team return by terms that are sums over turns; one that adds 0 may be missing."""
+        returns: dict[TurnKey, float] = {}
+        for name, agents in self.by_turn.items():
+            for agent_id, summands in agents.items():
+                for turn, value in enumerate(summands):
+                    key = TurnKey(self.episode_id, agent_id, turn)
+                    returns[key] = returns.get(key, 0.0) + self.weights.get(name, 1.0) * value
         return returns
 
     @cached_property
@@ -324,7 +341,7 @@ def build_record(
     return EpisodeRecord(episode_id, kernel.task, kernel.limits, seed, tuple(agents))
 
 
-FORMAT = 3  # 1 had no weights, and no number; 2 had no parts
+FORMAT = 4  # 1 had no weights, and no number; 2 had no parts; 3 had no summands by turn
 
 
 def to_json(record: EpisodeRecord) -> dict[str, Any]:
@@ -334,7 +351,7 @@ def to_json(record: EpisodeRecord) -> dict[str, Any]:
 
 
 def from_json(data: Mapping[str, Any]) -> EpisodeRecord:
-    """Inverse of `to_json`; records of formats 1, whose terms all weigh 1, and 2, without parts, are read.
+    """Inverse of `to_json`; records of earlier formats are read, those of format 1 with terms that all weigh 1.
 
     Raises `RecordError` that names the field, or the format if it is a later one.
     """

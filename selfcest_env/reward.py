@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Protocol, TypeVar, runtime_checkable
 
 from selfcest_env.errors import ConfigError, RewardError, did_you_mean
 from selfcest_env.graders import GRADERS, Grade, Grader
 from selfcest_env.plugin import make
-from selfcest_env.record import EpisodeRecord, cost_measures
+from selfcest_env.process import ProcessTerm
+from selfcest_env.record import ByTurn, EpisodeRecord, Turn, cost_measures
 from selfcest_env.structure import Checked, NotEmpty, Positive
-from selfcest_env.types import Outcome, Role, Task
+from selfcest_env.types import Outcome, Role, Task, TurnFacts
 
 T = TypeVar("T")
 
@@ -33,6 +34,18 @@ class PartedTerm(RewardTerm, Protocol):
     """A term that says what each part of the answer adds to it; its parts add up to its value."""
 
     def parts(self, grade: Grade) -> Mapping[str, float]: ...
+
+
+@runtime_checkable
+class TurnTerm(RewardTerm, Protocol):
+    """A term that says what each turn adds to it: a number that turns which it does not descend from cannot move."""
+
+    def by_turn(self, record: EpisodeRecord) -> ByTurn:
+        """Per agent one number for each of its turns, which add up to the value; an agent that is not named adds 0.
+
+        Empty if the term, with these options, is no such sum.
+        """
+        ...
 
 
 # Terms
@@ -85,6 +98,12 @@ class TokenCost(Checked):
         tokens: float = getattr(record.cost, self._cost)
         return 0.0 if self.only_when_correct and not grade.correct else -self.price * tokens / self.scale
 
+    def by_turn(self, record: EpisodeRecord) -> ByTurn:
+        if self.only_when_correct or self._cost not in _TOKENS_OF_TURN:
+            return {}
+        tokens, price = _TOKENS_OF_TURN[self._cost], -self.price / self.scale
+        return _by_turn(record, lambda turn: price * tokens(turn.facts))
+
     @property
     def _cost(self) -> str:
         return self.tokens if self.tokens in cost_measures() else f"{self.tokens}_tokens"
@@ -99,6 +118,12 @@ class CloneCost:
     def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
         return -self.price * record.cost.clones
 
+    def by_turn(self, record: EpisodeRecord) -> ByTurn:
+        def born(turn: Turn) -> int:
+            return sum(not record.by_id[child].absent for child in turn.facts.children)
+
+        return _by_turn(record, lambda turn: -self.price * born(turn))
+
 
 @dataclass(frozen=True)
 class MalformedCost:
@@ -108,6 +133,20 @@ class MalformedCost:
 
     def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
         return -self.price * sum(turn.facts.outcome is Outcome.MALFORMED for _, turn in record.turns())
+
+    def by_turn(self, record: EpisodeRecord) -> ByTurn:
+        return _by_turn(record, lambda turn: -self.price * (turn.facts.outcome is Outcome.MALFORMED))
+
+
+def _by_turn(record: EpisodeRecord, value: Callable[[Turn], float]) -> ByTurn:
+    return {agent.agent_id: tuple(map(value, agent.turns)) for agent in record.agents}
+
+
+_TOKENS_OF_TURN: dict[str, Callable[[TurnFacts], int]] = {
+    "total_tokens": lambda facts: facts.prompt_tokens + facts.generated_tokens,
+    "prompt_tokens": lambda facts: facts.prompt_tokens,
+    "generated_tokens": lambda facts: facts.generated_tokens,
+}
 
 
 @dataclass(frozen=True)
@@ -206,6 +245,18 @@ class Reward:
                     f"{type(error).__name__}: {error}"
                 ) from error
 
+    def prepare(self, records: Sequence[EpisodeRecord]) -> None:
+        """Let terms that judge turns judge those of all these records at once, before each is scored.
+
+        Raises `RewardError` if one raises.
+        """
+        for name, term in self.terms.items():
+            if isinstance(term, ProcessTerm):
+                try:
+                    term.prepare(records)
+                except Exception as error:
+                    raise RewardError(f"reward term '{name}': raised {type(error).__name__}: {error}") from error
+
     def score(
         self, record: EpisodeRecord, weights: Mapping[str, float] | None = None, grade: Grade | None = None
     ) -> EpisodeRecord:
@@ -219,19 +270,25 @@ class Reward:
         grade = self.grade(record) if grade is None else grade
         values: dict[str, float] = {}
         parts: dict[str, Mapping[str, float]] = {}
+        by_turn: dict[str, ByTurn] = {}
         for name, term in self.terms.items():
             who = f"reward term '{name}', episode {record.episode_id}"
             try:
                 value = term(record, grade)
                 summands = dict(term.parts(grade)) if isinstance(term, PartedTerm) else {}
+                turns = dict(term.by_turn(record)) if isinstance(term, TurnTerm) else {}
             except Exception as error:
                 raise RewardError(f"{who}: raised {type(error).__name__}: {error}") from error
             values[name] = _finite(value, who)
             if summands:
                 _check_sum(summands.values(), values[name], who)
                 parts[name] = summands
+            if turns and (stored := _checked_turns(turns, values[name], record, who)):
+                by_turn[name] = stored
         weights = self.checked_weights(weights or {})
-        return replace(record, reward_terms=values, parts=parts, grade_note=grade.note, weights=weights)
+        return replace(
+            record, reward_terms=values, parts=parts, by_turn=by_turn, grade_note=grade.note, weights=weights
+        )
 
     def checked_weights(self, weights: Mapping[str, float]) -> dict[str, float]:
         """The weights themselves. Raises `RewardError` for one that is of no term, or not finite."""
@@ -248,6 +305,17 @@ def _check_sum(summands: Iterable[Any], whole: float, who: str) -> None:
     total = math.fsum(_finite(summand, f"{who}, part") for summand in summands)
     if not math.isclose(total, whole, rel_tol=1e-9, abs_tol=1e-9):
         raise RewardError(f"{who}: its parts add up to {total:g}; expected the whole, {whole:g}")
+
+
+def _checked_turns(turns: ByTurn, whole: float, record: EpisodeRecord, who: str) -> ByTurn:
+    """What is stored of a term's turns: the agents with any but zeros."""
+    for agent_id, found in turns.items():
+        agent = record.by_id.get(agent_id)
+        if agent is None or len(found) != len(agent.turns):
+            taken = "is not in the episode" if agent is None else f"took {len(agent.turns)} turns"
+            raise RewardError(f"{who}: it has {len(found)} numbers for the turns of {agent_id}, which {taken}")
+    _check_sum([value for found in turns.values() for value in found], whole, who)
+    return {agent_id: tuple(map(float, found)) for agent_id, found in turns.items() if any(found)}
 
 
 def _finite(value: Any, who: str) -> float:

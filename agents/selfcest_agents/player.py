@@ -100,20 +100,25 @@ class LocalPlayer(Player):
         requests = [replace(request, limits=own) for request, own in zip(requests, limits, strict=True)]
         rules, *_ = [self.rules(own) for own in dict.fromkeys(limits)]  # all are checked
         records = rollout(requests, policy if wrap is None else wrap(policy, self.codec), rules)
-        return [self._scored(record, weights) for record in records]
+        return self._scored(records, [weights] * len(records))
 
     def play_replays(
         self, factual: Sequence[EpisodeRecord], replays: Sequence[Replay], temperature: float
     ) -> dict[Replay, PlayedReplay]:
         rules = self.rules(factual[0].limits if factual else self.limits)
         weights = {record.episode_id: record.weights for record in factual}
-        return {
-            replay: replace(found, record=self._scored(found.record, weights[replay.episode_id]))
-            for replay, found in play_replays(factual, replays, self.policy(temperature), rules).items()
-        }
+        found = play_replays(factual, replays, self.policy(temperature), rules)
+        records = self._scored([play.record for play in found.values()], [weights[one.episode_id] for one in found])
+        pairs = zip(found.items(), records, strict=True)
+        return {replay: replace(play, record=record) for (replay, play), record in pairs}
 
-    def _scored(self, record: EpisodeRecord, weights: Mapping[str, float] | None) -> EpisodeRecord:
-        return record if self.reward is None else self.reward.score(record, weights)
+    def _scored(
+        self, records: list[EpisodeRecord], weights: Sequence[Mapping[str, float] | None]
+    ) -> list[EpisodeRecord]:
+        if self.reward is None:
+            return records
+        self.reward.prepare(records)
+        return [self.reward.score(record, own) for record, own in zip(records, weights, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay
 from selfcest_env.types import TurnKey
-from selfcest_training.credit import Coma, Credit, Difference, Grpo, Promise, Replayed, Rloo, broadcast, draw
+from selfcest_training.credit import Coma, Credit, Difference, Grpo, Promise, Replayed, Rloo, ToGo, broadcast, draw
 
 
 def changed(record: EpisodeRecord, **terms: float) -> EpisodeRecord:
@@ -154,6 +154,33 @@ class OneReplayed(Difference):
         if clones:
             chosen = clones[draw((1 / len(clones),) * len(clones), "the one", episode)]
             yield TurnKey(episode.episode_id, chosen, 0)
+
+
+@dataclass(frozen=True)
+class OwnRewardsAlone(ToGo):
+    """Reward to go that ends with the agent: what its reply costs its ancestors is left out."""
+
+    name: ClassVar[str] = "own_rewards_alone"
+
+    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        advantage = dict(super().assign(group, replayed).advantage)
+        after = [
+            {
+                agent.agent_id: sum(
+                    value for key, value in e.returns_by_turn.items() if not key.agent_id.depth and key.turn > 0
+                )
+                for agent in e.agents[1:]
+            }
+            for e in group.episodes
+        ]
+        for k, episode in enumerate(group.episodes):
+            for key in (key for key, _ in episode.turns() if key.agent_id.depth):
+                others = [found[key.agent_id] for j, found in enumerate(after) if j != k and key.agent_id in found]
+                if others:
+                    own = advantage[key]
+                    assert isinstance(own, float)
+                    advantage[key] = own - after[k][key.agent_id] + sum(others) / len(others)
+        return Credit(advantage)
 
 
 @dataclass(frozen=True)

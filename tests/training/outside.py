@@ -17,6 +17,7 @@ from selfcest_agents.samplers import Sampler
 from selfcest_agents.tiny import TinyLanguage
 from selfcest_agents.transformers.engine import TransformersEngine
 from selfcest_env.graders import Grade
+from selfcest_env.process import ProcessTerm, Step
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.symbolic.tasks import Chain
 from selfcest_env.tasks.source import Proposal, Style
@@ -71,6 +72,17 @@ class PerTurn:
     def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
         seen["reward term"] += 1
         return -self.price * record.cost.turns
+
+
+@dataclass(frozen=True)
+class Praise(ProcessTerm):
+    """A process reward."""
+
+    weight: float
+
+    def judge(self, steps: Sequence[Step]) -> list[float]:
+        seen["process reward"] += 1
+        return [self.weight * (step.generated_tokens < 9) for step in steps]
 
 
 class Halving:

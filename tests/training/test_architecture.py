@@ -47,6 +47,7 @@ RUN: dict[str, Any] = {
         "options": {
             "grader": {"name": "outside:LastCharacter"},
             "per_turn": {"name": "outside:PerTurn", "price": 0.1},
+            "praise": {"name": "outside:Praise", "weight": 0.5},
         },
     },
     "tasks": {"echo": {"name": "outside:Echo", "options": {"largest": 7}}},
@@ -121,8 +122,9 @@ def test_it_is_named_where_the_row_says(row: list[str]) -> None:
 
 def test_the_table_has_every_row_and_no_other() -> None:
     assert [row[0] for row in ROWS] == [
-        "task source", "grader", "reward term", "reward schedule", "task sampler", "gate", "credit scheme", "loss term",
-        "engine", "language", "protocol", "strategy", "cost", "symbolic task", "MARL learner",
+        "task source", "grader", "reward term", "process reward", "reward schedule", "task sampler", "gate",
+        "credit scheme", "loss term", "engine", "language", "protocol", "strategy", "cost", "symbolic task",
+        "MARL learner",
     ]  # fmt: skip
 
 
@@ -130,4 +132,5 @@ def test_what_came_from_outside_is_in_the_records(trace: Path) -> None:
     episodes = list(read_episodes(trace / "episodes.jsonl"))
     assert {episode.weights["per_turn"] for episode in episodes} == {1.0, 0.5}
     assert {episode.task.source for episode in episodes} == {"echo"}
+    assert {len(episode.by_turn.get("praise", {})) for episode in episodes} == {0, 1}, "some were brief"
     assert len(episodes) == 2 * (3 + 2 + 3), "the gate leaves out the first of 2 + 3 + 2 + 3"

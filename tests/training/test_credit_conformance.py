@@ -31,6 +31,7 @@ from selfcest_training.credit import (
     Rloo,
     Shapley,
     Swap,
+    ToGo,
     WideSeek,
 )
 from selfcest_training.credit.synthetic import NULL, World, mirrored, mirrored_id, mirrored_replay
@@ -42,7 +43,8 @@ RIGHT: list[CreditAssigner] = [
     PerRole(clones=PlugIn("gated")), DiffLoo(), DiffLoo(samples=2, max_share=0.5), Parts(), WideSeek(),
     Swap(), Swap(samples=3, paired=True), Difference(paired=True), Coma(samples=2, paired=True),
     Coma(per_turn=True), DiffLoo(paired=True), Branches(), Branches(samples=2, max_share=0.5),
-    Gated(PlugIn("rloo")), Gated(PlugIn("parts")), Gated(PlugIn("difference", {"max_share": 0.5}), sides="both"),
+    ToGo(), Gated(PlugIn("rloo")), Gated(PlugIn("parts")),
+    Gated(PlugIn("difference", {"max_share": 0.5}), sides="both"),
 ]  # fmt: skip
 
 

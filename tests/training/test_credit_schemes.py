@@ -30,6 +30,7 @@ from selfcest_training.credit import (
     Rloo,
     Shapley,
     Swap,
+    ToGo,
     WideSeek,
     ask,
     assign,
@@ -545,6 +546,30 @@ def test_parts_and_what_is_no_part_add_up_to_leave_one_out() -> None:
     for one in (group(*every), group(*(replace(e, parts={}) for e in episodes))):
         found, plain = assign(Parts(), one, {}).advantage, assign(Rloo(), one, {}).advantage
         assert found == {name: pytest.approx(value) for name, value in plain.items()}
+
+
+def priced(name: str, reward: float, root: tuple[float, float], first: float, second: float) -> EpisodeRecord:
+    """Three agents whose turns add to the return besides."""
+    turns = {ROOT: root, FIRST: (first,), SECOND: (second,)}
+    terms = {"correct": reward, "judged": sum(root) + first + second}
+    return replace(three_agents(name, 0.0), reward_terms=terms, by_turn={"judged": turns}, weights={"judged": 0.5})
+
+
+def test_reward_to_go_by_hand() -> None:
+    one = group(priced("a", 1.0, (0.2, 0.4), 0.6, 0.8), priced("b", 0.0, (0.0, 0.2), 0.2, 0.0))
+    # returns 1 + 1 = 2 and 0 + .2 = .2; judgements weigh a half. The root's first turn moves everything: 2 - .2;
+    # its last one leaves out .1 + .3 + .4 and 0 + .1 + 0; a clone the root's call and its sibling
+    credit = assign(ToGo(), one, {})
+    assert advantages(credit, "a") == pytest.approx((1.8, 1.2 - 0.1, 1.5 - 0.2, 1.6 - 0.1))
+    assert advantages(credit, "b") == pytest.approx((-1.8, -1.1, -1.3, -1.5))
+
+
+def test_reward_to_go_of_a_turn_that_nobody_else_has_is_leave_one_out() -> None:
+    alone = replace(three_agents("b", 0.0), agents=(agent(ROOT, turn((1,), (10,))),))
+    one = group(priced("a", 1.0, (0.2, 0.4), 0.6, 0.8), alone)
+    assert advantages(assign(ToGo(), one, {}), "a") == pytest.approx((2.0,) * 4)
+    plain = pair(1.0, 0.25)
+    assert assign(ToGo(), plain, {}) == assign(Rloo(), plain, {}), "without terms by turn"
 
 
 def test_wideseek_by_hand() -> None:

@@ -26,6 +26,7 @@ from lab_schemes import (
     OneReplayed,
     OthersByValue,
     OwnCoins,
+    OwnRewardsAlone,
 )
 from typer.testing import CliRunner
 
@@ -50,6 +51,7 @@ from selfcest_training.credit import (
     Rloo,
     Shapley,
     Swap,
+    ToGo,
 )
 from selfcest_training.lab import GAMES, LabConfig, LabReport, run_lab
 from selfcest_training.lab.estimate import group_gradients, lab_request, sample_groups, scored
@@ -326,6 +328,7 @@ def test_a_wrong_counterfactual_is_caught(assigner: CreditAssigner) -> None:
         (GoodOthers(), "quartet", "clone at depth 1, turn 0"),
         (OneReplayed(), "series", "clone at depth 1, turn 0"),
         (FlippedBelow(), "deep", "clone at depth 3, turn 0"),
+        (OwnRewardsAlone(), "pair", "clone at depth 1, turn 0"),
     ],
     ids=str,
 )
@@ -333,7 +336,7 @@ def test_what_groups_of_two_and_shallow_games_do_not_show_is_caught(
     assigner: CreditAssigner, game: str, place: str
 ) -> None:
     """Mistakes that an earlier laboratory missed. It says where: in the parameters of those who err."""
-    blind = "pair" if game != "series" else "dummy"
+    blind = "dummy" if game in ("series", "pair") else "pair"
     report = run_lab([assigner], LabConfig(games=(game, blind), num_groups=40))
     caught, missed = report.cells
     assert caught.exact
@@ -355,6 +358,15 @@ def test_credit_by_parts_is_the_gradient_where_clones_move_their_own_parts_alone
     assert parts[:, clones].var(axis=0).sum() < 0.8 * rloo[:, clones].var(axis=0).sum()
     assert bias(Parts(), "pair") < 1e-12, "without parts it is rloo"
     assert bias(Parts(), "cells_misread") > 0.01, "where a reply changes how another one is read"
+
+
+def test_reward_to_go_is_the_gradient_with_less_noise_where_turns_are_judged() -> None:
+    game = solved("judged")
+    found, rloo = (sample_groups(a, game, group_size=2, num_groups=400, seed=0).gradients for a in (ToGo(), Rloo()))
+    clones = game.parameters.is_clone
+    assert found[:, clones].var(axis=0).sum() < 0.75 * rloo[:, clones].var(axis=0).sum()
+    for name in ("judged", "series", "nested", "coupled"):
+        assert bias(ToGo(), name) < 1e-12
 
 
 def test_a_wrong_counterfactual_is_caught_by_sampling_too() -> None:

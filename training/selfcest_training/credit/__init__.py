@@ -34,6 +34,7 @@ from selfcest_training.credit.registry import BUILTINS, find_scheme, make_assign
 from selfcest_training.credit.rloo import Rloo
 from selfcest_training.credit.shapley import Shapley
 from selfcest_training.credit.swap import Swap
+from selfcest_training.credit.to_go import ToGo
 from selfcest_training.credit.wideseek import WideSeek
 
 __all__ = [
@@ -63,6 +64,7 @@ __all__ = [
     "Shapley",
     "StepAssigner",
     "Swap",
+    "ToGo",
     "TurnInternals",
     "WideSeek",
     "against_others",

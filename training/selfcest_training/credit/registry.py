@@ -30,6 +30,7 @@ BUILTINS: dict[str, str] = {
     "parts": "selfcest_training.credit.parts:Parts",
     "critic": "selfcest_training.credit.critic:Critic",
     "gae": "selfcest_training.credit.gae:Gae",
+    "to_go": "selfcest_training.credit.to_go:ToGo",
     "wideseek": "selfcest_training.credit.wideseek:WideSeek",
     "per_role": "selfcest_training.credit.per_role:PerRole",
 }

@@ -2,7 +2,8 @@
 
 Every episode is the same tree: two clones in a first call (the second has a clone of its own), one in a second call.
 Its return is a number of the episode, plus what its clones happened to bring, plus noise. What a clone brings is a part
-of the return, and it is handed the document of that part. Two clones never matter. A replay draws anew what its rules
+of the return, and it is handed the document of that part; some of it is said again by a judge of its last turn. Two
+clones never matter. A replay draws anew what its rules
 say (turns from those intervened on, what descends from them, and the noise) and keeps the rest.
 """
 
@@ -53,7 +54,8 @@ def mirrored(record: EpisodeRecord) -> EpisodeRecord:
         replace(agent, agent_id=mirrored_id(agent.agent_id), turns=tuple(map(turn, agent.turns)))
         for agent in record.agents
     )
-    return replace(record, agents=tuple(sorted(agents, key=lambda agent: agent.agent_id)))
+    by_turn = {term: {mirrored_id(a): values for a, values in of.items()} for term, of in record.by_turn.items()}
+    return replace(record, agents=tuple(sorted(agents, key=lambda agent: agent.agent_id)), by_turn=by_turn)
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,17 @@ class World:
 
     def _scored(self, record: EpisodeRecord, k: int, name: str, brought: Callable[[AgentId], float]) -> EpisodeRecord:
         parts = {_DOCUMENTS[clone]: brought(clone) for clone in _VALUES}
-        terms = {"score": sum(parts.values()), "rest": 0.7 * k + 0.2 * self._uniform(name, "noise")}
-        return replace(record, reward_terms=terms, parts={"score": parts})
+        judged = {
+            agent.agent_id: (*(0.0,) * (len(agent.turns) - 1), 0.3 * brought(agent.agent_id))
+            for agent in record.agents
+            if agent.turns and agent.agent_id in _VALUES
+        }
+        terms = {
+            "score": sum(parts.values()),
+            "judged": sum(sum(values) for values in judged.values()),
+            "rest": 0.7 * k + 0.2 * self._uniform(name, "noise"),
+        }
+        return replace(record, reward_terms=terms, parts={"score": parts}, by_turn={"judged": judged})
 
     def _brought(self, name: str, clone: AgentId) -> float:
         return _VALUES[clone] * (self._uniform(name, str(clone)) < 0.5)

@@ -14,6 +14,7 @@ from selfcest_agents.codec import TerseCodec
 from selfcest_agents.tiny import TinyTokenizer
 from selfcest_env.graders import ExactMatch, Grade
 from selfcest_env.graders.cells import Cells
+from selfcest_env.process import ProcessTerm, Step
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.reward import MalformedCost, Reward, RewardTerm, Score, TokenCost
 from selfcest_env.rules import Rules
@@ -35,6 +36,16 @@ class Payoff:
 
 
 @dataclass(frozen=True)
+class Judged(ProcessTerm):
+    """A reward term: what a clone's turn is worth by what it wrote, 0 for any text not listed and for the root."""
+
+    by_text: Mapping[str, float]
+
+    def judge(self, steps: Sequence[Step]) -> list[float]:
+        return [self.by_text.get(step.text, 0.0) if step.depth else 0.0 for step in steps]
+
+
+@dataclass(frozen=True)
 class Game:
     """One game.
 
@@ -42,6 +53,7 @@ class Game:
         name, about: for tables.
         menu: what an agent may write.
         payoff: worth of the final answer.
+        judged: worth of a clone's turn by what it wrote, where turns are judged one by one besides.
         cells: where it is graded cell by cell besides: the right answer, a character for each document of `A`, `B`, ...
         limits: the kernel's.
         token_price: for every token of the tree.
@@ -58,6 +70,7 @@ class Game:
     token_price: float = 0.0
     malformed_price: float = 0.0
     group_size: int | None = None
+    judged: Mapping[str, float] = field(default_factory=dict)
     cells: str = ""
     draw: int = 0
 
@@ -77,6 +90,8 @@ class Game:
             "token_cost": TokenCost(self.token_price, scale=1.0),
             "malformed": MalformedCost(self.malformed_price),
         }
+        if self.judged:
+            terms["judged"] = Judged(self.judged)
         return Reward({**terms, "score": Score()}, Cells()) if self.cells else Reward(terms, ExactMatch())
 
 
@@ -274,6 +289,14 @@ _ALL = (
         token_price=_PRICE / 4,
         cells="12",
         draw=1,
+    ),
+    Game(
+        "judged",
+        "as trio, with clones whose turns are judged one by one",
+        _trio,
+        Payoff({"0": 0.25, "111": 1.0, "112": 0.5, "121": 0.625, "211": 0.125, "122": 0.25, "221": 0.875, "222": 0.75}),
+        token_price=_PRICE,
+        judged={"<ans>1<end>": 0.75, "<ans>2<end>": -0.25},
     ),
     Game(
         "coupled",

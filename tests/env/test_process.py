@@ -1,0 +1,179 @@
+"""Rewards of single turns: what a judge sees, how often it is asked, and what records keep of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from selfcest_env.errors import RewardError
+from selfcest_env.graders import ExactMatch, Grade
+from selfcest_env.kernel import Kernel
+from selfcest_env.process import PastTurn, ProcessTerm, Step
+from selfcest_env.record import EpisodeRecord, Generation, build_record, from_json, to_json
+from selfcest_env.reward import CloneCost, Correct, MalformedCost, Reward, RewardTerm, TokenCost, TurnTerm
+from selfcest_env.rules import Rules
+from selfcest_env.text.counters import WordCounter
+from selfcest_env.text.terse import TerseProtocol
+from selfcest_env.types import ROOT, AgentId, Limits, Outcome, Task, TurnKey, Usage
+
+TASK = Task("t", "1+1", "7", "arithmetic")
+FIRST, SECOND = ROOT.child(0), ROOT.child(1)
+
+
+def play(*root: str, clones: Mapping[str, Sequence[str]] | None = None) -> EpisodeRecord:
+    """An episode in which every turn costs as many tokens as its text has characters."""
+    kernel = Kernel(TASK, Rules(Limits(total_tokens=None, turn_tokens=1000), TerseProtocol(), WordCounter()))
+    generations: dict[tuple[AgentId, int], Generation] = {}
+    while not kernel.done:
+        agent = kernel.ready()[0]
+        state = kernel.agents[agent]
+        text = (root if agent == ROOT else (clones or {})[state.brief.text])[len(state.turns)]
+        generations[agent, len(state.turns)] = Generation(text)
+        kernel.step(agent, TerseProtocol().parse(text), Usage(len(text)), text)
+    return build_record(kernel, generations, episode_id="e3", seed=0)
+
+
+CALL = "<call>x<sep>y</call>"
+TREE = {"x": ["junk", "<ans>1<end>"], "y": ["<ans>2<end>"]}
+
+
+@dataclass(frozen=True)
+class Lengths(ProcessTerm):
+    """A tenth of the characters of a clone's turn; it writes down what it was asked."""
+
+    asked: list[tuple[Step, ...]] = field(default_factory=list, compare=False)
+
+    def judge(self, steps: Sequence[Step]) -> list[float]:
+        self.asked.append(tuple(steps))
+        return [len(step.text) / 10 if step.depth else 0.0 for step in steps]
+
+
+def reward_of(**terms: RewardTerm) -> Reward:
+    return Reward({"correct": Correct(), **terms}, ExactMatch())
+
+
+def test_a_judge_sees_a_turn_and_what_its_agent_had_seen() -> None:
+    term = Lengths()
+    reward_of(judged=term).score(play(CALL, "<ans>7<end>", clones=TREE))
+    (steps,) = term.asked
+    by_text = {step.text: step for step in steps}
+    called, answered = by_text[CALL], by_text["<ans>7<end>"]
+    assert (called.depth, called.objective, called.past) == (0, "1+1", ())
+    assert (called.outcome, called.generated_tokens) == (Outcome.DELEGATED, len(CALL))
+    assert answered.past == (PastTurn(CALL, Outcome.DELEGATED, None, ("1", "2")),)
+    recovered = by_text["<ans>1<end>"]
+    assert (recovered.depth, recovered.objective) == (1, "x")
+    assert [(past.text, past.outcome) for past in recovered.past] == [("junk", Outcome.MALFORMED)]
+    assert all(step.task == TASK for step in steps)
+
+
+def test_every_step_is_judged_once_and_all_new_ones_together() -> None:
+    term = Lengths()
+    reward = reward_of(judged=term)
+    one, other = (play(CALL, end, clones=TREE) for end in ("<ans>7<end>", "<ans>8<end>"))
+    reward.prepare([one, other, replace(one, episode_id="again")])
+    for record in (one, other):
+        reward.score(record)
+    assert [len(steps) for steps in term.asked] == [6], "four of one, and the other's own last turn and call are two"
+    reward.score(play("<ans>7<end>"))
+    assert [len(steps) for steps in term.asked] == [6, 1]
+
+
+def test_the_record_keeps_what_each_turn_adds() -> None:
+    scored = reward_of(judged=Lengths()).score(play(CALL, "<ans>7<end>", clones=TREE), {"judged": 0.5})
+    assert scored.by_turn == {"judged": {FIRST: (0.4, 1.1), SECOND: (1.1,)}}
+    assert scored.reward_terms == {"correct": 1.0, "judged": pytest.approx(2.6)}
+    assert scored.team_return == pytest.approx(2.3)
+    keys = [TurnKey("e3", FIRST, 0), TurnKey("e3", FIRST, 1), TurnKey("e3", SECOND, 0)]
+    assert scored.returns_by_turn == pytest.approx(dict(zip(keys, (0.2, 0.55, 0.55), strict=True)))
+    assert from_json(json.loads(json.dumps(to_json(scored)))) == scored
+
+
+def test_records_of_the_format_before_are_read() -> None:
+    scored = reward_of(malformed=MalformedCost()).score(play("<ans>7<end>"))
+    data = {key: value for key, value in to_json(scored).items() if key != "by_turn"} | {"format": 3}
+    assert from_json(data) == scored
+
+
+@pytest.mark.parametrize(
+    ("term", "expected"),
+    [
+        (TokenCost(1.0, 1.0, "generated"), {ROOT: (-20, -11), FIRST: (-4, -11), SECOND: (-11,)}),
+        (MalformedCost(0.5), {FIRST: (-0.5, 0)}),
+        (CloneCost(0.25), {ROOT: (-0.5, 0)}),
+        (TokenCost(1.0, 1.0, "generated", only_when_correct=True), None),
+        (TokenCost(1.0, 1.0, "critical_path"), None),
+    ],
+)
+def test_prices_by_hand(term: RewardTerm, expected: Mapping[AgentId, tuple[float, ...]] | None) -> None:
+    scored = reward_of(price=term).score(play(CALL, "<ans>7<end>", clones=TREE))
+    assert scored.by_turn == ({} if expected is None else {"price": expected})
+
+
+def test_the_price_of_all_tokens_has_prompts_in_it() -> None:
+    term = TokenCost(1.0, 1.0)
+    record = play(CALL, "<ans>7<end>", clones=TREE)
+    scored = reward_of(price=term).score(record)
+    assert isinstance(term, TurnTerm)
+    assert -scored.returns_by_turn[TurnKey("e3", SECOND, 0)] == record.by_id[SECOND].context_tokens > 11
+    assert -sum(scored.returns_by_turn.values()) == record.cost.total_tokens
+
+
+@dataclass(frozen=True)
+class Says(ProcessTerm):
+    """Says this of all steps together."""
+
+    judgements: Any
+
+    def judge(self, steps: Sequence[Step]) -> Any:
+        if isinstance(self.judgements, Exception):
+            raise self.judgements
+        return self.judgements
+
+
+@pytest.mark.parametrize(
+    ("judgements", "message"),
+    [
+        (OSError("gone"), "'judged'.*: raised OSError: gone"),
+        ((0.5,), "'judged'.*: raised ValueError: Says.judge gave 1 numbers for 4 steps|gave 1 numbers for 5 steps"),
+        ((0.5, 0.5, math.nan, 0.5, 0.5), "'judged', episode e3: returned nan; expected a finite number"),
+    ],
+)
+def test_a_bad_judge_stops_the_run_with_the_cause(judgements: Any, message: str) -> None:
+    record = play(CALL, "<ans>7<end>", clones=TREE)
+    with pytest.raises(RewardError, match=message):
+        reward_of(judged=Says(judgements)).score(record)
+    if not isinstance(judgements, tuple) or len(judgements) == 1:
+        with pytest.raises(RewardError, match="reward term 'judged': raised"):
+            reward_of(judged=Says(judgements)).prepare([record])
+
+
+@dataclass(frozen=True)
+class Claims:
+    """A term that says this of its turns."""
+
+    turns: Mapping[AgentId, tuple[float, ...]]
+
+    def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
+        return 1.0
+
+    def by_turn(self, record: EpisodeRecord) -> Mapping[AgentId, tuple[float, ...]]:
+        return self.turns
+
+
+@pytest.mark.parametrize(
+    ("turns", "message"),
+    [
+        ({ROOT: (0.5, 0.25)}, r"'claims', episode e3: its parts add up to 0\.75; expected the whole, 1"),
+        ({ROOT: (1.0,)}, "it has 1 numbers for the turns of root, which took 2 turns"),
+        ({ROOT.child(7): (1.0,)}, r"it has 1 numbers for the turns of root\.7, which is not in the episode"),
+    ],
+)
+def test_turns_that_are_not_the_term_are_an_error(turns: Mapping[AgentId, tuple[float, ...]], message: str) -> None:
+    with pytest.raises(RewardError, match=message):
+        reward_of(claims=Claims(turns)).score(play(CALL, "<ans>7<end>", clones=TREE))
