@@ -138,7 +138,8 @@ def replay_seed(replay: Replay, seed: int, agent_id: AgentId, turn: int) -> int:
 
     Turns of a resampled agent and of its subtree draw from streams of kind "resample", all others of kind "after".
     Neither is ever the factual stream, and both are new for every sample; equal samples of different questions about
-    one episode share the streams "after", as common random numbers.
+    one episode share the streams "after", as common random numbers. Replays of a replay share none with it.
     """
     resampled = any(agent_id.is_under(other) and what.kind == "resample" for other, what in replay.interventions)
-    return turn_seed(seed, agent_id, turn, "resample" if resampled else "after", replay.sample)
+    kind = ("resample" if resampled else "after") + (f" in {replay.episode_id}" if replay.is_second else "")
+    return turn_seed(seed, agent_id, turn, kind, replay.sample)

@@ -7,6 +7,7 @@ turns it keeps is decided by `counterfactual`, and it is played by `selfcest_age
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -76,7 +77,7 @@ class Replay:
     """A replay to play, hashable; prints as `e7/root.0=default,root.2=default/sample1`.
 
     Attributes:
-        episode_id: the factual episode.
+        episode_id: the factual episode; or a replay of it by its `str`, to ask what would have come of that one.
         interventions: what is done to whom, sorted by agent; at least one. What is done to one may not undo another's:
             no agent may be below, or born after the join of, a turn that is not kept.
         sample: replays that differ in it alone are independent draws of the same question.
@@ -106,6 +107,11 @@ class Replay:
         if type(self.sample) is not int or self.sample < 0:
             raise CreditError(f"replay {self}: sample is {self.sample!r}; expected a whole number >= 0")
 
+    @property
+    def is_second(self) -> bool:
+        """Whether it is a replay of a replay."""
+        return replayed_episode(self.episode_id) is not None
+
     @classmethod
     def of(cls, episode_id: str, interventions: Mapping[AgentId, Intervention], sample: int = 0) -> Replay:
         return cls(episode_id, tuple(sorted(interventions.items())), sample)
@@ -113,3 +119,9 @@ class Replay:
     def __str__(self) -> str:
         agents = ",".join(f"{agent_id}={intervention}" for agent_id, intervention in self.interventions)
         return f"{self.episode_id}/{agents}/sample{self.sample}"
+
+
+def replayed_episode(name: str) -> str | None:
+    """The id of what a record with this id is a replay of, `None` if it is an episode itself."""
+    match = re.fullmatch(r"(.+)/[^/]+=[^/]+/sample\d+", name)
+    return match[1] if match else None

@@ -42,7 +42,8 @@ RIGHT: list[CreditAssigner] = [
     Coma(), Shapley(), Shapley(orders=1), Shapley(max_share=0.5), PerRole(roots=PlugIn("rloo"), clones=PlugIn("coma")),
     PerRole(clones=PlugIn("gated")), DiffLoo(), DiffLoo(samples=2, max_share=0.5), Parts(), WideSeek(),
     Swap(), Swap(samples=3, paired=True), Difference(paired=True), Coma(samples=2, paired=True),
-    Coma(per_turn=True), DiffLoo(paired=True), Branches(), Branches(samples=2, max_share=0.5),
+    Coma(per_turn=True), DiffLoo(paired=True), Branches(), Branches(samples=2, max_share=0.5), Branches(nested=True),
+    Branches(samples=2, nested=True), Gated(PlugIn("branches", {"nested": True})),
     ToGo(), Gated(PlugIn("rloo")), Gated(PlugIn("parts")),
     Gated(PlugIn("difference", {"max_share": 0.5}), sides="both"),
 ]  # fmt: skip

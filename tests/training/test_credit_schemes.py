@@ -33,6 +33,7 @@ from selfcest_training.credit import (
     ToGo,
     WideSeek,
     ask,
+    ask_more,
     assign,
     checked_credit,
     checked_replays,
@@ -450,6 +451,52 @@ def test_branches_by_hand() -> None:
     assert credit.advantage[key("a", ROOT)] == 1.0
     named = {(name.episode_id, name.agent_id) for name in credit.advantage if "/" in name.episode_id}
     assert named == {(str(name), name.interventions[0][0]) for name in asked}
+
+
+def test_branches_of_clones_that_alternatives_bore() -> None:
+    """The first clone has one of its own in the episode; in its alternative too, with a second round of its own."""
+    grandchild = FIRST.child(0)
+
+    def bearing(name: str, value: float) -> EpisodeRecord:
+        root, first, second = three_agents(name, value).agents
+        calls = turn((6,), (13,), outcome=Outcome.DELEGATED, children=(grandchild,))
+        return replace(
+            three_agents(name, value),
+            agents=(root, replace(first, turns=(calls, *first.turns)), agent(grandchild, turn((8,), (18,))), second),
+        )
+
+    one, scheme = group(bearing("a", 1.0), three_agents("b", 0.0)), Branches(nested=True)
+    first = {name: bearing(str(name), 0.5) for name in ask(scheme, one)}
+    first[Replay.of("b", {SECOND: RESAMPLE})] = three_agents("b/root.1=resample/sample0", 0.5)
+    more = ask_more(scheme, one, first)
+    assert list(map(str, more)) == [f"{name}/root.0=resample/sample0/root.0.0=resample/sample0" for name in "ab"], (
+        "in the second clone's alternatives the first one is the episode's own"
+    )
+    second = {name: bearing(str(name), 0.75) for name in more}
+    credit = assign(scheme, one, {**first, **second})
+    born_in_a, born_in_alternative = key("a", grandchild), key("a/root.0=resample/sample0", grandchild)
+    assert credit.advantage[born_in_a] == pytest.approx(1 - 0.5)
+    assert credit.advantage[born_in_alternative] == pytest.approx(0.5 - 0.75)
+    assert credit.advantage[key(str(more[0]), grandchild)] == pytest.approx(0.75 - 0.5)
+    assert credit.weight[born_in_a] == credit.weight[born_in_alternative] == 1 / 4
+    samples = build_samples(
+        [one], [credit], denominator=Denominator.CONSTANT, constant=10.0, replayed=[{**first, **second}]
+    )
+    (deep,) = [s for s in samples if s.episode_id == str(more[0])]
+    assert (deep.agent_id, float(deep.weight[-1])) == (grandchild, pytest.approx(0.05 / 4))
+    assert ask_more(Branches(), one, first) == ask_more(Rloo(), one, first) == ()
+    assert ask_more(Gated(PlugIn("branches", {"nested": True})), one, first) == more
+    assert ask_more(PerRole(roots=PlugIn("rloo"), clones=PlugIn("branches", {"nested": True})), one, first) == more
+
+
+def test_a_second_replay_of_nothing_that_was_played_is_refused() -> None:
+    one, scheme = pair(), Branches(nested=True)
+    first = {name: three_agents(str(name), 0.5) for name in ask(scheme, one)}
+    nobody = Replay.of("a/root.7=resample/sample0", {FIRST: RESAMPLE})
+    with pytest.raises(CreditError, match=r"its group has no episode 'a/root\.7=resample/sample0'"):
+        checked_replays("mine", one, [nobody], first)
+    with pytest.raises(ConfigError, match=r"max_share is 0\.5 and nested true; expected a max_share of 1"):
+        make_assigner("branches", {"nested": True, "max_share": 0.5}, where="credit.options")
 
 
 def test_turns_of_replays_train_with_the_weight_of_their_episode() -> None:

@@ -8,7 +8,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from lab_schemes import (
     OthersByValue,
     OwnCoins,
     OwnRewardsAlone,
+    two_deep,
 )
 from typer.testing import CliRunner
 
@@ -36,9 +37,11 @@ from selfcest_agents.rollout import rollout
 from selfcest_env.errors import ConfigError, PolicyError
 from selfcest_env.plugin import PlugIn
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
+from selfcest_env.replay import replayed_episode
 from selfcest_training.credit import (
     Branches,
     Coma,
+    Credit,
     CreditAssigner,
     Difference,
     DiffLoo,
@@ -48,6 +51,7 @@ from selfcest_training.credit import (
     Parts,
     PerRole,
     Promise,
+    Replayed,
     Rloo,
     Shapley,
     Swap,
@@ -358,6 +362,51 @@ def test_credit_by_parts_is_the_gradient_where_clones_move_their_own_parts_alone
     assert parts[:, clones].var(axis=0).sum() < 0.8 * rloo[:, clones].var(axis=0).sum()
     assert bias(Parts(), "pair") < 1e-12, "without parts it is rloo"
     assert bias(Parts(), "cells_misread") > 0.01, "where a reply changes how another one is read"
+
+
+@dataclass(frozen=True)
+class NestedAtFullWeight(Branches):
+    """Clones of alternatives count as much as if there were no other draw of their parents."""
+
+    nested: bool = True
+
+    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        credit = super().assign(group, replayed)
+        weight = {key: value * (1 + (key.agent_id.depth > 1)) for key, value in credit.weight.items()}
+        return replace(credit, weight=weight)
+
+
+@dataclass(frozen=True)
+class SecondThrownAway(Branches):
+    """The second round is no more than a baseline, with the weights of one that is trained on."""
+
+    nested: bool = True
+
+    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        credit = super().assign(group, replayed)
+        second = {key for key in credit.advantage if replayed_episode(replayed_episode(key.episode_id) or "")}
+        advantage = {key: value for key, value in credit.advantage.items() if key not in second}
+        return replace(credit, advantage=advantage, weight={k: v for k, v in credit.weight.items() if k not in second})
+
+
+def test_a_second_round_of_replays_is_enumerated_and_sampled() -> None:
+    game = solve(two_deep())
+
+    def off(assigner: CreditAssigner) -> float:
+        mean = expected_gradient(assigner, game, group_size=2)
+        assert mean is not None
+        return float(np.linalg.norm(mean - game.gradient) / np.linalg.norm(game.gradient))
+
+    nested = Branches(nested=True)
+    assert off(nested) < 1e-12
+    assert off(Branches()) < 1e-12
+    assert off(NestedAtFullWeight()) > 0.01
+    assert off(SecondThrownAway()) > 0.01
+    found, plain = (sample_groups(a, game, group_size=2, num_groups=400, seed=0) for a in (nested, Branches()))
+    error = found.gradients.std(axis=0) / np.sqrt(len(found.gradients))
+    assert (np.abs(found.gradients.mean(axis=0) - game.gradient) < 5 * error + 1e-9).all()
+    assert found.sampled_tokens == plain.sampled_tokens
+    assert found.replayed_tokens > plain.replayed_tokens
 
 
 def test_reward_to_go_is_the_gradient_with_less_noise_where_turns_are_judged() -> None:

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from lab_schemes import two_deep
 from records import group, three_agents
 from test_job import counterfactual, play
 from typer.testing import CliRunner
 
-from selfcest_env.errors import CreditError, RecordError
-from selfcest_env.record import EpisodeRecord, write_episode
+from selfcest_agents.replay import PlayedReplay, play_replays
+from selfcest_agents.rollout import rollout
+from selfcest_env.errors import CreditError, RecordError, TrainingError
+from selfcest_env.record import EpisodeGroup, EpisodeRecord, write_episode
 from selfcest_env.replay import Intervention, Replay
 from selfcest_env.types import ROOT
 from selfcest_training.commands.cli import app
-from selfcest_training.credit import Coma, Grpo, Rloo, make_assigner
+from selfcest_training.credit import Branches, Coma, Grpo, Rloo, make_assigner
 from selfcest_training.credit.offline import apply, credit_lines, read_groups
+from selfcest_training.lab.estimate import lab_request, scored
+from selfcest_training.lab.exact import solve
+from selfcest_training.lab.tabular import Streams, TabularPolicy
 from selfcest_training.stages import crediting
+from selfcest_training.stages.crediting import counterfactuals, credit_step
+from selfcest_training.stages.produced import Produced
 
 
 def write(path: Path, *records: EpisodeRecord) -> Path:
@@ -109,3 +118,28 @@ def test_list_shows_every_scheme_with_formula_source_and_promise() -> None:
     assert result.exit_code == 0
     for text in ("coma (unbiased)", "shapley (biased)", Coma.formula, Grpo.source):
         assert text in result.output
+
+
+def test_both_rounds_of_replays_are_stored_and_read(tmp_path: Path) -> None:
+    """In files of episodes, and in the rollouts that a checkpoint holds."""
+    game, scheme = solve(two_deep()), make_assigner("branches", {"nested": True}, where="credit.options")
+    policy = TabularPolicy(game.table, Streams())
+    requests = [lab_request(game, 0, index, k) for index in range(8) for k in range(2)]
+    records = [game.reward.score(record) for record in rollout(requests, policy, game.rules)]
+    groups = [EpisodeGroup(game.game.task(), tuple(records[i : i + 2])) for i in range(0, len(records), 2)]
+
+    def play(records: Sequence[EpisodeRecord], replays: Sequence[Replay]) -> dict[Replay, PlayedReplay]:
+        return scored(game, play_replays(records, replays, policy, game.rules))
+
+    played = counterfactuals(scheme, groups, play)
+    credits = credit_step(scheme, groups, played).credits
+    names = [str(name) for of_group in played for name in of_group]
+    assert {name.count("/sample") for name in names} == {1, 2}
+    replays = [found.record for of_group in played for found in of_group.values()]
+    stored = read_groups(write(tmp_path / "e.jsonl", *replays, *records))
+    again = apply(scheme, stored)
+    assert [credit.advantage for credit in again] == [credit.advantage for credit in credits]
+    produced = Produced.of(groups, groups, played, planned_episodes=16, rounds=1)
+    assert Produced.from_json(json.loads(json.dumps(produced.to_json())), scheme) == produced
+    with pytest.raises(TrainingError, match="that credit scheme 'branches' does not ask for"):
+        Produced.from_json(produced.to_json(), Branches())

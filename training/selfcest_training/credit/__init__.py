@@ -11,15 +11,17 @@ from selfcest_training.credit.base import (
     NoReplays,
     Promise,
     Replayed,
+    Shapes,
     StepAssigner,
     TurnInternals,
+    TwoRoundAssigner,
     against_others,
     broadcast,
     leave_one_out,
 )
 from selfcest_training.credit.branches import Branches
 from selfcest_training.credit.chance import coin, draw
-from selfcest_training.credit.checks import ask, assign, assign_step, checked_credit, checked_replays, fit
+from selfcest_training.credit.checks import ask, ask_more, assign, assign_step, checked_credit, checked_replays, fit
 from selfcest_training.credit.coma import Coma
 from selfcest_training.credit.critic import Critic
 from selfcest_training.credit.diff_loo import DiffLoo
@@ -61,14 +63,17 @@ __all__ = [
     "Promise",
     "Replayed",
     "Rloo",
+    "Shapes",
     "Shapley",
     "StepAssigner",
     "Swap",
     "ToGo",
     "TurnInternals",
+    "TwoRoundAssigner",
     "WideSeek",
     "against_others",
     "ask",
+    "ask_more",
     "assign",
     "assign_step",
     "broadcast",

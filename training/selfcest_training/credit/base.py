@@ -14,10 +14,12 @@ import numpy.typing as npt
 from selfcest_env.errors import ConfigError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay
-from selfcest_env.types import TurnKey
+from selfcest_env.types import AgentId, TurnKey
 
 Advantage = float | tuple[float, ...]
 Replayed = Mapping[Replay, EpisodeRecord]
+# Per replay how many turns each of its agents took: all that a second round of replays may depend on.
+Shapes = Mapping[Replay, Mapping[AgentId, int]]
 Floats = npt.NDArray[np.float32]
 
 
@@ -81,6 +83,21 @@ class CreditAssigner(Protocol):
         Args:
             group: scored episodes of one task.
             replayed: for every replay that was asked, its record: complete and scored by the same reward.
+        """
+        ...
+
+
+@runtime_checkable
+class TwoRoundAssigner(CreditAssigner, Protocol):
+    """A scheme that asks once more when it knows which agents and turns its replays have; `assign` has both rounds."""
+
+    def more_replays(self, episode: EpisodeRecord, shapes: Shapes) -> Sequence[Replay]:
+        """What it needs besides for one episode. Chosen without looking at rewards.
+
+        Args:
+            episode: of a group that it was asked about.
+            shapes: of all first replays of that episode. A replay of a replay names it by its id:
+                `Replay.of(str(first), {agent_id: what})`.
         """
         ...
 

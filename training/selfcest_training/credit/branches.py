@@ -10,9 +10,10 @@ n + 1 draws of the clone are alike given all that does not descend from its firs
 each against the others' mean return, is the gradient.
 
 Source: C3, contextual counterfactual credit (arXiv 2603.06859): alternatives at a frozen context, leave-one-out among
-them, all trained; there for two agents of fixed roles. Unbiased, see `counterfactual`. Clones of clones are credited
-where they were born, in the episode, and not in replays of their parents. Degenerate cases: an episode without clones
-is `rloo`; a clone without replays (`max_share`) gets `rloo`.
+them, all trained; there for two agents of fixed roles. Unbiased, see `counterfactual`. A clone of a clone is credited
+where it was born in the episode; with `nested` also where it was born in an alternative of its parent, by a second
+round of replays, each with the weight of that draw of the parent. Degenerate cases: an episode without clones is
+`rloo`; a clone without replays (`max_share`) gets `rloo`.
 """
 
 from __future__ import annotations
@@ -21,17 +22,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord
+from selfcest_env.errors import ConfigError
+from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Intervention, Replay
 from selfcest_env.structure import Checked, Count, Share
-from selfcest_env.types import TurnKey
-from selfcest_training.credit.base import Credit, Promise, Replayed, against_others, broadcast, leave_one_out
+from selfcest_env.types import ROOT, AgentId, TurnKey
+from selfcest_training.credit.base import Credit, Promise, Replayed, Shapes, against_others, broadcast, leave_one_out
 from selfcest_training.credit.counterfactual import replayed_clones
 
 
 @dataclass(frozen=True)
 class Branches(Checked):
-    """Options: `samples`, alternatives per clone (default 1); `max_share` of the clones that have them (default 1)."""
+    """Options: `samples`, alternatives per clone (default 1); `max_share` of the clones that have them (default 1);
+    `nested`, clones that are born in alternatives are credited there too (default false; of all clones)."""
 
     name: ClassVar[str] = "branches"
     formula: ClassVar[str] = (
@@ -43,26 +46,53 @@ class Branches(Checked):
 
     samples: Count = 1
     max_share: Share = 1.0
+    nested: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.nested and self.max_share < 1:
+            raise ConfigError(f"max_share is {self.max_share} and nested true; expected a max_share of 1 with nested")
 
     def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
         return [
             replay
             for episode in group.episodes
             for clone in replayed_clones(episode, self.max_share)
-            for replay in self._of(episode, clone)
+            for replay in self._of(episode.episode_id, clone.agent_id)
+        ]
+
+    def more_replays(self, episode: EpisodeRecord, shapes: Shapes) -> Sequence[Replay]:
+        return [
+            replay
+            for clone in replayed_clones(episode, self.max_share if self.nested else 0.0)
+            for first in self._of(episode.episode_id, clone.agent_id)
+            for agent_id, turns in shapes[first].items()
+            if agent_id.parent == clone.agent_id and turns
+            for replay in self._of(str(first), agent_id)
         ]
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         advantage, weight = broadcast(group, leave_one_out(group)), dict[TurnKey, float]()
+
+        def credit(born_in: EpisodeRecord, clone: AgentId, share: float) -> list[EpisodeRecord]:
+            alternatives = [replayed[replay] for replay in self._of(born_in.episode_id, clone)]
+            draws = [born_in, *alternatives]
+            for record, value in zip(draws, against_others([draw.team_return for draw in draws]), strict=True):
+                turns = [key for key, _ in record.turns() if key.agent_id == clone]
+                advantage.update(dict.fromkeys(turns, value))
+                weight.update(dict.fromkeys(turns, share / len(draws)))
+            return alternatives
+
+        per_draw = 1 / (1 + self.samples) if self.nested else 1.0
         for episode in group.episodes:
             for clone in replayed_clones(episode, self.max_share):
-                draws = [episode, *(replayed[replay] for replay in self._of(episode, clone))]
-                for record, value in zip(draws, against_others([draw.team_return for draw in draws]), strict=True):
-                    turns = [key for key, _ in record.turns() if key.agent_id == clone.agent_id]
-                    advantage.update(dict.fromkeys(turns, value))
-                    weight.update(dict.fromkeys(turns, 1 / len(draws)))
+                alternatives = credit(episode, clone.agent_id, 1.0 if clone.parent_id == ROOT else per_draw)
+                for record in alternatives if self.nested else ():
+                    for agent in record.agents:
+                        if agent.parent_id == clone.agent_id and agent.turns:
+                            credit(record, agent.agent_id, per_draw)
         return Credit(advantage, weight=weight)
 
-    def _of(self, episode: EpisodeRecord, clone: AgentRecord) -> list[Replay]:
-        changes = {clone.agent_id: Intervention.RESAMPLE}
-        return [Replay.of(episode.episode_id, changes, sample) for sample in range(self.samples)]
+    def _of(self, name: str, clone: AgentId) -> list[Replay]:
+        """Alternatives to a clone's turns in the episode, or the replay, of this id."""
+        return [Replay.of(name, {clone: Intervention.RESAMPLE}, sample) for sample in range(self.samples)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -20,7 +21,9 @@ from selfcest_training.credit.base import (
     InternalsAssigner,
     LearningAssigner,
     Replayed,
+    Shapes,
     StepAssigner,
+    TwoRoundAssigner,
 )
 
 T = TypeVar("T")
@@ -31,6 +34,27 @@ def ask(assigner: CreditAssigner, group: EpisodeGroup) -> tuple[Replay, ...]:
     return checked_replays(
         assigner.name, group, called(f"credit scheme '{assigner.name}'", lambda: tuple(assigner.replays(group)))
     )
+
+
+def ask_more(assigner: CreditAssigner, group: EpisodeGroup, first: Replayed) -> tuple[Replay, ...]:
+    """The second round of replays of a group, checked, if the scheme has one; `first` is what came of the first.
+
+    Raises `CreditError` that names scheme, replay and rule.
+    """
+    asked: list[Replay] = []
+    for episode in group.episodes:
+        shapes = {
+            replay: {agent.agent_id: len(agent.turns) for agent in record.agents}
+            for replay, record in first.items()
+            if replay.episode_id == episode.episode_id
+        }
+        asked += called(f"credit scheme '{assigner.name}'", partial(more_replays, assigner, episode, shapes))
+    return tuple(replay for replay in checked_replays(assigner.name, group, asked, first) if replay not in first)
+
+
+def more_replays(assigner: CreditAssigner, episode: EpisodeRecord, shapes: Shapes) -> tuple[Replay, ...]:
+    """What a scheme that another one wraps asks for in a second round; nothing if it has none."""
+    return tuple(assigner.more_replays(episode, shapes)) if isinstance(assigner, TwoRoundAssigner) else ()
 
 
 def assign(assigner: CreditAssigner, group: EpisodeGroup, replayed: Mapping[Replay, EpisodeRecord]) -> Credit:
@@ -87,9 +111,12 @@ def called(who: str, call: Callable[[], T], error: type[SelfcestError] = CreditE
         raise error(f"{who}: raised {type(cause).__name__}: {cause}") from cause
 
 
-def checked_replays(scheme: str, group: EpisodeGroup, replays: Sequence[Replay]) -> tuple[Replay, ...]:
-    """The replays themselves, each once, if each is of an episode of the group and can be played (`check_replay`)."""
-    episodes = {episode.episode_id: episode for episode in group.episodes}
+def checked_replays(
+    scheme: str, group: EpisodeGroup, replays: Sequence[Replay], first: Replayed = MappingProxyType({})
+) -> tuple[Replay, ...]:
+    """The replays themselves, each once, if each can be played (`check_replay`): of an episode of the group, or of one
+    of the `first` replays of it."""
+    episodes = {episode.episode_id: episode for episode in (*group.episodes, *first.values())}
     for replay in replays:
         if not isinstance(replay, Replay):
             raise CreditError(f"credit scheme '{scheme}' asks for {replay!r}; expected a list of Replay")

@@ -20,12 +20,12 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from selfcest_env.plugin import PlugIn
-from selfcest_env.record import AgentRecord, EpisodeGroup
+from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay
 from selfcest_env.structure import Checked
 from selfcest_env.types import Outcome, Role
 from selfcest_training.credit import checks
-from selfcest_training.credit.base import Credit, CreditAssigner, Promise, Replayed
+from selfcest_training.credit.base import Credit, CreditAssigner, Promise, Replayed, Shapes
 from selfcest_training.credit.registry import make_assigner, require_pure
 
 
@@ -48,6 +48,9 @@ class Gated(Checked):
 
     def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
         return checks.ask(self._scheme, group)
+
+    def more_replays(self, episode: EpisodeRecord, shapes: Shapes) -> Sequence[Replay]:
+        return checks.more_replays(self._scheme, episode, shapes)
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         credit = checks.assign(self._scheme, group, replayed)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from selfcest_env.errors import CreditError, RecordError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, read_episodes
-from selfcest_training.credit import Credit, CreditAssigner, ask, assign
+from selfcest_env.replay import Replay, replayed_episode
+from selfcest_training.credit import Credit, CreditAssigner, ask, ask_more, assign
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ def read_groups(path: Path) -> StoredEpisodes:
     for record in read_episodes(path):
         if records.setdefault(record.episode_id, record) is not record:
             raise RecordError(f"{path} holds two records named {record.episode_id}; give the file of one job at a time")
-    replayed = {name: record for name, record in records.items() if _factual(name) is not None}
+    replayed = {name: record for name, record in records.items() if replayed_episode(name) is not None}
     for name in replayed:
-        if _factual(name) not in records:
+        if replayed_episode(name) not in records:
             raise RecordError(f"{path} holds the replay {name} without its episode; the file has been cut")
     groups: dict[tuple[str, str], list[EpisodeRecord]] = {}
     for name, record in records.items():
@@ -49,27 +49,28 @@ def read_groups(path: Path) -> StoredEpisodes:
     return StoredEpisodes(tuple(EpisodeGroup(rows[0].task, tuple(rows)) for rows in groups.values()), replayed)
 
 
-def _factual(name: str) -> str | None:
-    """The episode that a record with this id is a replay of, `None` if it is an episode itself."""
-    match = re.fullmatch(r"(.+)/[^/]+=[^/]+/sample\d+", name)
-    return match[1] if match else None
-
-
 def apply(assigner: CreditAssigner, stored: StoredEpisodes) -> list[Credit]:
     """Credit of every group. Raises `CreditError` for a replay that the file does not hold."""
     credits = []
     for group in stored.groups:
-        asked = ask(assigner, group)
-        missing = [replay for replay in asked if str(replay) not in stored.replayed]
-        if missing:
-            raise CreditError(
-                f"credit scheme '{assigner.name}' needs {len(asked)} replays for the group of episode "
-                f"{group.episodes[0].episode_id}, and {len(missing)} are not in the file (first: {missing[0]}): it "
-                "cannot be computed from the episodes alone; take a file of a run with this scheme, which stores "
-                "its replays, or a scheme without replays"
-            )
-        credits.append(assign(assigner, group, {replay: stored.replayed[str(replay)] for replay in asked}))
+        first = _found(assigner, group, ask(assigner, group), stored)
+        second = _found(assigner, group, ask_more(assigner, group, first), stored)
+        credits.append(assign(assigner, group, {**first, **second}))
     return credits
+
+
+def _found(
+    assigner: CreditAssigner, group: EpisodeGroup, asked: Sequence[Replay], stored: StoredEpisodes
+) -> dict[Replay, EpisodeRecord]:
+    missing = [replay for replay in asked if str(replay) not in stored.replayed]
+    if missing:
+        raise CreditError(
+            f"credit scheme '{assigner.name}' needs {len(asked)} replays for the group of episode "
+            f"{group.episodes[0].episode_id}, and {len(missing)} are not in the file (first: {missing[0]}): it "
+            "cannot be computed from the episodes alone; take a file of a run with this scheme, which stores "
+            "its replays, or a scheme without replays"
+        )
+    return {replay: stored.replayed[str(replay)] for replay in asked}
 
 
 def credit_lines(groups: Sequence[EpisodeGroup], credits: Sequence[Credit]) -> Iterator[str]:

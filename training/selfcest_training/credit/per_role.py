@@ -17,11 +17,11 @@ from typing import ClassVar
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import PlugIn
-from selfcest_env.record import EpisodeGroup
+from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay
 from selfcest_env.types import ROOT, Role, TurnKey
 from selfcest_training.credit import checks
-from selfcest_training.credit.base import Advantage, Credit, CreditAssigner, Promise, Replayed
+from selfcest_training.credit.base import Advantage, Credit, CreditAssigner, Promise, Replayed, Shapes
 from selfcest_training.credit.registry import make_assigner, require_pure
 
 
@@ -46,6 +46,10 @@ class PerRole:
 
     def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
         asked = (replay for part in self._parts.values() for replay in checks.ask(part, group))
+        return list(dict.fromkeys(asked))
+
+    def more_replays(self, episode: EpisodeRecord, shapes: Shapes) -> Sequence[Replay]:
+        asked = (replay for part in self._parts.values() for replay in checks.more_replays(part, episode, shapes))
         return list(dict.fromkeys(asked))
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:

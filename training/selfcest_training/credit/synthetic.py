@@ -9,15 +9,17 @@ say (turns from those intervened on, what descends from them, and the noise) and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
+from types import MappingProxyType
 
 from selfcest_env.counterfactual import is_anew
 from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord, Generation, Turn
 from selfcest_env.replay import Replay
 from selfcest_env.seeding import stream_seed
 from selfcest_env.types import ROOT, AgentId, FinishReason, Limits, Outcome, Status, Task, TurnFacts, TurnKey
+from selfcest_training.credit.base import Replayed
 
 FIRST, SECOND, THIRD = (ROOT.child(i) for i in range(3))
 NESTED = SECOND.child(0)
@@ -39,8 +41,10 @@ def mirrored_key(key: TurnKey) -> TurnKey:
     return replace(key, agent_id=mirrored_id(key.agent_id))
 
 
-def mirrored_replay(replay: Replay) -> Replay:
-    return Replay.of(replay.episode_id, {mirrored_id(a): what for a, what in replay.interventions}, replay.sample)
+def mirrored_replay(replay: Replay, names: Mapping[str, str] = MappingProxyType({})) -> Replay:
+    """The same question under the other names; `names` has those of the first replays, which it may be about."""
+    changes = {mirrored_id(agent_id): what for agent_id, what in replay.interventions}
+    return Replay.of(names.get(replay.episode_id, replay.episode_id), changes, replay.sample)
 
 
 def mirrored(record: EpisodeRecord) -> EpisodeRecord:
@@ -58,6 +62,20 @@ def mirrored(record: EpisodeRecord) -> EpisodeRecord:
     return replace(record, agents=tuple(sorted(agents, key=lambda agent: agent.agent_id)), by_turn=by_turn)
 
 
+# Of a clone the episode or replay in which its turns were played last.
+Source = Callable[[AgentId], str]
+
+
+def _named(name: str, _: AgentId) -> str:
+    return name
+
+
+def _source(replay: Replay, episode: EpisodeRecord, source: Source, clone: AgentId) -> str:
+    """In a replay of an episode whose clones have this source."""
+    anew = any(is_anew(replay, episode, clone, turn) for turn in range(len(episode.by_id[clone].turns)))
+    return str(replay) if anew else source(clone)
+
+
 @dataclass(frozen=True)
 class World:
     """Everything that is random is a function of `seed`."""
@@ -69,10 +87,13 @@ class World:
     def group(self) -> EpisodeGroup:
         return EpisodeGroup(_TASK, tuple(self._episode(f"w{self.seed}.e{k}", k) for k in range(self.size)))
 
-    def play(self, replays: Sequence[Replay]) -> dict[Replay, EpisodeRecord]:
-        """Scored records of replays of `group`."""
-        episodes = {episode.episode_id: (k, episode) for k, episode in enumerate(self.group.episodes)}
-        return {replay: self._replayed(replay, *episodes[replay.episode_id]) for replay in replays}
+    def play(self, replays: Sequence[Replay], first: Replayed = MappingProxyType({})) -> dict[Replay, EpisodeRecord]:
+        """Scored records of replays of `group`, or of the replays of it that are in `first`."""
+        origins = {e.episode_id: (k, e, partial(_named, e.episode_id)) for k, e in enumerate(self.group.episodes)}
+        for replay, record in first.items():
+            k, episode, source = origins[replay.episode_id]
+            origins[record.episode_id] = k, record, partial(_source, replay, episode, source)
+        return {replay: self._replayed(replay, *origins[replay.episode_id]) for replay in replays}
 
     def _episode(self, name: str, k: int) -> EpisodeRecord:
         agents = _agents(failed=k == 1)
@@ -80,23 +101,20 @@ class World:
         record = EpisodeRecord(name, _TASK, Limits(max_depth=2), seed, agents)
         return self._scored(record, k, name, lambda clone: self._brought(name, clone))
 
-    def _replayed(self, replay: Replay, k: int, episode: EpisodeRecord) -> EpisodeRecord:
-        changes = dict(replay.interventions)
-        absent = {agent_id for agent_id, what in changes.items() if what.absent}
-
-        def brought(clone: AgentId) -> float:
-            if any(clone.is_under(other) for other in absent):
-                return 0.0
-            turns = range(len(episode.by_id[clone].turns))
-            anew = any(is_anew(replay, episode, clone, turn) for turn in turns)
-            return self._brought(str(replay) if anew else episode.episode_id, clone)
-
+    def _replayed(self, replay: Replay, k: int, episode: EpisodeRecord, source: Source) -> EpisodeRecord:
+        absent = {agent_id for agent_id, what in replay.interventions if what.absent}
         agents = tuple(
             replace(agent, turns=(), reply=None, status=Status.ABSENT) if agent.agent_id in absent else agent
             for agent in episode.agents
             if not any(agent.agent_id != other and agent.agent_id.is_under(other) for other in absent)
         )
-        return self._scored(replace(episode, episode_id=str(replay), agents=agents), k, str(replay), brought)
+        record = replace(episode, episode_id=str(replay), agents=agents)
+        there = {agent.agent_id for agent in agents if agent.turns}
+
+        def brought(clone: AgentId) -> float:
+            return self._brought(_source(replay, episode, source, clone), clone) if clone in there else 0.0
+
+        return self._scored(record, k, str(replay), brought)
 
     def _scored(self, record: EpisodeRecord, k: int, name: str, brought: Callable[[AgentId], float]) -> EpisodeRecord:
         parts = {_DOCUMENTS[clone]: brought(clone) for clone in _VALUES}

@@ -11,7 +11,7 @@ It needs no model and takes about a second. Whether a scheme's gradient is right
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +19,7 @@ import numpy as np
 from selfcest_env.errors import CreditError
 from selfcest_env.plugin import check_kind
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, from_json, to_json
+from selfcest_env.replay import Replay
 from selfcest_env.types import TurnKey
 from selfcest_training.credit.base import (
     Credit,
@@ -29,7 +30,7 @@ from selfcest_training.credit.base import (
     Replayed,
     TurnInternals,
 )
-from selfcest_training.credit.checks import ask, assign_step, fit
+from selfcest_training.credit.checks import ask, ask_more, assign_step, fit
 from selfcest_training.credit.synthetic import NULL, World, mirrored, mirrored_key, mirrored_replay
 
 _STANDARD_ERRORS = 5.0  # a mean further from 0 than this is no accident
@@ -67,15 +68,20 @@ def _check(assigner: CreditAssigner, worlds: list[World]) -> None:
     for check in (_changes_nothing, _is_deterministic, _keeps_groups_apart, _works_offline):
         check(assigner, worlds[0], worlds[1])
     if assigner.promise is not Promise.BIASED:
-        _asks_without_looking_at_rewards(assigner, worlds[0].group)
+        _asks_without_looking_at_rewards(assigner, worlds[0])
     _treats_clones_alike(assigner, worlds)
     if assigner.null_player:
         _gives_nothing_for_nothing(assigner, worlds)
 
 
 def _credit(assigner: CreditAssigner, world: World) -> Credit:
-    group = world.group
-    return _assign(assigner, group, world.play(ask(assigner, group)))
+    return _assign(assigner, world.group, _played(assigner, world))
+
+
+def _played(assigner: CreditAssigner, world: World) -> Replayed:
+    """What comes of both rounds of replays."""
+    first = world.play(ask(assigner, world.group))
+    return {**first, **world.play(ask_more(assigner, world.group, first), first)}
 
 
 def _assign(assigner: CreditAssigner, group: EpisodeGroup, replayed: Replayed) -> Credit:
@@ -107,7 +113,10 @@ def _is_deterministic(assigner: CreditAssigner, world: World, _: World) -> None:
     asked = ask(first, group)
     rule = "the same group gives other {} the second time; draw from streams keyed by the episodes' seeds"
     _require(asked == ask(again, group), assigner, rule.format("replays"))
-    records = world.play(asked)
+    played = world.play(asked)
+    more = ask_more(first, group, played)
+    _require(more == ask_more(again, group, played), assigner, rule.format("second replays"))
+    records = {**played, **world.play(more, played)}
     credit = _assign(first, group, records)
     backwards = dict(reversed(records.items()))
     _require(credit == _assign(again, group, backwards), assigner, rule.format("advantages"))
@@ -117,8 +126,8 @@ def _keeps_groups_apart(assigner: CreditAssigner, one: World, other: World) -> N
     """A step asks for all its groups first and assigns afterwards; neither may leave a trace in the other."""
     alone = [_credit(copy.deepcopy(assigner), world) for world in (one, other)]
     shared, worlds = copy.deepcopy(assigner), (one, other)
-    asked = [ask(shared, world.group) for world in worlds]
-    together = [_assign(shared, world.group, world.play(replays)) for world, replays in zip(worlds, asked, strict=True)]
+    asked = [_played(shared, world) for world in worlds]
+    together = [_assign(shared, world.group, records) for world, records in zip(worlds, asked, strict=True)]
     rule = "advantages of a group depend on the other groups of the batch; keep no state between calls"
     _require(alone == together, assigner, rule)
 
@@ -126,7 +135,7 @@ def _keeps_groups_apart(assigner: CreditAssigner, one: World, other: World) -> N
 def _changes_nothing(assigner: CreditAssigner, world: World, _: World) -> None:
     group = world.group
     unasked = copy.deepcopy(group)
-    records = world.play(ask(assigner, group))
+    records = _played(assigner, world)
     before = unasked, copy.deepcopy(records)
     _assign(assigner, group, records)
     _require((group, records) == before, assigner, "it changed the records it was given; copy what you change")
@@ -144,7 +153,7 @@ def _remembers(
 
 def _works_offline(assigner: CreditAssigner, world: World, _: World) -> None:
     group = world.group
-    records = world.play(ask(assigner, group))
+    records = _played(assigner, world)
 
     def stored(record: EpisodeRecord) -> EpisodeRecord:
         return from_json(to_json(record))
@@ -155,12 +164,16 @@ def _works_offline(assigner: CreditAssigner, world: World, _: World) -> None:
     _require(again == _assign(assigner, group, records), assigner, rule)
 
 
-def _asks_without_looking_at_rewards(assigner: CreditAssigner, group: EpisodeGroup) -> None:
+def _asks_without_looking_at_rewards(assigner: CreditAssigner, world: World) -> None:
+    group = world.group
+
     def rewarded(score: Callable[[int], float]) -> EpisodeGroup:
         terms = ({"score": score(k)} for k in range(len(group.episodes)))
         return EpisodeGroup(group.task, tuple(map(_with_rewards, group.episodes, terms)))
 
-    asked = {ask(assigner, one) for one in (rewarded(float), rewarded(lambda k: -float(k)), rewarded(lambda _: 0.0))}
+    groups = rewarded(float), rewarded(lambda k: -float(k)), rewarded(lambda _: 0.0)
+    first = world.play(ask(assigner, group))
+    asked = {(ask(assigner, one), ask_more(assigner, one, first)) for one in groups}
     rule = f"it promises to be {assigner.promise} but chooses its replays by the rewards, which biases the baseline"
     _require(len(asked) == 1, assigner, rule)
 
@@ -178,15 +191,30 @@ def _treats_clones_alike(assigner: CreditAssigner, worlds: list[World]) -> None:
         mirror = EpisodeGroup(group.task, tuple(map(mirrored, group.episodes)))
         asked, asked_mirror = ask(assigner, group), ask(assigner, mirror)
         choice |= set(map(mirrored_replay, asked)) != set(asked_mirror)
-        records = world.play([mirrored_replay(replay) for replay in asked_mirror])
-        reflected = {replay: mirrored(records[mirrored_replay(replay)]) for replay in asked_mirror}
-        credit = _by_turn(group, _assign(assigner, group, world.play(asked)))
-        other = _by_turn(mirror, _assign(assigner, mirror, reflected))
+        credit = _by_turn(group, _credit(assigner, world))
+        other = _by_turn(mirror, _assign(assigner, mirror, _reflected(assigner, world, mirror, asked_mirror)))
         for key, numbers in credit.items():
             differences.setdefault(_without_seed(key), []).append(other[mirrored_key(key)] - numbers)
     for key, found in differences.items():
         rule = f"{key}: with two siblings under each other's ids its credit is another; ids must not matter"
         _require(_is_zero(found) if choice else bool(np.abs(found).max() < 1e-9), assigner, rule)
+
+
+def _reflected(
+    assigner: CreditAssigner, world: World, mirror: EpisodeGroup, asked: Sequence[Replay]
+) -> dict[Replay, EpisodeRecord]:
+    """What comes of both rounds of replays of the mirrored group; `asked` is the first."""
+    names: dict[str, str] = {}
+    played: dict[Replay, EpisodeRecord] = {}
+
+    def reflect(replays: Sequence[Replay]) -> dict[Replay, EpisodeRecord]:
+        ours = {replay: mirrored_replay(replay, names) for replay in replays}
+        played.update(world.play(list(ours.values()), played))
+        names.update({str(replay): str(own) for replay, own in ours.items()})
+        return {replay: replace(mirrored(played[own]), episode_id=str(replay)) for replay, own in ours.items()}
+
+    first = reflect(asked)
+    return {**first, **reflect(ask_more(assigner, mirror, first))}
 
 
 def _gives_nothing_for_nothing(assigner: CreditAssigner, worlds: list[World]) -> None:
@@ -195,7 +223,7 @@ def _gives_nothing_for_nothing(assigner: CreditAssigner, worlds: list[World]) ->
     for world in worlds:
         asked = ask(assigner, world.group)
         chosen = {(replay.episode_id, agent_id) for replay in asked for agent_id, _ in replay.interventions}
-        credit = _by_turn(world.group, _assign(assigner, world.group, world.play(asked)))
+        credit = _by_turn(world.group, _credit(assigner, world))
         for key, numbers in credit.items():
             if key.agent_id in NULL and (not asked or (key.episode_id, key.agent_id) in chosen):
                 found.setdefault(_without_seed(key), []).append(numbers)

@@ -18,11 +18,20 @@ from functools import partial
 
 import numpy as np
 
-from selfcest_agents.replay import PlayedReplay, play_replays
+from selfcest_agents.replay import play_replays
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay
 from selfcest_env.types import TurnKey
-from selfcest_training.credit import Credit, CreditAssigner, InternalsAssigner, LearningAssigner, Replayed, ask, assign
+from selfcest_training.credit import (
+    Credit,
+    CreditAssigner,
+    InternalsAssigner,
+    LearningAssigner,
+    Replayed,
+    ask,
+    ask_more,
+    assign,
+)
 from selfcest_training.credit.chance import picked
 from selfcest_training.lab.estimate import group_gradients, lab_request, scored
 from selfcest_training.lab.exact import Exhaustive, Outcome, Solved, outcomes, trajectories
@@ -54,6 +63,7 @@ class _Entangled(Exception):
 class _Plays:
     """All plays of the replays of an episode, enumerated when they are first asked for."""
 
+    assigner: CreditAssigner
     solved: Solved
     _known: dict[tuple[str, int, tuple[Replay, ...]], list[_Play]] = field(default_factory=dict)
 
@@ -65,14 +75,23 @@ class _Plays:
         return self._known[name, pick, own]
 
     def _enumerate(self, outcome: Outcome[EpisodeRecord], wanted: tuple[Replay, ...]) -> Iterator[_Play]:
-        def play(noise: Exhaustive) -> dict[Replay, PlayedReplay]:
-            return play_replays([outcome.value], wanted, TabularPolicy(self.solved.table, noise), self.solved.rules)
+        alone = EpisodeGroup(outcome.value.task, (outcome.value,))
+
+        def play(noise: Exhaustive) -> Replayed:
+            policy = TabularPolicy(self.solved.table, noise)
+
+            def played(episodes: Iterable[EpisodeRecord], asked: Sequence[Replay]) -> dict[Replay, EpisodeRecord]:
+                found = scored(self.solved, play_replays(episodes, asked, policy, self.solved.rules))
+                return {replay: play.record for replay, play in found.items()}
+
+            first = played([outcome.value], wanted)
+            more = ask_more(self.assigner, alone, first)
+            return {**first, **played([outcome.value, *first.values()], more)} if more else first
 
         for count, found in enumerate(outcomes(play, outcome.drawn), 1):
             if count > _MAX_PLAYS:
                 raise _OnlySampled
-            records = {name: play.record for name, play in scored(self.solved, found.value).items()}
-            yield _Play(found.probability, records)
+            yield _Play(found.probability, found.value)
 
 
 def expected_gradient(
@@ -142,7 +161,7 @@ class _Expectation:
     calls: int = 0
 
     def __post_init__(self) -> None:
-        self._plays, self._rng = _Plays(self.solved), np.random.default_rng(0)
+        self._plays, self._rng = _Plays(self.assigner, self.solved), np.random.default_rng(0)
 
     def value(self) -> Floats:
         groups: list[EpisodeGroup] = []

@@ -156,8 +156,8 @@ def build_samples(
     """Samples of one mini-batch of tasks: one per agent that has a turn to train, in an episode or in a replay.
 
     The weight of an episode's tokens is 1 / (episodes that the mini-batch stands for x denominator); by default those
-    that it has. Tokens of its replays weigh the same, and no denominator counts them. An agent whose turns are all
-    excluded gives no sample, and the denominator does not notice.
+    that it has. Tokens of its replays, and of replays of these, weigh the same, and no denominator counts them. An
+    agent whose turns are all excluded gives no sample, and the denominator does not notice.
 
     Raises:
         ConfigError: a record without token ids: text-only policies cannot be trained.
@@ -174,9 +174,10 @@ def build_samples(
             weights[episode.episode_id] = 1.0 / (num_episodes * tokens)
         records = [(episode, weights[episode.episode_id]) for episode in group.episodes]
         trained = {key.episode_id for key in credit.advantage} - weights.keys()
-        records += [
-            (record, weights[replay.episode_id]) for replay, record in branches.items() if record.episode_id in trained
-        ]
+        for replay, record in branches.items():  # replays of replays come after these
+            weights[record.episode_id] = weights[replay.episode_id]
+            if record.episode_id in trained:
+                records.append((record, weights[record.episode_id]))
         for record, weight in records:
             for agent in record.agents:
                 sample = agent_sample(record.episode_id, agent, credit, weight)

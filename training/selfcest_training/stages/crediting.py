@@ -10,11 +10,11 @@ import numpy as np
 from selfcest_agents.replay import PlayedReplay
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay
-from selfcest_training.credit import Credit, CreditAssigner, Internals, ask, assign_step
+from selfcest_training.credit import Credit, CreditAssigner, Internals, ask, ask_more, assign_step
 
 # Plays and scores replays of these episodes; equal ones once.
 PlayReplays = Callable[[Sequence[EpisodeRecord], Sequence[Replay]], Mapping[Replay, PlayedReplay]]
-# Of one group, in the order in which its scheme asked.
+# Of one group, in the order in which its scheme asked, the first round before the second.
 GroupReplays = Mapping[Replay, PlayedReplay]
 
 
@@ -44,14 +44,25 @@ class StepCredit:
 def counterfactuals(
     assigner: CreditAssigner, groups: Sequence[EpisodeGroup], play: PlayReplays
 ) -> tuple[GroupReplays, ...]:
-    """What the scheme asks for, per group, played in one rollout by the weights that played the episodes.
+    """What the scheme asks for, per group, played by the weights that played the episodes: in one rollout for all
+    groups, and in another if it asks once more.
 
     Raises `CreditError` that names scheme, replay and rule.
     """
     asked = [ask(assigner, group) for group in groups]
+    episodes = [episode for group in groups for episode in group.episodes]
+    first = _play(play, episodes, asked)
+    more = [ask_more(assigner, *pair) for pair in zip(groups, records_of(first), strict=True)]
+    second = _play(play, [*episodes, *(found.record for of_group in first for found in of_group.values())], more)
+    return tuple({**one, **other} for one, other in zip(first, second, strict=True))
+
+
+def _play(
+    play: PlayReplays, episodes: Sequence[EpisodeRecord], asked: Sequence[Sequence[Replay]]
+) -> list[GroupReplays]:
     every = [replay for replays in asked for replay in replays]
-    played = play([episode for group in groups for episode in group.episodes], every) if every else {}
-    return tuple({replay: played[replay] for replay in replays} for replays in asked)
+    played = play(episodes, every) if every else {}
+    return [{replay: played[replay] for replay in replays} for replays in asked]
 
 
 def credit_step(

@@ -13,7 +13,7 @@ from selfcest_agents.rollout import RolloutRequest
 from selfcest_env.errors import TrainingError
 from selfcest_env.record import EpisodeGroup, from_json, to_json
 from selfcest_env.seeding import stream_seed
-from selfcest_training.credit import CreditAssigner, ask
+from selfcest_training.credit import CreditAssigner, ask, ask_more
 from selfcest_training.stages.base import PlannedGroup
 from selfcest_training.stages.crediting import GroupReplays
 
@@ -121,12 +121,13 @@ class Produced:
         kept = tuple(data["kept"])
         replayed = []
         for i, stored in zip(kept, data["replayed"], strict=True):
+            played = [PlayedReplay(from_json(record), *price) for record, *price in stored]
             asked = ask(assigner, groups[i])
-            if [str(replay) for replay in asked] != [record["episode_id"] for record, *_ in stored]:
+            asked += ask_more(assigner, groups[i], dict(zip(asked, (found.record for found in played), strict=False)))
+            if [str(replay) for replay in asked] != [found.record.episode_id for found in played]:
                 raise TrainingError(
                     f"the checkpoint's waiting rollouts hold {len(stored)} replays that credit scheme "
                     f"'{assigner.name}' does not ask for; go on with the config that it was written with"
                 )
-            pairs = zip(asked, stored, strict=True)
-            replayed.append({replay: PlayedReplay(from_json(record), *price) for replay, (record, *price) in pairs})
+            replayed.append(dict(zip(asked, played, strict=True)))
         return cls(groups, kept, tuple(replayed), data["planned_episodes"], data["rounds"])
