@@ -20,9 +20,7 @@ from statistics import mean, median
 from typing import Any
 
 import numpy as np
-from delegation import CREDIT, EVIDENCE, FIRST, cells_in, each, of, sign_test
-from delegation import _provenance as provenance
-from delegation import _table as table
+from delegation import CREDIT, EVIDENCE, FIRST, cells_in, each, of, provenance, sign_test, table
 
 Cell = Mapping[str, Any]
 BASELINE = "rloo"

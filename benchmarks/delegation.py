@@ -258,11 +258,11 @@ def page(cells: Sequence[Cell], first: Sequence[Cell], tuning: Sequence[Cell]) -
     parts.append(_first(first))
     columns = ("experiment", "arm", "seed", "tried", "outcome", "cpu_seconds")
     lines = [[str(run[column]) for column in columns] for run in tuning]
-    parts += [PROVENANCE, _provenance(cells), TUNING, _table(["", "arm", "seed", "tried", "outcome", "CPU-s"], lines)]
+    parts += [PROVENANCE, provenance(cells), TUNING, table(["", "arm", "seed", "tried", "outcome", "CPU-s"], lines)]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
-def _table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+def table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in (heads, ["---"] * len(heads), *lines))
 
 
@@ -297,7 +297,7 @@ def _name(cell: Cell) -> str:
     return f"{cell['experiment']}/{cell['arm']}/seed{cell['seed']}"
 
 
-def _provenance(cells: Sequence[Cell]) -> str:
+def provenance(cells: Sequence[Cell]) -> str:
     lines = [
         [
             *(_name(cell), f"`{cell['config']}`", f"`{cell['commit'][:7]}`", str(cell["attempts"])),
@@ -305,7 +305,7 @@ def _provenance(cells: Sequence[Cell]) -> str:
         ]
         for cell in cells
     ]
-    return _table(["cell", "config", "commit", "warm starts", "compute, M tokens", "CPU-s of training"], lines)
+    return table(["cell", "config", "commit", "warm starts", "compute, M tokens", "CPU-s of training"], lines)
 
 
 def _accuracy(cells: Iterable[Cell], size: str) -> list[float]:
@@ -357,7 +357,7 @@ def _ledgers(arms: Mapping[str, Sequence[Cell]]) -> str:
         "lowest",
         f"at {LEARNED} or more",
     ]
-    parts = [LEDGERS, _table(heads, lines)]
+    parts = [LEDGERS, table(heads, lines)]
     if "reading" in arms and "delegating" in arms:
         high, low = (_accuracy(arms[arm], "8x20") for arm in ("delegating", "reading"))
         p = separated(high, low)
@@ -382,7 +382,7 @@ def _equal(first: Sequence[Cell], second: Sequence[Cell]) -> str:
             paid = [[cell["sizes"][size][cost] for cell in good] for good in pair]
             line.append(f"x{mean(paid[0]) / mean(paid[1]):.2f}" if all(paid) else "not comparable")
         lines.append(line)
-    return _table(["named x entries", f"seeds at {LEARNED} or more", *map(_words, COSTS)], lines)
+    return table(["named x entries", f"seeds at {LEARNED} or more", *map(_words, COSTS)], lines)
 
 
 def _beside(arms: Mapping[str, Sequence[Cell]]) -> str:
@@ -397,7 +397,7 @@ def _beside(arms: Mapping[str, Sequence[Cell]]) -> str:
                 style = "delegate" if arm == "delegating" else "read"
                 line.append(f"{own:.0f} ({mean(cell['errorless'][size][style][cost] for cell in found):.0f})")
             lines += [line] if found else []
-    return _table(["named x entries", "arm", f"seeds at {LEARNED} or more", *map(_words, COSTS)], lines)
+    return table(["named x entries", "arm", f"seeds at {LEARNED} or more", *map(_words, COSTS)], lines)
 
 
 def _reach(found: Cell) -> str:
@@ -417,12 +417,12 @@ def _reach(found: Cell) -> str:
         ours, theirs = found["asked"][size]["delegating"], found["asked"][size]["reading at once"]
         at_once.append([size, *(f"x{ours[cost] / theirs[cost]:.2f}" for cost in COSTS if cost in ours)])
     costs = [_words(cost) for cost in COSTS if cost in found["asked"][sizes[0]]["delegating"]]
-    parts = [REACHED, _table(["longest context", "in demonstrations", *sizes], contexts)]
+    parts = [REACHED, table(["longest context", "in demonstrations", *sizes], contexts)]
     for words, cells in ((SCALED, found["scaled"] | found["far"]), (BEYOND, found["beyond"])):
         strategies = list(dict.fromkeys(name for cell in cells.values() for name in cell))
         lines = [[name, *(each(cell.get(name, ())) or "-" for cell in cells.values())] for name in strategies]
-        parts += [words, _table(["", *cells], lines)]
-    return "\n\n".join([*parts, AT_ONCE, _table(["named x entries", *costs], at_once)])
+        parts += [words, table(["", *cells], lines)]
+    return "\n\n".join([*parts, AT_ONCE, table(["named x entries", *costs], at_once)])
 
 
 def _rotary(cells: Sequence[Cell]) -> str:
@@ -433,12 +433,12 @@ def _rotary(cells: Sequence[Cell]) -> str:
         where = size + ("" if first["shift"] == "in" else ", more than trained on")
         lines.append([where, each(accuracy), f"{median(accuracy):.2f}", f"{min(accuracy):.2f}"])
     heads = ["named x entries", f"seeds {' '.join(str(cell['seed']) for cell in cells)}", "median", "lowest"]
-    parts = [ROTATED, _table(heads, lines)]
+    parts = [ROTATED, table(heads, lines)]
     if TRAINED_REACH.exists():
         sizes = json.loads(TRAINED_REACH.read_text(encoding="utf-8"))["ledgers"]
         names = list(dict.fromkeys(name for cell in sizes.values() for name in cell))
         lines = [[name, *(each(cell[name]) for cell in sizes.values())] for name in names]
-        parts += [AFTERWARDS, _table(["", *sizes], lines)]
+        parts += [AFTERWARDS, table(["", *sizes], lines)]
     return "\n\n".join(parts)
 
 
@@ -450,7 +450,7 @@ def _scarce(cells: Sequence[Cell]) -> str:
         line = [size + ("" if first["shift"] == "in" else ", more than trained on"), each(before), each(after)]
         lines.append([*line, f"{mean(gains):+.3f}", f"{sum(gain > 0 for gain in gains)} of {len(gains)}"])
     heads = ["named x entries", f"before RL, seeds {' '.join(str(cell['seed']) for cell in cells)}", "after RL"]
-    return f"{SCARCELY}\n\n{_table([*heads, 'mean gain', 'higher'], lines)}"
+    return f"{SCARCELY}\n\n{table([*heads, 'mean gain', 'higher'], lines)}"
 
 
 def _words(cost: str) -> str:
@@ -492,14 +492,14 @@ def _when(cells: Sequence[Cell]) -> str:
     for style, words in (("delegate", "always"), ("solve", "never")):
         totals = [mean(cell["errorless"][size][style]["total_tokens"] for cell in cells) for size in sizes]
         lines.append([f"errorless, {words}: total tokens", *(f"{total:.0f}" for total in (*totals, mean(totals)))])
-    parts = [WHEN, _table(["policy", *(f"{size} terms" for size in sizes), "all"], lines), DECISIONS, _moved(cells)]
+    parts = [WHEN, table(["policy", *(f"{size} terms" for size in sizes), "all"], lines), DECISIONS, _moved(cells)]
     lines = []
     for name, when, read in _JUDGED:
         values = [read(cell["decisions"][when]) for cell in cells]
         known = [value for value in values if value is not None]
         lines.append([name, *(each([value], 3) for value in values), shown(over_seeds(known), 3) if known else "-"])
     heads = ["", *(f"seed {cell['seed']}" for cell in cells), "mean"]
-    return "\n\n".join([*parts, _table(heads, lines)])
+    return "\n\n".join([*parts, table(heads, lines)])
 
 
 def _share(cell: Cell, when: str) -> list[float]:
@@ -510,7 +510,7 @@ def _share(cell: Cell, when: str) -> list[float]:
 def _moved(cells: Sequence[Cell]) -> str:
     sizes = " ".join(cells[0]["decisions"]["after"]["sizes"])
     lines = [[str(cell["seed"]), each(_share(cell, "before")), each(_share(cell, "after"))] for cell in cells]
-    return _table(["seed", f"share delegated at {sizes} terms, before RL", "after"], lines)
+    return table(["seed", f"share delegated at {sizes} terms, before RL", "after"], lines)
 
 
 def _shares(found: Sequence[Mapping[str, float]]) -> str:
@@ -528,7 +528,7 @@ def _varied(cells: Sequence[Cell], sums: Sequence[Cell]) -> str:
         lines.append([_name(cell), threshold, each(_share(cell, "before")), each(_share(cell, "after"))])
         lines[-1] += [each(rewards, 3), each([judged["regret"]], 3), each([judged["f1"]])]
     heads = ["cell", "best threshold", "share delegated by size, before RL", "after", "reward after, always, never"]
-    return f"{VARIED}\n\n{_table([*heads, 'regret', 'F1'], lines)}"
+    return f"{VARIED}\n\n{table([*heads, 'regret', 'F1'], lines)}"
 
 
 def _separate(arms: Mapping[str, Sequence[Cell]], sums: Sequence[Cell]) -> str:
@@ -543,7 +543,7 @@ def _separate(arms: Mapping[str, Sequence[Cell]], sums: Sequence[Cell]) -> str:
             line = [_triple([size]) for size in sizes]
             lines.append([f"{name}, seed {cell['seed']}", *line, _triple(sizes)])
     heads = ["policy after RL", *(f"{size} terms" for size in sums[0]["sizes"]), "all"]
-    return f"{SEPARATELY}\n\n{_table(heads, lines)}"
+    return f"{SEPARATELY}\n\n{table(heads, lines)}"
 
 
 def _triple(sizes: Sequence[Cell]) -> str:
@@ -565,14 +565,14 @@ def _chat(arms: Mapping[str, Sequence[Cell]]) -> str:
                 line.append(f"{own:.0f} ({mean(cell['errorless'][size][style][cost] for cell in cells):.0f})")
             lines.append(line)
     heads = ["named x entries", "arm", "before RL, every seed", "after RL", *map(_words, COSTS)]
-    return f"{CHATTED}\n\n{_table(heads, lines)}"
+    return f"{CHATTED}\n\n{table(heads, lines)}"
 
 
 def _first(cells: Sequence[Cell]) -> str:
     """What the first configuration's reported seeds came to."""
     arms = of(cells, "quick", "long_ledgers")
     sizes = arms["delegating"][0]["sizes"]
-    accuracy = _table(
+    accuracy = table(
         ["arm", *sizes],
         [[arm, *(each(_accuracy(found, size)) for size in sizes)] for arm, found in arms.items() if arm != "deciding"],
     )
@@ -581,7 +581,7 @@ def _first(cells: Sequence[Cell]) -> str:
         for cell in arms["deciding"]
         for judged in [cell["decisions"]["after"]]
     ]
-    decisions = _table(["seed", "share delegated by size, after RL", "regret", "F1"], lines)
+    decisions = table(["seed", "share delegated by size, after RL", "regret", "F1"], lines)
     return f"{EARLIER}\n\n{accuracy}\n\n{decisions}"
 
 
@@ -634,7 +634,7 @@ def _predictions(ledgers: Mapping[str, Sequence[Cell]], sums: Sequence[Cell]) ->
         say(f"reward above *{way}*", "sign test, p < 0.05", says, above > len(gaps) / 2 and sign_test(gaps) < 0.05)
     regrets = [cell["decisions"]["after"]["regret"] for cell in sums]
     say("regret at most 0.025", "every seed", f"at most {max(regrets):.3f}", max(regrets) <= 0.025)
-    return _table(["predicted", "held if", "found", ""], lines)
+    return table(["predicted", "held if", "found", ""], lines)
 
 
 def _total_over(cells: Sequence[Cell], readers: Sequence[Cell], size: str) -> float:

@@ -21,7 +21,7 @@ from selfcest_training.credit import Credit, Rloo, assign_step, make_assigner
 from selfcest_training.learner.batch import build_samples, mini_batches
 from selfcest_training.learner.options import Denominator
 from selfcest_training.run.checkpoint import _plain, _restored, checkpoints, read_memory
-from selfcest_training.run.job import Job, JobId
+from selfcest_training.run.job import Job, JobId, make_stages
 from selfcest_training.stages import checks
 from selfcest_training.stages.base import Admission, PlannedGroup
 from selfcest_training.stages.gates import AdmitAll, AdmitVaried
@@ -318,3 +318,12 @@ def test_a_term_cannot_hide_a_metric(tmp_path: Path) -> None:
     terms = {"return": {"weight": 0.01, "name": "entropy"}}
     (row,) = rows(play(config(tmp_path, **{f"{RL}__steps": 1, f"{RL}__loss": {"terms": terms}})))
     assert row["return"] <= 1 < row["loss/return"] + 1
+
+
+def test_the_constant_of_a_scheme_that_weighs_tokens_is_the_loss_s(tmp_path: Path) -> None:
+    rl = config(tmp_path).arms["delegating"].rl
+    wrong = replace(rl, constant_tokens=140.0, credit=PlugIn("wideseek"))
+    with pytest.raises(ConfigError, match=r"rl\.credit\.options\.constant_tokens is 100 and rl\.constant_tokens 140;"):
+        make_stages(wrong)
+    right = PlugIn("wideseek", {"constant_tokens": 140.0})
+    assert make_stages(replace(wrong, credit=right)).credit == make_assigner("wideseek", right.options, where="")

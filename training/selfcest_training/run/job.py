@@ -243,11 +243,18 @@ class Job:
 
 def make_stages(config: RLConfig, place: str = "rl") -> Stages:
     """Raises `ConfigError` or `PlugInError` that names the place in the config."""
+    credit = make_assigner(config.credit.name, config.credit.options, where=f"{place}.credit.options")
+    constant = getattr(credit, "constant_tokens", config.constant_tokens)
+    if constant != config.constant_tokens:  # the scheme's weights undo the loss's division
+        raise ConfigError(
+            f"{place}.credit.options.constant_tokens is {constant:g} and {place}.constant_tokens "
+            f"{config.constant_tokens:g}; expected the same number"
+        )
     return Stages(
         make_task_sampler(config.task_sampler, f"{place}.task_sampler"),
         make_gate(config.gate, f"{place}.gate"),
         make_reward_schedule(config.reward_schedule, f"{place}.reward_schedule"),
-        make_assigner(config.credit.name, config.credit.options, where=f"{place}.credit.options"),
+        credit,
     )
 
 
