@@ -85,7 +85,7 @@ def page(cells: Sequence[Cell], first: Sequence[Cell], tuning: Sequence[Cell]) -
             ", ".join(f"{count} {'run' if count == 1 else 'runs'} of `{arm}`" for arm, count in runs.most_common()),
         )
     ]
-    for experiment, words in ((CREDIT[0], MAIN), (CREDIT[1], ONE), (CREDIT[2], ALL)):
+    for experiment, words in zip(CREDIT, (MAIN, ONE, ALL, WIDTH), strict=True):
         arms = _sorted(of(cells, experiment))
         if arms:
             parts += [words, _returns(arms), SPEED, _speed(arms), GREEDY, _greedy(arms)]
@@ -152,13 +152,17 @@ def _speed(arms: Mapping[str, Sequence[Cell]]) -> str:
 
 
 def draw(cells: Sequence[Cell], path: Path) -> None:
-    """Running mean of the return against sampled tokens: every seed thin, their mean thick."""
+    """Running mean of the return against sampled tokens, every seed thin, their mean thick; and the share of right
+    cells against the number of clones."""
     from matplotlib.figure import Figure
 
-    experiments = [name for name in CREDIT if of(cells, name)]
+    learned = [name for name in CREDIT[:3] if of(cells, name)]
+    wide = of(cells, CREDIT[3])
     arms = sorted({cell["arm"] for cell in cells})
-    figure = Figure(figsize=(5 * len(experiments), 3.6), layout="constrained")
-    for axes, name in zip(np.atleast_1d(figure.subplots(1, len(experiments))), experiments, strict=True):
+    panels = len(learned) + bool(wide)
+    figure = Figure(figsize=(4.4 * panels, 3.6), layout="constrained")
+    panes = np.atleast_1d(figure.subplots(1, panels))
+    for axes, name in zip(panes, learned, strict=False):
         for arm, found in _sorted(of(cells, name)).items():
             color = f"C{arms.index(arm)}"
             curves = [smoothed(cell) for cell in found]
@@ -167,12 +171,30 @@ def draw(cells: Sequence[Cell], path: Path) -> None:
             shared = np.linspace(max(c[0][0] for c in curves), min(c[0][-1] for c in curves), 50)
             average = np.mean([np.interp(shared, *one) for one in curves], axis=0)
             axes.plot(shared / 1000, average, color=color, label=arm)
-        axes.set(xlabel="sampled tokens, thousands", ylabel="share of right cells", title=TITLES[name])
+        axes.set(xlabel="sampled tokens, thousands", ylabel="mean return", title=TITLES[name])
         axes.legend(fontsize=7)
+    if wide:
+        before = {arm: found for arm, found in wide.items() if arm == BASELINE}  # all arms have one warm start
+        for when, style, shown in (("before_rl", "--", before), ("sizes", "-", wide)):
+            for arm, found in shown.items():
+                sizes = list(found[0][when])
+                shares = [[cell[when][size]["reward"] for cell in found] for size in sizes]
+                color = "grey" if when == "before_rl" else f"C{arms.index(arm)}"
+                label = "before RL" if when == "before_rl" else arm
+                panes[-1].errorbar(
+                    list(map(int, sizes)),
+                    [median(of_size) for of_size in shares],
+                    [[median(s) - min(s) for s in shares], [max(s) - median(s) for s in shares]],
+                    color=color, linestyle=style, marker="o", capsize=2, label=label,
+                )  # fmt: skip
+        panes[-1].set(xscale="log", xlabel="clones", ylabel="share of right cells", title=TITLES[CREDIT[3]])
+        panes[-1].set_xticks(list(map(int, sizes)), sizes)
+        panes[-1].legend(fontsize=7)
     figure.savefig(path, dpi=130)
 
 
-TITLES = {CREDIT[0]: "26 conventions", CREDIT[1]: "one convention", CREDIT[2]: "all cells or nothing"}
+SHORT = ("26 conventions", "one convention", "all or nothing", "by the number of clones")
+TITLES = dict(zip(CREDIT, SHORT, strict=True))
 
 HEAD = """# Where credit pays
 
@@ -226,6 +248,11 @@ level. It is learned within the first fifth of the tokens by either scheme."""
 ALL = """## All cells or nothing
 
 Four cells, and a return of 1 if all are right (`cells_all.yaml`)."""
+
+WIDTH = """## By the number of clones
+
+After a warm start whose last phase shows every number of cells (`cells_width.yaml`); RL asks for sixteen, and policies
+are asked for fewer as well."""
 
 SPEED = f"""Against `{BASELINE}` with the same seed, from the same warm start: how many times fewer sampled tokens than
 `{BASELINE}` it took to come to where the running mean of `{BASELINE}` over a fifth of the tokens ended (-: it did not,

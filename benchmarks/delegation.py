@@ -37,7 +37,7 @@ FIRST = EVIDENCE / "first"  # by the configuration before the one that is there 
 VARIANTS = ("window_76", "window_88", "exact", "no_window", "kv", "dear")
 CHAT_STYLES = {"delegating": "delegate", "full_text": "solve", "reading": "read"}
 SEPARATE, SCARCE, ROTARY, CHAT = "separate", "scarce", "base_100000", "smollm2_long"
-CREDIT = ("cells", "cells_one", "cells_all")  # on a page of their own, by benchmarks/cells.py
+CREDIT = ("cells", "cells_one", "cells_all", "cells_width")  # on a page of their own, by benchmarks/cells.py
 EXPERIMENTS = {
     "quick": CONFIGS / "quick.yaml",
     "long_ledgers": CONFIGS / "long_ledgers.yaml",

@@ -193,6 +193,7 @@ class Study:
                     clock = time.perf_counter()
                     played = strategy.play([item.instance for item in new], seat, player) if new else []
                     seconds = (time.perf_counter() - clock) / max(1, len(new))
+                    self.reward.prepare([episode for episodes in played for episode in episodes])
                     store.add(
                         self._result(item, block, episodes, seconds) for item, episodes in zip(new, played, strict=True)
                     )
