@@ -448,7 +448,7 @@ class Wide(Checked):
     for it; one whose failure makes it leave a row out raises them and is not thanked.
     """
 
-    max_characters: ClassVar[int] = 500_000
+    max_characters: ClassVar[int] = 300_000
     score: Literal["item_f1", "row_f1", "success"] = "item_f1"
     judged: Judged = "refuse"
 

@@ -1,4 +1,4 @@
-"""WideSearch: 200 questions in English and Chinese for a table that the web would have to be searched for (MIT)."""
+"""WideSearch: questions in English and Chinese for a table that the web would have to be searched for."""
 
 from __future__ import annotations
 
