@@ -321,7 +321,7 @@ def _column(name: str, step: Any, is_key: bool) -> Column:
     criterion = step.get("criterion")
     if "number_near" not in metrics:
         criterion = 0.0
-    if isinstance(criterion, bool) or not isinstance(criterion, int | float) or not 0 <= criterion < math.inf:
+    if isinstance(criterion, bool) or not isinstance(criterion, int | float) or not 0 <= criterion < 1e300:
         raise RewardError(
             f"eval_pipeline.{name}.criterion is {criterion!r:.80}; expected a number >= 0 for number_near"
         )
@@ -453,6 +453,11 @@ class Wide(Checked):
     judged: Judged = "refuse"
 
     def grade(self, task: Task, answer: str | None) -> Grade:
+        if len(task.answer) > self.max_characters:
+            raise RewardError(
+                f"task {task.task_id} has an answer of {len(task.answer)} characters; expected at most "
+                f"{self.max_characters}, which is what is read"
+            )
         too_long = answer is not None and len(answer) > self.max_characters
         scores = wide_scores(task, None if too_long else answer, self.judged)
         if too_long:

@@ -14,6 +14,7 @@ import pytest
 from selfcest_env.errors import ConfigError, RewardError
 from selfcest_env.graders import NO_ANSWER, Part
 from selfcest_env.graders.wide import (
+    Hits,
     Table,
     TableRules,
     Wide,
@@ -83,6 +84,13 @@ def test_scores_worked_out_by_hand() -> None:
     assert (scores.items.precision, scores.items.recall) == (5 / 6, 5 / 9)
     assert scores.items.f1 == pytest.approx(10 / 15)
     assert scores.rows.f1 == pytest.approx(2 / 5)
+
+
+def test_nothing_has_no_precision() -> None:
+    empty = wide_scores(TASK, "| name | people | river |\n| --- | --- | --- |")
+    assert (empty.readable, empty.items) == (True, Hits(0, 0, 9))
+    assert (empty.items.precision, empty.items.recall, empty.items.f1) == (0.0, 0.0, 0.0)
+    assert Hits(0, 3, 0).recall == 0.0
 
 
 @pytest.mark.parametrize(("options", "score"), [({}, 5 / 9), ({"score": "row_f1"}, 1 / 3), ({"score": "success"}, 0.0)])
@@ -376,6 +384,7 @@ def test_rules_that_cannot_be_followed_are_named(evaluation: dict[str, Any], sai
         (replace(TASK, answer="| name |\n| x |"), "expected a Markdown table of the columns name, people, river"),
         (replace(TASK, answer=GOLD.split("\n| Ulm")[0]), "expected a Markdown table of"),
         (replace(TASK, answer=GOLD + "\n| ulm | 1 | x |"), "4 rows, but 3 different values of name; expected keys"),
+        (replace(TASK, answer=GOLD + " " * 300_000), "an answer of 3001.. characters; expected at most 300000"),
         (table_task(row_documents='["Ulm"]'), r"row_documents is \['Ulm'\]; expected a key for each of 3 rows"),
     ],
 )
@@ -456,5 +465,7 @@ def test_the_cost_of_hostile_tables_is_linear(kind: str) -> None:
 
 
 def test_an_answer_that_is_too_long_is_not_read() -> None:
-    grade = Wide().grade(TASK, GOLD + " " * Wide.max_characters)
+    longest = GOLD + " " * (Wide.max_characters - len(GOLD))
+    assert Wide().grade(TASK, longest).correct
+    grade = Wide().grade(TASK, longest + " ")
     assert (grade.score, grade.correct, grade.note) == (0.0, False, "answer too long")
