@@ -12,6 +12,7 @@ for right, or executes one.
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,7 @@ from selfcest_env.types import Task
 
 LIMIT_S, RESTART_S = 1.0, 4.0
 MEGABYTE = 1_000_000
+TABLE = 290_000  # characters: as long a table as is read
 TASK = Task(
     "hostile",
     "Use 3, 7 and 9. What percent is it?",
@@ -33,6 +35,23 @@ TASK = Task(
     "countdown",
     aliases=("81",),
     metadata={"cells": "AB", "numbers": "3 7 9 9 9 9", "target": 24},
+)
+TABLE_TASK = Task(
+    "hostile",
+    "Which rivers?",
+    "| k | v |\n| --- | --- |\n| Ulm | 100 |",
+    "wide_tables",
+    metadata={
+        "evaluation": json.dumps(
+            {
+                "required": ["k", "v"],
+                "unique_columns": ["k"],
+                "eval_pipeline": {
+                    "v": {"preprocess": ["norm_str", "extract_number"], "metric": ["number_near"], "criterion": 0.1}
+                },
+            }
+        )
+    },
 )
 SYMBOLIC_TASK = Task("hostile", "Simplify.", r"2\sqrt{2}", "math")
 
@@ -71,6 +90,10 @@ def hostile_answers(sentinel: Path) -> Iterator[tuple[str, str]]:
         yield "megabyte", piece * (MEGABYTE // len(piece))
     for piece in (r"\boxed{3}", r"\text{ cm}", r"\frac", " or ", "12,345,", "1 2 ", "yes ", "1/2+", r"\boxed{", "the "):
         yield "megabyte", piece * (MEGABYTE // len(piece)) + "x"
+    for table in ("|", "|\n", "k|v\n", "x|1\n", "|---", "\\|", "```markdown\n", "k|", "Ulm|9\n"):
+        yield "table", "k|v\n" + table * (TABLE // len(table) - 4)
+    for cell in ("1", "-", "1.", ",", " ", "*", "%", "N/A "):
+        yield "table", "k|v\nUlm|" + cell * (TABLE // len(cell) - 10)
     for text in (
         "٣٤٥",
         "Ⅻ",
@@ -110,13 +133,18 @@ class Worst:
     answer: str
 
 
+def task_for(name: str) -> Task:
+    """A task that a grader can judge."""
+    return TABLE_TASK if name == "wide" else TASK
+
+
 def graders(timeout_s: float) -> Iterator[tuple[str, Grader, Task, float]]:
     """(name, grader, task, limit in seconds) of every built-in grader."""
     for name in GRADERS:
         options = {"timeout_s": timeout_s} if name == "math" else {}
         grader = make(name, options, GRADERS, Grader, what="grader", where=name)
         limit = LIMIT_S + (timeout_s + RESTART_S if name == "math" else 0.0)
-        yield name, grader, TASK, limit
+        yield name, grader, task_for(name), limit
         if name == "math":
             yield "math, symbolic", grader, SYMBOLIC_TASK, limit
 

@@ -38,6 +38,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "selfcest_env/grants.py": ("tests/env/test_budget_bugs.py", *_KERNEL),
     "selfcest_env/kernel.py": _KERNEL,
     "selfcest_env/counterfactual.py": ("tests/env/test_replay.py", "tests/agents/test_replay.py"),
+    "selfcest_env/graders/wide.py": ("tests/env/test_graders_wide.py",),
     "selfcest_env/symbolic/transition.py": ("tests/env/test_symbolic_batch.py", "tests/env/test_symbolic_twin.py"),
     "training/selfcest_training/learner/batch.py": (
         "tests/training/test_batch_and_losses.py",

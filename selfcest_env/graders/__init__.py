@@ -14,6 +14,7 @@ GRADERS: dict[str, str | type] = {
     "math": "selfcest_env.graders.math:MathMatch",
     "countdown": "selfcest_env.graders.countdown:CountdownMatch",
     "question_answer": "selfcest_env.graders.qa:QuestionAnswer",
+    "wide": "selfcest_env.graders.wide:Wide",
     "by_source": "selfcest_env.graders.by_source:BySource",
     "paper_arithmetic": "selfcest_env.graders.paper:PaperArithmetic",
     "paper_multihop": "selfcest_env.graders.paper:PaperMultihop",

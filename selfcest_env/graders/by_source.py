@@ -27,6 +27,9 @@ FITTING: Mapping[str, str] = {
     "musique": "question_answer",
     "questions": "question_answer",
     "two_wiki": "question_answer",
+    "two_wiki_tables": "wide",
+    "wide_tables": "wide",
+    "widesearch": "wide",
 }
 
 

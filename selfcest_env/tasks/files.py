@@ -129,7 +129,7 @@ def data_files(path: str, suffixes: tuple[str, ...] = SUFFIXES) -> list[Path]:
 
     `~` and environment variables are expanded.
     """
-    place = Path(os.path.expanduser(os.path.expandvars(path)))
+    place = expanded(path)
     if place.is_file():
         return [place]
     if not place.is_dir():
@@ -139,6 +139,11 @@ def data_files(path: str, suffixes: tuple[str, ...] = SUFFIXES) -> list[Path]:
     if not found:
         raise DataError(f"{place}: no file in this folder ends in {', '.join(suffixes)}")
     return sorted(found, key=lambda file: _natural(file.relative_to(place).as_posix()))
+
+
+def expanded(path: str) -> Path:
+    """The path, with `~` and environment variables expanded."""
+    return Path(os.path.expanduser(os.path.expandvars(path)))
 
 
 def read_text(file: Path) -> str:

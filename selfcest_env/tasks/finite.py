@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import unicodedata
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import PurePath
-from typing import Annotated, ClassVar, Protocol, runtime_checkable
+from typing import Annotated, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from selfcest_env.tasks.source import Identifies, make_task
 from selfcest_env.tasks.splits import TEST, TRAIN
 from selfcest_env.types import Scalar, Task
 
+T = TypeVar("T")
 ALL = "all"
 MAX_SEED = 2**63 - 1
 
@@ -138,14 +139,12 @@ class FileSource(Checked):
 
     @cached_property
     def _loaded(self) -> tuple[tuple[Task, ...], Mapping[str, tuple[str, ...]]]:
-        ids: dict[str, str] = {}
         skipped: dict[str, tuple[str, ...]] = {}
 
         def read() -> Iterator[Task]:
-            for record in self.records():
-                found = self._read(record, ids)
+            for found in self._found():
                 if isinstance(found, Skipped):
-                    skipped[found.why] = (*skipped.get(found.why, ()), found.where or record.place)
+                    skipped[found.why] = (*skipped.get(found.why, ()), found.where)
                 elif found is not None and self.part in (ALL, self._part(found)):
                     yield found
 
@@ -160,15 +159,26 @@ class FileSource(Checked):
             )
         return tasks, skipped
 
-    def _read(self, record: Record, ids: dict[str, str]) -> Task | Skipped | None:
-        """The record's task, if its id is new among `ids`, which maps ids to places."""
-        try:
+    def _found(self) -> Iterator[Task | Skipped | None]:
+        """What becomes of the records: of each its task, if its id is new."""
+        ids: dict[str, str] = {}
+
+        def read(record: Record) -> Task | Skipped | None:
             found = self.read(record)
             if isinstance(found, Task) and "id" in found.metadata:
                 name = str(found.metadata["id"])
                 if name in ids:
                     raise record.fault("id", f"is {shortened(name)}, as in {ids[name]}; expected one of its own")
                 ids[name] = record.place
+            return found
+
+        for record in self.records():
+            yield self._guarded(record, read)
+
+    def _guarded(self, record: Record, read: Callable[[Record], T]) -> T | Skipped:
+        """What `read` makes of a record; what is wrong with it names its place, and is skipped where that is asked."""
+        try:
+            found = read(record)
         except DataError as error:
             if not self.skip_faulty:
                 raise
@@ -177,7 +187,7 @@ class FileSource(Checked):
             raise
         except (ValueError, RecursionError) as error:
             raise DataError(f"{record.place}: cannot be read: {type(error).__name__}: {error}") from error
-        return found
+        return replace(found, where=found.where or record.place) if isinstance(found, Skipped) else found
 
     def _part(self, task: Task) -> str:
         return identity_part(self.identity(task), self.test_fraction, self.split_seed)

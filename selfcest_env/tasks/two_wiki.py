@@ -51,12 +51,9 @@ class TwoWiki(QuestionSource):
     aliases: str = ""
 
     def read(self, record: Record) -> Task | None:
-        paragraphs = read_context(record)
-        keys = unique_keys(title for title, _ in paragraphs)
-        documents = {key: " ".join(lines).strip() for key, (_, lines) in zip(keys, paragraphs, strict=True)}
-        support = support_keys(record, paragraphs, keys)
+        documents, support = read_documents(record)
         kind, question, answer = record.text("type"), record.text("question"), record.text("answer")
-        facts = _read_evidences(record)
+        facts = read_evidences(record)
         answer_id = record.text("answer_id") if record.has("answer_id") else ""
         return self.question(
             record,
@@ -79,7 +76,15 @@ class TwoWiki(QuestionSource):
         }
 
 
-def _read_evidences(record: Record) -> tuple[Fact, ...]:
+def read_documents(record: Record) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Paragraphs by unique key, and the keys of those that support the answer."""
+    paragraphs = read_context(record)
+    keys = unique_keys(title for title, _ in paragraphs)
+    documents = {key: " ".join(lines).strip() for key, (_, lines) in zip(keys, paragraphs, strict=True)}
+    return documents, support_keys(record, paragraphs, keys)
+
+
+def read_evidences(record: Record) -> tuple[Fact, ...]:
     triples = record.items("evidences")
     if not all(isinstance(t, list) and len(t) == 3 and all(isinstance(part, str) for part in t) for t in triples):
         raise record.bad("evidences", "a list of [subject, relation, object]")
@@ -137,12 +142,17 @@ def _supporting(
     index: int, fact: Fact, num_facts: int, support: Sequence[str], documents: Mapping[str, str]
 ) -> str | None:
     """The supporting paragraph in which a fact's objects stand: that of its subject, else the one in its place."""
-    by_title = [key for key in support if words(_IN_BRACKETS.sub("", key)) == words(_IN_BRACKETS.sub("", fact.subject))]
+    by_title = [key for key in support if is_about(key, fact.subject)]
     by_place = [support[index]] if num_facts == len(support) else []
     for key in (*by_title, *by_place, *support):
         if all(stands_in(found, documents[key]) for found in fact.objects):
             return key
     return None
+
+
+def is_about(title: str, subject: str) -> bool:
+    """Whether a paragraph's title is a subject's name, whatever stands in brackets after either."""
+    return words(_IN_BRACKETS.sub("", title)) == words(_IN_BRACKETS.sub("", subject))
 
 
 def _comparison(
