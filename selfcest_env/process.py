@@ -18,22 +18,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 
 from selfcest_env.graders import Grade
-from selfcest_env.record import AgentRecord, EpisodeRecord
-from selfcest_env.types import AgentId, Fault, Outcome, Role, Task
+from selfcest_env.record import AgentRecord, ByTurn, EpisodeRecord, Turn
+from selfcest_env.structure import plain
+from selfcest_env.types import AgentId, Fault, Outcome, Role, Status, Task, TurnKey
 
-_REMEMBERED = 200_000  # judgements: some tens of megabytes
+REMEMBERED = 200_000  # judgements of earlier calls: some tens of megabytes
 
 
 @dataclass(frozen=True, slots=True)
 class PastTurn:
-    """An earlier turn of the agent: what it wrote, what came of it, and of a call the replies, `None` for a failure."""
+    """An earlier turn of the agent: what it wrote, what came of it, and of a call a reply for each objective, `None`
+    where there was none."""
 
     text: str
     outcome: Outcome
@@ -46,14 +49,15 @@ class Step:
     """One turn, as far as it may be judged.
 
     Attributes:
-        task: of the episode, ground truth included; equal ids mean equal problems.
+        task: of the episode, ground truth included.
         depth: of the agent in the tree; 0 is the root.
         objective: what the agent was asked; of the root the prompt.
-        shared_context: keys of the documents that it was handed.
+        shared_context: keys of the documents that it was handed. What it has read since stands in its calls alone.
         past: its earlier turns.
         text: what it wrote.
         outcome, fault: what that came to.
         generated_tokens: what that cost.
+        status: how the agent ended, if this is its last turn: a reward of an agent as a whole is one of that turn.
     """
 
     task: Task
@@ -65,37 +69,15 @@ class Step:
     outcome: Outcome
     fault: Fault | None
     generated_tokens: int
+    status: Status | None
 
     @property
     def role(self) -> Role:
         return Role.CLONE if self.depth else Role.ROOT
 
 
-def steps_of(record: EpisodeRecord, agent: AgentRecord) -> Iterator[Step]:
-    """Every turn of an agent, in order."""
-    past: tuple[PastTurn, ...] = ()
-    for turn in agent.turns:
-        facts, text = turn.facts, turn.generation.text
-        yield Step(
-            record.task,
-            agent.depth,
-            agent.objective,
-            agent.shared_context,
-            past,
-            text,
-            facts.outcome,
-            facts.fault,
-            facts.generated_tokens,
-        )
-        replies = tuple(record.by_id[child].reply for child in facts.children)
-        past = (*past, PastTurn(text, facts.outcome, facts.fault, replies))
-
-
 class ProcessTerm(ABC):
-    """Base of a reward term that judges turns; its value is their sum. A subclass is a class with options and `judge`.
-
-    A judgement of an agent as a whole is one of its last turn, whose outcome says that it is the last.
-    """
+    """Base of a reward term that judges turns; its value is their sum. A subclass has `judge`, and options."""
 
     @abstractmethod
     def judge(self, steps: Sequence[Step]) -> Sequence[float]:
@@ -104,42 +86,84 @@ class ProcessTerm(ABC):
     def prepare(self, records: Sequence[EpisodeRecord]) -> None:
         """Judge what is new in these records, in one call.
 
-        Raises `ValueError` for another number of judgements than steps.
+        Raises `ValueError` for another number of judgements than steps, or one that is not finite.
         """
-        new: dict[bytes, Step] = {}
-        for record in records:
-            for agent in record.agents:
-                for step in steps_of(record, agent):
-                    if (name := _digest(step)) not in self._judged:
-                        new[name] = step
-        if not new:
-            return
-        judgements = list(self.judge(list(new.values())))
-        if len(judgements) != len(new):
-            raise ValueError(f"{type(self).__name__}.judge gave {len(judgements)} numbers for {len(new)} steps")
-        self._judged.update(zip(new, judgements, strict=True))
-
-    def by_turn(self, record: EpisodeRecord) -> Mapping[AgentId, tuple[float, ...]]:
-        self.prepare([record])
-        found = {
-            agent.agent_id: tuple(self._judged[_digest(step)] for step in steps_of(record, agent))
-            for agent in record.agents
-        }
-        for name in list(islice(self._judged, max(0, len(self._judged) - _REMEMBERED))):
+        for name in list(islice(self._judged, max(0, len(self._judged) - REMEMBERED))):
             del self._judged[name]
+        self._judge_new(records)
+
+    def by_turn(self, record: EpisodeRecord) -> ByTurn:
+        if len(self._judged) > 2 * REMEMBERED:  # of somebody who prepares nothing
+            self.prepare([record])
+        self._judge_new([record])
+        found: dict[AgentId, tuple[float, ...]] = {}
+        for agent, names in _named(record):
+            found[agent.agent_id] = tuple(self._judged[name] for name in names)
         return found
 
     def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
-        return sum(sum(judgements) for judgements in self.by_turn(record).values())
+        return math.fsum(value for values in self.by_turn(record).values() for value in values)
+
+    def _judge_new(self, records: Sequence[EpisodeRecord]) -> None:
+        new: dict[bytes, tuple[EpisodeRecord, AgentRecord, int]] = {}
+        for record in records:
+            for agent, names in _named(record):
+                new.update({name: (record, agent, i) for i, name in enumerate(names) if name not in self._judged})
+        if not new:
+            return
+        found = [float(value) for value in self.judge([_step(*place) for place in new.values()])]
+        if len(found) != len(new):
+            raise ValueError(f"{type(self).__name__}.judge gave {len(found)} numbers for {len(new)} steps")
+        for value, (record, agent, turn) in zip(found, new.values(), strict=True):
+            if not math.isfinite(value):
+                key = TurnKey(record.episode_id, agent.agent_id, turn)
+                raise ValueError(f"{type(self).__name__}.judge gave {value} for {key}; expected a finite number")
+        self._judged.update(zip(new, found, strict=True))
 
     @cached_property
     def _judged(self) -> dict[bytes, float]:
         return {}
 
 
-def _digest(step: Step) -> bytes:
-    """The same for equal steps of equal tasks."""
-    past = [[turn.text, turn.outcome, turn.fault, turn.replies] for turn in step.past]
-    known = [step.task.source, step.task.task_id, step.depth, step.objective, step.shared_context, past]
-    said = json.dumps([*known, step.text, step.outcome, step.fault, step.generated_tokens])
-    return hashlib.blake2b(said.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+def _step(record: EpisodeRecord, agent: AgentRecord, index: int) -> Step:
+    past = tuple(
+        PastTurn(turn.generation.text, turn.facts.outcome, turn.facts.fault, _replies(record, turn))
+        for turn in agent.turns[:index]
+    )
+    turn, last = agent.turns[index], index == len(agent.turns) - 1
+    return Step(
+        record.task,
+        agent.depth,
+        agent.objective,
+        agent.shared_context,
+        past,
+        turn.generation.text,
+        turn.facts.outcome,
+        turn.facts.fault,
+        turn.facts.generated_tokens,
+        agent.status if last else None,
+    )
+
+
+def _replies(record: EpisodeRecord, turn: Turn) -> tuple[str | None, ...]:
+    children, refused = iter(turn.facts.children), turn.facts.refused
+    asked = len(turn.facts.children) + len(refused)
+    return tuple(None if place in refused else record.by_id[next(children)].reply for place in range(asked))
+
+
+def _named(record: EpisodeRecord) -> Iterator[tuple[AgentRecord, list[bytes]]]:
+    """Every agent with a name for each of its turns: the same for equal steps of equal tasks, and for no others."""
+    task = _digest(plain(record.task))
+    for agent in record.agents:
+        seen, names = _digest(task.hex(), agent.depth, agent.objective, agent.shared_context), []
+        for index, turn in enumerate(agent.turns):
+            facts, last = turn.facts, index == len(agent.turns) - 1
+            wrote = _digest(seen.hex(), turn.generation.text, facts.outcome, facts.fault, facts.generated_tokens)
+            names.append(_digest(wrote.hex(), agent.status if last else None))
+            seen = _digest(wrote.hex(), _replies(record, turn))
+        yield agent, names
+
+
+def _digest(*said: object) -> bytes:
+    text = json.dumps(said, sort_keys=True).encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(text, digest_size=16).digest()

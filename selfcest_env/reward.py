@@ -274,9 +274,9 @@ class Reward:
         for name, term in self.terms.items():
             who = f"reward term '{name}', episode {record.episode_id}"
             try:
-                value = term(record, grade)
-                summands = dict(term.parts(grade)) if isinstance(term, PartedTerm) else {}
                 turns = dict(term.by_turn(record)) if isinstance(term, TurnTerm) else {}
+                value = _sum(turns) if isinstance(term, ProcessTerm) else term(record, grade)
+                summands = dict(term.parts(grade)) if isinstance(term, PartedTerm) else {}
             except Exception as error:
                 raise RewardError(f"{who}: raised {type(error).__name__}: {error}") from error
             values[name] = _finite(value, who)
@@ -301,10 +301,17 @@ class Reward:
         return {name: _finite(weight, f"weight of the reward term '{name}'") for name, weight in weights.items()}
 
 
-def _check_sum(summands: Iterable[Any], whole: float, who: str) -> None:
-    total = math.fsum(_finite(summand, f"{who}, part") for summand in summands)
+def _check_sum(summands: Iterable[Any], whole: float, who: str, what: str = "part") -> None:
+    total = math.fsum(_finite(summand, f"{who}, {what}") for summand in summands)
     if not math.isclose(total, whole, rel_tol=1e-9, abs_tol=1e-9):
-        raise RewardError(f"{who}: its parts add up to {total:g}; expected the whole, {whole:g}")
+        raise RewardError(
+            f"{who}: its {what}s add up to {total:g}; expected the whole, {whole:g} (a class that changes an inherited "
+            f"value changes its {what}s too)"
+        )
+
+
+def _sum(turns: ByTurn) -> float:
+    return math.fsum(value for values in turns.values() for value in values)
 
 
 def _checked_turns(turns: ByTurn, whole: float, record: EpisodeRecord, who: str) -> ByTurn:
@@ -314,7 +321,7 @@ def _checked_turns(turns: ByTurn, whole: float, record: EpisodeRecord, who: str)
         if agent is None or len(found) != len(agent.turns):
             taken = "is not in the episode" if agent is None else f"took {len(agent.turns)} turns"
             raise RewardError(f"{who}: it has {len(found)} numbers for the turns of {agent_id}, which {taken}")
-    _check_sum([value for found in turns.values() for value in found], whole, who)
+    _check_sum([value for found in turns.values() for value in found], whole, who, "turn")
     return {agent_id: tuple(map(float, found)) for agent_id, found in turns.items() if any(found)}
 
 

@@ -4,30 +4,35 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from selfcest_env import process
 from selfcest_env.errors import RewardError
 from selfcest_env.graders import ExactMatch, Grade
 from selfcest_env.kernel import Kernel
 from selfcest_env.process import PastTurn, ProcessTerm, Step
-from selfcest_env.record import EpisodeRecord, Generation, build_record, from_json, to_json
+from selfcest_env.record import EpisodeRecord, Generation, Turn, build_record, from_json, to_json
 from selfcest_env.reward import CloneCost, Correct, MalformedCost, Reward, RewardTerm, TokenCost, TurnTerm
 from selfcest_env.rules import Rules
 from selfcest_env.text.counters import WordCounter
 from selfcest_env.text.terse import TerseProtocol
-from selfcest_env.types import ROOT, AgentId, Limits, Outcome, Task, TurnKey, Usage
+from selfcest_env.types import ROOT, AgentId, Limits, Outcome, Status, Task, TurnKey, Usage
 
-TASK = Task("t", "1+1", "7", "arithmetic")
+TASK = Task("t", "1+1", "7", "arithmetic", {"A": "1 " * 400})
 FIRST, SECOND = ROOT.child(0), ROOT.child(1)
 
 
-def play(*root: str, clones: Mapping[str, Sequence[str]] | None = None) -> EpisodeRecord:
+LIMITS = Limits(total_tokens=None, turn_tokens=1000)
+
+
+def play(*root: str, clones: Mapping[str, Sequence[str]] | None = None, limits: Limits = LIMITS) -> EpisodeRecord:
     """An episode in which every turn costs as many tokens as its text has characters."""
-    kernel = Kernel(TASK, Rules(Limits(total_tokens=None, turn_tokens=1000), TerseProtocol(), WordCounter()))
+    kernel = Kernel(TASK, Rules(limits, TerseProtocol(), WordCounter()))
     generations: dict[tuple[AgentId, int], Generation] = {}
     while not kernel.done:
         agent = kernel.ready()[0]
@@ -79,7 +84,7 @@ def test_every_step_is_judged_once_and_all_new_ones_together() -> None:
     reward.prepare([one, other, replace(one, episode_id="again")])
     for record in (one, other):
         reward.score(record)
-    assert [len(steps) for steps in term.asked] == [6], "four of one, and the other's own last turn and call are two"
+    assert [len(steps) for steps in term.asked] == [6], "five of one, and the last turn of the other"
     reward.score(play("<ans>7<end>"))
     assert [len(steps) for steps in term.asked] == [6, 1]
 
@@ -124,6 +129,69 @@ def test_the_price_of_all_tokens_has_prompts_in_it() -> None:
     assert -sum(scored.returns_by_turn.values()) == record.cost.total_tokens
 
 
+def test_a_judge_of_single_precision_is_taken_at_its_word() -> None:
+    scored = reward_of(judged=Says(np.array([0.1, 0.2, 0.3, 0.6, 0.7], dtype=np.float32))).score(
+        play(CALL, "<ans>7<end>", clones=TREE)
+    )
+    assert scored.reward_terms is not None
+    assert scored.reward_terms["judged"] == pytest.approx(1.9)
+    assert all(type(value) is float for values in scored.by_turn["judged"].values() for value in values)
+
+
+def test_the_last_turn_says_how_its_agent_ended_and_a_call_what_was_refused() -> None:
+    term = Lengths()
+    limits, call = replace(LIMITS, max_turns=2, context_tokens=300), "<call>x@A<sep>y</call>"  # no context holds A
+    reward_of(judged=term).score(play(call, "<ans>7<end>", clones={"y": ["junk", "junk"]}, limits=limits))
+    reward_of(judged=term).score(play(call, "<ans>7<end>", clones=TREE, limits=limits))
+    first, second = term.asked
+    ends = {(step.depth, len(step.past)): step.status for step in first}
+    assert ends == {(0, 0): None, (0, 1): Status.ANSWERED, (1, 0): None, (1, 1): Status.OUT_OF_TURNS}
+    replies = [step.past[0].replies for steps in (first, second) for step in steps if not step.depth and step.past]
+    assert replies == [(None, None), (None, "2")]
+
+
+CHANGES = {
+    "task": lambda e: replace(e, task=replace(TASK, answer="8")),
+    "objective": lambda e: changed(e, SECOND, objective="z"),
+    "shared_context": lambda e: changed(e, SECOND, shared_context=("A",)),
+    "status": lambda e: changed(e, SECOND, status=Status.REPLY_TOO_LONG),
+    "text": lambda e: turned(e, SECOND, lambda t: replace(t, generation=Generation("other"))),
+    "outcome": lambda e: turned(e, SECOND, lambda t: replace(t, facts=replace(t.facts, outcome=Outcome.MALFORMED))),
+    "tokens": lambda e: turned(e, SECOND, lambda t: replace(t, facts=replace(t.facts, generated_tokens=99))),
+    "depth": lambda e: replace(e, agents=(*e.agents, replace(e.by_id[SECOND], agent_id=SECOND.child(0)))),
+    "replies": lambda e: changed(e, SECOND, reply="9"),
+}
+
+
+def changed(episode: EpisodeRecord, who: AgentId, **changes: Any) -> EpisodeRecord:
+    agents = (replace(agent, **changes) if agent.agent_id == who else agent for agent in episode.agents)
+    return replace(episode, agents=tuple(agents))
+
+
+def turned(episode: EpisodeRecord, who: AgentId, change: Callable[[Turn], Turn]) -> EpisodeRecord:
+    return changed(episode, who, turns=tuple(map(change, episode.by_id[who].turns)))
+
+
+@pytest.mark.parametrize(("what", "new"), [(w, 5 if w == "task" else 1) for w in CHANGES])
+def test_a_step_that_differs_in_anything_is_judged_anew(what: str, new: int) -> None:
+    term, record = Lengths(), play(CALL, "<ans>7<end>", clones=TREE)
+    term.prepare([record])
+    term.prepare([CHANGES[what](record)])
+    assert [len(steps) for steps in term.asked] == [5, new]
+
+
+def test_what_was_judged_together_is_not_forgotten_before_it_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "REMEMBERED", 4)
+    term = Lengths()
+    reward, records = reward_of(judged=term), [play(CALL, f"<ans>{n}<end>", clones=TREE) for n in (7, 8, 9)]
+    reward.prepare(records)
+    for record in records:
+        reward.score(record)
+    assert [len(steps) for steps in term.asked] == [7]
+    reward.prepare(records)
+    assert [len(steps) for steps in term.asked] == [7, 3], "the oldest three are forgotten"
+
+
 @dataclass(frozen=True)
 class Says(ProcessTerm):
     """Says this of all steps together."""
@@ -140,17 +208,19 @@ class Says(ProcessTerm):
     ("judgements", "message"),
     [
         (OSError("gone"), "'judged'.*: raised OSError: gone"),
-        ((0.5,), "'judged'.*: raised ValueError: Says.judge gave 1 numbers for 4 steps|gave 1 numbers for 5 steps"),
-        ((0.5, 0.5, math.nan, 0.5, 0.5), "'judged', episode e3: returned nan; expected a finite number"),
+        ((0.5,), r"'judged'.*: raised ValueError: Says\.judge gave 1 numbers for 5 steps"),
+        (
+            (0.5, 0.5, math.nan, 0.5, 0.5),
+            r"'judged'.*: raised ValueError: Says\.judge gave nan for e3/root\.0/turn0; exp",
+        ),
     ],
 )
 def test_a_bad_judge_stops_the_run_with_the_cause(judgements: Any, message: str) -> None:
     record = play(CALL, "<ans>7<end>", clones=TREE)
     with pytest.raises(RewardError, match=message):
         reward_of(judged=Says(judgements)).score(record)
-    if not isinstance(judgements, tuple) or len(judgements) == 1:
-        with pytest.raises(RewardError, match="reward term 'judged': raised"):
-            reward_of(judged=Says(judgements)).prepare([record])
+    with pytest.raises(RewardError, match="reward term 'judged': raised"):
+        reward_of(judged=Says(judgements)).prepare([record])
 
 
 @dataclass(frozen=True)
@@ -169,7 +239,7 @@ class Claims:
 @pytest.mark.parametrize(
     ("turns", "message"),
     [
-        ({ROOT: (0.5, 0.25)}, r"'claims', episode e3: its parts add up to 0\.75; expected the whole, 1"),
+        ({ROOT: (0.5, 0.25)}, r"'claims', episode e3: its turns add up to 0\.75; expected the whole, 1 "),
         ({ROOT: (1.0,)}, "it has 1 numbers for the turns of root, which took 2 turns"),
         ({ROOT.child(7): (1.0,)}, r"it has 1 numbers for the turns of root\.7, which is not in the episode"),
     ],
