@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from selfcest_env.kernel import Kernel
-from selfcest_env.record import AgentRecord, EpisodeRecord
+from selfcest_env.record import AgentRecord, ByTurn, EpisodeRecord
 from selfcest_env.types import ROOT, AgentId, Outcome, Status, Task, TurnFacts
 
 WIDTH = 60  # characters of one quoted text
@@ -73,8 +73,8 @@ def render_record(
 ) -> str:
     """A recorded episode as text, with its cost and its reward.
 
-    With `texts` nothing is shortened, and the documents that clones were given, what agents wrote at every turn and the
-    truth are shown too.
+    With `texts` nothing is shortened, and the documents that clones were given, what agents wrote at every turn, what
+    reward terms give for it and the truth are shown too.
     """
     cost, task = record.cost, record.task
     wrote = {agent.agent_id: agent for agent in record.agents} if texts else {}
@@ -82,12 +82,12 @@ def render_record(
     lines = [_title(task, width)]
     if texts and task.answer:  # a question of one's own may have none
         lines.append(f"truth {shorten(task.answer, width)}")
-    lines += branches(nodes_of_record(record), _describe(name, width, wrote, task.context))
+    lines += branches(nodes_of_record(record), _describe(name, width, wrote, task.context, record.by_turn))
     lines.append(
         f"cost: {cost.total_tokens} tokens ({cost.prompt_tokens} prompt, {cost.generated_tokens} generated), "
         f"critical path {cost.critical_path_tokens}, peak context {cost.peak_context}, {cost.clones} clones"
     )
-    lines.append("reward: " + _reward(record.reward_terms))
+    lines.append("reward: " + _reward(record))
     return "\n".join(lines)
 
 
@@ -107,10 +107,14 @@ def _title(task: Task, width: int) -> str:
     return f"task {_one_line(task.task_id)} from {_one_line(task.source)}: {shorten(task.prompt, width)}"
 
 
-def _reward(terms: Mapping[str, float] | None) -> str:
-    if terms is None:
+def _reward(record: EpisodeRecord) -> str:
+    if record.reward_terms is None:
         return "not scored"
-    return f"{sum(terms.values()):g} = " + " + ".join(f"{value:g} {_one_line(name)}" for name, value in terms.items())
+    terms = []
+    for name, value in record.reward_terms.items():
+        weight = record.weights.get(name, 1.0)
+        terms.append(("" if weight == 1 else f"{weight:g} x ") + f"{value:g} {_one_line(name)}")
+    return f"{record.team_return:g} = " + " + ".join(terms)
 
 
 def branches(nodes: Sequence[Node], describe: Callable[[Node], Sequence[str]]) -> Iterator[str]:
@@ -142,6 +146,7 @@ def _describe(
     width: int,
     wrote: Mapping[AgentId, AgentRecord] = MappingProxyType({}),
     documents: Mapping[str, str] = MappingProxyType({}),
+    by_turn: Mapping[str, ByTurn] = MappingProxyType({}),
 ) -> Callable[[Node], Sequence[str]]:
     def describe(node: Node) -> list[str]:
         lines = [f"{name(node.agent_id)}  {account(node)}"]
@@ -153,6 +158,8 @@ def _describe(
         for index, turn in enumerate(node.turns):
             lines.append(f"turn {index}: {_turn(turn)}")
             if agent is not None:
+                added = [(term, of[node.agent_id][index]) for term, of in by_turn.items() if node.agent_id in of]
+                lines += [f"adds {value:g} {_one_line(term)}" for term, value in added if value]
                 lines += [f"> {_one_line(line)}" for line in agent.turns[index].generation.text.splitlines()]
         if node.reply is not None:
             said = "its parent was given" if node.status is Status.ABSENT else "replied"

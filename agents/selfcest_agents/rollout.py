@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from selfcest_agents.policy import Policy, PolicyRequest
-from selfcest_env.errors import PolicyError
+from selfcest_env.errors import ConfigError, PolicyError
 from selfcest_env.kernel import Kernel
 from selfcest_env.record import EpisodeRecord, Generation, build_record
+from selfcest_env.replay import replayed_episode
 from selfcest_env.rules import Rules
 from selfcest_env.seeding import turn_seed
 from selfcest_env.types import AgentId, Limits, Task, TurnKey, Usage
@@ -48,12 +49,22 @@ class Request(Protocol):
 
 @dataclass(frozen=True)
 class RolloutRequest:
-    """A whole episode, under limits of its own where they differ from those of the rules it is played by."""
+    """A whole episode, under limits of its own where they differ from those of the rules it is played by.
+
+    Raises `ConfigError` for an id of the form that names a replay, as `e7/root.0=default/sample0` does.
+    """
 
     episode_id: str
     task: Task
     seed: int
     limits: Limits | None = None
+
+    def __post_init__(self) -> None:
+        if replayed_episode(self.episode_id) is not None:
+            raise ConfigError(
+                f"episode_id is {self.episode_id!r}, which names a replay; expected one that does not end in "
+                "AGENT=KIND/sampleN"
+            )
 
     def begin(self, rules: Rules) -> tuple[Kernel, Generations]:
         return Kernel(self.task, rules if self.limits is None else rules.under(self.limits)), {}

@@ -232,3 +232,9 @@ def test_sampling_and_roles_are_checked() -> None:
         SamplingConfig(-1.0)
     with pytest.raises(ConfigError, match="no policy for role clone"):
         RolePolicy({Role.ROOT: ScriptedPolicy(Caller(), CODEC)})
+
+
+def test_an_episode_is_not_named_as_a_replay_is() -> None:
+    with pytest.raises(ConfigError, match="'e7/root.0=default/sample0', which names a replay"):
+        RolloutRequest("e7/root.0=default/sample0", TASK, 0)
+    assert RolloutRequest("study/lr=0.1", TASK, 0).episode_id == "study/lr=0.1"

@@ -12,7 +12,7 @@ import pytest
 from selfcest_env import delegation_v0
 from selfcest_env.draw import BACKGROUND, COLOURS, FAILED, HEIGHT, WIDTH, draw
 from selfcest_env.render import nodes_of_kernel, nodes_of_record, render_kernel, render_record, shorten
-from selfcest_env.types import Limits, Status, Task
+from selfcest_env.types import ROOT, Limits, Status, Task
 
 sys.path.insert(0, str(Path(__file__).parent))
 from text_play import LIMITS, Sums, call, make, play
@@ -44,6 +44,24 @@ def test_a_running_game_is_shown_with_its_names() -> None:
     assert "2 born, objective 2 refused: prompt_too_long" in lines[2]
     assert '"part A"' in lines[4]
     assert '"2"' in lines[6]
+
+
+def test_what_a_turn_adds_stands_below_it_and_weights_in_the_sum() -> None:
+    env = start()
+    env.step({"agent_1": "Answer: 2", "agent_2": "Answer: 3"})
+    env.step({"agent_0": "Answer: 5"})
+    record = env.record()
+    judged = dataclasses.replace(
+        record,
+        reward_terms={**(record.reward_terms or {}), "judged": 0.5},
+        by_turn={"judged": {ROOT: tuple(0.5 * (turn == 0) for turn in range(len(record.root.turns)))}},
+        weights={"judged": 0.5},
+    )
+    whole = render_record(judged, texts=True).splitlines()
+    assert [line.strip(" │├─└") for line in whole if "adds" in line] == ["adds 0.5 judged"]
+    assert "turn 0" in whole[next(i for i, line in enumerate(whole) if "adds" in line) - 1]
+    assert whole[-1] == "reward: 1.25 = 1 exact_match + 0.5 x 0.5 judged"
+    assert "adds" not in render_record(judged)
 
 
 def test_a_record_is_shown_with_cost_and_reward() -> None:

@@ -1,4 +1,4 @@
-"""Schemes of a user for the tests of the laboratory, classical mistakes and some that probe its judgement; a game."""
+"""Schemes of a user for the tests of the laboratory, classical mistakes and some that probe its judgement."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ import numpy as np
 
 from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay
-from selfcest_env.types import Limits, TurnKey
-from selfcest_env.views import Observation
+from selfcest_env.types import TurnKey
 from selfcest_training.credit import Coma, Credit, Difference, Grpo, Promise, Replayed, Rloo, ToGo, broadcast, draw
-from selfcest_training.lab.games import Game, Payoff
 
 
 def changed(record: EpisodeRecord, **terms: float) -> EpisodeRecord:
@@ -194,18 +192,3 @@ class FlippedBelow(Rloo):
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         advantage = super().assign(group, replayed).advantage
         return Credit({key: -value if key.agent_id.depth == 3 else value for key, value in advantage.items()})  # type: ignore[operator]
-
-
-def two_deep() -> Game:
-    """A clone that may have a clone: few enough outcomes for two rounds of replays."""
-
-    def menu(observation: Observation) -> list[str]:
-        replies = "".join(reply.text or "0" for past in observation.exchanges for reply in past.replies)
-        if observation.brief.text == "u":
-            return ["<ans>1<end>", "<ans>2<end>"]
-        if replies:
-            return [f"<ans>{replies}<end>"]
-        return ["<call>u</call>", "<ans>3<end>"] if observation.depth else ["<call>x</call>", "<ans>0<end>"]
-
-    payoff = Payoff({"0": 0.25, "3": 0.5, "1": 1.0, "2": 0.125})
-    return Game("two_deep", "a clone that may have a clone", menu, payoff, Limits(max_turns=4, max_depth=2))

@@ -11,7 +11,7 @@ import pytest
 
 from selfcest_env.errors import CreditError, PlugInError
 from selfcest_env.plugin import PlugIn
-from selfcest_env.record import EpisodeGroup
+from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Intervention, Replay
 from selfcest_env.types import ROOT
 from selfcest_training.credit import (
@@ -29,6 +29,7 @@ from selfcest_training.credit import (
     Promise,
     Replayed,
     Rloo,
+    Shapes,
     Shapley,
     Swap,
     ToGo,
@@ -52,6 +53,21 @@ RIGHT: list[CreditAssigner] = [
 @pytest.mark.parametrize("assigner", RIGHT, ids=str)
 def test_right_schemes_pass(assigner: CreditAssigner) -> None:
     check_assigner(assigner)
+
+
+@dataclass(frozen=True)
+class RemembersTheRound(Branches):
+    """Between the rounds it remembers a group, which is another one's by then."""
+
+    nested: bool = True
+    last: list[EpisodeGroup] = field(default_factory=list, compare=False)
+
+    def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
+        self.last[:] = [group]
+        return super().replays(group)
+
+    def more_replays(self, episode: EpisodeRecord, shapes: Shapes) -> Sequence[Replay]:
+        return super().more_replays(episode, shapes) if episode in self.last[0].episodes else ()
 
 
 class LeavesOut(Rloo):
@@ -182,6 +198,7 @@ class InMemory(Rloo):
 @pytest.mark.parametrize(
     ("wrong", "error", "words"),
     [
+        (RemembersTheRound(), CreditError, "raised KeyError: Replay"),
         (LeavesOut(), CreditError, "root/turn2 is neither in advantage nor in excluded"),
         (Infinite(), CreditError, "is inf; expected a finite number"),
         (Asks(), CreditError, "agent root.3 took no turn"),

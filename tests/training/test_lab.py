@@ -7,10 +7,11 @@ import json
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -27,7 +28,6 @@ from lab_schemes import (
     OthersByValue,
     OwnCoins,
     OwnRewardsAlone,
-    two_deep,
 )
 from typer.testing import CliRunner
 
@@ -37,7 +37,7 @@ from selfcest_agents.rollout import rollout
 from selfcest_env.errors import ConfigError, PolicyError
 from selfcest_env.plugin import PlugIn
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
-from selfcest_env.replay import replayed_episode
+from selfcest_env.replay import Replay, replayed_episode
 from selfcest_training.credit import (
     Branches,
     Coma,
@@ -53,9 +53,11 @@ from selfcest_training.credit import (
     Promise,
     Replayed,
     Rloo,
+    Shapes,
     Shapley,
     Swap,
     ToGo,
+    coin,
 )
 from selfcest_training.lab import GAMES, LabConfig, LabReport, run_lab
 from selfcest_training.lab.estimate import group_gradients, lab_request, sample_groups, scored
@@ -390,7 +392,7 @@ class SecondThrownAway(Branches):
 
 
 def test_a_second_round_of_replays_is_enumerated_and_sampled() -> None:
-    game = solve(two_deep())
+    game = solved("two_deep")
 
     def off(assigner: CreditAssigner) -> float:
         mean = expected_gradient(assigner, game, group_size=2)
@@ -407,6 +409,30 @@ def test_a_second_round_of_replays_is_enumerated_and_sampled() -> None:
     assert (np.abs(found.gradients.mean(axis=0) - game.gradient) < 5 * error + 1e-9).all()
     assert found.sampled_tokens == plain.sampled_tokens
     assert found.replayed_tokens > plain.replayed_tokens
+
+
+@dataclass(frozen=True)
+class AsksAgain(Rloo):
+    """`rloo` that asks for a quarter of the second replays that it could, by chance, and looks at none."""
+
+    name: ClassVar[str] = "asks_again"
+    by_hand: bool = False
+
+    def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
+        return Branches().replays(group)
+
+    def more_replays(self, episode: EpisodeRecord, shapes: Shapes) -> Sequence[Replay]:
+        asked = Branches(nested=True).more_replays(episode, shapes)
+        if self.by_hand:
+            return [replay for replay in asked if (episode.seed + len(str(replay))) % 4 == 0]
+        return [replay for n, replay in enumerate(asked) if coin(0.25, episode, n)]
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_chance_in_a_second_round_is_left_to_sampling(by_hand: bool) -> None:
+    cell = measure(AsksAgain(by_hand), solved("two_deep"), LabConfig(num_groups=100))
+    assert not cell.exact
+    assert cell.bias.value < 1.5 * cell.bias.half
 
 
 def test_reward_to_go_is_the_gradient_with_less_noise_where_turns_are_judged() -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab_schemes import two_deep
 from records import group, three_agents
 from test_job import counterfactual, play
 from typer.testing import CliRunner
@@ -24,6 +23,7 @@ from selfcest_training.credit import Branches, Coma, Grpo, Rloo, make_assigner
 from selfcest_training.credit.offline import apply, credit_lines, read_groups
 from selfcest_training.lab.estimate import lab_request, scored
 from selfcest_training.lab.exact import solve
+from selfcest_training.lab.games import GAMES
 from selfcest_training.lab.tabular import Streams, TabularPolicy
 from selfcest_training.stages import crediting
 from selfcest_training.stages.crediting import counterfactuals, credit_step
@@ -122,7 +122,7 @@ def test_list_shows_every_scheme_with_formula_source_and_promise() -> None:
 
 def test_both_rounds_of_replays_are_stored_and_read(tmp_path: Path) -> None:
     """In files of episodes, and in the rollouts that a checkpoint holds."""
-    game, scheme = solve(two_deep()), make_assigner("branches", {"nested": True}, where="credit.options")
+    game, scheme = solve(GAMES["two_deep"]), make_assigner("branches", {"nested": True}, where="credit.options")
     policy = TabularPolicy(game.table, Streams())
     requests = [lab_request(game, 0, index, k) for index in range(8) for k in range(2)]
     records = [game.reward.score(record) for record in rollout(requests, policy, game.rules)]
@@ -141,5 +141,10 @@ def test_both_rounds_of_replays_are_stored_and_read(tmp_path: Path) -> None:
     assert [credit.advantage for credit in again] == [credit.advantage for credit in credits]
     produced = Produced.of(groups, groups, played, planned_episodes=16, rounds=1)
     assert Produced.from_json(json.loads(json.dumps(produced.to_json())), scheme) == produced
+    for other in (Branches(), Branches(samples=2), Branches(samples=2, nested=True), Rloo()):
+        with pytest.raises(TrainingError, match=f"that credit scheme '{other.name}' does not ask for"):
+            Produced.from_json(produced.to_json(), other)
     with pytest.raises(TrainingError, match="that credit scheme 'branches' does not ask for"):
-        Produced.from_json(produced.to_json(), Branches())
+        Produced.from_json(
+            Produced.of(groups, groups, [{} for _ in groups], planned_episodes=16, rounds=1).to_json(), scheme
+        )

@@ -321,9 +321,17 @@ def test_a_term_cannot_hide_a_metric(tmp_path: Path) -> None:
 
 
 def test_the_constant_of_a_scheme_that_weighs_tokens_is_the_loss_s(tmp_path: Path) -> None:
-    rl = config(tmp_path).arms["delegating"].rl
-    wrong = replace(rl, constant_tokens=140.0, credit=PlugIn("wideseek"))
-    with pytest.raises(ConfigError, match=r"rl\.credit\.options\.constant_tokens is 100 and rl\.constant_tokens 140;"):
-        make_stages(wrong)
-    right = PlugIn("wideseek", {"constant_tokens": 140.0})
-    assert make_stages(replace(wrong, credit=right)).credit == make_assigner("wideseek", right.options, where="")
+    rl = replace(config(tmp_path).arms["delegating"].rl, constant_tokens=140.0)
+    scheme, right = {"name": "wideseek"}, {"name": "wideseek", "options": {"constant_tokens": 140.0}}
+    for wrap in (
+        lambda inside: PlugIn(**inside),
+        lambda inside: PlugIn("gated", {"scheme": inside}),
+        lambda inside: PlugIn("per_role", {"clones": inside}),
+    ):
+        with pytest.raises(
+            ConfigError, match=r"rl\.credit\.options: constant_tokens of wideseek is 100 and .* loss 140;"
+        ):
+            make_stages(replace(rl, credit=wrap(scheme)))
+        assert make_stages(replace(rl, credit=wrap(right))).credit.name == wrap(right).name
+        by_mean = replace(rl, credit=wrap(scheme), denominator=Denominator.EPISODE_MEAN)
+        assert make_stages(by_mean).credit.name == wrap(scheme).name, "divides by no constant"

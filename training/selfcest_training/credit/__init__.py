@@ -21,7 +21,16 @@ from selfcest_training.credit.base import (
 )
 from selfcest_training.credit.branches import Branches
 from selfcest_training.credit.chance import coin, draw
-from selfcest_training.credit.checks import ask, ask_more, assign, assign_step, checked_credit, checked_replays, fit
+from selfcest_training.credit.checks import (
+    ask,
+    ask_more,
+    assign,
+    assign_step,
+    check_constant,
+    checked_credit,
+    checked_replays,
+    fit,
+)
 from selfcest_training.credit.coma import Coma
 from selfcest_training.credit.critic import Critic
 from selfcest_training.credit.diff_loo import DiffLoo
@@ -77,6 +86,7 @@ __all__ = [
     "assign",
     "assign_step",
     "broadcast",
+    "check_constant",
     "checked_credit",
     "checked_replays",
     "coin",

@@ -103,6 +103,15 @@ class TwoRoundAssigner(CreditAssigner, Protocol):
 
 
 @runtime_checkable
+class ConstantBound(Protocol):
+    """A scheme whose numbers go with what the `constant` loss divides by."""
+
+    def check_constant(self, constant_tokens: float) -> None:
+        """Raise `ConfigError` for another constant than it was made for."""
+        ...
+
+
+@runtime_checkable
 class StepAssigner(CreditAssigner, Protocol):
     """A scheme that sees all groups of a step at once; it is then called in place of `assign`."""
 

@@ -15,6 +15,7 @@ from selfcest_env.record import EpisodeGroup, EpisodeRecord, Turn
 from selfcest_env.replay import Replay
 from selfcest_env.types import TurnKey
 from selfcest_training.credit.base import (
+    ConstantBound,
     Credit,
     CreditAssigner,
     Internals,
@@ -55,6 +56,12 @@ def ask_more(assigner: CreditAssigner, group: EpisodeGroup, first: Replayed) -> 
 def more_replays(assigner: CreditAssigner, episode: EpisodeRecord, shapes: Shapes) -> tuple[Replay, ...]:
     """What a scheme that another one wraps asks for in a second round; nothing if it has none."""
     return tuple(assigner.more_replays(episode, shapes)) if isinstance(assigner, TwoRoundAssigner) else ()
+
+
+def check_constant(assigner: CreditAssigner, constant_tokens: float) -> None:
+    """Let a scheme, or one that it wraps, refuse what the loss divides by. Raises its `ConfigError`."""
+    if isinstance(assigner, ConstantBound):
+        assigner.check_constant(constant_tokens)
 
 
 def assign(assigner: CreditAssigner, group: EpisodeGroup, replayed: Mapping[Replay, EpisodeRecord]) -> Credit:

@@ -49,6 +49,9 @@ class Gated(Checked):
     def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
         return checks.ask(self._scheme, group)
 
+    def check_constant(self, constant_tokens: float) -> None:
+        checks.check_constant(self._scheme, constant_tokens)
+
     def more_replays(self, episode: EpisodeRecord, shapes: Shapes) -> Sequence[Replay]:
         return checks.more_replays(self._scheme, episode, shapes)
 

@@ -48,6 +48,10 @@ class PerRole:
         asked = (replay for part in self._parts.values() for replay in checks.ask(part, group))
         return list(dict.fromkeys(asked))
 
+    def check_constant(self, constant_tokens: float) -> None:
+        for part in self._parts.values():
+            checks.check_constant(part, constant_tokens)
+
     def more_replays(self, episode: EpisodeRecord, shapes: Shapes) -> Sequence[Replay]:
         asked = (replay for part in self._parts.values() for replay in checks.more_replays(part, episode, shapes))
         return list(dict.fromkeys(asked))

@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from selfcest_env.errors import ConfigError
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.structure import Positive
 from selfcest_env.types import TurnKey
@@ -34,6 +35,14 @@ class WideSeek(Grpo):
     source: ClassVar[str] = "WideSeek-R1, arXiv 2602.04634"
 
     constant_tokens: Positive = 100.0
+
+    def check_constant(self, constant_tokens: float) -> None:
+        """Its weights undo the loss's division. Raises `ConfigError` if that is by another constant."""
+        if constant_tokens != self.constant_tokens:
+            raise ConfigError(
+                f"constant_tokens of wideseek is {self.constant_tokens:g} and that of the loss {constant_tokens:g}; "
+                "expected the same number"
+            )
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         weight: dict[TurnKey, float] = {}

@@ -236,20 +236,18 @@ class Study:
 
     def _not_found(self, items: Sequence[Keyed], block: Block, store: Store) -> list[Keyed]:
         """What must be played. Episodes that were played for another strategy or grader are judged again and stored."""
-        judged, lacking = list[Result](), list[Keyed]()
-        for item in items:
-            if item.key in store:
-                continue
-            found = store.find_episodes(item.played)
-            if found is None:
-                lacking.append(item)
-            else:
-                judged.append(self._result(item, block, found.episodes, (found.costs or {}).get(WALL, 0.0)))
-        store.add(judged)
-        return lacking
+        missing = [(item, store.find_episodes(item.played)) for item in items if item.key not in store]
+        found = [(item, result) for item, result in missing if result is not None]
+        self.reward.prepare([episode for _, result in found for episode in result.episodes])
+        store.add(
+            self._result(item, block, result.episodes, (result.costs or {}).get(WALL, 0.0)) for item, result in found
+        )
+        return [item for item, result in missing if result is None]
 
     def _result(self, item: Keyed, block: Block, episodes: Sequence[EpisodeRecord], seconds: float) -> Result:
-        unscored = [replace(episode, task=item.instance.task, reward_terms=None) for episode in episodes]
+        unscored = [
+            replace(episode, task=item.instance.task, reward_terms=None, parts={}, by_turn={}) for episode in episodes
+        ]
         grades = [self.reward.grade(episode) for episode in unscored]
         scored = tuple(self.reward.score(e, grade=grade) for e, grade in zip(unscored, grades, strict=True))
         strategy = self.strategies[block.strategy]

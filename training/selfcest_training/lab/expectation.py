@@ -4,8 +4,8 @@ The gradient of a group is a sum over its episodes. For each of them every outco
 against every outcome of the other episodes, and every draw that the scheme makes by `credit.chance`. Of the *others'*
 replays one random play is taken, as most schemes do not let them matter; whether that is so is checked on the way, and
 for a scheme that does let them all plays of all episodes are enumerated together. A scheme with random numbers of its
-own, keyed by the episodes' seeds, is left to sampling. On policy the loss is linear in the advantages, so their
-conditional means are enough to have its expected gradient.
+own, keyed by the episodes' seeds, is left to sampling, and so is one that draws in a second round of replays. On policy
+the loss is linear in the advantages, so their conditional means are enough to have its expected gradient.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from functools import partial
 import numpy as np
 
 from selfcest_agents.replay import play_replays
+from selfcest_env.errors import SelfcestError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay
 from selfcest_env.types import TurnKey
@@ -51,8 +52,8 @@ class _Play:
     records: Mapping[Replay, EpisodeRecord]
 
 
-class _OnlySampled(Exception):
-    """More outcomes than allowed, or a scheme that lets the seeds matter."""
+class _OnlySampled(SelfcestError):
+    """More outcomes than allowed, or a scheme that lets the seeds matter, or draws in its second round."""
 
 
 class _Entangled(Exception):
@@ -75,7 +76,8 @@ class _Plays:
         return self._known[name, pick, own]
 
     def _enumerate(self, outcome: Outcome[EpisodeRecord], wanted: tuple[Replay, ...]) -> Iterator[_Play]:
-        alone = EpisodeGroup(outcome.value.task, (outcome.value,))
+        episode = outcome.value
+        alone, reseeded = (EpisodeGroup(e.task, (e,)) for e in (episode, replace(episode, seed=episode.seed + 1)))
 
         def play(noise: Exhaustive) -> Replayed:
             policy = TabularPolicy(self.solved.table, noise)
@@ -84,14 +86,22 @@ class _Plays:
                 found = scored(self.solved, play_replays(episodes, asked, policy, self.solved.rules))
                 return {replay: play.record for replay, play in found.items()}
 
-            first = played([outcome.value], wanted)
-            more = ask_more(self.assigner, alone, first)
-            return {**first, **played([outcome.value, *first.values()], more)} if more else first
+            first = played([episode], wanted)
+            with picked(_refuse):
+                more = ask_more(self.assigner, alone, first)
+                if ask_more(self.assigner, reseeded, first) != more:
+                    raise _OnlySampled
+            return {**first, **played([episode, *first.values()], more)} if more else first
 
         for count, found in enumerate(outcomes(play, outcome.drawn), 1):
             if count > _MAX_PLAYS:
                 raise _OnlySampled
             yield _Play(found.probability, found.value)
+
+
+def _refuse(name: tuple[object, ...], probabilities: Sequence[float]) -> int:
+    """Draws of a second round depend on plays, so they are not enumerated with those of the first."""
+    raise _OnlySampled
 
 
 def expected_gradient(

@@ -197,6 +197,14 @@ def _deep(observation: Observation) -> Sequence[str]:
     return _answers(replies) if observation.agent_id == ROOT else _answers(replies, "5")
 
 
+def _two_deep(observation: Observation) -> Sequence[str]:
+    if observation.brief.text == "u":
+        return _answers("1", "2")
+    if replies := "".join(_replies(observation)):
+        return _answers(replies)
+    return [_call("u"), *_answers("3")] if observation.agent_id.depth else [_call("x"), *_answers("0")]
+
+
 def _coupled(observation: Observation) -> Sequence[str]:
     if observation.agent_id != ROOT:
         return [*_answers("1"), "9999<ans>2<end>"]
@@ -289,6 +297,14 @@ _ALL = (
         token_price=_PRICE / 4,
         cells="12",
         draw=1,
+    ),
+    Game(
+        "two_deep",
+        "a clone that may have a clone, with few enough outcomes for two rounds of replays",
+        _two_deep,
+        Payoff({"0": 0.25, "3": 0.5, "1": 1.0, "2": 0.125}),
+        replace(Limits(max_turns=4), max_depth=2),
+        token_price=_PRICE / 2,
     ),
     Game(
         "judged",

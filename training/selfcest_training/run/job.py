@@ -18,10 +18,11 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.reward import make_reward
 from selfcest_env.seeding import stream_seed
 from selfcest_training.config import RLConfig, RunConfig, changed_limits
-from selfcest_training.credit import make_assigner
+from selfcest_training.credit import check_constant, make_assigner
 from selfcest_training.families import make_families
 from selfcest_training.learner.losses import Need, make_loss_sum
 from selfcest_training.learner.memory import release_memory
+from selfcest_training.learner.options import Denominator
 from selfcest_training.learner.update import Learner
 from selfcest_training.run.account import JobAccount
 from selfcest_training.run.checkpoint import (
@@ -244,12 +245,11 @@ class Job:
 def make_stages(config: RLConfig, place: str = "rl") -> Stages:
     """Raises `ConfigError` or `PlugInError` that names the place in the config."""
     credit = make_assigner(config.credit.name, config.credit.options, where=f"{place}.credit.options")
-    constant = getattr(credit, "constant_tokens", config.constant_tokens)
-    if constant != config.constant_tokens:  # the scheme's weights undo the loss's division
-        raise ConfigError(
-            f"{place}.credit.options.constant_tokens is {constant:g} and {place}.constant_tokens "
-            f"{config.constant_tokens:g}; expected the same number"
-        )
+    if config.denominator is Denominator.CONSTANT:
+        try:
+            check_constant(credit, config.constant_tokens)
+        except ConfigError as error:
+            raise ConfigError(f"{place}.credit.options: {error}") from error
     return Stages(
         make_task_sampler(config.task_sampler, f"{place}.task_sampler"),
         make_gate(config.gate, f"{place}.gate"),

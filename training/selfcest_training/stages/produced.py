@@ -122,9 +122,12 @@ class Produced:
         replayed = []
         for i, stored in zip(kept, data["replayed"], strict=True):
             played = [PlayedReplay(from_json(record), *price) for record, *price in stored]
+            names = [found.record.episode_id for found in played]
             asked = ask(assigner, groups[i])
-            asked += ask_more(assigner, groups[i], dict(zip(asked, (found.record for found in played), strict=False)))
-            if [str(replay) for replay in asked] != [found.record.episode_id for found in played]:
+            if [str(replay) for replay in asked] == names[: len(asked)]:
+                first = zip(asked, (found.record for found in played), strict=False)  # the second round stands behind
+                asked += ask_more(assigner, groups[i], dict(first))
+            if [str(replay) for replay in asked] != names:
                 raise TrainingError(
                     f"the checkpoint's waiting rollouts hold {len(stored)} replays that credit scheme "
                     f"'{assigner.name}' does not ask for; go on with the config that it was written with"
