@@ -101,7 +101,9 @@ class _Plays:
 
 def _refuse(name: tuple[object, ...], probabilities: Sequence[float]) -> int:
     """Draws of a second round depend on plays, so they are not enumerated with those of the first."""
-    raise _OnlySampled
+    if 1 not in probabilities:
+        raise _OnlySampled
+    return list(probabilities).index(1)
 
 
 def expected_gradient(

@@ -128,10 +128,10 @@ def f_survival(value: float, numerator: int, denominator: int) -> float:
     y = denominator / (denominator + numerator value).
     """
     assert numerator % 2 == 0, "contrasts come in an even number"
-    if value <= 0:
-        return 1.0
     b = denominator / 2
-    y = denominator / (denominator + numerator * value)
+    y = denominator / (denominator + numerator * max(value, 0.0))
+    if y == 1:  # also by rounding, as of estimates that are those of the reference
+        return 1.0
     terms = (
         math.exp(b * math.log(y) + j * math.log1p(-y) + math.lgamma(b + j) - math.lgamma(b) - math.lgamma(j + 1))
         for j in range(numerator // 2)
