@@ -100,7 +100,7 @@ class OptimalPolicy:
 
 @dataclass(frozen=True)
 class Played:
-    """Means over episodes; `standard_error` is that of the team return."""
+    """Means over episodes; `standard_error` is that of the team return, `success` what answers are worth."""
 
     team_return: float
     standard_error: float
@@ -116,4 +116,4 @@ def play(policy: BatchPolicy, rules: SymbolicRules, episodes: int, seed: int = 0
         kernel.step(policy.actions(kernel))
     returns, tokens = kernel.state.team_return, kernel.total_tokens()
     error = returns.std(ddof=1) / np.sqrt(episodes) if episodes > 1 else float("inf")
-    return Played(float(returns.mean()), float(error), float(kernel.solved.mean()), float(tokens.mean()))
+    return Played(float(returns.mean()), float(error), float(kernel.scores.mean()), float(tokens.mean()))
