@@ -277,6 +277,34 @@ def test_who_is_removed_is_absent_in_words(seed):
         assert batch.state.tokens_left[0, 0] == kernel.ledger[ROOT].remaining.total_tokens
 
 
+@settings(max_examples=40, deadline=None)
+@given(seeds)
+def test_who_is_removed_from_a_forced_join_is_absent_in_words(seed):
+    rng = random.Random(seed)
+    rules = make_rules("cells", {"cells": 4}, max_clones=60, total_tokens=rng.choice((None, 35, 60)), token_cost=0.01)
+    batch = BatchDelegation(rules, 1)
+    batch.reset(seed)
+    start, call = batch.get_snapshot(), np.full(61, rules.first_call)
+    batch.step(call[None])
+    gone = np.array([seat for seat in range(1, 5) if rng.random() < 0.5], int)
+    batch.remove(np.zeros_like(gone), gone)
+    steps = [call]
+    while not batch.done[0]:
+        steps.append(batch.sample_actions(np.random.default_rng(seed))[0])
+        batch.step(steps[-1][None])
+    ids = agent_ids(batch.state)
+    *_, (again, kernel) = replay(rules, start, steps, frozenset(ids[seat] for seat in gone.tolist()))
+    assert again.state.team_return[0] == batch.state.team_return[0]
+    assert kernel.done
+    for seat, agent_id in ids.items():
+        agent = kernel.agents[agent_id]
+        assert (STATUSES | {ABSENT: Status.ABSENT})[batch.state.status[0, seat]] is agent.status
+        assert batch.state.prompt_tokens[0, seat] == sum(turn.prompt_tokens for turn in agent.turns)
+        assert batch.state.generated_tokens[0, seat] == sum(turn.generated_tokens for turn in agent.turns)
+    said = str(kernel.agents[ROOT].reply).split("_")
+    assert [seat for seat, word in enumerate(said, 1) if word == "x"] == gone.tolist()
+
+
 def test_a_game_by_hand():
     """Five items, window 4, one split in two: 3 and 2 items. Prices worked out from the module docstring of `rules`."""
     rules = make_rules("chain", {"items": 5}, max_clones=2, max_depth=1, total_tokens=40, token_cost=0.01)
