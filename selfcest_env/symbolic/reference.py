@@ -37,7 +37,8 @@ class RandomPolicy:
 
 
 class OptimalPolicy:
-    """Plays the best plans (`optimal_return`) from the beginning of episodes to their end; every answer is true.
+    """Plays the best plans (`optimal_return`) from the beginning of episodes to their end; every answer is a
+    true sum, in `cells` that of what is seen.
 
     It remembers nothing: where an agent stands in its plan follows from its turns, its parent's, and its part.
     """

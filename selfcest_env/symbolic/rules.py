@@ -98,7 +98,10 @@ class SymbolicRules:
 
     def _check_joined(self) -> None:
         """Where joins are forced and the one call can never be made, nobody can do anything."""
-        parts, why = self.task.calls[0].parts, "the root makes one call and its clones none"
+        kinds, why = len(self.task.calls), "the root makes one call and its clones none"
+        if kinds != 1:
+            raise ConfigError(f"{type(self.task).__name__} has {kinds} kinds of calls; expected 1, as joins are forced")
+        parts = self.task.calls[0].parts
         check_whole("max_depth", self.max_depth, 1, 1, why)
         check_whole("max_clones", self.max_clones, parts, MAX_AGENTS - 1, "a clone for every part")
         check_whole("max_turns", self.max_turns, 2, 100, "a call, and its replies handed in")

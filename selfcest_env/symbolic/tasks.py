@@ -97,7 +97,7 @@ class SymbolicTask(Protocol):
 class JoinedTask(SymbolicTask, Protocol):
     """A task whose joins are forced: when a call has ended, the replies are handed in as they are, without a decision.
 
-    Only its root calls, once, and all parts of the call are equally long.
+    It has one kind of call. Only the root makes it, once, and all its parts are equally long.
     """
 
     def grade(self, right: NDArray[np.bool_]) -> NDArray[np.float64]:

@@ -161,6 +161,17 @@ def test_a_forced_join_is_for_every_task_that_grades():
     assert batch.state.team_return.tolist() == [0, 1, 1, 0]
 
 
+def test_a_forced_join_has_one_kind_of_call():
+    with pytest.raises(ConfigError, match="Choosy has 2 kinds of calls; expected 1, as joins are forced"):
+        make_rules(Choosy(cells=2), max_clones=2)
+
+
+class Choosy(Cells):
+    @property
+    def calls(self):
+        return super().calls * 2
+
+
 @dataclass(frozen=True)
 class Oddness(Cells):
     """A grade from outside: an odd number of right replies."""
