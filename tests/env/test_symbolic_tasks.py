@@ -308,6 +308,7 @@ def test_nobody_sees_more_than_may_be_answered():
         assert (batch.action_masks()[long].sum(axis=-1) == 1).all()
         batch.step(batch.sample_actions(rng))
     assert np.max(symbols) == 2
+    assert (batch.state.cycle == 11).all()  # five calls down, the leaves, five joins up
 
 
 def test_the_largest_cells_are_played_and_seen_small():
