@@ -24,13 +24,15 @@ their clones among them, **stay in `agents`** and can only WAIT. Clones born of 
 one transition function is that of the batch kernel, `selfcest_env.symbolic.BatchDelegation`; this is a view of a batch
 of one. Every random number is a hash of (seed, episode, place in the tree, turn): equal seeds give equal episodes.
 
-There are three tasks; `docs/symbolic.md` has a page for each.
+There are five tasks; `docs/symbolic.md` has a page for each.
 
 | `task`   | The root holds           | Calls                   | The question                                       |
 |----------|--------------------------|-------------------------|----------------------------------------------------|
 | `chain`  | numbers to add, modulo m | SPLIT into 2 or 4 parts | only short segments can be answered: how to split? |
 | `lookup` | a key                    | ASK what is behind it   | serial delegation: go on asking, or answer?        |
 | `noisy`  | numbers to add, modulo m | SPLIT into 2 or 4 parts | long segments make err: accuracy against cost      |
+| `cells`  | pairs to add, modulo m   | SPLIT into pairs        | one grade for many clones: who earned it?          |
+| `deep`   | numbers to add, modulo m | SPLIT into 2 parts      | nobody sees more than two: a tree, all of it right |
 
 ### Observation Space
 
@@ -48,7 +50,8 @@ There are three tasks; `docs/symbolic.md` has a page for each.
 | 7 + S * p + v    | place_p_is_v   | symbol v, of S, stands at place p of its segment                    |
 
 What is left reads 1 where nothing limits it. A place beyond the end of the segment, or of a reply that never came, is
-0 for every symbol. `selfcest_env.symbolic.vectors.observation_names(env.rules)` names every index.
+0 for every symbol. `cells` and `deep` show the first two places of a segment alone.
+`selfcest_env.symbolic.vectors.observation_names(env.rules)` names every index.
 
 ### Legal Actions Mask
 
@@ -76,6 +79,7 @@ Actions of agents that are not in `agents` are ignored.
 |---------------------------|---------------------------------------------------------------------------------------|
 | any step before the end   | 0                                                                                     |
 | the root ends             | 1 for the right answer, else 0, less `token_cost` times the tokens of the whole tree  |
+| in `cells`                | what the replies are worth together, 0 to 1, less the same                            |
 | truncated by `max_cycles` | 0                                                                                     |
 
 The sum over agents is the team reward times the number of live agents. In the population `dynamic` clones have left
@@ -100,10 +104,11 @@ Whole numbers under the same keys for every agent and step: `can_act` (use it as
 
 ### Arguments
 
-* `task`: "chain", "lookup", "noisy", `package.module:Class` or a `SymbolicTask`.
+* `task`: "chain", "lookup", "noisy", "cells", "deep", `package.module:Class` or a `SymbolicTask`.
 * `task_options`: options of a task given by name.
 * `max_clones`: clones of one episode, at all depths together; it must be finite.
-* `max_depth`: 0 switches delegation off, 1 lets the root delegate, 2 its clones too; by default 2, and 1 in `lookup`.
+* `max_depth`: 0 switches delegation off, 1 lets the root delegate, 2 its clones too; by default 2, in `lookup` and
+  `cells` 1.
 * `max_turns`: turns of one agent.
 * `total_tokens`: tree-wide: every prompt and every generated token of every agent; `None` is unlimited.
 * `generated_tokens`: tree-wide: generated tokens alone; `None` is unlimited.

@@ -5,7 +5,19 @@ from selfcest_env.symbolic.optimum import Optimum, Plan, optimal_plan, optimal_r
 from selfcest_env.symbolic.reference import BatchPolicy, OptimalPolicy, Played, RandomPolicy, play
 from selfcest_env.symbolic.rules import SymbolicRules, make_rules
 from selfcest_env.symbolic.state import State
-from selfcest_env.symbolic.tasks import TASKS, Call, Chain, Instances, Lookup, Noisy, SymbolicTask, make_task
+from selfcest_env.symbolic.tasks import (
+    TASKS,
+    Call,
+    Cells,
+    Chain,
+    Deep,
+    Instances,
+    JoinedTask,
+    Lookup,
+    Noisy,
+    SymbolicTask,
+    make_task,
+)
 from selfcest_env.symbolic.twin import episode_record, replay
 from selfcest_env.symbolic.vectors import observation_names
 
@@ -14,8 +26,11 @@ __all__ = [
     "BatchDelegation",
     "BatchPolicy",
     "Call",
+    "Cells",
     "Chain",
+    "Deep",
     "Instances",
+    "JoinedTask",
     "Lookup",
     "Noisy",
     "OptimalPolicy",

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from selfcest_env.errors import ConfigError, GameError, check_whole
 from selfcest_env.symbolic.rules import MAX_COUNT, SymbolicRules
-from selfcest_env.symbolic.state import ANSWERED, READY, UNBORN, Index, State, blank
+from selfcest_env.symbolic.state import READY, UNBORN, Index, State, blank
 from selfcest_env.symbolic.streams import Keys, seeds_of
 from selfcest_env.symbolic.tasks import Instances
 from selfcest_env.symbolic.transition import Transition
@@ -69,11 +69,15 @@ class BatchDelegation:
         return self.state.terminated | self.state.truncated
 
     @property
+    def scores(self) -> NDArray[np.float64]:
+        """What roots' answers are worth, from 0 to 1 and costs left out, shape (num_envs,); 0 where there is none."""
+        return self._game.scores()
+
+    @property
     def solved(self) -> NDArray[np.bool_]:
-        """Where the root has given the right answer, shape (num_envs,)."""
-        state = self.state
-        right: NDArray[np.bool_] = (state.status[:, 0] == ANSWERED) & (state.tape[:, 0] == state.target)
-        return right
+        """Where the root's answer is worth all that an answer can be, shape (num_envs,)."""
+        solved: NDArray[np.bool_] = self.scores == 1
+        return solved
 
     @property
     def next_agents(self) -> Index:

@@ -15,6 +15,15 @@ For `lookup` plans are followed with open eyes: the root asks for the key it hol
 as often as planned, and then guesses. That is best where it can afford the longest trail and tokens are free; else some
 other way of guessing keys may beat it.
 
+For `deep` the optimum is that of all policies, whatever they remember and tell each other, if tokens are free and every
+split cuts into equal parts: either all symbols come before eyes that may answer them, or some symbol is seen by nobody
+and the sum is uniform.
+
+For `cells` too, if tokens are free: the root has one action, and couplings never fall when one more reply is right. So
+each clone answers what is likeliest given its pair, u + v, and is right with probability p = 1 - hidden + hidden /
+modulus, independently of all others. The expected score follows from p in closed form. (At a cost a reply that changes
+nothing, as the second right one of "max", is better never given.)
+
 Agents wait only where nothing else is legal. The work grows with the number of different sums of tokens, generated
 tokens and clones that plans can come to; for the default rules it takes a fraction of a second.
 """
@@ -24,12 +33,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from math import comb
 from typing import NamedTuple
 
 from selfcest_env.budget import ZERO, Amounts
 from selfcest_env.errors import ConfigError
 from selfcest_env.symbolic.rules import NOTICE, OPENING, REPLIES, RESERVE, SymbolicRules
-from selfcest_env.symbolic.tasks import Chain, Lookup
+from selfcest_env.symbolic.tasks import COVER, TASKS, Cells, Chain, Lookup
 
 
 @dataclass(frozen=True)
@@ -39,7 +49,7 @@ class Plan:
     Attributes:
         call: the kind of call it makes; `None` if it answers.
         clones: plans of the parts, `None` also for a clone that is refused.
-        then: what it does with the replies.
+        then: what it does with the replies; `None` also where they are handed in without a decision.
     """
 
     call: int | None = None
@@ -89,7 +99,7 @@ Outcomes = dict[Amounts, Outcome]  # the best plan for every sum that plans use 
 
 
 def optimal_return(rules: SymbolicRules) -> Optimum:
-    """The best expected team return of `chain`, `noisy` and `lookup` (see the module for its conditions).
+    """The best expected team return of a built-in task (see the module for its conditions).
 
     Raises:
         ConfigError: nothing is known of the task's optimum.
@@ -119,13 +129,21 @@ def _lengths(rules: SymbolicRules) -> range:
             return range(low, high + 1)
         case Lookup():
             return range(1, 2)
-    raise ConfigError(f"no optimum is known for the task {type(rules.task).__name__}; expected chain, noisy or lookup")
+        case Cells(max_length=length):
+            return range(length, length + 1)
+    raise ConfigError(f"no optimum is known for the task {type(rules.task).__name__}; expected {', '.join(TASKS)}")
 
 
 def _best(planner: _Planner, length: int) -> tuple[tuple[float, float], Plan | None]:
     """(success, tokens) of the best plan for a length, and the plan; of equals the cheapest."""
     rules, outcomes = planner.rules, planner.of_root(length)
-    score = _score_lookup if isinstance(rules.task, Lookup) else _score_chain
+    match rules.task:
+        case Lookup():
+            score = _score_lookup
+        case Cells():
+            score = _score_cells
+        case _:
+            score = _score_chain
     scored = [(score(rules, spent, outcome, outcomes), outcome.plan) for spent, outcome in outcomes.items()]
     return max(scored, key=lambda item: (round(item[0][0] - rules.token_cost * item[0][1], 12), -item[0][1]))
 
@@ -145,6 +163,22 @@ def _score_lookup(rules: SymbolicRules, spent: Amounts, outcome: Outcome, outcom
     tokens = {other.plan.num_calls: used.total_tokens or 0 for used, other in outcomes.items() if other.plan}
     found = sum(hops <= calls for hops in trails) / len(trails)
     return found + (1 - found) / rules.task.values, sum(tokens[min(hops, calls)] for hops in trails) / len(trails)
+
+
+def _score_cells(rules: SymbolicRules, spent: Amounts, outcome: Outcome, outcomes: Outcomes) -> tuple[float, float]:
+    """As above, where every clone is right with probability p, independently."""
+    assert isinstance(rules.task, Cells)
+    task, cells = rules.task, rules.task.cells
+    p, tokens = 1 - task.hidden + task.hidden / task.modulus, spent.total_tokens or 0
+    match task.coupling:
+        case "additive" | "zipf":
+            return p, tokens
+        case "coverage":
+            groups = [min(COVER, cells - first) for first in range(0, cells, COVER)]
+            return sum(1 - (1 - p) ** size for size in groups) / len(groups), tokens
+        case _:
+            counts = range(task.least_right, cells + 1)
+            return sum(comb(cells, n) * p**n * (1 - p) ** (cells - n) for n in counts), tokens
 
 
 class _Planner:
@@ -206,9 +240,14 @@ class _Planner:
                     if both not in joined or kept > joined[both][0]:
                         joined[both] = kept, (*plans, outcome.plan)
         for spent, (reliability, plans) in joined.items():
-            for more, outcome in self.of_agent(parts, purse.minus(spent), turns + 1, depth).items():
+            for more, outcome in self._after_join(parts, purse.minus(spent), turns + 1, depth).items():
                 plan = Plan(kind, plans, outcome.plan)
                 yield spent.plus(more), Outcome(reliability * outcome.reliability, outcome.answers, plan)
+
+    def _after_join(self, length: int, purse: Amounts, turns: int, depth: int) -> Outcomes:
+        if self.rules.joined is not None:
+            return {Amounts(RESERVE, self.counted * RESERVE): Outcome(1.0, True, None)}
+        return self.of_agent(length, purse, turns, depth)
 
     def _grant(self, purse: Amounts, parts: int, depth: int) -> Amounts:
         """What each clone of a call gets: equal shares of what the caller does not keep."""

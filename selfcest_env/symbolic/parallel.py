@@ -44,7 +44,7 @@ class SymbolicEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined, u
     """The symbolic game as a PettingZoo `ParallelEnv`; `symbolic_v0` describes it.
 
     Args:
-        task: "chain", "lookup", "noisy", `package.module:Class` or a `SymbolicTask`.
+        task: "chain", "lookup", "noisy", "cells", "deep", `package.module:Class` or a `SymbolicTask`.
         task_options: options of a task given by name.
         max_clones: clones of one episode, at all depths together.
         max_depth: 0 switches delegation off, 1 lets the root delegate, 2 its clones too; `None` is 1 where only the

@@ -12,7 +12,7 @@ from selfcest_env.errors import GameError
 from selfcest_env.render import Node, account, branches
 from selfcest_env.symbolic.rules import SymbolicRules
 from selfcest_env.symbolic.state import UNBORN, State, agent_ids
-from selfcest_env.symbolic.vectors import replies, segments
+from selfcest_env.symbolic.vectors import answer_of, segments
 from selfcest_env.types import Status
 
 RENDER_MODES = ("human", "ansi", "rgb_array")
@@ -31,7 +31,7 @@ STATUSES = (
 
 def nodes_of_state(state: State, rules: SymbolicRules) -> list[Node]:
     """Agents of a batch of one, in tree order. The objective is what an agent that can act holds now."""
-    held, replied, nodes = segments(state, rules)[0], replies(state)[0], []
+    held, nodes = segments(state, rules)[0], []
     for seat, agent_id in agent_ids(state).items():
         status = STATUSES[state.status[0, seat]]
         assert status is not None
@@ -43,7 +43,7 @@ def nodes_of_state(state: State, rules: SymbolicRules) -> list[Node]:
                 None if rules.total_tokens is None else int(state.granted[0, seat]),
                 int(state.prompt_tokens[0, seat] + state.generated_tokens[0, seat]),
                 (),
-                str(replied[seat]) if status is Status.ANSWERED else None,
+                _symbols(answer_of(state, rules, seat), rules) if status is Status.ANSWERED else None,
             )
         )
     return sorted(nodes, key=lambda node: node.agent_id)
@@ -72,7 +72,8 @@ def render(state: State, rules: SymbolicRules, mode: str | None, env: int = 0) -
             lines.append(f"replied {node.reply}")
         return lines
 
-    title = f"{type(rules.task).__name__}, the answer is {state.target[0]}, cycle {state.cycle[0]}"
+    right = _symbols(state.target.reshape(-1), rules)
+    title = f"{type(rules.task).__name__}, the answer is {right}, cycle {state.cycle[0]}"
     text = "\n".join([title, *branches(nodes, describe)])
     if mode == "human":
         sys.stdout.write(text + "\n")

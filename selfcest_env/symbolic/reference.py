@@ -37,7 +37,8 @@ class RandomPolicy:
 
 
 class OptimalPolicy:
-    """Plays the best plans (`optimal_return`) from the beginning of episodes to their end; every answer is true.
+    """Plays the best plans (`optimal_return`) from the beginning of episodes to their end; every answer is a
+    true sum, in `cells` that of what is seen.
 
     It remembers nothing: where an agent stands in its plan follows from its turns, its parent's, and its part.
     """
@@ -100,7 +101,7 @@ class OptimalPolicy:
 
 @dataclass(frozen=True)
 class Played:
-    """Means over episodes; `standard_error` is that of the team return."""
+    """Means over episodes; `standard_error` is that of the team return, `success` what answers are worth."""
 
     team_return: float
     standard_error: float
@@ -116,4 +117,4 @@ def play(policy: BatchPolicy, rules: SymbolicRules, episodes: int, seed: int = 0
         kernel.step(policy.actions(kernel))
     returns, tokens = kernel.state.team_return, kernel.total_tokens()
     error = returns.std(ddof=1) / np.sqrt(episodes) if episodes > 1 else float("inf")
-    return Played(float(returns.mean()), float(error), float(kernel.solved.mean()), float(tokens.mean()))
+    return Played(float(returns.mean()), float(error), float(kernel.scores.mean()), float(tokens.mean()))

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selfcest_env.errors import ConfigError, check_whole, did_you_mean
-from selfcest_env.symbolic.tasks import SymbolicTask, make_task
+from selfcest_env.symbolic.tasks import JoinedTask, SymbolicTask, make_task
 from selfcest_env.types import Limits
 
 OPENING = 1  # tokens of an opening beside its symbols
@@ -77,6 +77,8 @@ class SymbolicRules:
                 f"max_depth is {self.max_depth}; expected 0 or 1: only the root of this task may name facts, so its "
                 "clones have nothing to delegate"
             )
+        if self.joined is not None:
+            self._check_joined()
 
     @property
     def limits(self) -> Limits:
@@ -93,6 +95,33 @@ class SymbolicRules:
             max_clones_per_call=None,
             max_depth=self.max_depth,
         )
+
+    def _check_joined(self) -> None:
+        """Where joins are forced and the one call can never be made, nobody can do anything."""
+        kinds, why = len(self.task.calls), "the root makes one call and its clones none"
+        if kinds != 1:
+            raise ConfigError(f"{type(self.task).__name__} has {kinds} kinds of calls; expected 1, as joins are forced")
+        parts = self.task.calls[0].parts
+        check_whole("max_depth", self.max_depth, 1, 1, why)
+        check_whole("max_clones", self.max_clones, parts, MAX_AGENTS - 1, "a clone for every part")
+        check_whole("max_turns", self.max_turns, 2, 100, "a call, and its replies handed in")
+        if self.total_tokens is not None:
+            call = int(self.least_tokens[self.column(0, self.task.max_length)])
+            least = OPENING + self.task.max_length + call
+            check_whole("total_tokens", self.total_tokens, least, MAX_COUNT, "the opening and the call")
+        if self.generated_tokens is not None:
+            least = 2 * parts + RESERVE
+            check_whole("generated_tokens", self.generated_tokens, least, MAX_COUNT, "the call and every answer")
+
+    @cached_property
+    def joined(self) -> JoinedTask | None:
+        """The task, if its joins are forced."""
+        return self.task if isinstance(self.task, JoinedTask) else None
+
+    @cached_property
+    def num_targets(self) -> int:
+        """Parts of the right answer: one, or one per reply that is handed in."""
+        return 1 if self.joined is None else self.max_parts
 
     @cached_property
     def num_agents(self) -> int:
@@ -117,6 +146,11 @@ class SymbolicRules:
         return max(self.task.max_length, self.max_parts)
 
     @cached_property
+    def places(self) -> int:
+        """Of them those that an observation shows."""
+        return self.width if self.task.shown is None else min(self.width, self.task.shown)
+
+    @cached_property
     def missing(self) -> int:
         """Symbol of a reply that never came."""
         return self.task.num_symbols
@@ -128,7 +162,8 @@ class SymbolicRules:
     @cached_property
     def tape_length(self) -> int:
         """Symbols of an episode: the root's answer, its segment, the facts, and every reply there can be."""
-        return 1 + self.task.max_length + self.task.num_facts + self.max_clones * self.max_parts
+        calls = self.max_clones if self.joined is None else 1  # none of them is without a clone
+        return self.replies_at + calls * self.max_parts
 
     @cached_property
     def replies_at(self) -> int:
@@ -225,12 +260,12 @@ class SymbolicRules:
     @cached_property
     def chunk(self) -> int:
         """How many places of a segment are turned into numbers at once: as many as a small table allows."""
-        return max(1, min(self.width, int(np.log(MAX_WORDS) / np.log(self.missing + 1))))
+        return max(1, min(self.places, int(np.log(MAX_WORDS) / np.log(self.missing + 1))))
 
     @cached_property
     def chunk_starts(self) -> NDArray[np.int16]:
         """The first place of every chunk; shape (chunks, 1)."""
-        return np.arange(0, self.width, self.chunk, dtype=np.int16)[:, None]
+        return np.arange(0, self.places, self.chunk, dtype=np.int16)[:, None]
 
     @cached_property
     def one_hot_words(self) -> NDArray[np.float32]:
@@ -274,5 +309,5 @@ def make_rules(
             )
     made = make_task(task, task_options)
     if limits.get("max_depth") is None:
-        limits["max_depth"] = 1 if made.num_facts else 2
+        limits["max_depth"] = 1 if made.num_facts or isinstance(made, JoinedTask) else 2
     return SymbolicRules(made, **limits)

@@ -39,7 +39,7 @@ class SymbolicSerialEnv(gymnasium.Env[Observations, np.int64]):
     reward comes with the last step.
 
     Args:
-        task: "chain", "lookup", "noisy", `package.module:Class` or a `SymbolicTask`.
+        task: "chain", "lookup", "noisy", "cells", "deep", `package.module:Class` or a `SymbolicTask`.
         task_options: options of a task given by name.
         max_cycles: decisions before truncation; `None` never truncates, and the limits end every game.
         render_mode: "human", "ansi", "rgb_array" or `None`.

@@ -32,7 +32,7 @@ class State:
     keys: Keys  # of the environment
     episode: NDArray[np.int64]  # episodes started
     cycle: NDArray[np.int32]  # joint steps of this episode
-    target: NDArray[np.int8]  # the right answer
+    target: NDArray[np.int8]  # the right answer; where joins are forced (envs, parts), the right replies
     tape: NDArray[np.int8]  # (envs, tape_length)
     tape_end: NDArray[np.int32]
     num_born: NDArray[np.int32]  # agents, the root included
@@ -91,6 +91,8 @@ def agent_ids(state: State) -> dict[int, AgentId]:
 def blank(rules: SymbolicRules, envs: int) -> State:
     """Environments in which no episode has been started."""
     shapes = dict.fromkeys(_PER_AGENT, (envs, rules.num_agents)) | {"tape": (envs, rules.tape_length)}
+    if rules.joined is not None:
+        shapes["target"] = (envs, rules.num_targets)
     dtypes = {name: get_args(get_args(hint)[1])[0] for name, hint in get_type_hints(State).items()}
     arrays = {name: np.zeros(shapes.get(name, (envs,)), dtypes[name]) for name in _NAMES}
     return replace(State(**arrays), terminated=np.ones(envs, bool))

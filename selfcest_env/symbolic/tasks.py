@@ -1,4 +1,4 @@
-"""What is to be done: three tasks over short segments of symbols.
+"""What is to be done: five tasks over short segments of symbols.
 
 An agent holds a *segment*: up to `max_length` symbols. It may ANSWER a value, or CALL: hand parts of the work to
 clones, whose replies become its new segment. A task says what a segment looks like at first, which lengths can be
@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from selfcest_env.errors import ConfigError, check_whole, is_whole
-from selfcest_env.plugin import build, load
-from selfcest_env.symbolic.streams import Keys, fold, integers
+from selfcest_env.plugin import build, load, one_of
+from selfcest_env.symbolic.streams import Keys, fold, integers, uniforms
 
 Symbols = NDArray[np.int8]
 
@@ -41,7 +41,7 @@ class Instances(NamedTuple):
     Attributes:
         segments: the root's symbols, shape (batch, max_length); entries from `lengths` on mean nothing.
         lengths: shape (batch,).
-        targets: the right answer, shape (batch,).
+        targets: the right answer, shape (batch,); of a `JoinedTask` the right reply to each part, (batch, parts).
         facts: what only clones may read, shape (batch, num_facts).
     """
 
@@ -71,6 +71,11 @@ class SymbolicTask(Protocol):
         ...
 
     @property
+    def shown(self) -> int | None:
+        """How many symbols of its segment an agent sees, from the first on; `None` for all of them."""
+        ...
+
+    @property
     def calls(self) -> tuple[Call, ...]: ...
 
     def answerable(self, length: int) -> bool:
@@ -86,6 +91,18 @@ class SymbolicTask(Protocol):
         ...
 
     def draw(self, keys: Keys) -> Instances: ...
+
+
+@runtime_checkable
+class JoinedTask(SymbolicTask, Protocol):
+    """A task whose joins are forced: when a call has ended, the replies are handed in as they are, without a decision.
+
+    It has one kind of call. Only the root makes it, once, and all its parts are equally long.
+    """
+
+    def grade(self, right: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """What replies are worth together, from 0 to 1; [batch, parts] to [batch]. A missing reply is not right."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -140,6 +157,10 @@ class Chain:
         return self.span[1]
 
     @property
+    def shown(self) -> int | None:
+        return None
+
+    @property
     def calls(self) -> tuple[Call, ...]:
         return tuple(Call(parts) for parts in self.splits)
 
@@ -184,13 +205,126 @@ class Noisy(Chain):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        rot: object = self.rot
-        if not isinstance(rot, (int, float)) or not 0 <= rot <= 1:
-            raise ConfigError(f"rot is {rot!r}; expected a probability from 0 to 1")
+        _check_probability("rot", self.rot)
         check_whole("clear", self.clear, 0, MAX_ITEMS)
 
     def reliability(self, length: int) -> float:
         return float((1 - self.rot) ** max(0, length - self.clear))
+
+
+@dataclass(frozen=True)
+class Deep(Chain):
+    """As `Chain`, but nobody sees more of a segment than may be answered: no way round the tree.
+
+    In `Chain` a root with a memory can sum its long segment itself, call for the sake of form and answer what it
+    remembers. Here the first `window` symbols are all that is seen, so until calls have cut everything to that length
+    the sum of what nobody has seen is uniform, and no policy is right more often than one time in `modulus`.
+    """
+
+    name: ClassVar[str] = "deep"
+    items: int | tuple[int, int] = 8
+    window: int | None = 2
+    splits: tuple[int, ...] = (2,)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.window is None:
+            raise ConfigError("window is None; expected a whole number: without a window nobody needs clones (chain)")
+
+    @property
+    def shown(self) -> int | None:
+        return self.window
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Many clones, one grade: each adds two numbers of its own, and what they are worth together is a coupling.
+
+    The root holds `cells` pairs of numbers and can do nothing but hand every clone one pair; the replies are handed in
+    (`JoinedTask`). The right reply to (u, v) is u + v + h modulo `modulus`. The hidden part h, which nobody sees, is
+    uniform with probability `hidden`, else 0: a clone's own observation and reply do not decide whether it was right.
+
+    Attributes:
+        cells: how many pairs, and so clones.
+        modulus: numbers and answers are below it.
+        coupling: "additive": the share of right replies. "zipf": the same, where reply j = 1, 2, ... weighs 1 / j.
+            "coverage": the share of groups of four neighbours in which at least one is right. "threshold": 1 if at
+            least three quarters are right, else 0; "max": if any is; "and": if all are.
+        hidden: probability that the hidden part of a cell is drawn.
+    """
+
+    name: ClassVar[str] = "cells"
+    cells: int = 8
+    modulus: int = 8
+    coupling: str = "additive"
+    hidden: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_whole("cells", self.cells, 2, MAX_ITEMS)
+        check_whole("modulus", self.modulus, 2, MAX_MODULUS)
+        one_of("coupling", self.coupling, COUPLINGS)
+        _check_probability("hidden", self.hidden)
+
+    @property
+    def num_symbols(self) -> int:
+        return self.modulus
+
+    @property
+    def num_answers(self) -> int:
+        return self.modulus
+
+    @property
+    def num_facts(self) -> int:
+        return 0
+
+    @property
+    def max_length(self) -> int:
+        return 2 * self.cells
+
+    @property
+    def shown(self) -> int | None:
+        # A pair: the root, which holds them all, has no choice to make.
+        return 2
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        return (Call(self.cells),)
+
+    def answerable(self, length: int) -> bool:
+        return length == 2
+
+    def reliability(self, length: int) -> float:
+        return 1.0
+
+    def part_lengths(self, call: int, length: int) -> tuple[int, ...]:
+        return (2,) * self.cells if length == 2 * self.cells else ()
+
+    def draw(self, keys: Keys) -> Instances:
+        batch, cells = len(keys), self.cells
+        pairs = integers(fold(keys, 0), 2 * cells, self.modulus).T
+        luck = uniforms(fold(keys, 1, np.arange(cells)[:, None])).T
+        hidden = np.where(luck < self.hidden, integers(fold(keys, 2), cells, self.modulus).T, 0)
+        targets = (pairs.reshape(batch, cells, 2).sum(axis=2) + hidden) % self.modulus
+        lengths = np.full(batch, 2 * cells, np.int16)
+        return Instances(pairs.astype(np.int8), lengths, targets.astype(np.int8), np.empty((batch, 0), np.int8))
+
+    @property
+    def least_right(self) -> int:
+        """How many right replies earn 1, where the coupling counts them."""
+        return {"threshold": -(-3 * self.cells // 4), "max": 1, "and": self.cells}[self.coupling]
+
+    def grade(self, right: NDArray[np.bool_]) -> NDArray[np.float64]:
+        match self.coupling:
+            case "additive":
+                scores: NDArray[np.float64] = right.mean(axis=1)
+            case "zipf":
+                weights = 1 / np.arange(1, self.cells + 1)
+                scores = (right * weights).sum(axis=1) / weights.sum()
+            case "coverage":
+                scores = np.logical_or.reduceat(right, range(0, self.cells, COVER), axis=1).mean(axis=1)
+            case _:
+                scores = (right.sum(axis=1) >= self.least_right).astype(np.float64)
+        return scores
 
 
 @dataclass(frozen=True)
@@ -238,6 +372,10 @@ class Lookup:
         return 1
 
     @property
+    def shown(self) -> int | None:
+        return None
+
+    @property
     def calls(self) -> tuple[Call, ...]:
         return (Call(1, facts=self.keys),)
 
@@ -270,7 +408,10 @@ MAX_ITEMS = 64
 MAX_MODULUS = 32
 MAX_PARTS = 8
 
-TASKS: dict[str, type] = {"chain": Chain, "lookup": Lookup, "noisy": Noisy}
+COUPLINGS = ("additive", "zipf", "coverage", "threshold", "max", "and")
+COVER = 4  # cells of a group in the coupling "coverage"; the last group may be smaller
+
+TASKS: dict[str, type] = {"chain": Chain, "lookup": Lookup, "noisy": Noisy, "cells": Cells, "deep": Deep}
 
 
 def make_task(task: SymbolicTask | str, options: Mapping[str, Any] | None = None) -> SymbolicTask:
@@ -290,6 +431,11 @@ def make_task(task: SymbolicTask | str, options: Mapping[str, Any] | None = None
         names = ", ".join(map(repr, TASKS))
         raise ConfigError(f"task is {task!r}; expected one of {names}, 'package.module:Class', or a SymbolicTask")
     return made
+
+
+def _check_probability(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise ConfigError(f"{name} is {value!r}; expected a probability from 0 to 1")
 
 
 def _check_span(name: str, value: object, most: int, limit: str = "") -> None:

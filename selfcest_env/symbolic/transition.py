@@ -28,6 +28,7 @@ from selfcest_env.symbolic.state import (
 )
 from selfcest_env.symbolic.streams import Keys, fold, integers, uniforms
 from selfcest_env.symbolic.tasks import Instances
+from selfcest_env.symbolic.vectors import handed_in
 
 # What a key is used for.
 _PROBLEM, _ERRORS = range(2)
@@ -70,7 +71,22 @@ class Transition:
         if waits.size:
             self._wait(who.take(waits))
         self._join()
-        self._finish(max_cycles)
+        state = self.state
+        state.cycle += ~(state.terminated | state.truncated)
+        self._finish()
+        if max_cycles is not None:
+            state.truncated |= ~state.terminated & (state.cycle >= max_cycles)
+
+    def scores(self) -> NDArray[np.float64]:
+        """See `BatchDelegation.scores`."""
+        state, joined = self.state, self.rules.joined
+        answered: NDArray[np.bool_] = state.status[:, 0] == ANSWERED
+        if joined is None:
+            right = state.tape[:, 0] == state.target
+        else:
+            right = joined.grade(handed_in(state, self.rules) == state.target)
+        scores: NDArray[np.float64] = answered * right.astype(np.float64)
+        return scores
 
     def remove(self, who: Index) -> None:
         """See `BatchDelegation.remove`."""
@@ -82,6 +98,7 @@ class Transition:
         flat.prompt_tokens[who] = 0
         self._turns = None
         self._join()
+        self._finish()
 
     def start(self, envs: Index) -> None:
         """Start the next episode of some environments."""
@@ -243,7 +260,7 @@ class Transition:
 
     def _join(self) -> None:
         """Where a whole call has ended: what is left flows back, then all replies arrive as one message."""
-        flat = self.flat
+        flat, rules = self.flat, self.rules
         who = (flat.status == WAITING).nonzero()[0]
         if not who.size:
             return
@@ -262,6 +279,10 @@ class Transition:
         flat.tokens_left[who] -= message
         flat.prompt_tokens[who] += message
         flat.status[who] = READY
+        if rules.joined is not None:
+            # A turn of the rules' own: the replies as they stand are the answer.
+            self._charge(who, np.full(len(who), RESERVE, np.int32))
+            flat.status[who] = ANSWERED
 
     def _clones_of(self, who: Index) -> tuple[Index, NDArray[np.bool_]]:
         """The clones of the calls in flight, and which entries are any; both of shape (max_parts, callers)."""
@@ -269,21 +290,15 @@ class Transition:
         first = self._root_of.take(who) + flat.first_clone.take(who)
         return first + self._nth, self._nth < flat.call_clones.take(who)
 
-    def _finish(self, max_cycles: int | None) -> None:
-        """End the episodes whose root has ended, and those that have lasted too long."""
+    def _finish(self) -> None:
+        """End the episodes whose root has ended."""
         state, rules = self.state, self.rules
         playing = ~(state.terminated | state.truncated)
-        state.cycle += playing
         over = (playing & (state.status[:, 0] >= ANSWERED)).nonzero()[0]
         if over.size:
-            status, roots = state.status[over, 0], over * self.rules.num_agents
-            right = (status == ANSWERED) & (state.tape[over, 0] == state.target[over])
-            spent = (rules.total_tokens or UNLIMITED) - self.flat.tokens_left[roots]
-            state.team_return[over] = right - rules.token_cost * spent
+            spent = (rules.total_tokens or UNLIMITED) - self.flat.tokens_left[over * rules.num_agents]
+            state.team_return[over] = self.scores()[over] - rules.token_cost * spent
             state.terminated[over] = True
-            playing[over] = False
-        if max_cycles is not None:
-            state.truncated |= playing & (state.cycle >= max_cycles)
 
     def _open_turns(self) -> tuple[Index, Index]:
         flat, rules = self.flat, self.rules

@@ -9,30 +9,36 @@ clone    3 1
 reply    4
 replies  4 x             x is a reply that never came
 wait                     nothing said, nothing charged; the line that answers it is empty and costs its message alone
+join     4_x             where joins are forced, in the root's name: all replies as one word, its answer
 
-Errors of `noisy` are the environment's: the twin is told the answer as it came out.
+Errors of `noisy` are the environment's: the twin is told the answer as it came out. The hidden part of `cells` is in
+the right answer alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from selfcest_env.errors import ConfigError
+from selfcest_env.graders import NO_ANSWER, Grade
 from selfcest_env.kernel import Kernel
 from selfcest_env.protocol import Brief, Reply
 from selfcest_env.record import EpisodeRecord, Generation, build_record
-from selfcest_env.reward import make_reward
+from selfcest_env.reward import Reward, Score, make_reward
 from selfcest_env.rules import Rules
 from selfcest_env.symbolic.batch import BatchDelegation
 from selfcest_env.symbolic.rules import FIRST_ANSWER, WAIT, SymbolicRules
-from selfcest_env.symbolic.state import UNBORN, State, agent_ids
-from selfcest_env.symbolic.vectors import replies, segments
+from selfcest_env.symbolic.state import ANSWERED, UNBORN, State, agent_ids
+from selfcest_env.symbolic.tasks import JoinedTask
+from selfcest_env.symbolic.vectors import answer_of, replies, segments
 from selfcest_env.text.counters import WordCounter
 from selfcest_env.types import (
+    ROOT,
     Action,
     AgentId,
     Answer,
@@ -99,6 +105,20 @@ class SymbolicText:
         return CloneRequest("", (word,))
 
 
+@dataclass(frozen=True)
+class HandedIn:
+    """A grader of replies handed in as one word: what the task in numbers says of them."""
+
+    task: JoinedTask
+
+    def grade(self, task: Task, answer: str | None) -> Grade:
+        if answer is None:
+            return NO_ANSWER
+        right = np.array([[said == true for said, true in zip(answer.split("_"), task.answer.split("_"), strict=True)]])
+        score = float(self.task.grade(right)[0])
+        return Grade(score, score == 1, True)
+
+
 def text_rules(rules: SymbolicRules) -> Rules:
     """Limits, protocol and prices under which the text game plays as `rules` do."""
     return Rules(rules.limits, SymbolicText(), WordCounter())
@@ -110,7 +130,7 @@ def text_task(rules: SymbolicRules, start: State) -> Task:
     return Task(
         task_id=f"{start.keys[0]}-{start.episode[0]}",
         prompt=_words(_held(rules, start, 0), rules),
-        answer=str(start.target[0]),
+        answer=_words(start.target.reshape(-1), rules, "_"),
         source="symbolic",
         context={f"{_KEY}{number}": str(symbol) for number, symbol in enumerate(facts)},
         metadata={"length": int(start.length[0, 0])},
@@ -171,6 +191,9 @@ def replay(
         newborn = agent_ids(batch.state).items() - ids.items()
         gone = np.array([seat for seat, agent_id in newborn if agent_id in absent], np.intp)
         batch.remove(np.zeros_like(gone), gone)
+        if batch.state.status[0, 0] == ANSWERED and ROOT in kernel.ready():
+            text = _words(answer_of(batch.state, rules, 0), rules, "_")
+            kernel.play(ROOT, text, Usage(kernel.rules.counter.count_text(text)))
         yield batch, kernel
 
 
@@ -186,7 +209,10 @@ def episode_record(
     generations = {(step.agent_id, step.turn): Generation(step.text) for step in kernel.log}
     record = build_record(kernel, generations, episode_id=episode_id, seed=int(start.keys[0]))
     cost = {"price": rules.token_cost, "scale": 1.0, "tokens": "total", "only_when_correct": False}
-    return make_reward("correct", token_cost=cost).score(record)
+    reward = make_reward("correct", token_cost=cost)
+    if rules.joined is not None:
+        reward = Reward({"score": Score(), "token_cost": reward.terms["token_cost"]}, HandedIn(rules.joined))
+    return reward.score(record)
 
 
 def _held(rules: SymbolicRules, state: State, seat: int) -> NDArray[np.int8]:
@@ -194,5 +220,5 @@ def _held(rules: SymbolicRules, state: State, seat: int) -> NDArray[np.int8]:
     return segments(state, rules)[0, seat, : state.length[0, seat]]
 
 
-def _words(symbols: NDArray[np.int8], rules: SymbolicRules) -> str:
-    return " ".join(MISSING if symbol == rules.missing else str(symbol) for symbol in symbols)
+def _words(symbols: NDArray[np.int8], rules: SymbolicRules, between: str = " ") -> str:
+    return between.join(MISSING if symbol == rules.missing else str(symbol) for symbol in symbols)

@@ -26,18 +26,18 @@ SEAT = ("born", "waiting", "ended", "answered", "parent")  # then the observatio
 
 
 def observation_size(rules: SymbolicRules) -> int:
-    return len(FEATURES) + rules.width * rules.task.num_symbols
+    return len(FEATURES) + rules.places * rules.task.num_symbols
 
 
 def state_size(rules: SymbolicRules) -> int:
     symbols = rules.task.num_symbols
     seat = len(SEAT) + observation_size(rules) + symbols
-    return len(GLOBALS) + (1 + rules.task.num_facts) * symbols + rules.num_agents * seat
+    return len(GLOBALS) + (rules.num_targets + rules.task.num_facts) * symbols + rules.num_agents * seat
 
 
 def observation_names(rules: SymbolicRules) -> tuple[str, ...]:
     """The name of every entry of an observation."""
-    places = [f"place_{i}_is_{v}" for i in range(rules.width) for v in range(rules.task.num_symbols)]
+    places = [f"place_{i}_is_{v}" for i in range(rules.places) for v in range(rules.task.num_symbols)]
     return (*FEATURES, *places)
 
 
@@ -90,8 +90,21 @@ def segments(state: State, rules: SymbolicRules) -> NDArray[np.int8]:
 
 
 def replies(state: State) -> NDArray[np.int8]:
-    """What every agent answered, shape (num_envs, num_agents); means nothing for who did not."""
+    """What every agent answered, shape (num_envs, num_agents); means nothing for who did not.
+
+    `missing` of a root whose join was forced: what it handed in is `handed_in`.
+    """
     return np.take_along_axis(state.tape, state.cell.astype(np.intp), axis=1)
+
+
+def handed_in(state: State, rules: SymbolicRules) -> NDArray[np.int8]:
+    """The replies that a root has handed in, where joins are forced; shape (num_envs, num_targets)."""
+    return np.take_along_axis(state.tape, state.start[:, :1] + np.arange(rules.num_targets), axis=1)
+
+
+def answer_of(state: State, rules: SymbolicRules, seat: int) -> NDArray[np.int8]:
+    """The symbols with which an agent has ended: one, or what the root handed in; `state` is a batch of one."""
+    return handed_in(state, rules)[0] if rules.joined is not None and seat == 0 else replies(state)[0, seat : seat + 1]
 
 
 def states(state: State, seen: NDArray[np.float32], rules: SymbolicRules) -> NDArray[np.float32]:
@@ -110,7 +123,8 @@ def states(state: State, seen: NDArray[np.float32], rules: SymbolicRules) -> NDA
     flags = np.stack([born, state.status == WAITING, state.status >= ANSWERED, answered, parents], axis=-1)
     given = one_hot.take(np.where(answered, replies(state), rules.pad), axis=0)
     seats = np.concatenate([flags, seen, given], axis=-1)
-    truth = np.concatenate([state.target[:, None], state.tape[:, 1 + rules.task.max_length : rules.replies_at]], axis=1)
+    facts = state.tape[:, 1 + rules.task.max_length : rules.replies_at]
+    truth = np.concatenate([state.target.reshape(envs, -1), facts], axis=1)
     over = state.terminated | state.truncated
     parts = [np.stack([over, share, clones], axis=1), one_hot.take(truth, axis=0).reshape(envs, -1)]
     return np.concatenate([*parts, seats.reshape(envs, -1)], axis=1, dtype=np.float32, casting="same_kind")

@@ -35,6 +35,8 @@ TASKS: list[dict[str, Any]] = [
     {"task": "chain", "max_clones": 4, "total_tokens": 70},
     {"task": "noisy", "max_clones": 3, "token_cost": 0.01},
     {"task": "lookup", "max_depth": 1},
+    {"task": "cells", "task_options": {"cells": 4, "coupling": "max"}},
+    {"task": "deep", "task_options": {"items": (2, 4)}},
 ]
 
 

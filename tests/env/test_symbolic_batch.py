@@ -14,6 +14,7 @@ from selfcest_env.symbolic import BatchDelegation, Chain, Lookup, Noisy, State, 
 from selfcest_env.symbolic.rules import FIRST_ANSWER, WAIT
 from selfcest_env.symbolic.state import ABSENT, ANSWERED, READY, UNBORN, WAITING, agent_ids
 from selfcest_env.symbolic.streams import fold, seeds_of
+from selfcest_env.symbolic.tasks import COUPLINGS
 from selfcest_env.symbolic.vectors import replies
 
 seeds = st.integers(0, 2**32)
@@ -21,7 +22,9 @@ seeds = st.integers(0, 2**32)
 
 def draw_rules(seed):
     rng = random.Random(seed)
-    task = rng.choice(("chain", "noisy", "lookup"))
+    task = rng.choice(("chain", "noisy", "lookup", "cells", "deep"))
+    if task == "cells":
+        return draw_joined_rules(rng)
     options = {}
     if rng.random() < 0.2:
         limits = {"max_clones": 254, "max_depth": 5, "max_turns": 5, "total_tokens": rng.choice((None, 4000))}
@@ -37,6 +40,22 @@ def draw_rules(seed):
         max_turns=rng.randint(1, 6),
         total_tokens=rng.choice((None, 42, 60, 200, 1000, 4000)),
         generated_tokens=rng.choice((None, None, 1, 12, 80)),
+        token_cost=0.001,
+    )
+
+
+def draw_joined_rules(rng):
+    """Cells with a purse that is just enough, or a little more."""
+    cells = rng.choice((2, 5, 16, 40))
+    options = {"cells": cells, "modulus": rng.choice((2, 8, 32)), "hidden": rng.choice((0.0, 0.3))}
+    enough, calls = 8 * cells + 3, 2 * cells + 1
+    return make_rules(
+        "cells",
+        options | {"coupling": rng.choice(COUPLINGS)},
+        max_clones=cells + rng.choice((0, 3)),
+        max_turns=rng.randint(2, 4),
+        total_tokens=rng.choice((None, enough, enough + rng.randrange(4 * cells))),
+        generated_tokens=rng.choice((None, calls, calls + rng.randrange(cells))),
         token_cost=0.001,
     )
 
@@ -88,8 +107,14 @@ def test_nothing_is_overspent_and_nothing_is_lost(seed):
     assert not batch.can_act.any()
     if batch.rules.total_tokens is not None:
         assert (batch.total_tokens() <= batch.rules.total_tokens).all()
-    right = (batch.state.status[:, 0] == ANSWERED) & (batch.state.tape[:, 0] == batch.state.target)
+    if batch.rules.joined is None:
+        right = 1.0 * ((batch.state.status[:, 0] == ANSWERED) & (batch.state.tape[:, 0] == batch.state.target))
+    else:
+        answered = batch.state.status[:, 1 : 1 + batch.rules.num_targets] == ANSWERED
+        right = answered & (replies(batch.state)[:, 1 : 1 + batch.rules.num_targets] == batch.state.target)
+        right = batch.rules.task.grade(right) * (batch.state.status[:, 0] == ANSWERED)
     assert batch.state.team_return == pytest.approx(right - 0.001 * batch.total_tokens())
+    assert batch.scores == pytest.approx(right)
 
 
 def test_random_trees_are_worth_the_name():
@@ -137,7 +162,7 @@ def results(batch, env):
         agent_id: [*(int(getattr(one, name)[0, seat]) for name in names), int(given[seat])]
         for seat, agent_id in agent_ids(one).items()
     }
-    return agents, float(one.team_return[0]), int(one.target[0]), bool(one.terminated[0])
+    return agents, float(one.team_return[0]), one.target[0].tolist(), bool(one.terminated[0])
 
 
 def played(rules, keys, acting=None):

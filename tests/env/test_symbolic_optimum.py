@@ -145,6 +145,13 @@ def closed_loop_value(first, left, right, cost, after):
         {"task": "lookup", "token_cost": 0.03},
         {"task": "lookup", "total_tokens": 16, "token_cost": 0.01},
         {"task": "lookup", "task_options": {"hops": 3}, "max_turns": 3},
+        {"task": "deep", "token_cost": 0.01},
+        {"task": "deep", "task_options": {"items": (1, 8)}, "total_tokens": 52},
+        {"task": "cells", "task_options": {"hidden": 0.3, "coupling": "zipf"}, "token_cost": 0.01},
+        {"task": "cells", "task_options": {"hidden": 0.9, "coupling": "coverage"}, "generated_tokens": 17},
+        {"task": "cells", "task_options": {"hidden": 0.3, "coupling": "threshold", "cells": 7}},
+        {"task": "cells", "task_options": {"hidden": 0.9, "coupling": "max", "modulus": 32}},
+        {"task": "cells", "task_options": {"hidden": 0.1, "coupling": "and"}},
     ],
     ids=str,
 )

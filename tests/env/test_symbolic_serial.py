@@ -26,6 +26,8 @@ GAMES: dict[str, dict[str, Any]] = {
     "chain": {"task_options": {"items": (2, 12)}, "total_tokens": 60, "token_cost": 0.001},
     "lookup": {"total_tokens": 30, "max_clones": 3},
     "noisy": {"total_tokens": 40, "max_clones": 5, "max_turns": 3},
+    "cells": {"task_options": {"cells": 4, "coupling": "zipf", "hidden": 0.3}, "max_clones": 5, "token_cost": 0.001},
+    "deep": {"task_options": {"items": (2, 8)}, "total_tokens": 58, "token_cost": 0.001},
 }
 
 

@@ -22,6 +22,7 @@ from selfcest_env.symbolic.state import (
     WAITING,
     agent_ids,
 )
+from selfcest_env.symbolic.tasks import COUPLINGS
 from selfcest_env.symbolic.twin import (
     SymbolicText,
     action_text,
@@ -29,7 +30,7 @@ from selfcest_env.symbolic.twin import (
     replay,
     text_rules,
 )
-from selfcest_env.symbolic.vectors import replies
+from selfcest_env.symbolic.vectors import answer_of
 from selfcest_env.text.counters import WordCounter
 from selfcest_env.types import ROOT, AgentId, Answer, Boundary, CloneRequest, Delegate, Fault, Role, Status, Usage
 
@@ -46,7 +47,9 @@ STATUSES = {
 def draw_rules(seed):
     """Limits by uniform draws: hypothesis prefers small numbers, and small limits make small trees."""
     rng = random.Random(seed)
-    task = rng.choice(("chain", "chain", "noisy", "noisy", "lookup"))
+    task = rng.choice(("chain", "chain", "noisy", "noisy", "lookup", "deep", "cells"))
+    if task == "cells":
+        return draw_joined_rules(rng)
     if task == "lookup":
         keys = rng.randint(2, 6)
         options = {"hops": (1, rng.randint(1, keys)), "keys": keys, "values": rng.randint(2, 5)}
@@ -55,7 +58,7 @@ def draw_rules(seed):
         longest = rng.choice((1, 3, 8, 16, 20))
         splits = tuple(set(rng.choices((2, 2, 3, 4, 8), k=rng.randint(0, 3))))
         options = {"items": (1, longest), "modulus": rng.randint(2, 32), "splits": splits}
-        options |= {"window": rng.choice((None, 1, 2, 4))}
+        options |= {"window": rng.choice((1, 2, 4) if task == "deep" else (None, 1, 2, 4))}
         options |= {"rot": rng.choice((0.0, 0.3, 1.0)), "clear": rng.randint(0, 3)} if task == "noisy" else {}
     if rng.random() < 0.3:
         return rng.choice((draw_refusing_rules, draw_deep_rules))(rng)
@@ -68,6 +71,22 @@ def draw_rules(seed):
         max_turns=rng.randint(1, 5),
         total_tokens=rng.choice((None, longest + 2, longest + 2 + rng.randrange(tight), longest + 2 + tight)),
         generated_tokens=rng.choice((None, None, 1 + rng.randrange(8), 1 + rng.randrange(60))),
+        token_cost=rng.choice((0.0, 0.01)),
+    )
+
+
+def draw_joined_rules(rng):
+    """Cells with a purse that is just enough, or a little more."""
+    cells = rng.choice((2, 3, 8))
+    options = {"cells": cells, "modulus": rng.choice((2, 8)), "hidden": rng.choice((0.0, 0.5))}
+    enough, calls = 8 * cells + 3, 2 * cells + 1
+    return make_rules(
+        "cells",
+        options | {"coupling": rng.choice(COUPLINGS)},
+        max_clones=cells + rng.choice((0, 3)),
+        max_turns=rng.randint(2, 4),
+        total_tokens=rng.choice((None, enough, enough + rng.randrange(4 * cells))),
+        generated_tokens=rng.choice((None, calls, calls + rng.randrange(cells))),
         token_cost=rng.choice((0.0, 0.01)),
     )
 
@@ -122,7 +141,8 @@ def check_agents(rules, batch, kernel):
         assert state.turns[0, seat] == len(agent.turns)
         assert state.num_clones[0, seat] == agent.num_children
         assert state.depth[0, seat] == agent_id.depth
-        assert agent.reply == (str(replies(state)[0, seat]) if agent.status is Status.ANSWERED else None)
+        given = "_".join("x" if v == rules.missing else str(v) for v in answer_of(state, rules, seat))
+        assert agent.reply == (given if agent.status is Status.ANSWERED else None)
         if rules.total_tokens is not None:
             assert state.granted[0, seat] == agent.grant.total_tokens
         if not closed(kernel, agent_id):
@@ -255,6 +275,34 @@ def test_who_is_removed_is_absent_in_words(seed):
         assert rules.total_tokens is None or batch.state.granted[0, seat] == agent.grant.total_tokens
     if rules.total_tokens is not None:
         assert batch.state.tokens_left[0, 0] == kernel.ledger[ROOT].remaining.total_tokens
+
+
+@settings(max_examples=40, deadline=None)
+@given(seeds)
+def test_who_is_removed_from_a_forced_join_is_absent_in_words(seed):
+    rng = random.Random(seed)
+    rules = make_rules("cells", {"cells": 4}, max_clones=60, total_tokens=rng.choice((None, 35, 60)), token_cost=0.01)
+    batch = BatchDelegation(rules, 1)
+    batch.reset(seed)
+    start, call = batch.get_snapshot(), np.full(61, rules.first_call)
+    batch.step(call[None])
+    gone = np.array([seat for seat in range(1, 5) if rng.random() < 0.5], int)
+    batch.remove(np.zeros_like(gone), gone)
+    steps = [call]
+    while not batch.done[0]:
+        steps.append(batch.sample_actions(np.random.default_rng(seed))[0])
+        batch.step(steps[-1][None])
+    ids = agent_ids(batch.state)
+    *_, (again, kernel) = replay(rules, start, steps, frozenset(ids[seat] for seat in gone.tolist()))
+    assert again.state.team_return[0] == batch.state.team_return[0]
+    assert kernel.done
+    for seat, agent_id in ids.items():
+        agent = kernel.agents[agent_id]
+        assert (STATUSES | {ABSENT: Status.ABSENT})[batch.state.status[0, seat]] is agent.status
+        assert batch.state.prompt_tokens[0, seat] == sum(turn.prompt_tokens for turn in agent.turns)
+        assert batch.state.generated_tokens[0, seat] == sum(turn.generated_tokens for turn in agent.turns)
+    said = str(kernel.agents[ROOT].reply).split("_")
+    assert [seat for seat, word in enumerate(said, 1) if word == "x"] == gone.tolist()
 
 
 def test_a_game_by_hand():

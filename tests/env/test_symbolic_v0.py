@@ -31,6 +31,7 @@ from selfcest_env.symbolic.parallel import SymbolicEnv
 from selfcest_env.symbolic.reference import RandomPolicy, play
 from selfcest_env.symbolic.state import UNBORN
 from selfcest_env.symbolic.streams import fold
+from selfcest_env.symbolic.tasks import COUPLINGS
 from selfcest_env.symbolic.vectors import FEATURES, GLOBALS, SEAT, observation_names
 from selfcest_env.types import Status
 
@@ -44,6 +45,8 @@ GAMES: dict[str, dict[str, Any]] = {
     "chain": {"task_options": {"items": (2, 12)}, "total_tokens": 60, "token_cost": 0.001},
     "lookup": {"total_tokens": 30, "generated_tokens": 9, "max_clones": 3},
     "noisy": {"total_tokens": 40, "max_clones": 5, "max_turns": 3},
+    "cells": {"task_options": {"cells": 4, "coupling": "zipf", "hidden": 0.3}, "max_clones": 5, "token_cost": 0.001},
+    "deep": {"task_options": {"items": (2, 8)}, "total_tokens": 58, "token_cost": 0.001},
 }
 
 
@@ -606,7 +609,7 @@ agent_0  waiting  11/96 tokens, 1 of 4 turns
 
 @settings(max_examples=60, deadline=None)
 @given(
-    task=st.sampled_from(["chain", "noisy", "lookup"]),
+    task=st.sampled_from(["chain", "noisy", "lookup", "deep"]),
     population=st.sampled_from(POPULATIONS),
     limits=st.fixed_dictionaries(
         {
@@ -671,6 +674,15 @@ def test_no_population_ever_overspends(
         ({"task": "lookup", "max_depth": 2}, "max_depth is 2; expected 0 or 1"),
         ({"task": "lookup", "task_options": {"hops": 9}}, "hops is 9; expected 1 <= fewest <= most <= keys = 4"),
         ({"task": "noisy", "task_options": {"rot": 1.5}}, "rot is 1.5; expected a probability"),
+        ({"task": "cells", "task_options": {"coupling": "sum"}}, "coupling is 'sum'; expected one of additive, zipf"),
+        ({"task": "cells", "task_options": {"hidden": 2}}, "hidden is 2.0; expected a probability"),
+        ({"task": "cells", "task_options": {"cells": 65}}, "cells is 65; expected a whole number from 2 to 64"),
+        ({"task": "cells", "max_depth": 2}, "max_depth is 2; expected .*the root makes one call"),
+        ({"task": "cells", "max_clones": 7}, "max_clones is 7; expected a whole number from 8 to 254.*for every part"),
+        ({"task": "cells", "max_turns": 1}, "max_turns is 1; expected a whole number from 2"),
+        ({"task": "cells", "total_tokens": 66}, "total_tokens is 66; expected a whole number from 67"),
+        ({"task": "cells", "generated_tokens": 16}, "generated_tokens is 16; expected a whole number from 17"),
+        ({"task": "deep", "task_options": {"window": None}}, "window is None; expected a whole number"),
     ],
 )
 def test_an_impossible_argument_is_refused_at_once(kwargs: dict[str, Any], message: str) -> None:
@@ -768,7 +780,9 @@ def test_the_page_gives_the_defaults_and_the_layout_of_the_state() -> None:
     assert order == sorted(order)
 
 
-@pytest.mark.parametrize(("name", "cost"), [("chain", 0.0), ("lookup", 0.0), ("noisy", 0.005)])
+@pytest.mark.parametrize(
+    ("name", "cost"), [("chain", 0.0), ("lookup", 0.0), ("noisy", 0.005), ("cells", 0.0), ("deep", 0.0)]
+)
 def test_the_page_gives_the_references(name: str, cost: float) -> None:
     row = re.search(rf"^\| `{name}`.*\| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", page("symbolic.md"), re.M)
     assert row is not None
@@ -776,6 +790,40 @@ def test_the_page_gives_the_references(name: str, cost: float) -> None:
     best = optimal_return(rules)
     assert (f"{best.team_return:.2f}", f"{best.tokens:.1f}") == row.group(2, 3)
     assert play(RandomPolicy(0), rules, 20000).team_return == pytest.approx(float(row.group(1)), abs=0.015)
+
+
+@pytest.mark.parametrize("coupling", COUPLINGS)
+def test_the_page_gives_what_couplings_are_worth(coupling: str) -> None:
+    """Random replies are right one time in m, as the best are where all hidden parts are drawn."""
+    found = []
+    for hidden in (1.0, 0.0, 0.3):
+        options = {"cells": 16, "coupling": coupling, "hidden": hidden}
+        found.append(optimal_return(make_rules("cells", options, max_clones=16, total_tokens=131)))
+    row = " | ".join(f"{best.success:.3f}" for best in found)
+    assert re.search(rf"^\| `{coupling}` \| [^|]* \| {row} \|$", page("symbolic.md"), re.M), row
+    assert [best.tokens for best in found] == [131] * 3
+    if coupling in ("threshold", "and"):
+        assert f" {found[0].success:.1e}" in page("symbolic.md")
+
+
+def test_the_page_gives_the_sizes_of_cells() -> None:
+    for cells in (8, 16, 64):
+        least = {"max_clones": cells, "total_tokens": 8 * cells + 3}
+        env = SymbolicEnv("cells", task_options={"cells": cells}, observation_mode="flat", **least)  # type: ignore[arg-type]
+        shapes = env.observation_space("agent_0").shape, env.state_space.shape
+        assert f"| `cells={cells}` | {cells} | {least['total_tokens']} | {shapes[0]} | {shapes[1]} |" in page(
+            "symbolic.md"
+        )
+        with pytest.raises(ConfigError, match="total_tokens"):
+            make_rules("cells", {"cells": cells}, max_clones=cells, total_tokens=least["total_tokens"] - 1)
+
+
+@pytest.mark.parametrize(("clones", "tokens"), [(62, 665), (62, 664), (61, 665)])
+def test_the_page_gives_the_depth_that_deep_needs(clones: int, tokens: int) -> None:
+    limits = {"max_clones": clones, "total_tokens": tokens}
+    rules = [make_rules("deep", {"items": 64}, max_depth=depth, **limits) for depth in range(7)]
+    row = " | ".join(f"{optimal_return(rule).success:.2f}" for rule in rules)
+    assert f"| {clones} clones, {tokens} tokens | {row} |" in page("symbolic.md")
 
 
 def test_the_docstring_runs_and_its_numbers_are_right(capsys: pytest.CaptureFixture[str]) -> None:
