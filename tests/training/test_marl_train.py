@@ -16,12 +16,12 @@ from marl_games import Same
 from typer.testing import CliRunner
 
 from selfcest_env.adapters.smac import SymbolicSMAC
-from selfcest_env.errors import ConfigError, SelfcestError
+from selfcest_env.errors import ConfigError, PlugInError, SelfcestError
 from selfcest_env.symbolic import make_rules
 from selfcest_env.symbolic.streams import seeds_of
 from selfcest_training.marl.__main__ import app
 from selfcest_training.marl.counterfactual import record
-from selfcest_training.marl.credit import CREDITS, Broadcast, Coma, Difference, Shapley, Value
+from selfcest_training.marl.credit import CREDITS, Broadcast, Coma, Credit, Credited, Difference, Shapley, Value
 from selfcest_training.marl.credit.base import leave_one_out
 from selfcest_training.marl.credit.broadcast import group_advantages
 from selfcest_training.marl.credit.coma import critic_inputs
@@ -84,7 +84,7 @@ def test_updates_change_the_policy_and_decisions_are_counted(credit: str, loss: 
     assert all(torch.isfinite(parameter).all() for parameter in second.actor.parameters())
 
 
-def test_learners_of_one_seed_play_the_same_first_batch_and_only_replays_cost_more() -> None:
+def test_replays_are_what_costs_more() -> None:
     learner, costs = Learner(episodes=16, hidden=(8,)), {}
     for name, credit in CREDITS.items():
         games = KernelGames(SMALL, 16, 0, group_size=8)
@@ -244,6 +244,25 @@ def learn_smac(credit):
 def test_groups_of_one_have_nothing_to_compare(credit: str) -> None:
     with pytest.raises(ConfigError, match="group_size is 1; expected 2 or more episodes of the same problem"):
         train(credit, SMALL, decisions=1, learner=ALONE)
+
+
+class Broken(Credit):
+    """Gives what it is told to."""
+
+    def __init__(self, give) -> None:
+        self.give = give
+
+    def start(self, start):
+        return lambda batch: Credited(self.give(batch.rollout))
+
+
+@pytest.mark.parametrize(
+    "give", [lambda played: played.returns, lambda played: played.actions / 0.0, lambda played: torch.ones(())]
+)
+def test_a_credit_that_gives_something_else_is_an_error(give) -> None:
+    games = KernelGames(SMALL, 4, 0, group_size=2)
+    with pytest.raises(PlugInError, match="Broken gave advantages of shape .*expected one finite number per decision"):
+        next(PAIRS.learn(games, Broken(give), OnePass(), 0))
 
 
 @pytest.mark.parametrize("credit", [name for name in CREDITS if not CREDITS[name].replays])

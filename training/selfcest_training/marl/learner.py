@@ -16,10 +16,10 @@ from typing import Annotated, Literal
 
 import torch
 
-from selfcest_env.errors import ConfigError
+from selfcest_env.errors import ConfigError, PlugInError
 from selfcest_env.structure import Above, AtLeast, Below, Checked, Count, NotEmpty, NotNegative, Positive
 from selfcest_training.marl.counterfactual import Recording, check_replayable, record
-from selfcest_training.marl.credit.base import Assign, Batch, Credit, Start
+from selfcest_training.marl.credit.base import Assign, Batch, Credit, Credited, Start
 from selfcest_training.marl.games import Games
 from selfcest_training.marl.loss.base import Loss
 from selfcest_training.marl.networks import Actor, descend, entropy, taken
@@ -78,6 +78,7 @@ class Learner(Checked):
             actor.floor = last + (first - last) * max(0.0, 1 - decisions / self.anneal)
             rollout, recording = _play(games, actor, credit)
             credited = assign(Batch(rollout, actor, self.group_size, recording))
+            _check_credited(credit, credited, rollout)
             with torch.no_grad():
                 behavior = taken(actor(rollout.observations, rollout.masks), rollout.actions)
             learnable = rollout.learnable_rows
@@ -104,6 +105,15 @@ class Learner(Checked):
             )
         if credit.replays:
             check_replayable(games)
+
+
+def _check_credited(credit: Credit, credited: Credited, rollout: Rollout) -> None:
+    found, expected = tuple(credited.advantages.shape), tuple(rollout.actions.shape)
+    if found != expected or not credited.advantages[rollout.learnable].isfinite().all():
+        raise PlugInError(
+            f"{type(credit).__name__} gave advantages of shape {found}; expected one finite number per decision, "
+            f"{expected}"
+        )
 
 
 def _play(games: Games, actor: Actor, credit: Credit) -> tuple[Rollout, Recording | None]:
