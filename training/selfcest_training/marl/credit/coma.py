@@ -37,7 +37,6 @@ class Coma(CriticCredit):
     central: ClassVar[bool] = True
     lambda_: Share = 0.8
     critic_passes: Count = 2
-    critic_batch: Count = 128
     target_every: Count = 5
 
     def start(self, start: Start) -> Assign:

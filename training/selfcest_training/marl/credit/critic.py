@@ -21,14 +21,15 @@ class CriticCredit(Credit, ABC):
     Attributes:
         gamma: discount per joint step.
         lambda_: of the λ-return; 1 is the return itself.
-        critic_passes: over every batch, in minibatches of about `critic_batch` decisions.
+        critic_passes: over every batch, in minibatches of at most `critic_batch` decisions; small ones, since a policy
+            that delegates little makes few decisions.
     """
 
     gamma: Share = 1.0
     lambda_: Share = 0.95
     critic_learning_rate: Positive = 1e-3
     critic_passes: Count = 4
-    critic_batch: Count = 320
+    critic_batch: Count = 128
 
 
 class Critic:
