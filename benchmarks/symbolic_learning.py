@@ -1,4 +1,4 @@
-"""Learning on `chain`: five learners of this project and MaskablePPO, success against decisions and CPU time.
+"""Learning on `chain`: five recipes of this project and MaskablePPO, success against decisions and CPU time.
 
     python benchmarks/symbolic_learning.py                  # about 20 minutes on 2 cores
     python benchmarks/symbolic_learning.py --window none    # everybody may answer: early clones only cost
@@ -10,6 +10,9 @@ are written from what is stored. Decisions are turns of agents with a choice, in
 of a fresh process with one thread, evaluations excluded. Success is that of the greedy policy on 1,000 problems that
 nobody learns from. All learners have networks of the same widths and play as many decisions per update (`--episodes`),
 COMA a quarter of that: it takes one step of the policy per update where the others take 16.
+
+A recipe is a cell of the grid of credit and loss, with settings (`learning`): `ppo` is `value` with the clipped loss,
+`coma` takes one pass, the rest are the credits of that name with the clipped loss.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import multiprocessing
 import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,6 +38,9 @@ from torch import Tensor
 
 from selfcest_env.symbolic import SymbolicRules, make_rules
 from selfcest_env.symbolic.optimum import optimal_return
+from selfcest_training.marl.credit import Broadcast, Coma, Credit, Difference, Shapley, Value
+from selfcest_training.marl.learner import Learner
+from selfcest_training.marl.loss import Clipped, Loss, OnePass
 from selfcest_training.marl.networks import draw
 from selfcest_training.marl.progress import Curve, Examiner, Point, evaluate
 from selfcest_training.marl.train import train
@@ -77,7 +83,7 @@ class Job:
 
     def load(self) -> Curve:
         points = json.loads(self.file.read_text())["points"]
-        return Curve(self.learner, self.seed, tuple(Point(**point) for point in points))
+        return Curve(tuple(Point(**point) for point in points))
 
 
 def rules_of(window: int | None, modulus: int) -> SymbolicRules:
@@ -94,14 +100,8 @@ def play(job: Job) -> str:
     if job.learner == "maskable_ppo":
         curve = maskable_ppo(rules, job, Examiner(rules, **budget))
     else:
-        own = {
-            "ppo": {"value_learning_rate": job.rate},
-            "coma": {"critic_learning_rate": job.rate, "episodes": job.episodes // 4},
-        }
-        config: dict[str, Any] = {"learning_rate": job.rate, "hidden": HIDDEN}
-        config |= {"episodes": job.episodes, "entropy": job.entropy}
-        config |= own.get(job.learner, {})
-        curve = train(job.learner, rules, job.seed, config=config, **budget)
+        credit, loss, learner = learning(job)
+        curve = train(credit, rules, job.seed, loss=loss, learner=learner, **budget)
     job.file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = job.file.with_suffix(".part")
     unfinished.write_text(json.dumps({"points": [point._asdict() for point in curve.points]}) + "\n")
@@ -110,8 +110,23 @@ def play(job: Job) -> str:
     return f"{job.file.stem}: success {last.success:.3f} after {last.decisions:,} decisions, {last.seconds:.1f} s"
 
 
+def learning(job: Job) -> tuple[Credit, Loss, Learner]:
+    """A recipe."""
+    learner = Learner(learning_rate=job.rate, hidden=HIDDEN, episodes=job.episodes, entropy=job.entropy)
+    match job.learner:
+        case "ppo":  # its value takes about four steps per pass, as the policy does
+            value = Value(critic_learning_rate=job.rate, critic_batch=320 * job.episodes // 256)
+            return value, Clipped(), replace(learner, group_size=1, per="decision")
+        case "coma":
+            own = {"episodes": job.episodes // 4, "group_size": 1, "max_gradient": 10.0, "floor": (0.1, 0.0)}
+            return Coma(critic_learning_rate=job.rate), OnePass(), replace(learner, **own)
+        case name:
+            credits = {"broadcast": Broadcast, "difference": Difference, "shapley": Shapley}
+            return credits[name](), Clipped(), learner
+
+
 def maskable_ppo(rules: SymbolicRules, job: Job, examiner: Examiner) -> Curve:
-    """MaskablePPO of sb3-contrib, one decision per step, set up as `selfcest_training.marl.ppo`."""
+    """MaskablePPO of sb3-contrib, one decision per step, set up as the recipe `ppo`."""
     from sb3_contrib import MaskablePPO
     from stable_baselines3.common.callbacks import BaseCallback
 
@@ -147,7 +162,7 @@ def maskable_ppo(rules: SymbolicRules, job: Job, examiner: Examiner) -> Curve:
         device="cpu",
     )
     model.learn(1 << 40, callback=Watch())
-    return Curve("maskable_ppo", job.seed, tuple(examiner.points))
+    return Curve(tuple(examiner.points))
 
 
 def row(learner: str, curves: Sequence[Curve]) -> dict[str, Any]:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from selfcest_env.symbolic import BatchDelegation, State, SymbolicRules, make_rules
+from selfcest_env.symbolic.streams import Keys
+from selfcest_env.symbolic.tasks import Chain, Instances
 from selfcest_training.marl.games import KernelGames
 from selfcest_training.marl.networks import Actor
 
@@ -25,6 +29,22 @@ TWO_CLONES: SymbolicRules = make_rules(
     total_tokens=None,
 )
 SEED = 3
+
+
+@dataclass(frozen=True)
+class Same(Chain):
+    """All items are the same, and the answer is that one: two clones and the root say again what they see."""
+
+    name: ClassVar[str] = "same"
+    items: int | tuple[int, int] = 4
+    modulus: int = 2
+    window: int | None = 2
+    splits: tuple[int, ...] = (2,)
+
+    def draw(self, keys: Keys) -> Instances:
+        drawn = super().draw(keys)
+        first = drawn.segments[:, :1]
+        return drawn._replace(segments=np.repeat(first, drawn.segments.shape[1], axis=1), targets=first[:, 0])
 
 
 def games(num_games: int = 1) -> KernelGames:

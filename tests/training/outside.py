@@ -28,9 +28,8 @@ from selfcest_training.credit import Credit, NoReplays, Promise, Replayed, broad
 from selfcest_training.evaluation.costs import EpisodeCost
 from selfcest_training.evaluation.strategies import Strategy
 from selfcest_training.learner.losses import LossInputs
-from selfcest_training.marl import broadcast as broadcast_learner
-from selfcest_training.marl.games import KernelGames
-from selfcest_training.marl.progress import Progress
+from selfcest_training.marl.credit import Assign, Batch, Credited, Start
+from selfcest_training.marl.credit import Credit as GameCredit
 from selfcest_training.stages.base import Admission, PlannedGroup, TaskMenu
 
 seen: Counter[str] = Counter()  # by the row of the table
@@ -213,12 +212,26 @@ class Short(Chain):
 
 
 @dataclass(frozen=True)
-class Patient:
-    """A MARL learner."""
+class Blunt(GameCredit):
+    """A MARL credit: the return as it is."""
 
-    episodes: int = 16
-    group_size: int = 4
+    scale: float = 1.0
 
-    def learn(self, games: KernelGames, seed: int) -> Iterator[Progress]:
-        seen["MARL learner"] += 1
-        yield from broadcast_learner.Config(episodes=16, group_size=4, hidden=(8,)).learn(games, seed)
+    def start(self, start: Start) -> Assign:
+        def assign(batch: Batch) -> Credited:
+            seen["MARL credit"] += 1
+            return Credited(self.scale * batch.rollout.returns[batch.rollout.game])
+
+        return assign
+
+
+@dataclass(frozen=True)
+class Halves:
+    """A MARL loss: the policy gradient, in two steps."""
+
+    def minibatches(self, rows: Tensor, generator: torch.Generator) -> Iterator[Tensor]:
+        seen["MARL loss"] += 1
+        yield from rows.tensor_split(2)
+
+    def gain(self, log_probs: Tensor, behavior: Tensor, advantages: Tensor) -> Tensor:
+        return advantages * log_probs

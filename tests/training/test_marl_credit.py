@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,13 +31,15 @@ from torch import Tensor
 from selfcest_env.symbolic import make_rules
 from selfcest_env.symbolic.rules import WAIT
 from selfcest_env.symbolic.vectors import FEATURES, replies, segments
-from selfcest_training.marl.coma import coma_advantages, floored
-from selfcest_training.marl.counterfactual import play_without, record
-from selfcest_training.marl.difference import difference_credit
+from selfcest_training.marl.counterfactual import Recording, play_without, record
+from selfcest_training.marl.credit import Batch, Broadcast, Credit, Credited, Difference, DiffLoo, Shapley, Start
+from selfcest_training.marl.credit.coma import coma_advantages
+from selfcest_training.marl.credit.diff_loo import less_others
+from selfcest_training.marl.credit.difference import difference_credit
+from selfcest_training.marl.credit.shapley import calls, needed, sampled_orders, shapley_credit, shapley_values
 from selfcest_training.marl.games import KernelGames
-from selfcest_training.marl.networks import ILLEGAL, Actor, draw, entropy, taken
-from selfcest_training.marl.rollout import collect, lambda_returns, row_targets
-from selfcest_training.marl.shapley import calls, needed, sampled_orders, shapley_credit, shapley_values
+from selfcest_training.marl.networks import ILLEGAL, Actor, draw, entropy, floored, taken
+from selfcest_training.marl.rollout import Act, collect, lambda_returns, row_targets
 
 DEPTH = FEATURES.index("depth")
 JOINTS = list(itertools.product(range(3), repeat=3))
@@ -427,3 +431,77 @@ def test_only_needed_coalitions_are_played() -> None:
     # Orders 0 1 2 and 0 2 1: nobody, {0}, {0, 1}, {0, 2} and all.
     table = needed(np.array([[[0, 1, 2], [0, 2, 1]]]))
     assert np.flatnonzero(table[0]).tolist() == [0b000, 0b001, 0b011, 0b101, 0b111]
+
+
+# In expectation, with every pair of episodes and everything that their replays can draw listed in full.
+
+SCRIPTS = [(ANSWER_0,), (ANSWER_1,), *itertools.product([SPLIT], *[(ANSWER_0, ANSWER_1)] * 3)]
+SHARE = {"broadcast": 0.5, "difference": 1.0, "diff_loo": 1.0, "shapley": None}  # of the exact gradient; None: biased
+
+
+def scripted(scripts: Sequence[tuple[int, ...]]) -> Recording:
+    """Episodes of the same problem: the root's first turn, then each clone's, then the root's last."""
+    splits = [script[1:] for script in scripts if script[0] == SPLIT]
+    turns = [[script[0] for script in scripts], [a for split in splits for a in split[:2]], [s[2] for s in splits]]
+    cycles = iter([torch.tensor(turn) for turn in turns if turn])
+    return record(games(len(scripts)), lambda seen, masks: next(cycles))
+
+
+def credited(credit: Credit, recording: Recording, group_size: int, act: Act) -> Credited:
+    start = Start(games(), (8,), 1.0, torch.Generator().manual_seed(0))
+    batch = Batch(recording.rollout, SimpleNamespace(sample=act), group_size, recording)
+    return credit.start(start)(batch)
+
+
+@pytest.mark.parametrize("credit", [Broadcast(std_floor=None), Difference(), DiffLoo(), Shapley()], ids=list(SHARE))
+def test_the_expected_gradient_of_a_credit(credit: Credit, request: pytest.FixtureRequest) -> None:
+    policy = actor()
+    recording = scripted([script for pair in itertools.product(SCRIPTS, repeat=2) for script in pair])
+    rollout = recording.rollout
+    logs = taken(policy(rollout.observations.double(), rollout.masks), rollout.actions)
+    per_game = torch.zeros(len(rollout.returns), dtype=torch.float64).index_add(0, rollout.game, logs)
+    weight = per_game.detach().view(-1, 2).sum(1).exp()
+    assert float(weight.sum()) == pytest.approx(1)
+
+    # What the root can see in a replay. Advantages are linear in what each replay brings, so that one answer per
+    # observation, weighed by its probability, stands for draws that are all independent.
+    chances: dict[bytes, Tensor] = {}
+
+    def look(seen: Tensor, masks: Tensor) -> Tensor:
+        for one, mask in zip(seen, masks, strict=True):
+            chances[one.numpy().tobytes()] = policy(one.double()[None], mask[None])[0].exp().detach()
+        return masks.float().argmax(-1)
+
+    credited(credit, recording, 2, look)
+    assert len(chances) == {Broadcast: 0, Shapley: 5}.get(type(credit), 4)
+    expected, total = torch.zeros(len(rollout.actions), dtype=torch.float64), 0.0
+    for answers in itertools.product((ANSWER_0, ANSWER_1), repeat=len(chances)):
+        table = dict(zip(chances, answers, strict=True))
+        chance = float(torch.stack([torch.tensor(1.0), *(chances[o][a] for o, a in table.items())]).prod())
+        outcome = credited(
+            credit, recording, 2, lambda seen, _, t=table: torch.tensor([t[one.numpy().tobytes()] for one in seen])
+        )
+        expected, total = expected + chance * outcome.advantages, total + chance
+    assert total == pytest.approx(1)
+    found = gradient(policy, (weight[rollout.game // 2] * expected * logs).sum() / 2)
+    exact = gradient(policy, value(policy, first_state()))
+    share = SHARE[request.node.callspec.id]
+    if share is None:
+        assert (found - exact).norm() > 1e-3  # the others are within 1e-6
+    else:
+        torch.testing.assert_close(found, share * exact, rtol=0, atol=1e-6)
+
+
+def test_the_same_clone_of_other_episodes_by_hand() -> None:
+    split = (SPLIT, ANSWER_0, ANSWER_0, ANSWER_0)
+    recording = scripted([split, split, split, (ANSWER_0,), split, (ANSWER_0,), (ANSWER_1,), (ANSWER_1,)])
+    credit = torch.zeros(8, 3)
+    credit[:3, 1] = torch.tensor([0.6, 0.3, 0.0])
+    credit[:3, 2] = torch.tensor([1.0, 0.0, 0.0])
+    credit[4, 1:] = torch.tensor([0.7, 0.2])  # the group's only clones: nothing to compare with
+    compared = less_others(credit, recording, 4)
+    # 0.6 less the mean of 0.3 and 0, 0.3 less that of 0.6 and 0, 0 less that of 0.6 and 0.3
+    assert compared[:3, 1].tolist() == pytest.approx([0.45, 0.0, -0.45])
+    assert compared[:3, 2].tolist() == pytest.approx([1.0, -0.5, -0.5])
+    assert compared[4, 1:].tolist() == pytest.approx([0.7, 0.2])
+    assert not compared[[3, 5, 6, 7]].any()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import subprocess
 import sys
@@ -11,22 +12,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from marl_games import Same
 from typer.testing import CliRunner
 
 from selfcest_env.adapters.smac import SymbolicSMAC
-from selfcest_env.errors import ConfigError
+from selfcest_env.errors import ConfigError, PlugInError, SelfcestError
 from selfcest_env.symbolic import make_rules
 from selfcest_env.symbolic.streams import seeds_of
-from selfcest_training.marl import coma, ppo
 from selfcest_training.marl.__main__ import app
-from selfcest_training.marl.broadcast import group_advantages, leave_one_out
 from selfcest_training.marl.counterfactual import record
+from selfcest_training.marl.credit import CREDITS, Broadcast, Coma, Credit, Credited, Difference, Shapley, Value
+from selfcest_training.marl.credit.base import leave_one_out
+from selfcest_training.marl.credit.broadcast import group_advantages
+from selfcest_training.marl.credit.coma import critic_inputs
 from selfcest_training.marl.games import KernelGames, SmacGames
+from selfcest_training.marl.learner import Learner
+from selfcest_training.marl.loss import LOSSES, Clipped, OnePass
 from selfcest_training.marl.networks import draw
 from selfcest_training.marl.progress import Curve, Point, evaluate
 from selfcest_training.marl.rollout import Rollout, collect
-from selfcest_training.marl.surrogate import clipped_surrogate
-from selfcest_training.marl.train import ALGORITHMS, train
+from selfcest_training.marl.train import train
 
 SMALL = make_rules("chain", {"items": (2, 4), "modulus": 2, "window": 2, "splits": [2]}, max_depth=1, max_clones=2)
 
@@ -39,6 +44,9 @@ def _one_thread():
     torch.set_num_threads(threads)
 
 
+CELLS = pytest.mark.parametrize(("credit", "loss"), list(itertools.product(CREDITS, LOSSES)))
+
+
 def uniform(seed: int = 0):
     generator = torch.Generator().manual_seed(seed)
     return lambda observations, masks: draw(masks.float(), generator)
@@ -49,31 +57,54 @@ def rollouts_agree(one: Rollout, other: Rollout) -> None:
         assert torch.equal(getattr(one, item.name), getattr(other, item.name)), item.name
 
 
-def test_the_table_of_algorithms() -> None:
-    assert list(ALGORITHMS) == ["ppo", "coma", "broadcast", "difference", "shapley"]
+def test_the_tables_of_names() -> None:
+    assert list(CREDITS) == ["broadcast", "value", "coma", "difference", "diff_loo", "shapley"]
+    assert list(LOSSES) == ["one_pass", "clipped"]
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_same_seed_same_run(algorithm: str) -> None:
-    config = {"episodes": 16, "hidden": [8]}
-    runs = [train(algorithm, SMALL, 5, decisions=300, every=0.0, config=config) for _ in range(2)]
+@CELLS
+def test_same_seed_same_run(credit: str, loss: str) -> None:
+    learner = Learner(episodes=16, hidden=(8,))
+    runs = [train(credit, SMALL, 5, loss=loss, decisions=300, every=0.0, learner=learner) for _ in range(2)]
     first, second = ([point._replace(seconds=0.0) for point in run.points] for run in runs)
     assert first == second
     assert len(first) > 1
     assert first[-2].decisions < 300 <= first[-1].decisions
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_updates_change_the_policy_and_decisions_are_counted(algorithm: str) -> None:
-    config = ALGORITHMS[algorithm](episodes=16, hidden=(8,))
-    games = KernelGames(SMALL, 16, 0, group_size=config.group_size)
-    learner = config.learn(games, 0)
-    first = next(learner)
+@CELLS
+def test_updates_change_the_policy_and_decisions_are_counted(credit: str, loss: str) -> None:
+    learner = Learner(episodes=16, hidden=(8,))
+    updates = learner.learn(KernelGames(SMALL, 16, 0, group_size=8), CREDITS[credit](), LOSSES[loss](), 0)
+    first = next(updates)
     before = [parameter.clone() for parameter in first.actor.parameters()]
-    second = next(learner)
+    second = next(updates)
     assert any(not torch.equal(a, b) for a, b in zip(before, second.actor.parameters(), strict=True))
     assert second.decisions > first.decisions >= 16
     assert all(torch.isfinite(parameter).all() for parameter in second.actor.parameters())
+
+
+def test_replays_are_what_costs_more() -> None:
+    learner, costs = Learner(episodes=16, hidden=(8,)), {}
+    for name, credit in CREDITS.items():
+        games = KernelGames(SMALL, 16, 0, group_size=8)
+        costs[name] = next(learner.learn(games, credit(), OnePass(), 0)).decisions
+    assert costs["broadcast"] < costs["difference"] == costs["diff_loo"] < costs["shapley"]
+
+
+def test_a_floor_falls_from_first_to_last() -> None:
+    learner = Learner(episodes=16, hidden=(8,), floor=(0.5, 0.25), anneal=100)
+    floors = []
+    for progress in learner.learn(KernelGames(SMALL, 16, 0, group_size=8), Broadcast(), OnePass(), 0):
+        seen = torch.rand(4, progress.actor.logits[0].in_features)
+        probs = progress.actor(seen, torch.tensor([False, True, True, False]).expand(4, 4)).exp()
+        assert float(probs.detach()[:, 1:3].min()) >= progress.actor.floor / 2 - 1e-6
+        floors.append((progress.decisions, progress.actor.floor))
+        if len(floors) == 4:
+            break
+    assert floors[0][1] == 0.5
+    assert floors[1][1] == pytest.approx(0.25 + 0.25 * max(0, 1 - floors[0][0] / 100))
+    assert floors[3][1] == 0.25
 
 
 def test_smac_and_kernel_play_the_same() -> None:
@@ -134,22 +165,45 @@ def test_group_advantages_by_hand() -> None:
     assert leave_one_out(returns, 4)[:2].tolist() == pytest.approx([1.0, -1 / 3])
 
 
-def test_clipped_surrogate_by_hand() -> None:
+def test_gains_by_hand() -> None:
     # ratios 2, 2, 0.5, 0.5 with advantages of both signs, clipped to 0.8 .. 1.2; the lesser of clipped and not.
-    ratio = torch.tensor([2.0, 2.0, 0.5, 0.5])
-    gain = clipped_surrogate(ratio.log(), torch.zeros(4), torch.tensor([1.0, -1.0, 1.0, -1.0]), 0.2)
-    assert gain.tolist() == pytest.approx([1.2, -2.0, 0.5, -0.8])
+    logs, advantages = torch.tensor([2.0, 2.0, 0.5, 0.5]).log(), torch.tensor([1.0, -1.0, 1.0, -1.0])
+    assert Clipped().gain(logs, torch.zeros(4), advantages).tolist() == pytest.approx([1.2, -2.0, 0.5, -0.8])
+    gain = OnePass().gain(logs, torch.zeros(4), advantages)
+    assert gain.tolist() == pytest.approx([np.log(2), -np.log(2), -np.log(2), np.log(2)])
+
+
+def test_every_pass_takes_every_row_once() -> None:
+    rows, generator = torch.arange(10, 23), torch.Generator().manual_seed(0)
+    assert [step.tolist() for step in OnePass().minibatches(rows, generator)] == [rows.tolist()]
+    steps = [step.tolist() for step in Clipped(passes=2, steps=3).minibatches(rows, generator)]
+    assert [len(step) for step in steps] == [5, 4, 4] * 2
+    for one in (steps[:3], steps[3:]):
+        assert sorted(itertools.chain.from_iterable(one)) == rows.tolist()
+    assert len(list(Clipped(passes=1, steps=4).minibatches(rows[:2], generator))) == 2
+    for loss in (OnePass(), Clipped()):
+        assert not list(loss.minibatches(rows[:0], generator))
+
+
+def test_one_pass_of_one_step_is_clipped_without_its_clip() -> None:
+    """The gradient of a ratio that is 1 is that of its log-probability."""
+    policies = []
+    for loss in (OnePass(), Clipped(passes=1, steps=1)):
+        games = KernelGames(SMALL, 64, 0, group_size=8)
+        progress = next(Learner(episodes=64, hidden=(8,)).learn(games, Broadcast(), loss, 0))
+        policies.append(torch.cat([parameter.detach().flatten() for parameter in progress.actor.parameters()]))
+    torch.testing.assert_close(*policies, rtol=0, atol=1e-4)  # Adam's first step is 1e-3 however small the gradient
 
 
 def test_the_critic_does_not_see_the_agents_own_action() -> None:
     games = KernelGames(SMALL, 32, 0)
     rollout = collect(games, uniform(), central=True)
-    before = coma.critic_inputs(rollout)
+    before = critic_inputs(rollout)
     joint = rollout.joint.clone()
     row = int((rollout.agent == 1).nonzero()[0])
     moment = rollout.cycle[row], rollout.game[row]
     joint[(*moment, rollout.agent[row])] = 0
-    after = coma.critic_inputs(dataclasses.replace(rollout, joint=joint))
+    after = critic_inputs(dataclasses.replace(rollout, joint=joint))
     assert torch.equal(before[row], after[row])
     sibling = (rollout.agent == 2) & (rollout.cycle == moment[0]) & (rollout.game == moment[1])
     assert sibling.sum() == 1
@@ -168,30 +222,83 @@ def test_evaluation_of_a_known_policy() -> None:
 
 
 def test_curves_say_when_a_success_was_reached() -> None:
-    curve = Curve("ppo", 0, (Point(10, 1.0, 0.5, 0.5), Point(20, 2.0, 0.95, 0.9), Point(30, 3.0, 0.9, 0.9)))
+    curve = Curve((Point(10, 1.0, 0.5, 0.5), Point(20, 2.0, 0.95, 0.9), Point(30, 3.0, 0.9, 0.9)))
     assert curve.reached(0.9) == Point(20, 2.0, 0.95, 0.9)
     assert curve.reached(0.96) is None
+
+
+ALONE = Learner(episodes=4, group_size=1, hidden=(8,))
+PAIRS = Learner(episodes=4, group_size=2, hidden=(8,))
+
+
+def learn_cut(credit):
+    return PAIRS.learn(KernelGames(SMALL, 4, 0, group_size=2, max_cycles=3), credit, OnePass(), 0)
+
+
+def learn_smac(credit):
+    envs = [SymbolicSMAC(SMALL.task, max_clones=2, max_depth=1, seed=seed) for seed in (0, 0, 1, 1)]
+    return PAIRS.learn(SmacGames(envs, group_size=2), credit, OnePass(), 0)
+
+
+@pytest.mark.parametrize("credit", [name for name in CREDITS if CREDITS[name].least_group == 2])
+def test_groups_of_one_have_nothing_to_compare(credit: str) -> None:
+    with pytest.raises(ConfigError, match="group_size is 1; expected 2 or more episodes of the same problem"):
+        train(credit, SMALL, decisions=1, learner=ALONE)
+
+
+class Broken(Credit):
+    """Gives what it is told to."""
+
+    def __init__(self, give) -> None:
+        self.give = give
+
+    def start(self, start):
+        return lambda batch: Credited(self.give(batch.rollout))
+
+
+@pytest.mark.parametrize(
+    "give", [lambda played: played.returns, lambda played: played.actions / 0.0, lambda played: torch.ones(())]
+)
+def test_a_credit_that_gives_something_else_is_an_error(give) -> None:
+    games = KernelGames(SMALL, 4, 0, group_size=2)
+    with pytest.raises(PlugInError, match="Broken gave advantages of shape .*expected one finite number per decision"):
+        next(PAIRS.learn(games, Broken(give), OnePass(), 0))
+
+
+@pytest.mark.parametrize("credit", [name for name in CREDITS if not CREDITS[name].replays])
+def test_credits_without_replays_play_smac_and_games_that_are_cut(credit: str) -> None:
+    for updates in (learn_smac(CREDITS[credit]()), learn_cut(CREDITS[credit]())):
+        first = next(updates)
+        assert 4 <= first.decisions < next(updates).decisions
+        assert all(torch.isfinite(parameter).all() for parameter in first.actor.parameters())
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: train("comma", SMALL, decisions=1), "unknown algorithm 'comma'.*Did you mean 'coma'"),
-        (lambda: train("ppo", SMALL), "no budget is given"),
-        (lambda: train("ppo", SMALL, decisions=1, config={"learning_rat": 1}), "ppo.learning_rat is unknown"),
-        (lambda: train("ppo", SMALL, decisions=1, config={"episodes": "9"}), "ppo.episodes is '9'"),
-        (lambda: KernelGames(SMALL, 10, 0, group_size=4), "num_games is 10.*multiple of group_size = 4"),
+        (lambda: train("comma", SMALL, decisions=1), "^unknown credit 'comma'.*Did you mean 'coma'"),
+        (lambda: train("coma", SMALL, loss="clip", decisions=1), "^unknown loss 'clip'.*Did you mean 'clipped'"),
+        (lambda: train("selfcest_training.marl.learner:Learner", SMALL, decisions=1), "no subclass of .*Credit"),
+        (lambda: train("coma", SMALL), "no budget is given"),
+        (lambda: Learner(episodes="9"), "episodes is '9'"),
+        (lambda: Learner(learning_rate=0.0), "learning_rate is 0.0"),
+        (lambda: Learner(episodes=10, group_size=4), "episodes is 10; expected a multiple of group_size = 4"),
+        (lambda: Learner(floor=(1.0, 0.0)), "floor.* is 1.0"),
+        (lambda: Difference(samples=0), "samples is 0"),
+        (lambda: Shapley(orders=0), "orders is 0"),
+        (lambda: Coma(lambda_=1.5), "lambda_ is 1.5"),
+        (lambda: Clipped(clip=0.0), "clip is 0.0"),
+        (lambda: KernelGames(SMALL, 10, 0, group_size=4), "there are 10 games.*multiple of group_size = 4"),
         (lambda: SmacGames([]), "envs is empty"),
         (lambda: record(KernelGames(SMALL, 4, 0, max_cycles=3), uniform()), "max_cycles is 3; expected None"),
-        (lambda: train("broadcast", SMALL, decisions=1, config={"group_size": 1}), "group_size is 1; expected 2"),
-        (lambda: train("ppo", SMALL, decisions=1, config={"learning_rate": 0.0}), "learning_rate is 0.0"),
-        (lambda: train("difference", SMALL, decisions=1, config={"samples": 0}), "samples is 0"),
-        (lambda: train("shapley", SMALL, decisions=1, config={"orders": 0}), "orders is 0"),
-        (lambda: train("coma", SMALL, decisions=1, config={"lambda_": 1.5}), "lambda_ is 1.5"),
+        (lambda: ALONE.learn(KernelGames(SMALL, 2, 0), Value(), OnePass(), 0), "are 4 and 1; expected .* 2 and 1"),
+        (lambda: learn_cut(Difference()), "max_cycles is 3; expected None"),
+        (lambda: learn_cut(Shapley()), "max_cycles is 3; expected None"),
+        (lambda: learn_smac(Difference()), "games are SmacGames; expected KernelGames"),
     ],
 )
 def test_bad_input(call, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(SelfcestError, match=message):
         call()
 
 
@@ -208,15 +315,19 @@ def test_command(tmp_path: Path) -> None:
         "--decisions",
         "200",
     ]
-    done = CliRunner().invoke(app, [*words, "--out", str(out), "episodes=16"])
+    settings = ["episodes=16", "credit.samples=2", "loss.passes=1"]
+    done = CliRunner().invoke(app, [*words, "--out", str(out), *settings])
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["decisions", "CPU", "s", "success", "return"]
     stored = json.loads(out.read_text())
-    assert (stored["algorithm"], stored["seed"]) == ("difference", 0)
+    assert (stored["credit"], stored["loss"], stored["seed"]) == ("difference", "clipped", 0)
     assert int(lines[-1].split()[0]) == stored["points"][-1]["decisions"] >= 200
-    wrong = CliRunner().invoke(app, [*words, "episode=16"])
-    assert wrong.exit_code == 1
-    assert "Did you mean 'episodes'" in str(wrong.exception)
+    for word, meant in (("episode=16", "episodes"), ("credit.sample=1", "samples"), ("loss.clipp=1", "clip")):
+        wrong = CliRunner().invoke(app, [*words, word])
+        assert wrong.exit_code == 1
+        assert f"Did you mean '{meant}'" in str(wrong.exception)
+    wrong = CliRunner().invoke(app, [*words, "--loss", "one_pass", "loss.clip=0.1"])
+    assert "loss.clip is unknown; OnePass has no options" in str(wrong.exception)
 
 
 def test_command_as_a_module() -> None:
@@ -228,38 +339,44 @@ def test_command_as_a_module() -> None:
     assert "Traceback" not in done.stderr
 
 
-FAST = {"learning_rate": 3e-3, "hidden": [64, 64]}
+TRIVIAL = make_rules(Same(), max_depth=1, max_clones=2)
+
+
+def test_the_trivial_game_is_not_solved_by_chance() -> None:
+    assert evaluate(uniform(), TRIVIAL).success < 0.6
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_algorithm_learns_a_small_chain(algorithm: str) -> None:
-    """Chance is a half; without delegation only problems of two items can be solved, a third of them."""
-    curve = train(algorithm, SMALL, 0, decisions=400_000, seconds=60, until=0.95, config=FAST)
-    assert curve.points[0].success < 0.8
-    assert curve.reached(0.95) is not None, curve.points[-1]
+@CELLS
+@pytest.mark.parametrize("seed", [0, 1])
+def test_every_cell_learns_a_trivial_game(credit: str, loss: str, seed: int) -> None:
+    options = {"critic_learning_rate": 1e-2} if credit in ("value", "coma") else {}
+    learner = Learner(episodes=64, learning_rate=1e-2, hidden=(32, 32))
+    made = CREDITS[credit](**options)
+    curve = train(made, TRIVIAL, seed, loss=loss, learner=learner, decisions=250_000, until=0.99, every=0.1)
+    assert curve.reached(0.99) is not None, curve.points[-1]
 
 
 @pytest.mark.slow
 def test_coma_learns_through_smac() -> None:
     games = SmacGames([SymbolicSMAC(SMALL.task, max_clones=2, max_depth=1, seed=seed) for seed in range(32)])
-    config = coma.Config(episodes=32, hidden=(64, 64), learning_rate=3e-3, critic_learning_rate=3e-3)
-    for progress in coma.learn(games, 0, config):
+    learner = Learner(episodes=32, group_size=1, hidden=(64, 64), learning_rate=3e-3, floor=(0.1, 0.0))
+    for progress in learner.learn(games, Coma(critic_learning_rate=3e-3), OnePass(), 0):
         if progress.decisions > 40_000:
             break
     assert evaluate(progress.actor.best, SMALL).success > 0.9
 
 
 @pytest.mark.slow
-def test_ppo_plays_noisy_within_five_percent_of_the_optimum() -> None:
+def test_a_value_plays_noisy_within_five_percent_of_the_optimum() -> None:
     from selfcest_env.symbolic.optimum import optimal_return
 
     rules = make_rules("noisy", token_cost=0.002)
     best = optimal_return(rules).team_return
-    config = ppo.Config(learning_rate=3e-3, value_learning_rate=3e-3, hidden=(64, 64))
-    learner = ppo.learn(KernelGames(rules, config.episodes, 0), 0, config)
-    assert evaluate(next(learner).actor.best, rules).team_return < 0.8 * best
-    for update, progress in enumerate(learner):
+    learner = Learner(group_size=1, learning_rate=3e-3, hidden=(64, 64), per="decision")
+    updates = learner.learn(KernelGames(rules, 256, 0), Value(critic_learning_rate=3e-3), Clipped(), 0)
+    assert evaluate(next(updates).actor.best, rules).team_return < 0.8 * best
+    for update, progress in enumerate(updates):
         if update % 20 == 0 and evaluate(progress.actor.best, rules).team_return >= 0.97 * best:
             break
         assert progress.decisions < 2_000_000, "learned too slowly"

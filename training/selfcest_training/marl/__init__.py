@@ -1,4 +1,4 @@
-"""Multi-agent learners for the symbolic game in plain PyTorch, each in one file that tells the whole algorithm.
+"""Multi-agent learners for the symbolic game in plain PyTorch: a grid of credit and loss, each in one file to read.
 
-`train` runs any of them by name; `python -m selfcest_training.marl coma` runs one (`--help` says how).
+`train` runs any cell of it; `python -m selfcest_training.marl coma --loss one_pass` does too (`--help` says how).
 """

@@ -1,4 +1,4 @@
-"""One algorithm from the command line: `python -m selfcest_training.marl coma --task chain learning_rate=0.001`."""
+"""One run from the command line: `python -m selfcest_training.marl coma --loss one_pass credit.lambda_=0.9`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ import torch
 import typer
 
 from selfcest_env.errors import ConfigError, SelfcestError
-from selfcest_env.plugin import build
+from selfcest_env.plugin import build, load
 from selfcest_env.symbolic.rules import SymbolicRules
 from selfcest_env.symbolic.tasks import make_task
+from selfcest_training.marl.credit import CREDITS, Credit
+from selfcest_training.marl.learner import Learner
+from selfcest_training.marl.loss import LOSSES, Loss
 from selfcest_training.marl.progress import Point
-from selfcest_training.marl.train import ALGORITHMS, train
+from selfcest_training.marl.train import train
 from selfcest_training.yaml_text import read_yaml
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -23,8 +26,12 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command()
 def main(
-    algorithm: Annotated[str, typer.Argument(help=f"{', '.join(ALGORITHMS)}, or package.module:Class.")],
-    settings: Annotated[list[str] | None, typer.Argument(help="Of the algorithm: learning_rate=0.001")] = None,
+    credit: Annotated[str, typer.Argument(help=f"{', '.join(CREDITS)}, or package.module:Class.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(help="learning_rate=0.001 of the learner, credit.samples=2 of the credit, loss.clip=0.1"),
+    ] = None,
+    loss: Annotated[str, typer.Option(help=f"{', '.join(LOSSES)}, or package.module:Class.")] = "clipped",
     task: Annotated[str, typer.Option(help="chain, lookup, noisy, or package.module:Class.")] = "chain",
     option: Annotated[list[str] | None, typer.Option(help="An option of the task: items=[2,8]")] = None,
     limit: Annotated[list[str] | None, typer.Option(help="A limit of the game: max_depth=1")] = None,
@@ -39,14 +46,25 @@ def main(
     try:
         made = make_task(task, _pairs(option))
         rules = build(SymbolicRules, {"task": made, **_pairs(limit)}, where="limit")
+        words = settings or []
+        learner = build(
+            Learner, _pairs([word for word in words if not word.startswith(("credit.", "loss."))]), where=""
+        )
+        credited = build(load(credit, CREDITS, Credit, what="credit"), _of("credit", words), where="credit")
+        lossy = build(load(loss, LOSSES, Loss, what="loss"), _of("loss", words), where="loss")
         print(f"{'decisions':>10} {'CPU s':>7} {'success':>8} {'return':>7}")
         budget = {"decisions": decisions, "seconds": seconds, "until": until, "report": _print}
-        curve = train(algorithm, rules, seed, config=_pairs(settings), **budget)
+        curve = train(credited, rules, seed, loss=lossy, learner=learner, **budget)
     except SelfcestError as error:
         raise SystemExit(f"selfcest: {error}") from error
     if out is not None:
         points = [point._asdict() for point in curve.points]
-        out.write_text(json.dumps({"algorithm": algorithm, "seed": seed, "points": points}, indent=1) + "\n")
+        out.write_text(json.dumps({"credit": credit, "loss": loss, "seed": seed, "points": points}, indent=1) + "\n")
+
+
+def _of(what: str, words: list[str]) -> dict[str, Any]:
+    """Settings that begin with this word and a dot."""
+    return _pairs([word.removeprefix(f"{what}.") for word in words if word.startswith(f"{what}.")])
 
 
 def _pairs(words: list[str] | None) -> dict[str, Any]:

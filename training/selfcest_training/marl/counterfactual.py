@@ -22,7 +22,7 @@ from selfcest_env.symbolic.batch import BatchDelegation
 from selfcest_env.symbolic.rules import SymbolicRules
 from selfcest_env.symbolic.state import State
 from selfcest_env.symbolic.streams import Keys, fold
-from selfcest_training.marl.games import KernelGames
+from selfcest_training.marl.games import Games, KernelGames
 from selfcest_training.marl.rollout import Act, Rollout, collect
 
 Index = NDArray[np.intp]
@@ -73,16 +73,26 @@ class Replayed(NamedTuple):
     decisions: int  # of all replays together, kept or sampled
 
 
-def record(games: KernelGames, act: Act) -> Recording:
-    """Play one episode of every game, and keep every moment of it."""
+def check_replayable(games: Games) -> KernelGames:
+    """The games, if they can be played again from any moment. Raises `ConfigError`."""
+    if not isinstance(games, KernelGames):
+        raise ConfigError(
+            f"games are {type(games).__name__}; expected KernelGames: counterfactuals play on from the middle of a game"
+        )
     if games.kernel.max_cycles is not None:
         raise ConfigError(
             f"max_cycles is {games.kernel.max_cycles}; expected None: counterfactuals compare whole returns, and a "
             "truncated game has none"
         )
+    return games
+
+
+def record(games: Games, act: Act) -> Recording:
+    """Play one episode of every game, and keep every moment of it. Raises as `check_replayable` does."""
+    kernel = check_replayable(games).kernel
     moments: list[State] = []
-    rollout = collect(games, act, watch=lambda: moments.append(games.kernel.get_snapshot()))
-    return Recording(games.rules, rollout, moments)
+    rollout = collect(games, act, watch=lambda: moments.append(kernel.get_snapshot()))
+    return Recording(kernel.rules, rollout, moments)
 
 
 def play_without(recording: Recording, game: Index, cycle: Index, absent: NDArray[np.bool_], act: Act) -> Replayed:

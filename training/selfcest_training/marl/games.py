@@ -23,7 +23,13 @@ class View(NamedTuple):
 
 
 class Games(Protocol):
-    """Games of one kind. A game that is over stands still until all are started again."""
+    """Games of one kind. A game that is over stands still until all are started again.
+
+    Attributes:
+        group_size: neighbours that play the same problem.
+    """
+
+    group_size: int
 
     def reset(self) -> None:
         """Start the next episode of every game."""
@@ -62,8 +68,7 @@ class KernelGames:
     def __init__(
         self, rules: SymbolicRules, num_games: int, seed: int, *, group_size: int = 1, max_cycles: int | None = None
     ) -> None:
-        if group_size < 1 or num_games % group_size:
-            raise ConfigError(f"num_games is {num_games}; expected a multiple of group_size = {group_size}")
+        _check_groups(num_games, group_size)
         self.kernel = BatchDelegation(rules, num_games, max_cycles=max_cycles)
         self.rules, self.group_size = rules, group_size
         self._keys = np.repeat(seeds_of(seed, num_games // group_size), group_size)
@@ -107,12 +112,14 @@ class SmacGames:
     Args:
         envs: each with `reset`, `step(actions) -> (reward, terminated, info)`, `get_obs`, `get_state`,
             `get_avail_actions`. `info["episode_limit"]` tells truncation from termination.
+        group_size: neighbours that play the same problem, in every episode: give them the same seed.
     """
 
-    def __init__(self, envs: Sequence[Any]) -> None:
+    def __init__(self, envs: Sequence[Any], *, group_size: int = 1) -> None:
         if not envs:
             raise ConfigError("envs is empty; expected at least one environment")
-        self.envs = envs
+        _check_groups(len(envs), group_size)
+        self.envs, self.group_size = envs, group_size
         self.terminated, self.truncated = np.ones((2, len(envs)), bool)
 
     def reset(self) -> None:
@@ -139,3 +146,8 @@ class SmacGames:
             self.truncated[i] = over and bool(info.get("episode_limit", False))
             self.terminated[i] = over and not self.truncated[i]
         return rewards
+
+
+def _check_groups(num_games: int, group_size: int) -> None:
+    if group_size < 1 or num_games % group_size:
+        raise ConfigError(f"there are {num_games} games; expected a multiple of group_size = {group_size}")

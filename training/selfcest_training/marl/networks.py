@@ -25,17 +25,21 @@ def mlp(sizes: list[int], generator: torch.Generator, *, last_gain: float) -> nn
 
 
 class Actor(nn.Module):
-    """One policy for all agents: log-probabilities of the legal actions given an agent's own observation."""
+    """One policy for all agents: log-probabilities of the legal actions given an agent's own observation.
+
+    Attributes:
+        floor: ε of (1 - ε) softmax + ε / number of legal actions.
+    """
 
     def __init__(self, features: int, actions: int, hidden: tuple[int, ...], generator: torch.Generator) -> None:
         super().__init__()
         self.logits = mlp([features, *hidden, actions], generator, last_gain=0.01)
-        self.generator = generator
+        self.generator, self.floor = generator, 0.0
 
     def forward(self, observations: Tensor, masks: Tensor) -> Tensor:
         """[B, F] and [B, A] to [B, A]; about `ILLEGAL` where the mask is false."""
         logits: Tensor = self.logits(observations)
-        return logits.masked_fill(~masks, ILLEGAL).log_softmax(-1)
+        return floored(logits.masked_fill(~masks, ILLEGAL).log_softmax(-1), masks, self.floor)
 
     @torch.no_grad()
     def sample(self, observations: Tensor, masks: Tensor) -> Tensor:
@@ -45,6 +49,14 @@ class Actor(nn.Module):
     def best(self, observations: Tensor, masks: Tensor) -> Tensor:
         best: Tensor = self(observations, masks).argmax(-1)
         return best
+
+
+def floored(log_probs: Tensor, masks: Tensor, floor: float) -> Tensor:
+    """Log-probabilities of (1 - floor) pi + floor * uniform over the legal actions."""
+    if floor == 0:
+        return log_probs
+    mixed = (1 - floor) * log_probs.exp() + floor * masks / masks.sum(-1, keepdim=True)
+    return torch.where(masks, mixed.clamp(min=torch.finfo(mixed.dtype).tiny).log(), log_probs)
 
 
 def draw(probs: Tensor, generator: torch.Generator) -> Tensor:

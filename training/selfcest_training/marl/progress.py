@@ -40,10 +40,8 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True)
 class Curve:
-    """One run of one algorithm; points in order."""
+    """One run; points in order."""
 
-    algorithm: str
-    seed: int
     points: tuple[Point, ...]
 
     def reached(self, success: float) -> Point | None:

@@ -45,6 +45,11 @@ class Rollout:
         return int(self.learnable.sum())
 
     @property
+    def learnable_rows(self) -> Tensor:
+        """Their numbers."""
+        return self.learnable.nonzero()[:, 0]
+
+    @property
     def returns(self) -> Tensor:
         """[G]"""
         return self.rewards.sum(0)

@@ -1,63 +1,49 @@
-"""`train`: any of the algorithms by name, within a budget, to a curve."""
+"""`train`: any credit with any loss, by name or as made, within a budget, to a curve."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from selfcest_env.plugin import make
 from selfcest_env.symbolic.rules import SymbolicRules
-from selfcest_training.marl import broadcast, coma, difference, ppo, shapley
+from selfcest_training.marl.credit import CREDITS, Credit
 from selfcest_training.marl.games import KernelGames
-from selfcest_training.marl.progress import Curve, Examiner, Progress
-
-
-class Algorithm(Protocol):
-    """Settings of a learner, and how it learns with them."""
-
-    @property
-    def episodes(self) -> int:
-        """Per update."""
-        ...
-
-    @property
-    def group_size(self) -> int:
-        """Neighbouring games with the same problem."""
-        ...
-
-    def learn(self, games: KernelGames, seed: int) -> Iterator[Progress]:
-        """One entry per update, without end."""
-        ...
-
-
-ALGORITHMS: dict[str, str | type] = {
-    "ppo": ppo.Config,
-    "coma": coma.Config,
-    "broadcast": broadcast.Config,
-    "difference": difference.Config,
-    "shapley": shapley.Config,
-}
+from selfcest_training.marl.learner import Learner
+from selfcest_training.marl.loss import LOSSES, Loss
+from selfcest_training.marl.progress import Curve, Examiner
 
 
 def train(
-    algorithm: str, rules: SymbolicRules, seed: int = 0, *, config: Mapping[str, Any] | None = None, **budget: Any
+    credit: str | Credit,
+    rules: SymbolicRules,
+    seed: int = 0,
+    *,
+    loss: str | Loss = "clipped",
+    learner: Learner | None = None,
+    **budget: Any,
 ) -> Curve:
     """Learn until a budget is used up, and evaluate the greedy policy on the way.
 
     Args:
-        algorithm: a key of `ALGORITHMS`, or `package.module:Class` of an `Algorithm`.
+        credit: a key of `CREDITS` or `package.module:Class`, with default options; or one that is made.
         rules: of the games.
         seed: of the problems, the initial weights and the sampling.
-        config: settings of the algorithm by name, other than its defaults.
+        loss: as `credit`, of `LOSSES`.
+        learner: settings of the policy and its batches.
         budget: `decisions`, `seconds`, `until`, `every` and `report` of `Examiner`. Decisions count those of replays.
 
     Raises:
-        ConfigError: an unknown algorithm or setting, or no budget at all.
+        ConfigError: an unknown name, settings that do not go together, or no budget at all.
     """
-    learner = make(algorithm, config or {}, ALGORITHMS, Algorithm, what="algorithm", where=algorithm)
-    examiner = Examiner(rules, **budget)
+    learner = learner or Learner()
+    if isinstance(credit, str):
+        credit = make(credit, {}, CREDITS, Credit, what="credit", where="")
+    if isinstance(loss, str):
+        loss = make(loss, {}, LOSSES, Loss, what="loss", where="")
     games = KernelGames(rules, learner.episodes, seed, group_size=learner.group_size)
-    for progress in learner.learn(games, seed):
+    updates = learner.learn(games, credit, loss, seed)
+    examiner = Examiner(rules, **budget)
+    for progress in updates:
         if examiner(progress.decisions, progress.actor.best):
             break
-    return Curve(algorithm, seed, tuple(examiner.points))
+    return Curve(tuple(examiner.points))

@@ -1,14 +1,16 @@
-"""Shapley credit: one cooperative game per call, whose players are its clones.
+"""`shapley`: one cooperative game per call, whose players are its clones.
 
     clone c, all its decisions:  A = mean over orders of v(S + c) - v(S),   S = siblings before c
     root:                        A = R - mean R of the group's others
 
-v(S) is the team's return when only the siblings in S are there: the others are taken out when they are born, what does
-not descend from them is kept and the rest is sampled anew (`counterfactual`). v of all siblings is the factual return.
-A coalition is played once per call. Source: Shapley 1953; sampled orders, Castro et al. 2009. Biased for the team's
-return: the marginal over S asks what c brings to coalitions that were not played.
-
-    python -m selfcest_training.marl shapley --task chain
+Source: Shapley 1953; sampled orders, Castro et al. 2009. v(S) is the team's return when only the siblings in S are
+there: the others are taken out when they are born, what does not descend from them is kept and the rest is sampled anew
+(`counterfactual`). v of all siblings is the factual return. A coalition is played once per call, so that the credit of
+a call adds up to R less the return without any of its clones.
+Assumes snapshots, games that are never cut, and groups of at least two. Biased for the team's return: the marginal over
+S asks what c brings to coalitions that were not played. It is no baseline.
+Degenerate cases: a call of one clone is `difference` with one sample; with no more permutations than `orders` all are
+used; an episode without clones costs no replay.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -24,41 +27,27 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from selfcest_env.structure import Count
-from selfcest_training.marl.broadcast import leave_one_out
-from selfcest_training.marl.counterfactual import Index, Recording, play_without, record
-from selfcest_training.marl.games import KernelGames
-from selfcest_training.marl.progress import Progress
+from selfcest_training.marl.counterfactual import Index, Recording, play_without
+from selfcest_training.marl.credit.base import Assign, Batch, Credit, Credited, Start, per_agent
 from selfcest_training.marl.rollout import Act
-from selfcest_training.marl.surrogate import SurrogateConfig, improve, start
 
 
 @dataclass(frozen=True)
-class Config(SurrogateConfig):
-    """Settings of Shapley credit, beside those of the surrogate.
+class Shapley(Credit):
+    """Options: `orders` sampled per call; where there are no more permutations than that, each is used once."""
 
-    Attributes:
-        orders: sampled per call; where there are no more permutations than that, all of them are used, once each.
-    """
-
+    least_group: ClassVar[int] = 2
+    replays: ClassVar[bool] = True
     orders: Count = 2
 
-    def learn(self, games: KernelGames, seed: int) -> Iterator[Progress]:
-        """One entry per update, without end."""
-        return learn(games, seed, self)
+    def start(self, start: Start) -> Assign:
+        rng = np.random.default_rng(start.generator.initial_seed())
 
+        def assign(batch: Batch) -> Credited:
+            assert batch.recording is not None
+            return per_agent(batch, *shapley_credit(batch.recording, batch.actor.sample, self.orders, rng))
 
-def learn(games: KernelGames, seed: int, config: Config) -> Iterator[Progress]:
-    actor, optimizer = start(games, seed, config)
-    rng = np.random.default_rng(seed)
-    decisions = 0
-    while True:
-        recording = record(games, actor.sample)
-        rollout = recording.rollout
-        credit, replayed = shapley_credit(recording, actor.sample, config.orders, rng)
-        credit[:, 0] = leave_one_out(rollout.returns, games.group_size)
-        improve(actor, optimizer, rollout, credit[rollout.game, rollout.agent], config)
-        decisions += rollout.decisions + replayed
-        yield Progress(decisions, actor)
+        return assign
 
 
 def shapley_credit(recording: Recording, act: Act, orders: int, rng: np.random.Generator) -> tuple[Tensor, int]:
