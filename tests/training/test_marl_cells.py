@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from selfcest_env.errors import ConfigError
 from selfcest_env.symbolic import make_rules
 from selfcest_training.marl.counterfactual import play_without, record
 from selfcest_training.marl.games import KernelGames
@@ -23,11 +24,16 @@ def _one_thread():
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("credit", ["broadcast", "coma", "difference", "shapley"])
+@pytest.mark.parametrize("credit", ["broadcast", "coma", "difference", "diff_loo", "shapley"])
 def test_every_credit_learns_four_cells(credit: str) -> None:
     """A pair of bits has four values; chance is a half of the cells."""
     curve = train(credit, EASY, seed=0, decisions=200_000, seconds=20, until=0.98, every=0.2)
     assert curve.points[-1].success >= 0.98
+
+
+def test_shapley_says_that_calls_are_too_large_for_it() -> None:
+    with pytest.raises(ConfigError, match="a call can bring 17 clones; .* at most 16"):
+        train("shapley", make_rules("cells", {"cells": 17}, max_clones=17, total_tokens=400), decisions=1)
 
 
 def test_without_a_clone_its_own_summand_is_missing() -> None:

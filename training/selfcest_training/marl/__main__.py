@@ -13,7 +13,7 @@ import typer
 from selfcest_env.errors import ConfigError, SelfcestError
 from selfcest_env.plugin import build, load
 from selfcest_env.symbolic.rules import SymbolicRules
-from selfcest_env.symbolic.tasks import make_task
+from selfcest_env.symbolic.tasks import TASKS, make_task
 from selfcest_training.marl.credit import CREDITS, Credit
 from selfcest_training.marl.learner import Learner
 from selfcest_training.marl.loss import LOSSES, Loss
@@ -32,7 +32,7 @@ def main(
         typer.Argument(help="learning_rate=0.001 of the learner, credit.samples=2 of the credit, loss.clip=0.1"),
     ] = None,
     loss: Annotated[str, typer.Option(help=f"{', '.join(LOSSES)}, or package.module:Class.")] = "clipped",
-    task: Annotated[str, typer.Option(help="chain, lookup, noisy, or package.module:Class.")] = "chain",
+    task: Annotated[str, typer.Option(help=f"{', '.join(TASKS)}, or package.module:Class.")] = "chain",
     option: Annotated[list[str] | None, typer.Option(help="An option of the task: items=[2,8]")] = None,
     limit: Annotated[list[str] | None, typer.Option(help="A limit of the game: max_depth=1")] = None,
     seed: int = 0,

@@ -26,10 +26,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from selfcest_env.errors import ConfigError
 from selfcest_env.structure import Count
 from selfcest_training.marl.counterfactual import Index, Recording, play_without
 from selfcest_training.marl.credit.base import Assign, Batch, Credit, Credited, Start, per_agent
+from selfcest_training.marl.games import KernelGames
 from selfcest_training.marl.rollout import Act
+
+MAX_PLAYERS = 16
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,12 @@ class Shapley(Credit):
     orders: Count = 2
 
     def start(self, start: Start) -> Assign:
+        assert isinstance(start.games, KernelGames)  # as for every credit with replays
+        if (parts := start.games.rules.max_parts) > MAX_PLAYERS:
+            raise ConfigError(
+                f"a call can bring {parts} clones; shapley keeps a value for all 2^{parts} coalitions; expected "
+                f"at most {MAX_PLAYERS}: take difference or diff_loo"
+            )
         rng = np.random.default_rng(start.generator.initial_seed())
 
         def assign(batch: Batch) -> Credited:
