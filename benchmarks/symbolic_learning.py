@@ -7,9 +7,10 @@
 
 Every run is stored when it ends and not run again; delete its file to repeat it. The table (Markdown, CSV) and the plot
 are written from what is stored. Decisions are turns of agents with a choice, in replays as in episodes. CPU seconds are
-of a fresh process with one thread, evaluations excluded. Success is that of the greedy policy on 1,000 problems that
-nobody learns from. All learners have networks of the same widths and play as many decisions per update (`--episodes`),
-COMA a quarter of that: it takes one step of the policy per update where the others take 16.
+of a fresh process with one thread, evaluations excluded. Success is that of the greedy policy on 1,000 problems drawn
+from another seed; of small games most are trained on too. All learners have networks of equal widths and play as many
+decisions per update (`--episodes`), COMA a quarter of that: it takes one step of the policy per update where the others
+take 16.
 
 A recipe is a cell of the grid of credit and loss, with settings (`learning`): `ppo` is `value` with the clipped loss,
 `coma` takes one pass, the rest are the credits of that name with the clipped loss.

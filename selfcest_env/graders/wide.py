@@ -44,7 +44,7 @@ JUDGE = "llm_judge"
 Judged = Literal["refuse", "exact"]
 
 # What pandas reads as missing where nothing is said about it.
-_MISSING = frozenset(
+MISSING = frozenset(
     [
         *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A"),
         *("NA", "NULL", "NaN", "None", "n/a", "nan", "null"),
@@ -231,7 +231,7 @@ class Column:
     criterion: float = 0.0
 
     def prepared(self, cell: str) -> str:
-        cell = "" if cell in _MISSING else cell
+        cell = "" if cell in MISSING else cell
         for name in self.prepare:
             cell = PREPARE[name](cell)
         return cell
@@ -442,10 +442,10 @@ class Wide(Checked):
 
     Where the task says in `row_documents` (a JSON list) which document each row of the truth is about, an F1 has parts:
     2 right / (answered + true) is a sum over the rows of the truth, and a document's part is that of its rows. The
-    parts add up, but they are not independent: `answered` stands below each of them. Credit by `parts` is unbiased
-    only while the number of rows that are answered does not depend on the replies: while the root writes a row for
-    each key it was asked for. A clone that makes it write one more lowers the parts of all others and is not blamed
-    for it; one whose failure makes it leave a row out raises them and is not thanked.
+    parts add up, but they are not independent, and credit by `parts` is unbiased only where a clone moves no part but
+    its own. It moves others' if its reply makes the root write a row more or less, as `answered` stands below every
+    part; if it holds another document's key, whose row it then writes; or if a cell too many makes the whole table
+    unreadable. Neither is it blamed for the first two, nor are its siblings spared.
     """
 
     max_characters: ClassVar[int] = 300_000

@@ -319,7 +319,7 @@ class Cells:
                 scores: NDArray[np.float64] = right.mean(axis=1)
             case "zipf":
                 weights = 1 / np.arange(1, self.cells + 1)
-                scores = (right * weights).sum(axis=1) / weights.sum()
+                scores = np.where(right.all(axis=1), 1.0, (right * weights).sum(axis=1) / weights.sum())
             case "coverage":
                 scores = np.logical_or.reduceat(right, range(0, self.cells, COVER), axis=1).mean(axis=1)
             case _:

@@ -12,7 +12,8 @@ wait                     nothing said, nothing charged; the line that answers it
 join     4_x             where joins are forced, in the root's name: all replies as one word, its answer
 
 Errors of `noisy` are the environment's: the twin is told the answer as it came out. The hidden part of `cells` is in
-the right answer alone.
+the right answer alone. What is charged is the same, what is seen is not everywhere: texts hold whole segments, of which
+`deep` and `cells` show the first symbols alone (`SymbolicTask.shown`). Nobody is to learn from the twin's texts there.
 """
 
 from __future__ import annotations

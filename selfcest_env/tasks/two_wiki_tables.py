@@ -15,7 +15,7 @@ from itertools import combinations
 from typing import Annotated, ClassVar, NamedTuple
 
 from selfcest_env.errors import ConfigError
-from selfcest_env.graders.wide import read_row, write_row, write_table
+from selfcest_env.graders.wide import MISSING, PREPARE, column_name, read_row, write_row, write_table
 from selfcest_env.structure import Between
 from selfcest_env.tasks.files import Record
 from selfcest_env.tasks.finite import ALL, FileSource, Skipped, identity_part, squeeze
@@ -99,10 +99,12 @@ class TwoWikiTables(TableExpert, FileSource):
         by_relation: dict[str, dict[str, str]] = {}
         for title, subject in mine.items():
             for relation, values in subject.values.items():
-                if len(values) == 1:
+                if len(values) == 1 and column_name(relation) != KEY:
                     by_relation.setdefault(relation, {})[title] = next(iter(values))
         for chosen in combinations(by_relation, self.relations):
-            titles = [title for title in by_relation[chosen[0]] if all(title in by_relation[c] for c in chosen[1:])]
+            every = [title for title in by_relation[chosen[0]] if all(title in by_relation[c] for c in chosen[1:])]
+            # Of titles that the grader takes for one the first is kept.
+            titles = list({PREPARE["norm_str"](title): title for title in reversed(every)}.values())[::-1]
             for start in range(0, len(titles), self.max_rows):
                 rows = titles[start : start + self.max_rows]
                 if len(rows) >= self.min_rows:
@@ -144,5 +146,5 @@ def _gather(record: Record, subjects: dict[str, _Subject], keep_others: bool) ->
 
 
 def _writable(cell: str) -> bool:
-    """Whether a text comes back as it is from a cell of a Markdown table."""
-    return bool(cell) and read_row(write_row((cell, "x"))) == (cell, "x")
+    """Whether a text comes back as it is from a cell of a Markdown table, and does not read as a missing one."""
+    return cell not in MISSING and read_row(write_row((cell, "x"))) == (cell, "x")

@@ -203,6 +203,24 @@ def test_evidence_that_does_not_agree_makes_no_row(tmp_path: Path) -> None:
     assert "Later" not in films.answer
 
 
+def test_no_table_that_the_grader_would_refuse(tmp_path: Path) -> None:
+    """Titles that it takes for one, a relation named like the key, and what reads as a missing cell."""
+    records = [
+        wiki(4, [["Stop Loss", "director", "Cy"]], {"Stop Loss": "Stop Loss is by Cy."}, ["Stop Loss"]),
+        wiki(5, [["Stoploss", "director", "Di"]], {"Stoploss": "Stoploss is by Di."}, ["Stoploss"]),
+        wiki(6, [["Later", "Title", "Cy"]], {"Later": "Later, or Cy."}, ["Later"]),
+        wiki(7, [["Stop Loss", "Title", "Cy"]], {"Stop Loss": "Stop Loss is by Cy."}, ["Stop Loss"]),
+        wiki(8, [["NA", "director", "Cy"]], {"NA": "NA is by Cy."}, ["NA"]),
+        wiki(9, [["Sixth", "director", "None"]], {"Sixth": "Sixth is by None."}, ["Sixth"]),
+    ]
+    films, _ = (found := tables(tmp_path, [*RECORDS, *records], min_rows=2).tasks())
+    assert "| Stop Loss | Cy |" in films.answer
+    assert not any(word in films.answer for word in ("Stoploss", "NA", "None"))
+    make_reward("by_source").check(found, "here")
+    for task in found:
+        assert wide_scores(task, task.answer).success
+
+
 def test_columns_rows_and_other_paragraphs(tmp_path: Path) -> None:
     assert [task.metadata["size"] for task in tables(tmp_path, min_rows=1, max_rows=2).tasks()] == [2, 1, 2]
     film = tables(tmp_path, min_rows=2, others=1).tasks()[0]

@@ -305,6 +305,7 @@ _ALL = (
         Payoff({"0": 0.25, "3": 0.5, "1": 1.0, "2": 0.125}),
         replace(Limits(max_turns=4), max_depth=2),
         token_price=_PRICE / 2,
+        draw=1,
     ),
     Game(
         "judged",

@@ -109,11 +109,11 @@ class Learner(Checked):
 
 def _check_credited(credit: Credit, credited: Credited, rollout: Rollout) -> None:
     found, expected = tuple(credited.advantages.shape), tuple(rollout.actions.shape)
-    if found != expected or not credited.advantages[rollout.learnable].isfinite().all():
-        raise PlugInError(
-            f"{type(credit).__name__} gave advantages of shape {found}; expected one finite number per decision, "
-            f"{expected}"
-        )
+    who = type(credit).__name__
+    if found != expected:
+        raise PlugInError(f"{who} gave advantages of shape {found}; expected one number per decision, {expected}")
+    if bad := int((~credited.advantages[rollout.learnable].isfinite()).sum()):
+        raise PlugInError(f"{who} gave {bad} advantages that are not finite among those of {expected[0]} decisions")
 
 
 def _play(games: Games, actor: Actor, credit: Credit) -> tuple[Rollout, Recording | None]:

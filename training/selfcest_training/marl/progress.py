@@ -14,7 +14,7 @@ from selfcest_training.marl.games import KernelGames
 from selfcest_training.marl.networks import Actor
 from selfcest_training.marl.rollout import Act, collect
 
-HELD_OUT = 2**40  # seed of the problems that policies are evaluated on; learners' seeds are small numbers
+HELD_OUT = 2**40  # seed of the problems that policies are evaluated on; a small game's are trained on as well
 
 
 class Progress(NamedTuple):

@@ -40,7 +40,7 @@ class Value(CriticCredit):
                 values = critic.network(rollout.observations)[:, 0]
                 targets = row_targets(rollout, values, gamma=self.gamma, lambda_=self.lambda_)
             advantages = targets - values
-            if self.std_floor is not None:
+            if self.std_floor is not None and rollout.learnable.sum() > 1:
                 spread, center = torch.std_mean(advantages[rollout.learnable])
                 advantages = (advantages - center) / spread.clamp(min=self.std_floor)
             critic.fit(rollout.observations, torch.zeros_like(rollout.actions), targets, rollout.learnable_rows)

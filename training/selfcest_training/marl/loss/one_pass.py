@@ -3,7 +3,7 @@
     gain = A log pi(u | o)
 
 Source: REINFORCE, Williams 1992; as COMA and most published work on credit. On policy, so that with an unbiased credit
-the step is unbiased: the loss for judging credits. Settings: none.
+the loss's gradient is unbiased, before the learner adds entropy, cuts its norm and hands it to Adam. Settings: none.
 Degenerate cases: a batch without decisions makes no step.
 """
 
