@@ -259,8 +259,8 @@ WIDTH = """## By the number of clones
 
 After a warm start whose last phase shows every number of cells (`cells_width.yaml`); RL asks for sixteen, and policies
 are asked for fewer as well; seeds 0 to 3. Before RL a clone more costs hardly anything in accuracy; what RL teaches at
-sixteen reaches one and two cells in part, and eight lose. On seed 100, before it was frozen, were tried: a last phase
-of which 30 % and 60 % show any number, the second with 0.57 of eight cells right where the first had 0.31."""
+sixteen reaches one and two cells in part, and eight lose. The share of the last phase that shows any number was
+[tuned](#tuning) on seed 100."""
 
 SPEED = f"""Against `{BASELINE}` with the same seed, from the same warm start: how many times fewer sampled tokens than
 `{BASELINE}` it took to come to where the running mean of `{BASELINE}` over a fifth of the tokens ended (-: it did not,

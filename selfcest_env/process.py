@@ -20,7 +20,7 @@ import hashlib
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -28,9 +28,10 @@ from itertools import islice
 from selfcest_env.graders import Grade
 from selfcest_env.record import AgentRecord, ByTurn, EpisodeRecord, Turn
 from selfcest_env.structure import plain
-from selfcest_env.types import AgentId, Fault, Outcome, Role, Status, Task, TurnKey
+from selfcest_env.types import Fault, Outcome, Role, Status, Task, TurnKey
 
 REMEMBERED = 200_000  # judgements of earlier calls: some tens of megabytes
+Named = tuple[AgentRecord, list[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,24 +91,22 @@ class ProcessTerm(ABC):
         """
         for name in list(islice(self._judged, max(0, len(self._judged) - REMEMBERED))):
             del self._judged[name]
-        self._judge_new(records)
+        self._judge_new([(record, _named(record)) for record in records])
 
     def by_turn(self, record: EpisodeRecord) -> ByTurn:
         if len(self._judged) > 2 * REMEMBERED:  # of somebody who prepares nothing
             self.prepare([record])
-        self._judge_new([record])
-        found: dict[AgentId, tuple[float, ...]] = {}
-        for agent, names in _named(record):
-            found[agent.agent_id] = tuple(self._judged[name] for name in names)
-        return found
+        named = list(_named(record))
+        self._judge_new([(record, named)])
+        return {agent.agent_id: tuple(self._judged[name] for name in names) for agent, names in named}
 
     def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
-        return math.fsum(value for values in self.by_turn(record).values() for value in values)
+        return sum_turns(self.by_turn(record))
 
-    def _judge_new(self, records: Sequence[EpisodeRecord]) -> None:
+    def _judge_new(self, records: Iterable[tuple[EpisodeRecord, Iterable[Named]]]) -> None:
         new: dict[bytes, tuple[EpisodeRecord, AgentRecord, int]] = {}
-        for record in records:
-            for agent, names in _named(record):
+        for record, named in records:
+            for agent, names in named:
                 new.update({name: (record, agent, i) for i, name in enumerate(names) if name not in self._judged})
         if not new:
             return
@@ -123,6 +122,11 @@ class ProcessTerm(ABC):
     @cached_property
     def _judged(self) -> dict[bytes, float]:
         return {}
+
+
+def sum_turns(turns: ByTurn) -> float:
+    """What the turns of all agents add up to."""
+    return math.fsum(value for values in turns.values() for value in values)
 
 
 def _step(record: EpisodeRecord, agent: AgentRecord, index: int) -> Step:
@@ -151,7 +155,7 @@ def _replies(record: EpisodeRecord, turn: Turn) -> tuple[str | None, ...]:
     return tuple(None if place in refused else record.by_id[next(children)].reply for place in range(asked))
 
 
-def _named(record: EpisodeRecord) -> Iterator[tuple[AgentRecord, list[bytes]]]:
+def _named(record: EpisodeRecord) -> Iterator[Named]:
     """Every agent with a name for each of its turns: the same for equal steps of equal tasks, and for no others."""
     task = _digest(plain(record.task))
     for agent in record.agents:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Protocol, TypeVar, runtime_checkable
 from selfcest_env.errors import ConfigError, RewardError, did_you_mean
 from selfcest_env.graders import GRADERS, Grade, Grader
 from selfcest_env.plugin import make
-from selfcest_env.process import ProcessTerm
+from selfcest_env.process import ProcessTerm, sum_turns
 from selfcest_env.record import ByTurn, EpisodeRecord, Turn, cost_measures
 from selfcest_env.structure import Checked, NotEmpty, Positive
 from selfcest_env.types import Outcome, Role, Task, TurnFacts
@@ -275,7 +275,7 @@ class Reward:
             who = f"reward term '{name}', episode {record.episode_id}"
             try:
                 turns = dict(term.by_turn(record)) if isinstance(term, TurnTerm) else {}
-                value = _sum(turns) if isinstance(term, ProcessTerm) else term(record, grade)
+                value = sum_turns(turns) if isinstance(term, ProcessTerm) else term(record, grade)
                 summands = dict(term.parts(grade)) if isinstance(term, PartedTerm) else {}
             except Exception as error:
                 raise RewardError(f"{who}: raised {type(error).__name__}: {error}") from error
@@ -308,10 +308,6 @@ def _check_sum(summands: Iterable[Any], whole: float, who: str, what: str = "par
             f"{who}: its {what}s add up to {total:g}; expected the whole, {whole:g} (a class that changes an inherited "
             f"value changes its {what}s too)"
         )
-
-
-def _sum(turns: ByTurn) -> float:
-    return math.fsum(value for values in turns.values() for value in values)
 
 
 def _checked_turns(turns: ByTurn, whole: float, record: EpisodeRecord, who: str) -> ByTurn:

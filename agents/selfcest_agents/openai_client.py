@@ -159,3 +159,11 @@ class Client:
 def _seconds(text: str | None) -> float:
     """`Retry-After` in seconds; its other form, a date, is taken for nothing asked."""
     return float(text) if text is not None and text.strip().isdecimal() else 0.0
+
+
+def choice_of(answer: Any, what: str) -> dict[str, Any]:
+    """The first choice of a completion. Raises `PolicyError` where `what`, a name for the answer, has none."""
+    choices = answer.get("choices") if isinstance(answer, dict) else None
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        raise PolicyError(f"{what} is {str(answer)[:EXCERPT]!r}; expected an object with one choice")
+    return choices[0]

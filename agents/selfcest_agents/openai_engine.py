@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self, TypeGuard
 
 from selfcest_agents.engine import Completion, TokenRequest, check_requests
-from selfcest_agents.openai_client import EXCERPT, Client, ServerConfig
+from selfcest_agents.openai_client import EXCERPT, Client, ServerConfig, choice_of
 from selfcest_agents.policy import PolicyRequest, SamplingConfig
 from selfcest_env.errors import PolicyError
 from selfcest_env.record import Generation
@@ -115,7 +115,7 @@ class OpenAIEngine(_Served):
 
     def _read(self, request: TokenRequest, version: int, answer: Any) -> Completion:
         what = f"the server's answer to {request.key!r}"
-        choice = _choice(answer, what)
+        choice = choice_of(answer, what)
         ids, logprobs = choice.get("token_ids"), choice.get("logprobs")
         logprobs = logprobs.get("token_logprobs") if isinstance(logprobs, dict) else None
         if not _list_of(ids, int) or not _list_of(logprobs, (int, float)) or len(ids) != len(logprobs):
@@ -177,7 +177,7 @@ class OpenAIPolicy(_Served):
 
     def _read(self, key: TurnKey, grant: int, answer: Any) -> tuple[TurnKey, Generation]:
         what = f"the server's answer to {key}"
-        choice = _choice(answer, what)
+        choice = choice_of(answer, what)
         message = choice.get("message")
         if not isinstance(message, dict) or not isinstance(message.get("content", ""), str | None):
             raise PolicyError(f"{what} has the message {str(message)[:EXCERPT]!r}; expected an object with content")
@@ -190,13 +190,6 @@ class OpenAIPolicy(_Served):
 def _message(message: Message) -> dict[str, str]:
     role = MessageRole.USER if message.role is MessageRole.TOOL else message.role
     return {"role": str(role), "content": message.content}
-
-
-def _choice(answer: Any, what: str) -> dict[str, Any]:
-    choices = answer.get("choices") if isinstance(answer, dict) else None
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        raise PolicyError(f"{what} is {str(answer)[:EXCERPT]!r}; expected an object with one choice")
-    return choices[0]
 
 
 def _finish(choice: Mapping[str, Any], what: str) -> FinishReason:

@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from selfcest_agents.openai_client import EXCERPT, Client, ServerConfig
+from selfcest_agents.openai_client import EXCERPT, Client, ServerConfig, choice_of
 from selfcest_env.errors import PolicyError
 from selfcest_env.process import ProcessTerm, Step
 from selfcest_env.structure import Checked, Count, Finite, NotEmpty
@@ -91,9 +91,7 @@ class ServerJudge(ProcessTerm, Checked):
 
 
 def _content(answer: Any) -> str:
-    try:
-        return str(answer["choices"][0]["message"]["content"] or "")
-    except (KeyError, IndexError, TypeError):
-        raise PolicyError(
-            f"the judge's server answered {str(answer)[:EXCERPT]!r}; expected an object with one choice"
-        ) from None
+    message = choice_of(answer, "the judge's answer").get("message")
+    if not isinstance(message, dict) or "content" not in message:
+        raise PolicyError(f"the judge's message is {str(message)[:EXCERPT]!r}; expected an object with content")
+    return str(message["content"] or "")

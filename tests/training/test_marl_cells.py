@@ -16,12 +16,7 @@ from selfcest_training.marl.train import train
 EASY = make_rules("cells", {"cells": 4, "modulus": 2}, max_clones=4)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("credit", ["broadcast", "coma", "difference", "diff_loo", "shapley"])

@@ -36,12 +36,7 @@ from selfcest_training.marl.train import train
 SMALL = make_rules("chain", {"items": (2, 4), "modulus": 2, "window": 2, "splits": [2]}, max_depth=1, max_clones=2)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 CELLS = pytest.mark.parametrize(("credit", "loss"), list(itertools.product(CREDITS, LOSSES)))

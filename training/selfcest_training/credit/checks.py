@@ -43,6 +43,8 @@ def ask_more(assigner: CreditAssigner, group: EpisodeGroup, first: Replayed) -> 
     Raises `CreditError` that names scheme, replay and rule.
     """
     asked: list[Replay] = []
+    if not isinstance(assigner, TwoRoundAssigner):
+        return ()
     for episode in group.episodes:
         shapes = {
             replay: {agent.agent_id: len(agent.turns) for agent in record.agents}

@@ -126,7 +126,8 @@ def _keeps_groups_apart(assigner: CreditAssigner, one: World, other: World) -> N
     """A step asks for all its groups first and assigns afterwards; neither may leave a trace in the other."""
     alone = [_credit(copy.deepcopy(assigner), world) for world in (one, other)]
     shared, worlds = copy.deepcopy(assigner), (one, other)
-    first = [world.play(replays) for world, replays in [(world, ask(shared, world.group)) for world in worlds]]
+    asked = [ask(shared, world.group) for world in worlds]
+    first = [world.play(replays) for world, replays in zip(worlds, asked, strict=True)]
     more = [ask_more(shared, world.group, records) for world, records in zip(worlds, first, strict=True)]
     played = [
         {**records, **world.play(replays, records)} for world, records, replays in zip(worlds, first, more, strict=True)

@@ -217,6 +217,7 @@ def _coupled(observation: Observation) -> Sequence[str]:
             return _answers("".join(replies))
 
 
+_TRIO = Payoff({"0": 0.25, "111": 1.0, "112": 0.5, "121": 0.625, "211": 0.125, "122": 0.25, "221": 0.875, "222": 0.75})
 _PAIR = Payoff({"0": 0.25, "11": 1.0, "12": 0.125, "21": 0.25, "22": 0.5, "121": 0.75, "122": 0.875})
 _PRICE = 1 / 64
 
@@ -268,7 +269,7 @@ _ALL = (
         "trio",
         "one call of three clones, whose replies count together",
         _trio,
-        Payoff({"0": 0.25, "111": 1.0, "112": 0.5, "121": 0.625, "211": 0.125, "122": 0.25, "221": 0.875, "222": 0.75}),
+        _TRIO,
         token_price=_PRICE,
     ),
     Game(
@@ -311,7 +312,7 @@ _ALL = (
         "judged",
         "as trio, with clones whose turns are judged one by one",
         _trio,
-        Payoff({"0": 0.25, "111": 1.0, "112": 0.5, "121": 0.625, "211": 0.125, "122": 0.25, "221": 0.875, "222": 0.75}),
+        _TRIO,
         token_price=_PRICE,
         judged={"<ans>1<end>": 0.75, "<ans>2<end>": -0.25},
     ),
