@@ -145,7 +145,8 @@ while env.agents:
 print(env.team_return, env.render(), sep="\\n")
 ```
 
-In Gymnasium, `selfcest/SymbolicSerial-v0` plays the same game one agent's decision per step
+Named games with frozen rules, `selfcest/chain-8m5-v1` and others, are in the same registries (`docs/benchmark.md`). In
+Gymnasium, `selfcest/SymbolicSerial-v0` plays the same game one agent's decision per step
 (`selfcest_env.symbolic.serial`).
 
 ### Version History
@@ -163,6 +164,7 @@ from pettingzoo.utils import wrappers  # type: ignore[import-untyped, unused-ign
 from pettingzoo.utils.conversions import parallel_to_aec_wrapper  # type: ignore[import-untyped, unused-ignore]
 
 from selfcest_env.symbolic.parallel import Snapshot, SymbolicEnv
+from selfcest_env.symbolic.scenarios import SCENARIOS
 
 __all__ = ["Snapshot", "env", "parallel_env", "raw_env"]
 
@@ -184,16 +186,20 @@ def env(*args: Any, **kwargs: Any) -> Any:
 
 
 def _register() -> None:
-    """Put the game into PettingZoo's registries, where the version has them (1.27 and later), and into Gymnasium's."""
-    register = getattr(pettingzoo, "register", None)
-    if register is not None:
-        register("aec", "selfcest/symbolic-v0", entry_point="selfcest_env.symbolic_v0:env")
-        register("parallel", "selfcest/symbolic-v0", entry_point="selfcest_env.symbolic_v0:parallel_env")
-    gymnasium.register(
-        "selfcest/SymbolicSerial-v0",
-        entry_point="selfcest_env.symbolic.serial:SymbolicSerialEnv",
-        vector_entry_point="selfcest_env.symbolic.serial:SymbolicSerialVectorEnv",
-    )
+    """Put game and scenarios into Gymnasium's registry, and PettingZoo's where the version has them (1.27 and later)."""
+    games = {"symbolic-v0": {}, **{name: found.arguments for name, found in SCENARIOS.items()}}
+    for name, arguments in games.items():
+        if register := getattr(pettingzoo, "register", None):
+            for interface, made in (("aec", "env"), ("parallel", "parallel_env")):
+                entry_point = f"selfcest_env.symbolic_v0:{made}"
+                register(interface, f"selfcest/{name}", entry_point=entry_point, kwargs=arguments)
+        gymnasium.register(
+            f"selfcest/{name}" if arguments else "selfcest/SymbolicSerial-v0",
+            entry_point="selfcest_env.symbolic.serial:SymbolicSerialEnv",
+            vector_entry_point="selfcest_env.symbolic.serial:SymbolicSerialVectorEnv",
+            reward_threshold=SCENARIOS[name].threshold if arguments else None,
+            kwargs=arguments,
+        )
 
 
 _register()
