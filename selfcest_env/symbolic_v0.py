@@ -186,7 +186,7 @@ def env(*args: Any, **kwargs: Any) -> Any:
 
 
 def _register() -> None:
-    """Put game and scenarios into Gymnasium's registry, and PettingZoo's where the version has them (1.27 and later)."""
+    """Put game and scenarios into Gymnasium's registry, and into PettingZoo's from its version 1.27 on."""
     games = {"symbolic-v0": {}, **{name: found.arguments for name, found in SCENARIOS.items()}}
     for name, arguments in games.items():
         if register := getattr(pettingzoo, "register", None):
