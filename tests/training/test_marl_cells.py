@@ -8,7 +8,7 @@ import torch
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.symbolic import make_rules
-from selfcest_training.marl.counterfactual import play_without, record
+from selfcest_training.marl.counterfactual import Cost, play_without, record
 from selfcest_training.marl.games import KernelGames
 from selfcest_training.marl.networks import draw
 from selfcest_training.marl.train import train
@@ -50,4 +50,4 @@ def test_without_a_clone_its_own_summand_is_missing() -> None:
         graded = games.rules.task.grade(right[game] & ~absent[:, 1:])  # type: ignore[attr-defined]
         # 13 (opening), 6 (call), 7 (replies), 1 (handed in), and five clones for 3 + 1.
         assert replayed.returns.numpy() == pytest.approx(graded - 0.001 * (27 + 20), abs=1e-6)
-        assert replayed.decisions == 32 * 6 * 5
+        assert replayed.cost == Cost(0, 32 * 6)  # what is kept costs nothing

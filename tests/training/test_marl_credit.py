@@ -31,7 +31,7 @@ from torch import Tensor
 from selfcest_env.symbolic import make_rules
 from selfcest_env.symbolic.rules import WAIT
 from selfcest_env.symbolic.vectors import FEATURES, replies, segments
-from selfcest_training.marl.counterfactual import Recording, play_without, record
+from selfcest_training.marl.counterfactual import Cost, Recording, play_without, record
 from selfcest_training.marl.credit import Batch, Broadcast, Credit, Credited, Difference, DiffLoo, Shapley, Start
 from selfcest_training.marl.credit.coma import coma_advantages
 from selfcest_training.marl.credit.diff_loo import less_others
@@ -346,8 +346,8 @@ def test_replay_trap_recorded_later_actions_are_biased_and_resampled_ones_are_no
     arena, with_split = split_games(20_000)
     single = actor().float()
     recording = record(arena, with_split(single.sample))
-    credit, decisions = difference_credit(recording, single.sample, 1)
-    assert decisions == 2 * 20_000 * 2  # per replay the sibling's answer and the root's
+    credit, cost = difference_credit(recording, single.sample, 1)
+    assert cost == Cost(2 * 20_000, 2 * 20_000)  # the root answers anew, the sibling keeps what it said
     sibling = replies(recording.moments[-1])[:, 2] + ANSWER_0
     for other, baseline in baselines.items():
         played = (recording.rollout.returns - credit[:, 1])[torch.from_numpy(sibling == other)]
@@ -421,8 +421,8 @@ def test_replays_know_agents_by_their_place_in_the_tree() -> None:
     told = seen[:, -5 * rules.width :].view(32, rules.width, 5)
     assert not told[:, 0].any()  # clone 1 is missing
     assert (told[:, 1].argmax(-1).numpy() == replies(recording.moments[-1])[:, 2]).all()
-    # clone 2's split and two answers, its own answer, and the root's
-    assert outcome.decisions == 32 * 5
+    # the root's answer alone: clone 2's split, its own answer and those of its clones are kept
+    assert outcome.cost == Cost(32, 32)
     sizes = {clones.shape[1]: len(game) for game, clones, _ in calls(recording)}
     assert sizes == {2: 3 * 32}
 

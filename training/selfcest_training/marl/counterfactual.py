@@ -10,6 +10,7 @@ Agents are known by their path in the tree: seats are given in order of birth, w
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -68,9 +69,20 @@ class Recording:
         return (self._names[row] == names) & (self._observations[row] == seen).all(1), self._actions[row]
 
 
+@dataclass(frozen=True)
+class Cost:
+    """Of replays, all together. What is kept in them costs nothing."""
+
+    decisions: int = 0  # sampled anew
+    replays: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.decisions + other.decisions, self.replays + other.replays)
+
+
 class Replayed(NamedTuple):
     returns: Tensor  # [R] of the team
-    decisions: int  # of all replays together, kept or sampled
+    cost: Cost
 
 
 def check_replayable(games: Games) -> KernelGames:
@@ -112,7 +124,7 @@ def play_without(recording: Recording, game: Index, cycle: Index, absent: NDArra
     kept, born = _unaffected(kernel.state, absent), kernel.state.num_born.copy()
     replay, clone = np.nonzero(absent)
     kernel.remove(replay, clone)
-    decisions = 0
+    sampled = 0
     while not kernel.done.all():
         masks = kernel.action_masks()
         row, seat = np.nonzero(masks.sum(-1) > 1)
@@ -125,10 +137,10 @@ def play_without(recording: Recording, game: Index, cycle: Index, absent: NDArra
         actions[row, seat] = chosen
         kernel.step(actions)
         _inherit(kept, kernel.state, born)
-        decisions += len(row)
+        sampled += int(anew.sum())
     returns = np.empty(len(game), np.float32)
     returns[order] = kernel.state.team_return
-    return Replayed(torch.from_numpy(returns), decisions)
+    return Replayed(torch.from_numpy(returns), Cost(sampled, len(game)))
 
 
 def paths(state: State) -> Keys:

@@ -10,7 +10,7 @@ change the weight of any of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -60,19 +60,37 @@ class Learner(Checked):
         if self.episodes % self.group_size:
             raise ConfigError(f"episodes is {self.episodes}; expected a multiple of group_size = {self.group_size}")
 
-    def learn(self, games: Games, credit: Credit, loss: Loss, seed: int) -> Iterator[Progress]:
-        """One entry per update, without end. Raises `ConfigError` at once if credit, games and settings do not fit."""
+    def learn(
+        self,
+        games: Games,
+        credit: Credit,
+        loss: Loss,
+        seed: int,
+        *,
+        prepare: Callable[[Actor], object] = lambda actor: None,
+    ) -> Iterator[Progress]:
+        """One entry per update, without end.
+
+        Args:
+            games, credit, loss: what is played, who is thanked, what the policy does with it.
+            seed: of the initial weights and the sampling.
+            prepare: is called with the new policy, to teach it something first.
+
+        Raises:
+            ConfigError: at once, if credit, games and settings do not fit.
+        """
         self._check(games, credit)
         games.reset()
         view = games.view()
         generator = torch.Generator().manual_seed(seed)
         actor = Actor(view.observations.shape[-1], view.masks.shape[-1], self.hidden, generator)
+        prepare(actor)
         assign = credit.start(Start(games, self.hidden, self.max_gradient, generator))
         return self._loop(games, actor, credit, assign, loss)
 
     def _loop(self, games: Games, actor: Actor, credit: Credit, assign: Assign, loss: Loss) -> Iterator[Progress]:
         optimizer = torch.optim.Adam(actor.parameters(), self.learning_rate)
-        decisions = 0
+        decisions = episodes = 0
         while True:
             first, last = self.floor
             actor.floor = last + (first - last) * max(0.0, 1 - decisions / self.anneal)
@@ -88,8 +106,9 @@ class Learner(Checked):
                 gain = loss.gain(new, behavior[rows], credited.advantages[rows]) + self.entropy * entropy(log_probs)
                 scale = len(learnable) / self.episodes if self.per == "episode" else 1.0
                 descend(optimizer, -gain.mean() * scale, self.max_gradient)
-            decisions += rollout.decisions + credited.decisions
-            yield Progress(decisions, actor)
+            decisions += rollout.decisions + credited.cost.decisions
+            episodes += self.episodes + credited.cost.replays
+            yield Progress(decisions, episodes, actor)
 
     def _check(self, games: Games, credit: Credit) -> None:
         name, played = type(credit).__name__, (len(games.terminated), games.group_size)

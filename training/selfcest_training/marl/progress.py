@@ -18,9 +18,10 @@ HELD_OUT = 2**40  # seed of the problems that policies are evaluated on; a small
 
 
 class Progress(NamedTuple):
-    """After an update: decisions of agents so far, those of replays included, and the policy."""
+    """After an update: decisions sampled and episodes played so far, those of replays included, and the policy."""
 
     decisions: int
+    episodes: int
     actor: Actor
 
 

@@ -30,7 +30,8 @@ def train(
         seed: of the problems, the initial weights and the sampling.
         loss: as `credit`, of `LOSSES`.
         learner: settings of the policy and its batches.
-        budget: `decisions`, `seconds`, `until`, `every` and `report` of `Examiner`. Decisions count those of replays.
+        budget: `decisions`, `seconds`, `until`, `every` and `report` of `Examiner`. Decisions count those that replays
+            sample anew.
 
     Raises:
         ConfigError: an unknown name, settings that do not go together, or no budget at all.

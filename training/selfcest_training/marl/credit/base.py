@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from selfcest_env.structure import Checked
-from selfcest_training.marl.counterfactual import Recording
+from selfcest_training.marl.counterfactual import Cost, Recording
 from selfcest_training.marl.games import Games
 from selfcest_training.marl.networks import Actor
 from selfcest_training.marl.rollout import Rollout
@@ -57,7 +57,7 @@ class Batch:
 
 class Credited(NamedTuple):
     advantages: Tensor  # [B], one per row of the rollout; those of rows that are not learnable are not read
-    decisions: int = 0  # of agents in replays: what the credit cost beside the batch
+    cost: Cost = Cost()  # of the replays that it took
 
 
 Assign = Callable[[Batch], Credited]
@@ -87,9 +87,9 @@ def leave_one_out(returns: Tensor, group_size: int) -> Tensor:
     return ((groups - groups.mean(1, keepdim=True)) * (group_size / (group_size - 1))).flatten()
 
 
-def per_agent(batch: Batch, clones: Tensor, decisions: int) -> Credited:
+def per_agent(batch: Batch, clones: Tensor, cost: Cost) -> Credited:
     """Credit of clones [G, N], all decisions of one alike, and for roots their return, leave one out."""
     rollout = batch.rollout
     credit = clones.clone()
     credit[:, 0] = leave_one_out(rollout.returns, batch.group_size)
-    return Credited(credit[rollout.game, rollout.agent], decisions)
+    return Credited(credit[rollout.game, rollout.agent], cost)

@@ -31,8 +31,8 @@ class DiffLoo(Difference):
 
     def assign(self, batch: Batch) -> Credited:
         assert batch.recording is not None
-        credit, decisions = difference_credit(batch.recording, batch.actor.sample, self.samples)
-        return per_agent(batch, less_others(credit, batch.recording, batch.group_size), decisions)
+        credit, cost = difference_credit(batch.recording, batch.actor.sample, self.samples)
+        return per_agent(batch, less_others(credit, batch.recording, batch.group_size), cost)
 
 
 def less_others(credit: Tensor, recording: Recording, group_size: int) -> Tensor:

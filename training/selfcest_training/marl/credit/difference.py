@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from selfcest_env.structure import Count
-from selfcest_training.marl.counterfactual import Recording, play_without
+from selfcest_training.marl.counterfactual import Cost, Recording, play_without
 from selfcest_training.marl.credit.base import Assign, Batch, Credit, Credited, Start, per_agent
 from selfcest_training.marl.rollout import Act
 
@@ -43,14 +43,14 @@ class Difference(Credit):
         return per_agent(batch, *difference_credit(batch.recording, batch.actor.sample, self.samples))
 
 
-def difference_credit(recording: Recording, act: Act, samples: int) -> tuple[Tensor, int]:
-    """D of every clone [G, N], 0 for roots and the unborn; and how many decisions the replays took."""
+def difference_credit(recording: Recording, act: Act, samples: int) -> tuple[Tensor, Cost]:
+    """D of every clone [G, N], 0 for roots and the unborn; and what the replays cost."""
     births, returns = recording.births(), recording.rollout.returns
     game, agent, cycle = (item.repeat(samples) for item in births)
     seats = recording.moments[0].status.shape[1]
     credit = torch.zeros(len(returns), seats)
     if not len(game):
-        return credit, 0
+        return credit, Cost()
     replayed = play_without(recording, game, cycle, np.arange(seats) == agent[:, None], act)
     credit[births.game, births.agent] = returns[births.game] - replayed.returns.view(-1, samples).mean(1)
-    return credit, replayed.decisions
+    return credit, replayed.cost

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.structure import Count
-from selfcest_training.marl.counterfactual import Index, Recording, play_without
+from selfcest_training.marl.counterfactual import Cost, Index, Recording, play_without
 from selfcest_training.marl.credit.base import Assign, Batch, Credit, Credited, Start, per_agent
 from selfcest_training.marl.games import KernelGames
 from selfcest_training.marl.rollout import Act
@@ -60,10 +60,10 @@ class Shapley(Credit):
         return assign
 
 
-def shapley_credit(recording: Recording, act: Act, orders: int, rng: np.random.Generator) -> tuple[Tensor, int]:
-    """Credit of every clone [G, N], 0 for roots and the unborn; and how many decisions the replays took."""
+def shapley_credit(recording: Recording, act: Act, orders: int, rng: np.random.Generator) -> tuple[Tensor, Cost]:
+    """Credit of every clone [G, N], 0 for roots and the unborn; and what the replays cost."""
     credit = torch.zeros(recording.moments[0].status.shape)
-    decisions = 0
+    cost = Cost()
     for game, clones, cycle in calls(recording):
         size = clones.shape[1]
         order = sampled_orders(len(game), size, orders, rng)
@@ -76,8 +76,8 @@ def shapley_credit(recording: Recording, act: Act, orders: int, rng: np.random.G
         values[call, coalition] = replayed.returns
         values[:, -1] = recording.rollout.returns[game]
         credit[game[:, None], clones] = shapley_values(values, torch.from_numpy(order))
-        decisions += replayed.decisions
-    return credit, decisions
+        cost += replayed.cost
+    return credit, cost
 
 
 def calls(recording: Recording) -> Iterator[tuple[Index, Index, Index]]:

@@ -1,0 +1,427 @@
+"""The credit map: which credit learns one grade for many clones with fewer sampled decisions, and when none does.
+
+    python benchmarks/credit_map.py --tune --workers 2    # every scheme's learning rate, on seeds of its own
+    python benchmarks/credit_map.py --run --workers 2     # the reported seeds, at the rates that tuning chose
+    python benchmarks/credit_map.py --run --only additive-16/diff_loo    # one cell of the map
+    python benchmarks/credit_map.py > docs/credit_map.md  # the page, from what is stored
+    python benchmarks/credit_map.py --figure docs/credit_map.png
+
+The game is `cells`: k clones each answer one of eight, the replies are handed in, a coupling says what they are worth
+together. A run ends when the greedy policy is `GOAL` of the way from random to optimal play, or at the budget. What it
+cost by then is counted in decisions, of which a replay that keeps all siblings takes none, plus a price for every join
+of an episode or a replay. A run is stored as one line when it ends, and is not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}  # before torch is imported
+
+import numpy as np
+import torch
+from delegation import table
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from torch.nn import functional as F
+
+from selfcest_env.seeding import stream_seed
+from selfcest_env.symbolic import SymbolicRules, make_rules, optimal_return
+from selfcest_env.symbolic.vectors import observation_size
+from selfcest_training.evaluation.statistics import Estimate
+from selfcest_training.marl.credit import Broadcast, Credit, Difference, DiffLoo, Shapley, Value
+from selfcest_training.marl.games import KernelGames
+from selfcest_training.marl.learner import Learner
+from selfcest_training.marl.loss import OnePass
+from selfcest_training.marl.networks import Actor
+from selfcest_training.marl.progress import HELD_OUT
+from selfcest_training.marl.rollout import collect
+
+ROOT = Path(__file__).parents[1]
+STORE, TUNED = (ROOT / "docs" / "evidence" / name for name in ("credit_map.jsonl", "credit_map_tuning.jsonl"))
+MODULUS, EPISODES, GROUP, HIDDEN = 8, 64, 8, (64, 64)
+RATES = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
+TUNING_SEEDS, SEEDS = (100, 101), tuple(range(10))
+PRICES = (0, 1)
+GOAL = 0.9
+BUDGET = 600_000  # decisions and joins together
+RESAMPLES = 10_000
+EVERY, GRADED = 5, 8000  # updates between evaluations, and cells that one grades
+BASELINE = "broadcast"
+Run = Mapping[str, Any]
+SCHEMES: dict[str, Credit] = {
+    BASELINE: Broadcast(std_floor=None),
+    "value": Value(std_floor=None, critic_learning_rate=3e-3, critic_batch=4096),
+    "difference": Difference(),
+    "diff_loo": DiffLoo(),
+    "shapley": Shapley(),
+}
+
+
+@dataclass(frozen=True)
+class Game:
+    """A coupling of k clones.
+
+    Attributes:
+        hidden: see `Cells`.
+        known: share of the 64 sums that the policy is taught before; where random play is never paid nobody learns.
+        predicted: decisions of `broadcast` to those of the best credit with replays, with joins free and at a price
+            of 1, as the simulations before this map had it; `None`: nobody's interval was above 1.
+    """
+
+    coupling: str
+    clones: int
+    predicted: tuple[float | None, float | None]
+    known: float = 0.0
+    hidden: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return f"{'hidden' if self.hidden else self.coupling}-{self.clones}"
+
+    @property
+    def rules(self) -> SymbolicRules:
+        options = {"cells": self.clones, "modulus": MODULUS, "coupling": self.coupling, "hidden": self.hidden}
+        return make_rules("cells", options, max_clones=self.clones, total_tokens=8 * self.clones + 3)
+
+
+GAMES = {
+    game.name: game
+    for game in (
+        Game("additive", 4, (2.0, 1.1)),
+        Game("additive", 16, (5.5, 2.8)),
+        Game("threshold", 4, (2.0, None), known=0.3),
+        Game("threshold", 16, (4.3, None), known=0.5),
+        Game("and", 4, (None, None), known=0.6),
+        Game("and", 16, (None, None), known=0.8),
+        Game("additive", 16, (None, None), hidden=0.3),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    game: str
+    scheme: str
+    rate: float
+    seed: int
+
+    @property
+    def key(self) -> tuple[str, str, float, int]:
+        return self.game, self.scheme, self.rate, self.seed
+
+    @property
+    def config(self) -> str:
+        """A hash of all that the run is made of, the code apart."""
+        made = (asdict(GAMES[self.game]), repr(SCHEMES[self.scheme]), self.rate, MODULUS, EPISODES, GROUP, HIDDEN)
+        said = json.dumps([*made, GOAL, BUDGET, EVERY, GRADED], sort_keys=True, default=list)
+        return hashlib.blake2b(said.encode(), digest_size=8).hexdigest()
+
+
+# A run
+
+
+def play(job: Job) -> dict[str, Any]:
+    """One run, as it is stored."""
+    torch.set_num_threads(1)
+    game, begun = GAMES[job.game], time.process_time()
+    rules, random = game.rules, _random(game)
+    best = optimal_return(rules).success
+    learner = Learner(episodes=EPISODES, group_size=GROUP, hidden=HIDDEN, learning_rate=job.rate, entropy=0.0)
+    games = KernelGames(rules, EPISODES, job.seed, group_size=GROUP)
+    scheme, curve, reached = SCHEMES[job.scheme], [], None
+    updates = learner.learn(games, scheme, OnePass(), job.seed, prepare=lambda actor: teach(actor, game, job.seed))
+    for number, progress in enumerate(updates):
+        if number % EVERY == 0:
+            score = (_greedy(progress.actor, game) - random) / (best - random)
+            curve.append([progress.decisions, progress.episodes, round(score, 4)])
+            if score >= GOAL:
+                reached = curve[-1][:2]
+            if reached or progress.decisions + progress.episodes >= BUDGET:
+                break
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    step = max(1, math.ceil(len(curve) / 20))
+    return {
+        **asdict(job),
+        "config": job.config,
+        "commit": commit.strip(),
+        "cpu_seconds": round(time.process_time() - begun, 1),
+        "reached": reached,
+        "curve": [*curve[:-1:step], curve[-1]],
+    }
+
+
+def teach(actor: Actor, game: Game, seed: int) -> None:
+    """Some of the 64 sums, drawn by the seed: right with probability 0.98; of all others nothing, each reply alike."""
+    if not game.known:
+        return
+    rng = np.random.default_rng(stream_seed("credit map", seed))
+    pairs = np.stack(np.meshgrid(range(MODULUS), range(MODULUS)), axis=-1).reshape(-1, 2)
+    known = rng.permutation(len(pairs)) < round(game.known * len(pairs))
+    kernel = KernelGames(game.rules, 512, seed)
+    kernel.reset()
+    kernel.step(np.full(kernel.view().masks.shape[:2], game.rules.first_call))
+    view = kernel.view()
+    seen = torch.from_numpy(view.observations[:, 1:].reshape(-1, observation_size(game.rules)))
+    masks = torch.from_numpy(view.masks[:, 1:].reshape(len(seen), -1))
+    held = seen[:, -2 * game.rules.task.num_symbols :].view(len(seen), 2, -1).argmax(-1).numpy()
+    number = held[:, 0] * MODULUS + held[:, 1]
+    wanted = torch.full((len(seen), masks.shape[1]), 0.0)
+    wanted[:, 1 : 1 + MODULUS] = 1 / MODULUS
+    sums = torch.from_numpy(held.sum(1) % MODULUS)
+    taught = torch.from_numpy(known[number])
+    wanted[taught, 1 : 1 + MODULUS] = 0.02 / (MODULUS - 1)
+    wanted[taught, 1 + sums[taught]] = 0.98
+    optimizer = torch.optim.Adam(actor.parameters(), 3e-3)
+    for _ in range(600):
+        rows = torch.randint(len(seen), (512,), generator=actor.generator)
+        loss = F.cross_entropy(actor(seen[rows], masks[rows]), wanted[rows])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def _greedy(actor: Actor, game: Game) -> float:
+    games = KernelGames(game.rules, GRADED // game.clones, HELD_OUT)
+    collect(games, actor.best)
+    return float(games.kernel.scores.mean())
+
+
+def _random(game: Game) -> float:
+    """Score of uniform replies, exactly: each is right with probability 1 / `MODULUS`, whatever is hidden."""
+    chance, k = 1 / MODULUS, game.clones
+    least = {"additive": None, "threshold": math.ceil(3 * k / 4), "and": k}[game.coupling]
+    if least is None:
+        return chance
+    return sum(math.comb(k, right) * chance**right * (1 - chance) ** (k - right) for right in range(least, k + 1))
+
+
+# What is stored
+
+
+def stored(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+
+
+def tuning_jobs() -> Iterator[Job]:
+    for game in GAMES:
+        for scheme in SCHEMES:
+            yield from (Job(game, scheme, rate, seed) for rate in RATES for seed in TUNING_SEEDS)
+
+
+def jobs() -> Iterator[Job]:
+    rates = chosen(stored(TUNED))
+    for seed in SEEDS:
+        yield from (Job(game, scheme, rates[game, scheme], seed) for game in GAMES for scheme in SCHEMES)
+
+
+def chosen(runs: Iterable[Run]) -> dict[tuple[str, str], float]:
+    """Of every game and scheme the rate with the lowest mean cost at join price 0, a run that ended at the budget
+    counted as that; of equals, the one that came closest."""
+    by_rate: dict[tuple[str, str], dict[float, list[tuple[float, float]]]] = {}
+    for run in runs:
+        tried = by_rate.setdefault((run["game"], run["scheme"]), {})
+        tried.setdefault(run["rate"], []).append((cost(run, 0), -run["curve"][-1][2]))
+    return {
+        cell: min(tried, key=lambda rate: tuple(map(mean, zip(*tried[rate], strict=True))))
+        for cell, tried in by_rate.items()
+    }
+
+
+def cost(run: Run, price: float) -> float:
+    """Decisions to the goal plus `price` for every join; of a run that never got there those it was given."""
+    decisions, episodes = run["reached"] or run["curve"][-1][:2]
+    return decisions + price * episodes
+
+
+def make(todo: Sequence[Job], file: Path, workers: int) -> None:
+    """Every run that is not stored yet, appended to the file as it ends."""
+    there = {Job(*(run[name] for name in ("game", "scheme", "rate", "seed"))).key for run in stored(file)}
+    waiting = [job for job in todo if job.key not in there]
+    columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    console, context = Console(stderr=True), multiprocessing.get_context("spawn")
+    with Progress(*columns, console=console) as progress, ProcessPoolExecutor(workers, mp_context=context) as pool:
+        bar = progress.add_task("", total=len(todo), completed=len(todo) - len(waiting))
+        for future in as_completed(pool.submit(play, job) for job in waiting):
+            run = future.result()
+            with file.open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(run) + "\n")
+            name = f"{run['game']}/{run['scheme']} {run['rate']:g} seed {run['seed']}: {run['reached']}"
+            progress.update(bar, advance=1, description=name)
+            if not console.is_terminal:
+                console.print(name, f"{run['cpu_seconds']} s", highlight=False)
+
+
+# The page
+
+
+def speed_up(runs: Sequence[Run], baseline: Sequence[Run], price: float) -> Estimate:
+    """How many times fewer the mean cost is than the baseline's, with a 95 % bootstrap interval over the seeds of both."""
+    own, its = (np.array([cost(run, price) for run in found]) for found in (runs, baseline))
+    rng = np.random.default_rng(stream_seed("credit map", len(own), len(its)))
+    means = [costs[rng.integers(len(costs), size=(RESAMPLES, len(costs)))].mean(1) for costs in (own, its)]
+    low, high = np.quantile(means[1] / means[0], [0.025, 0.975])
+    return Estimate(float(its.mean() / own.mean()), float(low), float(high))
+
+
+def cells(runs: Sequence[Run]) -> dict[tuple[str, str], list[Run]]:
+    """Runs by game and scheme, in the order of both."""
+    by_cell = {(game, scheme): [] for game in GAMES for scheme in SCHEMES}
+    for run in runs:
+        by_cell[run["game"], run["scheme"]].append(run)
+    return {cell: found for cell, found in by_cell.items() if found}
+
+
+def page(runs: Sequence[Run], tuning: Sequence[Run]) -> str:
+    """`docs/credit_map.md`."""
+    found, others = cells(runs), [scheme for scheme in SCHEMES if scheme != BASELINE]
+    parts = [HEAD]
+    for price in PRICES:
+        lines = []
+        for name, game in GAMES.items():
+            if (name, BASELINE) not in found:
+                continue
+            foreseen = game.predicted[price]
+            line = [name, "none" if foreseen is None else f"{foreseen:.1f}"]
+            for scheme in others:
+                line.append(_cell(found[name, scheme], found[name, BASELINE], price))
+            lines.append(line)
+        parts += [f"## {'A join costs nothing' if not price else 'A join costs as much as a decision'}"]
+        parts += [table(["game", "predicted", *(f"`{scheme}`" for scheme in others)], lines)]
+    lines = []
+    for (name, scheme), made in found.items():
+        spent = [cost(run, 0) / 1000 for run in made]
+        line = [name, f"`{scheme}`", f"{made[0]['rate']:g}", f"{sum(run['reached'] is not None for run in made)}"]
+        line += [f"{mean(spent):.0f}", f"{min(spent):.0f} to {max(spent):.0f}"]
+        line += [f"{mean(cost(run, 1) - cost(run, 0) for run in made) / 1000:.0f}"]
+        lines.append([*line, f"{mean(run['curve'][-1][2] for run in made):.2f}"])
+        lines[-1] += [f"{sum(run['cpu_seconds'] for run in made):.0f}"]
+    heads = [
+        "game",
+        "credit",
+        "rate",
+        f"of {len(SEEDS)} at the goal",
+        "decisions, thousands",
+        "range",
+        "joins, thousands",
+    ]
+    parts += [ALL, table([*heads, "return at the end", "CPU-s"], lines), TUNING, _tuned(tuning)]
+    commits = sorted({run["commit"][:7] for run in runs})
+    parts += [f"Reported runs were made at {', '.join(f'`{commit}`' for commit in commits)}."]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _cell(own: Sequence[Run], baseline: Sequence[Run], price: float) -> str:
+    """A speed-up; a bound where some run of one of the two did not get there, `-` where that leaves nothing to say."""
+    there, based = (sum(run["reached"] is not None for run in made) for made in (own, baseline))
+    if not there:
+        return f"never ({based} of {len(baseline)} by `{BASELINE}`)"
+    ratio = speed_up(own, baseline, price)
+    bound = ("" if there == len(own) else "≤ ") if based == len(baseline) else ("≥ " if there == len(own) else "~ ")
+    said = f"{bound}{ratio.mean:.1f} [{ratio.low:.1f}, {ratio.high:.1f}]"
+    return f"**{said}**" if ratio.low > 1 and bound != "~ " and bound != "≤ " else said
+
+
+def _tuned(tuning: Sequence[Run]) -> str:
+    """The mean cost at every rate, in thousands of decisions, the chosen one in bold."""
+    best, lines = chosen(tuning), []
+    for (name, scheme), made in cells(tuning).items():
+        line = [name, f"`{scheme}`"]
+        for rate in RATES:
+            at = [run for run in made if run["rate"] == rate]
+            said = f"{mean(cost(run, 0) for run in at) / 1000:.0f} ({sum(run['reached'] is not None for run in at)})"
+            line.append(f"**{said}**" if rate == best[name, scheme] else said)
+        lines.append(line)
+    return table(["game", "credit", *(f"{rate:g}" for rate in RATES)], lines)
+
+
+HEAD = f"""# The credit map
+
+Many clones, one grade: which credit learns it with fewer sampled decisions than the group's mean return, and when does
+none? The game is [`cells`](symbolic.md#cells) with forced joins: k clones each answer one of eight, a coupling says what
+the replies are worth together; `hidden` is `additive` where right replies are graded wrong with probability 0.26. Of the
+couplings that random play is never paid for, the policy is taught some of the 64 sums first, the same for every credit.
+
+A run ends when the greedy policy has come {GOAL:.0%} of the way from random to optimal play, or at {BUDGET:,} decisions and
+joins. Numbers are how many times fewer a credit took than `{BASELINE}` (leave-one-out up to a factor; groups of {GROUP},
+{EPISODES} episodes an update, one step each, Adam), means over {len(SEEDS)} seeds with 95 % bootstrap intervals, in bold
+where the interval lies above 1. A replay keeps what the siblings did: it takes no decision, and one join. "≥" and "≤":
+some runs of `{BASELINE}`, or of the credit, did not get there and count as if at their budget; "~": of both.
+
+`python benchmarks/credit_map.py` prints this page from `docs/evidence/credit_map.jsonl`; `--run --only
+additive-16/diff_loo` makes a cell of it again. "Predicted" is what simulations with a table for a policy had for the best
+credit with replays, before any of this was run; "none": nobody's interval lay above 1.
+
+![Return against decisions](credit_map.png)"""
+
+ALL = """## Every cell
+
+Decisions and joins are means until the goal, or until the budget."""
+
+TUNING = f"""## Learning rates
+
+Of every credit and game, {len(RATES)} rates on {len(TUNING_SEEDS)} seeds that are used for nothing else: the mean cost in
+thousands of decisions, and how many runs got there. The lowest was chosen."""
+
+
+def figure(runs: Sequence[Run], file: Path) -> None:
+    """Return against decisions, every seed a line."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    columns = math.ceil(len(GAMES) / 2)
+    drawing, axes = pyplot.subplots(2, columns, figsize=(3.4 * columns, 6), layout="constrained", squeeze=False)
+    for axis in axes.flat:
+        axis.set_visible(False)
+    for axis, name in zip(axes.flat, GAMES, strict=False):
+        axis.set_visible(True)
+        for color, scheme in enumerate(SCHEMES):
+            made = [run for run in runs if (run["game"], run["scheme"]) == (name, scheme)]
+            for number, run in enumerate(made):
+                decisions, _, returns = zip(*run["curve"], strict=True)
+                label = scheme if number == 0 else None
+                axis.plot(np.array(decisions) / 1000, returns, color=f"C{color}", lw=0.7, alpha=0.7, label=label)
+        axis.axhline(GOAL, color="grey", ls=":", lw=0.8)
+        axis.set_title(name, fontsize=9)
+        axis.set_xlabel("thousands of decisions", fontsize=8)
+    axes[0, 0].set_ylabel("return, 0 random, 1 optimal", fontsize=8)
+    axes[0, 0].legend(fontsize=7)
+    drawing.savefig(file, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tune", action="store_true", help="make the runs that choose the rates")
+    parser.add_argument("--run", action="store_true", help="make the reported runs")
+    parser.add_argument("--only", help="of these the ones of a game, or a game and a scheme: additive-16/diff_loo")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--figure", type=Path, help="draw the map instead")
+    asked = parser.parse_args()
+    if asked.tune or asked.run:
+        wanted = tuning_jobs() if asked.tune else jobs()
+        only = [job for job in wanted if f"{job.game}/{job.scheme}/".startswith(f"{asked.only or ''}/".lstrip("/"))]
+        make(only, TUNED if asked.tune else STORE, asked.workers)
+    elif asked.figure:
+        figure(stored(STORE), asked.figure)
+    else:
+        sys.stdout.write(page(stored(STORE), stored(TUNED)))
+
+
+if __name__ == "__main__":
+    main()
