@@ -270,7 +270,7 @@ def make(todo: Sequence[Job], file: Path, workers: int) -> None:
 
 
 def speed_up(runs: Sequence[Run], baseline: Sequence[Run], price: float) -> Estimate:
-    """How many times fewer the mean cost is than the baseline's, with a 95 % bootstrap interval over the seeds of both."""
+    """How many times lower the mean cost is than the baseline's, with a 95 % bootstrap interval over both's seeds."""
     own, its = (np.array([cost(run, price) for run in found]) for found in (runs, baseline))
     rng = np.random.default_rng(stream_seed("credit map", len(own), len(its)))
     means = [costs[rng.integers(len(costs), size=(RESAMPLES, len(costs)))].mean(1) for costs in (own, its)]
@@ -352,19 +352,19 @@ def _tuned(tuning: Sequence[Run]) -> str:
 HEAD = f"""# The credit map
 
 Many clones, one grade: which credit learns it with fewer sampled decisions than the group's mean return, and when does
-none? The game is [`cells`](symbolic.md#cells) with forced joins: k clones each answer one of eight, a coupling says what
-the replies are worth together; `hidden` is `additive` where right replies are graded wrong with probability 0.26. Of the
-couplings that random play is never paid for, the policy is taught some of the 64 sums first, the same for every credit.
+none? The game is [`cells`](symbolic.md#cells) with forced joins: k clones each answer one of eight, and a coupling says
+what the replies are worth together; `hidden` is `additive` where right replies are graded wrong with probability 0.26.
+Of couplings that random play is never paid for, the policy is taught some of the 64 sums first, for every credit alike.
 
-A run ends when the greedy policy has come {GOAL:.0%} of the way from random to optimal play, or at {BUDGET:,} decisions and
-joins. Numbers are how many times fewer a credit took than `{BASELINE}` (leave-one-out up to a factor; groups of {GROUP},
-{EPISODES} episodes an update, one step each, Adam), means over {len(SEEDS)} seeds with 95 % bootstrap intervals, in bold
-where the interval lies above 1. A replay keeps what the siblings did: it takes no decision, and one join. "≥" and "≤":
-some runs of `{BASELINE}`, or of the credit, did not get there and count as if at their budget; "~": of both.
+A run ends when the greedy policy has come {GOAL:.0%} of the way from random to optimal play, or at {BUDGET:,} decisions
+and joins. Numbers say how many times fewer a credit took than `{BASELINE}` without its division (groups of {GROUP},
+{EPISODES} episodes an update, one step each, Adam): means over {len(SEEDS)} seeds with 95 % bootstrap intervals, in bold
+where these lie above 1. A replay keeps what the siblings did: it takes no decision, and one join. "≥" and "≤": some
+runs of `{BASELINE}`, or of the credit, did not get there, and count as if at their budget; "~": of both.
 
 `python benchmarks/credit_map.py` prints this page from `docs/evidence/credit_map.jsonl`; `--run --only
-additive-16/diff_loo` makes a cell of it again. "Predicted" is what simulations with a table for a policy had for the best
-credit with replays, before any of this was run; "none": nobody's interval lay above 1.
+additive-16/diff_loo` makes a cell of it again. "Predicted" is what simulations with a table for a policy had for the
+best credit with replays, before any of this was run; "none": nobody's interval lay above 1.
 
 ![Return against decisions](credit_map.png)"""
 
@@ -374,8 +374,8 @@ Decisions and joins are means until the goal, or until the budget."""
 
 TUNING = f"""## Learning rates
 
-Of every credit and game, {len(RATES)} rates on {len(TUNING_SEEDS)} seeds that are used for nothing else: the mean cost in
-thousands of decisions, and how many runs got there. The lowest was chosen."""
+Of every credit and game, {len(RATES)} rates on {len(TUNING_SEEDS)} seeds that are used for nothing else: the mean cost
+in thousands of decisions, and how many runs got there. The lowest was chosen."""
 
 
 def figure(runs: Sequence[Run], file: Path) -> None:
