@@ -356,9 +356,9 @@ none? The game is [`cells`](symbolic.md#cells) with forced joins: k clones each 
 what the replies are worth together; `hidden` is `additive` where right replies are graded wrong with probability 0.26.
 Of couplings that random play is never paid for, the policy is taught some of the 64 sums first, for every credit alike.
 
-A run ends when the greedy policy has come {GOAL:.0%} of the way from random to optimal play, or at {BUDGET:,} decisions
+A run ends when the greedy policy is {GOAL:.0%} of the way from random to optimal play, or at {BUDGET:,} decisions
 and joins. Numbers say how many times fewer a credit took than `{BASELINE}` without its division (groups of {GROUP},
-{EPISODES} episodes an update, one step each, Adam): means over {len(SEEDS)} seeds with 95 % bootstrap intervals, in bold
+{EPISODES} episodes an update, one step each, Adam): means over {len(SEEDS)} seeds, 95 % bootstrap intervals, bold
 where these lie above 1. A replay keeps what the siblings did: it takes no decision, and one join. "≥" and "≤": some
 runs of `{BASELINE}`, or of the credit, did not get there, and count as if at their budget; "~": of both.
 
