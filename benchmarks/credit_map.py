@@ -41,6 +41,7 @@ from torch.nn import functional as F
 
 from selfcest_env.seeding import stream_seed
 from selfcest_env.symbolic import SymbolicRules, make_rules, optimal_return
+from selfcest_env.symbolic.scenarios import EVALUATION_SEED
 from selfcest_env.symbolic.vectors import observation_size
 from selfcest_training.evaluation.statistics import Estimate
 from selfcest_training.marl.credit import Broadcast, Credit, Difference, DiffLoo, Shapley, Value
@@ -48,7 +49,6 @@ from selfcest_training.marl.games import KernelGames
 from selfcest_training.marl.learner import Learner
 from selfcest_training.marl.loss import OnePass
 from selfcest_training.marl.networks import Actor
-from selfcest_training.marl.progress import HELD_OUT
 from selfcest_training.marl.rollout import collect
 
 ROOT = Path(__file__).parents[1]
@@ -196,7 +196,7 @@ def teach(actor: Actor, game: Game, seed: int) -> None:
 
 
 def _greedy(actor: Actor, game: Game) -> float:
-    games = KernelGames(game.rules, GRADED // game.clones, HELD_OUT)
+    games = KernelGames(game.rules, GRADED // game.clones, EVALUATION_SEED)
     collect(games, actor.best)
     return float(games.kernel.scores.mean())
 

@@ -1,4 +1,5 @@
-"""The commands: `selfcest train | warmstart | evaluate | compare | leaks | solve | trace | report | lab | credit`."""
+"""The commands: `selfcest train | warmstart | evaluate | compare | leaks | solve | trace | report | lab | bench |
+credit`."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ except ImportError as error:  # a plain install brings the game alone
     raise SystemExit(f"{error}. The command line needs the training extra: pip install 'selfcest[train]'") from error
 
 from selfcest_env.errors import SelfcestError
+from selfcest_training.commands.bench import bench
 from selfcest_training.commands.credit import credit_app
 from selfcest_training.commands.lab import lab
 
@@ -29,6 +31,7 @@ app = typer.Typer(
 )
 app.add_typer(credit_app, name="credit")
 app.command()(lab)
+app.command()(bench)
 
 _CONFIG = Annotated[
     Path | None,

@@ -10,11 +10,10 @@ from typing import NamedTuple
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.symbolic.rules import SymbolicRules
+from selfcest_env.symbolic.scenarios import EVALUATION_EPISODES, EVALUATION_SEED
 from selfcest_training.marl.games import KernelGames
 from selfcest_training.marl.networks import Actor
 from selfcest_training.marl.rollout import Act, collect
-
-HELD_OUT = 2**40  # seed of the problems that policies are evaluated on; a small game's are trained on as well
 
 
 class Progress(NamedTuple):
@@ -50,14 +49,18 @@ class Curve:
         return next((point for point in self.points if point.success >= success), None)
 
 
-def evaluate(act: Act, rules: SymbolicRules, *, episodes: int = 1000, seed: int = HELD_OUT) -> Score:
-    """Mean outcome over episodes whose problems are the same for everybody."""
+def evaluate(
+    act: Act, rules: SymbolicRules, *, episodes: int = EVALUATION_EPISODES, seed: int = EVALUATION_SEED
+) -> Score:
+    """Mean outcome over episodes whose problems are the same for everybody. A small game's are trained on as well."""
     games = KernelGames(rules, episodes, seed)
     collect(games, act)
     state, tokens = games.kernel.state, games.kernel.total_tokens()
-    right = state.team_return + rules.token_cost * tokens
     return Score(
-        float(right.mean()), float(state.team_return.mean()), float(tokens.mean()), float((state.num_born - 1).mean())
+        float(games.kernel.scores.mean()),
+        float(state.team_return.mean()),
+        float(tokens.mean()),
+        float((state.num_born - 1).mean()),
     )
 
 

@@ -1,0 +1,80 @@
+"""The benchmark's tables and picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from selfcest_env.symbolic.scenarios import SCENARIOS
+from selfcest_training.marl.bench.runs import Results, export
+from selfcest_training.marl.bench.summary import aggregate, profile, scores
+
+_THRESHOLDS = np.linspace(0, 1, 101)
+
+
+def known_scenarios() -> str:
+    """What is known of every scenario before anybody learns, in Markdown."""
+    heads = ("scenario", "what it asks for", "agents", "horizon", "idle", "random", "never", "optimal", "solved from")
+    lines = []
+    for name, found in SCENARIOS.items():
+        known = found.reference
+        never = "-" if known.never is None else f"{known.never:.3f}"
+        line = [f"`{name}`", found.about, str(found.rules.num_agents), str(known.horizon), f"{known.idle:.2f}"]
+        lines.append([*line, f"{known.random:.3f}", never, f"{known.optimal:.3f}", f"{found.threshold:.3f}"])
+    return _markdown(heads, lines)
+
+
+def table(results: Results) -> str:
+    """Median team return at the end, and how many runs solved it, by scenario and learner, in Markdown; then the
+    interquartile mean of normalised returns over the scenarios that all these learners have played."""
+    entries = list(dict.fromkeys(cell.entry for cell in results))
+    names = list(dict.fromkeys(cell.scenario for cell in results))
+    by_entry = {entry: scores(results, entry) for entry in entries}
+    lines = []
+    for name in names:
+        line = [f"`{name}`"]
+        for entry in entries:
+            ends = [run.last for cell, run in results.items() if (cell.scenario, cell.entry) == (name, entry)]
+            solved = sum(end >= SCENARIOS[name].threshold for end in ends)
+            line.append(f"{np.median(ends):.3f} ({solved} of {len(ends)})" if ends else "-")
+        lines.append(line)
+    shared = [name for name in names if all(name in found for found in by_entry.values())]
+    if shared:
+        means = [str(aggregate([found[name] for name in shared])) for found in by_entry.values()]
+        lines.append([f"interquartile mean, {len(shared)} scenarios", *means])
+    return _markdown(["scenario", *(f"`{entry}`" for entry in entries)], lines)
+
+
+def write(results: Results, folder: Path) -> list[Path]:
+    """Write results.json, table.md and profiles.png; their paths."""
+    if not results:
+        return []
+    files = [folder / name for name in ("results.json", "table.md", "profiles.png")]
+    export(results, files[0])
+    files[1].write_text(table(results) + "\n", encoding="utf-8")
+    draw(results, files[2])
+    return files
+
+
+def draw(results: Results, file: Path) -> None:
+    """Performance profiles: of every learner the share of runs above each normalised return."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axis = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
+    for entry in dict.fromkeys(cell.entry for cell in results):
+        axis.plot(_THRESHOLDS, profile(list(scores(results, entry).values()), _THRESHOLDS), label=entry)
+    axis.set_xlabel("normalised return: 0 random, 1 optimal play")
+    axis.set_ylabel("share of runs above")
+    axis.set_ylim(0, 1)
+    axis.legend(fontsize=8)
+    figure.savefig(file, dpi=110)
+    pyplot.close(figure)
+
+
+def _markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in (heads, ["---"] * len(heads), *lines))

@@ -1,0 +1,170 @@
+"""Runs of the benchmark: made in processes of their own, stored one file per scenario, read back, written for others.
+
+FOLDER/chain-8m5-v1.json    {"coma": {"seed_0": {"points": [[decisions, seconds, return], ...], ...}, ...}, ...}
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from selfcest_env import __version__
+from selfcest_env.errors import ConfigError
+from selfcest_env.plugin import make
+from selfcest_env.symbolic.scenarios import SCENARIOS, scenario
+from selfcest_training.marl.bench.entries import ENTRIES, Entry
+from selfcest_training.marl.progress import Examiner
+
+POINTS = 30  # of a curve
+
+
+@dataclass(frozen=True, order=True)
+class Cell:
+    """One run to be made: a scenario by name, a key of `ENTRIES` or `package.module:Class`, a seed."""
+
+    scenario: str
+    entry: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run that was made.
+
+    Attributes:
+        budget: CPU seconds of learning that it had; evaluations are off the clock.
+        settings: of the entry, as text.
+        version: of this project.
+        points: decisions, CPU seconds and mean team return of the greedy policy on the scenario's frozen problems.
+    """
+
+    budget: float
+    settings: str
+    version: str
+    points: tuple[tuple[int, float, float], ...]
+
+    @property
+    def last(self) -> float:
+        """Team return at the end."""
+        return self.points[-1][2]
+
+
+Results = dict[Cell, Run]
+
+
+def entry_of(name: str) -> Entry:
+    """By name, with its settings; or a class of one's own. Raises `ConfigError` or `PlugInError`."""
+    if name in ENTRIES:
+        return ENTRIES[name]
+    return make(name, {}, {known: type(entry) for known, entry in ENTRIES.items()}, Entry, what="learner", where="")
+
+
+def play(cell: Cell, seconds: float) -> Run:
+    """Make a run in this process."""
+    torch.set_num_threads(1)
+    entry, rules = entry_of(cell.entry), scenario(cell.scenario).rules
+    examiner = Examiner(rules, seconds=seconds, every=seconds / POINTS)
+    entry.learn(rules, cell.seed, examiner)
+    points = tuple((point.decisions, round(point.seconds, 3), round(point.team_return, 5)) for point in examiner.points)
+    if not points:
+        raise ConfigError(
+            f"{cell.entry} ended without an evaluation; expected a call of its examiner after every update"
+        )
+    return Run(seconds, repr(entry), __version__, points)
+
+
+def play_all(
+    cells: Iterable[Cell], seconds: float, folder: Path, workers: int, report: Callable[[Cell, Run], object]
+) -> None:
+    """Make what the folder lacks. A run is stored when it ends; what was stored with another budget is refused.
+
+    Raises:
+        ConfigError: an unknown name, or stored runs of another budget.
+    """
+    wanted, there = list(cells), load(folder)
+    for cell in wanted:
+        entry_of(cell.entry), scenario(cell.scenario)
+        if cell in there and there[cell].budget != seconds:
+            raise ConfigError(
+                f"{folder / cell.scenario}.json holds {cell.entry} seed {cell.seed} with {there[cell].budget:g} CPU-s; "
+                f"expected {seconds:g}: give --seconds {there[cell].budget:g}, or another --out"
+            )
+    waiting = [cell for cell in wanted if cell not in there]
+    os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}  # of the processes to come
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        made = {pool.submit(play, cell, seconds): cell for cell in waiting}
+        try:
+            for future in as_completed(made):
+                there[made[future]] = future.result()
+                store(there, folder, made[future].scenario)
+                report(made[future], there[made[future]])
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def load(folder: Path) -> Results:
+    """All runs of a folder; none if there is no such folder. Raises `ConfigError` for a file that is none of these."""
+    results: Results = {}
+    for file in sorted(folder.glob("*-v*.json")):
+        try:
+            for entry, seeds in json.loads(file.read_text(encoding="utf-8")).items():
+                for seed, run in seeds.items():
+                    points = tuple((int(n), float(s), float(r)) for n, s, r in run.pop("points"))
+                    results[Cell(file.stem, entry, int(seed.removeprefix("seed_")))] = Run(points=points, **run)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ConfigError(
+                f"{file} holds no runs of the benchmark ({error}); expected what was stored there"
+            ) from None
+    return dict(sorted(results.items(), key=lambda pair: _place(pair[0])))
+
+
+def _place(cell: Cell) -> tuple[int, int, str, int]:
+    names = list(SCENARIOS), list(ENTRIES)
+    where = (
+        known.index(name) if name in known else len(known) for known, name in zip(names, (cell.scenario, cell.entry))
+    )
+    return (*where, cell.entry, cell.seed)  # type: ignore[return-value]
+
+
+def store(results: Results, folder: Path, name: str) -> None:
+    """Write the file of a scenario, whole or not at all."""
+    entries: dict[str, dict[str, Any]] = {}
+    for cell, run in sorted(results.items()):
+        if cell.scenario == name:
+            entries.setdefault(cell.entry, {})[f"seed_{cell.seed}"] = asdict(run)
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / f"{name}.json", entries)
+
+
+def export(results: Results, file: Path) -> None:
+    """Write all runs in the layout that marl-eval reads (Gorsane et al. 2022, arXiv 2209.10485, appendix).
+
+    Environment, task, algorithm, run, then `step_k` with `step_count`, `elapsed_time` and metrics as lists, and
+    `absolute_metrics`. Metrics are `return` and, 0 for random and 1 for optimal play, `normalised_return`.
+    """
+    tasks: dict[str, dict[str, dict[str, Any]]] = {}
+    for cell, run in results.items():
+        named = scenario(cell.scenario)
+        steps: dict[str, Any] = {}
+        for number, (decisions, seconds, found) in enumerate(run.points):
+            metrics = {"return": [found], "normalised_return": [named.normalised(found)]}
+            steps[f"step_{number}"] = {"step_count": decisions, "elapsed_time": seconds, **metrics}
+        steps["absolute_metrics"] = {name: steps[f"step_{len(run.points) - 1}"][name] for name in metrics}
+        tasks.setdefault(cell.scenario, {}).setdefault(cell.entry, {})[f"seed_{cell.seed}"] = steps
+    _write(file, {"selfcest": tasks})
+
+
+def _write(file: Path, what: Mapping[str, Any]) -> None:
+    part = file.with_suffix(".part")
+    part.write_text(json.dumps(what) + "\n", encoding="utf-8")
+    part.replace(file)
