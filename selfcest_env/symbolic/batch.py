@@ -94,7 +94,7 @@ class BatchDelegation:
 
         In a truncated game it is who would have been next; where a game is over, the root.
         """
-        return self._game.next[0] % self.num_agents
+        return self._game.places(self._game.next[0])[1]
 
     def of_next(self, values: NDArray[Scalar]) -> NDArray[Scalar]:
         """What concerns `next_agents`, of values of all agents; shape (num_envs, ...)."""
@@ -106,7 +106,7 @@ class BatchDelegation:
         (who, code), flat = self._game.turns, self._game.flat
         seen = np.empty((len(who), observation_size(self.rules)), np.float32)
         write_rows(flat, who, self.rules, seen)
-        return Rows(*np.divmod(who, self.num_agents), seen, self.rules.legal_table.take(code, axis=0))
+        return Rows(*self._game.places(who), seen, self.rules.legal_table.take(code, axis=0))
 
     def next_observations(self) -> NDArray[np.float32]:
         """What `next_agents` see, shape (num_envs, features); zeros where a game is over and was not truncated."""
@@ -168,12 +168,15 @@ class BatchDelegation:
 
     # What can be done
 
-    def reset(self, seed: int | None = None, *, keys: Keys | None = None) -> None:
-        """Start the first episode of every environment, or without arguments the next one.
+    def reset(
+        self, seed: int | None = None, *, keys: Keys | None = None, envs: NDArray[np.bool_] | None = None
+    ) -> None:
+        """Start the first episode of every environment, or without seed and keys the next one.
 
         Args:
             seed: equal seeds give equal series of problems, whatever the size of the batch.
             keys: one per environment, shape (num_envs,), instead of a seed. Equal keys play the same problem.
+            envs: which environments, same shape; by default all. Keys of others are not looked at.
         """
         if seed is not None and keys is not None:
             raise ConfigError(f"seed is {seed!r} and keys are given too; expected one of them, or none")
@@ -181,12 +184,16 @@ class BatchDelegation:
             raise ConfigError(f"seed is {seed!r}; expected a whole number, or None")
         if keys is not None and np.shape(keys) != (self.num_envs,):
             raise ConfigError(f"keys are of shape {np.shape(keys)}; expected one per environment, {(self.num_envs,)}")
+        which = np.ones(self.num_envs, bool) if envs is None else self._checked(envs)
         if seed is not None or keys is not None or not self._seeded:
             if keys is None:
                 keys = seeds_of(secrets.randbits(63) if seed is None else seed, self.num_envs)
-            self._bind(blank(self.rules, self.num_envs))
-            self.state.keys[:] = keys
-        self.restart(np.ones(self.num_envs, bool))
+            if envs is None or not self._seeded:
+                self._bind(blank(self.rules, self.num_envs))
+                self.state.keys[:] = keys
+            else:
+                self._game.begin(which, keys)
+        self.restart(which)
 
     def restart(self, envs: NDArray[np.bool_] | None = None) -> None:
         """Start the next episode of some environments, by default of those that are over.
@@ -194,9 +201,7 @@ class BatchDelegation:
         Args:
             envs: which, shape (num_envs,).
         """
-        if envs is not None and (envs.dtype != bool or envs.shape != (self.num_envs,)):
-            raise ConfigError(f"envs is {envs.dtype} {envs.shape}; expected bool {(self.num_envs,)}")
-        which = (self.done if envs is None else envs).nonzero()[0]
+        which = (self.done if envs is None else self._checked(envs)).nonzero()[0]
         if which.size:
             self._game.start(which)
 
@@ -273,6 +278,11 @@ class BatchDelegation:
         if not self._seeded:
             raise GameError("no episode has been started; call reset() first")
         self._game.play(who, code, actions, self.max_cycles)
+
+    def _checked(self, envs: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        if envs.dtype != bool or envs.shape != (self.num_envs,):
+            raise ConfigError(f"envs is {envs.dtype} {envs.shape}; expected bool {(self.num_envs,)}")
+        return envs
 
     def _bind(self, state: State) -> None:
         self._game, self._seeded = Transition(self.rules, state), True

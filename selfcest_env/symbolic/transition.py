@@ -78,6 +78,10 @@ class Transition:
             self._next = who, self._codes(who) * (self.flat.status[who] == READY) * ~self.state.truncated
         return self._next
 
+    def places(self, who: Index) -> tuple[Index, Index]:
+        """Environments and seats."""
+        return self._env[who], who - self._root_of[who]
+
     def play(self, who: Index, code: Index, actions: NDArray[Any], max_cycles: int | None) -> None:
         """One joint step of some agents that can act, in order; one action for each."""
         action = self._checked(actions, code, who)
@@ -119,6 +123,11 @@ class Transition:
         self._forget()
         self._join()
         self._finish(~(self.state.terminated | self.state.truncated))
+
+    def begin(self, envs: NDArray[np.bool_], keys: Keys) -> None:
+        """Let some environments begin series of their own, with the next episode they start."""
+        self.state.keys[envs], self.state.episode[envs] = keys[envs], 0
+        self._stock = None
 
     def start(self, envs: Index) -> None:
         """Start the next episode of some environments."""
@@ -374,5 +383,5 @@ def _sums(values: NDArray[np.int32], end: Index) -> NDArray[np.int32]:
     # By sums of all that came before: `reduceat` is slow where stretches are short. What is too large wraps around, and
     # back in the differences.
     sums: NDArray[np.int32] = np.add.accumulate(values, axis=-1, dtype=np.int32).take(end - 1, axis=-1)
-    sums[..., 1:] -= sums[..., :-1].copy()
+    sums[..., 1:] -= sums[..., :-1]
     return sums

@@ -81,9 +81,11 @@ def write_rows(flat: State, who: NDArray[np.intp], rules: SymbolicRules, rows: N
         flat.clones_left,
         flat.length,
     )
-    rows[:, 0] = 1
-    for index, (amount, unit) in enumerate(zip(amounts, rules.units, strict=True), 1):
-        rows[:, index] = 1 if unit is None else amount[who].astype(np.float32) * unit
+    columns = np.ones((len(FEATURES), len(who)), np.float32)
+    for column, amount, unit in zip(columns[1:], amounts, rules.units, strict=True):
+        if unit is not None:
+            np.multiply(amount.take(who).astype(np.float32), unit, out=column)
+    rows[:, : len(FEATURES)] = columns.T
     words = _words(flat, who, rules)
     symbols = rules.one_hot_words.take(words, axis=0).reshape(len(who), words.shape[1] * rules.one_hot_words.shape[1])
     rows[:, len(FEATURES) :] = symbols[:, : rows.shape[1] - len(FEATURES)]
@@ -151,11 +153,11 @@ def _words(flat: State, who: NDArray[np.intp], rules: SymbolicRules) -> NDArray[
     # A stretch may end where the tape does: what lies beyond is read elsewhere, and not held.
     words = word.take(_begin(flat, who, rules) + rules.chunk_starts, mode="clip").astype(np.intp)
     words *= rules.chunk + 1
-    words += rules.chunk_held.take(flat.length[who].astype(np.intp), axis=1)
+    words += rules.chunk_held.take(flat.length.take(who).astype(np.intp), axis=1)
     return words.T
 
 
 def _begin(flat: State, who: NDArray[np.intp], rules: SymbolicRules) -> NDArray[np.intp]:
     """Where on the tapes of all environments each segment begins."""
-    begin: NDArray[np.intp] = who // rules.num_agents * rules.tape_length + flat.start[who].astype(np.intp)
+    begin: NDArray[np.intp] = who // rules.num_agents * rules.tape_length + flat.start.take(who).astype(np.intp)
     return begin
