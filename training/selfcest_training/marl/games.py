@@ -14,7 +14,6 @@ from selfcest_env.symbolic.batch import BatchDelegation
 from selfcest_env.symbolic.rules import SymbolicRules
 from selfcest_env.symbolic.streams import seeds_of
 
-
 Index = NDArray[np.intp]
 
 
