@@ -245,8 +245,10 @@ class SymbolicRules:
         return self._codes_of(max(least, default=0), least)
 
     def _codes_of(self, most: int, least: Sequence[int]) -> NDArray[np.intp]:
-        left = np.arange(most + 1)
-        return sum(((left >= amount) * (2 << kind) for kind, amount in enumerate(least)), np.ones(most + 1, np.intp))
+        codes, left = np.ones(most + 1, np.intp), np.arange(most + 1)
+        for kind, amount in enumerate(least):
+            codes += (left >= amount) * (2 << kind)
+        return codes
 
     @cached_property
     def call_parts(self) -> tuple[int, ...]:
@@ -310,10 +312,15 @@ class SymbolicRules:
         return table
 
     @cached_property
-    def units(self) -> tuple[np.float32 | None, ...]:
-        """What one of each amount in an observation counts, in the order of `vectors.FEATURES`; `None`: unlimited."""
-        limits = self.max_depth, self.max_turns, self.total_tokens, self.generated_tokens, self.max_clones, self.width
-        return tuple(None if limit is None else np.float32(1 / max(limit, 1)) for limit in limits)
+    def observed_limits(self) -> tuple[int | None, ...]:
+        """What the amounts in an observation are shares of, in the order of `vectors.FEATURES`; `None`: unlimited."""
+        return self.max_depth, self.max_turns, self.total_tokens, self.generated_tokens, self.max_clones, self.width
+
+    @cached_property
+    def units(self) -> NDArray[np.float32]:
+        """What one of each amount counts, 1 without a limit; shape (amounts, 1)."""
+        units = [1.0 if limit is None else 1 / max(limit, 1) for limit in self.observed_limits]
+        return np.array(units, np.float32)[:, None]
 
     @cached_property
     def chunk(self) -> int:
@@ -327,19 +334,21 @@ class SymbolicRules:
 
     @cached_property
     def chunk_held(self) -> NDArray[np.intp]:
-        """Places held in each chunk of a segment of a length; shape (chunks, width + 1)."""
-        return np.clip(np.arange(self.width + 1) - self.chunk_starts, 0, self.chunk).astype(np.intp)
+        """Of each chunk of a segment of a length, the first row of `one_hot_words`; shape (chunks, width + 1)."""
+        held = np.clip(np.arange(self.width + 1) - self.chunk_starts, 0, self.chunk).astype(np.intp)
+        first: NDArray[np.intp] = held * (self.missing + 1) ** self.chunk
+        return first
 
     @cached_property
     def one_hot_words(self) -> NDArray[np.float32]:
-        """An entry per place of a chunk and symbol, in row `word * (chunk + 1) + places held`.
+        """An entry per place of a chunk and symbol, in row `places held * number of words + word`.
 
         A word is the chunk's symbols as the digits of a number. Nothing stands for `missing` and for places not held.
         """
         one_hot = np.eye(self.missing + 1, self.task.num_symbols, dtype=np.float32)
         words = np.indices([self.missing + 1] * self.chunk).reshape(self.chunk, -1)
         held = np.arange(self.chunk)[:, None] < np.arange(self.chunk + 1)
-        rows = [one_hot[word][:, None] * inside[:, None] for word, inside in zip(words, held, strict=True)]
+        rows = [one_hot[word] * inside[:, None, None] for word, inside in zip(words, held, strict=True)]
         return np.concatenate(rows, axis=2).reshape(-1, self.chunk * self.task.num_symbols)
 
     @cached_property

@@ -38,7 +38,7 @@ _PROBLEM, _ERRORS = range(2)
 class Stock(NamedTuple):
     """Problems drawn ahead, those of an environment side by side."""
 
-    count: int  # per environment
+    depth: int  # problems per environment
     first: NDArray[np.int64]  # of which episode the first one is; shape (envs,)
     tapes: NDArray[np.int8]
     lengths: NDArray[np.int16]
@@ -57,7 +57,8 @@ class Transition:
         self._tape_of = self._env * rules.tape_length
         self._roots = self._root_of[:: rules.num_agents]
         self._stock: Stock | None = None
-        self._forget()
+        self._turns: tuple[Index, Index] | None = None
+        self._next: tuple[Index, Index] | None = None
 
     @property
     def turns(self) -> tuple[Index, Index]:
@@ -106,11 +107,13 @@ class Transition:
     def scores(self, envs: Index) -> NDArray[np.float64]:
         """What roots' answers are worth (`BatchDelegation.scores`), in some environments."""
         state, flat, rules, roots = self.state, self.flat, self.rules, self._roots[envs]
-        answered = flat.status[roots] == ANSWERED
+        answered: NDArray[np.bool_] = flat.status[roots] == ANSWERED
         if rules.joined is None:
-            return (answered & (flat.tape[self._tape_of[roots]] == state.target[envs])).astype(np.float64)
+            answered &= flat.tape[self._tape_of[roots]] == state.target[envs]
+            return answered.astype(np.float64)
         handed_in = (self._tape_of[roots] + flat.start[roots])[:, None] + np.arange(rules.num_targets)
-        return answered * rules.joined.grade(flat.tape.take(handed_in, mode="clip") == state.target[envs])
+        scores: NDArray[np.float64] = rules.joined.grade(flat.tape.take(handed_in, mode="clip") == state.target[envs])
+        return answered * scores
 
     def remove(self, who: Index) -> None:
         """See `BatchDelegation.remove`."""
@@ -166,12 +169,12 @@ class Transition:
             return self._tapes(state.keys[envs], state.episode[envs])
         if self._stock is not None:
             nth = state.episode[envs] - self._stock.first[envs]
-            if np.count_nonzero(nth.view(np.uint64) < self._stock.count) == len(envs):
-                row = envs * self._stock.count + nth
+            if np.count_nonzero(nth.view(np.uint64) < self._stock.depth) == len(envs):
+                row = envs * self._stock.depth + nth
                 return self._stock.tapes.take(row, axis=0), self._stock.lengths[row], self._stock.targets[row]
-        count = 1 if self._stock is None else min(2 * self._stock.count, most)
-        episodes = (state.episode[:, None] + np.arange(count)).reshape(-1)
-        self._stock = Stock(count, state.episode.copy(), *self._tapes(state.keys.repeat(count), episodes))
+        depth = 1 if self._stock is None else min(2 * self._stock.depth, most)
+        episodes = (state.episode[:, None] + np.arange(depth)).reshape(-1)
+        self._stock = Stock(depth, state.episode.copy(), *self._tapes(state.keys.repeat(depth), episodes))
         return self._drawn(envs)
 
     def _tapes(
@@ -185,8 +188,7 @@ class Transition:
 
     def _forget(self) -> None:
         """Whose turn it was."""
-        self._turns: tuple[Index, Index] | None = None
-        self._next: tuple[Index, Index] | None = None
+        self._turns = self._next = None
 
     def _checked(self, action: NDArray[Any], code: Index, who: Index) -> Index:
         """The actions as played: WAIT for whatever is not legal."""
@@ -295,15 +297,14 @@ class Transition:
         """Where the clones and the replies of each caller begin, one caller after another in each environment."""
         follows = np.zeros(len(env), bool)
         np.equal(env[1:], env[:-1], out=follows[1:])
-        alone = not np.count_nonzero(follows)
-        if not alone:
-            first = np.arange(len(env))  # of the callers of the environment
-            first[follows] = 0
-            np.maximum.accumulate(first, out=first)
+        several = np.count_nonzero(follows) > 0
+        first = np.arange(len(env))  # of the callers of the environment
+        first[follows] = 0
+        np.maximum.accumulate(first, out=first)
         begins = []
         for ends, count in zip((self.state.num_born, self.state.tape_end), counts, strict=True):
             begin = ends[env]
-            if not alone:
+            if several:
                 before = np.add.accumulate(count, dtype=np.int32) - count
                 begin += before - before[first]
             ends[env] = begin + count  # of several entries the last one stays

@@ -81,11 +81,13 @@ def write_rows(flat: State, who: NDArray[np.intp], rules: SymbolicRules, rows: N
         flat.clones_left,
         flat.length,
     )
-    columns = np.ones((len(FEATURES), len(who)), np.float32)
-    for column, amount, unit in zip(columns[1:], amounts, rules.units, strict=True):
-        if unit is not None:
-            np.multiply(amount.take(who).astype(np.float32), unit, out=column)
-    rows[:, : len(FEATURES)] = columns.T
+    columns = np.ones((len(amounts), len(who)), np.float32)
+    for column, amount, limit in zip(columns, amounts, rules.observed_limits, strict=True):
+        if limit is not None:
+            column[:] = amount.take(who)
+    columns *= rules.units
+    rows[:, 0] = 1
+    rows[:, 1 : len(FEATURES)] = columns.T
     words = _words(flat, who, rules)
     symbols = rules.one_hot_words.take(words, axis=0).reshape(len(who), words.shape[1] * rules.one_hot_words.shape[1])
     rows[:, len(FEATURES) :] = symbols[:, : rows.shape[1] - len(FEATURES)]
@@ -152,7 +154,6 @@ def _words(flat: State, who: NDArray[np.intp], rules: SymbolicRules) -> NDArray[
         word += tape[digit : digit + len(word)]
     # A stretch may end where the tape does: what lies beyond is read elsewhere, and not held.
     words = word.take(_begin(flat, who, rules) + rules.chunk_starts, mode="clip").astype(np.intp)
-    words *= rules.chunk + 1
     words += rules.chunk_held.take(flat.length.take(who).astype(np.intp), axis=1)
     return words.T
 
