@@ -184,6 +184,7 @@ def bursts_of(checkout: str) -> dict[str, Any]:
 
 
 def compare(console: Console, checkout: str, repeats: int) -> None:
+    """Environment-steps of this version and of another."""
     before = bursts_of(checkout)
     games: dict[str, dict[str, Any]] = {
         "chain": {"task": "chain"},
@@ -202,8 +203,7 @@ def compare(console: Console, checkout: str, repeats: int) -> None:
                 "now": serial(num_envs, steps, **rules),
             }
             for what, bursts in (("joint steps", joint), ("one decision a step", alone)):
-                title = f"{name}: environment-steps per second, {num_envs} environments, {what}"
-                _show(console, title, speeds_of(bursts, repeats))
+                _show(console, f"{name}, {num_envs} environments, {what}", speeds_of(bursts, repeats))
 
 
 def main() -> None:

@@ -225,7 +225,7 @@ class Transition:
         assert rules.reliability is not None
         env = self._env.take(who)
         keys = self._paths(fold(state.keys[env], state.episode[env], _ERRORS, flat.turns[who]), who)
-        kept = uniforms(keys) < rules.reliability[flat.length[who]]
+        kept = uniforms(keys) < rules.reliability[flat.length[who].astype(np.intp)]
         # The low half of the word whose high half has just decided: independent of it.
         return np.where(kept, value, integers(keys, 2, rules.task.num_answers)[1])
 
@@ -251,14 +251,14 @@ class Transition:
         """Give birth to every clone that its grant can carry; refused ones cost nothing. Parts are the first axis."""
         flat, rules = self.flat, self.rules
         parts, column = rules.parts[action], rules.columns[action] + flat.length[who].astype(np.intp)
-        grants = self._grants(who, action)
+        left = np.array([flat.tokens_left[who], flat.generated_left[who], flat.clones_left[who]])
+        grants = self._grants(left, who, action)
         born = grants[0] >= rules.least_grants.take(column, axis=1)
         count = np.add.reduce(born, axis=0, dtype=np.int32)
-        first_clone, first_cell = self._in_turn(self._env[who], count, parts)
-        given = grants * count
-        given[2] += count
-        for purse, gone in zip((flat.tokens_left, flat.generated_left, flat.clones_left), given, strict=True):
-            purse[who] -= gone
+        first_clone, first_cell = self._in_turn(self._env[who], np.array([count, parts]))
+        left -= grants * count
+        left[2] -= count
+        flat.tokens_left[who], flat.generated_left[who], flat.clones_left[who] = left
         # One entry per clone from here on: who called, and for which part.
         place = born.reshape(-1).nonzero()[0]
         part = place // len(who)
@@ -283,33 +283,31 @@ class Transition:
         flat.first_clone[who], flat.call_clones[who] = first_clone.astype(np.int16), clones
         flat.num_clones[who] += clones
 
-    def _grants(self, who: Index, action: Index) -> NDArray[np.int32]:
-        """What each clone of a call gets of tokens, generated tokens and clones; shape (3, callers)."""
+    def _grants(self, left: NDArray[np.int32], who: Index, action: Index) -> NDArray[np.int32]:
+        """What each clone of a call gets of tokens, generated tokens and clones, as what callers have left of them;
+        both of shape (3, callers)."""
         flat, rules = self.flat, self.rules
-        rest = rules.kept_back.take(action, axis=1)
-        for amount, purse in zip(rest, (flat.tokens_left, flat.generated_left, flat.clones_left), strict=True):
-            amount += purse[who]
+        rest = left + rules.kept_back.take(action, axis=1)
         rest[2] *= rules.clones_call[flat.depth[who].astype(np.intp)]
         # Floor division by multiplication, six times as fast and exact below 2**50: the half keeps clear of rounding.
         return ((rest + 0.5) * rules.share[action]).astype(np.int32)
 
-    def _in_turn(self, env: Index, *counts: NDArray[np.int32]) -> list[Index]:
-        """Where the clones and the replies of each caller begin, one caller after another in each environment."""
-        follows = np.zeros(len(env), bool)
-        np.equal(env[1:], env[:-1], out=follows[1:])
-        several = np.count_nonzero(follows) > 0
-        first = np.arange(len(env))  # of the callers of the environment
-        first[follows] = 0
+    def _in_turn(self, env: Index, counts: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Where the clones and the replies of each caller begin, one caller after another in each environment.
+
+        Args:
+            counts: clones and replies of each, shape (2, callers).
+        """
+        state = self.state
+        first = np.arange(len(env))  # of the callers of an environment
+        first[1:][env[1:] == env[:-1]] = 0
         np.maximum.accumulate(first, out=first)
-        begins = []
-        for ends, count in zip((self.state.num_born, self.state.tape_end), counts, strict=True):
-            begin = ends[env]
-            if several:
-                before = np.add.accumulate(count, dtype=np.int32) - count
-                begin += before - before[first]
-            ends[env] = begin + count  # of several entries the last one stays
-            begins.append(begin.astype(np.intp))
-        return begins
+        before = np.add.accumulate(counts, axis=1, dtype=np.int32) - counts
+        begin = np.array([state.num_born[env], state.tape_end[env]])
+        begin += before - before.take(first, axis=1)
+        # Of several entries for an environment the last one stays.
+        state.num_born[env], state.tape_end[env] = begin + counts
+        return begin
 
     def _born(self, who: Index, length: NDArray[np.int16], grants: NDArray[np.int32]) -> None:
         flat = self.flat
@@ -374,8 +372,7 @@ class Transition:
         code &= rules.codes_at_turn[flat.turns[who].astype(np.intp)]
         code &= rules.codes_at_depth[flat.depth[who].astype(np.intp)]
         code &= rules.codes_of_clones[flat.clones_left[who].astype(np.intp)]
-        if rules.generated_tokens is not None:
-            code &= rules.codes_of_generated.take(flat.generated_left[who], mode="clip")
+        code &= rules.codes_of_generated.take(flat.generated_left[who], mode="clip")
         return code
 
 
