@@ -1,7 +1,9 @@
 """Speed of the symbolic environment, as ratios to peers measured in the same run.
 
     pip install -e ".[bench]"
+    pip install envpool pgx   # two peers more, each left out where it is not there
     python benchmarks/symbolic.py [--repeats 21]
+    python benchmarks/symbolic.py --before ../another-checkout   # this code against that of another version
 
 Speeds are the best of some repeats, in CPU time of one thread. All are repeated in turn; a ratio is that of one repeat
 to the peer's in the same repeat: the median, with the lowest and the highest. Both depend on the processor, its caches
@@ -11,6 +13,8 @@ above all, and on what else runs there. Nothing is asserted: the figures are for
 from __future__ import annotations
 
 import argparse
+import runpy
+import sys
 import time
 from collections.abc import Callable
 from statistics import median
@@ -23,13 +27,14 @@ from rich.table import Table
 
 from selfcest_env import symbolic_v0
 from selfcest_env.symbolic import BatchDelegation, make_rules
+from selfcest_env.symbolic.serial import SymbolicSerialVectorEnv
 
 Burst = Callable[[], int]  # does some work, returns how many units it was
 
 
 def batch_kernel(num_envs: int, steps: int, **rules: Any) -> Burst:
     """Observations, masks, uniform legal actions, a joint step and the restart of finished episodes, every step."""
-    kernel = BatchDelegation(make_rules("chain", rules.pop("task_options"), **rules), num_envs)
+    kernel = BatchDelegation(make_rules(**rules), num_envs)
     kernel.reset(seed=0)
     rng = np.random.default_rng(0)
     seen = kernel.observations()
@@ -40,6 +45,38 @@ def batch_kernel(num_envs: int, steps: int, **rules: Any) -> Burst:
             kernel.step(kernel.sample_actions(rng))
             kernel.restart()
             kernel.observations(seen)
+        return steps * num_envs
+
+    return burst
+
+
+def batch_rows(num_envs: int, steps: int, **rules: Any) -> Burst:
+    """The same with the rows of those who can act alone."""
+    kernel = BatchDelegation(make_rules(**rules), num_envs)
+    kernel.reset(seed=0)
+    rng = np.random.default_rng(0)
+
+    def burst() -> int:
+        for _ in range(steps):
+            kernel.rows()
+            kernel.step_rows(kernel.sample_rows(rng))
+            kernel.restart()
+        return steps * num_envs
+
+    return burst
+
+
+def serial(num_envs: int, steps: int, **rules: Any) -> Burst:
+    """The vector environment of one decision per step, under uniform legal play."""
+    env = SymbolicSerialVectorEnv(num_envs, **rules)
+    infos = env.reset(seed=0)[1]
+    rng = np.random.default_rng(0)
+
+    def burst() -> int:
+        nonlocal infos
+        for _ in range(steps):
+            legal = infos["action_mask"]
+            *_, infos = env.step((legal * rng.random(legal.shape, np.float32)).argmax(axis=1))
         return steps * num_envs
 
     return burst
@@ -56,6 +93,52 @@ def cart_pole(num_envs: int, steps: int) -> Burst:
         return steps * num_envs
 
     return burst
+
+
+def envpool_cart_pole(num_envs: int, steps: int) -> Burst:
+    import envpool
+
+    env = envpool.make("CartPole-v1", env_type="gymnasium", num_envs=num_envs, num_threads=1)
+    env.reset()
+    rng = np.random.default_rng(0)
+
+    def burst() -> int:
+        for _ in range(steps):
+            env.step(rng.integers(0, 2, num_envs))
+        return steps * num_envs
+
+    return burst
+
+
+def pgx_tic_tac_toe(num_envs: int, steps: int) -> Burst:
+    """Compiled: uniform legal actions, the step and the restart are one call."""
+    import jax
+    import pgx
+    from pgx.experimental.wrappers import auto_reset
+
+    env = pgx.make("tic_tac_toe")
+    step = jax.vmap(auto_reset(env.step, env.init))
+
+    @jax.jit
+    def move(state: Any, key: Any) -> Any:
+        keys = jax.random.split(key, num_envs + 2)
+        legal = jax.numpy.log(state.legal_action_mask.astype(jax.numpy.float32))
+        return step(state, jax.random.categorical(keys[0], legal), keys[2:]), keys[1]
+
+    key = jax.random.key(0)
+    state, key = move(jax.vmap(env.init)(jax.random.split(key, num_envs)), key)
+
+    def burst() -> int:
+        nonlocal state, key
+        for _ in range(steps):
+            state, key = move(state, key)
+        jax.block_until_ready(state)
+        return steps * num_envs
+
+    return burst
+
+
+PEERS = {"EnvPool CartPole-v1": envpool_cart_pole, "pgx tic_tac_toe": pgx_tic_tac_toe}
 
 
 def turns(env: Any, episodes: int) -> Burst:
@@ -89,27 +172,68 @@ def speeds_of(bursts: dict[str, Burst], repeats: int) -> dict[str, list[float]]:
     return speeds
 
 
+def bursts_of(checkout: str) -> dict[str, Any]:
+    """The functions of this file, on the package of another checkout."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "selfcest_env"]:
+        del sys.modules[name]
+    sys.path.insert(0, checkout)
+    try:
+        return runpy.run_path(__file__, run_name="before")
+    finally:
+        sys.path.remove(checkout)
+
+
+def compare(console: Console, checkout: str, repeats: int) -> None:
+    """Environment-steps of this version and of another."""
+    before = bursts_of(checkout)
+    games: dict[str, dict[str, Any]] = {
+        "chain": {"task": "chain"},
+        "cells=16": {"task": "cells", "task_options": {"cells": 16}, "max_clones": 16, "total_tokens": 131},
+    }
+    for name, rules in games.items():
+        for num_envs in (1, 8, 64, 256, 4096):
+            steps = 20_000 // (num_envs + 100)
+            joint = {
+                "before": before["batch_kernel"](num_envs, steps, **rules),
+                "now": batch_kernel(num_envs, steps, **rules),
+                "now, rows of who acts": batch_rows(num_envs, steps, **rules),
+            }
+            alone = {
+                "before": before["serial"](num_envs, steps, **rules),
+                "now": serial(num_envs, steps, **rules),
+            }
+            for what, bursts in (("joint steps", joint), ("one decision a step", alone)):
+                _show(console, f"{name}, {num_envs} environments, {what}", speeds_of(bursts, repeats))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=21)
-    repeats = parser.parse_args().repeats
+    parser.add_argument("--before", metavar="CHECKOUT", help="compare with the code of another checkout, and no peer")
+    arguments = parser.parse_args()
+    repeats: int = arguments.repeats
+    if arguments.before is not None:
+        compare(Console(), arguments.before, repeats)
+        return
     small: dict[str, Any] = {"task_options": {"items": 6}, "max_clones": 4}
     nested: dict[str, Any] = {"task_options": {"items": 16}, "max_clones": 8, "max_depth": 2}
-    console, num_envs = Console(), 4096
-    vector = speeds_of(
-        {
-            "Gymnasium CartPoleVectorEnv": cart_pole(num_envs, 40),
-            "chain, 6 items, 5 agents": batch_kernel(num_envs, 20, **small),
-            "chain, 16 items, 9 agents, nested": batch_kernel(num_envs, 20, **nested),
-        },
-        repeats,
-    )
-    _show(console, f"environment-steps per second, {num_envs} environments, one core", vector)
-    peers: dict[str, Burst] = {}
+    games = {"6 items, 5 agents": small, "16 items, 9 agents, nested": nested}
+    console = Console()
+    for num_envs, steps in ((64, 1000), (4096, 20)):
+        bursts = {"Gymnasium CartPoleVectorEnv": cart_pole(num_envs, 2 * steps)}
+        for name, peer in PEERS.items():
+            try:
+                bursts[name] = peer(num_envs, steps)
+            except ModuleNotFoundError as error:
+                console.print(f"[yellow]{name} is left out: {error}")
+        for how, play in (("", batch_kernel), (", rows of who acts", batch_rows), (", one decision a step", serial)):
+            bursts |= {f"chain, {name}{how}": play(num_envs, steps, **rules) for name, rules in games.items()}
+        _show(console, f"environment-steps per second, {num_envs} environments, one core", speeds_of(bursts, repeats))
+    alone: dict[str, Burst] = {}
     try:
         from pettingzoo.classic import tictactoe_v3
 
-        peers["PettingZoo tictactoe_v3"] = turns(tictactoe_v3.env(), 100)
+        alone["PettingZoo tictactoe_v3"] = turns(tictactoe_v3.env(), 100)
     except ModuleNotFoundError as error:
         console.print(f"[yellow]PettingZoo's tictactoe_v3 is left out: {error}; the extra bench has it")
     objects = {
@@ -117,7 +241,7 @@ def main() -> None:
         for agents, options in ((9, {}), (5, small))
         for population in ("fixed", "persistent", "dynamic")
     }
-    _show(console, "agent turns per second, one AEC environment", speeds_of(peers | objects, repeats))
+    _show(console, "agent turns per second, one AEC environment", speeds_of(alone | objects, repeats))
 
 
 def _show(console: Console, title: str, speeds: dict[str, list[float]]) -> None:

@@ -88,7 +88,7 @@ class SymbolicVecEnv(VecEnv):
 
     def action_masks(self) -> NDArray[np.bool_]:
         """Legal actions, shape (rows, num_actions)."""
-        return self._of_rows(self.kernel.action_masks())
+        return self._of_agents(self.kernel.action_masks()) if self.per == "agent" else self.kernel.next_action_masks()
 
     def close(self) -> None:
         """There is nothing to close."""
@@ -124,11 +124,11 @@ class SymbolicVecEnv(VecEnv):
             kernel.step_next(self._actions)
 
     def _observations(self) -> NDArray[np.float32]:
-        return self._of_rows(self.kernel.observations())
+        return self._of_agents(self.kernel.observations()) if self.per == "agent" else self.kernel.next_observations()
 
-    def _of_rows(self, values: NDArray[Scalar]) -> NDArray[Scalar]:
+    def _of_agents(self, values: NDArray[Scalar]) -> NDArray[Scalar]:
         """Values of all agents, shape (games, num_agents, ...), as those of rows."""
-        return values.reshape(-1, *values.shape[2:]) if self.per == "agent" else self.kernel.of_next(values)
+        return values.reshape(-1, *values.shape[2:])
 
     def _say_how_it_ended(self, done: NDArray[np.bool_], infos: list[dict[str, Any]]) -> None:
         state, right, last = self.kernel.state, self.kernel.solved, self._observations()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,18 @@ from selfcest_env.symbolic.state import READY, UNBORN, Index, State, blank
 from selfcest_env.symbolic.streams import Keys, seeds_of
 from selfcest_env.symbolic.tasks import Instances
 from selfcest_env.symbolic.transition import Transition
-from selfcest_env.symbolic.vectors import observations, states
+from selfcest_env.symbolic.vectors import observation_size, observations, states, write_rows
 
 Scalar = TypeVar("Scalar", bound=np.generic)
+
+
+class Rows(NamedTuple):
+    """What R agents see and may do, in order of environment, then number."""
+
+    envs: Index  # [R]
+    agents: Index  # [R]
+    observations: NDArray[np.float32]  # [R, features]
+    masks: NDArray[np.bool_]  # [R, num_actions]
 
 
 class BatchDelegation:
@@ -71,7 +80,7 @@ class BatchDelegation:
     @property
     def scores(self) -> NDArray[np.float64]:
         """What roots' answers are worth, from 0 to 1 and costs left out, shape (num_envs,); 0 where there is none."""
-        return self._game.scores()
+        return self._game.scores(np.arange(self.num_envs))
 
     @property
     def solved(self) -> NDArray[np.bool_]:
@@ -85,13 +94,31 @@ class BatchDelegation:
 
         In a truncated game it is who would have been next; where a game is over, the root.
         """
-        agents: Index = (self.state.status == READY).argmax(axis=1)
-        return agents
+        return self._game.places(self._game.next[0])[1]
 
     def of_next(self, values: NDArray[Scalar]) -> NDArray[Scalar]:
         """What concerns `next_agents`, of values of all agents; shape (num_envs, ...)."""
         rows: NDArray[Scalar] = values[np.arange(self.num_envs), self.next_agents]
         return rows
+
+    def rows(self) -> Rows:
+        """What those who can act see and may do, a row each: most agents of a batch cannot act most of the time."""
+        (who, code), flat = self._game.turns, self._game.flat
+        seen = np.empty((len(who), observation_size(self.rules)), np.float32)
+        write_rows(flat, who, self.rules, seen)
+        return Rows(*self._game.places(who), seen, self.rules.legal_table.take(code, axis=0))
+
+    def next_observations(self) -> NDArray[np.float32]:
+        """What `next_agents` see, shape (num_envs, features); zeros where a game is over and was not truncated."""
+        who, flat = self._game.next[0], self._game.flat
+        seen = np.empty((len(who), observation_size(self.rules)), np.float32)
+        write_rows(flat, who, self.rules, seen)
+        seen[flat.status[who] != READY] = 0
+        return seen
+
+    def next_action_masks(self) -> NDArray[np.bool_]:
+        """What `next_agents` may do, shape (num_envs, num_actions)."""
+        return self.rules.legal_table.take(self._game.next[1], axis=0)
 
     def action_masks(self) -> NDArray[np.bool_]:
         """Legal actions, shape (num_envs, num_agents, num_actions). Who cannot act can only wait."""
@@ -117,12 +144,17 @@ class BatchDelegation:
 
     def sample_actions(self, rng: np.random.Generator) -> NDArray[np.int64]:
         """A uniform legal action for every agent, shape (num_envs, num_agents)."""
-        counts, choices = self._choices
         actions: NDArray[np.int64] = np.zeros(self.state.status.shape, np.int64)
-        who, code = self._game.turns
-        nth = (rng.random(len(who), np.float32) * counts.take(code)).astype(np.intp)
-        actions.reshape(-1)[who] = choices.take(nth * len(counts) + code)
+        actions.reshape(-1)[self._game.turns[0]] = self.sample_rows(rng)
         return actions
+
+    def sample_rows(self, rng: np.random.Generator) -> NDArray[np.int64]:
+        """A uniform legal action for everyone who can act, in the order of `rows`."""
+        (counts, choices), (who, code) = self._choices, self._game.turns
+        nth = (rng.random(len(who), np.float32) * counts[code]).astype(np.intp)
+        nth *= len(counts)
+        nth += code
+        return choices.take(nth)
 
     def total_tokens(self) -> NDArray[np.int64]:
         """Tokens of the whole tree so far, prompts included, shape (num_envs,)."""
@@ -136,12 +168,15 @@ class BatchDelegation:
 
     # What can be done
 
-    def reset(self, seed: int | None = None, *, keys: Keys | None = None) -> None:
-        """Start the first episode of every environment, or without arguments the next one.
+    def reset(
+        self, seed: int | None = None, *, keys: Keys | None = None, envs: NDArray[np.bool_] | None = None
+    ) -> None:
+        """Start the first episode of every environment, or without seed and keys the next one.
 
         Args:
             seed: equal seeds give equal series of problems, whatever the size of the batch.
             keys: one per environment, shape (num_envs,), instead of a seed. Equal keys play the same problem.
+            envs: which environments, same shape; by default all. Keys of others are not looked at.
         """
         if seed is not None and keys is not None:
             raise ConfigError(f"seed is {seed!r} and keys are given too; expected one of them, or none")
@@ -149,12 +184,16 @@ class BatchDelegation:
             raise ConfigError(f"seed is {seed!r}; expected a whole number, or None")
         if keys is not None and np.shape(keys) != (self.num_envs,):
             raise ConfigError(f"keys are of shape {np.shape(keys)}; expected one per environment, {(self.num_envs,)}")
+        which = np.ones(self.num_envs, bool) if envs is None else self._checked(envs)
         if seed is not None or keys is not None or not self._seeded:
             if keys is None:
                 keys = seeds_of(secrets.randbits(63) if seed is None else seed, self.num_envs)
-            self._bind(blank(self.rules, self.num_envs))
-            self.state.keys[:] = keys
-        self.restart(np.ones(self.num_envs, bool))
+            if envs is None or not self._seeded:
+                self._bind(blank(self.rules, self.num_envs))
+                self.state.keys[:] = keys
+            else:
+                self._game.begin(which, keys)
+        self.restart(which)
 
     def restart(self, envs: NDArray[np.bool_] | None = None) -> None:
         """Start the next episode of some environments, by default of those that are over.
@@ -162,9 +201,7 @@ class BatchDelegation:
         Args:
             envs: which, shape (num_envs,).
         """
-        if envs is not None and (envs.dtype != bool or envs.shape != (self.num_envs,)):
-            raise ConfigError(f"envs is {envs.dtype} {envs.shape}; expected bool {(self.num_envs,)}")
-        which = np.flatnonzero(self.done if envs is None else envs)
+        which = (self.done if envs is None else self._checked(envs)).nonzero()[0]
         if which.size:
             self._game.start(which)
 
@@ -184,9 +221,20 @@ class BatchDelegation:
             )
         if acting is not None and (acting.dtype != bool or acting.shape != actions.shape):
             raise ConfigError(f"acting is {acting.dtype} {acting.shape}; expected bool {actions.shape}")
-        if not self._seeded:
-            raise GameError("no episode has been started; call reset() first")
-        self._game.play(actions.reshape(-1), None if acting is None else acting.reshape(-1), self.max_cycles)
+        who, code = self._game.turns
+        if acting is not None:
+            chosen = acting.reshape(-1)[who]
+            who, code = who[chosen], code[chosen]
+        self._play(who, code, actions.reshape(-1)[who])
+
+    def step_rows(self, actions: NDArray[np.integer[Any]]) -> None:
+        """A joint step of all who can act.
+
+        Args:
+            actions: one for each, in the order of `rows`; as in `step`.
+        """
+        who, code = self._game.turns
+        self._play(who, code, _whole_numbers(actions, len(who), "agent that can act"))
 
     def step_next(self, actions: NDArray[np.integer[Any]]) -> None:
         """One decision in every environment: that of its next agent (`next_agents`).
@@ -194,8 +242,9 @@ class BatchDelegation:
         Args:
             actions: shape (num_envs,), as in `step`.
         """
-        acting = np.arange(self.num_agents) == self.next_agents[:, None]
-        self.step(np.where(acting, np.asarray(actions)[:, None], 0), acting)
+        actions, (who, code) = _whole_numbers(actions, self.num_envs, "environment"), self._game.next
+        playing = ~self.done
+        self._play(who[playing], code[playing], actions[playing])
 
     def remove(self, envs: Index, agents: Index) -> None:
         """Take agents that have just been born out of the game: nothing of them is charged and their reply is missing.
@@ -225,6 +274,16 @@ class BatchDelegation:
         self.num_agents, self.num_actions = self.rules.num_agents, self.rules.num_actions
         self._game, self._seeded = Transition(self.rules, state), seeded
 
+    def _play(self, who: Index, code: Index, actions: NDArray[np.integer[Any]]) -> None:
+        if not self._seeded:
+            raise GameError("no episode has been started; call reset() first")
+        self._game.play(who, code, actions, self.max_cycles)
+
+    def _checked(self, envs: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        if envs.dtype != bool or envs.shape != (self.num_envs,):
+            raise ConfigError(f"envs is {envs.dtype} {envs.shape}; expected bool {(self.num_envs,)}")
+        return envs
+
     def _bind(self, state: State) -> None:
         self._game, self._seeded = Transition(self.rules, state), True
 
@@ -234,3 +293,12 @@ class BatchDelegation:
         legal = self.rules.legal_table
         nth = np.argsort(~legal, axis=1, kind="stable").astype(np.int64)
         return legal.sum(axis=1).astype(np.float32), nth.T.copy()
+
+
+def _whole_numbers(actions: NDArray[np.integer[Any]], count: int, each: str) -> NDArray[np.integer[Any]]:
+    actions = np.asarray(actions)
+    if actions.shape != (count,) or actions.dtype.kind not in "iu":
+        raise ConfigError(
+            f"actions are {actions.dtype} of shape {actions.shape}; expected whole numbers, one per {each}: ({count},)"
+        )
+    return actions

@@ -7,7 +7,7 @@ message with its replies one more than it has replies, a line about a fault one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -191,6 +191,66 @@ class SymbolicRules:
         return prices
 
     @cached_property
+    def purses(self) -> NDArray[np.int32]:
+        """Tokens, generated tokens and clones of a root; shape (3,)."""
+        whole = (self.total_tokens or UNLIMITED, self.generated_tokens or UNLIMITED, self.max_clones)
+        return np.array(whole, np.int32)
+
+    @cached_property
+    def parts(self) -> NDArray[np.int32]:
+        """Clones of every action that is a call; shape (num_actions,)."""
+        return self.part_counts[self.kinds]
+
+    @cached_property
+    def columns(self) -> NDArray[np.intp]:
+        """Of every action that is a call, the `column` of length 0; shape (num_actions,)."""
+        columns: NDArray[np.intp] = self.column(self.kinds, 0)
+        return columns
+
+    @cached_property
+    def kept_back(self) -> NDArray[np.int32]:
+        """Of tokens, generated tokens and clones, what a call does not share, below zero; shape (3, num_actions)."""
+        kept = [REPLIES + self.parts + RESERVE, np.full(self.num_actions, RESERVE), self.parts]
+        return -np.array(kept, np.int32)
+
+    @cached_property
+    def share(self) -> NDArray[np.float64]:
+        """What each clone of a call gets of the rest; shape (num_actions,)."""
+        return 1.0 / self.parts
+
+    @cached_property
+    def clones_call(self) -> NDArray[np.int32]:
+        """By depth of a caller, 1 where its clones may call, else 0; shape (max_depth + 1,)."""
+        return (np.arange(self.max_depth + 1) + 1 < self.max_depth).astype(np.int32)
+
+    @cached_property
+    def codes_at_turn(self) -> NDArray[np.intp]:
+        """By turns played, the legality codes that are left: calls are not, on the last; shape (max_turns + 1,)."""
+        return np.where(np.arange(self.max_turns + 1) < self.max_turns - 1, -1, 1).astype(np.intp)
+
+    @cached_property
+    def codes_at_depth(self) -> NDArray[np.intp]:
+        """The same by depth; shape (max_depth + 1,)."""
+        return np.where(np.arange(self.max_depth + 1) < self.max_depth, -1, 1).astype(np.intp)
+
+    @cached_property
+    def codes_of_clones(self) -> NDArray[np.intp]:
+        """The same by clones that may still be started; shape (max_clones + 1,)."""
+        return self._codes_of(self.max_clones, self.call_parts)
+
+    @cached_property
+    def codes_of_generated(self) -> NDArray[np.intp]:
+        """The same by generated tokens left; with more than the last entry stands for, all are."""
+        least = [2 * parts + RESERVE for parts in self.call_parts]
+        return self._codes_of(max(least, default=0), least)
+
+    def _codes_of(self, most: int, least: Sequence[int]) -> NDArray[np.intp]:
+        codes, left = np.ones(most + 1, np.intp), np.arange(most + 1)
+        for kind, amount in enumerate(least):
+            codes += (left >= amount) * (2 << kind)
+        return codes
+
+    @cached_property
     def call_parts(self) -> tuple[int, ...]:
         """Clones per kind of call."""
         return tuple(call.parts for call in self.task.calls)
@@ -252,10 +312,15 @@ class SymbolicRules:
         return table
 
     @cached_property
-    def units(self) -> tuple[np.float32 | None, ...]:
-        """What one of each amount in an observation counts, in the order of `vectors.FEATURES`; `None`: unlimited."""
-        limits = self.max_depth, self.max_turns, self.total_tokens, self.generated_tokens, self.max_clones, self.width
-        return tuple(None if limit is None else np.float32(1 / max(limit, 1)) for limit in limits)
+    def observed_limits(self) -> tuple[int | None, ...]:
+        """What the amounts in an observation are shares of, in the order of `vectors.FEATURES`; `None`: unlimited."""
+        return self.max_depth, self.max_turns, self.total_tokens, self.generated_tokens, self.max_clones, self.width
+
+    @cached_property
+    def units(self) -> NDArray[np.float32]:
+        """What one of each amount counts, 1 without a limit; shape (amounts, 1)."""
+        units = [1.0 if limit is None else 1 / max(limit, 1) for limit in self.observed_limits]
+        return np.array(units, np.float32)[:, None]
 
     @cached_property
     def chunk(self) -> int:
@@ -263,26 +328,33 @@ class SymbolicRules:
         return max(1, min(self.places, int(np.log(MAX_WORDS) / np.log(self.missing + 1))))
 
     @cached_property
-    def chunk_starts(self) -> NDArray[np.int16]:
+    def chunk_starts(self) -> NDArray[np.intp]:
         """The first place of every chunk; shape (chunks, 1)."""
-        return np.arange(0, self.places, self.chunk, dtype=np.int16)[:, None]
+        return np.arange(0, self.places, self.chunk)[:, None]
+
+    @cached_property
+    def chunk_held(self) -> NDArray[np.intp]:
+        """Of each chunk of a segment of a length, the first row of `one_hot_words`; shape (chunks, width + 1)."""
+        held = np.clip(np.arange(self.width + 1) - self.chunk_starts, 0, self.chunk).astype(np.intp)
+        first: NDArray[np.intp] = held * (self.missing + 1) ** self.chunk
+        return first
 
     @cached_property
     def one_hot_words(self) -> NDArray[np.float32]:
-        """An entry per place of a chunk and symbol, in row `word * (chunk + 1) + places held`.
+        """An entry per place of a chunk and symbol, in row `places held * number of words + word`.
 
         A word is the chunk's symbols as the digits of a number. Nothing stands for `missing` and for places not held.
         """
         one_hot = np.eye(self.missing + 1, self.task.num_symbols, dtype=np.float32)
         words = np.indices([self.missing + 1] * self.chunk).reshape(self.chunk, -1)
         held = np.arange(self.chunk)[:, None] < np.arange(self.chunk + 1)
-        rows = [one_hot[word][:, None] * inside[:, None] for word, inside in zip(words, held, strict=True)]
+        rows = [one_hot[word] * inside[:, None, None] for word, inside in zip(words, held, strict=True)]
         return np.concatenate(rows, axis=2).reshape(-1, self.chunk * self.task.num_symbols)
 
     @cached_property
-    def answerable(self) -> NDArray[np.bool_]:
-        """Whether a segment of a length may be answered, shape (width + 1,)."""
-        return np.array([self.task.answerable(length) for length in range(self.width + 1)])
+    def answerable(self) -> NDArray[np.intp]:
+        """1 where a segment of a length may be answered, else 0; shape (width + 1,)."""
+        return np.array([bool(self.task.answerable(length)) for length in range(self.width + 1)], np.intp)
 
     @cached_property
     def reliability(self) -> NDArray[np.float64] | None:

@@ -83,7 +83,7 @@ class SymbolicSerialEnv(gymnasium.Env[Observations, np.int64]):
 
     def action_masks(self) -> NDArray[np.bool_]:
         """Legal actions of the agent that decides, shape (num_actions,): the convention of sb3-contrib."""
-        masks: NDArray[np.bool_] = self._game.of_next(self._game.action_masks())[0]
+        masks: NDArray[np.bool_] = self._game.next_action_masks()[0]
         return masks
 
     def render(self) -> str | Image | None:
@@ -135,22 +135,30 @@ class SymbolicSerialVectorEnv(VectorEnv[Observations, NDArray[np.int64], NDArray
         self.action_space = batch_space(self.single_action_space, num_envs)
 
     def reset(
-        self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
+        self,
+        *,
+        seed: int | Sequence[int] | NDArray[np.integer[Any]] | None = None,
+        options: dict[str, Any] | None = None,
     ) -> tuple[Observations, dict[str, Any]]:
-        """Start an episode in every environment.
+        """Start an episode in every environment, or in some.
 
         Args:
             seed: one per environment, or the first of as many that follow each other; `None` goes on.
-            options: there are none.
+            options: `reset_mask`, which environments start an episode, bool of shape (num_envs,); the others go on as
+                they are, seeds of theirs mean nothing, and infos have zeros for them.
         """
         seeds: Any = [seed + i for i in range(self.num_envs)] if isinstance(seed, (int, np.integer)) else seed
+        if isinstance(seeds, np.ndarray):
+            seeds = seeds.tolist()
         if seeds is not None and (not isinstance(seeds, Sequence) or len(seeds) != self.num_envs or None in seeds):
-            raise ConfigError(f"seed is {seed!r}; expected a whole number, or a list of {self.num_envs}, or None")
+            raise ConfigError(f"seed is {seed!r}; expected a whole number, or {self.num_envs} of them, or None")
+        others = dict(options or {})
+        envs = _reset_mask(others.pop("reset_mask"), self.num_envs) if "reset_mask" in others else None
         for single in [None] if seeds is None else seeds:
-            check_reset(single, options)
+            check_reset(single, others)
         super().reset(seed=None if seeds is None else int(seeds[0]))
-        _start(self._game, seeds)
-        return self._seen()
+        _start(self._game, seeds, envs)
+        return self._seen(envs)
 
     def step(
         self, actions: NDArray[np.int64]
@@ -165,7 +173,7 @@ class SymbolicSerialVectorEnv(VectorEnv[Observations, NDArray[np.int64], NDArray
 
     def action_masks(self) -> NDArray[np.bool_]:
         """Legal actions of the agents that decide, shape (num_envs, num_actions)."""
-        return self._game.of_next(self._game.action_masks())
+        return self._game.next_action_masks()
 
     def render(self) -> tuple[Any, ...] | None:
         """One picture per environment."""
@@ -173,10 +181,13 @@ class SymbolicSerialVectorEnv(VectorEnv[Observations, NDArray[np.int64], NDArray
             return None
         return tuple(render(self._game.state, self.rules, self.render_mode, env) for env in range(self.num_envs))
 
-    def _seen(self) -> tuple[Observations, dict[str, Any]]:
+    def _seen(self, envs: NDArray[np.bool_] | None = None) -> tuple[Observations, dict[str, Any]]:
         observations, infos = _observed(self._game)
-        present = {f"_{key}": np.ones(self.num_envs, bool) for key in infos}
-        return observations, {**infos, **present}
+        present = np.ones(self.num_envs, bool) if envs is None else envs
+        if envs is not None:
+            for column in infos.values():
+                column[~envs] = 0
+        return observations, {**infos, **{f"_{key}": present.copy() for key in infos}}
 
 
 def serial_spaces(rules: SymbolicRules) -> tuple[spaces.Space[Any], spaces.Discrete]:
@@ -184,12 +195,10 @@ def serial_spaces(rules: SymbolicRules) -> tuple[spaces.Space[Any], spaces.Discr
     return spaces.Box(0.0, 1.0, (observation_size(rules),), np.float32), spaces.Discrete(rules.num_actions)
 
 
-def _start(game: BatchDelegation, seeds: Sequence[int] | None) -> None:
-    """The first episode of every environment from its own seed, or the next one."""
-    if seeds is None:
-        game.reset()
-    else:
-        game.reset(keys=fold(np.array([int(seed) % (1 << 64) for seed in seeds], np.uint64), 0))
+def _start(game: BatchDelegation, seeds: Sequence[int] | None, envs: NDArray[np.bool_] | None = None) -> None:
+    """The first episode of every environment, or of some, from its own seed, or the next one."""
+    keys = None if seeds is None else fold(np.array([int(seed) % (1 << 64) for seed in seeds], np.uint64), 0)
+    game.reset(keys=keys, envs=envs)
 
 
 def _decide(game: BatchDelegation, actions: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
@@ -202,11 +211,17 @@ def _decide(game: BatchDelegation, actions: NDArray[np.integer[Any]]) -> NDArray
 def _observed(game: BatchDelegation) -> tuple[Observations, dict[str, NDArray[Any]]]:
     """What the deciding agents see, and their infos, one row per environment."""
     infos: dict[str, NDArray[Any]] = {
-        "action_mask": game.of_next(game.action_masks()).view(np.int8),
+        "action_mask": game.next_action_masks().view(np.int8),
         "agent": game.next_agents,
         "illegal": game.of_next(game.state.illegal).astype(np.int64),
     }
-    return game.of_next(game.observations()), infos
+    return game.next_observations(), infos
+
+
+def _reset_mask(mask: Any, count: int) -> NDArray[np.bool_]:
+    if not isinstance(mask, np.ndarray) or mask.dtype != bool or mask.shape != (count,) or not mask.any():
+        raise ConfigError(f"reset_mask is {mask!r}; expected a bool array of shape ({count},) with at least one True")
+    return mask
 
 
 def _whole_numbers(actions: Any, count: int) -> NDArray[np.integer[Any]]:

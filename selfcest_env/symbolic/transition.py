@@ -6,7 +6,7 @@ number of agents plus seat); parts of a call are the first axis, because sums ov
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,10 +28,21 @@ from selfcest_env.symbolic.state import (
 )
 from selfcest_env.symbolic.streams import Keys, fold, integers, uniforms
 from selfcest_env.symbolic.tasks import Instances
-from selfcest_env.symbolic.vectors import handed_in
+
+STOCK = 1024  # problems that are drawn at once, at most
 
 # What a key is used for.
 _PROBLEM, _ERRORS = range(2)
+
+
+class Stock(NamedTuple):
+    """Problems drawn ahead, those of an environment side by side."""
+
+    depth: int  # problems per environment
+    first: NDArray[np.int64]  # of which episode the first one is; shape (envs,)
+    tapes: NDArray[np.int8]
+    lengths: NDArray[np.int16]
+    targets: NDArray[np.int8]
 
 
 class Transition:
@@ -44,49 +55,65 @@ class Transition:
         self._seat = (seats % rules.num_agents).astype(np.int16)
         self._root_of = self._env * rules.num_agents
         self._tape_of = self._env * rules.tape_length
-        self._nth = np.arange(rules.max_parts)[:, None]
+        self._roots = self._root_of[:: rules.num_agents]
+        self._stock: Stock | None = None
         self._turns: tuple[Index, Index] | None = None
+        self._next: tuple[Index, Index] | None = None
 
     @property
     def turns(self) -> tuple[Index, Index]:
         """Who can act, in order, and the code of what is legal for each (`SymbolicRules.legal_table`)."""
         if self._turns is None:
-            self._turns = self._open_turns()
+            who, truncated = (self.flat.status == READY).nonzero()[0], self.state.truncated
+            if np.count_nonzero(truncated):
+                who = who[~truncated[self._env[who]]]
+            self._turns = who, self._codes(who)
         return self._turns
 
-    def play(self, actions: NDArray[Any], acting: NDArray[np.bool_] | None, max_cycles: int | None) -> None:
-        """One joint step; the arguments of `BatchDelegation.step`, with one axis for all agents."""
-        who, code = self.turns
-        if acting is not None:
-            chosen = acting[who]
-            who, code = who[chosen], code[chosen]
-        action = self._checked(actions.take(who), code, who)
-        self._turns = None
-        self._charge(who, self.rules.prices.take(action))
-        is_call, is_wait = action >= self.rules.first_call, action == WAIT
-        answers, calls, waits = (~(is_call | is_wait)).nonzero()[0], is_call.nonzero()[0], is_wait.nonzero()[0]
-        self._answer(who.take(answers), action.take(answers) - FIRST_ANSWER)
+    @property
+    def next(self) -> tuple[Index, Index]:
+        """Who is next (`BatchDelegation.next_agents`), one per environment, and its code, that of WAIT where a game is
+        over."""
+        if self._next is None:
+            who: Index = (self.state.status == READY).argmax(axis=1) + self._roots
+            self._next = who, self._codes(who) * (self.flat.status[who] == READY) * ~self.state.truncated
+        return self._next
+
+    def places(self, who: Index) -> tuple[Index, Index]:
+        """Environments and seats."""
+        return self._env[who], who - self._root_of[who]
+
+    def play(self, who: Index, code: Index, actions: NDArray[Any], max_cycles: int | None) -> None:
+        """One joint step of some agents that can act, in order; one action for each."""
+        action = self._checked(actions, code, who)
+        self._forget()
+        self._charge(who, self.rules.prices[action])
+        is_call = action >= self.rules.first_call
+        calls, others = is_call.nonzero()[0], (~is_call).nonzero()[0]
+        if np.count_nonzero(action) < len(action):
+            self._wait(who[action == WAIT])
+            others = others[action[others] != WAIT]
+        self._answer(who[others], action[others] - FIRST_ANSWER)
         if calls.size:
-            self._call(who.take(calls), action.take(calls))
-        if waits.size:
-            self._wait(who.take(waits))
+            self._call(who[calls], action[calls])
         self._join()
         state = self.state
-        state.cycle += ~(state.terminated | state.truncated)
-        self._finish()
+        playing = ~(state.terminated | state.truncated)
+        state.cycle += playing
+        self._finish(playing)
         if max_cycles is not None:
             state.truncated |= ~state.terminated & (state.cycle >= max_cycles)
 
-    def scores(self) -> NDArray[np.float64]:
-        """See `BatchDelegation.scores`."""
-        state, joined = self.state, self.rules.joined
-        answered: NDArray[np.bool_] = state.status[:, 0] == ANSWERED
-        if joined is None:
-            right = state.tape[:, 0] == state.target
-        else:
-            right = joined.grade(handed_in(state, self.rules) == state.target)
-        scores: NDArray[np.float64] = answered * right.astype(np.float64)
-        return scores
+    def scores(self, envs: Index) -> NDArray[np.float64]:
+        """What roots' answers are worth (`BatchDelegation.scores`), in some environments."""
+        state, flat, rules, roots = self.state, self.flat, self.rules, self._roots[envs]
+        answered: NDArray[np.bool_] = flat.status[roots] == ANSWERED
+        if rules.joined is None:
+            answered &= flat.tape[self._tape_of[roots]] == state.target[envs]
+            return answered.astype(np.float64)
+        handed_in = (self._tape_of[roots] + flat.start[roots])[:, None] + np.arange(rules.num_targets)
+        scores: NDArray[np.float64] = rules.joined.grade(flat.tape.take(handed_in, mode="clip") == state.target[envs])
+        return answered * scores
 
     def remove(self, who: Index) -> None:
         """See `BatchDelegation.remove`."""
@@ -96,32 +123,33 @@ class Transition:
         flat.status[who] = ABSENT
         flat.tokens_left[who] += flat.prompt_tokens[who]
         flat.prompt_tokens[who] = 0
-        self._turns = None
+        self._forget()
         self._join()
-        self._finish()
+        self._finish(~(self.state.terminated | self.state.truncated))
+
+    def begin(self, envs: NDArray[np.bool_], keys: Keys) -> None:
+        """Let some environments begin series of their own, with the next episode they start."""
+        self.state.keys[envs], self.state.episode[envs] = keys[envs], 0
+        self._stock = None
 
     def start(self, envs: Index) -> None:
         """Start the next episode of some environments."""
         state, flat, rules = self.state, self.flat, self.rules
-        self._turns = None
-        problem = self._problems(state.keys[envs], state.episode[envs])
+        self._forget()
+        tapes, lengths, targets = self._drawn(envs)
         state.episode[envs] += 1
         for count in (state.cycle, state.terminated, state.truncated, state.team_return):
             count[envs] = 0
         state.num_born[envs], state.tape_end[envs] = 1, rules.replies_at
-        state.target[envs] = problem.targets
-        tape = np.full((len(envs), rules.tape_length), rules.missing, np.int8)
-        tape[:, 1 : 1 + rules.task.max_length] = problem.segments
-        tape[:, 1 + rules.task.max_length : rules.replies_at] = problem.facts
-        state.tape[envs] = tape
+        state.target[envs] = targets
+        state.tape[envs] = tapes
         state.status[envs] = UNBORN
-        roots = envs * rules.num_agents
+        roots = self._roots[envs]
         flat.parent[roots] = ROOT_PARENT
         for place in (flat.depth, flat.birth, flat.cell):
             place[roots] = 0
         flat.start[roots] = 1
-        purses = (rules.total_tokens or UNLIMITED, rules.generated_tokens or UNLIMITED, rules.max_clones)
-        self._born(roots, problem.lengths, np.repeat(np.array([purses], np.int32).T, len(roots), axis=1))
+        self._born(roots, lengths, rules.purses)
 
     def problems(self) -> Instances:
         """The problems being played, as they were drawn."""
@@ -130,17 +158,49 @@ class Transition:
     def _problems(self, keys: Keys, episode: NDArray[np.int64]) -> Instances:
         return self.rules.task.draw(fold(keys, episode, _PROBLEM))
 
+    def _drawn(self, envs: Index) -> tuple[NDArray[np.int8], NDArray[np.int16], NDArray[np.int8]]:
+        """Of the next episode of some environments: the tape, the length of the root's segment and the right answer.
+
+        A draw costs a small batch the same for many problems as for one. So a stock is drawn for all environments, of
+        twice as many episodes each time it runs out; problems are hashes of keys, and the same whenever they are drawn.
+        """
+        state, most = self.state, STOCK // len(self.state.keys)
+        if most < 2:
+            return self._tapes(state.keys[envs], state.episode[envs])
+        if self._stock is not None:
+            nth = state.episode[envs] - self._stock.first[envs]
+            if np.count_nonzero(nth.view(np.uint64) < self._stock.depth) == len(envs):
+                row = envs * self._stock.depth + nth
+                return self._stock.tapes.take(row, axis=0), self._stock.lengths[row], self._stock.targets[row]
+        depth = 1 if self._stock is None else min(2 * self._stock.depth, most)
+        episodes = (state.episode[:, None] + np.arange(depth)).reshape(-1)
+        self._stock = Stock(depth, state.episode.copy(), *self._tapes(state.keys.repeat(depth), episodes))
+        return self._drawn(envs)
+
+    def _tapes(
+        self, keys: Keys, episodes: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int8], NDArray[np.int16], NDArray[np.int8]]:
+        rules, problem = self.rules, self._problems(keys, episodes)
+        tapes = np.full((len(keys), rules.tape_length), rules.missing, np.int8)
+        tapes[:, 1 : 1 + rules.task.max_length] = problem.segments
+        tapes[:, 1 + rules.task.max_length : rules.replies_at] = problem.facts
+        return tapes, problem.lengths, problem.targets
+
+    def _forget(self) -> None:
+        """Whose turn it was."""
+        self._turns = self._next = None
+
     def _checked(self, action: NDArray[Any], code: Index, who: Index) -> Index:
         """The actions as played: WAIT for whatever is not legal."""
-        inside = (action >= 0) & (action < self.rules.num_actions)
-        if not inside.all():
-            action = np.where(inside, action, WAIT)
-        legal = self.rules.legal_table.take(code * self.rules.num_actions + action)
+        rules, action = self.rules, action.astype(np.intp, copy=False)
+        # Read as unsigned, what is below 0 is too large.
+        inside = action.view(np.uintp) < rules.num_actions
+        legal = rules.legal_table.take(code * rules.num_actions + action, mode="clip")
         legal &= inside
-        if legal.all():
-            return action.astype(np.intp, copy=False)
+        if np.count_nonzero(legal) == len(legal):
+            return action
         self.flat.illegal[who] += ~legal
-        return np.where(legal, action, WAIT).astype(np.intp)
+        return np.where(legal, action, WAIT)
 
     def _charge(self, who: Index, tokens: NDArray[np.int32]) -> None:
         """Count a turn, and charge what was generated in it."""
@@ -157,7 +217,7 @@ class Transition:
         if self.rules.reliability is not None:
             value = self._with_errors(who, value)
         flat.status[who] = ANSWERED
-        flat.tape[self._tape_of.take(who) + flat.cell.take(who)] = value.astype(np.int8)
+        flat.tape[self._tape_of[who] + flat.cell[who].astype(np.intp)] = value.astype(np.int8)
 
     def _with_errors(self, who: Index, value: Index) -> Index:
         """Answers as they come out: some are replaced by a uniform one."""
@@ -165,7 +225,7 @@ class Transition:
         assert rules.reliability is not None
         env = self._env.take(who)
         keys = self._paths(fold(state.keys[env], state.episode[env], _ERRORS, flat.turns[who]), who)
-        kept = uniforms(keys) < rules.reliability[flat.length[who]]
+        kept = uniforms(keys) < rules.reliability[flat.length[who].astype(np.intp)]
         # The low half of the word whose high half has just decided: independent of it.
         return np.where(kept, value, integers(keys, 2, rules.task.num_answers)[1])
 
@@ -190,61 +250,63 @@ class Transition:
     def _call(self, who: Index, action: Index) -> None:
         """Give birth to every clone that its grant can carry; refused ones cost nothing. Parts are the first axis."""
         flat, rules = self.flat, self.rules
-        kind = rules.kinds.take(action)
-        parts = rules.part_counts.take(kind)
-        column = rules.column(kind, flat.length.take(who))
-        grants = self._grants(who, parts)
+        parts, column = rules.parts[action], rules.columns[action] + flat.length[who].astype(np.intp)
+        left = np.array([flat.tokens_left[who], flat.generated_left[who], flat.clones_left[who]])
+        grants = self._grants(left, who, action)
         born = grants[0] >= rules.least_grants.take(column, axis=1)
-        count = born.sum(axis=0, dtype=np.int32)
-        refused = parts - count  # the longest parts, which come first
-        env = self._env.take(who)
-        first_clone = self._in_turn(env, self.state.num_born, count).astype(np.int16)
-        first_cell = self._in_turn(env, self.state.tape_end, parts).astype(np.int16)
-        for purse, grant in zip((flat.tokens_left, flat.generated_left, flat.clones_left), grants, strict=True):
-            purse[who] -= grant * count
-        flat.clones_left[who] -= count
+        count = np.add.reduce(born, axis=0, dtype=np.int32)
+        first_clone, first_cell = self._in_turn(self._env[who], np.array([count, parts]))
+        left -= grants * count
+        left[2] -= count
+        flat.tokens_left[who], flat.generated_left[who], flat.clones_left[who] = left
         # One entry per clone from here on: who called, and for which part.
         place = born.reshape(-1).nonzero()[0]
         part = place // len(who)
         caller = place - part * len(who)
-        parent, nth = who.take(caller), (part - refused.take(caller)).astype(np.int16)
-        clone = (self._root_of.take(who) + first_clone).take(caller) + nth
-        cut = part * rules.part_starts.shape[1] + column.take(caller)
-        begin = flat.start.take(parent) + rules.part_starts.take(cut)
-        fact = rules.fact_at.take(action).take(caller)
-        flat.parent[clone] = self._seat.take(parent)
-        flat.birth[clone] = flat.num_clones.take(parent) + nth
-        flat.depth[clone] = flat.depth.take(parent) + np.int16(1)
-        flat.start[clone] = np.where(fact, fact, begin) if fact.any() else begin
-        flat.cell[clone] = first_cell.take(caller) + part.astype(np.int16)
+        refused = (parts - count).astype(np.intp)  # the longest parts, which come first
+        parent, nth = who[caller], part - refused[caller]
+        clone = (self._root_of[who] + first_clone)[caller] + nth
+        cut = part * rules.part_starts.shape[1] + column[caller]
+        begin = flat.start[parent] + rules.part_starts.take(cut)
+        if rules.task.num_facts:
+            fact = rules.fact_at[action][caller]
+            begin = np.where(fact, fact, begin)
+        flat.parent[clone] = self._seat[parent]
+        flat.birth[clone] = flat.num_clones[parent] + nth.astype(np.int16)
+        flat.depth[clone] = flat.depth[parent] + np.int16(1)
+        flat.start[clone] = begin
+        flat.cell[clone] = (first_cell[caller] + part).astype(np.int16)
         self._born(clone, rules.part_lengths.take(cut), grants.take(caller, axis=1))
+        clones = count.astype(np.int16)
         flat.status[who] = WAITING
-        flat.start[who], flat.length[who] = first_cell, parts.astype(np.int16)
-        flat.first_clone[who], flat.call_clones[who] = first_clone, count.astype(np.int16)
-        flat.num_clones[who] += count.astype(np.int16)
+        flat.start[who], flat.length[who] = first_cell.astype(np.int16), parts.astype(np.int16)
+        flat.first_clone[who], flat.call_clones[who] = first_clone.astype(np.int16), clones
+        flat.num_clones[who] += clones
 
-    def _grants(self, who: Index, parts: NDArray[np.int32]) -> NDArray[np.int32]:
-        """What each clone of a call gets of tokens, generated tokens and clones; shape (3, callers)."""
+    def _grants(self, left: NDArray[np.int32], who: Index, action: Index) -> NDArray[np.int32]:
+        """What each clone of a call gets of tokens, generated tokens and clones, as what callers have left of them;
+        both of shape (3, callers)."""
         flat, rules = self.flat, self.rules
-        tokens = flat.tokens_left.take(who) - (REPLIES + parts + RESERVE)
-        generated = flat.generated_left.take(who) - RESERVE
-        clones = (flat.clones_left.take(who) - parts) * (flat.depth.take(who) + 1 < rules.max_depth)
+        rest = left + rules.kept_back.take(action, axis=1)
+        rest[2] *= rules.clones_call[flat.depth[who].astype(np.intp)]
         # Floor division by multiplication, six times as fast and exact below 2**50: the half keeps clear of rounding.
-        return ((np.stack([tokens, generated, clones]) + 0.5) * (1.0 / parts)).astype(np.int32)
+        return ((rest + 0.5) * rules.share[action]).astype(np.int32)
 
-    def _in_turn(self, env: Index, ends: NDArray[np.int32], count: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Where each caller's stretch of `count` places begins, one caller after another in each environment."""
-        opens = np.empty(len(env), bool)
-        opens[0] = True
-        np.not_equal(env[1:], env[:-1], out=opens[1:])
-        begin = ends.take(env)
-        if opens.all():
-            ends[env] += count
-            return begin
-        before = np.cumsum(count) - count
-        # What stands before the first caller of an environment belongs to other environments.
-        begin += (before - np.maximum.accumulate(np.where(opens, before, 0))).astype(np.int32)
-        np.add.at(ends, env, count)
+    def _in_turn(self, env: Index, counts: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Where the clones and the replies of each caller begin, one caller after another in each environment.
+
+        Args:
+            counts: clones and replies of each, shape (2, callers).
+        """
+        state = self.state
+        first = np.arange(len(env))  # of the callers of an environment
+        first[1:][env[1:] == env[:-1]] = 0
+        np.maximum.accumulate(first, out=first)
+        before = np.add.accumulate(counts, axis=1, dtype=np.int32) - counts
+        begin = np.array([state.num_born[env], state.tape_end[env]])
+        begin += before - before.take(first, axis=1)
+        # Of several entries for an environment the last one stays.
+        state.num_born[env], state.tape_end[env] = begin + counts
         return begin
 
     def _born(self, who: Index, length: NDArray[np.int16], grants: NDArray[np.int32]) -> None:
@@ -264,18 +326,20 @@ class Transition:
         who = (flat.status == WAITING).nonzero()[0]
         if not who.size:
             return
-        clones, born = self._clones_of(who)
-        over = ((flat.status.take(clones, mode="clip") >= ANSWERED) | ~born).all(axis=0)
-        if not over.all():
-            who = who[over]
-            if not who.size:
-                return
-            clones, born = self._clones_of(who)
-        theirs = clones[born]
-        for purse in (flat.tokens_left, flat.generated_left, flat.clones_left):
-            purse[who] += (purse.take(clones, mode="clip") * born).sum(axis=0, dtype=np.int32)
-            purse[theirs] = 0
-        message = flat.length.take(who) + np.int32(REPLIES)
+        # All clones of all calls in flight: those of a call have neighbouring seats.
+        count = flat.call_clones[who].astype(np.intp)
+        end = np.add.accumulate(count)
+        first = self._root_of[who] + flat.first_clone[who].astype(np.intp)
+        clones = (first - end + count).repeat(count) + np.arange(end[-1])
+        over = _sums((flat.status[clones] < ANSWERED).astype(np.int32), end) == 0
+        if not np.count_nonzero(over):
+            return
+        clones, who, end = clones[over.repeat(count)], who[over], np.add.accumulate(count[over])
+        purses = flat.tokens_left, flat.generated_left, flat.clones_left
+        for purse, back in zip(purses, _sums(np.array([purse[clones] for purse in purses]), end), strict=True):
+            purse[who] += back
+            purse[clones] = 0
+        message = flat.length[who] + np.int32(REPLIES)
         flat.tokens_left[who] -= message
         flat.prompt_tokens[who] += message
         flat.status[who] = READY
@@ -284,33 +348,38 @@ class Transition:
             self._charge(who, np.full(len(who), RESERVE, np.int32))
             flat.status[who] = ANSWERED
 
-    def _clones_of(self, who: Index) -> tuple[Index, NDArray[np.bool_]]:
-        """The clones of the calls in flight, and which entries are any; both of shape (max_parts, callers)."""
-        flat = self.flat
-        first = self._root_of.take(who) + flat.first_clone.take(who)
-        return first + self._nth, self._nth < flat.call_clones.take(who)
-
-    def _finish(self) -> None:
+    def _finish(self, playing: NDArray[np.bool_]) -> None:
         """End the episodes whose root has ended."""
         state, rules = self.state, self.rules
-        playing = ~(state.terminated | state.truncated)
         over = (playing & (state.status[:, 0] >= ANSWERED)).nonzero()[0]
         if over.size:
-            spent = (rules.total_tokens or UNLIMITED) - self.flat.tokens_left[over * rules.num_agents]
-            state.team_return[over] = self.scores()[over] - rules.token_cost * spent
+            returns = self.scores(over)
+            if rules.token_cost:
+                spent = (rules.total_tokens or UNLIMITED) - self.flat.tokens_left[self._roots[over]]
+                returns -= rules.token_cost * spent
+            state.team_return[over] = returns
             state.terminated[over] = True
 
-    def _open_turns(self) -> tuple[Index, Index]:
+    def _codes(self, who: Index) -> Index:
+        """What is legal for some agents whose turn is open."""
         flat, rules = self.flat, self.rules
-        who = (flat.status == READY).nonzero()[0]
-        if self.state.truncated.any():
-            who = who[~self.state.truncated.take(self._env.take(who))]
-        length = flat.length.take(who).astype(np.intp)
-        code = rules.answerable.take(length).astype(np.intp)
-        may_call = (flat.turns.take(who) < rules.max_turns - 1) & (flat.depth.take(who) < rules.max_depth)
-        tokens, generated, clones = (p.take(who) for p in (flat.tokens_left, flat.generated_left, flat.clones_left))
-        for kind, parts in enumerate(rules.call_parts):
-            enough = tokens >= rules.least_tokens.take(rules.column(kind, length))
-            enough &= may_call & (clones >= parts) & (generated >= 2 * parts + RESERVE)
-            code += enough * (2 << kind)
-        return who, code
+        length, tokens = flat.length[who].astype(np.intp), flat.tokens_left[who]
+        code = rules.answerable[length]
+        for kind in range(len(rules.call_parts)):
+            enough = (tokens >= rules.least_tokens[rules.column(kind, length)]).astype(np.intp)
+            enough <<= 1 + kind
+            code |= enough
+        code &= rules.codes_at_turn[flat.turns[who].astype(np.intp)]
+        code &= rules.codes_at_depth[flat.depth[who].astype(np.intp)]
+        code &= rules.codes_of_clones[flat.clones_left[who].astype(np.intp)]
+        code &= rules.codes_of_generated.take(flat.generated_left[who], mode="clip")
+        return code
+
+
+def _sums(values: NDArray[np.int32], end: Index) -> NDArray[np.int32]:
+    """Sums over neighbours along the last axis, each stretch of them up to the next of `end`."""
+    # By sums of all that came before: `reduceat` is slow where stretches are short. What is too large wraps around, and
+    # back in the differences.
+    sums: NDArray[np.int32] = np.add.accumulate(values, axis=-1, dtype=np.int32).take(end - 1, axis=-1)
+    sums[..., 1:] -= sums[..., :-1]
+    return sums

@@ -46,8 +46,6 @@ def observations(
 ) -> NDArray[np.float32]:
     """One row per agent, shape (num_envs, num_agents, observation_size); zeros for whoever cannot act.
 
-    All of it concerns the agent alone. Without a limit what is left reads 1. A missing reply is a place without symbol.
-
     Args:
         flat: the state with one axis for all agents (`flattened`).
         who: those who can act.
@@ -60,7 +58,21 @@ def observations(
     # One row per agent that can act, after a row of zeros for all others.
     rows = np.empty((1 + len(who), size), np.float32)
     rows[0] = 0
-    rows[1:, 0] = 1
+    write_rows(flat, who, rules, rows[1:])
+    row_of = np.zeros(len(flat.status), np.intp)
+    row_of[who] = np.arange(1, len(rows))
+    return rows.take(row_of, axis=0, out=None if out is None else out.reshape(-1, size), mode="clip").reshape(shape)
+
+
+def write_rows(flat: State, who: NDArray[np.intp], rules: SymbolicRules, rows: NDArray[np.float32]) -> None:
+    """What agents that can act see, one row each, shape (len(who), observation_size).
+
+    All of it concerns the agent alone. Without a limit what is left reads 1. A missing reply is a place without symbol.
+
+    Args:
+        flat: the state with one axis for all agents (`flattened`).
+        rows: an array to write into.
+    """
     amounts: tuple[NDArray[Any], ...] = (
         flat.depth,
         flat.turns,
@@ -69,14 +81,16 @@ def observations(
         flat.clones_left,
         flat.length,
     )
-    for index, (amount, unit) in enumerate(zip(amounts, rules.units, strict=True), 1):
-        rows[1:, index] = 1 if unit is None else amount.take(who).astype(np.float32) * unit
+    columns = np.ones((len(amounts), len(who)), np.float32)
+    for column, amount, limit in zip(columns, amounts, rules.observed_limits, strict=True):
+        if limit is not None:
+            column[:] = amount.take(who)
+    columns *= rules.units
+    rows[:, 0] = 1
+    rows[:, 1 : len(FEATURES)] = columns.T
     words = _words(flat, who, rules)
     symbols = rules.one_hot_words.take(words, axis=0).reshape(len(who), words.shape[1] * rules.one_hot_words.shape[1])
-    rows[1:, len(FEATURES) :] = symbols[:, : size - len(FEATURES)]
-    row_of = np.zeros(len(flat.status), np.intp)
-    row_of[who] = np.arange(1, len(rows))
-    return rows.take(row_of, axis=0, out=None if out is None else out.reshape(-1, size), mode="clip").reshape(shape)
+    rows[:, len(FEATURES) :] = symbols[:, : rows.shape[1] - len(FEATURES)]
 
 
 def segments(state: State, rules: SymbolicRules) -> NDArray[np.int8]:
@@ -133,18 +147,18 @@ def states(state: State, seen: NDArray[np.float32], rules: SymbolicRules) -> NDA
 def _words(flat: State, who: NDArray[np.intp], rules: SymbolicRules) -> NDArray[np.intp]:
     """The segments of some agents as rows of `SymbolicRules.one_hot_words`, shape (agents, chunks)."""
     # The word that begins at every cell of every tape: cheaper than to collect the symbols of every agent.
-    tape, word = np.concatenate([flat.tape, flat.tape[: rules.chunk]]), np.zeros(len(flat.tape), np.int16)
-    for digit in range(rules.chunk):
-        word *= np.int16(rules.missing + 1)
+    tape, base = np.concatenate([flat.tape, flat.tape[: rules.chunk - 1]], dtype=np.int16), np.int16(rules.missing + 1)
+    word = tape[: len(flat.tape)].copy()
+    for digit in range(1, rules.chunk):
+        word *= base
         word += tape[digit : digit + len(word)]
     # A stretch may end where the tape does: what lies beyond is read elsewhere, and not held.
-    words = word.take(_begin(flat, who, rules) + rules.chunk_starts, mode="clip")
-    held = np.minimum(np.maximum(flat.length.take(who) - rules.chunk_starts, 0), rules.chunk)
-    rows: NDArray[np.intp] = words * np.intp(rules.chunk + 1) + held
-    return rows.T
+    words = word.take(_begin(flat, who, rules) + rules.chunk_starts, mode="clip").astype(np.intp)
+    words += rules.chunk_held.take(flat.length.take(who).astype(np.intp), axis=1)
+    return words.T
 
 
 def _begin(flat: State, who: NDArray[np.intp], rules: SymbolicRules) -> NDArray[np.intp]:
     """Where on the tapes of all environments each segment begins."""
-    begin: NDArray[np.intp] = who // rules.num_agents * rules.tape_length + flat.start.take(who)
+    begin: NDArray[np.intp] = who // rules.num_agents * rules.tape_length + flat.start.take(who).astype(np.intp)
     return begin

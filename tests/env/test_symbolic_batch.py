@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selfcest_env.errors import ConfigError, PlugInError
+from selfcest_env.errors import ConfigError, GameError, PlugInError
 from selfcest_env.symbolic import BatchDelegation, Chain, Lookup, Noisy, State, make_rules
 from selfcest_env.symbolic.rules import FIRST_ANSWER, WAIT
 from selfcest_env.symbolic.state import ABSENT, ANSWERED, READY, UNBORN, WAITING, agent_ids
@@ -418,6 +418,86 @@ def test_what_does_not_fit_the_batch_is_refused():
     other = BatchDelegation(make_rules("lookup"), 2)
     with pytest.raises(ConfigError, match="the state has 9 agents and 14 symbols per environment; expected"):
         batch.set_snapshot(other.state)
+
+
+# Rows of those who act
+
+
+@pytest.mark.parametrize("task", ["chain", "lookup", "noisy", "cells", "deep"])
+def test_compact_rows_are_those_of_the_full_arrays(task):
+    rules, rng = make_rules(task, generated_tokens=rules_tokens(task)), np.random.default_rng(0)
+    whole, compact = (BatchDelegation(rules, 20, max_cycles=3) for _ in range(2))
+    whole.reset(1)
+    compact.reset(1)
+    counts = np.zeros(3, int)  # of rows, illegal actions and games that were cut
+    for _ in range(60):
+        rows, seen, masks = compact.rows(), whole.observations(), whole.action_masks()
+        assert (np.stack(rows[:2]) == np.stack(whole.can_act.nonzero())).all()
+        assert same_array(rows.observations, seen[rows.envs, rows.agents])
+        assert same_array(rows.masks, masks[rows.envs, rows.agents])
+        assert same_array(compact.next_observations(), whole.of_next(seen))
+        assert same_array(compact.next_action_masks(), whole.of_next(masks))
+        actions = hostile_actions(whole, rng)
+        whole.step(actions)
+        compact.step_rows(actions[rows.envs, rows.agents])
+        assert all(same_array(getattr(whole.state, f.name), getattr(compact.state, f.name)) for f in fields(State))
+        counts += len(rows.envs), whole.state.illegal.sum(), whole.state.truncated.sum()
+        over = whole.done & (rng.random(20) < 0.8)
+        whole.restart(over)
+        compact.restart(over)
+    assert (counts > [600, 0, 0]).all()
+
+
+def rules_tokens(task):
+    """Generated tokens that bind now and then."""
+    return 20 if task == "cells" else 7
+
+
+def same_array(left, right):
+    return left.dtype == right.dtype and np.array_equal(left, right)
+
+
+def test_sampled_rows_are_the_sampled_actions():
+    batch = BatchDelegation(make_rules(), 8)
+    batch.reset(0)
+    for step in range(30):
+        rows = batch.rows()
+        drawn = batch.sample_rows(np.random.default_rng(step))
+        assert (drawn == batch.sample_actions(np.random.default_rng(step))[rows.envs, rows.agents]).all()
+        assert rows.masks[np.arange(len(drawn)), drawn].all()
+        batch.step_rows(drawn)
+        batch.restart()
+
+
+def test_one_action_per_row_is_expected():
+    batch = BatchDelegation(make_rules(), 2)
+    with pytest.raises(GameError, match=r"call reset\(\) first"):
+        batch.step_rows(np.zeros(0, int))
+    batch.reset(0)
+    for actions in (np.zeros(3, int), np.zeros(2), np.zeros((2, 1), int)):
+        with pytest.raises(ConfigError, match=r"expected whole numbers, one per agent that can act: \(2,\)"):
+            batch.step_rows(actions)
+        with pytest.raises(ConfigError, match=r"expected whole numbers, one per environment: \(2,\)"):
+            batch.step_next(actions)
+
+
+def test_some_environments_begin_series_of_their_own():
+    batch, other = BatchDelegation(make_rules("chain"), 4), BatchDelegation(make_rules("chain"), 4)
+    batch.reset(0)
+    other.reset(7)
+    for _ in range(5):
+        batch.reset()
+    envs = np.array([True, False, True, False])
+    before = batch.get_snapshot()
+    batch.reset(7, envs=envs)
+    for _ in range(4):
+        assert (batch.state.tape[envs] == other.state.tape[envs]).all()
+        assert (batch.state.tape[~envs] == before.tape[~envs]).all()
+        assert batch.state.episode[~envs].tolist() == [6, 6]
+        batch.reset(envs=envs)
+        other.reset()
+    with pytest.raises(ConfigError, match=r"envs is bool \(3,\); expected bool \(4,\)"):
+        batch.reset(0, envs=np.ones(3, bool))
 
 
 # One agent at a time

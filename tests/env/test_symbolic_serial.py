@@ -195,6 +195,50 @@ def test_the_vector_environment_is_many_single_ones(task: str, max_cycles: int |
     assert (ends[1] > 20) == (max_cycles is not None)
 
 
+@pytest.mark.parametrize("seed", [None, 3, np.array([4, 5, 6, 7]), np.arange(4, dtype=np.uint8)])
+def test_some_environments_start_anew_as_in_gymnasium(seed: Any) -> None:
+    sync = gymnasium.make_vec(ID, num_envs=4, vectorization_mode="sync", max_cycles=5)
+    batch = gymnasium.make_vec(ID, num_envs=4, vectorization_mode="vector_entry_point", max_cycles=5)
+    rng, over = np.random.default_rng(0), 0
+    assert same(sync.reset(seed=0), batch.reset(seed=0))
+    ends = np.zeros(4, bool)
+    for step in range(60):
+        if step % 3 == 2:
+            mask = rng.random(4) < 0.5
+            mask[rng.integers(4)] = True
+            over += int((mask & ends).sum())
+            seeds = seed.tolist() if isinstance(seed, np.ndarray) else seed  # Gymnasium's own takes no arrays of them
+            left = sync.reset(seed=seeds, options={"reset_mask": mask.copy()})
+            assert same(left, batch.reset(seed=seed, options={"reset_mask": mask.copy()}))
+        actions = rng.integers(batch.single_action_space.n, size=4)
+        stepped = batch.step(actions)
+        assert same(sync.step(actions), stepped)
+        ends = stepped[2] | stepped[3]
+    assert over
+
+
+def test_a_first_reset_may_leave_environments_out() -> None:
+    env, whole = SymbolicSerialVectorEnv(3), SymbolicSerialVectorEnv(3)
+    mask = np.array([True, False, True])
+    observations, infos = env.reset(seed=0, options={"reset_mask": mask})
+    all_observations, _ = whole.reset(seed=0)
+    assert same(observations[mask], all_observations[mask])
+    assert not observations[~mask].any()
+    assert infos["_agent"].tolist() == mask.tolist()
+    # Who was left out starts with the next step, as whoever is over does.
+    assert same(env.step(np.zeros(3, int))[0][1], all_observations[1])
+
+
+@pytest.mark.parametrize("mask", [[True, False], np.zeros(2, bool), np.ones(3, bool), np.ones(2, int), None])
+def test_a_reset_mask_that_is_none_is_refused(mask: Any) -> None:
+    env = SymbolicSerialVectorEnv(2)
+    env.reset(seed=0)
+    with pytest.raises(ConfigError, match=r"reset_mask is .*; expected a bool array of shape \(2,\)"):
+        env.reset(options={"reset_mask": mask})
+    with pytest.raises(ConfigError, match="'tsak'"):
+        env.reset(options={"reset_mask": np.ones(2, bool), "tsak": 1})
+
+
 def test_the_next_step_starts_the_next_episode() -> None:
     vector, single = SymbolicSerialVectorEnv(2, task_options={"items": 4}), SymbolicSerialEnv(task_options={"items": 4})
     vector.reset(seed=8)
@@ -275,7 +319,16 @@ def test_mistakes_of_the_caller_are_named() -> None:
             use()
     with pytest.raises(ConfigError, match="'tsak'"):
         vector.reset(options={"tsak": 1})
-    for seed in ([1, 2], [1, None, 3], -1, 1.5):
+    for seed in (
+        [1, 2],
+        [1, None, 3],
+        -1,
+        1.5,
+        np.array([0.0, 1.0, 2.0]),
+        np.arange(4),
+        np.array(1),
+        np.zeros((3, 1), int),
+    ):
         with pytest.raises(ConfigError, match="seed is"):
             vector.reset(seed=seed)  # type: ignore[arg-type]
     env.reset(seed=0)

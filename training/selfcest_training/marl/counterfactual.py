@@ -126,16 +126,16 @@ def play_without(recording: Recording, game: Index, cycle: Index, absent: NDArra
     kernel.remove(replay, clone)
     sampled = 0
     while not kernel.done.all():
-        masks = kernel.action_masks()
-        row, seat = np.nonzero(masks.sum(-1) > 1)
-        seen, legal = kernel.observations()[row, seat], masks[row, seat]
+        rows = kernel.rows()
+        decides = rows.masks.sum(-1) > 1
+        row, seat, seen, legal = (column[decides] for column in rows)
         found, chosen = recording.find(paths(kernel.state)[row, seat], game[row], kernel.state.turns[row, seat], seen)
         anew = ~(found & kept[row, seat])
         if anew.any():
             chosen[anew] = act(torch.from_numpy(seen[anew]), torch.from_numpy(legal[anew])).numpy()
-        actions = masks.argmax(-1)
-        actions[row, seat] = chosen
-        kernel.step(actions)
+        actions = rows.masks.argmax(-1)
+        actions[decides] = chosen
+        kernel.step_rows(actions)
         _inherit(kept, kernel.state, born)
         sampled += int(anew.sum())
     returns = np.empty(len(game), np.float32)

@@ -14,12 +14,17 @@ from selfcest_env.symbolic.batch import BatchDelegation
 from selfcest_env.symbolic.rules import SymbolicRules
 from selfcest_env.symbolic.streams import seeds_of
 
+Index = NDArray[np.intp]
+
 
 class View(NamedTuple):
-    """What agents see and may do at one moment: G games, N agents, F features, A actions."""
+    """What agents see and may do at one moment, in order of game, then agent: R rows, F features, A actions."""
 
-    observations: NDArray[np.float32]  # [G, N, F]
-    masks: NDArray[np.bool_]  # [G, N, A]
+    num_agents: int  # of one game
+    game: Index  # [R]
+    agent: Index  # [R]
+    observations: NDArray[np.float32]  # [R, F]
+    masks: NDArray[np.bool_]  # [R, A]
 
 
 class Games(Protocol):
@@ -36,7 +41,8 @@ class Games(Protocol):
         ...
 
     def view(self) -> View:
-        """Of a truncated game: what would be seen and could be done if it went on."""
+        """Whoever is left out can only take action 0. Of a truncated game all agents: what would be seen and could be
+        done if it went on."""
         ...
 
     def states(self) -> NDArray[np.float32]:
@@ -79,8 +85,10 @@ class KernelGames:
         self._started = True
 
     def view(self) -> View:
+        if not self.truncated.any():
+            return View(self.kernel.num_agents, *self.kernel.rows())
         kernel = self._untruncated()
-        return View(kernel.observations(), kernel.action_masks())
+        return _view_of_all(kernel.observations(), kernel.action_masks())
 
     def states(self) -> NDArray[np.float32]:
         return self._untruncated().states()
@@ -128,7 +136,7 @@ class SmacGames:
         self.terminated[:] = self.truncated[:] = False
 
     def view(self) -> View:
-        return View(
+        return _view_of_all(
             np.array([env.get_obs() for env in self.envs], np.float32),
             np.array([env.get_avail_actions() for env in self.envs], bool),
         )
@@ -146,6 +154,13 @@ class SmacGames:
             self.truncated[i] = over and bool(info.get("episode_limit", False))
             self.terminated[i] = over and not self.truncated[i]
         return rewards
+
+
+def _view_of_all(observations: NDArray[np.float32], masks: NDArray[np.bool_]) -> View:
+    """The view of G games of N agents: [G, N, F] and [G, N, A]."""
+    games, agents = masks.shape[:2]
+    game, agent = np.divmod(np.arange(games * agents), agents)
+    return View(agents, game, agent, observations.reshape(len(game), -1), masks.reshape(len(game), -1))
 
 
 def _check_groups(num_games: int, group_size: int) -> None:

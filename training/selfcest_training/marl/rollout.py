@@ -70,14 +70,16 @@ def collect(games: Games, act: Act, *, central: bool = False, watch: Callable[[]
     for cycle in itertools.count():
         watch()
         view, over = games.view(), games.terminated | games.truncated
-        decides = (view.masks.sum(-1) > 1) & ~(closed | games.terminated)[:, None]
+        decides = (view.masks.sum(-1) > 1) & ~(closed | games.terminated)[view.game]
         # A value of a truncated game's last moment is needed even if nobody has a choice there.
-        decides |= (games.truncated & ~closed & ~decides.any(1))[:, None]
+        unvalued = games.truncated & ~closed
+        unvalued[view.game[decides]] = False
+        decides |= unvalued[view.game]
         closed = over.copy()
-        game, agent = np.nonzero(decides)
-        seen, legal = view.observations[game, agent], view.masks[game, agent]
-        observations, masks = torch.from_numpy(seen), torch.from_numpy(legal)
-        actions = view.masks.argmax(-1)
+        game, agent = view.game[decides], view.agent[decides]
+        observations, masks = torch.from_numpy(view.observations[decides]), torch.from_numpy(view.masks[decides])
+        actions = np.zeros((len(over), view.num_agents), np.int64)
+        actions[view.game, view.agent] = view.masks.argmax(-1)
         if len(game):
             actions[game, agent] = act(observations, masks).numpy()
         rows.append((game, agent, np.full(len(game), cycle), ~over[game], observations, masks, actions[game, agent]))

@@ -41,7 +41,7 @@ class Coma(CriticCredit):
 
     def start(self, start: Start) -> Assign:
         view = start.games.view()
-        (_, agents, features), actions = view.observations.shape, view.masks.shape[-1]
+        agents, features, actions = view.num_agents, view.observations.shape[-1], view.masks.shape[-1]
         inputs = start.games.states().shape[-1] + features + agents * actions + agents
         critic = Critic(inputs, actions, self, start)
         target, batches = copy.deepcopy(critic.network), itertools.count(1)
