@@ -70,6 +70,7 @@ class MaskablePPO(Checked, Entry):
         from selfcest_env.adapters.sb3 import SymbolicVecEnv
 
         class Watch(BaseCallback):
+            model: Algorithm
             over = False
 
             def _on_rollout_start(self) -> None:  # before the first update, then after each

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from selfcest_env import __version__
-from selfcest_env.errors import ConfigError
+from selfcest_env.errors import ConfigError, PlugInError
 from selfcest_env.plugin import make
-from selfcest_env.symbolic.scenarios import SCENARIOS, scenario
+from selfcest_env.symbolic.scenarios import SCENARIOS, Scenario, scenario
 from selfcest_training.marl.bench.entries import ENTRIES, Entry
 from selfcest_training.marl.progress import Examiner
 
@@ -75,9 +75,7 @@ def play(cell: Cell, seconds: float) -> Run:
     entry.learn(rules, cell.seed, examiner)
     points = tuple((point.decisions, round(point.seconds, 3), round(point.team_return, 5)) for point in examiner.points)
     if not points:
-        raise ConfigError(
-            f"{cell.entry} ended without an evaluation; expected a call of its examiner after every update"
-        )
+        raise PlugInError(f"learner {cell.entry!r} never called its examiner; expected a call after every update")
     return Run(seconds, repr(entry), __version__, points)
 
 
@@ -122,18 +120,15 @@ def load(folder: Path) -> Results:
                     points = tuple((int(n), float(s), float(r)) for n, s, r in run.pop("points"))
                     results[Cell(file.stem, entry, int(seed.removeprefix("seed_")))] = Run(points=points, **run)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ConfigError(
-                f"{file} holds no runs of the benchmark ({error}); expected what was stored there"
-            ) from None
+            raise ConfigError(f"{file} holds no runs of the benchmark ({error}); move it away") from None
     return dict(sorted(results.items(), key=lambda pair: _place(pair[0])))
 
 
 def _place(cell: Cell) -> tuple[int, int, str, int]:
-    names = list(SCENARIOS), list(ENTRIES)
-    where = (
-        known.index(name) if name in known else len(known) for known, name in zip(names, (cell.scenario, cell.entry))
-    )
-    return (*where, cell.entry, cell.seed)  # type: ignore[return-value]
+    """Scenarios and entries in the order in which they are defined, others after them."""
+    scenarios, entries = ({name: place for place, name in enumerate(known)} for known in (SCENARIOS, ENTRIES))
+    place = scenarios.get(cell.scenario, len(scenarios)), entries.get(cell.entry, len(entries))
+    return (*place, cell.entry, cell.seed)
 
 
 def store(results: Results, folder: Path, name: str) -> None:
@@ -155,13 +150,17 @@ def export(results: Results, file: Path) -> None:
     tasks: dict[str, dict[str, dict[str, Any]]] = {}
     for cell, run in results.items():
         named = scenario(cell.scenario)
-        steps: dict[str, Any] = {}
-        for number, (decisions, seconds, found) in enumerate(run.points):
-            metrics = {"return": [found], "normalised_return": [named.normalised(found)]}
-            steps[f"step_{number}"] = {"step_count": decisions, "elapsed_time": seconds, **metrics}
-        steps["absolute_metrics"] = {name: steps[f"step_{len(run.points) - 1}"][name] for name in metrics}
+        steps: dict[str, Any] = {
+            f"step_{number}": {"step_count": decisions, "elapsed_time": seconds, **_metrics(named, found)}
+            for number, (decisions, seconds, found) in enumerate(run.points)
+        }
+        steps["absolute_metrics"] = _metrics(named, run.last)
         tasks.setdefault(cell.scenario, {}).setdefault(cell.entry, {})[f"seed_{cell.seed}"] = steps
     _write(file, {"selfcest": tasks})
+
+
+def _metrics(named: Scenario, found: float) -> dict[str, list[float]]:
+    return {"return": [found], "normalised_return": [named.normalised(found)]}
 
 
 def _write(file: Path, what: Mapping[str, Any]) -> None:
