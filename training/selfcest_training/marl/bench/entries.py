@@ -24,6 +24,9 @@ from selfcest_training.marl.progress import Examiner
 class Entry(ABC):
     """A learner of the benchmark."""
 
+    def load(self) -> None:  # noqa: B027, most have nothing to do
+        """Import what is slow to import, before the clock starts."""
+
     @abstractmethod
     def learn(self, rules: SymbolicRules, seed: int, examiner: Examiner) -> None:
         """Learn until `examiner(decisions, act)` is true; call it before or after every update.
@@ -62,6 +65,9 @@ class MaskablePPO(Checked, Entry):
     learning_rate: Positive = 3e-3
     entropy: NotNegative = 0.01
     hidden: tuple[Count, ...] = (128, 128)
+
+    def load(self) -> None:
+        import sb3_contrib  # noqa: F401
 
     def learn(self, rules: SymbolicRules, seed: int, examiner: Examiner) -> None:
         from sb3_contrib import MaskablePPO as Algorithm

@@ -71,6 +71,7 @@ def play(cell: Cell, seconds: float) -> Run:
     """Make a run in this process."""
     torch.set_num_threads(1)
     entry, rules = entry_of(cell.entry), scenario(cell.scenario).rules
+    entry.load()
     examiner = Examiner(rules, seconds=seconds, every=seconds / POINTS)
     entry.learn(rules, cell.seed, examiner)
     points = tuple((point.decisions, round(point.seconds, 3), round(point.team_return, 5)) for point in examiner.points)

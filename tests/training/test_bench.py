@@ -1,0 +1,137 @@
+"""The benchmark of learners on scenarios: statistics by hand, storage, resuming, entries of one's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from selfcest_env.errors import ConfigError, PlugInError
+from selfcest_env.symbolic.scenarios import SCENARIOS
+from selfcest_training.commands.cli import app
+from selfcest_training.marl.bench import ENTRIES, Cell, Entry, Run, aggregate, interquartile_mean, play, profile, scores
+from selfcest_training.marl.bench.report import known_scenarios, table
+from selfcest_training.marl.bench.runs import export, load, play_all, store
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+QUICK = "chain-4m2-v1"
+
+
+def run(*returns: float) -> Run:
+    return Run(1.0, "made up", "0", tuple((10 * i, 0.1 * i, value) for i, value in enumerate(returns)))
+
+
+class Guess(Entry):
+    """Plays the first legal action and learns nothing; never asks whether it is over before its third batch."""
+
+    def learn(self, rules, seed, examiner):
+        decisions = 0
+        while not examiner(decisions, lambda observations, masks: masks.int().argmax(-1)):
+            decisions += 10 + seed
+
+
+class Silent(Entry):
+    def learn(self, rules, seed, examiner):
+        pass
+
+
+def test_the_learners_are_these() -> None:
+    assert tuple(ENTRIES) == ("broadcast", "value", "coma", "difference", "diff_loo", "shapley", "maskable_ppo")
+
+
+def test_interquartile_mean_by_hand() -> None:
+    assert interquartile_mean(np.array([8.0, 1.0, 2.0, 100.0])) == 5.0  # of 2 and 8
+    assert interquartile_mean(np.array([3.0, 1.0, 2.0])) == 2.0  # a quarter of three is none
+    assert interquartile_mean(np.array([[0.0, 1.0, 1.0, 0.0], [4.0, 4.0, 4.0, 8.0]])).tolist() == [0.5, 4.0]
+
+
+def test_intervals_are_stratified() -> None:
+    """Two scenarios whose runs agree: nothing can be resampled but the same; were they mixed, anything could."""
+    sure = aggregate([np.full(5, 0.2), np.full(5, 0.8)])
+    assert sure == pytest.approx((0.5, 0.5, 0.5))
+    spread = aggregate([np.array([0.0, 1.0, 0.0, 1.0]), np.full(4, 0.5)])
+    assert spread.low < spread.value == 0.5 < spread.high
+
+
+def test_aggregate_agrees_with_rliable() -> None:
+    rliable = pytest.importorskip("rliable.metrics")
+    values = np.random.default_rng(0).random((7, 5))  # [runs, tasks]
+    assert aggregate(list(values.T)).value == pytest.approx(rliable.aggregate_iqm(values))
+
+
+def test_profile_by_hand() -> None:
+    found = profile([np.array([0.1, 0.5]), np.array([0.5, 0.9, 1.0, 1.0])], np.array([0.0, 0.5, 0.95]))
+    assert found.tolist() == [1.0, (0 + 0.75) / 2, (0 + 0.5) / 2]
+
+
+def test_scores_are_between_random_and_optimal_play() -> None:
+    known = SCENARIOS[QUICK].reference
+    results = {Cell(QUICK, "coma", 0): run(0.9, known.random), Cell(QUICK, "coma", 1): run(known.optimal)}
+    assert scores(results, "coma")[QUICK].tolist() == [0.0, 1.0]
+    assert "| `chain-4m2-v1` | 0.749 (1 of 2) |" in table(results)
+
+
+def test_results_are_stored_and_read_back(tmp_path: Path) -> None:
+    results = {Cell(QUICK, "value", 0): run(0.5, 0.75), Cell(QUICK, "mine:Own", 3): run(0.25)}
+    store(results, tmp_path, QUICK)
+    assert load(tmp_path) == results
+    assert load(tmp_path / "nowhere") == {}
+    (tmp_path / "deep-8-v1.json").write_text('{"coma": {"seed_0": [1]}}')
+    with pytest.raises(ConfigError, match=r"deep-8-v1\.json holds no runs of the benchmark"):
+        load(tmp_path)
+
+
+def test_the_layout_of_marl_eval(tmp_path: Path) -> None:
+    known = SCENARIOS[QUICK].reference
+    export({Cell(QUICK, "coma", 2): run(known.random, known.optimal)}, tmp_path / "results.json")
+    seed = json.loads((tmp_path / "results.json").read_text())["selfcest"][QUICK]["coma"]["seed_2"]
+    first = {"step_count": 0, "elapsed_time": 0.0, "return": [known.random], "normalised_return": [0.0]}
+    assert seed["step_0"] == first
+    assert seed["step_1"]["step_count"] == 10
+    assert seed["absolute_metrics"] == {"return": [known.optimal], "normalised_return": [1.0]}
+    assert set(seed) == {"step_0", "step_1", "absolute_metrics"}
+
+
+@pytest.mark.parametrize("entry", [*ENTRIES])
+def test_every_entry_plays(entry: str) -> None:
+    made = play(Cell("cells-16-v1" if entry == "shapley" else QUICK, entry, 0), seconds=0.3)
+    assert made.points[0][0] <= made.points[-1][0]
+    assert made.points[-1][0] > 0
+    assert made.points[-1][1] >= 0.3
+
+
+def test_an_entry_of_ones_own() -> None:
+    made = play(Cell(QUICK, f"{__name__}:Guess", 2), seconds=0.01)
+    assert made.points[0][0] == 0
+    assert made.points[-1][0] % 12 == 0
+    with pytest.raises(PlugInError, match="never called its examiner"):
+        play(Cell(QUICK, f"{__name__}:Silent", 0), seconds=0.01)
+    with pytest.raises(ConfigError, match=r"unknown learner 'comma'; .*Did you mean 'coma'"):
+        play(Cell(QUICK, "comma", 0), seconds=0.01)
+
+
+def test_only_what_is_lacking_is_made(tmp_path: Path) -> None:
+    there = {Cell(QUICK, "coma", 0): run(0.125)}
+    store(there, tmp_path, QUICK)
+    made: list[Cell] = []
+    cells = [Cell(QUICK, "coma", 0), Cell(QUICK, "broadcast", 0)]
+    with pytest.raises(ConfigError, match=r"holds coma seed 0 with 1 CPU-s; expected 0\.05: give --seconds 1"):
+        play_all(cells, 0.05, tmp_path, 1, lambda cell, _: made.append(cell))
+    play_all(cells, 1.0, tmp_path, 1, lambda cell, _: made.append(cell))
+    assert made == [Cell(QUICK, "broadcast", 0)]
+    assert load(tmp_path)[Cell(QUICK, "coma", 0)] == there[Cell(QUICK, "coma", 0)]
+
+
+def test_the_command(tmp_path: Path) -> None:
+    store({Cell(QUICK, "coma", 0): run(0.125, 1.0)}, tmp_path, QUICK)
+    asked = ["bench", QUICK, "--learner", "coma", "--seeds", "1", "--seconds", "1", "--out", str(tmp_path)]
+    done = CliRunner().invoke(app, asked)
+    assert done.exit_code == 0, done.output
+    assert "| `chain-4m2-v1` | 1.000 (1 of 1) |" in done.output
+    assert {file.name for file in tmp_path.iterdir()} == {f"{QUICK}.json", "results.json", "table.md", "profiles.png"}
+    listed = CliRunner().invoke(app, ["bench", "--list"])
+    assert known_scenarios() in listed.output
+    assert isinstance(CliRunner().invoke(app, ["bench", "chain"]).exception, ConfigError)
