@@ -60,7 +60,7 @@ PRICES = (0, 1)
 GOAL = 0.9
 BUDGET, TUNING_BUDGET = 600_000, 300_000  # decisions and joins together
 RESAMPLES = 10_000
-EVERY, GRADED = 5, 8000  # updates between evaluations, and cells that one grades
+EVERY, GRADED = 10, 500  # updates between evaluations, and episodes of one
 BASELINE = "broadcast"
 Run = Mapping[str, Any]
 SCHEMES: dict[str, Credit] = {
@@ -200,7 +200,7 @@ def teach(actor: Actor, game: Game, seed: int) -> None:
 
 
 def _greedy(actor: Actor, game: Game) -> float:
-    games = KernelGames(game.rules, GRADED // game.clones, EVALUATION_SEED)
+    games = KernelGames(game.rules, GRADED, EVALUATION_SEED)
     collect(games, actor.best)
     return float(games.kernel.scores.mean())
 
