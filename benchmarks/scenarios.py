@@ -1,7 +1,7 @@
 """The page of the benchmark, from the runs that are stored.
 
-    selfcest bench --seconds 30 --workers 2 --out docs/evidence/bench   # makes what is missing: 7 learners, 5 seeds
-    python benchmarks/scenarios.py > docs/benchmark.md
+selfcest bench --seconds 20 --workers 2 --out docs/evidence/bench   # makes what is missing: 7 learners, 5 seeds
+python benchmarks/scenarios.py > docs/benchmark.md
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def page(results: Results) -> str:
 
 HEAD = """# The benchmark
 
-Twelve named, versioned games of [the symbolic environment](symbolic.md) on which learners of delegation can be compared,
-from seconds of learning to what nobody here solves. A scenario freezes rules, the problems of its evaluation and the
-references that returns are held against; whatever may change what is learned makes a new version.
+Twelve named, versioned games of [the symbolic environment](symbolic.md) on which learners of delegation can be
+compared, from seconds of learning to what nobody here solves. A scenario freezes rules, the problems of its evaluation
+and the references that returns are held against; whatever may change what is learned makes a new version.
 
 ```python
 import gymnasium
@@ -49,11 +49,11 @@ write it before the id. With an older PettingZoo take
 
 ## Scenarios"""
 
-MEANING = f"""Mean team returns: *random* of uniform legal play, *never* of the best play that delegates nothing, *optimal* of the
-[best plan](symbolic.md#references). *Solved from* is {SOLVED:g} of the way from random to optimal. *Horizon* bounds the
-joint steps of legal play, *idle* is the share of the agent-steps of random play in which an agent can only wait. A
-policy is evaluated greedily on the first {EVALUATION_EPISODES:,} problems of seed {EVALUATION_SEED}; of small games most are
-trained on too, so this is learning and not generalisation.
+MEANING = f"""Mean team returns: *random* of uniform legal play, *never* of the best play without delegation, *optimal*
+of the [best plan](symbolic.md#references). *Solved from* is {SOLVED:g} of the way from random to optimal. *Horizon*
+bounds the joint steps of legal play, *idle* is the share of the agent-steps of random play in which an agent can only
+wait. A policy is evaluated greedily on the first {EVALUATION_EPISODES:,} problems of seed {EVALUATION_SEED}; of small
+games most are trained on too, so this is learning and not generalisation.
 
 `alone-8m5-v1` is the control: there the best policy never delegates. In `noisy-c005-v1` delegating has to be *found*:
 answering alone pays at once, and a call pays only for whoever has learned to add. `cells-16-and-v1` pays random play
@@ -61,15 +61,16 @@ once in 10^14 episodes."""
 
 RUNS = """## Results
 
-Median team return at the end of {seconds} CPU seconds of learning, evaluations off the clock, and in brackets how many of the runs
-solved it; seeds {seeds}. The last line is the interquartile mean of the returns, 0 for random and 1 for optimal play,
-over the scenarios that all have played, with a 95 % interval of a bootstrap stratified by scenario (Agarwal et al. 2021).
-Settings are one per learner for all scenarios; learning rates were chosen before on `chain` modulo 2, nothing on the others."""
+Median team return at the end of {seconds} CPU seconds of learning, evaluations off the clock, and in brackets how many
+of the runs solved it; seeds {seeds}. The last line is the interquartile mean of the returns, 0 for random and 1 for
+optimal play, over the scenarios that all have played, with a 95 % interval of a bootstrap stratified by scenario
+(Agarwal et al. 2021). Settings are one per learner for all scenarios; learning rates were chosen before on `chain`
+modulo 2, nothing on the others."""
 
 HOW = """![Share of runs above each normalised return](evidence/bench/profiles.png)
 
-Curves are in `docs/evidence/bench`, a file per scenario, and in `results.json` as marl-eval reads them. CPU seconds depend
-on the machine and on what else runs there: compare rows of one table, not of two.
+Curves are in `docs/evidence/bench`, a file per scenario, and in `results.json` as marl-eval reads them. CPU seconds
+depend on the machine and on what else runs there: compare columns of one table, not of two.
 
 ```bash
 selfcest bench --list
