@@ -235,6 +235,7 @@ def test_random_episodes_are_the_same_game_in_words_at_length(seed):
     same_game(seed)
 
 
+@pytest.mark.slow
 def test_the_random_episodes_are_worth_the_name():
     records = [same_game(seed) for seed in range(250)]
     agents = [agent for record in records for agent in record.agents]

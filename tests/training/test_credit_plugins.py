@@ -74,6 +74,7 @@ def test_the_example_package_is_listed(installed: Path) -> None:
     assert "aristocrat (unbiased; aristocrat:Aristocrat)" in listed.stdout
 
 
+@pytest.mark.slow
 def test_the_example_package_passes_its_own_tests(installed: Path) -> None:
     tests = EXAMPLE / "tests"
     done = run(

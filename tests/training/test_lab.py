@@ -239,6 +239,7 @@ def test_the_loss_denominator_is_the_constant_one() -> None:
     assert group_gradients(game.parameters, groups, credits, constant=64.0) == pytest.approx(one, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_pairing_takes_the_noise_of_the_join_off() -> None:
     """In `pair_noisy` the root misreads; played again on one stream for both, it misreads both alike."""
     game = solved("pair_noisy")
@@ -276,7 +277,11 @@ def test_a_scheme_with_random_numbers_of_its_own_is_sampled_instead() -> None:
 
 @pytest.mark.parametrize(
     "assigner",
-    [pytest.param(Coma(max_share=0.5), marks=pytest.mark.slow), Difference(max_share=0.3), Shapley(orders=1)],
+    [
+        pytest.param(Coma(max_share=0.5), marks=pytest.mark.slow),
+        pytest.param(Difference(max_share=0.3), marks=pytest.mark.slow),
+        Shapley(orders=1),
+    ],
     ids=label,
 )
 def test_draws_by_the_seeds_are_enumerated(assigner: CreditAssigner) -> None:
@@ -287,6 +292,7 @@ def test_draws_by_the_seeds_are_enumerated(assigner: CreditAssigner) -> None:
     assert np.linalg.norm(found - game.gradient) / np.linalg.norm(game.gradient) < 1e-12
 
 
+@pytest.mark.slow
 def test_a_wrong_scheme_is_wrong_as_often_as_its_coin_says() -> None:
     wrong = DifferenceLaterActionsKept(max_share=0.05)
     assert bias(wrong, "pair") == pytest.approx(0.05 * bias(DifferenceLaterActionsKept(), "pair"), rel=1e-6)
@@ -362,6 +368,7 @@ def test_what_groups_of_two_and_shallow_games_do_not_show_is_caught(
     assert missed.where == {}
 
 
+@pytest.mark.slow
 def test_credit_by_parts_is_the_gradient_where_clones_move_their_own_parts_alone() -> None:
     game = solved("cells")
     assert bias(Parts(), "cells") < 1e-12
@@ -493,6 +500,7 @@ def test_t_squared_is_that_of_a_hand_made_sample() -> None:
     assert hotelling(samples) == pytest.approx(0.5)
 
 
+@pytest.mark.slow
 def test_the_joint_test_is_calibrated() -> None:
     """On resampled errors of a real scheme, made exactly unbiased, p-values are as small as they should be."""
     game, rng = solved("pair"), np.random.default_rng(1)

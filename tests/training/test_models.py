@@ -246,7 +246,10 @@ def episodes(job: Job) -> list[EpisodeRecord]:
     return list(read_episodes(job.folder / "episodes.jsonl"))
 
 
-@pytest.mark.parametrize(("lag", "change"), [(1, {}), (2, {"lora": LORA, "sampler": {"name": "transformers"}})])
+@pytest.mark.parametrize(
+    ("lag", "change"),
+    [(2, {"lora": LORA, "sampler": {"name": "transformers"}}), pytest.param(1, {}, marks=pytest.mark.slow)],
+)
 def test_a_step_is_played_with_the_weights_of_so_many_steps_before(
     tmp_path: Path, lag: int, change: dict[str, Any]
 ) -> None:
@@ -307,7 +310,7 @@ def test_budgets_count_what_the_learner_took(tmp_path: Path) -> None:
     assert sum(record.cost.generated_tokens for record in episodes(job)) == spent[-1]
 
 
-@pytest.mark.parametrize("credit", ["grpo", "coma"])
+@pytest.mark.parametrize("credit", ["grpo", pytest.param("coma", marks=pytest.mark.slow)])
 def test_a_killed_run_with_a_lag_resumes_to_the_same_end(tmp_path: Path, credit: str) -> None:
     """What was rolled out ahead when the checkpoint was written is in it, replays and all."""
     changes = {"checkpoint_every": 2, f"{RL}__credit": {"name": credit}, f"{RL}__steps": 6}
@@ -348,7 +351,10 @@ def test_what_goes_wrong_in_a_rollout_ahead_stops_the_run(tmp_path: Path, monkey
 # How the learner computes
 
 
-@pytest.mark.parametrize("forward", [{"logit_chunk": 0}, {"logit_chunk": 7, "gradient_checkpointing": True}])
+@pytest.mark.parametrize(
+    "forward",
+    [pytest.param({"logit_chunk": 0}, marks=pytest.mark.slow), {"logit_chunk": 7, "gradient_checkpointing": True}],
+)
 def test_chunks_and_checkpointed_layers_train_the_same_weights(
     warm: Job, shared: Job, source: Path, tmp_path: Path, forward: dict[str, Any]
 ) -> None:

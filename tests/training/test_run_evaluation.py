@@ -270,6 +270,7 @@ def deciding(tmp_path: Path) -> RunConfig:
     return replace(run, tasks={**run.tasks, "sums": sums}, arms=arms, evaluation=evaluation, limits=limits)
 
 
+@pytest.mark.slow
 def test_both_choices_of_an_arm_are_played_and_judged(tmp_path: Path) -> None:
     run = deciding(tmp_path)
     run.folder.mkdir(parents=True)

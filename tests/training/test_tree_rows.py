@@ -317,6 +317,7 @@ def test_an_excluded_agent_gives_no_row_and_leaves_the_weights() -> None:
     assert [(s.agent_id, s.weight) for s in row.samples] == [(ROOT, 1 / 4)]
 
 
+@pytest.mark.slow
 def test_a_run_with_tree_rows_has_the_same_loss_for_less_compute(tmp_path: Path) -> None:
     bucketed, tree = (
         metrics(play(config(tmp_path / kind, rows=kind, arms__delegating__rl__steps=1)))[0]
