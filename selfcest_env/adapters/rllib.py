@@ -19,6 +19,7 @@ except ModuleNotFoundError as error:
 from selfcest_env.errors import ConfigError
 from selfcest_env.roster import Population
 from selfcest_env.symbolic.parallel import SymbolicEnv
+from selfcest_env.symbolic.vectors import observation_size
 
 
 class SymbolicRLlib(MultiAgentEnv):  # type: ignore[misc]  # Ray ships no types
@@ -43,10 +44,15 @@ class SymbolicRLlib(MultiAgentEnv):  # type: ignore[misc]  # Ray ships no types
         arguments = dict(config or {})
         for name in ("population", "observation_mode"):
             if name in arguments:
-                raise ConfigError(f"{name} is {arguments[name]!r}; expected to be left out: this adapter shows who acts")
+                raise ConfigError(
+                    f"{name} is {arguments[name]!r}; expected to be left out: this adapter shows who acts"
+                )
         self.game = SymbolicEnv(**arguments, population=Population.FIXED, observation_mode="dict")
         self.agents = self.possible_agents = list(self.game.possible_agents)
-        self.observation_spaces = {agent: self._space(agent) for agent in self.agents}
+        seen = spaces.Box(0.0, 1.0, (observation_size(self.game.rules),), np.float32)
+        mask = spaces.Box(0.0, 1.0, (self.game.rules.num_actions,), np.float32)
+        space = spaces.Dict({"observations": seen, "action_mask": mask})
+        self.observation_spaces = dict.fromkeys(self.agents, space)
         self.action_spaces = dict(self.game.action_spaces)
         self.render_mode = self.game.render_mode
         self._met: set[str] = set()
@@ -84,11 +90,6 @@ class SymbolicRLlib(MultiAgentEnv):  # type: ignore[misc]  # Ray ships no types
         else:
             shown = [agent for agent in self.possible_agents if agent in self._met]
         return {agent: _renamed(observations[agent]) for agent in shown}, {agent: infos[agent] for agent in shown}
-
-    def _space(self, agent: str) -> spaces.Dict:
-        seen = self.game.observation_space(agent)["observation"]
-        mask = spaces.Box(0.0, 1.0, (int(self.game.action_space(agent).n),), np.float32)
-        return spaces.Dict({"observations": seen, "action_mask": mask})
 
 
 def _renamed(observation: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The RLlib adapter, against the batch kernel and driven by RLlib's own runner. Needs Ray: an environment of its own."""
+"""The RLlib adapter, against the batch kernel and in RLlib's own episodes. Ray needs an environment of its own."""
 
 from __future__ import annotations
 
