@@ -50,7 +50,7 @@ def make_config(seed: int) -> PPOConfig:
 
 
 def main(seed: int = 0) -> float:
-    """Train for about 100 s; returns the share of right answers among the last thousand games."""
+    """Train for about two minutes; returns the share of right answers among the last thousand games."""
     torch.set_num_threads(1)
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
     algorithm = make_config(seed).build_algo()
