@@ -1,12 +1,15 @@
-"""The SMAC-style adapter: PyMARL's contract, driven as PyMARL's episode runner drives it."""
+"""The SMAC-style adapter: PyMARL's contract, driven as PyMARL's and EPyMARL's runners drive it."""
 
 from __future__ import annotations
 
+import functools
 import inspect
+import pickle
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from selfcest_env.adapters.smac import SymbolicEPyMARL, SymbolicSMAC
 from selfcest_env.errors import ConfigError
@@ -129,6 +132,82 @@ def test_epymarl_gets_five_values_per_step() -> None:
     state = env.get_state()
     env.reset(seed=0)
     assert not np.array_equal(env.get_state(), state)
+
+
+class Runner:
+    """What EPyMARL's episode runner relies on: its calls in their order, and a buffer of fixed shapes.
+
+    Its environments are built with the arguments of a configuration file and three of its own, buffers are made from
+    `get_env_info` alone, and a step that ends by the limit is stored as not terminated, so that learners bootstrap.
+    """
+
+    def __init__(self, key: str, seed: int, **env_args: Any) -> None:
+        arguments = {"key": key, "seed": seed, "common_reward": True, "reward_scalarisation": "sum"}
+        self.env = SymbolicEPyMARL(**env_args, **arguments)
+        self.info = self.env.get_env_info()
+
+    def run(self, rng: np.random.Generator) -> tuple[dict[str, np.ndarray[Any, Any]], int, dict[str, Any]]:
+        """One episode: the buffer, how many steps of it are filled, and the infos of the last."""
+        steps, agents, actions = self.info["episode_limit"], self.info["n_agents"], self.info["n_actions"]
+        batch = {
+            "state": np.full((steps + 1, self.info["state_shape"]), np.nan, np.float32),
+            "obs": np.full((steps + 1, agents, self.info["obs_shape"]), np.nan, np.float32),
+            "avail_actions": np.zeros((steps + 1, agents, actions), int),
+            "reward": np.zeros((steps, 1), np.float32),
+            "terminated": np.zeros((steps, 1), np.uint8),
+        }
+        self.env.reset()
+        over, t, info = False, 0, {}
+        while not over:
+            self._see(batch, t)
+            chosen = torch.tensor(sample(batch["avail_actions"][t].tolist(), rng))
+            _, reward, terminated, truncated, info = self.env.step(chosen)
+            over = terminated or truncated
+            batch["reward"][t] = [reward]
+            batch["terminated"][t] = [over != info.get("episode_limit", False)]
+            t += 1
+        self._see(batch, t)  # the last state, to bootstrap from, and an action chosen in it
+        sample(batch["avail_actions"][t].tolist(), rng)
+        return batch, t, info
+
+    def _see(self, batch: dict[str, np.ndarray[Any, Any]], t: int) -> None:
+        batch["state"][t] = self.env.get_state()
+        batch["avail_actions"][t] = self.env.get_avail_actions()
+        batch["obs"][t] = self.env.get_obs()
+
+
+@pytest.mark.parametrize("max_cycles", [None, 2])
+@pytest.mark.parametrize("options", TASKS, ids=lambda options: options["task"])
+def test_epymarls_runner_stores_what_was_played(options: dict[str, Any], max_cycles: int | None) -> None:
+    runner, rng = Runner("label", 3, max_cycles=max_cycles, **options), np.random.default_rng(0)
+    totals: dict[str, float] = {}
+    ends = set()
+    for _ in range(40):
+        batch, steps, info = runner.run(rng)
+        assert np.isfinite(batch["state"][: steps + 1]).all()
+        assert np.isfinite(batch["obs"][: steps + 1]).all()
+        assert (batch["avail_actions"][: steps + 1].sum(-1) > 0).all()  # an action can be chosen in the last state too
+        # The reward comes with the last step that is stored, which no learner leaves out.
+        assert batch["reward"].sum() == batch["reward"][steps - 1]
+        assert batch["reward"][steps - 1] == np.float32(runner.env.kernel.state.team_return[0])
+        assert batch["terminated"][: steps - 1].sum() == 0
+        assert batch["terminated"][steps - 1] == (not info["episode_limit"])
+        ends.add(info["episode_limit"])
+        totals = {key: totals.get(key, 0) + info.get(key, 0) for key in set(totals) | set(info)}  # its statistics
+    assert totals["illegal_actions"] == 0
+    assert False in ends
+    assert (True in ends) is (max_cycles is not None and options["task"] != "cells")  # which are over in two steps
+    assert runner.env.get_stats() == {}
+    runner.env.close()
+
+
+def test_epymarls_parallel_runner_sends_environments_to_processes() -> None:
+    """It pickles a partial of what the registry holds, and reads what comes back through a pipe."""
+    make = pickle.loads(pickle.dumps(functools.partial(SymbolicEPyMARL, task="lookup", max_depth=1, seed=4)))
+    env, same = make(), SymbolicEPyMARL("lookup", max_depth=1, seed=4)
+    env.reset()
+    same.reset()
+    assert np.array_equal(pickle.loads(pickle.dumps(env.get_state())), same.get_state())
 
 
 def test_bad_input_is_named() -> None:
