@@ -40,9 +40,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch.nn import functional as F
 
 from selfcest_env.seeding import stream_seed
-from selfcest_env.symbolic import SymbolicRules, make_rules, optimal_return
+from selfcest_env.symbolic import BatchDelegation, SymbolicRules, make_rules, optimal_return
 from selfcest_env.symbolic.scenarios import EVALUATION_SEED
-from selfcest_env.symbolic.vectors import observation_size
 from selfcest_training.evaluation.statistics import Estimate
 from selfcest_training.marl.credit import Broadcast, Credit, Difference, DiffLoo, Shapley, Value
 from selfcest_training.marl.games import KernelGames
@@ -176,12 +175,11 @@ def teach(actor: Actor, game: Game, seed: int) -> None:
     rng = np.random.default_rng(stream_seed("credit map", seed))
     pairs = np.stack(np.meshgrid(range(MODULUS), range(MODULUS)), axis=-1).reshape(-1, 2)
     known = rng.permutation(len(pairs)) < round(game.known * len(pairs))
-    kernel = KernelGames(game.rules, 512, seed)
-    kernel.reset()
-    kernel.step(np.full(kernel.view().masks.shape[:2], game.rules.first_call))
-    view = kernel.view()
-    seen = torch.from_numpy(view.observations[:, 1:].reshape(-1, observation_size(game.rules)))
-    masks = torch.from_numpy(view.masks[:, 1:].reshape(len(seen), -1))
+    kernel = BatchDelegation(game.rules, 512)
+    kernel.reset(seed)
+    kernel.step_rows(np.full(512, game.rules.first_call))
+    rows = kernel.rows()
+    seen, masks = torch.from_numpy(rows.observations), torch.from_numpy(rows.masks)
     held = seen[:, -2 * game.rules.task.num_symbols :].view(len(seen), 2, -1).argmax(-1).numpy()
     number = held[:, 0] * MODULUS + held[:, 1]
     wanted = torch.full((len(seen), masks.shape[1]), 0.0)

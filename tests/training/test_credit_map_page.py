@@ -1,0 +1,108 @@
+"""The credit map: its arithmetic by hand, what its policies are taught, and that the page is what the evidence says."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from selfcest_env.symbolic import BatchDelegation, RandomPolicy
+from selfcest_env.symbolic import play as play_random
+from selfcest_env.symbolic.vectors import observation_size
+from selfcest_training.marl.networks import Actor
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def credit_map() -> ModuleType:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        return importlib.import_module("credit_map")
+
+
+def run(reached: tuple[int, int] | None = None, last: tuple[int, int, float] = (100, 10, 0.5), **more: Any) -> Any:
+    return {"reached": reached, "curve": [list(last)], "game": "additive-4", "scheme": "broadcast", **more}
+
+
+def test_a_join_has_a_price(credit_map: ModuleType) -> None:
+    assert credit_map.cost(run((40, 5)), 0) == 40
+    assert credit_map.cost(run((40, 5)), 1) == 45
+    assert credit_map.cost(run(), 1) == 110, "a run that never got there costs what it was given"
+
+
+def test_speed_up_by_hand(credit_map: ModuleType) -> None:
+    slow, fast = [run((300, 0)), run((500, 0))], [run((100, 0)), run((100, 0))]
+    found = credit_map.speed_up(fast, slow, 0)
+    assert (found.mean, found.low, found.high) == (4.0, 3.0, 5.0)  # of 100 against 300, 400 and 500
+
+
+def test_the_rate_is_that_of_the_lowest_mean_cost(credit_map: ModuleType) -> None:
+    tried = [run((50, 0), rate=1e-3), run((70, 0), rate=1e-3), run((10, 0), rate=2e-3), run(rate=2e-3)]
+    assert credit_map.chosen(tried) == {("additive-4", "broadcast"): 2e-3}  # 55 against 60
+    level = [run(rate=1e-3, last=(100, 10, 0.2)), run(rate=2e-3, last=(100, 10, 0.6))]
+    assert credit_map.chosen(level) == {("additive-4", "broadcast"): 2e-3}, "of equals the one that came closest"
+
+
+def test_outer_rates_are_tried_where_their_neighbour_is_best(credit_map: ModuleType) -> None:
+    first = list(credit_map.tuning_jobs([]))
+    assert len(first) == len(credit_map.GAMES) * len(credit_map.SCHEMES) * 3 * 2
+    assert {job.seed for job in first} == {100, 101}
+    tried = [run((90 if rate < 4e-3 else 10, 0), rate=rate) for rate in credit_map.RATES[1:-1]]
+    more = set(credit_map.tuning_jobs(tried)) - set(first)
+    assert {(job.game, job.scheme, job.rate) for job in more} == {("additive-4", "broadcast", 8e-3)}
+
+
+def test_random_play_is_what_is_computed(credit_map: ModuleType) -> None:
+    for game in credit_map.GAMES.values():
+        played = play_random(RandomPolicy(0), game.rules, 4000)
+        assert played.success == pytest.approx(credit_map._random(game), abs=max(5 * played.standard_error, 1e-3))
+
+
+def test_what_a_policy_is_taught_is_the_share_that_is_said(credit_map: ModuleType) -> None:
+    game = credit_map.GAMES["and-4"]
+    actor = Actor(observation_size(game.rules), game.rules.num_actions, (64, 64), torch.Generator().manual_seed(0))
+    credit_map.teach(actor, game, seed=3)
+    kernel = BatchDelegation(game.rules, 2000)
+    kernel.reset(7)
+    kernel.step_rows(np.full(2000, game.rules.first_call))
+    seen = torch.from_numpy(kernel.rows().observations)
+    with torch.no_grad():
+        probabilities = actor(seen, torch.from_numpy(kernel.rows().masks)).exp()
+    held = seen[:, -2 * game.rules.task.num_symbols :].view(len(seen), 2, -1).argmax(-1)
+    right = probabilities.gather(1, (1 + held.sum(1) % 8)[:, None])[:, 0]
+    number = held[:, 0] * 8 + held[:, 1]
+    by_sum = torch.stack([right[number == n].mean() for n in range(64)])
+    assert sum(by_sum > 0.9) == round(game.known * 64)
+    assert by_sum[by_sum < 0.9].max() < 0.4
+    untaught = Actor(observation_size(game.rules), game.rules.num_actions, (64, 64), torch.Generator().manual_seed(0))
+    before = [weight.clone() for weight in untaught.parameters()]
+    credit_map.teach(untaught, credit_map.GAMES["additive-4"], seed=3)
+    assert all(torch.equal(*pair) for pair in zip(before, untaught.parameters(), strict=True))
+
+
+def test_a_run_is_stored_whole_and_again_the_same(credit_map: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(credit_map, "BUDGET", 8000)
+    job = credit_map.Job("threshold-4", "diff_loo", 4e-3, 0)
+    first, again = credit_map.play(job), credit_map.play(job)
+    assert first["curve"] == again["curve"]
+    assert first["curve"][-1][1] * 4 == first["curve"][-1][0] * 5, "a replay for every clone, and no decision in it"
+    assert {**first, "cpu_seconds": 0} == {**again, "cpu_seconds": 0}
+
+
+def test_the_page_is_what_the_evidence_says(credit_map: ModuleType) -> None:
+    runs, tuning = credit_map.stored(credit_map.STORE), credit_map.stored(credit_map.TUNED)
+    assert credit_map.page(runs, tuning) == (ROOT / "docs" / "credit_map.md").read_text(encoding="utf-8")
+    assert {found["seed"] for found in tuning} == {100, 101}
+    rates = credit_map.chosen(tuning)
+    for (game, scheme), made in credit_map.cells(runs).items():
+        assert [found["seed"] for found in sorted(made, key=lambda found: found["seed"])] == [*range(len(made))]
+        for found in made:
+            assert found["rate"] == rates[game, scheme]
+            assert found["config"] == credit_map.Job(game, scheme, found["rate"], found["seed"]).config
