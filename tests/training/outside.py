@@ -19,6 +19,7 @@ from selfcest_agents.transformers.engine import TransformersEngine
 from selfcest_env.graders import Grade
 from selfcest_env.process import ProcessTerm, Step
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
+from selfcest_env.symbolic.rules import SymbolicRules
 from selfcest_env.symbolic.tasks import Chain
 from selfcest_env.tasks.source import Proposal, Style
 from selfcest_env.text.terse import TerseProtocol
@@ -28,8 +29,10 @@ from selfcest_training.credit import Credit, NoReplays, Promise, Replayed, broad
 from selfcest_training.evaluation.costs import EpisodeCost
 from selfcest_training.evaluation.strategies import Strategy
 from selfcest_training.learner.losses import LossInputs
+from selfcest_training.marl.bench import Entry
 from selfcest_training.marl.credit import Assign, Batch, Credited, Start
 from selfcest_training.marl.credit import Credit as GameCredit
+from selfcest_training.marl.progress import Examiner
 from selfcest_training.stages.base import Admission, PlannedGroup, TaskMenu
 
 seen: Counter[str] = Counter()  # by the row of the table
@@ -223,6 +226,15 @@ class Blunt(GameCredit):
             return Credited(self.scale * batch.rollout.returns[batch.rollout.game])
 
         return assign
+
+
+@dataclass(frozen=True)
+class Idle(Entry):
+    """A MARL learner that learns nothing."""
+
+    def learn(self, rules: SymbolicRules, seed: int, examiner: Examiner) -> None:
+        while not examiner(seen["MARL learner"], lambda observations, masks: masks.int().argmax(-1)):
+            seen["MARL learner"] += 1
 
 
 @dataclass(frozen=True)

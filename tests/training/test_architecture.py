@@ -17,6 +17,7 @@ from selfcest_env.symbolic.tasks import make_task
 from selfcest_training.commands.study import run_study
 from selfcest_training.config_file import parse_as, parse_config
 from selfcest_training.evaluation.config import StudyConfig
+from selfcest_training.marl.bench import Cell, play
 from selfcest_training.marl.learner import Learner
 from selfcest_training.marl.train import train
 from selfcest_training.run.job import Job, JobId
@@ -99,6 +100,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_study(parse_as(StudyConfig, {**STUDY, "output": str(folder)}), resume=False, console=Console(quiet=True))
     chain = SymbolicRules(make_task("outside:Short"), max_clones=2)
     train("outside:Blunt", chain, loss="outside:Halves", learner=Learner(episodes=16, hidden=(8,)), decisions=50)
+    play(Cell("chain-4m2-v1", "outside:Idle", 0), seconds=0.01)
     outside.seen["symbolic task"] += symbolic_v0.parallel_env("outside:Short").reset(seed=0)[0] != {}
     return job.folder
 
@@ -125,7 +127,7 @@ def test_the_table_has_every_row_and_no_other() -> None:
     assert [row[0] for row in ROWS] == [
         "task source", "grader", "reward term", "process reward", "reward schedule", "task sampler", "gate",
         "credit scheme", "loss term", "engine", "language", "protocol", "strategy", "cost", "symbolic task",
-        "MARL credit", "MARL loss",
+        "MARL credit", "MARL learner", "MARL loss",
     ]  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from selfcest_training.marl.bench.report import known_scenarios, table
 from selfcest_training.marl.bench.runs import export, load, play_all, store
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+ROOT = Path(__file__).parents[2]
 QUICK = "chain-4m2-v1"
 
 
@@ -111,6 +113,16 @@ def test_an_entry_of_ones_own() -> None:
         play(Cell(QUICK, f"{__name__}:Silent", 0), seconds=0.01)
     with pytest.raises(ConfigError, match=r"unknown learner 'comma'; .*Did you mean 'coma'"):
         play(Cell(QUICK, "comma", 0), seconds=0.01)
+
+
+def test_the_page_is_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    made = importlib.import_module("scenarios")
+    stored = load(made.STORE)
+    assert made.page(stored) == (ROOT / "docs" / "benchmark.md").read_text(encoding="utf-8")
+    assert {cell.scenario for cell in stored} == set(SCENARIOS)
+    for cell, run in stored.items():
+        assert run.settings == repr(ENTRIES[cell.entry]), f"{cell} was made with other settings"
 
 
 def test_only_what_is_lacking_is_made(tmp_path: Path) -> None:
