@@ -110,7 +110,7 @@ _FAST, _SLOW = Learner(learning_rate=3e-3), Learner(learning_rate=1e-3)
 # Every one takes batches of as many decisions and networks of equal widths; rates were chosen on seeds of their own.
 ENTRIES: dict[str, Entry] = {
     "broadcast": OfTheGrid(Broadcast(), learner=_FAST),
-    "value": OfTheGrid(Value(critic_batch=320), learner=replace(_SLOW, group_size=1, per="decision")),
+    "value": OfTheGrid(Value(), learner=replace(_SLOW, group_size=1, per="decision")),
     "coma": OfTheGrid(
         Coma(critic_learning_rate=3e-3),
         OnePass(),
