@@ -57,7 +57,7 @@ RATES = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
 TUNING_SEEDS, SEEDS = (100, 101), tuple(range(10))
 PRICES = (0, 1)
 GOAL = 0.9
-BUDGET, TUNING_BUDGET = 600_000, 300_000  # decisions and joins together
+BUDGET, TUNING_BUDGET = 800_000, 400_000  # decisions
 RESAMPLES = 10_000
 EVERY, GRADED = 10, 500  # updates between evaluations, and episodes of one
 BASELINE = "broadcast"
@@ -120,18 +120,14 @@ class Job:
     seed: int
 
     @property
-    def key(self) -> tuple[str, str, float, int]:
-        return self.game, self.scheme, self.rate, self.seed
-
-    @property
     def budget(self) -> int:
         return TUNING_BUDGET if self.seed in TUNING_SEEDS else BUDGET
 
     @property
     def config(self) -> str:
-        """A hash of all that the run is made of, the code apart."""
+        """A hash of all that the run is made of, code and budget apart."""
         made = (asdict(GAMES[self.game]), repr(SCHEMES[self.scheme]), self.rate, MODULUS, EPISODES, GROUP, HIDDEN)
-        said = json.dumps([*made, GOAL, self.budget, EVERY, GRADED], sort_keys=True, default=list)
+        said = json.dumps([*made, GOAL, EVERY, GRADED], sort_keys=True, default=list)
         return hashlib.blake2b(said.encode(), digest_size=8).hexdigest()
 
 
@@ -154,7 +150,7 @@ def play(job: Job) -> dict[str, Any]:
             curve.append([progress.decisions, progress.episodes, round(score, 4)])
             if score >= GOAL:
                 reached = curve[-1][:2]
-            if reached or progress.decisions + progress.episodes >= job.budget:
+            if reached or progress.decisions >= job.budget:
                 break
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     step = max(1, math.ceil(len(curve) / 20))
@@ -216,7 +212,13 @@ def _random(game: Game) -> float:
 
 
 def stored(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+    """All runs, the last of those that were made again with a larger budget."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return list({job_of(run): run for run in map(json.loads, lines)}.values())
+
+
+def job_of(run: Run) -> Job:
+    return Job(run["game"], run["scheme"], run["rate"], run["seed"])
 
 
 def tuning_jobs(tried: Sequence[Run]) -> Iterator[Job]:
@@ -235,12 +237,12 @@ def jobs() -> Iterator[Job]:
 
 
 def chosen(runs: Iterable[Run]) -> dict[tuple[str, str], float]:
-    """Of every game and scheme the rate with the lowest mean cost at join price 0, a run that ended at the budget
-    counted as that; of equals, the one that came closest."""
-    by_rate: dict[tuple[str, str], dict[float, list[tuple[float, float]]]] = {}
+    """Of every game and scheme the rate with which most runs came to the goal; of equals that of the lowest mean cost
+    with joins free, then the one that came closest."""
+    by_rate: dict[tuple[str, str], dict[float, list[tuple[float, ...]]]] = {}
     for run in runs:
         tried = by_rate.setdefault((run["game"], run["scheme"]), {})
-        tried.setdefault(run["rate"], []).append((cost(run, 0), -run["curve"][-1][2]))
+        tried.setdefault(run["rate"], []).append((run["reached"] is None, cost(run, 0), -run["curve"][-1][2]))
     return {
         cell: min(tried, key=lambda rate: tuple(map(mean, zip(*tried[rate], strict=True))))
         for cell, tried in by_rate.items()
@@ -255,8 +257,8 @@ def cost(run: Run, price: float) -> float:
 
 def make(todo: Sequence[Job], file: Path, workers: int) -> None:
     """Every run that is not stored yet, appended to the file as it ends."""
-    there = {Job(*(run[name] for name in ("game", "scheme", "rate", "seed"))).key for run in stored(file)}
-    waiting = [job for job in todo if job.key not in there]
+    there = {job_of(run) for run in stored(file) if run["reached"] or run["curve"][-1][0] >= job_of(run).budget}
+    waiting = [job for job in todo if job not in there]
     columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     console, context = Console(stderr=True), multiprocessing.get_context("spawn")
     with Progress(*columns, console=console) as progress, ProcessPoolExecutor(workers, mp_context=context) as pool:
@@ -364,8 +366,8 @@ none? The game is [`cells`](symbolic.md#cells) with forced joins: k clones each 
 what the replies are worth together; `hidden` is `additive` where right replies are graded wrong with probability 0.26.
 Of couplings that random play is never paid for, the policy is taught some of the 64 sums first, for every credit alike.
 
-A run ends when the greedy policy is {GOAL:.0%} of the way from random to optimal play, or at {BUDGET:,} decisions
-and joins. Numbers say how many times fewer a credit took than `{BASELINE}` without its division (groups of {GROUP},
+A run ends when the greedy policy is {GOAL:.0%} of the way from random to optimal play, or at {BUDGET:,}
+decisions. Numbers say how many times fewer a credit took than `{BASELINE}` without its division (groups of {GROUP},
 {EPISODES} episodes an update, one step each, Adam): means over {len(SEEDS)} seeds, 95 % bootstrap intervals, bold
 where these lie above 1. A replay keeps what the siblings did: it takes no decision, and one join. "≥" and "≤": some
 runs of `{BASELINE}`, or of the credit, did not get there, and count as if at their budget; "~": of both.
@@ -383,8 +385,8 @@ Decisions and joins are means until the goal, or until the budget."""
 TUNING = f"""## Learning rates
 
 Of every credit and game, {len(RATES)} rates on {len(TUNING_SEEDS)} seeds that are used for nothing else, at a budget of
-{TUNING_BUDGET:,}: the mean cost in thousands of decisions, and how many runs got there. The lowest was chosen. The
-outer rates were tried only where their neighbour was the best of the inner ones (-: not tried)."""
+{TUNING_BUDGET:,} decisions: the mean cost in thousands of decisions, and how many runs got there. The rate with which
+most did was chosen, of equals the cheapest. The outer rates were tried only where their neighbour was the best of the inner ones (-: not tried)."""
 
 
 def figure(runs: Sequence[Run], file: Path) -> None:

@@ -44,8 +44,9 @@ def test_speed_up_by_hand(credit_map: ModuleType) -> None:
 
 
 def test_the_rate_is_that_of_the_lowest_mean_cost(credit_map: ModuleType) -> None:
-    tried = [run((50, 0), rate=1e-3), run((70, 0), rate=1e-3), run((10, 0), rate=2e-3), run(rate=2e-3)]
-    assert credit_map.chosen(tried) == {("additive-4", "broadcast"): 2e-3}  # 55 against 60
+    tried = [run((50, 0), rate=1e-3), run((70, 0), rate=1e-3), run((10, 0), rate=2e-3), run((90, 0), rate=2e-3)]
+    assert credit_map.chosen(tried) == {("additive-4", "broadcast"): 2e-3}  # 50 against 60
+    assert credit_map.chosen([*tried[:3], run(rate=2e-3)]) == {("additive-4", "broadcast"): 1e-3}, "one did not arrive"
     level = [run(rate=1e-3, last=(100, 10, 0.2)), run(rate=2e-3, last=(100, 10, 0.6))]
     assert credit_map.chosen(level) == {("additive-4", "broadcast"): 2e-3}, "of equals the one that came closest"
 
