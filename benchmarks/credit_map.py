@@ -386,7 +386,8 @@ TUNING = f"""## Learning rates
 
 Of every credit and game, {len(RATES)} rates on {len(TUNING_SEEDS)} seeds that are used for nothing else, at a budget of
 {TUNING_BUDGET:,} decisions: the mean cost in thousands of decisions, and how many runs got there. The rate with which
-most did was chosen, of equals the cheapest. The outer rates were tried only where their neighbour was the best of the inner ones (-: not tried)."""
+most did was chosen, of equals the cheapest. The outer rates were tried only where their neighbour was the best of the
+inner ones (-: not tried)."""
 
 
 def figure(runs: Sequence[Run], file: Path) -> None:
