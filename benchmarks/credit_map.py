@@ -57,7 +57,7 @@ RATES = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
 TUNING_SEEDS, SEEDS = (100, 101), tuple(range(10))
 PRICES = (0, 1)
 GOAL = 0.8
-BUDGET, TUNING_BUDGET = 800_000, 400_000  # decisions
+BUDGET = 400_000  # decisions
 RESAMPLES = 10_000
 EVERY, GRADED = 10, 500  # updates between evaluations, and episodes of one
 BASELINE = "broadcast"
@@ -120,10 +120,6 @@ class Job:
     seed: int
 
     @property
-    def budget(self) -> int:
-        return TUNING_BUDGET if self.seed in TUNING_SEEDS else BUDGET
-
-    @property
     def config(self) -> str:
         """A hash of all that the run is made of, code and budget apart."""
         made = (asdict(GAMES[self.game]), repr(SCHEMES[self.scheme]), self.rate, MODULUS, EPISODES, GROUP, HIDDEN)
@@ -150,7 +146,7 @@ def play(job: Job) -> dict[str, Any]:
             curve.append([progress.decisions, progress.episodes, round(score, 4)])
             if score >= GOAL:
                 reached = curve[-1][:2]
-            if reached or progress.decisions >= job.budget:
+            if reached or progress.decisions >= BUDGET:
                 break
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     step = max(1, math.ceil(len(curve) / 20))
@@ -257,7 +253,7 @@ def cost(run: Run, price: float) -> float:
 
 def make(todo: Sequence[Job], file: Path, workers: int) -> None:
     """Every run that is not stored yet, appended to the file as it ends."""
-    there = {job_of(run) for run in stored(file) if run["reached"] or run["curve"][-1][0] >= job_of(run).budget}
+    there = {job_of(run) for run in stored(file) if run["reached"] or run["curve"][-1][0] >= BUDGET}
     waiting = [job for job in todo if job not in there]
     columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     console, context = Console(stderr=True), multiprocessing.get_context("spawn")
@@ -384,10 +380,9 @@ Decisions and joins are means until the goal, or until the budget."""
 
 TUNING = f"""## Learning rates
 
-Of every credit and game, {len(RATES)} rates on {len(TUNING_SEEDS)} seeds that are used for nothing else, at a budget of
-{TUNING_BUDGET:,} decisions: the mean cost in thousands of decisions, and how many runs got there. The rate with which
-most did was chosen, of equals the cheapest. The outer rates were tried only where their neighbour was the best of the
-inner ones (-: not tried)."""
+Of every credit and game, {len(RATES)} rates on {len(TUNING_SEEDS)} seeds that are used for nothing else: the mean
+cost in thousands of decisions, and how many runs got there. The rate with which most did was chosen, of equals the
+cheapest. The outer rates were tried only where their neighbour was the best of the inner ones (-: not tried)."""
 
 
 def figure(runs: Sequence[Run], file: Path) -> None:
