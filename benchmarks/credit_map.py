@@ -299,12 +299,12 @@ def page(runs: Sequence[Run], tuning: Sequence[Run]) -> str:
             if (name, BASELINE) not in found:
                 continue
             foreseen = game.predicted[price]
-            line = [name, "none" if foreseen is None else f"{foreseen:.1f}"]
+            line = [name, f"{round(64 * game.known)}", "none" if foreseen is None else f"{foreseen:.1f}"]
             for scheme in others:
                 line.append(_cell(found[name, scheme], found[name, BASELINE], price))
             lines.append(line)
         parts += [f"## {'A join costs nothing' if not price else 'A join costs as much as a decision'}"]
-        parts += [table(["game", "predicted", *(f"`{scheme}`" for scheme in others)], lines)]
+        parts += [table(["game", "taught", "predicted", *(f"`{scheme}`" for scheme in others)], lines)]
     lines = []
     for (name, scheme), made in found.items():
         spent = [cost(run, 0) / 1000 for run in made]
@@ -360,7 +360,7 @@ HEAD = f"""# The credit map
 Many clones, one grade: which credit learns it with fewer sampled decisions than the group's mean return, and when does
 none? The game is [`cells`](symbolic.md#cells) with forced joins: k clones each answer one of eight, and a coupling says
 what the replies are worth together; `hidden` is `additive` where right replies are graded wrong with probability 0.26.
-Of couplings that random play is never paid for, the policy is taught some of the 64 sums first, for every credit alike.
+Of couplings that random play is never paid for, some of the 64 sums are taught first, for every credit alike.
 
 A run ends when the greedy policy is {GOAL:.0%} of the way from random to optimal play, or at {BUDGET:,}
 decisions. Numbers say how many times fewer a credit took than `{BASELINE}` without its division (groups of {GROUP},
