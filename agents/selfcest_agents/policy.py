@@ -9,8 +9,8 @@ from typing import Annotated, Protocol
 import numpy as np
 
 from selfcest_agents.codec import Codec
-from selfcest_agents.engine import Engine, TokenRequest
-from selfcest_env.errors import ConfigError, PolicyError
+from selfcest_agents.engine import Engine, FailedRequest, TokenRequest
+from selfcest_env.errors import ConfigError, InfrastructureError, PolicyError
 from selfcest_env.record import Generation
 from selfcest_env.structure import Checked, NotNegative
 from selfcest_env.types import Role, TurnKey
@@ -41,8 +41,11 @@ class Policy(Protocol):
 
     def submit(self, requests: Sequence[PolicyRequest]) -> None: ...
 
-    def poll(self) -> list[tuple[TurnKey, Generation]]:
-        """Advance the work a little and return what has finished; `[]` is allowed while busy."""
+    def poll(self) -> Sequence[tuple[TurnKey, Generation | InfrastructureError]]:
+        """Advance the work a little and return what has finished; `[]` is allowed while busy.
+
+        An `InfrastructureError` stands for a turn that nobody's fault but a server's has left unplayed.
+        """
         ...
 
 
@@ -82,10 +85,13 @@ class EnginePolicy:
             )
         self._engine.submit(token_requests)
 
-    def poll(self) -> list[tuple[TurnKey, Generation]]:
-        finished = []
+    def poll(self) -> list[tuple[TurnKey, Generation | InfrastructureError]]:
+        finished: list[tuple[TurnKey, Generation | InfrastructureError]] = []
         for completion in self._engine.poll():
             request, block = self._pending.pop(completion.key)
+            if isinstance(completion, FailedRequest):
+                finished.append((request.key, completion.error))
+                continue
             ids = (*request.start, *completion.token_ids)
             generation = Generation(
                 text=self._codec.decode(ids),
@@ -142,5 +148,5 @@ class RolePolicy:
             if chosen:
                 policy.submit(chosen)
 
-    def poll(self) -> list[tuple[TurnKey, Generation]]:
+    def poll(self) -> list[tuple[TurnKey, Generation | InfrastructureError]]:
         return [done for policy in self._by_role.values() for done in policy.poll()]
