@@ -6,9 +6,9 @@ slowest episode. What is submitted depends on the requests and on what the polic
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from selfcest_agents.policy import Policy, PolicyRequest
 from selfcest_env.errors import ConfigError, InfrastructureError, PolicyError
@@ -19,6 +19,8 @@ from selfcest_env.rules import Rules
 from selfcest_env.seeding import turn_seed
 from selfcest_env.types import AgentId, Limits, Task, TurnKey, Usage
 from selfcest_env.views import observe
+
+T = TypeVar("T")
 
 MAX_IDLE_POLLS = 1_000_000  # a policy that answers nothing for so long is taken for broken
 
@@ -54,7 +56,7 @@ class UnplayedError(InfrastructureError):
     @classmethod
     def of(cls, played: Any, unplayed: Sequence[Unplayed]) -> UnplayedError:
         first = unplayed[0]
-        error = cls(f"{len(unplayed)} episodes could not be played, the first is {first.episode_id}: {first.cause}")
+        error = cls(f"episodes not played: {len(unplayed)}, the first is {first.episode_id}: {first.cause}")
         error.played, error.unplayed = played, tuple(unplayed)
         return error
 
@@ -204,15 +206,24 @@ def rollout(
             raise PolicyError(f"the policy gave no answer in {MAX_IDLE_POLLS} polls while {len(playing)} episodes wait")
         for episode_id in [name for name, episode in playing.items() if episode.over]:
             found[episode_id] = playing.pop(episode_id).found()
-    return all_played([found[request.episode_id] for request in requests])
+    ended = [found[request.episode_id] for request in requests]
+    records = [one for one in ended if isinstance(one, EpisodeRecord)]
+    return all_of(records, [one for one in ended if isinstance(one, Unplayed)])
 
 
-def all_played(found: Sequence[EpisodeRecord | Unplayed]) -> list[EpisodeRecord]:
-    """The records. Raises `UnplayedError` if there is anything else."""
-    records = [one for one in found if isinstance(one, EpisodeRecord)]
-    if len(records) < len(found):
-        raise UnplayedError.of(records, [one for one in found if isinstance(one, Unplayed)])
-    return records
+def all_of(played: T, unplayed: Sequence[Unplayed]) -> T:
+    """What was played. Raises `UnplayedError` if something was not."""
+    if unplayed:
+        raise UnplayedError.of(played, unplayed)
+    return played
+
+
+def what_played(play: Callable[[], T]) -> tuple[T, tuple[Unplayed, ...]]:
+    """What a call returned, or would have returned, and what it could not play."""
+    try:
+        return play(), ()
+    except UnplayedError as error:
+        return error.played, error.unplayed
 
 
 def _advance(policy: Policy, asks: Sequence[PolicyRequest], playing: dict[str, _Episode]) -> int:

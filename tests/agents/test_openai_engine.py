@@ -516,7 +516,7 @@ def test_answers_that_are_none_leave_their_episode_unplayed(serve: Serve, reply:
     rules = Rules(LIMITS, HermesProtocol(), WordCounter())
     calling, alone = RolloutRequest("e0", TASK, 1), RolloutRequest("e1", replace(TASK, prompt="add"), 1)
     with OpenAIPolicy(config(serve(answer)), SamplingConfig()) as policy:
-        with pytest.raises(UnplayedError, match=f"1 episodes could not .* e0: .*{message}") as caught:
+        with pytest.raises(UnplayedError, match=f"episodes not played: 1, the first is e0: .*{message}") as caught:
             rollout([calling, alone], policy, rules)
         (lost,) = caught.value.unplayed
         assert (lost.episode_id, lost.generated_tokens) == ("e0", 7)  # the root's call was paid for
