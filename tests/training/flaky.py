@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from study_players import Known, ScriptedPlayer
 from transformers import PreTrainedModel
 
 from selfcest_agents.engine import Completion, FailedRequest
 from selfcest_agents.language import Language
+from selfcest_agents.policy import Policy, PolicyRequest
 from selfcest_agents.samplers import Sampler
 from selfcest_agents.transformers.engine import TransformersEngine
 from selfcest_env.errors import InfrastructureError
 from selfcest_env.process import ProcessTerm, Step
+from selfcest_env.record import Generation
+from selfcest_env.types import TurnKey
 
 
 class FlakyEngine(TransformersEngine):
@@ -65,3 +69,36 @@ class FlakyJudge(ProcessTerm):
             found.append(InfrastructureError("the judge gave a turn no mark in 3 tries") if fails else 0.25)
             self.asked.append(step.text)
         return found
+
+
+loses: list[Callable[[PolicyRequest], bool]] = []  # which turns of a `LosingSource` are lost
+
+
+class Losing:
+    """Another policy, of which turns are lost."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy, self._lost = policy, list[TurnKey]()
+
+    def submit(self, requests: Sequence[PolicyRequest]) -> None:
+        self._lost += [request.key for request in requests if any(lost(request) for lost in loses)]
+        self._policy.submit(requests)
+
+    def poll(self) -> list[tuple[TurnKey, Generation | InfrastructureError]]:
+        down = InfrastructureError("request failed 6 times, at last by status 503")
+        lost, self._lost = self._lost, []
+        return [(key, down if key in lost else said) for key, said in self._policy.poll()]
+
+
+@dataclass(frozen=True)
+class LosingPlayer(ScriptedPlayer):
+    def policy(self, temperature: float) -> Policy:
+        return Losing(super().policy(temperature))
+
+
+@dataclass(frozen=True)
+class LosingSource(Known):
+    """A policy for a study whose server fails."""
+
+    def load(self, seed: int) -> ScriptedPlayer:
+        return LosingPlayer(self.actor, self.rules)

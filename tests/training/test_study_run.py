@@ -691,7 +691,7 @@ def test_a_store_finds_results_and_episodes(tmp_path: Path) -> None:
     assert results[2].key not in again
     assert again.find_episodes(results[1].played) == results[1]
     place = replace(results[0].place, strategy="b")
-    path = again.finish([(results[0].key, place)])
+    path = again.finish([(results[0].key, place)], {})
     assert list(read_results(path, whole=True)) == [replace(results[0], place=place)]
     assert results[1].key in Store(tmp_path / "other"), "what the study does not have any more is kept"
 
