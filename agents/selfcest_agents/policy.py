@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Protocol
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from selfcest_agents.codec import Codec
 from selfcest_agents.engine import Engine, FailedRequest, TokenRequest
-from selfcest_env.errors import ConfigError, InfrastructureError, PolicyError
+from selfcest_env.errors import ConfigError, InfrastructureError, PolicyError, SelfcestError
 from selfcest_env.record import Generation
 from selfcest_env.structure import Checked, NotNegative
 from selfcest_env.types import Role, TurnKey
@@ -83,11 +84,14 @@ class EnginePolicy:
             token_requests.append(
                 TokenRequest(name, (*context, *block, *request.start), left, request.seed, self._sampling.temperature)
             )
-        self._engine.submit(token_requests)
+        with self._engine_s_faults():
+            self._engine.submit(token_requests)
 
     def poll(self) -> list[tuple[TurnKey, Generation | InfrastructureError]]:
         finished: list[tuple[TurnKey, Generation | InfrastructureError]] = []
-        for completion in self._engine.poll():
+        with self._engine_s_faults():
+            completions = self._engine.poll()
+        for completion in completions:
             request, block = self._pending.pop(completion.key)
             if isinstance(completion, FailedRequest):
                 finished.append((request.key, completion.error))
@@ -105,6 +109,17 @@ class EnginePolicy:
             )
             finished.append((request.key, generation))
         return finished
+
+    @contextmanager
+    def _engine_s_faults(self) -> Iterator[None]:
+        """An engine that raises, as for want of memory, has no answers any more: that is nobody's answer either."""
+        try:
+            yield
+        except SelfcestError:
+            raise
+        except Exception as error:
+            said = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+            raise InfrastructureError(f"{type(self._engine).__name__} failed with {said}") from error
 
 
 class ScriptedPolicy:

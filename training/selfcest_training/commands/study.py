@@ -23,6 +23,7 @@ from selfcest_training.evaluation.results import read_results, read_unplayable
 from selfcest_training.evaluation.store import Store
 from selfcest_training.evaluation.table import curves_of
 from selfcest_training.evaluation.unplayable import leave_out, unplayable_lines
+from selfcest_training.faults import logged
 from selfcest_training.lock import locked
 from selfcest_training.run.experiment import shipped_config
 
@@ -37,7 +38,7 @@ def run_study(
             before any work.
     """
     study = Study(config)
-    with locked(config.folder):
+    with locked(config.folder), logged(config.folder):
         return _run(study, resume, page, command, console or Console())
 
 
