@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from study_players import Known, ScriptedPlayer
+from study_players import Known, Scripted, ScriptedPlayer
 from transformers import PreTrainedModel
 
 from selfcest_agents.engine import Completion, FailedRequest
@@ -99,6 +99,14 @@ class LosingPlayer(ScriptedPlayer):
 @dataclass(frozen=True)
 class LosingSource(Known):
     """A policy for a study whose server fails."""
+
+    def load(self, seed: int) -> ScriptedPlayer:
+        return LosingPlayer(self.actor, self.rules)
+
+
+@dataclass(frozen=True)
+class LosingExpert(Scripted):
+    """The same of one that delegates."""
 
     def load(self, seed: int) -> ScriptedPlayer:
         return LosingPlayer(self.actor, self.rules)

@@ -319,8 +319,8 @@ def test_an_outage_of_everything_stops_the_run_with_its_cause(tmp_path: Path) ->
     with pytest.raises(InfrastructureError, match=r"step 1: 4 of 4 groups were lost .* at last by 503\. Look at"):
         play(spec)
     assert len(rows_of(spec)) == 1
-    spec = flaky_run(tmp_path / "none", ["s0.g0.e1/root/turn0"], 99, **{f"{RL}__max_dropped_groups": 0.0})
-    with pytest.raises(InfrastructureError, match="step 0: 1 of 4 groups were lost .* rl.max_dropped_groups is 0 of"):
+    spec = flaky_run(tmp_path / "none", ["s0.g0.e1/root/turn0"], 99, **{f"{RL}__max_dropped_share": 0.0})
+    with pytest.raises(InfrastructureError, match="step 0: 1 of 4 groups were lost .* rl.max_dropped_share is 0;"):
         play(spec)
 
 
@@ -329,7 +329,7 @@ def rows_of(spec: Any) -> list[str]:
     return [line for line in lines if '"stage": "rl"' in line]
 
 
-@pytest.mark.parametrize(("key", "value"), [("group_tries", 0), ("max_dropped_groups", 1.5)])
+@pytest.mark.parametrize(("key", "value"), [("group_tries", 0), ("max_dropped_share", 1.5)])
 def test_limits_that_cannot_be_are_refused(tmp_path: Path, key: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"{key} is {value}"):
         config(tmp_path, **{f"{RL}__{key}": value})

@@ -13,15 +13,20 @@ import flaky
 import pytest
 from flaky import FlakyJudge
 from rich.console import Console
+from study_players import CODEC, EXPERT
 from test_study_run import run, small
 
-from selfcest_agents.policy import PolicyRequest
+from selfcest_agents.policy import PolicyRequest, ScriptedPolicy
+from selfcest_agents.scripted import RandomActor
 from selfcest_env.errors import ConfigError, InfrastructureError
+from selfcest_env.text.terse import TerseProtocol
+from selfcest_env.types import ROOT, TurnKey
 from selfcest_training.commands.study import print_study
 from selfcest_training.config_file import parse_as
 from selfcest_training.evaluation import report
 from selfcest_training.evaluation.comparison import compare_studies
 from selfcest_training.evaluation.config import StudyConfig, load_study
+from selfcest_training.evaluation.forced import ForcedDecision
 from selfcest_training.evaluation.play import Study
 from selfcest_training.evaluation.results import Result, read_results, read_unplayable
 from selfcest_training.evaluation.store import Store
@@ -49,7 +54,7 @@ def study(output: Path, **changes: Any) -> dict[str, Any]:
     policy = {"name": "flaky:LosingSource", "options": {"right": 0.6, "tokens": 10}}
     named = {"policy": policy, "strategies": STRATEGIES, "budgets": [240], "episodes": 10, "seeds": [0]}
     cells = [{"family": "range", "size": "2-6"}]
-    return small(output, **{**named, "cells": cells, "max_unplayable": 0.5, **changes})
+    return small(output, **{**named, "cells": cells, "max_unplayable_share": 0.5, **changes})
 
 
 def results(folder: Path) -> list[Result]:
@@ -111,6 +116,33 @@ def test_what_one_strategy_could_not_play_is_left_out_of_all_and_bounded(tmp_pat
     assert lines[1].endswith(f"monolithic: 0 of 10 not played; accuracy over all instances {everything:.3f}")
     table = (folder / "table.md").read_text(encoding="utf-8")
     assert all(line in table for line in (head, *lines))
+
+
+@pytest.mark.parametrize("strategy", ["spawn_join", "map_reduce", "oracle_decomposition"])
+def test_strategies_around_the_policy_let_a_failure_through(tmp_path: Path, strategy: str) -> None:
+    clones: list[str] = []
+
+    def first_clone(request: PolicyRequest) -> bool:
+        clones.extend([request.key.episode_id.split(".")[0]] * (request.observation.depth > 0))
+        return request.observation.depth > 0 and request.key.episode_id.startswith(f"{clones[0]}.")
+
+    flaky.loses.append(first_clone)
+    cells = [{"family": "ledger", "size": "4-12"}]
+    data = study(tmp_path, name="lost", strategies={strategy: {"temperature": 0.8}}, cells=cells, budgets=[600])
+    data["policy"] = {"name": "flaky:LosingExpert"}
+    folder = run(data)
+    assert [one.place.task_id for one in read_unplayable(folder / "results.jsonl")] == clones[:1]
+
+
+def test_a_forced_decision_lets_a_failure_through() -> None:
+    class Down(ScriptedPolicy):
+        def poll(self) -> Any:
+            return [(key, down)]
+
+    key, down = TurnKey("e", ROOT, 0), InfrastructureError("down")
+    policy = Down(RandomActor(TerseProtocol()))
+    forced = ForcedDecision(policy, CODEC, source=EXPERT, protocol=TerseProtocol(), delegate=True)
+    assert forced.poll() == [(key, down)]
 
 
 def test_it_is_said_where_a_verdict_is_printed(tmp_path: Path) -> None:
@@ -178,11 +210,11 @@ def test_another_choice_among_lost_samples_is_lost_without_another_try(tmp_path:
 def test_above_the_limit_a_study_stops_and_what_was_played_stays(tmp_path: Path) -> None:
     tasks = tasks_of(tmp_path)
     losing(tasks[4:6], delegating)
-    said = r"range 2-6: 2 of 10 instances could not .* max_unplayable is 0\.1 of them; the last: .* 503\. Look"
+    said = r"range 2-6: 2 of 10 instances could not .* max_unplayable_share is 0\.1; the last: .* 503\. Look"
     with pytest.raises(InfrastructureError, match=said):
-        run(study(tmp_path, name="lost", max_unplayable=0.1))
+        run(study(tmp_path, name="lost", max_unplayable_share=0.1))
     flaky.loses.clear()
-    folder = run(study(tmp_path, name="lost", max_unplayable=0.1), resume=True)
+    folder = run(study(tmp_path, name="lost", max_unplayable_share=0.1), resume=True)
     assert len(results(folder)) == len(results(tmp_path / "whole"))
 
 
@@ -198,7 +230,7 @@ def test_a_judge_s_outage_leaves_its_instance_unplayed(tmp_path: Path) -> None:
     assert len(list(read_results(file))) == 9
 
 
-@pytest.mark.parametrize(("key", "value"), [("tries", 0), ("max_unplayable", 1.0)])
+@pytest.mark.parametrize(("key", "value"), [("tries", 0), ("max_unplayable_share", 1.0)])
 def test_limits_that_cannot_be_are_refused(tmp_path: Path, key: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"{key} is {value}"):
         run(study(tmp_path, **{key: value}))

@@ -136,7 +136,7 @@ class RLConfig(Checked):
         denominator, constant_tokens: see `Denominator`.
         max_policy_lag: rollouts run so many steps ahead of the learner, with weights that many steps old; 0: none.
         group_tries: at a group whose episodes a server's fault leaves unplayed or unjudged, before it is dropped.
-        max_dropped_groups: share of a step's groups that may be dropped so; above it the run stops.
+        max_dropped_share: share of a step's groups that may be dropped so; above it the run stops.
     """
 
     steps: Size = 60
@@ -156,7 +156,7 @@ class RLConfig(Checked):
     credit: PlugIn = PlugIn("gated")
     max_policy_lag: Size = 0
     group_tries: Count = 3
-    max_dropped_groups: Annotated[float, Between(0, 1)] = 0.25
+    max_dropped_share: Annotated[float, Between(0, 1)] = 0.25
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -40,7 +40,7 @@ class StepSettings:
         loss, denominator, constant_tokens: see `LossConfig` and `Denominator`.
         max_policy_lag: rollouts run so many steps ahead of the learner, with weights that many steps old.
         group_tries: at a group that an infrastructure failure hits, before it is dropped.
-        max_dropped_groups: share of a step's groups that may be dropped so.
+        max_dropped_share: share of a step's groups that may be dropped so.
     """
 
     steps: int
@@ -52,7 +52,7 @@ class StepSettings:
     constant_tokens: float
     max_policy_lag: int
     group_tries: int
-    max_dropped_groups: float
+    max_dropped_share: float
 
 
 class Account(Protocol):
@@ -134,7 +134,7 @@ class Trainer:
             plans = propose(stages.tasks, step, admission.more, self.menu, rng)
             played, lost = play(plans, weights=weights, after=planned, tries=settings.group_tries)
             planned, groups, rounds, outages = [*planned, *plans], [*groups, *played], rounds + 1, outages + lost
-            outages.check(step, len(planned), settings.max_dropped_groups)
+            outages.check(step, len(planned), settings.max_dropped_share)
             asked = asked or sum(plan.num_rollouts for plan in plans)
             for stage in (stages.tasks, stages.rewards) if played else ():
                 observe(stage, step, played)
@@ -142,7 +142,7 @@ class Trainer:
         replays = partial(self.player.play_replays, temperature=settings.temperature)
         kept, replayed, lost = replay_groups(stages.credit, admission.kept, replays, settings.group_tries)
         outages += lost
-        outages.check(step, len(planned), settings.max_dropped_groups)
+        outages.check(step, len(planned), settings.max_dropped_share)
         gone = {id(group) for group in admission.kept} - {id(group) for group in kept}
         groups = [group for group in groups if id(group) not in gone]
         return Produced.of(groups, kept, replayed, planned_episodes=asked, rounds=rounds, outages=outages)

@@ -150,7 +150,7 @@ class Study:
     def play(self, store: Store, report: OnPlayed, player: Player | None = None) -> Path:
         """Play what the store lacks. Returns the file of all results.
 
-        Raises `InfrastructureError` if more than `max_unplayable` of a cell's instances cannot be played.
+        Raises `InfrastructureError` if more than `max_unplayable_share` of a cell's instances cannot be played.
 
         Args:
             store: where results are.
@@ -239,11 +239,12 @@ class Study:
 
     def _check_unplayable(self, cell: Cell) -> None:
         lost = {task: why for of, task, why in self._unplayable.values() if of == cell}
-        asked, most = len(self.tasks[cell.family, cell.size]), self.config.max_unplayable
+        asked, most = len(self.tasks[cell.family, cell.size]), self.config.max_unplayable_share
         if len(lost) > most * asked:
             raise InfrastructureError(
-                f"{cell.family} {cell.size}: {len(lost)} of {asked} instances could not be played, and max_unplayable "
-                f"is {most:g} of them; the last: {[*lost.values()][-1]}. Look at that server, then go on with --resume"
+                f"{cell.family} {cell.size}: {len(lost)} of {asked} instances could not be played, and "
+                f"max_unplayable_share is {most:g}; the last: {[*lost.values()][-1]}. Look at that server, then go on "
+                "with --resume"
             )
 
     def _play_errorless(self, block: Block, style: Style, store: Store, report: OnPlayed) -> None:

@@ -212,7 +212,7 @@ class Job:
             constant_tokens=config.constant_tokens,
             max_policy_lag=config.max_policy_lag,
             group_tries=config.group_tries,
-            max_dropped_groups=config.max_dropped_groups,
+            max_dropped_share=config.max_dropped_share,
         )
         menu = TaskMenu(self.families, config.tasks, config.group_size)
         with Trainer(

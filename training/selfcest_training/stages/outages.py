@@ -55,7 +55,7 @@ class Outages:
         if self.dropped_groups > most * asked or 0 < self.dropped_groups == asked:
             raise InfrastructureError(
                 f"step {step}: {self.dropped_groups} of {asked} groups were lost to infrastructure failures, and "
-                f"rl.max_dropped_groups is {most:g} of them; the last: {self.cause}. Look at that server or machine, "
+                f"rl.max_dropped_share is {most:g}; the last: {self.cause}. Look at that server or machine, "
                 "then go on with --resume"
             )
 
