@@ -79,7 +79,7 @@ class Store:
         partial, kept, written = self._results.with_suffix(".partial"), set[str](), set[str]()
         with partial.open("w", encoding="utf-8") as file:
             for key, place in order:
-                if key in unplayable:
+                if key in unplayable and key not in self:
                     file.write(write_unplayable(Unplayable(place, unplayable[key])))
                     continue
                 data = self._data(self._offset_of[key])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from selfcest_agents.replay import PlayedReplay
-from selfcest_agents.rollout import Unplayed, all_of, what_played
+from selfcest_agents.rollout import Unplayed, UnplayedError, all_of, what_played
 from selfcest_env.errors import InfrastructureError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay, replayed_episode
@@ -84,6 +84,8 @@ def replay_groups(
             return kept, replayed, patient.outages + dropped
         lost = {_episode(one.episode_id) for one in unplayed}
         hit = [group for group in kept if any(episode.episode_id in lost for episode in group.episodes)]
+        if not hit:  # a player that names what it has not been asked for
+            raise UnplayedError.of(replayed, unplayed)
         names = {episode.episode_id for group in hit for episode in group.episodes}
         tokens = sum(episode.cost.generated_tokens for group in hit for episode in group.episodes)
         tokens += sum(of.generated_tokens for one, of in patient.found.items() if _episode(one.episode_id) in names)
