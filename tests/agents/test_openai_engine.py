@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -229,6 +231,29 @@ def test_a_slow_drip_of_bytes_times_out(serve: Serve) -> None:
     with engine_over(server, max_retries=0, timeout_s=0.5) as engine:
         engine.submit([ASK])
         (failed,) = engine.poll()
+    assert isinstance(failed, FailedRequest)
+    assert "no whole answer in 0.5 s" in str(failed.error)
+    assert time.monotonic() - begun < 3
+
+
+def test_a_slow_drip_of_headers_times_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def drip() -> None:
+            connection, _ = listening.accept()
+            with connection, contextlib.suppress(OSError):
+                for letter in b"HTTP/1.1 200 OK\r\nx: " + b"x" * 1000:
+                    connection.send(bytes([letter]))
+                    time.sleep(0.05)
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+        begun = time.monotonic()
+        with OpenAIEngine(ServerConfig(url, "m", timeout_s=0.5, max_retries=0), stop_ids=(9,)) as engine:
+            engine.submit([ASK])
+            (failed,) = engine.poll()
+        thread.join()
     assert isinstance(failed, FailedRequest)
     assert "no whole answer in 0.5 s" in str(failed.error)
     assert time.monotonic() - begun < 3

@@ -14,6 +14,7 @@ import pytest
 from flaky import FlakyJudge
 from rich.console import Console
 from study_players import CODEC, EXPERT
+from test_openai_engine import Reply, Serve, chat, serve
 from test_study_run import run, small
 
 from selfcest_agents.policy import PolicyRequest, ScriptedPolicy
@@ -32,6 +33,8 @@ from selfcest_training.evaluation.results import Result, read_results, read_unpl
 from selfcest_training.evaluation.store import Store
 from selfcest_training.evaluation.table import curves_of
 from selfcest_training.evaluation.unplayable import leave_out, unplayable_lines
+
+__all__ = ["serve"]  # the fixture
 
 
 @pytest.fixture(autouse=True)
@@ -116,6 +119,22 @@ def test_what_one_strategy_could_not_play_is_left_out_of_all_and_bounded(tmp_pat
     assert lines[1].endswith(f"monolithic: 0 of 10 not played; accuracy over all instances {everything:.3f}")
     table = (folder / "table.md").read_text(encoding="utf-8")
     assert all(line in table for line in (head, *lines))
+
+
+def test_a_question_that_a_server_filters_is_left_out(tmp_path: Path, serve: Serve) -> None:
+    filtered: list[Any] = []
+
+    def answer(path: str, body: dict[str, Any], n: int) -> Reply:
+        filtered[:] = filtered or [body["messages"][1]]
+        return chat("Answer: 7", finish="content_filter" if body["messages"][1] in filtered else "stop")
+
+    server = {"base_url": serve(answer).url, "model": "m", "max_retries": 1, "backoff_s": 0.001}
+    policy = {"name": "server", "options": {"server": server}}
+    folder = run(study(tmp_path, policy=policy, strategies={"monolithic": {}}, budgets=[1000]))
+    (lost,) = read_unplayable(folder / "results.jsonl")
+    assert "failed 2 times, at last by" in lost.why
+    assert "ended by 'content_filter'" in lost.why
+    assert len(results(folder)) == 9
 
 
 @pytest.mark.parametrize("strategy", ["spawn_join", "map_reduce", "oracle_decomposition"])
