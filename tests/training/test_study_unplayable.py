@@ -249,6 +249,13 @@ def test_a_judge_s_outage_leaves_its_instance_unplayed(tmp_path: Path) -> None:
     assert len(list(read_results(file))) == 9
 
 
+def test_a_judge_that_is_down_for_what_was_played_stops_the_study(tmp_path: Path) -> None:
+    run(study(tmp_path, name="judged", strategies={"monolithic": {}}))
+    reward = {"name": "correct", "options": {"judged": {"name": "flaky:FlakyJudge", "loses": "+", "times": 99}}}
+    with pytest.raises(InfrastructureError, match="10 of 10 instances could not be played"):
+        run(study(tmp_path, name="judged", strategies={"monolithic": {}}, reward=reward), resume=True)
+
+
 @pytest.mark.parametrize(("key", "value"), [("tries", 0), ("max_unplayable_share", 1.0)])
 def test_limits_that_cannot_be_are_refused(tmp_path: Path, key: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"{key} is {value}"):

@@ -150,12 +150,13 @@ class Study:
     def play(self, store: Store, report: OnPlayed, player: Player | None = None) -> Path:
         """Play what the store lacks. Returns the file of all results.
 
-        Raises `InfrastructureError` if more than `max_unplayable_share` of a cell's instances cannot be played.
-
         Args:
             store: where results are.
             report: told of progress.
             player: plays instead of the one that the study's policy would load, as when its weights are here already.
+
+        Raises:
+            InfrastructureError: more than `max_unplayable_share` of a cell's instances cannot be played.
         """
         waiting = [block for block in self.blocks() if block.style is None]
         # One model after the other, so that no two are loaded at once.
@@ -166,6 +167,8 @@ class Study:
         for block in self.blocks():
             if block.style is not None:
                 self._play_errorless(block, block.style, store, report)
+        for cell in self.config.cells:  # what was found may have been lost to a judge
+            self._check_unplayable(cell)
         lost = self._unplayable
         items = (item for block in self.blocks() if lost for item in self._keyed(block) if item.played in lost)
         return store.finish(self.order(), {item.key: lost[item.played][-1] for item in items})
@@ -196,8 +199,8 @@ class Study:
                 strategy, seat = self.strategies[block.strategy], self.seat(block)
                 for start in range(0, len(lacking), self.config.batch):
                     batch = lacking[start : start + self.config.batch]
-                    lacking_still = self._not_found(batch, block, store)  # another strategy may have played some
-                    new = [item for item in lacking_still if item.played not in self._unplayable]
+                    new = self._not_found(batch, block, store)  # another strategy may have played some meanwhile
+                    new = [item for item in new if item.played not in self._unplayable]
                     clock = time.perf_counter()
                     played = self._played(new, block, strategy, seat, player)
                     seconds = (time.perf_counter() - clock) / max(1, len(new))
