@@ -43,6 +43,10 @@ class PolicyError(SelfcestError, RuntimeError):
     """A policy or engine that answered something impossible."""
 
 
+class InfrastructureError(SelfcestError, RuntimeError):
+    """A fault of a server, a network or a machine: nobody's answer, and never a reward. Another try may go better."""
+
+
 class TrainingError(SelfcestError, RuntimeError):
     """Training that cannot go on: a gradient that is not finite, or a sampler and a learner that disagree."""
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 
+from selfcest_env.errors import InfrastructureError
 from selfcest_env.graders import Grade
 from selfcest_env.record import AgentRecord, ByTurn, EpisodeRecord, Turn
 from selfcest_env.structure import plain
@@ -81,24 +82,36 @@ class ProcessTerm(ABC):
     """Base of a reward term that judges turns; its value is their sum. A subclass has `judge`, and options."""
 
     @abstractmethod
-    def judge(self, steps: Sequence[Step]) -> Sequence[float]:
-        """One finite number for each step, from it alone: equal steps are judged once and remembered."""
+    def judge(self, steps: Sequence[Step]) -> Sequence[float | InfrastructureError]:
+        """One finite number for each step, from it alone: equal steps are judged once and remembered.
+
+        An `InfrastructureError` stands for a step that a server's fault has left unjudged.
+        """
 
     def prepare(self, records: Sequence[EpisodeRecord]) -> None:
-        """Judge what is new in these records, in one call.
+        """Judge what is new in these records, or was left unjudged, in one call.
 
         Raises `ValueError` for another number of judgements than steps, or one that is not finite.
         """
+        for name in [name for name, judged in self._judged.items() if isinstance(judged, InfrastructureError)]:
+            del self._judged[name]
         for name in list(islice(self._judged, max(0, len(self._judged) - REMEMBERED))):
             del self._judged[name]
         self._judge_new([(record, _named(record)) for record in records])
 
     def by_turn(self, record: EpisodeRecord) -> ByTurn:
+        """Raises `InfrastructureError` if a step was left unjudged; the next `prepare` has it judged again."""
         if len(self._judged) > 2 * REMEMBERED:  # of somebody who prepares nothing
             self.prepare([record])
         named = list(_named(record))
         self._judge_new([(record, named)])
-        return {agent.agent_id: tuple(self._judged[name] for name in names) for agent, names in named}
+        return {agent.agent_id: tuple(map(self._known, names)) for agent, names in named}
+
+    def _known(self, name: bytes) -> float:
+        judged = self._judged[name]
+        if isinstance(judged, InfrastructureError):
+            raise InfrastructureError(str(judged)) from judged
+        return judged
 
     def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
         return sum_turns(self.by_turn(record))
@@ -110,17 +123,22 @@ class ProcessTerm(ABC):
                 new.update({name: (record, agent, i) for i, name in enumerate(names) if name not in self._judged})
         if not new:
             return
-        found = [float(value) for value in self.judge([_step(*place) for place in new.values()])]
+        said: Sequence[float | InfrastructureError]
+        try:
+            said = self.judge([_step(*place) for place in new.values()])
+        except InfrastructureError as error:
+            said = [error] * len(new)
+        found = [value if isinstance(value, InfrastructureError) else float(value) for value in said]
         if len(found) != len(new):
             raise ValueError(f"{type(self).__name__}.judge gave {len(found)} numbers for {len(new)} steps")
         for value, (record, agent, turn) in zip(found, new.values(), strict=True):
-            if not math.isfinite(value):
+            if isinstance(value, float) and not math.isfinite(value):
                 key = TurnKey(record.episode_id, agent.agent_id, turn)
                 raise ValueError(f"{type(self).__name__}.judge gave {value} for {key}; expected a finite number")
         self._judged.update(zip(new, found, strict=True))
 
     @cached_property
-    def _judged(self) -> dict[bytes, float]:
+    def _judged(self) -> dict[bytes, float | InfrastructureError]:
         return {}
 
 

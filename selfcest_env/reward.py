@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Protocol, TypeVar, runtime_checkable
 
-from selfcest_env.errors import ConfigError, RewardError, did_you_mean
+from selfcest_env.errors import ConfigError, InfrastructureError, RewardError, did_you_mean
 from selfcest_env.graders import GRADERS, Grade, Grader
 from selfcest_env.plugin import make
 from selfcest_env.process import ProcessTerm, sum_turns
@@ -217,10 +217,15 @@ class Reward:
     grader: Grader
 
     def grade(self, record: EpisodeRecord) -> Grade:
-        """Judge the root's answer. Raises `RewardError` if the grader raises or returns no proper grade."""
+        """Judge the root's answer.
+
+        Raises `RewardError` if the grader raises or returns no proper grade; its `InfrastructureError` as it is.
+        """
         who = f"grader {type(self.grader).__name__}, episode {record.episode_id}"
         try:
             grade = self.grader.grade(record.task, record.answer)
+        except InfrastructureError:
+            raise
         except Exception as error:
             raise RewardError(f"{who}: raised {type(error).__name__}: {error}") from error
         if not isinstance(grade, Grade):
@@ -266,6 +271,7 @@ class Reward:
 
         Raises:
             RewardError: a term raises or is no finite number, or a weight is of no term; named with its cause.
+            InfrastructureError: a term's server left a turn unjudged; the record is as good as unplayed.
         """
         grade = self.grade(record) if grade is None else grade
         values: dict[str, float] = {}
@@ -277,6 +283,8 @@ class Reward:
                 turns = dict(term.by_turn(record)) if isinstance(term, TurnTerm) else {}
                 value = sum_turns(turns) if isinstance(term, ProcessTerm) else term(record, grade)
                 summands = dict(term.parts(grade)) if isinstance(term, PartedTerm) else {}
+            except InfrastructureError:
+                raise
             except Exception as error:
                 raise RewardError(f"{who}: raised {type(error).__name__}: {error}") from error
             values[name] = _finite(value, who)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from selfcest_env.errors import ConfigError, PolicyError
+from selfcest_env.errors import ConfigError, InfrastructureError, PolicyError
 from selfcest_env.types import FinishReason
 
 if TYPE_CHECKING:
@@ -63,6 +63,19 @@ class Completion:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class FailedRequest:
+    """What came of a `TokenRequest` that there was nothing wrong with: no completion, for a fault of a server.
+
+    Attributes:
+        key: the request's key.
+        error: the cause.
+    """
+
+    key: str
+    error: InfrastructureError
+
+
 class Engine(Protocol):
     """Turns requests into completions, each exactly once, in whatever order they finish.
 
@@ -80,7 +93,7 @@ class Engine(Protocol):
         """
         ...
 
-    def poll(self) -> list[Completion]:
+    def poll(self) -> Sequence[Completion | FailedRequest]:
         """Advance the work a little and return what has finished. An engine may answer `[]` while it is busy."""
         ...
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import random
 import threading
-from collections.abc import Collection, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import httpx2
 
-from selfcest_env.errors import ConfigError, PolicyError
+from selfcest_env.errors import ConfigError, InfrastructureError, PolicyError
 from selfcest_env.seeding import stream_seed
 from selfcest_env.structure import Checked, Count, Positive, Size
 
-RETRIED_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+T = TypeVar("T")
+
+RETRIED_STATUS = frozenset({408, 409, 425, 429})  # and all from 500 on
 EXCERPT = 300  # characters of a server's own words in an error
 
 
@@ -29,8 +33,10 @@ class ServerConfig(Checked):
         model: the name the server knows it by.
         api_key_variable: environment variable with the key, so that no key stands in a config. Unset: none is sent.
         max_concurrent: requests on their way at once; the others wait here.
-        timeout_s: seconds to wait for a connection, and then for an answer.
-        max_retries: further tries after a time-out, a broken connection or answer, or a status like 429 or 503.
+        timeout_s: seconds from a request's being sent to the last byte of its answer, however it drips.
+        max_answer_bytes: of one answer; what is longer is dropped as it comes.
+        max_retries: further tries after a time-out, a broken connection or answer, a filter, or a status like 429 or
+            503.
         backoff_s, max_backoff_s: the wait before retry k is backoff_s * 2**k, never above max_backoff_s, times a factor
             from [0.5, 1) drawn by the request's name. `Retry-After` can lengthen it up to max_backoff_s.
         max_tokens_field: name of the length limit in a chat request; some hosted models want max_completion_tokens.
@@ -42,6 +48,7 @@ class ServerConfig(Checked):
     api_key_variable: str = "OPENAI_API_KEY"
     max_concurrent: Count = 16
     timeout_s: Positive = 120.0
+    max_answer_bytes: Count = 2**24
     max_retries: Size = 5
     backoff_s: Positive = 0.5
     max_backoff_s: Positive = 30.0
@@ -56,44 +63,65 @@ class ServerConfig(Checked):
             )
 
 
-class _Retry(Exception):
-    """The server may do better next time; `after` is how many seconds it asked for."""
+class _Busy(InfrastructureError):
+    """The server asked for a pause of `seconds`."""
 
-    def __init__(self, why: str, after: float = 0.0) -> None:
-        super().__init__(why)
-        self.after = after
+    seconds = 0.0
 
 
-class Client:
+class Client(Generic[T]):
     """POSTs JSON by name, at most `max_concurrent` at once, each tried until it is answered or hopeless.
 
     Attributes:
-        num_retries: tries beyond the first of all answers that came. A server may have charged for them.
+        num_retries: tries beyond the first of all requests that ended. A server may have charged for them.
     """
 
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
         self.num_retries = 0
         key = os.environ.get(config.api_key_variable)
-        self._http = httpx2.Client(
+        self._http = httpx2.AsyncClient(
             base_url=config.base_url.rstrip("/") + "/",
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=httpx2.Timeout(config.timeout_s, pool=None),
+            # Not compressed: a short answer that unpacks to a long one would pass max_answer_bytes.
+            headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {}),
+            timeout=None,  # one deadline for the whole, in _send
             limits=httpx2.Limits(max_connections=config.max_concurrent),
         )
-        self._pool = ThreadPoolExecutor(config.max_concurrent, thread_name_prefix="selfcest-client")
-        self._futures: dict[Future[tuple[Any, int]], str] = {}
-        self._closing = threading.Event()
+        self._gate = asyncio.Semaphore(config.max_concurrent)
+        self._futures: dict[Future[tuple[T | InfrastructureError, int]], str] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="selfcest-client", daemon=True)
+        self._thread.start()
 
-    def submit(self, name: str, path: str, body: Mapping[str, Any]) -> None:
-        """Queue one POST to `path` under the base URL. The name also keys the jitter of its retries."""
-        self._futures[self._pool.submit(self._send, name, path, {**body, **self.config.extra})] = name
+    def submit(self, name: str, path: str, body: Mapping[str, Any], read: Callable[[Any], T]) -> None:
+        """Queue one POST.
 
-    def poll(self) -> list[tuple[str, Any]]:
-        """Wait for an answer; return all that came, as (name, JSON value), `[]` if none is awaited.
+        Args:
+            name: of the request; it also keys the jitter of its retries.
+            path: under the base URL.
+            body: what is sent, as JSON.
+            read: makes of the answer's JSON value what `poll` returns. It raises `InfrastructureError` for an answer
+                that may be better next time, `PolicyError` for one that will not.
 
         Raises:
-            PolicyError: a request that the server refuses, or that failed once more than `max_retries`.
+            PolicyError: the body holds half of a surrogate pair, which is no text.
+        """
+        try:
+            content = json.dumps({**body, **self.config.extra}, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            found = error.object[error.start : error.end]
+            raise PolicyError(
+                f"request {name!r} has half of a surrogate pair in it, {found!a}; clean the texts"
+            ) from error
+        self._futures[asyncio.run_coroutine_threadsafe(self._send(name, path, content, read), self._loop)] = name
+
+    def poll(self) -> list[tuple[str, T | InfrastructureError]]:
+        """Wait for an answer; return all that came by name, `[]` if none is awaited.
+
+        An `InfrastructureError` stands for a request that failed once more than `max_retries`.
+
+        Raises:
+            PolicyError: a request that the server refuses, or an answer that shows it to be of the wrong kind.
         """
         done, _ = wait(self._futures, return_when=FIRST_COMPLETED)
         answers = []
@@ -105,49 +133,76 @@ class Client:
         return answers
 
     def cancel(self, names: Collection[str]) -> None:
-        """Forget these requests. What is already on its way is not called back; its answer is dropped."""
+        """Forget these requests, and hang up on those on their way. A server may go on with them."""
         for future in [future for future, name in self._futures.items() if name in names]:
             future.cancel()
             del self._futures[future]
 
     def close(self) -> None:
-        """Drop what waits, and let what is on its way end."""
-        self._closing.set()
-        self._pool.shutdown(cancel_futures=True)
+        """Drop what waits and what is on its way."""
+        if self._loop.is_closed():
+            return
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
         self._futures.clear()
-        self._http.close()
 
-    def _send(self, name: str, path: str, body: Mapping[str, Any]) -> tuple[Any, int]:
-        attempt = 0
-        while True:
-            try:
-                return self._try(path, body), attempt
-            except _Retry as reason:
-                hopeless = attempt == self.config.max_retries
-                if hopeless or self._closing.wait(self._delay(name, attempt, reason.after)):
-                    raise PolicyError(
+    async def _end(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await self._http.aclose()
+
+    async def _send(
+        self, name: str, path: str, content: bytes, read: Callable[[Any], T]
+    ) -> tuple[T | InfrastructureError, int]:
+        config, attempt = self.config, 0
+        async with self._gate:
+            while True:
+                try:
+                    async with asyncio.timeout(config.timeout_s):
+                        answer = await self._try(path, content)
+                    return read(answer), attempt
+                except TimeoutError:
+                    reason = InfrastructureError(f"no whole answer in {config.timeout_s:g} s")
+                except InfrastructureError as error:
+                    reason = error
+                if attempt == config.max_retries:
+                    return InfrastructureError(
                         f"request {name!r} to {self._http.base_url}{path} failed {attempt + 1} times, at last by "
                         f"{reason}; look at the server, or raise timeout_s or max_retries"
-                    ) from reason
-            attempt += 1
+                    ), attempt
+                await asyncio.sleep(self._delay(name, attempt, reason.seconds if isinstance(reason, _Busy) else 0.0))
+                attempt += 1
 
-    def _try(self, path: str, body: Mapping[str, Any]) -> Any:
+    async def _try(self, path: str, content: bytes) -> Any:
+        body, headers = bytearray(), {"Content-Type": "application/json"}
         try:
-            response = self._http.post(path, json=body)
-        except (httpx2.TransportError, httpx2.DecodingError) as error:
-            raise _Retry(f"{type(error).__name__}: {error}") from error
-        said = response.text[:EXCERPT]
-        if response.status_code in RETRIED_STATUS:
-            raise _Retry(f"status {response.status_code}: {said}", _seconds(response.headers.get("retry-after")))
+            async with self._http.stream("POST", path, content=content, headers=headers) as response:
+                async for chunk in response.aiter_raw():
+                    body += chunk
+                    if len(body) > self.config.max_answer_bytes:
+                        raise InfrastructureError(
+                            f"an answer of more than max_answer_bytes = {self.config.max_answer_bytes}"
+                        )
+        except httpx2.HTTPError as error:
+            raise InfrastructureError(f"{type(error).__name__}: {error}") from error
+        said = body[: 4 * EXCERPT].decode(errors="replace")[:EXCERPT]
+        if response.status_code in RETRIED_STATUS or response.status_code >= 500:
+            busy = _Busy(f"status {response.status_code}: {said!r}")
+            busy.seconds = _seconds(response.headers.get("retry-after"))
+            raise busy
         if not response.is_success:
             raise PolicyError(
                 f"{response.url} answered {response.status_code} for model {self.config.model!r}: {said!r}; it will "
                 "not take this request however often it is sent"
             )
         try:
-            return response.json()
-        except ValueError as error:
-            raise _Retry(f"an answer that is no JSON: {said!r}") from error
+            return json.loads(body)
+        except (ValueError, RecursionError) as error:  # no JSON, or nested deeper than can be read
+            raise InfrastructureError(f"an answer that is no JSON: {said!r} ({type(error).__name__})") from error
 
     def _delay(self, name: str, attempt: int, asked: float) -> float:
         config = self.config
@@ -162,8 +217,28 @@ def _seconds(text: str | None) -> float:
 
 
 def choice_of(answer: Any, what: str) -> dict[str, Any]:
-    """The first choice of a completion. Raises `PolicyError` where `what`, a name for the answer, has none."""
+    """The first choice of a completion. Raises `InfrastructureError` where `what`, a name for the answer, has none."""
     choices = answer.get("choices") if isinstance(answer, dict) else None
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        raise PolicyError(f"{what} is {str(answer)[:EXCERPT]!r}; expected an object with one choice")
+        raise InfrastructureError(f"{what} is {excerpt(answer)}; expected an object with one choice")
     return choices[0]
+
+
+def text_of(message: Any, what: str) -> str:
+    """The text of a choice's message, empty where it is null.
+
+    Raises `InfrastructureError` where there is none, or one with half of a surrogate pair, which no file can hold.
+    """
+    content = message.get("content", "") if isinstance(message, dict) else message
+    if not isinstance(message, dict) or not isinstance(content, str | None):
+        raise InfrastructureError(f"{what} has the message {excerpt(message)}; expected an object with content")
+    try:
+        (content or "").encode()
+    except UnicodeEncodeError as error:
+        raise InfrastructureError(f"{what} has half of a surrogate pair in it: {excerpt(content)}") from error
+    return content or ""
+
+
+def excerpt(value: Any) -> str:
+    """The beginning of a JSON value, in quotes and ASCII."""
+    return ascii(str(value)[:EXCERPT])

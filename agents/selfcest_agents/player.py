@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 from selfcest_agents.codec import Codec
@@ -13,8 +14,9 @@ from selfcest_agents.openai_client import ServerConfig
 from selfcest_agents.openai_engine import OpenAIPolicy
 from selfcest_agents.policy import EnginePolicy, Policy, SamplingConfig
 from selfcest_agents.replay import PlayedReplay, play_replays
-from selfcest_agents.rollout import RolloutRequest, rollout
+from selfcest_agents.rollout import RolloutRequest, Unplayed, all_of, rollout, what_played
 from selfcest_agents.samplers import Sampler
+from selfcest_env.errors import InfrastructureError
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.replay import Replay
 from selfcest_env.reward import Reward
@@ -48,13 +50,17 @@ class Player(Protocol):
 
         Raises:
             ConfigError: by a request's limits its contexts could outgrow the model.
+            UnplayedError: a server's fault left some unplayed or unjudged; it holds the others.
         """
         ...
 
     def play_replays(
         self, factual: Sequence[EpisodeRecord], replays: Sequence[Replay], temperature: float
     ) -> dict[Replay, PlayedReplay]:
-        """Counterfactuals of episodes that this player played; each is scored with its episode's weights."""
+        """Counterfactuals of episodes that this player played; each is scored with its episode's weights.
+
+        Raises `UnplayedError` as `play`.
+        """
         ...
 
     def close(self) -> None:
@@ -99,26 +105,40 @@ class LocalPlayer(Player):
         limits = [request.limits or self.limits for request in requests]
         requests = [replace(request, limits=own) for request, own in zip(requests, limits, strict=True)]
         rules, *_ = [self.rules(own) for own in dict.fromkeys(limits)]  # all are checked
-        records = rollout(requests, policy if wrap is None else wrap(policy, self.codec), rules)
-        return self._scored(records, [weights] * len(records))
+        played = policy if wrap is None else wrap(policy, self.codec)
+        records, unplayed = what_played(partial(rollout, requests, played, rules))
+        scored, unjudged = self._scored([(record, weights, record.cost.generated_tokens) for record in records])
+        return all_of(scored, [*unplayed, *unjudged])
 
     def play_replays(
         self, factual: Sequence[EpisodeRecord], replays: Sequence[Replay], temperature: float
     ) -> dict[Replay, PlayedReplay]:
         rules = self.rules(factual[0].limits if factual else self.limits)
         weights = {record.episode_id: record.weights for record in factual}
-        found = play_replays(factual, replays, self.policy(temperature), rules)
-        records = self._scored([play.record for play in found.values()], [weights[one.episode_id] for one in found])
-        pairs = zip(found.items(), records, strict=True)
-        return {replay: replace(play, record=record) for (replay, play), record in pairs}
+        found, unplayed = what_played(partial(play_replays, factual, replays, self.policy(temperature), rules))
+        items = [(play.record, weights[one.episode_id], play.generated_tokens) for one, play in found.items()]
+        scored, unjudged = self._scored(items)
+        records = {record.episode_id: record for record in scored}
+        judged = {replay: play for replay, play in found.items() if str(replay) in records}
+        return all_of(
+            {replay: replace(play, record=records[str(replay)]) for replay, play in judged.items()},
+            [*unplayed, *unjudged],
+        )
 
     def _scored(
-        self, records: list[EpisodeRecord], weights: Sequence[Mapping[str, float] | None]
-    ) -> list[EpisodeRecord]:
+        self, played: Sequence[tuple[EpisodeRecord, Mapping[str, float] | None, int]]
+    ) -> tuple[list[EpisodeRecord], list[Unplayed]]:
+        """Of records with their weights and prices those that could be judged, scored, and the others."""
         if self.reward is None:
-            return records
-        self.reward.prepare(records)
-        return [self.reward.score(record, own) for record, own in zip(records, weights, strict=True)]
+            return [record for record, *_ in played], []
+        self.reward.prepare([record for record, *_ in played])
+        scored, unjudged = [], []
+        for record, weights, tokens in played:
+            try:
+                scored.append(self.reward.score(record, weights))
+            except InfrastructureError as error:
+                unjudged.append(Unplayed(record.episode_id, error, tokens))
+        return scored, unjudged
 
 
 @dataclass(frozen=True)

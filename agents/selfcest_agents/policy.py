@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Protocol
 
 import numpy as np
 
 from selfcest_agents.codec import Codec
-from selfcest_agents.engine import Engine, TokenRequest
-from selfcest_env.errors import ConfigError, PolicyError
+from selfcest_agents.engine import Engine, FailedRequest, TokenRequest
+from selfcest_env.errors import ConfigError, InfrastructureError, PolicyError, SelfcestError
 from selfcest_env.record import Generation
 from selfcest_env.structure import Checked, NotNegative
 from selfcest_env.types import Role, TurnKey
@@ -41,8 +42,11 @@ class Policy(Protocol):
 
     def submit(self, requests: Sequence[PolicyRequest]) -> None: ...
 
-    def poll(self) -> list[tuple[TurnKey, Generation]]:
-        """Advance the work a little and return what has finished; `[]` is allowed while busy."""
+    def poll(self) -> Sequence[tuple[TurnKey, Generation | InfrastructureError]]:
+        """Advance the work a little and return what has finished; `[]` is allowed while busy.
+
+        An `InfrastructureError` stands for a turn that nobody's fault but a server's has left unplayed.
+        """
         ...
 
 
@@ -80,12 +84,18 @@ class EnginePolicy:
             token_requests.append(
                 TokenRequest(name, (*context, *block, *request.start), left, request.seed, self._sampling.temperature)
             )
-        self._engine.submit(token_requests)
+        with self._engine_s_faults():
+            self._engine.submit(token_requests)
 
-    def poll(self) -> list[tuple[TurnKey, Generation]]:
-        finished = []
-        for completion in self._engine.poll():
+    def poll(self) -> list[tuple[TurnKey, Generation | InfrastructureError]]:
+        finished: list[tuple[TurnKey, Generation | InfrastructureError]] = []
+        with self._engine_s_faults():
+            completions = self._engine.poll()
+        for completion in completions:
             request, block = self._pending.pop(completion.key)
+            if isinstance(completion, FailedRequest):
+                finished.append((request.key, completion.error))
+                continue
             ids = (*request.start, *completion.token_ids)
             generation = Generation(
                 text=self._codec.decode(ids),
@@ -99,6 +109,17 @@ class EnginePolicy:
             )
             finished.append((request.key, generation))
         return finished
+
+    @contextmanager
+    def _engine_s_faults(self) -> Iterator[None]:
+        """An engine that raises, as for want of memory, has no answers any more: that is nobody's answer either."""
+        try:
+            yield
+        except SelfcestError:
+            raise
+        except Exception as error:
+            said = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+            raise InfrastructureError(f"{type(self._engine).__name__} failed with {said}") from error
 
 
 class ScriptedPolicy:
@@ -142,5 +163,5 @@ class RolePolicy:
             if chosen:
                 policy.submit(chosen)
 
-    def poll(self) -> list[tuple[TurnKey, Generation]]:
+    def poll(self) -> list[tuple[TurnKey, Generation | InfrastructureError]]:
         return [done for policy in self._by_role.values() for done in policy.poll()]

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 
 from selfcest_agents.policy import Policy
-from selfcest_agents.rollout import Generations, rollout
+from selfcest_agents.rollout import Generations, all_of, rollout, what_played
 from selfcest_env.counterfactual import begin, check_replay, replay_seed, restore
 from selfcest_env.errors import CreditError, did_you_mean
 from selfcest_env.kernel import Kernel
@@ -125,10 +125,16 @@ def play_replays(
     *,
     max_concurrent: int = 512,
 ) -> dict[Replay, PlayedReplay]:
-    """Play every replay to its end, one that is asked twice once. Arguments and errors as `replay_requests`."""
+    """Play every replay to its end, one that is asked twice once.
+
+    Arguments and errors as `replay_requests`, and `UnplayedError` as `rollout`.
+    """
     requests = replay_requests(factual, replays, rules)
-    records = rollout(requests, policy, rules, max_concurrent=max_concurrent)
-    return {request.replay: played(request, record, rules) for request, record in zip(requests, records, strict=True)}
+    records, unplayed = what_played(partial(rollout, requests, policy, rules, max_concurrent=max_concurrent))
+    found = {record.episode_id: record for record in records}
+    return all_of(
+        {r.replay: played(r, found[r.episode_id], rules) for r in requests if r.episode_id in found}, unplayed
+    )
 
 
 def played(request: ReplayRequest, record: EpisodeRecord, rules: Rules) -> PlayedReplay:

@@ -6,12 +6,12 @@ slowest episode. What is submitted depends on the requests and on what the polic
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from selfcest_agents.policy import Policy, PolicyRequest
-from selfcest_env.errors import ConfigError, PolicyError
+from selfcest_env.errors import ConfigError, InfrastructureError, PolicyError
 from selfcest_env.kernel import Kernel
 from selfcest_env.record import EpisodeRecord, Generation, build_record
 from selfcest_env.replay import replayed_episode
@@ -20,10 +20,45 @@ from selfcest_env.seeding import turn_seed
 from selfcest_env.types import AgentId, Limits, Task, TurnKey, Usage
 from selfcest_env.views import observe
 
+T = TypeVar("T")
+
 MAX_IDLE_POLLS = 1_000_000  # a policy that answers nothing for so long is taken for broken
 
 
 Generations = Mapping[tuple[AgentId, int], Generation]
+
+
+@dataclass(frozen=True)
+class Unplayed:
+    """An episode that could not be played to its end, or judged, for a fault that was nobody's answer.
+
+    Attributes:
+        cause: the first such fault.
+        generated_tokens: what was sampled for it all the same.
+    """
+
+    episode_id: str
+    cause: InfrastructureError
+    generated_tokens: int
+
+
+class UnplayedError(InfrastructureError):
+    """Some of what was to be played was not. Whatever else was asked for with it has been played to its end.
+
+    Attributes:
+        played: what the call would have returned, less what was not played.
+        unplayed: what was not.
+    """
+
+    played: Any
+    unplayed: tuple[Unplayed, ...]
+
+    @classmethod
+    def of(cls, played: Any, unplayed: Sequence[Unplayed]) -> UnplayedError:
+        first = unplayed[0]
+        error = cls(f"episodes not played: {len(unplayed)}, the first is {first.episode_id}: {first.cause}")
+        error.played, error.unplayed = played, tuple(unplayed)
+        return error
 
 
 class Request(Protocol):
@@ -81,11 +116,18 @@ class _Episode:
     kernel: Kernel
     generations: dict[tuple[AgentId, int], Generation]
     in_flight: set[AgentId] = field(default_factory=set)
+    generated_tokens: int = 0
+    failure: InfrastructureError | None = None
+
+    @property
+    def over(self) -> bool:
+        """Nothing of it is under way: who plays on, or plays it again under its name, gets no answer of its past."""
+        return self.kernel.done if self.failure is None else not self.in_flight
 
     def asks(self) -> list[PolicyRequest]:
         """Requests for the agents that may act and have not been asked."""
-        asked = []
-        for agent_id in self.kernel.ready():
+        asked: list[PolicyRequest] = []
+        for agent_id in self.kernel.ready() if self.failure is None else ():
             if agent_id in self.in_flight:
                 continue
             observation = observe(self.kernel, agent_id)
@@ -96,9 +138,13 @@ class _Episode:
             self.in_flight.add(agent_id)
         return asked
 
-    def apply(self, key: TurnKey, generation: Generation) -> None:
+    def apply(self, key: TurnKey, generation: Generation | InfrastructureError) -> None:
         """Play what the policy answered. The price of an encoded block must be the price the ledger charged."""
         kernel, agent_id = self.kernel, key.agent_id
+        self.in_flight.discard(agent_id)
+        if isinstance(generation, InfrastructureError):
+            self.failure = self.failure or generation
+            return
         turn = kernel.agents[agent_id].turn
         if generation.prompt_ids and turn is not None and len(generation.prompt_ids) != turn.prompt_tokens:
             raise PolicyError(
@@ -107,12 +153,15 @@ class _Episode:
             )
         reported = len(generation.token_ids) or generation.charged_tokens
         used = kernel.rules.counter.count_text(generation.text) if reported is None else reported
-        self.generations[agent_id, key.turn] = generation
-        self.in_flight.discard(agent_id)
-        kernel.play(agent_id, generation.text, Usage(used, generation.finish_reason))
+        self.generated_tokens += used
+        if self.failure is None:
+            self.generations[agent_id, key.turn] = generation
+            kernel.play(agent_id, generation.text, Usage(used, generation.finish_reason))
 
-    def record(self) -> EpisodeRecord:
+    def found(self) -> EpisodeRecord | Unplayed:
         request = self.request
+        if self.failure is not None:
+            return Unplayed(request.episode_id, self.failure, self.generated_tokens)
         return build_record(self.kernel, self.generations, episode_id=request.episode_id, seed=request.seed)
 
 
@@ -136,12 +185,13 @@ def rollout(
 
     Raises:
         PolicyError: the policy answered something it was not asked, or stopped answering.
+        UnplayedError: an infrastructure failure ended some; raised when all others have been played.
     """
     if len({request.episode_id for request in requests}) != len(requests):
         raise PolicyError("episode ids of one rollout must be unique")
     waiting = list(reversed(requests))
     playing: dict[str, _Episode] = {}
-    finished: dict[str, EpisodeRecord] = {}
+    found: dict[str, EpisodeRecord | Unplayed] = {}
     idle_polls = 0
     while waiting or playing:
         asks: list[PolicyRequest] = []
@@ -154,9 +204,26 @@ def rollout(
         idle_polls = 0 if answers or asks else idle_polls + 1
         if idle_polls > MAX_IDLE_POLLS:
             raise PolicyError(f"the policy gave no answer in {MAX_IDLE_POLLS} polls while {len(playing)} episodes wait")
-        for episode_id in [name for name, episode in playing.items() if episode.kernel.done]:
-            finished[episode_id] = playing.pop(episode_id).record()
-    return [finished[request.episode_id] for request in requests]
+        for episode_id in [name for name, episode in playing.items() if episode.over]:
+            found[episode_id] = playing.pop(episode_id).found()
+    ended = [found[request.episode_id] for request in requests]
+    records = [one for one in ended if isinstance(one, EpisodeRecord)]
+    return all_of(records, [one for one in ended if isinstance(one, Unplayed)])
+
+
+def all_of(played: T, unplayed: Sequence[Unplayed]) -> T:
+    """What was played. Raises `UnplayedError` if something was not."""
+    if unplayed:
+        raise UnplayedError.of(played, unplayed)
+    return played
+
+
+def what_played(play: Callable[[], T]) -> tuple[T, tuple[Unplayed, ...]]:
+    """What a call returned, or would have returned, and what it could not play."""
+    try:
+        return play(), ()
+    except UnplayedError as error:
+        return error.played, error.unplayed
 
 
 def _advance(policy: Policy, asks: Sequence[PolicyRequest], playing: dict[str, _Episode]) -> int:

@@ -25,7 +25,7 @@ from weakref import WeakSet
 
 from selfcest_agents.engine import Completion, TokenRequest, check_requests
 from selfcest_agents.vllm_worker import WeightReceiver
-from selfcest_env.errors import ConfigError, PolicyError
+from selfcest_env.errors import ConfigError, InfrastructureError, PolicyError
 from selfcest_env.structure import Checked, Count, OneOf, Positive
 from selfcest_env.types import FinishReason
 
@@ -121,7 +121,7 @@ class VllmEngine:
         """Decode until at least one sequence finishes; return all that finish at that step, `[]` if none is pending."""
         while self._pending:
             if not self._engine.has_unfinished_requests():
-                raise PolicyError(f"vLLM lost {len(self._pending)} requests, as {next(iter(self._pending))!r}")
+                raise InfrastructureError(f"vLLM lost {len(self._pending)} requests, as {next(iter(self._pending))!r}")
             outputs = [output for output in self._engine.step() if output.finished]
             if finished := [self._completion(output) for output in outputs if output.request_id in self._pending]:
                 return finished
@@ -173,7 +173,7 @@ class VllmEngine:
     def _completion(self, output: Any) -> Completion:
         request, (made,) = self._pending.pop(output.request_id), output.outputs
         if made.finish_reason not in _FINISH:
-            raise PolicyError(f"vLLM ended {request.key!r} by {made.finish_reason!r}; expected stop or length")
+            raise InfrastructureError(f"vLLM ended {request.key!r} by {made.finish_reason!r}; expected stop or length")
         ids, version = tuple(made.token_ids), int(made.weight_versions[0].version)
         logprobs = tuple(float(entry[token].logprob) for entry, token in zip(made.logprobs, ids, strict=True))
         if not all(map(isfinite, logprobs)):

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import math
+import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,19 +18,19 @@ from typing import Any
 import pytest
 
 from selfcest_agents.codec import TerseCodec
-from selfcest_agents.engine import Completion, TokenRequest, check_trainable
+from selfcest_agents.engine import Completion, FailedRequest, TokenRequest, check_trainable
 from selfcest_agents.openai_client import ServerConfig
 from selfcest_agents.openai_engine import OpenAIEngine, OpenAIPolicy
 from selfcest_agents.policy import EnginePolicy, SamplingConfig
-from selfcest_agents.rollout import RolloutRequest, rollout
+from selfcest_agents.rollout import RolloutRequest, UnplayedError, rollout
 from selfcest_agents.tiny import TinyTokenizer
-from selfcest_env.errors import ConfigError, PolicyError
+from selfcest_env.errors import ConfigError, InfrastructureError, PolicyError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, from_json, to_json
 from selfcest_env.rules import Rules
 from selfcest_env.text.counters import WordCounter
 from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.text.terse import TerseProtocol
-from selfcest_env.types import FinishReason, Limits, Outcome, Task, TurnKey
+from selfcest_env.types import Fault, FinishReason, Limits, Outcome, Task, TurnKey
 from selfcest_training.credit import Credit
 from selfcest_training.learner.batch import build_samples
 from selfcest_training.learner.options import Denominator
@@ -33,12 +38,13 @@ from selfcest_training.learner.options import Denominator
 
 @dataclass(frozen=True)
 class Reply:
-    """What the server says to one request; `body` is sent as it is when it is a string."""
+    """What the server says to one request; `body` is sent as it is when it is a string, with a `drip` byte by byte."""
 
     body: Any
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     delay: float = 0.0
+    drip: float = 0.0
 
 
 @dataclass
@@ -84,7 +90,9 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
                     self.send_header(name, value)
                 self.send_header("content-length", str(len(text.encode())))
                 self.end_headers()
-                self.wfile.write(text.encode())
+                for piece in [text] if not reply.drip else text:
+                    self.wfile.write(piece.encode())
+                    time.sleep(reply.drip)
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -128,7 +136,9 @@ def engine_over(server: Server, **changes: Any) -> OpenAIEngine:
 def drain(engine: OpenAIEngine) -> dict[str, Completion]:
     found: dict[str, Completion] = {}
     while engine.pending:
-        found |= {completion.key: completion for completion in engine.poll()}
+        for completion in engine.poll():
+            assert isinstance(completion, Completion), completion
+            found[completion.key] = completion
     return found
 
 
@@ -163,6 +173,7 @@ def test_a_greedy_choice_has_no_alternatives(serve: Serve) -> None:
 
 BUSY = Reply({"error": "busy"}, status=429)
 STALLED, PATIENCE_S = Reply({}, delay=1.5), 1.0
+FILTERED = tokens(5, finish="content_filter")
 
 
 @pytest.mark.parametrize(
@@ -171,10 +182,12 @@ STALLED, PATIENCE_S = Reply({}, delay=1.5), 1.0
         BUSY,
         Reply("oops", status=500),
         Reply("<html>", status=503, headers={"retry-after": "0"}),
+        Reply("", status=529),
         Reply('{"choices": ['),
+        FILTERED,
         STALLED,
     ],
-    ids=["429", "500", "503", "malformed JSON", "time-out"],
+    ids=["429", "500", "503", "529", "malformed JSON", "filtered", "time-out"],
 )
 def test_what_may_go_better_is_tried_again(serve: Serve, bad: Reply) -> None:
     server = serve(lambda path, body, n: bad if n < 2 else tokens(9))
@@ -190,17 +203,87 @@ def test_what_may_go_better_is_tried_again(serve: Serve, bad: Reply) -> None:
     [
         (BUSY, "request 'a' to .*/v1/completions failed 3 times, at last by status 429: .*busy"),
         (Reply("not JSON"), "failed 3 times, at last by an answer that is no JSON: 'not JSON'"),
-        (STALLED, "failed 3 times, at last by ReadTimeout"),
+        (Reply("[" * 500_000), "at last by an answer that is no JSON: .*RecursionError"),
+        (FILTERED, "at last by .* ended by 'content_filter'; .*: a filtered or aborted answer is none"),
+        (STALLED, "failed 3 times, at last by no whole answer in 1 s"),
     ],
-    ids=["429", "malformed JSON", "time-out"],
+    ids=["429", "malformed JSON", "deep JSON", "filtered", "time-out"],
 )
-def test_after_the_retries_the_failure_is_loud(serve: Serve, bad: Reply, message: str) -> None:
-    server = serve(lambda path, body, n: bad)
+def test_after_the_retries_a_failure_stands_for_the_answer(serve: Serve, bad: Reply, message: str) -> None:
+    """One failed request was the end of all the others."""
+    server = serve(lambda path, body, n: bad if body["prompt"] == [1, 2] else tokens(9))
     with engine_over(server, max_retries=2, timeout_s=PATIENCE_S if bad is STALLED else 5) as engine:
+        engine.submit([ASK, TokenRequest("b", (3,), 4, 0)])
+        ended = {}
+        while engine.pending:
+            ended |= {one.key: one for one in engine.poll()}
+        assert engine.num_retries == 2
+    assert ended["b"] == Completion("b", (9,), (-0.5,), FinishReason.STOP, 0)
+    assert isinstance(failed := ended["a"], FailedRequest)
+    assert re.search(message, str(failed.error))
+    assert len(server.seen) == 4
+
+
+def test_a_slow_drip_of_bytes_times_out(serve: Serve) -> None:
+    """The time-out was one of silence, so an answer of a byte now and then held its request for ever."""
+    server = serve(lambda path, body, n: replace(tokens(9), drip=0.05))
+    begun = time.monotonic()
+    with engine_over(server, max_retries=0, timeout_s=0.5) as engine:
         engine.submit([ASK])
-        with pytest.raises(PolicyError, match=message):
-            engine.poll()
-    assert len(server.seen) == 3
+        (failed,) = engine.poll()
+    assert isinstance(failed, FailedRequest)
+    assert "no whole answer in 0.5 s" in str(failed.error)
+    assert time.monotonic() - begun < 3
+
+
+def test_a_slow_drip_of_headers_times_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def drip() -> None:
+            connection, _ = listening.accept()
+            with connection, contextlib.suppress(OSError):
+                for letter in b"HTTP/1.1 200 OK\r\nx: " + b"x" * 1000:
+                    connection.send(bytes([letter]))
+                    time.sleep(0.05)
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+        begun = time.monotonic()
+        with OpenAIEngine(ServerConfig(url, "m", timeout_s=0.5, max_retries=0), stop_ids=(9,)) as engine:
+            engine.submit([ASK])
+            (failed,) = engine.poll()
+        thread.join()
+    assert isinstance(failed, FailedRequest)
+    assert "no whole answer in 0.5 s" in str(failed.error)
+    assert time.monotonic() - begun < 3
+
+
+def test_an_answer_is_held_up_to_a_size(serve: Serve) -> None:
+    """Four answers of 300 MB took 4.4 GB."""
+    server = serve(lambda path, body, n: Reply("x" * 200_000))
+    with engine_over(server, max_retries=0, max_answer_bytes=100_000) as engine:
+        engine.submit([ASK])
+        (failed,) = engine.poll()
+    assert isinstance(failed, FailedRequest)
+    assert "an answer of more than max_answer_bytes = 100000" in str(failed.error)
+
+
+def test_a_compressed_answer_is_not_unpacked(serve: Serve) -> None:
+    server = serve(lambda path, body, n: replace(tokens(9), headers={"content-encoding": "gzip"}))
+    with engine_over(server, max_retries=0) as engine:
+        engine.submit([ASK])
+        assert drain(engine)["a"].token_ids == (9,)  # the bytes as they came
+
+
+def test_closing_does_not_wait_for_an_answer(serve: Serve) -> None:
+    server = serve(lambda path, body, n: Reply({}, delay=2.0))
+    engine = engine_over(server, timeout_s=60.0)
+    engine.submit([ASK])
+    begun = time.monotonic()
+    engine.close()
+    engine.close()
+    assert time.monotonic() - begun < 1.5
 
 
 def test_what_cannot_go_better_is_not_tried_again(serve: Serve) -> None:
@@ -215,13 +298,20 @@ def test_what_cannot_go_better_is_not_tried_again(serve: Serve) -> None:
 def test_nobody_listens(serve: Serve) -> None:
     server = serve(lambda path, body, n: tokens(9))
     nobody = replace(config(server, max_retries=1), base_url="http://127.0.0.1:9/v1")
-    with OpenAIEngine(nobody, stop_ids=(9,)) as engine, pytest.raises(PolicyError, match="2 times, at last by Connect"):
+    with (
+        OpenAIEngine(nobody, stop_ids=(9,)) as engine,
+        pytest.raises(InfrastructureError, match="2 times, at last by Connect"),
+    ):
         engine.check()
 
 
 def test_waits_grow_are_bounded_and_belong_to_their_request(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
-    monkeypatch.setattr(threading.Event, "wait", _recording(threading.Event.wait, waits))
+
+    async def recorded(seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", recorded)
     server = serve(lambda path, body, n: BUSY if n < 4 else tokens(9))
     limits = {"backoff_s": 0.004, "max_backoff_s": 0.01, "max_retries": 4}
     for _ in range(2):
@@ -240,16 +330,6 @@ def test_waits_grow_are_bounded_and_belong_to_their_request(serve: Serve, monkey
         engine.submit([ASK])
         drain(engine)
     assert waits == [0.01]  # asked for a minute, bounded
-
-
-def _recording(wait: Callable[..., bool], waits: list[float]) -> Callable[..., bool]:
-    def recording(self: threading.Event, timeout: float | None = None) -> bool:
-        # The back-off's own waits alone: threads and futures wait on events too.
-        if timeout is not None and threading.current_thread().name.startswith("selfcest-client"):
-            waits.append(timeout)
-        return wait(self, timeout)
-
-    return recording
 
 
 def test_no_more_at_once_than_allowed(serve: Serve) -> None:
@@ -281,9 +361,8 @@ def test_cancelled_requests_never_complete(serve: Serve) -> None:
         (tokens(1, 2, 3, 4, 9), "has 5 ids where max_new_tokens = 4"),
         (tokens(9, 5, finish="length"), "goes on after a stop id"),
         (tokens(5, 6), r"stopped at id 6, which is no stop id; expected \[9\]"),
-        (tokens(5, finish="abort"), "ended by 'abort'"),
-        (Reply({"choices": []}), "expected an object with one choice"),
-        (Reply([1]), "expected an object with one choice"),
+        (tokens(5, finish="tool_calls"), "switch the server's own tool parser off"),
+        (Reply({**tokens(5, 9).body, "usage": {"completion_tokens": 7}}), "has 2 ids, .* usage says 7 tokens"),
     ],
 )
 def test_answers_that_cannot_be_trained_on_are_refused(serve: Serve, reply: Reply, message: str) -> None:
@@ -292,6 +371,46 @@ def test_answers_that_cannot_be_trained_on_are_refused(serve: Serve, reply: Repl
         engine.submit([ASK])
         with pytest.raises(PolicyError, match=message):
             engine.poll()
+
+
+def with_logprob(logprob: Any) -> Reply:
+    return tokens(5, 9, logprobs={"token_logprobs": [logprob, -0.5]})
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        (tokens(5, finish="abort"), "ended by 'abort'"),
+        (tokens(5, finish=["stop"]), r"ended by \"\['stop'\]\""),  # type: ignore[arg-type]
+        (Reply({"choices": []}), "expected an object with one choice"),
+        (Reply([1]), "expected an object with one choice"),
+        *((tokens(bad, 9), "id 0 is .*; expected a whole number, 0 to 9") for bad in (True, 3.5, -3, 10, 10**30, "5")),
+        *((with_logprob(bad), "log-prob 0 is ") for bad in (True, 0.5, "-1", None, 10**400, -(10**400))),
+        *((Reply(json.dumps(with_logprob(bad).body)), "log-prob 0 is ") for bad in (math.nan, math.inf, -math.inf)),
+    ],
+)
+def test_answers_that_cannot_be_are_asked_for_again(serve: Serve, reply: Reply, message: str) -> None:
+    """An id of -3 or 3.5 and a log-prob of NaN or true were trained on."""
+    server = serve(lambda path, body, n: reply if n < 1 else tokens(5, 9))
+    with OpenAIEngine(config(server), stop_ids=(9,), vocab_size=10) as engine:
+        engine.submit([ASK])
+        assert drain(engine)["a"].token_ids == (5, 9)
+    with OpenAIEngine(
+        config(serve(lambda path, body, n: reply), max_retries=0), stop_ids=(9,), vocab_size=10
+    ) as engine:
+        engine.submit([ASK])
+        (failed,) = engine.poll()
+    assert isinstance(failed, FailedRequest)
+    assert re.search(message, str(failed.error))
+
+
+def test_log_probs_may_be_above_zero_by_rounding_and_ids_are_bounded_without_a_vocabulary(serve: Serve) -> None:
+    server = serve(lambda path, body, n: with_logprob(1e-6) if n < 1 else tokens(2**31, 9))
+    with engine_over(server, max_retries=0) as engine:
+        engine.submit([ASK])
+        assert drain(engine)["a"].logprobs == (1e-6, -0.5)
+        engine.submit([ASK])
+        assert isinstance(engine.poll()[0], FailedRequest)
 
 
 def test_check_finds_out_before_any_work(serve: Serve) -> None:
@@ -312,6 +431,7 @@ def test_check_finds_out_before_any_work(serve: Serve) -> None:
         ({"base_url": "localhost:8000"}, "base_url is 'localhost:8000'; expected http"),
         ({"max_concurrent": 0}, "max_concurrent is 0"),
         ({"max_retries": -1}, "max_retries is -1"),
+        ({"max_answer_bytes": 0}, "max_answer_bytes is 0"),
         ({"timeout_s": 0.0}, "timeout_s is 0.0; expected a finite number > 0"),
     ],
 )
@@ -406,18 +526,67 @@ def test_records_without_ids_cannot_be_trained_on(serve: Serve) -> None:
     ("reply", "message"),
     [
         (chat("", finish="content_filter"), "ended by 'content_filter'"),
-        (chat(None, finish="tool_calls"), "ended by 'tool_calls'; .* Switch the server's own tool parser off"),
         (Reply({"choices": [{"finish_reason": "stop", "message": "text"}]}), "expected an object with content"),
+        (chat("Answer: \ud83d"), r"half of a surrogate pair in it: 'Answer: \\ud83d'"),
     ],
 )
-def test_answers_that_are_none_stop_the_rollout(serve: Serve, reply: Reply, message: str) -> None:
-    server = serve(lambda path, body, n: reply)
+def test_answers_that_are_none_leave_their_episode_unplayed(serve: Serve, reply: Reply, message: str) -> None:
+    """A clone's failed request was the end of every episode."""
+
+    def answer(path: str, body: dict[str, Any], n: int) -> Reply:
+        root, replied = "Solve the task" in body["messages"][0]["content"], len(body["messages"]) > 2
+        call = root and not replied and "A and B" in body["messages"][1]["content"]
+        return chat(CALL) if call else chat("Answer: 46") if root else reply
+
+    rules = Rules(LIMITS, HermesProtocol(), WordCounter())
+    calling, alone = RolloutRequest("e0", TASK, 1), RolloutRequest("e1", replace(TASK, prompt="add"), 1)
+    with OpenAIPolicy(config(serve(answer)), SamplingConfig()) as policy:
+        with pytest.raises(UnplayedError, match=f"episodes not played: 1, the first is e0: .*{message}") as caught:
+            rollout([calling, alone], policy, rules)
+        (lost,) = caught.value.unplayed
+        assert (lost.episode_id, lost.generated_tokens) == ("e0", 7)  # the root's call was paid for
+        assert [record.answer for record in caught.value.played] == ["46"]
+        with pytest.raises(UnplayedError):  # under the same name, with nothing of its past in the way
+            rollout([calling], policy, rules)
+
+
+def test_a_server_that_parses_calls_stops_the_rollout(serve: Serve) -> None:
+    server = serve(lambda path, body, n: chat(None, finish="tool_calls"))
     rules = Rules(LIMITS, HermesProtocol(), WordCounter())
     with (
         OpenAIPolicy(config(server), SamplingConfig()) as policy,
-        pytest.raises(PolicyError, match=message),
+        pytest.raises(PolicyError, match="ended by 'tool_calls'; switch the server's own tool parser off"),
     ):
         rollout([RolloutRequest("e0", TASK, 1)], policy, rules)
+    assert len(server.seen) == 1
+
+
+def test_half_of_a_surrogate_pair_is_not_sent(serve: Serve) -> None:
+    """It was a UnicodeEncodeError out of the HTTP client."""
+    rules = Rules(LIMITS, HermesProtocol(), WordCounter())
+    with (
+        OpenAIPolicy(config(serve(lambda path, body, n: chat("Answer: 4"))), SamplingConfig()) as policy,
+        pytest.raises(PolicyError, match=r"'e0/root/turn0' has half of a surrogate pair in it, '\\ud83d'"),
+    ):
+        rollout([RolloutRequest("e0", replace(TASK, prompt="add \ud83d"), 1)], policy, rules)
+
+
+@pytest.mark.parametrize("used", [0, 3, True, 2.5, -1, 10**30, "7"])
+def test_a_count_that_cannot_be_is_charged_the_whole_grant(serve: Serve, used: Any) -> None:
+    """A server that said 0 tokens, or true, gave its answers away."""
+    server = serve(lambda path, body, n: chat("Answer: " + 800 * "4", used=used))
+    rules = Rules(LIMITS, HermesProtocol(), WordCounter())
+    with OpenAIPolicy(config(server), SamplingConfig()) as policy:
+        (record,) = rollout([RolloutRequest("e0", TASK, 1)], policy, rules)
+    assert record.agents[0].turns[0].facts.generated_tokens == 40
+
+
+def test_a_text_beyond_any_grant_is_dropped(serve: Serve) -> None:
+    server = serve(lambda path, body, n: chat("Answer: " + 40 * 256 * "4", used=None))
+    rules = Rules(LIMITS, HermesProtocol(), WordCounter())
+    with OpenAIPolicy(config(server), SamplingConfig()) as policy:
+        (record,) = rollout([RolloutRequest("e0", TASK, 1)], policy, rules)
+    assert record.agents[0].turns[0].facts.fault is Fault.OVER_GRANT
 
 
 def test_a_cut_answer_is_none_and_the_field_of_the_limit_can_be_named(serve: Serve) -> None:

@@ -16,7 +16,7 @@ from selfcest_agents.policy import EnginePolicy, RolePolicy, SamplingConfig, Scr
 from selfcest_agents.rollout import RolloutRequest, rollout
 from selfcest_agents.tiny import TinyConfig, TinyTokenizer, build_tiny
 from selfcest_agents.transformers.engine import TransformersEngine
-from selfcest_env.errors import ConfigError, PolicyError
+from selfcest_env.errors import ConfigError, InfrastructureError, PolicyError
 from selfcest_env.record import EpisodeRecord, Generation
 from selfcest_env.rules import Rules
 from selfcest_env.text.terse import TerseProtocol
@@ -192,6 +192,20 @@ def test_each_context_is_the_sampled_ids_and_the_new_block() -> None:
         assert stored == context
     assert engine.contexts == expected
     assert record.answer == "1"
+
+
+def test_an_engine_that_raises_is_one_line_with_its_cause() -> None:
+    """It was a traceback of CUDA's."""
+
+    class Dead(FakeEngine):
+        def poll(self) -> list[Completion]:
+            raise RuntimeError("CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`\n")
+
+    policy = EnginePolicy(Dead({}), CODEC, SamplingConfig())
+    with pytest.raises(InfrastructureError, match="Dead failed with RuntimeError: CUDA error: out of memory") as caught:
+        rollout(requests(2), policy, RULES)
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value.__cause__, RuntimeError)
 
 
 @pytest.mark.parametrize("max_concurrent", [1, 3, 64])

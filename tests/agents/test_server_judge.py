@@ -10,7 +10,7 @@ import pytest
 from test_openai_engine import Reply, Serve, Server, config, serve
 
 from selfcest_agents.server_judge import ServerJudge
-from selfcest_env.errors import ConfigError, PolicyError
+from selfcest_env.errors import ConfigError, InfrastructureError, PolicyError
 from selfcest_env.process import Step
 from selfcest_env.reward import make_reward
 from selfcest_env.types import Outcome, Role, Task
@@ -59,21 +59,38 @@ def test_forms_of_a_mark(serve: Serve, answer: str, mark: float) -> None:
 
 @pytest.mark.parametrize("answer", ["Mark: -3", "Mark: 100", "Remarks: 7", "Mark: seven", ""])
 def test_what_is_no_mark(serve: Serve, answer: str) -> None:
-    with pytest.raises(PolicyError, match="no mark in 1 tries"):
-        judge_over(serve(says(answer)), tries=1).judge([CLONE])
+    (unjudged,) = judge_over(serve(says(answer)), tries=1).judge([CLONE])
+    assert "no mark in 1 tries" in str(unjudged)
 
 
-def test_an_answer_without_a_mark_is_asked_for_again_and_then_stops_the_run(serve: Serve) -> None:
+def test_an_answer_without_a_mark_is_asked_for_again_and_is_then_a_failure(serve: Serve) -> None:
     server = serve(says("I cannot say.", "Mark: 11", "Mark: 10"))
     assert judge_over(server, weight=1.0).judge([CLONE]) == [1.0]
     assert [body["temperature"] for _, body in server.seen] == [0.0, 1.0, 1.0]
-    with pytest.raises(PolicyError, match=r"gave 1 of 2 turns no mark in 2 tries; .* it said 'Mark: 11'"):
-        judge_over(server, tries=2).judge([CLONE, ROOT_STEP])
+    unjudged, root = judge_over(server, tries=2).judge([CLONE, ROOT_STEP])
+    assert root == 0.0
+    assert isinstance(unjudged, InfrastructureError)
+    assert "no mark in 2 tries; expected a line 'Mark: N', and it said 'Mark: 11'" in str(unjudged)
 
 
-def test_an_answer_of_another_form_is_an_error(serve: Serve) -> None:
-    with pytest.raises(PolicyError, match="expected an object with one choice"):
-        judge_over(serve(lambda path, body, n: Reply({"choices": []}))).judge([CLONE])
+def test_an_outage_of_the_judge_leaves_the_other_marks_standing(serve: Serve) -> None:
+    """It was the end of the run."""
+    other = replace(CLONE, text="other")
+    broken = Reply({"choices": []})
+    server = serve(
+        lambda path, body, n: broken if "other" in body["messages"][1]["content"] else says("Mark: 5")(path, body, n)
+    )
+    found = ServerJudge(config(server, max_retries=1), weight=1.0).judge([other, CLONE])
+    assert found[1] == 0.5
+    assert isinstance(found[0], InfrastructureError)
+    assert "expected an object with one choice" in str(found[0])
+    assert len(server.seen) == 3  # the client tries again, and another seed would not help
+
+
+def test_a_server_that_refuses_the_judge_stops_at_once(serve: Serve) -> None:
+    server = serve(lambda path, body, n: Reply({"error": "no such model"}, status=404))
+    with pytest.raises(PolicyError, match="answered 404 for model 'm'"):
+        judge_over(server).judge([CLONE])
 
 
 def test_it_is_a_reward_term_by_its_reference(serve: Serve) -> None:

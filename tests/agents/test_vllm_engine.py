@@ -35,7 +35,7 @@ from selfcest_agents.rollout import RolloutRequest, rollout
 from selfcest_agents.tiny import TinyConfig, TinyTokenizer, build_tiny, save_pretrained
 from selfcest_agents.transformers.engine import TransformersEngine
 from selfcest_agents.vllm_engine import VllmEngine, VllmOptions
-from selfcest_env.errors import ConfigError, PolicyError
+from selfcest_env.errors import ConfigError, InfrastructureError, PolicyError
 from selfcest_env.rules import Rules
 from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import FinishReason, Limits, Role, Task
@@ -575,7 +575,7 @@ def wait_for(server: subprocess.Popen[bytes], engine: OpenAIEngine, log: Path, p
     while True:
         try:
             return engine.check()
-        except PolicyError as error:
+        except (InfrastructureError, PolicyError) as error:
             ended = server.poll()
             if ended is None and time.monotonic() < deadline:
                 time.sleep(0.5)

@@ -27,6 +27,7 @@ from selfcest_training.lab.games import GAMES
 from selfcest_training.lab.tabular import Streams, TabularPolicy
 from selfcest_training.stages import crediting
 from selfcest_training.stages.crediting import counterfactuals, credit_step
+from selfcest_training.stages.outages import Outages
 from selfcest_training.stages.produced import Produced
 
 
@@ -139,7 +140,8 @@ def test_both_rounds_of_replays_are_stored_and_read(tmp_path: Path) -> None:
     stored = read_groups(write(tmp_path / "e.jsonl", *replays, *records))
     again = apply(scheme, stored)
     assert [credit.advantage for credit in again] == [credit.advantage for credit in credits]
-    produced = Produced.of(groups, groups, played, planned_episodes=16, rounds=1)
+    lost = Outages(1, 3, 40, "status 503")
+    produced = Produced.of(groups, groups, played, planned_episodes=16, rounds=1, outages=lost)
     assert Produced.from_json(json.loads(json.dumps(produced.to_json())), scheme) == produced
     for other in (Branches(), Branches(samples=2), Branches(samples=2, nested=True), Rloo()):
         with pytest.raises(TrainingError, match=f"that credit scheme '{other.name}' does not ask for"):

@@ -52,14 +52,14 @@ class Console:
         assert caught.value.code == 0, printed.err
         return printed.out
 
-    def error(self, *arguments: str) -> str:
+    def error(self, *arguments: str, code: int = 2) -> str:
         """The one line of a command that does not."""
         self._monkeypatch.setattr(sys, "argv", ["selfcest", *arguments])
         self._capsys.readouterr()  # what a fixture's libraries printed
         with pytest.raises(SystemExit) as caught:
             cli.main()
         printed = self._capsys.readouterr()
-        assert caught.value.code == 2
+        assert caught.value.code == code
         (line,) = printed.err.splitlines()
         assert not printed.out
         return line
@@ -250,7 +250,7 @@ def test_a_server_plays_root_and_clones(selfcest: Console, serve: Serve, monkeyp
 
 def test_a_server_that_is_not_there_or_refuses_is_one_line(selfcest: Console, serve: Serve) -> None:
     ask = ["solve", "1 + 2?", "--name", "m", "policy.options.server.max_retries=0", "--server"]
-    line = selfcest.error(*ask, "http://127.0.0.1:9/v1")  # the port that discards
+    line = selfcest.error(*ask, "http://127.0.0.1:9/v1", code=3)  # the port that discards
     assert "http://127.0.0.1:9/v1/chat/completions failed 1 times" in line
     assert "ConnectError" in line
     refuses = serve(lambda path, body, n: Reply({"error": "no such model"}, status=404))

@@ -21,7 +21,7 @@ from test_openai_engine import Serve, chat, serve
 from selfcest_agents.openai_client import ServerConfig
 from selfcest_agents.tiny import TinyConfig, TinyTokenizer, build_tiny, save_pretrained
 from selfcest_env import record
-from selfcest_env.errors import ConfigError, DataError, PolicyError, RecordError, SelfcestError, TaskError
+from selfcest_env.errors import ConfigError, DataError, InfrastructureError, RecordError, SelfcestError, TaskError
 from selfcest_env.plugin import PlugIn
 from selfcest_env.record import AgentRecord, Cost, EpisodeRecord, Generation, Measure, Turn
 from selfcest_env.reward import TokenCost, make_reward
@@ -691,7 +691,7 @@ def test_a_store_finds_results_and_episodes(tmp_path: Path) -> None:
     assert results[2].key not in again
     assert again.find_episodes(results[1].played) == results[1]
     place = replace(results[0].place, strategy="b")
-    path = again.finish([(results[0].key, place)])
+    path = again.finish([(results[0].key, place)], {})
     assert list(read_results(path, whole=True)) == [replace(results[0], place=place)]
     assert results[1].key in Store(tmp_path / "other"), "what the study does not have any more is kept"
 
@@ -824,7 +824,7 @@ def test_a_study_that_never_played_is_begun_again(tmp_path: Path, serve: Serve) 
     server = {"base_url": "http://127.0.0.1:9/v1", "model": "m", "max_retries": 0}  # the port that discards
     data = small(tmp_path, strategies={"delegate": {}}, budgets=[1000], episodes=2, seeds=[0])
     data["policy"] = {"name": "server", "options": {"server": server}}
-    with pytest.raises(PolicyError, match="look at the server"):
+    with pytest.raises(InfrastructureError, match="2 of 2 instances could not .*; look at the server"):
         run(data)
     assert (tmp_path / "s" / "study.yaml").is_file()
     server["base_url"] = serve(lambda path, body, n: chat("Answer: 7")).url

@@ -12,6 +12,7 @@ from selfcest_env.errors import ConfigError, did_you_mean
 from selfcest_env.plugin import PlugIn
 from selfcest_env.structure import (
     AtLeast,
+    Between,
     Bound,
     Checked,
     Count,
@@ -134,6 +135,8 @@ class RLConfig(Checked):
         temperature: of sampling, and of the learner's log-probs.
         denominator, constant_tokens: see `Denominator`.
         max_policy_lag: rollouts run so many steps ahead of the learner, with weights that many steps old; 0: none.
+        group_tries: at a group whose episodes a server's fault leaves unplayed or unjudged, before it is dropped.
+        max_dropped_share: share of a step's groups that may be dropped so; above it the run stops.
     """
 
     steps: Size = 60
@@ -152,6 +155,8 @@ class RLConfig(Checked):
     reward_schedule: PlugIn = PlugIn("constant")
     credit: PlugIn = PlugIn("gated")
     max_policy_lag: Size = 0
+    group_tries: Count = 3
+    max_dropped_share: Annotated[float, Between(0, 1)] = 0.25
 
     def __post_init__(self) -> None:
         super().__post_init__()

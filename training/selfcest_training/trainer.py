@@ -21,9 +21,10 @@ from selfcest_training.learner.internals import look_into
 from selfcest_training.learner.options import Denominator, LossConfig
 from selfcest_training.learner.update import Learner, check_agreement, mean_metrics
 from selfcest_training.stages.ahead import RolloutsAhead
-from selfcest_training.stages.base import Admission, Stages, TaskMenu
+from selfcest_training.stages.base import Admission, PlannedGroup, Stages, TaskMenu
 from selfcest_training.stages.checks import admit, observe, propose, weights_at
-from selfcest_training.stages.crediting import StepCredit, counterfactuals, credit_step, records_of
+from selfcest_training.stages.crediting import StepCredit, credit_step, records_of
+from selfcest_training.stages.outages import NO_OUTAGES, replay_groups
 from selfcest_training.stages.produced import Produced, play_groups
 
 
@@ -38,6 +39,8 @@ class StepSettings:
         temperature: of sampling, and of the learner's log-probs.
         loss, denominator, constant_tokens: see `LossConfig` and `Denominator`.
         max_policy_lag: rollouts run so many steps ahead of the learner, with weights that many steps old.
+        group_tries: at a group that an infrastructure failure hits, before it is dropped.
+        max_dropped_share: share of a step's groups that may be dropped so.
     """
 
     steps: int
@@ -48,6 +51,8 @@ class StepSettings:
     denominator: Denominator
     constant_tokens: float
     max_policy_lag: int
+    group_tries: int
+    max_dropped_share: float
 
 
 class Account(Protocol):
@@ -122,18 +127,25 @@ class Trainer:
         stages, settings = self.stages, self.settings
         rng, weights = np.random.default_rng(stream_seed("tasks", self.seed, step)), weights_at(stages.rewards, step)
         play = partial(play_groups, self.player, step=step, seed=self.seed, temperature=settings.temperature)
+        planned: list[PlannedGroup] = []
         groups: list[EpisodeGroup] = []
-        admission, rounds, planned = Admission((), more=settings.tasks_per_step), 0, 0
+        admission, rounds, asked, outages = Admission((), more=settings.tasks_per_step), 0, 0, NO_OUTAGES
         while admission.more > 0:
-            played = play(propose(stages.tasks, step, admission.more, self.menu, rng), weights=weights, after=groups)
-            groups, rounds = [*groups, *played], rounds + 1
-            planned = planned or sum(len(group.episodes) for group in played)
-            observe(stages.tasks, step, played)
-            observe(stages.rewards, step, played)
+            plans = propose(stages.tasks, step, admission.more, self.menu, rng)
+            played, lost = play(plans, weights=weights, after=planned, tries=settings.group_tries)
+            planned, groups, rounds, outages = [*planned, *plans], [*groups, *played], rounds + 1, outages + lost
+            outages.check(step, len(planned), settings.max_dropped_share)
+            asked = asked or sum(plan.num_rollouts for plan in plans)
+            for stage in (stages.tasks, stages.rewards) if played else ():
+                observe(stage, step, played)
             admission = admit(stages.gate, step, groups, settings.tasks_per_step, rounds)
         replays = partial(self.player.play_replays, temperature=settings.temperature)
-        replayed = counterfactuals(stages.credit, admission.kept, replays)
-        return Produced.of(groups, admission.kept, replayed, planned_episodes=planned, rounds=rounds)
+        kept, replayed, lost = replay_groups(stages.credit, admission.kept, replays, settings.group_tries)
+        outages += lost
+        outages.check(step, len(planned), settings.max_dropped_share)
+        gone = {id(group) for group in admission.kept} - {id(group) for group in kept}
+        groups = [group for group in groups if id(group) not in gone]
+        return Produced.of(groups, kept, replayed, planned_episodes=asked, rounds=rounds, outages=outages)
 
     def update(self, produced: Produced, credit: StepCredit) -> dict[str, float]:
         """Exactly `minibatches` optimiser steps; one without anything to train makes none and says so."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated
 
@@ -17,10 +18,10 @@ try:
 except ImportError as error:  # a plain install brings the game alone
     raise SystemExit(f"{error}. The command line needs the training extra: pip install 'selfcest[train]'") from error
 
-from selfcest_env.errors import SelfcestError
 from selfcest_training.commands.bench import bench
 from selfcest_training.commands.credit import credit_app
 from selfcest_training.commands.lab import lab
+from selfcest_training.faults import Exit, exit_code, line_of
 
 app = typer.Typer(
     name="selfcest",
@@ -229,10 +230,12 @@ def trace(
 
 
 def main() -> None:
-    """Entry point: the project's own errors are one line and exit code 2."""
+    """Entry point: an exception is one line and an exit code, see `faults`; a defect in no log shows its trace."""
     sys.path.append(os.getcwd())  # plug-ins of one's own may lie in the working directory, but hide no library
     try:
         app()
-    except SelfcestError as error:
-        print(f"selfcest: {error}", file=sys.stderr)
-        raise SystemExit(2) from error
+    except Exception as error:
+        if exit_code(error) is Exit.DEFECT and not hasattr(error, "__notes__"):
+            traceback.print_exc()
+        print(f"selfcest: {line_of(error)}", file=sys.stderr)
+        raise SystemExit(int(exit_code(error))) from error

@@ -19,9 +19,11 @@ from selfcest_training.evaluation.leaks import leaked
 from selfcest_training.evaluation.play import Study
 from selfcest_training.evaluation.reading import headline, reading_of
 from selfcest_training.evaluation.report import write_page, write_report
-from selfcest_training.evaluation.results import read_results
+from selfcest_training.evaluation.results import read_results, read_unplayable
 from selfcest_training.evaluation.store import Store
 from selfcest_training.evaluation.table import curves_of
+from selfcest_training.evaluation.unplayable import leave_out, unplayable_lines
+from selfcest_training.faults import logged
 from selfcest_training.lock import locked
 from selfcest_training.run.experiment import shipped_config
 
@@ -36,7 +38,7 @@ def run_study(
             before any work.
     """
     study = Study(config)
-    with locked(config.folder):
+    with locked(config.folder), logged(config.folder):
         return _run(study, resume, page, command, console or Console())
 
 
@@ -69,11 +71,13 @@ def print_study(config: StudyConfig, console: Console, notes: Sequence[str] = ()
     file = config.folder / "results.jsonl"
     if not file.is_file():
         raise ConfigError(f"{config.folder} holds no results.jsonl: the study is not finished; add --resume to go on")
-    results = list(read_results(file, whole=bool(trios(config)), experts=True))
+    every, unplayable = list(read_results(file, whole=bool(trios(config)), experts=True)), read_unplayable(file)
+    results, lost = leave_out(every, unplayable), unplayable_lines(every, unplayable)
     cells, reading, choices = curves_of(results), reading_of(config, crossed=crossed), decided(config, results)
     head = headline(config, cells, reading)
-    shown, text = write_report(config.folder, cells, reading, head, notes, decisions=choices)
-    console.print(shown, soft_wrap=True, highlight=False, markup=False)
+    shown, text = write_report(config.folder, cells, reading, head, [*notes, *lost], decisions=choices)
+    for line in (shown, *(f"warning: {line}" for line in lost)):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
     console.print(f"written to {config.folder}; the whole report is its table.md", highlight=False)
     return text
 

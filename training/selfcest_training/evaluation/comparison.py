@@ -13,8 +13,9 @@ from selfcest_env.plugin import only_trusted
 from selfcest_training.evaluation.config import StudyConfig, load_study
 from selfcest_training.evaluation.frontier import compare_frontiers, match
 from selfcest_training.evaluation.reading import Reading, reading_of
-from selfcest_training.evaluation.results import Place, Result, read_results
+from selfcest_training.evaluation.results import Place, Result, read_results, read_unplayable
 from selfcest_training.evaluation.table import Curves, curves_of
+from selfcest_training.evaluation.unplayable import leave_out
 from selfcest_training.evaluation.words import at_equal_accuracy, at_most, matched, sentence
 
 Coordinates = tuple[str, str, str, int | None, str, int]  # family, size, strategy, budget, instance, seed
@@ -76,8 +77,8 @@ def _config(folder: Path) -> StudyConfig:
 
 
 def _rows(folder: Path) -> dict[Coordinates, Result]:
-    found = read_results(folder / "results.jsonl")
-    return {_coordinates(result.place): result for result in found}
+    file = folder / "results.jsonl"
+    return {_coordinates(result.place): result for result in leave_out(read_results(file), read_unplayable(file))}
 
 
 def _coordinates(place: Place) -> Coordinates:

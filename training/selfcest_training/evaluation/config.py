@@ -84,6 +84,8 @@ class StudyConfig(Checked):
         task_seed: draws the instances.
         held_out: of a file only the part that no training run draws, as of every other source.
         batch: instances played together; what a kill can lose.
+        tries: at an episode that a server's fault leaves unplayed, before its instance is left out of every strategy.
+        max_unplayable_share: share of a cell's instances that may be left out so; above it the study stops.
         threads: of torch.
         resamples, confidence: of the bootstrap.
         min_difference: of two accuracies; there is no verdict on a smaller one.
@@ -109,6 +111,8 @@ class StudyConfig(Checked):
     task_seed: Seed = 20_000
     held_out: bool = False
     batch: Count = 64
+    tries: Count = 3
+    max_unplayable_share: Annotated[float, AtLeast(0), Below(1)] = 0.1
     threads: Count = 1
     resamples: Annotated[int, AtLeast(100)] = 2000
     confidence: Annotated[float, AtLeast(0.5), Below(1)] = 0.95

@@ -14,7 +14,7 @@ import numpy as np
 from selfcest_agents.codec import Codec
 from selfcest_agents.player import Wrapper
 from selfcest_agents.policy import Policy, PolicyRequest
-from selfcest_env.errors import ConfigError, PolicyError
+from selfcest_env.errors import ConfigError, InfrastructureError, PolicyError
 from selfcest_env.protocol import ProtocolText
 from selfcest_env.record import Generation
 from selfcest_env.tasks import ExpertSource, Style
@@ -64,11 +64,11 @@ class ForcedDecision:
         shared = next(i for i, (a, b) in enumerate(zip(ids[True], ids[False], strict=False)) if a != b)
         return ids[self._delegate][: shared + 1]
 
-    def poll(self) -> list[tuple[TurnKey, Generation]]:
+    def poll(self) -> Sequence[tuple[TurnKey, Generation | InfrastructureError]]:
         finished = self._policy.poll()
         for key, generation in finished:
             start = self._starts.pop(key, ())
-            if generation.token_ids[: len(start)] != start:
+            if isinstance(generation, Generation) and generation.token_ids[: len(start)] != start:
                 raise PolicyError(f"{key}: the policy cannot go on from a begun turn; expected a model in this process")
         return finished
 

@@ -10,7 +10,8 @@ from functools import cached_property
 from pathlib import Path
 
 from selfcest_agents.player import Player
-from selfcest_env.errors import ConfigError
+from selfcest_agents.rollout import UnplayedError
+from selfcest_env.errors import ConfigError, InfrastructureError
 from selfcest_env.graders.qa import Overlap
 from selfcest_env.plugin import PlugIn
 from selfcest_env.record import EpisodeRecord
@@ -27,7 +28,8 @@ from selfcest_training.evaluation.instances import instances_of, source_of
 from selfcest_training.evaluation.policies import LEAST, PolicySource, digest, make_policy
 from selfcest_training.evaluation.results import Place, Result
 from selfcest_training.evaluation.store import Store
-from selfcest_training.evaluation.strategies import Instance, Seat, Strategy, make_strategy, shown_name
+from selfcest_training.evaluation.strategies import Episodes, Instance, Seat, Strategy, make_strategy, shown_name
+from selfcest_training.evaluation.unplayable import PatientPlayer
 
 OnPlayed = Callable[[int, str], None]  # instances done since the last report, and which
 
@@ -74,6 +76,7 @@ class Study:
             self.sources[cell.family, cell.size] = source = source_of(config, cell)
             self.tasks[cell.family, cell.size] = tasks = instances_of(config, cell, source)
             self.reward.check(tasks, f"cell {cell.family} {cell.size}")
+        self._unplayable: dict[str, tuple[Cell, str, str]] = {}  # cell, task and cause by what would have been played
         self.strategies: dict[str, Strategy] = {}
         self._policies: dict[str, PolicySource] = {}
         for label, spec in config.strategies.items():
@@ -151,6 +154,9 @@ class Study:
             store: where results are.
             report: told of progress.
             player: plays instead of the one that the study's policy would load, as when its weights are here already.
+
+        Raises:
+            InfrastructureError: more than `max_unplayable_share` of a cell's instances cannot be played.
         """
         waiting = [block for block in self.blocks() if block.style is None]
         # One model after the other, so that no two are loaded at once.
@@ -161,7 +167,11 @@ class Study:
         for block in self.blocks():
             if block.style is not None:
                 self._play_errorless(block, block.style, store, report)
-        return store.finish(self.order())
+        for cell in self.config.cells:  # what was found may have been lost to a judge
+            self._check_unplayable(cell)
+        lost = self._unplayable
+        items = (item for block in self.blocks() if lost for item in self._keyed(block) if item.played in lost)
+        return store.finish(self.order(), {item.key: lost[item.played][-1] for item in items})
 
     # One block
 
@@ -190,14 +200,55 @@ class Study:
                 for start in range(0, len(lacking), self.config.batch):
                     batch = lacking[start : start + self.config.batch]
                     new = self._not_found(batch, block, store)  # another strategy may have played some meanwhile
+                    new = [item for item in new if item.played not in self._unplayable]
                     clock = time.perf_counter()
-                    played = strategy.play([item.instance for item in new], seat, player) if new else []
+                    played = self._played(new, block, strategy, seat, player)
                     seconds = (time.perf_counter() - clock) / max(1, len(new))
-                    self.reward.prepare([episode for episodes in played for episode in episodes])
-                    store.add(
-                        self._result(item, block, episodes, seconds) for item, episodes in zip(new, played, strict=True)
-                    )
+                    store.add(self._judged(block, [(item, episodes, seconds) for item, episodes in played]))
                     report(len(batch), str(block))
+                    self._check_unplayable(block.cell)
+
+    def _played(
+        self, items: Sequence[Keyed], block: Block, strategy: Strategy, seat: Seat, player: Player
+    ) -> list[tuple[Keyed, Episodes]]:
+        """The episodes of those instances that can be played; the others are noted."""
+        patient = PatientPlayer(player, self.config.tries)
+        while items:
+            try:
+                found = strategy.play([item.instance for item in items], seat, patient)
+            except UnplayedError as error:
+                causes = {lost.episode_id.rpartition(".")[0]: str(lost.cause) for lost in error.unplayed}
+                hit = [item for item in items if item.instance.name in causes]
+                if not hit:  # a strategy that names its episodes otherwise
+                    raise
+                for item in hit:
+                    self._lose(item, block, causes[item.instance.name])
+                items = [item for item in items if item not in hit]
+            else:
+                return list(zip(items, found, strict=True))
+        return []
+
+    def _judged(self, block: Block, played: Sequence[tuple[Keyed, Sequence[EpisodeRecord], float]]) -> Iterator[Result]:
+        """The results of those episodes, with their seconds, that can be judged; the others are noted."""
+        self.reward.prepare([episode for _, episodes, _ in played for episode in episodes])
+        for item, episodes, seconds in played:
+            try:
+                yield self._result(item, block, episodes, seconds)
+            except InfrastructureError as error:
+                self._lose(item, block, str(error))
+
+    def _lose(self, item: Keyed, block: Block, why: str) -> None:
+        self._unplayable[item.played] = block.cell, item.place.task_id, why
+
+    def _check_unplayable(self, cell: Cell) -> None:
+        lost = {task: why for of, task, why in self._unplayable.values() if of == cell}
+        asked, most = len(self.tasks[cell.family, cell.size]), self.config.max_unplayable_share
+        if len(lost) > most * asked:
+            raise InfrastructureError(
+                f"{cell.family} {cell.size}: {len(lost)} of {asked} instances could not be played, and "
+                f"max_unplayable_share is {most:g}; the last: {[*lost.values()][-1]}. Look at that server, then go on "
+                "with --resume"
+            )
 
     def _play_errorless(self, block: Block, style: Style, store: Store, report: OnPlayed) -> None:
         """No model plays, so what is lacking is played again and no episode is stored."""
@@ -238,10 +289,8 @@ class Study:
         """What must be played. Episodes that were played for another strategy or grader are judged again and stored."""
         missing = [(item, store.find_episodes(item.played)) for item in items if item.key not in store]
         found = [(item, result) for item, result in missing if result is not None]
-        self.reward.prepare([episode for _, result in found for episode in result.episodes])
-        store.add(
-            self._result(item, block, result.episodes, (result.costs or {}).get(WALL, 0.0)) for item, result in found
-        )
+        again = [(item, result.episodes, (result.costs or {}).get(WALL, 0.0)) for item, result in found]
+        store.add(self._judged(block, again))
         return [item for item, result in missing if result is None]
 
     def _result(self, item: Keyed, block: Block, episodes: Sequence[EpisodeRecord], seconds: float) -> Result:

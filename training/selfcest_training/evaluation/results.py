@@ -90,6 +90,19 @@ class Result:
         return found
 
 
+@dataclass(frozen=True)
+class Unplayable:
+    """What a study has in the place of a result that no try could bring about, for a server's fault.
+
+    Attributes:
+        place: where the result would belong.
+        why: the last failure.
+    """
+
+    place: Place
+    why: str
+
+
 Share = Callable[[object], str]  # a value to the name that stands for it
 
 
@@ -98,6 +111,11 @@ def write_result(result: Result, share: Share) -> str:
     plain = asdict(replace(result, episodes=()))
     plain["episodes"] = [_shared(to_json(episode), share) for episode in result.episodes]
     return dump({"format": FORMAT, **plain})
+
+
+def write_unplayable(item: Unplayable) -> str:
+    """The same for what has no result."""
+    return dump({"format": FORMAT, "unplayable": asdict(item)})
 
 
 def _shared(episode: dict[str, Any], share: Share) -> dict[str, Any]:
@@ -174,8 +192,19 @@ def _episode(data: Mapping[str, Any], value_of: Callable[[str], Any]) -> Episode
     return from_json({**data, "task": {**task, "context": context}})
 
 
+def read_unplayable(path: Path) -> list[Unplayable]:
+    """What a file says in the place of results that there are none of."""
+    with path.open(encoding="utf-8") as lines:
+        found = [
+            read_line(line)["unplayable"] for line in lines if line.startswith(f'{{"format":{FORMAT},"unplayable"')
+        ]
+    return [Unplayable(_place(data["place"]), data["why"]) for data in found]
+
+
 def read_results(path: Path, *, whole: bool = False, experts: bool = False) -> Iterator[Result]:
-    """Results of a file. Raises `RecordError` that names the line.
+    """Results of a file, also of instances that another strategy could not be played on.
+
+    Raises `RecordError` that names the line.
 
     Args:
         path: of the file.
@@ -189,6 +218,8 @@ def read_results(path: Path, *, whole: bool = False, experts: bool = False) -> I
                 data = read_line(line)
                 if "shared" in data:
                     values[data["shared"]] = data["value"] if whole else None
+                    continue
+                if "unplayable" in data:
                     continue
                 result = parse_result(data, values.__getitem__ if whole else None)
                 if experts or result.place.style is None:

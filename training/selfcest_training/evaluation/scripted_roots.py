@@ -13,7 +13,7 @@ from selfcest_agents.codec import Codec
 from selfcest_agents.player import Wrapper
 from selfcest_agents.policy import Actor, Policy, PolicyRequest, ScriptedPolicy
 from selfcest_agents.scripted import OracleActor
-from selfcest_env.errors import ConfigError
+from selfcest_env.errors import ConfigError, InfrastructureError
 from selfcest_env.protocol import ProtocolText
 from selfcest_env.record import Generation, Turn
 from selfcest_env.structure import Checked, Count
@@ -46,7 +46,7 @@ class ScriptedRoot:
             if chosen:
                 policy.submit(chosen)
 
-    def poll(self) -> list[tuple[TurnKey, Generation]]:
+    def poll(self) -> list[tuple[TurnKey, Generation | InfrastructureError]]:
         # A server waits for an answer, so what the script has said comes first.
         said = self._script.poll() or self._policy.poll()
         return [(key, self._within(generation, self._grants.pop(key))) for key, generation in said]
@@ -55,8 +55,12 @@ class ScriptedRoot:
         bounds = [n for n in (request.observation.max_new_tokens, self._turn_tokens) if n is not None]
         return replace(request, observation=replace(request.observation, max_new_tokens=min(bounds, default=None)))
 
-    def _within(self, generation: Generation, grant: int | None) -> Generation:
-        if self._codec is None or grant is None or len(generation.token_ids) <= grant:
+    def _within(
+        self, generation: Generation | InfrastructureError, grant: int | None
+    ) -> Generation | InfrastructureError:
+        if isinstance(generation, InfrastructureError) or self._codec is None or grant is None:
+            return generation
+        if len(generation.token_ids) <= grant:
             return generation
         ids = generation.token_ids[:grant]
         cut = replace(generation, token_ids=ids, behavior_logprobs=generation.behavior_logprobs[:grant])

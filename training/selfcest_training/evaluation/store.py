@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -11,6 +11,7 @@ from selfcest_env.errors import RecordError
 from selfcest_training.evaluation.results import (
     Place,
     Result,
+    Unplayable,
     at_place,
     dump,
     names_in,
@@ -18,6 +19,7 @@ from selfcest_training.evaluation.results import (
     read_line,
     read_results,
     write_result,
+    write_unplayable,
     write_value,
 )
 
@@ -69,11 +71,17 @@ class Store:
                 file.write(line.encode())
             _flush(file)
 
-    def finish(self, order: Iterable[tuple[str, Place]]) -> Path:
-        """Write `results.jsonl`: the results with these keys, at these places. Returns its path."""
+    def finish(self, order: Iterable[tuple[str, Place]], unplayable: Mapping[str, str]) -> Path:
+        """Write `results.jsonl`: the results with these keys, at these places, or why there is none. Returns its path.
+
+        What was unplayable is not remembered: a store that is opened again lacks it.
+        """
         partial, kept, written = self._results.with_suffix(".partial"), set[str](), set[str]()
         with partial.open("w", encoding="utf-8") as file:
             for key, place in order:
+                if key in unplayable and key not in self:
+                    file.write(write_unplayable(Unplayable(place, unplayable[key])))
+                    continue
                 data = self._data(self._offset_of[key])
                 file.writelines(self._values_of(data, written))
                 file.write(at_place(data, place))
@@ -122,7 +130,7 @@ class Store:
                     data = read_line(line.decode())
                     if "shared" in data:
                         self._offset_of_value[data["shared"]] = offset
-                    else:
+                    elif "unplayable" not in data:
                         result = parse_result(data, None)
                         self._offset_of[result.key] = self._offset_of_episodes[result.played] = offset
                 except RecordError as error:

@@ -30,6 +30,11 @@ class Instance:
     task: Task
     seed: int
 
+    @property
+    def name(self) -> str:
+        """What the ids of its episodes begin with, up to the last dot."""
+        return f"{self.task.task_id}.{self.seed:x}"
+
 
 @dataclass(frozen=True)
 class Seat:
@@ -90,8 +95,9 @@ class Strategy:
         requests = []
         for instance, allowed in zip(instances, limits, strict=True):
             seed = stream_seed("sample", instance.seed, sample) if sample else instance.seed
-            name = f"{instance.task.task_id}.{instance.seed:x}.{sample}"
-            requests.append(RolloutRequest(name, instance.task, seed, self.limits(allowed, instance.task)))
+            requests.append(
+                RolloutRequest(f"{instance.name}.{sample}", instance.task, seed, self.limits(allowed, instance.task))
+            )
         return player.play(requests, seat.temperature, wrap=self.wrapper(seat))
 
     def choose(self, episodes: Episodes, grades: Sequence[Grade]) -> int:

@@ -31,10 +31,11 @@ from selfcest_training.evaluation.play import Study
 from selfcest_training.evaluation.policies import SEED
 from selfcest_training.evaluation.reading import headline, reading_of
 from selfcest_training.evaluation.report import write_report
-from selfcest_training.evaluation.results import Result, read_results
+from selfcest_training.evaluation.results import Result, read_results, read_unplayable
 from selfcest_training.evaluation.run_verdict import run_verdict
 from selfcest_training.evaluation.store import Store
 from selfcest_training.evaluation.table import curves_of
+from selfcest_training.evaluation.unplayable import leave_out, unplayable_lines
 from selfcest_training.evaluation.warm_starts import given_up_lines, warm_start_warnings
 
 FORCED = ("always_delegates", "never_delegates")
@@ -181,16 +182,24 @@ def results_of(config: RunConfig, *, whole: bool = False) -> tuple[list[Result],
         lacking = f"; without {', '.join(missing)}" if missing else ""
         notes.append(f"not everything has been evaluated yet: this is of the seeds {seeds}{lacking}")
     order = [(part, seed) for part in complete for seed in config.seeds if seed in shared]
-    return [result for part, seed in order for result in complete[part][seed]], notes
+    results = [result for part, seed in order for result in complete[part][seed]]
+    stored = dict.fromkeys(_file(config, part, seed) for part, seed in order)  # arms share none, stages of one may
+    labels = {part.label(config) for part, _ in order}
+    lost = [one for path in stored for one in read_unplayable(path) if one.place.strategy in labels]
+    return leave_out(results, lost), [*notes, *unplayable_lines(results, lost)]
 
 
 def _stored(config: RunConfig, part: Part, whole: bool) -> Iterator[tuple[int, list[Result]]]:
     for seed in config.seeds:
-        path, label = _folder(config, part.arm, seed) / part.stage / "results.jsonl", part.label(config)
+        path, label = _file(config, part, seed), part.label(config)
         if path.exists():
             # Whole where it was forced, for what it decided is read off its episodes.
             found = read_results(path, whole=whole or config.arms[part.arm].forced, experts=True)
             yield seed, [result for result in found if result.place.strategy == label]
+
+
+def _file(config: RunConfig, part: Part, seed: int) -> Path:
+    return _folder(config, part.arm, seed) / part.stage / "results.jsonl"
 
 
 def report_run(config: RunConfig) -> str:

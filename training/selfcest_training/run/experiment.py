@@ -24,6 +24,7 @@ from selfcest_env.errors import ConfigError, SelfcestError
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import dump_config
 from selfcest_training.evaluation.training_run import Stage, check_evaluation, evaluate_job, report_run
+from selfcest_training.faults import logged
 from selfcest_training.lock import locked
 from selfcest_training.run.job import Job, JobId
 from selfcest_training.run.shared_warmstart import hand_over, shared_warm_starts
@@ -54,7 +55,7 @@ def run(config: RunConfig, *, resume: bool, only_warm_start: bool = False, conso
     for arm in config.arms:
         Job(config, JobId(arm, config.seeds[0]), lambda *_: None)  # whatever cannot be built fails here
     check_evaluation(config)  # nor does a cell without enough instances wait for the warm start
-    with locked(config.folder):
+    with locked(config.folder), logged(config.folder):
         _run(config, resume, only_warm_start, console or Console())
 
 
@@ -142,6 +143,9 @@ def _run_job(config: RunConfig, job_id: JobId, only_warm_start: bool) -> None:
         _play_job(config, job_id, only_warm_start)
     except SelfcestError as error:
         error.args = (f"{job_id}: {error}",)
+        raise
+    except Exception as error:
+        error.add_note(f"in {job_id}")
         raise
 
 

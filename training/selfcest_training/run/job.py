@@ -211,6 +211,8 @@ class Job:
             denominator=config.denominator,
             constant_tokens=config.constant_tokens,
             max_policy_lag=config.max_policy_lag,
+            group_tries=config.group_tries,
+            max_dropped_share=config.max_dropped_share,
         )
         menu = TaskMenu(self.families, config.tasks, config.group_size)
         with Trainer(

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from selfcest_agents.player import Player
 from selfcest_agents.replay import PlayedReplay
-from selfcest_agents.rollout import RolloutRequest
+from selfcest_agents.rollout import RolloutRequest, what_played
 from selfcest_env.errors import TrainingError
 from selfcest_env.record import EpisodeGroup, from_json, to_json
 from selfcest_env.seeding import stream_seed
 from selfcest_training.credit import CreditAssigner, ask, ask_more
 from selfcest_training.stages.base import PlannedGroup
 from selfcest_training.stages.crediting import GroupReplays
+from selfcest_training.stages.outages import NO_OUTAGES, Outages
 
 
 def play_groups(
@@ -26,22 +27,39 @@ def play_groups(
     seed: int,
     temperature: float,
     weights: Mapping[str, float],
-    after: Sequence[EpisodeGroup] = (),
-) -> list[EpisodeGroup]:
-    """One group per plan, scored; ids are `s<step>.g<group>.e<episode>`.
+    after: Sequence[PlannedGroup] = (),
+    tries: int = 1,
+) -> tuple[list[EpisodeGroup], Outages]:
+    """One group per plan, scored, and what could not be played; ids are `s<step>.g<group>.e<episode>`.
 
     Args:
         weights: of the reward's terms.
-        after: groups of the same step that were played before; no two episodes of a step share an id or a seed.
+        after: what was planned for the same step before; no two episodes of a step share an id or a seed.
+        tries: at a group as a whole, the same each time.
     """
-    count = sum(len(group.episodes) for group in after)
-    requests: list[RolloutRequest] = []
+    count = sum(plan.num_rollouts for plan in after)
+    waiting: dict[int, list[RolloutRequest]] = {}
     for i, plan in enumerate(planned, len(after)):
-        for k in range(plan.num_rollouts):
-            episode_seed = stream_seed("episode", seed, step, count + len(requests))
-            requests.append(RolloutRequest(f"s{step}.g{i}.e{k}", plan.task, episode_seed))
-    records = iter(player.play(requests, temperature, weights))
-    return [EpisodeGroup(plan.task, tuple(islice(records, plan.num_rollouts))) for plan in planned]
+        names = [f"s{step}.g{i}.e{k}" for k in range(plan.num_rollouts)]
+        seeds = [stream_seed("episode", seed, step, count + k) for k in range(plan.num_rollouts)]
+        waiting[i] = [RolloutRequest(name, plan.task, own) for name, own in zip(names, seeds, strict=True)]
+        count += plan.num_rollouts
+    groups: dict[int, EpisodeGroup] = {}
+    outages = NO_OUTAGES
+    for _ in range(tries if waiting else 0):
+        requests = [request for of_group in waiting.values() for request in of_group]
+        records, unplayed = what_played(partial(player.play, requests, temperature, weights))
+        found = {record.episode_id: record for record in records}
+        for i, of_group in list(waiting.items()):
+            if all(request.episode_id in found for request in of_group):
+                episodes = tuple(found.pop(request.episode_id) for request in of_group)
+                groups[i] = EpisodeGroup(of_group[0].task, episodes)
+                del waiting[i]
+        given_up = sum(record.cost.generated_tokens for record in found.values())
+        outages += Outages.of(unplayed) + Outages(tokens=given_up)
+        if not waiting:
+            break
+    return [groups[i] for i in sorted(groups)], outages + Outages(len(waiting))
 
 
 @dataclass(frozen=True)
@@ -54,6 +72,7 @@ class Produced:
         replayed: the replays of each kept group.
         planned_episodes: of the first round; what the step's loss denominators count, whatever was dropped or refilled.
         rounds: of rollouts.
+        outages: what infrastructure failures took.
     """
 
     groups: tuple[EpisodeGroup, ...]
@@ -61,6 +80,7 @@ class Produced:
     replayed: tuple[GroupReplays, ...]
     planned_episodes: int
     rounds: int
+    outages: Outages = NO_OUTAGES
 
     @classmethod
     def of(
@@ -71,13 +91,14 @@ class Produced:
         *,
         planned_episodes: int,
         rounds: int,
+        outages: Outages = NO_OUTAGES,
     ) -> Produced:
         """Raises `TrainingError` for a kept group that was not played, or that is there twice."""
         places = {id(group): i for i, group in enumerate(groups)}
         found = tuple(places.pop(id(group), -1) for group in kept)
         if -1 in found:
             raise TrainingError("the gate kept a group that it was not given, or one twice; it may only choose")
-        return cls(tuple(groups), found, tuple(replayed), planned_episodes, rounds)
+        return cls(tuple(groups), found, tuple(replayed), planned_episodes, rounds, outages)
 
     @property
     def learned_from(self) -> tuple[EpisodeGroup, ...]:
@@ -85,9 +106,10 @@ class Produced:
 
     @property
     def sampled_tokens(self) -> int:
-        """Generated tokens of all episodes, dropped ones too, and of replays."""
+        """Generated tokens of all episodes and replays, dropped, failed and given up ones too."""
         episodes = sum(episode.cost.generated_tokens for group in self.groups for episode in group.episodes)
-        return episodes + sum(played.generated_tokens for of_group in self.replayed for played in of_group.values())
+        replays = sum(played.generated_tokens for of_group in self.replayed for played in of_group.values())
+        return episodes + replays + self.outages.tokens
 
     def policy_lag(self, step: int) -> int:
         """Most steps that separate the weights of a turn from those that step `step` begins with."""
@@ -95,10 +117,11 @@ class Produced:
         return max((step - turn.generation.policy_version for turn in turns), default=0)
 
     def diagnostics(self) -> dict[str, float]:
-        """What the gate cost."""
+        """What the gate and infrastructure failures cost."""
         dropped = [group for i, group in enumerate(self.groups) if i not in self.kept]
         tokens = sum(episode.cost.generated_tokens for group in dropped for episode in group.episodes)
-        return {"gate/rounds": self.rounds, "gate/dropped_groups": len(dropped), "gate/dropped_tokens": tokens}
+        gate = {"gate/rounds": self.rounds, "gate/dropped_groups": len(dropped), "gate/dropped_tokens": tokens}
+        return {**gate, **self.outages.metrics()}
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for a checkpoint."""
@@ -111,6 +134,7 @@ class Produced:
             ],
             "planned_episodes": self.planned_episodes,
             "rounds": self.rounds,
+            "outages": asdict(self.outages),
         }
 
     @classmethod
@@ -133,4 +157,5 @@ class Produced:
                     f"'{assigner.name}' does not ask for; go on with the config that it was written with"
                 )
             replayed.append(dict(zip(asked, played, strict=True)))
-        return cls(groups, kept, tuple(replayed), data["planned_episodes"], data["rounds"])
+        outages = Outages(**data.get("outages", {}))  # checkpoints of earlier versions know of none
+        return cls(groups, kept, tuple(replayed), data["planned_episodes"], data["rounds"], outages)

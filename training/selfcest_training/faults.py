@@ -1,0 +1,62 @@
+"""What becomes of an exception: one line for the terminal, an exit code, and its trace in the folder that it hit."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from concurrent.futures import BrokenExecutor
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from enum import IntEnum
+from pathlib import Path
+
+from selfcest_env.errors import ConfigError, InfrastructureError, SelfcestError
+
+LOG = "errors.log"
+
+
+class Exit(IntEnum):
+    """The exit codes of `selfcest`, as docs/faults.md has them."""
+
+    DONE = 0
+    CHECK = 1  # a command that checks something has found it wrong
+    MISTAKE = 2  # in what was typed, configured or plugged in
+    INFRASTRUCTURE = 3  # a server, an engine or the machine; another try may go better
+    DEFECT = 4  # nobody has thought of it
+
+
+@contextmanager
+def logged(folder: Path) -> Iterator[None]:
+    """Append the trace of whatever ends the block to the folder's `errors.log`, with those of its causes.
+
+    The exception gets a note that says where. A `ConfigError` says all there is to say, and is not logged.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        trace, now = traceback.format_exc(), datetime.now().astimezone().isoformat(" ", "seconds")
+        with suppress(OSError):  # a full disk must not hide what it has caused
+            with (folder / LOG).open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(f"{now}\n{trace}\n")
+            error.add_note(f"the whole trace is in {folder / LOG}")
+        raise
+
+
+def line_of(error: Exception) -> str:
+    """The exception with its notes, on one line if it is none of the project's own."""
+    own = isinstance(error, SelfcestError)
+    said = str(error) if own else " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    return "; ".join([said, *getattr(error, "__notes__", ())])
+
+
+def exit_code(error: Exception) -> Exit:
+    if isinstance(error, InfrastructureError):
+        return Exit.INFRASTRUCTURE
+    if isinstance(error, SelfcestError):
+        return Exit.MISTAKE
+    # By name: torch is slow to import, and may not be there.
+    out_of_memory = any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
+    machine = out_of_memory or isinstance(error, OSError | MemoryError | BrokenExecutor)
+    return Exit.INFRASTRUCTURE if machine else Exit.DEFECT
