@@ -43,9 +43,9 @@ def bench(
         return
     cells = [
         Cell(name, entry, seed)
+        for seed in range(seeds)  # first, so that what an interruption leaves is whole seeds
         for name in scenario or SCENARIOS
         for entry in learner or ENTRIES
-        for seed in range(seeds)
     ]
     errors, there = Console(stderr=True), len(load(out).keys() & set(cells))
     columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
