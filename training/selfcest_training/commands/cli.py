@@ -17,7 +17,7 @@ try:
 except ImportError as error:  # a plain install brings the game alone
     raise SystemExit(f"{error}. The command line needs the training extra: pip install 'selfcest[train]'") from error
 
-from selfcest_env.errors import SelfcestError
+from selfcest_env.errors import SelfcestError, StoppedError
 from selfcest_training.commands.bench import bench
 from selfcest_training.commands.credit import credit_app
 from selfcest_training.commands.lab import lab
@@ -229,10 +229,10 @@ def trace(
 
 
 def main() -> None:
-    """Entry point: the project's own errors are one line and exit code 2."""
+    """Entry point: errors of the project are one line and exit code 2, what stops it from outside one line and 3."""
     sys.path.append(os.getcwd())  # plug-ins of one's own may lie in the working directory, but hide no library
     try:
         app()
-    except SelfcestError as error:
+    except (SelfcestError, OSError) as error:
         print(f"selfcest: {error}", file=sys.stderr)
-        raise SystemExit(2) from error
+        raise SystemExit(3 if isinstance(error, StoppedError | OSError) else 2) from error
