@@ -902,8 +902,14 @@ def test_a_policy_written_as_one_text(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "mine").mkdir()
     trained(tmp_path, 0)
     chat = {name: PlugIn("model", {"model": {"name": "chat", "options": {"source": name}}})
-            for name in ("mine", "./mine", "smollm2", "owner/model")}  # fmt: skip
-    run_folders = ("runs/r/delegating/seed0/model", "runs/r/delegating/seed{seed}/model", "runs/none", "./nowhere")
+            for name in ("mine", "./mine", "smollm2", "hub:owner/model")}  # fmt: skip
+    run_folders = (
+        "runs/r/delegating/seed0/model",
+        "runs/r/delegating/seed{seed}/model",
+        "runs/none",
+        "./nowhere",
+        "owner/model",
+    )
     folders = {name: PlugIn("model", {"folder": name}) for name in run_folders}
     for name, policy in {**chat, **folders, "package.module:Class": PlugIn("package.module:Class")}.items():
         data = small(tmp_path, policy=name, strategies={"delegate": {}, "monolithic": {"policy": name}})

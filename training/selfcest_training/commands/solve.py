@@ -146,7 +146,10 @@ def _named(policy: str) -> tuple[PlugIn, Limits]:
     if "folder" not in named.options:
         return named, Limits()
     if not place.exists():
-        raise ConfigError(f"--policy {policy}: there is no such folder; train first (selfcest train), or name another")
+        raise ConfigError(
+            f"--policy {policy}: there is no such folder; train first (selfcest train), or name another; a model of "
+            "the hub is hub:OWNER/NAME"
+        )
     return named, _arm_limits(place)
 
 
