@@ -432,19 +432,30 @@ def children(process: int) -> list[int]:
     return [int(child) for child in found if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
+def train(output: Path, name: str) -> tuple[str, ...]:
+    steps = ("arms.delegating.rl.steps=12", "checkpoint_every=4", "workers=1")
+    return ("train", "-c", str(write(output)), *steps, f"name={name}")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    """The rows of its table."""
+    output = tmp_path_factory.mktemp("undisturbed")
+    assert selfcest(*train(output, "whole")).returncode == 0
+    return timeless_table(output / "runs" / "whole" / "results.csv")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["SIGTERM", "SIGTERM to all", "a killed worker", "a full disk"])
 def test_a_run_that_the_machine_stops_ends_in_one_line_and_resumes_to_the_same_table(
-    tmp_path: Path, fault: str
+    tmp_path: Path, undisturbed: list[dict[str, str]], fault: str
 ) -> None:
-    path = write(tmp_path)
-    start_of = ("train", "-c", str(path), "arms.delegating.rl.steps=12", "checkpoint_every=4", "workers=1")
-    assert selfcest(*start_of, "name=undisturbed").returncode == 0
+    command = train(tmp_path, "stopped")
     limits: dict[str, object] = {"start_new_session": True}
     if fault == "a full disk":  # as far as a process can have one of its own
         size = 40_000
         limits["preexec_fn"] = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-    process = start(*start_of, "name=stopped", **limits)
+    process = start(*command, **limits)
     folder = tmp_path / "runs" / "stopped"
     if fault != "a full disk":
         wait_for(folder, "delegating/seed0/checkpoints/rl_*")
@@ -461,7 +472,7 @@ def test_a_run_that_the_machine_stops_ends_in_one_line_and_resumes_to_the_same_t
     assert f"the same command with --resume goes on from the newest checkpoints in {folder}" in said
     assert ("delegating/seed0/checkpoints/" in said) or fault == "a full disk"
     assert (folder / "config.yaml").read_text().startswith("name: stopped\n")
-    done = selfcest(*start_of, "name=stopped", "--resume")
+    done = selfcest(*command, "--resume")
     assert done.returncode == 0, done.stderr
-    assert timeless_table(folder / "results.csv") == timeless_table(tmp_path / "runs" / "undisturbed" / "results.csv")
+    assert timeless_table(folder / "results.csv") == undisturbed
     assert not [found for found in folder.rglob(".*") if found.name != ".lock"]

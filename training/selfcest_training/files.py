@@ -40,11 +40,18 @@ def whole(path: Path) -> Iterator[Path]:
             partial.replace(path)
         _sync(path.parent)
     except Exception as error:
-        if not isinstance(error, OSError) and (number := re.search(r"os error (\d+)", str(error))):
-            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
-        raise
+        number = error.errno if isinstance(error, OSError) else _os_error(error)
+        if number is None or getattr(error, "filename", None) is not None:
+            raise
+        raise OSError(number, os.strerror(number), str(path)) from error
     finally:
         _delete(partial)
+
+
+def _os_error(error: Exception) -> int | None:
+    """The number in what a library of Rust says of an error of the system."""
+    found = re.search(r"os error (\d+)", str(error))
+    return int(found[1]) if found else None
 
 
 def write_text(path: Path, text: str) -> None:

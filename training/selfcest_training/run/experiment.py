@@ -81,13 +81,13 @@ def _run(config: RunConfig, resume: bool, only_warm_start: bool, console: Consol
                 for follower in followers:
                     hand_over(config, leader, follower)
             _run_jobs(config, jobs, only_warm_start, progress, bars, stop)
+        print_report(config, console)
     except (OSError, BrokenProcessPool, StoppedError) as error:
         why = "a worker process was killed" if isinstance(error, BrokenProcessPool) else error
         raise StoppedError(f"{why}; {where_it_goes_on(config)}") from error
     except KeyboardInterrupt:
         console.print(f"interrupted; {where_it_goes_on(config)}", soft_wrap=True, highlight=False, markup=False)
         raise
-    print_report(config, console)
 
 
 def where_it_goes_on(config: RunConfig) -> str:
