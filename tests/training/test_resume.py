@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import pickle
 import resource
@@ -28,6 +29,8 @@ import selfcest_training.commands.cli as cli
 from selfcest_env.errors import ConfigError, RecordError, StoppedError
 from selfcest_env.record import read_episodes
 from selfcest_training import files
+from selfcest_training.commands.solve import _count
+from selfcest_training.commands.trace import print_trace
 from selfcest_training.config import RunConfig
 from selfcest_training.credit.offline import read_groups
 from selfcest_training.evaluation.curves import metrics_of
@@ -384,6 +387,24 @@ def test_a_cut_last_line_is_skipped_with_a_warning(base: Job, tmp_path: Path) ->
     groups = read_groups(base.folder / "episodes.jsonl").groups
     with pytest.warns(UserWarning, match=r"was cut and is skipped, and so is its group s2\.g"):
         assert read_groups(folder / "episodes.jsonl").groups == groups[:-1], "none is taken for a group of seven"
+
+
+def test_trace_reads_a_cut_file(base: Job, tmp_path: Path) -> None:
+    _, folder = copy(base, tmp_path)
+    cut(folder / "episodes.jsonl")
+    before_last = list(read_episodes(base.folder / "episodes.jsonl"))[-2].episode_id
+    shown = [Console(record=True, file=io.StringIO()) for _ in range(2)]
+    with pytest.warns(UserWarning, match="was cut and is skipped"):
+        print_trace(folder / "episodes.jsonl", None, shown[0])
+    print_trace(base.folder / "episodes.jsonl", before_last, shown[1])
+    assert shown[0].export_text() == shown[1].export_text()
+
+
+def test_nothing_is_added_to_half_a_line(base: Job, tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl"
+    path.write_bytes((base.folder / "episodes.jsonl").read_bytes()[:-20])
+    with pytest.raises(ConfigError, match=r"--out: .*line \d+, was cut and is skipped; name a file of episodes"):
+        _count(path)
 
 
 def test_a_last_line_without_its_end_is_whole_all_the_same(base: Job, tmp_path: Path) -> None:

@@ -72,8 +72,8 @@ def run(config: RunConfig, *, resume: bool, only_warm_start: bool = False, conso
 
 def _run(config: RunConfig, resume: bool, only_warm_start: bool, console: Console) -> None:
     jobs = [JobId(arm, seed) for seed in config.seeds for arm in config.arms]
-    prepare(config, resume)
     try:
+        prepare(config, resume)
         with _progress(console, jobs) as (progress, bars), _stop_on_sigterm() as stop:
             shared = shared_warm_starts(config)
             _run_jobs(config, list(shared), True, progress, bars, stop)
@@ -193,8 +193,8 @@ def _start_worker(messages: Queue[Message], stop: _Flag, threads: int) -> None:
     global _messages, _stop
     _messages, _stop = messages, stop
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the parent is interrupted, and ends its workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted, and ends its workers
+    signal.signal(signal.SIGTERM, lambda *_: None)  # likewise; programs that a worker starts do not inherit this one
     torch.set_num_threads(threads)
     disable_progress_bar()  # type: ignore[no-untyped-call]  # of loading and saving: ours is the one that counts
 
