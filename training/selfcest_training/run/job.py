@@ -139,7 +139,6 @@ class Job:
         """Write the model as a folder that transformers loads; an adapter is merged for good."""
         merge_lora(self.model)
         with whole(self.folder / name) as partial:
-            partial.mkdir()
             self.language.save(self.model, partial)
 
     def _open(self) -> None:
