@@ -51,6 +51,13 @@ class TrainingError(SelfcestError, RuntimeError):
     """Training that cannot go on: a gradient that is not finite, or a sampler and a learner that disagree."""
 
 
+class StoppedError(SelfcestError, RuntimeError):
+    """Work that something outside it has stopped, as a full disk or a signal. The same command with `--resume` goes on.
+
+    The command line ends with exit code 3, and with 2 for every other `SelfcestError`.
+    """
+
+
 class PlugInError(SelfcestError, ImportError):
     """A `package.module:Class` reference that does not lead to a usable class."""
 

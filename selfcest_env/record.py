@@ -9,6 +9,7 @@ from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
+from warnings import warn
 
 from selfcest_env.errors import RecordError
 from selfcest_env.kernel import Kernel
@@ -363,14 +364,34 @@ def from_json(data: Mapping[str, Any]) -> EpisodeRecord:
     return structure(found, EpisodeRecord, place="record", error=RecordError)
 
 
-def read_episodes(path: Path) -> Iterator[EpisodeRecord]:
-    """Records of a JSON-lines file, one episode a line. Raises `RecordError` that names the line."""
-    with path.open(encoding="utf-8") as lines:
+def read_json_lines(path: Path, on_cut: Callable[[str], None] = warn) -> Iterator[tuple[int, Any]]:
+    """Values of a file with one JSON value a line, each after the number of its line, from 1.
+
+    A last line that was cut, by a kill or a full disk, is skipped; `on_cut` is told. Raises `RecordError` that names
+    any other line that is no JSON.
+    """
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                yield from_json(json.loads(line))
-            except ValueError as error:
+                value = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                if not line.endswith(b"\n"):
+                    on_cut(f"{path}, line {number}, was cut and is skipped")
+                    return
                 raise RecordError(f"{path}, line {number}: {error}") from error
+            yield number, value
+
+
+def read_episodes(path: Path, on_cut: Callable[[str], None] = warn) -> Iterator[EpisodeRecord]:
+    """Records of a JSON-lines file, one episode a line; `on_cut` as in `read_json_lines`.
+
+    Raises `RecordError` that names the line.
+    """
+    for number, value in read_json_lines(path, on_cut):
+        try:
+            yield from_json(value)
+        except ValueError as error:
+            raise RecordError(f"{path}, line {number}: {error}") from error
 
 
 def write_episode(record: EpisodeRecord) -> str:

@@ -3,6 +3,12 @@
 Importing this package imports nothing heavy; each engine brings its own libraries when its module is imported.
 """
 
+import os
+
 from selfcest_env import __version__
+
+# Libraries that models are loaded and run with report their use unless told otherwise, and read this when imported.
+for _name, _value in (("HF_HUB_DISABLE_TELEMETRY", "1"), ("VLLM_NO_USAGE_STATS", "1")):
+    os.environ.setdefault(_name, _value)
 
 __all__ = ["__version__"]

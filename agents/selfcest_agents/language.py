@@ -25,7 +25,7 @@ class Language(Protocol):
     Attributes:
         codec: messages to ids and back.
         stop_ids: ids that end a turn; an engine stops there.
-        checkpoint: the folder or hub id that the initial weights come from; `None` if they are drawn.
+        checkpoint: the folder, or the id on the hub, that the initial weights come from; `None` if they are drawn.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""Chat models from a Hugging Face folder, the hub, or a GGUF file, and SmolLM2 from a package that carries it."""
+"""Chat models from a Hugging Face folder, a GGUF file or the hub, and SmolLM2 from a package that carries it."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from transformers import (
 from selfcest_agents.chat import ChatCodec, ChatConfig
 from selfcest_agents.lora import export_model
 from selfcest_agents.transformers.engine import TransformersEngine
+from selfcest_agents.weights import check_no_pickle
 from selfcest_env.errors import ConfigError
 from selfcest_env.protocol import Brief, ProtocolText
 from selfcest_env.rules import Rules
@@ -35,6 +36,7 @@ from selfcest_env.text.protocols import make_protocol
 from selfcest_env.types import Boundary, Limits, Role, TokenCounter
 
 # Not float16: its range is too small for unscaled gradients, and sampler and learner share one model.
+HUB = "hub:"  # before the id of a model that is to be looked up there
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -66,17 +68,18 @@ class ChatLanguage(Checked):
     """`Language` of a chat model of Hugging Face. What can be wrong shows at construction; weights are read by `load`.
 
     Attributes:
-        source: a folder that `save_pretrained` wrote, a `.gguf` file (converted once, see `convert_gguf`), a hub id, or
-            `smollm2` (see `smollm2_path`).
+        source: a folder that `save_pretrained` wrote, a `.gguf` file (converted once, see `convert_gguf`),
+            `hub:OWNER/NAME`, or `smollm2` (see `smollm2_path`). Nothing but `hub:` is looked up on a network.
         dtype: of the weights, `float32` or `bfloat16`.
         device: where the model lives, as `cpu` or `cuda`.
         attention: one of transformers' implementations, as `sdpa`; `None`: its own choice.
         chat: how its template is rendered.
         protocol: how calls and answers are written: `hermes`, `terse` or `package.module:Class`.
+        allow_pickle: whether weights may be read from a pickle, as `pytorch_model.bin`, where there are no safetensors.
 
     Raises:
-        ConfigError: no such model, no chat template or one that cannot be extended, a tokenizer of another model, an
-            unsupported dtype, an absent device.
+        ConfigError: no such model, one whose weights are a pickle, no chat template or one that cannot be extended, a
+            tokenizer of another model, an unsupported dtype, an absent device.
     """
 
     source: str
@@ -85,11 +88,14 @@ class ChatLanguage(Checked):
     attention: str | None = None
     chat: ChatConfig = ChatConfig()
     protocol: str = "hermes"
+    allow_pickle: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         make_protocol(self.protocol)
         _check_device(self.device)
+        if not self.allow_pickle:
+            check_no_pickle(Path(self.checkpoint))
         if self._config.vocab_size < len(self.tokenizer):  # the config first: without one there is no model at all
             raise ConfigError(
                 f"the tokenizer of {self.source} has {len(self.tokenizer)} ids, its model {self._config.vocab_size}; "
@@ -130,7 +136,13 @@ class ChatLanguage(Checked):
 
     def load(self, seed: int, folder: Path | None = None, dtype: str | None = None) -> PreTrainedModel:
         options = {} if self.attention is None else {"attn_implementation": self.attention}
-        model = _load(AutoModelForCausalLM, folder or self.checkpoint, dtype=DTYPES[dtype or self.dtype], **options)
+        model = _load(
+            AutoModelForCausalLM,
+            folder or self.checkpoint,
+            dtype=DTYPES[dtype or self.dtype],
+            use_safetensors=None if self.allow_pickle else True,
+            **options,
+        )
         loaded: PreTrainedModel = model.to(self.device).eval()
         return loaded
 
@@ -230,26 +242,31 @@ def convert_gguf(file: Path, cache: Path | None = None) -> Path:
 
 def _resolve(source: str | Path) -> str | Path:
     path = Path(source)
+    if str(source).startswith(HUB):
+        return str(source).removeprefix(HUB)
     if path.suffix == ".gguf":
         if not path.is_file():
             raise ConfigError(f"{source} is no file; expected a GGUF model")
         return convert_gguf(path)
     if path.is_dir() and not (path / "config.json").is_file():
         raise ConfigError(f"{source} is no model: the folder has no config.json; expected what save_pretrained writes")
-    if path.is_file():
-        raise ConfigError(f"{source} is no model; expected a folder, a .gguf file or a hub id")
+    if not path.is_dir():
+        raise ConfigError(
+            f"{source} is no model folder; expected one, a .gguf file, or for a model of the hub hub:OWNER/NAME"
+        )
     return source
 
 
 def _load(auto: Any, source: str | Path, **options: Any) -> Any:
     """`from_pretrained`, with one error for the many ways in which it says that there is no such thing."""
     try:
-        return auto.from_pretrained(source, trust_remote_code=False, **options)
+        local = Path(source).is_dir()
+        return auto.from_pretrained(source, trust_remote_code=False, local_files_only=local, **options)
     except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigError(
             f"{options.get('gguf_file', source)} could not be loaded by {auto.__name__}: {lines[0]} Expected a causal "
-            "language model with its tokenizer: a folder that save_pretrained wrote, a .gguf file or a hub id"
+            "language model with its tokenizer: a folder that save_pretrained wrote, a .gguf file or hub:OWNER/NAME"
         ) from error
 
 

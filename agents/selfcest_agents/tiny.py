@@ -20,6 +20,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTraine
 
 from selfcest_agents.codec import TerseCodec
 from selfcest_agents.lora import export_model
+from selfcest_agents.weights import check_no_pickle
 from selfcest_env.errors import ConfigError, PolicyError
 from selfcest_env.rules import Rules
 from selfcest_env.structure import Above, Checked, Count, Finite
@@ -224,6 +225,7 @@ def load_pretrained(folder: str | Path) -> tuple[LlamaForCausalLM, TinyTokenizer
     """
     if not Path(folder).is_dir():
         raise ConfigError(f"{folder} is no folder; expected one that save_pretrained wrote")
+    check_no_pickle(Path(folder))
     tokenizer = TinyTokenizer()
     found = AutoTokenizer.from_pretrained(folder, local_files_only=True).get_vocab()
     if found != tokenizer.vocab:
@@ -232,7 +234,7 @@ def load_pretrained(folder: str | Path) -> tuple[LlamaForCausalLM, TinyTokenizer
             "load it as a general transformers model, or train the tiny model again"
         )
     model = LlamaForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+        folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True, use_safetensors=True
     )
     return _ready(model), tokenizer
 

@@ -319,6 +319,7 @@ def _hub_rows(path: str) -> tuple[Mapping[str, Any], ...]:
     if match is None:
         raise DataError(f"{path}: not of the form {HUB}OWNER/NAME[/CONFIG][:SPLIT], as in {HUB}openai/gsm8k/main:test")
     try:
+        os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # read at the import
         datasets = importlib.import_module("datasets")
     except ImportError as error:
         raise DataError(

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,11 +15,13 @@ import pytest
 import torch
 from chat_models import CHATML, byte_level, chat_tokenizer, tiny_llama
 from rounding import logprob_rounding
+from safetensors.torch import load_file
 
 from selfcest_agents import pretrained
 from selfcest_agents.chat import ChatCodec, ChatConfig
 from selfcest_agents.engine import TokenRequest
-from selfcest_agents.pretrained import chat_rules, convert_gguf, load_chat_model, smollm2_path
+from selfcest_agents.pretrained import ChatLanguage, chat_rules, convert_gguf, load_chat_model, smollm2_path
+from selfcest_agents.tiny import load_pretrained
 from selfcest_agents.transformers.engine import TransformersEngine
 from selfcest_env.errors import ConfigError
 from selfcest_env.types import Limits
@@ -112,18 +119,67 @@ def test_what_cannot_be_loaded(
 
 def test_paths_that_are_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with pytest.raises(ConfigError, match="missing could not be loaded by AutoConfig"):
+    with pytest.raises(
+        ConfigError, match=r"missing is no model folder; expected one, a .gguf file, or .* hub:OWNER/NAME"
+    ):
         load_chat_model(tmp_path / "missing")
     with pytest.raises(ConfigError, match="missing.gguf is no file"):
         load_chat_model(tmp_path / "missing.gguf")
     text = tmp_path / "notes.txt"
     text.write_text("no model")
-    with pytest.raises(ConfigError, match="notes.txt is no model; expected a folder, a .gguf file or a hub id"):
+    with pytest.raises(ConfigError, match=r"notes.txt is no model folder; expected one, a .gguf file"):
         load_chat_model(text)
     text.rename(text.with_suffix(".gguf"))
     with pytest.raises(ConfigError, match="notes.gguf could not be loaded by AutoTokenizer"):
         load_chat_model(text.with_suffix(".gguf"))
     assert not list((tmp_path / "cache" / "selfcest").iterdir())  # nothing half-made stays behind
+
+
+def test_weights_in_a_pickle_are_refused_unless_allowed(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    torch.save(weights, folder / "pytorch_model.bin")
+    assert load_chat_model(folder)  # which are not looked at beside safetensors
+    drop("model.safetensors")(folder)
+    with pytest.raises(
+        ConfigError, match=r"are a pickle \(pytorch_model.bin\), which can run code .* allow_pickle: true"
+    ) as caught:
+        ChatLanguage(str(folder))
+    assert len(str(caught.value).splitlines()) == 1
+    with pytest.raises(ConfigError, match="are a pickle"):
+        load_pretrained(folder)
+    allowed = ChatLanguage(str(folder), allow_pickle=True).load(0)
+    assert all(torch.equal(allowed.state_dict()[name], tensor) for name, tensor in weights.items())
+
+
+def test_nothing_is_looked_up_on_a_network_unless_asked_for(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def ask(host: object, *_: object, **__: object) -> None:
+        asked.append(host)
+        raise OSError("no network")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(socket, "getaddrinfo", ask)
+    monkeypatch.setattr(time, "sleep", lambda _: None)  # between attempts
+    load_chat_model(folder)
+    with pytest.raises(ConfigError, match=r"owner/name is no model folder; .* for a model of the hub hub:OWNER/NAME"):
+        load_chat_model("owner/name")
+    assert not asked
+    with pytest.raises(ConfigError, match="owner/name could not be loaded"):
+        load_chat_model("hub:owner/name")
+    assert asked
+
+
+def test_libraries_do_not_report_their_use() -> None:
+    code = "import os, selfcest_training, huggingface_hub.constants as hub\n"
+    code += "print(hub.HF_HUB_DISABLE_TELEMETRY, os.environ['VLLM_NO_USAGE_STATS'])"
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    for own, said in (({}, "True 1"), ({"HF_HUB_DISABLE_TELEMETRY": "0", "VLLM_NO_USAGE_STATS": "0"}, "False 0")):
+        command = [sys.executable, "-c", code]
+        found = subprocess.run(command, capture_output=True, text=True, env={**environment, **own}, check=True)
+        assert found.stdout.strip() == said
 
 
 def test_packages_that_are_missing_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,13 +127,13 @@ def test_a_run_with_a_shared_warm_start_is_killed_and_resumes_to_the_same_files(
 def write_metrics(folder: Path, steps: list[tuple[float, int, int]]) -> None:
     """(return, tokens of the episodes, tokens of replays) of each step."""
     folder.mkdir(parents=True)
-    probed = {"stage": "probe", "step": 0, "attempt": 0, "phase": 0, "passed": True, "sampled_tokens": 77}
-    sampled, lines = 77, [json.dumps({"stage": "warmstart", "step": 0, "loss": 1.0, "sampled_tokens": 0})]
-    lines.append(json.dumps(probed))
+    used = {"step": 0, "sampled_tokens": 77, "compute_tokens": 0, "cpu_seconds": 0.0}
+    probed = {**used, "stage": "probe", "attempt": 0, "phase": 0, "threshold": 0.0, "passed": True}
+    sampled, lines = 77, [json.dumps({**used, "stage": "warmstart", "sampled_tokens": 0}), json.dumps(probed)]
     for step, (value, tokens, replayed) in enumerate(steps):
         sampled += tokens + replayed
-        row = {"stage": "rl", "step": step, "return": value, "sampled_tokens": sampled, "replayed_tokens": replayed}
-        lines.append(json.dumps(row))
+        made = {"step": step, "return": value, "sampled_tokens": sampled, "replayed_tokens": replayed}
+        lines.append(json.dumps({**used, **made, "stage": "rl"}))
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -374,5 +374,5 @@ def test_overrides_reach_whoever_plays() -> None:
     assert asked.policy.name == "server"
     assert asked.policy.options == {"server": asdict(ServerConfig("http://x/v1", "m", timeout_s=3))}
     assert asked.limits == Limits(max_reads=2)
-    hub = solve_config("owner/name", None, None, ["policy.options.model.options.device=cuda"])
-    assert hub.policy.options == {"model": {"name": "chat", "options": {"source": "owner/name", "device": "cuda"}}}
+    hub = solve_config("hub:owner/name", None, None, ["policy.options.model.options.device=cuda"])
+    assert hub.policy.options == {"model": {"name": "chat", "options": {"source": "hub:owner/name", "device": "cuda"}}}

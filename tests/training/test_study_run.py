@@ -902,8 +902,14 @@ def test_a_policy_written_as_one_text(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "mine").mkdir()
     trained(tmp_path, 0)
     chat = {name: PlugIn("model", {"model": {"name": "chat", "options": {"source": name}}})
-            for name in ("mine", "./mine", "smollm2", "owner/model")}  # fmt: skip
-    run_folders = ("runs/r/delegating/seed0/model", "runs/r/delegating/seed{seed}/model", "runs/none", "./nowhere")
+            for name in ("mine", "./mine", "smollm2", "hub:owner/model")}  # fmt: skip
+    run_folders = (
+        "runs/r/delegating/seed0/model",
+        "runs/r/delegating/seed{seed}/model",
+        "runs/none",
+        "./nowhere",
+        "owner/model",
+    )
     folders = {name: PlugIn("model", {"folder": name}) for name in run_folders}
     for name, policy in {**chat, **folders, "package.module:Class": PlugIn("package.module:Class")}.items():
         data = small(tmp_path, policy=name, strategies={"delegate": {}, "monolithic": {"policy": name}})
@@ -939,6 +945,18 @@ def test_shipped_studies_load(path: Path) -> None:
 
 def test_the_default_study_is_there() -> None:
     assert default_study() == ROOT / "training/configs/cpu/frontier.yaml"
+
+
+def test_a_cut_line_of_results_is_skipped_with_a_warning_and_a_lost_task_is_named(tmp_path: Path) -> None:
+    file = run(small(tmp_path)) / "results.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    results = list(read_results(file, whole=True, experts=True))
+    file.write_bytes(b"".join(lines)[:-20])
+    with pytest.warns(UserWarning, match=rf"results.jsonl, line {len(lines)}, was cut and is skipped"):
+        assert list(read_results(file, whole=True, experts=True)) == results[:-1]
+    file.write_bytes(b"".join(lines[1:]))
+    with pytest.raises(RecordError, match=r"played.jsonl has lost a task or a document \(\w+\); remove the file"):
+        run(small(tmp_path), resume=True)
 
 
 def test_a_result_of_another_kind_is_an_error(tmp_path: Path) -> None:

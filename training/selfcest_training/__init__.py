@@ -1,5 +1,5 @@
 """Who learns: records to credit, credit to batches, batches to one optimiser step."""
 
-from selfcest_env import __version__
+from selfcest_agents import __version__
 
 __all__ = ["__version__"]

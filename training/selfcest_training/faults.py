@@ -10,7 +10,7 @@ from datetime import datetime
 from enum import IntEnum
 from pathlib import Path
 
-from selfcest_env.errors import ConfigError, InfrastructureError, SelfcestError
+from selfcest_env.errors import ConfigError, InfrastructureError, SelfcestError, StoppedError
 
 LOG = "errors.log"
 
@@ -52,7 +52,7 @@ def line_of(error: Exception) -> str:
 
 
 def exit_code(error: Exception) -> Exit:
-    if isinstance(error, InfrastructureError):
+    if isinstance(error, InfrastructureError | StoppedError):
         return Exit.INFRASTRUCTURE
     if isinstance(error, SelfcestError):
         return Exit.MISTAKE

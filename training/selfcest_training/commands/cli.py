@@ -153,7 +153,8 @@ def solve(
         str | None,
         typer.Option(
             help="Who plays: delegating, reading or deciding, which come with the package; a run's model, as "
-            "runs/NAME/ARM/seed0/model; a chat model's folder, .gguf file or hub id, or smollm2; package.module:Class.",
+            "runs/NAME/ARM/seed0/model; a chat model's folder, .gguf file or hub:OWNER/NAME, or smollm2; "
+            "package.module:Class.",
             show_default=False,
         ),
     ] = None,

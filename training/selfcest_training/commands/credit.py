@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from selfcest_env.errors import ConfigError
+from selfcest_training.files import write_text
 from selfcest_training.yaml_text import read_yaml
 
 credit_app = typer.Typer(no_args_is_help=True, help="Credit schemes: what is installed, and what they say of records.")
@@ -54,7 +55,7 @@ def apply_scheme(
         return
     if out.exists():
         raise ConfigError(f"{out} exists already; name another file with --out, or remove it")
-    out.write_text(lines, encoding="utf-8")
+    write_text(out, lines)
     episodes = sum(len(group.episodes) for group in stored.groups)
     excluded = sum(len(credit.excluded) for credit in credits)
     turns = sum(len(credit.advantage) for credit in credits) + excluded

@@ -146,7 +146,10 @@ def _named(policy: str) -> tuple[PlugIn, Limits]:
     if "folder" not in named.options:
         return named, Limits()
     if not place.exists():
-        raise ConfigError(f"--policy {policy}: there is no such folder; train first (selfcest train), or name another")
+        raise ConfigError(
+            f"--policy {policy}: there is no such folder; train first (selfcest train), or name another; a model of "
+            "the hub is hub:OWNER/NAME"
+        )
     return named, _arm_limits(place)
 
 
@@ -239,10 +242,14 @@ def _count(out: Path | None) -> int:
     """Episodes that the file holds. Raises `ConfigError` if nothing could be added to it."""
     if out is None:
         return 0
+
+    def refuse(cut: str) -> None:  # what is added to half a line is lost with it
+        raise RecordError(cut)
+
     try:
         with out.open("a", encoding="utf-8"):
             pass
-        return sum(1 for _ in read_episodes(out))
+        return sum(1 for _ in read_episodes(out, on_cut=refuse))
     except RecordError as error:
         raise ConfigError(f"--out: {error}; name a file of episodes or a new one") from error
     except OSError as error:

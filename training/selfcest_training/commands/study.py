@@ -24,6 +24,7 @@ from selfcest_training.evaluation.store import Store
 from selfcest_training.evaluation.table import curves_of
 from selfcest_training.evaluation.unplayable import leave_out, unplayable_lines
 from selfcest_training.faults import logged
+from selfcest_training.files import write_text
 from selfcest_training.lock import locked
 from selfcest_training.run.experiment import shipped_config
 
@@ -48,7 +49,7 @@ def _run(study: Study, resume: bool, page: Path | None, command: str, console: C
         raise ConfigError(
             f"{folder} already holds a study; add --resume to play only what it lacks, or set name= to start another"
         )
-    (folder / "study.yaml").write_text(dump_config(config), encoding="utf-8")
+    write_text(folder / "study.yaml", dump_config(config))
     notes = leaked(study)
     for note in notes:
         console.print(f"warning: {note}", soft_wrap=True, highlight=False, markup=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,8 @@ class StoredEpisodes:
 def read_groups(path: Path) -> StoredEpisodes:
     """Episodes of a JSON-lines file in groups: those of one task whose ids agree up to the last dot (`s3.g0.e5`).
 
-    A record whose id is that of a replay (`str(Replay)`) is that replay.
+    A record whose id is that of a replay (`str(Replay)`) is that replay. Of a file whose last line was cut the last
+    group is left out, for it may lack episodes; a warning says so.
 
     Raises:
         RecordError: no such file, a line that is no record, two records of one id, a replay without its episode, or no
@@ -33,9 +35,14 @@ def read_groups(path: Path) -> StoredEpisodes:
     if not path.is_file():
         raise RecordError(f"there is no file {path}; give a file of episodes, as in runs/NAME/ARM/seed0/episodes.jsonl")
     records: dict[str, EpisodeRecord] = {}
-    for record in read_episodes(path):
+    cut: list[str] = []
+    for record in read_episodes(path, on_cut=cut.append):
         if records.setdefault(record.episode_id, record) is not record:
             raise RecordError(f"{path} holds two records named {record.episode_id}; give the file of one job at a time")
+    if cut and records:
+        last = _group(next(reversed(records)))
+        records = {name: record for name, record in records.items() if _group(name) != last}
+        warnings.warn(f"{cut[0]}, and so is its group {last}", stacklevel=2)
     replayed = {name: record for name, record in records.items() if replayed_episode(name) is not None}
     for name in replayed:
         if replayed_episode(name) not in records:
@@ -43,10 +50,15 @@ def read_groups(path: Path) -> StoredEpisodes:
     groups: dict[tuple[str, str], list[EpisodeRecord]] = {}
     for name, record in records.items():
         if name not in replayed:
-            groups.setdefault((name.rpartition(".")[0], record.task.task_id), []).append(record)
+            groups.setdefault((_group(name), record.task.task_id), []).append(record)
     if not groups:
         raise RecordError(f"{path} holds no episode")
     return StoredEpisodes(tuple(EpisodeGroup(rows[0].task, tuple(rows)) for rows in groups.values()), replayed)
+
+
+def _group(name: str) -> str:
+    """Of an episode's id, or of that of its replay."""
+    return name.partition("/")[0].rpartition(".")[0]
 
 
 def apply(assigner: CreditAssigner, stored: StoredEpisodes) -> list[Credit]:

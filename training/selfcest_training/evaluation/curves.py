@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,10 +11,19 @@ from typing import Any
 
 import numpy as np
 
+from selfcest_env.errors import RecordError
+from selfcest_env.record import read_json_lines
 from selfcest_training.config import RunConfig
 from selfcest_training.evaluation.statistics import Estimate, over_seeds
+from selfcest_training.files import whole
 
 _BINS = 10
+_USED = ("step", "sampled_tokens", "compute_tokens", "cpu_seconds")
+_NUMBERS = {  # by stage, those that reports read
+    "warmstart": _USED,
+    "probe": (*_USED, "attempt", "phase", "threshold", "passed"),
+    "rl": (*_USED, "return", "replayed_tokens"),
+}
 
 
 @dataclass(frozen=True)
@@ -37,9 +45,16 @@ class Curve:
 
 
 def metrics_of(config: RunConfig, arm: str, seed: int) -> list[dict[str, Any]]:
-    """What a job has logged so far, row by row."""
+    """What a job has logged so far, row by row. Raises `RecordError` that names a line that no job has written."""
     path = config.folder / arm / f"seed{seed}" / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    rows = list(read_json_lines(path)) if path.exists() else []
+    for number, row in rows:
+        names = _NUMBERS.get(str(row.get("stage")), ()) if isinstance(row, dict) else ()
+        wrong = [name for name in names if not isinstance(row.get(name), int | float)]
+        if wrong or not names:
+            why = f"its {wrong[0]} is no number" if wrong else "it is of no stage"
+            raise RecordError(f"{path}, line {number} is no row of a job's metrics: {why}; the file is damaged")
+    return [row for _, row in rows]
 
 
 def learning_curves(config: RunConfig) -> list[Curve]:
@@ -124,7 +139,7 @@ def _text(value: Estimate | None) -> str:
 
 def write_curves(curves: Sequence[Curve], path: Path) -> None:
     """A CSV: arm, sampled tokens at the end of the bin, mean return and both ends of its interval."""
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with whole(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["arm", "sampled_tokens", "return", "return_low", "return_high"])
         for curve in curves:
@@ -149,4 +164,5 @@ def plot_curves(curves: Sequence[Curve], path: Path) -> None:
     axis.set(xlabel="sampled tokens, replays included", ylabel="mean return of training episodes")
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
-    figure.savefig(path, dpi=130)
+    with whole(path) as partial:
+        figure.savefig(partial, dpi=130)

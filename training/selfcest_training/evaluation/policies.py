@@ -17,7 +17,7 @@ from typing import Protocol
 from selfcest_agents.language import Language, language_of
 from selfcest_agents.openai_client import ServerConfig
 from selfcest_agents.player import ModelPlayer, Player, ServerPlayer
-from selfcest_agents.pretrained import ChatLanguage
+from selfcest_agents.pretrained import HUB, ChatLanguage
 from selfcest_agents.samplers import SamplerSpec, make_sampler
 from selfcest_env.errors import ConfigError, did_you_mean
 from selfcest_env.plugin import PlugIn, make
@@ -129,7 +129,7 @@ class ModelPolicy:
             if SEED not in self.folder and not Path(self.folder).exists():
                 raise ConfigError(
                     f"folder is {self.folder}, and there is none; train first (selfcest train), or name a model folder "
-                    "that a run wrote, or one of Hugging Face"
+                    "that a run wrote, or one of Hugging Face; a model of the hub is hub:OWNER/NAME"
                 )
             raise ConfigError(
                 f"folder is {self.folder}, and there is no {file} that says which model it is; train first, "
@@ -179,23 +179,23 @@ def policy_named(text: str) -> PlugIn:
     """A policy written as one text.
 
     A policy that comes with the package, by its name; a model folder that a run wrote, `{seed}` in it being the study's
-    seed; a chat model as it comes: folder, `.gguf` file, a hub id or `smollm2`; or `package.module:Class`. Nothing need
-    be there yet. Raises `ConfigError` if a model of one's own has the name of one that comes with the package.
+    seed; a chat model as it comes: folder, `.gguf` file, `hub:OWNER/NAME` or `smollm2`; or `package.module:Class`.
+    Nothing need be there yet. Raises `ConfigError` if a model of one's own has the name of one that comes with the
+    package.
     """
     place = model_folder(text)
-    if not place.exists() and SEED not in text and ":" in text:
+    chat = PlugIn("model", {"model": {"name": "chat", "options": {"source": text}}})
+    if text.startswith(HUB):
+        return chat
+    if place.exists():
+        return PlugIn("model", {"folder": text}) if run_file(place).is_file() else chat
+    if text == "smollm2":
+        return chat
+    if ":" in text and SEED not in text:
         return PlugIn(text)
-    if SEED in text or run_file(place).is_file() or (not place.exists() and is_local(text)):
-        return PlugIn("model", {"folder": text})
-    if not place.exists() and "/" not in text and (meant := did_you_mean(text, shipped_policies())):
-        raise ConfigError(f"there is neither a folder nor a policy {text}.{meant} A hub id is written with its owner")
-    return PlugIn("model", {"model": {"name": "chat", "options": {"source": text}}})
-
-
-def is_local(text: str) -> bool:
-    """Whether this can only be a path: a hub id is NAME or OWNER/NAME, and no folder here is called OWNER."""
-    parts = Path(text).parts
-    return text.startswith((".", "/", "~")) or len(parts) > 2 or (len(parts) == 2 and Path(parts[0]).is_dir())
+    if "/" not in text and (meant := did_you_mean(text, shipped_policies())):
+        raise ConfigError(f"there is neither a folder nor a policy {text}.{meant}")
+    return PlugIn("model", {"folder": text})
 
 
 def _files_digest(folder: Path) -> str:
@@ -236,7 +236,8 @@ class ServerPolicy:
 
     Attributes:
         server: where it is; see `ServerConfig`.
-        tokenizer: folder or hub id of the chat model that it serves, by whose tokens prompts are priced. Empty: words.
+        tokenizer: folder or `hub:OWNER/NAME` of the chat model that it serves, by whose tokens prompts are priced.
+            Empty: words.
         weights: a name for what it serves now. Nothing here can see weights change behind one name, so change it then.
     """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from selfcest_training.evaluation.words import (
     not_comparable,
     sentence,
 )
+from selfcest_training.files import whole, write_text
 
 SOLVED = 0.9  # of the smallest size of a family, by a baseline that deserves the name
 CHEAP = 0.9  # of what the errorless player spends: with a lower accuracy than SOLVED, cheap because it fails
@@ -227,7 +229,7 @@ def write_csv(rows: Sequence[Row], reading: Reading, path: Path) -> None:
     `errorless_STYLE_*`.
     """
     further = list(dict.fromkeys(style for row in rows for style in [*row.point.errorless][1:]))
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with whole(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(
             ["family", "size", "shift", "budget", "strategy", "instances"]
@@ -319,7 +321,7 @@ def at_equal_accuracies(found: Sequence[Against], reading: Reading) -> str:
 def write_equal_accuracy(found: Sequence[Against], reading: Reading, path: Path) -> None:
     """The same as a CSV: both accuracies, the interval of their gap, and ratios with intervals where comparable."""
     names = ["accuracy_gap", *(f"{cost}_ratio" for cost in reading.compared)]
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with whole(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(
             ["family", "size", "shift", "budget", "strategy", "against", "accuracy", "accuracy_against", "comparable"]
@@ -458,7 +460,8 @@ def plot(cells: Sequence[Curves], reading: Reading, cost: str, path: Path) -> No
     axes[0].set_ylabel("accuracy")
     handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles.keys(), fontsize=7, loc="outside lower center", ncols=4)
-    figure.savefig(path, dpi=130)
+    with whole(path) as partial:
+        figure.savefig(partial, dpi=130)
 
 
 def _panels(cells: Sequence[Curves], reading: Reading) -> dict[str, list[Row]]:
@@ -518,7 +521,7 @@ def write_report(
         parts += ["## In words", statements(found, reading)]
         write_equal_accuracy(found, reading, folder / "equal_accuracy.csv")
     text = "\n\n".join(part.strip() for part in parts if part) + "\n"
-    (folder / "table.md").write_text(text, encoding="utf-8")
+    write_text(folder / "table.md", text)
     write_csv(rows, reading, folder / "results.csv")
     for cost in (*reading.compared, WALL) if plots is None else plots:
         plot(cells, reading, cost, folder / plot_name(cost))
@@ -536,7 +539,8 @@ def write_page(page: Path, folder: Path, title: str, command: str, text: str, co
     pictures = []
     for cost in (*costs, WALL):
         picture = page.with_name(f"{page.stem}_{cost}.png")
-        picture.write_bytes((folder / plot_name(cost)).read_bytes())
+        with whole(picture) as partial:
+            shutil.copyfile(folder / plot_name(cost), partial)
         pictures.append(f"![Accuracy against {cost_name(cost)}]({picture.name})")
     block = f"```bash\n{command}\n```"
-    page.write_text("\n\n".join([f"# {title}", "This page is written by", block, *pictures, text]), encoding="utf-8")
+    write_text(page, "\n\n".join([f"# {title}", "This page is written by", block, *pictures, text]))

@@ -15,7 +15,7 @@ from typing import Any
 from selfcest_env.errors import RecordError
 from selfcest_env.graders import Grade
 from selfcest_env.graders.qa import Overlap
-from selfcest_env.record import EpisodeRecord, from_json, to_json
+from selfcest_env.record import EpisodeRecord, from_json, read_json_lines, to_json
 from selfcest_env.structure import structure
 from selfcest_env.tasks import Style
 from selfcest_env.types import Status
@@ -149,16 +149,22 @@ def names_in(data: Mapping[str, Any], value_of: Callable[[str], Any]) -> Iterato
 def read_line(line: str) -> dict[str, Any]:
     """A line's plain values, a result's or a shared one's. Raises `RecordError` if this version wrote neither."""
     try:
-        data: dict[str, Any] = json.loads(line)
+        return _known(json.loads(line))
+    except json.JSONDecodeError as error:
+        raise RecordError(f"not a result of a study ({type(error).__name__}: {error}); remove the line") from error
+
+
+def _known(data: Any) -> dict[str, Any]:
+    try:
         known = data["shared"] if "shared" in data else data.get("format")
-    except (ValueError, TypeError, AttributeError) as error:
+    except (TypeError, AttributeError) as error:
         raise RecordError(f"not a result of a study ({type(error).__name__}: {error}); remove the line") from error
     if not isinstance(known, str) and known != FORMAT:
         raise RecordError(
             "not a result of this version, which writes costs, endings and tasks otherwise; give the study another "
             "name to play it again"
         )
-    return data
+    return dict(data)
 
 
 def parse_result(data: Mapping[str, Any], value_of: Callable[[str], Any] | None) -> Result:
@@ -204,7 +210,7 @@ def read_unplayable(path: Path) -> list[Unplayable]:
 def read_results(path: Path, *, whole: bool = False, experts: bool = False) -> Iterator[Result]:
     """Results of a file, also of instances that another strategy could not be played on.
 
-    Raises `RecordError` that names the line.
+    A last line that was cut is skipped with a warning. Raises `RecordError` that names the line.
 
     Args:
         path: of the file.
@@ -212,17 +218,16 @@ def read_results(path: Path, *, whole: bool = False, experts: bool = False) -> I
         experts: with those of errorless players, and not of the policies alone.
     """
     values: dict[str, Any] = {}
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                data = read_line(line)
-                if "shared" in data:
-                    values[data["shared"]] = data["value"] if whole else None
-                    continue
-                if "unplayable" in data:
-                    continue
-                result = parse_result(data, values.__getitem__ if whole else None)
-                if experts or result.place.style is None:
-                    yield result
-            except RecordError as error:
-                raise RecordError(f"{path}, line {number}: {error}") from error
+    for number, value in read_json_lines(path):
+        try:
+            data = _known(value)
+            if "shared" in data:
+                values[data["shared"]] = data["value"] if whole else None
+                continue
+            if "unplayable" in data:
+                continue
+            result = parse_result(data, values.__getitem__ if whole else None)
+            if experts or result.place.style is None:
+                yield result
+        except RecordError as error:
+            raise RecordError(f"{path}, line {number}: {error}") from error

@@ -139,6 +139,10 @@ class Store:
         os.truncate(self._played, offset)
 
     def _value(self, name: str) -> Any:
+        if name not in self._offset_of_value:
+            raise RecordError(
+                f"{self._played} has lost a task or a document ({name}); remove the file to play its results again"
+            )
         return self._data(self._offset_of_value[name])["value"]
 
     def _data(self, offset: int) -> dict[str, Any]:

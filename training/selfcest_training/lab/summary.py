@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from selfcest_training.credit import Promise
+from selfcest_training.files import whole, write_text
 from selfcest_training.lab.games import GAMES
 from selfcest_training.lab.judge import ALPHA, MIN_EXACT_EFFECT, MIN_SAMPLED_EFFECT
 from selfcest_training.lab.measure import LabReport, Measurement
@@ -144,19 +145,19 @@ def write_report(report: LabReport, folder: Path) -> list[Path]:
     """Write lab.md, lab.csv, lab.json and lab.png; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"lab.{kind}" for kind in ("md", "csv", "json", "png")]
-    paths[0].write_text(markdown(report), encoding="utf-8")
+    write_text(paths[0], markdown(report))
     flat = [_flat(cell) for cell in report.cells]
-    with paths[1].open("w", newline="", encoding="utf-8") as file:
+    with whole(paths[1]) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(flat[0]))
         writer.writeheader()
         writer.writerows(flat)
-    whole = {
+    everything = {
         "config": asdict(report.config),
         "p_value": report.p_value,
         "broken": [[cell.scheme, cell.game] for cell in report.broken],
         "cells": flat,
     }
-    paths[2].write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    write_text(paths[2], json.dumps(everything, indent=1) + "\n")
     plot(report, paths[3])
     return paths
 
@@ -213,4 +214,5 @@ def plot(report: LabReport, path: Path) -> None:
     axes[0].set_ylabel("clones' variance / squared gradient")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8)
-    figure.savefig(path, dpi=130)
+    with whole(path) as partial:
+        figure.savefig(partial, dpi=130)

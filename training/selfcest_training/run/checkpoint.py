@@ -1,16 +1,16 @@
-"""Checkpoints: safetensors and JSON, written whole or not at all.
+"""Checkpoints: safetensors and JSON, written whole or not at all, and known to be what was written.
 
-A checkpoint is a folder. It is written beside its final place and renamed, so a folder with the final name is complete
-whatever killed the process that wrote it.
+A checkpoint is a folder. Its manifest has digests of all that it consists of and counts on. One that is damaged is no
+checkpoint: the one before it is taken.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
+import re
+import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,15 @@ from transformers import PreTrainedModel
 
 from selfcest_agents.lora import load_trainable_state, trainable_state
 from selfcest_env.errors import RecordError, TrainingError
+from selfcest_env.structure import structure
+from selfcest_training.files import Extent, check_extent, digest, digests, remove, whole
 
 _MODEL, _OPTIMIZER, _STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 # What a trainer's stages remember: plain values, with tensors kept apart.
 _MEMORY, _TENSORS = "trainer.json", "trainer.safetensors"
+_MANIFEST = "manifest.json"
+_NAME = re.compile(r"(warmstart|rl)_(\d+)")
+WARM_START = "warmstart_model"
 
 
 @dataclass(frozen=True)
@@ -68,67 +73,129 @@ class TrainState:
         return self.sampled_tokens - self.sampled_at_rl
 
 
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint counts on, all by SHA-256.
+
+    Attributes:
+        config: of the run, as its `config.yaml` has it.
+        logs: files of the job that only grow, by name: how far they had come.
+        warm_start: files of the job's folder `warmstart_model`; none before RL.
+        files: of the checkpoint itself.
+    """
+
+    config: str = ""
+    logs: Mapping[str, Extent] = field(default_factory=dict)
+    warm_start: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
 def save_checkpoint(
     folder: Path,
-    name: str,
     model: PreTrainedModel,
     optimizer: torch.optim.Optimizer,
     state: TrainState,
     memory: Mapping[str, Any] | None = None,
+    manifest: Manifest | None = None,
     keep: int = 2,
 ) -> Path:
-    """Write `folder/name` atomically and delete all but the newest `keep` checkpoints.
+    """Write a checkpoint named after the state into `folder`, and delete all but the newest `keep` up to it.
 
-    `memory` is what `Trainer.state_dict` gives. Raises `TrainingError` for a value in it that cannot be stored.
+    Later ones are deleted too: a run that has come here again found them damaged. `memory` is what `Trainer.state_dict`
+    gives. Raises `TrainingError` for a value in it that cannot be stored.
     """
     tensors: dict[str, Tensor] = {}
     plain = _plain(memory or {}, "", tensors)
     folder.mkdir(parents=True, exist_ok=True)
-    final, partial = folder / name, folder / f".{name}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    save_file({key: value.contiguous().clone() for key, value in trainable_state(model).items()}, partial / _MODEL)
-    save_file(_flatten(optimizer), partial / _OPTIMIZER)
-    save_file(tensors, partial / _TENSORS)
-    (partial / _MEMORY).write_text(json.dumps(plain), encoding="utf-8")
-    (partial / _STATE).write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
-    for file in partial.iterdir():
-        _sync(file)
-    _sync(partial)
-    if final.exists():
-        _remove(final)
-    partial.rename(final)
-    _sync(folder)
-    for old in checkpoints(folder)[:-keep]:
-        _remove(old)
+    final = folder / f"{state.stage}_{state.step:06d}"
+    with whole(final) as partial:
+        partial.mkdir()
+        save_file({key: value.contiguous().clone() for key, value in trainable_state(model).items()}, partial / _MODEL)
+        save_file(_flatten(optimizer), partial / _OPTIMIZER)
+        save_file(tensors, partial / _TENSORS)
+        (partial / _MEMORY).write_text(json.dumps(plain), encoding="utf-8")
+        (partial / _STATE).write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
+        contents = asdict(replace(manifest or Manifest(), files=digests(partial)))
+        signed = {"sha256": digest(json.dumps(contents)), "contents": contents}
+        (partial / _MANIFEST).write_text(json.dumps(signed, indent=1), encoding="utf-8")
+    found = checkpoints(folder)
+    kept = found[: found.index(final) + 1][-keep:]
+    for path in found:
+        if path not in kept:
+            remove(path)
     return final
 
 
-def _remove(folder: Path) -> None:
-    """Hide a checkpoint before deleting it, so that a half-deleted one is never taken for a whole one."""
-    hidden = folder.with_name(f".{folder.name}.removed")
-    shutil.rmtree(hidden, ignore_errors=True)
-    folder.rename(hidden)
-    shutil.rmtree(hidden)
-
-
 def checkpoints(folder: Path) -> list[Path]:
-    """Complete checkpoints, oldest first."""
-    found = [path for path in folder.glob("*") if (path / _STATE).is_file() and not path.name.startswith(".")]
+    """Checkpoints by name, oldest first; `newest_whole` looks inside."""
 
     def progress(path: Path) -> tuple[bool, int]:
-        state = read_state(path)
-        return state.stage == "rl", state.step
+        return in_rl(path), int(path.name.rpartition("_")[2])
 
-    return sorted(found, key=progress)
+    return sorted((path for path in folder.glob("*_*") if _NAME.fullmatch(path.name)), key=progress)
+
+
+def in_rl(path: Path) -> bool:
+    """Whether a checkpoint is of RL, and not of the warm start."""
+    return path.name.startswith("rl_")
+
+
+def newest_whole(job: Path) -> tuple[Path, Manifest] | None:
+    """The newest checkpoint of a job's folder that is what was written, and on which the job's files still build.
+
+    Warns of newer ones that are not. Raises `RecordError` if there are checkpoints and none is whole.
+    """
+    damaged: list[str] = []
+    for path in reversed(checkpoints(job / "checkpoints")):
+        try:
+            manifest = read_manifest(path)
+            _check_digests(path, manifest.files)
+            _check_digests(job / WARM_START, manifest.warm_start)
+            for name, extent in manifest.logs.items():
+                check_extent(job / name, extent)
+        except (RecordError, OSError) as error:
+            damaged.append(f"{path.name}: {error}")
+            continue
+        if damaged:
+            warnings.warn(
+                f"going on from {path}, for newer checkpoints are not whole: {'; '.join(damaged)}", stacklevel=2
+            )
+        return path, manifest
+    if damaged:
+        raise RecordError(
+            f"no checkpoint in {job / 'checkpoints'} is whole ({'; '.join(damaged)}); put back what is missing, or "
+            f"remove {job} to train this job from its beginning, to the same end"
+        )
+    return None
+
+
+def _check_digests(folder: Path, expected: Mapping[str, str]) -> None:
+    found = digests(folder) if expected else {}
+    for name, known in expected.items():
+        if found.get(name) != known:
+            raise RecordError(f"{folder / name} is {'damaged' if name in found else 'gone'}")
+
+
+def read_manifest(path: Path) -> Manifest:
+    """What a checkpoint counts on. Raises `RecordError` that names the file."""
+    file = path / _MANIFEST
+    if not file.is_file():
+        raise RecordError(f"{file} is gone")
+    try:
+        signed = json.loads(file.read_bytes())
+        if digest(json.dumps(signed["contents"])) != signed["sha256"]:
+            raise RecordError("its digest is another")
+        return structure(signed["contents"], Manifest, place="manifest", error=RecordError)
+    except (ValueError, TypeError, KeyError) as error:
+        raise RecordError(f"{file} is damaged") from error
 
 
 def read_state(path: Path) -> TrainState:
     """The state of a checkpoint. Raises `RecordError` that names the file."""
     try:
-        data: dict[str, Any] = json.loads((path / _STATE).read_text(encoding="utf-8"))
-        return TrainState(**data)
-    except (ValueError, TypeError, OSError) as error:
+        data = json.loads((path / _STATE).read_bytes())
+        return structure(data, TrainState, place="state", error=RecordError)
+    except (ValueError, OSError) as error:
         raise RecordError(f"{path / _STATE} is no checkpoint state: {error}") from error
 
 
@@ -201,11 +268,3 @@ def _restore(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> No
         index, name = key.split("/")
         state.setdefault(int(index), {})[name] = tensor
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -7,25 +7,30 @@ import os
 import queue
 import signal
 import threading
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import closing, contextmanager
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.queues import Queue
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from transformers.utils.logging import disable_progress_bar
 
-from selfcest_env.errors import ConfigError, SelfcestError
+from selfcest_env.errors import ConfigError, RecordError, SelfcestError, StoppedError
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import dump_config
 from selfcest_training.evaluation.training_run import Stage, check_evaluation, evaluate_job, report_run
 from selfcest_training.faults import logged
+from selfcest_training.files import digest, write_text
 from selfcest_training.lock import locked
+from selfcest_training.run.checkpoint import checkpoints, read_manifest
 from selfcest_training.run.job import Job, JobId
 from selfcest_training.run.shared_warmstart import hand_over, shared_warm_starts
 
@@ -40,7 +45,14 @@ class Message:
     line: str
 
 
+class _Flag(Protocol):
+    """Set if `value` is not 0."""
+
+    value: int
+
+
 _messages: Queue[Message] | None = None
+_stop: _Flag | None = None
 
 
 def run(config: RunConfig, *, resume: bool, only_warm_start: bool = False, console: Console | None = None) -> None:
@@ -61,39 +73,96 @@ def run(config: RunConfig, *, resume: bool, only_warm_start: bool = False, conso
 
 def _run(config: RunConfig, resume: bool, only_warm_start: bool, console: Console) -> None:
     jobs = [JobId(arm, seed) for seed in config.seeds for arm in config.arms]
-    prepare(config, resume)
     try:
-        with _progress(console, jobs) as (progress, bars):
+        prepare(config, resume)
+        with _progress(console, jobs) as (progress, bars), _stop_on_sigterm() as stop:
             shared = shared_warm_starts(config)
-            _run_jobs(config, list(shared), True, progress, bars)
+            _run_jobs(config, list(shared), True, progress, bars, stop)
             for leader, followers in shared.items():
                 for follower in followers:
                     hand_over(config, leader, follower)
-            _run_jobs(config, jobs, only_warm_start, progress, bars)
+            _run_jobs(config, jobs, only_warm_start, progress, bars, stop)
+        print_report(config, console)
+    except (OSError, BrokenProcessPool, StoppedError) as error:
+        why = "a worker process was killed" if isinstance(error, BrokenProcessPool) else error
+        raise StoppedError(f"{why}; {where_it_goes_on(config)}") from error
     except KeyboardInterrupt:
-        console.print("interrupted; the same command with --resume goes on from the last checkpoint")
+        console.print(f"interrupted; {where_it_goes_on(config)}", soft_wrap=True, highlight=False, markup=False)
         raise
-    print_report(config, console)
+
+
+def where_it_goes_on(config: RunConfig) -> str:
+    """The newest checkpoint of every job that has begun, for who has to resume."""
+    folders = [config.folder / arm / f"seed{seed}" for seed in config.seeds for arm in config.arms]
+    newest = [
+        str(found[-1].relative_to(config.folder))
+        if (found := checkpoints(folder / "checkpoints"))
+        else f"{folder.relative_to(config.folder)} from its beginning"
+        for folder in folders
+        if folder.is_dir()
+    ]
+    places = f": {', '.join(newest)}" if newest else ""
+    return f"the same command with --resume goes on from the newest checkpoints in {config.folder}{places}"
 
 
 def prepare(config: RunConfig, resume: bool) -> None:
-    """Store the config in the run's folder, or check that what is there is the same run."""
+    """Store the config in the run's folder, or check that what is there is the same run.
+
+    A stored config that is damaged, as the checkpoints know, is written again with a warning.
+    """
     stored, text = config.folder / "config.yaml", dump_config(config)
-    if stored.exists():
-        if not resume:
-            raise ConfigError(
-                f"{config.folder} already holds a run; add --resume to go on with it, or set name= to start another"
-            )
-        if stored.read_text(encoding="utf-8") != text:
-            raise ConfigError(
-                f"{stored} differs from this config, so --resume would mix two runs; use the stored file as "
-                "the config, or set name= to start another run"
-            )
-    stored.write_text(text, encoding="utf-8")
+    begun = sorted(config.folder.glob("*/seed*/checkpoints/*/manifest.json"))
+    if (stored.exists() or begun) and not resume:
+        raise ConfigError(
+            f"{config.folder} already holds a run; add --resume to go on with it, or set name= to start another"
+        )
+    known = _configs_of(begun)
+    if known == {digest(text)}:
+        if stored.exists() and stored.read_bytes() != text.encode():
+            warnings.warn(f"{stored} is not the config that its checkpoints have; it is written again", stacklevel=2)
+    elif known or (stored.exists() and stored.read_bytes() != text.encode()):
+        raise ConfigError(
+            f"{stored} differs from this config, so --resume would mix two runs; use the stored file as "
+            "the config, or set name= to start another run"
+        )
+    write_text(stored, text)
+
+
+def _configs_of(manifests: Sequence[Path]) -> set[str]:
+    """Digests of the configs that checkpoints were written under, as far as they can be read."""
+    found = set()
+    for path in manifests:
+        with suppress(RecordError):  # a job that needs it says so
+            found.add(read_manifest(path.parent).config)
+    return found
+
+
+@contextmanager
+def _stop_on_sigterm() -> Iterator[_Flag]:
+    """A flag that processes share, and that a first SIGTERM sets; a second one ends this process at once."""
+    stop: _Flag = multiprocessing.get_context("spawn").RawValue("b", 0)
+    if threading.current_thread() is not threading.main_thread():  # which alone is sent signals
+        yield stop
+        return
+
+    def ask(*_: object) -> None:
+        stop.value = 1
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    before = signal.signal(signal.SIGTERM, ask)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _run_jobs(
-    config: RunConfig, jobs: list[JobId], only_warm_start: bool, progress: Progress, bars: dict[JobId, TaskID]
+    config: RunConfig,
+    jobs: list[JobId],
+    only_warm_start: bool,
+    progress: Progress,
+    bars: dict[JobId, TaskID],
+    stop: _Flag,
 ) -> None:
     if not jobs:
         return
@@ -102,17 +171,17 @@ def _run_jobs(
     # By default one thread each: on two cores a second thread gains less than a second job.
     os.environ.setdefault("OMP_NUM_THREADS", str(config.threads))
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin starve whoever shares the cores
-    with ProcessPoolExecutor(config.workers, context, _start_worker, (messages, config.threads)) as pool:
+    with ProcessPoolExecutor(config.workers, context, _start_worker, (messages, stop, config.threads)) as pool:
         futures: list[Future[None]] = [pool.submit(_run_job, config, job, only_warm_start) for job in jobs]
         try:
             while not all(future.done() for future in futures):
                 _draw(messages, progress, bars, wait=0.2)
                 for future in futures:
-                    if future.done() and future.exception() is not None:
+                    if future.done() and not isinstance(future.exception(), StoppedError | None):
                         future.result()
         except BaseException:
             for process in list((pool._processes or {}).values()):
-                process.terminate()
+                process.kill()  # a checkpoint is whole whenever that comes
             pool.shutdown(wait=False, cancel_futures=True)
             raise
         for future in futures:
@@ -121,11 +190,12 @@ def _run_jobs(
             pass
 
 
-def _start_worker(messages: Queue[Message], threads: int) -> None:
-    global _messages
-    _messages = messages
+def _start_worker(messages: Queue[Message], stop: _Flag, threads: int) -> None:
+    global _messages, _stop
+    _messages, _stop = messages, stop
     threading.Thread(target=_die_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted, and ends its workers
+    signal.signal(signal.SIGTERM, lambda *_: None)  # likewise; programs that a worker starts do not inherit this one
     torch.set_num_threads(threads)
     disable_progress_bar()  # type: ignore[no-untyped-call]  # of loading and saving: ours is the one that counts
 
@@ -149,16 +219,28 @@ def _run_job(config: RunConfig, job_id: JobId, only_warm_start: bool) -> None:
         raise
 
 
+def _stopping() -> bool:
+    return _stop is not None and _stop.value != 0
+
+
 def _play_job(config: RunConfig, job_id: JobId, only_warm_start: bool) -> None:
+    if _stopping():
+        raise StoppedError("stopped before it began")
+
     def report(stage: str, share: float, line: str) -> None:
         if _messages is not None:
             _messages.put(Message(job_id, stage, share, line))
 
-    job = Job(config, job_id, report)
+    job = Job(config, job_id, report, _stopping)
 
     def evaluate(stage: Stage) -> None:
+        def on_played(share: float, line: str) -> None:
+            report("evaluate", share, line)
+            if _stopping():  # what has been played is stored
+                raise StoppedError("stopped in an evaluation")
+
         player = replace(job.player, reward=None)  # a study judges by itself
-        evaluate_job(config, job_id.arm, job_id.seed, stage, player, partial(report, "evaluate"))
+        evaluate_job(config, job_id.arm, job_id.seed, stage, player, on_played)
 
     with closing(job):
         job.run(partial(evaluate, Stage.BEFORE), only_warm_start)

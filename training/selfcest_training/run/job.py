@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,26 +14,30 @@ from selfcest_agents.language import Language, language_of
 from selfcest_agents.lora import add_lora, merge_lora
 from selfcest_agents.player import ModelPlayer
 from selfcest_agents.samplers import SamplerSpec, make_sampler
-from selfcest_env.errors import ConfigError
+from selfcest_env.errors import ConfigError, StoppedError
 from selfcest_env.reward import make_reward
 from selfcest_env.seeding import stream_seed
 from selfcest_training.config import RLConfig, RunConfig, changed_limits
+from selfcest_training.config_file import dump_config
 from selfcest_training.credit import check_constant, make_assigner
 from selfcest_training.families import make_families
+from selfcest_training.files import Extent, Growing, digest, digests, tidy, whole
 from selfcest_training.learner.losses import Need, make_loss_sum
 from selfcest_training.learner.memory import release_memory
 from selfcest_training.learner.options import Denominator
 from selfcest_training.learner.update import Learner
 from selfcest_training.run.account import JobAccount
 from selfcest_training.run.checkpoint import (
+    WARM_START,
+    Manifest,
     TrainState,
-    checkpoints,
     load_checkpoint,
+    newest_whole,
     read_memory,
     read_state,
     save_checkpoint,
 )
-from selfcest_training.run.metrics import MetricsLog, describe, drop_episodes, log_episodes
+from selfcest_training.run.metrics import MetricsLog, describe, episode_lines
 from selfcest_training.stages.base import Stages, TaskMenu
 from selfcest_training.stages.checks import weights_at
 from selfcest_training.stages.registry import make_gate, make_reward_schedule, make_task_sampler
@@ -41,6 +45,7 @@ from selfcest_training.stages.warmstart import Pool, WarmStart
 from selfcest_training.trainer import Step, StepSettings, Trainer
 
 OnProgress = Callable[[str, float, str], None]  # stage, share done, a line of numbers
+_LOGS = ("metrics.jsonl", "episodes.jsonl")
 
 
 @dataclass(frozen=True)
@@ -55,10 +60,23 @@ class JobId:
 
 
 class Job:
-    """Trains one arm with one seed, in `folder`. Nothing is written before the config has been found right."""
+    """Trains one arm with one seed, in `folder`. Nothing is written before the config has been found right.
 
-    def __init__(self, config: RunConfig, job_id: JobId, on_progress: OnProgress) -> None:
-        self.config, self.id, self.on_progress = config, job_id, on_progress
+    Args:
+        config: of the run.
+        job_id: which of its jobs.
+        on_progress: is told of every pool and step.
+        asked_to_stop: after every pool and step, whether to write a checkpoint and raise `StoppedError`.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        job_id: JobId,
+        on_progress: OnProgress,
+        asked_to_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.config, self.id, self.on_progress, self._asked_to_stop = config, job_id, on_progress, asked_to_stop
         self.arm = config.arms[job_id.arm]
         self.folder = config.folder / job_id.arm / f"seed{job_id.seed}"
         self.language = language_of(config.model)
@@ -77,6 +95,8 @@ class Job:
         self.loss_needs = make_loss_sum(self.arm.rl.loss, where=f"{place}.loss").needs
         self.account = JobAccount(TrainState(), self.arm.rl, config.compute_tokens)
         self._opened = ExitStack()
+        self._logs: Mapping[str, Growing] = {}
+        self._warm_files: Mapping[str, str] = {}
 
     @property
     def state(self) -> TrainState:
@@ -89,34 +109,43 @@ class Job:
     # Stages
 
     def run(self, on_warm: Callable[[], None], only_warm_start: bool = False) -> None:
-        """Warm start, `on_warm`, then RL; from the newest checkpoint if there is one."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        found = checkpoints(self.folder / "checkpoints")
-        if found:
-            self.account = JobAccount(read_state(found[-1]), self.arm.rl, self.config.compute_tokens)
-        in_rl = self.state.stage == "rl"
-        pools = 1 << 60 if in_rl else self.state.step
-        resume_at = {"warmstart": pools, "probe": pools, "rl": self.state.step if in_rl else 0}
+        """Warm start, `on_warm`, then RL; from the newest whole checkpoint if there is one."""
+        for folder in (self.folder, self.folder / "checkpoints"):
+            folder.mkdir(parents=True, exist_ok=True)
+            tidy(folder)
+        checkpoint, manifest = newest_whole(self.folder) or (None, Manifest())
+        if checkpoint is not None:
+            self.account = JobAccount(read_state(checkpoint), self.arm.rl, self.config.compute_tokens)
+        self._logs = {name: Growing(self.folder / name, manifest.logs.get(name, Extent())) for name in _LOGS}
         self._open()
-        with MetricsLog(self.folder, resume_at) as log:
-            if not in_rl:
-                self._warm_start(found[-1] if found else None, log)
-                merge_lora(self.model)
-                self.language.save(self.model, self.folder / "warmstart_model")
+        with (
+            closing(self._logs["episodes.jsonl"]),
+            MetricsLog(self._logs["metrics.jsonl"], self.folder / "tensorboard") as log,
+        ):
+            if self.state.stage == "warmstart":
+                self._warm_start(checkpoint, log)
+                self._save(WARM_START)
                 self.sampler.sync(self.model, 0)
                 on_warm()
                 self.account.begin_rl()
                 self._add_lora()
+                checkpoint = None
             if not only_warm_start:
-                self._reinforce(found[-1] if found and in_rl else None, log)
-                merge_lora(self.model)
-                self.language.save(self.model, self.folder / "model")
+                self._warm_files = digests(self.folder / WARM_START)
+                self._reinforce(checkpoint, log)
+                self._save("model")
+
+    def _save(self, name: str) -> None:
+        """Write the model as a folder that transformers loads; an adapter is merged for good."""
+        merge_lora(self.model)
+        with whole(self.folder / name) as partial:
+            self.language.save(self.model, partial)
 
     def _open(self) -> None:
         """Load the model and start its sampler. Every arm starts from the same initial weights for the same seed, and
         from the same others where its warm start begins again."""
         # An adapter of RL belongs to the warm start, which then is the frozen reference as well.
-        base = self.folder / "warmstart_model" if self.config.lora and self.state.stage == "rl" else None
+        base = self.folder / WARM_START if self.config.lora and self.state.stage == "rl" else None
         self.model = self.language.load(self._initial_seed("weights"), base)
         self._add_lora()
         self.sampler = self.sampler_spec.start(self.language, self.model)
@@ -138,7 +167,7 @@ class Job:
         reference = None
         if stage == "rl" and Need.REFERENCE in self.loss_needs:
             own = self.config.lora is not None  # which has the warm start in it, below the adapter
-            reference = self.model if own else self.language.load(0, self.folder / "warmstart_model")
+            reference = self.model if own else self.language.load(0, self.folder / WARM_START)
         learner = Learner(
             self.model,
             optimizer,
@@ -186,8 +215,7 @@ class Job:
             self._log_pool(log, pool, warm.progress)
             if not pool.learned and state.attempt + 1 < config.attempts:
                 return False
-            if self.state.step % self.config.checkpoint_every == 0:
-                self._checkpoint(learner)
+            self._after_step(learner)
         self._checkpoint(learner)
         return True
 
@@ -201,7 +229,6 @@ class Job:
 
     def _reinforce(self, checkpoint: Path | None, log: MetricsLog) -> None:
         config, learner = self.arm.rl, self._learner("rl", checkpoint)
-        drop_episodes(self.folder / "episodes.jsonl", self.state.step)
         settings = StepSettings(
             steps=config.steps,
             tasks_per_step=config.tasks_per_step,
@@ -225,8 +252,7 @@ class Job:
                 self.account.tick(learner.num_steps)
                 release_memory()
                 self._log(log, step)
-                if self.state.step % self.config.checkpoint_every == 0:
-                    self._checkpoint(learner, trainer)
+                self._after_step(learner, trainer)
         self._checkpoint(learner, trainer)
         self.sampler.sync(self.model, self.state.step)
 
@@ -235,13 +261,22 @@ class Job:
         found = {**describe(produced.groups), **produced.diagnostics(), **credit.diagnostics(), **step.metrics}
         log.write("rl", self.state.step - 1, {**found, **self.account.metrics()})
         logged = self.config.log_groups
-        log_episodes(self.folder / "episodes.jsonl", produced.learned_from[:logged], credit.replayed[:logged])
+        self._logs["episodes.jsonl"].append(episode_lines(produced.learned_from[:logged], credit.replayed[:logged]))
         line = f"return {found['return']:.2f}  tokens {found['total_tokens']:.0f}  clones {found['clones']:.1f}"
         self.on_progress("RL", self.account.progress(), line)
 
+    def _after_step(self, learner: Learner, trainer: Trainer | None = None) -> None:
+        stop = self._asked_to_stop()
+        if stop or self.state.step % self.config.checkpoint_every == 0:
+            self._checkpoint(learner, trainer)
+        if stop:
+            raise StoppedError("stopped after a checkpoint")
+
     def _checkpoint(self, learner: Learner, trainer: Trainer | None = None) -> None:
-        name, memory = f"{self.state.stage}_{self.state.step:06d}", {} if trainer is None else trainer.state_dict()
-        save_checkpoint(self.folder / "checkpoints", name, self.model, learner.optimizer, self.state, memory)
+        memory = {} if trainer is None else trainer.state_dict()
+        extents = {name: log.extent() for name, log in self._logs.items()}
+        manifest = Manifest(digest(dump_config(self.config)), extents, self._warm_files)
+        save_checkpoint(self.folder / "checkpoints", self.model, learner.optimizer, self.state, memory, manifest)
 
 
 def make_stages(config: RLConfig, place: str = "rl") -> Stages:

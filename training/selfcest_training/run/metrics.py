@@ -10,33 +10,24 @@ from types import TracebackType
 import numpy as np
 
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, write_episode
+from selfcest_training.files import Growing
 
 
 class MetricsLog:
-    """Appends to `folder/metrics.jsonl`. Rows of a stage from `resume_at` on are dropped first.
+    """Rows of numbers.
 
     Args:
-        folder: the job's folder.
-        resume_at: for each stage the first step that will be played again.
+        rows: `metrics.jsonl`, where to go on.
+        board: folder of the same for TensorBoard, which no checkpoint counts on.
     """
 
-    def __init__(self, folder: Path, resume_at: Mapping[str, int]) -> None:
-        path = folder / "metrics.jsonl"
-        kept = []
-        if path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines():
-                row = _parse(line)
-                if row is not None and row["step"] < resume_at.get(str(row["stage"]), 0):
-                    kept.append(line)
-        _rewrite(path, "".join(line + "\n" for line in kept))
-        self._file = path.open("a", encoding="utf-8")
+    def __init__(self, rows: Growing, board: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter  # slow to import, and only a job writes
 
-        self._board = SummaryWriter(str(folder / "tensorboard"))
+        self._rows, self._board = rows, SummaryWriter(str(board))
 
     def write(self, stage: str, step: int, values: Mapping[str, float]) -> None:
-        self._file.write(json.dumps({"stage": stage, "step": step, **values}) + "\n")
-        self._file.flush()
+        self._rows.append(json.dumps({"stage": stage, "step": step, **values}) + "\n")
         for name, value in values.items():
             self._board.add_scalar(f"{stage}/{name}", value, step)
 
@@ -46,42 +37,17 @@ class MetricsLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
+        self._rows.close()
         self._board.close()
 
 
-def _rewrite(path: Path, text: str) -> None:
-    beside = path.with_suffix(".partial")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
-
-
-def drop_episodes(path: Path, from_step: int) -> None:
-    """Remove the episodes of steps that will be played again from a job's log; ids begin with `s<step>.`."""
-    if not path.exists():
-        return
-    kept = []
-    with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            row = _parse(line)
-            if row is not None and int(str(row["episode_id"]).partition(".")[0][1:]) < from_step:
-                kept.append(line)
-    _rewrite(path, "".join(kept))
-
-
-def _parse(line: str) -> dict[str, float] | None:
-    try:
-        row: dict[str, float] = json.loads(line)
-    except ValueError:  # the line that a crash cut short
-        return None
-    return row
-
-
-def log_episodes(path: Path, groups: Sequence[EpisodeGroup], replayed: Sequence[Sequence[EpisodeRecord]]) -> None:
-    """Append the episodes of these groups to a JSON-lines file, those of a group after its replays."""
-    with path.open("a", encoding="utf-8") as file:
-        for group, records in zip(groups, replayed, strict=True):
-            file.writelines(write_episode(episode) for episode in (*records, *group.episodes))
+def episode_lines(groups: Sequence[EpisodeGroup], replayed: Sequence[Sequence[EpisodeRecord]]) -> str:
+    """The episodes of these groups as lines of JSON, those of a group after its replays."""
+    return "".join(
+        write_episode(episode)
+        for group, records in zip(groups, replayed, strict=True)
+        for episode in (*records, *group.episodes)
+    )
 
 
 def describe(groups: Sequence[EpisodeGroup]) -> dict[str, float]:

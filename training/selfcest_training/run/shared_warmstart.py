@@ -10,7 +10,8 @@ import shutil
 from pathlib import Path
 
 from selfcest_training.config import RunConfig
-from selfcest_training.run.checkpoint import checkpoints, read_state
+from selfcest_training.files import whole
+from selfcest_training.run.checkpoint import checkpoints, in_rl, newest_whole
 from selfcest_training.run.job import JobId
 
 
@@ -38,18 +39,18 @@ def shared_warm_starts(config: RunConfig) -> dict[JobId, list[JobId]]:
 def hand_over(config: RunConfig, leader: JobId, follower: JobId) -> None:
     """Copy a finished warm start. The checkpoint comes last and whole: with it the follower has begun."""
     there, here = _folder(config, leader).parent, _folder(config, follower).parent
-    here.mkdir(parents=True, exist_ok=True)
-    shutil.copy(there / "metrics.jsonl", here / "metrics.jsonl")
-    found = checkpoints(there / "checkpoints")[-1]
-    partial = here / "checkpoints" / f".{found.name}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    shutil.copytree(found, partial)
-    partial.rename(here / "checkpoints" / found.name)
+    found = newest_whole(there)
+    assert found is not None, "its job has ended"
+    (here / "checkpoints").mkdir(parents=True, exist_ok=True)
+    with whole(here / "metrics.jsonl") as partial:
+        shutil.copyfile(there / "metrics.jsonl", partial)
+    with whole(here / "checkpoints" / found[0].name) as partial:
+        shutil.copytree(found[0], partial)
 
 
 def _in_rl(folder: Path) -> bool:
     found = checkpoints(folder)
-    return bool(found) and read_state(found[-1]).stage == "rl"
+    return bool(found) and in_rl(found[-1])
 
 
 def _folder(config: RunConfig, job: JobId) -> Path:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from selfcest_env.errors import ConfigError
 from selfcest_training.config_file import dump_config, load_config
+from selfcest_training.files import whole
 
 HERE = Path(__file__).parent
 _WEIGHTS = "model.safetensors"
@@ -67,12 +68,12 @@ def ship(run: Path, *, command: str, commit: str, seed: int, place: Path = HERE)
         if not (run / model / _WEIGHTS).is_file():
             raise ConfigError(f"{run / model} holds no {_WEIGHTS}; finish the run first (--resume), or name its seed")
     folder = place / config.name
-    shutil.rmtree(folder, ignore_errors=True)
-    for model in models.values():
-        shutil.copytree(run / model, folder / model, copy_function=shutil.copyfile)  # weights are written for one user
-    (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
-    manifest = Manifest(command, commit, seed, {arm: weights_digest(folder / model) for arm, model in models.items()})
-    (folder / "manifest.json").write_text(json.dumps(asdict(manifest), indent=2) + "\n", encoding="utf-8")
+    with whole(folder) as new:
+        for model in models.values():
+            shutil.copytree(run / model, new / model, copy_function=shutil.copyfile)  # weights are written for one user
+        (new / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+        manifest = Manifest(command, commit, seed, {arm: weights_digest(new / model) for arm, model in models.items()})
+        (new / "manifest.json").write_text(json.dumps(asdict(manifest), indent=2) + "\n", encoding="utf-8")
     return folder
 
 

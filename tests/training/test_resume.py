@@ -1,0 +1,499 @@
+"""Faults of the machine: files that are damaged, disks that are full, processes that are killed. No run is lost."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import pickle
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from rich.console import Console
+from test_cli import ENVIRONMENT, selfcest, timeless_table, write
+from test_job import config, play, rows, weights
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import selfcest_training.commands.cli as cli
+from selfcest_env.errors import ConfigError, RecordError, StoppedError
+from selfcest_env.record import read_episodes
+from selfcest_training import files
+from selfcest_training.commands.solve import _count
+from selfcest_training.commands.trace import print_trace
+from selfcest_training.config import RunConfig
+from selfcest_training.credit.offline import read_groups
+from selfcest_training.evaluation.curves import metrics_of
+from selfcest_training.files import Extent, Growing, tidy, whole, write_text
+from selfcest_training.run import experiment
+from selfcest_training.run.checkpoint import TrainState, checkpoints, newest_whole, read_state, save_checkpoint
+from selfcest_training.run.job import Job, JobId
+
+ID = JobId("delegating", 0)
+SHORT = {
+    "arms__delegating__warmstart__phases": [
+        {"tokens": 1000, "mix": {"choice": {"share": 1, "styles": {"delegate": 1, "solve": 1}}}}
+    ],
+    "arms__delegating__warmstart__pool_tokens": 1000,
+    "arms__delegating__rl__steps": 3,
+    "checkpoint_every": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A whole run of three steps, with checkpoints after the second and the third."""
+    return play(config(tmp_path_factory.mktemp("base"), **SHORT))
+
+
+def copy(base: Job, tmp_path: Path) -> tuple[RunConfig, Path]:
+    """Another run's folder with the files of this one, which a resumed job finds."""
+    spec = config(tmp_path, **SHORT)
+    folder = spec.folder / "delegating" / "seed0"
+    shutil.copytree(base.folder, folder)
+    return spec, folder
+
+
+def assert_same_end(job: Job, base: Job) -> None:
+    assert torch.equal(weights(job), weights(base))
+    assert (job.folder / "episodes.jsonl").read_bytes() == (base.folder / "episodes.jsonl").read_bytes()
+    for stage in ("warmstart", "rl"):
+        assert [{**row, "cpu_seconds": 0} for row in rows(job, stage)] == [
+            {**row, "cpu_seconds": 0} for row in rows(base, stage)
+        ]
+    assert replace(job.state, cpu_seconds=0) == replace(base.state, cpu_seconds=0)
+    assert [path.name for path in checkpoints(job.folder / "checkpoints")] == ["rl_000002", "rl_000003"]
+    assert not list(job.folder.rglob(".*"))
+
+
+# What a checkpoint holds and counts on
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def halve(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def lose_last_line(path: Path) -> None:
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+
+
+def text_for_number(path: Path) -> None:
+    path.write_text(path.read_text().replace('"step": 3', '"step": "3"'))
+
+
+CHECKPOINT = "checkpoints/rl_000003"
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "words"),
+    [
+        (f"{CHECKPOINT}/model.safetensors", flip, "model.safetensors is damaged"),
+        (f"{CHECKPOINT}/optimizer.safetensors", halve, "optimizer.safetensors is damaged"),
+        (f"{CHECKPOINT}/trainer.json", Path.unlink, "trainer.json is gone"),
+        (f"{CHECKPOINT}/state.json", text_for_number, "state.json is damaged"),
+        (f"{CHECKPOINT}/manifest.json", flip, "manifest.json is damaged"),
+        (f"{CHECKPOINT}/manifest.json", halve, "manifest.json is damaged"),
+        ("metrics.jsonl", lose_last_line, "metrics.jsonl is cut"),
+        ("episodes.jsonl", lose_last_line, "episodes.jsonl is cut"),
+    ],
+)  # fmt: skip
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(
+    base: Job, tmp_path: Path, name: str, fault: Callable[[Path], None], words: str
+) -> None:
+    _, folder = copy(base, tmp_path)
+    fault(folder / name)
+    said = rf"going on from .*rl_000002, for newer .* not whole: rl_000003: .*{words}"
+    with pytest.warns(UserWarning, match=said):
+        found = newest_whole(folder)
+    assert found is not None
+    assert found[0].name == "rl_000002"
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        (f"{CHECKPOINT}/model.safetensors", flip),
+        pytest.param(f"{CHECKPOINT}/state.json", text_for_number, marks=pytest.mark.slow),
+        pytest.param(CHECKPOINT, shutil.rmtree, marks=pytest.mark.slow),
+        ("metrics.jsonl", lose_last_line),
+        pytest.param("episodes.jsonl", lose_last_line, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:going on from")
+def test_a_run_that_falls_back_comes_to_the_same_end(
+    base: Job, tmp_path: Path, name: str, fault: Callable[[Path], None]
+) -> None:
+    spec, folder = copy(base, tmp_path)
+    fault(folder / name)
+    assert_same_end(play(spec), base)
+
+
+def change_a_digit(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b'"step": 0', b'"step": 7', 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "words"),
+    [
+        ("metrics.jsonl", halve, "metrics.jsonl is cut"),
+        ("metrics.jsonl", change_a_digit, "metrics.jsonl is damaged"),
+        ("episodes.jsonl", Path.unlink, "episodes.jsonl is gone"),
+        ("warmstart_model", shutil.rmtree, "warmstart_model/config.json is gone"),
+        ("warmstart_model/model.safetensors", flip, "model.safetensors is damaged"),
+    ],
+)
+def test_where_no_checkpoint_is_whole_nothing_is_touched_and_one_line_says_what_to_do(
+    base: Job, tmp_path: Path, name: str, fault: Callable[[Path], None], words: str
+) -> None:
+    spec, folder = copy(base, tmp_path)
+    fault(folder / name)
+    before = files.digests(folder)
+    with pytest.raises(RecordError) as caught:
+        play(spec)
+    said = str(caught.value)
+    assert words in said
+    assert f"remove {folder} to train this job from its beginning, to the same end" in said
+    assert len(said.splitlines()) == 1
+    assert files.digests(folder) == before
+
+
+def test_what_comes_after_the_newest_checkpoint_is_played_again(base: Job, tmp_path: Path) -> None:
+    """Whatever it is: also a strange line, as no job writes, and half of one."""
+    spec, folder = copy(base, tmp_path)
+    for name, rest in (
+        ("metrics.jsonl", b'[null, {"step": {}}]\n{"stage'),
+        ("episodes.jsonl", b'7\n{"episode_id": "\xff'),
+    ):
+        with (folder / name).open("ab") as file:
+            file.write(rest)
+    assert_same_end(play(spec), base)
+
+
+def test_another_config_does_not_go_on_where_config_yaml_is_gone_and_a_damaged_one_is_written_again(
+    tmp_path: Path,
+) -> None:
+    spec = config(tmp_path, **SHORT)
+    folder = spec.folder
+    Job(spec, ID, lambda *_: None).run(lambda: None, only_warm_start=True)
+    with pytest.raises(ConfigError, match="already holds a run; add --resume"):
+        experiment.prepare(spec, resume=False)
+    with pytest.raises(ConfigError, match=r"config.yaml differs from this config"):
+        experiment.prepare(replace(spec, micro_batch_tokens=77), resume=True)
+    experiment.prepare(spec, resume=True)
+    halve(folder / "config.yaml")
+    with pytest.warns(UserWarning, match=r"config.yaml is not the config that its checkpoints have"):
+        experiment.prepare(spec, resume=True)
+    assert yaml.safe_load((folder / "config.yaml").read_text())["micro_batch_tokens"] == spec.micro_batch_tokens
+
+
+# Kills
+
+
+def small_model() -> tuple[LlamaForCausalLM, torch.optim.Optimizer]:
+    model = LlamaForCausalLM(
+        LlamaConfig(vocab_size=8, hidden_size=4, intermediate_size=4, num_hidden_layers=1, num_attention_heads=1)
+    )
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.tensor([[1, 2]])).logits.sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def killed_at(number: int, act: Callable[[], object]) -> bool:
+    """Do something in a child that dies at its n-th touch of a file. False: it came to its end."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside threads: the child starts none
+        child = os.fork()
+    if child == 0:
+        left = number
+
+        def count(event: str, _: object) -> None:
+            nonlocal left
+            if event in ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate"):
+                left -= 1
+                if left < 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(count)
+        try:
+            act()
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_kill_at_any_moment_of_a_save_leaves_a_whole_checkpoint_and_nothing_else(tmp_path: Path, every: int) -> None:
+    """The third one, at which the first is removed, and one that takes the place of another of its name."""
+    model, optimizer = small_model()
+    for step in (1, 2):
+        save_checkpoint(tmp_path / "before", model, optimizer, TrainState("rl", step))
+    moments = 0
+    for last in (3, 2):
+        for moment in range(0, 200, every):
+            folder = tmp_path / f"{last}.{moment}" / "checkpoints"
+            shutil.copytree(tmp_path / "before", folder)
+            state = TrainState("rl", last, cpu_seconds=1.0)
+            killed = killed_at(moment, lambda: save_checkpoint(folder, model, optimizer, state))  # noqa: B023
+            tidy(folder)
+            found = newest_whole(folder.parent)
+            assert found is not None
+            assert read_state(found[0]) in (TrainState("rl", 1), TrainState("rl", 2), state)
+            assert {path.name for path in folder.iterdir()} <= {"rl_000001", "rl_000002", "rl_000003"}
+            assert all(len(list(path.iterdir())) == 6 for path in folder.iterdir())
+            if not killed:
+                break
+            moments += 1
+        assert read_state(found[0]) == state
+    assert moments * every > 40
+
+
+def test_a_file_is_there_whole_or_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for moment in range(20):
+        path.write_text("before", encoding="utf-8")
+        killed = killed_at(moment, lambda: write_text(path, "after" * 10_000))
+        assert path.read_text(encoding="utf-8") in ("before", "after" * 10_000)
+        tidy(tmp_path)
+        assert [path] == list(tmp_path.iterdir())
+        if not killed:
+            break
+    assert moment > 1
+    with pytest.raises(UnicodeEncodeError):
+        write_text(path, "half" * 10_000 + "\ud800")
+    assert [path] == list(tmp_path.iterdir())
+
+
+def test_who_is_asked_to_stop_does_so_after_a_checkpoint_and_resumes_to_the_same_end(base: Job, tmp_path: Path) -> None:
+    spec = replace(config(tmp_path, **SHORT), checkpoint_every=100)
+    for expected in ("warmstart_000001", "rl_000001", "rl_000002"):
+        with pytest.raises(StoppedError, match="after a checkpoint"):
+            Job(spec, ID, lambda *_: None, lambda: True).run(lambda: None)
+        assert checkpoints(spec.folder / "delegating" / "seed0" / "checkpoints")[-1].name == expected
+    assert_same_end(play(spec), base)
+
+
+# Full disks
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    """After so many more writes to a disk there is no space left."""
+    left = [1 << 30]
+    fsync = os.fsync
+
+    def full(handle: int) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(handle)
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    yield lambda writes: left.__setitem__(0, writes)
+    left[0] = 1 << 30
+
+
+def test_a_full_disk_leaves_what_was_there(base: Job, tmp_path: Path, full_disk: Callable[[int], None]) -> None:
+    spec, folder = copy(base, tmp_path)
+    shutil.rmtree(folder / "checkpoints" / "rl_000003")
+    full_disk(4)
+    with pytest.raises(OSError, match="No space left"):
+        play(spec)
+    full_disk(1 << 30)
+    found = newest_whole(folder)
+    assert found is not None
+    assert found[0].name == "rl_000002"
+    assert not list(folder.rglob(".partial*"))
+    assert_same_end(play(spec), base)
+
+
+def test_a_library_that_says_full_in_its_own_way_is_understood(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No space left on device: '.*model'") as caught, whole(tmp_path / "model"):
+        raise ValueError("Error while serializing: I/O error: No space left on device (os error 28)")
+    assert caught.value.errno == errno.ENOSPC
+
+
+def test_a_log_that_does_not_fit_says_which(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    log = Growing(tmp_path / "metrics.jsonl", Extent())
+    with pytest.raises(OSError, match=r"No space left on device: '.*metrics.jsonl'"):
+        log.append("row\n")
+    log.close()
+
+
+def test_a_run_that_is_stopped_says_in_one_line_where_it_goes_on(
+    base: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec, folder = copy(base, tmp_path)
+    (spec.folder / "other" / "seed0").mkdir(parents=True)
+    arms = {**spec.arms, "other": spec.arms["delegating"]}
+    spec = replace(spec, arms=arms, evaluation=replace(spec.evaluation, cells=()))
+    shutil.rmtree(folder / "checkpoints")
+    save_checkpoint(folder / "checkpoints", *small_model(), TrainState("rl", 7))
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", "metrics.jsonl")
+
+    monkeypatch.setattr(experiment, "_run_jobs", fail)
+    monkeypatch.setattr(experiment, "prepare", lambda *_: None)
+    monkeypatch.setattr(cli, "app", lambda: experiment.run(spec, resume=True, console=Console(quiet=True)))
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 3
+    assert capsys.readouterr().err == (
+        "selfcest: [Errno 30] Read-only file system: 'metrics.jsonl'; the same command with --resume goes on from the "
+        f"newest checkpoints in {spec.folder}: delegating/seed0/checkpoints/rl_000007, other/seed0 from its beginning\n"
+    )
+
+
+def test_errors_come_back_from_a_worker_as_they_are() -> None:
+    for error in (StoppedError("why"), OSError(errno.ENOSPC, "No space left on device", "file")):
+        assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+# Readers
+
+
+def cut(path: Path) -> None:
+    """As a kill in the middle of the last line does."""
+    os.truncate(path, path.stat().st_size - 20)
+
+
+def test_a_cut_last_line_is_skipped_with_a_warning(base: Job, tmp_path: Path) -> None:
+    spec, folder = copy(base, tmp_path)
+    metrics, episodes = rows(base, "warmstart") + rows(base), list(read_episodes(folder / "episodes.jsonl"))
+    for name in ("metrics.jsonl", "episodes.jsonl"):
+        cut(folder / name)
+    with pytest.warns(UserWarning, match=r"metrics.jsonl, line \d+, was cut and is skipped"):
+        assert metrics_of(spec, "delegating", 0) == metrics[:-1]
+    with pytest.warns(UserWarning, match=r"episodes.jsonl, line \d+, was cut and is skipped"):
+        assert list(read_episodes(folder / "episodes.jsonl")) == episodes[:-1]
+    groups = read_groups(base.folder / "episodes.jsonl").groups
+    with pytest.warns(UserWarning, match=r"was cut and is skipped, and so is its group s2\.g"):
+        assert read_groups(folder / "episodes.jsonl").groups == groups[:-1], "none is taken for a group of seven"
+
+
+def test_trace_reads_a_cut_file(base: Job, tmp_path: Path) -> None:
+    _, folder = copy(base, tmp_path)
+    cut(folder / "episodes.jsonl")
+    before_last = list(read_episodes(base.folder / "episodes.jsonl"))[-2].episode_id
+    shown = [Console(record=True, file=io.StringIO()) for _ in range(2)]
+    with pytest.warns(UserWarning, match="was cut and is skipped"):
+        print_trace(folder / "episodes.jsonl", None, shown[0])
+    print_trace(base.folder / "episodes.jsonl", before_last, shown[1])
+    assert shown[0].export_text() == shown[1].export_text()
+
+
+def test_nothing_is_added_to_half_a_line(base: Job, tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl"
+    path.write_bytes((base.folder / "episodes.jsonl").read_bytes()[:-20])
+    with pytest.raises(ConfigError, match=r"--out: .*line \d+, was cut and is skipped; name a file of episodes"):
+        _count(path)
+
+
+def test_a_last_line_without_its_end_is_whole_all_the_same(base: Job, tmp_path: Path) -> None:
+    path = tmp_path / "episodes.jsonl"
+    path.write_bytes((base.folder / "episodes.jsonl").read_bytes()[:-1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert list(read_episodes(path)) == list(read_episodes(base.folder / "episodes.jsonl"))
+
+
+STRANGE = [b"7", b"[]", b"\xff", b"null", b"[" * 100_000, b'{"stage": []}', b'{"stage": "rl", "step": "4"}']
+
+
+@pytest.mark.parametrize("line", STRANGE, ids=range(len(STRANGE)))
+def test_a_strange_line_is_named(base: Job, tmp_path: Path, line: bytes) -> None:
+    spec, folder = copy(base, tmp_path)
+    for name in ("metrics.jsonl", "episodes.jsonl"):
+        path = folder / name
+        first, *others = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(b"".join([first, line + b"\n", *others]))
+    with pytest.raises(RecordError, match=r"metrics.jsonl, line 2"):
+        metrics_of(spec, "delegating", 0)
+    with pytest.raises(RecordError, match=r"episodes.jsonl, line 2"):
+        list(read_episodes(folder / "episodes.jsonl"))
+
+
+# Processes
+
+
+def start(*arguments: str, **options: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "selfcest_training", *arguments],
+        env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options,
+    )  # fmt: skip
+
+
+def wait_for(path: Path, pattern: str) -> None:
+    deadline = time.monotonic() + 120
+    while not list(path.glob(pattern)):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def children(process: int) -> list[int]:
+    found = Path(f"/proc/{process}/task/{process}/children").read_text(encoding="utf-8").split()
+    return [int(child) for child in found if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def train(output: Path, name: str) -> tuple[str, ...]:
+    steps = ("arms.delegating.rl.steps=12", "checkpoint_every=4", "workers=1")
+    return ("train", "-c", str(write(output)), *steps, f"name={name}")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    """The rows of its table."""
+    output = tmp_path_factory.mktemp("undisturbed")
+    assert selfcest(*train(output, "whole")).returncode == 0
+    return timeless_table(output / "runs" / "whole" / "results.csv")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["SIGTERM", "SIGTERM to all", "a killed worker", "a full disk"])
+def test_a_run_that_the_machine_stops_ends_in_one_line_and_resumes_to_the_same_table(
+    tmp_path: Path, undisturbed: list[dict[str, str]], fault: str
+) -> None:
+    command = train(tmp_path, "stopped")
+    limits: dict[str, object] = {"start_new_session": True}
+    if fault == "a full disk":  # as far as a process can have one of its own
+        size = 40_000
+        limits["preexec_fn"] = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    process = start(*command, **limits)
+    folder = tmp_path / "runs" / "stopped"
+    if fault != "a full disk":
+        wait_for(folder, "delegating/seed0/checkpoints/rl_*")
+        if fault == "SIGTERM":
+            process.terminate()
+        elif fault == "SIGTERM to all":
+            os.killpg(process.pid, signal.SIGTERM)
+        else:
+            for child in children(process.pid):
+                os.kill(child, signal.SIGKILL)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 3, said
+    assert len(said.splitlines()) == 1
+    assert f"the same command with --resume goes on from the newest checkpoints in {folder}" in said
+    assert ("delegating/seed0/checkpoints/" in said) or fault == "a full disk"
+    assert (folder / "config.yaml").read_text().startswith("name: stopped\n")
+    done = selfcest(*command, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert timeless_table(folder / "results.csv") == undisturbed
+    assert not [found for found in folder.rglob(".*") if found.name != ".lock"]

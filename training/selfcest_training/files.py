@@ -1,0 +1,181 @@
+"""Files that are there whole or not at all, files that only grow, and digests of both."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from selfcest_env.errors import RecordError
+
+_PARTIAL, _REMOVED = ".partial.", ".removed."
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Where to write what will be the file or the folder `path`.
+
+    It gets its name when the block has ended and all of it is on the disk, in the place of what had the name before. A
+    block that raises leaves nothing. A kill leaves hidden files, which `tidy` removes.
+
+    Raises:
+        OSError: it cannot be written, also where a library of Rust says so in its own way.
+    """
+    partial = path.with_name(f"{_PARTIAL}{path.name}")
+    _delete(partial)
+    try:
+        yield partial
+        for file in (*partial.rglob("*"), partial):
+            _sync(file)
+        if path.is_dir():  # which no rename replaces
+            remove(path, but=partial)
+        else:
+            partial.replace(path)
+        _sync(path.parent)
+    except Exception as error:
+        number = error.errno if isinstance(error, OSError) else _os_error(error)
+        if number is None or getattr(error, "filename", None) is not None:
+            raise
+        raise OSError(number, os.strerror(number), str(path)) from error
+    finally:
+        _delete(partial)
+
+
+def _os_error(error: Exception) -> int | None:
+    """The number in what a library of Rust says of an error of the system."""
+    found = re.search(r"os error (\d+)", str(error))
+    return int(found[1]) if found else None
+
+
+def write_text(path: Path, text: str) -> None:
+    """A file of this text, `whole`."""
+    with whole(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def remove(folder: Path, but: Path | None = None) -> None:
+    """Delete a folder, under another name, so that a half-deleted one is never taken for a whole one.
+
+    With `but` that folder takes its place.
+    """
+    hidden = folder.with_name(f"{_REMOVED}{folder.name}")
+    _delete(hidden)
+    folder.rename(hidden)
+    if but is not None:
+        but.rename(folder)
+    shutil.rmtree(hidden)
+
+
+def tidy(folder: Path) -> None:
+    """Remove what a kill has left in a folder of an unfinished `whole` or `remove`."""
+    for prefix in (_PARTIAL, _REMOVED):
+        for path in folder.glob(f"{prefix}*"):
+            _delete(path)
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def digest(text: str) -> str:
+    """SHA-256 of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file of a folder, by its path in there."""
+    return {str(path.relative_to(folder)): _digest(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How far a file that only grows had come: its bytes, and their SHA-256."""
+
+    size: int = 0
+    sha256: str = hashlib.sha256().hexdigest()
+
+
+class Growing:
+    """A file to which text is appended.
+
+    Args:
+        path: of the file; made with the first text.
+        extent: where to go on. What stands after it is removed.
+
+    Raises:
+        RecordError: the file does not begin with what the extent says.
+    """
+
+    def __init__(self, path: Path, extent: Extent) -> None:
+        self._path = path
+        self._hash = _hash_of(path, extent)
+        self._size = extent.size
+        if path.exists() and path.stat().st_size > extent.size:
+            os.truncate(path, extent.size)
+        self._file: BinaryIO | None = None
+
+    def append(self, text: str) -> None:
+        """Raises `OSError` that names the file."""
+        data = text.encode()
+        try:
+            if self._file is None:
+                self._file = self._path.open("ab", buffering=0)
+                _sync(self._path.parent)
+            if self._file.write(data) != len(data):  # what fits, fits; the rest meets the error
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
+        self._hash.update(data)
+        self._size += len(data)
+
+    def extent(self) -> Extent:
+        """What has been appended so far, by now on the disk."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+        return Extent(self._size, self._hash.hexdigest())
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def check_extent(path: Path, extent: Extent) -> None:
+    """Raise `RecordError` if a file does not begin with what an extent says."""
+    _hash_of(path, extent)
+
+
+def _hash_of(path: Path, extent: Extent) -> hashlib._Hash:
+    found, left = hashlib.sha256(), extent.size
+    if path.exists():
+        with path.open("rb") as file:
+            while left and (data := file.read(min(left, 1 << 20))):
+                found.update(data)
+                left -= len(data)
+    if left:
+        raise RecordError(f"{path} is {'cut' if path.exists() else 'gone'}")
+    if found.hexdigest() != extent.sha256:
+        raise RecordError(f"{path} is damaged")
+    return found
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
