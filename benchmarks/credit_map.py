@@ -410,8 +410,8 @@ VERDICT = """**What came out, against what was predicted:**
   the gain ({hidden}): {hidden_runs} of ten runs of `diff_loo` get there, {hidden_baseline} of `broadcast`.
 
 So replays pay where many clones add to one sum and the join is cheap. On [sixteen clones of a language
-model](cells.md), where they did not, the join costs more than all of the replies. The highest rate tried was the best for
-replays on `additive-16`: they may gain a little more than this says."""
+model](cells.md), where they did not, the join costs more than all of the replies. The highest rate tried was the
+best for replays on `additive-16`: they may gain a little more than this says."""
 
 ALL = """## Every cell
 
