@@ -14,6 +14,9 @@ import torch
 from selfcest_env.symbolic import BatchDelegation, RandomPolicy
 from selfcest_env.symbolic import play as play_random
 from selfcest_env.symbolic.vectors import observation_size
+from selfcest_training.marl.counterfactual import record
+from selfcest_training.marl.credit import Batch, Start
+from selfcest_training.marl.games import KernelGames
 from selfcest_training.marl.networks import Actor
 
 ROOT = Path(__file__).parents[2]
@@ -86,6 +89,27 @@ def test_what_a_policy_is_taught_is_the_share_that_is_said(credit_map: ModuleTyp
     before = [weight.clone() for weight in untaught.parameters()]
     credit_map.teach(untaught, credit_map.GAMES["additive-4"], seed=3)
     assert all(torch.equal(*pair) for pair in zip(before, untaught.parameters(), strict=True))
+
+
+def test_credits_that_are_the_same_learner(credit_map: ModuleType) -> None:
+    """What the page marks as equal: under AND `diff_loo` and `broadcast`, of a sum `shapley` and `difference`."""
+    equals = {name: dict(game.same) for name, game in credit_map.GAMES.items()}
+    assert equals["and-4"] == equals["and-16"] == {"diff_loo": "broadcast"}
+    assert equals["additive-16"] == equals["hidden-16"] == {"shapley": "difference"}
+    assert equals["threshold-4"] == {}
+    for name in ("and-4", "additive-4"):
+        game = credit_map.GAMES[name]
+        games = KernelGames(game.rules, 64, 0, group_size=8)
+        actor = Actor(observation_size(game.rules), game.rules.num_actions, (8,), torch.Generator().manual_seed(0))
+        credit_map.teach(actor, credit_map.GAMES["and-4"], 0)
+        recording = record(games, actor.sample)
+        batch = Batch(recording.rollout, actor, 8, recording)
+        start = Start(games, (8,), 1.0, torch.Generator().manual_seed(0))
+        for credit, other in game.same.items():
+            own, its = (credit_map.SCHEMES[one].start(start)(batch).advantages for one in (credit, other))
+            factor = 8 / 7 if name == "and-4" else 1.0  # the mean of a group holds one's own return
+            assert own.abs().max() > 0
+            assert torch.allclose(own, factor * its, atol=1e-6)
 
 
 def test_a_run_is_stored_whole_and_again_the_same(credit_map: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
