@@ -21,7 +21,9 @@ def page(results: Results) -> str:
     budgets = sorted({run.budget for run in results.values()})
     seeds = sorted({cell.seed for cell in results})
     made = RUNS.format(seconds=" or ".join(f"{budget:g}" for budget in budgets), seeds=", ".join(map(str, seeds)))
-    return "\n\n".join([HEAD, known_scenarios(), MEANING, made, table(results), HOW]) + "\n"
+    settings = {cell.entry: run.settings for cell, run in results.items()}
+    listed = "\n".join(f"- `{entry}`: `{said}`" for entry, said in settings.items())
+    return "\n\n".join([HEAD, known_scenarios(), MEANING, made, table(results), HOW, SETTINGS, listed]) + "\n"
 
 
 HEAD = """# The benchmark
@@ -64,8 +66,7 @@ RUNS = """## Results
 Median team return at the end of {seconds} CPU seconds of learning, evaluations off the clock, and in brackets how many
 of the runs solved it; seeds {seeds}. The last line is the interquartile mean of the returns, 0 for random and 1 for
 optimal play, over the scenarios that all have played, with a 95 % interval of a bootstrap stratified by scenario
-(Agarwal et al. 2021). Settings are one per learner for all scenarios; learning rates were chosen before on `chain`
-modulo 2, nothing on the others."""
+(Agarwal et al. 2021). [Settings](#settings) are one per learner for all scenarios."""
 
 HOW = """![Share of runs above each normalised return](evidence/bench/profiles.png)
 
@@ -112,6 +113,11 @@ print(run.last)
 
 `selfcest bench --learner my_package.my_module:Uniform` plays it on every scenario beside what is stored."""
 
+
+SETTINGS = """## Settings
+
+What every learner was run with. The policies' learning rates were the better of 0.001 and 0.003 on one seed of `chain`
+modulo 2; nothing was tuned on any other scenario."""
 
 if __name__ == "__main__":
     sys.stdout.write(page(load(STORE)))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -88,13 +90,16 @@ def test_results_are_stored_and_read_back(tmp_path: Path) -> None:
 
 def test_the_layout_of_marl_eval(tmp_path: Path) -> None:
     known = SCENARIOS[QUICK].reference
-    export({Cell(QUICK, "coma", 2): run(known.random, known.optimal)}, tmp_path / "results.json")
-    seed = json.loads((tmp_path / "results.json").read_text())["selfcest"][QUICK]["coma"]["seed_2"]
-    first = {"step_count": 0, "elapsed_time": 0.0, "return": [known.random], "normalised_return": [0.0]}
-    assert seed["step_0"] == first
-    assert seed["step_1"]["step_count"] == 10
-    assert seed["absolute_metrics"] == {"return": [known.optimal], "normalised_return": [1.0]}
-    assert set(seed) == {"step_0", "step_1", "absolute_metrics"}
+    short, long = run(known.random, known.optimal), run(*[known.random] * 8, known.optimal)
+    export({Cell(QUICK, "coma", 2): short, Cell(QUICK, "coma", 3): long}, tmp_path / "results.json")
+    seeds = json.loads((tmp_path / "results.json").read_text())["selfcest"][QUICK]["coma"]
+    seed = seeds["seed_2"]
+    assert list(seed) == list(seeds["seed_3"]) == [*(f"step_{k}" for k in range(31)), "absolute_metrics"]
+    assert seed["step_0"] == {"step_count": 0, "elapsed_time": 0.0, "return": [known.random], "score": [0.0]}
+    # Points were at 0 and 0.1 s of 1 s, of which a thirtieth is a step.
+    assert [seed[f"step_{k}"]["score"] for k in (2, 3, 30)] == [[0.0], [1.0], [1.0]]
+    assert seed["step_3"]["step_count"] == 100
+    assert seed["absolute_metrics"] == {"return": [known.optimal], "score": [1.0]}
 
 
 @pytest.mark.parametrize("entry", [*ENTRIES])
@@ -120,13 +125,15 @@ def test_the_page_is_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     made = importlib.import_module("scenarios")
     stored = load(made.STORE)
     assert made.page(stored) == (ROOT / "docs" / "benchmark.md").read_text(encoding="utf-8")
-    assert {cell.scenario for cell in stored} == set(SCENARIOS)
+    entries, seeds = (sorted({getattr(cell, part) for cell in stored}) for part in ("entry", "seed"))
+    assert set(stored) == {Cell(*cell) for cell in product(SCENARIOS, entries, range(len(seeds)))}
+    assert len({run.budget for run in stored.values()}) == 1
     for cell, run in stored.items():
         assert run.settings == repr(ENTRIES[cell.entry]), f"{cell} was made with other settings"
 
 
 def test_only_what_is_lacking_is_made(tmp_path: Path) -> None:
-    there = {Cell(QUICK, "coma", 0): run(0.125)}
+    there = {Cell(QUICK, "coma", 0): replace(run(0.125), settings=repr(ENTRIES["coma"]))}
     store(there, tmp_path, QUICK)
     made: list[Cell] = []
     cells = [Cell(QUICK, "coma", 0), Cell(QUICK, "broadcast", 0)]
@@ -135,15 +142,19 @@ def test_only_what_is_lacking_is_made(tmp_path: Path) -> None:
     play_all(cells, 1.0, tmp_path, 1, lambda cell, _: made.append(cell))
     assert made == [Cell(QUICK, "broadcast", 0)]
     assert load(tmp_path)[Cell(QUICK, "coma", 0)] == there[Cell(QUICK, "coma", 0)]
+    store({Cell(QUICK, "coma", 0): run(0.125)}, tmp_path, QUICK)
+    with pytest.raises(ConfigError, match="holds coma seed 0 by other settings, made up; expected those of today"):
+        play_all(cells, 1.0, tmp_path, 1, lambda cell, _: made.append(cell))
 
 
 def test_the_command(tmp_path: Path) -> None:
-    store({Cell(QUICK, "coma", 0): run(0.125, 1.0)}, tmp_path, QUICK)
+    store({Cell(QUICK, "coma", 0): replace(run(0.125, 1.0), settings=repr(ENTRIES["coma"]))}, tmp_path, QUICK)
     asked = ["bench", QUICK, "--learner", "coma", "--seeds", "1", "--seconds", "1", "--out", str(tmp_path)]
     done = CliRunner().invoke(app, asked)
     assert done.exit_code == 0, done.output
     assert "| `chain-4m2-v1` | 1.000 (1 of 1) |" in done.output
-    assert {file.name for file in tmp_path.iterdir()} == {f"{QUICK}.json", "results.json", "table.md", "profiles.png"}
+    made = {file.name for file in tmp_path.iterdir()}
+    assert made == {f"{QUICK}.json", "results.json", "table.md", "profiles.png", ".lock"}
     listed = CliRunner().invoke(app, ["bench", "--list"])
     assert known_scenarios() in listed.output
     assert isinstance(CliRunner().invoke(app, ["bench", "chain"]).exception, ConfigError)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from selfcest_env.symbolic.scenarios import SCENARIOS
 from selfcest_training.marl.bench.runs import Results, export
-from selfcest_training.marl.bench.summary import aggregate, profile, scores
+from selfcest_training.marl.bench.summary import Scores, aggregate, profile, scores
 
 _THRESHOLDS = np.linspace(0, 1, 101)
 
@@ -40,8 +40,7 @@ def table(results: Results) -> str:
             solved = sum(end >= SCENARIOS[name].threshold for end in ends)
             line.append(f"{np.median(ends):.3f} ({solved} of {len(ends)})" if ends else "-")
         lines.append(line)
-    shared = [name for name in names if all(name in found for found in by_entry.values())]
-    if shared:
+    if shared := _shared(by_entry):
         means = [str(aggregate([found[name] for name in shared])) for found in by_entry.values()]
         lines.append([f"interquartile mean, {len(shared)} scenarios", *means])
     return _markdown(["scenario", *(f"`{entry}`" for entry in entries)], lines)
@@ -59,21 +58,29 @@ def write(results: Results, folder: Path) -> list[Path]:
 
 
 def draw(results: Results, file: Path) -> None:
-    """Performance profiles: of every learner the share of runs above each normalised return."""
+    """Performance profiles over the scenarios that all have played: the share of runs above each normalised return."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, axis = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
-    for entry in dict.fromkeys(cell.entry for cell in results):
-        axis.plot(_THRESHOLDS, profile(list(scores(results, entry).values()), _THRESHOLDS), label=entry)
+    by_entry = {entry: scores(results, entry) for entry in dict.fromkeys(cell.entry for cell in results)}
+    if shared := _shared(by_entry):
+        for entry, found in by_entry.items():
+            axis.plot(_THRESHOLDS, profile([found[name] for name in shared], _THRESHOLDS), label=entry)
+        axis.legend(fontsize=8)
     axis.set_xlabel("normalised return: 0 random, 1 optimal play")
     axis.set_ylabel("share of runs above")
     axis.set_ylim(0, 1)
-    axis.legend(fontsize=8)
     figure.savefig(file, dpi=110)
     pyplot.close(figure)
+
+
+def _shared(by_entry: Mapping[str, Mapping[str, Scores]]) -> list[str]:
+    """Scenarios that all have played."""
+    played = list(by_entry.values())
+    return [name for name in (played[0] if played else ()) if all(name in found for found in played)]
 
 
 def _markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

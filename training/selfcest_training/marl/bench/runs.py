@@ -20,6 +20,7 @@ from selfcest_env import __version__
 from selfcest_env.errors import ConfigError, PlugInError
 from selfcest_env.plugin import make
 from selfcest_env.symbolic.scenarios import SCENARIOS, Scenario, scenario
+from selfcest_training.lock import locked
 from selfcest_training.marl.bench.entries import ENTRIES, Entry
 from selfcest_training.marl.progress import Examiner
 
@@ -77,29 +78,44 @@ def play(cell: Cell, seconds: float) -> Run:
     points = tuple((point.decisions, round(point.seconds, 3), round(point.team_return, 5)) for point in examiner.points)
     if not points:
         raise PlugInError(f"learner {cell.entry!r} never called its examiner; expected a call after every update")
-    return Run(seconds, repr(entry), __version__, points)
+    return Run(seconds, settings_of(entry), __version__, points)
+
+
+def settings_of(entry: Entry) -> str:
+    """As text. Of a class that is no dataclass they cannot be told, and its name stands for them."""
+    return (
+        repr(entry)
+        if hasattr(entry, "__dataclass_fields__")
+        else f"{type(entry).__module__}:{type(entry).__qualname__}"
+    )
 
 
 def play_all(
     cells: Iterable[Cell], seconds: float, folder: Path, workers: int, report: Callable[[Cell, Run], object]
 ) -> None:
-    """Make what the folder lacks. A run is stored when it ends; what was stored with another budget is refused.
+    """Make what the folder lacks. A run is stored when it ends.
 
     Raises:
-        ConfigError: an unknown name, or stored runs of another budget.
+        ConfigError: an unknown name; or a stored run of another budget, or by other settings of the same learner.
     """
     wanted, there = list(cells), load(folder)
     for cell in wanted:
         entry_of(cell.entry), scenario(cell.scenario)
-        if cell in there and there[cell].budget != seconds:
+    for cell, run in there.items():
+        if run.budget != seconds:
             raise ConfigError(
-                f"{folder / cell.scenario}.json holds {cell.entry} seed {cell.seed} with {there[cell].budget:g} CPU-s; "
-                f"expected {seconds:g}: give --seconds {there[cell].budget:g}, or another --out"
+                f"{folder / cell.scenario}.json holds {cell.entry} seed {cell.seed} with {run.budget:g} CPU-s; "
+                f"expected {seconds:g}: give --seconds {run.budget:g}, or another --out"
+            )
+        if cell.entry in {wanting.entry for wanting in wanted} and run.settings != settings_of(entry_of(cell.entry)):
+            raise ConfigError(
+                f"{folder / cell.scenario}.json holds {cell.entry} seed {cell.seed} by other settings, {run.settings}; "
+                "expected those of today: give another --out"
             )
     waiting = [cell for cell in wanted if cell not in there]
     os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}  # of the processes to come
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+    with locked(folder), ProcessPoolExecutor(workers, mp_context=context) as pool:
         made = {pool.submit(play, cell, seconds): cell for cell in waiting}
         try:
             for future in as_completed(made):
@@ -146,22 +162,26 @@ def export(results: Results, file: Path) -> None:
     """Write all runs in the layout that marl-eval reads (Gorsane et al. 2022, arXiv 2209.10485, appendix).
 
     Environment, task, algorithm, run, then `step_k` with `step_count`, `elapsed_time` and metrics as lists, and
-    `absolute_metrics`. Metrics are `return` and, 0 for random and 1 for optimal play, `normalised_return`.
+    `absolute_metrics`. That reader wants the same steps of every run, so a step is a share of the budget of CPU time:
+    `step_count` is in milliseconds, and a metric the last one known by then. Metrics are `return` and, 0 for random and
+    1 for optimal play, `score`.
     """
     tasks: dict[str, dict[str, dict[str, Any]]] = {}
     for cell, run in results.items():
         named = scenario(cell.scenario)
-        steps: dict[str, Any] = {
-            f"step_{number}": {"step_count": decisions, "elapsed_time": seconds, **_metrics(named, found)}
-            for number, (decisions, seconds, found) in enumerate(run.points)
-        }
+        steps: dict[str, Any] = {}
+        for number in range(POINTS + 1):
+            now = run.budget * number / POINTS
+            found = [value for _, seconds, value in run.points if seconds <= now] or [run.points[0][2]]
+            when = {"step_count": round(1000 * now), "elapsed_time": now}
+            steps[f"step_{number}"] = when | _metrics(named, found[-1])
         steps["absolute_metrics"] = _metrics(named, run.last)
         tasks.setdefault(cell.scenario, {}).setdefault(cell.entry, {})[f"seed_{cell.seed}"] = steps
     _write(file, {"selfcest": tasks})
 
 
 def _metrics(named: Scenario, found: float) -> dict[str, list[float]]:
-    return {"return": [found], "normalised_return": [named.normalised(found)]}
+    return {"return": [found], "score": [named.normalised(found)]}
 
 
 def _write(file: Path, what: Mapping[str, Any]) -> None:
