@@ -58,6 +58,7 @@ def test_intervals_are_stratified() -> None:
     assert sure == pytest.approx((0.5, 0.5, 0.5))
     spread = aggregate([np.array([0.0, 1.0, 0.0, 1.0]), np.full(4, 0.5)])
     assert spread.low < spread.value == 0.5 < spread.high
+    assert str(aggregate([np.array([0.25]), np.array([0.75])])) == "0.50", "one run of each says nothing of others"
 
 
 def test_aggregate_agrees_with_rliable() -> None:

@@ -21,14 +21,14 @@ RESAMPLES = 10_000
 
 
 class Interval(NamedTuple):
-    """A statistic and its 95 % interval."""
+    """A statistic and its 95 % interval, `nan` where a single run of each scenario says nothing of others."""
 
     value: float
     low: float
     high: float
 
     def __str__(self) -> str:
-        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+        return f"{self.value:.2f}" + ("" if np.isnan(self.low) else f" [{self.low:.2f}, {self.high:.2f}]")
 
 
 def scores(results: Results, entry: str) -> dict[str, Scores]:
@@ -49,10 +49,13 @@ def interquartile_mean(values: Scores) -> Scores:
 
 def aggregate(by_scenario: Sequence[Scores]) -> Interval:
     """The interquartile mean of all runs of all scenarios; runs are resampled within their scenario."""
+    value = float(interquartile_mean(np.concatenate(by_scenario)))
+    if max(map(len, by_scenario)) < 2:
+        return Interval(value, np.nan, np.nan)
     rng = np.random.default_rng(stream_seed("benchmark", *map(len, by_scenario)))
     resampled = [values[rng.integers(len(values), size=(RESAMPLES, len(values)))] for values in by_scenario]
     low, high = np.quantile(interquartile_mean(np.concatenate(resampled, axis=1)), [0.025, 0.975])
-    return Interval(float(interquartile_mean(np.concatenate(by_scenario))), float(low), float(high))
+    return Interval(value, float(low), float(high))
 
 
 def profile(by_scenario: Sequence[Scores], thresholds: Scores) -> Scores:
