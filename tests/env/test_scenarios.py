@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 
 import gymnasium
+import numpy as np
 import pettingzoo
 import pytest
 from pettingzoo.test import api_test, parallel_api_test, parallel_seed_test, seed_test
@@ -15,11 +17,26 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.symbolic import BatchDelegation, OptimalPolicy, RandomPolicy, make_rules, optimal_return, play
 from selfcest_env.symbolic.scenarios import EVALUATION_EPISODES, EVALUATION_SEED, SCENARIOS, horizon, scenario
 from selfcest_env.symbolic.serial import SymbolicSerialVectorEnv
+from selfcest_env.symbolic.vectors import observation_names
 
 NAMES = (
     *("chain-4m2-v1", "chain-8m5-v1", "chain-16m5-v1", "alone-8m5-v1", "lookup-3-v1", "lookup-6-v1", "noisy-c005-v1"),
     *("cells-16-v1", "cells-16-hidden-v1", "cells-16-and-v1", "deep-8-v1", "deep-64-v1"),
 )
+TRACES = {
+    "chain-4m2-v1": "1af3d9301212",
+    "chain-8m5-v1": "e59daea8ea2f",
+    "chain-16m5-v1": "bb3c5ca18cdf",
+    "alone-8m5-v1": "71918e7d9f14",
+    "lookup-3-v1": "e4f7d97cad43",
+    "lookup-6-v1": "46f4628a2d6c",
+    "noisy-c005-v1": "0648eb2947ac",
+    "cells-16-v1": "21854135555d",
+    "cells-16-hidden-v1": "2c31f20d4d07",
+    "cells-16-and-v1": "4820a4a1c65a",
+    "deep-8-v1": "b1799c4cb834",
+    "deep-64-v1": "e5c27c395af4",
+}
 
 
 @pytest.fixture(params=NAMES)
@@ -33,8 +50,27 @@ def test_the_names_are_these() -> None:
         scenario("chain-8m5")
 
 
-def test_what_is_evaluated_on_is_frozen() -> None:
+def trace_of(name: str) -> str:
+    """A digest of all that random play of eight environments sees, may do and is paid, and of what the numbers mean."""
+    rules = SCENARIOS[name].rules
+    kernel, rng = BatchDelegation(rules, 8), np.random.default_rng(0)
+    kernel.reset(seed=0)
+    found = hashlib.blake2b(",".join(observation_names(rules)).encode(), digest_size=6)
+    for _ in range(20):
+        actions = kernel.sample_actions(rng)
+        kernel.step(actions)
+        seen = (kernel.observations() * 1000).round().astype("<i4")
+        paid = (kernel.state.team_return * 10000).round().astype("<i4")
+        for part in (actions.astype("<i4"), seen, kernel.action_masks().astype("<i4"), paid):
+            found.update(np.ascontiguousarray(part).tobytes())
+        kernel.restart()
+    return found.hexdigest()
+
+
+def test_a_scenario_is_frozen(name: str) -> None:
+    """Rules, problems, observations and rewards: whatever changes one of these is a new version."""
     assert (EVALUATION_SEED, EVALUATION_EPISODES) == (2**40, 1000)
+    assert trace_of(name) == TRACES[name]
 
 
 def test_thresholds_are_out_of_reach_of_play_that_learned_nothing(name: str) -> None:
