@@ -19,7 +19,7 @@ from selfcest_training.config_file import load_config
 from selfcest_training.evaluation.config import StudyConfig, load_study
 
 CONFIGS = Path(__file__).parents[1] / "training" / "configs"
-PARAMETERS = {"Qwen/Qwen3-4B": 4.0e9, "Qwen/Qwen3-1.7B": 1.7e9}
+PARAMETERS = {"hub:Qwen/Qwen3-4B": 4.0e9, "hub:Qwen/Qwen3-1.7B": 1.7e9}
 LARGEST = max(PARAMETERS.values())
 # Per weight and trained token: forward 2, again for its checkpoints 2, backward 4, old and reference log-probs 2 each.
 OPERATIONS = 12

@@ -29,11 +29,12 @@ class Exit(IntEnum):
 def logged(folder: Path) -> Iterator[None]:
     """Append the trace of whatever ends the block to the folder's `errors.log`, with those of its causes.
 
-    The exception gets a note that says where. A `ConfigError` says all there is to say, and is not logged.
+    The exception gets a note that says where. `ConfigError` and `StoppedError` say all there is to say, and are not
+    logged.
     """
     try:
         yield
-    except ConfigError:
+    except (ConfigError, StoppedError):
         raise
     except Exception as error:
         trace, now = traceback.format_exc(), datetime.now().astimezone().isoformat(" ", "seconds")
