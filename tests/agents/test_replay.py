@@ -353,6 +353,7 @@ def test_random_replays_of_random_episodes(seed: int, order: int) -> None:
     check_random_replays(seed, order)
 
 
+@pytest.mark.slow
 def test_random_replays_are_worth_the_name() -> None:
     found = [case for seed in range(60) for case in check_random_replays(seed, 0)]
     assert max(len(replay.interventions) for _, replay, _ in found) >= 3

@@ -333,6 +333,7 @@ def perturbed(truth: str) -> list[str]:
     return [text for text in [*changed, *signed, *longer, *words, *brackets] if text != truth]
 
 
+@pytest.mark.slow
 def test_nothing_like_a_truth_is_right() -> None:
     pytest.importorskip("math_verify")
     grader, wrong = MathMatch(), list[tuple[str, str]]()

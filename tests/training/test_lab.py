@@ -253,6 +253,7 @@ def test_pairing_takes_the_noise_of_the_join_off() -> None:
     assert plain.replayed_tokens < paired.replayed_tokens < 1.6 * plain.replayed_tokens
 
 
+@pytest.mark.slow
 def test_the_others_replays_are_enumerated_together_where_they_matter() -> None:
     """Against one enumeration of everything, as above; where they are too many the scheme is sampled."""
     game = solved("pair")
@@ -405,6 +406,7 @@ class SecondThrownAway(Branches):
         return replace(credit, advantage=advantage, weight={k: v for k, v in credit.weight.items() if k not in second})
 
 
+@pytest.mark.slow
 def test_a_second_round_of_replays_is_enumerated_and_sampled() -> None:
     game = solved("two_deep")
 
@@ -452,6 +454,7 @@ def test_chance_in_a_second_round_is_left_to_sampling(by_hand: bool) -> None:
     assert found.replayed_tokens > sample_groups(Branches(), game, group_size=2, num_groups=40, seed=0).replayed_tokens
 
 
+@pytest.mark.slow
 def test_reward_to_go_is_the_gradient_with_less_noise_where_turns_are_judged() -> None:
     game = solved("judged")
     found, rloo = (sample_groups(a, game, group_size=2, num_groups=400, seed=0).gradients for a in (ToGo(), Rloo()))

@@ -45,6 +45,7 @@ def models(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("models")
+@pytest.mark.slow
 def test_the_page_runs_from_top_to_bottom(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
