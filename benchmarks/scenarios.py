@@ -67,7 +67,7 @@ Median team return at the end of {seconds} CPU seconds of learning, evaluations 
 of the runs solved it; seeds {seeds}. The last line is the interquartile mean of the returns, 0 for random and 1 for
 optimal play, over the scenarios that all have played, with a 95 % interval of a bootstrap stratified by scenario
 (Agarwal et al. 2021). [Settings](#settings) are one per learner for all scenarios.
-**One seed is no result yet**: five were planned, and 60 s; the machine was shared with other work while these ran."""
+**Two seeds are no result yet**: five were planned, and 60 s; the machine was shared with other work while these ran."""
 
 HOW = """![Share of runs above each normalised return](evidence/bench/profiles.png)
 
