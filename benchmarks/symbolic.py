@@ -83,22 +83,16 @@ def serial(num_envs: int, steps: int, **rules: Any) -> Burst:
 
 
 def cart_pole(num_envs: int, steps: int) -> Burst:
-    env = CartPoleVectorEnv(num_envs)
-    env.reset(seed=0)
-    rng = np.random.default_rng(0)
-
-    def burst() -> int:
-        for _ in range(steps):
-            env.step(rng.integers(0, 2, num_envs))
-        return steps * num_envs
-
-    return burst
+    return _pushed(CartPoleVectorEnv(num_envs), num_envs, steps)
 
 
 def envpool_cart_pole(num_envs: int, steps: int) -> Burst:
     import envpool
 
-    env = envpool.make("CartPole-v1", env_type="gymnasium", num_envs=num_envs, num_threads=1)
+    return _pushed(envpool.make("CartPole-v1", env_type="gymnasium", num_envs=num_envs, num_threads=1), num_envs, steps)
+
+
+def _pushed(env: Any, num_envs: int, steps: int) -> Burst:
     env.reset()
     rng = np.random.default_rng(0)
 

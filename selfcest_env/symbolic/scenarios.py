@@ -75,6 +75,7 @@ class Scenario:
         return (team_return - self.reference.random) / (self.reference.optimal - self.reference.random)
 
 
+_SIXTEEN = {"max_clones": 16, "total_tokens": 131}  # just enough for as many cells
 _ALL = (
     Scenario(
         "chain-4m2-v1",
@@ -123,7 +124,7 @@ _ALL = (
         "cells",
         Reference(0.1234, None, 1.0, 2, 0.5),
         {"cells": 16},
-        {"max_clones": 16, "total_tokens": 131},
+        _SIXTEEN,
     ),
     Scenario(
         "cells-16-hidden-v1",
@@ -131,7 +132,7 @@ _ALL = (
         "cells",
         Reference(0.1247, None, 0.7375, 2, 0.5),
         {"cells": 16, "hidden": 0.3},
-        {"max_clones": 16, "total_tokens": 131},
+        _SIXTEEN,
     ),
     Scenario(
         "cells-16-and-v1",
@@ -139,7 +140,7 @@ _ALL = (
         "cells",
         Reference(0.0, None, 1.0, 2, 0.5),
         {"cells": 16, "coupling": "and"},
-        {"max_clones": 16, "total_tokens": 131},
+        _SIXTEEN,
     ),
     Scenario("deep-8-v1", "one bit for a tree of sums of depth two", "deep", Reference(0.199, 0.0, 1.0, 17, 0.781)),
     Scenario(

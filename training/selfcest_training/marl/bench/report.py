@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from selfcest_env.symbolic.scenarios import SCENARIOS
+from selfcest_training.files import whole, write_text
 from selfcest_training.marl.bench.runs import Results, export
 from selfcest_training.marl.bench.summary import Scores, aggregate, profile, scores
 
@@ -52,7 +53,7 @@ def write(results: Results, folder: Path) -> list[Path]:
         return []
     files = [folder / name for name in ("results.json", "table.md", "profiles.png")]
     export(results, files[0])
-    files[1].write_text(table(results) + "\n", encoding="utf-8")
+    write_text(files[1], table(results) + "\n")
     draw(results, files[2])
     return files
 
@@ -73,7 +74,8 @@ def draw(results: Results, file: Path) -> None:
     axis.set_xlabel("normalised return: 0 random, 1 optimal play")
     axis.set_ylabel("share of runs above")
     axis.set_ylim(0, 1)
-    figure.savefig(file, dpi=110)
+    with whole(file) as partial:
+        figure.savefig(partial, dpi=110)
     pyplot.close(figure)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from selfcest_env import __version__
 from selfcest_env.errors import ConfigError, PlugInError
 from selfcest_env.plugin import make
 from selfcest_env.symbolic.scenarios import SCENARIOS, Scenario, scenario
+from selfcest_training.files import write_text
 from selfcest_training.lock import locked
 from selfcest_training.marl.bench.entries import ENTRIES, Entry
 from selfcest_training.marl.progress import Examiner
@@ -83,11 +84,8 @@ def play(cell: Cell, seconds: float) -> Run:
 
 def settings_of(entry: Entry) -> str:
     """As text. Of a class that is no dataclass they cannot be told, and its name stands for them."""
-    return (
-        repr(entry)
-        if hasattr(entry, "__dataclass_fields__")
-        else f"{type(entry).__module__}:{type(entry).__qualname__}"
-    )
+    kind = type(entry)
+    return repr(entry) if hasattr(kind, "__dataclass_fields__") else f"{kind.__module__}:{kind.__qualname__}"
 
 
 def play_all(
@@ -98,16 +96,24 @@ def play_all(
     Raises:
         ConfigError: an unknown name; or a stored run of another budget, or by other settings of the same learner.
     """
-    wanted, there = list(cells), load(folder)
+    wanted = list(cells)
     for cell in wanted:
         entry_of(cell.entry), scenario(cell.scenario)
+    with locked(folder):
+        _play_all(wanted, seconds, folder, workers, report)
+
+
+def _play_all(
+    wanted: Sequence[Cell], seconds: float, folder: Path, workers: int, report: Callable[[Cell, Run], object]
+) -> None:
+    there, entries = load(folder), {cell.entry for cell in wanted}
     for cell, run in there.items():
         if run.budget != seconds:
             raise ConfigError(
                 f"{folder / cell.scenario}.json holds {cell.entry} seed {cell.seed} with {run.budget:g} CPU-s; "
                 f"expected {seconds:g}: give --seconds {run.budget:g}, or another --out"
             )
-        if cell.entry in {wanting.entry for wanting in wanted} and run.settings != settings_of(entry_of(cell.entry)):
+        if cell.entry in entries and run.settings != settings_of(entry_of(cell.entry)):
             raise ConfigError(
                 f"{folder / cell.scenario}.json holds {cell.entry} seed {cell.seed} by other settings, {run.settings}; "
                 "expected those of today: give another --out"
@@ -115,7 +121,7 @@ def play_all(
     waiting = [cell for cell in wanted if cell not in there]
     os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}  # of the processes to come
     context = multiprocessing.get_context("spawn")
-    with locked(folder), ProcessPoolExecutor(workers, mp_context=context) as pool:
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
         made = {pool.submit(play, cell, seconds): cell for cell in waiting}
         try:
             for future in as_completed(made):
@@ -155,7 +161,7 @@ def store(results: Results, folder: Path, name: str) -> None:
         if cell.scenario == name:
             entries.setdefault(cell.entry, {})[f"seed_{cell.seed}"] = asdict(run)
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / f"{name}.json", entries)
+    write_text(folder / f"{name}.json", json.dumps(entries) + "\n")
 
 
 def export(results: Results, file: Path) -> None:
@@ -177,14 +183,8 @@ def export(results: Results, file: Path) -> None:
             steps[f"step_{number}"] = when | _metrics(named, found[-1])
         steps["absolute_metrics"] = _metrics(named, run.last)
         tasks.setdefault(cell.scenario, {}).setdefault(cell.entry, {})[f"seed_{cell.seed}"] = steps
-    _write(file, {"selfcest": tasks})
+    write_text(file, json.dumps({"selfcest": tasks}) + "\n")
 
 
 def _metrics(named: Scenario, found: float) -> dict[str, list[float]]:
     return {"return": [found], "score": [named.normalised(found)]}
-
-
-def _write(file: Path, what: Mapping[str, Any]) -> None:
-    part = file.with_suffix(".part")
-    part.write_text(json.dumps(what) + "\n", encoding="utf-8")
-    part.replace(file)
