@@ -157,5 +157,5 @@ class Produced:
                     f"'{assigner.name}' does not ask for; go on with the config that it was written with"
                 )
             replayed.append(dict(zip(asked, played, strict=True)))
-        outages = Outages(**data.get("outages", {}))  # checkpoints of earlier versions know of none
+        outages = Outages(**data["outages"])
         return cls(groups, kept, tuple(replayed), data["planned_episodes"], data["rounds"], outages)
