@@ -353,7 +353,8 @@ def test_what_has_learned_is_held_to_the_same_rules() -> None:
 # In a run
 
 
-@pytest.mark.parametrize("scheme", ["critic", pytest.param("gae", marks=pytest.mark.slow), "test_internals:Looks"])
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["critic", "gae", "test_internals:Looks"])
 def test_a_run_pays_for_what_it_reads_and_resumes_to_the_same_end(tmp_path: Path, scheme: str) -> None:
     changes = {f"{RL}__credit": {"name": scheme}, f"{RL}__steps": 6, f"{RL}__minibatches": 2, "rows": "tree"}
     whole, spec = play(config(tmp_path / "whole", **changes)), config(tmp_path / "killed", **changes)

@@ -143,7 +143,7 @@ class Crash(Exception):
     pass
 
 
-@pytest.mark.parametrize("after", [("warm start", 3), ("RL", 5)])
+@pytest.mark.parametrize("after", [pytest.param(("warm start", 3), marks=pytest.mark.slow), ("RL", 5)])
 def test_a_killed_run_resumes_to_the_same_end(base: Job, tmp_path: Path, after: tuple[str, int]) -> None:
     spec = config(tmp_path)
     seen: list[str] = []
@@ -277,7 +277,7 @@ def test_replays_are_played_priced_and_stored(warm: Job, tmp_path: Path) -> None
     assert found[-1]["sampled_tokens"] == tokens
 
 
-@pytest.mark.parametrize("minibatches", [1, 2])
+@pytest.mark.parametrize("minibatches", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_with_replays_repeats_and_resumes_exactly(warm: Job, tmp_path: Path, minibatches: int) -> None:
     change = {"arms__delegating__rl__minibatches": minibatches}
     whole = play_from(warm, counterfactual(tmp_path / "whole", **change))

@@ -196,6 +196,7 @@ def test_checkpoints_hold_the_adapter_alone_and_model_folders_the_sum(tmp_path: 
     assert any(not torch.equal(p, q) for p, q in zip(final.parameters(), folder.parameters(), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stage", "count"), [("warm start", 2), ("RL", 3)])
 def test_a_killed_run_with_lora_resumes_to_the_same_end(tmp_path: Path, stage: str, count: int) -> None:
     whole = play(lora_config(tmp_path / "whole", checkpoint_every=1))
@@ -246,9 +247,10 @@ def episodes(job: Job) -> list[EpisodeRecord]:
     return list(read_episodes(job.folder / "episodes.jsonl"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lag", "change"),
-    [(2, {"lora": LORA, "sampler": {"name": "transformers"}}), pytest.param(1, {}, marks=pytest.mark.slow)],
+    [(2, {"lora": LORA, "sampler": {"name": "transformers"}}), (1, {})],
 )
 def test_a_step_is_played_with_the_weights_of_so_many_steps_before(
     tmp_path: Path, lag: int, change: dict[str, Any]
@@ -267,6 +269,7 @@ def test_a_step_is_played_with_the_weights_of_so_many_steps_before(
     assert (first.folder / "episodes.jsonl").read_text() == (again.folder / "episodes.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_those_weights_are_the_ones_that_the_learner_had(tmp_path: Path) -> None:
     """With a lag of 1 the second step is played as if the first had changed nothing."""
 
@@ -310,7 +313,8 @@ def test_budgets_count_what_the_learner_took(tmp_path: Path) -> None:
     assert sum(record.cost.generated_tokens for record in episodes(job)) == spent[-1]
 
 
-@pytest.mark.parametrize("credit", ["grpo", pytest.param("coma", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("credit", ["grpo", "coma"])
 def test_a_killed_run_with_a_lag_resumes_to_the_same_end(tmp_path: Path, credit: str) -> None:
     """What was rolled out ahead when the checkpoint was written is in it, replays and all."""
     changes = {"checkpoint_every": 2, f"{RL}__credit": {"name": credit}, f"{RL}__steps": 6}

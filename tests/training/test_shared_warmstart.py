@@ -44,6 +44,7 @@ def run(spec: RunConfig, arm: str, only_warm_start: bool = False) -> Job:
     return job
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attempts", [1, 2])
 def test_a_handed_over_warm_start_is_what_the_arm_would_have_trained(tmp_path: Path, attempts: int) -> None:
     """Also if it began again: a model that has seen so little does not get everything right."""

@@ -189,7 +189,7 @@ def test_every_stage_has_its_say(tmp_path: Path) -> None:
     assert sampled == sum(row["gate/dropped_tokens"] for row in found), "dropped groups are paid for"
 
 
-@pytest.mark.parametrize("lag", [0, 2])
+@pytest.mark.parametrize("lag", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_a_killed_run_with_a_memory_resumes_to_the_same_end(tmp_path: Path, lag: int) -> None:
     changes = {f"{RL}__max_policy_lag": lag, "sampler": COPY} if lag else {}
     whole, spec = play(run(tmp_path / "whole", **changes)), run(tmp_path / "killed", **changes)
@@ -208,6 +208,7 @@ def test_a_killed_run_with_a_memory_resumes_to_the_same_end(tmp_path: Path, lag:
     assert episodes(resumed) == episodes(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lag", [0, 1])
 def test_turns_of_replays_train_and_a_killed_run_resumes_to_the_same_end(tmp_path: Path, lag: int) -> None:
     """In tree rows, in two mini-batches, with a term that heeds their weight."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -44,6 +45,7 @@ from selfcest_training.evaluation.results import Result, read_results, write_res
 from selfcest_training.evaluation.statistics import Estimate
 from selfcest_training.evaluation.store import Store
 from selfcest_training.evaluation.table import curves_of
+from selfcest_training.files import write_text
 
 __all__ = ["serve"]  # a fixture
 
@@ -90,6 +92,22 @@ def small(output: Path, **changes: Any) -> dict[str, Any]:
 def run(data: dict[str, Any], *, resume: bool = False, page: Path | None = None) -> Path:
     config = parse_as(StudyConfig, data)
     return run_study(config, resume=resume, page=page, command="selfcest evaluate", console=QUIET)
+
+
+@pytest.fixture(scope="module")
+def played_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "plot", lambda *_: None)
+        return run(small(tmp_path_factory.mktemp("once")))
+
+
+@pytest.fixture
+def finished(played_once: Path, tmp_path: Path) -> Path:
+    """The folder of `small`, as if it had been played here."""
+    folder = shutil.copytree(played_once, tmp_path / "s")
+    write_text(folder / "study.yaml", dump_config(parse_as(StudyConfig, small(tmp_path))))
+    study_players.roots.clear()
+    return folder
 
 
 def timeless(folder: Path) -> list[dict[str, Any]]:
@@ -331,16 +349,17 @@ def test_a_task_and_a_document_are_stored_once(tmp_path: Path) -> None:
     assert {episode.task.context["a"] for episode in episodes} == {text}
 
 
-def test_results_of_an_earlier_version_are_refused_in_one_line_and_stay_as_they_are(tmp_path: Path) -> None:
-    folder = run(small(tmp_path))
-    file = folder / "results.jsonl"
+def test_results_of_an_earlier_version_are_refused_in_one_line_and_stay_as_they_are(
+    tmp_path: Path, finished: Path
+) -> None:
+    file = finished / "results.jsonl"
     old = '{"key":"a","played":"b","place":{"arm":"delegate"},"episodes":[],"costs":{"total_tokens":1}}\n'
     file.write_text(old, encoding="utf-8")
-    for act in (lambda: run(small(tmp_path), resume=True), lambda: report_folder(folder, QUIET)):
+    for act in (lambda: run(small(tmp_path), resume=True), lambda: report_folder(finished, QUIET)):
         with pytest.raises(RecordError, match=r"results.jsonl, line 1: not a result of this version.*another name"):
             act()
     assert file.read_text(encoding="utf-8") == old
-    assert not (folder / "played.jsonl").exists()
+    assert not (finished / "played.jsonl").exists()
 
 
 # Costs
@@ -519,9 +538,8 @@ def test_a_strategy_of_ones_own_plays(tmp_path: Path) -> None:
     assert clones == {("two", 2), ("one", 0)}, "two at once are over the limit of one, and refused"
 
 
-def test_a_result_survives_being_written_and_read(tmp_path: Path) -> None:
-    folder = run(small(tmp_path))
-    text = (folder / "results.jsonl").read_text(encoding="utf-8")
+def test_a_result_survives_being_written_and_read(tmp_path: Path, finished: Path) -> None:
+    text = (finished / "results.jsonl").read_text(encoding="utf-8")
     lines: dict[str, None] = {}  # each once, in order
 
     def share(value: object) -> str:
@@ -529,14 +547,16 @@ def test_a_result_survives_being_written_and_read(tmp_path: Path) -> None:
         lines.setdefault(line)
         return name
 
-    for result in read_results(folder / "results.jsonl", whole=True, experts=True):
+    for result in read_results(finished / "results.jsonl", whole=True, experts=True):
         lines.setdefault(write_result(result, share))
     assert "".join(lines) == text
 
 
-def test_every_strategy_and_seed_plays_the_same_instances_and_none_that_training_draws(tmp_path: Path) -> None:
+def test_every_strategy_and_seed_plays_the_same_instances_and_none_that_training_draws(
+    tmp_path: Path, finished: Path
+) -> None:
     study = Study(parse_as(StudyConfig, small(tmp_path)))
-    (curves, _) = curves_of(read_results(run(small(tmp_path)) / "results.jsonl"))
+    (curves, _) = curves_of(read_results(finished / "results.jsonl"))
     assert set(curves.task_ids) == {task.task_id for task in study.tasks["range", "2-6"]}
     assert len(curves.task_ids) == 6
 
@@ -563,18 +583,15 @@ def test_best_of_n_judges_the_samples_that_self_consistency_played(tmp_path: Pat
     assert played() == num_played(results) / 2
 
 
-def replayed(tmp_path: Path, data: dict[str, Any]) -> int:
+def replayed(data: dict[str, Any]) -> int:
     """Roots that a changed study plays after the small one."""
-    run(small(tmp_path))
-    study_players.roots.clear()
     run(data, resume=True)
     return played()
 
 
-def test_a_changed_option_replays_its_strategy_alone(tmp_path: Path) -> None:
+def test_a_changed_option_replays_its_strategy_alone(tmp_path: Path, finished: Path) -> None:
     data = small(tmp_path)
     data["strategies"]["self_consistency"] = {"options": {"samples": 2}, "temperature": 0.8}
-    run(small(tmp_path))
     study_players.roots.clear()
     folder = run(data, resume=True)
     of_strategy = [
@@ -587,27 +604,27 @@ def test_a_changed_option_replays_its_strategy_alone(tmp_path: Path) -> None:
     assert played() == 0
 
 
-def test_a_new_budget_plays_that_budget_alone(tmp_path: Path) -> None:
+def test_a_new_budget_plays_that_budget_alone(tmp_path: Path, finished: Path) -> None:
     data = small(tmp_path, strategies={"delegate": {}}, budgets=[60, 120, 240])
-    assert replayed(tmp_path, data) == 6 * 2 * 2  # instances x cells x seeds
+    assert replayed(data) == 6 * 2 * 2  # instances x cells x seeds
 
 
-def test_a_renamed_strategy_plays_nothing(tmp_path: Path) -> None:
+def test_a_renamed_strategy_plays_nothing(tmp_path: Path, finished: Path) -> None:
     data = small(tmp_path, strategies={"mine": {"name": "delegate"}})
-    assert replayed(tmp_path, data) == 0
+    assert replayed(data) == 0
     assert {r.place.strategy for r in read_results(tmp_path / "s" / "results.jsonl")} == {"mine"}
 
 
-def test_another_policy_plays_everything(tmp_path: Path) -> None:
+def test_another_policy_plays_everything(tmp_path: Path, finished: Path) -> None:
     data = small(
         tmp_path, strategies={"delegate": {}}, policy={"name": "study_players:Scripted", "options": {"version": 1}}
     )
-    assert replayed(tmp_path, data) == 6 * 2 * 2 * 2
+    assert replayed(data) == 6 * 2 * 2 * 2
 
 
-def test_another_grader_judges_again_and_plays_nothing(tmp_path: Path) -> None:
+def test_another_grader_judges_again_and_plays_nothing(tmp_path: Path, finished: Path) -> None:
     data = small(tmp_path, reward={"name": "correct", "options": {"grader": {"name": "study_players:Contrary"}}})
-    assert replayed(tmp_path, data) == 0
+    assert replayed(data) == 0
     results = list(read_results(tmp_path / "s" / "results.jsonl"))
     right = [r.grade.correct for r in results if r.place.strategy == "monolithic" and r.place.budget == 240]
     assert right
@@ -653,37 +670,34 @@ def test_what_a_kill_left_is_used_and_the_files_are_the_same(tmp_path: Path) -> 
     assert not journal.exists()
 
 
-def test_a_broken_line_that_no_kill_explains_is_an_error(tmp_path: Path) -> None:
-    folder = run(small(tmp_path))
-    file = folder / "results.jsonl"
+def test_a_broken_line_that_no_kill_explains_is_an_error(tmp_path: Path, finished: Path) -> None:
+    file = finished / "results.jsonl"
     file.write_text('{"format":2}\n' + file.read_text(encoding="utf-8"), encoding="utf-8")
     with pytest.raises(RecordError, match=r"results.jsonl, line 1: not a result of a study \(KeyError: 'key'\)"):
         run(small(tmp_path), resume=True)
 
 
-def test_a_kill_between_the_two_files_of_the_end_loses_nothing(tmp_path: Path) -> None:
-    folder = run(small(tmp_path))
-    (folder / "played.jsonl").write_bytes((folder / "results.jsonl").read_bytes())
-    before = timeless(folder)
+def test_a_kill_between_the_two_files_of_the_end_loses_nothing(tmp_path: Path, finished: Path) -> None:
+    (finished / "played.jsonl").write_bytes((finished / "results.jsonl").read_bytes())
+    before = timeless(finished)
     study_players.roots.clear()
     run(small(tmp_path), resume=True)
     assert played() == 0
-    assert timeless(folder) == before
+    assert timeless(finished) == before
 
 
-def test_a_kill_while_a_finished_study_is_opened_again_loses_nothing(tmp_path: Path) -> None:
-    folder = run(small(tmp_path))
-    before = timeless(folder)
-    whole = (folder / "results.jsonl").read_bytes()
-    (folder / "played.jsonl").write_bytes(whole[: len(whole) // 2])  # its copy was half written
+def test_a_kill_while_a_finished_study_is_opened_again_loses_nothing(tmp_path: Path, finished: Path) -> None:
+    before = timeless(finished)
+    whole = (finished / "results.jsonl").read_bytes()
+    (finished / "played.jsonl").write_bytes(whole[: len(whole) // 2])  # its copy was half written
     study_players.roots.clear()
     run(small(tmp_path), resume=True)
     assert played() == 0
-    assert timeless(folder) == before
+    assert timeless(finished) == before
 
 
-def test_a_store_finds_results_and_episodes(tmp_path: Path) -> None:
-    results = list(read_results(run(small(tmp_path)) / "results.jsonl", whole=True))
+def test_a_store_finds_results_and_episodes(tmp_path: Path, finished: Path) -> None:
+    results = list(read_results(finished / "results.jsonl", whole=True))
     store = Store(tmp_path / "other")
     store.add(results[:2])
     again = Store(tmp_path / "other")
@@ -699,21 +713,19 @@ def test_a_store_finds_results_and_episodes(tmp_path: Path) -> None:
 # Comparisons
 
 
-def compared(tmp_path: Path, **changes: Any) -> list[str]:
-    run(small(tmp_path))
-    run(small(tmp_path, name="t", **changes))
-    return compare_studies(tmp_path / "s", tmp_path / "t", QUIET)
+def compared(finished: Path, **changes: Any) -> list[str]:
+    return compare_studies(finished, run(small(finished.parent, name="t", **changes)), QUIET)
 
 
-def test_a_study_compared_with_itself_has_no_difference(tmp_path: Path) -> None:
-    lines = compared(tmp_path, episodes=6)
+def test_a_study_compared_with_itself_has_no_difference(finished: Path) -> None:
+    lines = compared(finished, episodes=6)
     assert len(lines) == (4 + 5) * (7 + 2 + 1)  # strategies of the cells x (costs + budgets + equal accuracy)
     assert not any(line.startswith("note") for line in lines)
     assert all("fewer than 20 instances" in line for line in lines), "six are too few"
 
 
-def test_compare_pairs_what_is_shared_and_says_what_is_not(tmp_path: Path) -> None:
-    lines = compared(tmp_path, budgets=[240], strategies={"monolithic": {}, "spawn_join": {"temperature": 1.0}})
+def test_compare_pairs_what_is_shared_and_says_what_is_not(finished: Path) -> None:
+    lines = compared(finished, budgets=[240], strategies={"monolithic": {}, "spawn_join": {"temperature": 1.0}})
     notes = [line for line in lines if line.startswith("note")]
     assert any("only" in note and "has the strategy" in note and "spawn_join" in note for note in notes)
     assert any("has the budget ledger 4-12 monolithic 60 and 1 more" in note for note in notes)
@@ -731,10 +743,10 @@ def test_compare_pairs_equal_budgets_in_whatever_order_and_labels_oracles(tmp_pa
     assert all("best_of_n (oracle) of s" in line and "best_of_n (oracle) of t" in line for line in lines)
 
 
-def test_compare_names_what_does_not_match(tmp_path: Path) -> None:
+def test_compare_names_what_does_not_match(tmp_path: Path, finished: Path) -> None:
     with pytest.raises(ConfigError, match=r"share no result: only .*s has the family ledger.*t has the family short"):
         compared(
-            tmp_path,
+            finished,
             tasks={"short": {"name": "arithmetic"}},
             cells=[{"family": "short", "size": "any"}],
             strategies={"delegate": {}},
@@ -814,8 +826,7 @@ def test_mistakes_before_any_work(tmp_path: Path, changes: dict[str, Any], words
     assert played() == 0
 
 
-def test_a_study_is_not_overwritten(tmp_path: Path) -> None:
-    run(small(tmp_path))
+def test_a_study_is_not_overwritten(tmp_path: Path, finished: Path) -> None:
     with pytest.raises(ConfigError, match="already holds a study; add --resume"):
         run(small(tmp_path))
 
@@ -947,8 +958,10 @@ def test_the_default_study_is_there() -> None:
     assert default_study() == ROOT / "training/configs/cpu/frontier.yaml"
 
 
-def test_a_cut_line_of_results_is_skipped_with_a_warning_and_a_lost_task_is_named(tmp_path: Path) -> None:
-    file = run(small(tmp_path)) / "results.jsonl"
+def test_a_cut_line_of_results_is_skipped_with_a_warning_and_a_lost_task_is_named(
+    tmp_path: Path, finished: Path
+) -> None:
+    file = finished / "results.jsonl"
     lines = file.read_bytes().splitlines(keepends=True)
     results = list(read_results(file, whole=True, experts=True))
     file.write_bytes(b"".join(lines)[:-20])

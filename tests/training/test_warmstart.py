@@ -92,6 +92,7 @@ def test_a_warm_start_that_cannot_learn_begins_again_once_counts_twice_and_says_
     ]
 
 
+@pytest.mark.slow
 def test_another_attempt_begins_with_other_weights(tmp_path: Path) -> None:
     """With a rate of 1e-9 the weights that come out are those that went in."""
     spec = hopeless(tmp_path, attempts=3)
@@ -114,6 +115,7 @@ def test_another_attempt_begins_with_other_weights(tmp_path: Path) -> None:
     assert float((weights(job) - last).abs().max()) < 1e-5
 
 
+@pytest.mark.slow
 def test_a_warm_start_that_has_learned_goes_on_as_if_nobody_had_looked(tmp_path: Path) -> None:
     """As the run that `test_job` has pinned, to the last token of RL."""
     phases = [{"tokens": 24000, "mix": BOTH, "learned": 0.9}]
@@ -127,6 +129,7 @@ def test_a_warm_start_that_has_learned_goes_on_as_if_nobody_had_looked(tmp_path:
     assert given_up_lines(job.config) == warm_start_warnings(job.config) == []
 
 
+@pytest.mark.slow
 def test_the_last_attempt_is_kept_and_all_its_phases_are_judged(tmp_path: Path) -> None:
     phases = [
         {"tokens": 1200, "mix": BOTH, "learned": 0.9},
@@ -155,6 +158,7 @@ def test_a_phase_that_a_pool_has_jumped_over_is_judged_too(tmp_path: Path) -> No
 LORA = {"rank": 2, "alpha": 4, "target_modules": ["q_proj", "up_proj"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "count", "lora"),
     [("probe", 1, False), ("warm start", 5, False), ("warm start", 6, False), ("warm start", 6, True)],
@@ -201,6 +205,7 @@ def test_what_is_handed_to_rl_stands_on_the_weights_of_the_last_attempt(twice: d
     assert gaps[1] < 1e-5
 
 
+@pytest.mark.slow
 def test_what_a_warm_start_sampled_is_not_taken_from_the_sampled_tokens_of_rl(tmp_path: Path) -> None:
     budget = {"arms__delegating__rl__sampled_tokens": 600, "arms__delegating__rl__steps": 1000}
     plain, probed = (
