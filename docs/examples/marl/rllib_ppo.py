@@ -64,7 +64,7 @@ class RllibPPO(Checked, Entry):
     are not. Turns with a single legal action are among its decisions, since RLlib samples them and trains on them too.
 
     Attributes:
-        steps: joint steps between updates, of all games together.
+        steps: joint steps between updates, of all 128 games together; RLlib fails where a game has one alone.
         minibatch: turns of a gradient step.
     """
 
