@@ -64,7 +64,7 @@ class RllibPPO(Checked, Entry):
     are not. Turns with a single legal action are among its decisions, since RLlib samples them and trains on them too.
 
     Attributes:
-        steps: joint steps between updates, of all 128 games together; RLlib fails where a game has one alone.
+        steps: joint steps between updates, of all 128 games together; with 128, RLlib was seen to fail.
         minibatch: turns of a gradient step.
     """
 
