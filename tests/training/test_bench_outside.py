@@ -43,12 +43,11 @@ def used_by_children() -> float:
     return sum(seconds for process, seconds in used.items() if process != os.getpid() and is_ours(process))
 
 
-def test_it_plays_every_kind_of_scenario_with_options() -> None:
-    for name in ("cells-16-v1", "lookup-3-v1"):
-        made = play(Cell(name, f"{NAME} minibatch=64 epochs=1", 3), seconds=8)
-        assert made.settings == repr(entry_of(f"{NAME} minibatch=64 epochs=1"))
-        assert made.points[-1][0] > made.points[0][0] == 0
-        assert made.points[-1][1] >= 8
+def test_it_plays_another_scenario_with_options() -> None:
+    made = play(Cell("cells-16-v1", f"{NAME} epochs=4", 3), seconds=8)
+    assert made.settings == repr(entry_of(f"{NAME} epochs=4"))
+    assert made.points[-1][0] > made.points[0][0] == 0
+    assert made.points[-1][1] >= 8
     with pytest.raises(ConfigError, match="epochs is 0; expected a whole number >= 1"):
         entry_of(f"{NAME} epochs=0")
 
