@@ -33,7 +33,8 @@ SLOWER = {"rllib_ppo": 240}  # seconds of processor time, where a minute will no
 def success(name: str, *arguments: str) -> float:
     """What the script prints when all is done."""
     script = [sys.executable, str(SCRIPTS / f"{name}.py"), *arguments]
-    played = subprocess.run(script, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(str(ROOT / folder) for folder in (".", "agents", "training"))}
+    played = subprocess.run(script, env=env, capture_output=True, text=True)
     assert played.returncode == 0, played.stderr[-4000:]
     said = re.search(r"^success (\d\.\d+)$", played.stdout, re.MULTILINE)
     assert said is not None, played.stdout

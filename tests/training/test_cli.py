@@ -53,7 +53,7 @@ def test_the_surface_is_this_and_nothing_else() -> None:
         },
         "report": {"--trust", "folder"},
         "trace": {"--episode", "--texts", "--strategy", "--wrong", "file"},
-        "bench": {"scenario", "--learner", "--seeds", "--seconds", "--workers", "--out", "--list"},
+        "bench": {"scenario", "--learner", "--seeds", "--first-seed", "--seconds", "--workers", "--out", "--list"},
         "lab": {"--scheme", "--option", "--game", "--group-size", "--samples", "--seed", "--out"},
         "credit list": set(),
         "credit apply": {"--name", "--option", "--out", "file"},

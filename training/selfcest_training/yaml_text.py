@@ -56,6 +56,14 @@ def read_yaml(text: str, what: str) -> Any:
         raise ConfigError(f"{what} has a value that is not what its tag (!!...) says; remove the tag") from error
 
 
+def read_option(text: str) -> tuple[str, Any]:
+    """`key=value` of a command line as the two, the value read as YAML. Raises `ConfigError` that quotes it."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"the option {text!r} is not of the form key=value, as in std_floor=0")
+    return key, read_yaml(value, f"the option {text!r}: the value")
+
+
 def write_yaml(value: object) -> str:
     """Plain values as a text that `read_yaml` reads back."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False)

@@ -14,9 +14,14 @@ def bench(
     ] = None,
     learner: Annotated[
         list[str] | None,
-        typer.Option(help="A learner, or package.module:Class; may be repeated (default: all).", show_default=False),
+        typer.Option(
+            help="A learner, or package.module:Class with options of its own after it, as in 'mine:Own steps=512'; may "
+            "be repeated (default: all).",
+            show_default=False,
+        ),
     ] = None,
-    seeds: Annotated[int, typer.Option(help="How many, from 0 on.", min=1)] = 5,
+    seeds: Annotated[int, typer.Option(help="How many.", min=1)] = 5,
+    first_seed: Annotated[int, typer.Option(help="The first of them.", min=0)] = 0,
     seconds: Annotated[float, typer.Option(help="CPU seconds of learning in each run.", min=0.01)] = 60.0,
     workers: Annotated[int, typer.Option(help="Runs side by side.", min=1)] = 1,
     out: Annotated[Path, typer.Option(help="The folder of the results; what it holds is not made again.")] = Path(
@@ -43,7 +48,7 @@ def bench(
         return
     cells = [
         Cell(name, entry, seed)
-        for seed in range(seeds)  # first, so that what an interruption leaves is whole seeds
+        for seed in range(first_seed, first_seed + seeds)  # first, so that what an interruption leaves is whole seeds
         for name in scenario or SCENARIOS
         for entry in learner or ENTRIES
     ]

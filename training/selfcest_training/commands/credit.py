@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from selfcest_env.errors import ConfigError
 from selfcest_training.files import write_text
-from selfcest_training.yaml_text import read_yaml
+from selfcest_training.yaml_text import read_option
 
 credit_app = typer.Typer(no_args_is_help=True, help="Credit schemes: what is installed, and what they say of records.")
 
@@ -46,7 +46,7 @@ def apply_scheme(
     from selfcest_training.credit import make_assigner
     from selfcest_training.credit.offline import apply, credit_lines, read_groups
 
-    assigner = make_assigner(name, dict(map(parse_option, option or [])), where="--option")
+    assigner = make_assigner(name, dict(map(read_option, option or [])), where="--option")
     stored = read_groups(file)
     credits = apply(assigner, stored)
     lines = "".join(line + "\n" for line in credit_lines(stored.groups, credits))
@@ -60,11 +60,3 @@ def apply_scheme(
     excluded = sum(len(credit.excluded) for credit in credits)
     turns = sum(len(credit.advantage) for credit in credits) + excluded
     print(f"{out}: {len(stored.groups)} groups, {episodes} episodes, {turns} turns, {excluded} of them excluded")
-
-
-def parse_option(text: str) -> tuple[str, Any]:
-    """`key=value` as the two, the value read as YAML. Raises `ConfigError` that quotes it."""
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise ConfigError(f"--option {text!r} is not of the form key=value, as in std_floor=0")
-    return key, read_yaml(value, f"--option {text!r}: the value")

@@ -42,16 +42,16 @@ def lab(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from selfcest_training.commands.credit import parse_option
     from selfcest_training.credit import make_assigner
     from selfcest_training.lab import GAMES, LabConfig, run_lab
     from selfcest_training.lab.summary import print_report, write_report
+    from selfcest_training.yaml_text import read_option
 
     torch.set_num_threads(1)  # tables are small
     console, assigners = Console(), []
     for text in scheme or _SCHEMES:
         name, *own = shlex.split(text) or [""]
-        options = dict(map(parse_option, (*(option or []), *own)))
+        options = dict(map(read_option, (*(option or []), *own)))
         assigners.append(make_assigner(name, options, where="--option"))
     config = LabConfig(tuple(game or GAMES), group_size, samples, seed)
     errors, size = Console(stderr=True), len(config.games) * len(assigners)

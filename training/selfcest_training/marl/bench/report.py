@@ -10,7 +10,7 @@ import numpy as np
 from selfcest_env.symbolic.scenarios import SCENARIOS
 from selfcest_training.files import whole, write_text
 from selfcest_training.marl.bench.runs import Results, export
-from selfcest_training.marl.bench.summary import Scores, aggregate, profile, scores
+from selfcest_training.marl.bench.summary import Scores, aggregate, mean, paired, profile, scores
 
 _THRESHOLDS = np.linspace(0, 1, 101)
 
@@ -29,7 +29,8 @@ def known_scenarios() -> str:
 
 def table(results: Results) -> str:
     """Median team return at the end, and how many runs solved it, by scenario and learner, in Markdown; then the
-    interquartile mean of normalised returns over the scenarios that all these learners have played."""
+    interquartile mean of normalised returns over the scenarios that all these learners have played, and how much more
+    each scores there than the first, on average over scenarios and the seeds that both have played."""
     entries = list(dict.fromkeys(cell.entry for cell in results))
     names = list(dict.fromkeys(cell.scenario for cell in results))
     by_entry = {entry: scores(results, entry) for entry in entries}
@@ -43,8 +44,14 @@ def table(results: Results) -> str:
         lines.append(line)
     if shared := _shared(by_entry):
         means = [str(aggregate([found[name] for name in shared])) for found in by_entry.values()]
-        lines.append([f"interquartile mean, {len(shared)} scenarios", *means])
+        lines.append([f"interquartile mean, {len(shared)} scenario{'s' * (len(shared) > 1)}", *means])
+        more = [_more(paired(results, entry, entries[0]), shared) for entry in entries[1:]]
+        lines += [[f"more than `{entries[0]}`, seed by seed", "-", *more]] if more else []
     return _markdown(["scenario", *(f"`{entry}`" for entry in entries)], lines)
+
+
+def _more(found: Mapping[str, Scores], shared: Sequence[str]) -> str:
+    return str(aggregate([found[name] for name in shared], mean)) if all(name in found for name in shared) else "-"
 
 
 def write(results: Results, folder: Path) -> list[Path]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
@@ -24,13 +25,14 @@ from selfcest_training.files import write_text
 from selfcest_training.lock import locked
 from selfcest_training.marl.bench.entries import ENTRIES, Entry
 from selfcest_training.marl.progress import Examiner
+from selfcest_training.yaml_text import read_option
 
 POINTS = 30  # of a curve
 
 
 @dataclass(frozen=True, order=True)
 class Cell:
-    """One run to be made: a scenario by name, a key of `ENTRIES` or `package.module:Class`, a seed."""
+    """One run to be made: a scenario by name, an entry as `entry_of` takes it, a seed."""
 
     scenario: str
     entry: str
@@ -63,10 +65,19 @@ Results = dict[Cell, Run]
 
 
 def entry_of(name: str) -> Entry:
-    """By name, with its settings; or a class of one's own. Raises `ConfigError` or `PlugInError`."""
+    """A key of `ENTRIES`; or `package.module:Class` with its options after it, as in "mine:Own steps=512 decay=true".
+
+    Raises:
+        ConfigError: an unknown name or option, or options of a built-in learner, whose settings are those of the table.
+            `PlugInError`: the reference leads to no `Entry`.
+    """
     if name in ENTRIES:
         return ENTRIES[name]
-    return make(name, {}, {known: type(entry) for known, entry in ENTRIES.items()}, Entry, what="learner", where="")
+    reference, *words = shlex.split(name) or [""]
+    if reference in ENTRIES:
+        raise ConfigError(f"learner {name!r}: {reference} plays with the settings of the table; expected no options")
+    options, builtins = dict(map(read_option, words)), {known: type(entry) for known, entry in ENTRIES.items()}
+    return make(reference, options, builtins, Entry, what="learner", where="")
 
 
 def play(cell: Cell, seconds: float) -> Run:

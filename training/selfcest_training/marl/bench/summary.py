@@ -6,7 +6,8 @@ Scores are team returns, 0 for random and 1 for optimal play of their scenario.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -40,6 +41,23 @@ def scores(results: Results, entry: str) -> dict[str, Scores]:
     return {name: np.array(values) for name, values in found.items()}
 
 
+def paired(results: Results, entry: str, other: str) -> dict[str, Scores]:
+    """Of an entry the scores at the end less those of another, of the seeds that both have played, by scenario."""
+    found: dict[str, list[float]] = {}
+    for cell, run in results.items():
+        against = results.get(replace(cell, entry=other))
+        if cell.entry == entry and against is not None:
+            normalised = scenario(cell.scenario).normalised
+            found.setdefault(cell.scenario, []).append(normalised(run.last) - normalised(against.last))
+    return {name: np.array(values) for name, values in found.items()}
+
+
+def mean(values: Scores) -> Scores:
+    """Along the last axis."""
+    found: Scores = values.mean(axis=-1)
+    return found
+
+
 def interquartile_mean(values: Scores) -> Scores:
     """The mean of the middle half along the last axis: a quarter, rounded down, is left out at either end."""
     left_out = values.shape[-1] // 4
@@ -47,14 +65,19 @@ def interquartile_mean(values: Scores) -> Scores:
     return middle
 
 
-def aggregate(by_scenario: Sequence[Scores]) -> Interval:
-    """The interquartile mean of all runs of all scenarios; runs are resampled within their scenario."""
-    value = float(interquartile_mean(np.concatenate(by_scenario)))
+def aggregate(by_scenario: Sequence[Scores], statistic: Callable[[Scores], Scores] = interquartile_mean) -> Interval:
+    """A statistic of all runs of all scenarios; runs are resampled within their scenario.
+
+    Args:
+        by_scenario: [runs] each.
+        statistic: takes the last axis away.
+    """
+    value = float(statistic(np.concatenate(by_scenario)))
     if max(map(len, by_scenario)) < 2:
         return Interval(value, np.nan, np.nan)
     rng = np.random.default_rng(stream_seed("benchmark", *map(len, by_scenario)))
     resampled = [values[rng.integers(len(values), size=(RESAMPLES, len(values)))] for values in by_scenario]
-    low, high = np.quantile(interquartile_mean(np.concatenate(resampled, axis=1)), [0.025, 0.975])
+    low, high = np.quantile(statistic(np.concatenate(resampled, axis=1)), [0.025, 0.975])
     return Interval(value, float(low), float(high))
 
 

@@ -1,0 +1,68 @@
+"""RLlib's PPO as a row of the benchmark. Ray needs an environment of its own, in which `.ci/run` tests this."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from selfcest_env.errors import ConfigError
+from selfcest_env.symbolic.scenarios import scenario
+from selfcest_training.marl.bench import Cell, play
+from selfcest_training.marl.bench.runs import entry_of, load
+from selfcest_training.marl.progress import Examiner
+
+ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+NAME = "rllib_ppo:RllibPPO"
+
+
+@pytest.fixture(autouse=True)
+def at_hand(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "examples" / "marl"))
+    yield
+    ray.shutdown()
+
+
+def used_by_children() -> float:
+    """CPU seconds of the processes that come from this one, by Linux's /proc."""
+    parents, used = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:  # ended meanwhile
+            continue
+        parents[int(folder.name)] = int(fields[1])
+        used[int(folder.name)] = sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+    def is_ours(process: int) -> bool:
+        return process == os.getpid() or (process in parents and is_ours(parents[process]))
+
+    return sum(seconds for process, seconds in used.items() if process != os.getpid() and is_ours(process))
+
+
+def test_it_plays_another_scenario_with_options() -> None:
+    made = play(Cell("cells-16-v1", f"{NAME} epochs=4", 3), seconds=8)
+    assert made.settings == repr(entry_of(f"{NAME} epochs=4"))
+    assert made.points[-1][0] > made.points[0][0] == 0
+    assert made.points[-1][1] >= 8
+    with pytest.raises(ConfigError, match="epochs is 0; expected a whole number >= 1"):
+        entry_of(f"{NAME} epochs=0")
+
+
+def test_its_settings_are_those_of_the_stored_runs() -> None:
+    stored = load(ROOT / "docs" / "evidence" / "bench" / "outside")
+    assert {run.settings for run in stored.values()} == {repr(entry_of(NAME))}
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="counts processor time by /proc")
+def test_it_learns_on_the_clock_and_nothing_else_does_its_work() -> None:
+    """Random play earns 0.50; what fits the root's window and luck at the rest make 0.67."""
+    entry, rules = entry_of(NAME), scenario("chain-4m2-v1").rules
+    entry.load()
+    examiner, before = Examiner(rules, seconds=30, until=0.7), used_by_children()
+    entry.learn(rules, 0, examiner)
+    assert examiner.points[-1].success >= 0.7
+    assert used_by_children() - before < examiner.points[-1].seconds / 4
