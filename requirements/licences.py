@@ -2,8 +2,8 @@
 
     .venv/bin/python requirements/licences.py .venv .venv-docs
 
-What a package says of itself: its `License-Expression`, else its classifiers, else the first line of its `License`. That is
-information and no legal advice: nobody has compared it with the files inside.
+What a package says of itself: its `License-Expression`, else its classifiers, else the first line of its `License`.
+That is information and no legal advice: nobody has compared it with the files inside.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 PERMISSIVE = re.compile(
-    r"\b(0BSD|A[Pp][Aa][Cc][Hh][Ee]|BSD|BSL-1\.0|CC0|CNRI-Python|HPND|ISC|MIT|NCSA|PSF|Python-2\.0|Python Software Foundation|Unlicense|Zlib)\b"
-    r"|Public Domain"
+    r"\b(0BSD|Apache|APACHE|BSD|BSL-1\.0|CC0|CNRI-Python|HPND|ISC|MIT|NCSA|PSF|Python-2\.0|Python Software Foundation"
+    r"|Public Domain|Unlicense|Zlib)\b"
 )
 PROJECT = "selfcest"
 
@@ -33,7 +33,7 @@ def licence(package: Distribution) -> str:
 
 
 def permissive(text: str) -> bool:
-    """Whether all that AND joins has a permissive side of its OR: too strict with an AND inside an OR, never too mild."""
+    """Whether all that AND joins has a permissive side; too strict with an AND inside an OR, never too mild."""
     parts = re.split(r" AND ", text, flags=re.IGNORECASE)
     return all(PERMISSIVE.search(part) for part in parts)
 
@@ -44,7 +44,7 @@ def main(environments: list[str]) -> None:
         site = [str(path) for path in Path(environment).glob("lib/python*/site-packages")]
         if not site:
             sys.exit(
-                f"{environment} is no environment: expected {environment}/lib/python*/site-packages; run `make test` first"
+                f"{environment} is no environment: expected {environment}/lib/python*/site-packages; run `make` first"
             )
         for package in distributions(path=site):
             if package.name not in {PROJECT, "pip"}:
