@@ -52,7 +52,7 @@ site: ## build the documentation into site/, in an environment of its own
 	$(VENV)-docs/bin/python -m $(LOCKED) -r requirements/docs.txt
 	$(VENV)-docs/bin/mkdocs build --strict
 
-# From tools.in, as tools.txt cannot hash a uv that is being raised. Hashes of a pin that stands are kept, not asked for anew.
+# uv from tools.in, as tools.txt may not yet have a new one. Hashes of a pin that stands are kept, not asked for anew.
 # Of 3.11, 3.11.5 is the oldest that the documentation's tools take.
 lock: ## write the hashes of requirements/*.in into requirements/*.txt
 	$(PYTHON) -m venv $(VENV)-lock

@@ -24,11 +24,12 @@ PROJECT = "selfcest"
 
 def licence(package: Distribution) -> str:
     """What it says of itself, `unknown` where it says nothing."""
-    if expression := package.metadata.get("License-Expression"):
-        return str(expression)
-    classifiers = [text for text in package.metadata.get_all("Classifier") or () if text.startswith("License :: ")]
+    said = package.metadata.get_all
+    if expression := said("License-Expression"):
+        return str(expression[0])
+    classifiers = [text for text in said("Classifier") or () if text.startswith("License :: ")]
     names = [text.rpartition(" :: ")[2] for text in classifiers if not text.endswith(":: OSI Approved")]
-    text = " AND ".join(names) or str(package.metadata.get("License") or "").strip().partition("\n")[0]
+    text = " AND ".join(names) or "".join(said("License") or ()).strip().partition("\n")[0]
     return text[:60] if text and text != "UNKNOWN" else "unknown"
 
 
@@ -43,9 +44,7 @@ def main(environments: list[str]) -> None:
     for environment in environments:
         site = [str(path) for path in Path(environment).glob("lib/python*/site-packages")]
         if not site:
-            sys.exit(
-                f"{environment} is no environment: expected {environment}/lib/python*/site-packages; run `make` first"
-            )
+            sys.exit(f"{environment} is no environment: it has no lib/python*/site-packages; `make test` makes .venv")
         for package in distributions(path=site):
             if package.name not in {PROJECT, "pip"}:
                 found[licence(package)].add(package.name)
