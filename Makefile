@@ -50,7 +50,7 @@ format: $(VENV)/.installed ## let ruff fix and format
 site: ## build the documentation into site/, in an environment of its own
 	$(PYTHON) -m venv $(VENV)-docs
 	$(VENV)-docs/bin/python -m $(LOCKED) -r requirements/docs.txt
-	$(VENV)-docs/bin/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict
 
 # uv from tools.in, as tools.txt may not yet have a new one. Hashes of a pin that stands are kept, not asked for anew.
 # Of 3.11, 3.11.5 is the oldest that the documentation's tools take.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import re
 import shlex
 import sys
@@ -42,10 +43,10 @@ from selfcest_training.run.experiment import default_config
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted([*DOCS.glob("*.md"), *DOCS.glob("history/*.md")])]
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("*/*.md"))]
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).with_suffix("").as_posix())
 
 
 def blocks(page: Path, language: str) -> list[tuple[int, str]]:
@@ -83,6 +84,14 @@ def test_every_page_is_on_the_site() -> None:
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
     assert pages(nav) == {page.relative_to(DOCS).as_posix() for page in PAGES[1:]}
     assert nav[0] == {"Home": "index.md"}
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("api/*.md")), ids=lambda page: page.stem)
+def test_the_reference_names_modules_that_are_there(page: Path) -> None:
+    names = re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(names) == len(set(names)) >= 2
+    for name in names:
+        importlib.import_module(name)
 
 
 def slug(heading: str) -> str:

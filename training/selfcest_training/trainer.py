@@ -84,7 +84,8 @@ class Trainer:
         sampler: is told the learner's weights before it plays with them.
         learner: holds the weights being trained.
         menu: the task families.
-        stages, settings: what is done in a step.
+        stages: what is done in a step.
+        settings: how much, and how often.
         account: of tokens.
         seed: all randomness is keyed by it and the step.
     """

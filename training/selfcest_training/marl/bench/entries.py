@@ -72,6 +72,7 @@ class MaskablePPO(Checked, Entry):
     def learn(self, rules: SymbolicRules, seed: int, examiner: Examiner) -> None:
         from sb3_contrib import MaskablePPO as Algorithm
         from stable_baselines3.common.callbacks import BaseCallback
+        from stable_baselines3.common.logger import Logger
 
         from selfcest_env.adapters.sb3 import SymbolicVecEnv
 
@@ -89,7 +90,7 @@ class MaskablePPO(Checked, Entry):
                 actions = self.model.predict(observations.numpy(), action_masks=masks.numpy(), deterministic=True)[0]
                 return torch.from_numpy(actions)
 
-        Algorithm(
+        algorithm = Algorithm(
             "MlpPolicy",
             SymbolicVecEnv(rules, self.games, per="decision"),
             n_steps=self.steps,
@@ -102,7 +103,9 @@ class MaskablePPO(Checked, Entry):
             policy_kwargs={"net_arch": list(self.hidden), "activation_fn": torch.nn.ReLU},
             seed=seed,
             device="cpu",
-        ).learn(1 << 40, callback=Watch())
+        )
+        algorithm.set_logger(Logger(None, []))  # its own leaves a folder behind
+        algorithm.learn(1 << 40, callback=Watch())
 
 
 _FAST, _SLOW = Learner(learning_rate=3e-3), Learner(learning_rate=1e-3)
