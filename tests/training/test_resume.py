@@ -362,6 +362,19 @@ def test_a_run_that_is_stopped_says_in_one_line_where_it_goes_on(
     )
 
 
+def test_who_is_asked_to_stop_in_the_report_finishes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended the command without a line: all had been played, and there was no table."""
+    seen: list[int] = []
+    monkeypatch.setattr(experiment, "_run_jobs", lambda *_: None)
+    monkeypatch.setattr(experiment, "print_report", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.signal(signal.SIGTERM, lambda number, _: seen.append(number))
+    try:
+        experiment.run(config(tmp_path, **SHORT), resume=False, console=Console(quiet=True))
+        assert seen == []
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_errors_come_back_from_a_worker_as_they_are() -> None:
     for error in (StoppedError("why"), OSError(errno.ENOSPC, "No space left on device", "file")):
         assert str(pickle.loads(pickle.dumps(error))) == str(error)
