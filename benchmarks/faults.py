@@ -24,6 +24,7 @@ import argparse
 import csv
 import hashlib
 import json
+import math
 import os
 import random
 import resource
@@ -921,7 +922,7 @@ def inject(bench: Bench, kind: str, number: int, keep: bool = False) -> Fault:
 # --- What a checkpoint costs ------------------------------------------------------------------------------------------
 
 
-def checkpoint_cost(folder: Path, steps: int = 6) -> dict[str, Any]:
+def checkpoint_cost(folder: Path, steps: int = 4) -> dict[str, Any]:
     """CPU and wall time of a checkpoint and of a step of RL, of the newcomer's config, of its arm that has RL."""
     _imports()
     import selfcest_training.run.job as job
@@ -942,7 +943,7 @@ def checkpoint_cost(folder: Path, steps: int = 6) -> dict[str, Any]:
 
     trainer.Trainer.step = timed("step", trainer.Trainer.step)  # type: ignore[method-assign]
     short = [
-        "arms.deciding.warmstart.phases.0.tokens=150000", "arms.deciding.warmstart.attempts=1",
+        "arms.deciding.warmstart.phases.0.tokens=60000", "arms.deciding.warmstart.attempts=1",
         f"arms.deciding.rl.steps={steps}", "checkpoint_every=1", f"output={folder}",
     ]  # fmt: skip
     config = load_config(default_config(), short)
@@ -1010,7 +1011,7 @@ def main() -> int:
     parser.add_argument("--store", type=Path, default=Path("runs/faults"), help="where runs are and what they came to")
     parser.add_argument("--out", type=Path, default=EVIDENCE)
     parser.add_argument("--only", help="one fault again, as KIND:NUMBER")
-    parser.add_argument("--share", type=float, default=1.0, help="of the plan")
+    parser.add_argument("--share", type=float, default=1.0, help="of the plan; 0 only writes what there is")
     parser.add_argument("--cost", action="store_true", help="only measure what a checkpoint costs of a step")
     given = parser.parse_args()
     given.store.mkdir(parents=True, exist_ok=True)
@@ -1027,7 +1028,7 @@ def main() -> int:
         print(prices.read_text(encoding="utf-8"))
     file, faults = given.store / "faults.jsonl", list(stored(given.store / "faults.jsonl"))
     there = {fault.name for fault in faults}
-    todo = [(kind, i) for kind, count in PLAN.items() for i in range(max(1, round(count * given.share)))]
+    todo = [(kind, i) for kind, count in PLAN.items() for i in range(math.ceil(count * given.share))]
     todo = [(kind, i) for kind, i in todo if f"{kind}:{i}" not in there and not given.cost]
     random.Random(0).shuffle(todo)
     for kind, number in todo:

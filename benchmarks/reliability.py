@@ -213,13 +213,17 @@ def _found(evidence: Mapping[str, Any]) -> str:
     lines = [f"- {part}: {text}" for part in ("soak", "faults") for text in evidence.get(part, {}).get("findings", ())]
     for name, of in evidence.get("fuzz", {}).get("targets", {}).items():
         lines += [f"- fuzz `{name}`: {text}" for text in of["first_findings"]]
-    made = ", ".join(f"{part} of `{evidence[part]['commit'][:12]}`" for part in PARTS if part in evidence)
+    made = ", ".join(f"{part} of `{_short(evidence[part]['commit'])}`" for part in PARTS if part in evidence)
     return "\n".join(lines or ["Nothing is open."]) + (f"\n\nCommits: {made}; a + is with changes." if made else "")
+
+
+def _short(commit: str) -> str:
+    return commit[:12] + "+" * commit.endswith("+")
 
 
 def _not_promised(faults: Any) -> str:
     cost = (faults or {}).get("checkpoint")
-    return NOT_PROMISED.format(cost=_cost(cost) if cost else missing("faults"))
+    return NOT_PROMISED.format(cost=_cost(cost) if cost else UNMEASURED)
 
 
 def _cost(cost: Mapping[str, Any]) -> str:
@@ -233,6 +237,8 @@ def _cost(cost: Mapping[str, Any]) -> str:
         "all of which come again to the same bits"
     )
 
+
+UNMEASURED = "What a checkpoint costs of a step (`benchmarks/faults.py --cost`) is not measured yet"
 
 NOT_PROMISED = """## What is not promised
 

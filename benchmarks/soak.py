@@ -855,7 +855,8 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--store", type=Path, default=Path("runs/soak.jsonl"), help="chunks that have been played")
     parser.add_argument("--out", type=Path, default=EVIDENCE)
-    parser.add_argument("--share", type=float, default=1.0, help="of the million episodes")
+    parser.add_argument("--share", type=float, default=1.0, help="of the million episodes; 0 only writes what there is")
+    parser.add_argument("--kind", choices=list(PLAN), help="chunks of this kind alone")
     parser.add_argument("--only", help="one chunk again, as KIND:NUMBER")
     given = parser.parse_args()
     if given.only:
@@ -867,7 +868,7 @@ def main() -> int:
     chunks = list(stored(given.store))
     there = {(chunk.kind, chunk.number) for chunk in chunks}
     todo = [(kind, i) for kind, count in PLAN.items() for i in range(math.ceil(count * given.share))]
-    todo = [chunk for chunk in todo if chunk not in there]
+    todo = [chunk for chunk in todo if chunk not in there and given.kind in (None, chunk[0])]
     random.Random(0).shuffle(todo)  # whatever is there when it is stopped holds of every kind
     given.store.parent.mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(given.workers) as pool, given.store.open("a", encoding="utf-8") as file:

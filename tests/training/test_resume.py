@@ -173,6 +173,29 @@ def test_where_no_checkpoint_is_whole_nothing_is_touched_and_one_line_says_what_
     assert files.digests(folder) == before
 
 
+@pytest.mark.parametrize("fault", [halve, flip, Path.unlink])
+def test_an_evaluation_that_is_not_made_again_is_counted_on(tmp_path: Path, fault: Callable[[Path], None]) -> None:
+    """A table came of the half of it that was left."""
+    spec = config(tmp_path, **SHORT)
+    job = Job(spec, ID, lambda *_: None)
+    file = job.folder / "evaluation_before_rl" / "results.jsonl"
+
+    def evaluate() -> None:
+        file.parent.mkdir()
+        file.write_text("a line\n" * 9, encoding="utf-8")
+
+    job.run(evaluate)
+    whole, newest = file.read_bytes(), newest_whole(job.folder)
+    assert newest is not None
+    play(spec)
+    assert newest_whole(job.folder) is not None, "a resumed job's checkpoints count on it too"
+    fault(file)
+    with pytest.raises(RecordError, match=r"evaluation_before_rl/results.jsonl is (cut|damaged|gone)"):
+        play(spec)
+    file.write_bytes(whole)
+    play(spec)
+
+
 def test_what_comes_after_the_newest_checkpoint_is_played_again(base: Job, tmp_path: Path) -> None:
     """Whatever it is: also a strange line, as no job writes, and half of one."""
     spec, folder = copy(base, tmp_path)
