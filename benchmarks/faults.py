@@ -15,7 +15,7 @@ kinds: kill: SIGKILL at a random moment of CPU time, at a chosen place, or sever
 chosen place. whole: both, to a command with a worker and to the worker. disk: a file system that is full, by a tmpfs
 where this may be mounted, else by a limit on the size of files. rot: bytes flipped, files halved, emptied, deleted,
 lines added, in what a run that was stopped or is done has left. engine: an engine that loses requests or raises.
-server: a study by a server that fails, stalls, drips, babbles or hangs up.
+server: a study by a server that fails, stalls, drips, babbles or hangs up (needs the extra `openai`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import csv
 import hashlib
+import importlib
 import json
 import math
 import os
@@ -209,8 +210,7 @@ def _imports() -> None:
     import torch
 
     torch.set_num_threads(1)
-    import trivial  # type: ignore[import-not-found]  # noqa: F401
-
+    importlib.import_module("trivial")
     import selfcest_training.commands.cli
     import selfcest_training.commands.study
     import selfcest_training.config_file
