@@ -173,6 +173,29 @@ def test_where_no_checkpoint_is_whole_nothing_is_touched_and_one_line_says_what_
     assert files.digests(folder) == before
 
 
+@pytest.mark.parametrize("fault", [halve, flip, Path.unlink])
+def test_an_evaluation_that_is_not_made_again_is_counted_on(tmp_path: Path, fault: Callable[[Path], None]) -> None:
+    """A table came of the half of it that was left."""
+    spec = config(tmp_path, **SHORT)
+    job = Job(spec, ID, lambda *_: None)
+    file = job.folder / "evaluation_before_rl" / "results.jsonl"
+
+    def evaluate() -> None:
+        file.parent.mkdir()
+        file.write_text("a line\n" * 9, encoding="utf-8")
+
+    job.run(evaluate)
+    whole, newest = file.read_bytes(), newest_whole(job.folder)
+    assert newest is not None
+    play(spec)
+    assert newest_whole(job.folder) is not None, "a resumed job's checkpoints count on it too"
+    fault(file)
+    with pytest.raises(RecordError, match=r"evaluation_before_rl/results.jsonl is (cut|damaged|gone)"):
+        play(spec)
+    file.write_bytes(whole)
+    play(spec)
+
+
 def test_what_comes_after_the_newest_checkpoint_is_played_again(base: Job, tmp_path: Path) -> None:
     """Whatever it is: also a strange line, as no job writes, and half of one."""
     spec, folder = copy(base, tmp_path)
@@ -360,6 +383,19 @@ def test_a_run_that_is_stopped_says_in_one_line_where_it_goes_on(
         "selfcest: [Errno 30] Read-only file system: 'metrics.jsonl'; the same command with --resume goes on from the "
         f"newest checkpoints in {spec.folder}: delegating/seed0/checkpoints/rl_000007, other/seed0 from its beginning\n"
     )
+
+
+def test_who_is_asked_to_stop_in_the_report_finishes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended the command without a line: all had been played, and there was no table."""
+    seen: list[int] = []
+    monkeypatch.setattr(experiment, "_run_jobs", lambda *_: None)
+    monkeypatch.setattr(experiment, "print_report", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.signal(signal.SIGTERM, lambda number, _: seen.append(number))
+    try:
+        experiment.run(config(tmp_path, **SHORT), resume=False, console=Console(quiet=True))
+        assert seen == []
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_errors_come_back_from_a_worker_as_they_are() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
@@ -111,9 +112,10 @@ def finished(played_once: Path, tmp_path: Path) -> Path:
 
 
 def timeless(folder: Path) -> list[dict[str, Any]]:
-    """The stored results but for what a clock said."""
+    """The stored results but for what a clock said, and the digests of that."""
     rows = [json.loads(line) for line in (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()]
     for row in rows:
+        del row["sha256"]
         if row.get("costs") and not row["place"]["style"]:  # a result of a policy whose prompt fitted
             assert row["costs"].pop("wall_seconds") > 0
     return rows
@@ -675,6 +677,31 @@ def test_a_broken_line_that_no_kill_explains_is_an_error(tmp_path: Path, finishe
     file.write_text('{"format":2}\n' + file.read_text(encoding="utf-8"), encoding="utf-8")
     with pytest.raises(RecordError, match=r"results.jsonl, line 1: not a result of a study \(KeyError: 'key'\)"):
         run(small(tmp_path), resume=True)
+
+
+def test_a_number_that_turned_into_another_is_an_error(tmp_path: Path, finished: Path) -> None:
+    """It was believed: lines had no digest."""
+    file = finished / "results.jsonl"
+    whole = file.read_bytes()
+    changed = re.sub(rb'"total_tokens":(\d)', lambda found: b'"total_tokens":%d' % (9 - int(found[1])), whole, count=1)
+    number = next(i for i, (a, b) in enumerate(zip(whole.split(b"\n"), changed.split(b"\n"), strict=True), 1) if a != b)
+    file.write_bytes(changed)
+    with pytest.raises(RecordError, match=rf"results.jsonl, line {number}: damaged: it is not what was written"):
+        list(read_results(file))
+    with pytest.raises(RecordError, match=rf"line {number}: damaged: .* --resume plays it again"):
+        run(small(tmp_path), resume=True)
+    earlier = re.sub(rb',"sha256":"\w+"}', b"}", whole)
+    file.write_bytes(earlier)
+    assert earlier != whole
+    assert list(read_results(file)), "lines of earlier versions have no digest"
+
+
+@pytest.mark.parametrize("line", [b"\xff\xfe{}", b"[" * 100_000, b"7", b'{"shared": "a"}', b"9" * 5000])
+def test_a_strange_line_of_what_was_played_is_named(tmp_path: Path, line: bytes) -> None:
+    """Some were a traceback."""
+    (tmp_path / "played.jsonl").write_bytes(line + b"\n")
+    with pytest.raises(RecordError, match=r"played.jsonl, line 1: .*remove the line|not a result of this version"):
+        Store(tmp_path)
 
 
 def test_a_kill_between_the_two_files_of_the_end_loses_nothing(tmp_path: Path, finished: Path) -> None:

@@ -110,6 +110,11 @@ class Extent:
     sha256: str = hashlib.sha256().hexdigest()
 
 
+def extent_of(path: Path) -> Extent:
+    """Of a file that is done."""
+    return Extent(path.stat().st_size, _digest(path))
+
+
 class Growing:
     """A file to which text is appended.
 

@@ -6,6 +6,7 @@ result that needs it, and named by a digest of its content.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -130,7 +131,20 @@ def at_place(data: Mapping[str, Any], place: Place) -> str:
 
 
 def dump(data: Mapping[str, Any]) -> str:
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":")) + "\n"
+    """A line, which ends in a digest of the rest of it: a number that turned into another one is seen."""
+    body = _written(data)
+    return f'{body[:-1]},"{_DIGEST}":"{_sha256(body)}"}}\n'
+
+
+_DIGEST = "sha256"
+
+
+def _written(data: Mapping[str, Any]) -> str:
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+
+
+def _sha256(body: str) -> str:
+    return hashlib.sha256(body.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def write_value(value: object) -> tuple[str, str]:
@@ -146,12 +160,14 @@ def names_in(data: Mapping[str, Any], value_of: Callable[[str], Any]) -> Iterato
         yield episode["task"]
 
 
-def read_line(line: str) -> dict[str, Any]:
-    """A line's plain values, a result's or a shared one's. Raises `RecordError` if this version wrote neither."""
+def read_line(line: bytes | str) -> dict[str, Any]:
+    """A line's plain values, a result's or a shared one's. Raises `RecordError` if this version wrote neither, or if
+    it is damaged."""
     try:
-        return _known(json.loads(line))
-    except json.JSONDecodeError as error:
+        data = json.loads(line)
+    except (ValueError, RecursionError) as error:
         raise RecordError(f"not a result of a study ({type(error).__name__}: {error}); remove the line") from error
+    return _known(data)
 
 
 def _known(data: Any) -> dict[str, Any]:
@@ -164,7 +180,13 @@ def _known(data: Any) -> dict[str, Any]:
             "not a result of this version, which writes costs, endings and tasks otherwise; give the study another "
             "name to play it again"
         )
-    return dict(data)
+    found = dict(data)
+    known = found.pop(_DIGEST, None)  # lines of earlier versions have none
+    if known is not None and known != _sha256(_written(found)):
+        raise RecordError("damaged: it is not what was written; remove the line, and --resume plays it again")
+    if isinstance(found.get("shared"), str) and "value" not in found:
+        raise RecordError("a shared value that is none; remove the line")
+    return found
 
 
 def parse_result(data: Mapping[str, Any], value_of: Callable[[str], Any] | None) -> Result:

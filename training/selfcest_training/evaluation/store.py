@@ -127,7 +127,7 @@ class Store:
                 if not line.endswith(b"\n"):
                     break
                 try:
-                    data = read_line(line.decode())
+                    data = read_line(line)
                     if "shared" in data:
                         self._offset_of_value[data["shared"]] = offset
                     elif "unplayable" not in data:
@@ -148,7 +148,7 @@ class Store:
     def _data(self, offset: int) -> dict[str, Any]:
         with self._played.open("rb") as file:
             file.seek(offset)
-            return read_line(file.readline().decode())
+            return read_line(file.readline())
 
 
 def _flush(file: IO[Any]) -> None:

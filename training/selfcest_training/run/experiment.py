@@ -75,14 +75,15 @@ def _run(config: RunConfig, resume: bool, only_warm_start: bool, console: Consol
     jobs = [JobId(arm, seed) for seed in config.seeds for arm in config.arms]
     try:
         prepare(config, resume)
-        with _progress(console, jobs) as (progress, bars), _stop_on_sigterm() as stop:
-            shared = shared_warm_starts(config)
-            _run_jobs(config, list(shared), True, progress, bars, stop)
-            for leader, followers in shared.items():
-                for follower in followers:
-                    hand_over(config, leader, follower)
-            _run_jobs(config, jobs, only_warm_start, progress, bars, stop)
-        print_report(config, console)
+        with _stop_on_sigterm() as stop:
+            with _progress(console, jobs) as (progress, bars):
+                shared = shared_warm_starts(config)
+                _run_jobs(config, list(shared), True, progress, bars, stop)
+                for leader, followers in shared.items():
+                    for follower in followers:
+                        hand_over(config, leader, follower)
+                _run_jobs(config, jobs, only_warm_start, progress, bars, stop)
+            print_report(config, console)  # with nothing left to play: who is asked to stop here finishes
     except (OSError, BrokenProcessPool, StoppedError) as error:
         why = "a worker process was killed" if isinstance(error, BrokenProcessPool) else error
         raise StoppedError(f"{why}; {where_it_goes_on(config)}") from error

@@ -20,8 +20,9 @@ from selfcest_env.seeding import stream_seed
 from selfcest_training.config import RLConfig, RunConfig, changed_limits
 from selfcest_training.config_file import dump_config
 from selfcest_training.credit import check_constant, make_assigner
+from selfcest_training.evaluation.training_run import Stage
 from selfcest_training.families import make_families
-from selfcest_training.files import Extent, Growing, digest, digests, tidy, whole
+from selfcest_training.files import Extent, Growing, digest, digests, extent_of, tidy, whole
 from selfcest_training.learner.losses import Need, make_loss_sum
 from selfcest_training.learner.memory import release_memory
 from selfcest_training.learner.options import Denominator
@@ -46,6 +47,7 @@ from selfcest_training.trainer import Step, StepSettings, Trainer
 
 OnProgress = Callable[[str, float, str], None]  # stage, share done, a line of numbers
 _LOGS = ("metrics.jsonl", "episodes.jsonl")
+_EVALUATED = f"{Stage.BEFORE}/results.jsonl"
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ class Job:
         self._opened = ExitStack()
         self._logs: Mapping[str, Growing] = {}
         self._warm_files: Mapping[str, str] = {}
+        self._evaluated: Mapping[str, Extent] = {}
 
     @property
     def state(self) -> TrainState:
@@ -132,6 +135,11 @@ class Job:
                 checkpoint = None
             if not only_warm_start:
                 self._warm_files = digests(self.folder / WARM_START)
+                # What `on_warm` wrote is not made again once RL has begun.
+                if checkpoint is not None:
+                    self._evaluated = {name: of for name, of in manifest.logs.items() if name == _EVALUATED}
+                elif (self.folder / _EVALUATED).exists():
+                    self._evaluated = {_EVALUATED: extent_of(self.folder / _EVALUATED)}
                 self._reinforce(checkpoint, log)
                 self._save("model")
 
@@ -274,7 +282,7 @@ class Job:
 
     def _checkpoint(self, learner: Learner, trainer: Trainer | None = None) -> None:
         memory = {} if trainer is None else trainer.state_dict()
-        extents = {name: log.extent() for name, log in self._logs.items()}
+        extents = {**self._evaluated, **{name: log.extent() for name, log in self._logs.items()}}
         manifest = Manifest(digest(dump_config(self.config)), extents, self._warm_files)
         save_checkpoint(self.folder / "checkpoints", self.model, learner.optimizer, self.state, memory, manifest)
 

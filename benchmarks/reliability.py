@@ -1,0 +1,261 @@
+"""The page of reliability, from what three attacks have stored.
+
+    python benchmarks/fuzz.py --out docs/evidence/reliability/fuzz.json    # hostile texts, files and records
+    python benchmarks/soak.py --workers 2         # hostile episodes, counted again from their records
+    python benchmarks/faults.py                   # kills, full disks, rot, servers that fail
+    python benchmarks/faults.py --cost            # what a checkpoint costs of a step
+    python benchmarks/reliability.py > docs/reliability.md
+
+The page says of a part that is not stored that it is not there.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+STORE = ROOT / "docs" / "evidence" / "reliability"
+PARTS = ("fuzz", "soak", "faults")
+LITTLE = 0.05  # of a step: what a checkpoint may cost where at most one step is lost
+
+
+def commit() -> str:
+    """Of this checkout; with a + where files differ from it."""
+    head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    changed = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=ROOT, capture_output=True, text=True)
+    return head.stdout.strip() + "+" * bool(changed.stdout.strip())
+
+
+def written(path: Path, found: Mapping[str, Any]) -> None:
+    """Store evidence as JSON, with the commit it is of."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"commit": commit(), **found}, indent=1) + "\n", encoding="utf-8")
+
+
+def stored(folder: Path = STORE) -> dict[str, Any]:
+    """The evidence by part; what has not been made is not there."""
+    files = {part: folder / f"{part}.json" for part in PARTS}
+    return {part: json.loads(file.read_text(encoding="utf-8")) for part, file in files.items() if file.exists()}
+
+
+def page(evidence: Mapping[str, Any]) -> str:
+    """`docs/reliability.md`."""
+    fuzz, soak, faults = (evidence.get(part) for part in PARTS)
+    return "\n\n".join(
+        [
+            HEAD,
+            promise(fuzz, soak, faults),
+            "## Faults",
+            _faults(faults) if faults else missing("faults"),
+            "## Episodes",
+            _soak(soak) if soak else missing("soak"),
+            "## Inputs",
+            _fuzz(fuzz) if fuzz else missing("fuzz"),
+            "## Findings",
+            _found(evidence),
+            _not_promised(faults),
+            AGAIN,
+        ]
+    ) + "\n"  # fmt: skip
+
+
+HEAD = """# Reliability
+
+What was put into this project to break it, and what became of it. Three commands make the figures, one prints this page
+from what they have stored in `docs/evidence/reliability`; a test compares the two. What the project does on a fault
+is in [Faults and exit codes](faults.md)."""
+
+AGAIN = """## Again
+
+```bash
+python benchmarks/fuzz.py --out docs/evidence/reliability/fuzz.json    # hostile texts, files and records
+python benchmarks/soak.py --workers 2    # hostile episodes, counted again
+python benchmarks/faults.py              # kills, full disks, rot, engines and servers
+python benchmarks/faults.py --cost       # what a checkpoint costs of a step
+python benchmarks/reliability.py > docs/reliability.md
+```
+
+Soak and faults go on where they stopped. Each of the first three ends with code 1 where it has a finding, and prints
+what repeats it: a target with a seed, a chunk (`--only threads:17`), a fault (`--only kill:17`)."""
+
+
+def missing(part: str) -> str:
+    return f"Not there: `benchmarks/{part}.py` has stored nothing yet."
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Numbers stand at the right, with separators."""
+
+    def cell(value: object) -> str:
+        return f"{value:,}" if isinstance(value, int | float) else str(value)
+
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *[[cell(value) for value in row] for row in rows]]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def promise(fuzz: Any, soak: Any, faults: Any) -> str:
+    """What the issue of reliability asks for, in one table."""
+    kinds = (faults or {}).get("kinds", {})
+    each, aims = list((fuzz or {}).get("targets", {}).values()), list(kinds.values())
+    none = "not measured"
+    rows = [
+        ("Faults put into runs and studies", sum(of["injected"] for of in aims) if aims else none, ""),
+        ("Runs and studies they were put into", sum(of["runs"] for of in aims) if aims else none, ""),
+        ("of these survived", sum(of["survived"] for of in aims) if aims else none, "all"),
+        ("Steps lost, at most", max((of["steps_lost"] for of in aims), default=0) if aims else none, "1"),
+        ("Tokens lost or counted twice", sum(of["tokens_off"] for of in aims) if aims else none, "0"),
+        ("Bytes lost of what a checkpoint counts", sum(of["bytes_lost"] for of in aims) if aims else none, "0"),
+        ("Crashes", sum(of["crashes"] for of in aims) if aims else none, "0"),
+        ("Hostile episodes counted again", soak["episodes"] if soak else none, "1,000,000"),
+        ("of these through text", soak["text_episodes"] if soak else none, "200,000"),
+        ("Tokens counted again", soak["tokens"] if soak else none, ""),
+        ("Limits, grants or balances that were not as recounted", len(soak["findings"]) if soak else none, "0"),
+        ("Hostile inputs", sum(of["inputs"] for of in each) if each else none, "1,000,000"),
+        ("Findings in them", sum(of["findings"] for of in each) if each else none, "0"),
+        ("Executed of what a model wrote", fuzz["executed"] if fuzz else none, "0"),
+        ("Longest time on one input, ms", max(of["longest_ms"] for of in each) if each else none, ""),
+    ]  # fmt: skip
+    return table(["", "Found", "Wanted"], rows)
+
+
+def _faults(faults: Mapping[str, Any]) -> str:
+    names = ("runs", "injected", "survived", "steps_lost", "tokens_off", "bytes_lost", "crashes")
+    rows = [
+        [MEANT[kind], *[of[name] for name in names], ", ".join(f"{end} {n}" for end, n in of["ended"].items())]
+        for kind, of in faults["kinds"].items()
+    ]
+    head = ["", "Runs", "Faults", "Survived", "Steps lost", "Tokens off", "Bytes lost", "Crashes", "Ended in"]
+    return "\n\n".join([FAULTS.format(disk=_disk(faults), cpu=faults["cpu_s"]), table(head, rows), ENDS])
+
+
+def _disk(faults: Mapping[str, Any]) -> str:
+    ways = " and ".join(faults["disk"])
+    return {"a tmpfs": "a small tmpfs", "": "nothing"}.get(ways, ways)
+
+
+MEANT = {
+    "kill": "SIGKILL",
+    "term": "SIGTERM",
+    "whole": "signals, started from the shell",
+    "disk": "full disk",
+    "rot": "damaged file",
+    "engine": "engine that fails",
+    "server": "server that fails",
+}
+
+FAULTS = """Each run is real and small: a warm start, four steps of RL that play ahead of the learner, counterfactual
+replays, a checkpoint after every step, an evaluation, a table. Kills come at a random moment of CPU time, up to three
+in a row, or at a place: in the warm start, a rollout, replays, credit, an update, at any touch of a file within a
+checkpoint, a model or an evaluation, in the middle of a line, in the report. Signals from the shell go to the command
+and to its worker. The full disk is {disk} of a random size, which is then made larger. A damaged file is any file of
+a run that was killed or is done: a bit flipped, cut, emptied, deleted, a strange line added. An engine loses a
+request so many times, or raises. A server answers 429 and 500, hangs up, babbles, drips, cuts its answer, sends too
+much or too deep JSON; in half of the studies one question is never answered. {cpu:,} CPU seconds."""
+
+ENDS = """*Same bits*: after `--resume` weights, metrics, episodes, results and checkpoints are those of an
+undisturbed run, and nothing is left behind. *Counted*: groups of a step or instances of a study were played again or
+left out, the counts in `metrics.jsonl` and in the report are those that were lost, and the account of sampled tokens
+is that of the episodes, replays and lost tries to the token. *One line*: the command ended with a documented exit
+code, one line, and nothing changed. Anything else is a finding. *Steps lost* are those in `metrics.jsonl` beyond the
+newest checkpoint: they are learned again, to the same bits."""
+
+
+def _soak(soak: Mapping[str, Any]) -> str:
+    rows = [
+        [KINDS[kind], of["episodes"], f"{of['share_with_clones']:.0%}", of["clones"], of["turns"], of["tokens"],
+         of["findings"]]
+        for kind, of in soak["kinds"].items()
+    ]  # fmt: skip
+    head = ["", "Episodes", "With clones", "Clones", "Turns", "Tokens", "Findings"]
+    said = SOAK.format(pinned=soak["prices_pinned"], prices=soak["prices"], cpu=soak["cpu_s"])
+    return "\n\n".join([said, table(head, rows)])
+
+
+KINDS = {
+    "kernel": "kernel, agents in any order",
+    "scattered": "rollout, answers out of order",
+    "threads": "rollout, answers by four threads",
+    "pettingzoo": "`delegation_v0`",
+    "twin": "symbolic, played in words",
+    "symbolic": "symbolic, batched",
+}
+
+SOAK = """Players write calls, reads, answers, attacks, cut and over-long texts, and report any usage. Every limit is
+drawn from 0, none, tiny and large. From the record alone, with an arithmetic of its own that imports nothing of the
+ledger, a recount works out every purse of total tokens, generated tokens and clones down the tree, what each call
+grants, what each turn may generate, what flows back; and context, turns, turn and reply tokens, clones per call,
+depth and reads. Two prices are in no record, of a line about a fault and of the longest message of replies: they are
+unknowns that must come out equal in all episodes ({pinned} of {prices} are known to the token, the others lie between
+bounds). Episodes by threads are played again one by one and must be equal. Symbolic episodes are counted again from
+their arrays after every joint step, of random subsets of agents: spent + reserved + free is the total at each.
+{cpu:,} CPU seconds."""
+
+
+def _fuzz(fuzz: Mapping[str, Any]) -> str:
+    names = ("inputs", "refusals", "findings", "longest_ms", "exponent")
+    rows = [
+        [f"`{name}`", *["-" if of[key] is None else of[key] for key in names]] for name, of in fuzz["targets"].items()
+    ]
+    return "\n\n".join([FUZZ, table(["", "Inputs", "Refused", "Findings", "Longest, ms", "Exponent"], rows)])
+
+
+FUZZ = """Hostile texts, files, configs and records. *Refused* are those that ended in an error of this project's own
+kind. *Exponent* is that of time in the length of the input; above 1 by more than noise is a finding."""
+
+
+def _found(evidence: Mapping[str, Any]) -> str:
+    """Every finding that stands in the evidence; of many of one kind in a target the first."""
+    lines = [f"- {part}: {text}" for part in ("soak", "faults") for text in evidence.get(part, {}).get("findings", ())]
+    for name, of in evidence.get("fuzz", {}).get("targets", {}).items():
+        lines += [f"- fuzz `{name}`: {text}" for text in of["first_findings"]]
+    made = ", ".join(f"{part} of `{_short(evidence[part]['commit'])}`" for part in PARTS if part in evidence)
+    return "\n".join(lines or ["Nothing is open."]) + (f"\n\nCommits: {made}; a + is with changes." if made else "")
+
+
+def _short(commit: str) -> str:
+    return commit[:12] + "+" * commit.endswith("+")
+
+
+def _not_promised(faults: Any) -> str:
+    cost = (faults or {}).get("checkpoint")
+    return NOT_PROMISED.format(cost=_cost(cost) if cost else UNMEASURED)
+
+
+def _cost(cost: Mapping[str, Any]) -> str:
+    every, share = cost["checkpoint_every"], cost["share_wall"]
+    kept = "so `checkpoint_every=1` is within it" if share < LITTLE else "so `checkpoint_every=1` is not within it"
+    return (
+        f"A checkpoint of the newcomer's config (`{cost['config']}`, arm `{cost['arm']}`, "
+        f"{cost['checkpoint_bytes'] / 1e6:.1f} MB) takes {1000 * cost['checkpoint_wall_s']:.0f} ms beside steps of "
+        f"{cost['step_wall_s']:.1f} s, {share:.1%} (medians of {cost['steps']} steps; of CPU time "
+        f"{cost['share_cpu']:.1%}), {kept}. Its default is {every}: a kill costs at most {every} steps and their logs, "
+        "all of which come again to the same bits"
+    )
+
+
+UNMEASURED = "What a checkpoint costs of a step (`benchmarks/faults.py --cost`) is not measured yet"
+
+NOT_PROMISED = """## What is not promised
+
+- **At most one step is lost only where a checkpoint follows every step.** {cost}. With large models a checkpoint may
+  take longer than a step: then `checkpoint_every` is the price that you choose, in steps. SIGTERM loses none.
+- **What was done within a step is lost.** A kill in a step plays that step again; its tokens are sampled again and a
+  server bills them again. The account counts them once: it is of the run, not of the bill.
+- **Same bits on the same machine.** Same versions, number of threads and kind of processor. A server that is not
+  deterministic, or a batch that an outage has split, gives other samples; what is counted is still right.
+- **A file system that keeps its word.** What `fsync` has returned from is taken to be on the disk. No power was cut.
+- **Damage after the last look.** Digests are checked when a run is resumed. A byte that turns in a finished model, in
+  plots, tables or TensorBoard files is nobody's to find; nor is one in the results of a study of an earlier version,
+  whose lines have no digest.
+- **Somebody else's process.** Two commands on one folder are kept apart by a lock; a program that edits files of a
+  running run is not.
+- **Attacks nobody thought of.** Players, texts and faults are those of the commands below. What they have not found
+  is not thereby absent."""
+
+if __name__ == "__main__":
+    sys.stdout.write(page(stored()))

@@ -1,0 +1,892 @@
+"""Random hostile episodes through the real game, and every limit counted again from their records alone.
+
+    python benchmarks/soak.py --workers 2          # a million; goes on where it stopped
+    python benchmarks/soak.py --only threads:17    # one chunk again, with its findings in full
+
+Players write valid calls, reads, answers, broken ones, attacks, over-long and cut turns, and report any usage. Limits
+are 0, unlimited, tiny or large. The recount (`Recount`) reads the record as JSON and knows nothing of the ledger: it
+splits purses as DESIGN.md part 2 and docs/game.md say, and takes the two prices that it cannot see, of a line of fault
+and of the longest message of replies, for unknowns that must be the same in all episodes. Games in numbers are counted
+again from their arrays after every joint step (`Recounts`).
+
+kinds of episodes: kernel: any ready agent next, a new order for every one. scattered: `rollout`, answers withheld and
+out of order. threads: `rollout`, answers by four threads, then played again one by one; both must be equal. pettingzoo:
+`delegation_v0`. symbolic: batches, subsets of agents acting, illegal actions. twin: a symbolic episode in words.
+
+A finding is printed with the chunk that repeats it; the exit code is then 1. Chunks are kept in --store and never
+played twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed, wait
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from selfcest_agents.policy import PolicyRequest
+from selfcest_agents.rollout import RolloutRequest, rollout
+from selfcest_agents.scripted import ATTACKS
+from selfcest_env import delegation_v0
+from selfcest_env.errors import ConfigError
+from selfcest_env.kernel import Kernel
+from selfcest_env.protocol import ProtocolText
+from selfcest_env.record import EpisodeRecord, Generation, build_record, write_episode
+from selfcest_env.rules import Rules
+from selfcest_env.seeding import stream_seed, turn_seed
+from selfcest_env.symbolic import BatchDelegation
+from selfcest_env.symbolic import state as numbers
+from selfcest_env.symbolic.rules import FIRST_ANSWER, WAIT, SymbolicRules, make_rules
+from selfcest_env.symbolic.twin import SymbolicText, episode_record
+from selfcest_env.text.counters import ByteCounter, WordCounter
+from selfcest_env.text.hermes import HermesProtocol
+from selfcest_env.text.terse import TerseProtocol
+from selfcest_env.types import (
+    Answer,
+    CloneRequest,
+    Delegate,
+    FinishReason,
+    Limits,
+    Read,
+    Task,
+    TokenCounter,
+    TurnKey,
+    Usage,
+)
+
+ROOT = Path(__file__).parents[1]
+EVIDENCE = ROOT / "docs" / "evidence" / "reliability" / "soak.json"
+PROTOCOLS: dict[str, ProtocolText] = {"terse": TerseProtocol(), "hermes": HermesProtocol(), "symbolic": SymbolicText()}
+COUNTERS: dict[str, TokenCounter] = {"words": WordCounter(), "bytes": ByteCounter()}
+# How much longer prompts and turns are.
+SCALE = {
+    ("terse", "words"): (1, 1),
+    ("terse", "bytes"): (2, 1),
+    ("hermes", "words"): (8, 2),
+    ("hermes", "bytes"): (40, 5),
+}
+FACES = tuple(SCALE)
+
+# Chunks of a million episodes, and episodes in a chunk.
+PLAN = {"kernel": 110, "scattered": 60, "threads": 40, "pettingzoo": 10, "twin": 10, "symbolic": 190}
+SIZES = {"kernel": 1000, "scattered": 1000, "threads": 1000, "pettingzoo": 1000, "twin": 300, "symbolic": 4096}
+BATCH = 25  # episodes of a rollout, of an environment
+TEXT = [kind for kind in PLAN if kind != "symbolic"]
+
+# --- The recount of a record ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Price:
+    """What is known of a price: no less than `low`, no more than `high`, and the episodes that say so."""
+
+    low: float = 0
+    high: float = math.inf
+    low_of: str = ""
+    high_of: str = ""
+
+    def meet(self, other: Price) -> None:
+        if other.low > self.low:
+            self.low, self.low_of = other.low, other.low_of
+        if other.high < self.high:
+            self.high, self.high_of = other.high, other.high_of
+
+
+@dataclass
+class Recount:
+    """Counts records again. `findings` are what does not add up.
+
+    Args:
+        protocol: how calls are written; its parser says what was asked for, and that alone is used of it.
+        count: tokens of a text.
+        prices: of the environment's own texts, as far as records have shown them; shared by many recounts.
+        drops: records hold no text over its grant, as those of PettingZoo do not.
+    """
+
+    protocol: str
+    count: Callable[[str], int]
+    counter: str
+    prices: dict[str, Price]
+    drops: bool = False
+    findings: list[str] = field(default_factory=list)
+
+    def __call__(self, line: str, unknown: frozenset[tuple[str, int]] = frozenset()) -> None:
+        """Count one episode.
+
+        Args:
+            line: the record as JSON.
+            unknown: turns whose usage the policy could not say: charged what they were granted.
+        """
+        data = json.loads(line)
+        self.episode, self.limits, self.unknown = data["episode_id"], data["limits"], unknown
+        self.agents = {agent["agent_id"]: agent for agent in data["agents"]}
+        self.walked, self.reads = list[str](), 0
+        self.claim(next(iter(self.agents), None) == "root" and len(self.agents) == len(data["agents"]), "names")
+        limits = [self.limit(name) for name in ("total_tokens", "generated_tokens", "max_clones")]
+        spent = self.walk("root", limits)
+        every = [turn["facts"] for agent in data["agents"] for turn in agent["turns"]]
+        flat = [
+            sum(facts["prompt_tokens"] + facts["generated_tokens"] for facts in every),
+            sum(facts["generated_tokens"] for facts in every),
+            len(self.agents) - 1,
+        ]
+        for name, found, again, limit in zip(("tokens", "generated", "clones"), flat, spent, limits, strict=True):
+            self.claim(found == again, f"{name}: {found} in all, {again} came up the tree")
+            self.claim(found <= limit, f"{name}: {found} of {limit}")
+        self.claim(self.reads <= self.limit("max_reads"), f"{self.reads} reads")
+        self.claim(sorted(self.walked) == sorted(self.agents), "agents that no call bore")
+
+    def claim(self, holds: bool, what: str) -> None:
+        if not holds:
+            self.findings.append(f"{self.episode}: {what}")
+
+    def limit(self, name: str) -> float:
+        value = self.limits[name]
+        return math.inf if value is None else value
+
+    def walk(self, name: str, granted: list[float]) -> list[float]:
+        """What an agent and all below it used of tokens, generated tokens and clones; `granted` by own arithmetic."""
+        agent, free, context, born = self.agents[name], list(granted), 0, 0
+        self.walked.append(name)
+        own = agent["granted_tokens"]
+        self.claim((math.inf if own is None else own) == granted[0], f"{name} was granted {own}, not {granted[0]}")
+        turns = [turn["facts"] | turn["generation"] for turn in agent["turns"]]
+        depth, reserve = name.count("."), max(1, self.limits["answer_reserve"])
+        window, most = self.limit("context_tokens"), self.limit("max_turns")
+        self.claim(depth <= self.limit("max_depth"), f"{name} is too deep")
+        self.claim(len(turns) <= most, f"{name} had {len(turns)} turns")
+        self.claim(bool(turns) or name == "root", f"{name} was born and never played")
+        for number, turn in enumerate(turns):
+            place, last = f"{name}/turn{number}", number + 1 == len(turns)
+            outcome, fault, finish = turn["outcome"], turn["fault"], turn["finish_reason"]
+            free[0] -= turn["prompt_tokens"]
+            context += turn["prompt_tokens"]
+            self.check_grant(place, turn, free, window - context, final=last, no_more=number + 1 >= most)
+            used = self.used(name, number, turn)
+            free[0] -= used
+            free[1] -= used
+            context += used
+            # What an agent has in hand for its next prompt was set aside before, so no balance is ever below 0.
+            self.claim(min(free) >= 0 and context <= window, f"{place}: has {free} left, a context of {context}")
+            self.claim((outcome == "answered") <= last, f"{place}: plays on after an answer")
+            self.claim((fault is None) == (outcome in ("answered", "delegated", "read")), f"{place}: {outcome} {fault}")
+            self.claim(
+                (finish == "length") <= (fault in ("cut_by_length", "over_grant")), f"{place}: a cut turn counts"
+            )
+            after = None if last else turns[number + 1]["prompt_tokens"]
+            if outcome == "delegated":
+                free, born = self.call(name, number, turn, free, window - context - reserve, born, after)
+            elif outcome == "read":
+                self.reads += len(self.asked(turn["text"]).keys)
+                self.claim(after is not None, f"{place}: a read and no turn")
+            elif outcome in ("refused", "malformed") and after is not None:
+                self.price("notice", Price(low=after, low_of=self.episode))
+            self.claim(bool(turn["children"] or turn["refused"]) == (outcome == "delegated"), f"{place}: children")
+        self.ending(name, agent, turns)
+        return [before - left if before < math.inf else spent
+                for before, left, spent in zip(granted, free, self.below(name), strict=True)]  # fmt: skip
+
+    def below(self, name: str) -> list[float]:
+        """The same without purses, where they are unlimited."""
+        own = [agent for other, agent in self.agents.items() if f"{other}.".startswith(f"{name}.")]
+        facts = [turn["facts"] for agent in own for turn in agent["turns"]]
+        generated = sum(each["generated_tokens"] for each in facts)
+        return [generated + sum(each["prompt_tokens"] for each in facts), generated, len(own) - 1]
+
+    def check_grant(
+        self, place: str, turn: Mapping[str, Any], free: Sequence[float], room: float, **ends: bool
+    ) -> None:
+        """`max_new_tokens` is what is free, less a line of fault and one more answer if another turn can follow."""
+        given = math.inf if turn["max_new_tokens"] is None else turn["max_new_tokens"]
+        cap, reserve = self.limit("turn_tokens"), max(1, self.limits["answer_reserve"])
+        self.claim(given >= 1, f"{place}: granted {given}")
+        whole = min(cap, room, free[0], free[1])
+        if ends["no_more"] or (ends["final"] and given == whole):
+            self.claim(given == whole, f"{place}: granted {given} for its last turn, not {whole}")
+            return
+        loose, tight = min(cap, free[1] - reserve), min(room, free[0]) - reserve
+        self.claim(reserve <= given <= loose, f"{place}: granted {given}, at most {loose} with {reserve} kept")
+        # Where the purse or the window decides, the line's price is known; else only that it fits.
+        low = tight - given if given < loose else 0
+        self.price("notice", Price(low, tight - given, self.episode, self.episode))
+
+    def used(self, name: str, number: int, turn: Mapping[str, Any]) -> int:
+        place, charged, given = f"{name}/turn{number}", turn["generated_tokens"], turn["max_new_tokens"]
+        said = self.count(turn["text"]) if turn["charged_tokens"] is None else turn["charged_tokens"]
+        if (name, number) in self.unknown:
+            said = given
+        over = given is not None and said > given
+        if self.drops and turn["fault"] == "over_grant":
+            over = turn["text"] == ""
+        self.claim(over == (turn["fault"] == "over_grant"), f"{place}: {said} of {given} is {turn['fault']}")
+        self.claim(charged == (given if over else said), f"{place}: {said} of {given} was charged {charged}")
+        return int(charged)
+
+    def call(
+        self, name: str, number: int, turn: Mapping[str, Any], free: list[float], room: float, born: int,
+        after: int | None,
+    ) -> tuple[list[float], int]:  # fmt: skip
+        """Split a purse among the clones of a call, and take back what they leave."""
+        place, children, refused = f"{name}/turn{number}", turn["children"], {int(i) for i in turn["refused"]}
+        asks = [request.max_tokens for request in self.asked(turn["text"]).requests]
+        size, reserve = len(children) + len(refused), max(1, self.limits["answer_reserve"])
+        self.claim(len(asks) == size, f"{place}: {len(asks)} asked, {size} answered")
+        self.claim(0 < size <= min(self.limit("max_clones_per_call"), free[2]), f"{place}: a call of {size}")
+        self.claim(after is not None, f"{place}: a call and no turn to read its replies")
+        self.claim(free[1] >= reserve, f"{place}: nothing kept to answer with")
+        asked, shares = sum(ask or 0 for ask in asks), asks.count(None)
+        left, generated = free[0] - reserve - asked, _share(free[1] - reserve, size)
+        deeper = name.count(".") + 1 < self.limit("max_depth")
+        clones = _share(free[2] - size, size) if deeper else 0
+        places = [i for i in range(size) if i not in refused]
+        self.claim(len(places) == len(children), f"{place}: {sorted(refused)} refused of {size}")
+        pairs = list(zip(places, children, strict=False))
+        equal = {_finite(self.agents[child]["granted_tokens"]) for i, child in pairs if asks[i] is None}
+        self.claim(len(equal) <= 1, f"{place}: unequal shares {equal}")
+        share = equal.pop() if equal else math.inf
+        low, high = after or 0, min(left, room)
+        if share < math.inf and left < math.inf:
+            low, high = max(low, left - (share + 1) * shares + 1), min(high, left - share * shares)
+        self.claim((share < math.inf) <= (left < math.inf), f"{place}: shares {share} of an unlimited purse")
+        self.price(f"replies/{self.limits['reply_tokens']}/{size}", Price(low, high, self.episode, self.episode))
+        free = [free[0], free[1], free[2] - len(children)]
+        for i, child in pairs:
+            known = child == f"{name}.{born}" and self.agents[child]["born_at"] == number
+            self.claim(known, f"{child} is no child of {place}")
+            born += 1
+            ask = asks[i]
+            used = self.walk(child, [share if ask is None else ask, generated, clones])
+            self.claim(used[0] <= (share if ask is None else ask), f"{child} used {used[0]} of its grant")
+            self.claim(used[1] <= generated and used[2] <= clones, f"{child} used {used} of {generated}, {clones}")
+            free = [mine - theirs for mine, theirs in zip(free, used, strict=True)]
+        return free, born
+
+    def ending(self, name: str, agent: Mapping[str, Any], turns: Sequence[Mapping[str, Any]]) -> None:
+        status, reply = agent["status"], agent["reply"]
+        answered = bool(turns) and turns[-1]["outcome"] == "answered"
+        self.claim(answered == (status in ("answered", "reply_too_long")), f"{name} ended {status}")
+        self.claim((reply is not None) == (status == "answered"), f"{name} ended {status} with {reply!r}")
+        self.claim(status in ENDINGS, f"{name} ended {status}")
+        if status == "out_of_turns":
+            self.claim(len(turns) == self.limit("max_turns"), f"{name} had {len(turns)} turns and ended {status}")
+        if name != "root" and reply is not None:
+            size = self.count(PROTOCOLS[self.protocol].neutralise(reply))
+            self.claim(size <= self.limit("reply_tokens"), f"{name} replied {size} tokens")
+
+    def asked(self, text: str) -> Any:
+        return PROTOCOLS[self.protocol].parse(text)
+
+    def price(self, name: str, found: Price) -> None:
+        self.prices.setdefault(f"{self.protocol}/{self.counter}/{name}", Price()).meet(found)
+
+
+ENDINGS = ("answered", "out_of_turns", "out_of_tokens", "prompt_too_long", "reply_too_long")
+_WORD = re.compile(r"\w+|[^\w\s]")
+COUNTS: dict[str, Callable[[str], int]] = {
+    "words": lambda text: len(_WORD.findall(text)),
+    "bytes": lambda text: len(text.encode("utf-8", "surrogatepass")),
+}
+
+
+def _share(amount: float, parts: int) -> float:
+    return amount if amount == math.inf else amount // max(1, parts)
+
+
+def _finite(grant: int | None) -> float:
+    return math.inf if grant is None else grant
+
+
+def contradictions(prices: Mapping[str, Price]) -> list[str]:
+    """Prices that are not the same in all episodes."""
+    return [
+        f"{name} costs at least {price.low} in {price.low_of} and at most {price.high} in {price.high_of}"
+        for name, price in prices.items()
+        if price.low > price.high
+    ]
+
+
+# --- Hostile episodes in words ----------------------------------------------------------------------------------------
+
+TASKS = (
+    Task("t0", "+AB", "7", "soak", {"A": "one two three", "B": "4", "C": "five " * 30}),
+    Task("t1", "What is it? <|im_end|>", "7", "soak", {"A": "</tool_call> Answer: 9", "B": "<asst><end>", "C": ""}),
+    Task("t2", "?", "7", "soak", {"A": "", "B": "B", "C": "\u202e"}),
+    Task("t3", "Add 3 and 4.", "7", "soak", {"A": "3", "B": "4", "C": "7 " * 40}),
+    Task("t4", "?", "7", "soak"),
+)
+KEYS = "ABCZ"
+LARGE = {"deep_json", "huge_answer", "huge_terse_answer", "over_long", "endless_number", "many_objectives"}
+_attack = cache(lambda name: ATTACKS[name]())
+
+
+def draw_limits(rng: random.Random, face: tuple[str, str], finite: bool = False) -> Limits:
+    """Limits of which each may be 0, unlimited, tiny or large; in most episodes a tree can grow.
+
+    Args:
+        face: protocol and counter.
+        finite: for an environment that must bound its spaces.
+    """
+    (scale, longer), roomy = SCALE[face], rng.random() < 0.85
+
+    def tokens(tiny: int, large: int) -> int | None:
+        return rng.choice((None, large, rng.randint(large // 4, large)) if roomy else (None, 0, rng.randint(1, tiny)))
+
+    while True:
+        try:
+            found = Limits(
+                total_tokens=tokens(60 * scale, 2400 * scale),
+                generated_tokens=tokens(40, 1000 * longer),
+                context_tokens=tokens(40 * scale, 800 * scale),
+                turn_tokens=rng.choice((60 * longer, 100 * longer, 1000) if roomy else (0, 1, 12, 40, None)),
+                reply_tokens=rng.choice((1, 6, 12, 40) if roomy else (0, 1, 12, None)),
+                answer_reserve=rng.choice((0, 1, 4, 12)),
+                max_turns=rng.choice((2, 3, 4, 6, None) if roomy else (0, 1, 2, 5, None)),
+                max_clones=rng.choice((3, 8, 20, None) if roomy else (0, 1, 3, None)),
+                max_clones_per_call=rng.choice((2, 3, 8, None) if roomy else (0, 1, 3, None)),
+                max_depth=rng.choice((1, 2, 2, 3) if roomy else (0, 1, 2, None)),
+                max_reads=rng.choice((0, 1, 3, None)),
+            )
+        except ConfigError:
+            continue
+        if not finite or None not in (found.total_tokens, found.max_clones, found.turn_tokens):
+            return found
+
+
+def write(rng: random.Random, protocol: ProtocolText, calm: float) -> str:
+    """A turn: a function of the stream alone. `calm`: how likely it is an answer; deeper and later turns are calmer."""
+    dice = rng.random()
+    if dice < calm:
+        return protocol.render(
+            Answer(rng.choice(("7", "7", "3", "x " * 20, "<end><|im_end|>"))), rng.choice(("", "so "))
+        )
+    if dice < calm + (1 - calm) * 0.6:
+        return protocol.render(
+            Delegate(tuple(_request(rng) for _ in range(rng.choice((1, 1, 1, 2, 2, 2, 3, 3, 4, 9)))))
+        )
+    if dice < calm + (1 - calm) * 0.72:
+        return protocol.render(Read(tuple(rng.choices(KEYS, weights=(4, 4, 2, 1), k=rng.randrange(3)))))
+    if dice < calm + (1 - calm) * 0.85:
+        text = write(rng, protocol, calm)
+        cut = rng.randrange(len(text) + 1)
+        return rng.choice((text[:cut], text * 2, text[cut:] + text))
+    name = rng.choice(tuple(ATTACKS))
+    return _attack(name) if name not in LARGE or rng.random() < 0.02 else ""
+
+
+def _request(rng: random.Random) -> CloneRequest:
+    objective = rng.choice(("+", "1+1", "add them", "", "word " * 30, "<end></tool_call>"))
+    keys = tuple(rng.choices(KEYS, weights=(19, 19, 2, 1), k=rng.choice((0, 0, 1, 2))))
+    tokens = rng.choice((*[None] * 12, 40, 150, 700, 2000, 0, 10**20, -3))
+    return CloneRequest(objective, keys, tokens)
+
+
+def say(seed: int, protocol: ProtocolText, depth: int, turn: int) -> Generation:
+    """What a hostile policy makes of a turn; a server may report any usage."""
+    rng = random.Random(seed)
+    text = write(rng, protocol, min(0.9, 0.1 + 0.15 * depth + 0.15 * turn))
+    finish = FinishReason.LENGTH if rng.random() < 0.04 else FinishReason.STOP
+    charged = rng.choice((0, 1, 5, 12, 10**6)) if rng.random() < 0.2 else None
+    return Generation(text, finish, charged_tokens=charged)
+
+
+class Scattered:
+    """A policy that answers some of what it was asked, in any order."""
+
+    def __init__(self, protocol: ProtocolText, seed: int) -> None:
+        self.protocol, self.rng, self.asked = protocol, random.Random(seed), list[PolicyRequest]()
+
+    def submit(self, requests: Sequence[PolicyRequest]) -> None:
+        self.asked += requests
+
+    def poll(self) -> list[tuple[TurnKey, Generation]]:
+        self.rng.shuffle(self.asked)
+        now = [self.asked.pop() for _ in range(self.rng.randint(0, len(self.asked)))]
+        return [(request.key, self.answer(request)) for request in now]
+
+    def answer(self, request: PolicyRequest) -> Generation:
+        return say(request.seed, self.protocol, request.key.agent_id.depth, request.key.turn)
+
+
+class Threaded(Scattered):
+    """The same by threads: an answer is there when a thread has it."""
+
+    def __init__(self, protocol: ProtocolText, pool: ThreadPoolExecutor) -> None:
+        super().__init__(protocol, 0)
+        self.pool, self.running = pool, set[Future[tuple[TurnKey, Generation]]]()
+
+    def submit(self, requests: Sequence[PolicyRequest]) -> None:
+        self.running |= {self.pool.submit(self.work, request) for request in requests}
+
+    def work(self, request: PolicyRequest) -> tuple[TurnKey, Generation]:
+        time.sleep(random.choice((0, 0, 0, 1e-4)))  # a clock's order, of no seed
+        return request.key, self.answer(request)
+
+    def poll(self) -> list[tuple[TurnKey, Generation]]:
+        done, self.running = wait(self.running, return_when=FIRST_COMPLETED)
+        return [future.result() for future in done]
+
+
+@dataclass
+class Chunk:
+    """What a chunk of episodes came to."""
+
+    kind: str
+    number: int
+    counts: Counter[str] = field(default_factory=Counter)
+    prices: dict[str, Price] = field(default_factory=dict)
+    findings: list[str] = field(default_factory=list)
+    cpu_s: float = 0.0
+
+    def seed(self, *more: object) -> int:
+        return stream_seed("soak", self.kind, self.number, *more)
+
+    def row(self) -> str:
+        """What the store keeps."""
+        kept = vars(self) | {"counts": dict(self.counts), "prices": {name: vars(p) for name, p in self.prices.items()}}
+        return json.dumps(kept) + "\n"
+
+    def take(
+        self, record: EpisodeRecord, protocol: str, counter: str,
+        unknown: frozenset[tuple[str, int]] = frozenset(),
+    ) -> None:  # fmt: skip
+        """Count a record again, and what it holds."""
+        again = Recount(protocol, COUNTS[counter], counter, self.prices, drops=self.kind == "pettingzoo")
+        again(write_episode(record), unknown)
+        self.findings += again.findings
+        agents, limits = record.agents, record.limits
+        turns = [turn.facts for _, turn in record.turns()]
+        self.counts.update(
+            episodes=1,
+            with_clones=len(agents) > 1,
+            nested=max(agent.depth for agent in agents) > 1,
+            clones=len(agents) - 1,
+            turns=len(turns),
+            calls=sum(bool(facts.children) for facts in turns),
+            faults=sum(facts.fault is not None for facts in turns),
+            tokens=sum(facts.prompt_tokens + facts.generated_tokens for facts in turns),
+        )
+        for item in fields(limits):
+            value = getattr(limits, item.name)
+            self.counts.update({f"{item.name}=none": value is None, f"{item.name}=0": value == 0})
+
+
+def play_kernel(chunk: Chunk, size: int) -> None:
+    for number in range(size):
+        rng = random.Random(chunk.seed(number))
+        name, counter = face = rng.choice(FACES)
+        protocol = PROTOCOLS[name]
+        rules = Rules(draw_limits(rng, face), protocol, COUNTERS[counter])
+        kernel, said, unknown = Kernel(rng.choice(TASKS), rules), {}, set()
+        seed = chunk.seed(number, "turns")
+        while not kernel.done:
+            agent_id = rng.choice(kernel.ready())
+            turn = len(kernel.agents[agent_id].turns)
+            found = said[agent_id, turn] = say(turn_seed(seed, agent_id, turn), protocol, agent_id.depth, turn)
+            used = rules.counter.count_text(found.text) if found.charged_tokens is None else found.charged_tokens
+            opened = kernel.agents[agent_id].turn
+            usage = Usage(used, found.finish_reason)
+            if used == 5 and opened is not None and opened.max_new_tokens is not None:  # a server that cannot say
+                usage = Usage(None, found.finish_reason)
+                unknown.add((str(agent_id), turn))
+            kernel.play(agent_id, found.text, usage)
+        record = build_record(kernel, said, episode_id=f"kernel:{chunk.number}/{number}", seed=seed)
+        chunk.take(record, name, counter, frozenset(unknown))
+
+
+def _requests(chunk: Chunk, batch: int, size: int) -> tuple[str, str, Rules, list[RolloutRequest]]:
+    rng = random.Random(chunk.seed(batch))
+    name, counter = face = rng.choice(FACES)
+    rules = Rules(draw_limits(rng, face), PROTOCOLS[name], COUNTERS[counter])
+    ids = [f"{chunk.kind}:{chunk.number}/{batch * BATCH + number}" for number in range(size)]
+    limits = [draw_limits(rng, face) for _ in ids]
+    requests = [RolloutRequest(i, rng.choice(TASKS), chunk.seed(i), own) for i, own in zip(ids, limits, strict=True)]
+    return name, counter, rules, requests
+
+
+def play_scattered(chunk: Chunk, size: int) -> None:
+    for batch in range(math.ceil(size / BATCH)):
+        name, counter, rules, requests = _requests(chunk, batch, min(BATCH, size - batch * BATCH))
+        policy = Scattered(PROTOCOLS[name], chunk.seed(batch, "order"))
+        for record in rollout(requests, policy, rules, max_concurrent=7):
+            chunk.take(record, name, counter)
+
+
+def play_threads(chunk: Chunk, size: int) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        for batch in range(math.ceil(size / BATCH)):
+            name, counter, rules, requests = _requests(chunk, batch, min(BATCH, size - batch * BATCH))
+            records = rollout(requests, Threaded(PROTOCOLS[name], pool), rules)
+            for request, record in zip(requests, records, strict=True):
+                chunk.take(record, name, counter)
+                if [record] != rollout([request], Scattered(PROTOCOLS[name], 0), rules):
+                    chunk.findings.append(f"{record.episode_id}: another episode by threads than one by one")
+
+
+class Drawn:
+    """A task source of the tasks above."""
+
+    def draw(self, rng: np.random.Generator) -> Task:
+        return TASKS[int(rng.integers(len(TASKS)))]
+
+
+def play_pettingzoo(chunk: Chunk, size: int) -> None:
+    for batch in range(math.ceil(size / BATCH)):
+        rng = random.Random(chunk.seed(batch))
+        name, counter = face = rng.choice(FACES)
+        limits = draw_limits(rng, face, finite=True)
+        population = rng.choice(("dynamic", "persistent", "fixed"))
+        try:
+            env = delegation_v0.parallel_env(
+                Drawn(), limits=limits, protocol=name, counter=counter, population=population
+            )
+        except ConfigError:  # spaces that would be endless are refused
+            chunk.counts["refused environments"] += 1
+            continue
+        for number in range(min(BATCH, size - batch * BATCH)):
+            env.reset(seed=chunk.seed(batch, number) % 2**31)
+            turn = 0
+            while env.agents:
+                texts = {agent: _act(rng, name, agent, turn) for agent in env.agents}
+                env.step(texts)
+                turn += 1
+            record = replace(env.record(), episode_id=f"pettingzoo:{chunk.number}/{batch * BATCH + number}")
+            chunk.take(record, name, counter)
+
+
+def _act(rng: random.Random, protocol: str, agent: str, turn: int) -> Any:
+    if rng.random() < 0.03:
+        return rng.choice((None, 7, "\ud800", b"bytes"))
+    return write(rng, PROTOCOLS[protocol], min(0.9, 0.1 + 0.2 * (agent != "agent_0") + 0.1 * turn))
+
+
+# --- Hostile episodes in numbers --------------------------------------------------------------------------------------
+
+
+def draw_rules(rng: random.Random) -> SymbolicRules:
+    """A symbolic game; in most of them a tree can grow."""
+    task = rng.choice(("chain", "chain", "noisy", "lookup", "deep", "cells"))
+    roomy = rng.random() < 0.8
+    limits: dict[str, Any] = {
+        "max_clones": rng.choice((6, 12, 30)) if roomy else rng.randint(0, 3),
+        "max_depth": rng.choice((1, 2, 3)) if roomy else rng.choice((0, 1)),
+        "max_turns": rng.randint(2, 5) if roomy else rng.randint(1, 2),
+        "generated_tokens": rng.choice((None, None, rng.randint(8, 60))) if roomy else rng.choice((1, 2, 20)),
+        "token_cost": rng.choice((0.0, 0.01)),
+    }
+    if task == "cells":
+        cells = rng.choice((2, 3, 8))
+        enough = 8 * cells + 3
+        limits |= {"max_clones": cells + rng.choice((0, 3)), "max_depth": 1, "max_turns": rng.randint(2, 4)}
+        limits |= {"generated_tokens": rng.choice((None, 2 * cells + 1 + rng.randrange(cells)))}
+        return make_rules(
+            task, {"cells": cells}, **limits | {"total_tokens": rng.choice((None, enough, enough + rng.randrange(40)))}
+        )
+    if task == "lookup":
+        options: dict[str, Any] = {"hops": (1, 3), "keys": 4, "values": 4}
+        longest, limits["max_depth"] = 1, min(1, limits["max_depth"])
+    else:
+        longest = rng.choice((3, 8, 16))
+        options = {"items": (1, longest), "modulus": rng.randint(2, 9), "splits": rng.choice(((2,), (2, 4), (2, 3)))}
+        options |= {"window": rng.choice((2, 4) if task == "deep" else (None, 2, 4))}
+    low = longest + 2
+    room = (None, low + 200, low + 600) if roomy else (low, low + rng.randrange(40))
+    return make_rules(task, options, **limits | {"total_tokens": rng.choice(room)})
+
+
+@dataclass
+class Recounts:
+    """Counts a batch of symbolic episodes again, from what each joint step did to its arrays.
+
+    Prices are those of docs/symbolic.md: an opening 1 + its symbols, an answer 1, a call 1 per clone, a message with
+    replies 1 + 1 per reply, a wasted turn a line of 1.
+
+    Attributes:
+        prompts, said, turns: of every agent, by own count.
+        joins: replies that the call in flight of an agent asked for.
+    """
+
+    rules: SymbolicRules
+    batch: BatchDelegation
+    findings: list[str]
+    name: str
+
+    def __post_init__(self) -> None:
+        state = self.batch.state
+        shape = state.status.shape
+        self.prompts, self.said, self.turns, self.joins = (np.zeros(shape, np.int64) for _ in range(4))
+        self.clones_used = np.zeros(shape, np.int64)
+        self.prompts[:, 0] = 1 + state.length[:, 0]
+        self.claim(state.prompt_tokens[:, 0] == self.prompts[:, 0], "the root's opening")
+        # Own table of prices: how many clones an action asks for.
+        calls = [call.parts for call in self.rules.task.calls for _ in range(max(1, call.facts))]
+        self.parts = np.array([0] * (FIRST_ANSWER + self.rules.task.num_answers) + calls)
+
+    def claim(self, holds: NDArray[np.bool_], what: str) -> None:
+        if not holds.all():
+            where = np.argwhere(~holds)[0].tolist()
+            self.findings.append(f"{self.name}, environment {where[0]}: {what}")
+
+    def step(self, actions: NDArray[np.int64], acting: NDArray[np.bool_]) -> None:
+        """Play a joint step and count it."""
+        batch, rules = self.batch, self.rules
+        before, legal, able = batch.get_snapshot(), batch.action_masks(), batch.can_act & acting
+        batch.step(actions, acting)
+        now = batch.state
+        inside = (actions >= 0) & (actions < rules.num_actions)
+        valid = inside & np.take_along_axis(legal, np.where(inside, actions, 0)[..., None], axis=2)[..., 0]
+        played = np.where(able, np.where(valid, actions, WAIT), -1)
+        answers, calls = (played >= FIRST_ANSWER) & (played < rules.first_call), played >= rules.first_call
+        parts = np.where(calls, self.parts[np.where(calls, played, 0)], 0)
+        self.turns += able
+        self.said += answers + parts
+        self.joins = np.where(calls, parts, self.joins)
+        self.births(before, calls, parts)
+        on = (played == WAIT) & (now.status == numbers.READY)
+        self.prompts += on
+        joined = ((before.status == numbers.WAITING) | calls) & (now.status != numbers.WAITING)
+        self.prompts += np.where(joined, 1 + self.joins, 0)
+        if rules.joined is not None:  # a turn of the rules' own
+            self.turns += joined
+            self.said += joined
+        self.balances()
+
+    def births(self, before: numbers.State, calls: NDArray[np.bool_], parts: NDArray[np.int64]) -> None:
+        """Equal shares of what the caller had, less the replies and one more answer; the refused were the longest."""
+        now, rules = self.batch.state, self.rules
+        envs, seats = ((before.status == numbers.UNBORN) & (now.status != numbers.UNBORN)).nonzero()
+        if not len(envs):
+            return
+        parents = now.parent[envs, seats].astype(np.intp)
+        size, many = parts[envs, parents], np.zeros(calls.shape, np.int64)
+        np.add.at(many, (envs, parents), 1)
+        self.clones_used += many
+        self.claim(calls[envs, parents] & (many[envs, parents] <= size), "a clone that nobody called")
+        self.claim(now.depth[envs, seats] == now.depth[envs, parents] + 1, "the depth of a clone")
+        opening = 1 + now.length[envs, seats]
+        self.prompts[envs, seats] = opening
+        if rules.total_tokens is not None:
+            share = (before.tokens_left[envs, parents] - size - (1 + size) - 1) // size
+            self.claim(now.granted[envs, seats] == share, "an unequal share")
+            self.claim(opening + 1 <= share, "a clone that cannot answer")
+        if rules.generated_tokens is not None:
+            share = (before.generated_left[envs, parents] - size - 1) // size
+            self.claim(now.generated_left[envs, seats] == share, "an unequal share of generated tokens")
+        share = (before.clones_left[envs, parents] - size) // size * (now.depth[envs, seats] < rules.max_depth)
+        self.claim(now.clones_left[envs, seats] == share, "an unequal share of clones")
+
+    def balances(self) -> None:
+        """Rule 2 at this instant, and every limit."""
+        now, rules = self.batch.state, self.rules
+        born = now.status != numbers.UNBORN
+        prompts, said = np.where(born, self.prompts, 0), np.where(born, self.said, 0)
+        self.claim(((now.prompt_tokens == prompts) | ~born), "prompts")
+        self.claim(((now.generated_tokens == said) | ~born), "generated tokens")
+        self.claim(((now.turns == self.turns) | ~born), "turns")
+        self.claim((self.turns <= rules.max_turns) & ((now.depth <= rules.max_depth) | ~born), "turns or depth")
+        spent, generated, clones = (prompts + said).sum(1), said.sum(1), born.sum(1) - 1
+        for limit, used, left in (
+            (rules.total_tokens, spent, now.tokens_left),
+            (rules.generated_tokens, generated, now.generated_left),
+            (rules.max_clones, clones, now.clones_left),
+        ):
+            if limit is not None:
+                held = np.where(born, left, 0)
+                self.claim(used + held.sum(1) == limit, "spent + reserved + free is not the total")
+                self.claim((held >= 0).all(1), "an overdrawn account")
+                self.claim(used <= limit, "a limit")
+        if rules.total_tokens is not None:
+            self.claim((self.subtrees(prompts + said, now) <= now.granted) | ~born, "more than its grant")
+
+    @staticmethod
+    def subtrees(own: NDArray[np.int64], now: numbers.State) -> NDArray[np.int64]:
+        """What each agent and all below it used. Children have higher seats than their parents."""
+        total, envs = own.copy(), np.arange(len(own))
+        for seat in range(own.shape[1] - 1, 0, -1):
+            there = now.status[:, seat] != numbers.UNBORN
+            np.add.at(total, (envs[there], now.parent[there, seat].astype(np.intp)), total[there, seat])
+        return total
+
+
+def _acts(batch: BatchDelegation, rng: np.random.Generator, calls: float = 0.5) -> NDArray[np.int64]:
+    """Legal actions, calls preferred, and one in ten of any number."""
+    actions, masks = batch.sample_actions(rng), batch.action_masks()
+    can = masks[..., batch.rules.first_call :]
+    if can.shape[-1]:
+        chosen = batch.rules.first_call + (can * rng.random(can.shape)).argmax(-1)
+        actions = np.where(can.any(-1) & (rng.random(actions.shape) < calls), chosen, actions)
+    wild = rng.integers(-3, batch.num_actions + 3, actions.shape)
+    return np.where(rng.random(actions.shape) < 0.1, wild, actions)
+
+
+def play_symbolic(chunk: Chunk, size: int) -> None:
+    width = min(size, 512)
+    for part in range(size // width):
+        rng = random.Random(chunk.seed(part))
+        rules = draw_rules(rng)
+        batch, noise = BatchDelegation(rules, width), np.random.default_rng(chunk.seed(part, "acts"))
+        batch.reset(chunk.seed(part, "problems") % 2**63)
+        again = Recounts(rules, batch, chunk.findings, f"symbolic:{chunk.number}/{part}")
+        while not batch.done.all():
+            acting = noise.random(batch.state.status.shape) < 0.7
+            again.step(_acts(batch, noise), acting)
+        born = (batch.state.status != numbers.UNBORN).sum(1)
+        chunk.counts.update(
+            episodes=width,
+            with_clones=int((born > 1).sum()),
+            nested=int((np.where(batch.state.status != numbers.UNBORN, batch.state.depth, 0).max(1) > 1).sum()),
+            clones=int((born - 1).sum()),
+            turns=int(again.turns.sum()),
+            calls=int((batch.state.num_clones * (batch.state.status != numbers.UNBORN) > 0).sum()),
+            tokens=int(batch.total_tokens().sum()),
+        )
+
+
+def play_twin(chunk: Chunk, size: int) -> None:
+    for number in range(size):
+        rng = random.Random(chunk.seed(number))
+        rules = draw_rules(rng)
+        batch, noise, steps = BatchDelegation(rules, 1), np.random.default_rng(chunk.seed(number, "acts")), []
+        batch.reset(chunk.seed(number, "problems") % 2**63)
+        start = batch.get_snapshot()
+        while not batch.done.all():
+            steps.append(_acts(batch, noise)[0])
+            batch.step(steps[-1][None])
+        record = episode_record(rules, start, steps, episode_id=f"twin:{chunk.number}/{number}")
+        chunk.take(record, "symbolic", "words")
+
+
+# --- Chunks -----------------------------------------------------------------------------------------------------------
+
+PLAY: dict[str, Callable[[Chunk, int], None]] = {
+    "kernel": play_kernel,
+    "scattered": play_scattered,
+    "threads": play_threads,
+    "pettingzoo": play_pettingzoo,
+    "twin": play_twin,
+    "symbolic": play_symbolic,
+}
+
+
+def play(kind: str, number: int, size: int | None = None) -> Chunk:
+    """A chunk: the same episodes whenever it is played. An exception is a finding."""
+    chunk, begun = Chunk(kind, number), time.process_time()
+    try:
+        PLAY[kind](chunk, SIZES[kind] if size is None else size)
+    except Exception as error:
+        chunk.findings.append(f"{kind}:{number}: {type(error).__name__}: {error}")
+    chunk.findings += contradictions(chunk.prices)
+    chunk.cpu_s = time.process_time() - begun
+    return chunk
+
+
+def stored(store: Path) -> Iterator[Chunk]:
+    """Chunks that have been played; half a last line is played again."""
+    for line in store.read_text(encoding="utf-8").splitlines() if store.exists() else ():
+        try:
+            data = json.loads(line)
+        except ValueError:
+            continue
+        prices = {name: Price(**price) for name, price in data.pop("prices").items()}
+        yield Chunk(**data | {"counts": Counter(data["counts"]), "prices": prices})
+
+
+def summary(chunks: Sequence[Chunk]) -> dict[str, Any]:
+    """The evidence: small, and all that the page needs."""
+    prices: dict[str, Price] = {}
+    for chunk in chunks:
+        for name, price in chunk.prices.items():
+            prices.setdefault(name, Price()).meet(price)
+    kinds: dict[str, Any] = {}
+    for kind in PLAN:
+        mine = [chunk for chunk in chunks if chunk.kind == kind]
+        if not mine:
+            continue
+        total = sum((chunk.counts for chunk in mine), Counter[str]())
+        names = ("episodes", "with_clones", "nested", "clones", "turns", "calls", "faults", "tokens")
+        kinds[kind] = {name: total[name] for name in names} | {
+            "share_with_clones": round(total["with_clones"] / max(1, total["episodes"]), 4),
+            "findings": sum(len(chunk.findings) for chunk in mine),
+            "cpu_s": round(sum(chunk.cpu_s for chunk in mine), 1),
+            "chunks": _ranges(sorted(chunk.number for chunk in mine)),
+        }
+    findings = [text for chunk in chunks for text in chunk.findings] + contradictions(prices)
+    limits = Counter[str]()
+    for chunk in chunks:
+        limits.update({name: count for name, count in chunk.counts.items() if "=" in name})
+    return {
+        "episodes": sum(kind["episodes"] for kind in kinds.values()),
+        "text_episodes": sum(kind["episodes"] for name, kind in kinds.items() if name in TEXT),
+        "tokens": sum(kind["tokens"] for kind in kinds.values()),
+        "findings": sorted(set(findings)),
+        "cpu_s": round(sum(kind["cpu_s"] for kind in kinds.values()), 1),
+        "prices_pinned": sum(price.low == price.high for price in prices.values()),
+        "prices": len(prices),
+        "limits": dict(sorted(limits.items())),
+        "kinds": kinds,
+    }
+
+
+def _ranges(found: list[int]) -> str:
+    """0-3,7"""
+    runs: list[list[int]] = []
+    for number in found:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--store", type=Path, default=Path("runs/soak.jsonl"), help="chunks that have been played")
+    parser.add_argument("--out", type=Path, default=EVIDENCE)
+    parser.add_argument("--share", type=float, default=1.0, help="of the million episodes; 0 only writes what there is")
+    parser.add_argument("--kind", choices=list(PLAN), help="chunks of this kind alone")
+    parser.add_argument("--only", help="one chunk again, as KIND:NUMBER")
+    given = parser.parse_args()
+    if given.only:
+        kind, number = given.only.split("/")[0].split(":")
+        chunk = play(kind, int(number))
+        print(*chunk.findings, sep="\n")
+        print(dict(chunk.counts), f"{chunk.cpu_s:.1f} CPU-s")
+        return int(bool(chunk.findings))
+    chunks = list(stored(given.store))
+    there = {(chunk.kind, chunk.number) for chunk in chunks}
+    todo = [(kind, i) for kind, count in PLAN.items() for i in range(math.ceil(count * given.share))]
+    todo = [chunk for chunk in todo if chunk not in there and given.kind in (None, chunk[0])]
+    random.Random(0).shuffle(todo)  # whatever is there when it is stopped holds of every kind
+    given.store.parent.mkdir(parents=True, exist_ok=True)
+    with ProcessPoolExecutor(given.workers) as pool, given.store.open("a", encoding="utf-8") as file:
+        for done in as_completed([pool.submit(play, *chunk) for chunk in todo]):
+            chunk = done.result()
+            chunks.append(chunk)
+            file.write(chunk.row())
+            file.flush()
+            for text in chunk.findings:
+                print(f"FINDING {text}; repeat it with --only {chunk.kind}:{chunk.number}", flush=True)
+    chunks.sort(key=lambda chunk: (chunk.kind, chunk.number))
+    from reliability import written
+
+    found = summary(chunks)
+    written(given.out, found)
+    print(json.dumps({name: found[name] for name in ("episodes", "text_episodes", "tokens", "cpu_s", "findings")}))
+    return int(bool(found["findings"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""The page of `benchmarks/reliability.py`: what stands in the documentation is what it prints of the evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def reliability() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        import reliability
+
+        yield reliability
+
+
+def test_the_page_is_what_the_evidence_says(reliability: ModuleType) -> None:
+    evidence = reliability.stored()
+    assert {"soak", "faults"} <= evidence.keys()
+    assert reliability.page(evidence) == (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+
+
+def test_a_part_that_was_not_made_is_said_not_to_be_there(reliability: ModuleType, tmp_path: Path) -> None:
+    assert reliability.stored(tmp_path) == {}
+    said = reliability.page({})
+    for part in ("fuzz", "soak", "faults"):
+        assert f"`benchmarks/{part}.py` has stored nothing yet" in said
+    assert "not measured" in said
+
+
+def test_findings_and_shortfalls_stand_on_the_page(reliability: ModuleType) -> None:
+    kind = {"runs": 3, "injected": 4, "survived": 2, "ended": {"finding": 1, "same bits": 2}, "steps_lost": 5,
+            "tokens_off": 7, "bytes_lost": 11, "crashes": 1, "cpu_s": 1.0}  # fmt: skip
+    cost = {"config": "quick.yaml", "arm": "a", "steps": 3, "checkpoint_bytes": 2_000_000, "checkpoint_wall_s": 0.2,
+            "step_wall_s": 1.0, "share_wall": 0.2, "share_cpu": 0.1, "checkpoint_every": 20}  # fmt: skip
+    faults = {"commit": "c", "kinds": {"kill": kind}, "cpu_s": 9.0, "disk": ["a tmpfs"], "checkpoint": cost,
+              "findings": ["kill:3 (SIGKILL in update 1): another end"]}  # fmt: skip
+    target = {"inputs": 10, "refusals": 4, "findings": 1, "first_findings": ["seed 3 hangs"],
+              "longest_ms": 12.5, "exponent": None}  # fmt: skip
+    said = reliability.page({"faults": faults, "fuzz": {"commit": "d", "executed": 0, "targets": {"terse": target}}})
+    for text in (
+        "| Steps lost, at most | 5 | 1 |",
+        "| Tokens lost or counted twice | 7 | 0 |",
+        "| of these survived | 2 | all |",
+        "- faults: kill:3 (SIGKILL in update 1): another end",
+        "- fuzz `terse`: seed 3 hangs",
+        "| `terse` | 10 | 4 | 1 | 12.5 | - |",
+        "is not within it",
+    ):
+        assert text in said
