@@ -15,7 +15,7 @@ from selfcest_env.record import AgentRecord, EpisodeRecord, Turn
 from selfcest_env.replay import replayed_episode
 from selfcest_env.types import Message, TurnKey
 from selfcest_training.credit.base import Credit
-from selfcest_training.html.page import Page
+from selfcest_training.html.page import Page, asset
 from selfcest_training.html.playing import Block, Clock, Face, Place, Played, play_again
 
 
@@ -74,7 +74,7 @@ def viewer_page(title: str, shown: Sequence[Shown], faces: Sequence[Face], schem
     rows = [made.row(name, item) for name, item in zip(names, shown, strict=True)]
     return Page(
         title,
-        BODY,
+        asset("viewer.html"),
         styles=("viewer.css",),
         scripts=("viewer.js",),
         data={
@@ -84,9 +84,6 @@ def viewer_page(title: str, shown: Sequence[Shown], faces: Sequence[Face], schem
         },
         lines={"episodes": episodes, "tasks": list(made.tasks), "texts": list(made.texts)},
     )
-
-
-BODY = ""
 
 
 def _names(shown: Sequence[Shown]) -> list[str]:
