@@ -76,7 +76,7 @@ def viewer_page(title: str, shown: Sequence[Shown], faces: Sequence[Face], schem
         title,
         asset("viewer.html"),
         styles=("viewer.css",),
-        scripts=("viewer.js",),
+        scripts=("viewer.js", "viewer_tree.js", "viewer_numbers.js", "viewer_texts.js", "viewer_start.js"),
         data={
             "index": {column: [row[i] for row in rows] for i, column in enumerate(COLUMNS)},
             "schemes": [{"name": scheme.name, "formula": scheme.formula} for scheme in schemes],
