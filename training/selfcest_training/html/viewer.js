@@ -1,0 +1,245 @@
+// The page of `selfcest trace --html`: a list of episodes, and of the chosen one its tree, texts, time, money, credit.
+// The place that is shown stands in the address as #episode/agent/turn, and every change of it goes through there.
+
+const index = read("index");
+const schemes = read("schemes");
+const limits = read("limits");
+const stored = { episodes: lines("episodes"), tasks: lines("tasks"), texts: lines("texts") };
+const size = index.name.length;
+const numberOf = new Map(index.name.map((name, number) => [name, number]));
+const $ = (id) => document.getElementById(id);
+
+/** A text that models, tasks or the environment wrote; `own` is the project's own wording. */
+function text(number) {
+  const [words, own] = JSON.parse(stored.texts[number]);
+  return { words, own: Boolean(own) };
+}
+
+/** What is shown: numbers of an episode and a turn, name of an agent. */
+const shown = { number: null, episode: null, agent: null, turn: null };
+
+const address = (name, agent = "root", turn = 0) => `#${[name, agent, turn].map(encodeURIComponent).join("/")}`;
+const here = (agent, turn = 0) => address(index.name[shown.number], agent, turn);
+const go = (place) => {
+  location.hash = place;
+};
+
+// What a state, an outcome or a share of money looks like: a colour, and a mark for those who do not see it.
+
+const MARKS = { answered: "✓", waiting: "…", ready: "›", absent: "∅" };
+const mark = (status) => MARKS[status] ?? "✕";
+const RIGHT = { right: "✓", wrong: "✕", answered: "·", "partly right": "◐" };
+const words = (name) => name.replaceAll("_", " ");
+const fillOf = (status) => `var(--status-${status.replaceAll("_", "-")})`;
+
+// The list. Only the rows in view exist, so that five thousand scroll as ten do.
+
+const ROW = 44;
+const list = $("list");
+const sheet = make("div", { class: "sheet", role: "presentation" });
+const listed = { rows: [], at: 0 };
+list.append(sheet);
+
+const ORDERS = {
+  "as played": null,
+  "return, high first": (a, b) => (index.return[b] ?? -Infinity) - (index.return[a] ?? -Infinity),
+  "return, low first": (a, b) => (index.return[a] ?? Infinity) - (index.return[b] ?? Infinity),
+  "tokens, many first": (a, b) => index.tokens[b] - index.tokens[a],
+  "clones, many first": (a, b) => index.clones[b] - index.clones[a],
+  "critical path, long first": (a, b) => index.critical[b] - index.critical[a],
+};
+const CLONES = { any: () => true, none: (n) => n === 0, some: (n) => n > 0, "4 or more": (n) => n >= 4 };
+const RETURNS = {
+  any: () => true,
+  "above 0": (r) => r > 0,
+  "0 or less": (r) => r != null && r <= 0,
+  "not scored": (r) => r == null,
+};
+
+function choices(select, names) {
+  select.append(...names.map((name) => make("option", { value: name }, name || "(none)")));
+}
+
+function startFilters() {
+  const distinct = (values) => ["any", ...[...new Set(values)].sort()];
+  choices($("outcome"), distinct(index.outcome));
+  choices($("family"), distinct(index.family));
+  choices($("clones"), Object.keys(CLONES));
+  choices($("return"), Object.keys(RETURNS));
+  choices($("order"), Object.keys(ORDERS));
+  if (index.of.every((of) => of == null)) $("with-replays").closest("label").hidden = true;
+  $("filters").addEventListener("input", filter);
+  $("filters").addEventListener("submit", (event) => event.preventDefault());
+}
+
+let questions = null; // in small letters, read when somebody looks for one
+
+function filter() {
+  const wanted = $("find").value.toLowerCase();
+  const [outcome, family] = [$("outcome").value, $("family").value];
+  const [clones, returns] = [CLONES[$("clones").value], RETURNS[$("return").value]];
+  const most = $("tokens").value === "" ? Infinity : Number($("tokens").value);
+  if (wanted) questions ??= index.prompt.map((number) => text(number).words.toLowerCase());
+  const rows = [];
+  for (let i = 0; i < size; i++) {
+    if (index.of[i] != null && !$("with-replays").checked) continue;
+    if (outcome !== "any" && index.outcome[i] !== outcome) continue;
+    if (family !== "any" && index.family[i] !== family) continue;
+    if (!clones(index.clones[i]) || !returns(index.return[i]) || index.tokens[i] > most) continue;
+    const fields = wanted && [index.name[i].toLowerCase(), questions[i], index.played_as[i].toLowerCase()];
+    if (wanted && !fields.some((field) => field.includes(wanted))) continue;
+    rows.push(i);
+  }
+  const order = ORDERS[$("order").value];
+  listed.rows = order ? rows.sort(order) : rows;
+  const all = index.of.reduce((sum, of) => sum + (of == null || $("with-replays").checked), 0);
+  const mean = average(rows.map((i) => index.return[i]).filter((value) => value != null));
+  $("found").textContent =
+    `${count(rows.length)} of ${many(all, "episode")}` + (mean == null ? "" : `, mean return ${measure(mean)}`);
+  sheet.style.height = `${rows.length * ROW}px`;
+  listed.at = listed.rows.indexOf(shown.number);
+  list.scrollTop = 0;
+  drawList();
+}
+
+const average = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null);
+
+function drawList() {
+  const first = Math.max(0, Math.floor(list.scrollTop / ROW) - 4);
+  const last = Math.min(listed.rows.length, Math.ceil((list.scrollTop + list.clientHeight) / ROW) + 4);
+  const rows = [];
+  for (let at = first; at < last; at++) rows.push(row(at));
+  sheet.replaceChildren(...rows);
+  const chosen = listed.rows[listed.at];
+  if (chosen != null && listed.at >= first && listed.at < last)
+    list.setAttribute("aria-activedescendant", `row-${chosen}`);
+  else list.removeAttribute("aria-activedescendant");
+}
+
+function row(at) {
+  const i = listed.rows[at];
+  const outcome = index.outcome[i];
+  const option = make(
+    "div",
+    {
+      id: `row-${i}`,
+      class: "row",
+      role: "option",
+      "aria-selected": String(i === shown.number),
+      "aria-setsize": listed.rows.length,
+      "aria-posinset": at + 1,
+      on: { click: () => go(address(index.name[i])) },
+    },
+    make(
+      "span",
+      { class: `mark ${outcome === "right" ? "good" : outcome === "wrong" ? "bad" : ""}`, "aria-hidden": "true" },
+      RIGHT[outcome] ?? "✕",
+    ),
+    make("span", { class: "name" }, index.name[i], make("span", { class: "hidden-label" }, `, ${outcome}, return `)),
+    make("span", { class: `number ${sign(index.return[i] ?? 0)}` }, measure(index.return[i])),
+    make(
+      "span",
+      { class: "about muted" },
+      [
+        outcome in RIGHT ? null : outcome,
+        [index.family[i], index.size[i]].filter(Boolean).join(" "),
+        many(index.clones[i], "clone"),
+        many(index.tokens[i], "token"),
+      ]
+        .filter(Boolean)
+        .join(" · "),
+    ),
+  );
+  option.style.top = `${at * ROW}px`;
+  return option;
+}
+
+function moveTo(at) {
+  if (!listed.rows.length) return;
+  listed.at = Math.min(listed.rows.length - 1, Math.max(0, at));
+  go(address(index.name[listed.rows[listed.at]]));
+}
+
+/** Scroll the list as far as it takes to show the chosen row. */
+function reveal() {
+  const top = listed.at * ROW;
+  if (listed.at < 0) return;
+  if (top < list.scrollTop) list.scrollTop = top;
+  if (top + ROW > list.scrollTop + list.clientHeight) list.scrollTop = top + ROW - list.clientHeight;
+}
+
+// The place.
+
+function show() {
+  const [name, agentId, turn] = location.hash.slice(1).split("/").map(decoded);
+  const number = numberOf.get(name) ?? listed.rows[0] ?? 0;
+  if (number !== shown.number) {
+    shown.number = number;
+    shown.episode = JSON.parse(stored.episodes[number]);
+    shown.agent = null;
+    shown.event = null;
+    listed.at = listed.rows.indexOf(number);
+    reveal();
+    showEpisode();
+    drawList();
+  }
+  const known = shown.episode.agents.some((agent) => agent.id === agentId);
+  const agent = known ? agentId : "root";
+  const turned = shown.agent !== agent;
+  shown.agent = agent;
+  shown.turn = Number(turn) || 0;
+  if (turned) showAgent();
+  markTurn();
+  drawTree();
+  drawTimeline();
+  drawLedger();
+}
+
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
+const agentOf = (id) => shown.episode.agents.find((agent) => agent.id === id);
+const shortName = (id) => (id === "root" ? "root" : id.slice(4));
+const childrenOf = (agent) => agent.turns.flatMap((turn) => turn.children ?? []).map(agentOf);
+
+function facts(pairs) {
+  return pairs
+    .filter(([, value]) => value != null && value !== "")
+    .map(([name, value, said]) =>
+      make("div", {}, make("dt", {}, name), make("dd", { class: said && "text" }, value)),
+    );
+}
+
+function showEpisode() {
+  const { number, episode } = shown;
+  const task = JSON.parse(stored.tasks[episode.task]);
+  const answer = episode.agents[0].reply;
+  document.title = `${index.name[number]} – ${document.querySelector("h1").textContent}`;
+  $("episode-name").textContent = index.name[number];
+  $("played-as").textContent = index.played_as[number];
+  $("question").textContent = text(task.prompt).words;
+  $("facts").replaceChildren(
+    ...facts([
+      ["outcome", index.outcome[number]],
+      ["answer", answer == null ? "none" : text(answer).words, "text"],
+      ["truth", task.answer, "text"],
+      ["return", measure(index.return[number])],
+      ["tokens", count(episode.cost.total_tokens)],
+      ["generated", count(episode.cost.generated_tokens)],
+      ["critical path", count(episode.cost.critical_path_tokens)],
+      ["longest context", count(episode.cost.peak_context)],
+      ["clones", count(episode.cost.clones)],
+      ["depth", count(episode.cost.depth)],
+      ["task", task.id],
+      ["source", task.source],
+      ["note", episode.note],
+    ]),
+  );
+  drawReward();
+  drawCredit();
+}

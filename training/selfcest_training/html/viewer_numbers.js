@@ -1,0 +1,324 @@
+// The accounts after every turn: of the tree as bars, of each agent as a table.
+
+function balances() {
+  const now = new Map();
+  return shown.episode.ledger.map(([turn, changes]) => {
+    for (const [agent, granted, spent, reserved, lent] of changes) now.set(agent, { granted, spent, reserved, lent });
+    return { turn, accounts: new Map(now) };
+  });
+}
+
+const freeOf = ({ granted, spent, reserved, lent }) => (granted == null ? null : granted - spent - reserved - lent);
+
+function drawLedger() {
+  const { agents, ledger, exact } = shown.episode;
+  if (!exact) {
+    $("ledger").replaceChildren(
+      make(
+        "p",
+        { class: "muted small" },
+        "Its rules are not known here, so that only what each agent spent in all is: it stands in the tree. " +
+          "A page made where the run's folder and its model are shows every account after every turn.",
+      ),
+    );
+    return;
+  }
+  shown.balances = shown.event == null ? balances() : shown.balances;
+  const turned = ledger.findIndex(([turn]) => turn && agents[turn[0]].id === shown.agent && turn[1] === shown.turn);
+  shown.event = turned < 0 ? 0 : turned;
+  const slider = make("input", {
+    type: "range",
+    min: 0,
+    max: ledger.length - 1,
+    value: shown.event,
+    "aria-label": "After which turn",
+    on: {
+      input: () => {
+        shown.event = Number(slider.value);
+        fillLedger();
+      },
+    },
+  });
+  $("ledger").replaceChildren(
+    make("div", { id: "money" }),
+    make("div", { class: "step screen-only" }, slider),
+    make("p", { id: "moment", class: "small", "aria-live": "polite" }),
+    make(
+      "div",
+      { class: "scroll", tabindex: 0, role: "region", "aria-label": "Accounts, a row per agent" },
+      make("table", { id: "accounts" }),
+    ),
+  );
+  fillLedger();
+}
+
+function fillLedger() {
+  const { agents } = shown.episode;
+  const sums = shown.balances.map(({ accounts }) => {
+    const sum = { spent: 0, reserved: 0, free: 0 };
+    for (const account of accounts.values()) {
+      sum.spent += account.spent;
+      sum.reserved += account.reserved;
+      sum.free += freeOf(account) ?? 0;
+    }
+    return sum;
+  });
+  const width = Math.max(320, $("ledger").clientWidth);
+  const [height, step] = [72, width / sums.length];
+  const most = Math.max(1, ...sums.map((sum) => sum.spent + sum.reserved + sum.free));
+  const bars = sums.map((sum, i) => {
+    let y = height;
+    return ["spent", "reserved", "free"].map((kind) => {
+      const part = (sum[kind] / most) * height;
+      y -= part;
+      return draw("rect", {
+        class: kind,
+        x: i * step,
+        y,
+        width: Math.max(0.5, step - Math.min(1, step / 4)),
+        height: part,
+      });
+    });
+  });
+  const { turn, accounts } = shown.balances[shown.event];
+  const unlimited = accounts.get(0).granted == null;
+  $("money").replaceChildren(
+    draw(
+      "svg",
+      {
+        role: "img",
+        "aria-label": "Spent, reserved and free tokens of the whole tree after every turn",
+        width,
+        height: height + 4,
+      },
+      bars,
+      draw("rect", { class: "cursor", x: shown.event * step, y: 1, width: Math.max(2, step), height: height + 2 }),
+    ),
+    make(
+      "p",
+      { class: "legend small" },
+      swatch("var(--spent)", "spent"),
+      swatch("var(--reserved)", "reserved"),
+      swatch("var(--lent)", "lent to clones, in their accounts"),
+      unlimited ? null : swatch("var(--free)", "free"),
+    ),
+  );
+  const sum = sums[shown.event];
+  $("moment").textContent =
+    (turn ? `After turn ${turn[1]} of ${agents[turn[0]].id}: ` : "Before the first turn: ") +
+    `${count(sum.spent)} spent, ${count(sum.reserved)} reserved` +
+    (unlimited ? "." : `, ${count(sum.free)} free.`);
+  const cells = ["granted", "spent", "reserved", "lent", "free"];
+  $("accounts").replaceChildren(
+    make(
+      "thead",
+      {},
+      make(
+        "tr",
+        {},
+        make("th", { scope: "col" }, "account"),
+        make("th", { scope: "col" }, "where it is"),
+        cells.map((name) => make("th", { class: "number", scope: "col" }, name)),
+      ),
+    ),
+    make(
+      "tbody",
+      {},
+      [...accounts]
+        .sort(([a], [b]) => a - b)
+        .map(([agent, account]) => {
+          const values = { ...account, free: freeOf(account) };
+          return make(
+            "tr",
+            {},
+            make("th", { scope: "row" }, make("a", { href: here(agents[agent].id) }, agents[agent].id)),
+            make("td", {}, purse(values)),
+            cells.map((name) =>
+              make("td", { class: "number" }, values[name] == null ? "unlimited" : count(values[name])),
+            ),
+          );
+        }),
+    ),
+  );
+}
+
+function purse(account) {
+  const whole = Math.max(1, account.granted ?? account.spent + account.reserved + account.lent);
+  let x = 0;
+  const parts = ["spent", "lent", "reserved", "free"].map((kind) => {
+    const width = ((account[kind] ?? 0) / whole) * 96;
+    x += width;
+    return draw("rect", { class: kind, x: x - width, y: 0, width, height: 8 });
+  });
+  return draw("svg", { class: "purse-bar", "aria-hidden": "true", width: 96, height: 8 }, parts);
+}
+
+// The reward.
+
+function drawReward() {
+  const { terms, parts } = shown.episode;
+  if (!terms) {
+    $("reward").replaceChildren(make("p", { class: "muted small" }, "This episode has not been scored."));
+    return;
+  }
+  const heads = ["term", "value", "weight", "adds"];
+  const sum = index.return[shown.number];
+  $("reward").replaceChildren(
+    make(
+      "table",
+      {},
+      make(
+        "thead",
+        {},
+        make(
+          "tr",
+          {},
+          heads.map((name, i) => make("th", { class: i ? "number" : "", scope: "col" }, name)),
+        ),
+      ),
+      make(
+        "tbody",
+        {},
+        terms.map(([name, value, weight]) =>
+          make(
+            "tr",
+            {},
+            make("th", { scope: "row" }, name),
+            make("td", { class: "number" }, measure(value)),
+            make("td", { class: "number" }, measure(weight)),
+            make("td", { class: `number ${sign(value * weight)}` }, difference(value * weight)),
+          ),
+        ),
+      ),
+      make(
+        "tfoot",
+        {},
+        make(
+          "tr",
+          {},
+          make("th", { scope: "row", colspan: 3 }, "team return"),
+          make("td", { class: `number ${sign(sum)}` }, measure(sum)),
+        ),
+      ),
+    ),
+    Object.keys(parts).length
+      ? make(
+          "details",
+          {},
+          make("summary", {}, `by ${many(Object.keys(parts).length, "part")} of the answer`),
+          make(
+            "ul",
+            { class: "small" },
+            Object.entries(parts).map(([key, value]) => make("li", {}, `${key}: ${difference(value)}`)),
+          ),
+        )
+      : "",
+  );
+}
+
+// Credit: of every turn under every scheme, as a bar from the middle and as a number.
+
+const meanOf = (said) => (Array.isArray(said) ? average(said) : said);
+
+function creditOfAgent(agent, scheme) {
+  const said = agent.turns.map((turn) => turn.credit?.[scheme]);
+  const numbers = said.map(meanOf).filter((value) => typeof value === "number");
+  return numbers.length ? average(numbers) : said.includes("excluded") ? "excluded" : null;
+}
+
+function largest(scheme) {
+  const sizes = shown.episode.agents.flatMap((agent) =>
+    agent.turns
+      .flatMap((turn) => turn.credit?.[scheme])
+      .filter((value) => typeof value === "number")
+      .map(Math.abs),
+  );
+  return Math.max(1e-9, ...sizes);
+}
+
+function whyExcluded(agent, scheme) {
+  const failed = agent.status !== "answered" ? `the agent ended ${words(agent.status)}` : "the agent answered";
+  return `${failed}; ${schemes[scheme].formula}`;
+}
+
+function creditCell(agent, turn, scheme, most) {
+  const said = turn.credit?.[scheme];
+  if (said === "excluded") {
+    return make(
+      "td",
+      { class: "muted", title: whyExcluded(agent, scheme) },
+      "excluded: ",
+      make("span", { class: "small" }, whyExcluded(agent, scheme)),
+    );
+  }
+  const value = meanOf(said);
+  if (value == null) return make("td", { class: "muted" }, "–");
+  const half = 48;
+  const length = (Math.abs(value) / most) * half;
+  const weight = turn.weight?.[scheme];
+  return make(
+    "td",
+    {},
+    draw(
+      "svg",
+      { class: "credit-bar", "aria-hidden": "true", width: 2 * half, height: 12 },
+      draw("rect", {
+        class: value < 0 ? "minus" : "plus",
+        x: value < 0 ? half - length : half,
+        y: 1,
+        width: length,
+        height: 10,
+      }),
+      draw("line", { class: "zero", x1: half, x2: half, y1: 0, y2: 12 }),
+    ),
+    make("span", { class: `advantage ${sign(value)}` }, difference(value)),
+    Array.isArray(said) ? make("span", { class: "muted small" }, ` mean of ${many(said.length, "token")}`) : null,
+    weight == null ? null : make("span", { class: "muted small" }, ` × ${measure(weight)}`),
+  );
+}
+
+function drawCredit() {
+  if (!schemes.length) {
+    $("credit").replaceChildren(
+      make(
+        "p",
+        { class: "muted small" },
+        "No scheme was asked for. selfcest trace FILE --html OUT --credit rloo --credit coma shows two side by side.",
+      ),
+    );
+    return;
+  }
+  const most = schemes.map((_, scheme) => largest(scheme));
+  $("credit").replaceChildren(
+    make(
+      "table",
+      {},
+      make(
+        "thead",
+        {},
+        make(
+          "tr",
+          {},
+          make("th", { scope: "col" }, "turn"),
+          schemes.map(({ name, formula }) =>
+            make("th", { scope: "col" }, name, make("span", { class: "formula" }, formula)),
+          ),
+        ),
+      ),
+      make(
+        "tbody",
+        {},
+        shown.episode.agents.flatMap((agent) =>
+          agent.turns.map((turn, i) =>
+            make(
+              "tr",
+              {},
+              make("th", { scope: "row" }, make("a", { href: here(agent.id, i) }, `${agent.id}/turn${i}`)),
+              schemes.map((_, scheme) => creditCell(agent, turn, scheme, most[scheme])),
+            ),
+          ),
+        ),
+      ),
+    ),
+  );
+}
