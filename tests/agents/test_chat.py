@@ -233,7 +233,7 @@ def test_roles_in_plain_text_are_those_of_the_template_alone() -> None:
 def test_where_roles_are_tokens_untrusted_text_is_encoded_as_it_is(family: str, codecs: dict[str, ChatCodec]) -> None:
     """Recorded episodes stay what they were."""
     codec = codecs[family]
-    assert codec.frame.plain_roles(codec.markers) == ()
+    assert codec.frame.plain_roles((*SPECIALS, *PLAIN_ADDED)) == ()
     assert codec.count_text("<|im_start|> [INST] <div>") == len(
         TextEncoder(byte_level()).encode_plain("<|im_start|> [INST] <div>")
     )
