@@ -41,9 +41,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests/agents"))
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/agents"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from chat_models import PLAIN_ADDED, SPECIALS, TEMPLATES, VICUNA, byte_level, chat_tokenizer
 from graders import code, task_for
@@ -66,6 +65,7 @@ from selfcest_training.config_file import apply_override, load_config, parse_con
 from selfcest_training.evaluation.config import parse_study
 from selfcest_training.yaml_text import read_yaml, write_yaml
 
+ROOT = Path(__file__).resolve().parents[1]
 INPUTS = 1_000_000
 LIMIT_S = 1.0  # CPU of one input
 HANG_S = 580.0  # wall-clock, after which the process shows where it is and ends
@@ -117,10 +117,6 @@ def chat_template(
         f"{{{{ before[m.role] + m.content + (after[m.role] if m.role in after else {end!r}) }}}}{{% endfor %}}"
         "{% if add_generation_prompt %}{{ before['assistant'] }}{% endif %}"
     )
-
-
-def header(role: str, before: str, after: str) -> str:
-    return f"{before}{role}{after}"
 
 
 FAMILIES: dict[str, str] = {
@@ -362,9 +358,11 @@ def _parse(protocol: Any, text: str) -> bool:
 
 
 def _neutral(protocol: Any, replies: Sequence[str]) -> bool:
-    said = "".join(p.text for p in protocol.replies([Reply(reply) for reply in replies]).parts if not p.trusted)
+    said, known = (
+        protocol.replies([Reply(reply) for reply in some]).content for some in (replies, ["a"] * len(replies))
+    )
     own = ("<tool_call>", "</think>", "<|", "[INST]") if isinstance(protocol, HermesProtocol) else ("<tool>", "<ans>")
-    assert not [marker for marker in own if marker in said], said
+    assert not [marker for marker in own if said.count(marker) != known.count(marker)], said
     for reply in replies:
         once = protocol.neutralise(reply)
         assert protocol.neutralise(once) == once, f"{once!r} is not neutral"
@@ -706,9 +704,9 @@ def _parts(text: str) -> list[str]:
 def targets() -> dict[str, Target]:
     found: dict[str, Target] = {}
     for name, protocol in (("hermes", HermesProtocol()), ("terse", TerseProtocol())):
-        found[f"{name}.parse"] = Target(some_text, partial(_parse, protocol), str, share=20)
+        found[f"{name}.parse"] = Target(some_text, partial(_parse, protocol), str, share=25)
         found[f"{name}.replies"] = Target(
-            lambda rng: [some_text(rng, 4) for _ in range(3)], partial(_neutral, protocol), _parts, share=10
+            lambda rng: [some_text(rng, 4) for _ in range(3)], partial(_neutral, protocol), _parts, share=8
         )
     for name, markers in (("known", Markers()), ("named", Markers(("Human:", "### User:", "<a b>", "of the")))):
         found[f"markers.{name}"] = Target(
@@ -971,6 +969,12 @@ def control() -> bool:
     return noticed
 
 
+def shared(chosen: Mapping[str, Target], inputs: int) -> dict[str, int]:
+    """Inputs shared out among targets."""
+    whole = sum(target.share for target in chosen.values())
+    return {name: math.ceil(inputs * target.share / whole) for name, target in chosen.items()}
+
+
 def run(
     chosen: Mapping[str, Target], seed: int, inputs: int, *, first: int = 0, timed: bool = True, log: bool = False
 ) -> dict[str, Found]:
@@ -978,10 +982,10 @@ def run(
     if not getattr(sys, "_selfcest_fuzz", False):
         sys.addaudithook(_watch)
         sys._selfcest_fuzz = True  # type: ignore[attr-defined]
-    whole = sum(target.share for target in chosen.values())
     results = {}
-    for name, target in chosen.items():
-        results[name] = found = fuzz(name, target, seed, first, math.ceil(inputs * target.share / whole))
+    for name, share in shared(chosen, inputs).items():
+        target = chosen[name]
+        results[name] = found = fuzz(name, target, seed, first, share)
         if timed:
             grow(name, target, found)
         if log:
@@ -1007,38 +1011,46 @@ def main() -> int:
     if not chosen:
         parser.error(f"--target {options.target}: there is no such target; they are {', '.join(targets())}")
     timed = not options.untimed and options.inputs > 1
-    results = run(chosen, options.seed, options.inputs, first=options.first, timed=timed, log=True)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    commit = commit.strip()
+    results: dict[str, Found] = {}
+    for name, share in shared(chosen, options.inputs).items():
+        results |= run({name: chosen[name]}, options.seed, share, first=options.first, timed=timed, log=True)
+        if options.out:
+            write(options.out, name, {"commit": commit, "seed": options.seed, **_rounded(asdict(results[name]))})
     executed, noticed = _executed, control()
     with contextlib.suppress(OSError):
         _folder().rmdir()
     total = sum(found.inputs for found in results.values())
     findings = sum(found.num_findings for found in results.values())
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    print(f"{total} inputs, {findings} findings, {executed} executed, at most {peak} MiB, seed {options.seed}")
+    print(f"{total} inputs, {findings} findings, {executed} executed, at most {_peak()} MiB, seed {options.seed}")
     if not noticed:
         print("the control was not noticed: nothing is known of what was executed")
-    if options.out:
-        commit = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-        ).stdout
-        written = {
-            "command": f"python benchmarks/fuzz.py --inputs {options.inputs} --seed {options.seed}",
-            "commit": commit.strip(),
-            "seed": options.seed,
-            "python": platform.python_version(),
-            "inputs": total,
-            "refusals": sum(found.refusals for found in results.values()),
-            "findings": findings,
-            "executed": executed,
-            "longest_ms": round(max(found.longest_ms for found in results.values()), 1),
-            "steepest_exponent": round(max(found.exponent or 0.0 for found in results.values()), 2),
-            "peak_mib": peak,
-            "cpu_s": round(sum(found.cpu_s for found in results.values()), 1),
-            "targets": {name: _rounded(asdict(found)) for name, found in results.items()},
-        }
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
     return 1 if findings or executed or not noticed else 0
+
+
+def _peak() -> int:
+    """MiB that this process has held at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+def write(file: Path, name: str, figures: Mapping[str, Any]) -> None:
+    """Put a target's figures into a file, in the place of older ones, with sums over all that it holds."""
+    old = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"targets": {}}
+    known = {**old["targets"], name: {**figures, "executed": _executed, "peak_mib": _peak()}}
+    of = list(known.values())
+    written = {
+        "command": "python benchmarks/fuzz.py --out docs/evidence/reliability/fuzz.json",
+        "python": platform.python_version(),
+        **{key: sum(one[key] for one in of) for key in ("inputs", "refusals", "findings", "executed")},
+        "longest_ms": max(one["longest_ms"] for one in of),
+        "steepest_exponent": max(one["exponent"] or 0.0 for one in of),
+        "peak_mib": max(one["peak_mib"] for one in of),
+        "cpu_s": round(sum(one["cpu_s"] for one in of), 1),
+        "targets": {target: known[target] for target in targets() if target in known},
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
 
 
 def _rounded(found: dict[str, Any]) -> dict[str, Any]:
