@@ -818,6 +818,7 @@ class Found:
     """What came of one target.
 
     Attributes:
+        executed: events of execution while it worked.
         exponent: of CPU time against length, of the steepest piece; `None`: not measured.
         bytes_per_character: traced at most, of the longest text.
     """
@@ -831,6 +832,7 @@ class Found:
     steepest: str = ""
     bytes_per_character: float | None = None
     cpu_s: float = 0.0
+    executed: int = 0
     _kinds: set[str] = field(default_factory=set)
 
     def add(self, where: str, said: str) -> None:
@@ -872,7 +874,7 @@ def fuzz(name: str, target: Target, seed: int, first: int, inputs: int) -> Found
     """Inputs `first` to `first + inputs - 1` of a target."""
     found = Found()
     _tried(target, drawn(name, target, seed, first))  # what is loaded once is no input's cost
-    began = time.process_time()
+    began, before = time.process_time(), _executed
     for index in range(first, first + inputs):
         if index % 100 == 0:
             faulthandler.dump_traceback_later(HANG_S, exit=True)
@@ -894,6 +896,7 @@ def fuzz(name: str, target: Target, seed: int, first: int, inputs: int) -> Found
             found.add(where, f"over {LIMIT_S:g} s of CPU: {seconds:.1f}")
         found.inputs += 1
     faulthandler.cancel_dump_traceback_later()
+    found.executed = _executed - before
     if SENTINEL.exists():
         found.add(name, "code of an input was executed")
         SENTINEL.unlink()
@@ -1037,10 +1040,12 @@ def _peak() -> int:
 def write(file: Path, name: str, figures: Mapping[str, Any]) -> None:
     """Put a target's figures into a file, in the place of older ones, with sums over all that it holds."""
     old = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"targets": {}}
-    known = {**old["targets"], name: {**figures, "executed": _executed, "peak_mib": _peak()}}
+    known = {**old["targets"], name: {**figures, "peak_mib": _peak()}}
     of = list(known.values())
     written = {
         "command": "python benchmarks/fuzz.py --out docs/evidence/reliability/fuzz.json",
+        "commit": figures["commit"],
+        "seed": figures["seed"],
         "python": platform.python_version(),
         **{key: sum(one[key] for one in of) for key in ("inputs", "refusals", "findings", "executed")},
         "longest_ms": max(one["longest_ms"] for one in of),

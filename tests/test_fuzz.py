@@ -32,8 +32,8 @@ def test_more_inputs_and_their_time_find_nothing() -> None:
     assert findings(FUZZ.run(TARGETS, seed=2, inputs=50_000)) == []
 
 
-def fake(work: Any, long: Any = None, pieces: tuple[str, ...] = ("a",)) -> dict[str, Any]:
-    return {"fake": FUZZ.Target(lambda rng: rng.random(), work, long, pieces=pieces)}
+def fake(work: Any, long: Any = None, pieces: tuple[str, ...] = ("a",), shortest: int = 2000) -> dict[str, Any]:
+    return {"fake": FUZZ.Target(lambda rng: rng.random(), work, long, pieces=pieces, shortest=shortest)}
 
 
 def test_an_exception_is_a_finding_that_repeats() -> None:
@@ -77,9 +77,9 @@ def test_what_grows_faster_than_its_length_is_found_and_what_does_not_is_not() -
 
 def test_memory_beyond_the_length_is_found() -> None:
     def work(text: Any) -> bool:
-        return isinstance(text, str) and not bytearray(3000 * len(text))
+        return isinstance(text, str) and not bytearray(5000 * len(text))
 
-    found = FUZZ.run(fake(work, str), seed=0, inputs=1)["fake"]
+    found = FUZZ.run(fake(work, str, shortest=200), seed=0, inputs=1)["fake"]
     assert any("memory, in bytes for a character" in line for line in found.findings)
 
 
