@@ -15,7 +15,7 @@ from typing import Any
 from selfcest_env.errors import RecordError
 from selfcest_env.graders import Grade
 from selfcest_env.graders.qa import Overlap
-from selfcest_env.record import EpisodeRecord, from_json, read_json_lines, to_json
+from selfcest_env.record import EpisodeRecord, from_json, json_line, read_json_lines, to_json
 from selfcest_env.structure import structure
 from selfcest_env.tasks import Style
 from selfcest_env.types import Status
@@ -130,7 +130,7 @@ def at_place(data: Mapping[str, Any], place: Place) -> str:
 
 
 def dump(data: Mapping[str, Any]) -> str:
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":")) + "\n"
+    return json_line(data)
 
 
 def write_value(value: object) -> tuple[str, str]:
