@@ -1006,11 +1006,11 @@ def main() -> int:
     parser.add_argument("--inputs", type=int, default=INPUTS, help="over all targets")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="index of a target's first input")
-    parser.add_argument("--target", default="", help="only targets whose name begins so")
+    parser.add_argument("--target", default="", help="only targets whose names begin so, by commas")
     parser.add_argument("--untimed", action="store_true", help="leave time against length out")
     parser.add_argument("--out", type=Path, help="a JSON file for the figures")
     options = parser.parse_args()
-    chosen = {name: target for name, target in targets().items() if name.startswith(options.target)}
+    chosen = {name: target for name, target in targets().items() if name.startswith(tuple(options.target.split(",")))}
     if not chosen:
         parser.error(f"--target {options.target}: there is no such target; they are {', '.join(targets())}")
     timed = not options.untimed and options.inputs > 1
