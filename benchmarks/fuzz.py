@@ -35,6 +35,7 @@ import tempfile
 import time
 import traceback
 import tracemalloc
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache, partial
@@ -926,7 +927,7 @@ def exponent_of(target: Target, piece: str, shortest: int, repeats: int = 8, lea
     assert target.long is not None
     costs = []
     for size in (shortest, shortest * 2**DOUBLINGS):
-        texts = (f"{i}" + piece * (size // len(piece)) + "x" for i in range(repeats))
+        texts = (piece * (size // len(piece)) + f"x{i}" for i in range(repeats))
         costs.append(_cost(target, [target.long(text) for text in texts], least_s))
     floor = 2e-5  # below it a call's own cost hides what grows
     return math.log2(max(costs[1], floor) / max(costs[0], floor)) / DOUBLINGS
@@ -1010,6 +1011,7 @@ def main() -> int:
     parser.add_argument("--untimed", action="store_true", help="leave time against length out")
     parser.add_argument("--out", type=Path, help="a JSON file for the figures")
     options = parser.parse_args()
+    warnings.simplefilter("ignore")  # of loaders, about what they leave out
     chosen = {name: target for name, target in targets().items() if name.startswith(tuple(options.target.split(",")))}
     if not chosen:
         parser.error(f"--target {options.target}: there is no such target; they are {', '.join(targets())}")
