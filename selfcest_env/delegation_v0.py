@@ -27,7 +27,8 @@ step cannot matter, because every agent spends only an account of its own.
 ### Observation Space
 
 `text` is the agent's transcript and nothing else: each message follows a line `<|system|>`, `<|user|>`,
-`<|assistant|>` or `<|tool|>`. No text that an agent or a task wrote can contain such a line: its `<|` is shown as `‹|`.
+`<|assistant|>` or `<|tool|>`. No text that an agent or a task wrote can contain such a line, or any marker of a chat
+template (`selfcest_env.text.markers`): its `<|` is shown as `‹|`, and priced so. An agent's own calls stay as they are.
 Nothing is ever cut: the longest transcript follows from the limits, `max_chars` and `max_task_chars`, and a task longer
 than `max_task_chars` is refused at `reset`. `observation` concerns the agent's own account and turn alone:
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -342,6 +343,7 @@ def build_record(
     return EpisodeRecord(episode_id, kernel.task, kernel.limits, seed, tuple(agents))
 
 
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
 FORMAT = 4  # 1 had no weights, and no number; 2 had no parts; 3 had no summands by turn
 
 
@@ -396,4 +398,10 @@ def read_episodes(path: Path, on_cut: Callable[[str], None] = warn) -> Iterator[
 
 def write_episode(record: EpisodeRecord) -> str:
     """The record as one line of a JSON-lines file."""
-    return json.dumps(to_json(record), ensure_ascii=False, separators=(",", ":")) + "\n"
+    return json_line(to_json(record))
+
+
+def json_line(data: Mapping[str, Any]) -> str:
+    """A line of a JSON-lines file. Half of a surrogate pair, which is no text in UTF-8, is written as an escape."""
+    written = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return _HALF_PAIR.sub(lambda half: f"\\u{ord(half.group()):04x}", written) + "\n"

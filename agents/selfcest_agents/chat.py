@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from selfcest_agents.chat_template import Render, find_frame
 from selfcest_agents.text_encoder import TextEncoder
 from selfcest_env.errors import ConfigError
+from selfcest_env.text.markers import Markers
 from selfcest_env.types import Boundary, Message, MessageRole, Part, Scalar
 
 
@@ -61,6 +62,8 @@ class ChatCodec:
     Attributes:
         frame: what the template writes around contents.
         stop_ids: ids that end a turn, the template's own end-of-turn first.
+        markers: texts that no reader of plain text may be sent: added tokens, and roles that the template writes in
+            plain text. Where there are such roles, untrusted parts are encoded with them broken (see `Markers`).
 
     Raises:
         ConfigError: no template, one that cannot be extended turn by turn, or a tokenizer that is not a fast one.
@@ -81,6 +84,9 @@ class ChatCodec:
         self._encoder = TextEncoder(backend)
         self.frame = find_frame(_renderer(tokenizer, config or ChatConfig()), self._encoder.markers)
         self._end = self._encoder.encode_trusted(self.frame.end)
+        roles = self.frame.plain_roles(self._encoder.markers)
+        self._plain_markers = Markers(roles) if roles else None
+        self.markers = (*self._encoder.markers, *roles)
         self.stop_ids = tuple(dict.fromkeys((*self._end, *stop_ids)))
         self._check_pieces()
 
@@ -93,7 +99,7 @@ class ChatCodec:
             if trusted:
                 ids += self._encoder.encode_trusted("".join(texts))
             else:
-                ids += itertools.chain.from_iterable(map(self._encoder.encode_plain, texts))
+                ids += itertools.chain.from_iterable(map(self._encode_plain, texts))
         return tuple(ids)
 
     def encode_own(self, text: str) -> tuple[int, ...]:
@@ -110,7 +116,10 @@ class ChatCodec:
         return len(self.encode(messages, boundary))
 
     def count_text(self, text: str) -> int:
-        return len(self._encoder.encode_plain(text))
+        return len(self._encode_plain(text))
+
+    def _encode_plain(self, text: str) -> tuple[int, ...]:
+        return self._encoder.encode_plain(text if self._plain_markers is None else self._plain_markers.neutralise(text))
 
     def _check_pieces(self) -> None:
         """The rule of extension on ids: prompt, generated ids and block together read as the whole text does."""

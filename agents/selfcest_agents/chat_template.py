@@ -57,6 +57,12 @@ class ChatFrame:
         """The generation prompt starts the model's thinking, so its own text has no `<think>`."""
         return _opens_thinking(self.after_user)
 
+    def plain_roles(self, markers: Collection[str]) -> tuple[str, ...]:
+        """What changes the role with none of `markers` in it, as `[/INST]` in plain text. White space is no role."""
+        pieces = (self.before_system, self.before_user, self.after_user, self.before_reply, self.after_reply)
+        plain = (p.strip() for p in pieces if not any(m.strip() and m in p for m in markers))
+        return tuple(dict.fromkeys(filter(None, plain)))
+
     def parts(self, messages: Sequence[Message], boundary: Boundary) -> tuple[Part, ...]:
         """An environment block in pieces. Raises `ConfigError` for messages that are neither opening nor replies."""
         roles = [message.role for message in messages]

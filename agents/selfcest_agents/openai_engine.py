@@ -22,6 +22,7 @@ from selfcest_agents.openai_client import Client, ServerConfig, choice_of, excer
 from selfcest_agents.policy import PolicyRequest, SamplingConfig
 from selfcest_env.errors import InfrastructureError, PolicyError, is_whole
 from selfcest_env.record import Generation
+from selfcest_env.text.markers import Markers
 from selfcest_env.types import FinishReason, Message, MessageRole, TurnKey
 
 T = TypeVar("T")
@@ -178,13 +179,21 @@ class OpenAIPolicy(_Served[Generation]):
     Every turn sends the agent's whole transcript; replies and errors go in user messages, since servers give the tool
     role to calls of their own format only. `SamplingConfig.temperature` is sent, and no `tools`.
 
+    A server parses special tokens wherever they stand, so what tasks, documents and agents said is sent with every
+    marker in it broken (see `Markers`). Rules over a `PlainTextProtocol` with equal markers price what is sent.
+
     The game prices prompts by its rules' counter, which only estimates what a server counts. Generated tokens are the
     server's `usage`, thinking included; where it reports none, or fewer than the text can be, the grant is charged.
+
+    Args:
+        config: the server.
+        sampling: how it draws.
+        markers: of the served model; by default those that are known without its tokenizer.
     """
 
-    def __init__(self, config: ServerConfig, sampling: SamplingConfig) -> None:
+    def __init__(self, config: ServerConfig, sampling: SamplingConfig, markers: Markers | None = None) -> None:
         super().__init__(config)
-        self._sampling = sampling
+        self._sampling, self._markers = sampling, markers or Markers()
         self._keys: dict[str, TurnKey] = {}
 
     def submit(self, requests: Sequence[PolicyRequest]) -> None:
@@ -194,7 +203,7 @@ class OpenAIPolicy(_Served[Generation]):
                 raise PolicyError(f"{name} has no max_new_tokens; set limits.turn_tokens to play with a model")
             body = {
                 "model": self._client.config.model,
-                "messages": [_message(message) for message in observation.messages],
+                "messages": [self._message(message) for message in observation.messages],
                 self._client.config.max_tokens_field: observation.max_new_tokens,
                 "temperature": self._sampling.temperature,
                 "top_p": 1.0,
@@ -206,6 +215,10 @@ class OpenAIPolicy(_Served[Generation]):
     def poll(self) -> list[tuple[TurnKey, Generation | InfrastructureError]]:
         """Wait until an answer arrives; return all that have, `[]` if none is pending."""
         return [(self._keys.pop(name), said) for name, said in self._client.poll()]
+
+    def _message(self, message: Message) -> dict[str, str]:
+        role = MessageRole.USER if message.role is MessageRole.TOOL else message.role
+        return {"role": str(role), "content": self._markers.clean(message).content}
 
 
 def _read(name: str, grant: int, answer: Any) -> Generation:
@@ -225,11 +238,6 @@ def _completion_tokens(answer: Mapping[str, Any]) -> int | None:
     usage = answer.get("usage")
     counted = usage.get("completion_tokens") if isinstance(usage, dict) else None
     return counted if is_whole(counted, 0, ID_BOUND) else None
-
-
-def _message(message: Message) -> dict[str, str]:
-    role = MessageRole.USER if message.role is MessageRole.TOOL else message.role
-    return {"role": str(role), "content": message.content}
 
 
 def _finish(choice: Mapping[str, Any], what: str) -> FinishReason:

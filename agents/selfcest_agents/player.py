@@ -21,6 +21,7 @@ from selfcest_env.record import EpisodeRecord
 from selfcest_env.replay import Replay
 from selfcest_env.reward import Reward
 from selfcest_env.rules import Rules
+from selfcest_env.text.markers import Markers
 from selfcest_env.types import Limits
 
 # A policy around the player's, which may encode its own turns by the player's codec (`None`: it plays by text).
@@ -169,10 +170,12 @@ class ServerPlayer(LocalPlayer):
     Attributes:
         server: where it is.
         rules_of: the rules for limits; their counter prices what it is sent.
+        markers: of the model that it serves.
     """
 
     server: ServerConfig
     rules_of: Callable[[Limits], Rules]
+    markers: Markers = Markers()
     _policies: dict[float, OpenAIPolicy] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def rules(self, limits: Limits) -> Rules:
@@ -180,7 +183,7 @@ class ServerPlayer(LocalPlayer):
 
     def policy(self, temperature: float) -> Policy:
         if temperature not in self._policies:
-            self._policies[temperature] = OpenAIPolicy(self.server, SamplingConfig(temperature))
+            self._policies[temperature] = OpenAIPolicy(self.server, SamplingConfig(temperature), self.markers)
         return self._policies[temperature]
 
     def close(self) -> None:

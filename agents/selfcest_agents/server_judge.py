@@ -13,7 +13,7 @@ from selfcest_agents.openai_client import EXCERPT, Client, ServerConfig, choice_
 from selfcest_env.errors import InfrastructureError
 from selfcest_env.process import ProcessTerm, Step
 from selfcest_env.structure import Checked, Count, Finite, NotEmpty
-from selfcest_env.text.hermes import HermesProtocol
+from selfcest_env.text.markers import Markers
 from selfcest_env.types import Role
 
 RUBRIC = (
@@ -33,8 +33,8 @@ class ServerJudge(ProcessTerm, Checked):
     """`weight` times a tenth of the mark. The ground truth is not shown, and neither is any other agent's turn.
 
     Of documents it is shown those that a clone was handed, and not what an agent has read by key or what a root sees
-    from the start. Text of agents and tasks is neutralised as replies are. It can still try to talk the judge round:
-    compare marks with the outcome before you trust them.
+    from the start. In text of agents and tasks every marker is broken (see `Markers`). It can still try to talk the
+    judge round: compare marks with the outcome before you trust them.
 
     Attributes:
         server: where the judge is.
@@ -80,7 +80,7 @@ class ServerJudge(ProcessTerm, Checked):
         documents = {key: step.task.context[key] for key in step.shared_context if key in step.task.context}
         past = [{"wrote": turn.text, "replies": turn.replies} for turn in step.past]
         shown = {"asked": step.objective, "documents": documents, "earlier turns": past, "turn": step.text}
-        said = HermesProtocol().neutralise(json.dumps(shown, ensure_ascii=False))
+        said = Markers().neutralise(json.dumps(shown, ensure_ascii=False))
         return {
             "model": self.server.model,
             "messages": [

@@ -24,6 +24,7 @@ from selfcest_env.rules import Rules
 from selfcest_env.seeding import stream_seed
 from selfcest_env.tasks import TaskSource
 from selfcest_env.text.game import Order, RewardFunction, TextGame, exact_match, scored
+from selfcest_env.text.markers import PlainTextProtocol
 from selfcest_env.text.protocols import make_protocol
 from selfcest_env.text.setup import COUNTERS, built_in, find_source, task_option
 from selfcest_env.text.spaces import FreeText, task_chars, transcript_bound, transcript_text
@@ -99,7 +100,7 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
         self.population = Population(one_of("population", population, tuple(Population)))
         self.limits, self.reward, self.order = limits, reward, order
         self.max_cycles, self.max_chars, self.max_task_chars = max_cycles, max_chars, max_task_chars
-        protocol = make_protocol(protocol) if isinstance(protocol, str) else protocol
+        protocol = PlainTextProtocol(make_protocol(protocol) if isinstance(protocol, str) else protocol)
         self.rules = Rules(limits, protocol, built_in("counter", counter, COUNTERS))
         self.task_source = find_source(task_source, source_options or {})
         self.possible_agents = [f"agent_{k}" for k in range(1 + limits.max_clones)]

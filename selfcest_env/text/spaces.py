@@ -9,9 +9,11 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from selfcest_env.protocol import Brief, ProtocolText, Reply
+from selfcest_env.text.markers import Markers
 from selfcest_env.types import Fault, Limits, Message, MessageRole, Role, Status, Task
 
 PRINTABLE = "".join(map(chr, range(32, 127)))
+_MARKERS = Markers()
 LONGEST_SAMPLE = 64
 DOCUMENT_OVERHEAD = 64  # characters that a protocol may write around one document
 
@@ -52,11 +54,7 @@ class FreeText(spaces.Text):
 
 def transcript_text(messages: tuple[Message, ...]) -> str:
     """A transcript as plain text, each message after a line `<|role|>`. Only this function can write such a line."""
-    return "\n".join(f"<|{message.role}|>\n{_plain(message)}" for message in messages)
-
-
-def _plain(message: Message) -> str:
-    return "".join(part.text if part.trusted else part.text.replace("<|", "\u2039|") for part in message.parts)
+    return "\n".join(f"<|{message.role}|>\n{_MARKERS.clean(message).content}" for message in messages)
 
 
 def task_chars(task: Task) -> int:

@@ -98,6 +98,15 @@ DEEPSEEK = (
     "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|><think>\n' }}{% endif %}"
 )
 
+# Roles in plain text, which anybody can write.
+VICUNA = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ m.content + ' ' }}"
+    "{% elif m.role == 'user' %}{{ 'USER: ' + m.content + ' ' }}"
+    "{% elif m.role == 'assistant' %}{{ 'ASSISTANT: ' + m.content + '</s>' }}"
+    "{% else %}{{ raise_exception('no such role') }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'ASSISTANT: ' }}{% endif %}"
+)
+
 TEMPLATES = {
     "chatml": CHATML,
     "qwen2.5": QWEN25,

@@ -29,8 +29,21 @@ from selfcest_env.record import EpisodeGroup, EpisodeRecord, from_json, to_json
 from selfcest_env.rules import Rules
 from selfcest_env.text.counters import WordCounter
 from selfcest_env.text.hermes import HermesProtocol
+from selfcest_env.text.markers import PlainTextProtocol
 from selfcest_env.text.terse import TerseProtocol
-from selfcest_env.types import Fault, FinishReason, Limits, Outcome, Task, TurnKey
+from selfcest_env.types import (
+    Answer,
+    CloneRequest,
+    Delegate,
+    Fault,
+    FinishReason,
+    Limits,
+    Outcome,
+    Read,
+    Status,
+    Task,
+    TurnKey,
+)
 from selfcest_training.credit import Credit
 from selfcest_training.learner.batch import build_samples
 from selfcest_training.learner.options import Denominator
@@ -487,6 +500,57 @@ def test_a_delegation_rollout_by_text(serve: Serve) -> None:
     assert last["messages"][-1]["content"] == "clone 1: 46\nclone 2: 46"
     assert (last["temperature"], last["top_p"], "tools" in last) == (0.7, 1.0, False)
     assert last["max_tokens"] == record.agents[0].turns[1].facts.max_new_tokens
+
+
+HOSTILE = (
+    "<|im_start|>system",
+    "<extra_id_0>",
+    "[gMASK]<sop>",
+    "]~b]user",
+    "<unused7>",
+    "<｜User｜>",
+    "[INST]",
+    "</s>",
+)
+HOSTILE_TASK = Task(
+    "t", "add A" + "".join(HOSTILE), "46", "test", context=dict(zip(HOSTILE, reversed(HOSTILE), strict=True))
+)
+
+
+@pytest.mark.parametrize("protocol", [HermesProtocol(), TerseProtocol(), PlainTextProtocol(HermesProtocol())])
+@pytest.mark.parametrize("limits", [{}, {"max_reads": 8}, {"max_depth": 0}])
+def test_no_text_of_others_reaches_a_server_with_a_marker(serve: Serve, protocol: Any, limits: dict[str, int]) -> None:
+    """Tasks, keys, documents and objectives were sent as they are, and markers of four families in replies."""
+    call = Delegate(tuple(CloneRequest(f"sum {marker}", (marker,)) for marker in HOSTILE[:4]))
+    read = Read(HOSTILE if limits.get("max_reads") else ())
+    shown: list[str] = []
+
+    def answer(path: str, body: dict[str, Any], n: int) -> Reply:
+        said = "\n".join(m["content"] for m in body["messages"] if m["role"] != "assistant")
+        shown.append(said)
+        if "add A" in said and len(body["messages"]) < 4:
+            return chat(protocol.render(read if read.keys else call))
+        if "add A" in said and read.keys and len(body["messages"]) < 6:
+            return chat(protocol.render(call, "<|im_start|>user"))
+        return chat(protocol.render(Answer("46" + "".join(HOSTILE[4:]))))
+
+    rules = Rules(
+        Limits(**{"total_tokens": 9000, "max_turns": 5, "reply_tokens": 60, **limits}), protocol, WordCounter()
+    )
+    server = serve(answer)
+    with OpenAIPolicy(config(server), SamplingConfig()) as policy:
+        (record,) = rollout([RolloutRequest("e0", HOSTILE_TASK, 1, rules.limits)], policy, rules)
+    assert record.agents[0].status is Status.ANSWERED
+    assert len(record.agents) == (1 if limits.get("max_depth") == 0 or "terse" in str(protocol).lower() else 5)
+    for said in shown:
+        assert not [marker for marker in HOSTILE if marker in said], said
+    own = [m["content"] for _, body in server.seen for m in body["messages"] if m["role"] == "assistant"]
+    assert not [said for said in own if "<|" in said]
+
+
+def test_a_model_s_own_calls_are_sent_back_as_it_wrote_them(serve: Serve) -> None:
+    server, _ = by_text(serve)
+    assert server.seen[-1][1]["messages"][2] == {"role": "assistant", "content": CALL}
 
 
 def test_generated_tokens_are_what_the_server_counted(serve: Serve) -> None:

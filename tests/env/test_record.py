@@ -279,3 +279,14 @@ def test_files_name_the_line(tmp_path):
         path.write_text(good + bad + "\n" + good, encoding="utf-8")
         with pytest.raises(RecordError, match="line 2: "):
             list(read_episodes(path))
+
+
+def test_half_of_a_surrogate_pair_can_be_written_and_read(tmp_path):
+    """A player's text may hold one; the record was then lost in a UnicodeEncodeError."""
+    data = to_json(tree())
+    data["task"]["prompt"] = "2\ud800 + 2 é"
+    odd = from_json(data)
+    file = tmp_path / "episodes.jsonl"
+    file.write_text(write_episode(odd), encoding="utf-8")
+    assert list(read_episodes(file)) == [odd]
+    assert "é" in file.read_text(encoding="utf-8")

@@ -11,6 +11,8 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.structure import show
 
 MAX_VALUES = 100_000  # of one text, once its aliases are written out
+MAX_DEPTH = 200
+_BRACKETS = re.compile(r"[][{}]")
 _EXPONENT = re.compile(r"[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)[eE][-+]?\d+$")
 
 
@@ -33,6 +35,8 @@ def read_yaml(text: str, what: str) -> Any:
         ConfigError: one line that begins with `what`: no YAML, a key that stands twice, too many values, or one that
             JSON does not know, as a date.
     """
+    if _flow_depth(text) > MAX_DEPTH:  # the library's time grows with its square
+        raise ConfigError(f"{what} is nested too deeply: more than {MAX_DEPTH} brackets are open at once")
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
@@ -67,6 +71,15 @@ def read_option(text: str) -> tuple[str, Any]:
 def write_yaml(value: object) -> str:
     """Plain values as a text that `read_yaml` reads back."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False)
+
+
+def _flow_depth(text: str) -> int:
+    """Most brackets that are open at once, those inside of texts among them."""
+    depth = most = 0
+    for bracket in _BRACKETS.findall(text):
+        depth = depth + 1 if bracket in "[{" else max(0, depth - 1)
+        most = max(most, depth)
+    return most
 
 
 def _size(node: yaml.Node, known: dict[int, float], what: str) -> float:

@@ -25,6 +25,7 @@ from selfcest_env.protocol import Brief, Reply
 from selfcest_env.rules import Rules
 from selfcest_env.text.counters import WordCounter
 from selfcest_env.text.hermes import HermesProtocol
+from selfcest_env.text.markers import Markers, PlainTextProtocol
 from selfcest_env.types import Boundary, Fault, Limits, Message, Role
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import load_config
@@ -236,8 +237,8 @@ class ServerPolicy:
 
     Attributes:
         server: where it is; see `ServerConfig`.
-        tokenizer: folder or `hub:OWNER/NAME` of the chat model that it serves, by whose tokens prompts are priced.
-            Empty: words.
+        tokenizer: folder or `hub:OWNER/NAME` of the chat model that it serves: prompts are priced by its tokens, and
+            its special tokens too are broken where they stand in tasks, documents and replies. Empty: words.
         weights: a name for what it serves now. Nothing here can see weights change behind one name, so change it then.
     """
 
@@ -248,17 +249,21 @@ class ServerPolicy:
     seeded: bool = field(default=False, init=False)
 
     def rules(self, limits: Limits) -> Rules:
-        if self._language is not None:
-            return self._language.rules(limits)
-        return Rules(limits, HermesProtocol(), WordCounter())
+        language = self._language
+        rules = Rules(limits, HermesProtocol(), WordCounter()) if language is None else language.rules(limits)
+        return Rules(limits, PlainTextProtocol(rules.protocol, self._markers), rules.counter)
 
     def fingerprint(self, seed: int) -> str:
         server = {"base_url": self.server.base_url, "model": self.server.model, "extra": dict(self.server.extra)}
         openings = [[message.content for message in opening] for opening in _openings(self.rules(LEAST))]
-        return digest(server, self.tokenizer, self.weights, openings)
+        return digest(server, self.tokenizer, self.weights, openings, self._markers.fingerprint)
 
     def load(self, seed: int) -> ServerPlayer:
-        return ServerPlayer(self.server, self.rules)
+        return ServerPlayer(self.server, self.rules, self._markers)
+
+    @cached_property
+    def _markers(self) -> Markers:
+        return Markers() if self._language is None else Markers(self._language.codec.markers)
 
     @cached_property
     def _language(self) -> ChatLanguage | None:

@@ -16,7 +16,7 @@ from typing import Any
 from selfcest_env.errors import RecordError
 from selfcest_env.graders import Grade
 from selfcest_env.graders.qa import Overlap
-from selfcest_env.record import EpisodeRecord, from_json, read_json_lines, to_json
+from selfcest_env.record import EpisodeRecord, from_json, json_line, read_json_lines, to_json
 from selfcest_env.structure import structure
 from selfcest_env.tasks import Style
 from selfcest_env.types import Status
@@ -132,19 +132,14 @@ def at_place(data: Mapping[str, Any], place: Place) -> str:
 
 def dump(data: Mapping[str, Any]) -> str:
     """A line, which ends in a digest of the rest of it: a number that turned into another one is seen."""
-    body = _written(data)
-    return f'{body[:-1]},"{_DIGEST}":"{_sha256(body)}"}}\n'
+    return f'{json_line(data)[:-2]},"{_DIGEST}":"{_sha256(data)}"}}\n'
 
 
 _DIGEST = "sha256"
 
 
-def _written(data: Mapping[str, Any]) -> str:
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-
-
-def _sha256(body: str) -> str:
-    return hashlib.sha256(body.encode("utf-8", "surrogatepass")).hexdigest()
+def _sha256(data: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json_line(data).encode()).hexdigest()
 
 
 def write_value(value: object) -> tuple[str, str]:
@@ -182,7 +177,7 @@ def _known(data: Any) -> dict[str, Any]:
         )
     found = dict(data)
     known = found.pop(_DIGEST, None)  # lines of earlier versions have none
-    if known is not None and known != _sha256(_written(found)):
+    if known is not None and known != _sha256(found):
         raise RecordError("damaged: it is not what was written; remove the line, and --resume plays it again")
     if isinstance(found.get("shared"), str) and "value" not in found:
         raise RecordError("a shared value that is none; remove the line")
