@@ -27,6 +27,7 @@ from selfcest_training.faults import logged
 from selfcest_training.files import write_text
 from selfcest_training.lock import locked
 from selfcest_training.run.experiment import shipped_config
+from selfcest_training.session import session
 
 
 def run_study(
@@ -56,7 +57,8 @@ def _run(study: Study, resume: bool, page: Path | None, command: str, console: C
     torch.set_num_threads(config.threads)
     disable_progress_bar()  # type: ignore[no-untyped-call]  # of loading models: ours is the one that counts
     try:
-        _play(study, Store(folder), console)
+        with session(folder):
+            _play(study, Store(folder), console)
     except KeyboardInterrupt:
         console.print("interrupted; the same command with --resume plays what is missing")
         raise

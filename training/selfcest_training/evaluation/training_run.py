@@ -217,7 +217,7 @@ def report_run(config: RunConfig) -> str:
     final = [Part(arm, Stage.AFTER, config.evaluation.temperatures[0]) for arm in config.arms]
     names = [part.label(config) for part in final]
     able = [part.label(config) for part in reversed(final) if config.limits_of(part.arm).delegation]
-    cells, reading = curves_of(_in_order(study, results)), reading_of(study, subjects=able)
+    cells, reading = curves_of(in_order(study, results)), reading_of(study, subjects=able)
     head = headline(study, cells, reading)
     choices = decided(study, results)
     shown, _ = write_report(
@@ -233,7 +233,7 @@ def report_run(config: RunConfig) -> str:
     return "\n".join([*notes, shown, *lines])
 
 
-def _in_order(study: StudyConfig, results: Sequence[Result]) -> list[Result]:
+def in_order(study: StudyConfig, results: Sequence[Result]) -> list[Result]:
     """By cell, as the config has them."""
     cells = [(cell.family, cell.size) for cell in study.cells]
     return sorted(results, key=lambda result: cells.index(result.place.cell))

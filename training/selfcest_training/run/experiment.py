@@ -33,6 +33,7 @@ from selfcest_training.lock import locked
 from selfcest_training.run.checkpoint import checkpoints, read_manifest
 from selfcest_training.run.job import Job, JobId
 from selfcest_training.run.shared_warmstart import hand_over, shared_warm_starts
+from selfcest_training.session import session
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def _run(config: RunConfig, resume: bool, only_warm_start: bool, console: Consol
     jobs = [JobId(arm, seed) for seed in config.seeds for arm in config.arms]
     try:
         prepare(config, resume)
-        with _progress(console, jobs) as (progress, bars), _stop_on_sigterm() as stop:
+        with session(config.folder), _progress(console, jobs) as (progress, bars), _stop_on_sigterm() as stop:
             shared = shared_warm_starts(config)
             _run_jobs(config, list(shared), True, progress, bars, stop)
             for leader, followers in shared.items():
