@@ -10,24 +10,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from selfcest_env.palette import EDGE, INK, PAGE, SPENT, STATUS
 from selfcest_env.render import Node
-from selfcest_env.types import AgentId, Status
+from selfcest_env.types import AgentId
 
 Image = NDArray[np.uint8]
-Colour = tuple[int, int, int]
 
 HEIGHT, WIDTH = 360, 640
 MARGIN = 12
-BACKGROUND: Colour = (250, 250, 248)
-INK: Colour = (40, 40, 48)
-LINE: Colour = (170, 170, 178)
-PURSE: Colour = (60, 60, 72)
-FAILED: Colour = (222, 96, 88)
-COLOURS: dict[Status, Colour] = {
-    Status.READY: (255, 205, 86),
-    Status.WAITING: (150, 190, 235),
-    Status.ANSWERED: (126, 200, 130),
-}
 # Three columns by five rows, a bit per cell, top row first.
 DIGITS = ("75557", "26227", "71747", "71717", "55711", "74717", "74757", "71122", "75757", "75717")
 
@@ -35,7 +25,7 @@ DIGITS = ("75557", "26227", "71747", "71717", "55711", "74717", "74757", "71122"
 def draw(nodes: Sequence[Node], number: Callable[[AgentId], int]) -> Image:
     """The tree as an image of shape (HEIGHT, WIDTH, 3), parents above their clones."""
     image = np.empty((HEIGHT, WIDTH, 3), np.uint8)
-    image[:] = BACKGROUND
+    image[:] = PAGE.rgb
     places, box = _layout(nodes)
     for node in nodes:
         if node.agent_id.parent is not None:
@@ -64,16 +54,16 @@ def _edge(image: Image, start: tuple[int, int], end: tuple[int, int]) -> None:
     steps = 1 + max(abs(end[0] - start[0]), abs(end[1] - start[1]))
     rows = np.linspace(start[0], end[0], steps).round().astype(int)
     columns = np.linspace(start[1], end[1], steps).round().astype(int)
-    image[rows, columns] = LINE
+    image[rows, columns] = EDGE.rgb
 
 
 def _box(image: Image, place: tuple[int, int], half: tuple[int, int], node: Node, number: str) -> None:
     (row, column), (high, wide) = place, half
-    image[row - high : row + high + 1, column - wide : column + wide + 1] = INK
+    image[row - high : row + high + 1, column - wide : column + wide + 1] = INK.rgb
     inside = image[row - high + 1 : row + high, column - wide + 1 : column + wide]
-    inside[:] = COLOURS.get(node.status, FAILED)
+    inside[:] = STATUS[node.status].rgb
     share = min(1.0, node.spent / node.granted) if node.granted else 0.0
-    inside[-max(1, high // 5) :, : round(share * inside.shape[1])] = PURSE
+    inside[-max(1, high // 5) :, : round(share * inside.shape[1])] = SPENT.rgb
     _write(inside, number)
 
 
@@ -89,4 +79,4 @@ def _write(area: Image, number: str) -> None:
     glyphs = cells.repeat(scale, axis=0).repeat(scale, axis=1)
     top, start = (area.shape[0] * 4 // 5 - glyphs.shape[0]) // 2, (area.shape[1] - glyphs.shape[1]) // 2
     top = max(0, top)
-    area[top : top + glyphs.shape[0], start : start + glyphs.shape[1]][glyphs] = INK
+    area[top : top + glyphs.shape[0], start : start + glyphs.shape[1]][glyphs] = INK.rgb

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from selfcest_env import delegation_v0
-from selfcest_env.draw import BACKGROUND, COLOURS, FAILED, HEIGHT, WIDTH, draw
+from selfcest_env.draw import HEIGHT, WIDTH, draw
+from selfcest_env.palette import FAILED, PAGE, STATUS
 from selfcest_env.render import nodes_of_kernel, nodes_of_record, render_kernel, render_record, shorten
 from selfcest_env.types import ROOT, Limits, Status, Task
 
@@ -150,9 +151,9 @@ def test_the_picture_has_a_box_in_the_colour_of_every_state() -> None:
     def seen(colour: tuple[int, int, int]) -> int:
         return int((image == colour).all(axis=2).sum())
 
-    assert all(seen(COLOURS[status]) > 100 for status in (Status.WAITING, Status.ANSWERED, Status.READY))
-    assert seen(FAILED) == 0
-    assert seen(BACKGROUND) > image.shape[0] * image.shape[1] // 2
+    assert all(seen(STATUS[status].rgb) > 100 for status in (Status.WAITING, Status.ANSWERED, Status.READY))
+    assert seen(FAILED.rgb) == 0
+    assert seen(PAGE.rgb) > image.shape[0] * image.shape[1] // 2
     assert not np.shares_memory(image, env.render())
 
 

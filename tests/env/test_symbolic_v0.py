@@ -23,8 +23,9 @@ from pettingzoo.test.state_test import state_test
 from pettingzoo.utils import parallel_to_aec
 
 from selfcest_env import symbolic_v0
-from selfcest_env.draw import BACKGROUND, HEIGHT, WIDTH
+from selfcest_env.draw import HEIGHT, WIDTH
 from selfcest_env.errors import ConfigError, GameError
+from selfcest_env.palette import PAGE
 from selfcest_env.symbolic import TASKS, BatchDelegation, Chain, make_rules
 from selfcest_env.symbolic.optimum import optimal_return
 from selfcest_env.symbolic.parallel import SymbolicEnv
@@ -587,7 +588,7 @@ def test_the_tree_as_text_and_as_image(capsys: pytest.CaptureFixture[str]) -> No
     image = env.render()
     assert isinstance(image, np.ndarray)
     assert (image.shape, image.dtype) == ((HEIGHT, WIDTH, 3), np.uint8)
-    assert (image != BACKGROUND).any()
+    assert (image != PAGE.rgb).any()
     env.render_mode = None
     assert env.render() is None
 

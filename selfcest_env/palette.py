@@ -1,0 +1,101 @@
+"""The colours of every picture of this project, each once: of the environment's images, the pages and their figures.
+
+A colour means one thing wherever it stands, and no meaning hangs on colour alone: marks, numbers or words say it too.
+Positive and negative are blue and orange, states differ in lightness too, for those who see red and green alike.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import NamedTuple
+
+from selfcest_env.types import Status
+
+
+class Tone(NamedTuple):
+    """One colour on light and on dark ground, each as `#rrggbb`."""
+
+    light: str
+    dark: str
+
+    @property
+    def rgb(self) -> tuple[int, int, int]:
+        """As an image on light ground has it."""
+        return int(self.light[1:3], 16), int(self.light[3:5], 16), int(self.light[5:], 16)
+
+
+# Ground and text. Texts in `INK` and `MUTED` have a contrast of at least 4.5 on all three grounds and on all fills.
+PAGE = Tone("#fafaf7", "#14161b")
+SURFACE = Tone("#ffffff", "#1c1f26")
+SUNKEN = Tone("#f0f0ec", "#0f1115")
+INK = Tone("#1e2026", "#e9eaee")
+MUTED = Tone("#575c67", "#a7adba")
+LINE = Tone("#d8d9d6", "#363b46")
+EDGE = Tone("#828792", "#6d7482")
+ACCENT = Tone("#0a5aa8", "#85bcff")
+
+# Who speaks. What the environment wrote is `MUTED`.
+ROOT = Tone("#5a46a0", "#b9a9f7")
+CLONE = Tone("#0c6c80", "#63cbe0")
+GENERATED = Tone("#e3ecfb", "#1d3152")
+
+# How an agent stands: fills, with `INK` on them.
+READY = Tone("#ffd968", "#675012")
+WAITING = Tone("#a9c9f2", "#274b78")
+ANSWERED = Tone("#93d6b8", "#1c5c47")
+FAILED = Tone("#f2a78d", "#7c3622")
+ABSENT = Tone("#dcdce0", "#3a3e48")
+STATUS = MappingProxyType(
+    dict.fromkeys(Status, FAILED)
+    | {
+        Status.READY: READY,
+        Status.WAITING: WAITING,
+        Status.ANSWERED: ANSWERED,
+        Status.ABSENT: ABSENT,
+    }
+)
+
+# Where the tokens of an account are.
+SPENT = Tone("#48505f", "#a3abbb")
+RESERVED = Tone("#d99a1c", "#d9a232")
+LENT = Tone("#1f93aa", "#3aa3b9")
+FREE = Tone("#dfe6dc", "#2a3a30")
+
+# Credit, and differences of any kind: for better, for worse.
+POSITIVE = Tone("#1867b7", "#6fb1ff")
+NEGATIVE = Tone("#b84a08", "#ff9a5c")
+
+# Curves of a figure, in this order; each differs from its neighbours in lightness as well.
+SERIES = (
+    Tone("#0072b2", "#56b4e9"),
+    Tone("#c25a00", "#f2a33c"),
+    Tone("#00664b", "#35c99d"),
+    Tone("#b0508c", "#e493c5"),
+    Tone("#3c3f46", "#d5d7dc"),
+    Tone("#8a6d00", "#e6d458"),
+)
+
+# What a stylesheet or a figure calls them.
+TONES = MappingProxyType(
+    {
+        "page": PAGE,
+        "surface": SURFACE,
+        "sunken": SUNKEN,
+        "ink": INK,
+        "muted": MUTED,
+        "line": LINE,
+        "edge": EDGE,
+        "accent": ACCENT,
+        "root": ROOT,
+        "clone": CLONE,
+        "generated": GENERATED,
+        "spent": SPENT,
+        "reserved": RESERVED,
+        "lent": LENT,
+        "free": FREE,
+        "positive": POSITIVE,
+        "negative": NEGATIVE,
+    }
+    | {f"status-{status.value.replace('_', '-')}": tone for status, tone in STATUS.items()}
+    | {f"series-{number}": tone for number, tone in enumerate(SERIES, 1)}
+)

@@ -1,0 +1,70 @@
+// What every page's script stands on: reading the data, making elements, numbers in words, light and dark.
+// Whatever a model, a task or a file wrote becomes a text node. Nothing here, and nothing after, parses HTML.
+
+/** The JSON value that the page carries under a name. */
+function read(name) {
+  return JSON.parse(document.getElementById(name).textContent);
+}
+
+/** The JSON texts that the page carries under a name, unread. */
+function lines(name) {
+  const text = document.getElementById(name).textContent;
+  return text ? text.split("\n") : [];
+}
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** An element: attributes by name, `on` with listeners by event; children are nodes or texts, and null is nobody. */
+function make(tag, { on = {}, ...attributes } = {}, ...children) {
+  return fill(document.createElement(tag), on, attributes, children);
+}
+
+/** The same in SVG. */
+function draw(tag, { on = {}, ...attributes } = {}, ...children) {
+  return fill(document.createElementNS(SVG, tag), on, attributes, children);
+}
+
+function fill(element, on, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === true) element.setAttribute(name, "");
+    else if (value !== false && value != null) element.setAttribute(name, value);
+  }
+  for (const [event, listener] of Object.entries(on)) element.addEventListener(event, listener);
+  element.append(...children.flat().filter((child) => child != null));
+  return element;
+}
+
+const grouped = new Intl.NumberFormat("en");
+const short = new Intl.NumberFormat("en", { maximumSignificantDigits: 3, signDisplay: "negative" });
+const signed = new Intl.NumberFormat("en", { maximumSignificantDigits: 3, signDisplay: "exceptZero" });
+
+/** A count: 12,345. */
+const count = (value) => (value == null ? "–" : grouped.format(value));
+
+/** A measure of three digits: 0.125. */
+const measure = (value) => (value == null ? "–" : short.format(value).replace("-", "−"));
+
+/** A difference of three digits, with its sign: +0.125, −3. */
+const difference = (value) => (value == null ? "–" : signed.format(value).replace("-", "−"));
+
+/** Which colour a difference has. */
+const sign = (value) => (value > 0 ? "positive" : value < 0 ? "negative" : "muted");
+
+/** "1 clone", "3 clones". */
+const many = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
+
+// Light and dark: as the system has it, until the reader says otherwise.
+{
+  const button = document.getElementById("scheme");
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const now = () => document.documentElement.dataset.scheme ?? (dark.matches ? "dark" : "light");
+  const show = () => {
+    button.textContent = now() === "dark" ? "Light colours" : "Dark colours";
+  };
+  button.addEventListener("click", () => {
+    document.documentElement.dataset.scheme = now() === "dark" ? "light" : "dark";
+    show();
+  });
+  dark.addEventListener("change", show);
+  show();
+}
