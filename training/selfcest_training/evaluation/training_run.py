@@ -203,7 +203,8 @@ def _file(config: RunConfig, part: Part, seed: int) -> Path:
 
 
 def report_run(config: RunConfig) -> str:
-    """Write tables, CSV and plots of what a run's folder holds. Returns what a terminal shows."""
+    """Write tables, CSV and plots of what a run's folder holds. Returns what a terminal shows: one line per family and
+    arm; what there is to say of single jobs is in table.md alone."""
     curves = learning_curves(config)
     warnings = [f"warning: {line}" for line in warm_start_warnings(config)]
     lines = [*curve_lines(curves), *given_up_lines(config), *compute_lines(config)]
@@ -216,6 +217,7 @@ def report_run(config: RunConfig) -> str:
     study, notes = study_of(config), [*missing, *warnings]
     final = [Part(arm, Stage.AFTER, config.evaluation.temperatures[0]) for arm in config.arms]
     names = [part.label(config) for part in final]
+    earlier = {part.label(config): replace(part, stage=Stage.BEFORE).label(config) for part in final}
     able = [part.label(config) for part in reversed(final) if config.limits_of(part.arm).delegation]
     cells, reading = curves_of(in_order(study, results)), reading_of(study, subjects=able)
     head = headline(study, cells, reading)
@@ -229,8 +231,9 @@ def report_run(config: RunConfig) -> str:
         plots=_PLOTS,
         decisions=choices,
         verdict_of=partial(run_verdict, cells, names, choices),
+        arms={name: earlier.get(name) for name in names},
     )
-    return "\n".join([*notes, shown, *lines])
+    return "\n".join([*notes, shown])
 
 
 def in_order(study: StudyConfig, results: Sequence[Result]) -> list[Result]:

@@ -146,7 +146,7 @@ class Count:
     _rank: tuple[float, ...] = ()
 
     def add(self, place: Place | None, rank: tuple[float, ...] = ()) -> None:
-        """One more that could have been; with a place it was. The highest rank is the worst, of equal ones the first."""
+        """One more that could have been; with a place it was. The highest rank is the worst, of equals the first."""
         self.possible += 1
         if place is not None:
             self.found += 1

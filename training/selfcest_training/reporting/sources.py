@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from selfcest_env.errors import ConfigError
+from selfcest_env.structure import plain
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import load_config
 from selfcest_training.credit.offline import read_groups
@@ -22,6 +23,8 @@ from selfcest_training.evaluation.unplayable import leave_out, unplayable_lines
 from selfcest_training.evaluation.warm_starts import given_up_lines, warm_start_warnings
 from selfcest_training.reporting.pathologies import Count, Pathologies
 from selfcest_training.session import read_sessions
+
+_OF_A_FOLDER = ("name", "output", "seeds", "workers")  # keys in which runs of one experiment may differ
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ def config_of(folder: Path) -> RunConfig | StudyConfig:
 
 def _key(config: RunConfig, runs: Mapping[str, Sequence[RunConfig]]) -> str:
     """Equal for runs that differ in their seeds alone; two with a seed in common are two."""
-    same = repr(replace(config, name="", output="", seeds=(), workers=1))
+    same = repr({key: value for key, value in plain(config).items() if key not in _OF_A_FOLDER})
     taken = {seed for other in runs.get(same, ()) for seed in other.seeds}
     return f"{same} {config.folder}" if taken & set(config.seeds) else same
 

@@ -281,7 +281,8 @@ def _progress(console: Console, jobs: list[JobId]) -> Iterator[tuple[Progress, d
 def print_report(config: RunConfig, console: Console) -> None:
     """Write and print the report of what the run's folder holds."""
     console.print(report_run(config), soft_wrap=True, highlight=False, markup=False)
-    console.print(f"written to {config.folder}", soft_wrap=True, highlight=False, markup=False)
+    whole = "; the whole report is its table.md" if (config.folder / "table.md").is_file() else ""
+    console.print(f"written to {config.folder}{whole}", soft_wrap=True, highlight=False, markup=False)
 
 
 def default_config() -> Path:

@@ -34,7 +34,7 @@ class StepCredit:
     sampled_tokens: int
 
     def diagnostics(self) -> dict[str, float]:
-        """Means over the groups that have the number, the share of turns that are excluded, the tokens of all replays."""
+        """Means over the groups that have the number, the share of turns excluded, and the tokens of all replays."""
         names = {name: None for credit in self.credits for name in credit.diagnostics}
         rows = [credit.diagnostics for credit in self.credits]
         means = {f"credit/{name}": float(np.mean([row[name] for row in rows if name in row])) for name in names}
