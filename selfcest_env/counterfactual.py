@@ -9,7 +9,7 @@ reply, by default what stands for a failed clone (`tree.reply_of`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from selfcest_env.errors import CreditError, GameError, RecordError
 from selfcest_env.kernel import Kernel
@@ -54,10 +54,28 @@ def restore(record: EpisodeRecord, rules: Rules) -> Kernel:
     Raises:
         RecordError: by these rules the same texts make another episode.
     """
+    *_, kernel = again(record, rules)
+    return kernel
+
+
+def again(
+    record: EpisodeRecord, rules: Rules, choose: Callable[[Kernel], AgentId] = lambda kernel: kernel.ready()[0]
+) -> Iterator[Kernel]:
+    """The kernel of a record as its turns are played again: at its beginning, and after every turn.
+
+    It is the same object every time.
+
+    Args:
+        choose: whose turn is next, of those that are ready.
+
+    Raises:
+        RecordError: as `restore`, before the turn after which that shows.
+    """
     turns = {(key.agent_id, key.turn): turn for key, turn in record.turns()}
     kernel = Kernel(record.task, rules, {agent.agent_id: agent.reply for agent in record.agents if agent.absent})
+    yield kernel
     while not kernel.done:
-        agent_id = kernel.ready()[0]
+        agent_id = choose(kernel)
         turn = turns.get((agent_id, len(kernel.agents[agent_id].turns)))
         if turn is None:
             break
@@ -65,12 +83,14 @@ def restore(record: EpisodeRecord, rules: Rules) -> Kernel:
         # What was dropped for being over the grant must be over it again.
         used = facts.generated_tokens + (facts.fault is Fault.OVER_GRANT)
         kernel.play(agent_id, text, Usage(used, facts.finish_reason))
+        if kernel.agents[agent_id].turns[-1] != facts:
+            break
+        yield kernel
     if not _same(kernel, record):
         raise RecordError(
             f"episode {record.episode_id} cannot be restored: by these rules its texts make another episode; pass the "
             "limits, the protocol and the token counter it was played with"
         )
-    return kernel
 
 
 def _same(kernel: Kernel, record: EpisodeRecord) -> bool:

@@ -18,6 +18,7 @@ try:
 except ImportError as error:  # a plain install brings the game alone
     raise SystemExit(f"{error}. The command line needs the training extra: pip install 'selfcest[train]'") from error
 
+from selfcest_env.errors import ConfigError
 from selfcest_training.commands.bench import bench
 from selfcest_training.commands.credit import credit_app
 from selfcest_training.commands.lab import lab
@@ -225,10 +226,13 @@ def report(
 
 @app.command()
 def trace(
-    file: Annotated[
-        Path,
+    files: Annotated[
+        list[Path],
         typer.Argument(
-            help="A JSON-lines file of episodes, as in runs/NAME/ARM/seed0/episodes.jsonl, or the folder of a study"
+            metavar="FILE...",
+            help="A JSON-lines file of episodes, as in runs/NAME/ARM/seed0/episodes.jsonl, or the folder of a study; "
+            "several for --html",
+            show_default=False,
         ),
     ],
     episode: Annotated[
@@ -241,11 +245,31 @@ def trace(
         str | None, typer.Option(help="Of a study: only episodes of this strategy.", show_default=False)
     ] = None,
     wrong: Annotated[bool, typer.Option("--wrong", help="Of a study: only episodes without a right answer.")] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Write all episodes as one page for a browser, instead.", show_default=False),
+    ] = None,
+    credit: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A scheme whose advantages the page shows; may be repeated. Its replays must be in the file.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
-    """Print an episode's tree: who asked what of whom, what came back, what it cost, what it earned."""
-    from selfcest_training.commands.trace import print_trace
+    """Print an episode's tree: who asked what of whom, what came back, what it cost, what it earned.
 
-    print_trace(file, episode, Console(), texts=texts, strategy=strategy, wrong=wrong)
+    With --html: a page of all episodes, with trees, texts, timeline, accounts and credit.
+    """
+    from selfcest_training.commands.trace import print_trace, write_page
+
+    if html is not None:
+        write_page(files, html, Console(), episode_id=episode, schemes=credit or [], strategy=strategy, wrong=wrong)
+        return
+    if len(files) > 1 or credit:
+        what = "--credit is" if credit else f"{len(files)} files are"
+        raise ConfigError(f"{what} for a page; name one with --html OUT")
+    print_trace(files[0], episode, Console(), texts=texts, strategy=strategy, wrong=wrong)
 
 
 def main() -> None:

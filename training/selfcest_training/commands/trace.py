@@ -1,17 +1,34 @@
-"""`selfcest trace`: an episode's tree in words."""
+"""`selfcest trace`: an episode's tree in words, or many as a page to look at."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from warnings import warn
 
 from rich.console import Console
 
-from selfcest_env.errors import RecordError, did_you_mean
-from selfcest_env.record import EpisodeRecord, read_episodes
+from selfcest_agents.language import Language, language_of
+from selfcest_agents.tiny import TinyLanguage
+from selfcest_env.errors import ConfigError, RecordError, SelfcestError, did_you_mean
+from selfcest_env.record import read_episodes
 from selfcest_env.render import render_record
+from selfcest_env.replay import replayed_episode
+from selfcest_env.rules import Rules
+from selfcest_env.text.counters import ByteCounter, WordCounter
+from selfcest_env.text.hermes import HermesProtocol
+from selfcest_env.text.terse import TerseProtocol
+from selfcest_training.config_file import load_config
+from selfcest_training.credit import Credit, make_assigner
+from selfcest_training.credit.offline import apply, in_groups, read_groups
+from selfcest_training.evaluation.policies import LEAST
 from selfcest_training.evaluation.results import read_results
 from selfcest_training.evaluation.words import at_most
+from selfcest_training.files import write_text
+from selfcest_training.html.playing import Face
+from selfcest_training.html.viewer import SchemeCredit, Shown, viewer_page
 
 
 def print_trace(
@@ -35,29 +52,111 @@ def print_trace(
     Raises:
         RecordError: no such file or episode.
     """
-    file = file / "results.jsonl" if file.is_dir() else file
-    if not file.is_file():
-        raise RecordError(f"there is no file {file}; give the episodes.jsonl of a run, or the folder of a study")
-    if file.name == "results.jsonl":
-        found = _of_study(file, strategy, wrong)
-    elif strategy is None and not wrong:
-        found = (("", record) for record in read_episodes(file))
-    else:
-        raise RecordError(f"{file} is no study's results.jsonl, and --strategy and --wrong choose among a study's")
+    found = _episodes(file, strategy, wrong)
     ids, last = dict[str, None](), None
-    for played, record in found:
-        ids[record.episode_id] = None
-        if episode_id in (None, record.episode_id):
-            last = played, record
+    for item in found:
+        ids[item.record.episode_id] = None
+        if episode_id in (None, item.record.episode_id):
+            last = item
     if last is None and episode_id is not None:
         raise RecordError(f"{file} holds no such episode '{episode_id}'.{did_you_mean(episode_id, ids)}")
     if last is None:
         raise RecordError(f"{file} holds no {'wrong answer' if wrong else 'episode'}")
-    played, record = last
-    console.print(f"{played}{render_record(record, texts=texts)}", markup=False, highlight=False, soft_wrap=True)
+    console.print(
+        f"{last.played_as}\n" * bool(last.played_as) + render_record(last.record, texts=texts),
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
-def _of_study(file: Path, strategy: str | None, wrong: bool) -> Iterator[tuple[str, EpisodeRecord]]:
+def write_page(
+    files: Sequence[Path],
+    out: Path,
+    console: Console,
+    *,
+    episode_id: str | None = None,
+    schemes: Sequence[str] = (),
+    strategy: str | None = None,
+    wrong: bool = False,
+) -> None:
+    """Write episodes as one page, and say where and how large it is.
+
+    Args:
+        files: as in `print_trace`, one or more.
+        out: the page; it is replaced if it is there.
+        console: where to.
+        episode_id: only this episode and its replays.
+        schemes: credit to show, by name. Of a study there is none: its episodes are no groups.
+        strategy, wrong: see `print_trace`.
+
+    Raises:
+        ConfigError: a scheme, or a place for the page, that cannot be.
+        RecordError: no such file or episode, or none at all.
+        CreditError: a scheme that needs replays which are not in the files.
+    """
+    if out.is_dir() or not out.absolute().parent.is_dir():
+        raise ConfigError(f"--html {out} is no place for a page: expected a file's name in a folder that is there")
+    assigners = [make_assigner(name, {}, where="--credit") for name in schemes]
+    shown, faces = list[Shown](), list[Face]()
+    said: list[list[Sequence[Credit]]] = [[] for _ in schemes]
+    for number, file in enumerate(files):
+        cut: list[str] = []
+        here = list(_episodes(file, strategy, wrong, on_cut=cut.append))
+        for line in cut:
+            console.print(f"warning: {line}", markup=False, highlight=False, soft_wrap=True)
+        for credits, assigner in zip(said, assigners, strict=True):
+            stored = read_groups(file) if cut else in_groups([item.record for item in here], str(file))
+            credits.append(apply(assigner, stored))
+        several = str(file) if len(files) > 1 else ""
+        shown += [replace(item, file=number, played_as=item.played_as or several) for item in here]
+        faces += _faces(file)
+    if episode_id is not None:
+        ids = dict.fromkeys(item.record.episode_id for item in shown)
+        shown = [
+            item for item in shown if episode_id in (item.record.episode_id, replayed_episode(item.record.episode_id))
+        ]
+        if not shown:
+            raise RecordError(f"no file holds an episode '{episode_id}'.{did_you_mean(episode_id, ids)}")
+    told = [SchemeCredit(*of) for of in zip(schemes, (one.formula for one in assigners), said, strict=True)]
+    title = ", ".join(str(file) for file in files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
+    write_text(out, viewer_page(title, shown, faces, told).render())
+    size = out.stat().st_size / 1e6
+    console.print(f"{out}: {len(shown)} episodes, {size:.1f} MB", markup=False, highlight=False, soft_wrap=True)
+
+
+def _episodes(file: Path, strategy: str | None, wrong: bool, on_cut: Callable[[str], None] = warn) -> Iterator[Shown]:
+    """The episodes of a file, in its order."""
+    file = file / "results.jsonl" if file.is_dir() else file
+    if not file.is_file():
+        raise RecordError(f"there is no file {file}; give the episodes.jsonl of a run, or the folder of a study")
+    if file.name == "results.jsonl":
+        yield from _of_study(file, strategy, wrong)
+    elif strategy is None and not wrong:
+        yield from (Shown(record) for record in read_episodes(file, on_cut))
+    else:
+        raise RecordError(f"{file} is no study's results.jsonl, and --strategy and --wrong choose among a study's")
+
+
+def _faces(file: Path) -> list[Face]:
+    """The rules that a file's episodes may have been played by: those of its run or study, and those of what is built
+    in."""
+    faces = list[Face]()
+    run = next((place / "config.yaml" for place in file.parents if (place / "config.yaml").is_file()), None)
+    with suppress(SelfcestError, OSError):  # a page does without
+        if run is not None:
+            faces.append(_of_language(language_of(load_config(run).model)))
+    faces.append(_of_language(TinyLanguage()))
+    faces += [Face(Rules(LEAST, HermesProtocol(), counter)) for counter in (WordCounter(), ByteCounter())]
+    faces += [Face(Rules(LEAST, TerseProtocol(), counter)) for counter in (WordCounter(), ByteCounter())]
+    return faces
+
+
+def _of_language(language: Language) -> Face:
+    return Face(language.rules(LEAST), language.codec.decode)
+
+
+def _of_study(file: Path, strategy: str | None, wrong: bool) -> Iterator[Shown]:
     """The episodes whose answers count, each with what it was played as."""
     strategies = dict[str, None]()
     for result in read_results(file, whole=True):
@@ -66,7 +165,7 @@ def _of_study(file: Path, strategy: str | None, wrong: bool) -> Iterator[tuple[s
         if strategy in (None, place.strategy) and not (wrong and result.grade.correct):
             verdict = "right" if result.grade.correct else "wrong"
             played = f"{place.strategy} on {place.family} {place.size}, {at_most(place.budget)}, seed {place.seed}"
-            yield f"{played}: {verdict}\n", result.episodes[result.chosen]
+            yield Shown(result.episodes[result.chosen], result.grade.correct, f"{played}: {verdict}")
     if strategy is not None and strategy not in strategies:
         known = ", ".join(strategies)
         raise RecordError(f"{file} has no strategy '{strategy}' ({known}).{did_you_mean(strategy, strategies)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,36 +23,48 @@ class StoredEpisodes:
 
 
 def read_groups(path: Path) -> StoredEpisodes:
-    """Episodes of a JSON-lines file in groups: those of one task whose ids agree up to the last dot (`s3.g0.e5`).
+    """Episodes of a JSON-lines file in groups, see `in_groups`.
 
-    A record whose id is that of a replay (`str(Replay)`) is that replay. Of a file whose last line was cut the last
-    group is left out, for it may lack episodes; a warning says so.
+    Of a file whose last line was cut the last group is left out, for it may lack episodes; a warning says so.
 
     Raises:
-        RecordError: no such file, a line that is no record, two records of one id, a replay without its episode, or no
-            episode at all.
+        RecordError: no such file, a line that is no record, or as `in_groups`.
     """
     if not path.is_file():
         raise RecordError(f"there is no file {path}; give a file of episodes, as in runs/NAME/ARM/seed0/episodes.jsonl")
-    records: dict[str, EpisodeRecord] = {}
     cut: list[str] = []
-    for record in read_episodes(path, on_cut=cut.append):
-        if records.setdefault(record.episode_id, record) is not record:
-            raise RecordError(f"{path} holds two records named {record.episode_id}; give the file of one job at a time")
+    records = list(read_episodes(path, on_cut=cut.append))
     if cut and records:
-        last = _group(next(reversed(records)))
-        records = {name: record for name, record in records.items() if _group(name) != last}
+        last = _group(records[-1].episode_id)
+        records = [record for record in records if _group(record.episode_id) != last]
         warnings.warn(f"{cut[0]}, and so is its group {last}", stacklevel=2)
-    replayed = {name: record for name, record in records.items() if replayed_episode(name) is not None}
+    return in_groups(records, str(path))
+
+
+def in_groups(records: Iterable[EpisodeRecord], place: str) -> StoredEpisodes:
+    """Groups of episodes: those of one task whose ids agree up to the last dot (`s3.g0.e5`).
+
+    A record whose id is that of a replay (`str(Replay)`) is that replay.
+
+    Raises:
+        RecordError: two records of one id, a replay without its episode, or no episode at all; `place` is in the words.
+    """
+    by_id: dict[str, EpisodeRecord] = {}
+    for record in records:
+        if by_id.setdefault(record.episode_id, record) is not record:
+            raise RecordError(
+                f"{place} holds two records named {record.episode_id}; give the file of one job at a time"
+            )
+    replayed = {name: record for name, record in by_id.items() if replayed_episode(name) is not None}
     for name in replayed:
-        if replayed_episode(name) not in records:
-            raise RecordError(f"{path} holds the replay {name} without its episode; the file has been cut")
+        if replayed_episode(name) not in by_id:
+            raise RecordError(f"{place} holds the replay {name} without its episode; the file has been cut")
     groups: dict[tuple[str, str], list[EpisodeRecord]] = {}
-    for name, record in records.items():
+    for name, record in by_id.items():
         if name not in replayed:
             groups.setdefault((_group(name), record.task.task_id), []).append(record)
     if not groups:
-        raise RecordError(f"{path} holds no episode")
+        raise RecordError(f"{place} holds no episode")
     return StoredEpisodes(tuple(EpisodeGroup(rows[0].task, tuple(rows)) for rows in groups.values()), replayed)
 
 

@@ -30,7 +30,7 @@ function fill(element, on, attributes, children) {
     else if (value !== false && value != null) element.setAttribute(name, value);
   }
   for (const [event, listener] of Object.entries(on)) element.addEventListener(event, listener);
-  element.append(...children.flat().filter((child) => child != null));
+  element.append(...children.flat(Infinity).filter((child) => child != null));
   return element;
 }
 

@@ -45,8 +45,8 @@ class Page:
 
     def render(self) -> str:
         """The page as HTML."""
-        style = "\n".join([_colours(), *(_file(name) for name in ("page.css", *self.styles))])
-        script = "\n".join(_file(name) for name in ("page.js", *self.scripts))
+        style = "\n".join([_colours(), *(asset(name) for name in ("page.css", *self.styles))])
+        script = "\n".join(asset(name) for name in ("page.js", *self.scripts))
         policy = (
             f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; img-src data:; "
             "base-uri 'none'; form-action 'none'"
@@ -96,7 +96,8 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _file(name: str) -> str:
+def asset(name: str) -> str:
+    """A file of this folder."""
     return (files(__package__) / name).read_text("utf-8")
 
 
