@@ -9,6 +9,7 @@ from rich.console import Console
 
 from selfcest_env.errors import ConfigError
 from selfcest_training.commands.study import print_study
+from selfcest_training.commands.trace import faces_of
 from selfcest_training.config import RunConfig
 from selfcest_training.lock import locked
 from selfcest_training.reporting.findings import failures, findings
@@ -39,14 +40,14 @@ def report_page(folders: Sequence[Path], out: Path, console: Console) -> None:
         RecordError: a file of a folder is damaged; the message names file and line.
     """
     if out.suffix != ".html" or out.is_dir():
-        raise ConfigError(f"--html is {str(out)!r}; expected the name of a page, as report.html")
+        raise ConfigError(f"--html {out} is no place for a page: expected a file's name that ends in .html")
     sources = read_sources(folders)
-    written = write_report_page(sources, out)
+    written = write_report_page(sources, out, faces_of)
     lines = []
     for source in sources:
         lines += [source.name] if len(sources) > 1 else []
         lines += [f"warning: {line}" for line in failures(source)]
         lines += [f"{one.question}: {one.text}" for one in findings(source)]
-    lines.append(f"written to {out}, with {len(written) - 1} figures and tables beside it")
+    lines.append(f"written to {out}, with {len(written) - 1} files beside it")
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False, markup=False)

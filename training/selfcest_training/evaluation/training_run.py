@@ -5,7 +5,7 @@ A job plays its own part of it with the weights that it has, and what all jobs h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -217,7 +217,6 @@ def report_run(config: RunConfig) -> str:
     study, notes = study_of(config), [*missing, *warnings]
     final = [Part(arm, Stage.AFTER, config.evaluation.temperatures[0]) for arm in config.arms]
     names = [part.label(config) for part in final]
-    earlier = {part.label(config): replace(part, stage=Stage.BEFORE).label(config) for part in final}
     able = [part.label(config) for part in reversed(final) if config.limits_of(part.arm).delegation]
     cells, reading = curves_of(in_order(study, results)), reading_of(study, subjects=able)
     head = headline(study, cells, reading)
@@ -231,9 +230,26 @@ def report_run(config: RunConfig) -> str:
         plots=_PLOTS,
         decisions=choices,
         verdict_of=partial(run_verdict, cells, names, choices),
-        arms={name: earlier.get(name) for name in names},
+        arms=arms_of(config, {result.place.strategy for result in results}),
     )
     return "\n".join([*notes, shown])
+
+
+def arms_of(config: RunConfig, played: Collection[str]) -> dict[str, str | None]:
+    """What stands for every arm in few words, in their order: its trained policy, greedy, and what that was before RL.
+
+    An arm whose trained policy was not played is what it is before RL, where that was.
+    """
+    found: dict[str, str | None] = {}
+    for arm, spec in config.arms.items():
+        after, before = (
+            Part(arm, stage, config.evaluation.temperatures[0]).label(config) for stage in (Stage.AFTER, Stage.BEFORE)
+        )
+        if after in played or before not in played:
+            found[after] = before if spec.rl.steps else None
+        else:
+            found[before] = None
+    return found
 
 
 def in_order(study: StudyConfig, results: Sequence[Result]) -> list[Result]:

@@ -604,7 +604,7 @@ function origin(source, id) {
       : make("p", { class: "muted small" }, "Written by a version that kept neither its command nor its versions."),
     open("Configuration, defaults written out", make("pre", { class: "text", tabindex: 0 }, source.config)),
     source.files.length
-      ? open(`Files beside this page (${count(source.files.length)})`, make("ul", {}, source.files.map((file) => make("li", {}, make("a", { href: encodeURIComponent(file) }, file)))))
+      ? open(`Files beside this page (${count(source.files.length)})`, make("ul", {}, source.files.map((file) => make("li", {}, make("a", { href: file.split("/").map(encodeURIComponent).join("/") }, file)))))
       : null,
   );
 }

@@ -20,6 +20,7 @@ from selfcest_training.reporting.sources import Source
 COMMON = 0.1  # share from which on a pathology is worth a line
 MOSTLY = 0.5  # of groups that teach nothing
 SEEDS = 3  # with fewer the weights' luck is not told from the method
+SAID = 3  # failures in the verdict; all of them stand above it
 REGRET = 0.01  # in reward; below it choosing better is worth nothing
 
 _CURES = {
@@ -68,9 +69,7 @@ def findings(source: Source) -> list[Finding]:
         Finding("What was learned", _learned(source), ("learning", "results")),
         Finding("Who wins on which cost", _wins(source, found), ("frontier", "decisions")),
         Finding("How sure", _sure(source, found), ("results",)),
-        Finding(
-            "What failed", _join(failures(source)) or "Nothing that this page counts.", ("failures", "pathologies")
-        ),
+        Finding("What failed", _failed(source), ("failures", "pathologies")),
         Finding("What to try next", _join(list(_next(source, found))[:2]), ("failures", "pathologies", "decisions")),
     ]
 
@@ -90,6 +89,12 @@ def rivals(source: Source) -> list[Rivals]:
         at = match(own[-1], other[-1], resampler, reading.compared, least)
         found.append(Rivals(curves.family, subject, rival, over, at))
     return found
+
+
+def _failed(source: Source) -> str:
+    said = failures(source)
+    more = [f"and {len(said) - SAID} more"] if len(said) > SAID else []
+    return _join([*said[:SAID], *more]) or "Nothing that this page counts."
 
 
 def failures(source: Source) -> list[str]:

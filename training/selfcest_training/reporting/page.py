@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from selfcest_training.config_file import dump_config
 from selfcest_training.evaluation.decision_table import MEANING, Decided
@@ -19,6 +20,8 @@ from selfcest_training.evaluation.table import Curves, by_family, rows_of
 from selfcest_training.evaluation.words import at_most, cost_name
 from selfcest_training.files import whole, write_text
 from selfcest_training.html.page import Page
+from selfcest_training.html.playing import Face
+from selfcest_training.html.viewer import Shown, viewer_page
 from selfcest_training.reporting.figures import delegation_figure, frontier_figure, learning_figure
 from selfcest_training.reporting.findings import failures, findings
 from selfcest_training.reporting.learning import Series, grouped, learning, title
@@ -36,32 +39,52 @@ class Trees:
 
     Attributes:
         page: its path.
-        episodes: by the name that the page has for them.
+        places: one an episode, by the name that the page has for it: its id, with a number where another has it too.
     """
 
     page: Path
-    episodes: dict[str, Place]
+    places: dict[str, Place] = field(default_factory=dict)
 
     def link(self, place: Place) -> str:
         """Where a turn is shown, from the page beside it. The episode is remembered for the page of trees."""
-        name = next((known for known, other in self.episodes.items() if other.record is place.record), None)
+        name = next((known for known, other in self.places.items() if other.record is place.record), None)
         if name is None:
-            name = f"w{len(self.episodes)}.{place.record.episode_id}"
-            self.episodes[name] = place
-        return f"{self.page.name}#{name}/{place.agent_id}/{place.turn}"
+            same = sum(other.record.episode_id == place.record.episode_id for other in self.places.values())
+            name = place.record.episode_id + (f"~{same + 1}" if same else "")
+            self.places[name] = place
+        at = "/".join(quote(str(part), safe="") for part in (name, place.agent_id, place.turn))
+        return f"{quote(self.page.name)}#{at}"
+
+    def render(self, title: str, faces: Sequence[Face]) -> str:
+        """The page of trees. Raises `RecordError` if nothing was linked."""
+        shown = [
+            Shown(replace(place.record, episode_id=name), played_as=place.played_as)
+            for name, place in self.places.items()
+        ]
+        return viewer_page(title, shown, faces, ()).render()
 
 
-def write_report_page(sources: Sequence[Source], out: Path) -> list[Path]:
-    """Write the page, and beside it, named after it, figures as PNG and SVG and numbers as CSV. Returns all paths."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    trees = Trees(out.with_name(f"{out.stem}_trace.html"), {})
+def write_report_page(sources: Sequence[Source], out: Path, faces_of: Callable[[Path], Sequence[Face]]) -> list[Path]:
+    """Write the page; beside it NAME_files with figures as PNG and SVG and numbers as CSV, and NAME_trace.html.
+
+    Args:
+        sources: what it is about.
+        out: the page.
+        faces_of: rules that the episodes of a file may have been played by.
+
+    Returns:
+        All paths, the page first.
+    """
+    folder = out.with_name(f"{out.stem}_files")
+    folder.mkdir(parents=True, exist_ok=True)
+    trees = Trees(out.with_name(f"{out.stem}_trace.html"))
     written = [out]
     parts = []
     for place, source in enumerate(sources):
-        stem = out.stem + (f"_{place + 1}" if len(sources) > 1 else "")
         data = source_data(source, trees)
-        data["files"] = [path.name for path in _files(source, data, out.with_name(stem))]
-        written += [out.with_name(name) for name in data["files"]]
+        files = _files(source, data, folder, f"{place + 1}_" if len(sources) > 1 else "")
+        data["files"] = [f"{folder.name}/{path.name}" for path in files]
+        written += files
         parts.append(data)
     names = ", ".join(source.name for source in sources)
     page = Page(
@@ -72,6 +95,11 @@ def write_report_page(sources: Sequence[Source], out: Path) -> list[Path]:
         data={"report": {"sources": parts, "made": datetime.now(UTC).isoformat(" ", "minutes")}},
     )
     write_text(out, page.render())
+    if trees.places:
+        files = {place.file.parent: place.file for place in trees.places.values()}
+        faces = [face for file in files.values() for face in faces_of(file)]
+        write_text(trees.page, trees.render(f"Worst episodes: {names}", faces))
+        written.append(trees.page)
     return written
 
 
@@ -260,12 +288,12 @@ def _number(value: float) -> float | None:
 # Files
 
 
-def _files(source: Source, data: Mapping[str, Any], stem: Path) -> list[Path]:
+def _files(source: Source, data: Mapping[str, Any], folder: Path, prefix: str) -> list[Path]:
     """Figures and tables of one source."""
     written: list[Path] = []
 
-    def beside(ending: str) -> Path:
-        written.append(stem.with_name(f"{stem.name}_{ending}"))
+    def beside(name: str) -> Path:
+        written.append(folder / f"{prefix}{name}")
         return written[-1]
 
     def pictures(name: str) -> list[Path]:

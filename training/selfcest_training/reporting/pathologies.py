@@ -128,10 +128,11 @@ OF_EPISODES: Mapping[str, Callable[[EpisodeRecord], Sight]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Place:
-    """Where an episode is stored, and what it was played as; `worst` at its agent and turn."""
+    """A turn of an episode that is stored in `file`, and in words what the episode was played as."""
 
     file: Path
     record: EpisodeRecord
+    played_as: str
     agent_id: AgentId = ROOT
     turn: int = 0
 
@@ -177,18 +178,19 @@ class Pathologies:
 
     def episode(self, owner: str, family: str, size: str, file: Path, record: EpisodeRecord) -> None:
         """Look at one evaluated episode of a policy."""
+        played_as = f"{owner} on {family} {size}"
         for name, look in OF_EPISODES.items():
             sight = look(record)
             if sight.possible:
                 spot = sight.spot
-                place = Place(file, record, spot.agent_id, spot.turn) if spot else None
+                place = Place(file, record, played_as, spot.agent_id, spot.turn) if spot else None
                 self._count(name, owner).add(place, (spot.severity, -record.team_return) if spot else ())
         if record.limits.delegation and record.root.turns:
-            self._remember(owner, family, size, Place(file, record))
+            self._remember(owner, family, size, Place(file, record, played_as))
 
     def group(self, owner: str, file: Path, group: EpisodeGroup) -> None:
         """Look at one training group of an arm; the worst is the one that cost most."""
-        place = Place(file, group.episodes[0]) if equal_returns(group) else None
+        place = Place(file, group.episodes[0], f"{owner} in training") if equal_returns(group) else None
         cost = sum(episode.cost.generated_tokens for episode in group.episodes)
         self._count("equal groups", owner).add(place, (cost,))
 

@@ -18,7 +18,7 @@ from selfcest_training.evaluation.decision_table import Decided, decided, trios
 from selfcest_training.evaluation.reading import Reading, reading_of
 from selfcest_training.evaluation.results import Result, read_results, read_unplayable
 from selfcest_training.evaluation.table import Curves, curves_of
-from selfcest_training.evaluation.training_run import Part, Stage, in_order, parts_of, results_of, study_of
+from selfcest_training.evaluation.training_run import arms_of, in_order, parts_of, results_of, study_of
 from selfcest_training.evaluation.unplayable import leave_out, unplayable_lines
 from selfcest_training.evaluation.warm_starts import given_up_lines, warm_start_warnings
 from selfcest_training.reporting.pathologies import Count, Pathologies
@@ -113,12 +113,7 @@ def _key(config: RunConfig, runs: Mapping[str, Sequence[RunConfig]]) -> str:
 
 def _run(configs: Sequence[RunConfig]) -> Source:
     config = replace(configs[0], seeds=tuple(seed for one in configs for seed in one.seeds))
-    study, first = study_of(config), config.evaluation.temperatures[0]
-    final = {arm: Part(arm, Stage.AFTER, first).label(config) for arm in config.arms}
-    before = {
-        final[arm]: Part(arm, Stage.BEFORE, first).label(config) for arm, spec in config.arms.items() if spec.rl.steps
-    }
-    able = [label for arm, label in reversed(final.items()) if config.limits_of(arm).delegation]
+    study = study_of(config)
     jobs = [
         JobLog(arm, seed, one.folder / arm / f"seed{seed}", rows)
         for arm in config.arms
@@ -127,18 +122,21 @@ def _run(configs: Sequence[RunConfig]) -> Source:
         if (rows := metrics_of(one, arm, seed))
     ]
     results, notes = _evaluated(configs, bool(jobs))
+    arms = arms_of(config, {result.place.strategy for result in results})
+    before = {after: earlier for after, earlier in arms.items() if earlier is not None}
+    able = [label for arm, label in zip(config.arms, arms, strict=True) if config.limits_of(arm).delegation]
     return Source(
         name=" + ".join(one.name for one in configs),
         folders=[one.folder for one in configs],
         study=study,
         run=config,
         cells=curves_of(in_order(study, results)) if results else [],
-        reading=reading_of(study, subjects=able or tuple(final.values())),
+        reading=reading_of(study, subjects=able[::-1] or tuple(arms)),
         decisions=decided(study, results) if results else [],
-        final=list(final.values()),
+        final=list(arms),
         before=before,
         jobs=jobs,
-        pathologies=_pathologies_of_run(configs, {*final.values(), *before.values()}),
+        pathologies=_pathologies_of_run(configs, {*arms, *before.values()}),
         warnings=[
             *notes,
             *(line for one in configs for line in warm_start_warnings(one)),
