@@ -79,7 +79,7 @@ def print_study(config: StudyConfig, console: Console, notes: Sequence[str] = ()
     cells, reading, choices = curves_of(results), reading_of(config, crossed=crossed), decided(config, results)
     head = headline(config, cells, reading)
     shown, text = write_report(config.folder, cells, reading, head, [*notes, *lost], decisions=choices)
-    for line in (shown, *(f"warning: {line}" for line in lost)):
+    for line in (*(f"warning: {line}" for line in lost), shown):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     console.print(f"written to {config.folder}; the whole report is its table.md", highlight=False)
     return text
