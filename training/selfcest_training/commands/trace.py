@@ -22,7 +22,7 @@ from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.text.terse import TerseProtocol
 from selfcest_training.config_file import load_config
 from selfcest_training.credit import Credit, make_assigner
-from selfcest_training.credit.offline import apply, in_groups, read_groups
+from selfcest_training.credit.offline import apply, in_groups
 from selfcest_training.evaluation.policies import LEAST
 from selfcest_training.evaluation.results import read_results
 from selfcest_training.evaluation.words import at_most
@@ -104,10 +104,10 @@ def write_page(
         cut: list[str] = []
         here = list(_episodes(file, strategy, wrong, on_cut=cut.append))
         for line in cut:
-            console.print(f"warning: {line}", markup=False, highlight=False, soft_wrap=True)
+            left = ", and its group has no credit" if schemes else ""
+            console.print(f"warning: {line}{left}", markup=False, highlight=False, soft_wrap=True)
         for credits, assigner in zip(said, assigners, strict=True):
-            stored = read_groups(file) if cut else in_groups([item.record for item in here], str(file))
-            credits.append(apply(assigner, stored))
+            credits.append(apply(assigner, in_groups([item.record for item in here], str(file), cut=bool(cut))))
         several = str(file) if len(files) > 1 else ""
         shown += [replace(item, file=number, played_as=item.played_as or several) for item in here]
         faces += faces_of(file)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,22 +35,23 @@ def read_groups(path: Path) -> StoredEpisodes:
     cut: list[str] = []
     records = list(read_episodes(path, on_cut=cut.append))
     if cut and records:
-        last = _group(records[-1].episode_id)
-        records = [record for record in records if _group(record.episode_id) != last]
-        warnings.warn(f"{cut[0]}, and so is its group {last}", stacklevel=2)
-    return in_groups(records, str(path))
+        warnings.warn(f"{cut[0]}, and so is its group {_group(records[-1].episode_id)}", stacklevel=2)
+    return in_groups(records, str(path), cut=bool(cut))
 
 
-def in_groups(records: Iterable[EpisodeRecord], place: str) -> StoredEpisodes:
+def in_groups(records: Sequence[EpisodeRecord], place: str, *, cut: bool = False) -> StoredEpisodes:
     """Groups of episodes: those of one task whose ids agree up to the last dot (`s3.g0.e5`).
 
-    A record whose id is that of a replay (`str(Replay)`) is that replay.
+    A record whose id is that of a replay (`str(Replay)`) is that replay. `cut`: the last group is left out.
 
     Raises:
         RecordError: two records of one id, a replay without its episode, or no episode at all; `place` is in the words.
     """
     by_id: dict[str, EpisodeRecord] = {}
+    last = _group(records[-1].episode_id) if cut and records else None
     for record in records:
+        if _group(record.episode_id) == last:
+            continue
         if by_id.setdefault(record.episode_id, record) is not record:
             raise RecordError(
                 f"{place} holds two records named {record.episode_id}; give the file of one job at a time"

@@ -191,7 +191,7 @@ const childrenOf = (agent) => agent.turns.flatMap((turn) => turn.children ?? [])
 function facts(pairs) {
   return pairs
     .filter(([, value]) => value != null && value !== "")
-    .map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value)));
+    .map(([name, value, said]) => make("div", {}, make("dt", {}, name), make("dd", { class: said && "text" }, value)));
 }
 
 function showEpisode() {
@@ -205,8 +205,8 @@ function showEpisode() {
   $("facts").replaceChildren(
     ...facts([
       ["outcome", index.outcome[number]],
-      ["answer", answer == null ? "none" : text(answer).words],
-      ["truth", task.answer],
+      ["answer", answer == null ? "none" : text(answer).words, "text"],
+      ["truth", task.answer, "text"],
       ["return", measure(index.return[number])],
       ["tokens", count(episode.cost.total_tokens)],
       ["generated", count(episode.cost.generated_tokens)],
@@ -358,7 +358,7 @@ function drawTimeline() {
   const scale = (width - LANE.label - 8) / total;
   const played = agents.filter((agent) => agent.turns.length);
   const lane = (agent, at) => {
-    const y = at * (LANE.height + LANE.gap);
+    const y = 2 + at * (LANE.height + LANE.gap);
     const last = agent.turns.at(-1);
     const [from, to] = [agent.turns[0].at, last.at + last.generated].map((time) => LANE.label + time * scale);
     const middle = y + LANE.height / 2;
@@ -485,6 +485,7 @@ function fillLedger() {
       draw("rect", { class: "cursor", x: shown.event * step, y: 1, width: Math.max(2, step), height: height + 2 }),
     ),
     make("p", { class: "legend small" }, swatch("var(--spent)", "spent"), swatch("var(--reserved)", "reserved"),
+      swatch("var(--lent)", "lent to clones, in their accounts"),
       unlimited ? null : swatch("var(--free)", "free")),
   );
   const sum = sums[shown.event];
@@ -609,8 +610,8 @@ function showAgent() {
     ...facts([
       ["state", `${mark(agent.status)} ${words(agent.status)}`],
       ["spent", count(spentOf(agent)) + (agent.granted == null ? "" : ` of ${count(agent.granted)}`)],
-      ["asked", agent.id === "root" ? null : text(agent.objective).words],
-      [agent.status === "absent" ? "its parent was given" : "replied", agent.reply == null ? null : text(agent.reply).words],
+      ["asked", agent.id === "root" ? null : text(agent.objective).words, "text"],
+      [agent.status === "absent" ? "its parent was given" : "replied", agent.reply == null ? null : text(agent.reply).words, "text"],
     ]),
   );
   $("turns").replaceChildren(

@@ -1,0 +1,71 @@
+"""A real browser for tests of pages. Where there is none the tests are skipped, and say what they lack."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
+    """Playwright's browser; skips the test that has none."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install -r requirements/dev.txt")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium, so no page is opened in a browser: apt-get install chromium")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM)
+        yield browser
+        browser.close()
+
+
+class Opened:
+    """A page, with what it said to the console and asked the network for."""
+
+    def __init__(self, browser: Any, file: Path, place: str = "", **options: Any) -> None:
+        self.tab = browser.new_page(**{"viewport": {"width": 1500, "height": 950}, **options})
+        self.said: list[str] = []
+        self.asked: list[str] = []
+        self.tab.on("console", lambda message: self.said.append(message.text))
+        self.tab.on("pageerror", lambda error: self.said.append(str(error)))
+        self.tab.on("dialog", lambda dialog: self.said.append(f"dialog {dialog.message}"))
+        self.tab.on("request", lambda request: self.asked.append(request.url.partition("#")[0]))
+        self.file = file
+        self.tab.goto(file.as_uri() + place)
+
+    def text(self, selector: str) -> str:
+        return str(self.tab.locator(selector).first.inner_text())
+
+    def focused(self) -> str:
+        return str(self.tab.evaluate("document.activeElement.id || document.activeElement.dataset.agent"))
+
+    def close(self) -> None:
+        """Raises `AssertionError` for a page that complained, or loaded anything but itself."""
+        self.tab.close()
+        assert self.said == []
+        assert set(self.asked) == {self.file.as_uri()}
+
+
+@contextmanager
+def opened(browser: Any, file: Path, place: str = "", **options: Any) -> Iterator[Opened]:
+    page = Opened(browser, file, place, **options)
+    yield page
+    page.close()
+
+
+def serious(tab: Any) -> list[str]:
+    """What axe-core finds that keeps somebody from using the page."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe-playwright-python")
+    found = axe.Axe().run(tab).response["violations"]
+    return [
+        f"{one['id']}: {node['html']} {node['failureSummary']}"
+        for one in found
+        if one["impact"] in ("serious", "critical")
+        for node in one["nodes"]
+    ]

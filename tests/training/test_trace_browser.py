@@ -1,0 +1,294 @@
+"""The page of episodes in a real browser."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browsing import chromium, opened, serious
+from pages import EVIL, RULES, groups, harmful, write
+from rich.console import Console
+from test_job import counterfactual, play
+
+from selfcest_env.record import EpisodeRecord
+from selfcest_training.commands.trace import write_page
+from selfcest_training.credit import Credit
+from selfcest_training.html.playing import Face
+from selfcest_training.html.viewer import SchemeCredit, Shown, viewer_page
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def records(browser: Any) -> list[EpisodeRecord]:
+    return [record for group in groups(3, replays=True) for record in group]
+
+
+@pytest.fixture(scope="module")
+def deep(records: list[EpisodeRecord]) -> EpisodeRecord:
+    return next(record for record in records if "/" not in record.episode_id and record.cost.depth == 2)
+
+
+@pytest.fixture(scope="module")
+def file(records: list[EpisodeRecord], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("page")
+    out = folder / "page.html"
+    write_page([write(folder / "e.jsonl", *records)], out, Console(), schemes=["rloo", "coma"])
+    return out
+
+
+def test_somebody_finds_an_episode_and_reads_what_a_clone_wrote(browser: Any, file: Path, deep: EpisodeRecord) -> None:
+    with opened(browser, file) as page:
+        tab = page.tab
+        tab.fill("#find", deep.episode_id)
+        assert page.text("#found").startswith("1 of 12 episodes")
+        tab.locator('#list [role="option"]').click()
+        assert page.text("#episode-name") == deep.episode_id
+        assert tab.locator('#tree [role="treeitem"]').count() == len(deep.agents)
+        tab.locator('#tree [data-agent="root.0"]').click()
+        clone = deep.agents[1]
+        assert page.text("#agent-name") == "root.0"
+        assert tab.locator(".generated .text").all_text_contents() == [t.generation.text for t in clone.turns]
+        assert clone.objective in tab.locator(".environment .theirs").all_text_contents()
+        assert tab.url.endswith(f"#{deep.episode_id}/root.0/0")
+
+
+@pytest.mark.slow
+def test_filters_leave_what_they_say(browser: Any, file: Path, records: list[EpisodeRecord]) -> None:
+    factual = [record for record in records if "/" not in record.episode_id]
+    with opened(browser, file) as page:
+        tab = page.tab
+
+        def found() -> int:
+            return int(page.text("#found").split()[0])
+
+        tab.select_option("#outcome", "right")
+        assert found() == sum(record.reward_terms["correct"] == 1 for record in factual if record.reward_terms)
+        tab.select_option("#outcome", "any")
+        tab.select_option("#family", "ledger_qa")
+        assert found() == sum(record.task.source == "ledger_qa" for record in factual)
+        tab.select_option("#clones", "4 or more")
+        assert found() == sum(r.task.source == "ledger_qa" and r.cost.clones >= 4 for r in factual)
+        tab.select_option("#family", "any")
+        tab.select_option("#clones", "any")
+        tab.fill("#tokens", "700")
+        assert found() == sum(record.cost.total_tokens <= 700 for record in factual)
+        tab.fill("#tokens", "")
+        tab.select_option("#return", "0 or less")
+        assert found() == sum(record.team_return <= 0 for record in factual)
+        tab.select_option("#return", "any")
+        tab.check("#with-replays")
+        assert found() == len(records)
+        tab.select_option("#order", "tokens, many first")
+        most = max(records, key=lambda record: record.cost.total_tokens)
+        assert f"{most.cost.total_tokens:,} tokens" in page.text('#list [role="option"]')
+
+
+@pytest.mark.slow
+def test_the_keyboard_alone_will_do(browser: Any, file: Path, deep: EpisodeRecord) -> None:
+    with opened(browser, file) as page:
+        keys = page.tab.keyboard
+        keys.press("Tab")
+        assert page.text(":focus") == "Skip to the content"
+        keys.press("/")
+        assert page.focused() == "find"
+        keys.type(deep.episode_id)
+        for _ in range(20):
+            keys.press("Tab")
+            if page.focused() == "list":
+                break
+        keys.press("ArrowDown")
+        assert page.text("#episode-name") == deep.episode_id
+        keys.press("Enter")
+        assert page.focused() == "episode-name"
+        keys.press("Tab")
+        assert page.focused() == "root"
+        keys.press("ArrowDown")
+        assert page.focused() == "root.0"
+        keys.press("ArrowRight")
+        assert page.focused() == "root.1"
+        keys.press("ArrowUp")
+        assert page.focused() == "root"
+        keys.press("End")
+        assert page.focused() == str(deep.agents[-1].agent_id)
+        keys.press("Enter")
+        assert page.focused() == "agent-name"
+        keys.press("n")
+        assert page.tab.url.endswith(f"/{min(1, len(deep.agents[-1].turns) - 1)}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1500, 900, 400])
+def test_everybody_can_use_it(browser: Any, file: Path, deep: EpisodeRecord, scheme: str, width: int) -> None:
+    viewport = {"width": width, "height": 950}
+    with opened(browser, file, f"#{deep.episode_id}/root.0/0", viewport=viewport, color_scheme=scheme) as page:
+        ground = page.tab.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert serious(page.tab) == []
+        assert page.tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing stands beside the page"
+        page.tab.click("#scheme")
+        assert page.tab.evaluate("getComputedStyle(document.body).backgroundColor") != ground
+        assert serious(page.tab) == []
+
+
+@pytest.mark.slow
+def test_a_link_leads_to_its_place_and_a_wrong_one_to_some(browser: Any, file: Path, deep: EpisodeRecord) -> None:
+    replayed = f"{deep.episode_id}%2Froot.0%3Dresample%2Fsample0"
+    with opened(browser, file, f"#{deep.episode_id}/root.1/0") as page:
+        assert (page.text("#episode-name"), page.text("#agent-name")) == (deep.episode_id, "root.1")
+        for place, name, agent in (
+            (f"{replayed}/root.0/0", f"{deep.episode_id}/root.0=resample/sample0", "root.0"),
+            (f"{deep.episode_id}/root.77/x", deep.episode_id, "root"),
+            ("%E0%A4%A/'\"<>/1", None, "root"),
+        ):
+            page.tab.evaluate("place => { location.hash = place }", place)
+            page.tab.wait_for_function("name => document.querySelector('#agent-name').textContent === name", arg=agent)
+            assert name is None or page.text("#episode-name") == name
+
+
+@pytest.mark.slow
+def test_credit_replays_and_accounts_are_the_record_s(
+    browser: Any, file: Path, deep: EpisodeRecord, records: list[EpisodeRecord]
+) -> None:
+    replay = next(r for r in records if r.episode_id == f"{deep.episode_id}/root.0=resample/sample0")
+    with opened(browser, file, f"#{deep.episode_id}/root.0/0") as page:
+        assert page.tab.locator("#credit thead th").all_text_contents()[1].startswith("rloo")
+        assert page.tab.locator("#credit tbody tr").count() == sum(len(agent.turns) for agent in deep.agents)
+        cells = page.tab.locator("#replays tbody tr").nth(1).locator("td").all_text_contents()
+        assert cells[0] == (replay.by_id[deep.agents[1].agent_id].reply or "no reply")
+        assert cells[1] == (replay.answer or "no reply")
+        gap = deep.team_return - replay.team_return
+        assert float(cells[3].replace("−", "-")) == pytest.approx(gap, abs=0.006)
+        for place in range(int(page.tab.get_attribute("#ledger input", "max")) + 1):
+            page.tab.locator("#ledger input").fill(str(place))
+            numbers = [
+                int(word.replace(",", "")) for word in page.text("#moment").split(": ")[1].split() if word[0].isdigit()
+            ]
+            assert sum(numbers) == deep.limits.total_tokens
+        rows = page.tab.locator("#accounts tbody tr").all_inner_texts()
+        assert [row.split()[0] for row in rows] == [str(agent.agent_id) for agent in deep.agents]
+
+
+@pytest.mark.slow
+def test_credit_by_token_colours_tokens_and_exclusion_says_why(
+    browser: Any, deep: EpisodeRecord, tmp_path: Path
+) -> None:
+    first, *others = [key for key, _ in deep.turns()]
+    credit = Credit({first: (0.5, -1.0, 0.0)}, frozenset(others))
+    shown = viewer_page("T", [Shown(deep)], [Face(RULES)], [SchemeCredit("mine", "a rule", [[credit]])])
+    (tmp_path / "p.html").write_text(shown.render(), encoding="utf-8")
+    with opened(browser, tmp_path / "p.html") as page:
+        tokens = page.tab.locator(".token")
+        assert [tokens.nth(i).get_attribute("title") for i in range(3)] == ["mine +0.5", "mine −1", "mine 0"]
+        colours = tokens.evaluate_all("all => all.map(one => getComputedStyle(one).backgroundColor)")
+        assert len(set(colours)) == 3
+        assert "excluded: the agent" in page.text("#credit tbody tr:nth-child(2) td")
+
+
+@pytest.mark.slow
+def test_harmful_texts_are_shown_and_run_nothing(browser: Any, tmp_path: Path) -> None:
+    record = harmful()
+    for name, faces in (("exact", [Face(RULES)]), ("by_record", [])):
+        file = tmp_path / f"{name}.html"
+        shown = Shown(record, played_as=EVIL)
+        credit = Credit({key: 0.5 for key, _ in record.turns()})
+        page_of = viewer_page(EVIL, [shown, shown], faces, [SchemeCredit(EVIL, EVIL, [[credit]])])
+        file.write_text(page_of.render(), encoding="utf-8", errors="xmlcharrefreplace")
+        with opened(browser, file) as page:
+            tab = page.tab
+            units = list(array("H", EVIL.encode("utf-16-le", "surrogatepass")))
+            same = (
+                "([selector, units]) => document.querySelector(selector).textContent === String.fromCharCode(...units)"
+            )
+            assert tab.evaluate(same, ["#question", units])
+            assert tab.evaluate(same, ["#played-as", units])
+            for agent in record.agents:
+                tab.locator(f'[data-agent="{agent.agent_id}"]').click()
+                assert "<script>window.harmed=1</script>" in page.text("#turns")
+            tab.fill("#find", "onerror")
+            assert page.text("#found").startswith("2 of 2 episodes")
+            hrefs = tab.evaluate("[...document.querySelectorAll('a')].map(a => a.getAttribute('href'))")
+            assert all(href.startswith("#") for href in hrefs)
+            assert tab.locator("img, iframe, object, embed, base, form[action]").count() == 0
+            assert tab.locator("script").count() == 1 + len(page_of.data) + len(page_of.lines)
+            assert tab.evaluate("window.harmed") is None
+
+
+@pytest.mark.slow
+def test_the_policy_holds_even_against_the_page_s_own_mistakes(browser: Any, file: Path) -> None:
+    tab = browser.new_page()
+    tab.goto(file.as_uri())
+    tab.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=data:x onerror=\"window.harmed=1\">')")
+    tab.evaluate(
+        "const s = document.createElement('script'); s.textContent = 'window.harmed=1'; document.body.append(s)"
+    )
+    assert "blocked" in tab.evaluate("fetch('https://example.org').then(() => 'sent', () => 'blocked')")
+    tab.wait_for_timeout(100)
+    assert tab.evaluate("window.harmed") is None
+    tab.close()
+
+
+@pytest.mark.slow
+def test_a_printed_page_has_no_controls(browser: Any, file: Path, deep: EpisodeRecord) -> None:
+    with opened(browser, file, f"#{deep.episode_id}/root.0/0", color_scheme="dark") as page:
+        page.tab.emulate_media(media="print")
+        assert not page.tab.locator("#list").is_visible()
+        assert not page.tab.locator("#scheme").is_visible()
+        assert page.tab.locator("#turns").is_visible()
+        assert page.tab.evaluate("getComputedStyle(document.body).color") == "rgb(30, 32, 38)", "ink on white"
+
+
+@pytest.mark.slow
+def test_five_thousand_episodes_load_and_scroll(browser: Any, records: list[EpisodeRecord], tmp_path: Path) -> None:
+    factual = [record for record in records if "/" not in record.episode_id]
+    many = [Shown(replace(factual[i % len(factual)], episode_id=f"s{i}.g0.e0")) for i in range(5000)]
+    file = tmp_path / "many.html"
+    file.write_text(viewer_page("Many", many, [Face(RULES)], ()).render(), encoding="utf-8")
+    tab = browser.new_page(viewport={"width": 1500, "height": 950})
+    metrics = tab.context.new_cdp_session(tab)
+    metrics.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def seconds() -> float:  # of the page's own thread: other work on the machine does not count
+        found = {one["name"]: one["value"] for one in metrics.send("Performance.getMetrics")["metrics"]}
+        return float(found["TaskDuration"])
+
+    tab.goto(file.as_uri())
+    assert tab.inner_text("#found").startswith("5,000 of 5,000 episodes")
+    assert seconds() < 3
+    before, frames = seconds(), 100
+    tab.evaluate(
+        """async (frames) => {
+          const list = document.querySelector("#list");
+          for (let i = 1; i <= frames; i++) {
+            list.scrollTop = (i / frames) * list.scrollHeight;
+            await new Promise(requestAnimationFrame);
+          }
+        }""",
+        frames,
+    )
+    assert (seconds() - before) / frames < 0.033, "less than two frames of a screen"
+    assert tab.locator('#list [role="option"]').count() < 60
+    assert "s4999.g0.e0" in tab.locator('#list [role="option"]').last.inner_text()
+    tab.close()
+
+
+@pytest.mark.slow
+def test_the_pages_of_a_real_run_open(browser: Any, tmp_path: Path) -> None:
+    job = play(counterfactual(tmp_path, log_groups=2))
+    out = tmp_path / "run.html"
+    write_page([job.folder / "episodes.jsonl"], out, Console(), schemes=["rloo", "coma"])
+    with opened(browser, out) as page:
+        assert page.text("#episode-name") == "s0.g0.e0"
+        assert page.tab.locator("#ledger svg").count() > 0, "its rules are known"
+        page.tab.select_option("#clones", "some")
+        page.tab.locator('#list [role="option"]').first.click()
+        page.tab.locator('#tree [data-agent="root.0"]').click()
+        assert page.tab.locator("#replays tbody tr").count() == 1 + 2

@@ -1,0 +1,246 @@
+"""The data of the page of episodes: it agrees with the records, says nothing twice, and takes no mistake for data."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pages import EVIL, RULES, groups, harmful, write
+
+from selfcest_env.budget import Account
+from selfcest_env.counterfactual import restore
+from selfcest_env.record import EpisodeRecord
+from selfcest_env.rules import Rules
+from selfcest_env.text.counters import ByteCounter
+from selfcest_env.text.hermes import HermesProtocol
+from selfcest_env.types import ROOT, MessageRole
+from selfcest_training.commands import cli
+from selfcest_training.credit import Coma, Credit, Rloo
+from selfcest_training.credit.offline import apply, in_groups
+from selfcest_training.html.playing import Clock, Face, play_again
+from selfcest_training.html.viewer import SchemeCredit, Shown, viewer_page
+
+FACES = (Face(Rules(RULES.limits, HermesProtocol(), ByteCounter())), Face(RULES))
+
+
+@pytest.fixture(scope="module")
+def records() -> list[EpisodeRecord]:
+    return [record for group in groups(4, replays=True) for record in group]
+
+
+class Read:
+    """A page's data, as its script reads it."""
+
+    def __init__(self, html: str) -> None:
+        blocks = re.findall(r'<script type="application/json" id="(\w+)">(.*?)</script>', html, re.DOTALL)
+        self.blocks = dict(blocks)
+        self.index = json.loads(self.blocks["index"])
+        self.texts, self.tasks, self.episodes = (
+            [json.loads(line) for line in self.blocks[name].split("\n")] for name in ("texts", "tasks", "episodes")
+        )
+
+    def words(self, block: list[Any]) -> list[str]:
+        return ["".join(self.texts[number][0] for number in parts) for _, *parts in block]
+
+
+def page(records: list[EpisodeRecord], *schemes: SchemeCredit) -> Read:
+    return Read(viewer_page("T", [Shown(record) for record in records], FACES, schemes).render())
+
+
+def test_the_page_says_what_the_records_say(records: list[EpisodeRecord]) -> None:
+    read = page(records)
+    assert read.index["name"] == [record.episode_id for record in records]
+    assert read.index["tokens"] == [record.cost.total_tokens for record in records]
+    assert read.index["return"] == pytest.approx([record.team_return for record in records], rel=1e-5)
+    assert set(read.index["outcome"]) == {"right", "wrong"}
+    for record, shown in zip(records, read.episodes, strict=True):
+        assert [agent["id"] for agent in shown["agents"]] == [str(agent.agent_id) for agent in record.agents]
+        for agent, told in zip(record.agents, shown["agents"], strict=True):
+            assert [read.texts[turn["text"]] for turn in told["turns"]] == [[t.generation.text] for t in agent.turns]
+            assert None if told["reply"] is None else read.texts[told["reply"]][0] == agent.reply
+
+
+def test_what_the_environment_wrote_is_there_word_for_word(records: list[EpisodeRecord]) -> None:
+    read = page(records)
+    for record, shown in zip(records, read.episodes, strict=True):
+        kernel = restore(record, RULES.under(record.limits))
+        for agent, told in zip(record.agents, shown["agents"], strict=True):
+            blocks = [turn["wrote"] for turn in told["turns"]] + ([told["after"]] if told["after"] else [])
+            expected = [
+                m.content for m in kernel.agents[agent.agent_id].messages if m.role is not MessageRole.ASSISTANT
+            ]
+            assert [words for block in blocks for words in read.words(block)] == expected
+
+
+def test_accounts_add_up_after_every_turn_and_end_as_the_game_s(records: list[EpisodeRecord]) -> None:
+    for record, shown in zip(records, page(records).episodes, strict=True):
+        assert len(shown["ledger"]) == 1 + sum(len(agent.turns) for agent in record.agents)
+        now: dict[int, tuple[int, ...]] = {}
+        for _, changes in shown["ledger"]:
+            now |= {agent: tuple(amounts) for agent, *amounts in changes}
+            open_ = {agent: amounts[0] - sum(amounts[1:]) for agent, amounts in now.items()}
+            spent, reserved = (sum(amounts[i] for amounts in now.values()) for i in (1, 2))
+            assert min(open_.values()) >= 0
+            assert spent + reserved + sum(open_.values()) == record.limits.total_tokens
+        accounts = restore(record, RULES.under(record.limits)).ledger.accounts
+        assert {record.agents[place].agent_id: amounts for place, amounts in now.items()} == {
+            agent: tuple(part.total_tokens for part in account[:4]) for agent, account in accounts.items()
+        }
+        assert isinstance(accounts[ROOT], Account)
+
+
+def test_the_clock_ends_with_the_critical_path(records: list[EpisodeRecord]) -> None:
+    assert any(record.cost.depth == 2 for record in records)
+    for record in records:
+        clock = Clock(record)
+        assert max(clock.ends.values()) == record.cost.critical_path_tokens
+        turns = {(key.agent_id, key.turn): turn.facts.generated_tokens for key, turn in record.turns()}
+        assert sum(turns[place] for place in clock.critical) == record.cost.critical_path_tokens
+        for agent in record.agents:
+            if agent.parent_id is not None and agent.turns:
+                assert clock.starts[agent.agent_id, 0] == clock.ends[agent.parent_id, agent.born_at]
+
+
+def test_rules_that_make_another_episode_are_not_believed(records: list[EpisodeRecord]) -> None:
+    record = next(record for record in records if record.cost.clones and record.root.reply)
+    played = play_again(record, FACES[:1], Clock(record))
+    assert played.face is None
+    assert not played.ledger
+    said = "".join(part.text for block in played.blocks[ROOT] for message in block for part in message.parts)
+    assert record.task.prompt in said
+    children = [record.by_id[child] for turn in record.root.turns for child in turn.facts.children]
+    assert all((child.reply or str(child.status)) in said for child in children)
+    read = Read(viewer_page("T", [Shown(record)], FACES[:1], ()).render())
+    assert (read.episodes[0]["exact"], read.episodes[0]["ledger"]) == (False, [])
+
+
+def test_advantages_are_those_of_the_schemes_side_by_side(records: list[EpisodeRecord]) -> None:
+    stored = in_groups(records, "here")
+    credits = [apply(assigner, stored) for assigner in (Rloo(), Coma())]
+    read = page(records, SchemeCredit("rloo", "f", [credits[0]]), SchemeCredit("coma", "g", [credits[1]]))
+    seen = 0
+    for record, shown in zip(records, read.episodes, strict=True):
+        for key, _ in record.turns():
+            place = [str(agent.agent_id) for agent in record.agents].index(str(key.agent_id))
+            told = shown["agents"][place]["turns"][key.turn]["credit"]
+            said = [next((c.advantage[key] for c in of if key in c.advantage), None) for of in credits]
+            assert told == [None if value is None else pytest.approx(value, rel=1e-5) for value in said]
+            seen += None not in said
+    assert seen == sum(len(list(e.turns())) for g in stored.groups for e in g.episodes)
+
+
+def test_credit_by_token_and_exclusion_are_told(records: list[EpisodeRecord]) -> None:
+    record = next(record for record in records if "/" not in record.episode_id and record.cost.clones)
+    first, *others = [key for key, _ in record.turns()]
+    credit = Credit({first: (0.5, -1.0)}, frozenset(others), weight={first: 0.25})
+    turns = [t for a in page([record], SchemeCredit("x", "f", [[credit]])).episodes[0]["agents"] for t in a["turns"]]
+    assert [turn["credit"] for turn in turns] == [[[0.5, -1.0]], *[["excluded"]] * len(others)]
+    assert turns[0]["weight"] == {"0": 0.25}
+
+
+def test_replays_stand_under_their_episode(records: list[EpisodeRecord]) -> None:
+    read = page(records)
+    of = read.index["of"]
+    clones = [record.cost.clones for record in records if "/" not in record.episode_id]
+    assert sum(number is not None for number in of) == sum(clones) > 0
+    for number, (record, shown) in enumerate(zip(records, read.episodes, strict=True)):
+        assert shown["replays"] == [i for i, other in enumerate(of) if other == number]
+        assert all(records[i].episode_id.startswith(f"{record.episode_id}/") for i in shown["replays"])
+
+
+def test_what_repeats_is_stored_once(records: list[EpisodeRecord]) -> None:
+    read = page(records)
+    assert len({json.dumps(text) for text in read.texts}) == len(read.texts)
+    assert len(read.tasks) == 4
+    longest = max((record.task.prompt for record in records), key=len)
+    assert sum(line.count(json.dumps(longest)[1:-1]) for line in read.blocks.values()) < 2 * len(records)
+    assert sum(text[0] == longest for text in read.texts) == 1
+    twice = page([*records, *(replace(record, episode_id=f"again.{record.episode_id}") for record in records)])
+    assert len(twice.blocks["texts"]) == len(read.blocks["texts"])
+
+
+def test_two_episodes_of_one_name_are_two(records: list[EpisodeRecord]) -> None:
+    assert page([records[0], records[0]]).index["name"] == [records[0].episode_id, f"{records[0].episode_id}~2"]
+
+
+def test_harmful_texts_come_out_as_they_went_in() -> None:
+    record = harmful()
+    assert len(record.agents) == 3
+    read = page([record])
+    assert read.index["name"] == [record.episode_id]
+    assert [EVIL] in read.texts
+    assert read.episodes[0]["terms"] == [[EVIL, 0.5, 2.0]]
+    assert all("<" not in block for block in read.blocks.values())
+
+
+def test_what_json_cannot_say_is_left_open(records: list[EpisodeRecord]) -> None:
+    record = replace(records[-1], reward_terms={"correct": float("nan")})
+    assert page([record]).index["return"] == [None]
+
+
+def selfcest(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["selfcest", *map(str, arguments)])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    return int(str(caught.value.code or 0))
+
+
+@pytest.fixture(scope="module")
+def file(records: list[EpisodeRecord], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("run") / "episodes.jsonl", *records)
+
+
+def test_the_command_writes_a_page(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.html"
+    assert selfcest(monkeypatch, "trace", file, "--html", out, "--credit", "rloo", "--credit", "coma") == 0
+    assert f"{out}: " in capsys.readouterr().out
+    read = Read(out.read_text("utf-8"))
+    assert [scheme["name"] for scheme in json.loads(read.blocks["schemes"])] == ["rloo", "coma"]
+    assert all(episode["exact"] for episode in read.episodes)
+    cut = tmp_path / "cut.jsonl"
+    cut.write_bytes(file.read_bytes()[:-100])
+    assert selfcest(monkeypatch, "trace", cut, file, "--html", out, "--credit", "rloo") == 0
+    assert "was cut and is skipped" in " ".join(capsys.readouterr().out.split())
+    both = Read(out.read_text("utf-8"))
+    assert len(both.index["name"]) == 2 * len(read.index["name"]) - 1
+    assert set(both.index["played_as"]) == {str(cut), str(file)}
+    assert selfcest(monkeypatch, "trace", file, "--html", out, "--episode", "s1.g0.e2") == 0
+    assert {name.partition("/")[0] for name in Read(out.read_text("utf-8")).index["name"]} == {"s1.g0.e2"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["missing.jsonl", "--html", "o.html"], ["there is no file missing.jsonl"]),
+        (["FILE", "--html", "no/such/o.html"], ["no/such/o.html is no place for a page"]),
+        (["FILE", "--html", "."], ["is no place for a page"]),
+        (
+            ["FILE", "--html", "o.html", "--episode", "s1.g0.e9"],
+            ["no file holds an episode 's1.g0.e9'", "Did you mean"],
+        ),
+        (["FILE", "--html", "o.html", "--credit", "rlo"], ["unknown credit scheme 'rlo'", "Did you mean 'rloo'"]),
+        (["FILE", "--html", "o.html", "--credit", "shapley"], ["'shapley' needs", "are not in the file"]),
+        (["FILE", "--credit", "rloo"], ["--credit is for a page", "--html OUT"]),
+        (["FILE", "FILE"], ["2 files are for a page", "--html OUT"]),
+        (["DAMAGED", "--html", "o.html"], ["line 1"]),
+        (["EMPTY", "--html", "o.html"], ["no episode"]),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    arguments: list[str], words: list[str], file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    Path("DAMAGED").write_text("{}\n{}\n", encoding="utf-8")
+    Path("EMPTY").touch()
+    assert selfcest(monkeypatch, "trace", *(str(file) if word == "FILE" else word for word in arguments)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert all(word in line for word in words), line
+    assert not Path("o.html").exists()
