@@ -348,7 +348,8 @@ def incompetent(rows: Sequence[Row], reading: Reading) -> list[str]:
         smallest.setdefault(row.curves.family, row.curves.size)
     best: dict[tuple[str, str], Row] = {}
     for row in rows:
-        if row.strategy in reading.baselines and row.curves.size == smallest[row.curves.family]:
+        own = row.strategy in reading.baselines and row.strategy not in reading.aside  # no choice that was forced on it
+        if own and row.curves.size == smallest[row.curves.family]:
             key = row.curves.family, row.strategy
             best[key] = max(best.get(key, row), row, key=lambda row: row.accuracy.mean)
     return [

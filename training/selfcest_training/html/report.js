@@ -75,6 +75,14 @@ function legend(names, look, hidden, redraw) {
   );
 }
 
+/** The same, where nothing can be left out. */
+function key(names, look) {
+  const pressed = legend(names, look, new Set(), () => {});
+  pressed.replaceChildren(...[...pressed.children].map((button) => make("span", { class: "key" }, ...button.childNodes)));
+  pressed.setAttribute("aria-label", "Marks of the figures");
+  return pressed;
+}
+
 // Charts
 
 function ticks(low, high, wanted = 5) {
@@ -86,12 +94,16 @@ function ticks(low, high, wanted = 5) {
   return found;
 }
 
-function range(values, atLeast = 0) {
-  const there = values.filter((value) => value != null && Number.isFinite(value));
+/** From the lowest to the highest value with some room; ends of intervals may widen it by half on each side, no more. */
+function range(values, ends = [], atLeast = 0) {
+  const numbers = (all) => all.filter((value) => value != null && Number.isFinite(value));
+  const there = numbers(values);
   if (!there.length) return [0, 1];
   let [low, high] = [Math.min(...there), Math.max(...there)];
   if (low === 0 && high === 0) return [0, 1];
   if (high - low <= atLeast) [low, high] = [low - (Math.abs(low) * 0.1 || 0.5), high + (Math.abs(high) * 0.1 || 0.5)];
+  const [low0, high0, room] = [low, high, (high - low) * 0.5];
+  for (const end of numbers(ends)) [low, high] = [Math.min(low, Math.max(end, low0 - room)), Math.max(high, Math.min(end, high0 + room))];
   const pad = (high - low) * 0.06;
   return [low >= 0 && low - pad < 0 ? 0 : low - pad, high + pad];
 }
@@ -105,9 +117,9 @@ function chart({ lines, label, x, y, xs = null, width = 640, height = 380, small
   const [right, top, bottom] = [12, 8, x ? (small ? 34 : 46) : 22];
   const points = lines.flatMap((line) => line.points);
   const thin = lines.flatMap((line) => line.thin ?? []).flat();
-  const [x0, x1] = xs ? [-0.35, xs.length - 0.65] : range([...points.flatMap((p) => [p.x, p.xlow, p.xhigh]), ...thin.map((p) => p[0])]);
-  const [y0, y1] = y?.range ?? range([...points.flatMap((p) => [p.y, p.low, p.high]), ...thin.map((p) => p[1])]);
-  const px = (value) => left + ((value - x0) / (x1 - x0)) * (width - left - right);
+  const [x0, x1] = xs ? [-0.35, xs.length - 0.65] : range([...points.map((p) => p.x), ...thin.map((p) => p[0])], points.flatMap((p) => [p.xlow, p.xhigh]));
+  const [y0, y1] = y?.range ?? range([...points.map((p) => p.y), ...thin.map((p) => p[1])], points.flatMap((p) => [p.low, p.high]));
+  const px = (value) => left + ((Math.min(Math.max(value, x0), x1) - x0) / (x1 - x0)) * (width - left - right);
   const py = (value) => height - bottom - ((Math.min(Math.max(value, y0), y1) - y0) / (y1 - y0)) * (height - bottom - top);
   const path = (places) => places.map(([a, b], i) => `${i ? "L" : "M"}${px(a).toFixed(1)} ${py(b).toFixed(1)}`).join("");
   const svg = draw("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": label });
@@ -318,8 +330,9 @@ function frontier(source, id, look) {
   if (!rows.length) return null;
   const families = [...new Set(rows.map((row) => row.family))];
   const chosen = { family: families[0], size: "", cost: source.first_cost };
-  const hidden = new Set();
-  const place = make("div", { class: "halves" });
+  const plain = new Set([...source.final, ...Object.values(source.before)]);
+  const hidden = new Set(rows.map((row) => row.strategy).filter((one) => !plain.has(one))); // forced choices, until asked for
+  const place = make("div", { class: "beside" });
   const sizePlace = make("span", {});
   const legendPlace = make("div", {});
   const swept = () => new Set(rows.filter((row) => row.family === chosen.family).map((row) => row.budget)).size > 1;
@@ -425,7 +438,7 @@ function decisions(source, id, look) {
     const highest = Math.max(...here.map((row) => row.clones?.[2] ?? row.clones?.[0] ?? 0));
     return [
       families.length > 1 ? make("h4", {}, family) : null,
-      legend(names, look, new Set(), () => {}),
+      key(names, look),
       make("div", { class: "halves" }, view("share", "share delegated", [0, 1.04]), view("clones", "clones", [0, highest * 1.08 || 1])),
       open(
         "Numbers by size",

@@ -17,7 +17,7 @@ from selfcest_training.reporting.learning import learning
 from selfcest_training.reporting.pathologies import Count
 from selfcest_training.reporting.sources import Source
 
-COMMON = 0.1  # share from which on a pathology is worth a line
+COMMON, FEW = 0.1, 5  # share and count from which on a pathology of episodes or groups is worth a line
 MOSTLY = 0.5  # of groups that teach nothing
 SEEDS = 3  # with fewer the weights' luck is not told from the method
 SAID = 3  # failures in the verdict; all of them stand above it
@@ -126,11 +126,16 @@ def common(source: Source) -> list[tuple[tuple[str, str], Count]]:
     """Pathologies of final policies, and of training, from a share of `COMMON` on; the most frequent first."""
     owners = {*source.final, *(source.run.arms if source.run else ())}
     found = [
-        (key, count)
-        for key, count in source.pathologies.items()
-        if key[1] in owners and count.found and count.found >= COMMON * count.possible and key[0] != "always delegates"
+        (key, count) for key, count in source.pathologies.items() if key[1] in owners and _is_common(key[0], count)
     ]
     return sorted(found, key=lambda item: -item[1].found / item[1].possible)
+
+
+def _is_common(name: str, count: Count) -> bool:
+    """Who never delegates on a family is worth a line; who always does may be right to."""
+    if name in ("never delegates", "always delegates"):
+        return name == "never delegates" and count.found > 0
+    return count.found >= max(FEW, COMMON * count.possible)
 
 
 def _learned(source: Source) -> str:
@@ -231,7 +236,7 @@ def _sure(source: Source, found: Sequence[Rivals]) -> str:
     undecided = sum(c.verdict in (Verdict.NO_DIFFERENCE, Verdict.TOO_FEW) for item in found for c in item.over.values())
     of = sum(len(item.over) for item in found)
     said = [f"{many} instances a cell and {seeds} seed{'s' if seeds > 1 else ''}"]
-    said += [f"an accuracy on one cell is known to within {max(halves):.2f} or better"] if halves else []
+    said += [f"an accuracy on one cell is known to within {max(halves):.2f} at worst"] if halves else []
     said += [f"{undecided} of {of} comparisons of families are undecided"] if of else []
     if seeds == 1 and source.reading.crossed:
         said.append("the weights are those of one seed, and another may say otherwise")
@@ -294,7 +299,8 @@ def _half(row: Row) -> float:
     """Half of the interval of an accuracy. All right or all wrong leaves a bootstrap nothing to vary: then 3 over the
     number of instances, which bounds what 95 of 100 samples would hide (the rule of three)."""
     estimate, instances = row.accuracy, len(row.curves.task_ids)
-    return (estimate.high - estimate.low) / 2 if 0 < estimate.mean < 1 else min(1.0, 3 / instances)
+    low, high = max(0.0, estimate.low), min(1.0, estimate.high)
+    return (high - low) / 2 if 0 < estimate.mean < 1 else min(1.0, 3 / instances)
 
 
 def _accuracy(curves: Curves, name: str) -> float:

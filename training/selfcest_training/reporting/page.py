@@ -154,11 +154,11 @@ def result_rows(source: Source) -> list[dict[str, Any]]:
                     "baseline": row.strategy in source.reading.baselines,
                     "instances": len(curves.task_ids),
                     "seeds": len(curves.seeds),
-                    "accuracy": _interval(row.accuracy),
+                    "accuracy": _interval(row.accuracy, within=(0.0, 1.0)),
                     "costs": {
                         name: value
                         for name in source.reading.costs
-                        if (value := _interval(row.costs.get(name))) is not None
+                        if (value := _interval(row.costs.get(name), within=(0.0, math.inf))) is not None
                     },
                 }
             )
@@ -190,7 +190,10 @@ def delegation_rows(source: Source) -> list[dict[str, Any]]:
 def _delegated(curves: Curves, point: Point, source: Source) -> dict[str, Any]:
     clones, resampler = point.cost("clones"), source.reading.resampler(curves)
     share = (clones > 0).astype(float) + 0 * clones  # what has no clones to count stays nan
-    return {"share": _interval(resampler.estimate(share)), "clones": _interval(resampler.estimate(clones))}
+    return {
+        "share": _interval(resampler.estimate(share), within=(0.0, 1.0)),
+        "clones": _interval(resampler.estimate(clones), within=(0.0, math.inf)),
+    }
 
 
 def _decision(item: Decided, source: Source) -> dict[str, Any]:
@@ -274,10 +277,15 @@ def _learning_data(series: Sequence[Series]) -> dict[str, Any]:
     }
 
 
-def _interval(estimate: Estimate | None) -> list[float | None] | None:
+def _interval(
+    estimate: Estimate | None, within: tuple[float, float] = (-math.inf, math.inf)
+) -> list[float | None] | None:
+    """Mean and ends, which are cut to what the quantity can be: a t interval of two seeds knows of no bounds."""
     if estimate is None or not math.isfinite(estimate.mean):
         return None
-    return [_number(value) for value in (estimate.mean, estimate.low, estimate.high)]
+    low, high = within
+    ends = (e if math.isnan(e) else min(max(e, low), high) for e in (estimate.low, estimate.high))
+    return [_number(value) for value in (estimate.mean, *ends)]
 
 
 def _number(value: float) -> float | None:

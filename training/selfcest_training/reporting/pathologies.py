@@ -27,9 +27,9 @@ MEANINGS = MappingProxyType(
         "more than one clone: nothing runs in parallel. Of episodes in which some agent calls twice.",
         "redundant objectives": "Two clones of one call have the same objective, up to case and spaces, and the same "
         "documents. Of episodes in which some call has two clones.",
-        "ignored replies": "The root goes on after a call, and nothing that it writes later has any word of the reply "
-        "of some clone of that call. Words are runs of letters and digits; who uses a reply without writing it down is "
-        "counted too. Of episodes in which the root goes on after a reply.",
+        "ignored replies": "The root goes on after a call, and nothing that it writes later contains any word of the "
+        "reply of some clone of that call. Words are runs of letters and digits, and may be parts of longer ones; who "
+        "uses a reply without writing it down is counted too. Of episodes in which the root goes on after a reply.",
         "refused without recovery": "An agent's call is refused, whole or in part, and the agent ends without an "
         "answer. Of episodes with a refused call.",
         "equal groups": "All episodes of a training group earn the same, so that no credit relative to the group "
@@ -84,10 +84,10 @@ def ignored_replies(record: EpisodeRecord) -> Sight:
     """Replies of which the root writes no word afterwards; severity: how many of a call."""
     spots, possible, turns = [], False, record.root.turns
     for turn, found in enumerate(turns[:-1]):  # after the last turn nobody goes on
-        later = _words(" ".join(other.generation.text for other in turns[turn + 1 :]))
+        later = " ".join(other.generation.text for other in turns[turn + 1 :]).casefold()
         replies = [_words(record.by_id[child].reply or "") for child in found.facts.children]
         possible |= any(replies)
-        ignored = sum(bool(reply) and not reply & later for reply in replies)
+        ignored = sum(bool(reply) and not any(word in later for word in reply) for reply in replies)
         if ignored:
             spots.append(Spot(ROOT, turn, ignored))
     return Sight(possible, _worst(spots))
