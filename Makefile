@@ -22,6 +22,14 @@ $(VENV)/.installed: pyproject.toml requirements/dev.txt requirements/smollm2.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
+# Tests open pages in it. They are skipped, and say so, where it is not there and cannot be installed.
+$(VENV)/.browser: $(VENV)/.installed
+	@command -v chromium > /dev/null || command -v chromium-browser > /dev/null || command -v google-chrome > /dev/null || \
+	    { test "$$(id -u)" = 0 && timeout 60 apt-get -qq update && \
+	      DEBIAN_FRONTEND=noninteractive timeout 300 apt-get -qq install --yes --no-install-recommends chromium > /dev/null; } || \
+	    echo "no Chromium here and no way to install it: tests that open a page will be skipped" >&2
+	@touch $@
+
 train: $(VENV)/.installed ## set up, then train, or go on where it stopped; ARGS="..." go to `selfcest train`
 	$(BIN)/selfcest train --resume $(ARGS)
 
@@ -29,7 +37,7 @@ train: $(VENV)/.installed ## set up, then train, or go on where it stopped; ARGS
 test slow: export OMP_NUM_THREADS = 1
 test slow: export OMP_WAIT_POLICY = passive
 
-test: lint ## set up, lint, check types and imports, run the fast tests; ARGS="..." go to pytest
+test: lint $(VENV)/.browser ## set up, lint, check types and imports, run the fast tests; ARGS="..." go to pytest
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 lint: $(VENV)/.installed ## ruff, mypy, import contracts
@@ -38,7 +46,7 @@ lint: $(VENV)/.installed ## ruff, mypy, import contracts
 	$(BIN)/mypy $(PACKAGES)
 	$(BIN)/lint-imports
 
-slow: $(VENV)/.installed ## run the slow tests; ARGS="..." go to pytest
+slow: $(VENV)/.installed $(VENV)/.browser ## run the slow tests; ARGS="..." go to pytest
 	$(BIN)/python -m pytest -n $(WORKERS) -m slow $(ARGS)
 
 format: $(VENV)/.installed ## let ruff fix and format

@@ -52,7 +52,7 @@ def test_the_surface_is_this_and_nothing_else() -> None:
             "overrides",
         },
         "report": {"--html", "--trust", "folders"},
-        "trace": {"--episode", "--texts", "--strategy", "--wrong", "file"},
+        "trace": {"--episode", "--texts", "--strategy", "--wrong", "--html", "--credit", "files"},
         "bench": {"scenario", "--learner", "--seeds", "--seconds", "--workers", "--out", "--list"},
         "lab": {"--scheme", "--option", "--game", "--group-size", "--samples", "--seed", "--out"},
         "credit list": set(),

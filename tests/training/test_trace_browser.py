@@ -110,6 +110,8 @@ def test_the_keyboard_alone_will_do(browser: Any, file: Path, deep: EpisodeRecor
         keys.press("Enter")
         assert page.focused() == "episode-name"
         keys.press("Tab")
+        assert page.focused() == "question"
+        keys.press("Tab")
         assert page.focused() == "root"
         keys.press("ArrowDown")
         assert page.focused() == "root.0"

@@ -97,8 +97,8 @@ function filter() {
   $("found").textContent =
     `${count(rows.length)} of ${many(all, "episode")}` + (mean == null ? "" : `, mean return ${measure(mean)}`);
   sheet.style.height = `${rows.length * ROW}px`;
-  listed.at = Math.max(0, listed.rows.indexOf(shown.number));
-  list.scrollTop = Math.max(0, listed.at * ROW - list.clientHeight / 2);
+  listed.at = listed.rows.indexOf(shown.number);
+  list.scrollTop = 0;
   drawList();
 }
 
@@ -144,10 +144,15 @@ function row(at) {
 function moveTo(at) {
   if (!listed.rows.length) return;
   listed.at = Math.min(listed.rows.length - 1, Math.max(0, at));
+  go(address(index.name[listed.rows[listed.at]]));
+}
+
+/** Scroll the list as far as it takes to show the chosen row. */
+function reveal() {
   const top = listed.at * ROW;
+  if (listed.at < 0) return;
   if (top < list.scrollTop) list.scrollTop = top;
   if (top + ROW > list.scrollTop + list.clientHeight) list.scrollTop = top + ROW - list.clientHeight;
-  go(address(index.name[listed.rows[listed.at]]));
 }
 
 // The place.
@@ -160,7 +165,8 @@ function show() {
     shown.episode = JSON.parse(stored.episodes[number]);
     shown.agent = null;
     shown.event = null;
-    listed.at = Math.max(0, listed.rows.indexOf(number));
+    listed.at = listed.rows.indexOf(number);
+    reveal();
     showEpisode();
     drawList();
   }
@@ -214,7 +220,8 @@ function showEpisode() {
       ["longest context", count(episode.cost.peak_context)],
       ["clones", count(episode.cost.clones)],
       ["depth", count(episode.cost.depth)],
-      ["task", `${task.id} (${task.source})`],
+      ["task", task.id],
+      ["source", task.source],
       ["note", episode.note],
     ]),
   );
@@ -630,10 +637,17 @@ function environment(block, tokens) {
       exact ? null : make("span", { class: "muted" }, " · what it said, in other words")),
     block.map(([role, ...parts]) => make("div", { class: "message" },
       make("span", { class: "role" }, role),
-      make("div", { class: "text" }, parts.map((number) => {
-        const { words: said, own } = text(number);
-        return make("span", { class: own ? "own" : "theirs" }, said);
-      })))));
+      folded(role, parts.map(text)))));
+}
+
+const LONG = 3000;
+
+/** A message; one that says the same to everybody, or very much, is folded. */
+function folded(role, parts) {
+  const said = make("div", { class: "text" }, parts.map(({ words, own }) => make("span", { class: own ? "own" : "theirs" }, words)));
+  const length = parts.reduce((sum, part) => sum + part.words.length, 0);
+  if (role !== "system" && length < LONG) return said;
+  return make("details", {}, make("summary", {}, many(length, "character")), said);
 }
 
 function turnBlock(agent, turn, i) {
@@ -756,6 +770,9 @@ document.addEventListener("keydown", (event) => {
 });
 
 addEventListener("hashchange", show);
+addEventListener("beforeprint", () => {
+  for (const fold of document.querySelectorAll("details")) fold.open = true;
+});
 new ResizeObserver(() => {
   drawList();
   if (shown.episode) {

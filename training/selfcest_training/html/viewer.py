@@ -87,11 +87,14 @@ def viewer_page(title: str, shown: Sequence[Shown], faces: Sequence[Face], schem
 
 
 def _names(shown: Sequence[Shown]) -> list[str]:
-    """Ids to link to: an episode's own, with a number where another one before it had the same."""
+    """Ids to link to: an episode's own, with a number where another one before it had the same.
+
+    Half a surrogate pair, which no address can hold, is a question mark.
+    """
     seen: dict[str, int] = {}
     names = []
     for item in shown:
-        name = item.record.episode_id
+        name = item.record.episode_id.encode("utf-8", "replace").decode()
         seen[name] = seen.get(name, 0) + 1
         names.append(name if seen[name] == 1 else f"{name}~{seen[name]}")
     return names
