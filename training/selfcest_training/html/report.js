@@ -12,6 +12,8 @@ const share = (value) => `${(100 * value).toFixed(value > 0 && value < 0.01 ? 1 
 const tick = (value) => (value && Math.abs(value) < 1e-3 ? value.toExponential(0).replace("-", "−").replace("e-", "e−") : measure(value));
 const figure = (value) =>
   value == null ? ["–"] : [measure(value[0]), both(value) && make("span", { class: "interval" }, both(value))];
+const portion = (value) =>
+  value == null ? ["–"] : [value[0].toFixed(2), value[1] == null ? null : make("span", { class: "interval" }, `[${value[1].toFixed(2)}, ${value[2].toFixed(2)}]`)];
 const fixed = (value, digits = 3) => (value == null ? "–" : value.toFixed(digits).replace("-", "−"));
 
 // What a strategy looks like, everywhere on the page: an arm before RL has its own colour, dashed and hollow.
@@ -303,7 +305,7 @@ function results(source, id) {
   const line = (row) => [
     name(row.family),
     name([row.strategy, row.baseline ? make("span", { class: "tag" }, "no clones") : null]),
-    number(figure(row.accuracy)),
+    number(portion(row.accuracy)),
     ...wanted.map((one) => number(figure(row.costs[one.name]))),
     number(count(row.instances)),
     number(count(row.seeds)),
@@ -384,7 +386,7 @@ function frontier(source, id, look) {
         [name("strategy"), name(bySize ? "size" : "budget"), number("accuracy"), number(cost.title)],
         here
           .filter((row) => !hidden.has(row.strategy))
-          .map((row) => [name(row.strategy), name(bySize ? row.size : row.limit), number(figure(row.accuracy)), number(figure(row.costs[chosen.cost]))]),
+          .map((row) => [name(row.strategy), name(bySize ? row.size : row.limit), number(portion(row.accuracy)), number(figure(row.costs[chosen.cost]))]),
       ),
     );
   }
@@ -447,7 +449,7 @@ function decisions(source, id, look) {
           [name("size"), ...names.flatMap((one) => [number(`share, ${one}`), number(`clones, ${one}`)])],
           sizes.map((size) => [name(size), ...names.flatMap((one) => {
             const row = here.find((other) => other.size === size && other.strategy === one);
-            return [number(figure(row?.share)), number(figure(row?.clones))];
+            return [number(portion(row?.share)), number(figure(row?.clones))];
           })]),
         ),
       ),

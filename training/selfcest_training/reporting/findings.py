@@ -66,11 +66,15 @@ def findings(source: Source) -> list[Finding]:
     """Five: what was learned, who wins on which cost, how sure that is, what failed, what to try next."""
     found = rivals(source)
     return [
-        Finding("What was learned", _learned(source), ("learning", "results")),
-        Finding("Who wins on which cost", _wins(source, found), ("frontier", "decisions")),
+        Finding("What was learned", _plain(source, _learned(source)), ("learning", "results")),
+        Finding("Who wins on which cost", _plain(source, _wins(source, found)), ("frontier", "decisions")),
         Finding("How sure", _sure(source, found), ("results",)),
         Finding("What failed", _failed(source), ("failures", "pathologies")),
-        Finding("What to try next", _join(list(_next(source, found))[:2]), ("failures", "pathologies", "decisions")),
+        Finding(
+            "What to try next",
+            _plain(source, _join(list(_next(source, found))[:2])),
+            ("failures", "pathologies", "decisions"),
+        ),
     ]
 
 
@@ -101,13 +105,22 @@ def failures(source: Source) -> list[str]:
     """What must be known before any gap is read: policies that have not learned, and pathologies that are common."""
     rows = _rows(source)
     said = [*source.warnings, *incompetent(rows, source.reading), *unbegun(source.cells, source.reading)]
+    earlier = tuple(f"{name} is cheap" for name in source.before.values())
     said += [
         f"{name} does not solve the smallest {c.family} ({_accuracy(c, name):.2f})" for name, c in unsolved(source)
     ]
-    said += [line.split(" (its costs")[0] for line in cheap_by_failing(source.cells, source.reading)]
+    cheap = (line.split(" (its costs")[0] for line in cheap_by_failing(source.cells, source.reading))
+    said += [line for line in cheap if not line.startswith(earlier)]
     for (name, owner), count in common(source):
         said.append(f"{owner}: {name}, {count.found} of {count.possible}")
-    return said
+    return [_plain(source, line) for line in said]
+
+
+def _plain(source: Source, text: str) -> str:
+    """Arms that RL has trained by their own names: what they were before is said to be that."""
+    for after in source.before:
+        text = text.replace(after, after.removesuffix(", after RL"))
+    return text
 
 
 def unsolved(source: Source) -> list[tuple[str, Curves]]:

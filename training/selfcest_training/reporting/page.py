@@ -123,7 +123,7 @@ def source_data(source: Source, trees: Trees) -> dict[str, Any]:
         "rows": result_rows(source),
         "delegation": delegation_rows(source),
         "decisions": [_decision(item, source) for item in source.decisions],
-        "decisions_meaning": MEANING,
+        "decisions_meaning": MEANING.replace("*", ""),
         "pathologies": _pathologies(source, trees),
         "jobs": [_job(job) for job in source.jobs],
         "gpu_seconds": gpu_seconds([dict(one) for one in source.sessions]) if source.sessions else None,
