@@ -89,14 +89,15 @@ def _play(study: Study, store: Store, console: Console) -> None:
     columns = (TextColumn("playing"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TextColumn("{task.fields[line]}"), console=console) as progress:
         bar = progress.add_task("", total=study.size, line="")
-        last = ""
+        tenths = 0
 
         def report(done: int, line: str) -> None:
-            nonlocal last
+            nonlocal tenths
             progress.update(bar, advance=done, line=line)
-            if not console.is_terminal and line != last:  # where bars cannot be drawn
-                console.print(f"{progress.tasks[bar].completed:.0f}/{study.size} {line}", highlight=False)
-            last = line
+            played = progress.tasks[bar].completed
+            if not console.is_terminal and int(10 * played / study.size) > tenths:  # where bars cannot be drawn
+                console.print(f"{played:.0f}/{study.size} {line}", highlight=False)
+                tenths = int(10 * played / study.size)
 
         study.play(store, report)
 

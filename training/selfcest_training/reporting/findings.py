@@ -65,16 +65,13 @@ class Rivals:
 def findings(source: Source) -> list[Finding]:
     """Five: what was learned, who wins on which cost, how sure that is, what failed, what to try next."""
     found = rivals(source)
+    following = _join(list(_next(source, found))[:2])
     return [
         Finding("What was learned", _plain(source, _learned(source)), ("learning", "results")),
         Finding("Who wins on which cost", _plain(source, _wins(source, found)), ("frontier", "decisions")),
         Finding("How sure", _sure(source, found), ("results",)),
         Finding("What failed", _failed(source), ("failures", "pathologies")),
-        Finding(
-            "What to try next",
-            _plain(source, _join(list(_next(source, found))[:2])),
-            ("failures", "pathologies", "decisions"),
-        ),
+        Finding("What to try next", _plain(source, following), ("failures", "pathologies", "decisions")),
     ]
 
 

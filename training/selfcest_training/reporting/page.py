@@ -96,8 +96,8 @@ def write_report_page(sources: Sequence[Source], out: Path, faces_of: Callable[[
     )
     write_text(out, page.render())
     if trees.places:
-        files = {place.file.parent: place.file for place in trees.places.values()}
-        faces = [face for file in files.values() for face in faces_of(file)]
+        played_in = {place.file.parent: place.file for place in trees.places.values()}
+        faces = [face for file in played_in.values() for face in faces_of(file)]
         write_text(trees.page, trees.render(f"Worst episodes: {names}", faces))
         written.append(trees.page)
     return written
