@@ -207,7 +207,8 @@ def report_run(config: RunConfig) -> str:
     arm; what there is to say of single jobs is in table.md alone."""
     curves = learning_curves(config)
     warnings = [f"warning: {line}" for line in warm_start_warnings(config)]
-    lines = [*curve_lines(curves), *given_up_lines(config), *compute_lines(config)]
+    begun_again = given_up_lines(config)
+    lines = [*curve_lines(curves), *begun_again, *compute_lines(config)]
     if curves:
         write_curves(curves, config.folder / "learning_curves.csv")
         plot_curves(curves, config.folder / "learning_curves.png")
@@ -232,7 +233,7 @@ def report_run(config: RunConfig) -> str:
         verdict_of=partial(run_verdict, cells, names, choices),
         arms=arms_of(config, {result.place.strategy for result in results}),
     )
-    return "\n".join([*notes, shown])
+    return "\n".join([*notes, *begun_again, shown])
 
 
 def arms_of(config: RunConfig, played: Collection[str]) -> dict[str, str | None]:
