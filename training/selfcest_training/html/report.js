@@ -264,7 +264,8 @@ const SECTIONS = {
 
 function verdict(source, id) {
   const link = (section) => make("a", { href: `#${id(section)}` }, SECTIONS[section].toLowerCase());
-  const see = (sections) => sections.flatMap((section, i) => [i ? ", " : "", link(section)]);
+  const there = { failures: source.failures.length, results: source.rows.length, frontier: source.rows.length, decisions: source.delegation.length, learning: source.learning.series.length + source.warmstart.series.length, pathologies: source.pathologies.length };
+  const see = (sections) => sections.filter((section) => there[section]).flatMap((section, i) => [i ? ", " : "", link(section)]);
   return block(
     id("verdict"),
     SECTIONS.verdict,

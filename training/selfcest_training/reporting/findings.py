@@ -102,12 +102,12 @@ def failures(source: Source) -> list[str]:
     """What must be known before any gap is read: policies that have not learned, and pathologies that are common."""
     rows = _rows(source)
     said = [*source.warnings, *incompetent(rows, source.reading), *unbegun(source.cells, source.reading)]
-    earlier = tuple(f"{name} is cheap" for name in source.before.values())
+    others = tuple(f"{name} is cheap" for name in (*source.before.values(), *source.reading.aside))
     said += [
         f"{name} does not solve the smallest {c.family} ({_accuracy(c, name):.2f})" for name, c in unsolved(source)
     ]
     cheap = (line.split(" (its costs")[0] for line in cheap_by_failing(source.cells, source.reading))
-    said += [line for line in cheap if not line.startswith(earlier)]
+    said += [line for line in cheap if not line.startswith(others)]
     for (name, owner), count in common(source):
         said.append(f"{owner}: {name}, {count.found} of {count.possible}")
     return [_plain(source, line) for line in said]
@@ -190,7 +190,8 @@ def _of_arm(source: Source, curves: Curves, smallest: Curves, name: str) -> str:
 
 def _wins(source: Source, found: Sequence[Rivals]) -> str:
     said = [_against(item, source.reading.min_difference) for item in found]
-    said += [line for item in source.decisions if item.trio.free in source.final and (line := _choice(item))]
+    largest = {(item.family, item.trio.free): item for item in source.decisions if item.trio.free in source.final}
+    said += [_choice(item) for item in largest.values()]  # budgets rise
     return _join(said) or "There is nothing to compare: no family was played by two policies."
 
 
