@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 from test_job import config
 
-from selfcest_env.errors import ConfigError, TaskError
+from selfcest_env.errors import ConfigError, RecordError, TaskError
 from selfcest_env.plugin import PlugIn
 from selfcest_env.tasks import Style
 from selfcest_training.commands.report import report_folder
@@ -26,6 +26,7 @@ from selfcest_training.config import (
     RunConfig,
     WarmStartConfig,
 )
+from selfcest_training.config_file import dump_config
 from selfcest_training.evaluation import report
 from selfcest_training.evaluation.decision_table import decided
 from selfcest_training.evaluation.results import read_results
@@ -38,6 +39,8 @@ from selfcest_training.evaluation.training_run import (
     results_of,
     study_of,
 )
+from selfcest_training.reporting.page import Trees, source_data
+from selfcest_training.reporting.sources import read_sources
 from selfcest_training.run import experiment
 from selfcest_training.run.experiment import prepare
 from selfcest_training.run.job import JobId
@@ -120,11 +123,18 @@ def test_the_table_has_every_arm_before_and_after_over_all_seeds(trained: RunCon
     assert "choice again (out of distribution), delegating, after RL against alone" in text
     for line in ("delegating: return ", "compute of alone/seed1: ", "largest difference of compute"):
         assert line in text
-        assert line in shown
+        assert line not in shown, "of single jobs a terminal says nothing"
     mean = {(row["strategy"], row["shift"]): f"{float(row['accuracy']):.2f}" for row in rows}
     said = [f"{arm} {mean[arm, 'in']}, {mean[arm, 'out']}" for arm in ("delegating, after RL", "alone")]
-    assert shown.startswith(f"choice, accuracy in and out of distribution: {'; '.join(said)}\n")
-    assert len([line for line in shown.splitlines() if line.startswith("choice ")]) == len(POLICIES)
+    warned = [line.startswith("warning: ") for line in shown.splitlines()]
+    first = warned.index(False)
+    assert not any(warned[first:]), "what must be known first comes first"
+    verdict = f"choice, accuracy in and out of distribution: {'; '.join(said)}"
+    assert shown.splitlines()[first] == verdict
+    lines = [line for line in shown.splitlines() if line.startswith("choice ")]
+    assert [line.split("  ")[1] for line in lines] == sorted(
+        ("delegating, after RL", "alone"), key=lambda arm: -float(mean[arm, "in"]) - float(mean[arm, "out"])
+    ), "a line an arm, the best first"
 
 
 def test_a_run_stands_beside_errorless_players_of_the_styles_that_its_arms_were_shown(trained: RunConfig) -> None:
@@ -308,3 +318,29 @@ def test_what_an_arm_cannot_play_is_refused(tmp_path: Path) -> None:
         replace(run, arms={**run.arms, "alone": replace(run.arms["alone"], forced=True)})
     with pytest.raises(ConfigError, match=r"arms.alone.evaluated_on names the family 'sum'.*Did you mean 'sums'"):
         replace(run, arms={**run.arms, "alone": replace(run.arms["alone"], evaluated_on=("sum",))})
+
+
+def test_runs_that_differ_in_their_seeds_alone_are_one_source_of_a_page(trained: RunConfig, tmp_path: Path) -> None:
+    folders = []
+    for seed in trained.seeds:
+        part = replace(trained, output=str(tmp_path), name=f"s{seed}", seeds=(seed,))
+        shutil.copytree(trained.folder, part.folder)
+        (part.folder / "config.yaml").write_text(dump_config(part), encoding="utf-8")
+        folders.append(part.folder)
+    [whole], [both] = read_sources([trained.folder]), read_sources(folders)
+    assert both.name == "s0 + s1"
+    first, second = (source_data(source, Trees(tmp_path / "t.html")) for source in (whole, both))
+    for part in ("rows", "delegation", "learning", "warmstart", "findings", "failures", "jobs"):
+        assert first[part] == second[part], part
+    found = {one["metric"]: one for one in first["learning"]["series"]}
+    assert {"return", "term/correct", "entropy", "equal_groups", "excluded_share", "clones"} <= found.keys()
+    logged = [json.loads(line) for line in (folders[1] / "delegating/seed1/metrics.jsonl").read_text().splitlines()]
+    last = [row for row in logged if row["stage"] == "rl"][-1]
+    assert found["return"]["bins"][-1][3][1] == pytest.approx(last["return"], rel=1e-5)
+    assert first["final"] == ["delegating, after RL", "alone"]
+    assert first["before"] == {"delegating, after RL": "delegating, before RL"}
+    assert ("equal groups", "delegating") in whole.pathologies
+    metrics = folders[0] / "delegating/seed0/metrics.jsonl"
+    metrics.write_text("{\n" + metrics.read_text(encoding="utf-8"), encoding="utf-8")
+    with pytest.raises(RecordError, match=r"metrics\.jsonl, line 1"):
+        read_sources(folders)

@@ -484,7 +484,9 @@ def test_a_terminal_shows_a_verdict_of_five_lines_and_one_line_per_family_and_st
     for show in (lambda: None, lambda: report_folder(tmp_path / "s", console)):
         show()
         text = console.file.getvalue()  # type: ignore[attr-defined]
-        lines = text[text.rindex("delegate against monolithic, ") :].splitlines()
+        start = text.rindex("delegate against monolithic, ")
+        assert "warning: " not in text[start:], "what must be known first comes first"
+        lines = text[start:].splitlines()
         assert lines[0].endswith(
             "best_of_n (oracle), oracle_decomposition (oracle), at equal cost, on 2 cells: 7 comparisons"
         )
@@ -496,6 +498,8 @@ def test_a_terminal_shows_a_verdict_of_five_lines_and_one_line_per_family_and_st
         assert lines[4].endswith("in 0 at the largest budget: no cost can be compared")
         assert lines[5].split()[:4] == ["family", "strategy", "accuracy", "total"]
         assert [line.split()[0] for line in lines[6:15]] == ["range"] * 4 + ["ledger"] * 5
+        shares = [float(re.findall(r"(\d\.\d\d) \[", line)[0]) for line in lines[6:15]]
+        assert shares == [*sorted(shares[:4], reverse=True), *sorted(shares[4:], reverse=True)], "best first"
         assert lines[15] == f"written to {tmp_path / 's'}; the whole report is its table.md"
         assert len(lines) == 16
 

@@ -193,17 +193,35 @@ def solve(
 
 @app.command()
 def report(
-    folder: Annotated[
-        Path, typer.Argument(help="The folder of a run, as runs/quick, or of a study; of a run what is there so far")
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FOLDER...",
+            help="Folders of runs, as runs/quick, or of studies; of a run what is there so far. With --html runs that "
+            "differ in their seeds alone count as one",
+            show_default=False,
+        ),
     ],
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write one page instead, as report.html: a verdict, curves, frontiers, decisions, pathologies, costs; "
+            "figures (PNG, SVG) and numbers (CSV) beside it. The folders are read alone, also while a run goes on.",
+            show_default=False,
+        ),
+    ] = None,
     trust: _TRUST = None,
 ) -> None:
-    """Print the verdict of a run or a study again, and rewrite table.md, results.csv and plots from stored results."""
+    """Print the verdict of runs or studies again, and rewrite table.md, results.csv and plots from stored results."""
     from selfcest_env.plugin import only_trusted
-    from selfcest_training.commands.report import report_folder
+    from selfcest_training.commands.report import report_folder, report_page
 
     with only_trusted(trust or []):
-        report_folder(folder, Console())
+        if html is not None:
+            report_page(folders, html, Console())
+            return
+        for folder in folders:
+            report_folder(folder, Console())
 
 
 @app.command()

@@ -1,17 +1,20 @@
-"""`selfcest report`: the report of a run or of a study, again."""
+"""`selfcest report`: what runs and studies say, again; in the terminal, or as a page with files beside it."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from selfcest_env.errors import ConfigError
 from selfcest_training.commands.study import print_study
-from selfcest_training.config_file import load_config
-from selfcest_training.evaluation.config import load_study
+from selfcest_training.commands.trace import faces_of
+from selfcest_training.config import RunConfig
 from selfcest_training.lock import locked
+from selfcest_training.reporting.findings import failures, findings
+from selfcest_training.reporting.page import write_report_page
+from selfcest_training.reporting.sources import config_of, read_sources
 from selfcest_training.run.experiment import print_report
 
 
@@ -21,16 +24,30 @@ def report_folder(folder: Path, console: Console) -> None:
     Raises:
         ConfigError: the folder holds neither a run nor a study, or another process writes into it.
     """
-    study = (folder / "study.yaml").is_file()
-    if not study and not (folder / "config.yaml").is_file():
-        raise ConfigError(f"{folder} holds no config.yaml of a run and no study.yaml; give the folder of one of them")
+    config = config_of(folder)
     with locked(folder):
-        _report(folder, study, console)
+        if isinstance(config, RunConfig):
+            print_report(config, console)
+        else:
+            print_study(config, console)
 
 
-def _report(folder: Path, study: bool, console: Console) -> None:
-    output, name = str(folder.parent), folder.resolve().name
-    if study:
-        print_study(replace(load_study(folder / "study.yaml"), output=output, name=name), console)
-    else:
-        print_report(replace(load_config(folder / "config.yaml"), output=output, name=name), console)
+def report_page(folders: Sequence[Path], out: Path, console: Console) -> None:
+    """Write one page about all folders, which are read alone, also while something runs there; print its five lines.
+
+    Raises:
+        ConfigError: a folder holds neither a run nor a study or is named twice, or `out` is no name of a page.
+        RecordError: a file of a folder is damaged; the message names file and line.
+    """
+    if out.suffix != ".html" or out.is_dir():
+        raise ConfigError(f"--html {out} is no place for a page: expected a file's name that ends in .html")
+    sources = read_sources(folders)
+    written = write_report_page(sources, out, faces_of)
+    lines = []
+    for source in sources:
+        lines += [source.name] if len(sources) > 1 else []
+        lines += [f"warning: {line}" for line in failures(source)]
+        lines += [f"{one.question}: {one.text}" for one in findings(source)]
+    lines.append(f"written to {out}, with {len(written) - 1} files beside it")
+    for line in lines:
+        console.print(line, soft_wrap=True, highlight=False, markup=False)

@@ -27,6 +27,7 @@ from selfcest_training.faults import logged
 from selfcest_training.files import write_text
 from selfcest_training.lock import locked
 from selfcest_training.run.experiment import shipped_config
+from selfcest_training.session import session
 
 
 def run_study(
@@ -56,7 +57,8 @@ def _run(study: Study, resume: bool, page: Path | None, command: str, console: C
     torch.set_num_threads(config.threads)
     disable_progress_bar()  # type: ignore[no-untyped-call]  # of loading models: ours is the one that counts
     try:
-        _play(study, Store(folder), console)
+        with session(folder):
+            _play(study, Store(folder), console)
     except KeyboardInterrupt:
         console.print("interrupted; the same command with --resume plays what is missing")
         raise
@@ -77,7 +79,7 @@ def print_study(config: StudyConfig, console: Console, notes: Sequence[str] = ()
     cells, reading, choices = curves_of(results), reading_of(config, crossed=crossed), decided(config, results)
     head = headline(config, cells, reading)
     shown, text = write_report(config.folder, cells, reading, head, [*notes, *lost], decisions=choices)
-    for line in (shown, *(f"warning: {line}" for line in lost)):
+    for line in (*(f"warning: {line}" for line in lost), shown):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     console.print(f"written to {config.folder}; the whole report is its table.md", highlight=False)
     return text
@@ -87,14 +89,15 @@ def _play(study: Study, store: Store, console: Console) -> None:
     columns = (TextColumn("playing"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TextColumn("{task.fields[line]}"), console=console) as progress:
         bar = progress.add_task("", total=study.size, line="")
-        last = ""
+        tenths = 0
 
         def report(done: int, line: str) -> None:
-            nonlocal last
+            nonlocal tenths
             progress.update(bar, advance=done, line=line)
-            if not console.is_terminal and line != last:  # where bars cannot be drawn
-                console.print(f"{progress.tasks[bar].completed:.0f}/{study.size} {line}", highlight=False)
-            last = line
+            played = progress.tasks[bar].completed
+            if not console.is_terminal and int(10 * played / study.size) > tenths:  # where bars cannot be drawn
+                console.print(f"{played:.0f}/{study.size} {line}", highlight=False)
+                tenths = int(10 * played / study.size)
 
         study.play(store, report)
 

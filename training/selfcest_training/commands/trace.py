@@ -110,7 +110,7 @@ def write_page(
             credits.append(apply(assigner, in_groups([item.record for item in here], str(file), cut=bool(cut))))
         several = str(file) if len(files) > 1 else ""
         shown += [replace(item, file=number, played_as=item.played_as or several) for item in here]
-        faces += _faces(file)
+        faces += faces_of(file)
     if episode_id is not None:
         ids = dict.fromkeys(item.record.episode_id for item in shown)
         shown = [
@@ -138,7 +138,7 @@ def _episodes(file: Path, strategy: str | None, wrong: bool, on_cut: Callable[[s
         raise RecordError(f"{file} is no study's results.jsonl, and --strategy and --wrong choose among a study's")
 
 
-def _faces(file: Path) -> list[Face]:
+def faces_of(file: Path) -> list[Face]:
     """The rules that a file's episodes may have been played by: those of its run or study, and those of what is built
     in."""
     faces = list[Face]()

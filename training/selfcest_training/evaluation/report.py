@@ -8,6 +8,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from selfcest_training.evaluation.words import (
     matched,
     not_comparable,
     sentence,
+    times,
 )
 from selfcest_training.files import whole, write_text
 
@@ -313,7 +315,7 @@ def at_equal_accuracies(found: Sequence[Against], reading: Reading) -> str:
         pair = item.at[-1]
         equal = pair.equally_accurate(reading.min_difference)
         said = "{:.2f} and {:.2f}".format(*pair.accuracies) if equal else not_comparable(pair, reading.min_difference)
-        ratios = [f"x{pair.ratios[cost]}" if equal and cost in pair.ratios else "–" for cost in reading.compared]
+        ratios = [times(pair.ratios[cost]) if equal and cost in pair.ratios else "–" for cost in reading.compared]
         lines.append([item.curves.family, _size(item.curves), _pair(item, reading), said, *ratios])
     return _table(heads, lines)
 
@@ -346,7 +348,8 @@ def incompetent(rows: Sequence[Row], reading: Reading) -> list[str]:
         smallest.setdefault(row.curves.family, row.curves.size)
     best: dict[tuple[str, str], Row] = {}
     for row in rows:
-        if row.strategy in reading.baselines and row.curves.size == smallest[row.curves.family]:
+        own = row.strategy in reading.baselines and row.strategy not in reading.aside  # no choice that was forced on it
+        if own and row.curves.size == smallest[row.curves.family]:
             key = row.curves.family, row.strategy
             best[key] = max(best.get(key, row), row, key=lambda row: row.accuracy.mean)
     return [
@@ -397,27 +400,47 @@ def verdict(found: Sequence[Against], reading: Reading) -> str:
 
 
 def _range(ratios: Sequence[float]) -> str:
-    low, high = f"x{min(ratios):.2f}", f"x{max(ratios):.2f}"
+    low, high = times(min(ratios)), times(max(ratios))
     return low if low == high else f"{low} to {high}"
 
 
-def overview(cells: Sequence[Curves], reading: Reading) -> str:
-    """One line per family and strategy, of all sizes together at the largest budget."""
+def overview(cells: Sequence[Curves], reading: Reading, arms: Mapping[str, str | None] | None = None) -> str:
+    """One line per family and strategy, of all sizes together at the largest budget: the most accurate first, of
+    equally accurate ones the one that spends less.
+
+    Args:
+        cells, reading: see `write_report`.
+        arms: strategies that get a line, each with the one that it was before RL, whose accuracy stands in the line;
+            `None`: all of them get one.
+    """
     lines = []
     for curves in by_family(cells):
         found = rows_of(curves, reading.resampler(curves))
-        lines += [row for row in found if row.point.order == found[-1].point.order]
-    heads = ["family", "strategy", "accuracy", *(cost_name(cost).removesuffix(" tokens") for cost in reading.compared)]
+        last = {row.strategy: row for row in found if row.point.order == found[-1].point.order}
+        lines += [
+            (row, last.get((arms or {}).get(row.strategy) or ""))
+            for row in sorted(last.values(), key=partial(_rank, costs=reading.compared))
+            if arms is None or row.strategy in arms
+        ]
+    trained = any(before for _, before in lines)
+    heads = ["family", "strategy", "accuracy", *(["before RL"] if trained else [])]
+    heads += [cost_name(cost).removesuffix(" tokens") for cost in reading.compared]
     cells_of = [
         [row.curves.family, reading.labels[row.strategy], str(row.accuracy)]
+        + ([f"{before.accuracy.mean:.2f}" if before else "–"] if trained else [])
         + [_mean(row.costs.get(cost, MISSING), 1) for cost in reading.compared]
-        for row in lines
+        for row, before in lines
     ]
     widths = [max(len(line[i]) for line in [heads, *cells_of]) for i in range(len(heads))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in [heads, *cells_of]
     )
+
+
+def _rank(row: Row, costs: Sequence[str]) -> tuple[float, float]:
+    """Lower is better."""
+    return -row.accuracy.mean, row.costs.get(costs[0], MISSING).mean if costs else 0.0
 
 
 # Files
@@ -482,6 +505,7 @@ def write_report(
     plots: Sequence[str] | None = None,
     decisions: Sequence[Decided] = (),
     verdict_of: Callable[[Sequence[Against], Reading], str] = verdict,
+    arms: Mapping[str, str | None] | None = None,
 ) -> tuple[str, str]:
     """Write table.md, results.csv, equal_accuracy.csv and plots into the folder.
 
@@ -494,9 +518,11 @@ def write_report(
         plots: costs to draw accuracy against; `None`: those that are compared, and wall-clock.
         decisions: of policies whose choices were forced as well.
         verdict_of: says the verdict of all comparisons.
+        arms: see `overview`.
 
     Returns:
-        What a terminal shows, a verdict of five lines and one line per family and strategy; and the text of table.md.
+        What a terminal shows, what must be known first, a verdict of five lines and one line per family and strategy;
+        and the text of table.md.
     """
     rows = [row for curves in cells for row in rows_of(curves, reading.resampler(curves))]
     seeds = max(len(curves.seeds) for curves in cells)
@@ -525,7 +551,7 @@ def write_report(
     write_csv(rows, reading, folder / "results.csv")
     for cost in (*reading.compared, WALL) if plots is None else plots:
         plot(cells, reading, cost, folder / plot_name(cost))
-    shown = [*([said] if found else []), overview(cells, reading), *(f"warning: {line}" for line in warnings)]
+    shown = [*(f"warning: {line}" for line in warnings), *([said] if found else []), overview(cells, reading, arms)]
     return "\n".join(shown), text
 
 

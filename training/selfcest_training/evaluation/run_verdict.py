@@ -10,7 +10,7 @@ from selfcest_training.evaluation.decision_table import Decided
 from selfcest_training.evaluation.reading import Reading
 from selfcest_training.evaluation.report import SOLVED, Against
 from selfcest_training.evaluation.table import Curves
-from selfcest_training.evaluation.words import cost_name
+from selfcest_training.evaluation.words import cost_name, times
 
 _COSTS = ("total_tokens", "critical_path_tokens", "peak_context", "kv_token_steps")
 
@@ -69,7 +69,7 @@ def _equal(found: Sequence[Against], final: Sequence[str], reading: Reading) -> 
         items = [item for item in found if (item.subject, item.strategy) == (first, second)]
         pairs = [item.at[-1] for item in items if item.at[-1].equally_accurate(reading.min_difference)]
         costs = [
-            f"{cost_name(cost)} x{np.mean([pair.ratios[cost].mean for pair in pairs if cost in pair.ratios]):.2f}"
+            f"{cost_name(cost)} {times(float(np.mean([p.ratios[cost].mean for p in pairs if cost in p.ratios])))}"
             for cost in _COSTS
             if any(cost in pair.ratios for pair in pairs)
         ]

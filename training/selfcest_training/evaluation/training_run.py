@@ -5,7 +5,7 @@ A job plays its own part of it with the weights that it has, and what all jobs h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -203,10 +203,12 @@ def _file(config: RunConfig, part: Part, seed: int) -> Path:
 
 
 def report_run(config: RunConfig) -> str:
-    """Write tables, CSV and plots of what a run's folder holds. Returns what a terminal shows."""
+    """Write tables, CSV and plots of what a run's folder holds. Returns what a terminal shows: one line per family and
+    arm; what there is to say of single jobs is in table.md alone."""
     curves = learning_curves(config)
     warnings = [f"warning: {line}" for line in warm_start_warnings(config)]
-    lines = [*curve_lines(curves), *given_up_lines(config), *compute_lines(config)]
+    begun_again = given_up_lines(config)
+    lines = [*curve_lines(curves), *begun_again, *compute_lines(config)]
     if curves:
         write_curves(curves, config.folder / "learning_curves.csv")
         plot_curves(curves, config.folder / "learning_curves.png")
@@ -217,7 +219,7 @@ def report_run(config: RunConfig) -> str:
     final = [Part(arm, Stage.AFTER, config.evaluation.temperatures[0]) for arm in config.arms]
     names = [part.label(config) for part in final]
     able = [part.label(config) for part in reversed(final) if config.limits_of(part.arm).delegation]
-    cells, reading = curves_of(_in_order(study, results)), reading_of(study, subjects=able)
+    cells, reading = curves_of(in_order(study, results)), reading_of(study, subjects=able)
     head = headline(study, cells, reading)
     choices = decided(study, results)
     shown, _ = write_report(
@@ -229,11 +231,29 @@ def report_run(config: RunConfig) -> str:
         plots=_PLOTS,
         decisions=choices,
         verdict_of=partial(run_verdict, cells, names, choices),
+        arms=arms_of(config, {result.place.strategy for result in results}),
     )
-    return "\n".join([*notes, shown, *lines])
+    return "\n".join([*notes, *begun_again, shown])
 
 
-def _in_order(study: StudyConfig, results: Sequence[Result]) -> list[Result]:
+def arms_of(config: RunConfig, played: Collection[str]) -> dict[str, str | None]:
+    """What stands for every arm in few words, in their order: its trained policy, greedy, and what that was before RL.
+
+    An arm whose trained policy was not played is what it is before RL, where that was.
+    """
+    found: dict[str, str | None] = {}
+    for arm, spec in config.arms.items():
+        after, before = (
+            Part(arm, stage, config.evaluation.temperatures[0]).label(config) for stage in (Stage.AFTER, Stage.BEFORE)
+        )
+        if after in played or before not in played:
+            found[after] = before if spec.rl.steps else None
+        else:
+            found[before] = None
+    return found
+
+
+def in_order(study: StudyConfig, results: Sequence[Result]) -> list[Result]:
     """By cell, as the config has them."""
     cells = [(cell.family, cell.size) for cell in study.cells]
     return sorted(results, key=lambda result: cells.index(result.place.cell))

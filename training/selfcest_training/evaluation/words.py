@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from selfcest_training.evaluation.costs import WALL
 from selfcest_training.evaluation.frontier import MIN_INSTANCES, Comparison, Match, Verdict
+from selfcest_training.evaluation.statistics import Estimate
 
 
 def cost_name(cost: str) -> str:
@@ -54,7 +56,7 @@ def matched(pair: Match, first: str, second: str) -> str:
             ending = f"; {first} is cheaper in every cost" if ratios and cheaper else ""
             ending = f"; {first} is dearer in every cost" if ratios and dearer else ending
             said = f"no clear difference of accuracy{ending}"
-    costs = ", ".join(f"{cost_name(cost)} x{ratio.mean:.2f}" for cost, ratio in pair.ratios.items())
+    costs = ", ".join(f"{cost_name(cost)} {times(ratio.mean)}" for cost, ratio in pair.ratios.items())
     return f"against {second}: {said} ({pair.gap.signed}; {costs or 'no instance whose prompt fitted both'})"
 
 
@@ -62,8 +64,16 @@ def at_equal_accuracy(pair: Match, first: str, second: str, least: float) -> str
     """What the first costs over the second if they are equally accurate, or that they cannot be compared."""
     if not pair.equally_accurate(least):
         return f"{first} against {second}: costs are {not_comparable(pair, least)}"
-    costs = ", ".join(f"{cost_name(cost)} x{ratio}" for cost, ratio in pair.ratios.items())
+    costs = ", ".join(f"{cost_name(cost)} {times(ratio)}" for cost, ratio in pair.ratios.items())
     return f"{first} against {second}, equally accurate: {costs or 'no instance whose prompt fitted both'}"
+
+
+def times(ratio: Estimate | float) -> str:
+    """A ratio of two costs, as `x1.50`; what has no ratio, since the other spends none, is said to have none."""
+    mean = ratio.mean if isinstance(ratio, Estimate) else ratio
+    if math.isinf(mean):
+        return "where the other has none"
+    return f"x{ratio}" if isinstance(ratio, Estimate) else f"x{ratio:.2f}"
 
 
 def not_comparable(pair: Match, least: float) -> str:

@@ -33,6 +33,7 @@ from selfcest_training.lock import locked
 from selfcest_training.run.checkpoint import checkpoints, read_manifest
 from selfcest_training.run.job import Job, JobId
 from selfcest_training.run.shared_warmstart import hand_over, shared_warm_starts
+from selfcest_training.session import session
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def _run(config: RunConfig, resume: bool, only_warm_start: bool, console: Consol
     try:
         prepare(config, resume)
         with _stop_on_sigterm() as stop:
-            with _progress(console, jobs) as (progress, bars):
+            with session(config.folder), _progress(console, jobs) as (progress, bars):
                 shared = shared_warm_starts(config)
                 _run_jobs(config, list(shared), True, progress, bars, stop)
                 for leader, followers in shared.items():
@@ -281,7 +282,8 @@ def _progress(console: Console, jobs: list[JobId]) -> Iterator[tuple[Progress, d
 def print_report(config: RunConfig, console: Console) -> None:
     """Write and print the report of what the run's folder holds."""
     console.print(report_run(config), soft_wrap=True, highlight=False, markup=False)
-    console.print(f"written to {config.folder}", soft_wrap=True, highlight=False, markup=False)
+    whole = "; the whole report is its table.md" if (config.folder / "table.md").is_file() else ""
+    console.print(f"written to {config.folder}{whole}", soft_wrap=True, highlight=False, markup=False)
 
 
 def default_config() -> Path:

@@ -51,7 +51,12 @@ def episode_lines(groups: Sequence[EpisodeGroup], replayed: Sequence[Sequence[Ep
 
 
 def describe(groups: Sequence[EpisodeGroup]) -> dict[str, float]:
-    """Means over the episodes of one step."""
+    """Means over the episodes of one step; `term/NAME` are what each term of the reward adds to `return`.
+
+    `entropy` is minus the mean log-prob of the tokens sampled, in nats: an unbiased estimate of the entropy per token
+    at the sampling temperature. It is missing where no ids were sampled. `equal_groups` is the share of groups whose
+    episodes all earn the same, from which no credit relative to the group can learn.
+    """
     episodes: list[EpisodeRecord] = [episode for group in groups for episode in group.episodes]
     clones = sum(episode.cost.clones for episode in episodes)
     failed = sum(agent.failed for episode in episodes for agent in episode.agents[1:])
@@ -63,4 +68,24 @@ def describe(groups: Sequence[EpisodeGroup]) -> dict[str, float]:
         "critical_path": float(np.mean([episode.cost.critical_path_tokens for episode in episodes])),
         "clones": clones / len(episodes),
         "failed_clones": failed / max(1, clones),
+        "equal_groups": float(np.mean([equal_returns(group) for group in groups])),
+        **_terms(episodes),
+        **_entropy(episodes),
     }
+
+
+def equal_returns(group: EpisodeGroup) -> bool:
+    """Whether all episodes of a group earn the same, but for rounding."""
+    returns = [episode.team_return for episode in group.episodes]
+    return max(returns) - min(returns) <= 1e-9
+
+
+def _terms(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
+    scored = [(episode.reward_terms or {}, episode.weights) for episode in episodes]
+    names = dict.fromkeys(name for terms, _ in scored for name in terms)
+    return {f"term/{name}": float(np.mean([w.get(name, 1.0) * t.get(name, 0.0) for t, w in scored])) for name in names}
+
+
+def _entropy(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
+    sampled = [p for episode in episodes for _, turn in episode.turns() for p in turn.generation.behavior_logprobs]
+    return {"entropy": -float(np.mean(sampled))} if sampled else {}

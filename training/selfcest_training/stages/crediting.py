@@ -34,11 +34,13 @@ class StepCredit:
     sampled_tokens: int
 
     def diagnostics(self) -> dict[str, float]:
-        """Means over the groups that have the number, and the tokens of all replays."""
+        """Means over the groups that have the number, the share of turns excluded, and the tokens of all replays."""
         names = {name: None for credit in self.credits for name in credit.diagnostics}
         rows = [credit.diagnostics for credit in self.credits]
         means = {f"credit/{name}": float(np.mean([row[name] for row in rows if name in row])) for name in names}
-        return {"replayed_tokens": self.sampled_tokens, **means}
+        excluded = sum(len(credit.excluded) for credit in self.credits)
+        turns = excluded + sum(len(credit.advantage) for credit in self.credits)
+        return {"replayed_tokens": self.sampled_tokens, "excluded_share": excluded / max(1, turns), **means}
 
 
 def counterfactuals(

@@ -1,0 +1,88 @@
+"""Who wrote a folder of results: every start of a command, with its versions and its machine, and when it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from selfcest_env.record import read_json_lines
+
+SESSIONS = "sessions.jsonl"
+_PACKAGES = ("selfcest", "torch", "transformers", "numpy")
+
+
+@contextmanager
+def session(folder: Path) -> Iterator[None]:
+    """Add a line to the folder's `sessions.jsonl` when the block begins, and one when it ends, however it does.
+
+    The last line of a session that was killed is missing: how long it took is not known.
+    """
+    file, start = folder / SESSIONS, time.monotonic()
+    _append(file, {"started": _now(), "command": _command(), "versions": _versions(), **_machine()})
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # a full disk must not hide what it has caused
+            _append(file, {"ended": _now(), "seconds": round(time.monotonic() - start, 3)})
+
+
+def read_sessions(folder: Path) -> list[dict[str, Any]]:
+    """Sessions of a folder in order, each with `ended` and `seconds` if it ended; none where there is no file."""
+    file, found = folder / SESSIONS, list[dict[str, Any]]()
+    for _, line in read_json_lines(file) if file.is_file() else ():
+        if "started" in line:
+            found.append(dict(line))
+        elif found:
+            found[-1].update(line)
+    return found
+
+
+def gpu_seconds(sessions: list[dict[str, Any]]) -> float | None:
+    """How long GPUs were held: seconds of the sessions times the GPUs seen; `None` if a session's length is unknown."""
+    held = [(len(one.get("gpus", ())), one.get("seconds")) for one in sessions]
+    if any(gpus and seconds is None for gpus, seconds in held):
+        return None
+    return float(sum(gpus * (seconds or 0.0) for gpus, seconds in held))
+
+
+def _append(file: Path, values: Mapping[str, Any]) -> None:
+    known = file.read_bytes() if file.exists() else b""
+    if known:
+        os.truncate(file, known.rfind(b"\n") + 1)  # after it is a line that a kill has cut
+    with file.open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps(values) + "\n")
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _command() -> str:
+    return shlex.join(["selfcest", *sys.argv[1:]])
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _machine() -> dict[str, Any]:
+    import torch  # slow to import
+
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {"system": platform.platform(), "cores": os.cpu_count(), "gpus": gpus}
