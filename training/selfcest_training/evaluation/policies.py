@@ -188,7 +188,11 @@ def policy_named(text: str) -> PlugIn:
     chat = PlugIn("model", {"model": {"name": "chat", "options": {"source": text}}})
     if text.startswith(HUB):
         return chat
-    if place.exists():
+    try:
+        there = place.exists()
+    except OSError as error:
+        raise ConfigError(f"policy is {text[:40]!r}..., which no path can be: {error.strerror}") from error
+    if there:
         return PlugIn("model", {"folder": text}) if run_file(place).is_file() else chat
     if text == "smollm2":
         return chat
