@@ -242,6 +242,19 @@ PIECES = (
 )
 
 
+TURNS = (
+    '<tool_call>{"name": "spawn_clone", "arguments": {"objectives": ["Add up A.", "Add up B."], '
+    '"shared_context": ["A"]}}</tool_call>',
+    '<think>A first.</think><tool_call>{"name": "spawn_clone", "arguments": {"objectives": [{"objective": "Read A", '
+    '"shared_context": ["A"], "max_tokens": 40}]}}</tool_call>',
+    '<tool_call>{"name": "read_document", "arguments": {"keys": ["A", "B (2)"]}}</tool_call>',
+    "The parts are 3 and 4.\nAnswer: 7",
+    "<call>1+2@A<sep>3+4@B</call>",
+    "<read>A</read>",
+    "<ans>7<end>",
+)
+
+
 def some_text(rng: random.Random, most: int = 12) -> str:
     """Pieces one after the other, sometimes cut, sometimes one of them many times."""
     parts = []
@@ -259,6 +272,11 @@ def some_text(rng: random.Random, most: int = 12) -> str:
             piece = piece.swapcase()
         parts.append(piece)
     return "".join(parts)
+
+
+def some_turn(rng: random.Random) -> str:
+    """Every other one a good turn with a fault or some, the rest pieces."""
+    return changed_text(rng, rng.choice(TURNS)) if rng.random() < 0.5 else some_text(rng)
 
 
 def changed_text(rng: random.Random, text: str) -> str:
@@ -528,6 +546,8 @@ SAMPLES: dict[str, Any] = {
         "answer": "Ulm",
     },
 }
+# Where a text of any length goes, if not into "question".
+ASKED = {"math": "problem", "aime": "problem", "countdown_file": "solution"}
 STORY = "1 Mary moved to the hall.\n2 John went to the garden.\n3 Where is Mary? \thall\t1\n"
 CSV = 'question,answer\n"Who, or what?",Ulm\nWhere?,"a ""b"""\n'
 
@@ -705,7 +725,7 @@ def _parts(text: str) -> list[str]:
 def targets() -> dict[str, Target]:
     found: dict[str, Target] = {}
     for name, protocol in (("hermes", HermesProtocol()), ("terse", TerseProtocol())):
-        found[f"{name}.parse"] = Target(some_text, partial(_parse, protocol), str, share=25)
+        found[f"{name}.parse"] = Target(some_turn, partial(_parse, protocol), str, share=20, shortest=8 * SHORTEST)
         found[f"{name}.replies"] = Target(
             lambda rng: [some_text(rng, 4) for _ in range(3)], partial(_neutral, protocol), _parts, share=8
         )
@@ -718,7 +738,7 @@ def targets() -> dict[str, Target]:
             _draw_chat,
             partial(_play_chat, family),
             lambda text: (Boundary.OPENING, _parts(text), text, _parts(text)),
-            share=0.1,
+            share=0.25,
             pieces=("a", "\n", "<", "<|im_start|>", "é", "USER:"),
             shortest=500,
         )
@@ -749,11 +769,12 @@ def targets() -> dict[str, Target]:
             ),
         )
     for source, sample in SAMPLES.items():
+        asked = ASKED.get(source, "question")
         found[f"loader.{source}"] = Target(
             partial(_draw_file, sample),
             partial(_load, source),
-            lambda text, sample=sample: Written(
-                ".json", json.dumps([{**sample, "question": text}]).encode(errors="replace")
+            lambda text, sample=sample, asked=asked: Written(
+                ".json", json.dumps([{**sample, asked: text}]).encode(errors="replace")
             ),
             pieces=("a", "[", '"', "\\"),
             share=0.3,

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any
 
 from selfcest_agents.openai_client import EXCERPT, Client, ServerConfig, choice_of, text_of
@@ -44,6 +45,8 @@ class ServerJudge(ProcessTerm, Checked):
         tries: answers that are asked for, the first greedy, before a turn is left without a mark. Its
             episode's group is then as good as unplayed: played again, else dropped and counted.
         answer_tokens: bound of an answer, the judge's thinking included.
+        tokenizer: folder or `hub:OWNER/NAME` of the judge's model: its special tokens too are broken. Empty: those that
+            are known without it.
     """
 
     server: ServerConfig
@@ -52,6 +55,11 @@ class ServerJudge(ProcessTerm, Checked):
     rubric: Annotated[str, NotEmpty()] = RUBRIC
     tries: Count = 3
     answer_tokens: Count = 512
+    tokenizer: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self._markers  # a tokenizer that is not there is an error at once
 
     def judge(self, steps: Sequence[Step]) -> list[float | InfrastructureError]:
         waiting = {str(n): step for n, step in enumerate(steps) if self.role in (None, step.role)}
@@ -76,11 +84,19 @@ class ServerJudge(ProcessTerm, Checked):
             f"and it said {answer[-EXCERPT:]!a}"
         )
 
+    @cached_property
+    def _markers(self) -> Markers:
+        if not self.tokenizer:
+            return Markers()
+        from selfcest_agents.pretrained import ChatLanguage  # heavy
+
+        return Markers(ChatLanguage(self.tokenizer).codec.markers)
+
     def _body(self, step: Step, attempt: int) -> dict[str, Any]:
         documents = {key: step.task.context[key] for key in step.shared_context if key in step.task.context}
         past = [{"wrote": turn.text, "replies": turn.replies} for turn in step.past]
         shown = {"asked": step.objective, "documents": documents, "earlier turns": past, "turn": step.text}
-        said = Markers().neutralise(json.dumps(shown, ensure_ascii=False))
+        said = self._markers.neutralise(json.dumps(shown, ensure_ascii=False))
         return {
             "model": self.server.model,
             "messages": [

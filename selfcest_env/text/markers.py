@@ -19,15 +19,18 @@ from selfcest_env.types import Action, Fault, Message, MessageRole, Part
 # What agents write themselves by one of our protocols; nobody else may write it.
 _OWN = r"(?!/?(?:tool_call|think|call|read|sep|ans|end)>)"
 # A marker begun at the end of a part counts: what comes next could complete it. Where none can begin, none can stand.
-# Of <|im_start|> <s> <extra_id_0> <turn|> <0x0A>, [INST] [gMASK] [|user|], ]~b]user [e~[, and >>QUESTION<<.
+# Of <|im_start|> <s> <extra_id_0> <turn|> <0x0A>, [INST] [gMASK] [|user|], ]~b]user [e~[, ◁think▷, and >>QUESTION<<,
+# whose first half may be the end of what we write ourselves before an untrusted part.
 _OPENER = (
     r"<{own}(?=/?[\w:.=-]{{0,64}}+(?:[>|]|\Z))"
     r"|\[(?=/?(?:\||(?-i:[A-Z][A-Z0-9_]{{1,40}}+\])|\w{{0,40}}+\Z"
-    r"|(?:[gs]?mask|inst|sys|tool|avail|unused|extra_id|start_|end_|img|image|think|bos|eos|eot|cls|sep|pad|unk)\w*+\]))"
+    r"|(?:[gs]?mask|inst|sys|tool|control_|avail|unused|extra_id|start_|end_|img|image|think|bos|eos|eot|cls|sep|pad|unk)\w*+\]))"
     r"|(?<![^][!])~|~(?![^][!])"
-    r"|>(?=\Z|>\w{{0,24}}+(?:<|\Z))"
+    r"|◁(?=/?\w{{0,24}}+(?:▷|\Z))"
+    r"|>(?=\Z|>\w{{0,24}}+(?:<|\Z))|\A>(?=\w{{0,24}}+(?:<|\Z))"
 )
-_INSTEAD = {"<": "\u2039", ">": "\u203a", "[": "(", "~": "\u223c"}  # no normaliser makes the one of the other
+# No normaliser makes the one of the other.
+_INSTEAD = {"<": "\u2039", ">": "\u203a", "[": "(", "~": "\u223c", "◁": "\u25c3"}
 _BREAK = "\u00b7"  # within a marker that is made of other characters
 LONGEST = 32  # characters by which a marker is known
 CACHED_TEXTS = 4096  # a transcript is sent anew at every turn

@@ -38,7 +38,7 @@ FAMILIES = {
     "llama2": "<s> </s> <unk> [INST] [/INST] <<SYS>> <</SYS>> <0x0A>",
     "llama3": "<|begin_of_text|> <|start_header_id|> <|end_header_id|> <|eot_id|> <|eom_id|> <|python_tag|>",
     "llama4": "<|header_start|> <|header_end|> <|eot|>",
-    "mistral": "[INST] [/INST] [TOOL_CALLS] [AVAILABLE_TOOLS] [/TOOL_RESULTS] [SYSTEM_PROMPT] [THINK] [IMG] [ARGS]",
+    "mistral": "[INST] [/INST] [TOOL_CALLS] [/TOOL_RESULTS] [SYSTEM_PROMPT] [THINK] [IMG] [control_8]",
     "chatml": "<|im_start|> <|im_end|> <|endoftext|>",
     "qwen": "<tool_call> </tool_call> <tool_response> <think> </think> <|vision_start|> <|fim_prefix|>",
     "gemma": "<bos> <eos> <pad> <start_of_turn> <end_of_turn> <unused7> <|turn> <turn|> <|tool_call> <tool_call|>",
@@ -48,7 +48,7 @@ FAMILIES = {
     "minimax": "]~b]user ]~!b[ [e~[ ]!p~[ <minimax:tool_call>",
     "cohere": "<BOS_TOKEN> <|START_OF_TURN_TOKEN|> <|USER_TOKEN|> <|END_OF_TURN_TOKEN|> <|START_RESPONSE|>",
     "granite": "<|start_of_role|> <|end_of_role|> <|end_of_text|>",
-    "kimi": "<|im_user|> <|im_middle|> [BOS] [EOS] [EOT] [start_header_id] [extra_id_0] <|tool_call_begin|>",
+    "kimi": "<|im_user|> <|im_middle|> [BOS] [EOT] [start_header_id] [extra_id_0] <|tool_call_begin|> ◁think▷ ◁/think▷",
     "harmony": "<|start|> <|channel|> <|message|> <|call|> <|return|>",
     "t5": "<extra_id_0> <pad>",
     "bert": "[CLS] [SEP] [MASK] [PAD] [UNK] [unused7]",
@@ -75,6 +75,13 @@ def test_no_marker_of_any_family_gets_through(family):
 def test_no_marker_is_put_together_from_parts(marker):
     for at in range(1, len(marker)):
         assert marker not in NEUTRAL.clean(user("x " + marker[:at], marker[at:] + " y")).content
+
+
+@pytest.mark.parametrize("begun", ["<clone>", "<doc>", "<root>A>"])
+def test_no_marker_is_put_together_with_what_we_write_before(begun):
+    """`>QUESTION<<` after `<clone>` made a marker that neither part has."""
+    message = Message(MessageRole.USER, (Part(begun, trusted=True), Part(">QUESTION<< y")))
+    assert ">>" not in NEUTRAL.clean(message).content
 
 
 @pytest.mark.parametrize(
