@@ -61,7 +61,7 @@ def render(state: State, rules: SymbolicRules, mode: str | None, env: int = 0) -
         raise GameError("no episode has been started; call reset() first")
     nodes, seats = nodes_of_state(state, rules), {agent_id: seat for seat, agent_id in agent_ids(state).items()}
     if mode == "rgb_array":
-        return draw(nodes, seats.__getitem__)
+        return draw(nodes, lambda agent_id: f"agent_{seats[agent_id]}")
 
     def describe(node: Node) -> list[str]:
         seat = seats[node.agent_id]
