@@ -30,7 +30,7 @@ FAILED_MARK = "✕"
 # The page's sizes, in its pixels.
 BOX_WIDTH, BOX_HEIGHT, ACROSS, DOWN = 104.0, 50.0, 12.0, 34.0
 NARROW = 58.0
-TEXTS_WIDTH, TEXTS_HEIGHT = 150.0, 88.0  # of a box that says what was asked and replied too
+TEXTS_WIDTH, TEXTS_HEIGHT = 150.0, 92.0  # of a box that says what was asked and replied too
 TEXT_SIZE, LETTER = 11.0, 0.602  # of these texts; and the width of a monospaced letter, as a share of its size
 LEAST = 0.5  # at less of their size letters cannot be read and are left out
 
@@ -76,6 +76,11 @@ Shape = Box | Curve | Text
 def mark(status: Status) -> str:
     """What stands for a state beside its colour."""
     return MARKS.get(status, FAILED_MARK)
+
+
+def short_name(agent_id: AgentId) -> str:
+    """`root`, `.0`, `.0.1`."""
+    return str(agent_id) if agent_id == ROOT else str(agent_id).removeprefix(str(ROOT))
 
 
 @dataclass(frozen=True)
@@ -243,12 +248,18 @@ def _curve(image: NDArray[np.float64], curve: Curve, scale: float) -> None:
     bend = 3 * time * (1 - time) ** 2 + 3 * time**2 * (1 - time)
     rows = (1 - time) ** 3 * y1 + bend * (y1 + y2) / 2 + time**3 * y2
     columns = x1 + (x2 - x1) * (3 * time**2 - 2 * time**3)
+    points = np.stack((columns, rows), -1)
+    corner = np.floor(points.min(0) - width - 1)
+    points -= corner
+    across, down = np.ceil(points.max(0) + width + 1).astype(int)
+    whole = np.zeros((down, across))
     for i in range(0, 24, 4):  # in pieces: what a line covers is small, and the rectangle around it is not
-        piece = np.stack((columns[i : i + 5], rows[i : i + 5]), -1)
-        corner = np.floor(piece.min(0) - width - 1)
-        size = np.ceil(piece.max(0) + width + 1 - corner).astype(int)
-        mask = along(piece - corner, (int(size[1]), int(size[0])), max(1.0, width)) * min(1.0, width)
-        _blend(image, int(corner[1]), int(corner[0]), mask, curve.stroke)
+        piece = points[i : i + 5]
+        left, top = np.maximum(0, piece.min(0) - width - 1).astype(int)
+        right, below = np.ceil(piece.max(0) + width + 1).astype(int)
+        window = whole[top:below, left:right]
+        np.maximum(window, along(piece - (left, top), window.shape, max(1.0, width)), out=window)
+    _blend(image, int(corner[1]), int(corner[0]), whole * min(1.0, width), curve.stroke)
 
 
 def _text(image: NDArray[np.float64], text: Text, scale: float, letters: Write) -> None:

@@ -57,7 +57,8 @@ def along(points: Points, shape: tuple[int, int], width: float) -> Mask:
     length = np.maximum((step**2).sum(-1), 1e-12)
     share = (((places - start) * step).sum(-1) / length).clip(0, 1)[..., None]
     distance = np.sqrt(((places - start - share * step) ** 2).sum(-1).min(-1))
-    return np.clip(width / 2 + 0.5 - distance, 0, 1)
+    covered: Mask = np.clip(width / 2 + 0.5 - distance, 0, 1)
+    return covered
 
 
 def write(text: str, size: float, bold: bool = False) -> tuple[Mask, float]:
@@ -84,7 +85,7 @@ def _letter(letter: str, size: float, bold: bool) -> tuple[Mask, float]:
     for stroke in strokes:
         placed = (stroke - (0, 6)) * unit + (width, size - width / 2)
         dot = 1.5 if len(stroke) == 2 and np.abs(np.diff(stroke, axis=0)).max() < 0.1 else 1.0
-        np.maximum(mask, along(placed, mask.shape, width * dot), out=mask)  # type: ignore[arg-type]
+        np.maximum(mask, along(placed, mask.shape, width * dot), out=mask)
     return mask, (right + _BEARING) * unit + width / 2
 
 

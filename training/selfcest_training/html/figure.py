@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from html import escape
@@ -14,12 +15,25 @@ from numpy.typing import NDArray
 from PIL import Image as Pillow
 from PIL import ImageDraw, ImageFont
 
-from selfcest_env.draw import DOWN, BOX_HEIGHT, MARGIN, Box, Curve, Image, Layout, Shape, Text, paint, shapes
-from selfcest_env.palette import MUTED, PAGE, TONES, Tone
+from selfcest_env.draw import (
+    BOX_HEIGHT,
+    DOWN,
+    MARGIN,
+    Box,
+    Curve,
+    Image,
+    Layout,
+    Shape,
+    Text,
+    paint,
+    shapes,
+    short_name,
+)
+from selfcest_env.palette import MUTED, PAGE, TONES
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.render import Node, nodes_of_part, nodes_of_record, one_line
 from selfcest_env.strokes import Mask
-from selfcest_env.types import ROOT, AgentId, Status
+from selfcest_env.types import AgentId, Status
 from selfcest_training.html.playing import Clock
 
 LARGEST = (1400, 1000)  # of a figure that shows texts; a larger tree does without and is fitted into it
@@ -31,22 +45,15 @@ MONO = 'ui-monospace, "SF Mono", "Cascadia Mono", "Noto Sans Mono", "DejaVu Sans
 FONTS = {"sans": "DejaVuSans.ttf", "bold": "DejaVuSans-Bold.ttf", "mono": "DejaVuSansMono.ttf"}
 
 
-def agent_name(agent_id: AgentId) -> str:
-    """As the page has it: `root`, `.0`, `.0.1`."""
-    return str(agent_id) if agent_id == ROOT else str(agent_id).removeprefix(str(ROOT))
-
-
 def svg(record: EpisodeRecord) -> str:
     """The whole episode, on light and on dark ground; colours of dark ground need a browser."""
     layout = _layout(nodes_of_record(record))
     width, height = layout.size[0], layout.size[1] + BELOW
     words = f"{one_line(record.task.prompt)}: {_price(record)}"
     drawn = "\n".join(_element(shape) for shape in _shapes(record, nodes_of_record(record), layout, _price(record)))
-    dark = "".join(
-        f".{name}{{fill:{tone.dark}}}.{name}-line{{stroke:{tone.dark}}}"
-        for name, tone in TONES.items()
-        if f'"{name}"' in drawn or f"{name}-line" in drawn or tone == PAGE
-    )
+    used = {name for names in re.findall(r'class="([^"]*)"', drawn) for name in names.split()} | {"page"}
+    dark = "".join(f".{name}{{fill:{tone.dark}}}" for name, tone in TONES.items() if name in used)
+    dark += "".join(f".{name}-line{{stroke:{tone.dark}}}" for name, tone in TONES.items() if f"{name}-line" in used)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape(words)}" width="{width:g}" '
         f'height="{height:g}" viewBox="0 0 {width:g} {height:g}">\n'
@@ -116,7 +123,7 @@ def _shapes(
     record: EpisodeRecord, nodes: Sequence[Node], layout: Layout, foot: str, ended: bool = True
 ) -> Iterator[Shape]:
     critical = {agent_id for agent_id, _ in Clock(record).critical} if ended else set[AgentId]()
-    yield from shapes(nodes, agent_name, layout, critical)
+    yield from shapes(nodes, short_name, layout, critical)
     yield Text(layout.size[0] / 2, layout.size[1] + BELOW - MARGIN, foot, FOOT, "sans", "middle", MUTED)
 
 
@@ -128,7 +135,7 @@ def _price(record: EpisodeRecord) -> str:
 
 # SVG
 
-_NAMES: dict[Tone, str] = {tone: name for name, tone in reversed(TONES.items())}
+_NAMES = {tone: name for name, tone in TONES.items()}
 
 
 def _element(shape: Shape) -> str:
@@ -149,9 +156,10 @@ def _element(shape: Shape) -> str:
             )
         case Text():
             anchor = "" if shape.anchor == "start" else f' text-anchor="{shape.anchor}"'
+            text = escape(shape.text, quote=False)
             return (
                 f'<text class="{shape.face} {_NAMES[shape.fill]}" x="{shape.x:.4g}" y="{shape.y:.4g}" '
-                f'font-size="{shape.size:.3g}"{anchor} fill="{shape.fill.light}">{escape(shape.text)}</text>'
+                f'font-size="{shape.size:.3g}"{anchor} fill="{shape.fill.light}">{text}</text>'
             )
 
 
