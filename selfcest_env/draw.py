@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -32,6 +33,7 @@ BOX_WIDTH, BOX_HEIGHT, ACROSS, DOWN = 104.0, 50.0, 12.0, 34.0
 NARROW = 58.0
 TEXTS_WIDTH, TEXTS_HEIGHT = 150.0, 92.0  # of a box that says what was asked and replied too
 TEXT_SIZE, LETTER = 11.0, 0.602  # of these texts; and the width of a monospaced letter, as a share of its size
+ROOMY = 66.0  # so wide is a box that holds the name of the root, the longest mark and 13 units of letters
 LEAST = 0.5  # at less of their size letters cannot be read and are left out
 
 
@@ -123,7 +125,7 @@ class Layout:
         left = (width - leaves * across) / 2 + (across - box_width) / 2
         top = (height - rows * down) / 2 + (down - box_height) / 2
         places = {a: (left + column * across, top + a.depth * down) for a, column in columns.items()}
-        return cls(places, (box_width, box_height), min(box_height / BOX_HEIGHT, box_width / NARROW), (width, height))
+        return cls(places, (box_width, box_height), min(box_height / BOX_HEIGHT, box_width / ROOMY), (width, height))
 
 
 def _columns(nodes: Sequence[Node]) -> tuple[dict[AgentId, float], int, int]:
@@ -183,9 +185,10 @@ def _agent(node: Node, name: str, layout: Layout) -> Iterator[Shape]:
     yield Text(x + width - 8 * unit, y + 18 * unit, mark(node.status), 13 * unit, "bold", "end")
     if layout.texts:
         letters = int(inside / (TEXT_SIZE * unit * LETTER))
-        replied = "" if node.reply is None else _cut(f"→ {one_line(node.reply)}", letters)
-        yield Text(x + 8 * unit, y + 37 * unit, _cut(one_line(node.objective), letters), TEXT_SIZE * unit, "mono")
-        yield Text(x + 8 * unit, y + 53 * unit, replied, TEXT_SIZE * unit, "mono")
+        replied = "" if node.reply is None else f"→ {one_line(node.reply)}"
+        for down, text in ((37, one_line(node.objective)), (53, replied)):
+            if text:
+                yield Text(x + 8 * unit, y + down * unit, _cut(text, letters), TEXT_SIZE * unit, "mono")
     granted = "" if node.granted is None or not layout.texts else f" of {node.granted:,} tokens"
     yield Text(x + 8 * unit, y + height - 16 * unit, f"{node.spent:,}{granted}", 12 * unit)
 
@@ -212,7 +215,7 @@ def paint(shapes: Iterable[Shape], width: int, height: int, scale: float = 1.0, 
             case Box():
                 _box(image, shape, scale)
             case Curve():
-                _curve(image, shape, scale)
+                _blend(image, *_curve(shape, scale), shape.stroke)
             case Text():
                 _text(image, shape, scale, letters or _stroke)
     return image.round().astype(np.uint8)
@@ -242,7 +245,9 @@ def _box(image: NDArray[np.float64], box: Box, scale: float) -> None:
         _blend(image, row, column, np.clip(scale / 2 + 0.5 - np.abs(outside), 0, 1), box.stroke)
 
 
-def _curve(image: NDArray[np.float64], curve: Curve, scale: float) -> None:
+@lru_cache(maxsize=64)
+def _curve(curve: Curve, scale: float) -> tuple[int, int, Mask]:
+    """What it covers: row and column of a mask, and the mask."""
     x1, y1, x2, y2, width = (value * scale for value in curve[:5])
     time = np.linspace(0, 1, 25)
     bend = 3 * time * (1 - time) ** 2 + 3 * time**2 * (1 - time)
@@ -259,7 +264,7 @@ def _curve(image: NDArray[np.float64], curve: Curve, scale: float) -> None:
         right, below = np.ceil(piece.max(0) + width + 1).astype(int)
         window = whole[top:below, left:right]
         np.maximum(window, along(piece - (left, top), window.shape, max(1.0, width)), out=window)
-    _blend(image, int(corner[1]), int(corner[0]), whole * min(1.0, width), curve.stroke)
+    return int(corner[1]), int(corner[0]), whole * min(1.0, width)
 
 
 def _text(image: NDArray[np.float64], text: Text, scale: float, letters: Write) -> None:

@@ -31,7 +31,7 @@ from selfcest_env.draw import (
 )
 from selfcest_env.palette import MUTED, PAGE, TONES
 from selfcest_env.record import EpisodeRecord
-from selfcest_env.render import Node, nodes_of_part, nodes_of_record, one_line
+from selfcest_env.render import Node, nodes_of_part, nodes_of_record, shorten
 from selfcest_env.strokes import Mask
 from selfcest_env.types import AgentId, Status
 from selfcest_training.html.playing import Clock
@@ -49,7 +49,7 @@ def svg(record: EpisodeRecord) -> str:
     """The whole episode, on light and on dark ground; colours of dark ground need a browser."""
     layout = _layout(nodes_of_record(record))
     width, height = layout.size[0], layout.size[1] + BELOW
-    words = f"{one_line(record.task.prompt)}: {_price(record)}"
+    words = f"{shorten(record.task.prompt)}: {_price(record)}"
     drawn = "\n".join(_element(shape) for shape in _shapes(record, nodes_of_record(record), layout, _price(record)))
     used = {name for names in re.findall(r'class="([^"]*)"', drawn) for name in names.split()} | {"page"}
     dark = "".join(f".{name}{{fill:{tone.dark}}}" for name, tone in TONES.items() if name in used)
