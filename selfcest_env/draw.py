@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selfcest_env.palette import EDGE, INK, PAGE, SPENT, STATUS, SURFACE, Tone
-from selfcest_env.render import Node, one_line
+from selfcest_env.render import Node, mark, one_line
 from selfcest_env.strokes import Mask, along, write
-from selfcest_env.types import ROOT, AgentId, Status
+from selfcest_env.types import ROOT, AgentId
 
 Image = NDArray[np.uint8]
 Name = Callable[[AgentId], str]
@@ -25,8 +25,6 @@ Write = Callable[[str, float, str], tuple[Mask, float]]  # text, size, face; see
 
 HEIGHT, WIDTH = 360, 640  # of the environments' images
 MARGIN = 12
-MARKS = {Status.ANSWERED: "✓", Status.WAITING: "…", Status.READY: "›", Status.ABSENT: "∅"}
-FAILED_MARK = "✕"
 
 # The page's sizes, in its pixels.
 BOX_WIDTH, BOX_HEIGHT, ACROSS, DOWN = 104.0, 50.0, 12.0, 34.0
@@ -73,11 +71,6 @@ class Text(NamedTuple):
 
 
 Shape = Box | Curve | Text
-
-
-def mark(status: Status) -> str:
-    """What stands for a state beside its colour."""
-    return MARKS.get(status, FAILED_MARK)
 
 
 def short_name(agent_id: AgentId) -> str:

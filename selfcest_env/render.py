@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from selfcest_env.kernel import Kernel
+from selfcest_env.palette import INK, STATUS
 from selfcest_env.record import AgentRecord, ByTurn, EpisodeRecord
 from selfcest_env.types import ROOT, AgentId, Outcome, Status, Task, TurnFacts
 
+MARKS = {Status.ANSWERED: "✓", Status.WAITING: "…", Status.READY: "›", Status.ABSENT: "∅"}
+FAILED_MARK = "✕"
 WIDTH = 60  # characters of one quoted text
 
 
@@ -93,9 +96,28 @@ def nodes_of_part(record: EpisodeRecord, played: Mapping[AgentId, int]) -> list[
     return [nodes[agent.agent_id] for agent in record.agents if agent.agent_id in nodes]
 
 
-def render_kernel(kernel: Kernel, name: Callable[[AgentId], str] = str, width: int = WIDTH) -> str:
-    """A running game as text."""
-    return "\n".join([_title(kernel.task, width), *branches(nodes_of_kernel(kernel), _describe(name, width))])
+def mark(status: Status) -> str:
+    """What stands for a state beside its colour."""
+    return MARKS.get(status, FAILED_MARK)
+
+
+def chip(status: Status) -> str:
+    """A state's mark on its colour, for a terminal."""
+    ink, fill = (";".join(map(str, tone.rgb)) for tone in (INK, STATUS[status]))
+    return f"\x1b[38;2;{ink};48;2;{fill}m {mark(status)} \x1b[0m "
+
+
+def render_kernel(
+    kernel: Kernel, name: Callable[[AgentId], str] = str, width: int = WIDTH, *, chips: bool = False
+) -> str:
+    """A running game as text, with `chips` for a terminal that has colours."""
+    described = _describe(name, width)
+
+    def describe(node: Node) -> list[str]:
+        head, *others = described(node)
+        return [chip(node.status) * chips + head, *others]
+
+    return "\n".join([_title(kernel.task, width), *branches(nodes_of_kernel(kernel), describe)])
 
 
 def render_record(

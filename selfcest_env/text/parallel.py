@@ -193,7 +193,8 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
         game = self._playing()
         if self.render_mode == "rgb_array":
             return draw(nodes_of_kernel(game.kernel), game.roster.name_of)
-        text = render_kernel(game.kernel, game.roster.name_of)
+        chips = self.render_mode == "human" and sys.stdout.isatty()
+        text = render_kernel(game.kernel, game.roster.name_of, chips=chips)
         if self.render_mode == "human":
             sys.stdout.write(text + "\n")
         return text if self.render_mode == "ansi" else None

@@ -160,6 +160,22 @@ def test_what_is_left_out_is_said_and_nothing_reaches_the_terminal() -> None:
     assert env.render() is None
 
 
+def test_in_a_terminal_humans_see_the_colours_and_marks_of_every_picture(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = start(render_mode="human")
+    env.render()
+    plain = capsys.readouterr().out
+    assert "\x1b" not in plain
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    env.render()
+    shown = capsys.readouterr().out
+    red, green, blue = WAITING.rgb
+    assert f";48;2;{red};{green};{blue}m … \x1b[0m agent_0  waiting" in shown
+    ends = [[line.rpartition("agent_")[2] for line in text.splitlines() if "agent_" in line] for text in (shown, plain)]
+    assert ends[0] == ends[1]
+
+
 def test_no_mode_renders_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert start().render() is None
     assert capsys.readouterr().out == ""

@@ -16,7 +16,7 @@ from PIL import Image
 from records import three_agents
 from typer.testing import CliRunner
 
-from selfcest_env import draw
+from selfcest_env import draw, render
 from selfcest_env.palette import ANSWERED, FAILED, INK, PAGE, READY, STATUS, WAITING, Tone
 from selfcest_env.record import AgentRecord, EpisodeRecord, write_episode
 from selfcest_env.render import nodes_of_record
@@ -109,8 +109,8 @@ def test_a_large_tree_is_fitted_and_goes_without_texts(record: EpisodeRecord) ->
 def test_marks_and_sizes_are_those_of_the_page() -> None:
     viewer, tree = asset("viewer.js"), asset("viewer_tree.js")
     (marks,) = re.findall(r"const MARKS = {(.*)};", viewer)
-    assert {Status(state): sign for state, sign in re.findall(r'(\w+): "(.)"', marks)} == draw.MARKS
-    assert f'MARKS[status] ?? "{draw.FAILED_MARK}"' in viewer
+    assert {Status(state): sign for state, sign in re.findall(r'(\w+): "(.)"', marks)} == render.MARKS
+    assert f'MARKS[status] ?? "{render.FAILED_MARK}"' in viewer
     assert f"const NODE = {{ height: {draw.BOX_HEIGHT:g}, down: {draw.DOWN:g} }};" in tree
     assert f"wide: {{ width: {draw.BOX_WIDTH:g}, across: {draw.ACROSS:g} }}" in tree
     assert f"narrow: {{ width: {draw.NARROW:g}, " in tree

@@ -20,12 +20,12 @@ from rich.tree import Tree
 from selfcest_agents.codec import Codec
 from selfcest_agents.policy import Policy, PolicyRequest
 from selfcest_agents.rollout import RolloutRequest
-from selfcest_env.draw import mark, short_name
+from selfcest_env.draw import short_name
 from selfcest_env.errors import InfrastructureError
 from selfcest_env.kernel import Kernel
 from selfcest_env.palette import EDGE, INK, STATUS
 from selfcest_env.record import Generation
-from selfcest_env.render import Node, nodes_of_kernel, shorten, turn_line
+from selfcest_env.render import Node, mark, nodes_of_kernel, shorten, turn_line
 from selfcest_env.rules import Rules
 from selfcest_env.types import ROOT, AgentId, Status, TurnKey
 
