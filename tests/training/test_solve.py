@@ -315,6 +315,28 @@ def test_a_server_that_is_not_there_or_refuses_is_one_line(selfcest: Console, se
     assert "answered 404 for model 'm'" in selfcest.error(*ask, refuses.url)
 
 
+def test_a_server_that_fails_half_way_is_one_line_after_what_was_played(
+    selfcest: Console, serve: Serve, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(path: str, body: dict[str, Any], n: int) -> Reply:
+        clone = "You are a clone" in body["messages"][0]["content"]
+        return Reply({"error": "down"}, status=500) if clone else chat(CALL)
+
+    ask = ["--server", serve(answer).url, "--name", "m", "policy.options.server.max_retries=0", "--html", "look.html"]
+    documents = write_json({"a": "it says 42"})
+    monkeypatch.setattr(sys, "argv", ["selfcest", "solve", "What does a say?", "--documents", documents, *ask])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 3
+    printed = capsys.readouterr()
+    turn, line = printed.err.splitlines()
+    assert turn.startswith("root turn 0: delegated, ")
+    assert line.startswith("selfcest: episodes not played: 1")
+    assert "500" in line
+    assert not printed.out
+    assert not Path("look.html").exists()
+
+
 # Documents
 
 

@@ -131,6 +131,8 @@ def _line(node: Node) -> RenderableType:
     filled = min(BAR, round(share * BAR) + (0 < share < 0.5 / BAR))
     said = "" if node.reply is None else f" → {shorten(node.reply, WIDTH)}"
     row = Table.grid(padding=(0, 1))
+    for _ in range(5):
+        row.add_column(no_wrap=True, overflow="ellipsis")
     row.add_row(
         Text(f" {mark(node.status)} {short_name(node.agent_id)} ", chip),
         Text("━" * filled) + Text("━" * (BAR - filled), EDGE.light + " dim"),
