@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from selfcest_env.kernel import Kernel
+from selfcest_env.palette import INK, STATUS
 from selfcest_env.record import AgentRecord, ByTurn, EpisodeRecord
 from selfcest_env.types import ROOT, AgentId, Outcome, Status, Task, TurnFacts
 
+MARKS = {Status.ANSWERED: "✓", Status.WAITING: "…", Status.READY: "›", Status.ABSENT: "∅"}
+FAILED_MARK = "✕"
 WIDTH = 60  # characters of one quoted text
 
 
@@ -63,9 +66,58 @@ def nodes_of_record(record: EpisodeRecord) -> list[Node]:
     ]
 
 
-def render_kernel(kernel: Kernel, name: Callable[[AgentId], str] = str, width: int = WIDTH) -> str:
-    """A running game as text."""
-    return "\n".join([_title(kernel.task, width), *branches(nodes_of_kernel(kernel), _describe(name, width))])
+def nodes_of_part(record: EpisodeRecord, played: Mapping[AgentId, int]) -> list[Node]:
+    """Agents of a recorded episode as they stood when so many turns of each had been played, in tree order.
+
+    Args:
+        played: turns by agent; who is not in it has played none. They come to a moment that the episode has had.
+    """
+    nodes: dict[AgentId, Node] = {}
+    ended = set[AgentId]()
+    for agent in reversed(record.agents):  # children come after their parents in tree order
+        done = played.get(agent.agent_id, 0)
+        parent_id, turns = agent.agent_id.parent, agent.turns[:done]
+        if parent_id is not None and played.get(parent_id, 0) <= (agent.born_at or 0):
+            continue  # not born yet
+        joined = all(child in ended for turn in turns[-1:] for child in turn.facts.children)
+        over = joined and done == len(agent.turns)
+        if over:
+            ended.add(agent.agent_id)
+        opened = agent.turns[: done + joined]  # the block before a turn is charged when the turn opens
+        nodes[agent.agent_id] = Node(
+            agent.agent_id,
+            agent.objective,
+            agent.status if over else Status.READY if joined else Status.WAITING,
+            agent.granted_tokens,
+            sum(turn.facts.prompt_tokens for turn in opened) + sum(turn.facts.generated_tokens for turn in turns),
+            tuple(turn.facts for turn in turns),
+            agent.reply if over else None,
+        )
+    return [nodes[agent.agent_id] for agent in record.agents if agent.agent_id in nodes]
+
+
+def mark(status: Status) -> str:
+    """What stands for a state beside its colour."""
+    return MARKS.get(status, FAILED_MARK)
+
+
+def chip(status: Status) -> str:
+    """A state's mark on its colour, for a terminal."""
+    ink, fill = (";".join(map(str, tone.rgb)) for tone in (INK, STATUS[status]))
+    return f"\x1b[38;2;{ink};48;2;{fill}m {mark(status)} \x1b[0m "
+
+
+def render_kernel(
+    kernel: Kernel, name: Callable[[AgentId], str] = str, width: int = WIDTH, *, chips: bool = False
+) -> str:
+    """A running game as text, with `chips` for a terminal that has colours."""
+    described = _describe(name, width)
+
+    def describe(node: Node) -> list[str]:
+        head, *others = described(node)
+        return [chip(node.status) * chips + head, *others]
+
+    return "\n".join([_title(kernel.task, width), *branches(nodes_of_kernel(kernel), describe)])
 
 
 def render_record(
@@ -93,18 +145,19 @@ def render_record(
 
 def shorten(text: str, width: int = WIDTH) -> str:
     """`text` on one line, in quotes; whatever is left out is counted after an ellipsis."""
-    line = _one_line(text)
+    line = one_line(text)
     if len(line) <= width:
         return f'"{line}"'
     return f'"{line[:width]}…" (+{len(line) - width} characters)'
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
+    """`text` without line breaks and what no terminal should get."""
     return " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
 
 def _title(task: Task, width: int) -> str:
-    return f"task {_one_line(task.task_id)} from {_one_line(task.source)}: {shorten(task.prompt, width)}"
+    return f"task {one_line(task.task_id)} from {one_line(task.source)}: {shorten(task.prompt, width)}"
 
 
 def _reward(record: EpisodeRecord) -> str:
@@ -113,7 +166,7 @@ def _reward(record: EpisodeRecord) -> str:
     terms = []
     for name, value in record.reward_terms.items():
         weight = record.weights.get(name, 1.0)
-        terms.append(("" if weight == 1 else f"{weight:g} x ") + f"{value:g} {_one_line(name)}")
+        terms.append(("" if weight == 1 else f"{weight:g} x ") + f"{value:g} {one_line(name)}")
     return f"{record.team_return:g} = " + " + ".join(terms)
 
 
@@ -154,13 +207,13 @@ def _describe(
             lines.append(f"asked {shorten(node.objective, width)}")
         agent = wrote.get(node.agent_id)
         if agent is not None:
-            lines += [f"given {_one_line(key)}: {_one_line(documents[key])}" for key in agent.shared_context]
+            lines += [f"given {one_line(key)}: {one_line(documents[key])}" for key in agent.shared_context]
         for index, turn in enumerate(node.turns):
-            lines.append(f"turn {index}: {_turn(turn)}")
+            lines.append(f"turn {index}: {turn_line(turn)}")
             if agent is not None:
                 added = [(term, of[node.agent_id][index]) for term, of in by_turn.items() if node.agent_id in of]
-                lines += [f"adds {value:g} {_one_line(term)}" for term, value in added if value]
-                lines += [f"> {_one_line(line)}" for line in agent.turns[index].generation.text.splitlines()]
+                lines += [f"adds {value:g} {one_line(term)}" for term, value in added if value]
+                lines += [f"> {one_line(line)}" for line in agent.turns[index].generation.text.splitlines()]
         if node.reply is not None:
             said = "its parent was given" if node.status is Status.ABSENT else "replied"
             lines.append(f"{said} {shorten(node.reply, width)}")
@@ -175,7 +228,8 @@ def account(node: Node) -> str:
     return f"{node.status}  {node.spent}/{granted} tokens"
 
 
-def _turn(turn: TurnFacts) -> str:
+def turn_line(turn: TurnFacts) -> str:
+    """What became of a turn and what it cost."""
     text = f"{turn.outcome}, {turn.prompt_tokens} prompt + {turn.generated_tokens} generated tokens"
     if turn.outcome is Outcome.DELEGATED:
         text += f", {len(turn.children)} born"

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from selfcest_env.draw import Image, draw
 from selfcest_env.errors import GameError
-from selfcest_env.render import Node, account, branches
+from selfcest_env.render import Node, account, branches, chip
 from selfcest_env.symbolic.rules import SymbolicRules
 from selfcest_env.symbolic.state import UNBORN, State, agent_ids
 from selfcest_env.symbolic.vectors import answer_of, segments
@@ -61,11 +61,14 @@ def render(state: State, rules: SymbolicRules, mode: str | None, env: int = 0) -
         raise GameError("no episode has been started; call reset() first")
     nodes, seats = nodes_of_state(state, rules), {agent_id: seat for seat, agent_id in agent_ids(state).items()}
     if mode == "rgb_array":
-        return draw(nodes, seats.__getitem__)
+        return draw(nodes, lambda agent_id: f"agent_{seats[agent_id]}")
+
+    chips = mode == "human" and sys.stdout.isatty()
 
     def describe(node: Node) -> list[str]:
         seat = seats[node.agent_id]
-        lines = [f"agent_{seat}  {account(node)}, {state.turns[0, seat]} of {rules.max_turns} turns"]
+        head = chip(node.status) * chips + f"agent_{seat}"
+        lines = [f"{head}  {account(node)}, {state.turns[0, seat]} of {rules.max_turns} turns"]
         if node.objective:
             lines.append(f"holds {node.objective}")
         if node.reply is not None:

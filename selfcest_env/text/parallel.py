@@ -192,8 +192,9 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
         """The tree of agents: text in "ansi", printed in "human", an image in "rgb_array"; `None` without a mode."""
         game = self._playing()
         if self.render_mode == "rgb_array":
-            return draw(nodes_of_kernel(game.kernel), game.roster.index_of)
-        text = render_kernel(game.kernel, game.roster.name_of)
+            return draw(nodes_of_kernel(game.kernel), game.roster.name_of)
+        chips = self.render_mode == "human" and sys.stdout.isatty()
+        text = render_kernel(game.kernel, game.roster.name_of, chips=chips)
         if self.render_mode == "human":
             sys.stdout.write(text + "\n")
         return text if self.render_mode == "ansi" else None

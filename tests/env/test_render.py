@@ -10,10 +10,20 @@ import numpy as np
 import pytest
 
 from selfcest_env import delegation_v0
-from selfcest_env.draw import HEIGHT, WIDTH, draw
-from selfcest_env.palette import FAILED, PAGE, STATUS
-from selfcest_env.render import nodes_of_kernel, nodes_of_record, render_kernel, render_record, shorten
-from selfcest_env.types import ROOT, Limits, Status, Task
+from selfcest_env.counterfactual import again
+from selfcest_env.draw import HEIGHT, WIDTH, Layout, draw
+from selfcest_env.palette import ANSWERED, FAILED, PAGE, READY, SPENT, STATUS, SURFACE, WAITING
+from selfcest_env.render import (
+    Node,
+    nodes_of_kernel,
+    nodes_of_part,
+    nodes_of_record,
+    render_kernel,
+    render_record,
+    shorten,
+)
+from selfcest_env.strokes import _LETTERS, write
+from selfcest_env.types import ROOT, AgentId, Limits, Status, Task
 
 sys.path.insert(0, str(Path(__file__).parent))
 from text_play import LIMITS, Sums, call, make, play
@@ -88,6 +98,21 @@ def test_a_record_and_its_game_look_alike(seed: int) -> None:
     assert nodes_of_record(record) == nodes_of_kernel(env._game.kernel)
 
 
+@pytest.mark.parametrize("late", [0, -1])
+def test_a_record_tells_how_every_moment_of_its_game_looked(late: int) -> None:
+    moments = 0
+    for seed in range(10):
+        env = make()
+        record = play(env, seed)
+        assert env._game is not None
+        for kernel in again(record, env._game.kernel.rules, lambda kernel: kernel.ready()[late]):
+            played = {agent_id: len(state.turns) for agent_id, state in kernel.agents.items()}
+            assert nodes_of_part(record, played) == nodes_of_kernel(kernel)
+            moments += 1
+    assert moments > 40
+    assert [node.agent_id for node in nodes_of_part(record, {})] == [ROOT]
+
+
 def test_an_unscored_record_says_so() -> None:
     env = start()
     game = env._game
@@ -133,6 +158,22 @@ def test_what_is_left_out_is_said_and_nothing_reaches_the_terminal() -> None:
     assert "\x1b" not in text
     assert text.encode()
     assert env.render() is None
+
+
+def test_in_a_terminal_humans_see_the_colours_and_marks_of_every_picture(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = start(render_mode="human")
+    env.render()
+    plain = capsys.readouterr().out
+    assert "\x1b" not in plain
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    env.render()
+    shown = capsys.readouterr().out
+    red, green, blue = WAITING.rgb
+    assert f";48;2;{red};{green};{blue}m … \x1b[0m agent_0  waiting" in shown
+    ends = [[line.rpartition("agent_")[2] for line in text.splitlines() if "agent_" in line] for text in (shown, plain)]
+    assert ends[0] == ends[1]
 
 
 def test_no_mode_renders_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,11 +227,54 @@ def test_a_deep_tree_still_fits() -> None:
     assert "agent_60" in render_kernel(env._game.kernel, env._game.roster.name_of)
 
 
+def node(agent_id: AgentId, status: Status, spent: int) -> Node:
+    return Node(agent_id, "", status, 100, spent, (), None)
+
+
+def test_a_box_has_its_state_s_colour_and_its_bar_the_share_that_is_spent() -> None:
+    left, right = ROOT.child(0), ROOT.child(1)
+    nodes = [
+        node(ROOT, Status.WAITING, 0),
+        node(left, Status.ANSWERED, 50),
+        node(right, Status.OUT_OF_TURNS, 100),
+    ]
+    image, layout = draw(nodes, str), Layout.fitted(nodes)
+    (width, height), unit = layout.box, layout.unit
+    assert unit == 1.5, "three boxes fit at the largest size: 156 x 75"
+    assert (width, height) == (156, 75)
+
+    def at(agent_id: AgentId, across: float, down: float) -> tuple[int, ...]:
+        x, y = layout.places[agent_id]
+        return tuple(int(value) for value in image[int(y + down * height), int(x + across * width)])
+
+    colours = {ROOT: WAITING, left: ANSWERED, right: FAILED}
+    assert {agent_id: at(agent_id, 0.5, 0.7) for agent_id in colours} == {a: tone.rgb for a, tone in colours.items()}
+    assert at(ROOT, -0.1, 0.5) == PAGE.rgb
+    bar = 43 / 50  # the bar is 4 of 50 high and begins at 41
+    assert at(ROOT, 0.2, bar) == SURFACE.rgb
+    assert (at(left, 0.2, bar), at(left, 0.8, bar)) == (SPENT.rgb, SURFACE.rgb)
+    assert at(right, 0.85, bar) == SPENT.rgb
+    assert at(ROOT, 0.01, 0.02) == PAGE.rgb, "the root's corners are the roundest"
+    grown = draw([dataclasses.replace(nodes[0], status=Status.READY)], str)
+    assert (grown[HEIGHT // 2 + 15, WIDTH // 2] == READY.rgb).all(), "a root alone stands in the middle"
+
+
+def test_letters_differ_and_grow_with_their_size() -> None:
+    masks = {letter: write(letter, 40)[0] for letter in _LETTERS}
+    shapes = {(mask.shape, mask.tobytes()) for mask in masks.values()}
+    assert len(shapes) == len(masks)
+    assert not masks[" "].any()
+    assert all(mask.max() == 1 for letter, mask in masks.items() if letter != " ")
+    assert write("0", 40)[0].sum() > 3 * write("0", 20)[0].sum()
+    assert write("0", 40, bold=True)[0].sum() > write("0", 40)[0].sum()
+    assert np.array_equal(write("0\x00", 40)[0], write("0 ", 40)[0])
+
+
 def test_every_agent_is_drawn_in_another_place() -> None:
     env = make(limits=LIMITS)
     play(env, 3)
     assert env._game is not None
     nodes = nodes_of_kernel(env._game.kernel)
-    image = draw(nodes, lambda agent_id: 0)
-    fewer = draw(nodes[:1], lambda agent_id: 0)
+    image = draw(nodes, str)
+    fewer = draw(nodes[:1], str)
     assert not np.array_equal(image, fewer) or len(nodes) == 1

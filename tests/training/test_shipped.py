@@ -101,12 +101,14 @@ def test_the_quickstart_begins_with_them(selfcest: Console) -> None:
             Path(file).write_text(text, encoding="utf-8")
         else:
             printed.append(selfcest(*arguments))
-    *asked, traced = printed
+    *asked, traced, drawn = printed
     assert f"```text\n{asked[0]}```" in page
     assert len(asked) == 4
     assert all("\nright: expected" in shown for shown in asked)
     assert "turn 0" in traced
     assert [record.cost.clones for record in written()] == [2, 0, 0, 3]
+    assert drawn.startswith("tree.svg: episode solve.3, ")
+    assert Path("tree.svg").read_bytes() == (ROOT / "docs" / "tree.svg").read_bytes()
 
 
 def test_the_names_in_the_help_are_those_that_there_are(selfcest: Console) -> None:

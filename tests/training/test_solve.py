@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -11,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import rich.console
 import study_players
 from chat_models import CHATML, chat_tokenizer, tiny_llama
 from test_job import config
@@ -22,12 +25,14 @@ from selfcest_agents.policy import EnginePolicy, SamplingConfig
 from selfcest_agents.rollout import RolloutRequest, rollout
 from selfcest_agents.tiny import TinyLanguage
 from selfcest_agents.transformers.engine import TransformersEngine
+from selfcest_env.palette import ANSWERED
 from selfcest_env.record import EpisodeRecord, read_episodes
-from selfcest_env.render import shorten
+from selfcest_env.render import Node, shorten
 from selfcest_env.tasks import make_source
-from selfcest_env.types import Limits, Status, Task
+from selfcest_env.types import ROOT, Limits, Status, Task
 from selfcest_training.commands import cli
-from selfcest_training.commands.solve import LAST_WORDS, read_documents, solve_config, task_of
+from selfcest_training.commands.solve import LAST_WORDS, play_question, read_documents, solve_config, task_of
+from selfcest_training.commands.watching import tree_of
 from selfcest_training.config_file import dump_config
 
 __all__ = ["serve"]  # a fixture
@@ -50,6 +55,7 @@ class Console:
             cli.main()
         printed = self._capsys.readouterr()
         assert caught.value.code == 0, printed.err
+        self.turns = printed.err.splitlines()
         return printed.out
 
     def error(self, *arguments: str, code: int = 2) -> str:
@@ -126,6 +132,58 @@ def test_the_tree_the_answer_and_the_cost_are_printed_and_trace_reads_the_record
     assert [record.episode_id for record in written()] == ["solve.0", "solve.1"]
     assert "0 clones" in selfcest("trace", "asked.jsonl")
     assert selfcest("trace", "asked.jsonl", "--episode", "solve.0") == traced
+
+
+def test_without_a_terminal_every_turn_is_a_line_on_the_standard_error(selfcest: Console, ledgers: Task) -> None:
+    selfcest("solve", ledgers.prompt, *SCRIPTED, "--documents", write_json(dict(ledgers.context)), "--out", "a.jsonl")
+    (record,) = written("a.jsonl")
+    first, *clones, last = selfcest.turns
+    assert first.startswith("root turn 0: delegated, ")
+    assert first.endswith(" generated tokens, 2 born")
+    assert [line.split(",")[0] for line in clones] == ["root.0 turn 0: answered", "root.1 turn 0: answered"]
+    facts = record.root.turns[1].facts
+    assert last == (f"root turn 1: answered, {facts.prompt_tokens} prompt + {facts.generated_tokens} generated tokens")
+
+
+def test_in_a_terminal_the_tree_grows(ledgers: Task, tmp_path: Path) -> None:
+    def played(progress: rich.console.Console) -> EpisodeRecord:
+        asked = solve_config("study_players:Scripted", None, None, ["limits.reply_tokens=4"])
+        silent = rich.console.Console(file=io.StringIO())
+        return play_question(ledgers, asked, temperature=0.0, seed=0, console=silent, progress=progress)
+
+    screen = io.StringIO()
+    record = played(rich.console.Console(file=screen, force_terminal=True, width=100, color_system="truecolor"))
+    assert record == played(rich.console.Console(file=io.StringIO())), "nothing is played otherwise for being watched"
+    shown = screen.getvalue()
+    red, green, blue = ANSWERED.rgb
+    assert f"48;2;{red};{green};{blue}m ✓ .0 " in shown, "the colour and the mark of every picture"
+    order = [" › root ", " … root ", " › .1 ", " ✓ .1 ", " ✓ root "]
+    assert sorted(map(shown.index, order)) == list(map(shown.index, order))
+    assert f"{record.cost.total_tokens:,} tokens, 2 clones" in shown
+    assert "root turn" not in shown
+    assert "\x1b[?25h" in shown, "the cursor is back"
+
+
+def test_a_tree_shows_texts_of_models_as_texts() -> None:
+    clone = Node(ROOT.child(0), "[red]\x1b[2Jdo", Status.READY, 10, 3, (), None)
+    console = rich.console.Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
+    with console.capture() as caught:
+        console.print(tree_of([Node(ROOT, "all", Status.WAITING, None, 5, (), None), clone]))
+    assert '"[red] [2Jdo"' in caught.get()
+    assert "\x1b[2J" not in caught.get()
+    assert "8 tokens, 1 clone\n" in caught.get()
+
+
+def test_the_episode_as_a_page(selfcest: Console, ledgers: Task) -> None:
+    documents = write_json(dict(ledgers.context))
+    shown = selfcest("solve", ledgers.prompt, *SCRIPTED, "--documents", documents, "--html", "look.html")
+    assert shown.splitlines()[-1].startswith("look.html: 1 episode, ")
+    page = Path("look.html").read_text(encoding="utf-8")
+    lines = re.search(r'id="episodes">(.*?)</script>', page, re.DOTALL)
+    assert lines is not None
+    episode = json.loads(lines[1])
+    assert [agent["id"] for agent in episode["agents"]] == ["root", "root.0", "root.1"]
+    assert episode["exact"], "it has accounts and what the environment wrote: its own rules are known"
 
 
 def test_without_a_truth_nothing_is_called_right_or_wrong(selfcest: Console) -> None:
@@ -257,6 +315,28 @@ def test_a_server_that_is_not_there_or_refuses_is_one_line(selfcest: Console, se
     assert "answered 404 for model 'm'" in selfcest.error(*ask, refuses.url)
 
 
+def test_a_server_that_fails_half_way_is_one_line_after_what_was_played(
+    selfcest: Console, serve: Serve, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(path: str, body: dict[str, Any], n: int) -> Reply:
+        clone = "You are a clone" in body["messages"][0]["content"]
+        return Reply({"error": "down"}, status=500) if clone else chat(CALL)
+
+    ask = ["--server", serve(answer).url, "--name", "m", "policy.options.server.max_retries=0", "--html", "look.html"]
+    documents = write_json({"a": "it says 42"})
+    monkeypatch.setattr(sys, "argv", ["selfcest", "solve", "What does a say?", "--documents", documents, *ask])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 3
+    printed = capsys.readouterr()
+    turn, line = printed.err.splitlines()
+    assert turn.startswith("root turn 0: delegated, ")
+    assert line.startswith("selfcest: episodes not played: 1")
+    assert "500" in line
+    assert not printed.out
+    assert not Path("look.html").exists()
+
+
 # Documents
 
 
@@ -335,6 +415,8 @@ def test_keys_that_nobody_has_to_write_may_be_anything(selfcest: Console) -> Non
         (["1?", *SCRIPTED, "policy.options.version=x"], ["policy.options.version is 'x'; expected a whole number"]),
         (["1?", *SCRIPTED, "--temperature=-1"], ["temperature is -1.0"]),
         ([" ", *SCRIPTED], ["the question is ' '"]),
+        (["", *SCRIPTED], ["the question is ''"]),
+        (["1?", *SCRIPTED, "--html", "no/such.html"], ["--html no/such.html is no place for a page"]),
         (["1?", *SCRIPTED, "--answer", ""], ["--answer is ''"]),
         (["1?", *SCRIPTED, "--out", "empty"], ["--out empty cannot be written"]),
         (["1?", *SCRIPTED, "--out", "no/such.jsonl"], ["--out no/such.jsonl cannot be written"]),

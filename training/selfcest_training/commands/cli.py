@@ -174,9 +174,14 @@ def solve(
     out: Annotated[
         Path | None, typer.Option(help="A file to add the episode to, for `selfcest trace`.", show_default=False)
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Also write the episode as a page for a browser, as trace --html does.", show_default=False),
+    ] = None,
 ) -> None:
     """Play one question of your own, and print the tree, the answer and what it cost.
 
+    While agents work, the tree grows in the terminal; where there is none, every turn is a line on the standard error.
     Limits are those of the arm that the model was trained in; any other policy has the defaults of the game.
     """
     from selfcest_training.commands.solve import play_question, read_documents, solve_config, task_of
@@ -187,7 +192,9 @@ def solve(
         temperature=temperature,
         seed=seed,
         out=out,
+        html=html,
         console=Console(),
+        progress=Console(stderr=True),
     )
 
 
@@ -256,19 +263,35 @@ def trace(
             show_default=False,
         ),
     ] = None,
+    svg: Annotated[
+        Path | None, typer.Option(help="Draw the episode's tree as an SVG, instead.", show_default=False)
+    ] = None,
+    gif: Annotated[
+        Path | None,
+        typer.Option(
+            help="Draw it growing, as a GIF: a frame before the first turn and one after each.", show_default=False
+        ),
+    ] = None,
 ) -> None:
     """Print an episode's tree: who asked what of whom, what came back, what it cost, what it earned.
 
-    With --html: a page of all episodes, with trees, texts, timeline, accounts and credit.
+    With --html: a page of all episodes, with trees, texts, timeline, accounts and credit. With --svg or --gif:
+    a figure.
     """
-    from selfcest_training.commands.trace import print_trace, write_page
+    from selfcest_training.commands.trace import print_trace, write_figures, write_page
 
+    figures = [option for option, out in (("--svg", svg), ("--gif", gif)) if out is not None]
+    if figures and html is not None:
+        raise ConfigError(f"--html is a page of many episodes and {figures[0]} a figure of one; ask for one of them")
     if html is not None:
         write_page(files, html, Console(), episode_id=episode, schemes=credit or [], strategy=strategy, wrong=wrong)
         return
     if len(files) > 1 or credit:
         what = "--credit is" if credit else f"{len(files)} files are"
         raise ConfigError(f"{what} for a page; name one with --html OUT")
+    if figures:
+        write_figures(files[0], episode, Console(), svg=svg, gif=gif, strategy=strategy, wrong=wrong)
+        return
     print_trace(files[0], episode, Console(), texts=texts, strategy=strategy, wrong=wrong)
 
 

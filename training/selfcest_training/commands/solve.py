@@ -14,7 +14,6 @@ from transformers.utils.logging import disable_progress_bar
 
 from selfcest_agents.openai_client import ServerConfig
 from selfcest_agents.policy import SamplingConfig
-from selfcest_agents.rollout import RolloutRequest
 from selfcest_env.errors import ConfigError, DataError, RecordError, did_you_mean
 from selfcest_env.kernel import Kernel
 from selfcest_env.plugin import PlugIn
@@ -24,8 +23,12 @@ from selfcest_env.reward import make_reward
 from selfcest_env.rules import Rules
 from selfcest_env.tasks.files import read_text, shortened
 from selfcest_env.types import ROOT, Boundary, Limits, Read, Status, Task
+from selfcest_training.commands.trace import check_place, save_page
+from selfcest_training.commands.watching import Watch, WatchedRequest
 from selfcest_training.config_file import apply_override, load_config, parse_as
 from selfcest_training.evaluation.policies import arm_of, digest, make_policy, policy_named, run_file
+from selfcest_training.html.playing import Face
+from selfcest_training.html.viewer import Shown, viewer_page
 from selfcest_training.shipped import model_folder
 
 LAST_WORDS = 400  # characters of what a root without an answer said last
@@ -173,28 +176,43 @@ def play_question(
     temperature: float,
     seed: int,
     out: Path | None = None,
+    html: Path | None = None,
     console: Console | None = None,
+    progress: Console | None = None,
 ) -> EpisodeRecord:
     """Play one episode, print it, and add it to the file `out`. It is scored if the task has a ground truth.
+
+    Args:
+        html: where the page of the episode goes, if anywhere.
+        console: where the episode is printed.
+        progress: where it is shown while it is played; by default the standard error.
 
     Raises:
         SelfcestError: before any weights are loaded, for whatever cannot be right; later, what a server does wrong.
     """
-    console = console or Console()
+    console, progress = console or Console(), progress or Console(stderr=True)
     SamplingConfig(temperature)  # which raises
+    if html is not None:
+        check_place("--html", html)
     source = make_policy(config.policy.name, config.policy.options, "policy")
     rules = source.rules(config.limits)
     _check_keys(task, rules)
-    request = RolloutRequest(f"solve.{_count(out)}", task, seed, config.limits)
+    episode_id = f"solve.{_count(out)}"
     disable_progress_bar()  # type: ignore[no-untyped-call]  # of loading models
-    with console.status("playing"), closing(source.load(seed)) as player:
-        (record,) = player.play([request], temperature)
+    with progress.status("loading the policy"):
+        player = source.load(seed)
+    with closing(player), Watch(progress) as watch:
+        request = WatchedRequest(episode_id, task, seed, config.limits, watch)
+        (record,) = player.play([request], temperature, wrap=watch.over)
     if task.answer:
         record = make_reward("correct").score(record)
     if out is not None:
         with out.open("a", encoding="utf-8") as lines:
             lines.write(write_episode(record))
     console.print(describe(record, rules), markup=False, highlight=False, soft_wrap=True)
+    if html is not None:
+        page = viewer_page(shorten(task.prompt), [Shown(record)], [Face(rules)], [])
+        save_page(page, html, 1, console)
     return record
 
 

@@ -1,4 +1,4 @@
-"""`selfcest trace`: an episode's tree in words, or many as a page to look at."""
+"""`selfcest trace`: an episode's tree in words or as a figure, or many as a page to look at."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from selfcest_training.credit.offline import apply, in_groups
 from selfcest_training.evaluation.policies import LEAST
 from selfcest_training.evaluation.results import read_results
 from selfcest_training.evaluation.words import at_most
-from selfcest_training.files import write_text
+from selfcest_training.files import whole, write_text
+from selfcest_training.html.page import Page
 from selfcest_training.html.playing import Face
 from selfcest_training.html.viewer import SchemeCredit, Shown, viewer_page
 
@@ -52,22 +53,52 @@ def print_trace(
     Raises:
         RecordError: no such file or episode.
     """
-    found = _episodes(file, strategy, wrong)
-    ids, last = dict[str, None](), None
-    for item in found:
-        ids[item.record.episode_id] = None
-        if episode_id in (None, item.record.episode_id):
-            last = item
-    if last is None and episode_id is not None:
-        raise RecordError(f"{file} holds no such episode '{episode_id}'.{did_you_mean(episode_id, ids)}")
-    if last is None:
-        raise RecordError(f"{file} holds no {'wrong answer' if wrong else 'episode'}")
+    last = _last(file, episode_id, strategy, wrong)
     console.print(
         f"{last.played_as}\n" * bool(last.played_as) + render_record(last.record, texts=texts),
         markup=False,
         highlight=False,
         soft_wrap=True,
     )
+
+
+def write_figures(
+    file: Path,
+    episode_id: str | None,
+    console: Console,
+    *,
+    svg: Path | None = None,
+    gif: Path | None = None,
+    strategy: str | None = None,
+    wrong: bool = False,
+) -> None:
+    """Draw one episode, and say where: its tree as an SVG, the tree growing turn by turn as a GIF.
+
+    Raises:
+        ConfigError: a place for a figure that cannot be.
+        RecordError: no such file or episode.
+    """
+    from selfcest_training.html import figure  # matplotlib, whose letters a GIF has
+
+    for option, out in (("--svg", svg), ("--gif", gif)):
+        if out is not None:
+            check_place(option, out)
+    record = _last(file, episode_id, strategy, wrong).record
+    for out, render in ((svg, figure.svg), (gif, figure.gif)):
+        if out is not None:
+            drawn = render(record)
+            with whole(out) as partial:
+                partial.write_bytes(drawn.encode() if isinstance(drawn, str) else drawn)
+            size = out.stat().st_size / 1e3
+            line = f"{out}: episode {record.episode_id}, {size:.0f} kB"
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def check_place(option: str, out: Path) -> None:
+    """Raises `ConfigError` if no file can be written there."""
+    if out.is_dir() or not out.absolute().parent.is_dir():
+        what = "page" if option == "--html" else "figure"
+        raise ConfigError(f"{option} {out} is no place for a {what}: expected a file's name in a folder that is there")
 
 
 def write_page(
@@ -95,8 +126,7 @@ def write_page(
         RecordError: no such file or episode, or none at all.
         CreditError: a scheme that needs replays which are not in the files.
     """
-    if out.is_dir() or not out.absolute().parent.is_dir():
-        raise ConfigError(f"--html {out} is no place for a page: expected a file's name in a folder that is there")
+    check_place("--html", out)
     assigners = [make_assigner(name, {}, where="--credit") for name in schemes]
     shown, faces = list[Shown](), list[Face]()
     said: list[list[Sequence[Credit]]] = [[] for _ in schemes]
@@ -120,9 +150,28 @@ def write_page(
             raise RecordError(f"no file holds an episode '{episode_id}'.{did_you_mean(episode_id, ids)}")
     told = [SchemeCredit(*of) for of in zip(schemes, (one.formula for one in assigners), said, strict=True)]
     title = ", ".join(str(file) for file in files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
-    write_text(out, viewer_page(title, shown, faces, told).render())
+    save_page(viewer_page(title, shown, faces, told), out, len(shown), console)
+
+
+def save_page(page: Page, out: Path, episodes: int, console: Console) -> None:
+    write_text(out, page.render())
+    many = f"{episodes} episode" + "s" * (episodes != 1)
     size = out.stat().st_size / 1e6
-    console.print(f"{out}: {len(shown)} episodes, {size:.1f} MB", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"{out}: {many}, {size:.1f} MB", markup=False, highlight=False, soft_wrap=True)
+
+
+def _last(file: Path, episode_id: str | None, strategy: str | None, wrong: bool) -> Shown:
+    """The last episode, or the last of an id."""
+    ids, last = dict[str, None](), None
+    for item in _episodes(file, strategy, wrong):
+        ids[item.record.episode_id] = None
+        if episode_id in (None, item.record.episode_id):
+            last = item
+    if last is None and episode_id is not None:
+        raise RecordError(f"{file} holds no such episode '{episode_id}'.{did_you_mean(episode_id, ids)}")
+    if last is None:
+        raise RecordError(f"{file} holds no {'wrong answer' if wrong else 'episode'}")
+    return last
 
 
 def _episodes(file: Path, strategy: str | None, wrong: bool, on_cut: Callable[[str], None] = warn) -> Iterator[Shown]:

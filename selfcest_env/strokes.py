@@ -1,0 +1,105 @@
+"""Letters for pictures where no font can be counted on: strokes of one width, round ends, smooth at every size.
+
+There are those that pictures of the game need: digits, what names of agents are made of, and the marks of states.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+Mask = NDArray[np.float64]  # how much of every pixel is covered, 0 to 1
+Points = NDArray[np.float64]  # (n, 2), x and y
+
+CAP = 0.72  # height of a digit, as a share of the size
+_BEARING = 1.7  # between two letters, in the table's units
+# Strokes by points x,y: a digit is 6 high, its foot at y = 6. After "~" the points guide a smooth curve.
+_BOWL = "~2,2.2 0,2.2 0,4.1 0,6 2,6 4,6 4,4.1 4,2.2 2,2.2"
+_ROUND = "~1.8,2 0,2 0,4 0,6 1.8,6 3.6,6 3.6,4 3.6,2 1.8,2"
+_LETTERS = {
+    "0": ("~2,0 0,0 0,3 0,6 2,6 4,6 4,3 4,0 2,0",),
+    "1": ("0.4,1.2 2,0 2,6", "0.5,6 3.5,6"),
+    "2": ("~0.1,1.6 0.3,0 3.8,0 3.8,2.4 2.6,3.5 0.1,6", "0.1,6 4,6"),
+    "3": ("~0.2,0.9 0.8,0 3.8,0 3.8,2.8 1.5,2.8", "~1.5,2.8 4.1,2.8 4.1,6 0.5,6 0,4.9"),
+    "4": ("3.1,6 3.1,0 0,4.3 4.1,4.3",),
+    "5": ("3.6,0 0.6,0 0.4,2.7", "~0.4,2.7 1.2,2 4.1,1.9 4.1,6 0.4,6 0,5"),
+    "6": ("~3.5,0.6 3,0 0,-0.4 0,4.1", _BOWL),
+    "7": ("0,0 4,0 1.4,6",),
+    "8": ("~2,0 0.3,0 0.3,1.4 0.3,2.8 2,2.8 3.7,2.8 3.7,1.4 3.7,0 2,0",
+          "~2,2.8 0,2.8 0,4.4 0,6 2,6 4,6 4,4.4 4,2.8 2,2.8"),
+    "9": ("~0.5,5.4 1,6 4,6.4 4,1.9", "~2,0 0,0 0,1.9 0,3.8 2,3.8 4,3.8 4,1.9 4,0 2,0"),
+    "a": (_ROUND, "3.6,2 3.6,6"),
+    "e": ("0.1,4 3.6,4", "~3.6,4 3.6,2 1.8,2 0,2 0,4 0,6 1.9,6 2.9,6 3.5,5.3"),
+    "g": (_ROUND, "~3.6,2 3.6,5 3.6,8.1 0.6,8.1 0.2,7.3"),
+    "n": ("0.3,2 0.3,6", "~0.3,4 0.3,2 3.5,2 3.5,4 3.5,6"),
+    "o": (_ROUND,),
+    "r": ("0.3,2 0.3,6", "~0.3,4 0.4,2.1 1.6,1.9 2.3,2.1"),
+    "t": ("~1,0.6 1,4 1,6.1 2.5,6", "0,2 2.4,2"),
+    "_": ("0,6.9 3.6,6.9",),
+    ".": ("0.3,5.9 0.31,5.9",),
+    ",": ("0.5,5.8 0.1,7.1",),
+    "…": ("0.3,5.7 0.31,5.7", "2.4,5.7 2.41,5.7", "4.5,5.7 4.51,5.7"),
+    "✓": ("0.2,3.5 1.7,5.4 4.4,0.9",),
+    "✕": ("0.3,1.1 4.1,5.3", "4.1,1.1 0.3,5.3"),
+    "›": ("0.6,1.7 2.4,3.7 0.6,5.7",),
+    "∅": ("~2.2,1.2 0.1,1.2 0.1,3.3 0.1,5.4 2.2,5.4 4.3,5.4 4.3,3.3 4.3,1.2 2.2,1.2", "4.4,0.7 0,5.9"),
+    " ": (),
+}  # fmt: skip
+
+
+def along(points: Points, shape: tuple[int, int], width: float) -> Mask:
+    """What a line of a width through `points` covers of an image of shape (rows, columns), whose corner is (0, 0)."""
+    rows, columns = np.mgrid[: shape[0], : shape[1]] + 0.5
+    places = np.stack((columns, rows), -1)[:, :, None]  # (rows, columns, 1, 2)
+    start, step = points[:-1], np.diff(points, axis=0)
+    length = np.maximum((step**2).sum(-1), 1e-12)
+    share = (((places - start) * step).sum(-1) / length).clip(0, 1)[..., None]
+    distance = np.sqrt(((places - start - share * step) ** 2).sum(-1).min(-1))
+    covered: Mask = np.clip(width / 2 + 0.5 - distance, 0, 1)
+    return covered
+
+
+def write(text: str, size: float, bold: bool = False) -> tuple[Mask, float]:
+    """A text as a mask, and how far below its upper edge its foot is. What the table lacks is a blank."""
+    letters = [_letter(letter if letter in _LETTERS else " ", round(size, 2), bold) for letter in text]
+    if not letters:
+        return np.zeros((1, 1)), 0.0
+    whole = np.zeros((letters[0][0].shape[0], int(np.ceil(sum(step for _, step in letters))) + int(size)))
+    at = 0.0
+    for mask, step in letters:
+        here = whole[:, round(at) : round(at) + mask.shape[1]]
+        np.maximum(here, mask[:, : here.shape[1]], out=here)
+        at += step
+    return whole[:, : int(np.ceil(at))], size
+
+
+@lru_cache(maxsize=512)
+def _letter(letter: str, size: float, bold: bool) -> tuple[Mask, float]:
+    """A letter, its foot `size` below the upper edge, and how far the next one is."""
+    unit, width = size * CAP / 6, size * (0.125 if bold else 0.09)
+    strokes = [_points(stroke) for stroke in _LETTERS[letter]]
+    right = max((float(stroke[:, 0].max()) for stroke in strokes), default=1.0)
+    mask = np.zeros((int(np.ceil(size * 1.4)), int(np.ceil((right + 2) * unit + width))))
+    for stroke in strokes:
+        placed = (stroke - (0, 6)) * unit + (width, size - width / 2)
+        dot = 1.5 if len(stroke) == 2 and np.abs(np.diff(stroke, axis=0)).max() < 0.1 else 1.0
+        np.maximum(mask, along(placed, mask.shape, width * dot), out=mask)
+    return mask, (right + _BEARING) * unit + width / 2
+
+
+def _points(stroke: str) -> Points:
+    points = np.array([[float(x) for x in point.split(",")] for point in stroke.lstrip("~").split()])
+    for _ in range(3 * stroke.startswith("~")):
+        points = smoothed(points)
+    return points
+
+
+def smoothed(points: Points) -> Points:
+    """Corners cut once, by Chaikin's rule; ends stay, and a line that ends where it begins is a loop."""
+    before, after = points[:-1], points[1:]
+    cut = np.stack((0.75 * before + 0.25 * after, 0.25 * before + 0.75 * after), 1).reshape(-1, 2)
+    if np.array_equal(points[0], points[-1]):
+        return np.vstack((cut, cut[:1]))
+    return np.vstack((points[:1], cut[1:-1], points[-1:]))

@@ -1,0 +1,155 @@
+"""An episode as a figure: SVG and GIF show what the environment's picture and the page show."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from records import three_agents
+from typer.testing import CliRunner
+
+from selfcest_env import draw, render
+from selfcest_env.palette import ANSWERED, FAILED, INK, PAGE, READY, STATUS, WAITING, Tone
+from selfcest_env.record import AgentRecord, EpisodeRecord, write_episode
+from selfcest_env.render import nodes_of_record
+from selfcest_env.types import ROOT, Status
+from selfcest_training.commands import cli
+from selfcest_training.html.figure import BELOW, PIXELS, gif, svg
+from selfcest_training.html.page import asset
+
+LEFT, RIGHT = ROOT.child(0), ROOT.child(1)
+HOSTILE = '</text><script>alert(1)</script> & "'
+
+
+@pytest.fixture(scope="module")
+def record() -> EpisodeRecord:
+    """Four turns in the order root, right (2 tokens), left (3 tokens), root; the right clone fails."""
+    made = three_agents("e", 1.0, second_clone=Status.OUT_OF_TURNS)
+    return replace(made, agents=tuple(replace(agent, granted_tokens=64) for agent in made.agents))
+
+
+def texts_of(drawn: str) -> list[str]:
+    return [element.text or "" for element in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
+
+
+def test_a_gif_has_a_frame_before_the_first_turn_and_one_after_each(record: EpisodeRecord) -> None:
+    image = Image.open(BytesIO(gif(record)))
+    turns = sum(len(agent.turns) for agent in record.agents)
+    assert turns == 4
+    assert image.n_frames == turns + 1  # type: ignore[attr-defined]
+    layout = draw.Layout.with_texts(nodes_of_record(record))
+    scale = min(2, PIXELS / layout.size[0])
+    assert image.size == (round(layout.size[0] * scale), round((layout.size[1] + BELOW) * scale))
+
+    def seen(frame: int) -> list[Tone | None]:
+        """The colours in the middle of the three boxes' lower halves, where no letters are."""
+        image.seek(frame)
+        pixels: NDArray[np.uint8] = np.asarray(image.convert("RGB"))
+        found = list[Tone | None]()
+        for agent_id in (ROOT, LEFT, RIGHT):
+            x, y = layout.places[agent_id]
+            colour = tuple(pixels[round((y + 46) * scale), round((x + 143) * scale)])
+            found.append(next((tone for tone in (PAGE, *STATUS.values()) if tone.rgb == colour), None))
+        return found
+
+    assert [seen(frame) for frame in range(5)] == [
+        [READY, PAGE, PAGE],
+        [WAITING, READY, READY],
+        [WAITING, READY, FAILED],  # two tokens end before three
+        [READY, ANSWERED, FAILED],
+        [ANSWERED, ANSWERED, FAILED],
+    ]
+
+
+def test_an_svg_is_the_same_drawing_with_letters_of_the_reader_s(record: EpisodeRecord) -> None:
+    drawn = svg(record)
+    tree = ElementTree.fromstring(drawn)
+    boxes = [e for e in tree.iter("{http://www.w3.org/2000/svg}rect") if "edge-line" in e.get("class", "")]
+    assert [box.get("fill") for box in boxes] == [ANSWERED.light, ANSWERED.light, FAILED.light]
+    layout = draw.Layout.with_texts(nodes_of_record(record))
+    assert [(float(box.get("x", "")), float(box.get("y", ""))) for box in boxes] == [
+        layout.places[agent_id] for agent_id in (ROOT, LEFT, RIGHT)
+    ]
+    assert {"root", ".0", ".1", "✓", "✕", "→ 2", "8 of 64 tokens", "4 of 64 tokens"} <= set(texts_of(drawn))
+    assert texts_of(drawn)[-1] == "15 tokens, 2 clones, critical path 6"
+    lines = [e.get("stroke") for e in tree.iter("{http://www.w3.org/2000/svg}path")]
+    assert lines.count(INK.light) == 1, "of two clones the end waited for the one with three tokens"
+    assert f".status-answered{{fill:{ANSWERED.dark}}}" in drawn
+
+
+def test_texts_of_models_are_texts(record: EpisodeRecord) -> None:
+    root, left, right = record.agents
+    drawn = svg(replace(record, agents=(root, replace(left, reply=HOSTILE, objective="a\x00\ud800\u202eb"), right)))
+    assert "<script" not in drawn
+    assert "→ </text><script>al…" in texts_of(drawn)
+    assert "a b" in texts_of(drawn)
+    assert "\u202e" not in drawn
+
+
+def test_a_large_tree_is_fitted_and_goes_without_texts(record: EpisodeRecord) -> None:
+    root, left, _ = record.agents
+    clones = tuple(ROOT.child(i) for i in range(30))
+    first = replace(root.turns[0], facts=replace(root.turns[0].facts, children=clones))
+    agents: tuple[AgentRecord, ...] = (replace(root, turns=(first, root.turns[1])),)
+    agents += tuple(replace(left, agent_id=clone) for clone in clones)
+    drawn = svg(replace(record, agents=agents))
+    assert 'width="1400"' in drawn
+    assert "→ 2" not in texts_of(drawn)
+    assert texts_of(drawn).count("✓") == 31
+
+
+def test_marks_and_sizes_are_those_of_the_page() -> None:
+    viewer, tree = asset("viewer.js"), asset("viewer_tree.js")
+    (marks,) = re.findall(r"const MARKS = {(.*)};", viewer)
+    assert {Status(state): sign for state, sign in re.findall(r'(\w+): "(.)"', marks)} == render.MARKS
+    assert f'MARKS[status] ?? "{render.FAILED_MARK}"' in viewer
+    assert f"const NODE = {{ height: {draw.BOX_HEIGHT:g}, down: {draw.DOWN:g} }};" in tree
+    assert f"wide: {{ width: {draw.BOX_WIDTH:g}, across: {draw.ACROSS:g} }}" in tree
+    assert f"narrow: {{ width: {draw.NARROW:g}, " in tree
+
+
+def test_the_command_writes_both_of_one_episode(record: EpisodeRecord, tmp_path: Path) -> None:
+    file = tmp_path / "episodes.jsonl"
+    other = replace(record, episode_id="last", agents=(replace(record.agents[0], turns=()),))
+    file.write_text(write_episode(record) + write_episode(other), encoding="utf-8")
+    places = ["--svg", str(tmp_path / "a.svg"), "--gif", str(tmp_path / "a.gif")]
+    result = CliRunner().invoke(cli.app, ["trace", str(file), "--episode", "e", *places])
+    assert result.exit_code == 0, result.output
+    first, second = result.output.splitlines()
+    assert first.startswith(f"{tmp_path / 'a.svg'}: episode e, ")
+    assert second.startswith(f"{tmp_path / 'a.gif'}: episode e, ")
+    assert (tmp_path / "a.svg").read_text(encoding="utf-8") == svg(record)
+    assert (tmp_path / "a.gif").read_bytes() == gif(record)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--gif", "a.gif", "--html", "a.html"], "--html is a page of many episodes and --gif a figure of one"),
+        (["--gif", "no/a.gif"], "--gif no/a.gif is no place for a figure"),
+        (["--svg", "."], "--svg . is no place for a figure"),
+        (["--svg", "a.svg", "--episode", "f"], "holds no such episode 'f'"),
+        (["second.jsonl", "--svg", "a.svg"], "2 files are for a page"),
+    ],
+)
+def test_what_cannot_be_drawn_is_one_line(
+    options: list[str], words: str, record: EpisodeRecord, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    Path("e.jsonl").write_text(write_episode(record), encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["selfcest", "trace", "e.jsonl", *options])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line
+    assert not Path("a.svg").exists()
