@@ -20,6 +20,8 @@ from test_study_run import small
 from selfcest_env.errors import ConfigError
 from selfcest_training import lock
 from selfcest_training.commands.report import report_folder
+from selfcest_training.config_file import dump_config, parse_as
+from selfcest_training.evaluation.config import StudyConfig
 from selfcest_training.lock import locked
 from selfcest_training.run.experiment import run
 
@@ -111,10 +113,12 @@ def test_neither_a_run_nor_a_study_touches_a_folder_in_use(tmp_path: Path) -> No
 
 
 def test_a_report_waits_for_who_writes(tmp_path: Path) -> None:
-    for name in ("config.yaml", "study.yaml"):
-        (tmp_path / name).write_text("{}", encoding="utf-8")
-        with locked(tmp_path), pytest.raises(ConfigError, match=f"is in use by process {os.getpid()} "):
-            report_folder(tmp_path, Console(quiet=True))
+    for name, written in (("config.yaml", config(tmp_path)), ("study.yaml", parse_as(StudyConfig, small(tmp_path)))):
+        folder = tmp_path / name.removesuffix(".yaml")
+        folder.mkdir()
+        (folder / name).write_text(dump_config(written), encoding="utf-8")
+        with locked(folder), pytest.raises(ConfigError, match=f"is in use by process {os.getpid()} "):
+            report_folder(folder, Console(quiet=True))
 
 
 def test_a_file_system_without_locks_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
