@@ -24,6 +24,7 @@ from selfcest_training.reporting.sources import read_sources
 HOST = "127.0.0.1"
 RENEW_SECONDS = 30.0  # at least; a report that takes long is asked for less often
 _PAUSE = 10  # times what a report took until the next, so that a page left open takes no core from the run
+_POLL = 0.1  # seconds in which it notices that it is to end
 _READ = ("config.yaml", "metrics.jsonl", "episodes.jsonl", "results.jsonl", "sessions.jsonl")
 _KINDS = {".html": "text/html; charset=utf-8", ".png": "image/png", ".svg": "image/svg+xml",
           ".csv": "text/csv; charset=utf-8"}  # fmt: skip
@@ -175,6 +176,6 @@ def served(run: Path, port: int, faces_of: Callable[[Path], Sequence[Face]]) -> 
             why = getattr(error, "strerror", None) or error
             raise ConfigError(f"--port {port} of {HOST} cannot be had ({why}); name another, or none") from error
         with server:
-            threading.Thread(target=server.serve_forever, daemon=True).start()
+            threading.Thread(target=server.serve_forever, args=(_POLL,), daemon=True).start()
             yield f"http://{HOST}:{server.port}/"
             server.shutdown()
