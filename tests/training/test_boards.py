@@ -45,6 +45,7 @@ def module(name: str, calls: Calls, raises: Exception | None = None) -> ModuleTy
         return said
 
     made.init = init  # type: ignore[attr-defined]
+    made.finish = said.finish  # type: ignore[attr-defined]
     made.Settings = dict  # type: ignore[attr-defined]
     made.errors = SimpleNamespace(Error=LookupError, CommError=KeyError)  # type: ignore[attr-defined]
     return made

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -237,11 +238,12 @@ def watch(
     trust: _TRUST = None,
 ) -> None:
     """Show how far the jobs of a run are, while it goes on or after, as `selfcest train` does. Ctrl-C ends it."""
-    from selfcest_env.plugin import only_trusted
-    from selfcest_training.commands.watch import watch_run
+    with suppress(KeyboardInterrupt):  # imports take seconds, and are a time to end it too
+        from selfcest_env.plugin import only_trusted
+        from selfcest_training.commands.watch import watch_run
 
-    with only_trusted(trust or []):
-        watch_run(folder, Console(), once=once, html=html, port=port)
+        with only_trusted(trust or []):
+            watch_run(folder, Console(), once=once, html=html, port=port)
 
 
 @app.command()

@@ -18,7 +18,7 @@ from selfcest_training.run.progress import read_run
 
 
 def watch_run(folder: Path, console: Console, *, once: bool, html: bool, port: int | None) -> None:
-    """Show a run's jobs until Ctrl-C, or `once`. Its folder is read alone, whoever works there.
+    """Show a run's jobs until `KeyboardInterrupt`, or `once`. Its folder is read alone, whoever works there.
 
     Args:
         folder: of the run.
@@ -40,14 +40,11 @@ def watch_run(folder: Path, console: Console, *, once: bool, html: bool, port: i
     if once:
         show(read_run(config), console)
         return
-    try:
-        with ExitStack() as stack:
-            if html:
-                address = stack.enter_context(served(folder, port or 0, faces_of))
-                console.print(f"the report is at {address}", soft_wrap=True, highlight=False, markup=False)
-            display = stack.enter_context(Display(config, console))
-            while True:
-                display.update()
-                time.sleep(EVERY)
-    except KeyboardInterrupt:
-        pass
+    with ExitStack() as stack:
+        if html:
+            address = stack.enter_context(served(folder, port or 0, faces_of))
+            console.print(f"the report is at {address}", soft_wrap=True, highlight=False, markup=False)
+        display = stack.enter_context(Display(config, console))
+        while True:
+            display.update()
+            time.sleep(EVERY)

@@ -177,5 +177,7 @@ def served(run: Path, port: int, faces_of: Callable[[Path], Sequence[Face]]) -> 
             raise ConfigError(f"--port {port} of {HOST} cannot be had ({why}); name another, or none") from error
         with server:
             threading.Thread(target=server.serve_forever, args=(_POLL,), daemon=True).start()
-            yield f"http://{HOST}:{server.port}/"
-            server.shutdown()
+            try:
+                yield f"http://{HOST}:{server.port}/"
+            finally:
+                server.shutdown()

@@ -111,9 +111,9 @@ class Trackio:
     """A run of trackio for every job, in a project for all of them; its own environment variables say where it lies."""
 
     def __init__(self, job: BoardJob) -> None:
-        trackio = importlib.import_module("trackio")
+        self._trackio = importlib.import_module("trackio")
         with redirect_stdout(StringIO()):  # which the display of all jobs draws on
-            self._run = trackio.init(
+            self._run = self._trackio.init(
                 project=job.run, name=job.name, config=dict(job.config), resume="allow", embed=False, auto_log_gpu=False
             )
 
@@ -122,7 +122,7 @@ class Trackio:
 
     def close(self) -> None:
         with redirect_stdout(StringIO()):
-            self._run.finish()
+            self._trackio.finish()  # the run's own method would be called again when the process ends
 
 
 BOARDS: Mapping[BoardName, Callable[[BoardJob], Board]] = {
