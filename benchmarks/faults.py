@@ -228,7 +228,7 @@ def _in_one_process() -> None:
 
     disable_progress_bar()  # type: ignore[no-untyped-call]  # as a worker does
 
-    def run_jobs(config: Any, jobs: Any, only_warm_start: bool, progress: Any, bars: Any, stop: Any) -> None:
+    def run_jobs(config: Any, jobs: Any, only_warm_start: bool, display: Any, stop: Any) -> None:
         experiment._stop = stop
         for job in jobs:
             experiment._run_job(config, job, only_warm_start)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import signal
 import subprocess
 import sys
@@ -53,6 +54,7 @@ def test_the_surface_is_this_and_nothing_else() -> None:
             "overrides",
         },
         "report": {"--html", "--trust", "folders"},
+        "watch": {"--html", "--once", "--port", "--trust", "folder"},
         "trace": {"--episode", "--texts", "--strategy", "--wrong", "--html", "--credit", "--svg", "--gif", "files"},
         "bench": {"scenario", "--learner", "--seeds", "--first-seed", "--seconds", "--workers", "--out", "--list"},
         "lab": {"--scheme", "--option", "--game", "--group-size", "--samples", "--seed", "--out"},
@@ -66,7 +68,19 @@ def test_the_surface_is_this_and_nothing_else() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [[], ["train"], ["warmstart"], ["evaluate"], ["compare"], ["leaks"], ["solve"], ["report"], ["trace"], ["credit"]],
+    [
+        [],
+        ["train"],
+        ["warmstart"],
+        ["evaluate"],
+        ["compare"],
+        ["leaks"],
+        ["solve"],
+        ["report"],
+        ["watch"],
+        ["trace"],
+        ["credit"],
+    ],
 )
 def test_help_is_there(command: list[str]) -> None:
     result = CliRunner().invoke(cli.app, [*command, "--help"])
@@ -94,6 +108,8 @@ def test_help_is_there(command: list[str]) -> None:
         (["report", "a"], ["a holds no config.yaml of a run and no study.yaml"]),
         (["report", "a", "b", "--html", "r.html"], ["a holds no config.yaml of a run and no study.yaml"]),
         (["report", "a", "--html", "r"], ["--html r is no place for a page"]),
+        (["watch", "a"], ["a holds no config.yaml of a run and no study.yaml"]),
+        (["watch", "a", "--port", "80"], ["--port 80 is for the page; add --html"]),
         (["solve", "1 + 2?"], ["nobody plays; give --policy"]),
     ],
 )
@@ -206,6 +222,10 @@ def test_a_warm_start_ends_with_a_table_and_training_goes_on_from_it(
     assert accuracy["warmstart"].keys() == {"delegating, before RL", "monolithic"}
     assert accuracy["train"].keys() == {"delegating, before RL", "delegating, after RL", "monolithic"}
     assert accuracy["warmstart"].items() <= accuracy["train"].items()
+    head, *jobs = CliRunner().invoke(cli.app, ["watch", str(tmp_path / "runs" / "t"), "--once"]).output.splitlines()
+    assert head.endswith(": done")
+    assert [job.split(", ")[:2] for job in jobs] == [[f"{arm}/seed0: done", "100%"] for arm in ARMS]
+    assert re.search(r"return \S+, right 0\.\d\d, clones \S+, checkpoint rl_000002", jobs[0])
 
 
 def in_this_process(config: RunConfig, jobs: list[JobId], only_warm_start: bool, *_: object) -> None:

@@ -204,6 +204,8 @@ class Cell(Checked):
     shift: Literal["in", "out"] = "in"
 
 
+BoardName = Literal["tensorboard", "wandb", "trackio"]
+
 # What a server bills whose prompt cache makes known tokens cheaper; other costs follow from the record alone.
 ADDED_COSTS = {"billed_tokens_cached": PlugIn("prompt_cache", {"discount": 0.9})}
 
@@ -248,6 +250,7 @@ class RunConfig(Checked):
         lora: train a low-rank adapter in the warm start, merge it, and another in RL; `null`: every weight trains.
         tasks: the families by name.
         arms: the policies by name.
+        logging: where the numbers of `metrics.jsonl` go too; what is not installed is an error.
     """
 
     name: Annotated[str, FileName()]
@@ -269,6 +272,7 @@ class RunConfig(Checked):
     lora: LoraOptions | None = None
     checkpoint_every: Count = 20
     log_groups: Size = 2
+    logging: Annotated[tuple[BoardName, ...], Distinct()] = ("tensorboard",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

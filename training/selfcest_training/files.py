@@ -60,6 +60,13 @@ def write_text(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
+def replace_text(path: Path, text: str) -> None:
+    """A file of this text for whoever reads it now: never half of it, and on the disk when the system likes."""
+    partial = path.with_name(f"{_PARTIAL}{path.name}")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
 def remove(folder: Path, but: Path | None = None) -> None:
     """Delete a folder, under another name, so that a half-deleted one is never taken for a whole one.
 

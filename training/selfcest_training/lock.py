@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import socket
 import tempfile
 import warnings
@@ -48,6 +49,28 @@ def locked(folder: Path) -> Iterator[None]:
             yield
         finally:
             file.truncate(0)
+
+
+def owner_of(folder: Path) -> str | None:
+    """The process that the lock file names, without a try at the lock; `None`: there is none, or it is gone.
+
+    Of a process on another machine nobody knows here whether it is gone.
+    """
+    try:
+        owner = (folder / LOCK).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    named = re.fullmatch(r"process (\d{1,9}) on (\S*) since .*", owner)
+    if named is None:
+        return None
+    if named[2] == socket.gethostname():
+        try:
+            os.kill(int(named[1]), 0)
+        except ProcessLookupError:
+            return None
+        except PermissionError:  # it is somebody else's
+            pass
+    return owner
 
 
 def _lock_file(folder: Path) -> TextIO:

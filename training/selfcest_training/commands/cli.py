@@ -1,11 +1,12 @@
-"""The commands: `selfcest train | warmstart | evaluate | compare | leaks | solve | trace | report | lab | bench |
-credit`."""
+"""The commands: `selfcest train | warmstart | evaluate | compare | leaks | solve | trace | report | watch | lab | bench
+| credit`."""
 
 from __future__ import annotations
 
 import os
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -229,6 +230,27 @@ def report(
             return
         for folder in folders:
             report_folder(folder, Console())
+
+
+@app.command()
+def watch(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a run, as runs/quick; only read.")],
+    once: Annotated[bool, typer.Option("--once", help="Print how far it is, and end.")] = False,
+    html: Annotated[
+        bool, typer.Option("--html", help="Also serve the page of `selfcest report`, which renews itself.")
+    ] = False,
+    port: Annotated[
+        int | None, typer.Option(help="For --html, of 127.0.0.1 (default: any that is free).", show_default=False)
+    ] = None,
+    trust: _TRUST = None,
+) -> None:
+    """Show how far the jobs of a run are, while it goes on or after, as `selfcest train` does. Ctrl-C ends it."""
+    with suppress(KeyboardInterrupt):  # imports take seconds, and are a time to end it too
+        from selfcest_env.plugin import only_trusted
+        from selfcest_training.commands.watch import watch_run
+
+        with only_trusted(trust or []):
+            watch_run(folder, Console(), once=once, html=html, port=port)
 
 
 @app.command()

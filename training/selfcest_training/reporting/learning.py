@@ -17,7 +17,7 @@ BINS = 60  # at most: more are not seen, and noise of single steps hides the cou
 # Panels of the page by group, each a name of a metric or the beginning of several; what is in none goes to "Everything
 # else". A row is in the log of its stage alone.
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "What it earns": ("return", "term/"),
+    "What it earns": ("return", "correct", "term/"),
     "What it costs": ("total_tokens", "critical_path", "clones", "failed_clones", "answered"),
     "What credit and loss make of it": (
         "equal_groups", "excluded_share", "entropy", "loss/kl", "mean_ratio", "clip_share", "grad_norm", "loss",
@@ -30,6 +30,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 TITLES: Mapping[str, str] = {
     "return": "Return",
+    "correct": "Share of training episodes that are right",
     "total_tokens": "Total tokens of an episode",
     "critical_path": "Critical path, in generated tokens",
     "clones": "Clones of an episode",

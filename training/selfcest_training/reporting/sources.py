@@ -24,7 +24,7 @@ from selfcest_training.evaluation.warm_starts import given_up_lines, warm_start_
 from selfcest_training.reporting.pathologies import Count, Pathologies
 from selfcest_training.session import read_sessions
 
-_OF_A_FOLDER = ("name", "output", "seeds", "workers")  # keys in which runs of one experiment may differ
+_OF_A_FOLDER = ("name", "output", "seeds", "workers", "logging")  # keys in which runs of one experiment may differ
 
 
 @dataclass(frozen=True)

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import queue
 import signal
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Protocol
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from transformers.utils.logging import disable_progress_bar
 
 from selfcest_env.errors import ConfigError, RecordError, SelfcestError, StoppedError
@@ -31,19 +28,11 @@ from selfcest_training.faults import logged
 from selfcest_training.files import digest, write_text
 from selfcest_training.lock import locked
 from selfcest_training.run.checkpoint import checkpoints, read_manifest
+from selfcest_training.run.display import EVERY, Display
 from selfcest_training.run.job import Job, JobId
+from selfcest_training.run.progress import DONE, PROGRESS, ProgressFile
 from selfcest_training.run.shared_warmstart import hand_over, shared_warm_starts
 from selfcest_training.session import session
-
-
-@dataclass(frozen=True)
-class Message:
-    """Progress of one job, from its process to the one that draws."""
-
-    job: JobId
-    stage: str
-    share: float
-    line: str
 
 
 class _Flag(Protocol):
@@ -52,7 +41,6 @@ class _Flag(Protocol):
     value: int
 
 
-_messages: Queue[Message] | None = None
 _stop: _Flag | None = None
 
 
@@ -76,14 +64,16 @@ def _run(config: RunConfig, resume: bool, only_warm_start: bool, console: Consol
     jobs = [JobId(arm, seed) for seed in config.seeds for arm in config.arms]
     try:
         prepare(config, resume)
+        for job in jobs:  # what an earlier start has said of them
+            (config.folder / str(job) / PROGRESS).unlink(missing_ok=True)
         with _stop_on_sigterm() as stop:
-            with session(config.folder), _progress(console, jobs) as (progress, bars):
+            with session(config.folder), Display(config, console) as display:
                 shared = shared_warm_starts(config)
-                _run_jobs(config, list(shared), True, progress, bars, stop)
+                _run_jobs(config, list(shared), True, display, stop)
                 for leader, followers in shared.items():
                     for follower in followers:
                         hand_over(config, leader, follower)
-                _run_jobs(config, jobs, only_warm_start, progress, bars, stop)
+                _run_jobs(config, jobs, only_warm_start, display, stop)
             print_report(config, console)  # with nothing left to play: who is asked to stop here finishes
     except (OSError, BrokenProcessPool, StoppedError) as error:
         why = "a worker process was killed" if isinstance(error, BrokenProcessPool) else error
@@ -158,26 +148,19 @@ def _stop_on_sigterm() -> Iterator[_Flag]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _run_jobs(
-    config: RunConfig,
-    jobs: list[JobId],
-    only_warm_start: bool,
-    progress: Progress,
-    bars: dict[JobId, TaskID],
-    stop: _Flag,
-) -> None:
+def _run_jobs(config: RunConfig, jobs: list[JobId], only_warm_start: bool, display: Display, stop: _Flag) -> None:
     if not jobs:
         return
     context = multiprocessing.get_context("spawn")
-    messages: Queue[Message] = context.Queue()
     # By default one thread each: on two cores a second thread gains less than a second job.
     os.environ.setdefault("OMP_NUM_THREADS", str(config.threads))
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin starve whoever shares the cores
-    with ProcessPoolExecutor(config.workers, context, _start_worker, (messages, stop, config.threads)) as pool:
+    with ProcessPoolExecutor(config.workers, context, _start_worker, (stop, config.threads)) as pool:
         futures: list[Future[None]] = [pool.submit(_run_job, config, job, only_warm_start) for job in jobs]
         try:
             while not all(future.done() for future in futures):
-                _draw(messages, progress, bars, wait=0.2)
+                wait([future for future in futures if not future.done()], EVERY, FIRST_COMPLETED)
+                display.update()
                 for future in futures:
                     if future.done() and not isinstance(future.exception(), StoppedError | None):
                         future.result()
@@ -188,13 +171,11 @@ def _run_jobs(
             raise
         for future in futures:
             future.result()
-        while _draw(messages, progress, bars, wait=0.05):
-            pass
 
 
-def _start_worker(messages: Queue[Message], stop: _Flag, threads: int) -> None:
-    global _messages, _stop
-    _messages, _stop = messages, stop
+def _start_worker(stop: _Flag, threads: int) -> None:
+    global _stop
+    _stop = stop
     threading.Thread(target=_die_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted, and ends its workers
     signal.signal(signal.SIGTERM, lambda *_: None)  # likewise; programs that a worker starts do not inherit this one
@@ -229,13 +210,16 @@ def _play_job(config: RunConfig, job_id: JobId, only_warm_start: bool) -> None:
     if _stopping():
         raise StoppedError("stopped before it began")
 
-    def report(stage: str, share: float, line: str) -> None:
-        if _messages is not None:
-            _messages.put(Message(job_id, stage, share, line))
+    progress = ProgressFile(config.folder / str(job_id))
+
+    def report(stage: str, share: float, note: str) -> None:
+        progress.report(stage, share, note, job.state.compute_tokens)
 
     job = Job(config, job_id, report, _stopping)
 
     def evaluate(stage: Stage) -> None:
+        report("evaluate", 0.0, "")
+
         def on_played(share: float, line: str) -> None:
             report("evaluate", share, line)
             if _stopping():  # what has been played is stored
@@ -248,35 +232,7 @@ def _play_job(config: RunConfig, job_id: JobId, only_warm_start: bool) -> None:
         job.run(partial(evaluate, Stage.BEFORE), only_warm_start)
         if not (only_warm_start and job.arm.rl.steps):
             evaluate(Stage.AFTER)
-    report("done", 1.0, "")
-
-
-def _draw(messages: Queue[Message], progress: Progress, bars: dict[JobId, TaskID], wait: float) -> bool:
-    """Show one message, if one comes in time. Where bars cannot be drawn, print a line at every tenth of a stage."""
-    try:
-        message = messages.get(timeout=wait)
-    except queue.Empty:
-        return False
-    bar = progress.tasks[bars[message.job]]
-    news = message.stage != bar.fields["stage"] or int(message.share * 10) > int(bar.completed * 10)
-    progress.update(bars[message.job], completed=message.share, stage=message.stage, line=message.line)
-    if news and not progress.console.is_terminal:
-        line = f"{message.job}: {message.stage} {message.share:.0%} {message.line}"
-        progress.console.print(line, soft_wrap=True, highlight=False, markup=False)
-    return True
-
-
-@contextmanager
-def _progress(console: Console, jobs: list[JobId]) -> Iterator[tuple[Progress, dict[JobId, TaskID]]]:
-    columns = (
-        TextColumn("{task.description}"),
-        TextColumn("{task.fields[stage]:<10}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.elapsed:.0f} s"),  # rich's own stops when the first stage is done
-        TextColumn("{task.fields[line]}"),
-    )
-    with Progress(*columns, console=console) as progress:
-        yield progress, {job: progress.add_task(str(job), total=1.0, stage="waiting", line="") for job in jobs}
+    report(DONE, 1.0, "")
 
 
 def print_report(config: RunConfig, console: Console) -> None:

@@ -17,6 +17,7 @@ from selfcest_agents.samplers import SamplerSpec, make_sampler
 from selfcest_env.errors import ConfigError, StoppedError
 from selfcest_env.reward import make_reward
 from selfcest_env.seeding import stream_seed
+from selfcest_env.structure import plain
 from selfcest_training.config import RLConfig, RunConfig, changed_limits
 from selfcest_training.config_file import dump_config
 from selfcest_training.credit import check_constant, make_assigner
@@ -28,6 +29,7 @@ from selfcest_training.learner.memory import release_memory
 from selfcest_training.learner.options import Denominator
 from selfcest_training.learner.update import Learner
 from selfcest_training.run.account import JobAccount
+from selfcest_training.run.boards import BOARDS, BoardJob, check_boards
 from selfcest_training.run.checkpoint import (
     WARM_START,
     Manifest,
@@ -45,7 +47,7 @@ from selfcest_training.stages.registry import make_gate, make_reward_schedule, m
 from selfcest_training.stages.warmstart import Pool, WarmStart
 from selfcest_training.trainer import Step, StepSettings, Trainer
 
-OnProgress = Callable[[str, float, str], None]  # stage, share done, a line of numbers
+OnProgress = Callable[[str, float, str], None]  # stage, share done, what it is at
 _LOGS = ("metrics.jsonl", "episodes.jsonl")
 _EVALUATED = f"{Stage.BEFORE}/results.jsonl"
 
@@ -84,6 +86,7 @@ class Job:
         self.language = language_of(config.model)
         self.sampler_spec = make_sampler(config.sampler.name, config.sampler.options)
         self.reward = make_reward(config.reward.name, **config.reward.options)
+        check_boards(config.logging)
         check_contexts(config, job_id.arm, self.language, self.sampler_spec)
         check_policy_lag(config, job_id.arm, self.sampler_spec)
         self.families = make_families(config.tasks, "train")
@@ -121,10 +124,10 @@ class Job:
             self.account = JobAccount(read_state(checkpoint), self.arm.rl, self.config.compute_tokens)
         self._logs = {name: Growing(self.folder / name, manifest.logs.get(name, Extent())) for name in _LOGS}
         self._open()
-        with (
-            closing(self._logs["episodes.jsonl"]),
-            MetricsLog(self._logs["metrics.jsonl"], self.folder / "tensorboard") as log,
-        ):
+        board_job = BoardJob(self.config.name, str(self.id), self.folder, plain(self.config))
+        with closing(self._logs["episodes.jsonl"]), MetricsLog(self._logs["metrics.jsonl"]) as log:
+            for name in self.config.logging:
+                log.tell(BOARDS[name](board_job))
             if self.state.stage == "warmstart":
                 self._warm_start(checkpoint, log)
                 self._save(WARM_START)
@@ -195,8 +198,6 @@ class Job:
         while not self._attempt(checkpoint, log):
             self.account.begin_again()
             checkpoint = None  # what there is belongs to the attempt given up, and who resumes from it comes here again
-            again = f"begins again, attempt {self.state.attempt + 1} of {self.arm.warmstart.attempts}"
-            self.on_progress("warm start", 0.0, again)
             self.close()
             del self.model, self.sampler, self.player  # before there are others
             self._open()
@@ -215,6 +216,7 @@ class Job:
             pool=state.step,
             tokens=state.demonstration_tokens,
         )
+        self.on_progress("warm start", warm.progress, f"attempt {state.attempt + 1} of {config.attempts}")
         while not warm.done:
             pool = warm.step()
             self.account.spend(sampled=pool.sampled_tokens, trained=pool.trained_tokens)
@@ -233,7 +235,7 @@ class Job:
         self.on_progress("warm start", progress, f"loss {pool.loss:.3f}")
         for probe in pool.probes:
             log.write("probe", step, {"attempt": self.state.attempt, **probe.metrics(), **used})
-            self.on_progress("probe", progress, str(probe))
+            self.on_progress("warm start", progress, str(probe))
 
     def _reinforce(self, checkpoint: Path | None, log: MetricsLog) -> None:
         config, learner = self.arm.rl, self._learner("rl", checkpoint)
@@ -255,6 +257,7 @@ class Job:
         ) as trainer:
             if checkpoint is not None:
                 trainer.load_state_dict(read_memory(checkpoint))
+            self.on_progress("RL", self.account.progress(), f"step {self.state.step} of {config.steps}")
             while self.state.step < config.steps and not self.account.spent():
                 step = trainer.step()
                 self.account.tick(learner.num_steps)
@@ -270,8 +273,8 @@ class Job:
         log.write("rl", self.state.step - 1, {**found, **self.account.metrics()})
         logged = self.config.log_groups
         self._logs["episodes.jsonl"].append(episode_lines(produced.learned_from[:logged], credit.replayed[:logged]))
-        line = f"return {found['return']:.2f}  tokens {found['total_tokens']:.0f}  clones {found['clones']:.1f}"
-        self.on_progress("RL", self.account.progress(), line)
+        note = f"step {self.state.step} of {self.arm.rl.steps}, {found['total_tokens']:.0f} tokens an episode"
+        self.on_progress("RL", self.account.progress(), note)
 
     def _after_step(self, learner: Learner, trainer: Trainer | None = None) -> None:
         stop = self._asked_to_stop()

@@ -1,16 +1,17 @@
-"""Numbers of a job, one JSON object a line, and the same for TensorBoard."""
+"""Numbers of a job, one JSON object a line, and the same for whoever else the config names."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from contextlib import ExitStack
 from types import TracebackType
 
 import numpy as np
 
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, write_episode
 from selfcest_training.files import Growing
+from selfcest_training.run.boards import Board
 
 
 class MetricsLog:
@@ -18,18 +19,19 @@ class MetricsLog:
 
     Args:
         rows: `metrics.jsonl`, where to go on.
-        board: folder of the same for TensorBoard, which no checkpoint counts on.
     """
 
-    def __init__(self, rows: Growing, board: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # slow to import, and only a job writes
+    def __init__(self, rows: Growing) -> None:
+        self._rows, self._boards = rows, list[Board]()
 
-        self._rows, self._board = rows, SummaryWriter(str(board))
+    def tell(self, board: Board) -> None:
+        """From now on this one too, which is closed with the rows."""
+        self._boards.append(board)
 
     def write(self, stage: str, step: int, values: Mapping[str, float]) -> None:
         self._rows.append(json.dumps({"stage": stage, "step": step, **values}) + "\n")
-        for name, value in values.items():
-            self._board.add_scalar(f"{stage}/{name}", value, step)
+        for board in self._boards:
+            board.write(stage, step, values)
 
     def __enter__(self) -> MetricsLog:
         return self
@@ -37,8 +39,10 @@ class MetricsLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._rows.close()
-        self._board.close()
+        with ExitStack() as closing:
+            closing.callback(self._rows.close)
+            for board in self._boards:
+                closing.callback(board.close)
 
 
 def episode_lines(groups: Sequence[EpisodeGroup], replayed: Sequence[Sequence[EpisodeRecord]]) -> str:
@@ -55,7 +59,8 @@ def describe(groups: Sequence[EpisodeGroup]) -> dict[str, float]:
 
     `entropy` is minus the mean log-prob of the tokens sampled, in nats: an unbiased estimate of the entropy per token
     at the sampling temperature. It is missing where no ids were sampled. `equal_groups` is the share of groups whose
-    episodes all earn the same, from which no credit relative to the group can learn.
+    episodes all earn the same, from which no credit relative to the group can learn. `correct` is the share of episodes
+    whose term of that name is above 0; it is missing where the reward has none.
     """
     episodes: list[EpisodeRecord] = [episode for group in groups for episode in group.episodes]
     clones = sum(episode.cost.clones for episode in episodes)
@@ -69,6 +74,7 @@ def describe(groups: Sequence[EpisodeGroup]) -> dict[str, float]:
         "clones": clones / len(episodes),
         "failed_clones": failed / max(1, clones),
         "equal_groups": float(np.mean([equal_returns(group) for group in groups])),
+        **_correct(episodes),
         **_terms(episodes),
         **_entropy(episodes),
     }
@@ -84,6 +90,12 @@ def _terms(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
     scored = [(episode.reward_terms or {}, episode.weights) for episode in episodes]
     names = dict.fromkeys(name for terms, _ in scored for name in terms)
     return {f"term/{name}": float(np.mean([w.get(name, 1.0) * t.get(name, 0.0) for t, w in scored])) for name in names}
+
+
+def _correct(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
+    terms = [episode.reward_terms or {} for episode in episodes]
+    found = [one["correct"] > 0 for one in terms if "correct" in one]
+    return {"correct": float(np.mean(found))} if found else {}
 
 
 def _entropy(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
