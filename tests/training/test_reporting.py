@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from records import agent, group, three_agents, turn
 from rich.console import Console
+from test_job import config
 from test_study_run import small
 
 from selfcest_env.errors import ConfigError, RecordError
@@ -22,7 +23,7 @@ from selfcest_env.record import AgentRecord, EpisodeRecord, Turn
 from selfcest_env.types import ROOT, AgentId, Fault, Limits, Outcome, Status, Task
 from selfcest_training.commands.report import report_page
 from selfcest_training.commands.study import run_study
-from selfcest_training.config_file import parse_as
+from selfcest_training.config_file import dump_config, parse_as
 from selfcest_training.evaluation import report
 from selfcest_training.evaluation.config import StudyConfig
 from selfcest_training.evaluation.decision import Choice, judge
@@ -392,6 +393,16 @@ def test_the_page_of_a_study_and_the_files_beside_it(tmp_path: Path, monkeypatch
 
 
 # What is given, and who wrote it
+
+
+def test_a_run_that_is_not_evaluated_has_a_source_too(tmp_path: Path) -> None:
+    spec = config(tmp_path)
+    assert not spec.evaluation.cells
+    spec.folder.mkdir()
+    (spec.folder / "config.yaml").write_text(dump_config(spec), encoding="utf-8")
+    (found,) = read_sources([spec.folder])
+    assert (found.cells, found.final) == ([], ["delegating"])
+    assert "evaluation.cells is empty, so nothing was evaluated" in found.warnings
 
 
 def test_bad_folders_are_one_error(tmp_path: Path) -> None:

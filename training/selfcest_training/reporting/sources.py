@@ -9,7 +9,7 @@ from typing import Any
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.structure import plain
-from selfcest_training.config import RunConfig
+from selfcest_training.config import Cell, RunConfig
 from selfcest_training.config_file import load_config
 from selfcest_training.credit.offline import read_groups
 from selfcest_training.evaluation.config import StudyConfig, load_study
@@ -113,7 +113,9 @@ def _key(config: RunConfig, runs: Mapping[str, Sequence[RunConfig]]) -> str:
 
 def _run(configs: Sequence[RunConfig]) -> Source:
     config = replace(configs[0], seeds=tuple(seed for one in configs for seed in one.seeds))
-    study = study_of(config)
+    # A study has cells, a run need not: then there are no results, and the study only names strategies and costs.
+    cells = config.evaluation.cells or tuple(Cell(name, "any") for name in config.tasks)
+    study = study_of(replace(config, evaluation=replace(config.evaluation, cells=cells)))
     jobs = [
         JobLog(arm, seed, one.folder / arm / f"seed{seed}", rows)
         for arm in config.arms
