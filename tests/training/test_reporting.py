@@ -401,7 +401,7 @@ def test_a_run_that_is_not_evaluated_has_a_source_too(tmp_path: Path) -> None:
     spec.folder.mkdir()
     (spec.folder / "config.yaml").write_text(dump_config(spec), encoding="utf-8")
     (found,) = read_sources([spec.folder])
-    assert (found.cells, found.final) == ([], ["delegating"])
+    assert (found.cells, found.final) == ([], ["delegating, after RL"])
     assert "evaluation.cells is empty, so nothing was evaluated" in found.warnings
 
 
