@@ -53,6 +53,7 @@ from selfcest_env.symbolic.rules import FIRST_ANSWER, WAIT, SymbolicRules, make_
 from selfcest_env.symbolic.twin import SymbolicText, episode_record
 from selfcest_env.text.counters import ByteCounter, WordCounter
 from selfcest_env.text.hermes import HermesProtocol
+from selfcest_env.text.markers import PlainTextProtocol
 from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import (
     Answer,
@@ -75,6 +76,8 @@ from selfcest_env.types import (
 ROOT = Path(__file__).parents[1]
 EVIDENCE = ROOT / "docs" / "evidence" / "reliability" / "soak.json"
 PROTOCOLS: dict[str, ProtocolText] = {"terse": TerseProtocol(), "hermes": HermesProtocol(), "symbolic": SymbolicText()}
+PLAIN = {name: f"plain {name}" for name in ("terse", "hermes")}  # as `delegation_v0` writes them
+PROTOCOLS |= {plain: PlainTextProtocol(PROTOCOLS[name]) for name, plain in PLAIN.items()}
 COUNTERS: dict[str, TokenCounter] = {"words": WordCounter(), "bytes": ByteCounter()}
 # How much longer prompts and turns are.
 SCALE = {
@@ -130,10 +133,14 @@ class Prices:
         replies = PROTOCOLS[self.protocol].replies
         return max(self.block(replies([Reply(failure=reason)])) for reason in reasons) - self.empty(1)
 
-    @cache  # noqa: B019
     def empty(self, size: int) -> int:
         """A message of empty replies."""
-        return self.block(PROTOCOLS[self.protocol].replies([Reply("")] * size))
+        return _empty(self, size)
+
+
+@cache
+def _empty(prices: Prices, size: int) -> int:
+    return prices.block(PROTOCOLS[prices.protocol].replies([Reply("")] * size))
 
 
 @lru_cache(20_000)
@@ -226,7 +233,9 @@ class RecordRecount:
         """Every limit on what the record says was used, whatever the purses."""
         every = [[turn["facts"] for turn in agent["turns"]] for agent in self.agents.values()]
         generated = [sum(turn["generated_tokens"] for turn in turns) for turns in every]
-        contexts = [own + sum(turn["prompt_tokens"] for turn in turns) for own, turns in zip(generated, every)]
+        contexts = [
+            own + sum(turn["prompt_tokens"] for turn in turns) for own, turns in zip(generated, every, strict=True)
+        ]
         flat = [turn for turns in every for turn in turns]
         most = {
             "total_tokens": sum(contexts),
@@ -378,7 +387,7 @@ class RecordRecount:
 
     def refused_call(self, own: Own, requests: Sequence[CloneRequest], last: str | None, poor: bool) -> Fault | None:
         """The first reason against a call as a whole, in the order of docs/game.md."""
-        (tokens, generated, clones), size = own.free, len(requests)
+        (tokens, _, clones), size = own.free, len(requests)
         if last or poor:
             return Fault.NOT_ALLOWED if last == "out_of_turns" else Fault.OVER_BUDGET
         if not own.brief.can_delegate:
@@ -723,7 +732,7 @@ def play_pettingzoo(chunk: Chunk, size: int) -> None:
                 env.step(texts)
                 turn += 1
             record = replace(env.record(), episode_id=f"pettingzoo:{chunk.number}/{batch * BATCH + number}")
-            chunk.take(record, name, counter)
+            chunk.take(record, PLAIN[name], counter)
 
 
 def _act(rng: random.Random, protocol: str, agent: str, turn: int, edge: Edge) -> Any:
