@@ -1,20 +1,27 @@
-"""Random hostile episodes through the real game, and every limit counted again from their records alone.
+"""Random hostile episodes through the real game, and every one counted again: those in words from the record alone.
 
     python benchmarks/soak.py --workers 2          # a million; goes on where it stopped
     python benchmarks/soak.py --only threads:17    # one chunk again, with its findings in full
 
-Players write valid calls, reads, answers, broken ones, attacks, over-long and cut turns, and report any usage. Limits
-are 0, unlimited, tiny or large. The recount (`Recount`) reads the record as JSON and knows nothing of the ledger: it
-splits purses as DESIGN.md part 2 and docs/game.md say, and takes the two prices that it cannot see, of a line of fault
-and of the longest message of replies, for unknowns that must be the same in all episodes. Games in numbers are counted
-again from their arrays after every joint step (`Recounts`).
+Players write valid calls, reads, answers, broken ones, attacks, over-long and cut turns, replies about as long as their
+limit, and report any usage. Limits are 0, unlimited, tiny or large. `RecordRecount` reads a record as JSON and plays it
+again by an arithmetic of its own, from DESIGN.md part 2 and docs/game.md: what every block costs, every purse, grant,
+charge, refusal with its reason, and ending. Each must be as recorded, neither more nor less. It knows nothing of the
+ledger and of the game's counters; the wording of blocks, what a text asks for and what of a reply gets through are the
+protocol's, which holds no money. `BatchRecount` counts games in numbers again from their arrays after every joint step.
+
+Not seen: what a protocol words or reads wrongly. Purses of generated tokens and clones are in no record: a wrong one is
+seen once it decides a grant or a refusal. That a text which `delegation_v0` has dropped was over its grant. More than
+the first difference of an episode in words. In numbers, which actions are legal and how long a segment is are the
+game's own word: there a call that is wrongly refused is not seen.
 
 kinds of episodes: kernel: any ready agent next, a new order for every one. scattered: `rollout`, answers withheld and
 out of order. threads: `rollout`, answers by four threads, then played again one by one; both must be equal. pettingzoo:
-`delegation_v0`. symbolic: batches, subsets of agents acting, illegal actions. twin: a symbolic episode in words.
+`delegation_v0`. symbolic: batches, subsets of agents acting, illegal actions. twin: a symbolic episode in words, whose
+tokens must be those in numbers.
 
 A finding is printed with the chunk that repeats it; the exit code is then 1. Chunks are kept in --store and never
-played twice.
+played twice, unless they were counted by other rules (`FORMAT`).
 """
 
 from __future__ import annotations
