@@ -62,6 +62,7 @@ from selfcest_env.text.counters import ByteCounter, WordCounter
 from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.text.markers import PlainTextProtocol
 from selfcest_env.text.terse import TerseProtocol
+from selfcest_env.types import ROOT as ROOT_ID
 from selfcest_env.types import (
     Answer,
     CloneRequest,
@@ -204,13 +205,9 @@ class RecordRecount:
             unknown: turns whose usage the policy could not say: charged what they were granted.
         """
         data = json.loads(line)
-        self.limits, self.unknown, self.documents = data["limits"], unknown, data["task"]["context"]
-        self.agents = {agent["agent_id"]: agent for agent in data["agents"]}
+        self.under(data["limits"], data["task"]["context"])
+        self.agents, self.unknown = {agent["agent_id"]: agent for agent in data["agents"]}, unknown
         self.walked, self.reads = list[str](), 0
-        self.reserve = max(1, self.limits["answer_reserve"])
-        self.window, self.reply_tokens = self.limit("context_tokens"), self.limit("reply_tokens")
-        off = (self.limits["max_depth"], self.limits["max_clones"], self.limits["max_clones_per_call"])
-        self.delegation = 0 not in off
         try:
             self.promises()
             self.walk("root", self.root_brief(data["task"]["prompt"]), (), self.totals())
@@ -219,6 +216,12 @@ class RecordRecount:
             self.claim(self.reads <= self.limit("max_reads"), f"{self.reads} reads")
         except Wrong as wrong:
             self.findings.append(f"{data['episode_id']}: {wrong}")
+
+    def under(self, limits: Mapping[str, Any], documents: Mapping[str, str]) -> None:
+        """Price things under these limits from now on."""
+        self.limits, self.documents, self.reserve = limits, documents, max(1, limits["answer_reserve"])
+        self.window, self.reply_tokens = self.limit("context_tokens"), self.limit("reply_tokens")
+        self.delegation = 0 not in (limits["max_depth"], limits["max_clones"], limits["max_clones_per_call"])
 
     def claim(self, holds: bool, what: str) -> None:
         if not holds:
@@ -369,9 +372,12 @@ class RecordRecount:
         if not own.brief.can_delegate or clones < 1:
             return False
         kept = self.bound(1) + self.reserve
-        grant = math.inf if self.limits["total_tokens"] is None else 0
-        least = self.opening(self.clone_brief(own.depth + 1, "", (), grant))
-        return tokens < kept + least + 1 or generated < self.reserve + 1 or own.context + kept + 1 > self.window
+        poor = tokens < kept + self.least(own.depth + 1) + 1 or generated < self.reserve + 1
+        return poor or own.context + kept + 1 > self.window
+
+    def least(self, depth: int) -> int:
+        """The opening of a clone with an empty objective."""
+        return self.opening(self.clone_brief(depth, "", (), math.inf if self.limits["total_tokens"] is None else 0))
 
     def bound(self, size: int) -> float:
         """The longest message of so many replies."""
@@ -498,7 +504,7 @@ def draw_limits(rng: random.Random, face: tuple[str, str], finite: bool = False)
         face: protocol and counter.
         finite: for an environment that must bound its spaces.
     """
-    (scale, longer), roomy = SCALE[face], rng.random() < 0.85
+    (scale, longer), roomy = SCALE[face], rng.random() < 0.9
 
     def tokens(tiny: int, large: int) -> int | None:
         return rng.choice((None, large, rng.randint(large // 4, large)) if roomy else (None, 0, rng.randint(1, tiny)))
@@ -535,6 +541,26 @@ class Edge:
         """One token below the limit, at it or one above it; any length where there is no such text."""
         size = (self.limits.reply_tokens or 0) + rng.choice((-1, 0, 1))
         return " ".join("x" * max(1, size)) if self.counter == "words" else "x" * max(1, size)
+
+
+def pinch(rng: random.Random, task: Task, limits: Limits, face: tuple[str, str], first: Generation) -> Limits:
+    """The same limits, but for a purse or a window in which the root's first call or read, or the smallest call, has
+    just room, or a token less or more than that."""
+    again, name = RecordRecount(*face), rng.choice(("total_tokens", "context_tokens"))
+    again.under(vars(limits), task.context)
+    said = again.prices.text(first.text) if first.charged_tokens is None else first.charged_tokens
+    match again.protocol.parse(first.text):
+        case Delegate(requests) if rng.random() < 0.6:
+            block = said + again.bound(len(requests))
+        case Read(keys) if set(keys) <= task.context.keys():
+            block = said + again.documents_block(keys)
+        case _:
+            block = again.bound(1) + 1 + (again.least(1) if name == "total_tokens" else 0)
+    room = again.opening(again.root_brief(task.prompt)) + block + again.reserve + rng.choice((-1, 0, 0, 1))
+    try:
+        return replace(limits, **{name: int(room)})
+    except ConfigError:  # replies without a limit need a purse without one
+        return limits
 
 
 def write(rng: random.Random, protocol: ProtocolText, calm: float, edge: Edge) -> str:
@@ -661,11 +687,12 @@ def play_kernel(chunk: Chunk, size: int) -> None:
     for number in range(size):
         rng = random.Random(chunk.seed(number))
         name, counter = face = rng.choice(FACES)
-        protocol = PROTOCOLS[name]
-        rules = Rules(draw_limits(rng, face), protocol, COUNTERS[counter])
-        edge = Edge(rules.limits, counter)
-        kernel, said, unknown = Kernel(rng.choice(TASKS), rules), {}, set()
-        seed = chunk.seed(number, "turns")
+        protocol, task, limits = PROTOCOLS[name], rng.choice(TASKS), draw_limits(rng, face)
+        seed, edge = chunk.seed(number, "turns"), Edge(limits, counter)
+        if rng.random() < 0.1:
+            limits = pinch(rng, task, limits, face, say(turn_seed(seed, ROOT_ID, 0), protocol, 0, 0, edge))
+        rules = Rules(limits, protocol, COUNTERS[counter])
+        kernel, said, unknown = Kernel(task, rules), {}, set()
         while not kernel.done:
             agent_id = rng.choice(kernel.ready())
             turn = len(kernel.agents[agent_id].turns)

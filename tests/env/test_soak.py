@@ -149,8 +149,8 @@ def test_a_game_that_counts_wrongly_is_found(
     soak: ModuleType, monkeypatch: pytest.MonkeyPatch, place: Any, name: str, broken: Callable[..., Any]
 ) -> None:
     monkeypatch.setattr(place, name, broken)
-    chunk = soak.play("kernel", 0, 150)
-    assert any(": root" in text for text in chunk.findings), chunk.findings
+    found = (text for number in range(12) for text in soak.play("kernel", number, 60).findings)
+    assert any(": root" in text for text in found)
 
 
 def a_token_too_many(self: Transition, left: Any, who: Any, action: Any) -> Any:
