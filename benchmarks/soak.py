@@ -209,8 +209,9 @@ class RecordRecount:
         self.agents, self.unknown = {agent["agent_id"]: agent for agent in data["agents"]}, unknown
         self.walked, self.reads = list[str](), 0
         try:
-            self.promises()
-            self.walk("root", self.root_brief(data["task"]["prompt"]), (), self.totals())
+            flat = self.promises()
+            used, _ = self.walk("root", self.root_brief(data["task"]["prompt"]), (), self.totals())
+            self.claim(used == flat, f"{flat} tokens, generated tokens and clones, and {used} came up the tree")
             self.claim(len(self.agents) == len(data["agents"]), "a name twice")
             self.claim(sorted(self.walked) == sorted(self.agents), "agents that no call bore")
             self.claim(self.reads <= self.limit("max_reads"), f"{self.reads} reads")
@@ -239,8 +240,8 @@ class RecordRecount:
     def totals(self) -> list[float]:
         return [self.limit(name) for name in ("total_tokens", "generated_tokens", "max_clones")]
 
-    def promises(self) -> None:
-        """Every limit on what the record says was used, whatever the purses."""
+    def promises(self) -> list[int]:
+        """Every limit on what the record says was used, whatever the purses; returns its three sums."""
         every = [[turn["facts"] for turn in agent["turns"]] for agent in self.agents.values()]
         generated = [sum(turn["generated_tokens"] for turn in turns) for turns in every]
         contexts = [
@@ -259,6 +260,7 @@ class RecordRecount:
         }
         for name, found in most.items():
             self.claim(found <= self.limit(name), f"{name}: {found} of {self.limits[name]}")
+        return list(most.values())[:3]
 
     def root_brief(self, prompt: str) -> Brief:
         reading, keys = self.limit("max_reads") > 0, tuple(self.documents)
@@ -302,10 +304,9 @@ class RecordRecount:
             own.used[0] += block
             own.context += block
             given, last = self.grant(own, number)
-            if last and not given:
-                status = last
-                break
             place = f"{name}/turn{number}"
+            # What an agent is told was set aside with an answer to it, so no cost of it is lost from the record.
+            self.claim(given >= 1, f"{place}: {given} left for a turn")
             self.claim(number < len(turns), f"{place}: never played, with {given} to grant")
             turn = turns[number]["facts"] | turns[number]["generation"]
             self.same(place, turn, prompt_tokens=block, max_new_tokens=_json(given))
@@ -327,8 +328,8 @@ class RecordRecount:
                 case Malformed(fault):
                     pass
             births = self.births(own, requests) if outcome == "delegated" else []
-            children = [name for name, *_ in births if name]
-            late = {str(i): "prompt_too_long" for i, (name, *_) in enumerate(births) if not name}
+            children = [child for child, *_ in births if child]
+            late = {str(i): "prompt_too_long" for i, (child, *_) in enumerate(births) if not child}
             self.same(place, turn, outcome=outcome, fault=fault, children=children, refused=late)
             if outcome == "delegated":
                 block = self.join(own, births, number)
@@ -359,11 +360,9 @@ class RecordRecount:
         tokens, generated, _ = own.free
         cap, room, left = self.limit("turn_tokens"), self.window - own.context, self.limit("max_turns") - number
         whole = min(cap, room, tokens, generated)
-        if left <= 0 or whole < 1:
-            return 0, "out_of_turns" if left <= 0 else "out_of_tokens"
+        if left <= 1:
+            return whole if left == 1 else 0, "out_of_turns"
         again = min(cap, min(room, tokens) - self.prices.notice - self.reserve, generated - self.reserve)
-        if left == 1:
-            return whole, "out_of_turns"
         return (again, None) if again >= self.reserve else (whole, "out_of_tokens")
 
     def too_poor(self, own: Own) -> bool:
