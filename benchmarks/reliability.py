@@ -1,7 +1,7 @@
 """The page of reliability, from what three attacks have stored.
 
     python benchmarks/fuzz.py --out docs/evidence/reliability/fuzz.json    # hostile texts, files and records
-    python benchmarks/soak.py --workers 2         # hostile episodes, counted again from their records
+    python benchmarks/soak.py --workers 2         # hostile episodes, counted again
     python benchmarks/faults.py                   # kills, full disks, rot, servers that fail
     python benchmarks/faults.py --cost            # what a checkpoint costs of a step
     python benchmarks/reliability.py > docs/reliability.md
@@ -103,6 +103,8 @@ def promise(fuzz: Any, soak: Any, faults: Any) -> str:
     kinds = (faults or {}).get("kinds", {})
     each, aims = list((fuzz or {}).get("targets", {}).values()), list(kinds.values())
     none = "not measured"
+    numbers = soak["kinds"].get("symbolic", NOTHING) if soak else dict.fromkeys(NOTHING, none)
+    words = {name: soak[name] - numbers[name] for name in NOTHING} if soak else numbers
     rows = [
         ("Faults put into runs and studies", sum(of["injected"] for of in aims) if aims else none, ""),
         ("Runs and studies they were put into", sum(of["runs"] for of in aims) if aims else none, ""),
@@ -111,16 +113,21 @@ def promise(fuzz: Any, soak: Any, faults: Any) -> str:
         ("Tokens lost or counted twice", sum(of["tokens_off"] for of in aims) if aims else none, "0"),
         ("Bytes lost of what a checkpoint counts", sum(of["bytes_lost"] for of in aims) if aims else none, "0"),
         ("Crashes", sum(of["crashes"] for of in aims) if aims else none, "0"),
-        ("Hostile episodes counted again", soak["episodes"] if soak else none, "1,000,000"),
-        ("of these through text", soak["text_episodes"] if soak else none, "200,000"),
-        ("Tokens counted again", soak["tokens"] if soak else none, ""),
-        ("Limits, grants or balances that were not as recounted", len(soak["findings"]) if soak else none, "0"),
+        ("Hostile episodes in words, counted again from their records alone", words["episodes"], "200,000"),
+        ("their tokens", words["tokens"], ""),
+        ("Hostile episodes in numbers, counted again from the game's arrays after each step", numbers["episodes"],
+         "1,000,000 with those in words"),
+        ("their tokens", numbers["tokens"], ""),
+        ("Differences from either recount", len(soak["findings"]) if soak else none, "0"),
         ("Hostile inputs", sum(of["inputs"] for of in each) if each else none, "1,000,000"),
         ("Findings in them", sum(of["findings"] for of in each) if each else none, "0"),
         ("Executed of what a model wrote", fuzz["executed"] if fuzz else none, "0"),
         ("Longest time on one input, ms", max(of["longest_ms"] for of in each) if each else none, ""),
     ]  # fmt: skip
     return table(["", "Found", "Wanted"], rows)
+
+
+NOTHING = {"episodes": 0, "tokens": 0}
 
 
 def _faults(faults: Mapping[str, Any]) -> str:
@@ -172,8 +179,7 @@ def _soak(soak: Mapping[str, Any]) -> str:
         for kind, of in soak["kinds"].items()
     ]  # fmt: skip
     head = ["", "Episodes", "With clones", "Clones", "Turns", "Tokens", "Findings"]
-    said = SOAK.format(pinned=soak["prices_pinned"], prices=soak["prices"], cpu=soak["cpu_s"])
-    return "\n\n".join([said, table(head, rows)])
+    return "\n\n".join([SOAK.format(cpu=soak["cpu_s"]), table(head, rows)])
 
 
 KINDS = {
@@ -185,15 +191,24 @@ KINDS = {
     "symbolic": "symbolic, batched",
 }
 
-SOAK = """Players write calls, reads, answers, attacks, cut and over-long texts, and report any usage. Every limit is
-drawn from 0, none, tiny and large. From the record alone, with an arithmetic of its own that imports nothing of the
-ledger, a recount works out every purse of total tokens, generated tokens and clones down the tree, what each call
-grants, what each turn may generate, what flows back; and context, turns, turn and reply tokens, clones per call,
-depth and reads. Two prices are in no record, of a line about a fault and of the longest message of replies: they are
-unknowns that must come out equal in all episodes ({pinned} of {prices} are known to the token, the others lie between
-bounds). Episodes by threads are played again one by one and must be equal. Symbolic episodes are counted again from
-their arrays after every joint step, of random subsets of agents: spent + reserved + free is the total at each.
-{cpu:,} CPU seconds."""
+SOAK = """Players write calls, reads, answers, attacks, cut and over-long texts, replies one token below, at and above
+their limit, and report any usage. Every limit is drawn from 0, none, tiny and large.
+
+*In words*, from the record alone, with an arithmetic of its own that imports nothing of the ledger or of the game's
+counters, a recount plays the episode again: the price of every block that the environment wrote, every purse of total
+tokens, generated tokens and clones down the tree, what each call and each turn is granted and charged, what flows back,
+why each call or read is refused, how each agent ends. All must be as recorded, neither more nor less. Only wording is
+not its own: the protocol says how a block reads, what a text asks for and what of a reply gets through. Episodes by
+threads are played again one by one and must be equal.
+
+*In numbers* episodes are counted from their arrays after every joint step, of random subsets of agents:
+spent + reserved + free is the total at each. Shares must be exact; which actions are legal and how long a segment is
+are the game's own word, so a call that is wrongly refused is not seen there. The tokens of a symbolic episode that is
+played in words must be those in numbers.
+
+Not seen in words: what a protocol words or reads wrongly; a wrong purse of generated tokens or clones, which are in no
+record, before it decides a grant or a refusal; whether a text that `delegation_v0` has dropped was over its grant; more
+than the first difference of an episode. {cpu:,} CPU seconds."""
 
 
 def _fuzz(fuzz: Mapping[str, Any]) -> str:

@@ -1,20 +1,27 @@
-"""Random hostile episodes through the real game, and every limit counted again from their records alone.
+"""Random hostile episodes through the real game, and every one counted again: those in words from the record alone.
 
     python benchmarks/soak.py --workers 2          # a million; goes on where it stopped
     python benchmarks/soak.py --only threads:17    # one chunk again, with its findings in full
 
-Players write valid calls, reads, answers, broken ones, attacks, over-long and cut turns, and report any usage. Limits
-are 0, unlimited, tiny or large. The recount (`Recount`) reads the record as JSON and knows nothing of the ledger: it
-splits purses as DESIGN.md part 2 and docs/game.md say, and takes the two prices that it cannot see, of a line of fault
-and of the longest message of replies, for unknowns that must be the same in all episodes. Games in numbers are counted
-again from their arrays after every joint step (`Recounts`).
+Players write valid calls, reads, answers, broken ones, attacks, over-long and cut turns, replies about as long as their
+limit, and report any usage. Limits are 0, unlimited, tiny or large. `RecordRecount` reads a record as JSON and plays it
+again by an arithmetic of its own, from DESIGN.md part 2 and docs/game.md: what every block costs, every purse, grant,
+charge, refusal with its reason, and ending. Each must be as recorded, neither more nor less. It knows nothing of the
+ledger and of the game's counters; the wording of blocks, what a text asks for and what of a reply gets through are the
+protocol's, which holds no money. `BatchRecount` counts games in numbers again from their arrays after every joint step.
+
+Not seen: what a protocol words or reads wrongly. Purses of generated tokens and clones are in no record: a wrong one is
+seen once it decides a grant or a refusal. That a text which `delegation_v0` has dropped was over its grant. More than
+the first difference of an episode in words. In numbers, which actions are legal and how long a segment is are the
+game's own word: there a call that is wrongly refused is not seen.
 
 kinds of episodes: kernel: any ready agent next, a new order for every one. scattered: `rollout`, answers withheld and
 out of order. threads: `rollout`, answers by four threads, then played again one by one; both must be equal. pettingzoo:
-`delegation_v0`. symbolic: batches, subsets of agents acting, illegal actions. twin: a symbolic episode in words.
+`delegation_v0`. symbolic: batches, subsets of agents acting, illegal actions. twin: a symbolic episode in words, whose
+tokens must be those in numbers.
 
 A finding is printed with the chunk that repeats it; the exit code is then 1. Chunks are kept in --store and never
-played twice.
+played twice, unless they were counted by other rules (`FORMAT`).
 """
 
 from __future__ import annotations
@@ -30,7 +37,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +50,7 @@ from selfcest_agents.scripted import ATTACKS
 from selfcest_env import delegation_v0
 from selfcest_env.errors import ConfigError
 from selfcest_env.kernel import Kernel
-from selfcest_env.protocol import ProtocolText
+from selfcest_env.protocol import Brief, ProtocolText, Reply
 from selfcest_env.record import EpisodeRecord, Generation, build_record, write_episode
 from selfcest_env.rules import Rules
 from selfcest_env.seeding import stream_seed, turn_seed
@@ -53,14 +60,21 @@ from selfcest_env.symbolic.rules import FIRST_ANSWER, WAIT, SymbolicRules, make_
 from selfcest_env.symbolic.twin import SymbolicText, episode_record
 from selfcest_env.text.counters import ByteCounter, WordCounter
 from selfcest_env.text.hermes import HermesProtocol
+from selfcest_env.text.markers import PlainTextProtocol
 from selfcest_env.text.terse import TerseProtocol
+from selfcest_env.types import ROOT as ROOT_ID
 from selfcest_env.types import (
     Answer,
     CloneRequest,
     Delegate,
+    Fault,
     FinishReason,
     Limits,
+    Malformed,
+    Message,
     Read,
+    Role,
+    Status,
     Task,
     TokenCounter,
     TurnKey,
@@ -70,6 +84,8 @@ from selfcest_env.types import (
 ROOT = Path(__file__).parents[1]
 EVIDENCE = ROOT / "docs" / "evidence" / "reliability" / "soak.json"
 PROTOCOLS: dict[str, ProtocolText] = {"terse": TerseProtocol(), "hermes": HermesProtocol(), "symbolic": SymbolicText()}
+PLAIN = {name: f"plain {name}" for name in ("terse", "hermes")}  # as `delegation_v0` writes them
+PROTOCOLS |= {plain: PlainTextProtocol(PROTOCOLS[name]) for name, plain in PLAIN.items()}
 COUNTERS: dict[str, TokenCounter] = {"words": WordCounter(), "bytes": ByteCounter()}
 # How much longer prompts and turns are.
 SCALE = {
@@ -84,44 +100,102 @@ FACES = tuple(SCALE)
 PLAN = {"kernel": 110, "scattered": 60, "threads": 40, "pettingzoo": 10, "twin": 10, "symbolic": 190}
 SIZES = {"kernel": 1000, "scattered": 1000, "threads": 1000, "pettingzoo": 1000, "twin": 300, "symbolic": 4096}
 BATCH = 25  # episodes of a rollout, of an environment
+FORMAT = 2  # of the store: what was counted by other rules is played again; 1 believed prices of prompts
 TEXT = [kind for kind in PLAN if kind != "symbolic"]
 
 # --- The recount of a record ------------------------------------------------------------------------------------------
 
+_WORD = re.compile(r"\w+|[^\w\s]")
+COUNTS: dict[str, Callable[[str], int]] = {
+    "words": lambda text: len(_WORD.findall(text)),
+    "bytes": lambda text: len(text.encode("utf-8", "surrogatepass")),
+}
+
+
+class Wrong(Exception):
+    """What does not add up in an episode. What would follow from it is not looked at."""
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What the environment's blocks cost: every part of a message by own count, and one token a message."""
+
+    protocol: str
+    counter: str
+
+    def text(self, text: str) -> int:
+        return _short_text(self.counter, text) if len(text) < 4096 else COUNTS[self.counter](text)
+
+    def block(self, *messages: Message) -> int:
+        return sum(1 + sum(self.text(part.text) for part in message.parts) for message in messages)
+
+    @cached_property
+    def notice(self) -> int:
+        """The longest line about a fault."""
+        return max(self.block(PROTOCOLS[self.protocol].fault(fault)) for fault in Fault)
+
+    @cached_property
+    def failure(self) -> int:
+        """How much longer the longest reason for a missing reply is than an empty reply."""
+        reasons = (Fault.PROMPT_TOO_LONG, *(status for status in Status if status.is_terminal))
+        replies = PROTOCOLS[self.protocol].replies
+        return max(self.block(replies([Reply(failure=reason)])) for reason in reasons) - self.empty(1)
+
+    def empty(self, size: int) -> int:
+        """A message of empty replies."""
+        return _empty(self, size)
+
+
+@cache
+def _empty(prices: Prices, size: int) -> int:
+    return prices.block(PROTOCOLS[prices.protocol].replies([Reply("")] * size))
+
+
+@lru_cache(20_000)
+def _short_text(counter: str, text: str) -> int:
+    return COUNTS[counter](text)
+
+
+PRICES = {(name, counter): Prices(name, counter) for name in PROTOCOLS for counter in COUNTS}
+
 
 @dataclass
-class Price:
-    """What is known of a price: no less than `low`, no more than `high`, and the episodes that say so."""
+class Own:
+    """An agent by own arithmetic.
 
-    low: float = 0
-    high: float = math.inf
-    low_of: str = ""
-    high_of: str = ""
+    Attributes:
+        granted, used: tokens, generated tokens and clones, of it and all below it.
+    """
 
-    def meet(self, other: Price) -> None:
-        if other.low > self.low:
-            self.low, self.low_of = other.low, other.low_of
-        if other.high < self.high:
-            self.high, self.high_of = other.high, other.high_of
+    name: str
+    brief: Brief
+    keys: tuple[str, ...]
+    granted: Sequence[float]
+    used: list[int] = field(default_factory=lambda: [0, 0, 0])
+    context: int = 0
+    born: int = 0
+
+    @property
+    def free(self) -> list[float]:
+        return [granted - used for granted, used in zip(self.granted, self.used, strict=True)]
+
+    @property
+    def depth(self) -> int:
+        return self.name.count(".")
 
 
-@dataclass
-class Recount:
-    """Counts records again. `findings` are what does not add up.
+class RecordRecount:
+    """Counts records again. `findings` are what does not add up: the first of every episode.
 
     Args:
-        protocol: how calls are written; its parser says what was asked for, and that alone is used of it.
-        count: tokens of a text.
-        prices: of the environment's own texts, as far as records have shown them; shared by many recounts.
+        protocol: how calls are written and blocks are worded. Its renderer, parser and `neutralise` are used.
+        counter: of tokens.
         drops: records hold no text over its grant, as those of PettingZoo do not.
     """
 
-    protocol: str
-    count: Callable[[str], int]
-    counter: str
-    prices: dict[str, Price]
-    drops: bool = False
-    findings: list[str] = field(default_factory=list)
+    def __init__(self, protocol: str, counter: str, drops: bool = False) -> None:
+        self.protocol, self.prices, self.drops = PROTOCOLS[protocol], PRICES[protocol, counter], drops
+        self.findings: list[str] = []
 
     def __call__(self, line: str, unknown: frozenset[tuple[str, int]] = frozenset()) -> None:
         """Count one episode.
@@ -131,191 +205,281 @@ class Recount:
             unknown: turns whose usage the policy could not say: charged what they were granted.
         """
         data = json.loads(line)
-        self.episode, self.limits, self.unknown = data["episode_id"], data["limits"], unknown
-        self.agents = {agent["agent_id"]: agent for agent in data["agents"]}
+        self.under(data["limits"], data["task"]["context"])
+        self.agents, self.unknown = {agent["agent_id"]: agent for agent in data["agents"]}, unknown
         self.walked, self.reads = list[str](), 0
-        self.claim(next(iter(self.agents), None) == "root" and len(self.agents) == len(data["agents"]), "names")
-        limits = [self.limit(name) for name in ("total_tokens", "generated_tokens", "max_clones")]
-        spent = self.walk("root", limits)
-        every = [turn["facts"] for agent in data["agents"] for turn in agent["turns"]]
-        flat = [
-            sum(facts["prompt_tokens"] + facts["generated_tokens"] for facts in every),
-            sum(facts["generated_tokens"] for facts in every),
-            len(self.agents) - 1,
-        ]
-        for name, found, again, limit in zip(("tokens", "generated", "clones"), flat, spent, limits, strict=True):
-            self.claim(found == again, f"{name}: {found} in all, {again} came up the tree")
-            self.claim(found <= limit, f"{name}: {found} of {limit}")
-        self.claim(self.reads <= self.limit("max_reads"), f"{self.reads} reads")
-        self.claim(sorted(self.walked) == sorted(self.agents), "agents that no call bore")
+        try:
+            flat = self.promises()
+            used, _ = self.walk("root", self.root_brief(data["task"]["prompt"]), (), self.totals())
+            self.claim(used == flat, f"{flat} tokens, generated tokens and clones, and {used} came up the tree")
+            self.claim(len(self.agents) == len(data["agents"]), "a name twice")
+            self.claim(sorted(self.walked) == sorted(self.agents), "agents that no call bore")
+            self.claim(self.reads <= self.limit("max_reads"), f"{self.reads} reads")
+        except Wrong as wrong:
+            self.findings.append(f"{data['episode_id']}: {wrong}")
+
+    def under(self, limits: Mapping[str, Any], documents: Mapping[str, str]) -> None:
+        """Price things under these limits from now on."""
+        self.limits, self.documents, self.reserve = limits, documents, max(1, limits["answer_reserve"])
+        self.window, self.reply_tokens = self.limit("context_tokens"), self.limit("reply_tokens")
+        self.delegation = 0 not in (limits["max_depth"], limits["max_clones"], limits["max_clones_per_call"])
 
     def claim(self, holds: bool, what: str) -> None:
         if not holds:
-            self.findings.append(f"{self.episode}: {what}")
+            raise Wrong(what)
+
+    def same(self, place: str, found: Mapping[str, Any], **wanted: object) -> None:
+        for name, value in wanted.items():
+            if found[name] != value:
+                raise Wrong(f"{place}: {name} is {found[name]!r}, and {value!r} by own count")
 
     def limit(self, name: str) -> float:
         value = self.limits[name]
         return math.inf if value is None else value
 
-    def walk(self, name: str, granted: list[float]) -> list[float]:
-        """What an agent and all below it used of tokens, generated tokens and clones; `granted` by own arithmetic."""
-        agent, free, context, born = self.agents[name], list(granted), 0, 0
+    def totals(self) -> list[float]:
+        return [self.limit(name) for name in ("total_tokens", "generated_tokens", "max_clones")]
+
+    def promises(self) -> list[int]:
+        """Every limit on what the record says was used, whatever the purses; returns its three sums."""
+        every = [[turn["facts"] for turn in agent["turns"]] for agent in self.agents.values()]
+        generated = [sum(turn["generated_tokens"] for turn in turns) for turns in every]
+        contexts = [
+            own + sum(turn["prompt_tokens"] for turn in turns) for own, turns in zip(generated, every, strict=True)
+        ]
+        flat = [turn for turns in every for turn in turns]
+        most = {
+            "total_tokens": sum(contexts),
+            "generated_tokens": sum(generated),
+            "max_clones": len(self.agents) - 1,
+            "context_tokens": max(contexts),
+            "turn_tokens": max((turn["generated_tokens"] for turn in flat), default=0),
+            "max_turns": max(map(len, every)),
+            "max_clones_per_call": max((len(turn["children"]) + len(turn["refused"]) for turn in flat), default=0),
+            "max_depth": max(name.count(".") for name in self.agents),
+        }
+        for name, found in most.items():
+            self.claim(found <= self.limit(name), f"{name}: {found} of {self.limits[name]}")
+        return list(most.values())[:3]
+
+    def root_brief(self, prompt: str) -> Brief:
+        reading, keys = self.limit("max_reads") > 0, tuple(self.documents)
+        return Brief(
+            Role.ROOT,
+            prompt,
+            keys=keys,
+            documents={} if self.delegation or reading else self.documents,
+            can_delegate=self.delegation,
+            can_read=reading and bool(keys),
+            total_tokens=self.limits["total_tokens"],
+        )
+
+    def clone_brief(self, depth: int, objective: str, keys: Sequence[str], granted: float) -> Brief:
+        return Brief(
+            Role.CLONE,
+            objective,
+            keys=tuple(dict.fromkeys(keys)),
+            documents={key: self.documents[key] for key in keys},
+            can_delegate=self.delegation and depth < self.limit("max_depth"),
+            total_tokens=_json(granted),
+            reply_tokens=self.limits["reply_tokens"],
+        )
+
+    def opening(self, brief: Brief) -> int:
+        return self.prices.block(*self.protocol.open(brief))
+
+    def walk(
+        self, name: str, brief: Brief, shared: Sequence[str], granted: Sequence[float], born_at: int | None = None
+    ) -> tuple[list[int], Reply]:
+        """Play an agent and all below it again: what they used, and what the agent's parent is told."""
+        self.claim(name in self.agents, f"{name} was not born")
         self.walked.append(name)
-        own = agent["granted_tokens"]
-        self.claim((math.inf if own is None else own) == granted[0], f"{name} was granted {own}, not {granted[0]}")
-        turns = [turn["facts"] | turn["generation"] for turn in agent["turns"]]
-        depth, reserve = name.count("."), max(1, self.limits["answer_reserve"])
-        window, most = self.limit("context_tokens"), self.limit("max_turns")
-        self.claim(depth <= self.limit("max_depth"), f"{name} is too deep")
-        self.claim(len(turns) <= most, f"{name} had {len(turns)} turns")
-        self.claim(bool(turns) or name == "root", f"{name} was born and never played")
-        for number, turn in enumerate(turns):
-            place, last = f"{name}/turn{number}", number + 1 == len(turns)
-            outcome, fault, finish = turn["outcome"], turn["fault"], turn["finish_reason"]
-            free[0] -= turn["prompt_tokens"]
-            context += turn["prompt_tokens"]
-            self.check_grant(place, turn, free, window - context, final=last, no_more=number + 1 >= most)
-            used = self.used(name, number, turn)
-            free[0] -= used
-            free[1] -= used
-            context += used
-            # What an agent has in hand for its next prompt was set aside before, so no balance is ever below 0.
-            self.claim(min(free) >= 0 and context <= window, f"{place}: has {free} left, a context of {context}")
-            self.claim((outcome == "answered") <= last, f"{place}: plays on after an answer")
-            self.claim((fault is None) == (outcome in ("answered", "delegated", "read")), f"{place}: {outcome} {fault}")
-            self.claim(
-                (finish == "length") <= (fault in ("cut_by_length", "over_grant")), f"{place}: a cut turn counts"
-            )
-            after = None if last else turns[number + 1]["prompt_tokens"]
+        agent, root = self.agents[name], name == "root"
+        self.same(name, agent, granted_tokens=_json(granted[0]), objective=brief.text, born_at=born_at)
+        self.same(name, agent, shared_context=list(shared))
+        own = Own(name, brief, tuple(self.documents) if root else tuple(shared), granted)
+        block, number, turns, reply = self.opening(brief), 0, agent["turns"], None
+        status = self.unopened(block) if root else None
+        while status is None:
+            own.used[0] += block
+            own.context += block
+            given, last = self.grant(own, number)
+            place = f"{name}/turn{number}"
+            # What an agent is told was set aside with an answer to it, so no cost of it is lost from the record.
+            self.claim(given >= 1, f"{place}: {given} left for a turn")
+            self.claim(number < len(turns), f"{place}: never played, with {given} to grant")
+            turn = turns[number]["facts"] | turns[number]["generation"]
+            self.same(place, turn, prompt_tokens=block, max_new_tokens=_json(given))
+            poor = self.too_poor(own)
+            void = self.charge(own, place, turn, given, (name, number) in self.unknown)
+            action = self.protocol.parse(turn["text"]) if void is None else Malformed(void)
+            outcome, fault, requests = "malformed", None, ()
+            match action:
+                case Answer(text):
+                    long = not root and self.prices.text(self.protocol.neutralise(text)) > self.reply_tokens
+                    status, reply = ("reply_too_long", None) if long else ("answered", text)
+                    outcome = "answered"
+                case Delegate(requests):
+                    fault = self.refused_call(own, requests, last, poor)
+                    outcome, last = "refused" if fault else "delegated", last or ("out_of_tokens" if poor else None)
+                case Read(keys):
+                    fault = self.refused_read(own, keys, last)
+                    outcome = "refused" if fault else "read"
+                case Malformed(fault):
+                    pass
+            births = self.births(own, requests) if outcome == "delegated" else []
+            children = [child for child, *_ in births if child]
+            late = {str(i): "prompt_too_long" for i, (child, *_) in enumerate(births) if not child}
+            self.same(place, turn, outcome=outcome, fault=fault, children=children, refused=late)
             if outcome == "delegated":
-                free, born = self.call(name, number, turn, free, window - context - reserve, born, after)
+                block = self.join(own, births, number)
             elif outcome == "read":
-                self.reads += len(self.asked(turn["text"]).keys)
-                self.claim(after is not None, f"{place}: a read and no turn")
-            elif outcome in ("refused", "malformed") and after is not None:
-                self.price("notice", Price(low=after, low_of=self.episode))
-            self.claim(bool(turn["children"] or turn["refused"]) == (outcome == "delegated"), f"{place}: children")
-        self.ending(name, agent, turns)
-        return [before - left if before < math.inf else spent
-                for before, left, spent in zip(granted, free, self.below(name), strict=True)]  # fmt: skip
+                block = self.documents_block(keys)
+                self.reads += len(keys)
+            elif fault and last:
+                status = last
+            elif fault:
+                block = self.prices.block(self.protocol.fault(fault))
+            number += 1
+        self.claim(number == len(turns), f"{name}: played {len(turns)} turns, and {number} by own count")
+        self.same(name, agent, status=status, reply=reply)
+        return own.used, Reply(reply, None if status == "answered" else Status(status))
 
-    def below(self, name: str) -> list[float]:
-        """The same without purses, where they are unlimited."""
-        own = [agent for other, agent in self.agents.items() if f"{other}.".startswith(f"{name}.")]
-        facts = [turn["facts"] for agent in own for turn in agent["turns"]]
-        generated = sum(each["generated_tokens"] for each in facts)
-        return [generated + sum(each["prompt_tokens"] for each in facts), generated, len(own) - 1]
+    def unopened(self, block: int) -> str | None:
+        """How an episode ends in which the root cannot act at all."""
+        tokens, generated, _ = self.totals()
+        if self.limit("max_turns") == 0:
+            return "out_of_turns"
+        if self.limit("turn_tokens") == 0:
+            return "out_of_tokens"
+        return "prompt_too_long" if min(tokens, self.window) <= block or generated == 0 else None
 
-    def check_grant(
-        self, place: str, turn: Mapping[str, Any], free: Sequence[float], room: float, **ends: bool
-    ) -> None:
-        """`max_new_tokens` is what is free, less a line of fault and one more answer if another turn can follow."""
-        given = math.inf if turn["max_new_tokens"] is None else turn["max_new_tokens"]
-        cap, reserve = self.limit("turn_tokens"), max(1, self.limits["answer_reserve"])
-        self.claim(given >= 1, f"{place}: granted {given}")
-        whole = min(cap, room, free[0], free[1])
-        if ends["no_more"] or (ends["final"] and given == whole):
-            self.claim(given == whole, f"{place}: granted {given} for its last turn, not {whole}")
-            return
-        loose, tight = min(cap, free[1] - reserve), min(room, free[0]) - reserve
-        self.claim(reserve <= given <= loose, f"{place}: granted {given}, at most {loose} with {reserve} kept")
-        # Where the purse or the window decides, the line's price is known; else only that it fits.
-        low = tight - given if given < loose else 0
-        self.price("notice", Price(low, tight - given, self.episode, self.episode))
+    def grant(self, own: Own, number: int) -> tuple[float, str | None]:
+        """What a turn may generate, and how the agent ends if it does not answer. While another turn can follow, a line
+        about a fault and one more answer are kept."""
+        tokens, generated, _ = own.free
+        cap, room, left = self.limit("turn_tokens"), self.window - own.context, self.limit("max_turns") - number
+        whole = min(cap, room, tokens, generated)
+        if left <= 1:
+            return whole if left == 1 else 0, "out_of_turns"
+        again = min(cap, min(room, tokens) - self.prices.notice - self.reserve, generated - self.reserve)
+        return (again, None) if again >= self.reserve else (whole, "out_of_tokens")
 
-    def used(self, name: str, number: int, turn: Mapping[str, Any]) -> int:
-        place, charged, given = f"{name}/turn{number}", turn["generated_tokens"], turn["max_new_tokens"]
-        said = self.count(turn["text"]) if turn["charged_tokens"] is None else turn["charged_tokens"]
-        if (name, number) in self.unknown:
+    def too_poor(self, own: Own) -> bool:
+        """Whether it may call, and cannot pay for one clone with an empty objective that says one token."""
+        tokens, generated, clones = own.free
+        if not own.brief.can_delegate or clones < 1:
+            return False
+        kept = self.bound(1) + self.reserve
+        poor = tokens < kept + self.least(own.depth + 1) + 1 or generated < self.reserve + 1
+        return poor or own.context + kept + 1 > self.window
+
+    def least(self, depth: int) -> int:
+        """The opening of a clone with an empty objective."""
+        return self.opening(self.clone_brief(depth, "", (), math.inf if self.limits["total_tokens"] is None else 0))
+
+    def bound(self, size: int) -> float:
+        """The longest message of so many replies."""
+        return self.prices.empty(size) + size * max(self.limits["reply_tokens"] or 0, self.prices.failure)
+
+    def charge(self, own: Own, place: str, turn: Mapping[str, Any], given: float, unknown: bool) -> Fault | None:
+        """Charge a generation; why it cannot count, if it cannot."""
+        said = self.prices.text(turn["text"]) if turn["charged_tokens"] is None else turn["charged_tokens"]
+        if unknown:
             said = given
-        over = given is not None and said > given
-        if self.drops and turn["fault"] == "over_grant":
-            over = turn["text"] == ""
-        self.claim(over == (turn["fault"] == "over_grant"), f"{place}: {said} of {given} is {turn['fault']}")
-        self.claim(charged == (given if over else said), f"{place}: {said} of {given} was charged {charged}")
-        return int(charged)
+        over = said > given or (self.drops and turn["text"] == "" and turn["fault"] == "over_grant")
+        charged = int(given if over else said)
+        self.same(place, turn, generated_tokens=charged)
+        own.used[0] += charged
+        own.used[1] += charged
+        own.context += charged
+        if over:
+            return Fault.OVER_GRANT
+        return Fault.CUT_BY_LENGTH if turn["finish_reason"] == "length" else None
 
-    def call(
-        self, name: str, number: int, turn: Mapping[str, Any], free: list[float], room: float, born: int,
-        after: int | None,
-    ) -> tuple[list[float], int]:  # fmt: skip
-        """Split a purse among the clones of a call, and take back what they leave."""
-        place, children, refused = f"{name}/turn{number}", turn["children"], {int(i) for i in turn["refused"]}
-        asks = [request.max_tokens for request in self.asked(turn["text"]).requests]
-        size, reserve = len(children) + len(refused), max(1, self.limits["answer_reserve"])
-        self.claim(len(asks) == size, f"{place}: {len(asks)} asked, {size} answered")
-        self.claim(0 < size <= min(self.limit("max_clones_per_call"), free[2]), f"{place}: a call of {size}")
-        self.claim(after is not None, f"{place}: a call and no turn to read its replies")
-        self.claim(free[1] >= reserve, f"{place}: nothing kept to answer with")
-        asked, shares = sum(ask or 0 for ask in asks), asks.count(None)
-        left, generated = free[0] - reserve - asked, _share(free[1] - reserve, size)
-        deeper = name.count(".") + 1 < self.limit("max_depth")
-        clones = _share(free[2] - size, size) if deeper else 0
-        places = [i for i in range(size) if i not in refused]
-        self.claim(len(places) == len(children), f"{place}: {sorted(refused)} refused of {size}")
-        pairs = list(zip(places, children, strict=False))
-        equal = {_finite(self.agents[child]["granted_tokens"]) for i, child in pairs if asks[i] is None}
-        self.claim(len(equal) <= 1, f"{place}: unequal shares {equal}")
-        share = equal.pop() if equal else math.inf
-        low, high = after or 0, min(left, room)
-        if share < math.inf and left < math.inf:
-            low, high = max(low, left - (share + 1) * shares + 1), min(high, left - share * shares)
-        self.claim((share < math.inf) <= (left < math.inf), f"{place}: shares {share} of an unlimited purse")
-        self.price(f"replies/{self.limits['reply_tokens']}/{size}", Price(low, high, self.episode, self.episode))
-        free = [free[0], free[1], free[2] - len(children)]
-        for i, child in pairs:
-            known = child == f"{name}.{born}" and self.agents[child]["born_at"] == number
-            self.claim(known, f"{child} is no child of {place}")
-            born += 1
-            ask = asks[i]
-            used = self.walk(child, [share if ask is None else ask, generated, clones])
-            self.claim(used[0] <= (share if ask is None else ask), f"{child} used {used[0]} of its grant")
-            self.claim(used[1] <= generated and used[2] <= clones, f"{child} used {used} of {generated}, {clones}")
-            free = [mine - theirs for mine, theirs in zip(free, used, strict=True)]
-        return free, born
+    def refused_call(self, own: Own, requests: Sequence[CloneRequest], last: str | None, poor: bool) -> Fault | None:
+        """The first reason against a call as a whole, in the order of docs/game.md."""
+        (tokens, _, clones), size = own.free, len(requests)
+        if last or poor:
+            return Fault.NOT_ALLOWED if last == "out_of_turns" else Fault.OVER_BUDGET
+        if not own.brief.can_delegate:
+            return Fault.NOT_ALLOWED
+        asks = [request.max_tokens or 0 for request in requests]
+        if not requests or min(asks) < 0:
+            return Fault.BAD_CALL
+        if size > min(self.limit("max_clones_per_call"), clones):
+            return Fault.TOO_MANY_CLONES
+        if not {key for request in requests for key in request.shared_context} <= set(own.keys):
+            return Fault.UNKNOWN_KEY
+        return self.unpaid(own, self.bound(size)) or (
+            Fault.OVER_BUDGET if tokens - self.bound(size) - self.reserve < sum(asks) else None
+        )
 
-    def ending(self, name: str, agent: Mapping[str, Any], turns: Sequence[Mapping[str, Any]]) -> None:
-        status, reply = agent["status"], agent["reply"]
-        answered = bool(turns) and turns[-1]["outcome"] == "answered"
-        self.claim(answered == (status in ("answered", "reply_too_long")), f"{name} ended {status}")
-        self.claim((reply is not None) == (status == "answered"), f"{name} ended {status} with {reply!r}")
-        self.claim(status in ENDINGS, f"{name} ended {status}")
-        if status == "out_of_turns":
-            self.claim(len(turns) == self.limit("max_turns"), f"{name} had {len(turns)} turns and ended {status}")
-        if name != "root" and reply is not None:
-            size = self.count(PROTOCOLS[self.protocol].neutralise(reply))
-            self.claim(size <= self.limit("reply_tokens"), f"{name} replied {size} tokens")
+    def refused_read(self, own: Own, keys: Sequence[str], last: str | None) -> Fault | None:
+        if last or not own.brief.can_read:
+            return Fault.NOT_ALLOWED
+        if not keys:
+            return Fault.BAD_CALL
+        if self.reads + len(keys) > self.limit("max_reads"):
+            return Fault.TOO_MANY_READS
+        if not set(keys) <= set(own.keys):
+            return Fault.UNKNOWN_KEY
+        return self.unpaid(own, self.documents_block(keys))
 
-    def asked(self, text: str) -> Any:
-        return PROTOCOLS[self.protocol].parse(text)
+    def unpaid(self, own: Own, block: float) -> Fault | None:
+        """Why a block and one more answer cannot follow."""
+        tokens, generated, _ = own.free
+        if tokens < block + self.reserve or generated < self.reserve:
+            return Fault.OVER_BUDGET
+        return Fault.CONTEXT_FULL if own.context + block + self.reserve > self.window else None
 
-    def price(self, name: str, found: Price) -> None:
-        self.prices.setdefault(f"{self.protocol}/{self.counter}/{name}", Price()).meet(found)
+    def documents_block(self, keys: Sequence[str]) -> int:
+        return self.prices.block(self.protocol.documents({key: self.documents[key] for key in keys}))
+
+    def births(self, own: Own, requests: Sequence[CloneRequest]) -> list[Birth]:
+        """Name, brief, keys and purse of every clone of a call, and no name for those whose prompt does not fit."""
+        (tokens, generated, clones), size, found = own.free, len(requests), list[Birth]()
+        asks = [request.max_tokens for request in requests]
+        left = tokens - self.bound(size) - self.reserve - sum(ask or 0 for ask in asks)
+        share, said = _share(left, asks.count(None)), _share(generated - self.reserve, size)
+        deeper = own.depth + 1 < self.limit("max_depth")
+        more = _share(clones - size, size) if deeper else 0
+        for request, ask in zip(requests, asks, strict=True):
+            purse = [share if ask is None else ask, said, more]
+            brief = self.clone_brief(own.depth + 1, request.objective, request.shared_context, purse[0])
+            fits = self.opening(brief) < min(purse[0], self.window) and said >= 1
+            found.append((f"{own.name}.{own.born}" if fits else "", brief, request.shared_context, purse))
+            own.born += fits
+        return found
+
+    def join(self, own: Own, births: Sequence[Birth], number: int) -> int:
+        """Play the clones of a call again, and price the message of their replies."""
+        replies, used = list[Reply](), [0, 0, 0]
+        for name, brief, keys, purse in births:
+            if not name:
+                replies.append(Reply(failure=Fault.PROMPT_TOO_LONG))
+                continue
+            theirs, reply = self.walk(name, brief, keys, purse, number)
+            over = [mine > most for mine, most in zip(theirs, purse, strict=True)]
+            self.claim(not any(over), f"{name} used {theirs} of {purse}")
+            used = [a + b for a, b in zip(used, (*theirs[:2], theirs[2] + 1), strict=True)]
+            replies.append(reply)
+        own.used = [a + b for a, b in zip(own.used, used, strict=True)]
+        block = self.prices.block(self.protocol.replies(replies))
+        bound = math.inf if self.limits["reply_tokens"] is None else self.bound(len(replies))
+        self.claim(block <= bound, f"{own.name}/turn{number}: replies of {block}, and {bound} were reserved")
+        return block
 
 
-ENDINGS = ("answered", "out_of_turns", "out_of_tokens", "prompt_too_long", "reply_too_long")
-_WORD = re.compile(r"\w+|[^\w\s]")
-COUNTS: dict[str, Callable[[str], int]] = {
-    "words": lambda text: len(_WORD.findall(text)),
-    "bytes": lambda text: len(text.encode("utf-8", "surrogatepass")),
-}
+Birth = tuple[str, Brief, Sequence[str], Sequence[float]]
 
 
 def _share(amount: float, parts: int) -> float:
     return amount if amount == math.inf else amount // max(1, parts)
 
 
-def _finite(grant: int | None) -> float:
-    return math.inf if grant is None else grant
-
-
-def contradictions(prices: Mapping[str, Price]) -> list[str]:
-    """Prices that are not the same in all episodes."""
-    return [
-        f"{name} costs at least {price.low} in {price.low_of} and at most {price.high} in {price.high_of}"
-        for name, price in prices.items()
-        if price.low > price.high
-    ]
+def _json(amount: float) -> Any:
+    return None if amount == math.inf else amount
 
 
 # --- Hostile episodes in words ----------------------------------------------------------------------------------------
@@ -339,7 +503,7 @@ def draw_limits(rng: random.Random, face: tuple[str, str], finite: bool = False)
         face: protocol and counter.
         finite: for an environment that must bound its spaces.
     """
-    (scale, longer), roomy = SCALE[face], rng.random() < 0.85
+    (scale, longer), roomy = SCALE[face], rng.random() < 0.9
 
     def tokens(tiny: int, large: int) -> int | None:
         return rng.choice((None, large, rng.randint(large // 4, large)) if roomy else (None, 0, rng.randint(1, tiny)))
@@ -365,9 +529,44 @@ def draw_limits(rng: random.Random, face: tuple[str, str], finite: bool = False)
             return found
 
 
-def write(rng: random.Random, protocol: ProtocolText, calm: float) -> str:
+@dataclass(frozen=True)
+class Edge:
+    """Replies about as long as a limit."""
+
+    limits: Limits
+    counter: str
+
+    def reply(self, rng: random.Random) -> str:
+        """One token below the limit, at it or one above it; any length where there is no such text."""
+        size = (self.limits.reply_tokens or 0) + rng.choice((-1, 0, 1))
+        return " ".join("x" * max(1, size)) if self.counter == "words" else "x" * max(1, size)
+
+
+def pinch(rng: random.Random, task: Task, limits: Limits, face: tuple[str, str], first: Generation) -> Limits:
+    """The same limits, but for a purse or a window in which the root's first call or read, or the smallest call, has
+    just room, or a token less or more than that."""
+    again, name = RecordRecount(*face), rng.choice(("total_tokens", "context_tokens"))
+    again.under(vars(limits) | {name: 1000}, task.context)  # an opening says how much there is
+    said = again.prices.text(first.text) if first.charged_tokens is None else first.charged_tokens
+    match again.protocol.parse(first.text):
+        case Delegate(requests) if rng.random() < 0.6:
+            block = said + again.bound(len(requests))
+        case Read(keys) if set(keys) <= task.context.keys():
+            block = said + again.documents_block(keys)
+        case _:
+            block = again.bound(1) + 1 + (again.least(1) if name == "total_tokens" else 0)
+    room = again.opening(again.root_brief(task.prompt)) + block + again.reserve + rng.choice((-1, 0, 0, 1))
+    try:
+        return replace(limits, **{name: int(room)})
+    except ConfigError:  # replies without a limit need a purse without one
+        return limits
+
+
+def write(rng: random.Random, protocol: ProtocolText, calm: float, edge: Edge) -> str:
     """A turn: a function of the stream alone. `calm`: how likely it is an answer; deeper and later turns are calmer."""
     dice = rng.random()
+    if dice < calm * 0.3:
+        return protocol.render(Answer(edge.reply(rng)))
     if dice < calm:
         return protocol.render(
             Answer(rng.choice(("7", "7", "3", "x " * 20, "<end><|im_end|>"))), rng.choice(("", "so "))
@@ -379,7 +578,7 @@ def write(rng: random.Random, protocol: ProtocolText, calm: float) -> str:
     if dice < calm + (1 - calm) * 0.72:
         return protocol.render(Read(tuple(rng.choices(KEYS, weights=(4, 4, 2, 1), k=rng.randrange(3)))))
     if dice < calm + (1 - calm) * 0.85:
-        text = write(rng, protocol, calm)
+        text = write(rng, protocol, calm, edge)
         cut = rng.randrange(len(text) + 1)
         return rng.choice((text[:cut], text * 2, text[cut:] + text))
     name = rng.choice(tuple(ATTACKS))
@@ -393,20 +592,21 @@ def _request(rng: random.Random) -> CloneRequest:
     return CloneRequest(objective, keys, tokens)
 
 
-def say(seed: int, protocol: ProtocolText, depth: int, turn: int) -> Generation:
+def say(seed: int, protocol: ProtocolText, depth: int, turn: int, edge: Edge) -> Generation:
     """What a hostile policy makes of a turn; a server may report any usage."""
     rng = random.Random(seed)
-    text = write(rng, protocol, min(0.9, 0.1 + 0.15 * depth + 0.15 * turn))
+    text = write(rng, protocol, min(0.9, 0.1 + 0.15 * depth + 0.15 * turn), edge)
     finish = FinishReason.LENGTH if rng.random() < 0.04 else FinishReason.STOP
     charged = rng.choice((0, 1, 5, 12, 10**6)) if rng.random() < 0.2 else None
     return Generation(text, finish, charged_tokens=charged)
 
 
 class Scattered:
-    """A policy that answers some of what it was asked, in any order."""
+    """A policy that answers some of what it was asked, in any order. `edges` by episode."""
 
-    def __init__(self, protocol: ProtocolText, seed: int) -> None:
-        self.protocol, self.rng, self.asked = protocol, random.Random(seed), list[PolicyRequest]()
+    def __init__(self, protocol: ProtocolText, edges: Mapping[str, Edge], seed: int = 0) -> None:
+        self.protocol, self.edges = protocol, edges
+        self.rng, self.asked = random.Random(seed), list[PolicyRequest]()
 
     def submit(self, requests: Sequence[PolicyRequest]) -> None:
         self.asked += requests
@@ -417,14 +617,15 @@ class Scattered:
         return [(request.key, self.answer(request)) for request in now]
 
     def answer(self, request: PolicyRequest) -> Generation:
-        return say(request.seed, self.protocol, request.key.agent_id.depth, request.key.turn)
+        key = request.key
+        return say(request.seed, self.protocol, key.agent_id.depth, key.turn, self.edges[key.episode_id])
 
 
 class Threaded(Scattered):
     """The same by threads: an answer is there when a thread has it."""
 
-    def __init__(self, protocol: ProtocolText, pool: ThreadPoolExecutor) -> None:
-        super().__init__(protocol, 0)
+    def __init__(self, protocol: ProtocolText, edges: Mapping[str, Edge], pool: ThreadPoolExecutor) -> None:
+        super().__init__(protocol, edges)
         self.pool, self.running = pool, set[Future[tuple[TurnKey, Generation]]]()
 
     def submit(self, requests: Sequence[PolicyRequest]) -> None:
@@ -446,7 +647,6 @@ class Chunk:
     kind: str
     number: int
     counts: Counter[str] = field(default_factory=Counter)
-    prices: dict[str, Price] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
     cpu_s: float = 0.0
 
@@ -455,15 +655,14 @@ class Chunk:
 
     def row(self) -> str:
         """What the store keeps."""
-        kept = vars(self) | {"counts": dict(self.counts), "prices": {name: vars(p) for name, p in self.prices.items()}}
-        return json.dumps(kept) + "\n"
+        return json.dumps({"format": FORMAT, **vars(self), "counts": dict(self.counts)}) + "\n"
 
     def take(
         self, record: EpisodeRecord, protocol: str, counter: str,
         unknown: frozenset[tuple[str, int]] = frozenset(),
     ) -> None:  # fmt: skip
         """Count a record again, and what it holds."""
-        again = Recount(protocol, COUNTS[counter], counter, self.prices, drops=self.kind == "pettingzoo")
+        again = RecordRecount(protocol, counter, drops=self.kind == "pettingzoo")
         again(write_episode(record), unknown)
         self.findings += again.findings
         agents, limits = record.agents, record.limits
@@ -487,14 +686,16 @@ def play_kernel(chunk: Chunk, size: int) -> None:
     for number in range(size):
         rng = random.Random(chunk.seed(number))
         name, counter = face = rng.choice(FACES)
-        protocol = PROTOCOLS[name]
-        rules = Rules(draw_limits(rng, face), protocol, COUNTERS[counter])
-        kernel, said, unknown = Kernel(rng.choice(TASKS), rules), {}, set()
-        seed = chunk.seed(number, "turns")
+        protocol, task, limits = PROTOCOLS[name], rng.choice(TASKS), draw_limits(rng, face)
+        seed, edge = chunk.seed(number, "turns"), Edge(limits, counter)
+        if rng.random() < 0.1:
+            limits = pinch(rng, task, limits, face, say(turn_seed(seed, ROOT_ID, 0), protocol, 0, 0, edge))
+        rules = Rules(limits, protocol, COUNTERS[counter])
+        kernel, said, unknown = Kernel(task, rules), {}, set()
         while not kernel.done:
             agent_id = rng.choice(kernel.ready())
             turn = len(kernel.agents[agent_id].turns)
-            found = said[agent_id, turn] = say(turn_seed(seed, agent_id, turn), protocol, agent_id.depth, turn)
+            found = said[agent_id, turn] = say(turn_seed(seed, agent_id, turn), protocol, agent_id.depth, turn, edge)
             used = rules.counter.count_text(found.text) if found.charged_tokens is None else found.charged_tokens
             opened = kernel.agents[agent_id].turn
             usage = Usage(used, found.finish_reason)
@@ -506,20 +707,21 @@ def play_kernel(chunk: Chunk, size: int) -> None:
         chunk.take(record, name, counter, frozenset(unknown))
 
 
-def _requests(chunk: Chunk, batch: int, size: int) -> tuple[str, str, Rules, list[RolloutRequest]]:
+def _requests(chunk: Chunk, batch: int, size: int) -> tuple[str, str, Rules, list[RolloutRequest], dict[str, Edge]]:
     rng = random.Random(chunk.seed(batch))
     name, counter = face = rng.choice(FACES)
     rules = Rules(draw_limits(rng, face), PROTOCOLS[name], COUNTERS[counter])
     ids = [f"{chunk.kind}:{chunk.number}/{batch * BATCH + number}" for number in range(size)]
     limits = [draw_limits(rng, face) for _ in ids]
     requests = [RolloutRequest(i, rng.choice(TASKS), chunk.seed(i), own) for i, own in zip(ids, limits, strict=True)]
-    return name, counter, rules, requests
+    edges = {i: Edge(own, counter) for i, own in zip(ids, limits, strict=True)}
+    return name, counter, rules, requests, edges
 
 
 def play_scattered(chunk: Chunk, size: int) -> None:
     for batch in range(math.ceil(size / BATCH)):
-        name, counter, rules, requests = _requests(chunk, batch, min(BATCH, size - batch * BATCH))
-        policy = Scattered(PROTOCOLS[name], chunk.seed(batch, "order"))
+        name, counter, rules, requests, edges = _requests(chunk, batch, min(BATCH, size - batch * BATCH))
+        policy = Scattered(PROTOCOLS[name], edges, chunk.seed(batch, "order"))
         for record in rollout(requests, policy, rules, max_concurrent=7):
             chunk.take(record, name, counter)
 
@@ -527,11 +729,11 @@ def play_scattered(chunk: Chunk, size: int) -> None:
 def play_threads(chunk: Chunk, size: int) -> None:
     with ThreadPoolExecutor(4) as pool:
         for batch in range(math.ceil(size / BATCH)):
-            name, counter, rules, requests = _requests(chunk, batch, min(BATCH, size - batch * BATCH))
-            records = rollout(requests, Threaded(PROTOCOLS[name], pool), rules)
+            name, counter, rules, requests, edges = _requests(chunk, batch, min(BATCH, size - batch * BATCH))
+            records = rollout(requests, Threaded(PROTOCOLS[name], edges, pool), rules)
             for request, record in zip(requests, records, strict=True):
                 chunk.take(record, name, counter)
-                if [record] != rollout([request], Scattered(PROTOCOLS[name], 0), rules):
+                if [record] != rollout([request], Scattered(PROTOCOLS[name], edges), rules):
                     chunk.findings.append(f"{record.episode_id}: another episode by threads than one by one")
 
 
@@ -559,17 +761,17 @@ def play_pettingzoo(chunk: Chunk, size: int) -> None:
             env.reset(seed=chunk.seed(batch, number) % 2**31)
             turn = 0
             while env.agents:
-                texts = {agent: _act(rng, name, agent, turn) for agent in env.agents}
+                texts = {agent: _act(rng, name, agent, turn, Edge(limits, counter)) for agent in env.agents}
                 env.step(texts)
                 turn += 1
             record = replace(env.record(), episode_id=f"pettingzoo:{chunk.number}/{batch * BATCH + number}")
-            chunk.take(record, name, counter)
+            chunk.take(record, PLAIN[name], counter)
 
 
-def _act(rng: random.Random, protocol: str, agent: str, turn: int) -> Any:
+def _act(rng: random.Random, protocol: str, agent: str, turn: int, edge: Edge) -> Any:
     if rng.random() < 0.03:
         return rng.choice((None, 7, "\ud800", b"bytes"))
-    return write(rng, PROTOCOLS[protocol], min(0.9, 0.1 + 0.2 * (agent != "agent_0") + 0.1 * turn))
+    return write(rng, PROTOCOLS[protocol], min(0.9, 0.1 + 0.2 * (agent != "agent_0") + 0.1 * turn), edge)
 
 
 # --- Hostile episodes in numbers --------------------------------------------------------------------------------------
@@ -607,7 +809,7 @@ def draw_rules(rng: random.Random) -> SymbolicRules:
 
 
 @dataclass
-class Recounts:
+class BatchRecount:
     """Counts a batch of symbolic episodes again, from what each joint step did to its arrays.
 
     Prices are those of docs/symbolic.md: an opening 1 + its symbols, an answer 1, a call 1 per clone, a message with
@@ -738,7 +940,7 @@ def play_symbolic(chunk: Chunk, size: int) -> None:
         rules = draw_rules(rng)
         batch, noise = BatchDelegation(rules, width), np.random.default_rng(chunk.seed(part, "acts"))
         batch.reset(chunk.seed(part, "problems") % 2**63)
-        again = Recounts(rules, batch, chunk.findings, f"symbolic:{chunk.number}/{part}")
+        again = BatchRecount(rules, batch, chunk.findings, f"symbolic:{chunk.number}/{part}")
         while not batch.done.all():
             acting = noise.random(batch.state.status.shape) < 0.7
             again.step(_acts(batch, noise), acting)
@@ -766,6 +968,9 @@ def play_twin(chunk: Chunk, size: int) -> None:
             batch.step(steps[-1][None])
         record = episode_record(rules, start, steps, episode_id=f"twin:{chunk.number}/{number}")
         chunk.take(record, "symbolic", "words")
+        numbers_say, words_say = int(batch.total_tokens()[0]), record.cost.total_tokens
+        if numbers_say != words_say:
+            chunk.findings.append(f"{record.episode_id}: {numbers_say} tokens in numbers, {words_say} in words")
 
 
 # --- Chunks -----------------------------------------------------------------------------------------------------------
@@ -787,28 +992,23 @@ def play(kind: str, number: int, size: int | None = None) -> Chunk:
         PLAY[kind](chunk, SIZES[kind] if size is None else size)
     except Exception as error:
         chunk.findings.append(f"{kind}:{number}: {type(error).__name__}: {error}")
-    chunk.findings += contradictions(chunk.prices)
     chunk.cpu_s = time.process_time() - begun
     return chunk
 
 
 def stored(store: Path) -> Iterator[Chunk]:
-    """Chunks that have been played; half a last line is played again."""
+    """Chunks that have been played by these rules; half a last line is played again, and so is another format."""
     for line in store.read_text(encoding="utf-8").splitlines() if store.exists() else ():
         try:
             data = json.loads(line)
         except ValueError:
             continue
-        prices = {name: Price(**price) for name, price in data.pop("prices").items()}
-        yield Chunk(**data | {"counts": Counter(data["counts"]), "prices": prices})
+        if data.pop("format", 1) == FORMAT:
+            yield Chunk(**data | {"counts": Counter(data["counts"])})
 
 
 def summary(chunks: Sequence[Chunk]) -> dict[str, Any]:
     """The evidence: small, and all that the page needs."""
-    prices: dict[str, Price] = {}
-    for chunk in chunks:
-        for name, price in chunk.prices.items():
-            prices.setdefault(name, Price()).meet(price)
     kinds: dict[str, Any] = {}
     for kind in PLAN:
         mine = [chunk for chunk in chunks if chunk.kind == kind]
@@ -822,7 +1022,7 @@ def summary(chunks: Sequence[Chunk]) -> dict[str, Any]:
             "cpu_s": round(sum(chunk.cpu_s for chunk in mine), 1),
             "chunks": _ranges(sorted(chunk.number for chunk in mine)),
         }
-    findings = [text for chunk in chunks for text in chunk.findings] + contradictions(prices)
+    findings = [text for chunk in chunks for text in chunk.findings]
     limits = Counter[str]()
     for chunk in chunks:
         limits.update({name: count for name, count in chunk.counts.items() if "=" in name})
@@ -832,8 +1032,6 @@ def summary(chunks: Sequence[Chunk]) -> dict[str, Any]:
         "tokens": sum(kind["tokens"] for kind in kinds.values()),
         "findings": sorted(set(findings)),
         "cpu_s": round(sum(kind["cpu_s"] for kind in kinds.values()), 1),
-        "prices_pinned": sum(price.low == price.high for price in prices.values()),
-        "prices": len(prices),
         "limits": dict(sorted(limits.items())),
         "kinds": kinds,
     }

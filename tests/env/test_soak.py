@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
@@ -14,9 +15,11 @@ import pytest
 
 from selfcest_env import grants, kernel
 from selfcest_env.budget import ZERO, Amounts, Ledger
+from selfcest_env.kernel import Kernel
 from selfcest_env.record import EpisodeRecord, write_episode
 from selfcest_env.symbolic.transition import Transition
-from selfcest_env.types import Limits
+from selfcest_env.text.counters import WordCounter
+from selfcest_env.types import Boundary, Fault, Limits
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -55,10 +58,9 @@ def shares_one_too_many(state: Any, free: Amounts, rules: Any, requests: Any) ->
     return found and [grant.plus(Amounts(1)) for grant in found]
 
 
-def keeps_nothing(state: Any, free: Amounts, rules: Any) -> Any:
-    """A turn that leaves no room for one more answer."""
-    tokens, last = grants.turn_grant(state, free, rules)
-    return tokens and tokens + (last is None), last
+def first_child_gets_a_clone_less(state: Any, free: Amounts, rules: Any, requests: Any) -> Any:
+    found = grants.call_grants(state, free, rules, requests)
+    return found and [found[0]._replace(clones=found[0].clones and found[0].clones - 1), *found[1:]]
 
 
 def goes_deeper(state: Any, free: Amounts, rules: Any, requests: Any) -> Any:
@@ -66,39 +68,89 @@ def goes_deeper(state: Any, free: Amounts, rules: Any, requests: Any) -> Any:
     return found and [grant._replace(clones=9) for grant in found]
 
 
+def keeps_nothing(state: Any, free: Amounts, rules: Any) -> Any:
+    """A turn that leaves no room for one more answer."""
+    tokens, last = grants.turn_grant(state, free, rules)
+    return tokens and tokens + (last is None), last
+
+
+def grants_a_token_less(state: Any, free: Amounts, rules: Any) -> Any:
+    tokens, last = grants.turn_grant(state, free, rules)
+    return (tokens - 1 if tokens and tokens > 1 else tokens), last
+
+
+def refuses_pairs(state: Any, free: Amounts, rules: Any, requests: Any, keys: Any) -> Any:
+    return Fault.OVER_BUDGET if len(requests) > 1 else grants.refusal(state, free, rules, requests, keys)
+
+
+def names_another_reason(state: Any, free: Amounts, rules: Any, requests: Any, keys: Any) -> Any:
+    found = grants.refusal(state, free, rules, requests, keys)
+    return Fault.OVER_BUDGET if found is Fault.CONTEXT_FULL else found
+
+
 def never_flows_back(ledger: Ledger, child_id: Any) -> None:
     account = ledger._accounts[child_id]
-    ledger._accounts[child_id] = account._replace(reserved=ZERO, spent=account.granted)
     if None not in account.granted:
-        CLOSE(ledger, child_id)
-    else:
-        ledger._accounts[child_id] = account
-        CLOSE(ledger, child_id)
+        ledger._accounts[child_id] = account._replace(reserved=ZERO, spent=account.granted)
+    CLOSE(ledger, child_id)
 
 
 def forgets_a_prompt(ledger: Ledger, agent_id: Any, cost: Amounts) -> None:
     CHARGE(ledger, agent_id, ZERO if agent_id.depth else cost)
 
 
+def later_blocks_at_half(counter: Any, messages: Any, boundary: Boundary) -> int:
+    """Faults, replies and documents, in the ledger and in the facts."""
+    return COUNT(counter, messages, boundary) // (1 if boundary is Boundary.OPENING else 2)
+
+
+def openings_at_half(counter: Any, messages: Any, boundary: Boundary) -> int:
+    return COUNT(counter, messages, boundary) // (2 if boundary is Boundary.OPENING else 1)
+
+
+def clones_open_for_one(self: Kernel, *newborn: Any, **born_at: Any) -> Any:
+    return NEWBORN(self, *newborn, **born_at)._replace(context_tokens=1)
+
+
+def reply_limit(by: int) -> Callable[..., None]:
+    def answer(self: Kernel, agent_id: Any, facts: Any, text: str) -> None:
+        kept, limit = self.limits, self.limits.reply_tokens
+        self.limits = kept if not limit else replace(kept, reply_tokens=limit + by)
+        ANSWER(self, agent_id, facts, text)
+        self.limits = kept
+
+    return answer
+
+
 CLOSE, CHARGE, JOIN, GRANTS = Ledger.close, Ledger.charge, Transition._join, Transition._grants
+COUNT, NEWBORN, ANSWER = WordCounter.count, Kernel._newborn, Kernel._answer
 
 
 @pytest.mark.parametrize(
     ("place", "name", "broken"),
     [
         (kernel, "call_grants", shares_one_too_many),
+        (kernel, "call_grants", first_child_gets_a_clone_less),
         (kernel, "call_grants", goes_deeper),
         (kernel, "turn_grant", keeps_nothing),
+        (kernel, "turn_grant", grants_a_token_less),
+        (kernel, "refusal", refuses_pairs),
+        (kernel, "refusal", names_another_reason),
         (Ledger, "close", never_flows_back),
         (Ledger, "charge", forgets_a_prompt),
+        (WordCounter, "count", later_blocks_at_half),
+        (WordCounter, "count", openings_at_half),
+        (Kernel, "_newborn", clones_open_for_one),
+        (Kernel, "_answer", reply_limit(1)),
+        (Kernel, "_answer", reply_limit(-1)),
     ],
 )
-def test_a_ledger_that_counts_wrongly_is_found(
+def test_a_game_that_counts_wrongly_is_found(
     soak: ModuleType, monkeypatch: pytest.MonkeyPatch, place: Any, name: str, broken: Callable[..., Any]
 ) -> None:
     monkeypatch.setattr(place, name, broken)
-    chunk = soak.play("kernel", 0, 60)
-    assert any(": root" in text or " costs at least " in text for text in chunk.findings), chunk.findings
+    found = (text for number in range(12) for text in soak.play("kernel", number, 60).findings)
+    assert any(": root" in text for text in found)
 
 
 def a_token_too_many(self: Transition, left: Any, who: Any, action: Any) -> Any:
@@ -120,15 +172,25 @@ def test_a_game_in_numbers_that_counts_wrongly_is_found(
     assert any("environment" in text for text in found)
 
 
+def test_numbers_and_words_must_cost_the_same(soak: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unrecorded(self: Transition) -> None:
+        before = self.flat.prompt_tokens.copy()
+        JOIN(self)
+        self.flat.prompt_tokens[:] = before
+
+    monkeypatch.setattr(Transition, "_join", unrecorded)
+    assert any("in numbers" in text for text in soak.play("twin", 0, 15).findings)
+
+
 def test_every_limit_is_counted_from_the_record_alone(soak: ModuleType) -> None:
     """A record of an ordinary episode, with each of its limits lowered to below what it used."""
     env = make(protocol="hermes", counter="words")
     records = [play(env, seed) for seed in range(40)]
 
     def findings(record: EpisodeRecord) -> list[str]:
-        again = soak.Recount("hermes", soak.COUNTS["words"], "words", {}, drops=True)
+        again = soak.RecordRecount("plain hermes", "words", drops=True)
         again(write_episode(record))
-        return [*again.findings, *soak.contradictions(again.prices)]
+        return list(again.findings)
 
     assert all(findings(record) == [] for record in records)
     missed = []
@@ -147,12 +209,11 @@ def lower(limits: Any, name: str, value: int) -> Any:
     return other
 
 
-def test_half_a_line_of_the_store_is_played_again_and_prices_must_agree(soak: ModuleType, tmp_path: Path) -> None:
+def test_half_a_line_of_the_store_and_chunks_of_an_earlier_format_are_played_again(
+    soak: ModuleType, tmp_path: Path
+) -> None:
     chunk = soak.play("kernel", 3, 20)
     line = chunk.row()
-    (tmp_path / "store").write_text(line + line[: len(line) // 2], encoding="utf-8")
-    [found] = soak.stored(tmp_path / "store")
-    assert found == chunk
-    one, other = soak.Price(3, 9, "a", "a"), soak.Price(10, 12, "b", "b")
-    one.meet(other)
-    assert soak.contradictions({"x": one}) == ["x costs at least 10 in b and at most 9 in a"]
+    earlier = json.dumps({name: value for name, value in json.loads(line).items() if name != "format"}) + "\n"
+    (tmp_path / "store").write_text(earlier + line + line[: len(line) // 2], encoding="utf-8")
+    assert list(soak.stored(tmp_path / "store")) == [chunk]
