@@ -267,7 +267,7 @@ class RunConfig(Checked):
     rows: Rows = Rows.BUCKETED
     forward: ForwardOptions = ForwardOptions()
     lora: LoraOptions | None = None
-    checkpoint_every: Count = 20
+    checkpoint_every: Count = 1
     log_groups: Size = 2
 
     def __post_init__(self) -> None:
