@@ -148,7 +148,7 @@ def test_a_study_and_its_files(tmp_path: Path) -> None:
     assert costs[-3:] == ["kv_token_steps", "billed_tokens_cached", "wall_seconds"]
     plots = {f"accuracy_vs_{cost}.png" for cost in costs}
     tables = {"results.csv", "equal_accuracy.csv", "table.md"}
-    assert files == {".lock", "study.yaml", "results.jsonl", *tables, *plots}
+    assert files == {".lock", "sessions.jsonl", "study.yaml", "results.jsonl", *tables, *plots}
     assert load_study(folder / "study.yaml") == parse_as(StudyConfig, small(tmp_path))
     results = list(read_results(folder / "results.jsonl", whole=True))
     assert len(results) == 6 * 2 * 2 * (4 + 5)  # instances x budgets x seeds x (strategies of the cells)
