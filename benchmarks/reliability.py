@@ -198,7 +198,7 @@ MEANT = {
 
 FAULTS = """Each run is real and small: a warm start, {steps} steps of RL that play ahead of the learner,
 counterfactual replays, an evaluation, a table. A checkpoint follows every pool and every step
-(`checkpoint_every: {every}`): *steps lost* were measured with this. {shell} of the {runs} runs were started from the
+(`checkpoint_every: {every}`): *steps lost* were measured with this. Of {runs} runs {shell} were started from the
 shell, with a worker process and with plots. All others were forked from a process that has the modules, and play their
 jobs in it: they meet no worker process and draw no plots. A run that was over before its fault came is no run with a
 fault: {again} were drawn again. {cpu:,} CPU seconds, those of workers whose command was killed not included."""
@@ -208,7 +208,7 @@ checkpoints are those of an undisturbed run, and nothing is left behind. *Counte
 or left out, and `metrics.jsonl` has just the counts of those that were lost; or exactly the one question that was never
 answered is missing in a study, all other results are those of an undisturbed one, and its report says so and leaves it
 out of every strategy. *One line*: the command ended with a documented exit code, one line, and nothing changed but the
-log of errors (and of sessions, where a server was down); with the damaged file put back, or the server well again,
+log of errors (and of sessions, where a server was down) and a `config.yaml` that is written again; with the damaged file put back, or the server well again,
 `--resume` then came to the same end as undisturbed. Anything else is a finding.
 
 *Faults* are signals that were delivered, disks that were full, files whose bytes were others, engines and servers that
