@@ -209,7 +209,8 @@ or left out, and `metrics.jsonl` has just the counts of those that were lost; or
 answered is missing in a study, all other results are those of an undisturbed one, and its report says so and leaves it
 out of every strategy. *One line*: the command ended with a documented exit code, one line, and nothing changed but the
 log of errors (and of sessions, where a server was down) and a `config.yaml` that is written again;
-with the damaged file put back, or the server well again, `--resume` then came to the same end as undisturbed. Anything else is a finding.
+with the damaged file put back, or the server well again, `--resume` then came to the same end as
+undisturbed. Anything else is a finding.
 
 *Faults* are signals that were delivered, disks that were full, files whose bytes were others, engines and servers that
 failed; *requests failed* are counted on their own. *Steps lost* are steps and pools learned again: those in
