@@ -11,11 +11,14 @@ with a warm start, rollouts ahead of the learner, counterfactual replays, checkp
 from this process and train in one process, which spares the imports; those of the kind `whole` are started from the
 shell and have a worker.
 
-kinds: kill: SIGKILL at a random moment of CPU time, at a chosen place, or several times in a row. term: SIGTERM, at a
+kinds: kill: SIGKILL at a chosen place, at a random moment of CPU time, or several times in a row. term: SIGTERM, at a
 chosen place. whole: both, to a command with a worker and to the worker. disk: a file system that is full, by a tmpfs
-where this may be mounted, else by a limit on the size of files. rot: bytes flipped, files halved, emptied, deleted,
-lines added, in what a run that was stopped or is done has left. engine: an engine that loses requests or raises.
-server: a study by a server that fails, stalls, drips, babbles or hangs up (needs the extra `openai`).
+where this may be mounted, else by a limit on the size of files. rot: bytes flipped, files cut, emptied, deleted, lines
+added, in what a run that was stopped or is done has left. engine: an engine that loses requests or raises. server: a
+study by a server that fails, stalls, drips, babbles, hangs up or goes down (needs the extra `openai`).
+
+What counts is what came about: a signal that was delivered, a file whose bytes are others. A run that was over before
+its fault came is drawn again.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ import json
 import math
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -53,7 +57,8 @@ import yaml
 ROOT = Path(__file__).parents[1]
 EVIDENCE = ROOT / "docs" / "evidence" / "reliability" / "faults.json"
 PLUGINS = ROOT / "tests" / "training"
-PLAN = {"kill": 30, "term": 8, "whole": 4, "disk": 8, "rot": 36, "engine": 8, "server": 6}
+PLAN = {"kill": 26, "term": 10, "whole": 12, "disk": 8, "rot": 30, "engine": 8, "server": 6}
+DRAWS = 12
 JOB = Path("delegating") / "seed0"
 STEPS = 4
 DEADLINE_S = 300
@@ -109,14 +114,22 @@ STUDY: dict[str, Any] = {
 class Fault:
     """One fault and what became of it.
 
+    `None` is what was not measured.
+
     Attributes:
         kind, number: its name; all that is random follows from it.
         what: in words.
         ended: `same bits`, `counted`, `one line`, or empty.
         findings: what broke the promise; none if it held.
-        steps_lost: steps that had been learned and were learned again, at most.
+        hits: places of the plan that were really hit, one for each fault that came about.
+        failed: requests that failed, by how.
+        steps_lost: steps and pools that had been learned and were learned again, at most.
         tokens_off: tokens lost or counted twice.
-        bytes_lost: of what the newest checkpoint counts on.
+        bytes_lost: of what the newest checkpoint counts on: after the fault (but for a damaged file, which is the
+            fault) and at the end.
+        crashes: processes that ended with a trace, an undocumented code or not at all.
+        drawn_again: runs that were over before their fault came.
+        cpu_s: of all processes that were waited for; a worker whose command was killed is not.
     """
 
     kind: str
@@ -124,11 +137,13 @@ class Fault:
     what: str = ""
     ended: str = ""
     findings: list[str] = field(default_factory=list)
-    steps_lost: int = 0
-    tokens_off: int = 0
-    bytes_lost: int = 0
+    hits: list[str] = field(default_factory=list)
+    failed: dict[str, int] | None = None
+    steps_lost: int | None = None
+    tokens_off: int | None = None
+    bytes_lost: int | None = None
     crashes: int = 0
-    injected: int = 0
+    drawn_again: int = 0
     cpu_s: float = 0.0
 
     @property
@@ -154,9 +169,9 @@ class Ended:
 
     @property
     def one_line(self) -> bool:
-        """The last line is the only one that is not a warning."""
-        lines = [line for line in self.said.splitlines() if line.strip() and "Warning:" not in line]
-        return len([line for line in lines if not line.startswith("  ")]) == 1 and "Traceback" not in self.said
+        """One line of the command's own is the last, and before it are only warnings as Python prints them: a line
+        that names a place and a category, and one of its source."""
+        return re.fullmatch(r"(\S+:\d+: \w*Warning: .*\n(  \S.*\n)?)*selfcest: .+\n", self.said) is not None
 
 
 Install = Callable[[], None]
@@ -334,6 +349,11 @@ def steps_behind(job: Path) -> int:
     return len(learned) - done if checkpoint.name.startswith("rl") else len(learned) + max(0, len(pools) - done)
 
 
+def learned(job: Path) -> int:
+    """Steps and pools in metrics.jsonl."""
+    return sum(row.get("stage") in ("rl", "warmstart") for row in rows_of(job))
+
+
 def bytes_missing(job: Path) -> int:
     """Of what the newest checkpoint counts on: bytes of logs that are gone, and of its files that are not whole."""
     checkpoint = newest(job)
@@ -384,6 +404,17 @@ def die(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
+def note(output: Path, what: str) -> None:
+    """Say beside a run that something came about, so that a kill leaves it said."""
+    with (output / "noted").open("a", encoding="utf-8") as file:
+        file.write(what + "\n")
+
+
+def noted(output: Path) -> list[str]:
+    file = output / "noted"
+    return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+
+
 def before_call(owner: Any, name: str, nth: int, act: Callable[[], None]) -> None:
     """Let something happen before the n-th call of a function."""
     function, count = getattr(owner, name), [0]
@@ -393,6 +424,18 @@ def before_call(owner: Any, name: str, nth: int, act: Callable[[], None]) -> Non
         count[0] += 1
         if count[0] == nth + 1:
             act()
+        return function(*arguments, **named)
+
+    setattr(owner, name, wrapped)
+
+
+def before_each(owner: Any, name: str, act: Callable[[], None]) -> None:
+    """Let something happen before every call of a function."""
+    function = getattr(owner, name)
+
+    @wraps(function)
+    def wrapped(*arguments: Any, **named: Any) -> Any:
+        act()
         return function(*arguments, **named)
 
     setattr(owner, name, wrapped)
@@ -442,30 +485,37 @@ def half_a_write(nth: int, act: Callable[[], None]) -> None:
     Growing.append = wrapped  # type: ignore[method-assign]
 
 
-def place(rng: random.Random, number: int) -> tuple[str, Install]:
-    """A chosen place, and what installs a signal there."""
+PLACES = ("warm start", "rollout", "replays", "credit", "update", "checkpoint", "line of a log", "model", "evaluation",
+          "report")  # fmt: skip
+MOMENT = "random moment"
+
+
+def place(name: str, rng: random.Random, output: Path, number: int) -> tuple[str, Install]:
+    """Where in a place, in words, and what installs a signal there; it notes that the place was reached."""
     import selfcest_training.run.experiment as experiment
     import selfcest_training.run.job as job
     import selfcest_training.trainer as trainer
     from selfcest_training.learner.update import Learner
 
-    names = ("warm start", "rollout ahead", "replays", "credit", "update", "checkpoint", "log", "model", "evaluate",
-             "report")  # fmt: skip
-    name, nth, touch = rng.choice(names), rng.randrange(STEPS), rng.randrange(1, 45)
-    act = lambda: die(number)  # noqa: E731
+    nth, touch = rng.randrange(STEPS), rng.randrange(1, 45)
+
+    def act() -> None:
+        note(output, name)
+        die(number)
+
     installs: dict[str, Install] = {
         "warm start": lambda: before_call(job.WarmStart, "step", nth % 2, act),
-        "rollout ahead": lambda: before_call(trainer.Trainer, "produce", nth, act),
+        "rollout": lambda: before_call(trainer.Trainer, "produce", nth, act),
         "replays": lambda: before_call(trainer, "replay_groups", nth, act),
         "credit": lambda: before_call(trainer, "credit_step", nth, act),
         "update": lambda: before_call(Learner, "policy_step", nth, act),
         "checkpoint": lambda: in_call(job, "save_checkpoint", nth, touch, act),
-        "log": lambda: half_a_write(2 * nth, act),
+        "line of a log": lambda: half_a_write(2 * nth, act),
         "model": lambda: in_call(job.Job, "_save", nth % 2, touch, act),
-        "evaluate": lambda: in_call(experiment, "evaluate_job", nth % 2, touch, act),
+        "evaluation": lambda: in_call(experiment, "evaluate_job", nth % 2, touch, act),
         "report": lambda: in_call(experiment, "print_report", 0, touch % 6 + 1, act),
     }
-    at = f" at file {touch}" if name in ("checkpoint", "model", "evaluate") else ""
+    at = f" at file {touch}" if name in ("checkpoint", "model", "evaluation") else ""
     return f"in {name} {nth}{at}", installs[name]
 
 
@@ -505,7 +555,7 @@ class Bench:
                 raise SystemExit(f"the undisturbed run ended with {ended.code}: {ended.said}")
             size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
             found = {"result": result_of(output / "run"), "cpu_s": ended.cpu_s, "size": size,
-                     "off": tokens_off(output / "run" / JOB)}  # fmt: skip
+                     "steps": learned(output / "run" / JOB), "off": tokens_off(output / "run" / JOB)}  # fmt: skip
             if found["off"]:
                 raise SystemExit(f"the undisturbed run's account is {found['off']} tokens off")
             file.write_text(json.dumps(found), encoding="utf-8")
@@ -544,14 +594,21 @@ class Bench:
         differ = [name for name in expected if expected[name] != found.get(name)]
         if fault.claim(not differ, f"another end than undisturbed: {', '.join(differ)}"):
             fault.ended = "same bits"
-        fault.tokens_off = max(fault.tokens_off, tokens_off(output / "run" / JOB))
+        self.account(fault, output)
+
+    def account(self, fault: Fault, output: Path) -> None:
+        """The tokens of a run that is done, and the bytes of what its newest checkpoint counts on."""
+        job = output / "run" / JOB
+        fault.tokens_off = max(fault.tokens_off or 0, tokens_off(job))
+        fault.bytes_lost = (fault.bytes_lost or 0) + bytes_missing(job)
         fault.claim(fault.tokens_off == 0, f"{fault.tokens_off} tokens lost or counted twice")
+        fault.claim(fault.bytes_lost == 0, f"{fault.bytes_lost} bytes lost of what a checkpoint counts")
 
     def stopped(self, fault: Fault, ended: Ended, codes: tuple[int, ...]) -> None:
         """A process that was stopped says so in one line and no other way."""
         fault.cpu_s += ended.cpu_s
         allowed = ended.code in codes
-        fault.crashes += ended.code in (1, 4, -signal.SIGABRT)
+        fault.crashes += not allowed and ended.code not in (0, *DOCUMENTED)
         fault.claim(allowed, f"exit code {ended.code}, expected one of {codes}: {ended.said[-300:]!r}")
         if ended.code in DOCUMENTED:
             fault.claim(ended.one_line, f"more than one line: {ended.said[-600:]!r}")
@@ -559,72 +616,96 @@ class Bench:
     def behind(self, fault: Fault, output: Path) -> None:
         """What the checkpoint that is there does not have."""
         job = output / "run" / JOB
-        fault.steps_lost = max(fault.steps_lost, steps_behind(job))
-        fault.bytes_lost += bytes_missing(job)
+        fault.steps_lost = max(fault.steps_lost or 0, steps_behind(job))
+        fault.bytes_lost = (fault.bytes_lost or 0) + bytes_missing(job)
         fault.claim(fault.steps_lost <= 1, f"{fault.steps_lost} steps lost")
         fault.claim(fault.bytes_lost == 0, f"{fault.bytes_lost} bytes lost of what a checkpoint counts")
 
 
 def kill(bench: Bench, fault: Fault, output: Path, rng: random.Random) -> None:
-    whole = bench.base()["cpu_s"]
-    times = rng.choice((1, 1, 1, 1, 1, 3))
-    said = []
-    for turn in range(times):
-        if rng.random() < 0.4:
-            seconds = rng.uniform(0.0, whole)
-            said.append(f"after {seconds:.2f} CPU-s")
-            ended = start(train(output, resume=turn > 0), watch=at_cpu(seconds, signal.SIGKILL))
+    base, said = bench.base()["cpu_s"], []
+    for turn in range(rng.choice((1, 1, 1, 1, 1, 3))):
+        name = MOMENT if rng.random() < 0.4 else rng.choice(PLACES)
+        if turn == 0 and fault.number <= len(PLACES):  # each at least once
+            name = (*PLACES, MOMENT)[fault.number]
+        command = train(output, resume=turn > 0)
+        if name == MOMENT:
+            seconds = rng.uniform(0.0, base)
+            words = f"after {seconds:.2f} CPU-s"
+            ended = start(command, watch=at_cpu(seconds, signal.SIGKILL))
         else:
-            words, install = place(rng, signal.SIGKILL)
-            said.append(words)
-            ended = start(train(output, resume=turn > 0), install)
-        fault.injected += ended.code == -signal.SIGKILL
+            words, install = place(name, rng, output, signal.SIGKILL)
+            ended = start(command, install)
         bench.stopped(fault, ended, (-signal.SIGKILL, 0))
+        if ended.code != -signal.SIGKILL:
+            break
+        fault.hits.append(name)
+        said.append(words)
         bench.behind(fault, output)
     fault.what = "SIGKILL " + ", then ".join(said)
-    bench.judge(fault, output, start(train(output, resume=True)))
+    if fault.hits:
+        bench.judge(fault, output, start(train(output, resume=True)))
 
 
 def term(bench: Bench, fault: Fault, output: Path, rng: random.Random) -> None:
-    words, install = place(rng, signal.SIGTERM)
-    fault.what, fault.injected = f"SIGTERM {words}", 1
+    words, install = place(PLACES[fault.number % len(PLACES)], rng, output, signal.SIGTERM)
+    fault.what = f"SIGTERM {words}"
     ended = start(train(output), install)
+    fault.hits = noted(output)
     # What is done already ends well: the table is written all the same.
     bench.stopped(fault, ended, (3, 0))
+    if not fault.hits:
+        return
     bench.behind(fault, output)
-    fault.claim(fault.steps_lost == 0 or ended.code == 0, f"{fault.steps_lost} steps lost by SIGTERM")
+    fault.claim(fault.steps_lost == 0, f"{fault.steps_lost} steps lost by SIGTERM")
     bench.judge(fault, output, start(train(output, resume=True)))
+
+
+WHOLE = ("SIGKILL to the command", "SIGKILL to its worker alone", "SIGTERM to the command", "SIGTERM to all")
+WHEN = ("checkpoints/warmstart_*", "checkpoints/rl_000001", "checkpoints/rl_000002")
 
 
 def whole(bench: Bench, fault: Fault, output: Path, rng: random.Random) -> None:
     """Signals to the command and to its worker, as a user starts them."""
-    what = ("SIGKILL to the command", "SIGKILL to its worker", "SIGTERM to the command", "SIGTERM to all")[
-        fault.number % 4
-    ]
-    wait_for = rng.choice(("checkpoints/warmstart_*", "checkpoints/rl_000001", "checkpoints/rl_000002"))
-    fault.what = f"{what} when {wait_for} is there"
+    what, wait_for = WHOLE[fault.number % len(WHOLE)], WHEN[fault.number // len(WHOLE) % len(WHEN)]
+    later = rng.uniform(0.0, 0.4)
+    fault.what = f"{what} {later:.2f} s after {wait_for} is there"
     process = from_shell(train(output), start_new_session=True)
     deadline = time.monotonic() + DEADLINE_S
     while not list((output / "run" / JOB).glob(wait_for)) and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
-    fault.injected = int(process.poll() is None)
-    if what == "SIGTERM to all":
-        os.killpg(process.pid, signal.SIGTERM)
-    elif what == "SIGTERM to the command":
-        process.terminate()
-    else:
-        workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="utf-8").split()
-        workers = [one for one in workers if b"spawn_main" in Path(f"/proc/{one}/cmdline").read_bytes()]
-        for target in workers if what == "SIGKILL to its worker" else [str(process.pid)]:
-            os.kill(int(target), signal.SIGKILL)
-    _, said = process.communicate(timeout=DEADLINE_S)
-    expected = (-signal.SIGKILL,) if what == "SIGKILL to the command" else (3,)
-    bench.stopped(fault, Ended(process.returncode, said), expected)
+    time.sleep(later)
+    targets = [process.pid] if what != WHOLE[1] else _workers(process.pid)
+    if process.poll() is None and targets:
+        fault.hits.append(what)
+        if what == "SIGTERM to all":
+            os.killpg(process.pid, signal.SIGTERM)
+        else:
+            os.kill(targets[0], signal.SIGTERM if what.startswith("SIGTERM") else signal.SIGKILL)
+    ended = _waited(process)
+    if not fault.hits:
+        fault.cpu_s += ended.cpu_s
+        return
+    bench.stopped(fault, ended, (-signal.SIGKILL,) if what == WHOLE[0] else (3,))
     time.sleep(2)  # workers whose parent was killed notice
     bench.behind(fault, output)
-    resumed = from_shell(train(output, resume=True))
-    _, said = resumed.communicate(timeout=DEADLINE_S)
-    bench.judge(fault, output, Ended(resumed.returncode, said))
+    bench.judge(fault, output, _waited(from_shell(train(output, resume=True))))
+
+
+def _workers(command: int) -> list[int]:
+    try:
+        children = Path(f"/proc/{command}/task/{command}/children").read_text(encoding="utf-8").split()
+        return [int(one) for one in children if b"spawn_main" in Path(f"/proc/{one}/cmdline").read_bytes()]
+    except OSError:  # it has ended
+        return []
+
+
+def _waited(process: subprocess.Popen[str]) -> Ended:
+    before = os.times()
+    _, said = process.communicate(timeout=DEADLINE_S)
+    after = os.times()
+    spent = after.children_user + after.children_system - before.children_user - before.children_system
+    return Ended(process.returncode, said, spent)
 
 
 @contextmanager
@@ -654,8 +735,10 @@ def disk(bench: Bench, fault: Fault, output: Path, rng: random.Random) -> None:
             fault.what = f"files of at most {size} bytes"
             command = train(output)
             ended = start(command, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY)))
-        fault.injected = int(ended.code != 0)
         bench.stopped(fault, ended, (3, 0))
+        if ended.code == 0:
+            return
+        fault.hits.append(fault.what.partition(" of ")[0])
         bench.behind(fault, output)
         if grow is not None:
             grow(1 << 26)
@@ -678,14 +761,14 @@ def line(path: Path, rng: random.Random) -> None:
 
 
 ROTS: dict[str, Callable[[Path, random.Random], None]] = {
-    "flipped": flip, "cut": cut, "emptied": lambda path, _: os.truncate(path, 0),
+    "a bit flipped in": flip, "cut": cut, "emptied": lambda path, _: os.truncate(path, 0),
     "deleted": lambda path, _: path.unlink(), "a line added to": line,
 }  # fmt: skip
 
 
 def rot(bench: Bench, fault: Fault, output: Path, rng: random.Random) -> None:
-    bench.base()
-    done = rng.random() < 0.35
+    base = bench.base()
+    done, how = fault.number % 3 == 2, tuple(ROTS)[fault.number % len(ROTS)]
     source = (bench.folder / "base" if done else bench.half()) / "run"
     run = output / "run"
     command = train(output, resume=True)
@@ -699,22 +782,38 @@ def rot(bench: Bench, fault: Fault, output: Path, rng: random.Random) -> None:
     # Of each part of a run as often, however many files it has.
     part = rng.choice(sorted({str(path.relative_to(run).parent) for path in files}))
     chosen = rng.choice([path for path in files if str(path.relative_to(run).parent) == part])
-    how = rng.choice(tuple(ROTS))
     fault.what = f"{how} {chosen.relative_to(run)} of a run that {'is done' if done else 'was killed'}"
+    once, were = chosen.read_bytes(), learned(run / JOB)
     ROTS[how](chosen, rng)
-    fault.injected = 1
-    before = _all(run)
-    ended = start(command)
-    if ended.code == 0:
-        bench.judge(fault, output, ended)
+    if chosen.exists() and chosen.read_bytes() == once:
         return
-    bench.stopped(fault, ended, DOCUMENTED)
-    same = {name: value for name, value in _all(run).items() if name not in (".lock", "errors.log")}
-    touched = sorted(name for name in before if name not in (".lock", "errors.log") and same.get(name) != before[name])
-    # A run that is refused may still have written its config again.
-    fault.claim(set(touched) <= {"config.yaml"}, f"refused, and changed {touched}")
-    if not fault.findings:
+    fault.hits.append(how)
+    before = _all(run)
+    ended = start(command, lambda: count_steps(output))
+    refused = ended.code != 0
+    if refused:
+        bench.stopped(fault, ended, DOCUMENTED)
+        after = _all(run)
+        touched = {name for name in before | after if before.get(name) != after.get(name)}
+        # A run that is refused may still have written its config again.
+        touched -= {".lock", "errors.log", "config.yaml"}
+        fault.claim(not touched, f"refused, and changed {sorted(touched)}")
+        chosen.write_bytes(once)  # as the line asks for
+        ended = start(command, lambda: count_steps(output))
+    bench.judge(fault, output, ended)
+    fault.steps_lost = were + noted(output).count("step") - base["steps"]
+    fault.claim(0 <= fault.steps_lost <= 1, f"{fault.steps_lost} steps lost")
+    if refused and not fault.findings:
         fault.ended = "one line"
+
+
+def count_steps(output: Path) -> None:
+    """Note every step and pool that is learned."""
+    import selfcest_training.run.job as job
+    import selfcest_training.trainer as trainer
+
+    for owner in (trainer.Trainer, job.WarmStart):
+        before_each(owner, "step", lambda: note(output, "step"))
 
 
 def _adopt(run: Path, output: Path) -> None:
@@ -734,11 +833,14 @@ def _all(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): _digest(path) for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+ENGINE = ("raises", "loses a request")
+
+
 def engine(bench: Bench, fault: Fault, output: Path, rng: random.Random) -> None:
     """Requests of training that are lost, or an engine that raises and takes the run with it."""
     bench.base()
-    step, group, times = rng.randrange(STEPS), rng.randrange(4), rng.choice((1, 2, 9))
-    raises = rng.random() < 0.3
+    step, group, times = rng.randrange(STEPS), rng.randrange(4), (1, 2, 9)[fault.number // 3 % 3]
+    raises = fault.number % 3 == 0
     lost = f"s{step}.g{group}.e{rng.randrange(4)}/root/turn0"
     fault.what = f"an engine that raises in poll {step}" if raises else f"{lost} lost {times} times"
 
@@ -752,6 +854,7 @@ def engine(bench: Bench, fault: Fault, output: Path, rng: random.Random) -> None
         def flaky(self: Any) -> Any:
             seen["polls"] += 1
             if raises and seen["polls"] == 40 * (step + 1):
+                note(output, ENGINE[0])
                 raise RuntimeError("CUDA error: an illegal memory access was encountered")
             return [failed(done) for done in poll(self)]
 
@@ -759,37 +862,44 @@ def engine(bench: Bench, fault: Fault, output: Path, rng: random.Random) -> None
             if raises or done.key != lost or seen[lost] >= times:
                 return done
             seen[lost] += 1
+            note(output, ENGINE[1])
             return FailedRequest(done.key, InfrastructureError(f"{done.key} failed 6 times, at last by 503"))
 
         TransformersEngine.poll = flaky  # type: ignore[method-assign]
 
     ended = start(train(output), install)
-    fault.injected, job = 1, output / "run" / JOB
+    fault.hits, job = list(dict.fromkeys(noted(output))), output / "run" / JOB
+    bench.stopped(fault, ended, (3,) if raises and fault.hits else (0,))
+    if not fault.hits or fault.findings:
+        return
+    bench.behind(fault, output)
     if raises:
-        bench.stopped(fault, ended, (3, 0))
-        bench.behind(fault, output)
         bench.judge(fault, output, start(train(output, resume=True)))
         return
-    fault.cpu_s += ended.cpu_s
-    if not fault.claim(ended.code == 0, f"exit code {ended.code}: {ended.said[-300:]!r}"):
-        return
+    fault.failed = {"lost by the engine": len(noted(output))}
     rows = [row for row in rows_of(job) if row["stage"] == "rl"]
     counts = [(int(row["dropped_groups"]), int(row["infrastructure_failures"])) for row in rows]
     expected = [(int(times > 3), min(times, 3)) if at == step else (0, 0) for at in range(STEPS)]
     fault.claim(counts == expected, f"dropped and failed {counts}, expected {expected}")
-    fault.tokens_off = tokens_off(job)
-    fault.claim(fault.tokens_off == 0, f"{fault.tokens_off} tokens lost or counted twice")
+    fault.claim(len(noted(output)) == min(times, 3), f"{len(noted(output))} requests lost")
+    bench.account(fault, output)
     if not fault.findings:
         fault.ended = "counted"
 
 
-@contextmanager
-def serving(rng: random.Random, share: float, hopeless: bool) -> Iterator[tuple[str, Counter[str]]]:
-    """A server whose answers are a function of the request, and which fails that share of tries in any way.
+HOW = ("500", "429", "hang up", "babble", "drip", "huge", "half", "list")
 
-    With `hopeless` one task fails always.
+
+@contextmanager
+def serving(
+    rng: random.Random, share: float = 0.0, hopeless: str | None = None, until: float = math.inf, port: int = 0
+) -> Iterator[tuple[int, Counter[str]]]:
+    """A server whose answers are a function of the request; gives its port, and counts requests answered and failed.
+
+    It fails that share of tries in any way, always those with the text `hopeless`, and all after so many answers.
     """
     seen, lock = Counter[str](), threading.Lock()
+    never = None if hopeless is None else re.compile(rf"(?<!\d){re.escape(hopeless)}")
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -797,10 +907,10 @@ def serving(rng: random.Random, share: float, hopeless: bool) -> Iterator[tuple[
             messages = json.loads(body)["messages"]
             text = str(messages[-1]["content"])
             with lock:
-                how = rng.choice(("500", "429", "hang up", "babble", "drip", "huge", "half", "list"))
-                dice = rng.random()
-                lucky = not (hopeless and "7?" in text) and dice >= share
-                seen["failed" if not lucky else "answered"] += 1
+                down = seen["answered"] >= until
+                how = "hang up" if down else rng.choice(HOW)
+                lucky = rng.random() >= share and not down and not (never and never.search(text))
+                seen["answered" if lucky else how] += 1
             said = "Answer: 1" if hashlib.sha256(text.encode()).digest()[0] % 3 else "Answer: 2"
             found = {"choices": [{"message": {"role": "assistant", "content": said}, "finish_reason": "stop"}],
                      "usage": {"completion_tokens": 3, "prompt_tokens": 1}}  # fmt: skip
@@ -845,57 +955,153 @@ def serving(rng: random.Random, share: float, hopeless: bool) -> Iterator[tuple[
         def handle_error(self, *_: object) -> None:
             pass  # a client that gave up waiting
 
-    http = Quiet(("127.0.0.1", 0), Handler)
+    http = Quiet(("127.0.0.1", port), Handler)
     thread = threading.Thread(target=http.serve_forever, args=(0.01,))
     thread.start()
     try:
-        yield f"http://127.0.0.1:{http.server_port}/v1", seen
+        yield http.server_port, seen
     finally:
         http.shutdown()
         thread.join()
         http.server_close()
 
 
-def study(output: Path, url: str) -> list[str]:
-    server = {"base_url": url, "model": "m", "timeout_s": 0.5, "max_retries": 6, "backoff_s": 0.001,
-              "max_answer_bytes": 1 << 16}  # fmt: skip
+def study(output: Path, port: int, resume: bool = False) -> list[str]:
+    server = {"base_url": f"http://127.0.0.1:{port}/v1", "model": "m", "timeout_s": 0.5, "max_retries": 6,
+              "backoff_s": 0.001, "max_answer_bytes": 1 << 16}  # fmt: skip
     data = STUDY | {"output": str(output), "policy": {"name": "server", "options": {"server": server}}}
     path = output / "study.yaml"
     path.write_text(yaml.safe_dump(data), encoding="utf-8")
-    return ["evaluate", "-c", str(path)]
+    return ["evaluate", "-c", str(path), *["--resume"] * resume]
 
 
-def results_of(output: Path) -> list[Any]:
-    lines = (output / "study" / "results.jsonl").read_text(encoding="utf-8").splitlines()
-    return [_timeless(json.loads(line)) for line in lines]
+@dataclass
+class Played:
+    """What a study has in its results: lines by their place, and why it lacks others."""
+
+    found: dict[str, Any] = field(default_factory=dict)
+    lost: set[str] = field(default_factory=set)
+    shared: list[Any] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, output: Path) -> Played:
+        played = cls()
+        for text in (output / "study" / "results.jsonl").read_text(encoding="utf-8").splitlines():
+            value = _timeless(json.loads(text))
+            if "shared" in value:
+                played.shared.append(value)
+            elif "unplayable" in value:
+                played.lost.add(json.dumps(value["unplayable"]["place"] if "place" not in value else value["place"]))
+            else:
+                played.found[json.dumps(value["place"])] = value
+        return played
+
+    def generated(self) -> dict[str, int]:
+        """Tokens that policies generated; errorless players ask no server."""
+        return {at: one["costs"]["generated_tokens"] for at, one in self.found.items() if not one["place"]["style"]}
+
+
+SERVER = ("tries fail", "one question fails always", "down for good")
+ANSWER_TOKENS = 3  # that the server says it has generated
 
 
 def server(bench: Bench, fault: Fault, output: Path, rng: random.Random) -> None:
-    share, hopeless = rng.choice((0.2, 0.4)), fault.number % 2 == 1
-    fault.what = f"{share:.0%} of tries fail" + (", one question always" if hopeless else "")
-    (output / "calm").mkdir()
-    (output / "wild").mkdir()
-    with serving(rng, 0.0, False) as (url, _):
-        calm = start(study(output / "calm", url))
-    with serving(rng, share, hopeless) as (url, seen):
-        wild = start(study(output / "wild", url))
-    fault.injected, fault.cpu_s = seen["failed"], calm.cpu_s + wild.cpu_s
-    fault.claim(calm.code == 0, f"the undisturbed study ended with {calm.code}: {calm.said[-300:]!r}")
-    bench.stopped(fault, wild, (0, 3))
-    if wild.code == 3:
-        fault.ended = "one line"
+    """A study by a server that fails, beside the same by one that does not."""
+    way, share = SERVER[fault.number % len(SERVER)], rng.choice((0.2, 0.4))
+    calm, wild = output / "calm", output / "wild"
+    calm.mkdir()
+    wild.mkdir()
+    with serving(rng) as (port, asked):
+        ended = start(study(calm, port))
+    fault.cpu_s += ended.cpu_s
+    if not fault.claim(ended.code == 0, f"the undisturbed study ended with {ended.code}: {ended.said[-300:]!r}"):
         return
-    if wild.code != 0 or fault.findings:
+    expected = Played.of(calm)
+    fault.tokens_off = abs(sum(expected.generated().values()) - ANSWER_TOKENS * asked["answered"])
+    if way == SERVER[2]:
+        until = rng.randrange(2, 16)  # of 24 answers: too few for either strategy
+        fault.what = f"down after {until} answers"
+        answered = _down(bench, fault, wild, rng, until)
+        fault.tokens_off += ANSWER_TOKENS * abs(answered - asked["answered"])  # none asked for twice
+        hopeless = None
+    else:
+        prompts = sorted(one["value"]["prompt"] for one in expected.shared if "prompt" in one["value"])
+        hopeless = rng.choice(prompts) if way == SERVER[1] else None
+        fault.what = f"{share:.0%} of tries fail" + (f", {hopeless!r} always" if hopeless else "")
+        with serving(rng, share, hopeless) as (port, seen):
+            ended = start(study(wild, port))
+        _failed(fault, seen)
+        bench.stopped(fault, ended, (0,))
+    if not fault.failed:
         return
-    expected, found = results_of(output / "calm"), results_of(output / "wild")
-    lost = [one for one in found if "unplayable" in one]
-    played = [one for one in found if "unplayable" not in one]
-    others = [one for one in played if one not in expected]
-    fault.claim(not others, f"{len(others)} results are other than undisturbed")
-    fault.claim(len(found) >= len(expected) - len(lost), f"{len(found)} results of {len(expected)}")
-    fault.claim(hopeless or not lost, f"{len(lost)} left out where the server answers at last")
+    fault.hits.append(way)
+    if fault.findings:
+        return
+    found = Played.of(wild)
+    gone = {at for at in expected.found if hopeless and _task(at) == _task_of(hopeless) and _of_policy(at)}
+    fault.claim(found.lost == gone, f"left out {sorted(found.lost)}, expected {sorted(gone)}")
+    rest = {at: one for at, one in expected.found.items() if at not in gone}
+    fault.claim(found.found == rest, "results are other than undisturbed")
+    were, are = expected.generated(), found.generated()
+    fault.tokens_off += sum(abs(were[at] - are.get(at, 0)) for at in were if at not in gone)
+    fault.claim(fault.tokens_off == 0, f"{fault.tokens_off} tokens lost or counted twice")
+    _check_report(fault, wild / "study", expected, hopeless)
     if not fault.findings:
-        fault.ended = "counted" if lost else "same bits"
+        fault.ended = "one line" if way == SERVER[2] else "counted" if gone else "same bits"
+
+
+def _task(at: str) -> str:
+    return str(json.loads(at)["task_id"])
+
+
+def _task_of(prompt: str) -> str:
+    return f"choice-{prompt.removesuffix('?')}"
+
+
+def _of_policy(at: str) -> bool:
+    return not json.loads(at)["style"]
+
+
+def _failed(fault: Fault, seen: Counter[str]) -> None:
+    fault.failed = dict(Counter(fault.failed or {}) + Counter({how: n for how, n in seen.items() if how != "answered"}))
+
+
+def _down(bench: Bench, fault: Fault, output: Path, rng: random.Random, until: int) -> int:
+    """A server that goes down, is down when the study is resumed, and is well again. Returns how often it answered."""
+    with serving(rng, until=until) as (port, seen):
+        bench.stopped(fault, start(study(output, port)), (3,))
+    _failed(fault, seen)
+    answered, before = seen["answered"], _all(output)
+    with serving(rng, until=0, port=port) as (_, seen):
+        bench.stopped(fault, start(study(output, port, resume=True)), (3,))
+    _failed(fault, seen)
+    after = _all(output)
+    touched = {name for name in before | after if before.get(name) != after.get(name)}
+    touched -= {f"study/{name}" for name in (".lock", "errors.log", "sessions.jsonl")}  # which say that it was tried
+    fault.claim(not touched, f"exit code 3, and changed {sorted(touched)}")
+    with serving(rng, port=port) as (_, seen):
+        bench.stopped(fault, start(study(output, port, resume=True)), (0,))
+    return answered + seen["answered"]
+
+
+def _check_report(fault: Fault, folder: Path, expected: Played, hopeless: str | None) -> None:
+    """The report says what is left out, and leaves it out of every strategy."""
+    text = (folder / "table.md").read_text(encoding="utf-8")
+    lost, gone = int(hopeless is not None), None if hopeless is None else _task_of(hopeless)
+    counts = [(str(lost), str(STUDY["episodes"]))] * lost
+    said = re.findall(r"choice any: (\d+) of (\d+) instances could not be played and are left out of every", text)
+    fault.claim(said == counts, f"the report says {said} of what was left out, not {counts}")
+    each = re.findall(r"choice any, .*: (\d+) of (\d+) not played; accuracy", text)
+    fault.claim(each == counts * len(STUDY["strategies"]), f"the report says {each} not played, not {counts} of each")
+    with (folder / "results.csv").open(encoding="utf-8") as file:
+        rows = {row["strategy"]: (int(row["instances"]), float(row["accuracy"])) for row in csv.DictReader(file)}
+    for name in STUDY["strategies"]:
+        played = [one for at, one in expected.found.items() if _of_policy(at) and _task(at) != gone]
+        right = [one["grade"]["correct"] for one in played if one["place"]["strategy"] == name]
+        instances, accuracy = rows.get(name, (0, math.nan))
+        holds = instances == len(right) == STUDY["episodes"] - lost
+        holds = holds and math.isclose(accuracy, sum(right) / len(right), abs_tol=1e-5)
+        fault.claim(holds, f"the table has {name} on {instances} instances at {accuracy}, not on {len(right)} played")
 
 
 INJECT: dict[str, Callable[[Bench, Fault, Path, random.Random], None]] = {
@@ -903,17 +1109,33 @@ INJECT: dict[str, Callable[[Bench, Fault, Path, random.Random], None]] = {
 }  # fmt: skip
 
 
+# What the plan hits, each at least once.
+AIMS: dict[str, tuple[str, ...]] = {
+    "kill": (*PLACES, MOMENT), "term": PLACES, "whole": WHOLE, "rot": tuple(ROTS), "engine": ENGINE, "server": SERVER
+}  # fmt: skip
+
+
 def inject(bench: Bench, kind: str, number: int, keep: bool = False) -> Fault:
-    """One fault; everything random in it follows from its name."""
-    fault = Fault(kind, number)
-    with bench.output(fault.name, keep) as output:
-        try:
-            _imports()
-            INJECT[kind](bench, fault, output, random.Random(f"faults {kind} {number}"))
-        except Exception as error:
-            fault.findings.append(f"{type(error).__name__}: {error}")
-            if keep:
-                traceback.print_exc()
+    """One fault; everything random in it follows from its name. It is drawn again until it comes about."""
+    again, cpu_s = 0, 0.0
+    while True:
+        fault = Fault(kind, number, drawn_again=again)
+        with bench.output(fault.name, keep) as output:
+            try:
+                _imports()
+                INJECT[kind](bench, fault, output, random.Random(f"faults {kind} {number} {again}"))
+            except Exception as error:
+                fault.findings.append(f"{type(error).__name__}: {error}")
+                if keep:
+                    traceback.print_exc()
+        cpu_s += fault.cpu_s
+        fault.cpu_s = cpu_s
+        if fault.hits or fault.findings:
+            break
+        again += 1
+        if again == DRAWS:
+            fault.findings.append(f"no fault came about in {DRAWS} draws")
+            break
     if not fault.ended and not fault.findings:
         fault.findings.append("ended in no way that is promised")
     return fault
@@ -922,7 +1144,7 @@ def inject(bench: Bench, kind: str, number: int, keep: bool = False) -> Fault:
 # --- What a checkpoint costs ------------------------------------------------------------------------------------------
 
 
-def checkpoint_cost(folder: Path, steps: int = 4) -> dict[str, Any]:
+def checkpoint_cost(folder: Path, steps: int = 12) -> dict[str, Any]:
     """CPU and wall time of a checkpoint and of a step of RL, of the newcomer's config, of its arm that has RL."""
     _imports()
     import selfcest_training.run.job as job
@@ -978,27 +1200,36 @@ def stored(store: Path) -> Iterator[Fault]:
             yield Fault(**json.loads(text))
 
 
+MEASURES = ("steps_lost", "tokens_off", "bytes_lost")
+
+
 def summary(faults: list[Fault], cost: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The evidence: small, and all that the page needs."""
+    """The evidence: small, and all that the page needs. What no fault of a kind has measured is `None`."""
     kinds = {}
     for kind in PLAN:
         mine = [fault for fault in faults if fault.kind == kind]
         if mine:
+            known = {name: [of for fault in mine if (of := getattr(fault, name)) is not None] for name in MEASURES}
+            failed = [Counter(fault.failed) for fault in mine if fault.failed is not None]
             kinds[kind] = {
                 "runs": len(mine),
-                "injected": sum(fault.injected for fault in mine),
+                "injected": sum(len(fault.hits) for fault in mine),
+                "failed": dict(sorted(sum(failed, Counter[str]()).items())) if failed else None,
                 "survived": sum(not fault.findings for fault in mine),
                 "ended": dict(sorted(Counter(fault.ended or "finding" for fault in mine).items())),
-                "steps_lost": max(fault.steps_lost for fault in mine),
-                "tokens_off": sum(fault.tokens_off for fault in mine),
-                "bytes_lost": sum(fault.bytes_lost for fault in mine),
+                **{name: (max if name == "steps_lost" else sum)(of) if of else None for name, of in known.items()},
+                "measured": {name: len(of) for name, of in known.items()},
                 "crashes": sum(fault.crashes for fault in mine),
+                "drawn_again": sum(fault.drawn_again for fault in mine),
+                "hits": dict(Counter(hit for fault in mine for hit in fault.hits).most_common()),
+                "not_hit": [aim for aim in AIMS.get(kind, ()) if not any(aim in fault.hits for fault in mine)],
                 "cpu_s": round(sum(fault.cpu_s for fault in mine), 1),
             }
     return {
         "runs": len(faults),
         "cpu_s": round(sum(fault.cpu_s for fault in faults), 1),
-        "disk": sorted({fault.what.split(" of ")[0] for fault in faults if fault.kind == "disk"}),
+        "steps": STEPS,
+        "checkpoint_every": RUN["checkpoint_every"],
         "findings": [f"{fault.name} ({fault.what}): {text}" for fault in faults for text in fault.findings],
         "checkpoint": cost,
         "kinds": kinds,
@@ -1007,6 +1238,8 @@ def summary(faults: list[Fault], cost: Mapping[str, Any] | None) -> dict[str, An
 
 
 def main() -> int:
+    from reliability import commit, written
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--store", type=Path, default=Path("runs/faults"), help="where runs are and what they came to")
     parser.add_argument("--out", type=Path, default=EVIDENCE)
@@ -1021,32 +1254,37 @@ def main() -> int:
         fault = inject(bench, kind, int(number), keep=True)
         print(json.dumps(asdict(fault), indent=1))
         return int(bool(fault.findings))
-    prices = given.store / "cost.json"
+    there_is = json.loads(given.out.read_text(encoding="utf-8")) if given.out.exists() else {}
     if given.cost:
         with tempfile.TemporaryDirectory(dir=given.store) as folder:
-            prices.write_text(json.dumps(checkpoint_cost(Path(folder).resolve())), encoding="utf-8")
-        print(prices.read_text(encoding="utf-8"))
+            cost = {"commit": commit(), **checkpoint_cost(Path(folder).resolve())}
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        given.out.write_text(json.dumps(there_is | {"checkpoint": cost}, indent=1) + "\n", encoding="utf-8")
+        print(json.dumps(cost, indent=1))
+        return 0
     file, faults = given.store / "faults.jsonl", list(stored(given.store / "faults.jsonl"))
     there = {fault.name for fault in faults}
     todo = [(kind, i) for kind, count in PLAN.items() for i in range(math.ceil(count * given.share))]
-    todo = [(kind, i) for kind, i in todo if f"{kind}:{i}" not in there and not given.cost]
+    todo = [(kind, i) for kind, i in todo if f"{kind}:{i}" not in there]
     random.Random(0).shuffle(todo)
     for kind, number in todo:
         fault = inject(bench, kind, number)
         faults.append(fault)
         with file.open("a", encoding="utf-8") as log:
             log.write(json.dumps(asdict(fault)) + "\n")
-        print(f"{fault.name} {fault.what}: {fault.ended or 'FINDING'} {fault.cpu_s:.1f} CPU-s", flush=True)
+        ended = f"{fault.ended or 'FINDING'}, {fault.cpu_s:.1f} CPU-s, drawn again {fault.drawn_again} times"
+        print(f"{fault.name} {fault.what}: {ended}", flush=True)
         for text in fault.findings:
             print(f"  FINDING {text}; repeat it with --only {fault.name}", flush=True)
     order = {kind: place for place, kind in enumerate(PLAN)}
     faults.sort(key=lambda fault: (order[fault.kind], fault.number))
-    from reliability import written
-
-    found = summary(faults, json.loads(prices.read_text(encoding="utf-8")) if prices.exists() else None)
+    found = summary(faults, there_is.get("checkpoint"))
     written(given.out, found)
     print(json.dumps({name: found[name] for name in ("runs", "cpu_s", "findings")}, indent=1))
-    return int(bool(found["findings"]))
+    missed = {kind: of["not_hit"] for kind, of in found["kinds"].items() if of["not_hit"]}
+    if missed:
+        print(f"not hit: {missed}")
+    return int(bool(found["findings"] or (missed and given.share >= 1)))
 
 
 if __name__ == "__main__":

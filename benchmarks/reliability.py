@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,9 +109,13 @@ def promise(fuzz: Any, soak: Any, faults: Any) -> str:
         ("Faults put into runs and studies", sum(of["injected"] for of in aims) if aims else none, ""),
         ("Runs and studies they were put into", sum(of["runs"] for of in aims) if aims else none, ""),
         ("of these survived", sum(of["survived"] for of in aims) if aims else none, "all"),
-        ("Steps lost, at most", max((of["steps_lost"] for of in aims), default=0) if aims else none, "1"),
-        ("Tokens lost or counted twice", sum(of["tokens_off"] for of in aims) if aims else none, "0"),
-        ("Bytes lost of what a checkpoint counts", sum(of["bytes_lost"] for of in aims) if aims else none, "0"),
+        (f"Steps lost, at most{without('steps_lost', kinds)}", overall("steps_lost", aims, max), "1"),
+        (f"Tokens lost or counted twice{without('tokens_off', kinds)}", overall("tokens_off", aims, sum), "0"),
+        (
+            f"Bytes lost of what a checkpoint counts{without('bytes_lost', kinds)}",
+            overall("bytes_lost", aims, sum),
+            "0",
+        ),
         ("Crashes", sum(of["crashes"] for of in aims) if aims else none, "0"),
         ("Hostile episodes in words, counted again from their records alone", words["episodes"], "200,000"),
         ("their tokens", words["tokens"], ""),
@@ -128,21 +132,63 @@ def promise(fuzz: Any, soak: Any, faults: Any) -> str:
 
 
 NOTHING = {"episodes": 0, "tokens": 0}
+NONE = "not measured"
+
+
+def overall(name: str, aims: Sequence[Mapping[str, Any]], together: Callable[[list[int]], int]) -> int | str:
+    """Of all kinds of faults that have measured it."""
+    known = [of[name] for of in aims if of[name] is not None]
+    return together(known) if known else NONE
+
+
+def without(name: str, kinds: Mapping[str, Mapping[str, Any]]) -> str:
+    """Which kinds of faults have not measured it in every run."""
+    lacking = [MEANT[kind] for kind, of in kinds.items() if of["measured"][name] < of["runs"]]
+    return f" (not measured in all runs of: {', '.join(lacking)})" if lacking else ""
+
+
+def _measured(name: str, of: Mapping[str, Any]) -> object:
+    if of[name] is None:
+        return "-"
+    return of[name] if of["measured"][name] == of["runs"] else f"{of[name]:,} (of {of['measured'][name]} runs)"
 
 
 def _faults(faults: Mapping[str, Any]) -> str:
-    names = ("runs", "injected", "survived", "steps_lost", "tokens_off", "bytes_lost", "crashes")
+    kinds = faults["kinds"]
     rows = [
-        [MEANT[kind], *[of[name] for name in names], ", ".join(f"{end} {n}" for end, n in of["ended"].items())]
-        for kind, of in faults["kinds"].items()
-    ]
-    head = ["", "Runs", "Faults", "Survived", "Steps lost", "Tokens off", "Bytes lost", "Crashes", "Ended in"]
-    return "\n\n".join([FAULTS.format(disk=_disk(faults), cpu=faults["cpu_s"]), table(head, rows), ENDS])
+        [
+            MEANT[kind], of["runs"], of["injected"], "-" if of["failed"] is None else sum(of["failed"].values()),
+            of["survived"], *[_measured(name, of) for name in ("steps_lost", "tokens_off", "bytes_lost")],
+            of["crashes"], ", ".join(f"{end} {n}" for end, n in of["ended"].items()),
+        ]
+        for kind, of in kinds.items()
+    ]  # fmt: skip
+    head = ["", "Runs", "Faults", "Requests failed", "Survived", "Steps lost", "Tokens off", "Bytes lost", "Crashes",
+            "Ended in"]  # fmt: skip
+    said = FAULTS.format(
+        steps=faults["steps"],
+        every=faults["checkpoint_every"],
+        shell=kinds.get("whole", {"runs": 0})["runs"],
+        runs=faults["runs"],
+        cpu=faults["cpu_s"],
+        again=sum(of["drawn_again"] for of in kinds.values()),
+    )
+    return "\n\n".join([said, table(head, rows), ENDS, HITS, "\n".join(_hits(kinds))])
 
 
-def _disk(faults: Mapping[str, Any]) -> str:
-    ways = " and ".join(faults["disk"])
-    return {"a tmpfs": "a small tmpfs", "": "nothing"}.get(ways, ways)
+def _hits(kinds: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    lines = []
+    for kind, of in kinds.items():
+        lines.append(f"- {MEANT[kind]}: {_counts(of['hits'])}.")
+        if of["failed"]:
+            lines[-1] += f" Requests failed: {_counts(of['failed'])}."
+        if of["not_hit"]:
+            lines[-1] += f" **Not hit:** {', '.join(of['not_hit'])}."
+    return lines
+
+
+def _counts(of: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in of.items()) or "nothing"
 
 
 MEANT = {
@@ -155,21 +201,31 @@ MEANT = {
     "server": "server that fails",
 }
 
-FAULTS = """Each run is real and small: a warm start, four steps of RL that play ahead of the learner, counterfactual
-replays, a checkpoint after every step, an evaluation, a table. Kills come at a random moment of CPU time, up to three
-in a row, or at a place: in the warm start, a rollout, replays, credit, an update, at any touch of a file within a
-checkpoint, a model or an evaluation, in the middle of a line, in the report. Signals from the shell go to the command
-and to its worker. The full disk is {disk} of a random size, which is then made larger. A damaged file is any file of
-a run that was killed or is done: a bit flipped, cut, emptied, deleted, a strange line added. An engine loses a
-request so many times, or raises. A server answers 429 and 500, hangs up, babbles, drips, cuts its answer, sends too
-much or too deep JSON; in half of the studies one question is never answered. {cpu:,} CPU seconds."""
+FAULTS = """Each run is real and small: a warm start, {steps} steps of RL that play ahead of the learner,
+counterfactual replays, an evaluation, a table. A checkpoint follows every pool and every step
+(`checkpoint_every: {every}`): *steps lost* were measured with this. Of {runs} runs {shell} were started from the
+shell, with a worker process and with plots. All others were forked from a process that has the modules, and play their
+jobs in it: they meet no worker process and draw no plots. A run that was over before its fault came is no run with a
+fault: {again} were drawn again. {cpu:,} CPU seconds, those of workers whose command was killed not included."""
 
-ENDS = """*Same bits*: after `--resume` weights, metrics, episodes, results and checkpoints are those of an
-undisturbed run, and nothing is left behind. *Counted*: groups of a step or instances of a study were played again or
-left out, the counts in `metrics.jsonl` and in the report are those that were lost, and the account of sampled tokens
-is that of the episodes, replays and lost tries to the token. *One line*: the command ended with a documented exit
-code, one line, and nothing changed. Anything else is a finding. *Steps lost* are those in `metrics.jsonl` beyond the
-newest checkpoint: they are learned again, to the same bits."""
+ENDS = """*Survived* are those with no finding. *Same bits*: after `--resume` weights, metrics, episodes, results and
+checkpoints are those of an undisturbed run, and nothing is left behind. *Counted*: groups of a step were played again
+or left out, and `metrics.jsonl` has just the counts of those that were lost; or exactly the one question that was never
+answered is missing in a study, all other results are those of an undisturbed one, and its report says so and leaves it
+out of every strategy. *One line*: the command ended with a documented exit code, one line, and nothing changed but the
+log of errors (and of sessions, where a server was down) and a `config.yaml` that is written again;
+with the damaged file put back, or the server well again, `--resume` then came to the same end as
+undisturbed. Anything else is a finding.
+
+*Faults* are signals that were delivered, disks that were full, files whose bytes were others, engines and servers that
+failed; *requests failed* are counted on their own. *Steps lost* are steps and pools learned again: those in
+`metrics.jsonl` beyond the newest checkpoint, and after damage to a file those that the resumed run was seen to learn
+once more. *Tokens off* is the account of sampled tokens against episodes, replays and lost tries; in a study, what
+results say was generated against what the server says. *Bytes lost* are of what the newest checkpoint counts on, after
+the fault and at the end; of a damaged file at the end. A minus is what was not measured: a study has no steps and no
+checkpoint."""
+
+HITS = "What was really hit, how often:"
 
 
 def _soak(soak: Mapping[str, Any]) -> str:
@@ -246,13 +302,14 @@ def _not_promised(faults: Any) -> str:
 
 def _cost(cost: Mapping[str, Any]) -> str:
     every, share = cost["checkpoint_every"], cost["share_wall"]
-    kept = "so `checkpoint_every=1` is within it" if share < LITTLE else "so `checkpoint_every=1` is not within it"
+    little = "less" if share < LITTLE else "not less"
+    again = "one step and its logs, which come" if every == 1 else f"{every} steps and their logs, which come"
     return (
         f"A checkpoint of the newcomer's config (`{cost['config']}`, arm `{cost['arm']}`, "
         f"{cost['checkpoint_bytes'] / 1e6:.1f} MB) takes {1000 * cost['checkpoint_wall_s']:.0f} ms beside steps of "
-        f"{cost['step_wall_s']:.1f} s, {share:.1%} (medians of {cost['steps']} steps; of CPU time "
-        f"{cost['share_cpu']:.1%}), {kept}. Its default is {every}: a kill costs at most {every} steps and their logs, "
-        "all of which come again to the same bits"
+        f"{cost['step_wall_s']:.1f} s, {share:.1%} (medians of {cost['steps']} steps at `{_short(cost['commit'])}`; of "
+        f"CPU time {cost['share_cpu']:.1%}), {little} than {LITTLE:.0%}. The default is `checkpoint_every: {every}`: a "
+        f"kill costs at most {again} again to the same bits"
     )
 
 
@@ -261,7 +318,8 @@ UNMEASURED = "What a checkpoint costs of a step (`benchmarks/faults.py --cost`) 
 NOT_PROMISED = """## What is not promised
 
 - **At most one step is lost only where a checkpoint follows every step.** {cost}. With large models a checkpoint may
-  take longer than a step: then `checkpoint_every` is the price that you choose, in steps. SIGTERM loses none.
+  take longer than a step, and it was not measured there: then `checkpoint_every` is the price that you choose, in
+  steps, and the configs that name such models set it higher. SIGTERM loses none.
 - **What was done within a step is lost.** A kill in a step plays that step again; its tokens are sampled again and a
   server bills them again. The account counts them once: it is of the run, not of the bill.
 - **Same bits on the same machine.** Same versions, number of threads and kind of processor. A server that is not

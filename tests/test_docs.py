@@ -256,7 +256,7 @@ def test_the_defaults_in_the_training_page() -> None:
     config = parse_config(data)
     rl, warmstart = config.arms["a"].rl, config.arms["a"].warmstart
     assert (config.seeds, config.workers, config.compute_tokens, config.reward.name) == ((0,), 2, None, "default")
-    assert (config.micro_batch_tokens, config.checkpoint_every, config.log_groups) == (8192, 20, 2)
+    assert (config.micro_batch_tokens, config.checkpoint_every, config.log_groups) == (8192, 1, 2)
     assert config.rows == "bucketed"
     assert (warmstart.batch_tokens, warmstart.pool_tokens, warmstart.optimizer.learning_rate) == (1024, 16384, 2e-3)
     assert (rl.steps, rl.tasks_per_step, rl.group_size, rl.minibatches, rl.temperature) == (60, 24, 8, 1, 0.8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import pickle
 import resource
@@ -32,13 +33,15 @@ from selfcest_training import files
 from selfcest_training.commands.solve import _count
 from selfcest_training.commands.trace import print_trace
 from selfcest_training.config import RunConfig
+from selfcest_training.config_file import dump_config
 from selfcest_training.credit.offline import read_groups
 from selfcest_training.evaluation.curves import metrics_of
-from selfcest_training.files import Extent, Growing, tidy, whole, write_text
+from selfcest_training.files import Extent, Growing, digest, digests, tidy, whole, write_text
 from selfcest_training.run import experiment
 from selfcest_training.run.checkpoint import TrainState, checkpoints, newest_whole, read_state, save_checkpoint
 from selfcest_training.run.job import Job, JobId
 
+COPY = {"dtype": "float32"}  # a sampler with weights of its own, as rollouts ahead need
 ID = JobId("delegating", 0)
 SHORT = {
     "arms__delegating__warmstart__phases": [
@@ -310,6 +313,39 @@ def test_who_is_asked_to_stop_does_so_after_a_checkpoint_and_resumes_to_the_same
             Job(spec, ID, lambda *_: None, lambda: True).run(lambda: None)
         assert checkpoints(spec.folder / "delegating" / "seed0" / "checkpoints")[-1].name == expected
     assert_same_end(play(spec), base)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_the_bits_do_not_depend_on_when_checkpoints_are_written(tmp_path: Path, ahead: bool) -> None:
+    lag = {"arms__delegating__rl__max_policy_lag": 1, "sampler": {"name": "transformers", "options": COPY}}
+    often, seldom = (
+        play(config(tmp_path / str(every), **SHORT | {"checkpoint_every": every} | (lag if ahead else {})))
+        for every in (1, 100)
+    )
+    assert torch.equal(weights(often), weights(seldom))
+    assert (often.folder / "episodes.jsonl").read_bytes() == (seldom.folder / "episodes.jsonl").read_bytes()
+    for stage in ("warmstart", "rl"):
+        timeless = [[{**row, "cpu_seconds": 0} for row in rows(job, stage)] for job in (often, seldom)]
+        assert timeless[0] == timeless[1]
+    assert [path.name for path in checkpoints(often.folder / "checkpoints")] == ["rl_000002", "rl_000003"]
+    assert [path.name for path in checkpoints(seldom.folder / "checkpoints")] == ["warmstart_000001", "rl_000003"]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "evaluation/results.jsonl", "evaluation/played.jsonl"])
+def test_a_refused_run_is_no_session_and_nothing_of_it_changes(base: Job, tmp_path: Path, name: str) -> None:
+    spec, folder = copy(base, tmp_path)
+    (folder / "evaluation").mkdir(exist_ok=True)
+    write_text(spec.folder / "config.yaml", dump_config(spec))
+    for path in folder.glob("checkpoints/*/manifest.json"):  # as if they were of this folder's config
+        contents = json.loads(path.read_bytes())["contents"] | {"config": digest(dump_config(spec))}
+        path.write_text(json.dumps({"sha256": digest(json.dumps(contents)), "contents": contents}), encoding="utf-8")
+    (folder / name).write_text("{}\n{}\n", encoding="utf-8")
+    before = digests(spec.folder)
+    with pytest.raises(RecordError, match=f"^delegating/seed0: .*{name}"):
+        experiment.run(spec, resume=True)
+    after = digests(spec.folder)
+    assert {key: after[key] for key in before} == before
+    assert after.keys() - before.keys() == {".lock", "errors.log"}
 
 
 # Full disks

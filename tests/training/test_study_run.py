@@ -1156,3 +1156,13 @@ def test_policies_of_known_accuracy_and_cost_are_measured_as_they_are(tmp_path: 
     found = compare_frontiers(together, alone, "critical_path_tokens", resampler)
     assert found.verdict is Verdict.AHEAD
     assert found.ahead[-1][1] == 40
+
+
+def test_a_refused_study_is_no_session_and_its_results_stay(tmp_path: Path) -> None:
+    config = parse_study(small(tmp_path))
+    config.folder.mkdir()
+    (config.folder / "results.jsonl").write_text("{}\n{}\n", encoding="utf-8")
+    with pytest.raises(RecordError, match=r"results\.jsonl, line 1"):
+        run_study(config, resume=True, console=QUIET)
+    assert (config.folder / "results.jsonl").read_text(encoding="utf-8") == "{}\n{}\n"
+    assert not (config.folder / "sessions.jsonl").exists()

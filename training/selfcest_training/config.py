@@ -270,7 +270,7 @@ class RunConfig(Checked):
     rows: Rows = Rows.BUCKETED
     forward: ForwardOptions = ForwardOptions()
     lora: LoraOptions | None = None
-    checkpoint_every: Count = 20
+    checkpoint_every: Count = 1
     log_groups: Size = 2
     logging: Annotated[tuple[BoardName, ...], Distinct()] = ("tensorboard",)
 

@@ -57,8 +57,9 @@ def _run(study: Study, resume: bool, page: Path | None, command: str, console: C
     torch.set_num_threads(config.threads)
     disable_progress_bar()  # type: ignore[no-untyped-call]  # of loading models: ours is the one that counts
     try:
+        store = Store(folder)  # what it refuses is no session
         with session(folder):
-            _play(study, Store(folder), console)
+            _play(study, store, console)
     except KeyboardInterrupt:
         console.print("interrupted; the same command with --resume plays what is missing")
         raise

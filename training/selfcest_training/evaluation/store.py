@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -34,9 +35,9 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self._results, self._played = folder / "results.jsonl", folder / "played.jsonl"
         folder.mkdir(parents=True, exist_ok=True)
+        check_store(folder)
         self._load()
         if self._results.exists():  # while a study plays its results are no whole
-            next(read_results(self._results), None)  # those of another version stay where they are
             with self._played.open("ab") as file:
                 file.write(self._results.read_bytes())
                 _flush(file)
@@ -149,6 +150,15 @@ class Store:
         with self._played.open("rb") as file:
             file.seek(offset)
             return read_line(file.readline())
+
+
+def check_store(folder: Path) -> None:
+    """Raise `RecordError` that names the line if a store would refuse a folder. Nothing there is changed."""
+    for file in (folder / "results.jsonl", folder / "played.jsonl"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a cut last line is played again
+            for _ in read_results(file) if file.exists() else ():
+                pass
 
 
 def _flush(file: IO[Any]) -> None:

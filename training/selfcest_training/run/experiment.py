@@ -23,11 +23,12 @@ from transformers.utils.logging import disable_progress_bar
 from selfcest_env.errors import ConfigError, RecordError, SelfcestError, StoppedError
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import dump_config
+from selfcest_training.evaluation.store import check_store
 from selfcest_training.evaluation.training_run import Stage, check_evaluation, evaluate_job, report_run
 from selfcest_training.faults import logged
 from selfcest_training.files import digest, write_text
 from selfcest_training.lock import locked
-from selfcest_training.run.checkpoint import checkpoints, read_manifest
+from selfcest_training.run.checkpoint import checkpoints, newest_whole, read_manifest
 from selfcest_training.run.display import EVERY, Display
 from selfcest_training.run.job import Job, JobId
 from selfcest_training.run.progress import DONE, PROGRESS, ProgressFile
@@ -64,6 +65,7 @@ def _run(config: RunConfig, resume: bool, only_warm_start: bool, console: Consol
     jobs = [JobId(arm, seed) for seed in config.seeds for arm in config.arms]
     try:
         prepare(config, resume)
+        check_files(config, jobs)
         for job in jobs:  # what an earlier start has said of them
             (config.folder / str(job) / PROGRESS).unlink(missing_ok=True)
         with _stop_on_sigterm() as stop:
@@ -118,6 +120,21 @@ def prepare(config: RunConfig, resume: bool) -> None:
             "the config, or set name= to start another run"
         )
     write_text(stored, text)
+
+
+def check_files(config: RunConfig, jobs: Sequence[JobId]) -> None:
+    """Raise `RecordError` if a job would refuse what lies in its folder: before any work, with nothing changed."""
+    for job in jobs:
+        folder = config.folder / job.arm / f"seed{job.seed}"
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the job that goes on from an older checkpoint says so
+                newest_whole(folder)
+                for stage in Stage:
+                    check_store(folder / stage)
+        except RecordError as error:
+            error.args = (f"{job}: {error}",)
+            raise
 
 
 def _configs_of(manifests: Sequence[Path]) -> set[str]:
