@@ -288,7 +288,17 @@ def _found(evidence: Mapping[str, Any]) -> str:
     for name, of in evidence.get("fuzz", {}).get("targets", {}).items():
         lines += [f"- fuzz `{name}`: {text}" for text in of["first_findings"]]
     made = ", ".join(f"{part} of `{_short(evidence[part]['commit'])}`" for part in PARTS if part in evidence)
-    return "\n".join(lines or ["Nothing is open."]) + (f"\n\nCommits: {made}; a + is with changes." if made else "")
+    made = f"\n\nCommits: {made}; a + is with changes." if made else ""
+    return "\n".join(lines or ["Nothing is open."]) + f"\n\n{MENDED}" + made
+
+
+MENDED = """\
+What these commands found before, each with a test of its own since: a record with half of a surrogate pair
+could not be written; YAML with unclosed brackets took quadratic time; a policy longer than any path was a
+traceback, as were strange bytes, deep JSON and huge numbers in a study's files; SIGTERM while a report was
+written ended without a line; a damaged evaluation from before RL gave another table in silence, as did a number
+that had turned into another one in a study's results; a refused `--resume` moved files of a study before it
+refused."""
 
 
 def _short(commit: str) -> str:
