@@ -188,6 +188,7 @@ def test_the_page_is_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not {cell.seed for cell in tuning} & set(seeds), "tuned on what is reported"
 
 
+@pytest.mark.slow
 def test_only_what_is_lacking_is_made(tmp_path: Path) -> None:
     there = {Cell(QUICK, "coma", 0): replace(run(0.125), settings=repr(ENTRIES["coma"]))}
     store(there, tmp_path, QUICK)

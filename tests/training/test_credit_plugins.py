@@ -84,6 +84,7 @@ def test_the_example_package_passes_its_own_tests(installed: Path) -> None:
     assert "3 passed" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_example_package_trains(installed: Path, tmp_path: Path) -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[2])\n"

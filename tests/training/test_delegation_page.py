@@ -58,6 +58,7 @@ def test_the_page_is_what_the_evidence_says(delegation: ModuleType) -> None:
     assert tuning
 
 
+@pytest.mark.slow
 def test_every_cell_says_what_it_was_made_of(delegation: ModuleType) -> None:
     for file in delegation.EVIDENCE.glob("*_seed*.json"):
         cell = json.loads(file.read_text(encoding="utf-8"))

@@ -143,7 +143,7 @@ class Crash(Exception):
     pass
 
 
-@pytest.mark.parametrize("after", [pytest.param(("warm start", 3), marks=pytest.mark.slow), ("RL", 5)])
+@pytest.mark.parametrize("after", [pytest.param(("warm start", 4), marks=pytest.mark.slow), ("RL", 6)])
 def test_a_killed_run_resumes_to_the_same_end(base: Job, tmp_path: Path, after: tuple[str, int]) -> None:
     spec = config(tmp_path)
     seen: list[str] = []

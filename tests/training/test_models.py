@@ -197,7 +197,7 @@ def test_checkpoints_hold_the_adapter_alone_and_model_folders_the_sum(tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("stage", "count"), [("warm start", 2), ("RL", 3)])
+@pytest.mark.parametrize(("stage", "count"), [("warm start", 3), ("RL", 4)])
 def test_a_killed_run_with_lora_resumes_to_the_same_end(tmp_path: Path, stage: str, count: int) -> None:
     whole = play(lora_config(tmp_path / "whole", checkpoint_every=1))
     spec = lora_config(tmp_path / "killed", checkpoint_every=1)
