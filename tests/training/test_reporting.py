@@ -434,3 +434,7 @@ def test_a_session_says_what_wrote_a_folder_and_survives_a_cut_line(tmp_path: Pa
     assert set(found[0]["versions"]) == {"python", "selfcest", "torch", "transformers", "numpy"}
     assert gpu_seconds(found) is None, "nobody knows how long the last one held them"
     assert gpu_seconds([{"gpus": ["one", "two"], "seconds": 3.0}, {"gpus": [], "seconds": 9.0}]) == 6.0
+    with file.open("a", encoding="utf-8") as lines:
+        lines.write("7\n")
+    with pytest.raises(RecordError, match=r"sessions\.jsonl, line 6: 7 is no session"):
+        read_sessions(tmp_path)

@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from selfcest_env.errors import RecordError
 from selfcest_env.record import read_json_lines
 
 SESSIONS = "sessions.jsonl"
@@ -37,9 +38,15 @@ def session(folder: Path) -> Iterator[None]:
 
 
 def read_sessions(folder: Path) -> list[dict[str, Any]]:
-    """Sessions of a folder in order, each with `ended` and `seconds` if it ended; none where there is no file."""
+    """Sessions of a folder in order, each with `ended` and `seconds` if it ended; none where there is no file.
+
+    Raises:
+        RecordError: a line is no JSON object.
+    """
     file, found = folder / SESSIONS, list[dict[str, Any]]()
-    for _, line in read_json_lines(file) if file.is_file() else ():
+    for number, line in read_json_lines(file) if file.is_file() else ():
+        if not isinstance(line, dict):
+            raise RecordError(f"{file}, line {number}: {line!r:.80} is no session; delete that line")
         if "started" in line:
             found.append(dict(line))
         elif found:
