@@ -10,16 +10,21 @@ from typing import Any
 
 import pytest
 
+try:
+    from playwright import sync_api as api
+except ImportError:
+    api = None
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 @contextmanager
 def chromium() -> Iterator[Any]:
     """Playwright's browser; skips the test that has none."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright: pip install -r requirements/dev.txt")
+    if api is None:
+        pytest.skip("no playwright: pip install -r requirements/dev.txt")
     if CHROMIUM is None:
         pytest.skip("no Chromium, so no page is opened in a browser: apt-get install chromium")
-    with playwright.sync_playwright() as driver:
+    with api.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM)
         yield browser
         browser.close()
@@ -44,6 +49,14 @@ class Opened:
 
     def focused(self) -> str:
         return str(self.tab.evaluate("document.activeElement.id || document.activeElement.dataset.agent"))
+
+    def shows(self, selector: str, text: str) -> None:
+        """Waits until the element has this text. Raises `AssertionError` with what it has instead."""
+        api.expect(self.tab.locator(selector).first).to_have_text(text)
+
+    def focuses(self, name: str) -> None:
+        """Waits until the element of this id, or the agent of this name in the tree, has the focus."""
+        api.expect(self.tab.locator(f'[id="{name}"]:focus, [data-agent="{name}"]:focus')).to_have_count(1)
 
     def close(self) -> None:
         """Raises `AssertionError` for a page that complained, or loaded anything but itself."""

@@ -213,24 +213,14 @@ function followed(made, lines, unit) {
 // Pieces
 
 function table(caption, heads, rows) {
-  const cell = (tag) => (content) => {
-    const { class: kind, text, ...more } = content?.text !== undefined ? content : { text: content };
-    return make(tag, { class: kind, ...(tag === "th" ? { scope: "col" } : {}), ...more }, text);
-  };
+  const cell = ({ text, ...attributes }) => make("td", attributes, text);
   return make(
     "div",
     { class: "wide", tabindex: 0, role: "region", "aria-label": caption },
-    make(
-      "table",
-      {},
-      make("caption", {}, caption),
-      make("thead", {}, make("tr", {}, heads.map(cell("th")))),
-      make("tbody", {}, rows.map((row) => make("tr", {}, row.map(cell("td"))))),
-    ),
+    headed({ caption, heads, rows: rows.map((row) => make("tr", {}, row.map(cell))) }),
   );
 }
 
-const number = (text) => ({ class: "number", text });
 const name = (text) => ({ class: "name", text });
 
 function picker(label, options, chosen, change) {
