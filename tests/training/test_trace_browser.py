@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import chromium, opened, serious
+from browsing import beside, chromium, opened, serious
 from pages import EVIL, RULES, groups, harmful, write
 from rich.console import Console
 from test_job import counterfactual, play
@@ -131,7 +131,7 @@ def test_everybody_can_use_it(browser: Any, file: Path, deep: EpisodeRecord, sch
     with opened(browser, file, f"#{deep.episode_id}/root.0/0", viewport=viewport, color_scheme=scheme) as page:
         ground = page.tab.evaluate("getComputedStyle(document.body).backgroundColor")
         assert serious(page.tab) == []
-        assert page.tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing stands beside the page"
+        assert beside(page.tab) == []
         page.tab.click("#scheme")
         assert page.tab.evaluate("getComputedStyle(document.body).backgroundColor") != ground
         assert serious(page.tab) == []

@@ -76,7 +76,7 @@ def write_report_page(sources: Sequence[Source], out: Path, faces_of: Callable[[
         All paths, the page first.
     """
     folder = out.with_name(f"{out.stem}_files")
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     trees = Trees(out.with_name(f"{out.stem}_trace.html"))
     written = [out]
     parts = []
