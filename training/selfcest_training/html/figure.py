@@ -78,9 +78,9 @@ def frames(record: EpisodeRecord) -> Iterator[Image]:
         spent = sum(node.spent for node in nodes)
         foot = _price(record) if done == turns else f"{done} of {turns} turns, {spent:,} tokens"
         yield paint(_shapes(record, nodes, layout, foot, done == turns), width, height, scale, _letters)
-        ready = [node.agent_id for node in nodes if node.status is Status.READY]
+        ready = [(node.agent_id, played.get(node.agent_id, 0)) for node in nodes if node.status is Status.READY]
         if ready:
-            agent_id = min(ready, key=lambda one: (clock.ends[one, played.get(one, 0)], one))
+            agent_id = clock.first_to_end(ready)
             played[agent_id] = played.get(agent_id, 0) + 1
 
 
