@@ -33,7 +33,7 @@ from selfcest_training import files
 from selfcest_training.commands.solve import _count
 from selfcest_training.commands.trace import print_trace
 from selfcest_training.config import RunConfig
-from selfcest_training.config_file import dump_config, dump_run
+from selfcest_training.config_file import dump_run
 from selfcest_training.credit.offline import read_groups
 from selfcest_training.evaluation.curves import metrics_of
 from selfcest_training.files import Extent, Growing, digest, digests, tidy, whole, write_text
