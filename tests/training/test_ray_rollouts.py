@@ -241,12 +241,8 @@ def test_what_the_cluster_has_not_is_refused_before_any_work(address: str) -> No
     # Of a process of its own: this one is connected.
     imports = "from selfcest_training.cluster.connection import connected\n"
     imports += "from selfcest_training.cluster.config import ClusterConfig\n"
-    ended = subprocess.run(
-        [sys.executable, "-c", f"{imports}with connected({wanted!r}): pass"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": PYTHONPATH},
-    )
+    code, own = f"{imports}with connected({wanted!r}): pass", {**os.environ, "PYTHONPATH": PYTHONPATH}
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=own)
     assert ended.returncode == 1
     assert "ConfigError: cluster.rollout_resources is {'TPU': 1}" in ended.stderr
     assert "room for 0: its nodes have 1 x (CPU" in ended.stderr
