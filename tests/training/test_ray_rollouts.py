@@ -10,7 +10,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import Timer
 from typing import Any
@@ -217,8 +217,10 @@ def test_what_a_judge_could_not_judge_is_played_again(address: str, tmp_path: Pa
 
 def test_what_a_worker_raises_is_raised_here(address: str, tmp_path: Path) -> None:
     broken = {"name": "correct", "options": {"bad": {"name": "trivial:Broken"}}}
-    with pytest.raises(RewardError, match="reward term 'bad', episode s0.* raised KeyError: 'score'") as caught:
-        play(config(tmp_path, **SHORT, **on(address), reward=broken))
+    job = Job(config(tmp_path, **SHORT, **on(address), reward=broken), JobId("delegating", 0), lambda *_: None)
+    said = "reward term 'bad', episode s0.* raised KeyError: 'score'"
+    with closing(job), pytest.raises(RewardError, match=said) as caught:
+        job.run(lambda: None)
     assert "ray::RolloutWorker.play" in str(caught.value.__cause__)
 
 
@@ -259,6 +261,7 @@ def test_a_stranger_s_token_is_an_error_that_says_so(address: str, tmp_path: Pat
 
 def test_workers_that_find_no_place_are_not_waited_for_without_end(address: str, tmp_path: Path) -> None:
     cores = ray.cluster_resources()["CPU"]
+    wait_for(lambda: ray.available_resources().get("CPU") == cores)
     spec = config(tmp_path, **SHORT, **on(address, rollout_resources={"CPU": cores}, start_seconds=20))
     with pytest.raises(InfrastructureError, match=r"1 of 2 rollout workers, .* did not start in .*start_seconds = 20"):
         workers_of(spec)
@@ -269,7 +272,7 @@ def test_workers_that_find_no_place_are_not_waited_for_without_end(address: str,
 
 
 def written(tmp_path: Path, changes: dict[str, Any]) -> Path:
-    data = yaml.safe_load(dump_config(config(tmp_path / "runs", **SHORT, **changes)))
+    data = yaml.safe_load(dump_config(config(tmp_path / "runs", **{**SHORT, **changes})))
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(data), encoding="utf-8")
     return tmp_path / "c.yaml"
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from selfcest_env.errors import ConfigError
@@ -19,6 +21,11 @@ _JOINED = 60.0  # seconds within which Ray must answer; by itself it tries for m
 
 def import_ray() -> Any:
     """The module. Raises `ConfigError` that says what to install."""
+    # A cluster that is started has a lock where its machine has a token, and who joins has none unless told to.
+    token = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ
+    if token or (Path.home() / ".ray" / "auth_token").is_file():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # the first of several workers' is raised, and enough
     try:
         import ray
         import ray.exceptions
