@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +24,8 @@ def import_ray() -> Any:
     """The module. Raises `ConfigError` that says what to install."""
     # A cluster that is started has a lock where its machine has a token, and who joins has none unless told to.
     token = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ
-    if token or (Path.home() / ".ray" / "auth_token").is_file():
+    token = token or (Path.home() / ".ray" / "auth_token").is_file()
+    if token and "ray" not in sys.modules:  # which reads it when it is imported
         os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # the first of several workers' is raised, and enough
     try:
