@@ -298,12 +298,9 @@ def wait_for(holds: Callable[[], bool], seconds: float = 120) -> None:
         time.sleep(0.02)
 
 
-def model_of(run: Path) -> torch.Tensor:
+def model_of(run: Path) -> bytes:
     """The trained weights of a run's folder."""
-    from selfcest_agents.tiny import load_pretrained
-
-    model = load_pretrained(run / "delegating" / "seed0" / "model")
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
+    return (run / "delegating" / "seed0" / "model" / "model.safetensors").read_bytes()
 
 
 def test_a_lost_driver_goes_on_to_the_same_bits_and_without_a_cluster_to_the_same_tokens(
@@ -327,7 +324,7 @@ def test_a_lost_driver_goes_on_to_the_same_bits_and_without_a_cluster_to_the_sam
 
     ended = selfcest("train", "-c", str(file), "--resume")
     assert ended.returncode == 0, ended.stderr
-    assert torch.equal(model_of(run), model_of(hit.folder.parents[1]))
+    assert model_of(run) == model_of(hit.folder.parents[1])
     resumed = list(read_episodes(run / "delegating/seed0/episodes.jsonl"))
     assert resumed == episodes(hit)
 
