@@ -35,7 +35,7 @@ def test_the_surface_is_this_and_nothing_else() -> None:
     commands |= {f"{group} {name}": command for group, inner in groups.items() for name, command in inner.items()}
     found = {name: {opt for param in command.params for opt in param.opts} for name, command in commands.items()}
     assert found == {
-        "train": {"--config", "-c", "--resume", "overrides"},
+        "train": {"--config", "-c", "--ray-address", "--resume", "overrides"},
         "warmstart": {"--config", "-c", "--resume", "overrides"},
         "evaluate": {"--config", "-c", "--page", "--resume", "overrides"},
         "compare": {"--trust", "first", "second"},

@@ -17,19 +17,23 @@ from typing import Any
 
 from selfcest_env.errors import RecordError
 from selfcest_env.record import read_json_lines
+from selfcest_env.structure import plain
 
 SESSIONS = "sessions.jsonl"
 _PACKAGES = ("selfcest", "torch", "transformers", "numpy")
 
 
 @contextmanager
-def session(folder: Path) -> Iterator[None]:
+def session(folder: Path, cluster: object = None) -> Iterator[None]:
     """Add a line to the folder's `sessions.jsonl` when the block begins, and one when it ends, however it does.
+
+    `cluster`: the config's block, which is in the line and nowhere else.
 
     The last line of a session that was killed is missing: how long it took is not known.
     """
     file, start = folder / SESSIONS, time.monotonic()
-    _append(file, {"started": _now(), "command": _command(), "versions": _versions(), **_machine()})
+    on = {} if cluster is None else {"cluster": plain(cluster)}
+    _append(file, {"started": _now(), "command": _command(), "versions": _versions(), **_machine(), **on})
     try:
         yield
     finally:
