@@ -189,8 +189,7 @@ class Job:
             forward=self.config.forward,
         )
         if checkpoint is not None:
-            load_checkpoint(checkpoint, self.model, learner.optimizer)
-            learner.num_steps = self.state.num_updates
+            load_checkpoint(checkpoint, learner)
         return learner
 
     def _warm_start(self, checkpoint: Path | None, log: MetricsLog) -> None:
@@ -287,7 +286,7 @@ class Job:
         memory = {} if trainer is None else trainer.state_dict()
         extents = {**self._evaluated, **{name: log.extent() for name, log in self._logs.items()}}
         manifest = Manifest(digest(dump_config(self.config)), extents, self._warm_files)
-        save_checkpoint(self.folder / "checkpoints", self.model, learner.optimizer, self.state, memory, manifest)
+        save_checkpoint(self.folder / "checkpoints", learner.state(), self.state, memory, manifest)
 
 
 def make_stages(config: RLConfig, place: str = "rl") -> Stages:
