@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 import shutil
 import signal
 import tempfile
@@ -13,12 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import torch.multiprocessing  # noqa: F401 -- tensors in messages go through shared memory
-
 from selfcest_env.errors import InfrastructureError, SelfcestError
 from selfcest_training.cluster.rank import TIMEOUT, Place, Rank
 
-_GRACE = 5.0  # seconds in which ranks that failed because another did may say so too
+_GRACE = 2.0  # seconds in which another rank may turn out to be the cause
 
 
 class ProcessRanks:
@@ -33,6 +32,7 @@ class ProcessRanks:
     """
 
     def __init__(self, ranks: int, backend: str = "gloo", timeout: float = TIMEOUT) -> None:
+        self.built: object = None
         context = multiprocessing.get_context("spawn")
         self._folder = Path(tempfile.mkdtemp(prefix="selfcest-ranks-"))
         address = (self._folder / "store").as_uri()
@@ -52,9 +52,10 @@ class ProcessRanks:
         """See `Ranks`."""
         if not self._connections:
             raise InfrastructureError("the ranks of the learner have ended; start them anew and resume")
+        message = _packed((method, args))
         for connection in self._connections:
             with suppress(OSError):  # it is gone, which its silence will say
-                connection.send((method, args))
+                connection.send_bytes(message)
         return self._answers()
 
     def _answers(self) -> Any:
@@ -71,7 +72,7 @@ class ProcessRanks:
                 assert isinstance(connection, Connection)
                 rank = open_ends.pop(connection)
                 try:
-                    error, found[rank] = connection.recv()
+                    error, found[rank] = pickle.loads(connection.recv_bytes())
                 except (EOFError, OSError):
                     gone = InfrastructureError(f"rank {rank} of {count} of the learner has ended without a word")
                     failed.append((0, rank, gone))
@@ -103,6 +104,11 @@ class ProcessRanks:
         self.close()
 
 
+def _packed(message: object) -> bytes:
+    """As bytes, tensors too: what a pipe does with them by itself needs more shared memory than containers have."""
+    return pickle.dumps(message)
+
+
 def _serve(place: Place, driver: Connection) -> None:
     """Answer calls with a pair of error and result, until the driver is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to answer
@@ -110,14 +116,15 @@ def _serve(place: Place, driver: Connection) -> None:
         try:
             rank = Rank(place)
         except Exception:
-            driver.send((traceback.format_exc(), None))
+            driver.send_bytes(_packed((traceback.format_exc(), None)))
             return
-        driver.send((None, None))
+        driver.send_bytes(_packed((None, None)))
         while True:
-            method, args = driver.recv()
+            message = driver.recv_bytes()
+            answer: tuple[SelfcestError | str | None, Any]
             try:
-                found = rank.call(method, *args)
-            except Exception as error:
-                driver.send((error if isinstance(error, SelfcestError) else traceback.format_exc(), None))
-                return
-            driver.send((None, found))
+                method, args = pickle.loads(message)
+                answer = None, rank.call(method, *args)
+            except Exception as error:  # it stays until it is ended: whoever waits for it would fail, and hide why
+                answer = error if isinstance(error, SelfcestError) else traceback.format_exc(), None
+            driver.send_bytes(_packed(answer))

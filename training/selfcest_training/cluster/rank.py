@@ -135,10 +135,10 @@ class Rank:
         )
         return self._learner.exact
 
-    def weights(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-        """Whole, on the first rank's CPU; nothing elsewhere."""
-        first = self.place.rank == 0
-        return {name: tensor.cpu() for name, tensor in self.learner.weights(dtype) if first}
+    def weights(self, dtype: str | None = None) -> dict[str, Tensor]:
+        """Those that a sampler is given, in its dtype (as `bfloat16`) or the model's own; on the first rank's CPU."""
+        whole = self.learner.weights(None if dtype is None else getattr(torch, dtype))
+        return {name: tensor.cpu() for name, tensor in whole if self.place.rank == 0}
 
     def close(self) -> None:
         """Leave the group."""
