@@ -4,9 +4,9 @@
 
 Gloo on a CPU of this machine; no Ray. Random contexts that share prompts. A line per case: the largest entry of the
 gradient, and the largest difference to one process. Then, of steps of the last case: CPU-seconds of a step in one
-process and in each rank (the least of all steps, as other work on the machine matters less), what each process holds in
-memory beyond what it held before the model, and seconds and bytes of a checkpoint's gathering. `--smollm2`:
-SmolLM2-135M in place of the embedded model, and one case. Nothing is asserted.
+process and in each rank (the least of all steps, as other work on the machine matters less), bytes of weights and
+moments, and seconds until a checkpoint is in the driver's hands. `--smollm2`: SmolLM2-135M in place of the embedded
+model, and one case. Nothing is asserted.
 """
 
 from __future__ import annotations
@@ -91,10 +91,6 @@ def stepped(processes: list[psutil.Process], step: Callable[[], object], count: 
     return least
 
 
-def mib(processes: list[psutil.Process]) -> list[float]:
-    return [process.memory_info().rss / 2**20 for process in processes]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=2)
@@ -111,7 +107,6 @@ def main() -> None:
     here, loss = psutil.Process(), LossConfig()
     with ProcessRanks(options.ranks) as ranks:
         there = [psutil.Process(process.pid) for process in ranks.processes]
-        held = mib([here, *there])
         for name, case in cases.items():
             spec = replace(LearnerSpec(model, BARE, tokens), **case)
             one, several = alone(spec), LearnerGroup(ranks, spec)
@@ -127,20 +122,16 @@ def main() -> None:
         del expected, found
         mine = stepped([here], lambda: one.policy_step(samples, loss), options.steps)
         theirs = stepped(there, lambda: several.policy_step(samples, loss), options.steps)
-        now = mib([here, *there])
         print(
             f"a step: {mine[0]:.2f} CPU-seconds in one process, {', '.join(f'{each:.2f}' for each in theirs)} in ranks"
         )
-        if options.smollm2:  # of small models it says nothing
-            grown = [after - before for after, before in zip(now, held, strict=True)]
-            print(
-                f"memory: {grown[0]:.0f} MiB in one process, {', '.join(f'{each:.0f}' for each in grown[1:])} in ranks"
-            )
+        held = ", ".join(f"{size / 2**20:.1f}" for size in ranks.call("held"))
         start = time.monotonic()
         state = several.state()
         seconds = time.monotonic() - start
         size = sum(tensor.nbytes for tensors in (state.weights, state.moments) for tensor in tensors.values())
-        print(f"a checkpoint's {size / 2**20:.1f} MiB are gathered in {seconds:.2f} s")
+        print(f"weights and moments: {size / 2**20:.1f} MiB in one process, {held} in ranks")
+        print(f"gathered, and sent to the driver, in {seconds:.2f} s")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import pickle
 import shutil
@@ -13,6 +14,11 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from selfcest_env.errors import InfrastructureError, SelfcestError
 from selfcest_training.cluster.rank import TIMEOUT, Place, Rank
@@ -104,9 +110,23 @@ class ProcessRanks:
         self.close()
 
 
+class _Pickler(pickle.Pickler):
+    """Tensors as bytes. What a pipe does with them by itself needs more shared memory than containers have."""
+
+    def reducer_override(self, value: object) -> Any:
+        if type(value) is not Tensor:
+            return NotImplemented
+        return _tensor, (value.contiguous().view(-1).view(torch.uint8).numpy(), value.dtype, value.shape)
+
+
+def _tensor(values: npt.NDArray[np.uint8], dtype: torch.dtype, shape: torch.Size) -> Tensor:
+    return torch.from_numpy(values).view(dtype).view(shape)
+
+
 def _packed(message: object) -> bytes:
-    """As bytes, tensors too: what a pipe does with them by itself needs more shared memory than containers have."""
-    return pickle.dumps(message)
+    file = io.BytesIO()
+    _Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(message)
+    return file.getvalue()
 
 
 def _serve(place: Place, driver: Connection) -> None:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 
 from selfcest_agents.language import language_of
 from selfcest_agents.lora import add_lora
@@ -22,6 +23,7 @@ from selfcest_agents.lora_options import LoraOptions
 from selfcest_env.plugin import PlugIn
 from selfcest_training.cluster.sharded import ShardedLearner
 from selfcest_training.learner.options import ForwardOptions, OptimizerConfig, Rows
+from selfcest_training.learner.update import Learner
 
 # CPU tensors and plain objects always travel by gloo.
 BACKENDS = {"gloo": ("cpu", "gloo"), "nccl": ("cuda", "cpu:gloo,cuda:nccl")}
@@ -96,13 +98,14 @@ class Rank:
         self._learner: ShardedLearner | None = None
 
     def call(self, method: str, *args: Any) -> Any:
-        """`build`, `weights` (see there), or a method of `ShardedLearner`: `policy_step`, `imitation_step`, `read`,
-        `state`, `restore`.
+        """`build`, `weights`, `held` (see there), or a method of `ShardedLearner`.
+
+        Those are `policy_step`, `imitation_step`, `read`, `state` and `restore`.
 
         Returns what the first rank gives; `None` on the others. After an error the group is of no more use, and all
         ranks must be ended by whoever hosts them: some may wait for this one.
         """
-        if method in ("build", "weights"):
+        if method in ("build", "weights", "held"):
             found = getattr(self, method)(*args)
         else:
             found = getattr(self.learner, method)(*args)
@@ -139,6 +142,14 @@ class Rank:
         """Those that a sampler is given, in its dtype (as `bfloat16`) or the model's own; on the first rank's CPU."""
         whole = self.learner.weights(None if dtype is None else getattr(torch, dtype))
         return {name: tensor.cpu() for name, tensor in whole if self.place.rank == 0}
+
+    def held(self) -> list[int]:
+        """Bytes of weights and moments that each rank has, those of all others not counted."""
+        state = Learner.state(self.learner)
+        parts = [t.to_local() if isinstance(t, DTensor) else t for own in vars(state).values() for t in own.values()]
+        found = [0] * self.place.ranks
+        dist.all_gather_object(found, sum(part.nbytes for part in parts), group=self._mesh.get_group())
+        return found
 
     def close(self) -> None:
         """Leave the group."""
