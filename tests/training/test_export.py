@@ -31,7 +31,9 @@ from selfcest_training.learner.options import Denominator
 from selfcest_training.run.job import Job, JobId
 
 RL = "arms__delegating__rl"
-EPISODES = (three_agents("s0.g0.e0", 1.0), three_agents("s0.g0.e1", 0.25))
+_SHORT, _LONG = three_agents("s0.g0.e0", 1.0), three_agents("s0.g0.e1", 0.25)
+_TALKATIVE = agent(ROOT.child(1), turn((7,), (16, 17)), turn((8, 9), (18, 19)))
+EPISODES = (_SHORT, replace(_LONG, agents=(*_LONG.agents[:2], _TALKATIVE)))  # of 8 and 10 tokens
 
 
 def data(credit: str = "rloo", denominator: Denominator = Denominator.CONSTANT, **options: Any) -> Credited:
@@ -66,9 +68,11 @@ def test_samples_are_those_of_our_learner() -> None:
         [group(*EPISODES)], [Rloo().assign(group(*EPISODES), {})], denominator=Denominator.CONSTANT, constant=10.0
     )
     assert sums(found.samples) == sums(tuple(expected))
-    # 2 + 1 + 3 + 2 tokens in each of two episodes; 0.75 and -0.75 over two episodes and ten tokens.
-    assert found.trained_tokens == 16
-    assert sorted(sums(found.samples).values()) == pytest.approx([-0.75 / 20] * 8 + [0.75 / 20] * 8)
+    # 2 + 1 + 3 + 2 tokens, and two more in the second; 0.75 and -0.75 over two episodes and ten tokens.
+    assert found.trained_tokens == 18
+    assert sorted(sums(found.samples).values()) == pytest.approx([-0.75 / 20] * 10 + [0.75 / 20] * 8)
+    by_own = sums(data(denominator=Denominator.EPISODE_MEAN).samples)
+    assert sorted(by_own.values()) == pytest.approx([-0.75 / 2 / 10] * 10 + [0.75 / 2 / 8] * 8)
     assert {found.group(sample) for sample in found.samples} == {"s0.g0"}
 
 
@@ -220,7 +224,7 @@ def test_the_command_writes_a_file_once(tmp_path: Path, name: str, read: Callabl
     ]
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    assert "6 contexts of 2 episodes, 16 tokens that train" in result.output
+    assert "6 contexts of 2 episodes, 18 tokens that train" in result.output
     read(out)
     again = CliRunner().invoke(app, arguments)
     assert isinstance(again.exception, ConfigError)

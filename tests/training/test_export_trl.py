@@ -15,6 +15,7 @@ from test_job import config
 from trl_on_cpu import on_a_cpu
 
 from selfcest_agents.samplers import make_sampler
+from selfcest_env.errors import ConfigError
 from selfcest_training.config import RunConfig
 from selfcest_training.export.trl import Rollouts, async_grpo_trainer, opened_trainer
 from selfcest_training.run.job import Job, JobId
@@ -28,7 +29,7 @@ pytestmark = [needs_trl, pytest.mark.slow, pytest.mark.filterwarnings("ignore::F
 RL = "arms__delegating__rl"
 STEPS = 4
 # In float32, on whatever TRL packs otherwise: the largest difference by the largest entry of the gradient.
-TOLERANCE = 1e-5
+TOLERANCE = 1e-4
 
 
 @pytest.fixture(scope="module")
@@ -158,8 +159,20 @@ def test_trl_makes_our_run(
         )
         assert gap < TOLERANCE
     assert theirs.generated == ours.generated
+    print(f"weights at the end: {float((theirs.weights[-1] - ours.weights[-1]).abs().max()):.1e} apart")
     moved = (ours.weights[-1] - ours.weights[0]).abs().max()
     assert float((theirs.weights[-1] - ours.weights[-1]).abs().max() / moved) < 1e-3
     rows = [row for row in log if "selfcest/return" in row]
     assert [row["selfcest/policy_lag"] for row in rows] == [0, 1, 1, 1]
     assert rows[0]["ratio"] == pytest.approx(1, abs=1e-5), "the first step is on policy"
+
+
+def test_what_follows_from_the_rollouts_is_not_set_twice(
+    tmp_path: Path, warm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened_trainer(spec(tmp_path), "delegating", 0, warm) as trainer:
+        with pytest.raises(ConfigError, match="temperature follows from the rollouts, here 1.0; set it there"):
+            async_grpo_trainer(Rollouts(trainer, rows=8), warm, tmp_path, temperature=0.5)
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        with pytest.raises(ConfigError, match="there are 2 processes; this door has one"):
+            async_grpo_trainer(Rollouts(trainer, rows=8), warm, tmp_path)
