@@ -23,7 +23,7 @@ from selfcest_training.commands.cli import app
 from selfcest_training.credit import Credit, Replayed, Rloo, make_assigner
 from selfcest_training.credit.offline import in_groups
 from selfcest_training.export.prime_rl import TrainingSample, read_samples, training_samples, write_samples
-from selfcest_training.export.stored import Credited, credited
+from selfcest_training.export.stored import Credited, credited, group_of
 from selfcest_training.export.trl import Rollouts, idle_row, micro_batches, opened_trainer, rows_of
 from selfcest_training.export.verl import batch_of, read_batch, write_batch
 from selfcest_training.learner.batch import Sample, build_samples
@@ -73,7 +73,7 @@ def test_samples_are_those_of_our_learner() -> None:
     assert sorted(sums(found.samples).values()) == pytest.approx([-0.75 / 20] * 10 + [0.75 / 20] * 8)
     by_own = sums(data(denominator=Denominator.EPISODE_MEAN).samples)
     assert sorted(by_own.values()) == pytest.approx([-0.75 / 2 / 10] * 10 + [0.75 / 2 / 8] * 8)
-    assert {found.group(sample) for sample in found.samples} == {"s0.g0"}
+    assert {group_of(sample.episode_id) for sample in found.samples} == {"s0.g0"}
 
 
 def test_turns_of_replays_are_exported_with_their_group() -> None:
@@ -83,7 +83,7 @@ def test_turns_of_replays_are_exported_with_their_group() -> None:
     found = credited(stored, scheme, denominator=Denominator.CONSTANT, constant=10.0)
     names = {sample.episode_id for sample in found.samples}
     assert names == {*map(str, asked), *(episode.episode_id for episode in EPISODES)}
-    assert {found.group(sample) for sample in found.samples} == {"s0.g0"}
+    assert {group_of(sample.episode_id) for sample in found.samples} == {"s0.g0"}
     with pytest.raises(CreditError, match="4 are not in the file"):
         credited(in_groups(EPISODES, "here"), scheme, denominator=Denominator.CONSTANT, constant=10.0)
 
@@ -292,7 +292,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({f"{RL}__loss": {"terms": {"entropy": {"weight": -0.1}}}}, "TRL's trainer has `clipped` by token alone"),
         ({f"{RL}__minibatches": 2}, "rl.minibatches is 2"),
         ({f"{RL}__credit": {"name": "critic"}}, "'critic' looks into the learner"),
-        ({f"{RL}__max_policy_lag": 2}, "arms.delegating.rl.max_policy_lag is 2"),
+        ({f"{RL}__max_policy_lag": 2}, "arms.delegating.rl.max_policy_lag is 2; set it to 1"),
+        ({f"{RL}__sampled_tokens": 500}, "arms.delegating.rl.sampled_tokens is 500; set it to null: TRL ends"),
+        ({"compute_tokens": 500000}, "compute_tokens is 500000; set it to null: TRL ends"),
+        ({"lora": {"rank": 2}}, "set it to null, and give TRL a peft_config"),
     ],
 )
 def test_what_trl_cannot_do_is_refused(tmp_path: Path, model: Path, changes: dict[str, Any], words: str) -> None:

@@ -16,6 +16,13 @@ from selfcest_training.learner.batch import Sample, build_samples
 from selfcest_training.learner.options import Denominator
 
 
+def group_of(episode_id: str) -> str:
+    """What the episodes of one task share: the id up to its last dot; a replay's is its episode's."""
+    while (episode := replayed_episode(episode_id)) is not None:
+        episode_id = episode
+    return episode_id.rpartition(".")[0]
+
+
 @dataclass(frozen=True)
 class Credited:
     """One update's worth of samples.
@@ -31,13 +38,6 @@ class Credited:
     @property
     def trained_tokens(self) -> int:
         return sum(int(sample.loss_mask.sum()) for sample in self.samples)
-
-    def group(self, sample: Sample) -> str:
-        """What the episodes of one task share: the id up to its last dot; a replay's is its episode's."""
-        name = sample.episode_id
-        while (episode := replayed_episode(name)) is not None:
-            name = episode
-        return name.rpartition(".")[0]
 
     def loss_weights(self, sample: Sample) -> np.ndarray:
         """[T] what a trainer that divides by `trained_tokens` multiplies a token's loss by to sum as ours does."""

@@ -34,6 +34,7 @@ from selfcest_env.errors import ConfigError, TrainingError
 from selfcest_env.reward import make_reward
 from selfcest_training.config import RunConfig
 from selfcest_training.credit import InternalsAssigner, fit
+from selfcest_training.export.stored import group_of
 from selfcest_training.families import make_families
 from selfcest_training.learner.batch import Sample, mini_batches
 from selfcest_training.learner.losses import Clipped, make_loss_sum
@@ -59,7 +60,7 @@ class Row:
         mask: True where a token is trained by this row.
         logprobs: of the sampler, 0 where the mask is False.
         advantage: that of credit times the weight of a token in our loss.
-        group: the episode's id up to its last dot.
+        group: see `group_of`; empty for a row without a gradient.
     """
 
     token_ids: np.ndarray
@@ -87,8 +88,7 @@ def rows_of(samples: Sequence[Sample]) -> list[Row]:
         for advantage in np.unique(advantages[sample.loss_mask]):
             mask = sample.loss_mask & (advantages == advantage)
             logprobs = np.where(mask, sample.behavior_logprobs, 0).astype(np.float32)
-            group = sample.episode_id.rpartition(".")[0]
-            rows.append(Row(sample.token_ids, mask, logprobs, float(advantage), group))
+            rows.append(Row(sample.token_ids, mask, logprobs, float(advantage), group_of(sample.episode_id)))
     return rows
 
 
@@ -271,13 +271,21 @@ def opened_trainer(config: RunConfig, arm: str, seed: int, model: Path | str) ->
     Its engine is started here and ended on leaving. Nothing is written.
 
     Raises:
-        ConfigError: as for the run, and for `max_policy_lag` above 1. It is 1 with TRL, whatever the sampler.
+        ConfigError: as for the run, and for what TRL would not heed.
     """
     rl, language = config.arms[arm].rl, language_of(config.model)
-    if rl.max_policy_lag > 1:
-        raise ConfigError(
-            f"arms.{arm}.rl.max_policy_lag is {rl.max_policy_lag}; with TRL's trainer it is 1: set it to 1"
-        )
+    for name, found, expected in (
+        (
+            f"arms.{arm}.rl.max_policy_lag",
+            rl.max_policy_lag if rl.max_policy_lag > 1 else None,
+            "1, as it always is with TRL's trainer",
+        ),
+        (f"arms.{arm}.rl.sampled_tokens", rl.sampled_tokens, "null: TRL ends after rl.steps"),
+        ("compute_tokens", config.compute_tokens, "null: TRL ends after rl.steps"),
+        ("lora", config.lora, "null, and give TRL a peft_config"),
+    ):
+        if found is not None:
+            raise ConfigError(f"{name} is {found}; set it to {expected}")
     spec, reward = (
         make_sampler(config.sampler.name, config.sampler.options),
         make_reward(config.reward.name, **config.reward.options),

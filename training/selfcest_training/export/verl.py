@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from selfcest_env.errors import ConfigError, RecordError
-from selfcest_training.export.stored import Credited
+from selfcest_training.export.stored import Credited, group_of
 from selfcest_training.files import whole
 
 _HEADER = "selfcest_verl"
@@ -82,7 +82,7 @@ def batch_of(data: Credited, pad_id: int = 0) -> Batch:
     return Batch(
         {name: tensor.contiguous() for name, tensor in tensors.items()},
         {
-            "uid": [data.group(sample) for sample in samples],
+            "uid": [group_of(sample.episode_id) for sample in samples],
             "episode_id": [sample.episode_id for sample in samples],
             "agent_id": [str(sample.agent_id) for sample in samples],
             "data_source": [data.records[sample.episode_id].task.source for sample in samples],
