@@ -1,5 +1,5 @@
 """The commands: `selfcest train | warmstart | evaluate | compare | leaks | solve | trace | report | watch | lab | bench
-| credit`."""
+| credit | export`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ except ImportError as error:  # a plain install brings the game alone
 from selfcest_env.errors import ConfigError
 from selfcest_training.commands.bench import bench
 from selfcest_training.commands.credit import credit_app
+from selfcest_training.commands.export import export
 from selfcest_training.commands.lab import lab
 from selfcest_training.faults import Exit, exit_code, line_of
 
@@ -36,6 +37,7 @@ app = typer.Typer(
 app.add_typer(credit_app, name="credit")
 app.command()(lab)
 app.command()(bench)
+app.command()(export)
 
 _CONFIG = Annotated[
     Path | None,

@@ -76,12 +76,13 @@ def _group(name: str) -> str:
 
 def apply(assigner: CreditAssigner, stored: StoredEpisodes) -> list[Credit]:
     """Credit of every group. Raises `CreditError` for a replay that the file does not hold."""
-    credits = []
-    for group in stored.groups:
-        first = _found(assigner, group, ask(assigner, group), stored)
-        second = _found(assigner, group, ask_more(assigner, group, first), stored)
-        credits.append(assign(assigner, group, {**first, **second}))
-    return credits
+    return [assign(assigner, group, replays_of(assigner, group, stored)) for group in stored.groups]
+
+
+def replays_of(assigner: CreditAssigner, group: EpisodeGroup, stored: StoredEpisodes) -> dict[Replay, EpisodeRecord]:
+    """What the scheme asks for, in both rounds. Raises `CreditError` for a replay that the file does not hold."""
+    first = _found(assigner, group, ask(assigner, group), stored)
+    return {**first, **_found(assigner, group, ask_more(assigner, group, first), stored)}
 
 
 def _found(

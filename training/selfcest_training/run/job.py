@@ -286,18 +286,7 @@ class Job:
 
     def _reinforce(self, checkpoint: Path | None, log: MetricsLog) -> None:
         config, learner = self.arm.rl, self._learner("rl", checkpoint)
-        settings = StepSettings(
-            steps=config.steps,
-            tasks_per_step=config.tasks_per_step,
-            minibatches=config.minibatches,
-            temperature=config.temperature,
-            loss=config.loss,
-            denominator=config.denominator,
-            constant_tokens=config.constant_tokens,
-            max_policy_lag=config.max_policy_lag,
-            group_tries=config.group_tries,
-            max_dropped_share=config.max_dropped_share,
-        )
+        settings = step_settings(config)
         menu = TaskMenu(self.families, config.tasks, config.group_size)
         with Trainer(
             self.player, self.sampler, learner, menu, self.stages, settings, account=self.account, seed=self.id.seed
@@ -336,6 +325,22 @@ class Job:
         extents = {**self._evaluated, **{name: log.extent() for name, log in self._logs.items()}}
         manifest = Manifest(digest(dump_run(self.config)), extents, self._warm_files)
         save_checkpoint(self.folder / "checkpoints", learner.state(), self.state, memory, manifest)
+
+
+def step_settings(config: RLConfig) -> StepSettings:
+    """The numbers of a step, as a config of RL has them."""
+    return StepSettings(
+        steps=config.steps,
+        tasks_per_step=config.tasks_per_step,
+        minibatches=config.minibatches,
+        temperature=config.temperature,
+        loss=config.loss,
+        denominator=config.denominator,
+        constant_tokens=config.constant_tokens,
+        max_policy_lag=config.max_policy_lag,
+        group_tries=config.group_tries,
+        max_dropped_share=config.max_dropped_share,
+    )
 
 
 def make_stages(config: RLConfig, place: str = "rl") -> Stages:

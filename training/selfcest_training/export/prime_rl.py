@@ -1,0 +1,90 @@
+"""Samples as prime-rl has them on their way from its orchestrator to its trainer: msgpack, a list of `TrainingSample`.
+
+The fields are those of prime-rl 0.8.0 (`prime_rl.transports.rollouts.types` at 559b447), in that order, since a sample
+is an array there. `prime_rl.trainer.batch.prepare_batch` packs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from selfcest_env.errors import ConfigError, RecordError
+from selfcest_training.export.stored import Credited
+from selfcest_training.files import whole
+
+try:
+    import msgspec
+except ImportError as error:
+    raise ConfigError(f"{error}; run: pip install 'selfcest[prime-rl]'") from error
+
+
+class TrainingSample(msgspec.Struct, array_like=True, omit_defaults=True):
+    """One context. Lists are [T], aligned.
+
+    Attributes:
+        token_ids, mask, logprobs, temperatures, advantages: as in `Sample`.
+        env_name: the source of its task.
+        rl_weights: what the trainer, which divides by the tokens that train, multiplies a token's loss by.
+
+    The others are of components and models that this project does not export.
+    """
+
+    token_ids: list[int]
+    mask: list[bool]
+    logprobs: list[float]
+    temperatures: list[float]
+    env_name: str
+    ref_logprobs: list[float] | None = None
+    mm_kwargs: None = None
+    routed_experts: None = None
+    mm_token_type_ids: list[int] | None = None
+    rl_weights: list[float] | None = None
+    ce_weights: list[float] | None = None
+    ref_kl_weights: list[float] | None = None
+    advantages: list[float] | None = None
+
+
+def training_samples(data: Credited) -> list[TrainingSample]:
+    """One per context, in order. Raises `ConfigError` for a turn whose weight is 0, which it would count otherwise."""
+    found = []
+    for sample in data.samples:
+        weights = data.loss_weights(sample)
+        if not np.all(weights[sample.loss_mask]):
+            raise ConfigError(
+                f"{sample.episode_id}/{sample.agent_id} has a turn of weight 0, which prime-rl leaves out of its "
+                "denominator and this project does not; exclude it in the credit scheme"
+            )
+        found.append(
+            TrainingSample(
+                sample.token_ids.tolist(),
+                sample.loss_mask.tolist(),
+                sample.behavior_logprobs.tolist(),
+                sample.temperature.tolist(),
+                data.records[sample.episode_id].task.source,
+                rl_weights=weights.tolist(),
+                advantages=sample.advantages.tolist(),
+            )
+        )
+    return found
+
+
+def write_samples(path: Path, samples: Sequence[TrainingSample]) -> None:
+    """A file of them, there whole or not at all."""
+    with whole(path) as partial:
+        partial.write_bytes(msgspec.msgpack.encode(list(samples)))
+
+
+def read_samples(path: Path) -> list[TrainingSample]:
+    """Inverse of `write_samples`. Raises `RecordError` for what prime-rl would not take."""
+    try:
+        samples = msgspec.msgpack.decode(path.read_bytes(), type=list[TrainingSample])
+    except msgspec.DecodeError as error:
+        raise RecordError(f"{path} holds no training samples of prime-rl: {error}") from error
+    for i, sample in enumerate(samples):
+        streams = (sample.mask, sample.logprobs, sample.temperatures, sample.rl_weights, sample.advantages)
+        if any(stream is not None and len(stream) != len(sample.token_ids) for stream in streams):
+            raise RecordError(f"{path}: sample {i} has {len(sample.token_ids)} ids, and a list of another length")
+    return samples
