@@ -262,9 +262,7 @@ def test_a_task_goes_on_until_it_has_enough_of_both() -> None:
     tight = Limits(total_tokens=100)
     other = EpisodeGroup(slow.task, tuple(replace(episode, limits=tight) for episode in more.episodes))
     apart = gate.admit(0, [slow, more, other], 3, 1)
-    assert [len(group.episodes) for group in apart.kept] == [8, 4], (
-        "drawn twice it is one task; of other limits, two"
-    )
+    assert [len(group.episodes) for group in apart.kept] == [8, 4], "drawn twice it is one task; of other limits, two"
     assert apart.again == (PlannedGroup(slow.task, 4, tight),)
 
 
