@@ -42,6 +42,7 @@ from selfcest_training.learner import losses
 from selfcest_training.learner.mismatch import Mismatch
 from selfcest_training.learner.options import ForwardOptions, LossConfig, OptimizerConfig
 from selfcest_training.run.experiment import default_config
+from selfcest_training.stages import registry
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -256,6 +257,20 @@ def test_the_credit_page_names_every_scheme_and_option_with_its_default() -> Non
             assert yaml.safe_load(default) == (
                 list(option.default) if isinstance(option.default, tuple) else option.default
             )
+
+
+def test_the_training_page_names_every_stage_and_option_with_its_default() -> None:
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    table = page.partition("| stage | option | default |")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.split("|")] for line in table.splitlines()[2:]]
+    for stages in (registry.TASK_SAMPLERS, registry.GATES):
+        for name, reference in stages.items():
+            assert f"`{name}`" in page
+            module, _, cls = reference.partition(":")
+            for option in dataclasses.fields(getattr(importlib.import_module(module), cls)):
+                (default,) = [cells[3] for cells in rows if f"`{name}`" in cells[1] and cells[2] == f"`{option.name}`"]
+                if isinstance(option.default, int | float | str | None):
+                    assert yaml.safe_load(default) == option.default, (name, option.name)
 
 
 def test_the_training_page_names_every_loss_and_option_with_its_default() -> None:

@@ -21,6 +21,7 @@ from selfcest_training.credit import (
     CreditAssigner,
     Difference,
     DiffLoo,
+    Downsampled,
     Gated,
     GatedPaper,
     Grpo,
@@ -31,6 +32,7 @@ from selfcest_training.credit import (
     Rloo,
     Shapes,
     Shapley,
+    StateZero,
     Swap,
     ToGo,
     WideSeek,
@@ -47,6 +49,7 @@ RIGHT: list[CreditAssigner] = [
     Branches(samples=2, nested=True), Gated(PlugIn("branches", {"nested": True})),
     ToGo(), Gated(PlugIn("rloo")), Gated(PlugIn("parts")),
     Gated(PlugIn("difference", {"max_share": 0.5}), sides="both"),
+    Downsampled(PlugIn("branches"), 3, "score", reweigh=True), StateZero(),
 ]  # fmt: skip
 
 

@@ -55,6 +55,7 @@ from selfcest_training.credit import (
     Rloo,
     Shapes,
     Shapley,
+    StateZero,
     Swap,
     ToGo,
     coin,
@@ -190,6 +191,23 @@ def test_rloo_is_unbiased_and_grpo_is_not(name: str) -> None:
 @pytest.mark.parametrize("assigner", [Coma(), Difference(), Swap(), Swap(paired=True), Branches()], ids=label)
 def test_counterfactual_schemes_are_unbiased(assigner: CreditAssigner, name: str) -> None:
     assert bias(assigner, name) < 1e-12
+
+
+def test_a_value_of_earlier_groups_is_an_unbiased_baseline() -> None:
+    game, scheme = solved("pair"), StateZero()
+    requests = [lab_request(game, 3, index, k) for index in range(10) for k in range(2)]
+    played = rollout(requests, TabularPolicy(game.table, Streams()), game.rules)
+    earlier = EpisodeGroup(game.game.task(), tuple(game.reward.score(record) for record in played))
+    scheme.fit([earlier])
+
+    class Fitted(Rloo):
+        """It as it stands after those groups, which the laboratory can enumerate."""
+
+        def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+            return scheme.assign(group, replayed)
+
+    assert "state_zero_error" in scheme.assign(earlier, {}).diagnostics
+    assert bias(Fitted(), "pair") < 1e-12
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from selfcest_training.credit.base import (
     against_others,
     broadcast,
     leave_one_out,
+    succeeded,
 )
 from selfcest_training.credit.branches import Branches
 from selfcest_training.credit.chance import coin, draw
@@ -35,6 +36,7 @@ from selfcest_training.credit.coma import Coma
 from selfcest_training.credit.critic import Critic
 from selfcest_training.credit.diff_loo import DiffLoo
 from selfcest_training.credit.difference import Difference
+from selfcest_training.credit.downsampled import Downsampled
 from selfcest_training.credit.gae import Gae
 from selfcest_training.credit.gated import Gated
 from selfcest_training.credit.gated_paper import GatedPaper
@@ -44,6 +46,7 @@ from selfcest_training.credit.per_role import PerRole
 from selfcest_training.credit.registry import BUILTINS, find_scheme, make_assigner, schemes
 from selfcest_training.credit.rloo import Rloo
 from selfcest_training.credit.shapley import Shapley
+from selfcest_training.credit.state_zero import StateZero
 from selfcest_training.credit.swap import Swap
 from selfcest_training.credit.to_go import ToGo
 from selfcest_training.credit.wideseek import WideSeek
@@ -58,6 +61,7 @@ __all__ = [
     "Critic",
     "DiffLoo",
     "Difference",
+    "Downsampled",
     "Gae",
     "Gated",
     "GatedPaper",
@@ -74,6 +78,7 @@ __all__ = [
     "Rloo",
     "Shapes",
     "Shapley",
+    "StateZero",
     "StepAssigner",
     "Swap",
     "ToGo",
@@ -96,4 +101,5 @@ __all__ = [
     "leave_one_out",
     "make_assigner",
     "schemes",
+    "succeeded",
 ]

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from selfcest_env.errors import ConfigError
+from selfcest_env.errors import ConfigError, RewardError, did_you_mean
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay
 from selfcest_env.types import AgentId, TurnKey
@@ -233,6 +233,17 @@ def against_others(values: Sequence[float]) -> list[float]:
     """Each of at least two numbers less the mean of the others."""
     total, others = sum(values), len(values) - 1
     return [value - (total - value) / others for value in values]
+
+
+def succeeded(episode: EpisodeRecord, term: str) -> bool:
+    """Whether a term of the reward, unweighted, is above 0. Raises `RewardError` if the reward has no such term."""
+    terms = episode.reward_terms or {}
+    if term not in terms:
+        raise RewardError(
+            f"term is {term!r}, and the reward has no such term to tell success by; it has {', '.join(terms)}."
+            + did_you_mean(term, terms)
+        )
+    return terms[term] > 0
 
 
 def _returns(group: EpisodeGroup) -> list[float]:

@@ -32,6 +32,8 @@ BUILTINS: dict[str, str] = {
     "gae": "selfcest_training.credit.gae:Gae",
     "to_go": "selfcest_training.credit.to_go:ToGo",
     "wideseek": "selfcest_training.credit.wideseek:WideSeek",
+    "state_zero": "selfcest_training.credit.state_zero:StateZero",
+    "downsampled": "selfcest_training.credit.downsampled:Downsampled",
     "per_role": "selfcest_training.credit.per_role:PerRole",
 }
 

@@ -41,9 +41,8 @@ from selfcest_training.learner.losses import Clipped, make_loss_sum
 from selfcest_training.learner.update import Learner
 from selfcest_training.run.account import JobAccount
 from selfcest_training.run.checkpoint import TrainState
-from selfcest_training.run.job import check_contexts, make_stages, step_settings
+from selfcest_training.run.job import check_contexts, make_stages, step_settings, task_menu
 from selfcest_training.run.metrics import describe
-from selfcest_training.stages.base import TaskMenu
 from selfcest_training.stages.crediting import credit_step, records_of
 from selfcest_training.trainer import StepSettings, Trainer
 
@@ -301,7 +300,7 @@ def opened_trainer(config: RunConfig, arm: str, seed: int, model: Path | str) ->
     sampler = spec.start(language, weights)
     player = ModelPlayer(language, sampler, limits=config.limits_of(arm), reward=reward)
     learner = Learner(weights, rl.optimizer, pad_id=0, micro_batch_tokens=config.micro_batch_tokens)
-    menu = TaskMenu(families, rl.tasks, rl.group_size)
+    menu = task_menu(config, arm, families)
     account = JobAccount(TrainState(), rl, None)
     try:
         settings = replace(step_settings(rl), max_policy_lag=0)  # the trainer itself runs nothing ahead

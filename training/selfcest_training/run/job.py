@@ -19,6 +19,7 @@ from selfcest_env.errors import ConfigError, StoppedError
 from selfcest_env.reward import make_reward
 from selfcest_env.seeding import stream_seed
 from selfcest_env.structure import plain
+from selfcest_env.tasks import TaskSource
 from selfcest_training.cluster.group import LearnerGroup, Ranks
 from selfcest_training.cluster.rank import LearnerSpec
 from selfcest_training.cluster.rollouts import RolloutPool, RolloutWorkers, WorkerSpec
@@ -26,7 +27,7 @@ from selfcest_training.config import RLConfig, RunConfig, changed_limits
 from selfcest_training.config_file import dump_run
 from selfcest_training.credit import check_constant, make_assigner
 from selfcest_training.evaluation.training_run import Stage
-from selfcest_training.families import make_families
+from selfcest_training.families import make_families, split
 from selfcest_training.files import Extent, Growing, digest, digests, extent_of, tidy, whole
 from selfcest_training.learner.losses import Need, make_loss_sum
 from selfcest_training.learner.memory import release_memory
@@ -287,7 +288,7 @@ class Job:
     def _reinforce(self, checkpoint: Path | None, log: MetricsLog) -> None:
         config, learner = self.arm.rl, self._learner("rl", checkpoint)
         settings = step_settings(config)
-        menu = TaskMenu(self.families, config.tasks, config.group_size)
+        menu = task_menu(self.config, self.id.arm, self.families)
         with Trainer(
             self.player, self.sampler, learner, menu, self.stages, settings, account=self.account, seed=self.id.seed
         ) as trainer:
@@ -340,6 +341,17 @@ def step_settings(config: RLConfig) -> StepSettings:
         max_policy_lag=config.max_policy_lag,
         group_tries=config.group_tries,
         max_dropped_share=config.max_dropped_share,
+    )
+
+
+def task_menu(config: RunConfig, arm: str, families: Mapping[str, TaskSource]) -> TaskMenu:
+    """What an arm's task sampler chooses from; `families` are the training parts of the config's tasks."""
+    return TaskMenu(
+        families,
+        config.arms[arm].rl.tasks,
+        config.arms[arm].rl.group_size,
+        limits=config.limits_of(arm),
+        remake=lambda name, changes: split(config.tasks[name], "train", changes, where=f"tasks.{name}"),
     )
 
 

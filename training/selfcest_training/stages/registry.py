@@ -15,9 +15,18 @@ from selfcest_training.stages.base import Gate, RewardSchedule, TaskSampler
 
 T = TypeVar("T")
 
-TASK_SAMPLERS: dict[str, str] = {"mixture": "selfcest_training.stages.mixture:Mixture"}
+TASK_SAMPLERS: dict[str, str] = {
+    "mixture": "selfcest_training.stages.mixture:Mixture",
+    "knapsack": "selfcest_training.stages.knapsack:Knapsack",
+    "v0": "selfcest_training.stages.v0:V0",
+    "dots": "selfcest_training.stages.dots:Dots",
+    "eva": "selfcest_training.stages.eva:Eva",
+    "scaler": "selfcest_training.stages.scaler:Scaler",
+    "curriculum": "selfcest_training.stages.curriculum:Curriculum",
+}
 GATES: dict[str, str] = {
     "all": "selfcest_training.stages.gates:AdmitAll",
+    "reinforce_ada": "selfcest_training.stages.reinforce_ada:ReinforceAda",
     "varied": "selfcest_training.stages.gates:AdmitVaried",
 }
 REWARD_SCHEDULES: dict[str, str] = {

@@ -1,0 +1,106 @@
+"""`downsampled`: the credit of another scheme over the whole group, and so many of its episodes that train.
+
+    A as the scheme `scheme` has it of all N;   n episodes train, half right and half wrong where there are as many;
+    all turns of the others are excluded;   reweigh: of s right ones among N, k of which train, each weighs s n / (k N)
+
+Source: the down-sampling of Reinforce-Ada (arXiv 2510.04996, Algorithm 1 and the released code): baselines from all
+samples, a fixed-size group with both outcomes for training. Which episodes is drawn by their seeds.
+
+The loss divides by what the step's first round planned, as always: with n rollouts planned for a task and n trained,
+that is their number. Excluded turns leave the numerator alone, and enter no KL term.
+
+Biased. Half of what trains is right, however rare that is. With two returns, a rate p and large groups the
+expectation keeps its direction within a task and its length is multiplied by n (p^2 + (1-p)^2) / (2 N p (1-p)): tasks
+near 0 and 1 count for more, which is the paper's aim (its later versions derive it from a concave objective). With
+more than two returns the direction changes too. `reweigh` takes that back in expectation given the group: a right
+episode stands for all that were right. What is left then is the factor n / N, which the paper's rounds make random,
+and what stopping early does to the baseline, which nothing here can undo (see the gate `reinforce_ada`).
+
+A tree trains whole or not at all, as do turns of its replays. Degenerate cases: a group of n or fewer trains whole;
+one without both outcomes trains n of what there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from selfcest_env.plugin import PlugIn
+from selfcest_env.record import EpisodeGroup, EpisodeRecord
+from selfcest_env.replay import Replay, replayed_episode
+from selfcest_env.structure import Checked, Count
+from selfcest_training.credit import checks
+from selfcest_training.credit.base import Credit, CreditAssigner, Promise, Replayed, Shapes, succeeded
+from selfcest_training.credit.chance import draw
+from selfcest_training.credit.registry import make_assigner, require_pure
+
+
+@dataclass(frozen=True)
+class Downsampled(Checked):
+    """Options: `scheme`, `{name, options}` or null (default) for `rloo`; `size` (8), n; `term` (`correct`), the term of
+    the reward that is above 0 for a right episode; `reweigh` (false)."""
+
+    name: ClassVar[str] = "downsampled"
+    formula: ClassVar[str] = "as `scheme` over the whole group; n of it train, half of them right"
+    source: ClassVar[str] = "Reinforce-Ada, arXiv 2510.04996"
+    promise: ClassVar[Promise] = Promise.BIASED
+    null_player: ClassVar[bool] = False
+
+    scheme: PlugIn | None = None
+    size: Count = 8
+    term: str = "correct"
+    reweigh: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_pure(self._scheme, "scheme")
+
+    def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
+        return checks.ask(self._scheme, group)
+
+    def check_constant(self, constant_tokens: float) -> None:
+        checks.check_constant(self._scheme, constant_tokens)
+
+    def more_replays(self, episode: EpisodeRecord, shapes: Shapes) -> Sequence[Replay]:
+        return checks.more_replays(self._scheme, episode, shapes)
+
+    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        credit = checks.assign(self._scheme, group, replayed)
+        factors = self._factors(group)
+        advantage = {key: value for key, value in credit.advantage.items() if _episode(key.episode_id) in factors}
+        weight = {key: value for key, value in credit.weight.items() if key in advantage}
+        if self.reweigh:
+            weight = {key: weight.get(key, 1.0) * factors[_episode(key.episode_id)] for key in advantage}
+        every = {key for episode in group.episodes for key, _ in episode.turns()}
+        share = len(factors) / len(group.episodes)
+        diagnostics = {**credit.diagnostics, "trained_share": share}
+        return Credit(advantage, frozenset(every - advantage.keys()), diagnostics, weight)
+
+    def _factors(self, group: EpisodeGroup) -> dict[str, float]:
+        """The episodes that train, each with the factor that lets it stand for those of its outcome."""
+        sides: tuple[list[EpisodeRecord], list[EpisodeRecord]] = ([], [])
+        for episode in group.episodes:
+            sides[not succeeded(episode, self.term)].append(episode)
+        total, size = len(group.episodes), min(self.size, len(group.episodes))
+        right = min(len(sides[0]), max(size // 2, size - len(sides[1])))
+        factors = {}
+        for side, (episodes, count) in enumerate(zip(sides, (right, size - right), strict=True)):
+            left = list(episodes)
+            for k in range(count):
+                i = draw((1 / len(left),) * len(left), "who trains", group.episodes[0], side * total + k)
+                factors[left.pop(i).episode_id] = len(episodes) * size / (count * total)
+        return factors
+
+    @cached_property
+    def _scheme(self) -> CreditAssigner:
+        inside = self.scheme or PlugIn("rloo")
+        return make_assigner(inside.name, inside.options, where="scheme.options")
+
+
+def _episode(name: str) -> str:
+    """The episode that a replay, or a replay of a replay, is of."""
+    while (of := replayed_episode(name)) is not None:
+        name = of
+    return name

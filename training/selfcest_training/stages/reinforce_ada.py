@@ -1,0 +1,78 @@
+"""`reinforce_ada`: further rollouts of a task, round by round, until it has enough of both outcomes.
+
+    balanced: a task is done with n/2 right and n - n/2 wrong rollouts     positive: with a right one
+    those that are not are rolled out again, at most `max_rounds` rounds in all; a group is all rollouts of its task
+
+Source: Reinforce-Ada (arXiv 2510.04996), its sequential sampling with the exits Reinforce-Ada-balance and -pos, and the
+released code (4 rounds). Learn from its groups with the credit scheme `downsampled`: the baseline then is of all
+rollouts and n of them train, as in the paper. Without, all of them train.
+
+Left open there and chosen here. It is a gate, so that any task sampler may choose the tasks; a later round has as many
+rollouts of a task as its first had. A task that is not done in the last round is kept as it is: without both outcomes
+a group baseline gives it 0, and it has been paid for either way. A task that was drawn twice is one group.
+
+Its bias. When to stop depends on the outcomes, so the group's mean is no fair estimate of the success rate: with one
+rollout a round and `positive` the mean of 1 / N is above p, and a step that ends by the first success has exactly one.
+A baseline of others' returns then is not independent of an episode's own actions either: whether there *are* others
+depends on it. That no scheme of credit can take back; `test_sampling.py` computes both exactly for two outcomes.
+
+When an episode is a tree, a rollout is the whole tree, and a rollout of a task that spreads costs more: rounds are
+bounded in number, not in tokens. Degenerate cases: with `max_rounds` 1 it is `all`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from selfcest_env.record import EpisodeGroup, EpisodeRecord
+from selfcest_env.structure import AtLeast, Checked, Count
+from selfcest_env.types import Limits
+from selfcest_training.credit import succeeded
+from selfcest_training.stages.base import Admission, PlannedGroup
+
+
+@dataclass(frozen=True)
+class ReinforceAda(Checked):
+    """Attributes:
+
+    size: n, rollouts of which a task should have both outcomes; that of `downsampled`.
+    enough: the exit.
+    max_rounds: of rollouts in a step, the first included.
+    term: an episode is right if this term of the reward is above 0.
+    """
+
+    size: Annotated[int, AtLeast(2)] = 8
+    enough: Literal["balanced", "positive"] = "balanced"
+    max_rounds: Count = 4
+    term: str = "correct"
+
+    def admit(self, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> Admission:
+        joined: list[_Joined] = []
+        for group in groups:
+            limits = group.episodes[0].limits
+            one = next((j for j in joined if j.first.task == group.task and j.limits == limits), None)
+            if one is None:
+                joined.append(one := _Joined(group))
+            one.episodes += group.episodes
+        open_ = [one for one in joined if not self._done(one.episodes)] if rounds < self.max_rounds else []
+        again = [PlannedGroup(one.first.task, len(one.first.episodes), one.limits) for one in open_]
+        return Admission(tuple(EpisodeGroup(one.first.task, tuple(one.episodes)) for one in joined), again=tuple(again))
+
+    def _done(self, episodes: Sequence[EpisodeRecord]) -> bool:
+        right = sum(succeeded(episode, self.term) for episode in episodes)
+        half = self.size // 2
+        return right >= 1 if self.enough == "positive" else right >= half and len(episodes) - right >= self.size - half
+
+
+@dataclass
+class _Joined:
+    """The groups of one task so far, as one."""
+
+    first: EpisodeGroup
+    episodes: list[EpisodeRecord] = field(default_factory=list)
+
+    @property
+    def limits(self) -> Limits:
+        return self.first.episodes[0].limits
