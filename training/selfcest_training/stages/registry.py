@@ -23,6 +23,8 @@ GATES: dict[str, str] = {
 REWARD_SCHEDULES: dict[str, str] = {
     "constant": "selfcest_training.stages.schedules:Constant",
     "linear": "selfcest_training.stages.schedules:Linear",
+    "lagrangian": "selfcest_training.stages.lagrangian:Lagrangian",
+    "hypervolume": "selfcest_training.stages.hypervolume:Hypervolume",
 }
 
 
