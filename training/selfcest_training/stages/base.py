@@ -16,16 +16,17 @@ import numpy as np
 
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.tasks import TaskSource
-from selfcest_env.types import Task
+from selfcest_env.types import Limits, Task
 from selfcest_training.credit import CreditAssigner
 
 
 @dataclass(frozen=True)
 class PlannedGroup:
-    """A task, and how many rollouts of it make a group."""
+    """A task, how many rollouts of it make a group, and under which limits; `None`: the run's."""
 
     task: Task
     num_rollouts: int
+    limits: Limits | None = None
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import numpy as np
 
 from selfcest_env.errors import TrainingError
 from selfcest_env.record import EpisodeGroup
+from selfcest_env.types import Limits
 from selfcest_training.credit.checks import called
 from selfcest_training.stages.base import Admission, Gate, PlannedGroup, RewardSchedule, TaskMenu, TaskSampler
 
@@ -21,9 +22,17 @@ def propose(
     who = f"task sampler {type(sampler).__name__}, step {step}"
     planned = called(who, lambda: list(sampler.propose(step, num_tasks, menu, rng)), TrainingError)
     given: list[object] = [*planned]
-    if not given or not all(isinstance(plan, PlannedGroup) and plan.num_rollouts >= 1 for plan in given):
-        raise TrainingError(f"{who}: proposed {planned!r}; expected at least one PlannedGroup with num_rollouts >= 1")
+    if not given or not all(isinstance(plan, PlannedGroup) and _playable(plan) for plan in given):
+        raise TrainingError(
+            f"{who}: proposed {planned!r}; expected at least one PlannedGroup with num_rollouts >= 1, its limits a "
+            "Limits or None"
+        )
     return planned
+
+
+def _playable(plan: PlannedGroup) -> bool:
+    limits: object = plan.limits
+    return plan.num_rollouts >= 1 and (limits is None or isinstance(limits, Limits))
 
 
 def weights_at(schedule: RewardSchedule, step: int) -> Mapping[str, float]:

@@ -42,7 +42,7 @@ def play_groups(
     for i, plan in enumerate(planned, len(after)):
         names = [f"s{step}.g{i}.e{k}" for k in range(plan.num_rollouts)]
         seeds = [stream_seed("episode", seed, step, count + k) for k in range(plan.num_rollouts)]
-        waiting[i] = [RolloutRequest(name, plan.task, own) for name, own in zip(names, seeds, strict=True)]
+        waiting[i] = [RolloutRequest(name, plan.task, own, plan.limits) for name, own in zip(names, seeds, strict=True)]
         count += plan.num_rollouts
     groups: dict[int, EpisodeGroup] = {}
     outages = NO_OUTAGES
