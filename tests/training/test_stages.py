@@ -25,7 +25,6 @@ from selfcest_training.run.job import Job, JobId, make_stages
 from selfcest_training.stages import checks
 from selfcest_training.stages.base import Admission, PlannedGroup
 from selfcest_training.stages.gates import AdmitAll, AdmitVaried
-from selfcest_training.stages.produced import Produced
 from selfcest_training.stages.registry import make_gate, make_reward_schedule, make_task_sampler
 from selfcest_training.stages.schedules import Constant, Linear
 
@@ -70,10 +69,13 @@ def test_a_gate_of_wrong_options_is_refused(options: dict[str, Any]) -> None:
 
 def test_a_gate_may_only_choose() -> None:
     mine, other = pair("g0", 1.0, 0.0), pair("g1", 1.0, 0.0)
-    assert Produced.of([mine, other], [other], [{}], planned_episodes=4, rounds=1).kept == (1,)
-    for kept in ([pair("g0", 1.0, 0.0)], [mine, mine]):
-        with pytest.raises(TrainingError, match="not given, or one twice"):
-            Produced.of([mine, other], kept, [{}] * len(kept), planned_episodes=4, rounds=1)
+    both = group(*mine.episodes, other.episodes[1])
+    for kept in ((other,), (both,), (group(mine.episodes[1]), other)):
+        admission = Admission(kept)
+        assert checks.admit(Odd(admit=admission), 3, [mine, other], 1, 1) is admission
+    for kept in ((pair("g0", 1.0, 0.0),), (mine, mine), (mine, both)):
+        with pytest.raises(TrainingError, match="gate Odd, step 3: kept episode g.*, which it was not given, or kept"):
+            checks.admit(Odd(admit=Admission(kept)), 3, [mine, other], 1, 1)
 
 
 # Mini-batches of rule 8
@@ -283,8 +285,11 @@ def test_a_stage_fails_by_name() -> None:
     for admission in (None, Admission(tuple(groups), more=-1)):
         with pytest.raises(TrainingError, match="gate Odd, step 3: returned .*; expected an Admission with more >= 0"):
             checks.admit(Odd(admit=admission), 3, groups, 1, 1)
-    with pytest.raises(TrainingError, match="gate Odd, step 3: asks for more after 1000 rounds"):
-        checks.admit(Odd(admit=Admission((), more=1)), 3, groups, 1, checks.MAX_ROUNDS)
+    with pytest.raises(TrainingError, match=r"gate Odd, step 3: again is \(.*; expected PlannedGroups"):
+        checks.admit(Odd(admit=Admission((), again=(plan,))), 3, groups, 1, 1)
+    for admission in (Admission((), more=1), Admission((), again=(replace(plan, num_rollouts=1),))):
+        with pytest.raises(TrainingError, match="gate Odd, step 3: asks for more after 1000 rounds"):
+            checks.admit(Odd(admit=admission), 3, groups, 1, checks.MAX_ROUNDS)
     with pytest.raises(TrainingError, match="reward schedule Odd, step 3: weights are None; expected a mapping"):
         checks.weights_at(Odd(weights=None), 3)
     with pytest.raises(TrainingError, match="Odd.observe, step 3: raised IndexError: far"):

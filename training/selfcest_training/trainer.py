@@ -25,7 +25,7 @@ from selfcest_training.stages.base import Admission, PlannedGroup, Stages, TaskM
 from selfcest_training.stages.checks import admit, observe, propose, weights_at
 from selfcest_training.stages.crediting import StepCredit, credit_step, records_of
 from selfcest_training.stages.outages import NO_OUTAGES, replay_groups
-from selfcest_training.stages.produced import Produced, play_groups
+from selfcest_training.stages.produced import Produced, play_groups, without
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,9 @@ class Trainer:
         planned: list[PlannedGroup] = []
         groups: list[EpisodeGroup] = []
         admission, rounds, asked, outages = Admission((), more=settings.tasks_per_step), 0, 0, NO_OUTAGES
-        while admission.more > 0:
-            plans = propose(stages.tasks, step, admission.more, self.menu, rng)
+        while admission.more or admission.again:
+            new = propose(stages.tasks, step, admission.more, self.menu, rng) if admission.more else []
+            plans = [*new, *admission.again]
             played, lost = play(plans, weights=weights, after=planned, tries=settings.group_tries)
             planned, groups, rounds, outages = [*planned, *plans], [*groups, *played], rounds + 1, outages + lost
             outages.check(step, len(planned), settings.max_dropped_share)
@@ -144,9 +145,9 @@ class Trainer:
         kept, replayed, lost = replay_groups(stages.credit, admission.kept, replays, settings.group_tries)
         outages += lost
         outages.check(step, len(planned), settings.max_dropped_share)
-        gone = {id(group) for group in admission.kept} - {id(group) for group in kept}
-        groups = [group for group in groups if id(group) not in gone]
-        return Produced.of(groups, kept, replayed, planned_episodes=asked, rounds=rounds, outages=outages)
+        there = {id(group) for group in kept}
+        groups = without(groups, [e for group in admission.kept if id(group) not in there for e in group.episodes])
+        return Produced(tuple(groups), tuple(kept), replayed, planned_episodes=asked, rounds=rounds, outages=outages)
 
     def update(self, produced: Produced, credit: StepCredit) -> dict[str, float]:
         """Exactly `minibatches` optimiser steps; one without anything to train makes none and says so."""

@@ -22,7 +22,7 @@ from selfcest_training.config import RLConfig, RunConfig, changed_limits
 from selfcest_training.config_file import dump_config
 from selfcest_training.credit import check_constant, make_assigner
 from selfcest_training.evaluation.training_run import Stage
-from selfcest_training.families import make_families
+from selfcest_training.families import make_families, split
 from selfcest_training.files import Extent, Growing, digest, digests, extent_of, tidy, whole
 from selfcest_training.learner.losses import Need, make_loss_sum
 from selfcest_training.learner.memory import release_memory
@@ -251,7 +251,13 @@ class Job:
             group_tries=config.group_tries,
             max_dropped_share=config.max_dropped_share,
         )
-        menu = TaskMenu(self.families, config.tasks, config.group_size)
+        menu = TaskMenu(
+            self.families,
+            config.tasks,
+            config.group_size,
+            limits=self.config.limits_of(self.id.arm),
+            remake=lambda name, changes: split(self.config.tasks[name], "train", changes, where=f"tasks.{name}"),
+        )
         with Trainer(
             self.player, self.sampler, learner, menu, self.stages, settings, account=self.account, seed=self.id.seed
         ) as trainer:

@@ -8,7 +8,7 @@ values go into every checkpoint: dicts with string keys, lists, texts, numbers, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -37,11 +37,16 @@ class TaskMenu:
         sources: task families by name, their training part alone.
         weights: of the families, as configured.
         group_size: rollouts of a task, as configured.
+        limits: those that a plan without limits of its own is played under.
+        remake: a family's training part with some of its options changed, by name and changes; `None`: the families
+            are as they are. Raises `ConfigError` that names the option.
     """
 
     sources: Mapping[str, TaskSource]
     weights: Mapping[str, float]
     group_size: int
+    limits: Limits = Limits()
+    remake: Callable[[str, Mapping[str, Any]], TaskSource] | None = None
 
 
 class TaskSampler(Protocol):
@@ -68,12 +73,15 @@ class Admission:
     """What a gate says of the groups of a step.
 
     Attributes:
-        kept: the groups to learn from, in their order; each is one of those that it was given.
-        more: tasks to roll out anew before it is asked again with all groups; 0: the step goes on.
+        kept: the groups to learn from, in their order; each is one of those that it was given, or made of episodes of
+            them: of several groups of one task, or of a group in part. No episode is in two.
+        more: tasks to roll out anew before it is asked again with all groups.
+        again: what to roll out besides, as further rollouts of tasks that it has seen. Without either the step goes on.
     """
 
     kept: tuple[EpisodeGroup, ...]
     more: int = 0
+    again: tuple[PlannedGroup, ...] = ()
 
 
 class Gate(Protocol):

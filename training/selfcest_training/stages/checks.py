@@ -50,11 +50,23 @@ def observe(stage: TaskSampler | RewardSchedule, step: int, groups: Sequence[Epi
 
 
 def admit(gate: Gate, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> Admission:
-    """Raises `TrainingError` unless it is an `Admission`, or if the gate never has enough."""
+    """Raises `TrainingError` unless it is an `Admission` of what it was given, or if the gate never has enough."""
     who = f"gate {type(gate).__name__}, step {step}"
     admission: object = called(who, lambda: gate.admit(step, groups, wanted, rounds), TrainingError)
     if not isinstance(admission, Admission) or admission.more < 0:
         raise TrainingError(f"{who}: returned {admission!r}; expected an Admission with more >= 0")
-    if admission.more and rounds >= MAX_ROUNDS:
+    again: tuple[object, ...] = admission.again
+    if not all(isinstance(plan, PlannedGroup) and _playable(plan) for plan in again):
+        raise TrainingError(f"{who}: again is {again!r}; expected PlannedGroups with num_rollouts >= 1")
+    if (admission.more or admission.again) and rounds >= MAX_ROUNDS:
         raise TrainingError(f"{who}: asks for more after {rounds} rounds; bound the rounds of the gate")
+    given = {id(episode) for group in groups for episode in group.episodes}
+    for group in admission.kept:
+        for episode in group.episodes:
+            if id(episode) not in given:
+                raise TrainingError(
+                    f"{who}: kept episode {episode.episode_id}, which it was not given, or kept twice; it may choose, "
+                    "join groups of one task, and nothing else"
+                )
+            given.remove(id(episode))
     return admission

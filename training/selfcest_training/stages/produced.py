@@ -11,7 +11,7 @@ from selfcest_agents.player import Player
 from selfcest_agents.replay import PlayedReplay
 from selfcest_agents.rollout import RolloutRequest, what_played
 from selfcest_env.errors import TrainingError
-from selfcest_env.record import EpisodeGroup, from_json, to_json
+from selfcest_env.record import EpisodeGroup, EpisodeRecord, from_json, to_json
 from selfcest_env.seeding import stream_seed
 from selfcest_training.credit import CreditAssigner, ask, ask_more
 from selfcest_training.stages.base import PlannedGroup
@@ -62,47 +62,34 @@ def play_groups(
     return [groups[i] for i in sorted(groups)], outages + Outages(len(waiting))
 
 
+def without(groups: Sequence[EpisodeGroup], episodes: Sequence[EpisodeRecord]) -> list[EpisodeGroup]:
+    """The groups less these episodes; one without any left is gone."""
+    names = {episode.episode_id for episode in episodes}
+    if not names:
+        return list(groups)
+    left = [(group.task, tuple(e for e in group.episodes if e.episode_id not in names)) for group in groups]
+    return [EpisodeGroup(task, rest) for task, rest in left if rest]
+
+
 @dataclass(frozen=True)
 class Produced:
     """The rollouts of a step.
 
     Attributes:
         groups: all that were played, in order.
-        kept: positions of those to learn from.
-        replayed: the replays of each kept group.
+        learned_from: what a gate has made of them, of their episodes.
+        replayed: the replays of each group that is learned from.
         planned_episodes: of the first round; what the step's loss denominators count, whatever was dropped or refilled.
         rounds: of rollouts.
         outages: what infrastructure failures took.
     """
 
     groups: tuple[EpisodeGroup, ...]
-    kept: tuple[int, ...]
+    learned_from: tuple[EpisodeGroup, ...]
     replayed: tuple[GroupReplays, ...]
     planned_episodes: int
     rounds: int
     outages: Outages = NO_OUTAGES
-
-    @classmethod
-    def of(
-        cls,
-        groups: Sequence[EpisodeGroup],
-        kept: Sequence[EpisodeGroup],
-        replayed: Sequence[GroupReplays],
-        *,
-        planned_episodes: int,
-        rounds: int,
-        outages: Outages = NO_OUTAGES,
-    ) -> Produced:
-        """Raises `TrainingError` for a kept group that was not played, or that is there twice."""
-        places = {id(group): i for i, group in enumerate(groups)}
-        found = tuple(places.pop(id(group), -1) for group in kept)
-        if -1 in found:
-            raise TrainingError("the gate kept a group that it was not given, or one twice; it may only choose")
-        return cls(tuple(groups), found, tuple(replayed), planned_episodes, rounds, outages)
-
-    @property
-    def learned_from(self) -> tuple[EpisodeGroup, ...]:
-        return tuple(self.groups[i] for i in self.kept)
 
     @property
     def sampled_tokens(self) -> int:
@@ -118,16 +105,18 @@ class Produced:
 
     def diagnostics(self) -> dict[str, float]:
         """What the gate and infrastructure failures cost."""
-        dropped = [group for i, group in enumerate(self.groups) if i not in self.kept]
-        tokens = sum(episode.cost.generated_tokens for group in dropped for episode in group.episodes)
-        gate = {"gate/rounds": self.rounds, "gate/dropped_groups": len(dropped), "gate/dropped_tokens": tokens}
+        kept = {episode.episode_id for group in self.learned_from for episode in group.episodes}
+        dropped = [[e for e in group.episodes if e.episode_id not in kept] for group in self.groups]
+        whole = sum(len(lost) == len(group.episodes) for lost, group in zip(dropped, self.groups, strict=True))
+        tokens = sum(episode.cost.generated_tokens for lost in dropped for episode in lost)
+        gate = {"gate/rounds": self.rounds, "gate/dropped_groups": whole, "gate/dropped_tokens": tokens}
         return {**gate, **self.outages.metrics()}
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for a checkpoint."""
         return {
             "groups": [[to_json(episode) for episode in group.episodes] for group in self.groups],
-            "kept": list(self.kept),
+            "learned_from": [[episode.episode_id for episode in group.episodes] for group in self.learned_from],
             "replayed": [
                 [[to_json(played.record), played.generated_tokens, played.prompt_tokens] for played in group.values()]
                 for group in self.replayed
@@ -142,15 +131,17 @@ class Produced:
         """Inverse of `to_json`; the scheme is asked for its replays again, and they are the same."""
         records = [tuple(from_json(episode) for episode in episodes) for episodes in data["groups"]]
         groups = tuple(EpisodeGroup(episodes[0].task, episodes) for episodes in records)
-        kept = tuple(data["kept"])
+        found = {episode.episode_id: episode for episodes in records for episode in episodes}
+        kept = [tuple(found[name] for name in names) for names in data["learned_from"]]
+        learned_from = tuple(EpisodeGroup(episodes[0].task, episodes) for episodes in kept)
         replayed = []
-        for i, stored in zip(kept, data["replayed"], strict=True):
+        for group, stored in zip(learned_from, data["replayed"], strict=True):
             played = [PlayedReplay(from_json(record), *price) for record, *price in stored]
-            names = [found.record.episode_id for found in played]
-            asked = ask(assigner, groups[i])
+            names = [replay.record.episode_id for replay in played]
+            asked = ask(assigner, group)
             if [str(replay) for replay in asked] == names[: len(asked)]:
-                first = zip(asked, (found.record for found in played), strict=False)  # the second round stands behind
-                asked += ask_more(assigner, groups[i], dict(first))
+                first = zip(asked, (replay.record for replay in played), strict=False)  # the second round stands behind
+                asked += ask_more(assigner, group, dict(first))
             if [str(replay) for replay in asked] != names:
                 raise TrainingError(
                     f"the checkpoint's waiting rollouts hold {len(stored)} replays that credit scheme "
@@ -158,4 +149,4 @@ class Produced:
                 )
             replayed.append(dict(zip(asked, played, strict=True)))
         outages = Outages(**data["outages"])
-        return cls(groups, kept, tuple(replayed), data["planned_episodes"], data["rounds"], outages)
+        return cls(groups, learned_from, tuple(replayed), data["planned_episodes"], data["rounds"], outages)
