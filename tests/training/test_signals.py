@@ -6,19 +6,25 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from records import TASK, agent, group, three_agents, turn
+from test_job import Crash, config, play, rows, weights
+from trivial import Choice
 
 from selfcest_env.errors import ConfigError, CreditError
 from selfcest_env.graders import Grade
 from selfcest_env.plugin import PlugIn
-from selfcest_env.record import EpisodeGroup, EpisodeRecord, Turn
+from selfcest_env.record import EpisodeGroup, EpisodeRecord, Turn, read_episodes
 from selfcest_env.reward import make_reward
+from selfcest_env.text.terse import bucket
 from selfcest_env.types import ROOT, AgentId, FinishReason, Limits, Outcome, Status, TurnKey
 from selfcest_env.views import Observation
+from selfcest_training.config_file import load_config
 from selfcest_training.credit import (
     Adora,
     Credit,
@@ -44,10 +50,12 @@ from selfcest_training.lab import LabConfig, run_lab
 from selfcest_training.lab.exact import solve
 from selfcest_training.lab.expectation import expected_gradient
 from selfcest_training.lab.games import GAMES, Game, Payoff
-from selfcest_training.stages.base import RewardSchedule
+from selfcest_training.run.job import Job, JobId
+from selfcest_training.stages.base import RewardSchedule, Stateful, TaskMenu, TaskSampler
 from selfcest_training.stages.hypervolume import Hypervolume, volume
 from selfcest_training.stages.lagrangian import Lagrangian
-from selfcest_training.stages.registry import make_reward_schedule
+from selfcest_training.stages.registry import make_reward_schedule, make_task_sampler
+from selfcest_training.stages.warmstart import demonstration_pool
 
 RIGHT = Grade(1.0, True, True)
 CLONES = (ROOT.child(0), ROOT.child(1))
@@ -477,3 +485,138 @@ def test_the_laboratory_sees_what_entropies_cost(scheme: CreditAssigner) -> None
 def test_options_that_cannot_be_right_are_named(name: str, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make_assigner(name, options, where="credit.options")
+
+
+# Budgets
+
+LIMITS = Limits(total_tokens=400, max_depth=1)
+
+
+def menu(limits: Limits = LIMITS) -> TaskMenu:
+    return TaskMenu({"choice": Choice()}, {"choice": 1.0}, 4, limits)
+
+
+def drawn(sampler: TaskSampler, count: int = 200) -> list[int | None]:
+    plans = sampler.propose(0, count, menu(), np.random.default_rng(0))
+    assert {plan.num_rollouts for plan in plans} == {4}
+    assert {replace(plan.limits, total_tokens=400) for plan in plans if plan.limits} == {LIMITS}, "all else stays"
+    return [plan.limits.total_tokens if plan.limits else None for plan in plans]
+
+
+def test_every_group_has_a_budget_of_its_own() -> None:
+    found = drawn(make_task_sampler(PlugIn("budgets", {"totals": [100, 200, 400]}), "rl"))
+    assert {total: found.count(total) > 50 for total in set(found)} == {100: True, 200: True, 400: True}
+    ranged = drawn(make_task_sampler(PlugIn("budgets", {"between": [100, 400]}), "rl"))
+    assert all(total is not None and 100 <= total <= 400 for total in ranged)
+    below = sum(total is not None and total < 200 for total in ranged)
+    assert 75 < below < 125, "as many in one doubling as in the next"
+    assert drawn(make_task_sampler(PlugIn("budgets", {"between": [100, 100]}), "rl")) == [100] * 200
+
+
+def test_tasks_are_those_of_the_sampler_inside_and_its_memory_is_kept() -> None:
+    spec = {"name": "remembering:SparesTheEasy"}
+    sampler, other = (make_task_sampler(PlugIn("budgets", {"totals": [100], "sampler": spec}), "rl") for _ in "ab")
+    sampler.observe(0, [group(alone("a", 1.0), alone("b", 1.0))])
+    (plan,) = sampler.propose(1, 1, menu(), np.random.default_rng(1))
+    assert plan.num_rollouts == 3, "a group without variance takes one away"
+    assert isinstance(sampler, Stateful)
+    assert isinstance(other, Stateful)
+    other.load_state_dict(sampler.state_dict())
+    assert other.propose(1, 1, menu(), np.random.default_rng(1)) == [plan]
+    alike = make_task_sampler(PlugIn("mixture"), "rl").propose(0, 1, menu(), np.random.default_rng(5))
+    (budgeted,) = make_task_sampler(PlugIn("budgets", {"totals": [100]}), "rl").propose(
+        0, 1, menu(), np.random.default_rng(5)
+    )
+    assert budgeted == replace(alike[0], limits=replace(LIMITS, total_tokens=100)), "the budget is drawn after the task"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, r"totals is \[\] and between is None; set one of the two"),
+        ({"totals": [10], "between": [1, 2]}, "set one of the two"),
+        ({"between": [20, 10]}, r"between is \[20, 10\]; expected the smaller number first"),
+        ({"totals": [0]}, r"totals\[0\] is 0"),
+        ({"totals": [10], "sampler": {"name": "mixtur"}}, "unknown task sampler 'mixtur'"),
+    ],
+)
+def test_budgets_that_cannot_be_right_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make_task_sampler(PlugIn("budgets", options), "rl")
+
+
+@pytest.mark.parametrize(
+    ("total", "words"), [(81, "a budget of 81 tokens is above limits.total_tokens = 80"), (3, "answer_reserve")]
+)
+def test_a_budget_that_the_arm_cannot_have_stops_before_any_work(tmp_path: Path, total: int, words: str) -> None:
+    sampler = {"name": "budgets", "options": {"totals": [40, total]}}
+    with pytest.raises(ConfigError, match=words):
+        Job(config(tmp_path, arms__delegating__rl__task_sampler=sampler), JobId("delegating", 0), lambda *_: None)
+
+
+# Recipes
+
+CONFIGS = Path(__file__).parents[2] / "training" / "configs"
+
+
+@pytest.mark.parametrize(("name", "arm"), [("parl", "parl"), ("budgets", "deciding")])
+def test_recipes_are_built_and_their_warm_starts_can_be_shown(name: str, arm: str) -> None:
+    spec = load_config(CONFIGS / f"{name}.yaml")
+    assert tuple(spec.arms) == (arm,)
+    job = Job(spec, JobId(arm, 0), lambda *_: None)
+    limits = spec.limits_of(arm)
+    openings = set()
+    for index, phase in enumerate(job.arm.warmstart.phases):
+        pool = demonstration_pool(job.language, limits, job.reward, job.families, phase, 0, index, 1000)
+        openings |= {job.language.codec.decode(one.token_ids[:2].tolist()) for one in pool if one.agent_id == ROOT}
+    if name == "budgets":
+        totals = job.stages.tasks.totals  # type: ignore[attr-defined]
+        assert openings == {f"<root>[{bucket(total)}]" for total in totals}, "RL meets no budget for the first time"
+        assert len(openings) == len(totals)
+    else:
+        schedule = job.stages.rewards
+        assert [schedule.weights(step)["parallel"] for step in (0, 30, 60, 99)] == [1.0, 0.5, 0.0, 0.0]
+        assert job.stages.credit.name == "frozen_clones"
+        assert {"parallel", "finish", "token_cost", "correct"} <= job.reward.terms.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lag", [0, 2])
+def test_a_killed_run_with_all_of_it_resumes_to_the_same_end(tmp_path: Path, lag: int) -> None:
+    """Budgets, a controller and clones that are frozen for three of six steps, on policy and with rollouts ahead."""
+    rl = "arms__delegating__rl"
+    changes: dict[str, Any] = {
+        f"{rl}__steps": 6,
+        f"{rl}__max_policy_lag": lag,
+        f"{rl}__task_sampler": {"name": "budgets", "options": {"totals": [40, 60, 80]}},
+        f"{rl}__reward_schedule": {
+            "name": "lagrangian",
+            "options": {"term": "token_cost", "measure": "total_tokens", "at_most": 30, "proportional": 0.2},
+        },
+        f"{rl}__credit": {"name": "frozen_clones", "options": {"steps": 3, "scheme": {"name": "rloo"}}},
+        "log_groups": 9,
+    }
+    if lag:
+        changes["sampler"] = {"name": "transformers", "options": {"dtype": "float32"}}
+    whole, spec = play(config(tmp_path / "whole", **changes)), config(tmp_path / "killed", **changes)
+
+    def crash(stage: str, share: float, line: str) -> None:
+        if stage == "RL" and share >= 0.5:
+            raise Crash
+
+    with pytest.raises(Crash):
+        Job(spec, JobId("delegating", 0), crash).run(lambda: None)
+    resumed = play(spec)
+    assert torch.equal(weights(resumed), weights(whole))
+    records = list(read_episodes(whole.folder / "episodes.jsonl"))
+    by_group: dict[str, set[int | None]] = {}
+    for record in records:
+        by_group.setdefault(record.episode_id.rpartition(".")[0], set()).add(record.limits.total_tokens)
+        assert record.cost.total_tokens <= (record.limits.total_tokens or 0)
+    assert {len(totals) for totals in by_group.values()} == {1}
+    assert set().union(*by_group.values()) == {40, 60, 80}
+    prices = {record.episode_id.partition(".")[0]: record.weights["token_cost"] for record in records}
+    assert len(set(prices.values())) == 6 - lag, "the first lag + 1 steps are rolled out before any is observed"
+    shares = [row["excluded_share"] for row in rows(whole)]
+    assert all(share > 0 for share in shares[:3])
+    assert shares[3:] == [0, 0, 0]

@@ -15,7 +15,10 @@ from selfcest_training.stages.base import Gate, RewardSchedule, TaskSampler
 
 T = TypeVar("T")
 
-TASK_SAMPLERS: dict[str, str] = {"mixture": "selfcest_training.stages.mixture:Mixture"}
+TASK_SAMPLERS: dict[str, str] = {
+    "mixture": "selfcest_training.stages.mixture:Mixture",
+    "budgets": "selfcest_training.stages.budgets:Budgets",
+}
 GATES: dict[str, str] = {
     "all": "selfcest_training.stages.gates:AdmitAll",
     "varied": "selfcest_training.stages.gates:AdmitVaried",
