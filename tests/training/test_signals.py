@@ -49,7 +49,7 @@ from selfcest_training.credit.testing import check_assigner
 from selfcest_training.lab import LabConfig, run_lab
 from selfcest_training.lab.exact import solve
 from selfcest_training.lab.expectation import expected_gradient
-from selfcest_training.lab.games import GAMES, Game, Payoff
+from selfcest_training.lab.games import GAMES, Game
 from selfcest_training.run.job import Job, JobId
 from selfcest_training.stages.base import RewardSchedule, Stateful, TaskMenu, TaskSampler
 from selfcest_training.stages.hypervolume import Hypervolume, volume
@@ -270,18 +270,16 @@ def test_each_passes_the_conformance_suite(scheme: CreditAssigner) -> None:
     check_assigner(scheme, seeds=20)
 
 
-def thinking(heeded: bool) -> Game:
-    """A root that thinks `a` or `b` and calls; with `heeded` its last turn is drawn by what stands in its context."""
+def unheeded() -> Game:
+    """As `words`, but the root's last turn has no choice."""
 
     def menu(observation: Observation) -> Sequence[str]:
-        if observation.agent_id != ROOT:
-            return ["<ans>1<end>", "<ans>2<end>"]
         if not observation.exchanges:
-            return ["a<call>x</call>", "b<call>x</call>"]
+            return GAMES["words"].menu(observation)
         (reply,) = observation.exchanges[0].replies
-        return [f"<ans>{reply.text}<end>", *["<ans>0<end>"] * heeded]
+        return [f"<ans>{reply.text}<end>"]
 
-    return Game("thinking", "", menu, Payoff({"1": 1.0, "2": 0.25}))
+    return replace(GAMES["words"], menu=menu)
 
 
 def bias(scheme: CreditAssigner, game: Game) -> float:
@@ -293,9 +291,9 @@ def bias(scheme: CreditAssigner, game: Game) -> float:
 
 def test_salt_is_biased_where_later_turns_heed_what_it_merges_and_nowhere_else() -> None:
     salt = Salt(PlugIn("rloo"))
-    assert bias(salt, thinking(heeded=True)) > 0.04
-    assert bias(Salt(PlugIn("rloo"), thoughts=True), thinking(heeded=True)) < 1e-9, "equal texts, equal gradients"
-    assert bias(salt, thinking(heeded=False)) < 1e-9
+    assert bias(salt, GAMES["words"]) == pytest.approx(0.0805, abs=1e-4), "as docs/lab.md says"
+    assert bias(Salt(PlugIn("rloo"), thoughts=True), GAMES["words"]) < 1e-9, "equal texts, equal gradients"
+    assert bias(salt, unheeded()) < 1e-9
     assert bias(salt, GAMES["dummy"]) < 1e-9, "where nobody thinks it is what it wraps"
 
 
@@ -616,7 +614,7 @@ def test_a_killed_run_with_all_of_it_resumes_to_the_same_end(tmp_path: Path, lag
     assert {len(totals) for totals in by_group.values()} == {1}
     assert set().union(*by_group.values()) == {40, 60, 80}
     prices = {record.episode_id.partition(".")[0]: record.weights["token_cost"] for record in records}
-    assert len(set(prices.values())) == 6 - lag, "the first lag + 1 steps are rolled out before any is observed"
+    assert len(set(prices.values())) == 6, "rolled out in order, each after the ones before were observed"
     shares = [row["excluded_share"] for row in rows(whole)]
     assert all(share > 0 for share in shares[:3])
     assert shares[3:] == [0, 0, 0]
