@@ -618,3 +618,32 @@ def test_a_killed_run_with_all_of_it_resumes_to_the_same_end(tmp_path: Path, lag
     shares = [row["excluded_share"] for row in rows(whole)]
     assert all(share > 0 for share in shares[:3])
     assert shares[3:] == [0, 0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "credit", [{"name": "d3s", "options": {"steps": 2}}, {"name": "hapo"}], ids=lambda spec: spec["name"]
+)
+def test_what_looks_at_entropies_trains(tmp_path: Path, credit: dict[str, Any]) -> None:
+    """Beside weights that are guided by the hypervolume; what is kept relaxes to all within the run."""
+    schedule = {
+        "terms": {"token_cost": 1.0},
+        "reference": {"correct": 0.0, "total_tokens": 80, "critical_path_tokens": 40},
+    }
+    job = play(
+        config(
+            tmp_path,
+            arms__delegating__rl__steps=3,
+            arms__delegating__rl__credit=credit,
+            arms__delegating__rl__reward_schedule={"name": "hypervolume", "options": schedule},
+            log_groups=9,
+        )
+    )
+    found = rows(job)
+    prices = [record.weights["token_cost"] for record in read_episodes(job.folder / "episodes.jsonl")]
+    assert prices[0] == 1.0
+    assert all(0.5 <= price <= 2.0 for price in prices)
+    assert len(set(prices)) > 1
+    if credit["name"] == "d3s":
+        assert [row["credit/kept_rollouts"] for row in found] == [0.5, 0.75, 1.0]
+        assert found[0]["excluded_share"] > 0 == found[2]["excluded_share"]

@@ -41,6 +41,7 @@ from selfcest_training.stages.measures import measured
 from selfcest_training.stages.schedules import Weights
 
 Point = tuple[float, ...]
+_ROUNDING = 1e-12  # sums of slices differ by so much where volumes are equal
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,8 @@ class Hypervolume(Checked):
 
     def _gain(self) -> float:
         front = [tuple(point) for point in self._memory["front"]]
-        return volume([*front, self._point()]) - volume(front)
+        gain = volume([*front, self._point()]) - volume(front)
+        return gain if gain > _ROUNDING else 0.0
 
     def state_dict(self) -> Mapping[str, Any]:
         return {**self._memory, "front": [list(point) for point in self._memory["front"]]}
