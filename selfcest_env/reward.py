@@ -17,7 +17,7 @@ from selfcest_env.graders import GRADERS, Grade, Grader
 from selfcest_env.plugin import make
 from selfcest_env.process import ProcessTerm, sum_turns
 from selfcest_env.record import ByTurn, EpisodeRecord, Turn, cost_measures
-from selfcest_env.structure import Checked, NotEmpty, Positive
+from selfcest_env.structure import Checked, Count, NotEmpty, Positive
 from selfcest_env.types import Outcome, Role, Task, TurnFacts
 
 T = TypeVar("T")
@@ -194,12 +194,50 @@ class PaperMathPenalty:
         return -min(-self.root(record, grade) - self.clone(record, grade), self.cap, grade.score)
 
 
+@dataclass(frozen=True)
+class Parallel(Checked):
+    """`weight` times how much ran side by side: min(1, clones of the widest call / `full`), 0 without a clone.
+
+    r_parallel of PARL (Kimi K2.5's report, arXiv 2602.02276, Agent Swarm): it pays for instantiating sub-agents,
+    against "serial collapse", and its weight is annealed to 0. The report leaves its form open; this one is bounded
+    to [0, 1] and does not grow with the number of calls, so that spawning without end does not pay. In a tree every
+    agent's calls are looked at, and clones that a replay leaves out do not count. It is no sum over turns.
+    """
+
+    weight: float = 1.0
+    full: Count = 2
+
+    def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
+        calls = (turn.facts.children for _, turn in record.turns())
+        widest = max((sum(not record.by_id[child].absent for child in call) for call in calls), default=0)
+        return self.weight * min(1.0, widest / self.full)
+
+
+@dataclass(frozen=True)
+class Finish:
+    """`weight` times the share of the clones that started which ended by an answer that reached their parent; 0
+    without one.
+
+    r_finish of PARL (as `parallel`): it takes the merit from clones that are spawned and do nothing. In a tree a
+    clone of a clone counts as any other; clones that a replay leaves out do not. Without a clone it is 0, not 1, or
+    never delegating would be paid best.
+    """
+
+    weight: float = 1.0
+
+    def __call__(self, record: EpisodeRecord, grade: Grade) -> float:
+        clones = [agent for agent in record.agents if agent.role is Role.CLONE and not agent.absent]
+        return self.weight * sum(not clone.failed for clone in clones) / max(1, len(clones))
+
+
 TERMS: dict[str, str | type] = {
     "correct": Correct,
     "score": Score,
     "token_cost": TokenCost,
     "clone_cost": CloneCost,
     "malformed": MalformedCost,
+    "parallel": Parallel,
+    "finish": Finish,
     "paper_token_penalty": PaperTokenPenalty,
     "paper_call_penalty": PaperCallPenalty,
     "paper_math_penalty": PaperMathPenalty,

@@ -8,9 +8,11 @@ from selfcest_env.protocol import ProtocolText
 PROTOCOLS: dict[str, str | type] = {
     "hermes": "selfcest_env.text.hermes:HermesProtocol",
     "terse": "selfcest_env.text.terse:TerseProtocol",
+    "terse_budget": "selfcest_env.text.terse:BudgetedTerseProtocol",
 }
 
 
 def make_protocol(name: str, where: str = "protocol") -> ProtocolText:
-    """`hermes`, `terse` or `package.module:Class`. Raises `ConfigError` or `PlugInError` that says what to write."""
+    """`hermes`, `terse`, `terse_budget` or `package.module:Class`. Raises `ConfigError` or `PlugInError` that says
+    what to write."""
     return make(name, {}, PROTOCOLS, ProtocolText, what="protocol", where=where)

@@ -107,3 +107,26 @@ class TerseProtocol:
         if request.objective and not request.shared_context:
             return request.objective
         return f"{request.objective}@{''.join(request.shared_context)}"
+
+
+class BudgetedTerseProtocol(TerseProtocol):
+    """`terse` whose prompts show every agent its grant: one number after the opening token, of `bucket`.
+
+    root     <root>[35]#ABCDEF?BF<asst>        a budget of 431 to 511 tokens
+    clone    <clone>[28]+<doc>B35172<asst>     its grant: 128 to 152
+
+    The price of a prompt does not depend on the number, and without a limit on total tokens there is none.
+    """
+
+    def open(self, brief: Brief) -> tuple[Message, ...]:
+        messages = super().open(brief)
+        if brief.total_tokens is None:
+            return messages
+        (message,) = messages
+        first, *rest = message.parts
+        return (Message(message.role, (first, Part(f"[{bucket(brief.total_tokens)}]", True), *rest)),)
+
+
+def bucket(tokens: int) -> int:
+    """floor(4 log2 tokens), four to each doubling; 0 for no tokens, 99 at most: all are one token of the tiny model."""
+    return min(99, max(0, (tokens**4).bit_length() - 1))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from selfcest_agents.codec import TerseCodec
 from selfcest_agents.tiny import (
     CHARACTERS,
     NUMBERS,
@@ -19,6 +20,9 @@ from selfcest_agents.tiny import (
     save_pretrained,
 )
 from selfcest_env.errors import ConfigError, PolicyError
+from selfcest_env.protocol import Brief
+from selfcest_env.text.terse import BudgetedTerseProtocol, TerseProtocol
+from selfcest_env.types import Boundary, Role
 
 TOKENIZER = TinyTokenizer()
 TRUSTED = [
@@ -137,3 +141,14 @@ def test_foreign_folders_are_refused(tmp_path: Path) -> None:
     smaller.save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="has 196 tokens, not the 195"):
         load_pretrained(tmp_path)
+
+
+def test_a_budget_in_the_prompt_costs_one_token_whatever_it_is() -> None:
+    codec = TerseCodec(TinyTokenizer())
+    for text in ("?BF", "[3]+[4]"):
+        plain = codec.count(TerseProtocol().open(Brief(Role.ROOT, text)), Boundary.OPENING)
+        shown = {
+            codec.count(BudgetedTerseProtocol().open(Brief(Role.ROOT, text, total_tokens=n)), Boundary.OPENING)
+            for n in (0, 7, 480, 10**9)
+        }
+        assert shown == {plain + 1}

@@ -4,18 +4,19 @@ import json
 import re
 import sys
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from selfcest_env.protocol import Reply
+from selfcest_env.protocol import Brief, Reply
 from selfcest_env.rules import Rules
 from selfcest_env.text import hermes
 from selfcest_env.text.counters import ByteCounter, WordCounter
 from selfcest_env.text.hermes import HermesProtocol
-from selfcest_env.text.terse import TerseProtocol
+from selfcest_env.text.terse import BudgetedTerseProtocol, TerseProtocol, bucket
 from selfcest_env.types import (
     Answer,
     Boundary,
@@ -28,6 +29,7 @@ from selfcest_env.types import (
     MessageRole,
     Part,
     Read,
+    Role,
     Status,
 )
 
@@ -371,3 +373,31 @@ def test_every_fault_has_its_line_within_the_notice(protocol):
     for counter in (WordCounter(), ByteCounter()):
         rules = Rules(Limits(), protocol, counter)
         assert max(counter.count((protocol.fault(f),), Boundary.AFTER_STOP) for f in Fault) == rules.notice_tokens
+
+
+# Budgets in the prompt
+
+
+def test_the_terse_protocol_that_shows_budgets_says_these_texts() -> None:
+    protocol = BudgetedTerseProtocol()
+    root = Brief(Role.ROOT, "?BF", keys=("A", "B", "F"), can_delegate=True, total_tokens=480)
+    clone = Brief(Role.CLONE, "+", keys=("B",), documents={"B": "35172"}, total_tokens=130, reply_tokens=4)
+    for brief, shown in ((root, "<root>[35]#ABF?BF<asst>"), (clone, "<clone>[28]+<doc>B35172<asst>")):
+        (message,) = protocol.open(brief)
+        assert message.content == shown
+        assert [part.trusted for part in message.parts[:2]] == [True, True], "the number is ours"
+        unlimited = replace(brief, total_tokens=None)
+        assert protocol.open(unlimited) == TERSE.open(unlimited)
+    assert protocol.parse("<call>+@B</call>") == TERSE.parse("<call>+@B</call>")
+
+
+def test_buckets_by_hand() -> None:
+    assert [bucket(n) for n in (0, 1, 2, 128, 152, 153, 430, 431, 511, 512)] == [0, 0, 4, 28, 28, 29, 34, 35, 35, 36]
+    assert bucket(10**30) == 99
+
+
+def test_hermes_shows_budgets_too() -> None:
+    said = [HERMES.open(Brief(Role.ROOT, "1+1?", total_tokens=n))[0].content for n in (300, 900)]
+    assert [line for text in said for line in text.splitlines() if "tokens in all" in line] == [
+        f"You may use {n} tokens in all, prompts and replies included." for n in (300, 900)
+    ]

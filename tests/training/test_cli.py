@@ -64,7 +64,7 @@ def test_the_surface_is_this_and_nothing_else() -> None:
     }
     built_in = {"grpo", "gated", "gated_paper", "rloo", "difference", "coma", "shapley", "per_role"}
     built_in |= {"branches", "critic", "diff_loo", "gae", "parts", "swap", "to_go", "wideseek"}
-    built_in |= {"downsampled", "state_zero"}
+    built_in |= {"adora", "d3s", "decision", "downsampled", "frozen_clones", "hapo", "salt", "state_zero"}
     assert set(selfcest_training.credit.BUILTINS) == built_in
 
 

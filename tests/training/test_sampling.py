@@ -538,13 +538,13 @@ def test_knobs_that_cannot_be_turned() -> None:
 
 
 def test_a_budget_in_a_straight_line_around_another_sampler() -> None:
-    sampler = Curriculum(start=1000, end=200, steps=4, tasks=PlugIn("knapsack"))
+    sampler = Curriculum(start=1000, end=200, steps=4, sampler=PlugIn("knapsack"))
     limits = [proposed(sampler, menu(a=(1,)), 2, step)[0].limits for step in range(6)]
     assert limits == [Limits(total_tokens=budget) for budget in (1000, 800, 600, 400, 200, 200)]
     sampler.observe(5, [played("a", [RIGHT] * 8), played("b", [RIGHT, WRONG] * 4)])
     sizes = {p.task.metadata["family"]: p.num_rollouts for p in proposed(sampler, menu(a=(1,), b=(1,)), 8, 6)}
     assert sizes["a"] == 2 < sizes["b"], "the one inside goes on"
-    again = Curriculum(start=1000, end=200, steps=4, tasks=PlugIn("knapsack"))
+    again = Curriculum(start=1000, end=200, steps=4, sampler=PlugIn("knapsack"))
     again.load_state_dict(json.loads(json.dumps(sampler.state_dict())))
     assert proposed(again, menu(a=(1,), b=(1,)), 8, 7) == proposed(sampler, menu(a=(1,), b=(1,)), 8, 7)
 
@@ -562,7 +562,9 @@ def test_a_budget_above_the_arm_s_is_refused() -> None:
     with pytest.raises(ConfigError, match="start is 5000 and end 200, and total_tokens of the arm's limits is 2048"):
         proposed(sampler, menu(a=(1,)), 1)
     with pytest.raises(ConfigError, match="unknown task sampler 'knapsac'"):
-        make_task_sampler(PlugIn("curriculum", {"start": 9, "end": 5, "steps": 2, "tasks": {"name": "knapsac"}}), "rl")
+        make_task_sampler(
+            PlugIn("curriculum", {"start": 9, "end": 5, "steps": 2, "sampler": {"name": "knapsac"}}), "rl"
+        )
 
 
 # In a run
@@ -579,7 +581,7 @@ IN_A_RUN = {
         f"{RL}__max_policy_lag": 2,
         f"{RL}__task_sampler": {
             "name": "curriculum",
-            "options": {"start": 80, "end": 60, "steps": 4, "by": "success", "target": 0.1, "tasks": SCALER},
+            "options": {"start": 80, "end": 60, "steps": 4, "by": "success", "target": 0.1, "sampler": SCALER},
         },
         f"{RL}__gate": {"name": "reinforce_ada", "options": {"size": 4, "max_rounds": 2}},
         f"{RL}__credit": {"name": "downsampled", "options": {"size": 4, "scheme": {"name": "branches"}}},

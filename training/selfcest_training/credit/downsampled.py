@@ -22,23 +22,20 @@ one without both outcomes trains n of what there is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
-from selfcest_env.plugin import PlugIn
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
-from selfcest_env.replay import Replay, replayed_episode
-from selfcest_env.structure import Checked, Count
+from selfcest_env.replay import replayed_episode
+from selfcest_env.structure import Count
 from selfcest_training.credit import checks
-from selfcest_training.credit.base import Credit, CreditAssigner, Promise, Replayed, Shapes, succeeded
+from selfcest_training.credit.base import Credit, Promise, Replayed, succeeded
 from selfcest_training.credit.chance import draw
-from selfcest_training.credit.registry import make_assigner, require_pure
+from selfcest_training.credit.wrapping import Wrapping
 
 
 @dataclass(frozen=True)
-class Downsampled(Checked):
+class Downsampled(Wrapping):
     """Options: `scheme`, `{name, options}` or null (default) for `rloo`; `size` (8), n; `term` (`correct`), the term of
     the reward that is above 0 for a right episode; `reweigh` (false)."""
 
@@ -48,26 +45,14 @@ class Downsampled(Checked):
     promise: ClassVar[Promise] = Promise.BIASED
     null_player: ClassVar[bool] = False
 
-    scheme: PlugIn | None = None
+    default: ClassVar[str] = "rloo"
+
     size: Count = 8
     term: str = "correct"
     reweigh: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_pure(self._scheme, "scheme")
-
-    def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
-        return checks.ask(self._scheme, group)
-
-    def check_constant(self, constant_tokens: float) -> None:
-        checks.check_constant(self._scheme, constant_tokens)
-
-    def more_replays(self, episode: EpisodeRecord, shapes: Shapes) -> Sequence[Replay]:
-        return checks.more_replays(self._scheme, episode, shapes)
-
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
-        credit = checks.assign(self._scheme, group, replayed)
+        credit = checks.assign(self.inside, group, replayed)
         factors = self._factors(group)
         advantage = {key: value for key, value in credit.advantage.items() if _episode(key.episode_id) in factors}
         weight = {key: value for key, value in credit.weight.items() if key in advantage}
@@ -92,11 +77,6 @@ class Downsampled(Checked):
                 i = draw((1 / len(left),) * len(left), "who trains", group.episodes[0], side * total + k)
                 factors[left.pop(i).episode_id] = len(episodes) * size / (count * total)
         return factors
-
-    @cached_property
-    def _scheme(self) -> CreditAssigner:
-        inside = self.scheme or PlugIn("rloo")
-        return make_assigner(inside.name, inside.options, where="scheme.options")
 
 
 def _episode(name: str) -> str:

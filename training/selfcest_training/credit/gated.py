@@ -12,25 +12,20 @@ Biased by construction, safe in sign. Degenerate case: without failed clones it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar, Literal
 
 import numpy as np
 
-from selfcest_env.plugin import PlugIn
-from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord
-from selfcest_env.replay import Replay
-from selfcest_env.structure import Checked
+from selfcest_env.record import AgentRecord, EpisodeGroup
 from selfcest_env.types import Outcome, Role
 from selfcest_training.credit import checks
-from selfcest_training.credit.base import Credit, CreditAssigner, Promise, Replayed, Shapes
-from selfcest_training.credit.registry import make_assigner, require_pure
+from selfcest_training.credit.base import Credit, Promise, Replayed
+from selfcest_training.credit.wrapping import Wrapping
 
 
 @dataclass(frozen=True)
-class Gated(Checked):
+class Gated(Wrapping):
     """Options: `scheme`, `{name, options}` or null (default) for `grpo`; `sides`: `positive` (default) or `both`."""
 
     name: ClassVar[str] = "gated"
@@ -39,24 +34,10 @@ class Gated(Checked):
     promise: ClassVar[Promise] = Promise.BIASED
     null_player: ClassVar[bool] = False
 
-    scheme: PlugIn | None = None
     sides: Literal["positive", "both"] = "positive"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_pure(self._scheme, "scheme")
-
-    def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
-        return checks.ask(self._scheme, group)
-
-    def check_constant(self, constant_tokens: float) -> None:
-        checks.check_constant(self._scheme, constant_tokens)
-
-    def more_replays(self, episode: EpisodeRecord, shapes: Shapes) -> Sequence[Replay]:
-        return checks.more_replays(self._scheme, episode, shapes)
-
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
-        credit = checks.assign(self._scheme, group, replayed)
+        credit = checks.assign(self.inside, group, replayed)
         clones = [
             (episode.episode_id, agent.agent_id, has_failed(agent))
             for episode in group.episodes
@@ -81,11 +62,6 @@ class Gated(Checked):
         share = len({(key.episode_id, key.agent_id) for key in own}) / len(clones) if clones else 0.0
         weight = {key: value for key, value in credit.weight.items() if key in kept}
         return Credit(kept, credit.excluded | own, {**credit.diagnostics, "gated_share": share}, weight)
-
-    @cached_property
-    def _scheme(self) -> CreditAssigner:
-        inside = self.scheme or PlugIn("grpo")
-        return make_assigner(inside.name, inside.options, where="scheme.options")
 
 
 def has_failed(agent: AgentRecord) -> bool:

@@ -15,7 +15,7 @@ from selfcest_training.credit.base import CreditAssigner, Internal, InternalsAss
 
 ENTRY_POINTS = "selfcest.credit"
 
-# By reference, so that `per_role` and `gated`, themselves among them, may look the others up.
+# By reference, so that those that wrap others, themselves among them, may look these up.
 BUILTINS: dict[str, str] = {
     "grpo": "selfcest_training.credit.grpo:Grpo",
     "gated": "selfcest_training.credit.gated:Gated",
@@ -34,6 +34,12 @@ BUILTINS: dict[str, str] = {
     "wideseek": "selfcest_training.credit.wideseek:WideSeek",
     "state_zero": "selfcest_training.credit.state_zero:StateZero",
     "downsampled": "selfcest_training.credit.downsampled:Downsampled",
+    "frozen_clones": "selfcest_training.credit.frozen_clones:FrozenClones",
+    "salt": "selfcest_training.credit.salt:Salt",
+    "hapo": "selfcest_training.credit.hapo:Hapo",
+    "d3s": "selfcest_training.credit.d3s:D3s",
+    "decision": "selfcest_training.credit.decision:Decision",
+    "adora": "selfcest_training.credit.adora:Adora",
     "per_role": "selfcest_training.credit.per_role:PerRole",
 }
 

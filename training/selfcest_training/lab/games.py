@@ -205,6 +205,13 @@ def _two_deep(observation: Observation) -> Sequence[str]:
     return [_call("u"), *_answers("3")] if observation.agent_id.depth else [_call("x"), *_answers("0")]
 
 
+def _words(observation: Observation) -> Sequence[str]:
+    if observation.agent_id != ROOT:
+        return _answers("1", "2")
+    replies = "".join(_replies(observation))
+    return _answers(replies, "3") if replies else [f"{word}{_call('x')}" for word in "ab"] + _answers("0")
+
+
 def _coupled(observation: Observation) -> Sequence[str]:
     if observation.agent_id != ROOT:
         return [*_answers("1"), "9999<ans>2<end>"]
@@ -315,6 +322,13 @@ _ALL = (
         _TRIO,
         token_price=_PRICE,
         judged={"<ans>1<end>": 0.75, "<ans>2<end>": -0.25},
+    ),
+    Game(
+        "words",
+        "a root that says one of two words beside its call, and decides in the end by what it said",
+        _words,
+        Payoff({"0": 0.25, "1": 1.0, "2": 0.125, "3": 0.5}),
+        draw=0,
     ),
     Game(
         "coupled",

@@ -46,7 +46,7 @@ from selfcest_training.run.checkpoint import (
     save_checkpoint,
 )
 from selfcest_training.run.metrics import MetricsLog, describe, episode_lines
-from selfcest_training.stages.base import Stages, TaskMenu
+from selfcest_training.stages.base import LimitsBound, Stages, TaskMenu
 from selfcest_training.stages.checks import weights_at
 from selfcest_training.stages.registry import make_gate, make_reward_schedule, make_task_sampler
 from selfcest_training.stages.warmstart import Pool, WarmStart
@@ -108,6 +108,8 @@ class Job:
             self.reward.check([source.draw(np.random.default_rng(0))], f"tasks.{name}")
         place = f"arms.{job_id.arm}.rl"
         self.stages = make_stages(self.arm.rl, place)
+        if isinstance(self.stages.tasks, LimitsBound):
+            self.stages.tasks.check_limits(config.limits_of(job_id.arm))
         # Of a schedule of its own: the run's is asked once per step.
         schedule = make_reward_schedule(self.arm.rl.reward_schedule, f"{place}.reward_schedule")
         self.reward.checked_weights(weights_at(schedule, 0))

@@ -68,6 +68,15 @@ class TaskSampler(Protocol):
         ...
 
 
+@runtime_checkable
+class LimitsBound(Protocol):
+    """A task sampler whose options go with the arm's limits."""
+
+    def check_limits(self, limits: Limits) -> None:
+        """Raise `ConfigError` for limits that it cannot plan under; before any work."""
+        ...
+
+
 @dataclass(frozen=True)
 class Admission:
     """What a gate says of the groups of a step.

@@ -55,7 +55,7 @@ class Curriculum(Checked):
     by: `steps` or `success`.
     limit: which.
     target: share of a step's rollouts that must be right to move on.
-    tasks: the sampler that chooses tasks and rollouts.
+    sampler: who chooses tasks and rollouts.
     term: an episode is right if this term of the reward is above 0.
     """
 
@@ -65,12 +65,12 @@ class Curriculum(Checked):
     by: Literal["steps", "success"] = "steps"
     limit: Annotated[str, OneOf(*_LIMITS)] = "total_tokens"
     target: Share = 0.5
-    tasks: PlugIn = field(default_factory=lambda: PlugIn("mixture"))
+    sampler: PlugIn = field(default_factory=lambda: PlugIn("mixture"))
     term: str = "correct"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        assert self._tasks is not None  # it is made now, so that what is wrong with it is said before any work
+        assert self._inside is not None  # it is made now, so that what is wrong with it is said before any work
 
     def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> list[PlannedGroup]:
         most = getattr(menu.limits, self.limit)
@@ -80,7 +80,7 @@ class Curriculum(Checked):
                 f"no more than that: raise limits.{self.limit}"
             )
         limits = replace(menu.limits, **{self.limit: self.at(step)})
-        plans = self._tasks.propose(step, num_tasks, replace(menu, limits=limits), rng)
+        plans = self._inside.propose(step, num_tasks, replace(menu, limits=limits), rng)
         return [replace(plan, limits=limits) for plan in plans]
 
     def at(self, step: int) -> int:
@@ -90,7 +90,7 @@ class Curriculum(Checked):
         return round(self.start + (self.end - self.start) * share)
 
     def observe(self, step: int, groups: Sequence[EpisodeGroup]) -> None:
-        self._tasks.observe(step, groups)
+        self._inside.observe(step, groups)
         self._close(step)
         if self.by == "success":
             right = [succeeded(episode, self.term) for group in groups for episode in group.episodes]
@@ -105,18 +105,18 @@ class Curriculum(Checked):
             now.step, now.rollouts, now.right = step, 0, 0
 
     def state_dict(self) -> Mapping[str, Any]:
-        inside = self._tasks.state_dict() if isinstance(self._tasks, Stateful) else None
-        return {"progress": dict(vars(self._progress)), "tasks": inside}
+        inside = self._inside.state_dict() if isinstance(self._inside, Stateful) else None
+        return {"progress": dict(vars(self._progress)), "sampler": inside}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         vars(self._progress).update(state["progress"])
-        if isinstance(self._tasks, Stateful):
-            self._tasks.load_state_dict(state["tasks"])
+        if isinstance(self._inside, Stateful):
+            self._inside.load_state_dict(state["sampler"])
 
     @cached_property
     def _progress(self) -> _Progress:
         return _Progress()
 
     @cached_property
-    def _tasks(self) -> TaskSampler:
-        return make_task_sampler(self.tasks, "tasks")
+    def _inside(self) -> TaskSampler:
+        return make_task_sampler(self.sampler, "sampler")

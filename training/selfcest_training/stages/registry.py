@@ -23,6 +23,7 @@ TASK_SAMPLERS: dict[str, str] = {
     "eva": "selfcest_training.stages.eva:Eva",
     "scaler": "selfcest_training.stages.scaler:Scaler",
     "curriculum": "selfcest_training.stages.curriculum:Curriculum",
+    "budgets": "selfcest_training.stages.budgets:Budgets",
 }
 GATES: dict[str, str] = {
     "all": "selfcest_training.stages.gates:AdmitAll",
@@ -32,6 +33,8 @@ GATES: dict[str, str] = {
 REWARD_SCHEDULES: dict[str, str] = {
     "constant": "selfcest_training.stages.schedules:Constant",
     "linear": "selfcest_training.stages.schedules:Linear",
+    "lagrangian": "selfcest_training.stages.lagrangian:Lagrangian",
+    "hypervolume": "selfcest_training.stages.hypervolume:Hypervolume",
 }
 
 

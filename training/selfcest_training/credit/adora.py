@@ -1,0 +1,78 @@
+"""`adora`: as another scheme, times `factor` for a group whose right episodes are no longer than its wrong ones.
+
+    A = A of the scheme `scheme` · (1 if longest right episode > mean length of the wrong ones, else `factor`)
+
+Without a right episode the group is no such one, without a wrong one it is. A wrong episode in which a turn was cut
+by length is left out of the mean.
+
+Source: ADORA (arXiv 2602.10019), by the rule and the factor 0.1 of the released code for text
+(`compute_grpo_outcome_advantage_ADORA`). The paper's second rule, by difficulty, and its weights above 1 are left
+out: where it draws the lines could not be read. Open there: a length limit in tokens, here whatever the game cut.
+
+In a tree an episode's length is what `length` says, by default the generated tokens of all its agents;
+`critical_path_tokens` asks for the longest chain instead. The rule pays for length, so it works against a token
+price. A right episode is one whose reward term `correct` is above 0, and a reward without that term is an error.
+
+Biased: the weight depends on the returns and lengths that it weighs, and groups are re-weighed. Degenerate case:
+`factor: 1` is the scheme inside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
+
+import numpy as np
+
+from selfcest_env.errors import CreditError
+from selfcest_env.record import EpisodeGroup, EpisodeRecord, cost_measures
+from selfcest_env.structure import NotNegative, OneOf
+from selfcest_env.types import FinishReason, TurnKey
+from selfcest_training.credit import checks
+from selfcest_training.credit.base import Advantage, Credit, Promise, Replayed
+from selfcest_training.credit.wrapping import Wrapping
+
+
+@dataclass(frozen=True)
+class Adora(Wrapping):
+    """Options: `scheme`, `{name, options}` or null (default) for `grpo`; `factor` (default 0.1); `length`, a cost
+    (default `generated_tokens`); `correct`, the reward term that says what is right (default `correct`)."""
+
+    name: ClassVar[str] = "adora"
+    formula: ClassVar[str] = (
+        "as `scheme`, times `factor` unless the longest right episode is longer than wrong ones are"
+    )
+    source: ClassVar[str] = "ADORA, arXiv 2602.10019, its released code"
+    promise: ClassVar[Promise] = Promise.BIASED
+    null_player: ClassVar[bool] = False
+
+    factor: NotNegative = 0.1
+    length: Annotated[str, OneOf(*cost_measures())] = "generated_tokens"
+    correct: str = "correct"
+
+    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        credit = checks.assign(self.inside, group, replayed)
+        right = [getattr(e.cost, self.length) for e in group.episodes if self._is_right(e)]
+        wrong = [getattr(e.cost, self.length) for e in group.episodes if not self._is_right(e) and not _was_cut(e)]
+        favoured = bool(right) and (not wrong or max(right) > np.mean(wrong))
+        factor = 1.0 if favoured else self.factor
+        advantage: dict[TurnKey, Advantage] = {
+            key: tuple(factor * one for one in value) if isinstance(value, tuple) else factor * value
+            for key, value in credit.advantage.items()
+        }
+        return replace(
+            credit, advantage=advantage, diagnostics={**credit.diagnostics, "favoured_share": float(favoured)}
+        )
+
+    def _is_right(self, episode: EpisodeRecord) -> bool:
+        terms = episode.reward_terms or {}
+        if self.correct not in terms:
+            raise CreditError(
+                f"credit scheme 'adora': the reward has no term '{self.correct}' that says which episodes are right; "
+                f"it has {', '.join(terms)}; set credit.options.correct to one of them"
+            )
+        return terms[self.correct] > 0
+
+
+def _was_cut(episode: EpisodeRecord) -> bool:
+    return any(turn.generation.finish_reason is FinishReason.LENGTH for _, turn in episode.turns())

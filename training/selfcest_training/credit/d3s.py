@@ -1,0 +1,160 @@
+"""`d3s`: of another scheme's credit the rollouts whose advantages vary most, of these the tokens of largest |A| · H.
+
+    rollouts: the m = ceil(s_r n) of n episodes whose mean advantages have the largest variance
+    tokens: of these episodes the ceil(s_t T) of T with the largest |A_t| · H_t
+    s(step) = s_0 + (1 - s_0) min(1, step / steps)
+
+A is that of the scheme `scheme`, H the entropy that a token was drawn from.
+
+Source: D3S (Wang et al. 2025, arXiv 2509.22115): Var(A) over rollouts, |A| x H over tokens, across groups or within
+each, and a schedule that starts with few and relaxes to all. The subset of largest variance is some of the smallest
+and the rest of the largest values (PODS, arXiv 2504.13818), so m + 1 subsets are tried. Only the paper's abstract and
+summaries of it could be read, so these are ours: shares and their straight line, advantages taken before anything is
+dropped, plain entropy, and that tokens of equal |A| · H are kept together, so that no order decides.
+
+In a tree a rollout is an episode with all its clones, and is kept or dropped whole: its advantage is the mean over
+all its tokens. Tokens are ranked whoever wrote them. A dropped episode's turns are excluded, those of its replays are
+not trained on; a dropped token of a kept one has an advantage of 0 and still enters a KL term.
+
+Denominators count what was planned, never what is kept (rule 8), where the paper divides by what it trains on:
+dropping makes a step smaller, and there is no correction. Biased: what is kept depends on the returns. At share 1 it
+is the scheme inside. With rollouts ahead the steps are the learner's. Degenerate cases: no variance keeps the first
+m; where no token has |A| · H above 0 all tokens are kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from selfcest_env.record import EpisodeGroup, EpisodeRecord
+from selfcest_env.replay import replayed_episode
+from selfcest_env.structure import Above, AtMost, Count
+from selfcest_env.types import TurnKey
+from selfcest_training.credit import checks
+from selfcest_training.credit.base import Advantage, Credit, Internal, Internals, Promise, Replayed
+from selfcest_training.credit.wrapping import Wrapping
+
+Kept = Annotated[float, Above(0), AtMost(1)]
+
+
+@dataclass(frozen=True)
+class D3s(Wrapping):
+    """Options: `scheme`, `{name, options}` or null (default) for `grpo`; `rollouts`, `tokens` (default 0.5 each), the
+    shares kept at first; `steps` (default 100), after which all are; `across`, `step` (default) or `group`."""
+
+    name: ClassVar[str] = "d3s"
+    formula: ClassVar[str] = (
+        "as `scheme`; rollouts of largest Var(A), of these tokens of largest |A| H, ever more of them"
+    )
+    source: ClassVar[str] = "D3S, Wang et al. 2025, arXiv 2509.22115"
+    promise: ClassVar[Promise] = Promise.BIASED
+    null_player: ClassVar[bool] = False
+    internals: ClassVar[frozenset[Internal]] = frozenset({Internal.ENTROPY})
+
+    rollouts: Kept = 0.5
+    tokens: Kept = 0.5
+    steps: Count = 100
+    across: Literal["step", "group"] = "step"
+
+    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        """What it is without entropies: the scheme inside."""
+        return checks.assign(self.inside, group, replayed)
+
+    def assign_internals(
+        self, groups: Sequence[EpisodeGroup], replayed: Sequence[Replayed], internals: Internals
+    ) -> Sequence[Credit]:
+        credits = [self.assign(group, found) for group, found in zip(groups, replayed, strict=True)]
+        pairs = list(zip(groups, credits, strict=True))
+        pools = [pairs] if self.across == "step" else [[pair] for pair in pairs]
+        return [one for pool in pools for one in self._down_sampled(pool, internals)]
+
+    def _down_sampled(self, pool: Sequence[tuple[EpisodeGroup, Credit]], internals: Internals) -> list[Credit]:
+        relaxed = min(1.0, self._memory["steps"] / self.steps)
+        rollouts, tokens = (share + (1 - share) * relaxed for share in (self.rollouts, self.tokens))
+        episodes = [(episode, credit) for group, credit in pool for episode in group.episodes]
+        chosen = _most_varied([_mean_advantage(*pair) for pair in episodes], rollouts)
+        kept = {episodes[i][0].episode_id for i in chosen}
+        worth = {
+            key: np.abs(_per_token(credit.advantage[key], len(turn.generation.token_ids))) * internals[key].entropies
+            for episode, credit in episodes
+            if episode.episode_id in kept
+            for key, turn in episode.turns()
+            if key in credit.advantage
+        }
+        every = np.sort(np.concatenate([*worth.values(), []]))[::-1]
+        floor = every[math.ceil(tokens * len(every)) - 1] if len(every) and tokens < 1 else 0.0
+        return [_without(group, credit, kept, worth, floor) for group, credit in pool]
+
+    def fit_internals(self, groups: Sequence[EpisodeGroup], internals: Internals) -> None:
+        """Another step is done."""
+        self._memory["steps"] += 1
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return dict(self._memory)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._memory.update(state)
+
+    @cached_property
+    def _memory(self) -> dict[str, int]:
+        return {"steps": 0}
+
+
+def _most_varied(values: Sequence[float], share: float) -> set[int]:
+    """Places of the share of the values that has the largest variance."""
+    order, count = np.argsort(values, kind="stable"), math.ceil(share * len(values))
+    ranked = np.asarray(values)[order]
+    ends = [np.r_[0:low, len(values) - (count - low) : len(values)] for low in range(count, -1, -1)]
+    best = max(ends, key=lambda places: float(np.var(ranked[places]))) if count else ()
+    return {int(order[place]) for place in best}
+
+
+def _mean_advantage(episode: EpisodeRecord, credit: Credit) -> float:
+    found = [
+        _per_token(credit.advantage.get(key, 0.0), len(turn.generation.token_ids)) for key, turn in episode.turns()
+    ]
+    every = np.concatenate([*found, []])
+    return float(every.mean()) if len(every) else 0.0
+
+
+def _without(
+    group: EpisodeGroup, credit: Credit, kept: set[str], worth: Mapping[TurnKey, npt.NDArray[Any]], floor: float
+) -> Credit:
+    """The credit of a group without the episodes and the tokens that are dropped."""
+    advantage: dict[TurnKey, Advantage] = {}
+    for key, value in credit.advantage.items():
+        if key in worth and (worth[key] < floor).any():
+            advantage[key] = tuple(np.where(worth[key] < floor, 0.0, value).tolist())
+        elif _episode(key.episode_id) in kept:
+            advantage[key] = value
+    turns = [key for episode in group.episodes for key, _ in episode.turns()]
+    tokens = [bool(one) for key in turns if key in worth for one in worth[key] >= floor]
+    diagnostics = {
+        "kept_rollouts": float(np.mean([episode.episode_id in kept for episode in group.episodes])),
+        **({"kept_tokens": float(np.mean(tokens))} if tokens else {}),
+    }
+    return replace(
+        credit,
+        advantage=advantage,
+        excluded=frozenset(key for key in turns if key not in advantage),
+        diagnostics={**credit.diagnostics, **diagnostics},
+        weight={key: value for key, value in credit.weight.items() if key in advantage},
+    )
+
+
+def _per_token(value: Advantage, length: int) -> npt.NDArray[Any]:
+    return np.broadcast_to(np.asarray(value, dtype=np.float64), length)
+
+
+def _episode(name: str) -> str:
+    """The episode that a replay, or a replay of a replay, is of."""
+    while (of := replayed_episode(name)) is not None:
+        name = of
+    return name

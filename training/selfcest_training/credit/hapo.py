@@ -1,0 +1,119 @@
+"""`hapo`: the return against the mean over the group's tokens, and less of it, or more, by the entropy of each token.
+
+    A_k = (R_k - m) / (max(s, std_floor) + epsilon),   m, s: mean and std of R over all tokens of the group
+    A_t = A_k (1 + beta h_t) if (h_t > 0) is not (|ratio_t - 1| < neutral), else A_k
+    h = ln H - its pivot quantile over all tokens of the step, divided on each side of 0 by its extreme: in [-1, 1]
+
+So on policy, where every ratio of the learner to the sampler is 1, tokens of low entropy get less, down to 0 for the
+lowest with `beta: 1`, and the others all of it; where the learner has moved away, tokens of high entropy get more.
+
+Source: HAPO (Liu et al. 2025, arXiv 2509.16591), "token-level group average" and "differential advantage
+redistribution", by the released code (starriver030515/HAPO, `compute_hapo_outcome_advantage`, `compute_entropy_h`,
+`ada_advantage`): population std, a group with any |A| >= `limit` falls back to `grpo`, pivot 0.8 and beta 1 as in its
+recipes. There the scale of low entropies is negative, which makes h positive on both sides; here h is negative below
+the pivot, as the paper's text has it. `std_floor` is ours (0 is the usual form). The ratio is that before a step's
+first update, not of every mini-batch, and `neutral` is half of a clip range of 0.2. The two other parts, temperature
+and clipping by entropy, are a sampler's and a loss's, and are not here.
+
+In a tree a group's tokens are those of all agents: an episode weighs in the mean by the tokens of root and clones
+together, so one that spawns many pulls the baseline towards its return. Entropies are ranked whoever wrote the token.
+
+Biased: the baseline has the episode's own return and length in it, and what a token gets depends on its entropy.
+Degenerate cases: equal returns give 0 everywhere; equal entropies give h = 0 and so the first line alone; of a group
+of one a config error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from selfcest_env.record import EpisodeGroup
+from selfcest_env.structure import Checked, NotNegative, Positive, Share
+from selfcest_env.types import TurnKey
+from selfcest_training.credit.base import (
+    Advantage,
+    Credit,
+    Internal,
+    Internals,
+    NoReplays,
+    Promise,
+    Replayed,
+    broadcast,
+    group_advantages,
+)
+
+_LEAST_ENTROPY = 1e-8  # as in the released code: its logarithm is finite
+
+
+@dataclass(frozen=True)
+class Hapo(NoReplays, Checked):
+    """Options: `std_floor` (default 0.25), `epsilon` (default 1e-6), `limit` (default 5), `beta` (default 1), `pivot`
+    (default 0.8), `neutral` (default 0.1)."""
+
+    name: ClassVar[str] = "hapo"
+    formula: ClassVar[str] = "A = (R - token mean R) / token std R, times 1 + beta h for tokens by their entropy"
+    source: ClassVar[str] = "HAPO, Liu et al. 2025, arXiv 2509.16591"
+    promise: ClassVar[Promise] = Promise.BIASED
+    null_player: ClassVar[bool] = False
+    internals: ClassVar[frozenset[Internal]] = frozenset({Internal.ENTROPY})
+
+    std_floor: NotNegative = 0.25
+    epsilon: NotNegative = 1e-6
+    limit: Positive = 5.0
+    beta: NotNegative = 1.0
+    pivot: Share = 0.8
+    neutral: NotNegative = 0.1
+
+    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        """What it is without entropies: the token-level average alone."""
+        fallback = group_advantages(group, scale=True, std_floor=self.std_floor, epsilon=self.epsilon)
+        returns = np.array([episode.team_return for episode in group.episodes])
+        tokens = [sum(len(turn.generation.token_ids) for _, turn in episode.turns()) for episode in group.episodes]
+        if not any(tokens):
+            return Credit(broadcast(group, fallback))
+        centred = returns - np.average(returns, weights=tokens)
+        std = float(np.sqrt(np.average(centred**2, weights=tokens)))
+        found = centred / divisor if (divisor := max(std, self.std_floor) + self.epsilon) else 0 * centred
+        return Credit(broadcast(group, fallback if np.abs(found).max() >= self.limit else found.tolist()))
+
+    def assign_internals(
+        self, groups: Sequence[EpisodeGroup], replayed: Sequence[Replayed], internals: Internals
+    ) -> Sequence[Credit]:
+        turns = [(key, turn) for group in groups for episode in group.episodes for key, turn in episode.turns()]
+        heights = _heights(np.concatenate([*(internals[key].entropies for key, _ in turns), []]), self.pivot)
+        factors: dict[TurnKey, npt.NDArray[Any]] = {}
+        for key, turn in turns:
+            h, heights = np.split(heights, [len(turn.generation.token_ids)])
+            ratio = np.exp(internals[key].logprobs - np.array(turn.generation.behavior_logprobs))
+            redistributed = (h > 0) != (np.abs(ratio - 1) < self.neutral)
+            factors[key] = np.where(redistributed, 1 + self.beta * h, 1.0)
+        credits = [self.assign(group, found) for group, found in zip(groups, replayed, strict=True)]
+        return [Credit({key: _times(value, factors[key]) for key, value in c.advantage.items()}) for c in credits]
+
+    def fit_internals(self, groups: Sequence[EpisodeGroup], internals: Internals) -> None:
+        """There is nothing to learn."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """There is nothing to remember."""
+
+
+def _times(value: Advantage, factors: npt.NDArray[Any]) -> Advantage:
+    return tuple((np.asarray(value) * factors).tolist())
+
+
+def _heights(entropies: npt.NDArray[Any], pivot: float) -> npt.NDArray[Any]:
+    """In [-1, 1]: where the logarithm of each entropy stands, 0 being the pivot quantile of all."""
+    if not len(entropies):
+        return entropies
+    logs = np.log(np.maximum(entropies.astype(np.float64), _LEAST_ENTROPY))
+    centred = logs - np.quantile(logs, pivot, method="nearest")
+    above, below = max(centred.max(), _LEAST_ENTROPY), min(centred.min(), -_LEAST_ENTROPY)
+    return np.asarray(np.where(centred > 0, centred / above, centred / -below))

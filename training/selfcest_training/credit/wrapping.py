@@ -1,0 +1,47 @@
+"""What schemes have in common that change the credit of another one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from selfcest_env.plugin import PlugIn
+from selfcest_env.record import EpisodeGroup, EpisodeRecord
+from selfcest_env.replay import Replay
+from selfcest_env.structure import Checked
+from selfcest_training.credit import checks
+from selfcest_training.credit.base import CreditAssigner, Shapes
+from selfcest_training.credit.registry import make_assigner, require_pure
+
+
+@dataclass(frozen=True)
+class Wrapping(Checked):
+    """Base of a scheme around another one, which must be a pure function of one group. It asks for what that one asks.
+
+    Option: `scheme`, `{name, options}` or null (default) for `default`.
+    """
+
+    default: ClassVar[str] = "grpo"
+
+    scheme: PlugIn | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_pure(self.inside, "scheme")
+
+    @cached_property
+    def inside(self) -> CreditAssigner:
+        """The scheme that is wrapped."""
+        chosen = self.scheme or PlugIn(self.default)
+        return make_assigner(chosen.name, chosen.options, where="scheme.options")
+
+    def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
+        return checks.ask(self.inside, group)
+
+    def check_constant(self, constant_tokens: float) -> None:
+        checks.check_constant(self.inside, constant_tokens)
+
+    def more_replays(self, episode: EpisodeRecord, shapes: Shapes) -> Sequence[Replay]:
+        return checks.more_replays(self.inside, episode, shapes)
