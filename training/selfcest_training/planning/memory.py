@@ -153,15 +153,17 @@ def sampler_parts(
     wanted = episodes * wide(limits)
     if name == "vllm":
         vllm = construct(VllmOptions, config.sampler.options, place="sampler.options")
-        parts = [_copy(shape, vllm.dtype)]
+        spread = int(getattr(vllm, "tensor_parallel", 1))
+        weights = _copy(shape, vllm.dtype)
+        of = f", of {spread} GPUs each" if spread > 1 else ""
+        parts = [replace(weights, size=weights.size // spread, how=f"{weights.how}{of}")]
         if vllm.kv_cache_gib is None:
             return tuple(parts), ("the KV cache: kv_cache_gib is null, so vLLM takes what it finds free",)
-        size, token = int(vllm.kv_cache_gib * GIB), token_bytes(shape, vllm.dtype)
-        slots = min(vllm.max_batch_size, wanted)
-        held = (
-            f"kv_cache_gib: {size // token:,} ids; {slots} contexts of at most {longest} would be {slots * longest:,}"
-        )
-        return (*parts, Part("KV cache", size, held)), ("what vLLM takes for its own passes and CUDA graphs",)
+        size, token = int(vllm.kv_cache_gib * GIB), token_bytes(shape, vllm.dtype) // spread
+        rows = min(vllm.max_batch_size, wanted)
+        held = f"{size // token:,} ids; {rows} contexts of at most {longest} would be {rows * longest:,}"
+        cache = Part("KV cache", size, f"kv_cache_gib{of}: {held}")
+        return (*parts, cache), ("what vLLM takes for its own passes and CUDA graphs",)
     if name != "transformers":
         return (), (f"what the sampler {name!r} holds",)
     own = construct(TransformersSampler, config.sampler.options, place="sampler.options")
