@@ -100,7 +100,7 @@ def test_weights_gradients_and_moments_are_those_of_a_step(lora: LoraOptions | N
     learner.optimizer.step()
     moments = [state[name] for state in learner.optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
     assert planned["moments"] == held(moments)
-    assert ("sampler's weights" in planned) == (lora is not None)
+    assert ("copy of the weights" in planned) == (lora is not None)
 
 
 def test_a_token_in_the_cache_is_as_large_as_the_engines() -> None:

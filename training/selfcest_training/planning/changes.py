@@ -18,9 +18,9 @@ Change = tuple[str, Callable[[RunConfig], RunConfig]]
 
 
 def missing_bytes(config: RunConfig, device: int) -> int:
-    """Bytes by which the neediest process of any arm does not fit a device of so many."""
+    """Bytes that processes lack on devices of so many, over all kinds of them and all arms; 0 if everything fits."""
     shape = model_shape(config.model)
-    return max(place.missing(device) for arm in config.arms for place in places(config, arm, shape))
+    return sum(place.missing(device) for arm in config.arms for place in places(config, arm, shape))
 
 
 def what_helps(config: RunConfig, device: int) -> Sequence[str]:

@@ -99,8 +99,11 @@ def places(config: RunConfig, arm: str, shape: ModelShape, *, passes: bool = Tru
     gpu, own = shape.device != "cpu", cluster.learner_resources.get("GPU", 0.0)
     learner_share = 1.0 if ranks == 1 else min(1.0, float(own))  # a single rank is the job's own process
     rollout_share = min(1.0, float(cluster.rollout_resources.get("GPU", 0.0)))
+    # With ranks the job's own process keeps the whole model beside them, to begin with and to save.
+    driver = (Place("job's own process", (_copy(shape, _dtype(shape.dtype)),)),) if ranks > 1 else ()
     return (
-        Place("learner rank", learner, ranks, learner_share if gpu else 1.0),
+        *driver,
+        Place("learner rank" if ranks > 1 else "job (learner)", learner, ranks, learner_share if gpu else 1.0),
         Place("rollout worker", sampler, int(cluster.rollout_workers), rollout_share if gpu else 1.0, unknown),
     )
 
@@ -210,7 +213,7 @@ def pushed_bytes(config: RunConfig, shape: ModelShape) -> int:
 
 
 def _copy(shape: ModelShape, dtype: str) -> Part:
-    return Part("sampler's weights", shape.parameters * _BYTES[dtype], f"a copy, {dtype}", weights=True)
+    return Part("copy of the weights", shape.parameters * _BYTES[dtype], dtype, weights=True)
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
