@@ -1,0 +1,107 @@
+"""The `cluster` block of a run's config: what it runs on, which is no part of what it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from selfcest_env.errors import ConfigError
+from selfcest_env.structure import Checked, Count, Positive, Size
+
+Resources = Mapping[str, Positive]
+_ADDRESS = re.compile(r"[\w.-]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}")
+
+
+def _one_core() -> Resources:
+    return {"CPU": 1.0}
+
+
+@dataclass(frozen=True)
+class ClusterConfig(Checked):
+    """Rollout workers on Ray; a run resumes with any other of these, or with none.
+
+    Attributes:
+        address: HOST:PORT of a cluster's head; `None`: Ray is started on this machine, and ends with the run.
+        rollout_workers: that share every rollout in equal, contiguous parts.
+        rollout_resources: of each, by Ray's names (`CPU`, `GPU`, `memory` in bytes, or one's own).
+        learner_ranks: processes that share the learner; one is the job's own process, and takes no resources of Ray.
+        learner_resources: of each rank, if there are several.
+        backend: of their collective operations.
+        retries: how often a part is played again when its worker dies, before the run stops.
+        start_seconds: within which all workers must have started.
+    """
+
+    address: Annotated[str, "HOST:PORT"] | None = None
+    rollout_workers: Count = 1
+    rollout_resources: Resources = field(default_factory=_one_core)
+    learner_ranks: Count = 1
+    learner_resources: Resources = field(default_factory=_one_core)
+    backend: Literal["gloo", "nccl"] = "gloo"
+    retries: Size = 2
+    start_seconds: Positive = 300.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.address is not None and not _ADDRESS.fullmatch(self.address):
+            raise ConfigError(
+                f"address is {self.address!r}; expected HOST:PORT as `ray start --head` prints it (port 6379, not the "
+                "client's ray://), or null for Ray on this machine alone"
+            )
+
+    @property
+    def asked(self) -> Mapping[str, tuple[int, Resources]]:
+        """How many actors want which resources each, by their place in the config."""
+        ranks = self.learner_ranks if self.learner_ranks > 1 else 0
+        return {
+            "rollout": (self.rollout_workers, self.rollout_resources),
+            "learner": (ranks, self.learner_resources),
+        }
+
+
+def check_resources(config: ClusterConfig, nodes: Sequence[Mapping[str, float]]) -> None:
+    """Refuse what can never be placed, whoever else uses the cluster.
+
+    Args:
+        config: what is wanted.
+        nodes: the resources of each node as a whole, by name.
+
+    Raises:
+        ConfigError: names the resource that the nodes lack together, or what no node has together.
+    """
+    for kind, (count, each) in config.asked.items():
+        if not count:
+            continue
+        what = f"cluster.{kind}_resources is {dict(each)}"
+        room = sum(min(int(node.get(name, 0.0) / wanted) for name, wanted in each.items()) for node in nodes if each)
+        if each and room < count:
+            number = "rollout_workers" if kind == "rollout" else "learner_ranks"
+            raise ConfigError(
+                f"{what} and cluster.{number} is {count}, but the cluster has room for {room}: its nodes have "
+                f"{_listed(nodes)}; start nodes that have more, or ask for less"
+            )
+    totals: dict[str, float] = {}
+    for count, each in config.asked.values():
+        for name, wanted in each.items():
+            totals[name] = totals.get(name, 0.0) + count * wanted
+    for name, wanted in totals.items():
+        there = sum(node.get(name, 0.0) for node in nodes)
+        if wanted > there:
+            raise ConfigError(
+                f"cluster.rollout_resources and cluster.learner_resources ask for {wanted:g} {name} together, but the "
+                f"cluster has {there:g}: its nodes have {_listed(nodes)}; start nodes that have more, or ask for less"
+            )
+
+
+def _listed(nodes: Sequence[Mapping[str, float]]) -> str:
+    """Their resources but those that Ray makes up for each node."""
+    shown = [{name: value for name, value in node.items() if not name.startswith("node:")} for node in nodes]
+    found = [", ".join(f"{name} {value:g}" for name, value in sorted(node.items())) for node in shown]
+    return "; ".join(f"{found.count(one)} x ({one})" for one in dict.fromkeys(found)) or "nothing"
+
+
+def shares(count: int, workers: int) -> list[slice]:
+    """Contiguous parts, not empty, whose sizes differ by one at most: a function of the two numbers alone."""
+    ends = [count * (i + 1) // workers for i in range(workers)]
+    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False) if start < end]
