@@ -513,7 +513,7 @@ def figure(results: Mapping[str, Any], file: Path) -> None:
         axis.set_title(f"{kind} curve, {tail} tail", fontsize=11)
         axis.set_xscale("log", base=2)
         axis.set_xticks(WORKERS, [str(n) for n in WORKERS])
-        axis.set_ylim(0, 1.03)
+        axis.set_ylim(0, 1.07)
         axis.grid(color=LINE.light, linewidth=0.6)
         axis.tick_params(labelsize=9, colors=MUTED.light)
         axis.spines[["top", "right"]].set_visible(False)
@@ -531,8 +531,8 @@ was at hand. Episodes are recorded ones, as lengths of turns and who waits for w
 rows at the speed that its curve gives for so many; prompts, pushes and messages take no time. Parts are cut by the
 cluster's `shares`, steps begin in the order and with the weights that `RolloutsAhead` gives them, micro-batches are cut
 by `bucketed` and dealt by `deal`: the code that runs. That an episode on this clock takes what it takes in `rollout` is
-a test. *Tail overlapped* is the rule that a worker begins the next step, once its weights are there, behind what it
-still decodes; that rule stands in the simulation alone.
+a test. *Tail overlapped* is a rule that stands in the simulation alone, and that the trainer does not have: a worker
+begins the next step, once its weights are there, behind what it still decodes.
 
 An update takes {UPDATE:g} of the seconds that the workers would need for a step at full rate: an assumption."""
 FACTS = (
@@ -545,7 +545,9 @@ FACTS = (
 )
 WEAK = f"""{PER_WORKER} episodes per worker and step, {COUNTED} steps after {WARM} that are not counted. Efficiency is
 what was sampled over what the workers would have sampled in the same time at full rate; with a barrier
-{1 / (1 + UPDATE):.0%} would be all there is."""
+{1 / (1 + UPDATE):.0%} would be all there is. It is one draw: all rows share the draws of their first workers, so one
+worker with long episodes moves every row below its own. A counted step may have begun before its time is counted, so a
+figure may lie a little above 100%."""
 READ = """What is lost is the tail: a step ends with its longest episode, whatever the number of workers. Rollouts are
 played one step at a time, so as long as they take longer than an update, a lag of 3 is a lag of 1. To go on with the
 next step while the tail decodes would help, the more the older its weights may be. With 16 and with 256 workers:"""

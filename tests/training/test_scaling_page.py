@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -110,3 +111,27 @@ def test_a_part_takes_what_it_takes_in_rollout(scaling: ModuleType, slots: int) 
     shapes = [scaling.shape_of(record) for record in records]
     exact = slots == 512  # a full engine takes what ended together in another order
     assert scaling.part_seconds(shapes, measured, slots) == pytest.approx(clock.now, rel=1e-9 if exact else 0.02)
+
+
+def test_balance_is_of_what_is_cut_and_dealt(scaling: ModuleType) -> None:
+    pool = json.loads((scaling.STORE / "episodes.json").read_text(encoding="utf-8"))["episodes"]
+    step = scaling.draws(pool, "recorded", scaling.STRONG, 0)
+    sizes = scaling.micro_batches(step)
+    assert max(sizes) <= scaling.BATCH
+    assert sum(sizes) >= sum(turn[0] + turn[1] for episode in step for agent in episode for turn in agent)
+    assert scaling.stored()["results"]["balance"]["recorded"] == list(scaling.balance(pool, "recorded"))
+
+
+def test_a_stored_row_is_made_again(scaling: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = scaling.stored()
+    monkeypatch.setattr(scaling, "WORKERS", (1, 2))
+    for kind, of_engine in scaling.curves().items():
+        rows = list(scaling.simulate(found["episodes"]["episodes"], of_engine, "heavy", weak=True))
+        assert rows == found["results"][f"{kind} curve, heavy tail, weak scaling"][: len(rows)]
+
+
+def test_the_page_is_what_the_evidence_says(scaling: ModuleType) -> None:
+    found, page = scaling.stored(), scaling.PAGE.read_text(encoding="utf-8")
+    assert scaling.section(found["results"], found["episodes"]) in page
+    assert scaling.with_section(page, scaling.section(found["results"], found["episodes"])) == page
+    assert scaling.FIGURE.is_file()
