@@ -55,7 +55,7 @@ format: $(VENV)/.installed ## let ruff fix and format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-site: ## build the documentation into site/, in an environment of its own
+site: $(VENV)/.installed ## build the documentation into site/, in an environment of its own; .venv makes the pages that it embeds
 	$(PYTHON) -m venv $(VENV)-docs
 	$(VENV)-docs/bin/python -m $(LOCKED) -r requirements/docs.txt
 	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict

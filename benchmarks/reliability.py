@@ -99,16 +99,15 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def promise(fuzz: Any, soak: Any, faults: Any) -> str:
-    """What the issue of reliability asks for, in one table."""
+    """What was promised, and what became of it, in one table."""
     kinds = (faults or {}).get("kinds", {})
     each, aims = list((fuzz or {}).get("targets", {}).values()), list(kinds.values())
-    none = "not measured"
-    numbers = soak["kinds"].get("symbolic", NOTHING) if soak else dict.fromkeys(NOTHING, none)
+    numbers = soak["kinds"].get("symbolic", NOTHING) if soak else dict.fromkeys(NOTHING, NONE)
     words = {name: soak[name] - numbers[name] for name in NOTHING} if soak else numbers
     rows = [
-        ("Faults put into runs and studies", sum(of["injected"] for of in aims) if aims else none, ""),
-        ("Runs and studies they were put into", sum(of["runs"] for of in aims) if aims else none, ""),
-        ("of these survived", sum(of["survived"] for of in aims) if aims else none, "all"),
+        ("Faults put into runs and studies", sum(of["injected"] for of in aims) if aims else NONE, ""),
+        ("Runs and studies they were put into", sum(of["runs"] for of in aims) if aims else NONE, ""),
+        ("of these survived", sum(of["survived"] for of in aims) if aims else NONE, "all"),
         (f"Steps lost, at most{without('steps_lost', kinds)}", overall("steps_lost", aims, max), "1"),
         (f"Tokens lost or counted twice{without('tokens_off', kinds)}", overall("tokens_off", aims, sum), "0"),
         (
@@ -116,17 +115,17 @@ def promise(fuzz: Any, soak: Any, faults: Any) -> str:
             overall("bytes_lost", aims, sum),
             "0",
         ),
-        ("Crashes", sum(of["crashes"] for of in aims) if aims else none, "0"),
+        ("Crashes", sum(of["crashes"] for of in aims) if aims else NONE, "0"),
         ("Hostile episodes in words, counted again from their records alone", words["episodes"], "200,000"),
         ("their tokens", words["tokens"], ""),
         ("Hostile episodes in numbers, counted again from the game's arrays after each step", numbers["episodes"],
          "1,000,000 with those in words"),
         ("their tokens", numbers["tokens"], ""),
-        ("Differences from either recount", len(soak["findings"]) if soak else none, "0"),
-        ("Hostile inputs", sum(of["inputs"] for of in each) if each else none, "1,000,000"),
-        ("Findings in them", sum(of["findings"] for of in each) if each else none, "0"),
-        ("Executed of what a model wrote", fuzz["executed"] if fuzz else none, "0"),
-        ("Longest time on one input, ms", max(of["longest_ms"] for of in each) if each else none, ""),
+        ("Differences from either recount", len(soak["findings"]) if soak else NONE, "0"),
+        ("Hostile inputs", sum(of["inputs"] for of in each) if each else NONE, "1,000,000"),
+        ("Findings in them", sum(of["findings"] for of in each) if each else NONE, "0"),
+        ("Executed of what a model wrote", fuzz["executed"] if fuzz else NONE, "0"),
+        ("Longest time on one input, ms", max(of["longest_ms"] for of in each) if each else NONE, ""),
     ]  # fmt: skip
     return table(["", "Found", "Wanted"], rows)
 

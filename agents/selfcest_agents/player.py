@@ -15,7 +15,7 @@ from selfcest_agents.openai_engine import OpenAIPolicy
 from selfcest_agents.policy import EnginePolicy, Policy, SamplingConfig
 from selfcest_agents.replay import PlayedReplay, play_replays
 from selfcest_agents.rollout import RolloutRequest, Unplayed, all_of, rollout, what_played
-from selfcest_agents.samplers import Sampler
+from selfcest_agents.samplers import Sampler, TakesWeights
 from selfcest_env.errors import InfrastructureError
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.replay import Replay
@@ -66,6 +66,29 @@ class Player(Protocol):
 
     def close(self) -> None:
         """End what holds more than this process's memory; nothing is played after."""
+        ...
+
+
+class TrainedPlayer(Player, Protocol):
+    """A player of the policy that is being trained.
+
+    Attributes:
+        language: of its model.
+        limits: of requests without limits of their own.
+        sampler: is told the weights to play with.
+    """
+
+    @property
+    def language(self) -> Language: ...
+
+    @property
+    def limits(self) -> Limits: ...
+
+    @property
+    def sampler(self) -> TakesWeights: ...
+
+    def unjudged(self) -> Player:
+        """The same, without a reward: its records stay unscored."""
         ...
 
 
@@ -155,6 +178,9 @@ class ModelPlayer(LocalPlayer):
 
     def rules(self, limits: Limits) -> Rules:
         return self.language.rules(limits)
+
+    def unjudged(self) -> ModelPlayer:
+        return replace(self, reward=None)
 
     def policy(self, temperature: float) -> Policy:
         return EnginePolicy(self.sampler.engine, self.codec, SamplingConfig(temperature))

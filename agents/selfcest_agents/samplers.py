@@ -32,6 +32,29 @@ SAMPLERS: dict[str, str | type] = {
 }
 
 
+class TakesWeights(Protocol):
+    """Whoever samples, as a trainer knows it: an engine of this process, or workers elsewhere.
+
+    Attributes:
+        shared: it samples from the learner's own model, which it sees change.
+        exact: it computes in float32, so that a float32 learner must agree with it token for token.
+    """
+
+    @property
+    def shared(self) -> bool: ...
+
+    @property
+    def exact(self) -> bool: ...
+
+    def sync(self, model: PreTrainedModel, policy_version: int) -> None:
+        """The weights are now the model's."""
+        ...
+
+    def push(self, weights: Iterable[tuple[str, Tensor]], policy_version: int) -> None:
+        """The weights are now these; not to be called if they are shared."""
+        ...
+
+
 @dataclass(frozen=True)
 class Sampler:
     """A started engine.
@@ -53,14 +76,14 @@ class Sampler:
         check_trainable(self.engine)
 
     def sync(self, model: PreTrainedModel, policy_version: int) -> None:
-        """Tell the engine that the weights are now these."""
+        """See `TakesWeights`."""
         if self.shared:
             self.engine.policy_version = policy_version
         else:
             self.push(merged_weights(model), policy_version)
 
     def push(self, weights: Iterable[tuple[str, Tensor]], policy_version: int) -> None:
-        """Give an engine that has weights of its own new ones."""
+        """See `TakesWeights`."""
         self.engine.load_weights(weights, policy_version)
 
     def close(self) -> None:
@@ -83,8 +106,11 @@ class SamplerSpec(Protocol):
         """Ids of one context that the engine will hold; `None`: as many as the model."""
         ...
 
-    def start(self, language: Language, model: PreTrainedModel) -> Sampler:
-        """Start it. An engine with weights of its own may begin with any: it is given the learner's before it plays."""
+    def start(self, language: Language, model: PreTrainedModel | None) -> Sampler:
+        """Start it. An engine with weights of its own may begin with any: it is given the learner's before it plays.
+
+        `model`: the learner's; `None` where there is none, as in a rollout worker, so that nothing can be shared.
+        """
         ...
 
 
@@ -111,9 +137,9 @@ class TransformersSampler(Checked):
     def max_positions(self) -> None:
         return None
 
-    def start(self, language: Language, model: PreTrainedModel) -> Sampler:
-        shared = self.shared and not has_lora(model)
-        sampled = model if shared else language.load(0, dtype=self.dtype)
+    def start(self, language: Language, model: PreTrainedModel | None) -> Sampler:
+        own = model if self.shared and model is not None and not has_lora(model) else None
+        sampled = language.load(0, dtype=self.dtype) if own is None else own
         engine = TransformersEngine(
             sampled,
             stop_ids=language.stop_ids,
@@ -121,7 +147,7 @@ class TransformersSampler(Checked):
             prefill_tokens=self.prefill_tokens,
             prefix_tokens=self.prefix_tokens,
         )
-        return Sampler(engine, shared, exact=sampled.dtype == torch.float32)
+        return Sampler(engine, own is not None, exact=sampled.dtype == torch.float32)
 
 
 @dataclass(frozen=True)
@@ -140,7 +166,7 @@ class VllmSampler(VllmOptions):
     def shared(self) -> bool:
         return False
 
-    def start(self, language: Language, model: PreTrainedModel) -> Sampler:
+    def start(self, language: Language, model: PreTrainedModel | None) -> Sampler:
         with tempfile.TemporaryDirectory() as scratch:
             if language.checkpoint is None:  # a model of its own: the learner's may have an adapter in it
                 language.save(language.load(0), Path(scratch))

@@ -50,6 +50,7 @@ class VllmOptions(Checked):
             a shorter prompt.
         eager: run without compilation and CUDA graphs. `None`: eager on CPUs, where compiling costs more than it wins.
         in_process: run in this process.
+        tensor_parallel: GPUs that share every layer, each in a process of its own.
     """
 
     dtype: Annotated[str, OneOf(*DTYPES)] = "float32"
@@ -59,6 +60,12 @@ class VllmOptions(Checked):
     block_size: Count | None = None
     eager: bool | None = None
     in_process: bool = True
+    tensor_parallel: Count = 1
+
+    @property
+    def weights_stay(self) -> bool:
+        """Whether its worker is this process, so that weights reach it without a file."""
+        return self.in_process and self.tensor_parallel == 1
 
 
 class VllmEngine:
@@ -188,7 +195,7 @@ class VllmEngine:
     @contextmanager
     def _handed_over(self, tensors: Mapping[str, Tensor]) -> Iterator[Mapping[str, Tensor] | str]:
         """The tensors themselves for a worker in this process, else the path of a file that lives as long as this."""
-        if self._options.in_process:
+        if self._options.weights_stay:
             yield tensors
             return
         from safetensors.torch import save_file
@@ -218,6 +225,8 @@ def _start(model: str | Path, options: VllmOptions) -> Any:
     if options.kv_cache_gib is not None:
         # The share of a GPU's memory that must be free at the start; there may be a learner on it already.
         cache = {"kv_cache_memory_bytes": int(options.kv_cache_gib * _GIB), "gpu_memory_utilization": 0.001}
+    if options.tensor_parallel > 1:  # processes of this machine, also inside a Ray actor, where vLLM would ask Ray
+        cache |= {"tensor_parallel_size": options.tensor_parallel, "distributed_executor_backend": "mp"}
     arguments = EngineArgs(
         model=str(model),
         dtype=options.dtype,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from test_job import config
 
 from selfcest_agents.policy import ScriptedPolicy
 from selfcest_agents.replay import play_replays
@@ -20,7 +22,12 @@ from selfcest_env.text.counters import WordCounter
 from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.types import CloneRequest, Delegate, Limits, Task
 from selfcest_env.views import Observation
+from selfcest_training.config import RunConfig
 from selfcest_training.credit import Coma
+from selfcest_training.run import experiment
+from selfcest_training.run.experiment import prepare
+from selfcest_training.run.job import JobId
+from selfcest_training.session import session
 
 RULES = Rules(Limits(total_tokens=3000, turn_tokens=256, reply_tokens=32, max_depth=2), HermesProtocol(), WordCounter())
 
@@ -54,6 +61,44 @@ def groups(number: int, *, replays: bool = False, size: int = 4) -> Iterator[lis
         asked = Coma().replays(EpisodeGroup(task, tuple(records))) if replays else ()
         replayed = play_replays(records, asked, policy, RULES)
         yield [*(reward.score(played.record) for played in replayed.values()), *records]
+
+
+def trained(output: Path, families: Sequence[str] = ("choice", "sums"), **changes: Any) -> RunConfig:
+    """A run of two arms and two seeds, one arm's choices forced too; in seconds.
+
+    It learns the first of the families and is evaluated on both.
+    """
+    choice, sums = families
+    mix = {choice: {"share": 1, "styles": {"delegate": 1, "solve": 1}}}
+    run = config(
+        output,
+        tasks={choice: {"name": "trivial:Choice"}, sums: {"name": "range_sum", "options": {"max_length": 4}}},
+        seeds=[0, 1],
+        model__options__max_positions=200,
+        limits={"total_tokens": 200, "turn_tokens": 64, "reply_tokens": 4, "answer_reserve": 12, "max_clones": 4},
+        evaluation={
+            "cells": [{"family": choice, "size": "any"}, {"family": sums, "size": "1-2"},
+                      {"family": sums, "size": "3-4", "shift": "out"}],
+            "episodes": 6,
+        },
+        arms__delegating__forced=True,
+        arms__delegating__rl__steps=2,
+        arms__delegating__rl__tasks={choice: 1},
+        arms__delegating__warmstart__phases=[{"tokens": 4000, "mix": mix}],
+        arms__alone={
+            "limits": {"max_depth": 0},
+            "warmstart": {"phases": [{"tokens": 4000, "mix": {choice: {"share": 1, "styles": {"solve": 1}}}}]},
+            "rl": {"steps": 0},
+        },
+        **changes,
+    )  # fmt: skip
+    run.folder.mkdir(parents=True)
+    with session(run.folder):
+        prepare(run, resume=False)
+        for arm in run.arms:
+            for seed in run.seeds:
+                experiment._play_job(run, JobId(arm, seed), False)
+    return run
 
 
 EVIL = (

@@ -22,7 +22,7 @@ from selfcest_env.record import AgentRecord, EpisodeRecord, write_episode
 from selfcest_env.render import nodes_of_record
 from selfcest_env.types import ROOT, Status
 from selfcest_training.commands import cli
-from selfcest_training.html.figure import BELOW, PIXELS, gif, svg
+from selfcest_training.html.figure import BELOW, FOOT, PIXELS, gif, svg
 from selfcest_training.html.page import asset
 
 LEFT, RIGHT = ROOT.child(0), ROOT.child(1)
@@ -83,6 +83,16 @@ def test_an_svg_is_the_same_drawing_with_letters_of_the_reader_s(record: Episode
     lines = [e.get("stroke") for e in tree.iter("{http://www.w3.org/2000/svg}path")]
     assert lines.count(INK.light) == 1, "of two clones the end waited for the one with three tokens"
     assert f".status-answered{{fill:{ANSWERED.dark}}}" in drawn
+
+
+def test_the_line_below_a_small_tree_has_room(record: EpisodeRecord) -> None:
+    """It was cut off on both sides; docs/gallery.md has such a tree."""
+    alone = replace(record, agents=(replace(record.agents[0], turns=record.agents[0].turns[1:]),))
+    tree = ElementTree.fromstring(svg(alone))
+    box = next(e for e in tree.iter("{http://www.w3.org/2000/svg}rect") if "edge-line" in e.get("class", ""))
+    width, line = float(tree.get("width", "")), texts_of(svg(alone))[-1]
+    assert width > 0.62 * FOOT * len(line), "as wide as letters are in the widest of the faces"
+    assert float(box.get("x", "")) + float(box.get("width", "")) / 2 == width / 2
 
 
 def test_texts_of_models_are_texts(record: EpisodeRecord) -> None:

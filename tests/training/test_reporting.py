@@ -372,6 +372,7 @@ def test_the_page_of_a_study_and_the_files_beside_it(tmp_path: Path, monkeypatch
     run_study(config, resume=False, console=Console(quiet=True))
     before = {path: path.stat().st_mtime_ns for path in config.folder.iterdir()}
     console = Console(file=io.StringIO(), width=80)
+    (tmp_path / "out").mkdir()
     report_page([config.folder], tmp_path / "out" / "r.html", console)
     assert before == {path: path.stat().st_mtime_ns for path in config.folder.iterdir()}, "it reads alone"
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
@@ -413,7 +414,7 @@ def test_bad_folders_are_one_error(tmp_path: Path) -> None:
             read_sources([folder])
     with pytest.raises(ConfigError, match="a folder is named twice"):
         read_sources([empty, tmp_path / "x" / ".." / "empty"])
-    for out in (tmp_path, tmp_path / "page.htm"):
+    for out in (tmp_path / "page.htm", tmp_path / "missing" / "page.html"):
         with pytest.raises(ConfigError, match=f"--html {out} is no place for a page"):
             report_page([empty], out, Console(quiet=True))
 
@@ -434,3 +435,7 @@ def test_a_session_says_what_wrote_a_folder_and_survives_a_cut_line(tmp_path: Pa
     assert set(found[0]["versions"]) == {"python", "selfcest", "torch", "transformers", "numpy"}
     assert gpu_seconds(found) is None, "nobody knows how long the last one held them"
     assert gpu_seconds([{"gpus": ["one", "two"], "seconds": 3.0}, {"gpus": [], "seconds": 9.0}]) == 6.0
+    with file.open("a", encoding="utf-8") as lines:
+        lines.write("7\n")
+    with pytest.raises(RecordError, match=r"sessions\.jsonl, line 6: 7 is no session"):
+        read_sessions(tmp_path)

@@ -33,7 +33,7 @@ from selfcest_training import files
 from selfcest_training.commands.solve import _count
 from selfcest_training.commands.trace import print_trace
 from selfcest_training.config import RunConfig
-from selfcest_training.config_file import dump_config
+from selfcest_training.config_file import dump_run
 from selfcest_training.credit.offline import read_groups
 from selfcest_training.evaluation.curves import metrics_of
 from selfcest_training.files import Extent, Growing, digest, digests, tidy, whole, write_text
@@ -335,9 +335,9 @@ def test_the_bits_do_not_depend_on_when_checkpoints_are_written(tmp_path: Path, 
 def test_a_refused_run_is_no_session_and_nothing_of_it_changes(base: Job, tmp_path: Path, name: str) -> None:
     spec, folder = copy(base, tmp_path)
     (folder / "evaluation").mkdir(exist_ok=True)
-    write_text(spec.folder / "config.yaml", dump_config(spec))
+    write_text(spec.folder / "config.yaml", dump_run(spec))
     for path in folder.glob("checkpoints/*/manifest.json"):  # as if they were of this folder's config
-        contents = json.loads(path.read_bytes())["contents"] | {"config": digest(dump_config(spec))}
+        contents = json.loads(path.read_bytes())["contents"] | {"config": digest(dump_run(spec))}
         path.write_text(json.dumps({"sha256": digest(json.dumps(contents)), "contents": contents}), encoding="utf-8")
     (folder / name).write_text("{}\n{}\n", encoding="utf-8")
     before = digests(spec.folder)

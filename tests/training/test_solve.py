@@ -31,8 +31,8 @@ from selfcest_env.render import Node, shorten
 from selfcest_env.tasks import make_source
 from selfcest_env.types import ROOT, Limits, Status, Task
 from selfcest_training.commands import cli
+from selfcest_training.commands.live_tree import tree_of
 from selfcest_training.commands.solve import LAST_WORDS, play_question, read_documents, solve_config, task_of
-from selfcest_training.commands.watching import tree_of
 from selfcest_training.config_file import dump_config
 
 __all__ = ["serve"]  # a fixture

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import chromium, opened, serious
+from browsing import beside, chromium, opened, serious
 from pages import EVIL, RULES, groups, harmful, write
 from rich.console import Console
 from test_job import counterfactual, play
 
-from selfcest_env.record import EpisodeRecord
+from selfcest_env.record import EpisodeRecord, read_episodes
 from selfcest_training.commands.trace import write_page
 from selfcest_training.credit import Credit
 from selfcest_training.html.playing import Face
@@ -51,11 +51,11 @@ def test_somebody_finds_an_episode_and_reads_what_a_clone_wrote(browser: Any, fi
         tab.fill("#find", deep.episode_id)
         assert page.text("#found").startswith("1 of 12 episodes")
         tab.locator('#list [role="option"]').click()
-        assert page.text("#episode-name") == deep.episode_id
+        page.shows("#episode-name", deep.episode_id)
         assert tab.locator('#tree [role="treeitem"]').count() == len(deep.agents)
         tab.locator('#tree [data-agent="root.0"]').click()
         clone = deep.agents[1]
-        assert page.text("#agent-name") == "root.0"
+        page.shows("#agent-name", "root.0")
         assert tab.locator(".generated .text").all_text_contents() == [t.generation.text for t in clone.turns]
         assert clone.objective in tab.locator(".environment .theirs").all_text_contents()
         assert tab.url.endswith(f"#{deep.episode_id}/root.0/0")
@@ -106,25 +106,21 @@ def test_the_keyboard_alone_will_do(browser: Any, file: Path, deep: EpisodeRecor
             if page.focused() == "list":
                 break
         keys.press("ArrowDown")
-        assert page.text("#episode-name") == deep.episode_id
-        keys.press("Enter")
-        assert page.focused() == "episode-name"
-        keys.press("Tab")
-        assert page.focused() == "question"
-        keys.press("Tab")
-        assert page.focused() == "root"
-        keys.press("ArrowDown")
-        assert page.focused() == "root.0"
-        keys.press("ArrowRight")
-        assert page.focused() == "root.1"
-        keys.press("ArrowUp")
-        assert page.focused() == "root"
-        keys.press("End")
-        assert page.focused() == str(deep.agents[-1].agent_id)
-        keys.press("Enter")
-        assert page.focused() == "agent-name"
+        page.shows("#episode-name", deep.episode_id)
+        for key, place in (
+            ("Enter", "episode-name"),
+            ("Tab", "question"),
+            ("Tab", "root"),
+            ("ArrowDown", "root.0"),
+            ("ArrowRight", "root.1"),
+            ("ArrowUp", "root"),
+            ("End", str(deep.agents[-1].agent_id)),
+            ("Enter", "agent-name"),
+        ):
+            keys.press(key)
+            page.focuses(place)
         keys.press("n")
-        assert page.tab.url.endswith(f"/{min(1, len(deep.agents[-1].turns) - 1)}")
+        page.tab.wait_for_url(f"**/{min(1, len(deep.agents[-1].turns) - 1)}")
 
 
 @pytest.mark.slow
@@ -135,7 +131,7 @@ def test_everybody_can_use_it(browser: Any, file: Path, deep: EpisodeRecord, sch
     with opened(browser, file, f"#{deep.episode_id}/root.0/0", viewport=viewport, color_scheme=scheme) as page:
         ground = page.tab.evaluate("getComputedStyle(document.body).backgroundColor")
         assert serious(page.tab) == []
-        assert page.tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing stands beside the page"
+        assert beside(page.tab) == []
         page.tab.click("#scheme")
         assert page.tab.evaluate("getComputedStyle(document.body).backgroundColor") != ground
         assert serious(page.tab) == []
@@ -285,12 +281,19 @@ def test_five_thousand_episodes_load_and_scroll(browser: Any, records: list[Epis
 @pytest.mark.slow
 def test_the_pages_of_a_real_run_open(browser: Any, tmp_path: Path) -> None:
     job = play(counterfactual(tmp_path, log_groups=2))
+    stored = job.folder / "episodes.jsonl"
+    replays = [record.episode_id for record in read_episodes(stored) if "/root.0=" in record.episode_id]
+    replayed = replays[0].partition("/")[0]
     out = tmp_path / "run.html"
-    write_page([job.folder / "episodes.jsonl"], out, Console(), schemes=["rloo", "coma"])
+    write_page([stored], out, Console(), schemes=["rloo", "coma"])
     with opened(browser, out) as page:
-        assert page.text("#episode-name") == "s0.g0.e0"
+        page.shows("#episode-name", "s0.g0.e0")
         assert page.tab.locator("#ledger svg").count() > 0, "its rules are known"
         page.tab.select_option("#clones", "some")
-        page.tab.locator('#list [role="option"]').first.click()
+        page.tab.fill("#find", replayed)
+        page.tab.locator(f'#list [role="option"]:has-text("{replayed},")').click()
+        page.shows("#episode-name", replayed)
         page.tab.locator('#tree [data-agent="root.0"]').click()
-        assert page.tab.locator("#replays tbody tr").count() == 1 + 2
+        page.shows("#agent-name", "root.0")
+        rows = page.tab.locator("#replays tbody tr")
+        assert rows.count() == 1 + sum(name.startswith(f"{replayed}/root.0=") for name in replays) == 1 + 2

@@ -29,6 +29,7 @@ from selfcest_env.structure import (
 )
 from selfcest_env.tasks.source import Style
 from selfcest_env.types import Limits
+from selfcest_training.cluster.config import ClusterConfig
 from selfcest_training.learner.options import Denominator, ForwardOptions, LossConfig, OptimizerConfig, Rows
 
 
@@ -251,6 +252,8 @@ class RunConfig(Checked):
         tasks: the families by name.
         arms: the policies by name.
         logging: where the numbers of `metrics.jsonl` go too; what is not installed is an error.
+        cluster: rollout workers on Ray; `null`: everything is done on this machine, without. It is no part of what the
+            run is: one resumes with another, or with none.
     """
 
     name: Annotated[str, FileName()]
@@ -273,6 +276,7 @@ class RunConfig(Checked):
     checkpoint_every: Count = 1
     log_groups: Size = 2
     logging: Annotated[tuple[BoardName, ...], Distinct()] = ("tensorboard",)
+    cluster: ClusterConfig | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -280,6 +284,11 @@ class RunConfig(Checked):
             self._check_arm(name, arm)
         for i, cell in enumerate(self.evaluation.cells):
             check_families(f"evaluation.cells[{i}].family", [cell.family], self.tasks)
+        if self.cluster is not None and self.workers > 1:
+            raise ConfigError(
+                f"workers is {self.workers}, and beside a cluster block it must be 1: one job at a time has all "
+                "rollout workers; set workers=1"
+            )
 
     def _check_arm(self, name: str, arm: ArmConfig) -> None:
         """What only shows when the arm, its limits and the task families are seen together."""

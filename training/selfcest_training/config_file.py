@@ -82,6 +82,11 @@ def dump_config(config: object) -> str:
     return write_yaml(plain(config))
 
 
+def dump_run(config: RunConfig) -> str:
+    """What makes a run the same run, as YAML that `load_config` reads: all but the machines that it runs on."""
+    return write_yaml({key: value for key, value in plain(config).items() if key != "cluster"})
+
+
 def apply_override(data: dict[str, Any], override: str) -> None:
     """Set what `key.path=value` names, the value read as YAML. Raises `ConfigError` that quotes it."""
     path, equals, text = override.partition("=")
@@ -92,7 +97,9 @@ def apply_override(data: dict[str, Any], override: str) -> None:
     node: Any = data
     for key in parents:
         if isinstance(node, dict):
-            node = node.setdefault(key, {})
+            if node.get(key) is None:
+                node[key] = {}
+            node = node[key]
         else:
             node = node[_index(override, node, key)]
     if isinstance(node, dict) and isinstance(node.get(leaf), dict) and value is None:

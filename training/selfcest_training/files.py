@@ -13,9 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from selfcest_env.errors import RecordError
+from selfcest_env.errors import ConfigError, RecordError
 
 _PARTIAL, _REMOVED = ".partial.", ".removed."
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """For a block that reads what was typed: an `OSError` of it becomes a `ConfigError` that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename or path} cannot be read ({error.strerror or error}); name another, or mend its rights"
+        ) from error
 
 
 @contextmanager

@@ -15,20 +15,25 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from selfcest_env.errors import RecordError
 from selfcest_env.record import read_json_lines
+from selfcest_env.structure import plain
 
 SESSIONS = "sessions.jsonl"
 _PACKAGES = ("selfcest", "torch", "transformers", "numpy")
 
 
 @contextmanager
-def session(folder: Path) -> Iterator[None]:
+def session(folder: Path, cluster: object = None) -> Iterator[None]:
     """Add a line to the folder's `sessions.jsonl` when the block begins, and one when it ends, however it does.
+
+    `cluster`: the config's block, which is in the line and nowhere else.
 
     The last line of a session that was killed is missing: how long it took is not known.
     """
     file, start = folder / SESSIONS, time.monotonic()
-    _append(file, {"started": _now(), "command": _command(), "versions": _versions(), **_machine()})
+    on = {} if cluster is None else {"cluster": plain(cluster)}
+    _append(file, {"started": _now(), "command": _command(), "versions": _versions(), **_machine(), **on})
     try:
         yield
     finally:
@@ -37,9 +42,15 @@ def session(folder: Path) -> Iterator[None]:
 
 
 def read_sessions(folder: Path) -> list[dict[str, Any]]:
-    """Sessions of a folder in order, each with `ended` and `seconds` if it ended; none where there is no file."""
+    """Sessions of a folder in order, each with `ended` and `seconds` if it ended; none where there is no file.
+
+    Raises:
+        RecordError: a line is no JSON object.
+    """
     file, found = folder / SESSIONS, list[dict[str, Any]]()
-    for _, line in read_json_lines(file) if file.is_file() else ():
+    for number, line in read_json_lines(file) if file.is_file() else ():
+        if not isinstance(line, dict):
+            raise RecordError(f"{file}, line {number}: {line!r:.80} is no session; delete that line")
         if "started" in line:
             found.append(dict(line))
         elif found:

@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from selfcest_agents.player import Player
-from selfcest_agents.samplers import Sampler
+from selfcest_agents.samplers import TakesWeights
 from selfcest_env.errors import TrainingError
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.seeding import stream_seed
@@ -93,7 +93,7 @@ class Trainer:
     def __init__(
         self,
         player: Player,
-        sampler: Sampler,
+        sampler: TakesWeights,
         learner: Learner,
         menu: TaskMenu,
         stages: Stages,

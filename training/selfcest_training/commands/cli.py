@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import traceback
@@ -49,6 +50,13 @@ _OVERRIDES = Annotated[
     ),
 ]
 _RESUME = Annotated[bool, typer.Option("--resume", help="Go on with the run of this name where it stopped.")]
+_ADDRESS = Annotated[
+    str | None,
+    typer.Option(
+        help="HOST:PORT of a Ray cluster's head to play rollouts on, as the config's cluster.address.",
+        show_default=False,
+    ),
+]
 _TRUST = Annotated[
     list[str] | None,
     typer.Option(
@@ -89,7 +97,12 @@ def plan(
 
 
 @app.command()
-def train(config: _CONFIG = None, overrides: _OVERRIDES = None, resume: _RESUME = False) -> None:
+def train(
+    config: _CONFIG = None,
+    overrides: _OVERRIDES = None,
+    resume: _RESUME = False,
+    ray_address: _ADDRESS = None,
+) -> None:
     """Warm start, RL and evaluation of every arm; writes runs/NAME with a table at the end.
 
     Without a config: the embedded model, three arms, one seed. The run's folder holds config.yaml, table.md,
@@ -99,7 +112,8 @@ def train(config: _CONFIG = None, overrides: _OVERRIDES = None, resume: _RESUME 
     from selfcest_training.config_file import load_config
     from selfcest_training.run.experiment import default_config, run
 
-    run(load_config(config or default_config(), overrides or []), resume=resume, console=Console())
+    on = [] if ray_address is None else [f"cluster.address={json.dumps(ray_address)}"]
+    run(load_config(config or default_config(), [*(overrides or []), *on]), resume=resume, console=Console())
 
 
 @app.command()

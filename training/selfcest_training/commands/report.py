@@ -9,7 +9,7 @@ from rich.console import Console
 
 from selfcest_env.errors import ConfigError
 from selfcest_training.commands.study import print_study
-from selfcest_training.commands.trace import faces_of
+from selfcest_training.commands.trace import check_place, faces_of
 from selfcest_training.config import RunConfig
 from selfcest_training.lock import locked
 from selfcest_training.reporting.findings import failures, findings
@@ -39,8 +39,9 @@ def report_page(folders: Sequence[Path], out: Path, console: Console) -> None:
         ConfigError: a folder holds neither a run nor a study or is named twice, or `out` is no name of a page.
         RecordError: a file of a folder is damaged; the message names file and line.
     """
-    if out.suffix != ".html" or out.is_dir():
+    if out.suffix != ".html":
         raise ConfigError(f"--html {out} is no place for a page: expected a file's name that ends in .html")
+    check_place("--html", out)
     sources = read_sources(folders)
     written = write_report_page(sources, out, faces_of)
     lines = []

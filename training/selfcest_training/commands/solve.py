@@ -23,8 +23,8 @@ from selfcest_env.reward import make_reward
 from selfcest_env.rules import Rules
 from selfcest_env.tasks.files import read_text, shortened
 from selfcest_env.types import ROOT, Boundary, Limits, Read, Status, Task
+from selfcest_training.commands.live_tree import LiveRequest, LiveTree
 from selfcest_training.commands.trace import check_place, save_page
-from selfcest_training.commands.watching import Watch, WatchedRequest
 from selfcest_training.config_file import apply_override, load_config, parse_as
 from selfcest_training.evaluation.policies import arm_of, digest, make_policy, policy_named, run_file
 from selfcest_training.html.playing import Face
@@ -201,9 +201,9 @@ def play_question(
     disable_progress_bar()  # type: ignore[no-untyped-call]  # of loading models
     with progress.status("loading the policy"):
         player = source.load(seed)
-    with closing(player), Watch(progress) as watch:
-        request = WatchedRequest(episode_id, task, seed, config.limits, watch)
-        (record,) = player.play([request], temperature, wrap=watch.over)
+    with closing(player), LiveTree(progress) as tree:
+        request = LiveRequest(episode_id, task, seed, config.limits, tree)
+        (record,) = player.play([request], temperature, wrap=tree.over)
     if task.answer:
         record = make_reward("correct").score(record)
     if out is not None:

@@ -58,6 +58,8 @@ def _run(study: Study, resume: bool, page: Path | None, command: str, console: C
     disable_progress_bar()  # type: ignore[no-untyped-call]  # of loading models: ours is the one that counts
     try:
         store = Store(folder)  # what it refuses is no session
+        if resume:
+            console.print(f"{study.found(store)} of {study.size} results were there", highlight=False)
         with session(folder):
             _play(study, store, console)
     except KeyboardInterrupt:

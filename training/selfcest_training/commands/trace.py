@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from warnings import warn
 
@@ -26,7 +28,7 @@ from selfcest_training.credit.offline import apply, in_groups
 from selfcest_training.evaluation.policies import LEAST
 from selfcest_training.evaluation.results import read_results
 from selfcest_training.evaluation.words import at_most
-from selfcest_training.files import whole, write_text
+from selfcest_training.files import readable, whole, write_text
 from selfcest_training.html.page import Page
 from selfcest_training.html.playing import Face
 from selfcest_training.html.viewer import SchemeCredit, Shown, viewer_page
@@ -53,7 +55,7 @@ def print_trace(
     Raises:
         RecordError: no such file or episode.
     """
-    last = _last(file, episode_id, strategy, wrong)
+    last = _last(file, episode_id, strategy, wrong, console)
     console.print(
         f"{last.played_as}\n" * bool(last.played_as) + render_record(last.record, texts=texts),
         markup=False,
@@ -83,7 +85,7 @@ def write_figures(
     for option, out in (("--svg", svg), ("--gif", gif)):
         if out is not None:
             check_place(option, out)
-    record = _last(file, episode_id, strategy, wrong).record
+    record = _last(file, episode_id, strategy, wrong, console).record
     for out, render in ((svg, figure.svg), (gif, figure.gif)):
         if out is not None:
             drawn = render(record)
@@ -96,9 +98,12 @@ def write_figures(
 
 def check_place(option: str, out: Path) -> None:
     """Raises `ConfigError` if no file can be written there."""
-    if out.is_dir() or not out.absolute().parent.is_dir():
+    folder = out.absolute().parent
+    if out.is_dir() or not folder.is_dir():
         what = "page" if option == "--html" else "figure"
         raise ConfigError(f"{option} {out} is no place for a {what}: expected a file's name in a folder that is there")
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"{option} {out} cannot be written: {folder} is not yours to write in; name another folder")
 
 
 def write_page(
@@ -134,13 +139,14 @@ def write_page(
         cut: list[str] = []
         here = list(_episodes(file, strategy, wrong, on_cut=cut.append))
         for line in cut:
-            left = ", and its group has no credit" if schemes else ""
-            console.print(f"warning: {line}{left}", markup=False, highlight=False, soft_wrap=True)
+            _warn(console, line + (", and its group has no credit" if schemes else ""))
         for credits, assigner in zip(said, assigners, strict=True):
             credits.append(apply(assigner, in_groups([item.record for item in here], str(file), cut=bool(cut))))
         several = str(file) if len(files) > 1 else ""
         shown += [replace(item, file=number, played_as=item.played_as or several) for item in here]
         faces += faces_of(file)
+    if not shown:
+        raise RecordError(f"{', '.join(map(str, files))}: no {'wrong answer' if wrong else 'episode'} there to show")
     if episode_id is not None:
         ids = dict.fromkeys(item.record.episode_id for item in shown)
         shown = [
@@ -160,10 +166,14 @@ def save_page(page: Page, out: Path, episodes: int, console: Console) -> None:
     console.print(f"{out}: {many}, {size:.1f} MB", markup=False, highlight=False, soft_wrap=True)
 
 
-def _last(file: Path, episode_id: str | None, strategy: str | None, wrong: bool) -> Shown:
+def _warn(console: Console, line: str) -> None:
+    console.print(f"warning: {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _last(file: Path, episode_id: str | None, strategy: str | None, wrong: bool, console: Console) -> Shown:
     """The last episode, or the last of an id."""
     ids, last = dict[str, None](), None
-    for item in _episodes(file, strategy, wrong):
+    for item in _episodes(file, strategy, wrong, on_cut=partial(_warn, console)):
         ids[item.record.episode_id] = None
         if episode_id in (None, item.record.episode_id):
             last = item
@@ -176,15 +186,16 @@ def _last(file: Path, episode_id: str | None, strategy: str | None, wrong: bool)
 
 def _episodes(file: Path, strategy: str | None, wrong: bool, on_cut: Callable[[str], None] = warn) -> Iterator[Shown]:
     """The episodes of a file, in its order."""
-    file = file / "results.jsonl" if file.is_dir() else file
-    if not file.is_file():
-        raise RecordError(f"there is no file {file}; give the episodes.jsonl of a run, or the folder of a study")
-    if file.name == "results.jsonl":
-        yield from _of_study(file, strategy, wrong)
-    elif strategy is None and not wrong:
-        yield from (Shown(record) for record in read_episodes(file, on_cut))
-    else:
-        raise RecordError(f"{file} is no study's results.jsonl, and --strategy and --wrong choose among a study's")
+    with readable(file):
+        file = file / "results.jsonl" if file.is_dir() else file
+        if not file.is_file():
+            raise RecordError(f"there is no file {file}; give the episodes.jsonl of a run, or the folder of a study")
+        if file.name == "results.jsonl":
+            yield from _of_study(file, strategy, wrong)
+        elif strategy is None and not wrong:
+            yield from (Shown(record) for record in read_episodes(file, on_cut))
+        else:
+            raise RecordError(f"{file} is no study's results.jsonl, and --strategy and --wrong choose among a study's")
 
 
 def faces_of(file: Path) -> list[Face]:

@@ -115,6 +115,11 @@ class Study:
     def size(self) -> int:
         return sum(len(self._tasks(block)) for block in self.blocks())
 
+    def found(self, store: Store) -> int:
+        """How many of the study's results are in the store, or need only be judged again."""
+        items = (item for block in self.blocks() for item in self._keyed(block))
+        return sum(item.key in store or store.has_episodes(item.played) for item in items)
+
     def label(self, strategy: str) -> str:
         return shown_name(strategy, self.strategies[strategy])
 
@@ -189,7 +194,7 @@ class Study:
             items = self._keyed(block)
             lacking = self._not_found(items, block, store)
             if len(lacking) < len(items):
-                report(len(items) - len(lacking), f"{block}: {len(items) - len(lacking)} of {len(items)} were there")
+                report(len(items) - len(lacking), str(block))
             if lacking:
                 missing.append((block, lacking))
         if not missing:

@@ -47,6 +47,9 @@ class Store:
     def __contains__(self, key: str) -> bool:
         return key in self._offset_of
 
+    def has_episodes(self, played: str) -> bool:
+        return played in self._offset_of_episodes
+
     def find_episodes(self, played: str) -> Result | None:
         """A whole result with episodes that were played like this, whoever's it was."""
         offset = self._offset_of_episodes.get(played)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from html import escape
 from io import BytesIO
@@ -37,6 +38,7 @@ from selfcest_env.types import AgentId, Status
 from selfcest_training.html.playing import Clock
 
 LARGEST = (1400, 1000)  # of a figure that shows texts; a larger tree does without and is fitted into it
+LEAST_WIDTH = 320  # of one that shows texts, for the line below the tree
 BELOW, FOOT = 26, 12  # room for the price below the tree, and the size of its letters
 PIXELS = 1200  # of a GIF's width, about: small trees get more pixels, twice as many as units at most
 FRAME_MS, LAST_MS = 900, 4000
@@ -76,9 +78,9 @@ def frames(record: EpisodeRecord) -> Iterator[Image]:
         spent = sum(node.spent for node in nodes)
         foot = _price(record) if done == turns else f"{done} of {turns} turns, {spent:,} tokens"
         yield paint(_shapes(record, nodes, layout, foot, done == turns), width, height, scale, _letters)
-        ready = [node.agent_id for node in nodes if node.status is Status.READY]
+        ready = [(node.agent_id, played.get(node.agent_id, 0)) for node in nodes if node.status is Status.READY]
         if ready:
-            agent_id = min(ready, key=lambda one: (clock.ends[one, played.get(one, 0)], one))
+            agent_id = clock.first_to_end(ready)
             played[agent_id] = played.get(agent_id, 0) + 1
 
 
@@ -114,7 +116,9 @@ def _nearest(colours: NDArray[np.int64], kept: NDArray[np.int64]) -> NDArray[np.
 def _layout(nodes: Sequence[Node]) -> Layout:
     layout = Layout.with_texts(nodes)
     if layout.size[0] <= LARGEST[0] and layout.size[1] <= LARGEST[1]:
-        return layout
+        lacking = max(0.0, LEAST_WIDTH - layout.size[0])
+        places = {agent_id: (x + lacking / 2, y) for agent_id, (x, y) in layout.places.items()}
+        return replace(layout, places=places, size=(layout.size[0] + lacking, layout.size[1]))
     rows = 1 + max(node.agent_id.depth for node in nodes)
     return Layout.fitted(nodes, LARGEST[0], int(min(LARGEST[1], 2 * MARGIN + rows * 2 * (BOX_HEIGHT + DOWN))))
 

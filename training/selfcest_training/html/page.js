@@ -34,6 +34,28 @@ function fill(element, on, attributes, children) {
   return element;
 }
 
+/**
+ * A table under a row of heads: each is its content, or an object of attributes with the content as `text`; an empty
+ * one is a corner that heads nothing. `rows` are elements; a caption and a foot may be left out.
+ */
+function headed({ caption, heads, rows, foot }) {
+  const head = (content) => {
+    const { text, ...attributes } = content?.text === undefined ? { text: content } : content;
+    return text === "" ? make("td") : make("th", { scope: "col", ...attributes }, text);
+  };
+  return make(
+    "table",
+    {},
+    caption && make("caption", {}, caption),
+    make("thead", {}, make("tr", {}, heads.map(head))),
+    make("tbody", {}, rows),
+    foot && make("tfoot", {}, foot),
+  );
+}
+
+/** A cell of a number, or the head above it. */
+const number = (text) => ({ class: "number", text });
+
 const grouped = new Intl.NumberFormat("en");
 const short = new Intl.NumberFormat("en", { maximumSignificantDigits: 3, signDisplay: "negative" });
 const signed = new Intl.NumberFormat("en", { maximumSignificantDigits: 3, signDisplay: "exceptZero" });

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -90,6 +91,13 @@ def dumps(value: Any) -> str:
     """
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def rounded(value: float) -> float | int | None:
+    """With six digits, which no reader and no drawing tells from all; `None` for what JSON has no word for."""
+    if isinstance(value, int):
+        return value
+    return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
 def _hash(text: str) -> str:

@@ -6,7 +6,7 @@ another episode are told by that, so several can be tried.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from selfcest_env.budget import Account
@@ -64,13 +64,11 @@ def play_again(record: EpisodeRecord, faces: Sequence[Face], clock: Clock) -> Pl
 
 
 def _played(record: EpisodeRecord, face: Face, clock: Clock) -> Played:
-    def first_to_end(kernel: Kernel) -> AgentId:
-        return min(
-            kernel.ready(), key=lambda agent: (clock.ends.get((agent, len(kernel.agents[agent].turns)), 0), agent)
-        )
+    def choose(kernel: Kernel) -> AgentId:
+        return clock.first_to_end((agent, len(kernel.agents[agent].turns)) for agent in kernel.ready())
 
     entries, before, kernel = list[Entry](), dict[AgentId, Account](), None
-    for kernel in again(record, face.rules.under(record.limits), first_to_end):
+    for kernel in again(record, face.rules.under(record.limits), choose):
         accounts = dict(kernel.ledger.accounts)
         changed = {agent: account for agent, account in accounts.items() if before.get(agent) is not account}
         last = kernel.log[-1] if kernel.log else None
@@ -131,6 +129,10 @@ class Clock:
         self._last: dict[Place, AgentId] = {}  # of a call the clone that ended last
         self._run(ROOT, 0)
         self._mark(ROOT)
+
+    def first_to_end(self, ready: Iterable[Place]) -> AgentId:
+        """Whose turn is next, of agents that are ready: one whose turn was never played, else what ends first."""
+        return min(ready, key=lambda place: (self.ends.get(place, 0), place))[0]
 
     def _run(self, agent_id: AgentId, now: int) -> int:
         for index, turn in enumerate(self._record.by_id[agent_id].turns):

@@ -14,7 +14,7 @@ const figure = (value) =>
   value == null ? ["–"] : [measure(value[0]), both(value) && make("span", { class: "interval" }, both(value))];
 const portion = (value) =>
   value == null ? ["–"] : [value[0].toFixed(2), value[1] == null ? null : make("span", { class: "interval" }, `[${value[1].toFixed(2)}, ${value[2].toFixed(2)}]`)];
-const fixed = (value, digits = 3) => (value == null ? "–" : value.toFixed(digits).replace("-", "−"));
+const fixed = (value, digits = 3) => (value == null ? "–" : (Number(value.toFixed(digits)) || 0).toFixed(digits).replace("-", "−"));
 
 // What a strategy looks like, everywhere on the page: an arm before RL has its own colour, dashed and hollow.
 
@@ -213,24 +213,14 @@ function followed(made, lines, unit) {
 // Pieces
 
 function table(caption, heads, rows) {
-  const cell = (tag) => (content) => {
-    const { class: kind, text, ...more } = content?.text !== undefined ? content : { text: content };
-    return make(tag, { class: kind, ...(tag === "th" ? { scope: "col" } : {}), ...more }, text);
-  };
+  const cell = ({ text, ...attributes }) => make("td", attributes, text);
   return make(
     "div",
     { class: "wide", tabindex: 0, role: "region", "aria-label": caption },
-    make(
-      "table",
-      {},
-      make("caption", {}, caption),
-      make("thead", {}, make("tr", {}, heads.map(cell("th")))),
-      make("tbody", {}, rows.map((row) => make("tr", {}, row.map(cell("td"))))),
-    ),
+    headed({ caption, heads, rows: rows.map((row) => make("tr", {}, row.map(cell))) }),
   );
 }
 
-const number = (text) => ({ class: "number", text });
 const name = (text) => ({ class: "name", text });
 
 function picker(label, options, chosen, change) {
@@ -379,7 +369,10 @@ function frontier(source, id, look) {
       x: `${cost.title}, mean per instance`,
       y: { name: "accuracy", range: [0, 1.04] },
     });
-    legendPlace.replaceChildren(legend(names, look, hidden, show));
+    if (legendPlace.dataset.names !== names.join("\n")) {
+      legendPlace.dataset.names = names.join("\n"); // a button that is pressed stays, and so does the focus on it
+      legendPlace.replaceChildren(legend(names, look, hidden, show));
+    }
     place.replaceChildren(
       make("div", {}, made.svg),
       table(
@@ -482,7 +475,7 @@ function decisions(source, id, look) {
           [name("family"), name("policy"), number("seed"), ...["reward", "always", "never", "best threshold", "regret", "precision", "recall", "F1"].map(number)],
           judged,
         )
-      : make("p", { class: "muted small lead" }, "Regret, best threshold and F1 need both choices forced on the same weights: forced: true for an arm of a run, always_delegates and never_delegates in a study."),
+      : make("p", { class: "muted small lead" }, "Regret, best threshold and F1 need tasks whose size is a number, and both choices forced on the same weights: forced: true for an arm of a run, always_delegates and never_delegates in a study."),
   );
 }
 
@@ -648,3 +641,37 @@ for (const [index, source] of report.sources.entries()) {
 main.append(make("p", { class: "muted small" }, `Written ${report.made}.`));
 // A link to a section may have come before it was there.
 if (location.hash) document.getElementById(decodeURIComponent(location.hash.slice(1)))?.scrollIntoView();
+
+// A served page renews itself; what its reader chose stays.
+if (location.protocol === "http:") {
+  const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+  const all = (block, selector) => [...block.querySelectorAll(selector)];
+  const pressed = (button) => button.getAttribute("aria-pressed") === "true";
+  addEventListener("pagehide", () => {
+    const blocks = all(main, ".block").map((block) => [
+      block.id,
+      {
+        picked: all(block, "select").map((one) => one.value),
+        shown: all(block, "[aria-pressed]").filter(pressed).map((one) => one.textContent),
+        open: all(block, "details").map((one) => one.open),
+      },
+    ]);
+    const { scheme = system } = document.documentElement.dataset;
+    sessionStorage.setItem("chosen", JSON.stringify({ scheme, blocks, top: scrollY }));
+  });
+  const { scheme = system, blocks = [], top = 0 } = JSON.parse(sessionStorage.getItem("chosen")) ?? {};
+  if (scheme !== system) document.getElementById("scheme").click();
+  for (const [id, { picked, shown, open }] of blocks) {
+    const block = document.getElementById(id);
+    if (!block) continue;
+    for (const [i, value] of picked.entries()) {
+      const select = all(block, "select")[i]; // one may have brought the next
+      if (!select || !all(select, "option").some((option) => option.value === value)) continue;
+      select.value = value;
+      select.dispatchEvent(new Event("change"));
+    }
+    for (const button of all(block, "[aria-pressed]")) if (pressed(button) !== shown.includes(button.textContent)) button.click();
+    for (const [i, fold] of all(block, "details").entries()) fold.open = open[i] ?? false;
+  }
+  scrollTo({ top, behavior: "instant" });
+}

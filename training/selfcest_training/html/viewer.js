@@ -16,12 +16,14 @@ function text(number) {
 }
 
 /** What is shown: numbers of an episode and a turn, name of an agent. */
-const shown = { number: null, episode: null, agent: null, turn: null };
+const shown = { place: null, number: null, episode: null, agent: null, turn: null };
 
 const address = (name, agent = "root", turn = 0) => `#${[name, agent, turn].map(encodeURIComponent).join("/")}`;
 const here = (agent, turn = 0) => address(index.name[shown.number], agent, turn);
+/** Shown at once, so that the next key finds the place that this one led to; the event that follows changes nothing. */
 const go = (place) => {
   location.hash = place;
+  show();
 };
 
 // What a state, an outcome or a share of money looks like: a colour, and a mark for those who do not see it.
@@ -171,6 +173,8 @@ function reveal() {
 // The place.
 
 function show() {
+  if (shown.place === location.hash) return;
+  shown.place = location.hash;
   const [name, agentId, turn] = location.hash.slice(1).split("/").map(decoded);
   const number = numberOf.get(name) ?? listed.rows[0] ?? 0;
   if (number !== shown.number) {

@@ -5,7 +5,6 @@ Texts, tasks and limits that many episodes share are in the page once. The page 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -15,7 +14,7 @@ from selfcest_env.record import AgentRecord, EpisodeRecord, Turn
 from selfcest_env.replay import replayed_episode
 from selfcest_env.types import Message, TurnKey
 from selfcest_training.credit.base import Credit
-from selfcest_training.html.page import Page, asset
+from selfcest_training.html.page import Page, asset, rounded
 from selfcest_training.html.playing import Block, Clock, Face, Place, Played, play_again
 
 
@@ -159,7 +158,7 @@ class _Made:
             cost.clones,
             cost.total_tokens,
             cost.critical_path_tokens,
-            None if record.reward_terms is None else _number(record.team_return),
+            None if record.reward_terms is None else rounded(record.team_return),
             self.text(record.task.prompt),
             None if of is None else self.numbers.get((item.file, of)),
             item.played_as,
@@ -179,9 +178,9 @@ class _Made:
             "note": record.grade_note,
             "terms": None
             if terms is None
-            else [[name, _number(value), _number(record.weights.get(name, 1.0))] for name, value in terms.items()],
-            "parts": {key: _number(value) for key, value in record.returns_by_part.items()},
-            "cost": {name: _number(value) for name, value in asdict(record.cost).items()},
+            else [[name, rounded(value), rounded(record.weights.get(name, 1.0))] for name, value in terms.items()],
+            "parts": {key: rounded(value) for key, value in record.returns_by_part.items()},
+            "cost": {name: rounded(value) for name, value in asdict(record.cost).items()},
             "exact": played.face is not None,
             "agents": [self._agent(item, agent, played, clock) for agent in record.agents],
             "ledger": [
@@ -245,7 +244,7 @@ class _Made:
             "children": [str(child) for child in facts.children],
             "refused": {str(position + 1): str(fault) for position, fault in facts.refused.items()},
             "critical": int(place in clock.critical),
-            "adds": [[name, _number(value)] for name, value in by_turn if value],
+            "adds": [[name, rounded(value)] for name, value in by_turn if value],
             "weight": {str(i): weights[key] for i, weights in enumerate(self._weight) if key in weights},
             "pieces": _pieces(turn, played.face) if any(isinstance(said, list) for said in credit) else None,
             "credit": credit,
@@ -291,12 +290,5 @@ def _pieces(turn: Turn, face: Face | None) -> list[str] | None:
     return pieces if "".join(pieces) == turn.generation.text else None
 
 
-def _number(value: float) -> float | int | None:
-    """With six digits, as nobody sees more; `None` for what JSON has no word for."""
-    if isinstance(value, int):
-        return value
-    return float(f"{value:.6g}") if math.isfinite(value) else None
-
-
 def _numbers(value: float | tuple[float, ...]) -> Any:
-    return [_number(float(one)) for one in value] if isinstance(value, tuple) else _number(float(value))
+    return [rounded(float(one)) for one in value] if isinstance(value, tuple) else rounded(float(value))

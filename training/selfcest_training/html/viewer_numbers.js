@@ -46,7 +46,7 @@ function drawLedger() {
     make(
       "div",
       { class: "scroll", tabindex: 0, role: "region", "aria-label": "Accounts, a row per agent" },
-      make("table", { id: "accounts" }),
+      make("div", { id: "accounts" }),
     ),
   );
   fillLedger();
@@ -110,21 +110,9 @@ function fillLedger() {
     (unlimited ? "." : `, ${count(sum.free)} free.`);
   const cells = ["granted", "spent", "reserved", "lent", "free"];
   $("accounts").replaceChildren(
-    make(
-      "thead",
-      {},
-      make(
-        "tr",
-        {},
-        make("th", { scope: "col" }, "account"),
-        make("th", { scope: "col" }, "where it is"),
-        cells.map((name) => make("th", { class: "number", scope: "col" }, name)),
-      ),
-    ),
-    make(
-      "tbody",
-      {},
-      [...accounts]
+    headed({
+      heads: ["account", "where it is", ...cells.map(number)],
+      rows: [...accounts]
         .sort(([a], [b]) => a - b)
         .map(([agent, account]) => {
           const values = { ...account, free: freeOf(account) };
@@ -138,7 +126,7 @@ function fillLedger() {
             ),
           );
         }),
-    ),
+    }),
   );
 }
 
@@ -161,46 +149,27 @@ function drawReward() {
     $("reward").replaceChildren(make("p", { class: "muted small" }, "This episode has not been scored."));
     return;
   }
-  const heads = ["term", "value", "weight", "adds"];
   const sum = index.return[shown.number];
   $("reward").replaceChildren(
-    make(
-      "table",
-      {},
-      make(
-        "thead",
-        {},
+    headed({
+      heads: ["term", ...["value", "weight", "adds"].map(number)],
+      rows: terms.map(([name, value, weight]) =>
         make(
           "tr",
           {},
-          heads.map((name, i) => make("th", { class: i ? "number" : "", scope: "col" }, name)),
+          make("th", { scope: "row" }, name),
+          make("td", { class: "number" }, measure(value)),
+          make("td", { class: "number" }, measure(weight)),
+          make("td", { class: `number ${sign(value * weight)}` }, difference(value * weight)),
         ),
       ),
-      make(
-        "tbody",
+      foot: make(
+        "tr",
         {},
-        terms.map(([name, value, weight]) =>
-          make(
-            "tr",
-            {},
-            make("th", { scope: "row" }, name),
-            make("td", { class: "number" }, measure(value)),
-            make("td", { class: "number" }, measure(weight)),
-            make("td", { class: `number ${sign(value * weight)}` }, difference(value * weight)),
-          ),
-        ),
+        make("th", { scope: "row", colspan: 3 }, "team return"),
+        make("td", { class: `number ${sign(sum)}` }, measure(sum)),
       ),
-      make(
-        "tfoot",
-        {},
-        make(
-          "tr",
-          {},
-          make("th", { scope: "row", colspan: 3 }, "team return"),
-          make("td", { class: `number ${sign(sum)}` }, measure(sum)),
-        ),
-      ),
-    ),
+    }),
     Object.keys(parts).length
       ? make(
           "details",
@@ -290,35 +259,18 @@ function drawCredit() {
   }
   const most = schemes.map((_, scheme) => largest(scheme));
   $("credit").replaceChildren(
-    make(
-      "table",
-      {},
-      make(
-        "thead",
-        {},
-        make(
-          "tr",
-          {},
-          make("th", { scope: "col" }, "turn"),
-          schemes.map(({ name, formula }) =>
-            make("th", { scope: "col" }, name, make("span", { class: "formula" }, formula)),
+    headed({
+      heads: ["turn", ...schemes.map(({ name, formula }) => [name, make("span", { class: "formula" }, formula)])],
+      rows: shown.episode.agents.flatMap((agent) =>
+        agent.turns.map((turn, i) =>
+          make(
+            "tr",
+            {},
+            make("th", { scope: "row" }, make("a", { href: here(agent.id, i) }, `${agent.id}/turn${i}`)),
+            schemes.map((_, scheme) => creditCell(agent, turn, scheme, most[scheme])),
           ),
         ),
       ),
-      make(
-        "tbody",
-        {},
-        shown.episode.agents.flatMap((agent) =>
-          agent.turns.map((turn, i) =>
-            make(
-              "tr",
-              {},
-              make("th", { scope: "row" }, make("a", { href: here(agent.id, i) }, `${agent.id}/turn${i}`)),
-              schemes.map((_, scheme) => creditCell(agent, turn, scheme, most[scheme])),
-            ),
-          ),
-        ),
-      ),
-    ),
+    }),
   );
 }

@@ -179,29 +179,14 @@ function drawReplays(agent) {
     make(
       "div",
       { class: "scroll", tabindex: 0, role: "region", "aria-labelledby": "replays-title" },
-      make(
-        "table",
-        {},
-        make(
-          "thead",
-          {},
-          make(
-            "tr",
-            {},
-            [
-              "",
-              `${shortName(agent.id)} replied`,
-              agent.id === "root" ? null : "root answered",
-              "return",
-              "difference",
-            ]
-              .filter((name) => name != null)
-              .map((name) => (name ? make("th", { scope: "col" }, name) : make("td", {}))),
-          ),
-        ),
-        make(
-          "tbody",
-          {},
+      headed({
+        heads: [
+          "",
+          `${shortName(agent.id)} replied`,
+          ...(agent.id === "root" ? [] : ["root answered"]),
+          ...["return", "difference"].map(number),
+        ],
+        rows: [
           make(
             "tr",
             { class: "factual" },
@@ -224,8 +209,8 @@ function drawReplays(agent) {
               cells(JSON.parse(stored.episodes[number]), number),
             ),
           ),
-        ),
-      ),
+        ],
+      }),
     ),
   );
 }

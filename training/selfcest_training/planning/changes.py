@@ -71,9 +71,8 @@ def _changes(config: RunConfig) -> Iterator[Change]:
     for share in (2, 4):
         if cache is not None and cache / share >= 1:
             yield f"sampler.options.kv_cache_gib={cache / share:g}", _sampler({"kv_cache_gib": cache / share})
-    cluster: Any = getattr(config, "cluster", None)
-    for factor in (2, 4, 8) if cluster is not None and cluster.learner_ranks > 1 else ():
-        ranks = int(cluster.learner_ranks) * factor
+    now = 1 if config.cluster is None else config.cluster.learner_ranks
+    for ranks in (2 * now, 4 * now, 8 * now) if now > 1 else ():
         yield f"cluster.learner_ranks={ranks}", _ranks(ranks)
     if config.lora is None:
         yield "lora={rank: 32, alpha: 64}", lambda c: replace(c, lora=LoraOptions(32, 64))
@@ -100,9 +99,8 @@ def _sampler(options: Mapping[str, object]) -> Callable[[RunConfig], RunConfig]:
 
 def _ranks(ranks: int) -> Callable[[RunConfig], RunConfig]:
     def change(config: RunConfig) -> RunConfig:
-        of_any: Any = config
-        changed: RunConfig = replace(of_any, cluster=replace(of_any.cluster, learner_ranks=ranks))
-        return changed
+        assert config.cluster is not None
+        return replace(config, cluster=replace(config.cluster, learner_ranks=ranks))
 
     return change
 

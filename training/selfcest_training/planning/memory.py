@@ -89,10 +89,10 @@ def places(config: RunConfig, arm: str, shape: ModelShape, *, passes: bool = Tru
     `passes`: whether to find out what forward and backward hold, which takes seconds. Raises `ConfigError` for options
     of sampler, loss or LoRA that are wrong.
     """
-    cluster: Any = getattr(config, "cluster", None)
-    ranks = 1 if cluster is None else int(cluster.learner_ranks)
+    cluster = config.cluster
+    ranks = 1 if cluster is None else cluster.learner_ranks
     learner = learner_parts(config, arm, shape, ranks, passes=passes)
-    sampler, unknown = sampler_parts(config, arm, shape, 1 if cluster is None else int(cluster.rollout_workers))
+    sampler, unknown = sampler_parts(config, arm, shape, 1 if cluster is None else cluster.rollout_workers)
     if cluster is None:
         jobs = min(config.workers, len(config.arms) * len(config.seeds))
         return (Place("job (learner and sampler)", (*learner, *sampler), jobs, 1 / jobs, unknown),)
@@ -104,7 +104,7 @@ def places(config: RunConfig, arm: str, shape: ModelShape, *, passes: bool = Tru
     return (
         *driver,
         Place("learner rank" if ranks > 1 else "job (learner)", learner, ranks, learner_share if gpu else 1.0),
-        Place("rollout worker", sampler, int(cluster.rollout_workers), rollout_share if gpu else 1.0, unknown),
+        Place("rollout worker", sampler, cluster.rollout_workers, rollout_share if gpu else 1.0, unknown),
     )
 
 
@@ -128,7 +128,7 @@ def learner_parts(
         parts.append(Part("reference model", _sharded(weights, ranks), f"for a term of the loss{of}", weights=True))
     if ranks > 1:
         parts.append(Part("gathered layers", _gathered(model), "two layers and the embeddings whole, with gradients"))
-    elif rl.max_policy_lag and getattr(config, "cluster", None) is None:
+    elif rl.max_policy_lag:
         size = rl.max_policy_lag * _bytes(shape.model.parameters())
         parts.append(Part("copies that wait", size, f"of the weights, for max_policy_lag {rl.max_policy_lag}"))
     if not passes:
@@ -156,7 +156,7 @@ def sampler_parts(
     wanted = episodes * wide(limits)
     if name == "vllm":
         vllm = construct(VllmOptions, config.sampler.options, place="sampler.options")
-        spread = int(getattr(vllm, "tensor_parallel", 1))
+        spread = vllm.tensor_parallel
         weights = _copy(shape, vllm.dtype)
         of = f", of {spread} GPUs each" if spread > 1 else ""
         parts = [replace(weights, size=weights.size // spread, how=f"{weights.how}{of}")]
@@ -172,7 +172,7 @@ def sampler_parts(
     own = construct(TransformersSampler, config.sampler.options, place="sampler.options")
     dtype = own.dtype or _dtype(shape.dtype)
     parts = []
-    if own.dtype is not None or config.lora is not None or getattr(config, "cluster", None) is not None:
+    if own.dtype is not None or config.lora is not None or config.cluster is not None:
         parts.append(_copy(shape, dtype))
     if shape.device == "cpu":
         packed = shape.linear_numbers(MIN_WEIGHTS) * _BYTES[dtype]
@@ -204,7 +204,7 @@ def token_bytes(shape: ModelShape, dtype: str) -> int:
 
 def pushed_bytes(config: RunConfig, shape: ModelShape) -> int:
     """Bytes that one sampler is sent after a step; 0 if it samples from the learner's own model."""
-    options, cluster = config.sampler.options, getattr(config, "cluster", None)
+    options, cluster = config.sampler.options, config.cluster
     dtype = options.get("dtype")
     if config.sampler.name == "transformers" and dtype is None and config.lora is None and cluster is None:
         return 0

@@ -117,8 +117,8 @@ def step_plan(config: RunConfig, arm: str, lengths: Lengths, curve: Curve | None
         curve: of the engine of one worker.
         slots: sequences that an engine decodes together at most.
     """
-    rl, cluster = config.arms[arm].rl, getattr(config, "cluster", None)
-    workers, ranks = (1, 1) if cluster is None else (int(cluster.rollout_workers), int(cluster.learner_ranks))
+    rl, cluster = config.arms[arm].rl, config.cluster
+    workers, ranks = (1, 1) if cluster is None else (cluster.rollout_workers, cluster.learner_ranks)
     episodes = rl.tasks_per_step * rl.group_size
     sampled, trained, chain = episodes * lengths.generated, episodes * lengths.total, lengths.longest_of(episodes)
     rollout = limit = update = None

@@ -19,7 +19,7 @@ from selfcest_training.evaluation.statistics import Estimate
 from selfcest_training.evaluation.table import Curves, by_family, rows_of
 from selfcest_training.evaluation.words import at_most, cost_name
 from selfcest_training.files import whole, write_text
-from selfcest_training.html.page import Page
+from selfcest_training.html.page import Page, rounded
 from selfcest_training.html.playing import Face
 from selfcest_training.html.viewer import Shown, viewer_page
 from selfcest_training.reporting.figures import delegation_figure, frontier_figure, learning_figure
@@ -76,7 +76,7 @@ def write_report_page(sources: Sequence[Source], out: Path, faces_of: Callable[[
         All paths, the page first.
     """
     folder = out.with_name(f"{out.stem}_files")
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     trees = Trees(out.with_name(f"{out.stem}_trace.html"))
     written = [out]
     parts = []
@@ -268,7 +268,7 @@ def _learning_data(series: Sequence[Series]) -> dict[str, Any]:
                 "metric": one.metric,
                 "seeds": one.seeds,
                 "bins": [
-                    [_number(b.step), _number(b.sampled), _interval(b.estimate), [_number(v) for v in b.seeds]]
+                    [rounded(b.step), rounded(b.sampled), _interval(b.estimate), [rounded(v) for v in b.seeds]]
                     for b in one.bins
                 ],
             }
@@ -285,12 +285,7 @@ def _interval(
         return None
     low, high = within
     ends = (e if math.isnan(e) else min(max(e, low), high) for e in (estimate.low, estimate.high))
-    return [_number(value) for value in (estimate.mean, *ends)]
-
-
-def _number(value: float) -> float | None:
-    """With six digits, which no reader and no drawing tells from all."""
-    return float(f"{value:.6g}") if math.isfinite(value) else None
+    return [rounded(value) for value in (estimate.mean, *ends)]
 
 
 # Files

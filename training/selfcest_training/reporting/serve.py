@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 import warnings
@@ -14,6 +15,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import ThreadingTCPServer
 from tempfile import TemporaryDirectory
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from selfcest_env.errors import ConfigError, SelfcestError
@@ -96,6 +98,11 @@ class _Server(ThreadingTCPServer):
     def __init__(self, port: int, report: LiveReport) -> None:
         super().__init__((HOST, port), _Handler)
         self.report, self.port = report, self.server_address[1]
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that has left before its answer came is no trouble, and the terminal shows the run."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):

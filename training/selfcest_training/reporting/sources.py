@@ -21,6 +21,7 @@ from selfcest_training.evaluation.table import Curves, curves_of
 from selfcest_training.evaluation.training_run import arms_of, in_order, parts_of, results_of, study_of
 from selfcest_training.evaluation.unplayable import leave_out, unplayable_lines
 from selfcest_training.evaluation.warm_starts import given_up_lines, warm_start_warnings
+from selfcest_training.files import readable
 from selfcest_training.reporting.pathologies import Count, Pathologies
 from selfcest_training.session import read_sessions
 
@@ -84,10 +85,12 @@ def read_sources(folders: Sequence[Path]) -> list[Source]:
     for folder in folders:
         config = config_of(folder)
         if isinstance(config, StudyConfig):
-            studies.append(_study(config))
+            with readable(folder):
+                studies.append(_study(config))
         else:
             runs.setdefault(_key(config, runs), []).append(config)
-    return [*(_run(same) for same in runs.values()), *studies]
+    with readable(folders[0]):
+        return [*(_run(same) for same in runs.values()), *studies]
 
 
 def config_of(folder: Path) -> RunConfig | StudyConfig:
@@ -97,10 +100,11 @@ def config_of(folder: Path) -> RunConfig | StudyConfig:
         ConfigError: the folder holds neither a run nor a study.
     """
     output, name = str(folder.parent), folder.resolve().name
-    if (folder / "study.yaml").is_file():
-        return replace(load_study(folder / "study.yaml"), output=output, name=name)
-    if (folder / "config.yaml").is_file():
-        return replace(load_config(folder / "config.yaml"), output=output, name=name)
+    with readable(folder):
+        if (folder / "study.yaml").is_file():
+            return replace(load_study(folder / "study.yaml"), output=output, name=name)
+        if (folder / "config.yaml").is_file():
+            return replace(load_config(folder / "config.yaml"), output=output, name=name)
     raise ConfigError(f"{folder} holds no config.yaml of a run and no study.yaml; give the folder of one of them")
 
 

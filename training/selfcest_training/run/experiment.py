@@ -21,8 +21,9 @@ from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 
 from selfcest_env.errors import ConfigError, RecordError, SelfcestError, StoppedError
+from selfcest_training.cluster.connection import connected
 from selfcest_training.config import RunConfig
-from selfcest_training.config_file import dump_config
+from selfcest_training.config_file import dump_run
 from selfcest_training.evaluation.store import check_store
 from selfcest_training.evaluation.training_run import Stage, check_evaluation, evaluate_job, report_run
 from selfcest_training.faults import logged
@@ -59,8 +60,18 @@ def run(config: RunConfig, *, resume: bool, only_warm_start: bool = False, conso
     for arm in config.arms:
         Job(config, JobId(arm, config.seeds[0]), lambda *_: None)  # whatever cannot be built fails here
     check_evaluation(config)  # nor does a cell without enough instances wait for the warm start
-    with locked(config.folder), logged(config.folder):
-        _run(config, resume, only_warm_start, console or Console())
+    with _machines(config) as ready, locked(config.folder), logged(config.folder):
+        _run(ready, resume, only_warm_start, console or Console())
+
+
+@contextmanager
+def _machines(config: RunConfig) -> Iterator[RunConfig]:
+    """The config with the address of the cluster that all jobs join, one after another, if it has one."""
+    if config.cluster is None:
+        yield config
+        return
+    with connected(config.cluster) as cluster:
+        yield replace(config, cluster=cluster)
 
 
 def _run(config: RunConfig, resume: bool, only_warm_start: bool, console: Console) -> None:
@@ -71,7 +82,7 @@ def _run(config: RunConfig, resume: bool, only_warm_start: bool, console: Consol
         for job in jobs:  # what an earlier start has said of them
             (config.folder / str(job) / PROGRESS).unlink(missing_ok=True)
         with _stop_on_sigterm() as stop:
-            with session(config.folder), Display(config, console) as display:
+            with session(config.folder, config.cluster), Display(config, console) as display:
                 shared = shared_warm_starts(config)
                 _run_jobs(config, list(shared), True, display, stop)
                 for leader, followers in shared.items():
@@ -106,7 +117,7 @@ def prepare(config: RunConfig, resume: bool) -> None:
 
     A stored config that is damaged, as the checkpoints know, is written again with a warning.
     """
-    stored, text = config.folder / "config.yaml", dump_config(config)
+    stored, text = config.folder / "config.yaml", dump_run(config)
     begun = sorted(config.folder.glob("*/seed*/checkpoints/*/manifest.json"))
     if (stored.exists() or begun) and not resume:
         raise ConfigError(
@@ -244,8 +255,8 @@ def _play_job(config: RunConfig, job_id: JobId, only_warm_start: bool) -> None:
             if _stopping():  # what has been played is stored
                 raise StoppedError("stopped in an evaluation")
 
-        player = replace(job.player, reward=None)  # a study judges by itself
-        evaluate_job(config, job_id.arm, job_id.seed, stage, player, on_played)
+        # A study judges by itself.
+        evaluate_job(config, job_id.arm, job_id.seed, stage, job.player.unjudged(), on_played)
 
     with closing(job):
         job.run(partial(evaluate, Stage.BEFORE), only_warm_start)

@@ -9,17 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from selfcest_agents.language import Language, language_of
 from selfcest_agents.lora import add_lora, merge_lora
-from selfcest_agents.player import ModelPlayer
-from selfcest_agents.samplers import SamplerSpec, make_sampler
+from selfcest_agents.player import ModelPlayer, TrainedPlayer
+from selfcest_agents.samplers import SamplerSpec, TakesWeights, make_sampler
 from selfcest_env.errors import ConfigError, StoppedError
 from selfcest_env.reward import make_reward
 from selfcest_env.seeding import stream_seed
 from selfcest_env.structure import plain
+from selfcest_training.cluster.rollouts import RolloutPool, RolloutWorkers, WorkerSpec
 from selfcest_training.config import RLConfig, RunConfig, changed_limits
-from selfcest_training.config_file import dump_config
+from selfcest_training.config_file import dump_run
 from selfcest_training.credit import check_constant, make_assigner
 from selfcest_training.evaluation.training_run import Stage
 from selfcest_training.families import make_families
@@ -89,6 +91,7 @@ class Job:
         check_boards(config.logging)
         check_contexts(config, job_id.arm, self.language, self.sampler_spec)
         check_policy_lag(config, job_id.arm, self.sampler_spec)
+        check_cluster(config, self.sampler_spec)
         self.families = make_families(config.tasks, "train")
         for name, source in self.families.items():
             self.reward.check([source.draw(np.random.default_rng(0))], f"tasks.{name}")
@@ -159,10 +162,20 @@ class Job:
         base = self.folder / WARM_START if self.config.lora and self.state.stage == "rl" else None
         self.model = self.language.load(self._initial_seed("weights"), base)
         self._add_lora()
-        self.sampler = self.sampler_spec.start(self.language, self.model)
-        limits = self.config.limits_of(self.id.arm)
-        self.player = ModelPlayer(self.language, self.sampler, limits=limits, reward=self.reward)
+        self.player: TrainedPlayer = self._player()
+        self.sampler: TakesWeights = self.player.sampler
         self._opened.callback(self.player.close)
+
+    def _player(self) -> TrainedPlayer:
+        """Who plays: this process, or the rollout workers of the cluster."""
+        config, limits = self.config, self.config.limits_of(self.id.arm)
+        if config.cluster is None:
+            sampler = self.sampler_spec.start(self.language, self.model)
+            return ModelPlayer(self.language, sampler, limits=limits, reward=self.reward)
+        spec = WorkerSpec(config.model, config.sampler, config.reward, limits, torch.get_num_threads())
+        dtype = getattr(self.sampler_spec, "dtype", None)  # one that has no such option takes the model's
+        workers = RolloutWorkers(config.cluster, spec, None if dtype is None else getattr(torch, dtype))
+        return RolloutPool(self.language, limits, workers)
 
     def _add_lora(self) -> None:
         if self.config.lora is not None:
@@ -286,7 +299,7 @@ class Job:
     def _checkpoint(self, learner: Learner, trainer: Trainer | None = None) -> None:
         memory = {} if trainer is None else trainer.state_dict()
         extents = {**self._evaluated, **{name: log.extent() for name, log in self._logs.items()}}
-        manifest = Manifest(digest(dump_config(self.config)), extents, self._warm_files)
+        manifest = Manifest(digest(dump_run(self.config)), extents, self._warm_files)
         save_checkpoint(self.folder / "checkpoints", self.model, learner.optimizer, self.state, memory, manifest)
 
 
@@ -333,4 +346,26 @@ def check_policy_lag(config: RunConfig, arm: str, sampler: SamplerSpec) -> None:
         raise ConfigError(
             f"arms.{arm}.rl.max_policy_lag is {lag}, but the sampler uses the learner's own weights, which change "
             "under it; set sampler.options.dtype (as float32), so that it has weights of its own"
+        )
+
+
+def check_cluster(config: RunConfig, sampler: SamplerSpec) -> None:
+    """Raise `ConfigError` for a cluster that could not play or learn as the rest of the config says."""
+    cluster = config.cluster
+    if cluster is None:
+        return
+    if sampler.shared and config.lora is None:
+        raise ConfigError(
+            "there is a cluster block, but the sampler uses the learner's own weights, which are not where its rollout "
+            "workers are; set sampler.options.dtype (as float32), so that each has weights of its own"
+        )
+    gpus, wanted = cluster.rollout_resources.get("GPU", 0), getattr(sampler, "tensor_parallel", 1)
+    if wanted > max(gpus, 1):
+        raise ConfigError(
+            f"sampler.options.tensor_parallel is {wanted}, and cluster.rollout_resources gives a worker {gpus:g} GPU; "
+            f"set cluster.rollout_resources.GPU={wanted}"
+        )
+    if cluster.learner_ranks > 1:
+        raise ConfigError(
+            f"cluster.learner_ranks is {cluster.learner_ranks}; expected 1: the learner is the job's own process"
         )

@@ -55,7 +55,8 @@ def episode_lines(groups: Sequence[EpisodeGroup], replayed: Sequence[Sequence[Ep
 
 
 def describe(groups: Sequence[EpisodeGroup]) -> dict[str, float]:
-    """Means over the episodes of one step; `term/NAME` are what each term of the reward adds to `return`.
+    """Means over the episodes of one step; `term/NAME` are what each term of the reward adds to `return`,
+    nothing where an episode's reward has no such term, so that they sum to it.
 
     `entropy` is minus the mean log-prob of the tokens sampled, in nats: an unbiased estimate of the entropy per token
     at the sampling temperature. It is missing where no ids were sampled. `equal_groups` is the share of groups whose

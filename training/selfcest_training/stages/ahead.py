@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from selfcest_agents.lora import merged_weights
-from selfcest_agents.samplers import Sampler
+from selfcest_agents.samplers import TakesWeights
 from selfcest_training.stages.produced import Produced
 
 
@@ -34,7 +34,7 @@ class RolloutsAhead:
     def __init__(
         self,
         produce: Callable[[int], Produced],
-        sampler: Sampler,
+        sampler: TakesWeights,
         model: PreTrainedModel,
         *,
         max_policy_lag: int,

@@ -7,14 +7,14 @@ pool, and so does a warm start that begins again.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
 
 from selfcest_agents.codec import Codec
 from selfcest_agents.language import Language
-from selfcest_agents.player import ModelPlayer
+from selfcest_agents.player import TrainedPlayer
 from selfcest_agents.policy import ScriptedPolicy
 from selfcest_agents.rollout import RolloutRequest, rollout
 from selfcest_agents.scripted import OracleActor
@@ -108,7 +108,7 @@ class WarmStart:
     def __init__(
         self,
         config: WarmStartConfig,
-        player: ModelPlayer,
+        player: TrainedPlayer,
         learner: Learner,
         families: Mapping[str, TaskSource],
         reward: Reward,
@@ -170,7 +170,7 @@ class WarmStart:
             for i, name in enumerate(drawn)
         ]
         self.player.sampler.sync(self.learner.model, 0)
-        records = replace(self.player, reward=None).play(requests, temperature=0.0)
+        records = self.player.unjudged().play(requests, temperature=0.0)
         right = dict.fromkeys(families, 0)
         for name, record in zip(drawn, records, strict=True):
             right[name] += self.reward.grade(record).correct

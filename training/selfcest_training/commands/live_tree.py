@@ -34,19 +34,19 @@ WIDTH = 32  # of one text in the tree
 
 
 @dataclass(frozen=True)
-class WatchedRequest(RolloutRequest):
-    """An episode whose game `watch` is told of."""
+class LiveRequest(RolloutRequest):
+    """An episode whose game `tree` is told of."""
 
-    watch: Watch | None = None
+    tree: LiveTree | None = None
 
     def begin(self, rules: Rules) -> tuple[Kernel, Mapping[tuple[AgentId, int], Generation]]:
         kernel, generations = super().begin(rules)
-        if self.watch is not None:
-            self.watch.begin(kernel)
+        if self.tree is not None:
+            self.tree.begin(kernel)
         return kernel, generations
 
 
-class Watch:
+class LiveTree:
     """Shows one episode. A context manager: what it draws in a terminal is gone at its end.
 
     Args:
@@ -58,7 +58,7 @@ class Watch:
         self._kernel: Kernel | None = None
         self._live = Live(console=console, transient=True) if console.is_terminal else None
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> LiveTree:
         if self._live is not None:
             self._live.start()
         return self
@@ -79,7 +79,7 @@ class Watch:
 
     def over(self, policy: Policy, codec: Codec | None = None) -> Policy:
         """A `player.Wrapper`: this policy, with a look at the game before everything that it is asked."""
-        return _Watched(policy, self)
+        return _Looking(policy, self)
 
     def look(self) -> None:
         """Show what has been played since the last look."""
@@ -95,18 +95,18 @@ class Watch:
         self._said = len(log)
 
 
-class _Watched:
-    """A policy that is watched; see `policy.Policy`."""
+class _Looking:
+    """A policy around which a tree is looked at; see `policy.Policy`."""
 
-    def __init__(self, policy: Policy, watch: Watch) -> None:
-        self._policy, self._watch = policy, watch
+    def __init__(self, policy: Policy, tree: LiveTree) -> None:
+        self._policy, self._tree = policy, tree
 
     def submit(self, requests: Sequence[PolicyRequest]) -> None:
-        self._watch.look()
+        self._tree.look()
         self._policy.submit(requests)
 
     def poll(self) -> Sequence[tuple[TurnKey, Generation | InfrastructureError]]:
-        self._watch.look()
+        self._tree.look()
         return self._policy.poll()
 
 

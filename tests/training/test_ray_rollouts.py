@@ -1,0 +1,357 @@
+"""Rollout workers on Ray, in the environment that has it: they play what one process plays, whoever dies."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from threading import Timer
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from test_cli import ENVIRONMENT, PYTHONPATH
+from test_job import config, play, rows, weights
+
+from selfcest_agents.language import language_of
+from selfcest_agents.lora import merged_weights
+from selfcest_agents.player import ModelPlayer
+from selfcest_agents.rollout import RolloutRequest
+from selfcest_agents.samplers import TransformersSampler
+from selfcest_env.errors import InfrastructureError, PolicyError, RewardError
+from selfcest_env.record import EpisodeRecord, read_episodes
+from selfcest_env.types import Task
+from selfcest_training.cluster.config import ClusterConfig
+from selfcest_training.cluster.connection import connected
+from selfcest_training.cluster.rollouts import RolloutPool, RolloutWorkers
+from selfcest_training.config import RunConfig
+from selfcest_training.config_file import dump_config
+from selfcest_training.run.checkpoint import checkpoints
+from selfcest_training.run.job import Job, JobId
+
+ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.slow
+OWN = {"name": "transformers", "options": {"dtype": "float32"}}
+PHASE = {"tokens": 8000, "mix": {"choice": {"share": 1, "styles": {"delegate": 1, "solve": 1}}}}
+SHORT: dict[str, Any] = {
+    "workers": 1,
+    "sampler": OWN,
+    "arms__delegating__warmstart__phases": [PHASE],
+    "arms__delegating__rl__steps": 4,
+    "arms__delegating__rl__tasks_per_step": 8,
+    "log_groups": 8,
+    "checkpoint_every": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """Of a cluster of this machine, whose workers find the tests' plug-ins."""
+    torch.set_num_threads(1)
+    before = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = f"{PYTHONPATH}:{Path(__file__).parents[1] / 'agents'}"
+    try:
+        with connected(ClusterConfig()) as cluster:
+            assert cluster.address is not None
+            yield cluster.address
+    finally:
+        os.environ["PYTHONPATH"] = before
+
+
+def on(address: str, **changes: Any) -> dict[str, Any]:
+    return {"cluster": {"address": address, "rollout_workers": 2, "rollout_resources": {"CPU": 0.5}, **changes}}
+
+
+def episodes(job: Job) -> list[EpisodeRecord]:
+    return list(read_episodes(job.folder / "episodes.jsonl"))
+
+
+def assert_same_tokens(found: Sequence[EpisodeRecord], expected: Sequence[EpisodeRecord]) -> None:
+    """Every token is the same, and log-probs differ by the rounding of other batches alone."""
+    assert [record.episode_id for record in found] == [record.episode_id for record in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert [key for key, _ in one.turns()] == [key for key, _ in other.turns()]
+        for (_, turn), (_, known) in zip(one.turns(), other.turns(), strict=True):
+            assert turn.generation.token_ids == known.generation.token_ids
+            assert turn.generation.policy_version == known.generation.policy_version
+            assert turn.generation.behavior_logprobs == pytest.approx(known.generation.behavior_logprobs, abs=5e-5)
+        assert one.reward_terms == other.reward_terms
+
+
+@contextmanager
+def killed(monkeypatch: pytest.MonkeyPatch, i: int, when: Callable[[str], bool]) -> Iterator[None]:
+    """Worker `i` gets no further than the call whose first episode is so named, and is killed in it."""
+    ask, done = RolloutWorkers._ask, []
+
+    def asking(self: RolloutWorkers, method: str, parts: Sequence[tuple[Any, ...]], judged: bool) -> list[Any]:
+        first = parts[0][0][0].episode_id
+        if not done and when(first):
+            done.append(first)
+            os.kill(self.facts[i].pid, signal.SIGSTOP)
+            Timer(0.3, os.kill, (self.facts[i].pid, signal.SIGKILL)).start()
+        return ask(self, method, parts, judged)
+
+    with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        patch.setattr(RolloutWorkers, "_ask", asking)
+        yield
+    assert done
+    assert [f"rollout worker {i} died; another plays" in str(one.message) for one in said].count(True) == 1
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """Four steps of 64 episodes in one process."""
+    return play(config(tmp_path_factory.mktemp("alone"), **SHORT))
+
+
+@pytest.fixture(scope="module")
+def hit(address: str, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """The same on two workers, of which one is killed in step 2."""
+    spec = config(tmp_path_factory.mktemp("hit"), **SHORT, **on(address))
+    with pytest.MonkeyPatch.context() as patch, killed(patch, 1, lambda name: name.startswith("s2.")):
+        job = play(spec)
+    assert isinstance(job.sampler, RolloutWorkers)
+    assert job.sampler.replaced == 1
+    job.close()
+    return job
+
+
+def test_two_workers_of_whom_one_is_killed_train_as_one_process(alone: Job, hit: Job) -> None:
+    assert len(episodes(hit)) == 4 * 64
+    assert_same_tokens(episodes(hit), episodes(alone))
+    assert float((weights(hit) - weights(alone)).abs().max()) <= 1e-6
+    for found, expected in zip(rows(hit), rows(alone), strict=True):
+        assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
+        assert found["logprob_gap"] < 1e-4
+
+
+def workers_of(spec: RunConfig) -> RolloutPool:
+    """What a job plays with, without its training."""
+    job = Job(spec, JobId("delegating", 0), lambda *_: None)
+    job.model = job.language.load(0)
+    player = job._player()
+    assert isinstance(player, RolloutPool)
+    return player
+
+
+def test_a_part_is_played_again_with_the_weights_of_its_step(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fresh actor has initial weights. If these were its state and no argument of the call, it would play them."""
+    spec = config(tmp_path, **SHORT, **on(address))
+    pool, language = workers_of(spec), language_of(spec.model)
+    requests = [RolloutRequest(f"e{i}", Task(f"t{i % 4}", f"{i % 4}?", "1", "x"), i) for i in range(32)]
+    with pytest.raises(PolicyError, match="no weights"):
+        pool.play(requests, 1.0)
+    here = ModelPlayer(language, TransformersSampler("float32").start(language, None), limits=spec.limits)
+    played = {}
+    for version, seed in ((1, 11), (2, 22)):
+        given = list(merged_weights(language.load(seed)))
+        pool.sampler.push(given, version)
+        here.sampler.push(given, version)
+        played[version] = pool.unjudged().play(requests, 1.0)
+        assert_same_tokens(played[version], here.play(requests, 1.0))
+    assert played[1] != played[2]
+    for i in range(2):
+        with killed(monkeypatch, i, lambda _: True):
+            again = pool.unjudged().play(requests, 1.0)
+        assert again == played[2], "bit for bit, and with their version"
+        assert {turn.generation.policy_version for record in again for _, turn in record.turns()} == {2}
+        pool.sampler.facts[i] = ray.get(pool.sampler._actors[i].start.remote())
+    assert pool.sampler.replaced == 2
+    pool.close()
+
+
+def test_replays_go_through_the_same_workers(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = {**SHORT, "arms__delegating__rl__steps": 2, "arms__delegating__rl__credit__name": "difference"}
+    one = play(config(tmp_path / "one", **changes))
+    spec, calls = config(tmp_path / "two", **changes, **on(address)), list[str]()
+    monkeypatch.setattr(RolloutWorkers, "ask", _noting(calls))
+    two = play(spec)
+    two.close()
+    assert calls.count("play_replays") == 2
+    found = episodes(two)
+    assert sum("=" in record.episode_id for record in found) > 0
+    assert_same_tokens(found, episodes(one))
+    assert float((weights(two) - weights(one)).abs().max()) <= 1e-6
+
+
+def _noting(calls: list[str]) -> Callable[..., list[Any]]:
+    ask = RolloutWorkers.ask
+
+    def asking(self: RolloutWorkers, method: str, parts: Sequence[tuple[Any, ...]], judged: bool) -> list[Any]:
+        calls.append(method)
+        return ask(self, method, parts, judged)
+
+    return asking
+
+
+def test_rollouts_run_ahead_of_the_learner_in_order(address: str, tmp_path: Path) -> None:
+    changes = {**SHORT, "arms__delegating__rl__max_policy_lag": 1}
+    one, two = play(config(tmp_path / "one", **changes)), play(config(tmp_path / "two", **changes, **on(address)))
+    two.close()
+    assert [row["policy_lag"] for row in rows(two)] == [0, 1, 1, 1]
+    assert_same_tokens(episodes(two), episodes(one))
+    assert float((weights(two) - weights(one)).abs().max()) <= 1e-6
+
+
+def test_what_a_judge_could_not_judge_is_played_again(address: str, tmp_path: Path) -> None:
+    judge = {"name": "flaky:FlakyJudge", "loses": ""}  # the first turn that a process judges
+    changes = {**SHORT, "arms__delegating__rl__steps": 2}
+    changes["reward"] = {"name": "correct", "options": {"judge": judge}}
+    one, two = play(config(tmp_path / "one", **changes)), play(config(tmp_path / "two", **changes, **on(address)))
+    two.close()
+    assert [job_rows[0]["infrastructure_failures"] for job_rows in (rows(one), rows(two))] == [1, 2]
+    assert rows(two)[0]["dropped_groups"] == 0
+    assert_same_tokens(episodes(two), episodes(one))
+
+
+def test_what_a_worker_raises_is_raised_here(address: str, tmp_path: Path) -> None:
+    broken = {"name": "correct", "options": {"bad": {"name": "trivial:Broken"}}}
+    job = Job(config(tmp_path, **SHORT, **on(address), reward=broken), JobId("delegating", 0), lambda *_: None)
+    said = "reward term 'bad', episode s0.* raised KeyError: 'score'"
+    with closing(job), pytest.raises(RewardError, match=said) as caught:
+        job.run(lambda: None)
+    assert "ray::RolloutWorker.play" in str(caught.value.__cause__)
+
+
+# What a cluster lacks
+
+
+def test_a_worker_that_dies_too_often_ends_the_run(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = workers_of(config(tmp_path, **SHORT, **on(address, retries=0)))
+    pool.sampler.push(merged_weights(pool.language.load(0)), 0)
+    os.kill(pool.sampler.facts[0].pid, signal.SIGKILL)
+    with pytest.raises(InfrastructureError, match="worker 0 died 1 times at the same part, and cluster.retries is 0"):
+        pool.play([RolloutRequest("e", Task("t", "1?", "1", "x"), 0)], 1.0)
+    pool.close()
+
+
+def test_what_the_cluster_has_not_is_refused_before_any_work(address: str) -> None:
+    wanted = ClusterConfig(address, rollout_workers=2, rollout_resources={"TPU": 1})
+    # Of a process of its own: this one is connected.
+    imports = "from selfcest_training.cluster.connection import connected\n"
+    imports += "from selfcest_training.cluster.config import ClusterConfig\n"
+    code, own = f"{imports}with connected({wanted!r}): pass", {**os.environ, "PYTHONPATH": PYTHONPATH}
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=own)
+    assert ended.returncode == 1
+    assert "ConfigError: cluster.rollout_resources is {'TPU': 1}" in ended.stderr
+    assert "room for 0: its nodes have 1 x (CPU" in ended.stderr
+
+
+def test_a_stranger_s_token_is_an_error_that_says_so(address: str, tmp_path: Path) -> None:
+    file = written(tmp_path, on(address))
+    ended = selfcest("train", "-c", str(file), RAY_AUTH_TOKEN="0" * 40)
+    assert ended.returncode == 2
+    assert f"cluster.address is {address}, and its Ray cannot be joined" in ended.stderr
+    assert "token" in ended.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_workers_that_find_no_place_are_not_waited_for_without_end(address: str, tmp_path: Path) -> None:
+    cores = ray.cluster_resources()["CPU"]
+    wait_for(lambda: ray.available_resources().get("CPU") == cores)
+    spec = config(tmp_path, **SHORT, **on(address, rollout_resources={"CPU": cores}, start_seconds=20))
+    with pytest.raises(InfrastructureError, match=r"1 of 2 rollout workers, .* did not start in .*start_seconds = 20"):
+        workers_of(spec)
+    wait_for(lambda: ray.available_resources().get("CPU") == cores)
+
+
+# Ends
+
+
+def written(tmp_path: Path, changes: dict[str, Any]) -> Path:
+    data = yaml.safe_load(dump_config(config(tmp_path / "runs", **{**SHORT, **changes})))
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(data), encoding="utf-8")
+    return tmp_path / "c.yaml"
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**ENVIRONMENT, "PATH": os.environ["PATH"], "HOME": os.environ["HOME"], **more}
+
+
+def selfcest(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "selfcest_training", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment(**more))
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "selfcest_training", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+
+
+def wait_for(holds: Callable[[], bool], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def model_of(run: Path) -> bytes:
+    """The trained weights of a run's folder."""
+    return (run / "delegating" / "seed0" / "model" / "model.safetensors").read_bytes()
+
+
+def test_a_lost_driver_goes_on_to_the_same_bits_and_without_a_cluster_to_the_same_tokens(
+    address: str, tmp_path: Path, hit: Job, alone: Job
+) -> None:
+    file, run = written(tmp_path, on(address)), tmp_path / "runs" / "t"
+    cores = ray.cluster_resources()["CPU"]
+    wait_for(lambda: ray.available_resources().get("CPU") == cores)
+    driver = start("train", "-c", str(file))
+    try:
+        wait_for(lambda: (run / "delegating/seed0/checkpoints/rl_000002").exists() or driver.poll() is not None)
+    finally:
+        driver.kill()
+    _, said = driver.communicate()
+    assert driver.returncode == -signal.SIGKILL, said
+    wait_for(lambda: ray.available_resources().get("CPU") == cores)  # its actors are gone
+    begun = [path.name for path in checkpoints(run / "delegating/seed0/checkpoints")]
+    assert begun[-1] in ("rl_000002", "rl_000003")
+    other = config(tmp_path / "other", **SHORT)
+    shutil.copytree(run / "delegating" / "seed0", other.folder / "delegating" / "seed0")
+
+    ended = selfcest("train", "-c", str(file), "--resume")
+    assert ended.returncode == 0, ended.stderr
+    assert model_of(run) == model_of(hit.folder.parents[1])
+    resumed = list(read_episodes(run / "delegating/seed0/episodes.jsonl"))
+    assert resumed == episodes(hit)
+
+    one = Job(other, JobId("delegating", 0), lambda *_: None)
+    one.run(lambda: None)
+    assert_same_tokens(episodes(one), episodes(alone))
+    assert float((weights(one) - weights(alone)).abs().max()) <= 1e-6
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 3), (signal.SIGINT, 130)])
+def test_who_is_stopped_leaves_no_process_behind(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    psutil = pytest.importorskip("psutil")
+    cluster = {"cluster": {"rollout_workers": 2, "rollout_resources": {"CPU": 0.5}}}
+    file = written(tmp_path, {**cluster, "arms__delegating__rl__steps": 400})
+    driver = start("train", "-c", str(file))
+    folder = tmp_path / "runs/t/delegating/seed0/checkpoints"
+    children: list[Any] = []
+    try:
+        wait_for(lambda: (folder / "rl_000001").exists() or driver.poll() is not None)
+        children = psutil.Process(driver.pid).children(recursive=True)
+        assert any("raylet" in child.name() for child in children)
+        driver.send_signal(number)
+        _, said = driver.communicate(timeout=60)
+    finally:
+        driver.kill()
+    assert driver.returncode == code, said
+    if number == signal.SIGTERM:
+        assert "--resume goes on from the newest checkpoints" in said
+    _, alive = psutil.wait_procs(children, timeout=30)
+    assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
