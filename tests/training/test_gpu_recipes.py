@@ -38,7 +38,7 @@ def test_a_recipe_is_built_up_to_the_missing_device(path: Path) -> None:
             with pytest.raises(ConfigError, match="device is 'cuda', but torch sees 0 CUDA devices"):
                 Job(config, JobId(arm, 0), lambda *_: None)
         small = PlugIn("tiny", {"max_positions": 4096})  # in the place of what needs the device
-        built = replace(config, model=small, sampler=PlugIn("transformers", {"dtype": "float32"}))
+        built = replace(config, model=small, sampler=PlugIn("transformers", {"dtype": "float32"}), cluster=None)
         Job(built, JobId(arm, 0), lambda *_: None).close()
         vllm = construct(VllmOptions, config.sampler.options, place="sampler.options")
         assert longest_context(config.limits_of(arm), model_shape(config.model)) <= (vllm.max_positions or 0)
