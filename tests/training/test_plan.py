@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import io
 import json
+import re
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +26,7 @@ from selfcest_agents.transformers.engine import TransformersEngine
 from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import PlugIn
 from selfcest_env.types import Limits
+from selfcest_training.commands import cli
 from selfcest_training.commands.plan import print_plan
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import load_config
@@ -321,9 +324,18 @@ def test_a_place_with_a_share_of_a_device() -> None:
 
 
 @pytest.mark.slow
-def test_a_7b_with_too_little_memory_is_refused(tmp_path: Path) -> None:
+def test_a_7b_with_too_little_memory_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     overrides = ["model.options.source=hub:Qwen/Qwen2.5-7B-Instruct", "lora=null"]
-    config = load_config(GPU / "qwen3_ledger.yaml", overrides)
-    with pytest.raises(ConfigError, match=r"does not fit: .*moments 56\.7.* more than the 80\.0 it has; with .*lora="):
-        printed(config, memory=80.0)
-    assert "model.options.dtype=bfloat16" in " ".join(what_helps(config, 60 * GIB))
+    file = GPU / "qwen3_ledger.yaml"
+    monkeypatch.setattr(sys, "argv", ["selfcest", "plan", "-c", str(file), *overrides, "--memory", "80"])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert re.search(r"does not fit: .*moments 56\.7.* more than the 80\.0 it has; with .*it would", said)
+    for gib in (60, 80):
+        changes = what_helps(load_config(file, overrides), gib * GIB)
+        helped = [one for change in changes for one in ([change] if "{" in change else change.split())]
+        assert missing_bytes(load_config(file, [*overrides, *helped]), gib * GIB) == 0
