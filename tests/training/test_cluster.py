@@ -43,7 +43,10 @@ def clustered(tmp_path: Path, **changes: Any) -> Any:
     [
         ({"workers": 2}, "workers is 2, and beside a cluster block it must be 1"),
         ({"sampler": {"name": "transformers"}}, "learner's own weights.*set sampler.options.dtype"),
-        ({"cluster": {"learner_ranks": 2}}, "cluster.learner_ranks is 2; expected 1"),
+        (
+            {"cluster": {"learner_ranks": 2}, "forward": {"compile": True}},
+            "cluster.learner_ranks is 2 and forward.compile",
+        ),
         ({"cluster": {"rollout_workers": 0}}, "cluster.rollout_workers is 0; expected .*>= 1"),
         ({"cluster": {"address": "ray://head:10001"}}, "cluster.address is 'ray://head:10001'; expected HOST:PORT"),
         ({"cluster": {"rollout_resources": {"GPU": 0}}}, "cluster.rollout_resources.GPU is 0; expected .*> 0"),

@@ -19,7 +19,7 @@ from selfcest_training.credit import InternalsAssigner, fit
 from selfcest_training.learner.batch import mini_batches
 from selfcest_training.learner.internals import look_into
 from selfcest_training.learner.options import Denominator, LossConfig
-from selfcest_training.learner.update import Learner, check_agreement, mean_metrics
+from selfcest_training.learner.update import AnyLearner, check_agreement, mean_metrics
 from selfcest_training.stages.ahead import RolloutsAhead
 from selfcest_training.stages.base import Admission, PlannedGroup, Stages, TaskMenu
 from selfcest_training.stages.checks import admit, observe, propose, weights_at
@@ -94,7 +94,7 @@ class Trainer:
         self,
         player: Player,
         sampler: TakesWeights,
-        learner: Learner,
+        learner: AnyLearner,
         menu: TaskMenu,
         stages: Stages,
         settings: StepSettings,
@@ -106,7 +106,7 @@ class Trainer:
         self.stages, self.settings, self.account, self.seed = stages, settings, account, seed
         self.next_step = 0
         self._ahead = RolloutsAhead(
-            self.produce, sampler, learner.model, max_policy_lag=settings.max_policy_lag, steps=settings.steps
+            self.produce, sampler, learner, max_policy_lag=settings.max_policy_lag, steps=settings.steps
         )
 
     def step(self) -> Step:

@@ -1,1 +1,1 @@
-"""Training on several machines: rollout workers on Ray. Ray is imported when a cluster is asked for, never before."""
+"""Out of one machine: rollout workers on Ray, and a learner whose weights and moments are spread over ranks."""

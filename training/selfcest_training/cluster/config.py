@@ -26,7 +26,7 @@ class ClusterConfig(Checked):
         address: HOST:PORT of a cluster's head; `None`: Ray is started on this machine, and ends with the run.
         rollout_workers: that share every rollout in equal, contiguous parts.
         rollout_resources: of each, by Ray's names (`CPU`, `GPU`, `memory` in bytes, or one's own).
-        learner_ranks: processes that share the learner; one is the job's own process, and takes no resources of Ray.
+        learner_ranks: processes that share the learner; with 1 it is in the job's own, and takes no resources of Ray.
         learner_resources: of each rank, if there are several.
         backend: of their collective operations.
         retries: how often a part is played again when its worker dies, before the run stops.

@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from selfcest_env.errors import ConfigError
-from selfcest_training.cluster.config import ClusterConfig, check_resources
+from selfcest_env.errors import ConfigError, InfrastructureError
+from selfcest_training.cluster.config import ClusterConfig, Resources, check_resources
 
 _REACHED = 5.0  # seconds within which a host must take a connection
 _JOINED = 60.0  # seconds within which Ray must answer; by itself it tries for much longer, and without a word
@@ -100,3 +100,31 @@ def _within(seconds: float, address: str) -> None:
             f"cluster.address is {address}, and its Ray cannot be joined ({' '.join(str(why).split())[:500]}); is it "
             "the head of a Ray cluster of this version, and has this machine its token (`ray get-auth-token`)?"
         ) from (failures[0] if failures else None)
+
+
+def actor_options(resources: Resources) -> dict[str, Any]:
+    """As Ray's `options` takes them."""
+    own = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+    others = {name: value for name, value in resources.items() if name not in own}
+    return {"num_cpus": 0, "resources": others} | {own[name]: resources[name] for name in own if name in resources}
+
+
+def death_errors() -> tuple[type[BaseException], ...]:
+    """What Ray raises when the process or the node that worked for a call is gone, and when only its answer is."""
+    of = import_ray().exceptions
+    return (of.RayActorError, of.WorkerCrashedError, of.NodeDiedError, of.ObjectLostError)
+
+
+def result_of(reference: Any) -> Any:
+    """What a call returned. Raises what it raised, with Ray's trace of it as the cause."""
+    ray = import_ray()
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, Exception):
+            raise error.cause from error
+        raise
+    except death_errors():
+        raise
+    except ray.exceptions.RayError as error:
+        raise InfrastructureError(f"Ray failed with {' '.join(str(error).split())[:500]}") from error

@@ -34,8 +34,8 @@ from selfcest_env.record import EpisodeRecord
 from selfcest_env.replay import Replay
 from selfcest_env.reward import make_reward
 from selfcest_env.types import Limits
-from selfcest_training.cluster.config import ClusterConfig, Resources, shares
-from selfcest_training.cluster.connection import import_ray, join
+from selfcest_training.cluster.config import ClusterConfig, shares
+from selfcest_training.cluster.connection import actor_options, death_errors, import_ray, join, result_of
 from selfcest_training.cluster.snapshot import WeightSnapshot
 
 
@@ -147,7 +147,7 @@ class RolloutWorkers:
         try:
             starting = [actor.start.remote() for actor in self._actors]
             ready, missing = ray.wait(starting, num_returns=len(starting), timeout=config.start_seconds)
-            self.facts: list[WorkerFacts] = [_result(one) for one in ready]
+            self.facts: list[WorkerFacts] = [result_of(one) for one in ready]
             if missing:
                 raise InfrastructureError(
                     f"{len(missing)} of {len(starting)} rollout workers, which want {dict(config.rollout_resources)} "
@@ -202,8 +202,8 @@ class RolloutWorkers:
             (done,), _ = ray.wait(list(asked), num_returns=1)
             i = asked.pop(done)
             try:
-                found[i] = _result(done)
-            except _deaths() as error:
+                found[i] = result_of(done)
+            except death_errors() as error:
                 deaths[i] += 1
                 said = " ".join(str(error).split())[:300]
                 if deaths[i] > self._config.retries:
@@ -223,7 +223,7 @@ class RolloutWorkers:
 
     def _new(self) -> Any:
         threads = {"OMP_NUM_THREADS": str(self._spec.threads), "OMP_WAIT_POLICY": "passive"}
-        options = _options(self._config.rollout_resources)
+        options = actor_options(self._config.rollout_resources)
         actor = import_ray().remote(RolloutWorker)
         return actor.options(**options, max_restarts=0, runtime_env={"env_vars": threads}).remote(self._spec)
 
@@ -285,31 +285,3 @@ class RolloutPool(Player):
 
 def _unplayed(found: Sequence[tuple[Any, tuple[Unplayed, ...]]]) -> list[Unplayed]:
     return [one for _, unplayed in found for one in unplayed]
-
-
-def _options(resources: Resources) -> dict[str, Any]:
-    """As Ray's `options` takes them."""
-    own = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-    others = {name: value for name, value in resources.items() if name not in own}
-    return {"num_cpus": 0, "resources": others} | {own[name]: resources[name] for name in own if name in resources}
-
-
-def _deaths() -> tuple[type[BaseException], ...]:
-    """What Ray raises when the process or the node that worked for a call is gone, and when only its answer is."""
-    of = import_ray().exceptions
-    return (of.RayActorError, of.WorkerCrashedError, of.NodeDiedError, of.ObjectLostError)
-
-
-def _result(reference: Any) -> Any:
-    """What a call returned. Raises what it raised, with Ray's trace of it as the cause."""
-    ray = import_ray()
-    try:
-        return ray.get(reference)
-    except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, Exception):
-            raise error.cause from error
-        raise
-    except _deaths():
-        raise
-    except ray.exceptions.RayError as error:
-        raise InfrastructureError(f"Ray failed with {' '.join(str(error).split())[:500]}") from error

@@ -11,7 +11,7 @@ from selfcest_env.record import AgentRecord, EpisodeGroup
 from selfcest_env.types import TurnKey
 from selfcest_training.credit import Credit, Internal, TurnInternals
 from selfcest_training.learner.batch import Sample, agent_sample
-from selfcest_training.learner.update import Learner
+from selfcest_training.learner.update import AnyLearner, Reading
 
 _NOTHING = np.zeros(0, dtype=np.float32)
 
@@ -39,7 +39,7 @@ class _Context:
 
 
 def look_into(
-    learner: Learner, groups: Sequence[EpisodeGroup], wanted: Collection[Internal]
+    learner: AnyLearner, groups: Sequence[EpisodeGroup], wanted: Collection[Internal]
 ) -> tuple[dict[TurnKey, TurnInternals], int]:
     """What is wanted of every turn of the groups' episodes, and how many ids were computed for it.
 
@@ -53,24 +53,22 @@ def look_into(
         if agent.turns
     ]
     found = {key: TurnInternals(*(_NOTHING,) * 4) for context in contexts for key in context.spans}
-    of = {(context.sample.episode_id, context.sample.agent_id): context for context in contexts}
     computed = 0
     if Internal.HIDDEN in wanted:
-        for batch in learner.micro_batches([context.ends(learner.pad_id) for context in contexts]):
-            states, computed, row = learner.hidden(batch).cpu().numpy(), computed + batch.num_tokens, 0
-            for sample in batch.samples:
-                places = {int(place): row + i for i, place in enumerate(np.flatnonzero(sample.loss_mask))}
-                row += len(places)
-                for key, (start, end) in of[sample.episode_id, sample.agent_id].spans.items():
-                    found[key] = replace(found[key], before=states[places[start]], after=states[places[end]])
+        states, ids = learner.read([context.ends(learner.pad_id) for context in contexts], Reading.HIDDEN)
+        computed += ids
+        for context, own in zip(contexts, states, strict=True):
+            marked = sorted({place for span in context.spans.values() for place in span})
+            places = {place: row for row, place in enumerate(marked)}
+            for key, (start, end) in context.spans.items():
+                found[key] = replace(found[key], before=own[places[start]], after=own[places[end]])
     if Internal.ENTROPY in wanted:
-        for batch in learner.micro_batches([context.sample for context in contexts]):
-            logprobs, entropies = (values.cpu().numpy() for values in learner.logprobs_and_entropy(batch))
-            computed += batch.num_tokens
-            for i, sample in enumerate(batch.samples):
-                for key, (start, end) in of[sample.episode_id, sample.agent_id].spans.items():
-                    tokens = {"logprobs": logprobs[i, start:end], "entropies": entropies[i, start:end]}
-                    found[key] = replace(found[key], **tokens)
+        read, ids = learner.read([context.sample for context in contexts], Reading.ENTROPY)
+        computed += ids
+        for context, (logprobs, entropies) in zip(contexts, read, strict=True):
+            for key, (start, end) in context.spans.items():
+                tokens = {"logprobs": logprobs[start:end], "entropies": entropies[start:end]}
+                found[key] = replace(found[key], **tokens)
     return found, computed
 
 

@@ -10,8 +10,9 @@ would have alone, and every sample keeps its own credit even where tokens are sh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -95,21 +96,36 @@ def _common_prefix(first: Sample, second: Sample) -> int:
     return int(differ[0]) if len(differ) else length
 
 
-def micro_batches(
-    samples: Sequence[Sample], rows: Rows, *, max_tokens: int, pad_id: int, hidden_size: int | None
-) -> Iterator[TokenBatch]:
-    """Every sample once, in batches of at most `max_tokens` padded ids (or a single row)."""
+@dataclass(frozen=True)
+class MicroBatch:
+    """Samples that go through the model together, before they are tensors.
+
+    Attributes:
+        samples: in the order of the batch's rows.
+        size: ids that the model computes for them, padding included.
+        collate: makes the batch, given the id of a pad.
+    """
+
+    samples: tuple[Sample, ...]
+    size: int
+    collate: Callable[[int], TokenBatch]
+
+
+def cut(samples: Sequence[Sample], rows: Rows, *, max_tokens: int, hidden_size: int | None) -> Iterator[MicroBatch]:
+    """Every sample once, in micro-batches of at most `max_tokens` padded ids (or a single row)."""
     alone = samples
     if rows == Rows.PACKED:
-        yield from (collate_packed(row, pad_id) for row in packed(samples, max_tokens))
+        for row in packed(samples, max_tokens):
+            yield MicroBatch(tuple(row), sum(map(len, row)), partial(collate_packed, row))
         return
     if rows == Rows.TREE:
         trees = tree_rows(samples, max_tokens=max_tokens, hidden_size=hidden_size)
         alone = [tree.samples[0] for tree in trees if len(tree.samples) == 1]
         for bucket in bucketed([tree for tree in trees if len(tree.samples) > 1], max_tokens):
-            yield collate_trees(bucket, pad_id)
-    for samples_alike in bucketed(alone, max_tokens):
-        yield collate(samples_alike, pad_id)
+            held = tuple(sample for tree in bucket for sample in tree.samples)
+            yield MicroBatch(held, len(bucket) * max(map(len, bucket)), partial(collate_trees, bucket))
+    for alike in bucketed(alone, max_tokens):
+        yield MicroBatch(tuple(alike), len(alike) * max(map(len, alike)), partial(collate, alike))
 
 
 def collate_trees(rows: Sequence[TreeRow], pad_id: int) -> TokenBatch:

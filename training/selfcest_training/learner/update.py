@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
+from typing import Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 from transformers import PreTrainedModel
 
-from selfcest_agents.lora import without_lora
+from selfcest_agents.lora import load_trainable_state, merged_weights, without_lora
+from selfcest_agents.samplers import TakesWeights
 from selfcest_env.errors import ConfigError, TrainingError
 from selfcest_training.learner.batch import Sample, TokenBatch
 from selfcest_training.learner.forward import Forward
@@ -26,7 +31,8 @@ from selfcest_training.learner.losses import (
 )
 from selfcest_training.learner.mismatch import Mismatch, flattened, measure
 from selfcest_training.learner.options import ForwardOptions, Importance, LossConfig, OptimizerConfig, Rows
-from selfcest_training.learner.tree_rows import check_model, micro_batches
+from selfcest_training.learner.state import LearnerState
+from selfcest_training.learner.tree_rows import MicroBatch, check_model, cut
 
 
 @dataclass(frozen=True)
@@ -118,6 +124,65 @@ def reference_point(importance: Importance, batch: TokenBatch, logprobs: Tensor)
     return logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
 
 
+class Reading(StrEnum):
+    """What `Learner.read` gives of a sample of T ids, M of which train, as one array.
+
+    LOGPROBS: [T], see `Forward.logprobs`.
+    ENTROPY: [2, T], log-probs, and in the same way entropies of the distributions that the ids were drawn from.
+    HIDDEN: [M, H] hidden state of the last layer at the token before each id that trains.
+    """
+
+    LOGPROBS = "logprobs"
+    ENTROPY = "entropy"
+    HIDDEN = "hidden"
+
+
+class AnyLearner(Protocol):
+    """What trainer, warm start and job ask of a learner, in this process or elsewhere; see `Learner`."""
+
+    pad_id: int
+    num_steps: int
+
+    @property
+    def exact(self) -> bool: ...
+
+    def freeze(self, minibatches: Sequence[Sequence[Sample]], loss: LossConfig) -> list[Sequence[Sample]]: ...
+
+    def policy_step(self, samples: Sequence[Sample], loss: LossConfig, progress: float = 0.0) -> UpdateMetrics: ...
+
+    def imitation_step(self, samples: Sequence[Sample], progress: float) -> ImitationMetrics: ...
+
+    def read(self, samples: Sequence[Sample], what: Reading) -> tuple[list[np.ndarray], int]: ...
+
+    def sync(self, sampler: TakesWeights, policy_version: int) -> None: ...
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]: ...
+
+    def state(self) -> LearnerState: ...
+
+    def restore(self, state: LearnerState, num_steps: int) -> None: ...
+
+    def fill(self, model: PreTrainedModel) -> None: ...
+
+
+def freeze(learner: AnyLearner, minibatches: Sequence[Sequence[Sample]], loss: LossConfig) -> list[Sequence[Sample]]:
+    """The mini-batches of one rollout, ready for one `policy_step` each; to be called before the first.
+
+    With importance weights, samples of later mini-batches get the log-probs of the weights as they are now. The first
+    needs none: its step begins with these weights.
+    """
+    if not loss.importance.on:
+        return list(minibatches)
+    later = []
+    for samples in minibatches[1:]:
+        read, _ = learner.read(samples, Reading.LOGPROBS)
+        later.append([replace(sample, old_logprobs=row) for sample, row in zip(samples, read, strict=True)])
+    return [*minibatches[:1], *later]
+
+
+Result = TypeVar("Result")
+
+
 class Learner:
     """A model and its optimiser.
 
@@ -147,8 +212,11 @@ class Learner:
     ) -> None:
         check_model(model, rows)
         self.model, self.config, self.reference = model, optimizer, reference
-        self._forward = Forward(model, forward)
-        self._reference_forward = None if reference is None else Forward(reference, forward)
+        self._forward = self._forward_of(model, forward)
+        self._reference_forward: Forward | None = None
+        if reference is not None:
+            own = reference is model
+            self._reference_forward = self._forward if own else self._forward_of(reference, forward)
         self.pad_id, self._micro_batch_tokens, self._rows = pad_id, micro_batch_tokens, rows
         self.optimizer = torch.optim.AdamW(
             [weight for weight in model.parameters() if weight.requires_grad],
@@ -166,19 +234,8 @@ class Learner:
         return self._forward.options.exact and self.model.dtype == torch.float32
 
     def freeze(self, minibatches: Sequence[Sequence[Sample]], loss: LossConfig) -> list[Sequence[Sample]]:
-        """The mini-batches of one rollout, ready for one `policy_step` each; to be called before the first.
-
-        With importance weights, samples of later mini-batches get the log-probs of the weights as they are now. The
-        first needs none: its step begins with these weights.
-        """
-        if not loss.importance.on:
-            return list(minibatches)
-        with torch.no_grad():
-            later = [
-                [sample for batch in self.micro_batches(samples) for sample in batch.measured(self.logprobs(batch))]
-                for samples in minibatches[1:]
-            ]
-        return [*minibatches[:1], *later]
+        """See `freeze`."""
+        return freeze(self, minibatches, loss)
 
     def policy_step(self, samples: Sequence[Sample], loss: LossConfig, progress: float = 0.0) -> UpdateMetrics:
         """Accumulate the loss's gradient over micro-batches and make one step.
@@ -188,44 +245,89 @@ class Learner:
         built = self._built(loss)
         if Need.REFERENCE in built.needs and self.reference is None:
             raise ConfigError("a term of the loss needs the reference model, and there is none")
-        total = _Totals(built.added)
         if not samples:
-            return total.metrics(grad_norm=0.0)
-        for batch in self.micro_batches(samples):
-            inputs = self._inputs(batch, loss.importance, built.needs)
-            per_token, cut = self._surrogate(loss, built.policy, inputs)
-            for name, (weight, term) in built.added.items():
-                value = _checked(name, term(inputs), inputs)
-                per_token = per_token + weight * value
-                total.terms[name] += float(value.detach()[batch.loss_mask].sum())
-            objective = weighted_sum(per_token, batch.weights, batch.loss_mask)
-            torch.autograd.backward(objective)
-            total.loss += float(objective.detach())
-            total.add(batch, inputs.logprobs.detach(), inputs.old_logprobs, cut)
-        return total.metrics(grad_norm=self._step(progress))
+            return _metrics([], built.added, grad_norm=0.0)
+        sums = self._each(samples, partial(self._accumulate, loss, built))
+        return _metrics(sums, built.added, grad_norm=self._step(progress))
 
     def imitation_step(self, samples: Sequence[Sample], progress: float) -> ImitationMetrics:
         """One step of cross-entropy on demonstrations, mean over their generated tokens."""
         count = sum(int(sample.loss_mask.sum()) for sample in samples)
-        loss, computed = 0.0, 0
-        for batch in self.micro_batches(samples):
-            mean = -self.logprobs(batch)[batch.loss_mask].sum() / count
+
+        def accumulate(batch: TokenBatch) -> tuple[float, int]:
+            mean = -self.logprobs(batch)[batch.loss_mask & (batch.weights != 0)].sum() / count
             torch.autograd.backward(mean)
-            loss += float(mean.detach())
-            computed += batch.num_tokens
+            return float(mean.detach()), batch.num_tokens
+
+        found = [result for _, result in self._each(samples, accumulate)]
         self._step(progress)
-        return ImitationMetrics(loss, computed)
+        return ImitationMetrics(sum(loss for loss, _ in found), sum(computed for _, computed in found))
+
+    @torch.no_grad()
+    def read(self, samples: Sequence[Sample], what: Reading) -> tuple[list[np.ndarray], int]:
+        """Per sample, in order, what is asked for, and how many ids were computed; no step is made."""
+
+        def look(batch: TokenBatch) -> tuple[list[np.ndarray], int]:
+            if what == Reading.HIDDEN:
+                counts = batch.loss_mask[:, 1:].sum(1).tolist()
+                parts = torch.split(self.hidden(batch), counts)
+                return [part.cpu().numpy() for part in parts], batch.num_tokens
+            if what == Reading.LOGPROBS:
+                found = self.logprobs(batch)[:, None]
+            else:
+                found = torch.stack(self.logprobs_and_entropy(batch), 1)
+            rows = zip(batch.samples, found.cpu().numpy(), strict=True)
+            cut_off = [row[:, : len(sample)].copy() for sample, row in rows]
+            return [row[0] if what == Reading.LOGPROBS else row for row in cut_off], batch.num_tokens
+
+        rows, computed = dict[int, np.ndarray](), 0
+        for held, (found, ids) in self._each(samples, look):
+            rows.update(zip(map(id, held), found, strict=True))
+            computed += ids
+        return [rows[id(sample)] for sample in samples], computed
+
+    def sync(self, sampler: TakesWeights, policy_version: int) -> None:
+        """Tell the sampler that the weights are now these."""
+        sampler.sync(self.model, policy_version)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """What a sampler is given; see `merged_weights`. Without an adapter these are the model's own."""
+        return merged_weights(self.model)
+
+    def state(self) -> LearnerState:
+        """For a checkpoint; the tensors themselves, which the next step changes."""
+        return LearnerState.of(self.model, self.optimizer)
+
+    def restore(self, state: LearnerState, num_steps: int) -> None:
+        """Go on from there. Raises `RecordError` where it is of another model, or of other `LoraOptions`."""
+        state.put(self.model, self.optimizer)
+        self.num_steps = num_steps
+
+    def fill(self, model: PreTrainedModel) -> None:
+        """Put what it has trained into a whole model of the same kind; nothing if that is the one it trains."""
+        if model is not self.model:
+            load_trainable_state(model, self.state().weights)
 
     def micro_batches(self, samples: Sequence[Sample]) -> Iterator[TokenBatch]:
         """The batches in which `policy_step` accumulates its gradient."""
-        batches = micro_batches(
-            samples,
-            self._rows,
-            max_tokens=self._micro_batch_tokens,
-            pad_id=self.pad_id,
-            hidden_size=None if self._forward.in_blocks else self.model.config.get_text_config().hidden_size,
-        )
-        return (batch.to(self.model.device) for batch in batches)
+        return (self._collated(micro) for micro in self._cut(samples))
+
+    def _cut(self, samples: Sequence[Sample]) -> list[MicroBatch]:
+        hidden_size = None if self._forward.in_blocks else self.model.config.get_text_config().hidden_size
+        return list(cut(samples, self._rows, max_tokens=self._micro_batch_tokens, hidden_size=hidden_size))
+
+    def _collated(self, micro: MicroBatch) -> TokenBatch:
+        return micro.collate(self.pad_id).to(self.model.device)
+
+    def _each(
+        self, samples: Sequence[Sample], work: Callable[[TokenBatch], Result]
+    ) -> list[tuple[Sequence[Sample], Result]]:
+        """What `work` gives for every micro-batch, and the samples that each holds, in order."""
+        return [(micro.samples, work(self._collated(micro))) for micro in self._cut(samples)]
+
+    def _forward_of(self, model: PreTrainedModel, options: ForwardOptions) -> Forward:
+        """How a model is computed; called before the optimiser is given its weights."""
+        return Forward(model, options)
 
     def logprobs(self, batch: TokenBatch) -> Tensor:
         """[B, T] log-probs of the ids that train under the weights being trained, at the sampling temperature."""
@@ -242,27 +344,41 @@ class Learner:
         return self._forward.hidden(batch)
 
     def _built(self, config: LossConfig) -> LossSum:
-        if self._loss is None or self._loss[0] is not config:
+        if self._loss is None or self._loss[0] != config:
             self._loss = config, make_loss_sum(config)
         return self._loss[1]
 
-    def _inputs(self, batch: TokenBatch, importance: Importance, needs: Collection[Need]) -> LossInputs:
-        entropy = None
-        if Need.ENTROPY in needs:
-            logprobs, entropy = self._forward.logprobs_and_entropy(batch)
+    def _accumulate(self, loss: LossConfig, built: LossSum, batch: TokenBatch) -> _Sums:
+        """Add the gradient of one micro-batch."""
+        computed: tuple[Tensor, ...]
+        if Need.ENTROPY in built.needs:
+            computed = self._forward.logprobs_and_entropy(batch)
         else:
-            logprobs = self.logprobs(batch)
+            computed = (self.logprobs(batch),)
+        # The slope at the log-probs is asked for twice, and hooks of a model in parts may see one backward pass alone.
+        logprobs, *entropy = leaves = [values.detach().requires_grad_() for values in computed]
         depths = [[sample.agent_id.depth] for sample in batch.samples]
-        return LossInputs(
+        inputs = LossInputs(
             logprobs,
-            reference_point(importance, batch, logprobs),
+            reference_point(loss.importance, batch, logprobs),
             batch.behavior_logprobs,
             batch.advantages,
             batch.loss_mask,
             torch.tensor(depths, device=logprobs.device),
-            self._reference_logprobs(batch) if Need.REFERENCE in needs else None,
-            entropy,
+            self._reference_logprobs(batch) if Need.REFERENCE in built.needs else None,
+            entropy[0] if entropy else None,
         )
+        per_token, clipped = self._surrogate(loss, built.policy, inputs)
+        terms = {}
+        for name, (weight, term) in built.added.items():
+            value = _checked(name, term(inputs), inputs)
+            per_token = per_token + weight * value
+            terms[name] = float(value.detach()[batch.loss_mask].sum())
+        objective = weighted_sum(per_token, batch.weights, batch.loss_mask)
+        torch.autograd.backward(objective)
+        sloping = [(values, leaf.grad) for values, leaf in zip(computed, leaves, strict=True) if leaf.grad is not None]
+        torch.autograd.backward([values for values, _ in sloping], [slope for _, slope in sloping])
+        return _Sums.of(batch, float(objective.detach()), terms, logprobs.detach(), inputs.old_logprobs, clipped)
 
     def _surrogate(self, config: LossConfig, term: LossTerm, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         """[B, T] the policy's term with its importance weight, and where it has cut its own gradient to 0."""
@@ -280,10 +396,13 @@ class Learner:
         with torch.no_grad(), without_lora(self.reference):
             return self._reference_forward.logprobs(batch)
 
+    def _clip(self) -> Tensor:
+        return torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
+
     def _step(self, progress: float) -> float:
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.rate(self.num_steps, progress)
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
+        norm = self._clip()
         if not torch.isfinite(norm):
             raise TrainingError(f"the gradient norm of step {self.num_steps} is {float(norm)}; lower learning_rate")
         self.optimizer.step()
@@ -302,39 +421,65 @@ def _checked(name: str, per_token: Tensor, inputs: LossInputs) -> Tensor:
     return per_token
 
 
-class _Totals:
-    """Sums over the micro-batches of one step."""
+@dataclass(frozen=True)
+class _Sums:
+    """Of one micro-batch, over its tokens that train. Small: it may travel between processes.
 
-    def __init__(self, terms: Iterable[str]) -> None:
-        self.terms = dict.fromkeys(terms, 0.0)
-        self.loss = self.ratio = self.cut = self.gap = self.max_gap = 0.0
-        self.temperature = math.inf
-        self.tokens = self.computed = 0
-        self.measured: list[Sample] = []
+    Attributes:
+        old_logprobs: per sample, for the mismatch; `None` where the samples have their own.
+    """
 
-    def add(self, batch: TokenBatch, logprobs: Tensor, old: Tensor, cut: Tensor) -> None:
-        gap = (logprobs - batch.behavior_logprobs)[batch.loss_mask].abs()
-        self.ratio += float((logprobs - old)[batch.loss_mask].exp().sum())
-        self.cut += float(cut[batch.loss_mask].sum())
-        self.gap += float(gap.sum())
-        self.max_gap = max(self.max_gap, float(gap.max()))
-        self.temperature = min(self.temperature, float(batch.temperature[batch.loss_mask].min()))
-        self.tokens += gap.numel()
-        self.computed += batch.num_tokens
-        self.measured += batch.measured(logprobs) if batch.old_logprobs is None else batch.samples
+    loss: float
+    terms: Mapping[str, float]
+    ratio: float
+    clipped: float
+    gap: float
+    max_gap: float
+    temperature: float
+    tokens: int
+    computed: int
+    old_logprobs: list[np.ndarray] | None
 
-    def metrics(self, grad_norm: float) -> UpdateMetrics:
-        count = max(1, self.tokens)
-        return UpdateMetrics(
-            loss=self.loss,
-            grad_norm=grad_norm,
-            terms={name: value / count for name, value in self.terms.items()},
-            mean_ratio=self.ratio / count if self.tokens else 1.0,
-            clip_share=self.cut / count,
-            max_logprob_gap=self.max_gap,
-            mean_logprob_gap=self.gap / count,
-            temperature=self.temperature,
-            mismatch=measure(self.measured),
-            trained_tokens=self.computed,
-            num_rows=len(self.measured),
+    @classmethod
+    def of(
+        cls, batch: TokenBatch, loss: float, terms: Mapping[str, float], logprobs: Tensor, old: Tensor, clipped: Tensor
+    ) -> _Sums:
+        trained = batch.loss_mask
+        gap = (logprobs - batch.behavior_logprobs)[trained].abs()
+        measured = [row for sample in batch.measured(logprobs) if (row := sample.old_logprobs) is not None]
+        return cls(
+            loss=loss,
+            terms=terms,
+            ratio=float((logprobs - old)[trained].exp().sum()),
+            clipped=float(clipped[trained].sum()),
+            gap=float(gap.sum()),
+            max_gap=float(gap.max()),
+            temperature=float(batch.temperature[trained].min()),
+            tokens=gap.numel(),
+            computed=batch.num_tokens,
+            old_logprobs=measured if batch.old_logprobs is None else None,
         )
+
+
+def _metrics(found: Sequence[tuple[Sequence[Sample], _Sums]], terms: Iterable[str], grad_norm: float) -> UpdateMetrics:
+    sums = [of for _, of in found]
+    tokens = sum(of.tokens for of in sums)
+    count = max(1, tokens)
+    measured = [
+        sample if of.old_logprobs is None else replace(sample, old_logprobs=of.old_logprobs[i])
+        for samples, of in found
+        for i, sample in enumerate(samples)
+    ]
+    return UpdateMetrics(
+        loss=sum((of.loss for of in sums), 0.0),
+        grad_norm=grad_norm,
+        terms={name: sum((of.terms[name] for of in sums), 0.0) / count for name in terms},
+        mean_ratio=sum(of.ratio for of in sums) / count if tokens else 1.0,
+        clip_share=sum((of.clipped for of in sums), 0.0) / count,
+        max_logprob_gap=max((of.max_gap for of in sums), default=0.0),
+        mean_logprob_gap=sum((of.gap for of in sums), 0.0) / count,
+        temperature=min((of.temperature for of in sums), default=math.inf),
+        mismatch=measure(measured),
+        trained_tokens=sum(of.computed for of in sums),
+        num_rows=len(measured),
+    )

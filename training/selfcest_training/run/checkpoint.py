@@ -14,16 +14,15 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from selfcest_agents.lora import load_trainable_state, trainable_state
 from selfcest_env.errors import RecordError, TrainingError
 from selfcest_env.structure import structure
 from selfcest_training.files import Extent, check_extent, digest, digests, remove, whole
+from selfcest_training.learner.state import LearnerState
+from selfcest_training.learner.update import AnyLearner
 
 _MODEL, _OPTIMIZER, _STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 # What a trainer's stages remember: plain values, with tensors kept apart.
@@ -92,8 +91,7 @@ class Manifest:
 
 def save_checkpoint(
     folder: Path,
-    model: PreTrainedModel,
-    optimizer: torch.optim.Optimizer,
+    learner: LearnerState,
     state: TrainState,
     memory: Mapping[str, Any] | None = None,
     manifest: Manifest | None = None,
@@ -110,8 +108,8 @@ def save_checkpoint(
     final = folder / f"{state.stage}_{state.step:06d}"
     with whole(final) as partial:
         partial.mkdir()
-        save_file({key: value.contiguous().clone() for key, value in trainable_state(model).items()}, partial / _MODEL)
-        save_file(_flatten(optimizer), partial / _OPTIMIZER)
+        save_file(_apart(learner.weights), partial / _MODEL)
+        save_file(_apart(learner.moments), partial / _OPTIMIZER)
         save_file(tensors, partial / _TENSORS)
         (partial / _MEMORY).write_text(json.dumps(plain), encoding="utf-8")
         (partial / _STATE).write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
@@ -199,13 +197,12 @@ def read_state(path: Path) -> TrainState:
         raise RecordError(f"{path / _STATE} is no checkpoint state: {error}") from error
 
 
-def load_checkpoint(path: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer | None) -> TrainState:
-    """Put trained weights and, if asked for, the moments of the optimiser back. Raises `RecordError` on a mismatch."""
+def load_checkpoint(path: Path, learner: AnyLearner) -> TrainState:
+    """Put trained weights and the moments of the optimiser back. Raises `RecordError` on a mismatch."""
     state = read_state(path)
     try:
-        load_trainable_state(model, load_file(path / _MODEL))
-        if optimizer is not None:
-            _restore(optimizer, load_file(path / _OPTIMIZER))
+        held = LearnerState(load_file(path / _MODEL), load_file(path / _OPTIMIZER))
+        learner.restore(held, state.num_updates)
     except (RecordError, RuntimeError, OSError, SafetensorError) as error:
         raise RecordError(
             f"{path} is damaged or of another model ({error}); remove it and --resume from the checkpoint before it"
@@ -253,18 +250,6 @@ def _restored(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     return [_restored(item, tensors) for item in value] if isinstance(value, list) else value
 
 
-def _flatten(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    state = optimizer.state_dict()["state"]
-    return {
-        f"{index}/{name}": tensor.contiguous().clone()
-        for index, moments in state.items()
-        for name, tensor in moments.items()
-    }
-
-
-def _restore(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, tensor in tensors.items():
-        index, name = key.split("/")
-        state.setdefault(int(index), {})[name] = tensor
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies, none of which shares memory with another, as the format wants them."""
+    return {name: tensor.contiguous().clone() for name, tensor in tensors.items()}

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from selfcest_env.errors import ConfigError, RecordError, SelfcestError, StoppedError
 from selfcest_training.cluster.connection import connected
+from selfcest_training.cluster.ray_ranks import RayRanks
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import dump_run
 from selfcest_training.evaluation.store import check_store
@@ -236,6 +237,13 @@ def _stopping() -> bool:
     return _stop is not None and _stop.value != 0
 
 
+def _ranks(config: RunConfig) -> RayRanks | None:
+    """Where a job's weights are trained, if not in its own process."""
+    if config.cluster is None or config.cluster.learner_ranks == 1:
+        return None
+    return RayRanks(config.cluster, config.threads)
+
+
 def _play_job(config: RunConfig, job_id: JobId, only_warm_start: bool) -> None:
     if _stopping():
         raise StoppedError("stopped before it began")
@@ -245,7 +253,8 @@ def _play_job(config: RunConfig, job_id: JobId, only_warm_start: bool) -> None:
     def report(stage: str, share: float, note: str) -> None:
         progress.report(stage, share, note, job.state.compute_tokens)
 
-    job = Job(config, job_id, report, _stopping)
+    ranks = _ranks(config)
+    job = Job(config, job_id, report, _stopping, ranks)
 
     def evaluate(stage: Stage) -> None:
         report("evaluate", 0.0, "")
@@ -258,7 +267,7 @@ def _play_job(config: RunConfig, job_id: JobId, only_warm_start: bool) -> None:
         # A study judges by itself.
         evaluate_job(config, job_id.arm, job_id.seed, stage, job.player.unjudged(), on_played)
 
-    with closing(job):
+    with ranks or nullcontext(), closing(job):
         job.run(partial(evaluate, Stage.BEFORE), only_warm_start)
         if not (only_warm_start and job.arm.rl.steps):
             evaluate(Stage.AFTER)

@@ -19,6 +19,8 @@ from selfcest_env.errors import ConfigError, StoppedError
 from selfcest_env.reward import make_reward
 from selfcest_env.seeding import stream_seed
 from selfcest_env.structure import plain
+from selfcest_training.cluster.group import LearnerGroup, Ranks
+from selfcest_training.cluster.rank import LearnerSpec
 from selfcest_training.cluster.rollouts import RolloutPool, RolloutWorkers, WorkerSpec
 from selfcest_training.config import RLConfig, RunConfig, changed_limits
 from selfcest_training.config_file import dump_run
@@ -28,8 +30,8 @@ from selfcest_training.families import make_families
 from selfcest_training.files import Extent, Growing, digest, digests, extent_of, tidy, whole
 from selfcest_training.learner.losses import Need, make_loss_sum
 from selfcest_training.learner.memory import release_memory
-from selfcest_training.learner.options import Denominator
-from selfcest_training.learner.update import Learner
+from selfcest_training.learner.options import Denominator, OptimizerConfig
+from selfcest_training.learner.update import AnyLearner, Learner
 from selfcest_training.run.account import JobAccount
 from selfcest_training.run.boards import BOARDS, BoardJob, check_boards
 from selfcest_training.run.checkpoint import (
@@ -73,6 +75,10 @@ class Job:
         job_id: which of its jobs.
         on_progress: is told of every pool and step.
         asked_to_stop: after every pool and step, whether to write a checkpoint and raise `StoppedError`.
+        ranks: where the weights are trained; `None`: in this process. They stay the caller's.
+
+    Raises:
+        ConfigError: what cannot be, as far as that can be known before anything has started.
     """
 
     def __init__(
@@ -81,8 +87,10 @@ class Job:
         job_id: JobId,
         on_progress: OnProgress,
         asked_to_stop: Callable[[], bool] = lambda: False,
+        ranks: Ranks | None = None,
     ) -> None:
         self.config, self.id, self.on_progress, self._asked_to_stop = config, job_id, on_progress, asked_to_stop
+        self._ranks = ranks
         self.arm = config.arms[job_id.arm]
         self.folder = config.folder / job_id.arm / f"seed{job_id.seed}"
         self.language = language_of(config.model)
@@ -92,6 +100,8 @@ class Job:
         check_contexts(config, job_id.arm, self.language, self.sampler_spec)
         check_policy_lag(config, job_id.arm, self.sampler_spec)
         check_cluster(config, self.sampler_spec)
+        if ranks is not None:
+            check_own_weights(config, self.sampler_spec)
         self.families = make_families(config.tasks, "train")
         for name, source in self.families.items():
             self.reward.check([source.draw(np.random.default_rng(0))], f"tasks.{name}")
@@ -186,25 +196,48 @@ class Job:
         again = (self.state.attempt,) if self.state.attempt else ()
         return stream_seed(what, self.id.seed, *key, *again)
 
-    def _learner(self, stage: str, checkpoint: Path | None = None) -> Learner:
+    def _learner(self, stage: str, checkpoint: Path | None = None) -> AnyLearner:
         optimizer = self.arm.warmstart.optimizer if stage == "warmstart" else self.arm.rl.optimizer
-        reference = None
-        if stage == "rl" and Need.REFERENCE in self.loss_needs:
-            own = self.config.lora is not None  # which has the warm start in it, below the adapter
-            reference = self.model if own else self.language.load(0, self.folder / WARM_START)
-        learner = Learner(
-            self.model,
+        refers = stage == "rl" and Need.REFERENCE in self.loss_needs
+        learner: AnyLearner
+        if self._ranks is not None:
+            learner = self._group(self._ranks, stage, optimizer, refers)
+        else:
+            reference = None
+            if refers:
+                own = self.config.lora is not None  # which has the warm start in it, below the adapter
+                reference = self.model if own else self.language.load(0, self.folder / WARM_START)
+            learner = Learner(
+                self.model,
+                optimizer,
+                pad_id=0,
+                micro_batch_tokens=self.config.micro_batch_tokens,
+                reference=reference,
+                rows=self.config.rows,
+                forward=self.config.forward,
+            )
+        if checkpoint is not None:
+            load_checkpoint(checkpoint, learner)
+        return learner
+
+    def _group(self, ranks: Ranks, stage: str, optimizer: OptimizerConfig, refers: bool) -> LearnerGroup:
+        """Ranks begin with the weights of this process's model, which is not trained but filled when they are done."""
+        adapts = self.config.lora is not None and stage == "rl"  # into the warm start, as `_open` does
+        spec = LearnerSpec(
+            self.config.model,
             optimizer,
-            pad_id=0,
-            micro_batch_tokens=self.config.micro_batch_tokens,
-            reference=reference,
+            self.config.micro_batch_tokens,
+            seed=self._initial_seed("weights"),
+            folder=self.folder / WARM_START if adapts else None,
+            lora=self.config.lora,
+            lora_seed=self._initial_seed("lora", stage),
+            reference=self.folder / WARM_START if refers else None,
             rows=self.config.rows,
             forward=self.config.forward,
         )
-        if checkpoint is not None:
-            load_checkpoint(checkpoint, self.model, learner.optimizer)
-            learner.num_steps = self.state.num_updates
-        return learner
+        group = LearnerGroup(ranks, spec, sampled=getattr(self.sampler_spec, "dtype", None))
+        group.take(self.model)
+        return group
 
     def _warm_start(self, checkpoint: Path | None, log: MetricsLog) -> None:
         """Attempts, until one has learned what its phases ask for or is the last."""
@@ -240,6 +273,7 @@ class Job:
                 return False
             self._after_step(learner)
         self._checkpoint(learner)
+        learner.fill(self.model)
         return True
 
     def _log_pool(self, log: MetricsLog, pool: Pool, progress: float) -> None:
@@ -278,6 +312,7 @@ class Job:
                 self._log(log, step)
                 self._after_step(learner, trainer)
         self._checkpoint(learner, trainer)
+        learner.fill(self.model)
         self.sampler.sync(self.model, self.state.step)
 
     def _log(self, log: MetricsLog, step: Step) -> None:
@@ -289,18 +324,18 @@ class Job:
         note = f"step {self.state.step} of {self.arm.rl.steps}, {found['total_tokens']:.0f} tokens an episode"
         self.on_progress("RL", self.account.progress(), note)
 
-    def _after_step(self, learner: Learner, trainer: Trainer | None = None) -> None:
+    def _after_step(self, learner: AnyLearner, trainer: Trainer | None = None) -> None:
         stop = self._asked_to_stop()
         if stop or self.state.step % self.config.checkpoint_every == 0:
             self._checkpoint(learner, trainer)
         if stop:
             raise StoppedError("stopped after a checkpoint")
 
-    def _checkpoint(self, learner: Learner, trainer: Trainer | None = None) -> None:
+    def _checkpoint(self, learner: AnyLearner, trainer: Trainer | None = None) -> None:
         memory = {} if trainer is None else trainer.state_dict()
         extents = {**self._evaluated, **{name: log.extent() for name, log in self._logs.items()}}
         manifest = Manifest(digest(dump_run(self.config)), extents, self._warm_files)
-        save_checkpoint(self.folder / "checkpoints", self.model, learner.optimizer, self.state, memory, manifest)
+        save_checkpoint(self.folder / "checkpoints", learner.state(), self.state, memory, manifest)
 
 
 def make_stages(config: RLConfig, place: str = "rl") -> Stages:
@@ -365,7 +400,17 @@ def check_cluster(config: RunConfig, sampler: SamplerSpec) -> None:
             f"sampler.options.tensor_parallel is {wanted}, and cluster.rollout_resources gives a worker {gpus:g} GPU; "
             f"set cluster.rollout_resources.GPU={wanted}"
         )
-    if cluster.learner_ranks > 1:
+    if cluster.learner_ranks > 1 and config.forward.compile:
         raise ConfigError(
-            f"cluster.learner_ranks is {cluster.learner_ranks}; expected 1: the learner is the job's own process"
+            f"cluster.learner_ranks is {cluster.learner_ranks} and forward.compile is true, which has not been tried "
+            "on ranks; set forward.compile=false"
+        )
+
+
+def check_own_weights(config: RunConfig, sampler: SamplerSpec) -> None:
+    """Raise `ConfigError` if the sampler would sample from a model that is trained elsewhere."""
+    if sampler.shared and config.lora is None:
+        raise ConfigError(
+            "the weights are trained on ranks of their own, but the sampler uses this process's; set "
+            "sampler.options.dtype (as float32), so that it is given theirs"
         )

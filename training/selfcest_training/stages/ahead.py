@@ -13,10 +13,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from selfcest_agents.lora import merged_weights
 from selfcest_agents.samplers import TakesWeights
+from selfcest_training.learner.update import AnyLearner
 from selfcest_training.stages.produced import Produced
 
 
@@ -26,7 +25,7 @@ class RolloutsAhead:
     Args:
         produce: plays a step with whatever weights the sampler has.
         sampler: what `produce` plays with; with a lag one that has weights of its own.
-        model: the weights being trained. A copy is kept for each step that waits for those before it.
+        learner: has the weights being trained. A copy is kept for each step that waits for those before it.
         max_policy_lag: see above.
         steps: none at or after this one is produced.
     """
@@ -35,13 +34,13 @@ class RolloutsAhead:
         self,
         produce: Callable[[int], Produced],
         sampler: TakesWeights,
-        model: PreTrainedModel,
+        learner: AnyLearner,
         *,
         max_policy_lag: int,
         steps: int,
     ) -> None:
         assert not (max_policy_lag and sampler.shared)
-        self._produce, self._sampler, self._model = produce, sampler, model
+        self._produce, self._sampler, self._learner = produce, sampler, learner
         self._lag, self._steps = max_policy_lag, steps
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollouts")
         self._ahead: dict[int, Future[Produced]] = {}
@@ -51,10 +50,10 @@ class RolloutsAhead:
         if step in self._ahead:
             produced = self._ahead.pop(step).result()
         else:
-            self._sampler.sync(self._model, step)
+            self._learner.sync(self._sampler, step)
             produced = self._produce(step)
         missing = [s for s in range(step + 1, min(step + self._lag + 1, self._steps)) if s not in self._ahead]
-        weights = [(name, tensor.clone()) for name, tensor in merged_weights(self._model)] if missing else []
+        weights = [(name, tensor.clone()) for name, tensor in self._learner.weights()] if missing else []
         _settle(weights)  # before this thread's learner or the other's engine goes on
         for later in missing:
             self._ahead[later] = self._thread.submit(self._start, later, weights, step)

@@ -30,7 +30,7 @@ from selfcest_training.credit import Credit
 from selfcest_training.families import draw_family
 from selfcest_training.learner.batch import Sample, bucketed, build_samples
 from selfcest_training.learner.options import Denominator
-from selfcest_training.learner.update import Learner
+from selfcest_training.learner.update import AnyLearner
 
 _DRAWS = 8
 
@@ -109,7 +109,7 @@ class WarmStart:
         self,
         config: WarmStartConfig,
         player: TrainedPlayer,
-        learner: Learner,
+        learner: AnyLearner,
         families: Mapping[str, TaskSource],
         reward: Reward,
         *,
@@ -169,7 +169,7 @@ class WarmStart:
             RolloutRequest(f"p{index}.{i}", self.families[name].draw(rng), int(rng.integers(2**62)), limits)
             for i, name in enumerate(drawn)
         ]
-        self.player.sampler.sync(self.learner.model, 0)
+        self.learner.sync(self.player.sampler, 0)
         records = self.player.unjudged().play(requests, temperature=0.0)
         right = dict.fromkeys(families, 0)
         for name, record in zip(drawn, records, strict=True):

@@ -1,0 +1,138 @@
+"""The learner over ranks against the learner of one process: the same gradient, at which cost.
+
+    OMP_NUM_THREADS=1 python benchmarks/sharded.py [--ranks 2] [--smollm2] [--steps 3]
+
+Gloo on a CPU of this machine; no Ray. Random contexts that share prompts. A line per case: the largest entry of the
+gradient, and the largest difference to one process. Then, of steps of the last case: CPU-seconds of a step in one
+process and in each rank (the least of all steps, as other work on the machine matters less), bytes of weights and
+moments, and seconds until a checkpoint is in the driver's hands. `--smollm2`: SmolLM2-135M in place of the embedded
+model, and one case. Nothing is asserted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+from selfcest_agents.language import language_of
+from selfcest_agents.lora import add_lora
+from selfcest_agents.lora_options import LoraOptions
+from selfcest_env.plugin import PlugIn
+from selfcest_env.types import ROOT
+from selfcest_training.cluster.group import LearnerGroup
+from selfcest_training.cluster.processes import ProcessRanks
+from selfcest_training.cluster.rank import LearnerSpec
+from selfcest_training.learner.batch import Sample
+from selfcest_training.learner.options import ForwardOptions, LossConfig, OptimizerConfig, Precision, Rows
+from selfcest_training.learner.update import AnyLearner, Learner
+
+# Without momentum and clipping, the first moment after a step is its gradient.
+BARE = OptimizerConfig(warmup_steps=0, beta1=0.0, max_grad_norm=float("inf"))
+HALF = ForwardOptions(Precision.BFLOAT16, gradient_checkpointing=True)
+CASES: dict[str, dict[str, Any]] = {
+    "adapter, rank 4": {"lora": LoraOptions(rank=4)},
+    "packed rows": {"rows": Rows.PACKED},
+    "bucketed rows": {},
+    "whole logits": {"forward": ForwardOptions(logit_chunk=0)},
+    "tree rows, bfloat16 autocast, checkpointed layers": {"rows": Rows.TREE, "forward": HALF},
+    "tree rows": {"rows": Rows.TREE},
+}
+
+
+def draw(vocabulary: int, prompt: int, completion: int, groups: int) -> list[Sample]:
+    """Groups of four contexts that share a prompt; weights as of a mini-batch of them."""
+    rng = np.random.default_rng(0)
+    samples = []
+    for _ in range(groups):
+        shared = rng.integers(20, vocabulary, prompt)
+        for _ in range(4):
+            ids = np.concatenate([shared, rng.integers(20, vocabulary, int(rng.integers(completion // 2, completion)))])
+            mask = np.arange(len(ids)) >= prompt
+            behavior = np.where(mask, -np.log(vocabulary), 0).astype(np.float32)
+            advantage = np.where(mask, rng.normal(), 0).astype(np.float32)
+            ones = np.ones(len(ids), dtype=np.float32)
+            weight = 1.0 / (4 * groups * completion)
+            samples.append(Sample("e", ROOT, ids, mask, behavior, advantage, ones, weight))
+    return samples
+
+
+def alone(spec: LearnerSpec) -> Learner:
+    model = language_of(spec.model).load(spec.seed)
+    if spec.lora is not None:
+        add_lora(model, spec.lora, spec.lora_seed)
+    tokens = spec.micro_batch_tokens
+    return Learner(model, spec.optimizer, pad_id=0, micro_batch_tokens=tokens, rows=spec.rows, forward=spec.forward)
+
+
+def gradient(learner: AnyLearner) -> Mapping[str, torch.Tensor]:
+    return {name: tensor for name, tensor in learner.state().moments.items() if name.endswith("/exp_avg")}
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def stepped(processes: list[psutil.Process], step: Callable[[], object], count: int) -> list[float]:
+    """CPU-seconds of a step in each process, the least of `count`."""
+    least = [float("inf")] * len(processes)
+    for _ in range(count):
+        before = list(map(cpu_seconds, processes))
+        step()
+        after = list(map(cpu_seconds, processes))
+        least = [min(known, end - start) for known, start, end in zip(least, before, after, strict=True)]
+    return least
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--smollm2", action="store_true")
+    parser.add_argument("--steps", type=int, default=3)
+    options = parser.parse_args()
+    if options.smollm2:
+        model, cases = PlugIn("chat", {"source": "smollm2"}), {"tree rows": CASES["tree rows"]}
+        samples, tokens = draw(49_000, 120, 40, 2 * options.ranks), 400
+    else:
+        model, cases = PlugIn("tiny"), CASES
+        samples, tokens = draw(190, 120, 40, 2 * options.ranks + 1), 400
+    torch.set_num_threads(1)
+    here, loss = psutil.Process(), LossConfig()
+    with ProcessRanks(options.ranks) as ranks:
+        there = [psutil.Process(process.pid) for process in ranks.processes]
+        for name, case in cases.items():
+            spec = replace(LearnerSpec(model, BARE, tokens), **case)
+            one, several = alone(spec), LearnerGroup(ranks, spec)
+            cut = len(list(one.micro_batches(samples)))
+            for learner in (one, several):
+                learner.policy_step(samples, loss)
+            expected, found = gradient(one), gradient(several)
+            size = max(float(tensor.abs().max()) for tensor in expected.values())
+            apart = max(float((tensor - expected[key]).abs().max()) for key, tensor in found.items())
+            print(
+                f"{name}: {cut} micro-batches, largest gradient {size:.1e}, largest difference {apart:.1e}", flush=True
+            )
+        del expected, found
+        mine = stepped([here], lambda: one.policy_step(samples, loss), options.steps)
+        theirs = stepped(there, lambda: several.policy_step(samples, loss), options.steps)
+        print(
+            f"a step: {mine[0]:.2f} CPU-seconds in one process, {', '.join(f'{each:.2f}' for each in theirs)} in ranks"
+        )
+        held = ", ".join(f"{size / 2**20:.1f}" for size in ranks.call("held"))
+        start = time.monotonic()
+        state = several.state()
+        seconds = time.monotonic() - start
+        size = sum(tensor.nbytes for tensors in (state.weights, state.moments) for tensor in tensors.values())
+        print(f"weights and moments: {size / 2**20:.1f} MiB in one process, {held} in ranks")
+        print(f"gathered, and sent to the driver, in {seconds:.2f} s")
+
+
+if __name__ == "__main__":
+    main()

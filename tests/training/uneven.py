@@ -1,0 +1,63 @@
+"""Languages that a rank loads and that change what happens in its process: for tests of ranks that are not alike."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from transformers import PreTrainedModel
+
+from selfcest_agents.tiny import TinyLanguage
+from selfcest_training.cluster import sharded
+from selfcest_training.cluster.deal import deal
+from selfcest_training.learner.losses import LossInputs
+
+
+@dataclass(frozen=True)
+class Uneven(TinyLanguage):
+    """The first rank computes all micro-batches, the other dummies beside it."""
+
+    def load(self, seed: int, folder: Path | None = None, dtype: str | None = None) -> PreTrainedModel:
+        sharded.deal = lambda sizes, ranks: [[*range(len(sizes))], *[[None] * len(sizes)] * (ranks - 1)]
+        return super().load(seed, folder, dtype)
+
+
+@dataclass(frozen=True)
+class Even(TinyLanguage):
+    """As it is."""
+
+    def load(self, seed: int, folder: Path | None = None, dtype: str | None = None) -> PreTrainedModel:
+        sharded.deal = deal
+        return super().load(seed, folder, dtype)
+
+
+class Fails:
+    """A loss that raises on the last rank alone, where the others have begun to wait for it."""
+
+    def __call__(self, inputs: LossInputs) -> torch.Tensor:
+        if dist.get_rank() == dist.get_world_size() - 1:
+            raise ZeroDivisionError("on purpose")
+        return inputs.logprobs
+
+
+class Hangs:
+    """A loss that stops the last rank."""
+
+    def __call__(self, inputs: LossInputs) -> torch.Tensor:
+        if dist.get_rank() == dist.get_world_size() - 1:
+            time.sleep(300)
+        return inputs.logprobs
+
+
+class Dies:
+    """A loss that kills the last rank."""
+
+    def __call__(self, inputs: LossInputs) -> torch.Tensor:
+        if dist.get_rank() == dist.get_world_size() - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return inputs.logprobs
