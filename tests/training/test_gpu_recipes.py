@@ -45,10 +45,8 @@ def test_a_recipe_is_built_up_to_the_missing_device(path: Path) -> None:
     assert len(study_of(config).cells) == len(config.evaluation.cells)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, marks=[pytest.mark.slow] if "06b" not in path.stem else [], id=path.stem) for path in RECIPES],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", RECIPES, ids=names())
 def test_a_recipe_fits_where_it_says(path: Path) -> None:
     """One GPU of 80 GiB each; the smallest one of 24 GiB."""
     console = Console(width=200, record=True, file=io.StringIO())

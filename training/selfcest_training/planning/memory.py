@@ -100,10 +100,11 @@ def places(config: RunConfig, arm: str, shape: ModelShape, *, passes: bool = Tru
     learner_share = 1.0 if ranks == 1 else min(1.0, float(own))  # a single rank is the job's own process
     rollout_share = min(1.0, float(cluster.rollout_resources.get("GPU", 0.0)))
     # With ranks the job's own process keeps the whole model beside them, to begin with and to save.
+    host = ("memory of the machine: a whole model while it loads; of a checkpoint all weights and moments",)
     driver = (Place("job's own process", (_copy(shape, _dtype(shape.dtype)),)),) if ranks > 1 else ()
     return (
         *driver,
-        Place("learner rank" if ranks > 1 else "job (learner)", learner, ranks, learner_share if gpu else 1.0),
+        Place("learner rank" if ranks > 1 else "job (learner)", learner, ranks, learner_share if gpu else 1.0, host),
         Place("rollout worker", sampler, cluster.rollout_workers, rollout_share if gpu else 1.0, unknown),
     )
 
@@ -204,11 +205,11 @@ def token_bytes(shape: ModelShape, dtype: str) -> int:
 
 def pushed_bytes(config: RunConfig, shape: ModelShape) -> int:
     """Bytes that one sampler is sent after a step; 0 if it samples from the learner's own model."""
-    options, cluster = config.sampler.options, config.cluster
-    dtype = options.get("dtype")
-    if config.sampler.name == "transformers" and dtype is None and config.lora is None and cluster is None:
+    name, cluster = config.sampler.name, config.cluster
+    dtype = config.sampler.options.get("dtype", VllmOptions.dtype if name == "vllm" else None)
+    if name == "transformers" and dtype is None and config.lora is None and cluster is None:
         return 0
-    sent = str(dtype or "float32") if cluster is not None else _dtype(shape.dtype)  # in one process it casts itself
+    sent = str(dtype) if cluster is not None and dtype is not None else _dtype(shape.dtype)  # in one process it casts
     return shape.parameters * _BYTES.get(sent, 4)
 
 
