@@ -64,8 +64,8 @@ class ChatModel:
 
 
 @dataclass(frozen=True)
-class ChatLanguage(Checked):
-    """`Language` of a chat model of Hugging Face. What can be wrong shows at construction; weights are read by `load`.
+class ChatOptions(Checked):
+    """Which chat model of Hugging Face, and how it is loaded.
 
     Attributes:
         source: a folder that `save_pretrained` wrote, a `.gguf` file (converted once, see `convert_gguf`),
@@ -76,10 +76,6 @@ class ChatLanguage(Checked):
         chat: how its template is rendered.
         protocol: how calls and answers are written: `hermes`, `terse` or `package.module:Class`.
         allow_pickle: whether weights may be read from a pickle, as `pytorch_model.bin`, where there are no safetensors.
-
-    Raises:
-        ConfigError: no such model, one whose weights are a pickle, no chat template or one that cannot be extended, a
-            tokenizer of another model, an unsupported dtype, an absent device.
     """
 
     source: str
@@ -89,6 +85,16 @@ class ChatLanguage(Checked):
     chat: ChatConfig = ChatConfig()
     protocol: str = "hermes"
     allow_pickle: bool = False
+
+
+@dataclass(frozen=True)
+class ChatLanguage(ChatOptions):
+    """`Language` of a chat model; its options are those of `ChatOptions`. Weights are read by `load`.
+
+    Raises:
+        ConfigError: no such model, one whose weights are a pickle, no chat template or one that cannot be extended, a
+            tokenizer of another model, an unsupported dtype, an absent device.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -106,7 +112,7 @@ class ChatLanguage(Checked):
 
     @cached_property
     def checkpoint(self) -> str:
-        return str(smollm2_path() if self.source == "smollm2" else _resolve(self.source))
+        return _checkpoint(self.source)
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -152,10 +158,15 @@ class ChatLanguage(Checked):
 
     @cached_property
     def _config(self) -> PreTrainedConfig:
-        config: PreTrainedConfig = _load(AutoConfig, self.checkpoint)
-        if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-            raise ConfigError(f"{self.source} is a {config.model_type} model; expected a causal language model")
-        return config.get_text_config()
+        return model_config(self.source)
+
+
+def model_config(source: str) -> PreTrainedConfig:
+    """The config of a model that `ChatOptions.source` names. Raises `ConfigError` if it is no causal language model."""
+    config: PreTrainedConfig = _load(AutoConfig, _checkpoint(source))
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ConfigError(f"{source} is a {config.model_type} model; expected a causal language model")
+    return config.get_text_config()
 
 
 def load_chat_model(
@@ -238,6 +249,10 @@ def convert_gguf(file: Path, cache: Path | None = None) -> Path:
             if not folder.is_dir():  # else another process was faster, with the same content
                 raise
     return folder
+
+
+def _checkpoint(source: str) -> str:
+    return str(smollm2_path() if source == "smollm2" else _resolve(source))
 
 
 def _resolve(source: str | Path) -> str | Path:

@@ -35,6 +35,7 @@ def test_the_surface_is_this_and_nothing_else() -> None:
     commands |= {f"{group} {name}": command for group, inner in groups.items() for name, command in inner.items()}
     found = {name: {opt for param in command.params for opt in param.opts} for name, command in commands.items()}
     assert found == {
+        "plan": {"--config", "-c", "--memory", "--episodes", "--curve", "overrides"},
         "train": {"--config", "-c", "--ray-address", "--resume", "overrides"},
         "warmstart": {"--config", "-c", "--resume", "overrides"},
         "evaluate": {"--config", "-c", "--page", "--resume", "overrides"},
@@ -72,6 +73,7 @@ def test_the_surface_is_this_and_nothing_else() -> None:
     "command",
     [
         [],
+        ["plan"],
         ["train"],
         ["warmstart"],
         ["evaluate"],
@@ -93,6 +95,9 @@ def test_help_is_there(command: list[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["plan", "--memory", "0"], ["--memory is 0; expected GiB"]),
+        (["plan", "--episodes", "missing.jsonl"], ["--episodes missing.jsonl is no file"]),
+        (["plan", "--curve", "missing.json"], ["--curve missing.json cannot be read"]),
         (["train", "seedz=[1]"], ["seedz is unknown", "Did you mean 'seeds'"]),
         (["train", "-c", "missing.yaml"], ["no config file missing.yaml"]),
         (["train", "limits.answer_reserve=9999"], ["limits.answer_reserve is 9999"]),

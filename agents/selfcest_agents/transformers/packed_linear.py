@@ -14,7 +14,7 @@ from typing import TypeGuard
 import torch
 
 _OPS = torch.ops.mkldnn
-_MIN_WEIGHTS = 2**18  # of a layer; below, a call to the kernel costs more than the layout
+MIN_WEIGHTS = 2**18  # of a layer; below, a call to the kernel costs more than the layout
 _ROWS = 64  # what the layout is chosen for; it serves other numbers of rows as well
 
 
@@ -54,7 +54,7 @@ class PackedLinears:
 
 
 def _can_pack(module: torch.nn.Module) -> TypeGuard[torch.nn.Linear]:
-    if type(module) is not torch.nn.Linear or module.weight.numel() < _MIN_WEIGHTS:
+    if type(module) is not torch.nn.Linear or module.weight.numel() < MIN_WEIGHTS:
         return False
     if module.weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False

@@ -1,5 +1,5 @@
-"""The commands: `selfcest train | warmstart | evaluate | compare | leaks | solve | trace | report | watch | lab | bench
-| credit | export`."""
+"""The commands: `selfcest plan | train | warmstart | evaluate | compare | leaks | solve | trace | report | watch | lab
+| bench | credit | export`."""
 
 from __future__ import annotations
 
@@ -65,6 +65,37 @@ _TRUST = Annotated[
         help="A module or package whose plug-ins a config may name here; may be repeated.", show_default=False
     ),
 ]
+
+
+@app.command()
+def plan(
+    config: _CONFIG = None,
+    overrides: _OVERRIDES = None,
+    memory: Annotated[
+        float | None,
+        typer.Option(help="GiB of one device (default: what torch sees of a GPU here).", show_default=False),
+    ] = None,
+    episodes: Annotated[
+        Path | None,
+        typer.Option(
+            help="A run's episodes.jsonl, for the lengths (default: the most that limits allow).", show_default=False
+        ),
+    ] = None,
+    curve: Annotated[
+        Path | None,
+        typer.Option(help="A JSON file of an engine's measured throughput, for the times.", show_default=False),
+    ] = None,
+) -> None:
+    """Print what a run will need before it starts: memory part by part, tokens, pushed bytes, time where it is known.
+
+    No weights are loaded. What does not fit is refused (exit code 2), with what to change.
+    """
+    from selfcest_training.commands.plan import print_plan
+    from selfcest_training.config_file import load_config
+    from selfcest_training.run.experiment import default_config
+
+    spec = load_config(config or default_config(), overrides or [])
+    print_plan(spec, Console(), memory=memory, episodes=episodes, curve=curve)
 
 
 @app.command()

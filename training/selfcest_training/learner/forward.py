@@ -29,20 +29,24 @@ class Forward:
     Args:
         model: a causal language model of transformers, or such a model with adapters of peft.
         options: see there.
+        check_head: whether to compare logits, which takes a model with values.
 
     Raises:
         ConfigError: the model's logits are more than its output layer gives, so that they cannot be made in chunks; it
             has no layers that can be computed again; its trained weights are half precision.
     """
 
-    def __init__(self, model: PreTrainedModel, options: ForwardOptions = ForwardOptions()) -> None:
+    def __init__(
+        self, model: PreTrainedModel, options: ForwardOptions = ForwardOptions(), *, check_head: bool = True
+    ) -> None:
         _check_weights(model)
         self.model, self.options = model, options
         self._layers = _checkpointed_layers(model) if options.gradient_checkpointing else []
         trunk: Any = model
         if options.logit_chunk:
             trunk, self._head = _parts(model)
-            _check_head(model, options)
+            if check_head:
+                _check_head(model, options)
         self._trunk: Callable[..., Any] = torch.compile(trunk) if options.compile else trunk
 
     @property
@@ -80,11 +84,15 @@ class Forward:
         ids, temperature = batch.token_ids[:, 1:][trained], batch.temperature[:, 1:][trained]
         once, again = _distinct(layout, ids, temperature)
         layout = replace(layout, sources=layout.sources[:, once])
-        with self._computing(layout), self._computed_again():
-            found = self._read(layout, ids[once], temperature[once], read)[again]
+        found = self.at(layout, ids[once], temperature[once], read)[again]
         placed = found.new_zeros((*trained.shape, *found.shape[1:]))
         placed = placed.masked_scatter(trained.view(*trained.shape, *(1,) * (found.dim() - 1)), found)
         return torch.cat([torch.zeros_like(placed[:, :1]), placed], 1)
+
+    def at(self, layout: RowLayout, ids: Tensor, temperature: Tensor, read: Read = chosen_logprobs) -> Tensor:
+        """[M, ...] what is read off the logits at `layout.sources`, of ids [M] at temperature [M]."""
+        with self._computing(layout), self._computed_again():
+            return self._read(layout, ids, temperature, read)
 
     def _read(self, layout: RowLayout, ids: Tensor, temperature: Tensor, read: Read) -> Tensor:
         """[M, ...] of the ids that train."""

@@ -30,6 +30,7 @@ from selfcest_training.evaluation.training_run import Stage, check_evaluation, e
 from selfcest_training.faults import logged
 from selfcest_training.files import digest, write_text
 from selfcest_training.lock import locked
+from selfcest_training.planning.memory import check_device
 from selfcest_training.run.checkpoint import checkpoints, newest_whole, read_manifest
 from selfcest_training.run.display import EVERY, Display
 from selfcest_training.run.job import Job, JobId
@@ -53,9 +54,10 @@ def run(config: RunConfig, *, resume: bool, only_warm_start: bool = False, conso
     With `only_warm_start` the arms end before RL, and what is evaluated is the policy that RL would begin with.
 
     Raises:
-        ConfigError: the folder holds another run, is in use or cannot be written, or a plug-in does not load; before
-            any work.
+        ConfigError: the folder holds another run, is in use or cannot be written, a plug-in does not load, or weights
+            alone are more than the GPU has; before any work.
     """
+    check_device(config)
     for arm in config.arms:
         Job(config, JobId(arm, config.seeds[0]), lambda *_: None)  # whatever cannot be built fails here
     check_evaluation(config)  # nor does a cell without enough instances wait for the warm start

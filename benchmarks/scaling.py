@@ -1,0 +1,595 @@
+"""How far training scales: recorded episodes and an engine's throughput through the scheduling, on a simulated clock.
+
+    python benchmarks/scaling.py --record     # episodes of a policy that comes with the package
+    python benchmarks/scaling.py --measure    # throughput of the engine on that policy's model, by CPU time
+    python benchmarks/scaling.py --simulate   # everything below, from what is stored
+    python benchmarks/scaling.py --page       # the section of docs/scale.md and its figure, from what is stored
+
+What is simulated is the engine's clock. An episode here is its turns' lengths and who waits for whom;
+tests/training/test_scaling_page.py holds that to `rollout`. Parts of workers are cut by the cluster's `shares`, steps
+begin in the order and with the weights that `RolloutsAhead` gives them, micro-batches are cut by `bucketed` and dealt
+to ranks by `deal`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import os
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}  # before torch is imported
+
+import numpy as np
+import torch
+from delegation import table
+
+from selfcest_agents.engine import TokenRequest
+from selfcest_agents.language import language_of
+from selfcest_agents.player import ModelPlayer
+from selfcest_agents.samplers import Sampler, TransformersSampler
+from selfcest_env.palette import LINE, MUTED, SERIES
+from selfcest_env.record import EpisodeRecord
+from selfcest_env.seeding import stream_seed
+from selfcest_training.cluster.config import shares
+from selfcest_training.cluster.deal import busy_share
+from selfcest_training.config_file import load_config
+from selfcest_training.families import make_families
+from selfcest_training.learner.batch import bucketed
+from selfcest_training.planning.speed import Curve, read_curve
+from selfcest_training.reporting.figures import MARKS
+from selfcest_training.shipped import HERE
+from selfcest_training.stages.ahead import RolloutsAhead
+from selfcest_training.stages.base import TaskMenu
+from selfcest_training.stages.checks import propose
+from selfcest_training.stages.mixture import Mixture
+from selfcest_training.stages.produced import play_groups
+
+ROOT = Path(__file__).parents[1]
+STORE, PAGE, FIGURE = ROOT / "docs" / "evidence" / "scaling", ROOT / "docs" / "scale.md", ROOT / "docs" / "scale.png"
+HEADING = "## How far it scales (simulated)"
+POLICY, GROUPS, GROUP = "deciding", 48, 8  # what is recorded
+WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+RANKS = (1, 2, 4, 8, 16)
+PER_WORKER, STRONG, SLOTS = 64, 512, 64  # episodes of a worker's part, of a step under strong scaling; an engine's rows
+# Steps of a run that are counted, those before, and those after, on which workers with a lag are at work too.
+COUNTED, WARM, AFTER = 8, 3, 3
+STEPS = WARM + COUNTED + AFTER
+UPDATE = 0.25  # of a step whose workers all decode at full rate without a pause: seconds of an update
+HEAVY, LONGEST = 1.5, 32.0  # shape of the Pareto factor on an episode's lengths, and its bound
+BATCH = 2048  # padded ids of a micro-batch
+MODES = {"barrier": (0, False), "lag 1": (1, False), "lag 1, tail overlapped": (1, True), "lag 3": (3, False),
+         "lag 3, tail overlapped": (3, True)}  # fmt: skip
+CURVES = {"measured": "tiny_curve.json", "assumed": "assumed_gpu_curve.json"}
+Turns = Sequence[tuple[int, int, Sequence[int]]]  # of an agent: prompt and generated tokens, agents that it calls
+Episode = Sequence[Turns]  # its agents, the root first
+
+
+# A worker: an engine that decodes what is in it at one speed, and the trees of its episodes
+
+
+@dataclass
+class Clock:
+    """An engine on a simulated clock: `slots` rows decode, others wait in order; all rows are equally fast.
+
+    Attributes:
+        curve: seconds of a step by rows.
+        slots: rows at most.
+        now: seconds.
+    """
+
+    curve: Curve
+    slots: int
+    now: float = 0.0
+    _decoded: float = 0.0  # tokens of a row that has been there since the beginning
+    _rows: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    _waiting: deque[tuple[int, int, Callable[[], None]]] = field(default_factory=deque)
+    _order: Iterator[int] = field(default_factory=count)
+    _seconds: dict[int, float] = field(default_factory=dict)
+
+    def decode(self, tokens: int, then: Callable[[], None]) -> None:
+        """Queue so many tokens; `then` is called when they are there."""
+        self._waiting.append((tokens, next(self._order), then))
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._rows) < self.slots:
+            tokens, order, then = self._waiting.popleft()
+            heapq.heappush(self._rows, (self._decoded + tokens, order, then))
+
+    def run(self, until: float = float("inf"), over: Callable[[], bool] = lambda: False) -> None:
+        """Decode until nothing is left, that time has come, or `over` says so after a row has ended."""
+        while self._rows and not over():
+            rows = len(self._rows)
+            step = self._seconds.get(rows) or self._seconds.setdefault(rows, self.curve.seconds(rows))
+            end = self.now + (self._rows[0][0] - self._decoded) * step
+            if end > until:
+                self._decoded += (until - self.now) / step
+                break
+            self.now = end
+            self._decoded, _, then = heapq.heappop(self._rows)
+            self._admit()
+            then()
+        if until < float("inf"):
+            self.now = max(self.now, until)
+
+
+class Play:
+    """An episode on a clock: an agent's next turn waits for all that the one before it has called."""
+
+    def __init__(self, clock: Clock, episode: Episode, on_end: Callable[[], None]) -> None:
+        self._clock, self._agents, self._on_end = clock, episode, on_end
+        self._turn(0, 0, on_end)
+
+    def _turn(self, agent: int, turn: int, then: Callable[[], None]) -> None:
+        if turn == len(self._agents[agent]):
+            then()
+            return
+        _, generated, called = self._agents[agent][turn]
+        waiting = len(called)
+
+        def joined() -> None:
+            nonlocal waiting
+            waiting -= 1
+            if waiting <= 0:
+                self._turn(agent, turn + 1, then)
+
+        def decoded() -> None:
+            for child in called:
+                self._turn(child, 0, joined)
+            if not called:
+                joined()
+
+        self._clock.decode(generated, decoded)
+
+
+def part_seconds(part: Sequence[Episode], curve: Curve, slots: int) -> float:
+    """How long a worker needs for its part alone."""
+    clock = Clock(curve, slots)
+    for episode in part:
+        Play(clock, episode, lambda: None)
+    clock.run()
+    return clock.now
+
+
+def tokens(part: Sequence[Episode]) -> int:
+    return sum(turn[1] for episode in part for agent in episode for turn in agent)
+
+
+# Steps
+
+
+class _Engine:
+    """Takes weights and notes their version."""
+
+    policy_version = 0
+
+    def submit(self, requests: Any) -> None: ...
+
+    def poll(self) -> list[Any]:
+        return []
+
+    def cancel(self, keys: Any) -> None: ...
+
+    @property
+    def pending(self) -> int:
+        return 0
+
+    def load_weights(self, weights: Any, policy_version: int) -> None:
+        self.policy_version = policy_version
+
+
+class _Weights(torch.nn.Linear):
+    """A model of one weight, and the learner of it."""
+
+    def weights(self) -> Any:
+        return self.named_parameters()
+
+    def sync(self, sampler: Sampler, version: int) -> None:
+        sampler.push(self.named_parameters(), version)
+
+
+def order_of_steps(lag: int, steps: int) -> list[int]:
+    """By step, the version of the weights that `RolloutsAhead` has it played with; steps are played in order."""
+    engine, played = _Engine(), list[tuple[int, int]]()
+
+    def produce(step: int) -> Any:
+        played.append((step, engine.policy_version))
+
+    ahead = RolloutsAhead(produce, Sampler(engine, shared=False, exact=True), _Weights(1, 1),
+                          max_policy_lag=lag, steps=steps)  # type: ignore[arg-type]  # fmt: skip
+    for step in range(steps):
+        ahead.take(step)
+    ahead.close()
+    assert [step for step, _ in played] == [*range(steps)]
+    return [version for _, version in played]
+
+
+def timeline(parts: Sequence[Sequence[float]], lag: int, update: float) -> list[float]:
+    """When each update ends, if a step's rollouts begin when those before it have ended and its weights are there.
+
+    Args:
+        parts: [steps][workers] seconds of each part.
+        lag: `max_policy_lag`.
+        update: seconds of one.
+    """
+    taken, played, ends = list[float](), 0.0, list[float]()
+    for step, version in enumerate(order_of_steps(lag, len(parts))):
+        # Version v is pushed when step v is taken; step v itself, without a lag, is played in that very call.
+        ready = (ends[-1] if ends else 0.0) if version == step else taken[version]
+        played = max(played, ready) + max(parts[step])
+        taken.append(max(played, ends[-1] if ends else 0.0))
+        ends.append(taken[-1] + update)
+    return ends
+
+
+def overlapped(work: Sequence[Sequence[Sequence[Episode]]], lag: int, update: float, curve: Curve) -> list[float]:
+    """When each update ends, if a worker begins a step as soon as its weights are there, behind what it still decodes.
+
+    `work` is [steps][workers] parts. A worker is never handed a step before the one in front of it.
+    """
+    versions = order_of_steps(lag, len(work))
+    workers = [Clock(curve, SLOTS) for _ in work[0]]
+    left = [[len(part) for part in step] for step in work]
+    ended = [[0.0] * len(workers) for _ in work]
+    ends: list[float] = []
+
+    def note(step: int, worker: int) -> None:
+        left[step][worker] -= 1
+        ended[step][worker] = workers[worker].now
+
+    for step, version in enumerate(versions):
+        while len(ends) < version:  # the update that makes these weights
+            done = len(ends)
+            for worker, clock in enumerate(workers):
+                clock.run(over=lambda done=done, worker=worker: not left[done][worker])
+            ends.append(max(max(ended[done]), ends[-1] if ends else 0.0) + update)
+        begin = ends[version - 1] if version else 0.0
+        for worker, clock in enumerate(workers):
+            clock.run(until=begin)
+            for episode in work[step][worker]:
+                Play(clock, episode, lambda step=step, worker=worker: note(step, worker))
+    for done in range(len(ends), len(work)):
+        for worker, clock in enumerate(workers):
+            clock.run(over=lambda done=done, worker=worker: not left[done][worker])
+        ends.append(max(max(ended[done]), ends[-1] if ends else 0.0) + update)
+    return ends
+
+
+# What is simulated
+
+
+def heavy(episode: Episode, factor: float) -> Episode:
+    return [[(prompt, max(1, round(made * factor)), called) for prompt, made, called in agent] for agent in episode]
+
+
+def draws(pool: Sequence[Episode], tail: str, number: int, step: int) -> list[Episode]:
+    """So many episodes in groups as they were recorded, with lengths that are theirs, or stretched."""
+    rng = np.random.default_rng(stream_seed("scaling", step))
+    first = GROUP * rng.integers(len(pool) // GROUP, size=number // GROUP)
+    chosen = [episode for i in first for episode in pool[i : i + GROUP]]
+    if tail == "recorded":
+        return chosen
+    factors = np.minimum(LONGEST, (1 - rng.random(number)) ** (-1 / HEAVY))
+    return [heavy(episode, float(factor)) for episode, factor in zip(chosen, factors, strict=True)]
+
+
+def efficiency(ends: Sequence[float], made: Sequence[int], workers: int, curve: Curve) -> float:
+    """Tokens of the counted steps over those that the workers would have made at full rate in that time."""
+    return sum(made[WARM : WARM + COUNTED]) / (workers * curve.rate(SLOTS) * counted_seconds(ends))
+
+
+def counted_seconds(ends: Sequence[float]) -> float:
+    """From the end of the update before the counted steps to that of the last of them."""
+    return ends[WARM + COUNTED - 1] - ends[WARM - 1]
+
+
+def simulate(pool: Sequence[Episode], curve: Curve, tail: str, *, weak: bool) -> Iterator[dict[str, Any]]:
+    """Efficiency by workers and mode; under strong scaling the speed over one worker too."""
+    lone: dict[str, float] = {}
+    for workers in WORKERS:
+        if not weak and workers > STRONG // 8:
+            return
+        size = PER_WORKER * workers if weak else STRONG
+        steps = [draws(pool, tail, size, step) for step in range(STEPS)]
+        work = [[step[part] for part in shares(size, workers)] for step in steps]
+        made = [tokens(step) for step in steps]
+        update = UPDATE * float(np.mean(made)) / (workers * curve.rate(SLOTS))
+        seconds = [[part_seconds(part, curve, SLOTS) for part in step] for step in work]
+        for mode, (lag, tails) in MODES.items():
+            ends = overlapped(work, lag, update, curve) if tails else timeline(seconds, lag, update)
+            found = {"workers": workers, "mode": mode, "efficiency": round(efficiency(ends, made, workers, curve), 4)}
+            if not weak:
+                lone.setdefault(mode, counted_seconds(ends))
+                found["speed"] = round(lone[mode] / counted_seconds(ends), 3)
+            yield found
+
+
+def balance(pool: Sequence[Episode], tail: str) -> Iterator[dict[str, Any]]:
+    """Busy shares of learner ranks: micro-batches cut as one process cuts them and dealt, or whole groups per rank."""
+    steps = [draws(pool, tail, STRONG, step) for step in range(STEPS)]
+    for ranks in RANKS:
+        dealt = [busy_share(micro_batches(step), ranks) for step in steps]
+        fixed = []
+        for step in steps:
+            groups = [step[i : i + GROUP] for i in range(0, STRONG, GROUP)]
+            own = [micro_batches([e for group in groups[part] for e in group]) for part in shares(len(groups), ranks)]
+            rounds = [max(sizes) for sizes in _rounds(own)]
+            fixed.append(sum(map(sum, own)) / (ranks * sum(rounds)))
+        yield {"ranks": ranks, "dealt": round(float(np.mean(dealt)), 4), "groups": round(float(np.mean(fixed)), 4)}
+
+
+def _rounds(own: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+    """Passes that ranks make together, the largest first; who has none left waits."""
+    ordered = [sorted(sizes, reverse=True) for sizes in own]
+    for i in range(max(map(len, ordered))):
+        yield [sizes[i] if i < len(sizes) else 0 for sizes in ordered]
+
+
+def micro_batches(episodes: Sequence[Episode]) -> list[int]:
+    """Padded ids of the micro-batches of these episodes' contexts, rows padded."""
+    rows = [range(sum(given + made for given, made, _ in agent)) for episode in episodes for agent in episode if agent]
+    return [len(bucket) * len(bucket[-1]) for bucket in bucketed(rows, BATCH)]
+
+
+# What is recorded and measured
+
+
+def record() -> None:
+    """Play groups with a policy that comes with the package, at the temperature that it was trained with."""
+    folder = HERE / "quick"
+    config = load_config(folder / "config.yaml")
+    arm, language = config.arms[POLICY], language_of(config.model)
+    model = language.load(0, folder / POLICY / "seed0" / "model")
+    player = ModelPlayer(language, TransformersSampler().start(language, model), limits=config.limits_of(POLICY))
+    menu = TaskMenu(make_families(config.tasks, "train"), arm.rl.tasks, GROUP)
+    plans = propose(Mixture(), 0, GROUPS, menu, np.random.default_rng(0))
+    groups, _ = play_groups(player, plans, step=0, seed=0, temperature=arm.rl.temperature, weights={})
+    episodes = [shape_of(episode) for group in groups for episode in group.episodes]
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    said = {"policy": POLICY, "temperature": arm.rl.temperature, "groups": GROUPS, "commit": commit.strip()}
+    _write("episodes.json", {**said, "episodes": episodes})
+
+
+def shape_of(episode: EpisodeRecord) -> list[list[tuple[int, int, list[int]]]]:
+    """By agent, by turn: prompt tokens, generated tokens, and which agents were called."""
+    place = {agent.agent_id: i for i, agent in enumerate(episode.agents)}
+    return [
+        [
+            (turn.facts.prompt_tokens, turn.facts.generated_tokens, [place[child] for child in turn.facts.children])
+            for turn in agent.turns
+        ]
+        for agent in episode.agents
+    ]
+
+
+def measure(repeats: int = 3, prompt: int = 32, new: int = 64) -> None:
+    """Ids per CPU-second of the transformers engine, by rows that decode together; the best of so many repeats."""
+    folder = HERE / "quick"
+    config = load_config(folder / "config.yaml")
+    language = language_of(config.model)
+    model, points = language.load(0, folder / POLICY / "seed0" / "model"), []
+    rng = np.random.default_rng(0)
+    for rows in WORKERS:
+        best = 0.0
+        for _ in range(repeats):
+            engine = TransformersSampler().start(language, model).engine
+            engine._stop_ids = frozenset()  # type: ignore[attr-defined]  # as many ids of each as were asked for
+            contexts = rng.integers(20, 60, size=(rows, prompt)).tolist()
+            engine.submit([TokenRequest(f"r{i}", tuple(ids), new, i) for i, ids in enumerate(contexts)])
+            begun = time.process_time()
+            while engine.pending:
+                engine.poll()
+            best = max(best, rows * new / (time.process_time() - begun))
+        points.append([rows, round(best, 1)])
+    curve = {"engine": "TransformersEngine", "model": "the tiny model, 0.2 M weights", "machine": "one x86 core"}
+    how = f"measured: ids per CPU-second, {prompt} prompt ids and {new} new ids a row, best of {repeats}"
+    _write("tiny_curve.json", {**curve, "measured": how, "points": points})
+
+
+def stored() -> dict[str, Any]:
+    return {name: json.loads((STORE / f"{name}.json").read_text(encoding="utf-8")) for name in ("episodes", "results")}
+
+
+def curves() -> dict[str, Curve]:
+    return {name: read_curve(STORE / file) for name, file in CURVES.items()}
+
+
+def run() -> None:
+    """Everything that the page shows."""
+    pool = json.loads((STORE / "episodes.json").read_text(encoding="utf-8"))["episodes"]
+    found: dict[str, Any] = {"balance": {tail: list(balance(pool, tail)) for tail in ("recorded", "heavy")}}
+    for kind, curve in curves().items():
+        for tail in ("recorded", "heavy"):
+            for weak in (True, False):
+                name = f"{kind} curve, {tail} tail, {'weak' if weak else 'strong'} scaling"
+                begun = time.process_time()
+                found[name] = list(simulate(pool, curve, tail, weak=weak))
+                print(name, f"{time.process_time() - begun:.0f} CPU-s", flush=True)
+    _write("results.json", found)
+
+
+def _write(name: str, values: Mapping[str, Any]) -> None:
+    STORE.mkdir(parents=True, exist_ok=True)
+    lines = ",\n".join(f"  {json.dumps(key)}: {_listed(value)}" for key, value in values.items())
+    (STORE / name).write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+
+
+def _listed(value: Any) -> str:
+    """A long list a line each, for whoever reads a difference."""
+    if not isinstance(value, list) or len(value) < 8:
+        return json.dumps(value)
+    return "[\n" + ",\n".join(f"    {json.dumps(one, separators=(',', ':'))}" for one in value) + "\n  ]"
+
+
+# The page
+
+
+def section(results: Mapping[str, Any], episodes: Mapping[str, Any]) -> str:
+    """The part of `docs/scale.md` under `HEADING`."""
+    pool: Sequence[Episode] = episodes["episodes"]
+    made = np.array([tokens([episode]) for episode in pool])
+    chains = np.array([part_seconds([episode], _UNIT, 10**6) for episode in pool])
+    known = curves()
+    facts = FACTS.format(
+        episodes=len(pool),
+        policy=episodes["policy"],
+        commit=episodes["commit"][:7],
+        mean=f"{made.mean():.0f}",
+        chain=f"{chains.mean():.0f}",
+        longest=f"{chains.max():.0f}",
+        measured=_said(known["measured"]),
+        assumed=_said(known["assumed"]),
+    )
+    parts = [HEADING, INTRO, facts, "### Weak scaling", WEAK, _read(results)]
+    for kind in CURVES:
+        for tail in ("recorded", "heavy"):
+            rows = results[f"{kind} curve, {tail} tail, weak scaling"]
+            parts += [f"{kind.capitalize()} curve, {tail} tail:", _by_mode(rows, "efficiency", "{:.0%}")]
+    parts += ["![Efficiency by workers](scale.png)", "### Strong scaling", STRONG_WORDS]
+    for kind in CURVES:
+        rows = results[f"{kind} curve, recorded tail, strong scaling"]
+        parts += [f"{kind.capitalize()} curve, recorded tail:", _by_mode(rows, "speed", "{:.1f} x")]
+    parts += ["### Balance over learner ranks", BALANCE]
+    lines = [
+        [str(ranks), *(f"{results['balance'][tail][i][how]:.0%}" for tail in ("recorded", "heavy") for how in HOW)]
+        for i, ranks in enumerate(RANKS)
+    ]
+    heads = ["ranks", *(f"{words}, {tail}" for tail in ("recorded", "heavy") for words in HOW.values())]
+    return "\n\n".join([*parts, table(heads, lines), AGAIN]) + "\n"
+
+
+def _read(results: Mapping[str, Any]) -> str:
+    """What the tables say, in figures of theirs."""
+
+    def of(kind: str, tail: str, workers: int, mode: str) -> str:
+        rows = results[f"{kind} curve, {tail} tail, weak scaling"]
+        return next(f"{row['efficiency']:.0%}" for row in rows if (row["workers"], row["mode"]) == (workers, mode))
+
+    lines = []
+    for kind in CURVES:
+        for tail in ("recorded", "heavy"):
+            modes = ", ".join(f"{mode} {of(kind, tail, 16, mode)} and {of(kind, tail, 256, mode)}" for mode in MODES)
+            lines.append(f"- {kind} curve, {tail} tail: {modes}")
+    return "\n".join([READ, "", *lines])
+
+
+_UNIT = Curve("", "", "", "one token a second", ((1, 1.0), (2, 2.0), (10**6, 1e6)))
+HOW = {"dealt": "dealt", "groups": "whole groups"}
+
+
+def _said(curve: Curve) -> str:
+    ends = [curve.points[0], curve.points[-1]]
+    said = ", ".join(f"{rate:,.0f} tokens a second with {rows} row{'s' * (rows > 1)}" for rows, rate in ends)
+    return f"{curve.engine}, {curve.model}, {curve.machine} ({curve.measured}): {said}"
+
+
+def _by_mode(rows: Sequence[Mapping[str, Any]], what: str, form: str) -> str:
+    found = {(row["workers"], row["mode"]): row[what] for row in rows}
+    workers = sorted({row["workers"] for row in rows})
+    return table(["workers", *MODES], [[str(n), *(form.format(found[n, mode]) for mode in MODES)] for n in workers])
+
+
+def figure(results: Mapping[str, Any], file: Path) -> None:
+    """Efficiency against workers under weak scaling: a panel a curve and a tail, a line a mode."""
+    from matplotlib.figure import Figure
+
+    drawing = Figure(figsize=(9.2, 6.8), layout="constrained")
+    panels = drawing.subplots(2, 2, sharex=True, sharey=True)
+    for axis, (kind, tail) in zip(panels.flat, [(k, t) for k in CURVES for t in ("recorded", "heavy")], strict=True):
+        rows = results[f"{kind} curve, {tail} tail, weak scaling"]
+        for place, mode in enumerate(MODES):
+            line = [(row["workers"], row["efficiency"]) for row in rows if row["mode"] == mode]
+            axis.plot(*zip(*line, strict=True), marker=MARKS[place], markersize=5, linewidth=1.4,
+                      color=SERIES[place].light, label=mode)  # fmt: skip
+        axis.set_title(f"{kind} curve, {tail} tail", fontsize=11)
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(WORKERS, [str(n) for n in WORKERS])
+        axis.set_ylim(0, 1.07)
+        axis.grid(color=LINE.light, linewidth=0.6)
+        axis.tick_params(labelsize=9, colors=MUTED.light)
+        axis.spines[["top", "right"]].set_visible(False)
+    for axis in panels[1]:
+        axis.set_xlabel("workers", fontsize=9)
+    for axis in panels[:, 0]:
+        axis.set_ylabel("efficiency", fontsize=9)
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    drawing.legend(handles, labels, fontsize=9, loc="outside lower center", ncols=3, frameon=False)
+    drawing.savefig(file, dpi=120, metadata={"Software": None})
+
+
+INTRO = f"""A clock is simulated here, and nothing else is. No run on more than one machine has been timed, and no GPU
+was at hand. Episodes are recorded ones, as lengths of turns and who waits for whom. An engine decodes at most {SLOTS}
+rows at the speed that its curve gives for so many; prompts, pushes and messages take no time. Parts are cut by the
+cluster's `shares`, steps begin in the order and with the weights that `RolloutsAhead` gives them, micro-batches are cut
+by `bucketed` and dealt by `deal`: the code that runs. That an episode on this clock takes what it takes in `rollout` is
+a test. *Tail overlapped* is a rule that stands in the simulation alone, and that the trainer does not have: a worker
+begins the next step, once its weights are there, behind what it still decodes.
+
+An update takes {UPDATE:g} of the seconds that the workers would need for a step at full rate: an assumption."""
+FACTS = (
+    """- Recorded: {episodes} episodes of the policy `{policy}` that comes with the package, in groups of 8, sampled at
+  commit `{commit}`: {mean} generated tokens on average, {chain} of them one after the other, {longest} at most.
+- *Measured* curve: {measured}.
+- *Assumed* curve: {assumed}."""
+    + f"""
+- *Heavy* tail, assumed: all lengths of an episode times a Pareto factor of shape {HEAVY:g}, at most {LONGEST:g}."""
+)
+WEAK = f"""{PER_WORKER} episodes per worker and step, {COUNTED} steps after {WARM} that are not counted. Efficiency is
+what was sampled over what the workers would have sampled in the same time at full rate; with a barrier
+{1 / (1 + UPDATE):.0%} would be all there is. It is one draw: all rows share the draws of their first workers, so one
+worker with long episodes moves every row below its own. A counted step may have begun before its time is counted, so a
+figure may lie a little above 100%."""
+READ = """What is lost is the tail: a step ends with its longest episode, whatever the number of workers. Rollouts are
+played one step at a time, so as long as they take longer than an update, a lag of 3 is a lag of 1. To go on with the
+next step while the tail decodes would help, the more the older its weights may be. With 16 and with 256 workers:"""
+STRONG_WORDS = f"{STRONG} episodes per step, whatever the workers: how many times faster than one worker."
+BALANCE = f"""Share of the ranks' time that computes: {STRONG} episodes, micro-batches of {BATCH:,} padded ids. *Dealt*:
+cut as one process cuts them, and dealt out in rounds of similar size. *Whole groups*: every rank gets a contiguous
+share of the groups."""
+AGAIN = """Everything is in `docs/evidence/scaling`:
+
+```bash
+python benchmarks/scaling.py --record --measure   # episodes and the measured curve
+python benchmarks/scaling.py --simulate --page    # the results, this section and its figure
+```
+
+With a curve of your own engine and a run's `episodes.jsonl`, `selfcest plan --curve FILE --episodes FILE` says as
+bounds where one config stands."""
+
+
+def with_section(page: str, text: str) -> str:
+    """The page with this section in the place of the old one, or at its end."""
+    before, found, rest = page.partition(HEADING + "\n")
+    if not found:
+        return f"{page.rstrip()}\n\n{text}"
+    _, following, after = rest.partition("\n## ")
+    return before + text + (following + after if following else "")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("record", "measure", "simulate", "page"):
+        parser.add_argument(f"--{name}", action="store_true")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    for wanted, does in ((asked.record, record), (asked.measure, measure), (asked.simulate, run)):
+        if wanted:
+            does()
+    if asked.page:
+        found = stored()
+        page = PAGE.read_text(encoding="utf-8") if PAGE.exists() else "# Scale\n"
+        PAGE.write_text(with_section(page, section(found["results"], found["episodes"])), encoding="utf-8")
+        figure(found["results"], FIGURE)
+
+
+if __name__ == "__main__":
+    main()

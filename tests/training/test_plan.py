@@ -1,0 +1,341 @@
+"""What `selfcest plan` says is what is there: bytes by tensors, activations by the allocator, lengths by hand."""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import re
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from test_job import config as job_config
+from transformers import LlamaConfig, PreTrainedConfig
+
+from selfcest_agents.engine import TokenRequest
+from selfcest_agents.lora import add_lora
+from selfcest_agents.lora_options import LoraOptions
+from selfcest_agents.tiny import TinyConfig, build_tiny
+from selfcest_agents.transformers.engine import TransformersEngine
+from selfcest_env.errors import ConfigError
+from selfcest_env.plugin import PlugIn
+from selfcest_env.types import Limits
+from selfcest_training.commands import cli
+from selfcest_training.commands.plan import print_plan
+from selfcest_training.config import RunConfig
+from selfcest_training.config_file import load_config
+from selfcest_training.learner.footprint import RowShape, allocated, one_pass, pass_bytes, without_weights
+from selfcest_training.learner.forward import Forward
+from selfcest_training.learner.options import ForwardOptions, LossConfig, LossTermConfig, OptimizerConfig, Precision
+from selfcest_training.learner.update import Learner
+from selfcest_training.planning import memory
+from selfcest_training.planning.changes import missing_bytes, what_helps
+from selfcest_training.planning.lengths import Lengths, allowed, recorded
+from selfcest_training.planning.memory import GIB, Part, Place, places, token_bytes
+from selfcest_training.planning.shapes import KNOWN, model_shape
+from selfcest_training.planning.speed import Curve, read_curve, step_plan
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+ROOT = Path(__file__).parents[2]
+GPU = ROOT / "training" / "configs" / "gpu"
+LORA = LoraOptions(4, 8)
+# Within so much of what the allocator held: never below by more, and above by more only where a test says so.
+ERROR = 0.01
+
+
+def parts_of(place: Place) -> dict[str, int]:
+    return {part.name: part.size for part in place.parts}
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "cached"),
+    [
+        ("Qwen/Qwen3-0.6B", 596_049_920, 2 * 28 * 8 * 128),
+        ("Qwen/Qwen3-1.7B", 1_720_574_976, 2 * 28 * 8 * 128),
+        ("Qwen/Qwen3-4B", 4_022_468_096, 2 * 36 * 8 * 128),
+        ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512, 2 * 28 * 4 * 128),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", 134_515_008, 2 * 30 * 3 * 64),
+    ],
+)
+def test_the_table_has_the_parameters_that_the_models_have(name: str, parameters: int, cached: int) -> None:
+    """As their pages on the hub count them."""
+    shape = model_shape(PlugIn("chat", {"source": f"hub:{name}", "device": "cuda"}))
+    assert (shape.parameters, shape.cached_numbers) == (parameters, cached)
+    assert "a table in this version" in shape.source
+    assert name in KNOWN
+
+
+def test_a_folder_says_its_own_dimensions(tmp_path: Path) -> None:
+    config = LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=99
+    )
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(tmp_path)  # no weights, no tokenizer
+    shape = model_shape(PlugIn("chat", {"source": str(tmp_path)}))
+    assert shape.source == str(tmp_path / "config.json")
+    assert shape.parameters == sum(weight.numel() for weight in shape.model.parameters())
+    with pytest.raises(ConfigError, match=r"model\.options\.sauce is unknown"):
+        model_shape(PlugIn("chat", {"source": str(tmp_path), "sauce": 1}))
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_weights_gradients_and_moments_are_those_of_a_step(lora: LoraOptions | None, tmp_path: Path) -> None:
+    config = replace(job_config(tmp_path), lora=lora)
+    planned = parts_of(places(config, "delegating", model_shape(config.model), passes=False)[0])
+    model = build_tiny(TinyConfig(**config.model.options), 0)
+    if lora is not None:
+        add_lora(model, lora, 0)
+    learner = Learner(model, OptimizerConfig(), pad_id=0, micro_batch_tokens=512)
+    one_pass(learner._forward, RowShape(2, 8, dense=False))
+
+    def held(tensors: Any) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    assert planned["weights"] == held(model.parameters())
+    assert planned["gradients"] == held(w.grad for w in model.parameters() if w.grad is not None)
+    learner.optimizer.step()
+    moments = [state[name] for state in learner.optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    assert planned["moments"] == held(moments)
+    assert ("copy of the weights" in planned) == (lora is not None)
+
+
+def test_a_token_in_the_cache_is_as_large_as_the_engines() -> None:
+    options = {"hidden_size": 32, "num_heads": 4, "num_layers": 2}
+    engine = TransformersEngine(build_tiny(TinyConfig(**options), 0), stop_ids=())
+    engine.submit([TokenRequest("r", (1, 2, 3), 1, 0)])
+    engine.poll()
+    held = sum(
+        tensor[0, :, 0].numel() * tensor.element_size() for tensor in (*engine._cache._keys, *engine._cache._values)
+    )
+    assert token_bytes(model_shape(PlugIn("tiny", options)), "float32") == held
+
+
+def test_a_shard_is_what_a_rank_has_of_every_tensor() -> None:
+    config = load_config(GPU / "qwen3_ledger.yaml", ["lora=null", "model.options.source=smollm2"])
+    shape = model_shape(config.model)
+    whole, *_ = memory.learner_parts(config, "delegating", shape, 1, passes=False)
+    for ranks in (2, 7):
+        parts = parts_of(Place("", memory.learner_parts(config, "delegating", shape, ranks, passes=False)))
+        by_hand = sum(
+            -(-weight.shape[0] // ranks) * (weight.numel() // weight.shape[0]) * 4
+            for weight in shape.model.parameters()
+        )
+        assert parts["weights"] == by_hand
+        assert whole.size / ranks <= parts["weights"] < whole.size / ranks * 1.01
+        assert parts["gathered layers"] > 0
+
+
+def measured(config: PreTrainedConfig, lora: LoraOptions | None, forward: ForwardOptions, rows: RowShape) -> int:
+    """What the allocator held at most in a real pass, with gradients of an earlier one."""
+    with torch.device("cpu"):
+        model: Any = without_weights(config, torch.float32, config._attn_implementation, lora).to_empty(device="cpu")
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+        parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+    run = Forward(model, forward, check_head=False)
+    gc.collect()
+    peaks: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Forward, "in_blocks", False)
+        with allocated(peaks):
+            one_pass(run, rows)
+    return peaks[0]
+
+
+def estimated(config: PreTrainedConfig, lora: LoraOptions | None, forward: ForwardOptions, rows: RowShape) -> int:
+    make = partial(without_weights, dtype=torch.float32, attention=config._attn_implementation, lora=lora)
+    return pass_bytes(make, config, forward, rows)
+
+
+@pytest.mark.parametrize(
+    ("rows", "lora", "forward"),
+    [
+        (RowShape(8, 128, dense=False), None, ForwardOptions()),
+        (RowShape(8, 128, dense=False), LORA, ForwardOptions(gradient_checkpointing=True)),
+        (RowShape(1, 512, dense=True), None, ForwardOptions(Precision.BFLOAT16, gradient_checkpointing=True)),
+        (RowShape(1, 512, dense=True), LORA, ForwardOptions(Precision.BFLOAT16, logit_chunk=64)),
+    ],
+)
+def test_activations_are_what_the_allocator_holds(
+    rows: RowShape, lora: LoraOptions | None, forward: ForwardOptions
+) -> None:
+    config = build_tiny(TinyConfig(num_layers=2), 0).config
+    assert estimated(config, lora, forward, rows) == pytest.approx(measured(config, lora, forward, rows), rel=ERROR)
+
+
+def test_what_layers_add_is_the_same_for_each() -> None:
+    config = build_tiny(TinyConfig(hidden_size=16, num_layers=5), 0).config
+    make = partial(without_weights, dtype=torch.float32, attention="sdpa")
+    forward, rows = ForwardOptions(gradient_checkpointing=True), RowShape(4, 64, dense=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("selfcest_training.learner.footprint._FEW", (5, 5))
+        whole = pass_bytes(make, config, forward, rows)
+    assert pass_bytes(make, config, forward, rows) == whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [RowShape(2, 256, dense=False), RowShape(1, 512, dense=True)])
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("lora", [None, LoraOptions(16, 32)])
+def test_activations_of_smollm2(rows: RowShape, checkpointing: bool, lora: LoraOptions | None) -> None:
+    """Padded rows whose layers are all kept are overestimated by 6 to 8 %, everything else by less than 1 %."""
+    config = KNOWN["HuggingFaceTB/SmolLM2-135M-Instruct"]
+    config._attn_implementation = "sdpa"
+    forward = ForwardOptions(gradient_checkpointing=checkpointing)
+    ratio = estimated(config, lora, forward, rows) / measured(config, lora, forward, rows)
+    assert 1 - ERROR < ratio < (1.1 if not rows.dense and not checkpointing else 1 + ERROR)
+
+
+def test_a_reference_and_waiting_copies_are_counted(tmp_path: Path) -> None:
+    config = job_config(tmp_path)
+    arm = config.arms["delegating"]
+    rl = replace(arm.rl, loss=LossConfig(terms={"kl": LossTermConfig(0.1)}), max_policy_lag=2)
+    config = replace(
+        config, arms={"delegating": replace(arm, rl=rl)}, sampler=PlugIn("transformers", {"dtype": "float32"})
+    )
+    parts = parts_of(places(config, "delegating", model_shape(config.model), passes=False)[0])
+    assert parts["reference model"] == parts["weights"]
+    assert parts["copies that wait"] == 2 * parts["weights"]
+    assert memory.pushed_bytes(config, model_shape(config.model)) == parts["weights"]
+
+
+# Lengths and speed
+
+
+def test_the_longest_of_many_by_hand() -> None:
+    lengths = Lengths("", 4.0, 8.0, (1.0, 3.0))
+    assert lengths.longest_of(1) == 2.0
+    assert lengths.longest_of(2) == 1 / 4 + 3 * 3 / 4
+
+
+def test_what_limits_allow_by_hand() -> None:
+    one = Limits(total_tokens=10_000, turn_tokens=100, max_turns=3, max_depth=0, context_tokens=250)
+    assert allowed(one).generated == 250
+    tree = allowed(replace(one, max_depth=1, max_clones=4))
+    assert (tree.generated, tree.paths) == (1250, (250 + 2 * 250,))
+    assert tree.total == 1250
+    assert allowed(replace(one, max_depth=None, max_clones=400)).paths == (10_000,)
+
+
+def test_recorded_lengths_leave_replays_out(tmp_path: Path) -> None:
+    file = tmp_path / "episodes.jsonl"
+    file.write_text("", encoding="utf-8")
+    with pytest.raises(ConfigError, match="holds no episode"):
+        recorded(file)
+
+
+CURVE = Curve("e", "m", "here", "measured by hand", ((1, 10.0), (4, 20.0)), trained_tokens_per_second=100.0)
+
+
+def test_a_curve_by_hand() -> None:
+    assert CURVE.seconds(1) == 0.1
+    assert CURVE.seconds(4) == 0.2
+    assert CURVE.seconds(2.5) == pytest.approx(0.15)
+    assert CURVE.rate(40) == 20
+    with pytest.raises(ConfigError, match="expected rising numbers"):
+        replace(CURVE, points=((4, 1.0), (1, 1.0)))
+    with pytest.raises(ConfigError, match="points is empty"):
+        replace(CURVE, points=())
+
+
+def test_a_curve_is_read_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "curve.json"
+    file.write_text(json.dumps({"engine": "e", "model": "m", "machine": "x", "measured": "y", "points": [[1, 2.5]]}))
+    assert read_curve(file).points == ((1, 2.5),)
+    file.write_text(json.dumps({"engine": "e", "pints": []}))
+    with pytest.raises(ConfigError, match="pints"):
+        read_curve(file)
+    file.write_text("[]")
+    with pytest.raises(ConfigError, match="holds list"):
+        read_curve(file)
+
+
+def test_a_step_by_hand(tmp_path: Path) -> None:
+    config = job_config(tmp_path)
+    rl = replace(config.arms["delegating"].rl, tasks_per_step=2, group_size=2, minibatches=1)
+    config = replace(config, arms={"delegating": replace(config.arms["delegating"], rl=rl)})
+    lengths = Lengths("", 40.0, 50.0, (20.0,))
+    step = step_plan(config, "delegating", lengths, CURVE, slots=4)
+    # 160 tokens at 20 a second, and a chain of 20 at 0.1 s each, alone, or 0.2 s among four.
+    assert step.rollout == (8.0, 8.0 + 20 * 0.2)
+    assert step.workers_at_limit == 4  # 8 s of work over 2 s of chain
+    assert step.update == 200 / 100
+    assert step.seconds(0) == (10.0, 14.0)
+    assert step.seconds(1) == (8.0, 12.0)
+    assert step_plan(config, "delegating", lengths, None, slots=4).rollout is None
+
+
+# What is printed, and what is refused
+
+
+def printed(config: RunConfig, **options: Any) -> str:
+    console = Console(width=200, record=True, file=io.StringIO())
+    print_plan(config, console, **{"memory": None, "episodes": None, "curve": None, **options})
+    return console.export_text()
+
+
+def test_the_plan_says_what_is_unknown(tmp_path: Path) -> None:
+    said = printed(job_config(tmp_path))
+    assert "device: unknown (--memory GIB)" in said
+    assert "its speed is unknown (--curve FILE)" in said
+    assert "the most that limits allow" in said
+    assert "nothing, the sampler uses the learner's own weights" in said
+
+
+def test_what_does_not_fit_is_refused_by_name_and_the_change_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(job_config(tmp_path), forward=ForwardOptions(logit_chunk=0), micro_batch_tokens=4096)
+    held = max(place.size for place in places(config, "delegating", model_shape(config.model)))
+    less = int(held * 0.7)
+    with pytest.raises(
+        ConfigError, match=r"does not fit: a job .* \(.*activations .*more than the .*; with "
+    ) as caught:
+        printed(config, memory=less / GIB)
+    assert "forward.gradient_checkpointing=true" in str(caught.value)
+    assert missing_bytes(replace(config, forward=replace(config.forward, gradient_checkpointing=True)), less) == 0
+    monkeypatch.setattr("selfcest_training.planning.changes._changes", lambda config: ())
+    with pytest.raises(ConfigError, match="no change of this config that is known here would make it fit"):
+        printed(config, memory=1e-4)
+
+
+def test_train_refuses_weights_that_the_gpu_cannot_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(GPU / "qwen3_ledger.yaml")
+    memory.check_device(config)  # no GPU here, so nothing is known
+    monkeypatch.setattr(memory, "device_memory", lambda device: 8 * GIB if device == "cuda" else None)
+    with pytest.raises(ConfigError, match=r"weights of a job .* alone .*are 1\.\d GiB more than its share"):
+        memory.check_device(config)
+    monkeypatch.setattr(memory, "device_memory", lambda device: 16 * GIB)
+    memory.check_device(config)
+
+
+def test_a_place_with_a_share_of_a_device() -> None:
+    place = Place("p", (Part("a", 60, "", weights=True), Part("b", 30, "")), share=0.5)
+    assert place.missing(100) == 40
+    assert place.missing(100, weights_alone=True) == 10
+    assert replace(place, share=0.0).missing(1) == 0
+
+
+@pytest.mark.slow
+def test_a_7b_with_too_little_memory_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = ["model.options.source=hub:Qwen/Qwen2.5-7B-Instruct", "lora=null"]
+    file = GPU / "qwen3_ledger.yaml"
+    monkeypatch.setattr(sys, "argv", ["selfcest", "plan", "-c", str(file), *overrides, "--memory", "80"])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert re.search(r"does not fit: .*moments 56\.7.* more than the 80\.0 it has; with .*it would", said)
+    for gib in (60, 80):
+        changes = what_helps(load_config(file, overrides), gib * GIB)
+        helped = [one for change in changes for one in ([change] if "{" in change else change.split())]
+        assert missing_bytes(load_config(file, [*overrides, *helped]), gib * GIB) == 0

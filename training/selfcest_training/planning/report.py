@@ -1,0 +1,107 @@
+"""A plan in words: what is known, where from, and what is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
+
+from selfcest_training.config import RunConfig
+from selfcest_training.planning.lengths import Lengths, mean_parallel
+from selfcest_training.planning.memory import GIB, Place, pushed_bytes
+from selfcest_training.planning.shapes import ModelShape
+from selfcest_training.planning.speed import Curve, StepPlan
+
+TIGHT = 0.9  # of a device: what is not counted (context, workspaces, fragments) needs some of the rest
+
+
+def plan_lines(
+    config: RunConfig,
+    shape: ModelShape,
+    found: Mapping[str, Sequence[Place]],
+    steps: Mapping[str, tuple[Lengths, StepPlan]],
+    curve: Curve | None,
+    device: tuple[int, str] | None,
+) -> Iterator[str]:
+    """The plan, line by line.
+
+    Args:
+        config: of the run.
+        shape: of its model.
+        found: places by arm.
+        steps: lengths and one step by arm.
+        curve: of the engine, if there is one.
+        device: its bytes and who says so, if anybody does.
+    """
+    yield f"{shape.name}: {shape.parameters:,} parameters, from {shape.source}"
+    yield f"device: {'unknown (--memory GIB)' if device is None else f'{device[0] / GIB:.1f} GiB, {device[1]}'}"
+    needed = {arm: max(place.size for place in of_arm) for arm, of_arm in found.items()}
+    arm = max(needed, key=lambda name: needed[name])
+    others = f", the most of {len(found)} arms" if len(found) > 1 else ""
+    yield f"\nMemory, GiB (arm {arm}{others})"
+    for place in found[arm]:
+        yield from _place_lines(place, device)
+    yield "  not counted: the device's context, workspaces of kernels, buffers of communication, fragments"
+    yield f"\nSpeed\n  pushed after a step: {_pushed(config, shape)}"
+    yield f"  engine: {_curve(curve)}"
+    for name, (lengths, step) in steps.items():
+        yield from _step_lines(name, config.arms[name].rl.max_policy_lag, lengths, step, curve)
+
+
+def _place_lines(place: Place, device: tuple[int, str] | None) -> Iterator[str]:
+    times = f", {place.count} of them" if place.count > 1 else ""
+    yield f"  {place.name}{times}"
+    for part in place.parts:
+        yield f"    {part.size / GIB:9.3f}  {part.name}: {part.how}"
+    yield f"    {place.size / GIB:9.3f}  in all{_verdict(place, device)}"
+    for what in place.unknown:
+        yield f"      unknown  {what}"
+
+
+def _verdict(place: Place, device: tuple[int, str] | None) -> str:
+    if not place.share:
+        return "; its resources name no GPU, so it is held against no device"
+    if device is None:
+        return ""
+    room = device[0] * place.share
+    said = f" of {room / GIB:.1f}"
+    if missing := place.missing(device[0]):
+        return f"{said}: {missing / GIB:.1f} too much"
+    return f"{said}: fits" if place.size <= TIGHT * room else f"{said}: tight, with what is not counted it may not fit"
+
+
+def _pushed(config: RunConfig, shape: ModelShape) -> str:
+    size = pushed_bytes(config, shape)
+    return f"{size:,} bytes to each sampler" if size else "nothing, the sampler uses the learner's own weights"
+
+
+def _curve(curve: Curve | None) -> str:
+    if curve is None:
+        return "its speed is unknown (--curve FILE), so times are too"
+    return f"{curve.engine}, {curve.model}, {curve.machine}; {curve.measured}"
+
+
+def _step_lines(arm: str, lag: int, lengths: Lengths, step: StepPlan, curve: Curve | None) -> Iterator[str]:
+    yield f"  arm {arm}, a step of {step.episodes} episodes; lengths: {lengths.source}"
+    yield f"    generated tokens {_number(step.sampled)}, learner computes at most {_number(step.trained)} ids"
+    chain = f"    longest chain of tokens that wait for each other {_number(step.chain)}"
+    busy = step.sampled / step.chain
+    yield f"{chain}: {_number(busy)} sequences busy on average at most, however many workers"
+    if len(lengths.paths) > 1:
+        yield f"    sequences of a mean episode at a time {mean_parallel(lengths):.1f}"
+    if curve is None or step.rollout is None:
+        return
+    low, high = step.rollout
+    made = f"{_number(step.sampled / high)} to {_number(step.sampled / low)} tokens per second"
+    prompts = ", prompts taken to cost nothing" if curve.prompt_tokens_per_second is None else ", prompts not counted"
+    yield f"    rollouts on {step.workers} workers {low:.1f} to {high:.1f} s: {made}{prompts}"
+    yield f"    from {step.workers_at_limit} workers on the longest chain is what a step waits for"
+    whole = step.seconds(lag)
+    if step.update is None or whole is None:
+        yield "    update and step: unknown, the curve has no trained_tokens_per_second"
+    else:
+        update = f"    update on {step.ranks} ranks {step.update:.1f} s"
+        yield f"{update}; a step {whole[0]:.1f} to {whole[1]:.1f} s at max_policy_lag {lag}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if isfinite(value) else "without a bound"
