@@ -28,6 +28,8 @@ from selfcest_env.seeding import stream_seed
 from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.types import Boundary, Role
 from selfcest_training.config import RunConfig
+from selfcest_training.learner.options import OptimizerConfig
+from selfcest_training.learner.update import Learner
 from selfcest_training.run.checkpoint import checkpoints
 from selfcest_training.run.job import Job, JobId
 from selfcest_training.stages.ahead import RolloutsAhead
@@ -297,7 +299,8 @@ def test_steps_that_begin_with_the_same_weights_share_one_push() -> None:
         return Produced((), (), (), 0, 1)
 
     engine, played = Engine(deepcopy(model), stop_ids=()), list[tuple[int, int]]()
-    rollouts = RolloutsAhead(produce, samplers.Sampler(engine, False, True), model, max_policy_lag=2, steps=5)
+    learner = Learner(model, OptimizerConfig(), pad_id=0, micro_batch_tokens=64)
+    rollouts = RolloutsAhead(produce, samplers.Sampler(engine, False, True), learner, max_policy_lag=2, steps=5)
     for step in range(5):
         assert rollouts.take(step).policy_lag(step) == 0, "nobody played"
     rollouts.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -141,12 +142,10 @@ def test_both_rounds_of_replays_are_stored_and_read(tmp_path: Path) -> None:
     again = apply(scheme, stored)
     assert [credit.advantage for credit in again] == [credit.advantage for credit in credits]
     lost = Outages(1, 3, 40, "status 503")
-    produced = Produced.of(groups, groups, played, planned_episodes=16, rounds=1, outages=lost)
+    produced = Produced(tuple(groups), tuple(groups), played, planned_episodes=16, rounds=1, outages=lost)
     assert Produced.from_json(json.loads(json.dumps(produced.to_json())), scheme) == produced
     for other in (Branches(), Branches(samples=2), Branches(samples=2, nested=True), Rloo()):
         with pytest.raises(TrainingError, match=f"that credit scheme '{other.name}' does not ask for"):
             Produced.from_json(produced.to_json(), other)
     with pytest.raises(TrainingError, match="that credit scheme 'branches' does not ask for"):
-        Produced.from_json(
-            Produced.of(groups, groups, [{} for _ in groups], planned_episodes=16, rounds=1).to_json(), scheme
-        )
+        Produced.from_json(replace(produced, replayed=tuple({} for _ in groups)).to_json(), scheme)
