@@ -1,4 +1,4 @@
-"""A wheel, installed away from the checkout: the game alone and each extra in an empty environment, used once."""
+"""A release, installed away from the checkout: the game alone from a tag, each extra of the tag's wheel, used once."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+
+import selfcest_env
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.slow
@@ -39,27 +41,45 @@ def run(folder: Path, *command: str | Path, **environment: str) -> str:
     return found.stdout
 
 
+TAG = f"v{selfcest_env.__version__}"
+
+
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tagged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone of what is committed, with the tag that its release would have."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no checkout")
+    folder = tmp_path_factory.mktemp("tagged")
+    run(folder, "git", "clone", "--quiet", ROOT, "clone")
+    run(folder / "clone", "git", "tag", "--force", TAG)
+    return folder / "clone"
+
+
+@pytest.fixture(scope="module")
+def wheel(tagged: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
-    run(ROOT, sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder)
+    run(tagged, "git", "checkout", "--quiet", TAG)
+    run(tagged, sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder)
     (built,) = folder.glob("*.whl")
+    assert f"-{selfcest_env.__version__}-" in built.name
     return built
 
 
-def test_the_game_alone_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
+def test_the_game_alone_from_a_tag_in_an_empty_environment(tagged: Path, tmp_path: Path) -> None:
     run(tmp_path, sys.executable, "-m", "venv", "venv")
     python = tmp_path / "venv" / "bin" / "python"
-    run(tmp_path, python, "-m", "pip", "install", "--quiet", "--constraint", ROOT / "requirements" / "dev.in", wheel)
+    pip = (python, "-m", "pip", "install", "--quiet", "--constraint", ROOT / "requirements" / "dev.in")
+    run(tmp_path, *pip, f"selfcest @ git+{tagged.as_uri()}@{TAG}")
     team_return, version, torch, file = run(tmp_path, python, "-c", GAME).split()
     assert float(team_return) == 0.0
-    assert f"-{version}-" in wheel.name
+    assert f"v{version}" == TAG
     assert torch == "None"
     assert Path(file).is_relative_to(tmp_path)
 
 
 # What each extra exists for, used once. gguf and lora are of the trainer and stand on its extra; gguf is given a file
-# without a model. benchmarl, rllib and vllm take environments of their own; bench and dev are the checkout's.
+# without a model. benchmarl, cluster, rllib, trl and vllm take environments of their own, where CI has their tests;
+# bench and dev are the checkout's.
 EXTRAS = {
     "openai": (
         """
@@ -133,7 +153,7 @@ print(tuple(SymbolicTorchEnv(make_rules("noisy"), 4).rollout(1).batch_size))
 """,
         "(4, 1)",
     ),
-    "train,lora,gguf": (
+    "train,lora,gguf,prime-rl": (
         """
 import subprocess, sys
 from pathlib import Path
@@ -143,6 +163,7 @@ from selfcest_agents.lora_options import LoraOptions
 from selfcest_agents.pretrained import convert_gguf
 from selfcest_agents.tiny import load_pretrained
 from selfcest_env.errors import ConfigError
+from selfcest_training.export.prime_rl import read_samples, write_samples
 from selfcest_training.shipped import model_folder
 
 command = Path(sys.executable).with_name("selfcest")
@@ -158,8 +179,10 @@ try:
     convert_gguf(Path("empty.gguf"), Path("cache"))
 except ConfigError as error:
     print("could not be loaded by AutoTokenizer" in str(error))
+write_samples(Path("samples.bin"), [])
+print(read_samples(Path("samples.bin")))
 """,
-        "True\nTrue\nTrue",
+        "True\nTrue\nTrue\n[]",
     ),
 }
 OF_TORCH = ("torch", "torch-*.dist-info", "torchgen", "functorch", "nvidia*", "triton*")
@@ -171,7 +194,7 @@ def test_an_extra_does_its_one_thing(wheel: Path, tmp_path: Path, extra: str) ->
     run(tmp_path, sys.executable, "-m", "venv", "--without-pip", "venv")
     python = tmp_path / "venv" / "bin" / "python"
     (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
-    if extra in ("sb3", "torchrl", "train,lora,gguf"):
+    if extra in ("sb3", "torchrl", "train,lora,gguf,prime-rl"):
         for pattern in OF_TORCH:
             for part in Path(sysconfig.get_path("purelib")).glob(pattern):
                 (site / part.name).symlink_to(part)
