@@ -125,3 +125,10 @@ def replayed_episode(name: str) -> str | None:
     """The id of what a record with this id is a replay of, `None` if it is an episode itself."""
     match = re.fullmatch(r"(.+)/[^/]+=[^/]+/sample\d+", name)
     return match[1] if match else None
+
+
+def root_episode(name: str) -> str:
+    """The id of the episode that a replay, or a replay of a replay, is of; an episode's own id."""
+    while (of := replayed_episode(name)) is not None:
+        name = of
+    return name

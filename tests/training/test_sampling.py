@@ -23,16 +23,16 @@ from selfcest_env.plugin import PlugIn
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, read_episodes
 from selfcest_env.types import ROOT, Limits, Outcome, Task
 from selfcest_training.credit import Credit, CreditAssigner, Downsampled, Rloo, StateZero, make_assigner
-from selfcest_training.credit.state_zero import TaskValue
+from selfcest_training.credit.state_zero import TaskValue, cell_of
 from selfcest_training.families import Bucket
 from selfcest_training.run.job import Job, JobId
 from selfcest_training.stages import checks
 from selfcest_training.stages.base import Admission, PlannedGroup, TaskMenu
-from selfcest_training.stages.buckets import RemembersBuckets, Tally, draw
+from selfcest_training.stages.buckets import Tally, draw
 from selfcest_training.stages.crediting import counterfactuals
 from selfcest_training.stages.curriculum import Curriculum
 from selfcest_training.stages.dots import Dots
-from selfcest_training.stages.eva import Eva
+from selfcest_training.stages.eva import Eva, Spread
 from selfcest_training.stages.knapsack import Knapsack, best_choice, value
 from selfcest_training.stages.produced import Produced, play_groups, without
 from selfcest_training.stages.registry import make_task_sampler
@@ -141,22 +141,48 @@ RIGHT, WRONG = True, False
 
 
 def test_tallies_by_hand() -> None:
-    remembers = RemembersBuckets(decay=0.5)
+    remembers, spread = Knapsack(decay=0.5), Eva(decay=0.5)
     remembers.observe(0, [played("a", [RIGHT, WRONG, WRONG, WRONG], tokens=20)])
     remembers.observe(0, [played("a", [RIGHT] * 4, tokens=40), played("a", [RIGHT], size=2)])
     remembers.observe(1, [played("a", [WRONG] * 2)])
     small, large = (remembers.memory.tallies[Bucket("a", size)] for size in (1, 2))
-    assert small == Tally(0.5 * 2 + 1, 0.5 * 8 + 2, 0.5 * 5, 0.5 * (80 + 160) + 20, 0.5 * 0.1875, 0.5, 0.5 * 0.75)
+    assert small == Tally(0.5 * 8 + 2, 0.5 * 5, 0.5 * (80 + 160) + 20)
     assert (small.rate, small.tokens_each) == (2.5 / 6, 140 / 6)
-    assert large == Tally(0.5, 0.5, 0.5, 5.0)
-    again = RemembersBuckets(decay=0.5)
-    again.load_state_dict(json.loads(json.dumps(remembers.state_dict())))
-    assert again.memory == remembers.memory
+    assert large == Tally(0.5, 0.5, 5.0)
+    spread.observe(0, [played("a", [RIGHT, WRONG, WRONG, WRONG]), played("a", [RIGHT] * 4)])
+    spread.observe(1, [played("a", [WRONG] * 2)])
+    assert spread.memory.tallies == {Bucket("a", 1): Spread(0.5 * 8 + 2, 0.5 * 2 + 1, 0.5 * 0.1875, 0.5, 0.5 * 0.75)}
+    for one, again in ((remembers, Knapsack(decay=0.5)), (spread, Eva(decay=0.5))):
+        again.load_state_dict(json.loads(json.dumps(one.state_dict())))
+        assert again.memory == one.memory
+
+
+def test_a_bucket_that_has_faded_out_is_forgotten() -> None:
+    for sampler in (Knapsack(decay=0.0), Dots(decay=0.0), Eva(decay=0.0)):
+        sampler.observe(0, [played("a", [RIGHT, WRONG])])
+        sampler.observe(1, [played("b", [RIGHT, WRONG])])
+        assert [bucket.family for bucket, _ in sampler.seen()] == ["b"], "and nothing of the step before"
+        assert len(proposed(sampler, menu(a=(1,), b=(1,)), 4)) == 4
+    slow = Dots(decay=0.5)
+    for step in range(12):
+        slow.observe(step, [played("b" if step else "a", [RIGHT, WRONG])])
+    assert [bucket.family for bucket, _ in slow.seen()] == ["b"], "2 / 2048 rollouts of a"
+
+
+def test_eva_needs_no_success() -> None:
+    group = played("a", [RIGHT, WRONG])
+    episodes = tuple(replace(e, reward_terms={"score": e.reward_terms["correct"]}) for e in group.episodes)  # type: ignore[index]
+    sampler = Eva()
+    sampler.observe(0, [EpisodeGroup(group.task, episodes)])
+    assert sampler.memory.tallies[Bucket("a", 1)].gap == 1
+    for name, options in (("eva", {"term": "correct"}), ("eva", {"tokens": "reads"}), ("dots", {"tokens": "reads"})):
+        with pytest.raises(ConfigError, match=next(iter(options))):
+            make_task_sampler(PlugIn(name, options), "rl.task_sampler")
 
 
 def test_success_is_a_term_that_the_reward_has() -> None:
     with pytest.raises(RewardError, match="term is 'corect', and the reward has no such term .* Did you mean 'corr"):
-        RemembersBuckets(term="corect").observe(0, [played("a", [RIGHT])])
+        Dots(term="corect").observe(0, [played("a", [RIGHT])])
 
 
 def test_two_families_of_one_source_are_two_buckets() -> None:
@@ -229,7 +255,7 @@ def test_rollouts_go_to_the_undecided_and_to_the_cheap() -> None:
 
 def test_a_knapsack_of_a_group_size_that_it_cannot_hand_out() -> None:
     with pytest.raises(ConfigError, match="min_rollouts is 9 .* and rl.group_size is 8"):
-        proposed(Knapsack(min_rollouts=9), menu(a=(1,)), 2)
+        checks.check_menu(Knapsack(min_rollouts=9), menu(a=(1,)))
     with pytest.raises(ConfigError, match=r"rl.task_sampler.options.min_rollouts is 9, above max_rollouts = 4"):
         make_task_sampler(PlugIn("knapsack", {"min_rollouts": 9, "max_rollouts": 4}), "rl.task_sampler")
 
@@ -375,6 +401,23 @@ def test_a_task_s_value_follows_size_by_family_and_forgets() -> None:
     assert list(value_of.cells) == [("b", 1.0, 0, 0)]
 
 
+def test_a_family_that_was_not_seen_is_worth_the_mean_of_those_that_were() -> None:
+    """And not what a regression says of size 0, which here would be 0.5 + 0.3 log 31 / log 10 and more."""
+    value_of = TaskValue(decay=1.0, ridge=0.1, link="identity")
+    for family, shift in (("a", 0.0), ("b", 0.1)):
+        value_of.fit([((family, size, 0, 100), 0.8 + shift - 0.6 * k) for k, size in enumerate((20.0, 200.0))] * 20)
+    assert value_of(("c", 20.0, 0, 100)) == pytest.approx(0.55, abs=0.02)
+    assert value_of(("c", 500.0, 0, 100)) == pytest.approx(0.55, abs=0.02)
+
+
+def test_without_a_budget_is_not_the_tightest_budget() -> None:
+    value_of = TaskValue(decay=1.0, ridge=1e-3, link="identity")
+    rates: dict[int | None, float] = {100: 0.1, 1000: 0.5, None: 0.9}
+    value_of.fit([(("a", 1.0, 0, budget), rate) for budget, rate in rates.items()] * 50)
+    assert {budget: value_of(("a", 1.0, 0, budget)) for budget in rates} == pytest.approx(rates, abs=0.01)
+    assert cell_of(PLANS[0].task, Limits(total_tokens=None))[-1] is None
+
+
 def test_all_right_and_all_wrong_cells_have_a_solution() -> None:
     value_of = TaskValue(decay=1.0, ridge=0.1, link="logit")
     value_of.fit([(("a", 1.0, 0, 100), 1.0)] * 500 + [(("a", 8.0, 4, 100), 0.0)] * 500)
@@ -428,21 +471,26 @@ def test_dots_draws_what_is_half_right_and_carries_it_over_to_neighbours() -> No
     assert dots.rate(Bucket("b", 1)) == 0.5, "unknown, so it is tried"
     found = shares(proposed(dots, menu(a=(1, 15)), 64), "size")
     assert found[15] > 0.9, "of a pool of half and half"
-    assert shares(proposed(replace(dots, pool=1), menu(a=(1, 15)), 64), "size")[15] < 0.7
-    assert Dots(across=1.0).rate(Bucket("b", 1)) == 0.5
+    alone = Dots(pool=1, prior=1e-6)
+    alone.load_state_dict(dots.state_dict())
+    assert alone.rate(Bucket("a", 15)) == dots.rate(Bucket("a", 15))
+    assert shares(proposed(alone, menu(a=(1, 15)), 64), "size")[15] < 0.7, "no choice"
+    for across, rate in ((1.0, 1.0), (0.0, 0.5)):
+        other = Dots(across=across, prior=1e-6)
+        other.observe(0, [played("a", [RIGHT] * 8)])
+        assert other.rate(Bucket("b", 1)) == pytest.approx(rate, abs=1e-6)
 
 
 def test_eva_draws_what_differs() -> None:
     groups = [played("same", [RIGHT] * 4), played("rare", [RIGHT] + [WRONG] * 3), played("even", [RIGHT, WRONG] * 2)]
     sources = menu(same=(1,), rare=(1,), even=(1,))
-    found = {}
-    for info in ("gap", "mean_gap", "variance"):
+    worth = {"gap": (1.0, 1.0), "mean_gap": (0.75, 0.5), "variance": (0.1875, 0.25)}
+    for info, (rare, even) in worth.items():
         sampler = Eva(info=info, floor=0.001)  # type: ignore[arg-type]
         sampler.observe(0, groups)
-        found[info] = shares(proposed(sampler, sources, 96), "family")
-        assert found[info].get("same", 0.0) < 0.05
-    assert abs(found["gap"]["rare"] - found["gap"]["even"]) < 0.15
-    assert found["mean_gap"]["rare"] > found["gap"]["rare"] > found["variance"]["rare"] - 0.1
+        weights = [sampler.weigher()(Bucket(family, 1)) for family in ("same", "rare", "even", "new")]
+        assert weights == pytest.approx([0.001 + of for of in (0.0, rare, even, max(rare, even))])
+        assert shares(proposed(sampler, sources, 96), "family").get("same", 0.0) < 0.05
     fresh = shares(proposed(Eva(), sources, 96), "family")
     assert min(fresh.values()) > 0.2, "as the weights say"
 
@@ -529,9 +577,9 @@ def test_knobs_that_cannot_be_turned() -> None:
     with pytest.raises(ConfigError, match="start is 9; expected a level from 0 to 6"):
         Knob(("size",), 2, 8, start=9)
     with pytest.raises(ConfigError, match="knobs has the family 'aa', which rl.tasks does not draw from"):
-        proposed(Scaler({"aa": Knob(("size",), 2, 8)}), menu(a=(1,)), 1)
+        checks.check_menu(Scaler({"aa": Knob(("size",), 2, 8)}), menu(a=(1,)))
     with pytest.raises(ConfigError, match="knobs.a changes options of a source, and these families are as they are"):
-        proposed(Scaler({"a": Knob(("size",), 2, 8)}), menu(a=(1,)), 1)
+        checks.check_menu(Scaler({"a": Knob(("size",), 2, 8)}), menu(a=(1,)))
 
 
 # A budget that moves
@@ -557,10 +605,20 @@ def test_a_budget_that_waits_for_success() -> None:
     assert budgets == [1000, 800, 800, 600, 400]
 
 
+def test_a_budget_that_moves_leaves_the_limits_of_the_sampler_inside() -> None:
+    inside = PlugIn("budgets", {"totals": [300]})
+    sampler = Curriculum(start=6, end=2, steps=4, limit="max_turns", sampler=inside)
+    found = [proposed(sampler, menu(a=(1,)), 1, step)[0].limits for step in (0, 4)]
+    assert found == [Limits(total_tokens=300, max_turns=turns) for turns in (6, 2)]
+    with pytest.raises(ConfigError, match="'budgets', sets total_tokens, and this one would set it again"):
+        Curriculum(start=300, end=200, steps=4, sampler=inside)
+
+
 def test_a_budget_above_the_arm_s_is_refused() -> None:
-    sampler = Curriculum(start=5000, end=200, steps=4)
     with pytest.raises(ConfigError, match="start is 5000 and end 200, and total_tokens of the arm's limits is 2048"):
-        proposed(sampler, menu(a=(1,)), 1)
+        checks.check_menu(Curriculum(start=5000, end=200, steps=4), menu(a=(1,)))
+    with pytest.raises(ConfigError, match="answer_reserve"):
+        checks.check_menu(Curriculum(start=500, end=2, steps=4), menu(a=(1,)))
     with pytest.raises(ConfigError, match="unknown task sampler 'knapsac'"):
         make_task_sampler(
             PlugIn("curriculum", {"start": 9, "end": 5, "steps": 2, "sampler": {"name": "knapsac"}}), "rl"

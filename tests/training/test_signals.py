@@ -16,7 +16,7 @@ from records import TASK, agent, group, three_agents, turn
 from test_job import Crash, config, play, rows, weights
 from trivial import Choice
 
-from selfcest_env.errors import ConfigError, CreditError
+from selfcest_env.errors import ConfigError, RewardError
 from selfcest_env.graders import Grade
 from selfcest_env.plugin import PlugIn
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, Turn, read_episodes
@@ -226,6 +226,9 @@ def test_weights_grow_while_the_frontier_moves() -> None:
         gains.append(math.atanh((schedule.weights(step + 1)["token_cost"] - 0.5) / 1.5))
     assert gains == pytest.approx([0.5, 0.0, 0.25, 0.0, 0.0])
     assert schedule.state_dict()["front"] == [[1.0, 0.5], [1.0, 0.75]]
+    wide = Hypervolume({"correct": 2.0}, {"correct": 0.0, "total_tokens": 200}, scale=3.0)
+    wide.observe(0, [group(alone("a", 1.0, 98))])
+    assert wide.weights(1)["correct"] == pytest.approx(2 * (0.5 + 1.5 * math.tanh(3 * 0.5)))
     with pytest.raises(ConfigError, match=r"reference\.total_tokens is 0; expected a number > 0"):
         Hypervolume({"a": 1.0}, {"total_tokens": 0})
 
@@ -257,7 +260,7 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     "scheme",
     [
-        FrozenClones(), Salt(), Decision(), Decision(average=False, tokens=1), Adora(correct="score"), Hapo(),
+        FrozenClones(), Salt(), Decision(), Decision(average=False, tokens=1), Adora(term="score"), Hapo(),
         D3s(PlugIn("rloo"), across="group"), Hapo(std_floor=0.0, limit=0.5), D3s(),
         *(pytest.param(scheme, marks=SLOW) for scheme in (
             FrozenClones(PlugIn("coma"), steps=1), Salt(PlugIn("branches"), history=1, thoughts=True),
@@ -357,8 +360,8 @@ def test_adora_weighs_groups_by_the_length_of_right_and_wrong_episodes() -> None
     tree = three_agents("a", 1.0)  # 8 tokens, 6 of them one after the other
     assert factor(tree, alone("b", 0.0, 7)) == 1.0
     assert factor(tree, alone("b", 0.0, 7), length="critical_path_tokens") == 0.1
-    with pytest.raises(CreditError, match="no term 'right' that says.*it has correct; set credit.options.correct"):
-        assign(Adora(correct="right"), group(tree, tree), {})
+    with pytest.raises(RewardError, match="term is 'right', and the reward has no such term .*it has correct"):
+        assign(Adora(term="right"), group(tree, tree), {})
 
 
 def _cut(cut: Turn) -> Turn:
@@ -474,6 +477,7 @@ def test_the_laboratory_sees_what_entropies_cost(scheme: CreditAssigner) -> None
         ("d3s", {"across": "batch"}, "across is 'batch'; expected one of step, group"),
         ("salt", {"history": 0}, "history is 0"),
         ("hapo", {"pivot": 2.0}, "pivot is 2"),
+        ("hapo", {"beta": 1.5}, "beta is 1.5"),
         ("adora", {"length": "tokens"}, "length is 'tokens'"),
         ("decision", {"scheme": {"name": "gae"}}, "scheme is 'gae', which learns"),
         ("frozen_clones", {"scheme": {"name": "d3s"}}, "scheme is 'd3s', which learns, looks into the policy"),
@@ -528,6 +532,10 @@ def test_tasks_are_those_of_the_sampler_inside_and_its_memory_is_kept() -> None:
     assert budgeted == replace(alike[0], limits=replace(LIMITS, total_tokens=100)), "the budget is drawn after the task"
 
 
+TOKENS = {"start": 9, "end": 5, "steps": 2}
+AROUND_V0 = {**TOKENS, "limit": "max_turns", "sampler": {"name": "v0"}}
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -536,6 +544,10 @@ def test_tasks_are_those_of_the_sampler_inside_and_its_memory_is_kept() -> None:
         ({"between": [20, 10]}, r"between is \[20, 10\]; expected the smaller number first"),
         ({"totals": [0]}, r"totals\[0\] is 0"),
         ({"totals": [10], "sampler": {"name": "mixtur"}}, "unknown task sampler 'mixtur'"),
+        ({"totals": [10], "sampler": {"name": "knapsack"}}, "'knapsack', hands out rollouts by success rates"),
+        ({"totals": [10], "sampler": {"name": "curriculum", "options": AROUND_V0}}, "'v0', hands out rollouts"),
+        ({"totals": [10], "sampler": {"name": "budgets", "options": {"totals": [9]}}}, "'budgets', sets total_tokens"),
+        ({"totals": [10], "sampler": {"name": "curriculum", "options": TOKENS}}, "'curriculum', sets total_tokens"),
     ],
 )
 def test_budgets_that_cannot_be_right_are_refused(options: dict[str, Any], words: str) -> None:

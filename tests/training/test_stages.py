@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 from records import group, three_agents
 from test_job import Crash, config, play, rows, weights
+from test_outages import LIMITS, PLANS, player
 
 from selfcest_env.errors import ConfigError, CreditError, PlugInError, RewardError, TrainingError
 from selfcest_env.plugin import PlugIn
@@ -19,14 +21,15 @@ from selfcest_env.reward import make_reward
 from selfcest_training.config import RunConfig
 from selfcest_training.credit import Credit, Rloo, assign_step, make_assigner
 from selfcest_training.learner.batch import build_samples, mini_batches
-from selfcest_training.learner.options import Denominator
+from selfcest_training.learner.options import Denominator, LossConfig
 from selfcest_training.run.checkpoint import _plain, _restored, checkpoints, read_memory
 from selfcest_training.run.job import Job, JobId, make_stages
 from selfcest_training.stages import checks
-from selfcest_training.stages.base import Admission, PlannedGroup
+from selfcest_training.stages.base import Admission, PlannedGroup, Stages, TaskMenu
 from selfcest_training.stages.gates import AdmitAll, AdmitVaried
 from selfcest_training.stages.registry import make_gate, make_reward_schedule, make_task_sampler
 from selfcest_training.stages.schedules import Constant, Linear
+from selfcest_training.trainer import StepSettings, Trainer
 
 RL = "arms__delegating__rl"
 MEMORY = {
@@ -161,6 +164,38 @@ def test_a_scheme_of_whole_steps_gives_one_credit_a_group() -> None:
 
     with pytest.raises(CreditError, match="'rloo' gave 0 credits for 1 groups"):
         assign_step(Short(), [pair("g0", 1.0, 0.0)], [{}])
+
+
+def test_retries_that_a_gate_chose_by_outcomes_are_shown_to_rewards_alone() -> None:
+    class Watches:
+        def __init__(self) -> None:
+            self.seen: list[list[str]] = []
+
+        def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: Any) -> list[PlannedGroup]:
+            return list(PLANS[:2])
+
+        def weights(self, step: int) -> dict[str, float]:
+            return {}
+
+        def observe(self, step: int, groups: Sequence[EpisodeGroup]) -> None:
+            self.seen.append([group.episodes[0].episode_id for group in groups])
+
+    class Again:
+        def admit(self, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> Admission:
+            again = (PlannedGroup(groups[0].task, 2),) if rounds < 3 else ()
+            return Admission(tuple(groups), more=int(rounds == 1), again=again)
+
+    tasks, rewards = Watches(), Watches()
+    stages = Stages(tasks, Again(), rewards, Rloo())
+    settings = StepSettings(1, 1, 1, 1.0, LossConfig(), Denominator.CONSTANT, 1.0, 0, 1, 0.0)
+    menu = TaskMenu({}, {}, 4, LIMITS)
+    trainer = Trainer(player(), None, None, menu, stages, settings, None, seed=0)  # type: ignore[arg-type]
+    produced = trainer.produce(0)
+    names = [f"s0.g{i}.e0" for i in range(6)]
+    assert [group.episodes[0].episode_id for group in produced.groups] == names
+    assert tasks.seen == [names[:2], names[2:4]], "the second round has two new ones and a retry, the third a retry"
+    assert rewards.seen == [names[:2], names[2:5], names[5:]]
+    assert produced.planned_episodes == sum(plan.num_rollouts for plan in PLANS[:2])
 
 
 # In a run

@@ -133,13 +133,17 @@ class Trainer:
         admission, rounds, asked, outages = Admission((), more=settings.tasks_per_step), 0, 0, NO_OUTAGES
         while admission.more or admission.again:
             new = propose(stages.tasks, step, admission.more, self.menu, rng) if admission.more else []
-            plans = [*new, *admission.again]
-            played, lost = play(plans, weights=weights, after=planned, tries=settings.group_tries)
-            planned, groups, rounds, outages = [*planned, *plans], [*groups, *played], rounds + 1, outages + lost
+            played, lost = play(new, weights=weights, after=planned, tries=settings.group_tries)
+            planned, outages = [*planned, *new], outages + lost
+            again, lost = play(admission.again, weights=weights, after=planned, tries=settings.group_tries)
+            planned, outages = [*planned, *admission.again], outages + lost
+            groups, rounds = [*groups, *played, *again], rounds + 1
             outages.check(step, len(planned), settings.max_dropped_share)
-            asked = asked or sum(plan.num_rollouts for plan in plans)
-            for stage in (stages.tasks, stages.rewards) if played else ():
-                observe(stage, step, played)
+            asked = asked or sum(plan.num_rollouts for plan in planned)
+            if played:  # which tasks are rolled out again is decided by outcomes, so their rate is not a task's
+                observe(stages.tasks, step, played)
+            if played or again:
+                observe(stages.rewards, step, [*played, *again])
             admission = admit(stages.gate, step, groups, settings.tasks_per_step, rounds)
         replays = partial(self.player.play_replays, temperature=settings.temperature)
         kept, replayed, lost = replay_groups(stages.credit, admission.kept, replays, settings.group_tries)

@@ -11,7 +11,7 @@ out: where it draws the lines could not be read. Open there: a length limit in t
 
 In a tree an episode's length is what `length` says, by default the generated tokens of all its agents;
 `critical_path_tokens` asks for the longest chain instead. The rule pays for length, so it works against a token
-price. A right episode is one whose reward term `correct` is above 0, and a reward without that term is an error.
+price. A right episode is one whose reward term `term` is above 0, and a reward without that term is an error.
 
 Biased: the weight depends on the returns and lengths that it weighs, and groups are re-weighed. Degenerate case:
 `factor: 1` is the scheme inside.
@@ -24,19 +24,18 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
-from selfcest_env.errors import CreditError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, cost_measures
 from selfcest_env.structure import NotNegative, OneOf
 from selfcest_env.types import FinishReason, TurnKey
 from selfcest_training.credit import checks
-from selfcest_training.credit.base import Advantage, Credit, Promise, Replayed
+from selfcest_training.credit.base import Advantage, Credit, Promise, Replayed, succeeded
 from selfcest_training.credit.wrapping import Wrapping
 
 
 @dataclass(frozen=True)
 class Adora(Wrapping):
     """Options: `scheme`, `{name, options}` or null (default) for `grpo`; `factor` (default 0.1); `length`, a cost
-    (default `generated_tokens`); `correct`, the reward term that says what is right (default `correct`)."""
+    (default `generated_tokens`); `term`, the reward term that is above 0 for a right episode (default `correct`)."""
 
     name: ClassVar[str] = "adora"
     formula: ClassVar[str] = (
@@ -48,12 +47,14 @@ class Adora(Wrapping):
 
     factor: NotNegative = 0.1
     length: Annotated[str, OneOf(*cost_measures())] = "generated_tokens"
-    correct: str = "correct"
+    term: str = "correct"
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         credit = checks.assign(self.inside, group, replayed)
-        right = [getattr(e.cost, self.length) for e in group.episodes if self._is_right(e)]
-        wrong = [getattr(e.cost, self.length) for e in group.episodes if not self._is_right(e) and not _was_cut(e)]
+        right = [getattr(e.cost, self.length) for e in group.episodes if succeeded(e, self.term)]
+        wrong = [
+            getattr(e.cost, self.length) for e in group.episodes if not succeeded(e, self.term) and not _was_cut(e)
+        ]
         favoured = bool(right) and (not wrong or max(right) > np.mean(wrong))
         factor = 1.0 if favoured else self.factor
         advantage: dict[TurnKey, Advantage] = {
@@ -63,15 +64,6 @@ class Adora(Wrapping):
         return replace(
             credit, advantage=advantage, diagnostics={**credit.diagnostics, "favoured_share": float(favoured)}
         )
-
-    def _is_right(self, episode: EpisodeRecord) -> bool:
-        terms = episode.reward_terms or {}
-        if self.correct not in terms:
-            raise CreditError(
-                f"credit scheme 'adora': the reward has no term '{self.correct}' that says which episodes are right; "
-                f"it has {', '.join(terms)}; set credit.options.correct to one of them"
-            )
-        return terms[self.correct] > 0
 
 
 def _was_cut(episode: EpisodeRecord) -> bool:

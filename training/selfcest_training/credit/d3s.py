@@ -34,7 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
-from selfcest_env.replay import replayed_episode
+from selfcest_env.replay import root_episode
 from selfcest_env.structure import Above, AtMost, Count
 from selfcest_env.types import TurnKey
 from selfcest_training.credit import checks
@@ -132,7 +132,7 @@ def _without(
     for key, value in credit.advantage.items():
         if key in worth and (worth[key] < floor).any():
             advantage[key] = tuple(np.where(worth[key] < floor, 0.0, value).tolist())
-        elif _episode(key.episode_id) in kept:
+        elif root_episode(key.episode_id) in kept:
             advantage[key] = value
     turns = [key for episode in group.episodes for key, _ in episode.turns()]
     tokens = [bool(one) for key in turns if key in worth for one in worth[key] >= floor]
@@ -151,10 +151,3 @@ def _without(
 
 def _per_token(value: Advantage, length: int) -> npt.NDArray[Any]:
     return np.broadcast_to(np.asarray(value, dtype=np.float64), length)
-
-
-def _episode(name: str) -> str:
-    """The episode that a replay, or a replay of a replay, is of."""
-    while (of := replayed_episode(name)) is not None:
-        name = of
-    return name

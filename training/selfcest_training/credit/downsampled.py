@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
-from selfcest_env.replay import replayed_episode
+from selfcest_env.replay import root_episode
 from selfcest_env.structure import Count
 from selfcest_training.credit import checks
 from selfcest_training.credit.base import Credit, Promise, Replayed, succeeded
@@ -54,10 +54,10 @@ class Downsampled(Wrapping):
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         credit = checks.assign(self.inside, group, replayed)
         factors = self._factors(group)
-        advantage = {key: value for key, value in credit.advantage.items() if _episode(key.episode_id) in factors}
+        advantage = {key: value for key, value in credit.advantage.items() if root_episode(key.episode_id) in factors}
         weight = {key: value for key, value in credit.weight.items() if key in advantage}
         if self.reweigh:
-            weight = {key: weight.get(key, 1.0) * factors[_episode(key.episode_id)] for key in advantage}
+            weight = {key: weight.get(key, 1.0) * factors[root_episode(key.episode_id)] for key in advantage}
         every = {key for episode in group.episodes for key, _ in episode.turns()}
         share = len(factors) / len(group.episodes)
         diagnostics = {**credit.diagnostics, "trained_share": share}
@@ -77,10 +77,3 @@ class Downsampled(Wrapping):
                 i = draw((1 / len(left),) * len(left), "who trains", group.episodes[0], side * total + k)
                 factors[left.pop(i).episode_id] = len(episodes) * size / (count * total)
         return factors
-
-
-def _episode(name: str) -> str:
-    """The episode that a replay, or a replay of a replay, is of."""
-    while (of := replayed_episode(name)) is not None:
-        name = of
-    return name

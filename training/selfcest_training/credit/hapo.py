@@ -1,18 +1,21 @@
 """`hapo`: the return against the mean over the group's tokens, and less of it, or more, by the entropy of each token.
 
     A_k = (R_k - m) / (max(s, std_floor) + epsilon),   m, s: mean and std of R over all tokens of the group
-    A_t = A_k (1 + beta h_t) if (h_t > 0) is not (|ratio_t - 1| < neutral), else A_k
+    A_t = A_k (1 + beta h_t) if h_t <= 0 and |ratio_t - 1| < neutral,
+          A_k (1 + beta h_t) if h_t > 0 and |ratio_t - 1| >= neutral (never at lag 0, see below),   else A_k
     h = ln H - its pivot quantile over all tokens of the step, divided on each side of 0 by its extreme: in [-1, 1]
 
 So on policy, where every ratio of the learner to the sampler is 1, tokens of low entropy get less, down to 0 for the
-lowest with `beta: 1`, and the others all of it; where the learner has moved away, tokens of high entropy get more.
+lowest with `beta: 1`, and the others all of it; where the learner has moved away, tokens of high entropy get more. The
+ratio is that before a step's first update, not of every mini-batch: with one mini-batch or many, under `max_policy_lag:
+0` it is 1 but for rounding, and the second of these never comes about.
 
 Source: HAPO (Liu et al. 2025, arXiv 2509.16591), "token-level group average" and "differential advantage
 redistribution", by the released code (starriver030515/HAPO, `compute_hapo_outcome_advantage`, `compute_entropy_h`,
 `ada_advantage`): population std, a group with any |A| >= `limit` falls back to `grpo`, pivot 0.8 and beta 1 as in its
 recipes. There the scale of low entropies is negative, which makes h positive on both sides; here h is negative below
-the pivot, as the paper's text has it. `std_floor` is ours (0 is the usual form). The ratio is that before a step's
-first update, not of every mini-batch, and `neutral` is half of a clip range of 0.2. The two other parts, temperature
+the pivot, as the paper's text has it. `std_floor` is ours (0 is the usual form), and `neutral` is half of a
+clip range of 0.2. The two other parts, temperature
 and clipping by entropy, are a sampler's and a loss's, and are not here.
 
 In a tree a group's tokens are those of all agents: an episode weighs in the mean by the tokens of root and clones
@@ -52,8 +55,8 @@ _LEAST_ENTROPY = 1e-8  # as in the released code: its logarithm is finite
 
 @dataclass(frozen=True)
 class Hapo(NoReplays, Checked):
-    """Options: `std_floor` (default 0.25), `epsilon` (default 1e-6), `limit` (default 5), `beta` (default 1), `pivot`
-    (default 0.8), `neutral` (default 0.1)."""
+    """Options: `std_floor` (default 0.25), `epsilon` (default 1e-6), `limit` (default 5), `beta` (default 1, at most 1:
+    more would turn the sign of tokens of low entropy), `pivot` (default 0.8), `neutral` (default 0.1)."""
 
     name: ClassVar[str] = "hapo"
     formula: ClassVar[str] = "A = (R - token mean R) / token std R, times 1 + beta h for tokens by their entropy"
@@ -65,7 +68,7 @@ class Hapo(NoReplays, Checked):
     std_floor: NotNegative = 0.25
     epsilon: NotNegative = 1e-6
     limit: Positive = 5.0
-    beta: NotNegative = 1.0
+    beta: Share = 1.0
     pivot: Share = 0.8
     neutral: NotNegative = 0.1
 

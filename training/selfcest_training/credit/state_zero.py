@@ -33,25 +33,27 @@ from selfcest_training.credit.base import Credit, NoReplays, Promise, Replayed, 
 from selfcest_training.families import Bucket
 
 Floats = npt.NDArray[np.float64]
-# Family (with a size that is no number), size, documents, and budget in tokens: 0 where it is unlimited.
-Cell = tuple[str, float, int, int]
-_FORGOTTEN = 1e-3  # rollouts that a cell still counts for when it is dropped
+# Family (with a size that is no number), size, documents, and budget in tokens: `None` where it is unlimited.
+Cell = tuple[str, float, int, int | None]
+FORGOTTEN = 1e-3  # rollouts that a cell, or a bucket, still counts for when it is dropped
 
 
 def cell_of(task: Task, limits: Limits) -> Cell:
     """What the model sees of a task at state zero."""
     bucket = Bucket.of(task)
     family = bucket.family if bucket.number is not None or bucket.size is None else f"{bucket.family}/{bucket.size}"
-    return family, bucket.number or 0.0, len(task.context), limits.total_tokens or 0
+    return family, bucket.number or 0.0, len(task.context), limits.total_tokens
 
 
 @dataclass
 class TaskValue:
-    """A regression on features of cells: 1, log(1 + documents), log(1 + budget), and per family 1 and log(1 + size).
+    """A regression on features of cells: 1, log(1 + documents), log(1 + budget), whether there is none, and per family
+    1 and log(1 + size) less its mean over the family's rollouts.
 
     Ridge regression (`identity`) or, for targets from 0 to 1, logistic regression (`logit`), on means of cells weighed
     by their rollouts, of which each step counts `decay` of the next. Solved anew at each fit: no learning rate, no
-    order of examples. A family that was not seen has no features of its own, so its value is that of the others.
+    order of examples. A family that was not seen has no features of its own: its value is the mean of
+    families, each at its own mean size.
 
     Attributes:
         cells: rollouts and sum of their targets.
@@ -61,7 +63,7 @@ class TaskValue:
     ridge: float
     link: Literal["identity", "logit"]
     cells: dict[Cell, tuple[float, float]] = field(default_factory=dict)
-    _families: list[str] = field(default_factory=list)
+    _middles: dict[str, float] = field(default_factory=dict)
     _weights: Floats | None = None
 
     @property
@@ -81,13 +83,17 @@ class TaskValue:
         for cell, target in found:
             count, total = cells.get(cell, (0.0, 0.0))
             cells[cell] = count + 1, total + target
-        self.cells = {cell: sums for cell, sums in cells.items() if sums[0] > _FORGOTTEN}
+        self.cells = {cell: sums for cell, sums in cells.items() if sums[0] > FORGOTTEN}
         self._solve()
 
     def _solve(self) -> None:
-        self._weights, self._families = None, sorted({family for family, *_ in self.cells})
+        self._weights, self._middles = None, {}
         if not self.cells:
             return
+        for family in sorted({family for family, *_ in self.cells}):
+            found = [(np.log1p(size), n) for (of, size, *_), (n, _) in self.cells.items() if of == family]
+            sizes, counts = np.array(found).T
+            self._middles[family] = float(np.average(sizes, weights=counts))
         features = self._features(list(self.cells))
         counts, totals = np.array(list(self.cells.values())).T
         penalty = self.ridge * np.diag([1e-6, *[1.0] * (features.shape[1] - 1)])  # the mean is free
@@ -108,12 +114,12 @@ class TaskValue:
         self._weights = weights
 
     def _features(self, cells: Sequence[Cell]) -> Floats:
-        rows = np.zeros((len(cells), 3 + 2 * len(self._families)))
+        places = {family: 4 + 2 * i for i, family in enumerate(self._middles)}
+        rows = np.zeros((len(cells), 4 + 2 * len(places)))
         for row, (family, size, documents, budget) in zip(rows, cells, strict=True):
-            row[:3] = 1.0, np.log1p(documents), np.log1p(budget)
-            if family in self._families:
-                place = 3 + 2 * self._families.index(family)
-                row[place : place + 2] = 1.0, np.log1p(size)
+            row[:4] = 1.0, np.log1p(documents), 0.0 if budget is None else np.log1p(budget), budget is None
+            if family in places:
+                row[places[family] :][:2] = 1.0, np.log1p(size) - self._middles[family]
         return rows
 
     def state_dict(self) -> Mapping[str, Any]:

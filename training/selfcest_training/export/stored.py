@@ -9,7 +9,7 @@ import numpy as np
 
 from selfcest_env.errors import RecordError
 from selfcest_env.record import EpisodeRecord
-from selfcest_env.replay import replayed_episode
+from selfcest_env.replay import root_episode
 from selfcest_training.credit import CreditAssigner, assign
 from selfcest_training.credit.offline import StoredEpisodes, replays_of
 from selfcest_training.learner.batch import Sample, build_samples
@@ -18,9 +18,7 @@ from selfcest_training.learner.options import Denominator
 
 def group_of(episode_id: str) -> str:
     """What the episodes of one task share: the id up to its last dot; a replay's is its episode's."""
-    while (episode := replayed_episode(episode_id)) is not None:
-        episode_id = episode
-    return episode_id.rpartition(".")[0]
+    return root_episode(episode_id).rpartition(".")[0]
 
 
 @dataclass(frozen=True)

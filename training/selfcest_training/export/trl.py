@@ -43,6 +43,7 @@ from selfcest_training.run.account import JobAccount
 from selfcest_training.run.checkpoint import TrainState
 from selfcest_training.run.job import check_contexts, make_stages, step_settings, task_menu
 from selfcest_training.run.metrics import describe
+from selfcest_training.stages.checks import check_menu
 from selfcest_training.stages.crediting import credit_step, records_of
 from selfcest_training.trainer import StepSettings, Trainer
 
@@ -296,11 +297,12 @@ def opened_trainer(config: RunConfig, arm: str, seed: int, model: Path | str) ->
     )
     check_contexts(config, arm, language, spec)
     stages, families = make_stages(rl, f"arms.{arm}.rl"), make_families(config.tasks, "train")
+    menu = task_menu(config, arm, families)
+    check_menu(stages.tasks, menu)
     weights = language.load(seed, Path(model))
     sampler = spec.start(language, weights)
     player = ModelPlayer(language, sampler, limits=config.limits_of(arm), reward=reward)
     learner = Learner(weights, rl.optimizer, pad_id=0, micro_batch_tokens=config.micro_batch_tokens)
-    menu = task_menu(config, arm, families)
     account = JobAccount(TrainState(), rl, None)
     try:
         settings = replace(step_settings(rl), max_policy_lag=0)  # the trainer itself runs nothing ahead

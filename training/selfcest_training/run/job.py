@@ -46,8 +46,8 @@ from selfcest_training.run.checkpoint import (
     save_checkpoint,
 )
 from selfcest_training.run.metrics import MetricsLog, describe, episode_lines
-from selfcest_training.stages.base import LimitsBound, Stages, TaskMenu
-from selfcest_training.stages.checks import weights_at
+from selfcest_training.stages.base import Stages, TaskMenu
+from selfcest_training.stages.checks import check_menu, weights_at
 from selfcest_training.stages.registry import make_gate, make_reward_schedule, make_task_sampler
 from selfcest_training.stages.warmstart import Pool, WarmStart
 from selfcest_training.trainer import Step, StepSettings, Trainer
@@ -108,8 +108,7 @@ class Job:
             self.reward.check([source.draw(np.random.default_rng(0))], f"tasks.{name}")
         place = f"arms.{job_id.arm}.rl"
         self.stages = make_stages(self.arm.rl, place)
-        if isinstance(self.stages.tasks, LimitsBound):
-            self.stages.tasks.check_limits(config.limits_of(job_id.arm))
+        check_menu(self.stages.tasks, task_menu(config, job_id.arm, self.families))
         # Of a schedule of its own: the run's is asked once per step.
         schedule = make_reward_schedule(self.arm.rl.reward_schedule, f"{place}.reward_schedule")
         self.reward.checked_weights(weights_at(schedule, 0))

@@ -64,16 +64,20 @@ class TaskSampler(Protocol):
         ...
 
     def observe(self, step: int, groups: Sequence[EpisodeGroup]) -> None:
-        """The scored groups of a round, whatever a gate makes of them."""
+        """The scored groups of a round that it proposed, whatever a gate makes of them.
+
+        Not those that a gate had rolled out again (`Admission.again`): which tasks these are of was decided by their
+        outcomes, so a success rate over both is that of neither.
+        """
         ...
 
 
 @runtime_checkable
-class LimitsBound(Protocol):
-    """A task sampler whose options go with the arm's limits."""
+class MenuBound(Protocol):
+    """A task sampler whose options go with what it chooses from."""
 
-    def check_limits(self, limits: Limits) -> None:
-        """Raise `ConfigError` for limits that it cannot plan under; before any work."""
+    def check_menu(self, menu: TaskMenu) -> None:
+        """Raise `ConfigError` for a menu that it cannot plan from; before any work."""
         ...
 
 
@@ -109,7 +113,11 @@ class RewardSchedule(Protocol):
         ...
 
     def observe(self, step: int, groups: Sequence[EpisodeGroup]) -> None:
-        """The scored groups of a round, whatever a gate makes of them."""
+        """The scored groups of a round, whatever a gate makes of them, and those that it had rolled out again.
+
+        What was played is what was paid for; where a gate has tasks rolled out again by their outcomes, means over
+        episodes lean to such tasks.
+        """
         ...
 
 

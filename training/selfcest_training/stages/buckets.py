@@ -10,59 +10,56 @@ All of it is of whole episodes: an episode succeeds if its root's answer does, a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import astuple, dataclass, field
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from selfcest_env.record import EpisodeGroup, cost_measures
-from selfcest_env.structure import Checked, OneOf, Share
+from selfcest_env.record import EpisodeGroup
+from selfcest_env.structure import Checked, Share
 from selfcest_env.types import Task
 from selfcest_training.credit import succeeded
+from selfcest_training.credit.state_zero import FORGOTTEN
 from selfcest_training.families import Bucket, draw_family, draw_task
 from selfcest_training.stages.base import TaskMenu
 
 Floats = npt.NDArray[np.float64]
-TokenCost = Annotated[str, OneOf(*cost_measures())]
 
 
 @dataclass(frozen=True)
-class Tally:
+class Sums:
     """Weighted sums over groups and their rollouts.
 
     Attributes:
-        groups, rollouts, successes: counts.
-        tokens: of whole trees, by the cost that is asked for.
-        variance: of the returns of each group, with n in the denominator.
-        gap, mean_gap: of each group the best return less the worst, and less the mean.
+        rollouts: their number.
     """
 
-    groups: float = 0.0
     rollouts: float = 0.0
+
+    def times(self, weight: float) -> Self:
+        return type(self)(*(weight * value for value in astuple(self)))
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(*(one + another for one, another in zip(astuple(self), astuple(other), strict=True)))
+
+
+@dataclass(frozen=True)
+class Tally(Sums):
+    """Attributes:
+    successes: their number.
+    tokens: of whole trees, by the cost that is asked for.
+    """
+
     successes: float = 0.0
     tokens: float = 0.0
-    variance: float = 0.0
-    gap: float = 0.0
-    mean_gap: float = 0.0
 
     @classmethod
-    def of(cls, group: EpisodeGroup, term: str, cost: str) -> Tally:
-        returns = np.array([episode.team_return for episode in group.episodes])
-        return cls(
-            groups=1.0,
-            rollouts=float(len(returns)),
-            successes=float(sum(succeeded(episode, term) for episode in group.episodes)),
-            tokens=float(sum(getattr(episode.cost, cost) for episode in group.episodes)),
-            variance=float(returns.var()),
-            gap=float(returns.max() - returns.min()),
-            mean_gap=float(returns.max() - returns.mean()),
-        )
-
-    def plus(self, other: Tally, weight: float = 1.0) -> Tally:
-        """These sums times `weight`, and the other's."""
-        return Tally(**{f.name: weight * getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+    def of(cls, group: EpisodeGroup, term: str, cost: str = "total_tokens") -> Tally:
+        right = sum(succeeded(episode, term) for episode in group.episodes)
+        tokens = sum(getattr(episode.cost, cost) for episode in group.episodes)
+        return cls(float(len(group.episodes)), float(right), float(tokens))
 
     @property
     def rate(self) -> float:
@@ -75,52 +72,57 @@ class Tally:
         return self.tokens / self.rollouts
 
 
+T = TypeVar("T", bound=Sums)
+
+
 @dataclass
-class Memory:
+class Memory(Generic[T]):
     """Tallies by bucket, as of a step."""
 
     step: int = -1
-    tallies: dict[Bucket, Tally] = field(default_factory=dict)
+    tallies: dict[Bucket, T] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class RemembersBuckets(Checked):
+class RemembersBuckets(Checked, Generic[T]):
     """Base of the samplers that go by what came of buckets.
 
     Attributes:
-        term: an episode succeeds if this term of the reward is above 0.
-        decay: what a step's sums count of the next one's.
-        tokens: which cost of an episode is meant by its tokens.
+        decay: what a step's sums count of the next one's. A bucket of which next to nothing is left is forgotten.
     """
 
-    term: str = "correct"
+    kept: ClassVar[type[Any]]  # the sums, T
+
     decay: Share = 0.9
-    tokens: TokenCost = "total_tokens"
+
+    def tally(self, group: EpisodeGroup) -> T:
+        """What is kept of a group. Raises `RewardError` if the reward has no such term."""
+        raise NotImplementedError
 
     def observe(self, step: int, groups: Sequence[EpisodeGroup]) -> None:
-        """Raises `RewardError` if the reward has no such term."""
         memory = self.memory
         if step != memory.step:
-            memory.tallies = {bucket: tally.plus(Tally(), self.decay) for bucket, tally in self.seen()}
+            faded = {bucket: tally.times(self.decay) for bucket, tally in self.seen()}
+            memory.tallies = {bucket: tally for bucket, tally in faded.items() if tally.rollouts > FORGOTTEN}
             memory.step = step
         for group in groups:
-            bucket = Bucket.of(group.task)
-            memory.tallies[bucket] = memory.tallies.get(bucket, Tally()).plus(Tally.of(group, self.term, self.tokens))
+            bucket, tally = Bucket.of(group.task), self.tally(group)
+            memory.tallies[bucket] = memory.tallies[bucket] + tally if bucket in memory.tallies else tally
 
-    def seen(self) -> list[tuple[Bucket, Tally]]:
-        """Every bucket that was observed, with its sums."""
+    def seen(self) -> list[tuple[Bucket, T]]:
+        """Every bucket that is remembered, with its sums."""
         return list(self.memory.tallies.items())
 
     def state_dict(self) -> Mapping[str, Any]:
-        found = [[bucket.family, bucket.size, *asdict(tally).values()] for bucket, tally in self.seen()]
+        found = [[bucket.family, bucket.size, *astuple(tally)] for bucket, tally in self.seen()]
         return {"step": self.memory.step, "tallies": found}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.memory.step = state["step"]
-        self.memory.tallies = {Bucket(family, size): Tally(*sums) for family, size, *sums in state["tallies"]}
+        self.memory.tallies = {Bucket(family, size): self.kept(*sums) for family, size, *sums in state["tallies"]}
 
     @cached_property
-    def memory(self) -> Memory:
+    def memory(self) -> Memory[T]:
         return Memory()
 
 

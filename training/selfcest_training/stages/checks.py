@@ -10,9 +10,23 @@ from selfcest_env.errors import TrainingError
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.types import Limits
 from selfcest_training.credit.checks import called
-from selfcest_training.stages.base import Admission, Gate, PlannedGroup, RewardSchedule, TaskMenu, TaskSampler
+from selfcest_training.stages.base import (
+    Admission,
+    Gate,
+    MenuBound,
+    PlannedGroup,
+    RewardSchedule,
+    TaskMenu,
+    TaskSampler,
+)
 
 MAX_ROUNDS = 1000  # a gate that has not had enough by then never will
+
+
+def check_menu(sampler: TaskSampler, menu: TaskMenu) -> None:
+    """Raise `ConfigError` if the sampler knows by its options that it cannot plan from this."""
+    if isinstance(sampler, MenuBound):
+        sampler.check_menu(menu)
 
 
 def propose(

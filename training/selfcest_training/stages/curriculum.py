@@ -3,7 +3,7 @@
     budget = start + (end - start) * progress      progress: step / steps, or the share of `steps` steps that went well
 
 From wide to tight, a policy learns to be right before it learns to be short; from tight to wide, the other way round.
-By `success` a step moves it on if at least `target` of its rollouts, retries of a gate included, were right, so that a
+By `success` a step moves it on if at least `target` of its rollouts, retries of a gate left out, were right, so that a
 budget that cannot be met holds it where it is.
 
 Source: Train Long, Think Short (arXiv 2508.08940), whose budget tightens by steps of a schedule and is a term of the
@@ -13,25 +13,26 @@ When an episode is a tree, `total_tokens` bounds the whole tree, prompts of clon
 spreading before it forbids thinking, and `generated_tokens` or `max_clones` are other knobs. Records hold the limits
 that they were played under, so a group baseline compares what had the same. Evaluation is under the arm's own limits.
 
-Degenerate cases: after `steps` it stays at `end`. A limit above the arm's is refused: contexts are checked for that.
+Around another sampler that sets limits the two must set different ones. Degenerate cases: after `steps` it stays at
+`end`. A limit above the arm's is refused: contexts are checked for that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from selfcest_env.errors import ConfigError
-from selfcest_env.plugin import PlugIn
 from selfcest_env.record import EpisodeGroup
-from selfcest_env.structure import Checked, Count, OneOf, Share
+from selfcest_env.structure import Count, OneOf, Share
+from selfcest_training.config import changed_limits
 from selfcest_training.credit import succeeded
-from selfcest_training.stages.base import PlannedGroup, Stateful, TaskMenu, TaskSampler
-from selfcest_training.stages.registry import make_task_sampler
+from selfcest_training.stages.base import PlannedGroup, TaskMenu
+from selfcest_training.stages.wrapping import SetsLimit
 
 _LIMITS = ("total_tokens", "generated_tokens", "turn_tokens", "max_turns", "max_clones", "max_reads")
 
@@ -47,15 +48,14 @@ class _Progress:
 
 
 @dataclass(frozen=True)
-class Curriculum(Checked):
-    """Attributes:
+class Curriculum(SetsLimit):
+    """Attributes, besides those of `SetsLimit`:
 
     start, end: of the limit.
     steps: from one to the other.
     by: `steps` or `success`.
     limit: which.
     target: share of a step's rollouts that must be right to move on.
-    sampler: who chooses tasks and rollouts.
     term: an episode is right if this term of the reward is above 0.
     """
 
@@ -65,23 +65,28 @@ class Curriculum(Checked):
     by: Literal["steps", "success"] = "steps"
     limit: Annotated[str, OneOf(*_LIMITS)] = "total_tokens"
     target: Share = 0.5
-    sampler: PlugIn = field(default_factory=lambda: PlugIn("mixture"))
     term: str = "correct"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        assert self._inside is not None  # it is made now, so that what is wrong with it is said before any work
+    @property
+    def limit_set(self) -> str:
+        return self.limit
 
-    def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> list[PlannedGroup]:
+    def check_menu(self, menu: TaskMenu) -> None:
         most = getattr(menu.limits, self.limit)
         if most is not None and max(self.start, self.end) > most:
             raise ConfigError(
                 f"start is {self.start} and end {self.end}, and {self.limit} of the arm's limits is {most}; expected "
                 f"no more than that: raise limits.{self.limit}"
             )
-        limits = replace(menu.limits, **{self.limit: self.at(step)})
-        plans = self._inside.propose(step, num_tasks, replace(menu, limits=limits), rng)
-        return [replace(plan, limits=limits) for plan in plans]
+        for value in (self.start, self.end):
+            changed_limits(menu.limits, {self.limit: value}, "task sampler 'curriculum': limits")
+        super().check_menu(menu)
+
+    def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> list[PlannedGroup]:
+        now = {self.limit: self.at(step)}
+        limits = replace(menu.limits, **now)
+        plans = self.inside.propose(step, num_tasks, replace(menu, limits=limits), rng)
+        return [replace(plan, limits=replace(plan.limits or limits, **now)) for plan in plans]
 
     def at(self, step: int) -> int:
         """The limit at a step."""
@@ -90,7 +95,7 @@ class Curriculum(Checked):
         return round(self.start + (self.end - self.start) * share)
 
     def observe(self, step: int, groups: Sequence[EpisodeGroup]) -> None:
-        self._inside.observe(step, groups)
+        super().observe(step, groups)
         self._close(step)
         if self.by == "success":
             right = [succeeded(episode, self.term) for group in groups for episode in group.episodes]
@@ -105,18 +110,12 @@ class Curriculum(Checked):
             now.step, now.rollouts, now.right = step, 0, 0
 
     def state_dict(self) -> Mapping[str, Any]:
-        inside = self._inside.state_dict() if isinstance(self._inside, Stateful) else None
-        return {"progress": dict(vars(self._progress)), "sampler": inside}
+        return {"progress": dict(vars(self._progress)), **super().state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         vars(self._progress).update(state["progress"])
-        if isinstance(self._inside, Stateful):
-            self._inside.load_state_dict(state["sampler"])
+        super().load_state_dict(state)
 
     @cached_property
     def _progress(self) -> _Progress:
         return _Progress()
-
-    @cached_property
-    def _inside(self) -> TaskSampler:
-        return make_task_sampler(self.sampler, "sampler")

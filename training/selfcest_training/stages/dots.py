@@ -27,20 +27,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 
+from selfcest_env.record import EpisodeGroup
 from selfcest_env.structure import Count, Positive, Share
 from selfcest_training.families import Bucket
 from selfcest_training.stages.base import PlannedGroup, TaskMenu
-from selfcest_training.stages.buckets import RemembersBuckets, pick
+from selfcest_training.stages.buckets import RemembersBuckets, Tally, pick
 
 
 @dataclass(frozen=True)
-class Dots(RemembersBuckets):
+class Dots(RemembersBuckets[Tally]):
     """Attributes, besides those of `RemembersBuckets`:
 
+    term: an episode succeeds if this term of the reward is above 0.
     target: success rate to aim at.
     temperature: of the softmax, in units of the success rate.
     width: e-fold distance of sizes, in units of their logarithm.
@@ -49,12 +51,18 @@ class Dots(RemembersBuckets):
     pool: tasks to choose each from.
     """
 
+    kept: ClassVar = Tally
+
+    term: str = "correct"
     target: Share = 0.5
     temperature: Positive = 0.1
     width: Positive = 0.3
     across: Share = 0.0
     prior: Positive = 1.0
     pool: Annotated[Count, "1: no choice"] = 4
+
+    def tally(self, group: EpisodeGroup) -> Tally:
+        return Tally.of(group, self.term)
 
     def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> Sequence[PlannedGroup]:
         tasks = pick(menu, num_tasks, self.pool, self.weight, rng)

@@ -17,20 +17,35 @@ cost are informative too, which success alone would not see. Degenerate cases: n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
+from selfcest_env.record import EpisodeGroup
 from selfcest_env.structure import Count, Positive
 from selfcest_training.families import Bucket
 from selfcest_training.stages.base import PlannedGroup, TaskMenu
-from selfcest_training.stages.buckets import RemembersBuckets, pick
+from selfcest_training.stages.buckets import RemembersBuckets, Sums, pick
 
 
 @dataclass(frozen=True)
-class Eva(RemembersBuckets):
+class Spread(Sums):
+    """Attributes:
+    groups: their number.
+    variance: of the returns of each group, with n in the denominator.
+    gap, mean_gap: of each group the best return less the worst, and less the mean.
+    """
+
+    groups: float = 0.0
+    variance: float = 0.0
+    gap: float = 0.0
+    mean_gap: float = 0.0
+
+
+@dataclass(frozen=True)
+class Eva(RemembersBuckets[Spread]):
     """Attributes, besides those of `RemembersBuckets`:
 
     info: see above.
@@ -38,15 +53,26 @@ class Eva(RemembersBuckets):
     pool: tasks to choose each from.
     """
 
+    kept: ClassVar = Spread
+
     info: Literal["gap", "mean_gap", "variance"] = "gap"
     floor: Positive = 0.05
     pool: Annotated[Count, "1: no choice"] = 4
 
+    def tally(self, group: EpisodeGroup) -> Spread:
+        returns = np.array([episode.team_return for episode in group.episodes])
+        best = float(returns.max())
+        return Spread(
+            len(returns), 1.0, float(returns.var()), best - float(returns.min()), best - float(returns.mean())
+        )
+
     def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> Sequence[PlannedGroup]:
+        tasks = pick(menu, num_tasks, self.pool, self.weigher(), rng)
+        return [PlannedGroup(task, menu.group_size) for task in tasks]
+
+    def weigher(self) -> Callable[[Bucket], float]:
+        """What the probability of a bucket is in proportion to, as of now."""
         known = {bucket: getattr(tally, self.info) / tally.groups for bucket, tally in self.seen()}
         most = max(known.values(), default=0.0)
 
-        def weigh(bucket: Bucket) -> float:
-            return float(self.floor + known.get(bucket, most))
-
-        return [PlannedGroup(task, menu.group_size) for task in pick(menu, num_tasks, self.pool, weigh, rng)]
+        return lambda bucket: float(self.floor + known.get(bucket, most))

@@ -1,11 +1,13 @@
 """`hypervolume`: weights of reward terms that grow in a step after which more of the objectives' space is dominated.
 
-    weight = terms[name] · (0.5 + 1.5 tanh dHV),   dHV = HV(front and the step's point) - HV(front)
+    weight = terms[name] · (0.5 + 1.5 tanh(scale · dHV)),   dHV = HV(front and the step's point) - HV(front)
 
 HV is the volume between `reference` and what the points dominate. A point is the mean of every objective over a
 step's episodes, each as its gain over the reference: of a cost (reference - x) / reference, of a reward term x -
-reference; a gain below 0 counts as 0. A point with a gain in HV joins the front. So the factor is 0.5 while nothing
-new is reached, and up to 2 when much is.
+reference; a gain below 0 counts as 0. A point with a gain in HV joins the front. So the factor is 0.5 while
+nothing new is reached, which is most of the time, and below 2 whatever is. Gains of costs and of shares are at most 1,
+so with `scale: 1` it is at most 0.5 + 1.5 tanh 1 = 1.64; as the front fills up gains shrink, and a larger `scale`
+raises small ones.
 
 Source: hypervolume-guided weight adaptation (Lu et al. 2025, arXiv 2509.11452) by its released code
 (yining610/dynamic-reward-weighting, `hypervolumn_contribution.py`): the factor, the slicing, and that it multiplies
@@ -36,7 +38,7 @@ import numpy as np
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.record import EpisodeGroup, cost_measures
-from selfcest_env.structure import Checked, Finite, NotEmpty
+from selfcest_env.structure import Checked, Finite, NotEmpty, Positive
 from selfcest_training.stages.measures import measured
 from selfcest_training.stages.schedules import Weights
 
@@ -50,10 +52,13 @@ class Hypervolume(Checked):
     terms: weights by term, which the factor multiplies.
     reference: by objective (a cost of `record.Cost`, or a reward term) the value that is worth nothing: the most that a
         cost may be, the least of a term.
+    scale: of the gain in volume.
     """
 
     terms: Annotated[Weights, NotEmpty()]
     reference: Annotated[Mapping[str, Annotated[float, Finite()]], NotEmpty()]
+
+    scale: Positive = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,7 +69,7 @@ class Hypervolume(Checked):
                 )
 
     def weights(self, step: int) -> Mapping[str, float]:
-        factor = 0.5 + 1.5 * math.tanh(self._gain()) if self._memory["count"] else 1.0
+        factor = 0.5 + 1.5 * math.tanh(self.scale * self._gain()) if self._memory["count"] else 1.0
         return {name: weight * factor for name, weight in self.terms.items()}
 
     def observe(self, step: int, groups: Sequence[EpisodeGroup]) -> None:

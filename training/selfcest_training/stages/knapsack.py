@@ -25,31 +25,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from selfcest_env.errors import ConfigError
-from selfcest_env.structure import Between, Count, check_order
+from selfcest_env.record import EpisodeGroup, cost_measures
+from selfcest_env.structure import Between, Count, OneOf, check_order
 from selfcest_env.types import Task
 from selfcest_training.families import Bucket
 from selfcest_training.stages.base import PlannedGroup, TaskMenu
-from selfcest_training.stages.buckets import Floats, RemembersBuckets, draw
+from selfcest_training.stages.buckets import Floats, RemembersBuckets, Tally, draw
 
 Ints = npt.NDArray[np.int64]
+TokenCost = Annotated[str, OneOf(*cost_measures())]
 _ENOUGH = 0.9  # probability of both outcomes that is enough, as released
 
 
 @dataclass(frozen=True)
-class Knapsack(RemembersBuckets):
+class Knapsack(RemembersBuckets[Tally]):
     """Attributes, besides those of `RemembersBuckets`:
 
+    term: an episode succeeds if this term of the reward is above 0.
+    tokens: which cost of an episode is meant by its tokens.
     min_rollouts, max_rollouts: of a task.
     edge: rates no further from 0 or 1 count as these.
     resolution: units that the budget is cut into.
     """
 
+    kept: ClassVar = Tally
+
+    term: str = "correct"
+    tokens: TokenCost = "total_tokens"
     min_rollouts: Count = 2
     max_rollouts: Count = 64
     edge: Annotated[float, Between(0, 0.5)] = 0.02
@@ -59,12 +67,17 @@ class Knapsack(RemembersBuckets):
         super().__post_init__()
         check_order(self, "min_rollouts", "max_rollouts")
 
-    def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> list[PlannedGroup]:
+    def tally(self, group: EpisodeGroup) -> Tally:
+        return Tally.of(group, self.term, self.tokens)
+
+    def check_menu(self, menu: TaskMenu) -> None:
         if not self.min_rollouts <= menu.group_size <= self.max_rollouts:
             raise ConfigError(
                 f"min_rollouts is {self.min_rollouts} and max_rollouts {self.max_rollouts}, and rl.group_size is "
                 f"{menu.group_size}; expected it between them: the budget is that of group_size rollouts of each task"
             )
+
+    def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> list[PlannedGroup]:
         tasks = [draw(menu, rng) for _ in range(num_tasks)]
         rates, tokens = self.rates(tasks, menu), self.costs(tasks)
         return [PlannedGroup(*pair) for pair in zip(tasks, self.sizes(rates, tokens, menu.group_size), strict=True)]

@@ -15,7 +15,7 @@ from selfcest_agents.replay import PlayedReplay
 from selfcest_agents.rollout import Unplayed, UnplayedError, all_of, what_played
 from selfcest_env.errors import InfrastructureError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
-from selfcest_env.replay import Replay, replayed_episode
+from selfcest_env.replay import Replay, root_episode
 from selfcest_training.credit import CreditAssigner
 from selfcest_training.stages.crediting import GroupReplays, PlayReplays, counterfactuals
 
@@ -82,13 +82,13 @@ def replay_groups(
         replayed, unplayed = what_played(partial(counterfactuals, assigner, kept, patient))
         if not unplayed:
             return kept, replayed, patient.outages + dropped
-        lost = {_episode(one.episode_id) for one in unplayed}
+        lost = {root_episode(one.episode_id) for one in unplayed}
         hit = [group for group in kept if any(episode.episode_id in lost for episode in group.episodes)]
         if not hit:  # a player that names what it has not been asked for
             raise UnplayedError.of(replayed, unplayed)
         names = {episode.episode_id for group in hit for episode in group.episodes}
         tokens = sum(episode.cost.generated_tokens for group in hit for episode in group.episodes)
-        tokens += sum(of.generated_tokens for one, of in patient.found.items() if _episode(one.episode_id) in names)
+        tokens += sum(of.generated_tokens for one, of in patient.found.items() if root_episode(one.episode_id) in names)
         dropped += Outages(len(hit), tokens=tokens)
         kept = [group for group in kept if group not in hit]
 
@@ -111,10 +111,3 @@ class _Patient:
             self.found.update(found)
             self.outages += Outages.of(unplayed)
         return all_of({replay: self.found[replay] for replay in replays if replay in self.found}, unplayed)
-
-
-def _episode(name: str) -> str:
-    """The episode that a replay, or a replay of a replay, is of."""
-    while (of := replayed_episode(name)) is not None:
-        name = of
-    return name

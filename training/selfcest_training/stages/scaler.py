@@ -118,15 +118,20 @@ class Scaler(Checked):
     window: Annotated[int, AtLeast(2)] = 50
     term: str = "correct"
 
-    def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> list[PlannedGroup]:
-        names = [name for name, weight in menu.weights.items() if weight > 0]
-        for name in self.knobs:
+    def check_menu(self, menu: TaskMenu) -> None:
+        """That every knob is of a family that is drawn from, and that its source takes the lowest and highest level."""
+        names = _families(menu)
+        for name, knob in self.knobs.items():
             if name not in names:
                 raise ConfigError(
                     f"knobs has the family '{name}', which rl.tasks does not draw from ({', '.join(names)})."
                     + did_you_mean(name, names)
                 )
-        self._curate(names, rng)
+            for level in (0, knob.top):
+                self._source(name, level, menu)
+
+    def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> list[PlannedGroup]:
+        self._curate(_families(menu), rng)
         weights = {name: menu.weights[name] for name in self._state.active}
         plans = []
         for _ in range(num_tasks):
@@ -150,7 +155,7 @@ class Scaler(Checked):
         track = self._track(family)
         share = {level: max(0.0, 1 - abs(track.level - level)) for level in accuracies}
         total = sum(share.values())
-        if not total:  # a gate had tasks rolled out again, of levels that the family has left by now
+        if not total:  # levels that the family has left say nothing of where it is
             return
         accuracy = sum(share[level] * accuracies[level] for level in share) / total
         track.levels = [*track.levels, track.level][-self.window :]
@@ -219,6 +224,10 @@ class Scaler(Checked):
     @cached_property
     def _sources(self) -> dict[tuple[str, int], TaskSource]:
         return {}
+
+
+def _families(menu: TaskMenu) -> list[str]:
+    return [name for name, weight in menu.weights.items() if weight > 0]
 
 
 @dataclass
