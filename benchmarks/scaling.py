@@ -551,7 +551,9 @@ figure may lie a little above 100%."""
 READ = """What is lost is the tail: a step ends with its longest episode, whatever the number of workers. Rollouts are
 played one step at a time, so as long as they take longer than an update, a lag of 3 is a lag of 1. To go on with the
 next step while the tail decodes would help, the more the older its weights may be. With 16 and with 256 workers:"""
-STRONG_WORDS = f"{STRONG} episodes per step, whatever the workers: how many times faster than one worker."
+STRONG_WORDS = (
+    f"{STRONG} episodes per step, whatever the workers: how many times faster than one worker is in the same mode."
+)
 BALANCE = f"""Share of the ranks' time that computes: {STRONG} episodes, micro-batches of {BATCH:,} padded ids. *Dealt*:
 cut as one process cuts them, and dealt out in rounds of similar size. *Whole groups*: every rank gets a contiguous
 share of the groups."""

@@ -47,6 +47,7 @@ def clustered(tmp_path: Path, **changes: Any) -> Any:
             {"cluster": {"learner_ranks": 2}, "forward": {"compile": True}},
             "cluster.learner_ranks is 2 and forward.compile",
         ),
+        ({"cluster": {"learner_ranks": 2, "backend": "nccl"}}, "device is cpu and cluster.backend is nccl"),
         ({"cluster": {"rollout_workers": 0}}, "cluster.rollout_workers is 0; expected .*>= 1"),
         ({"cluster": {"address": "ray://head:10001"}}, "cluster.address is 'ray://head:10001'; expected HOST:PORT"),
         ({"cluster": {"rollout_resources": {"GPU": 0}}}, "cluster.rollout_resources.GPU is 0; expected .*> 0"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import json
+import math
 import re
 import sys
 from dataclasses import replace
@@ -266,6 +267,8 @@ def test_a_step_by_hand(tmp_path: Path) -> None:
     # 160 tokens at 20 a second, and a chain of 20 at 0.1 s each, alone, or 0.2 s among four.
     assert step.rollout == (8.0, 8.0 + 20 * 0.2)
     assert step.workers_at_limit == 4  # 8 s of work over 2 s of chain
+    without_end = Lengths("", math.inf, math.inf, (math.inf,))
+    assert step_plan(config, "delegating", without_end, CURVE, slots=4).workers_at_limit is None
     assert step.update == 200 / 100
     assert step.seconds(0) == (10.0, 14.0)
     assert step.seconds(1) == (8.0, 12.0)

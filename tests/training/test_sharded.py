@@ -215,6 +215,16 @@ def test_what_cannot_be_is_refused_before_work(one: OneRank) -> None:
     assert dummy().weight == 0
 
 
+def test_a_learner_that_goes_on_does_not_mind_a_thin_step(one: OneRank, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[int]()
+    monkeypatch.setattr("selfcest_training.cluster.sharded.check_ranks", lambda ranks, *_: asked.append(ranks))
+    learner = LearnerGroup(one, spec())
+    for steps in (0, 2):
+        learner.restore(learner.state(), steps)
+        learner.policy_step(samples_of(0), LossConfig())
+        assert asked == [1], "before the first step of all, and not of a run that is resumed"
+
+
 # Two processes, which the tests below share, since they take seconds to start
 
 

@@ -115,6 +115,15 @@ def death_errors() -> tuple[type[BaseException], ...]:
     return (of.RayActorError, of.WorkerCrashedError, of.NodeDiedError, of.ObjectLostError)
 
 
+def started_of(reference: Any, what: str) -> Any:
+    """What an actor's first call returned. Raises `InfrastructureError` if it died instead."""
+    try:
+        return result_of(reference)
+    except death_errors() as error:
+        said = " ".join(str(error).split())[:300]
+        raise InfrastructureError(f"a {what} died while it started: {said}") from error
+
+
 def result_of(reference: Any) -> Any:
     """What a call returned. Raises what it raised, with Ray's trace of it as the cause."""
     ray = import_ray()

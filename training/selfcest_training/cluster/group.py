@@ -96,7 +96,7 @@ class LearnerGroup:
 
     def take(self, model: PreTrainedModel) -> None:
         """Begin with what trains in this model, as it is now."""
-        self.restore(LearnerState(trainable_state(model), {}), 0)
+        self.restore(LearnerState(trainable_state(model), {}).mapped(lambda _, tensor: tensor.cpu()), 0)
 
     def fill(self, model: PreTrainedModel) -> None:
         load_trainable_state(model, self.state().weights)

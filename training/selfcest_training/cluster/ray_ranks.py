@@ -12,7 +12,7 @@ import torch
 
 from selfcest_env.errors import InfrastructureError, SelfcestError
 from selfcest_training.cluster.config import ClusterConfig
-from selfcest_training.cluster.connection import actor_options, death_errors, import_ray, join, result_of
+from selfcest_training.cluster.connection import actor_options, death_errors, import_ray, join, result_of, started_of
 from selfcest_training.cluster.rank import TIMEOUT, Place, Rank
 
 _GRACE = 2.0  # seconds in which another rank may turn out to be the cause
@@ -77,7 +77,7 @@ class RayRanks:
                     f"{len(missing)} of {ranks} ranks of the learner, which want {dict(config.learner_resources)} "
                     f"each, did not start in cluster.start_seconds = {config.start_seconds:g}; look at `ray status`"
                 )
-            started = [result_of(one) for one in starting]
+            started = [started_of(one, "rank of the learner") for one in starting]
             self.pids = [pid for pid, _ in started]
             places = [Place(rank, ranks, started[0][1], config.backend, timeout) for rank in range(ranks)]
             self._answers([one.meet.remote(place) for one, place in zip(self._actors, places, strict=True)])

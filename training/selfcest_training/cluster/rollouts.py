@@ -35,7 +35,7 @@ from selfcest_env.replay import Replay
 from selfcest_env.reward import make_reward
 from selfcest_env.types import Limits
 from selfcest_training.cluster.config import ClusterConfig, shares
-from selfcest_training.cluster.connection import actor_options, death_errors, import_ray, join, result_of
+from selfcest_training.cluster.connection import actor_options, death_errors, import_ray, join, result_of, started_of
 from selfcest_training.cluster.snapshot import WeightSnapshot
 
 
@@ -147,7 +147,7 @@ class RolloutWorkers:
         try:
             starting = [actor.start.remote() for actor in self._actors]
             ready, missing = ray.wait(starting, num_returns=len(starting), timeout=config.start_seconds)
-            self.facts: list[WorkerFacts] = [result_of(one) for one in ready]
+            self.facts: list[WorkerFacts] = [started_of(one, "rollout worker") for one in ready]
             if missing:
                 raise InfrastructureError(
                     f"{len(missing)} of {len(starting)} rollout workers, which want {dict(config.rollout_resources)} "
@@ -217,8 +217,16 @@ class RolloutWorkers:
         return [found[i] for i in range(len(parts))]
 
     def _replace(self, i: int) -> None:
-        import_ray().kill(self._actors[i])  # of whom nothing was heard may be alive
+        ray = import_ray()
+        ray.kill(self._actors[i])  # of whom nothing was heard may be alive
         self._actors[i] = self._new()
+        started, _ = ray.wait([self._actors[i].start.remote()], timeout=self._config.start_seconds)
+        if not started:  # as when a whole node is gone
+            raise InfrastructureError(
+                f"rollout worker {i} died, and no other, which wants {dict(self._config.rollout_resources)}, started "
+                f"in cluster.start_seconds = {self._config.start_seconds:g}; go on with --resume and fewer "
+                "rollout_workers"
+            )
         self.replaced += 1
 
     def _new(self) -> Any:

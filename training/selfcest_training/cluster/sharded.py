@@ -173,6 +173,7 @@ class ShardedLearner(Learner):
             )
 
         super().restore(state.mapped(part), num_steps)
+        self._first = num_steps == 0  # a run that goes on may begin with a step that a gate has thinned
 
     def _forward_of(self, model: PreTrainedModel, options: ForwardOptions) -> Forward:
         return ShardedForward(model, options, self._mesh)

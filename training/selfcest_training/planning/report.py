@@ -94,7 +94,8 @@ def _step_lines(arm: str, lag: int, lengths: Lengths, step: StepPlan, curve: Cur
     made = f"{_number(step.sampled / high)} to {_number(step.sampled / low)} tokens per second"
     prompts = ", prompts taken to cost nothing" if curve.prompt_tokens_per_second is None else ", prompts not counted"
     yield f"    rollouts on {step.workers} workers {low:.1f} to {high:.1f} s: {made}{prompts}"
-    yield f"    from {step.workers_at_limit} workers on the longest chain is what a step waits for"
+    if step.workers_at_limit is not None:
+        yield f"    from {step.workers_at_limit} workers on the longest chain is what a step waits for"
     whole = step.seconds(lag)
     if step.update is None or whole is None:
         yield "    update and step: unknown, the curve has no trained_tokens_per_second"

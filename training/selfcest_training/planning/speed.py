@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, isfinite
 from pathlib import Path
 
 import numpy as np
@@ -126,7 +126,8 @@ def step_plan(config: RunConfig, arm: str, lengths: Lengths, curve: Curve | None
         together = max(1.0, min(slots, ceil(episodes / workers) * mean_parallel(lengths)))
         work, wait = sampled / (workers * curve.rate(together)), chain * curve.seconds(1)
         rollout = max(work, wait), work + chain * curve.seconds(together)
-        limit = max(1, ceil(sampled / curve.rate(min(slots, episodes * mean_parallel(lengths))) / wait))
+        workers_of_work = sampled / curve.rate(min(slots, episodes * mean_parallel(lengths))) / wait
+        limit = max(1, ceil(workers_of_work)) if isfinite(workers_of_work) else None
         if curve.trained_tokens_per_second is not None:
             update = trained / (ranks * curve.trained_tokens_per_second)
     return StepPlan(episodes, workers, ranks, sampled, chain, trained, rollout, update, limit)

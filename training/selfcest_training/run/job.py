@@ -418,6 +418,18 @@ def check_cluster(config: RunConfig, sampler: SamplerSpec) -> None:
             f"sampler.options.tensor_parallel is {wanted}, and cluster.rollout_resources gives a worker {gpus:g} GPU; "
             f"set cluster.rollout_resources.GPU={wanted}"
         )
+    cuda = str(config.model.options.get("device", "cpu")).startswith("cuda")
+    if cluster.learner_ranks > 1 and cuda != (cluster.backend == "nccl"):
+        raise ConfigError(
+            f"model.options.device is {'cuda' if cuda else 'cpu'} and cluster.backend is {cluster.backend}, by which "
+            f"ranks would train on {'the CPU' if cuda else 'GPUs'}; set cluster.backend={'nccl' if cuda else 'gloo'}"
+        )
+    for kind, (count, each) in cluster.asked.items():
+        if cuda and count and not each.get("GPU"):
+            raise ConfigError(
+                f"model.options.device is cuda and cluster.{kind}_resources gives none; set "
+                f"cluster.{kind}_resources.GPU=1"
+            )
     if cluster.learner_ranks > 1 and config.forward.compile:
         raise ConfigError(
             f"cluster.learner_ranks is {cluster.learner_ranks} and forward.compile is true, which has not been tried "
