@@ -47,6 +47,7 @@ from selfcest_training.reporting.pathologies import (
     Spot,
     ignored_replies,
     redundant_objectives,
+    refused_reads,
     refused_without_recovery,
     serial_collapse,
 )
@@ -127,6 +128,28 @@ def test_a_refused_call_without_recovery_ends_without_an_answer() -> None:
     in_part = agent(ROOT, said("ok"), said("c", A, refused=True), status=Status.OUT_OF_TOKENS)
     assert refused_without_recovery(episode(in_part, clone(A, "a", "1"))).spot == Spot(ROOT, 1, 1)
     assert refused_without_recovery(episode(agent(ROOT, said("ans")))) == Sight(False)
+
+
+def test_a_refused_read_is_no_refused_call() -> None:
+    def look(fault: Fault, **limits: Any) -> tuple[bool, bool]:
+        facts = replace(said("r", outcome=Outcome.REFUSED).facts, fault=fault)
+        lost = agent(ROOT, replace(said("r"), facts=facts), status=Status.OUT_OF_TOKENS)
+        record = replace(episode(lost, limits=Limits(**limits)), task=replace(TASK, context={"d": "text"}))
+        return refused_without_recovery(record).spot is not None, refused_reads(record).spot is not None
+
+    for fault in (Fault.OVER_BUDGET, Fault.TOO_MANY_READS, Fault.UNKNOWN_KEY):
+        assert look(fault, max_depth=0, max_reads=2) == (False, True), "a reader has no clones to call"
+    assert look(Fault.OVER_BUDGET) == (True, False), "a root that may not read"
+    assert look(Fault.TOO_MANY_READS, max_reads=2) == (False, True)
+    assert look(Fault.TOO_MANY_CLONES, max_reads=2) == (True, False)
+    assert look(Fault.OVER_BUDGET, max_reads=2) == (False, False), "either tool"
+
+
+def test_what_to_do_against_refused_reads_speaks_of_reads(tmp_path: Path) -> None:
+    sick = {("refused reads", "monolithic"): Count(9, 10)}
+    after = findings(source(tmp_path, {"delegate": 1.0, "monolithic": 1.0}, pathologies=sick))[-1].text
+    assert "Against refused reads of monolithic: raise limits.max_reads" in after
+    assert "total_tokens" not in after
 
 
 def test_never_and_always_are_of_a_family_with_several_sizes_and_episodes_enough() -> None:
@@ -356,6 +379,7 @@ def test_no_name_and_no_text_becomes_a_part_of_the_page(tmp_path: Path) -> None:
     [shown] = data_of(html)["sources"]
     assert shown["rows"][0]["family"] == HOSTILE
     assert shown["failures"][0] == HOSTILE
+    assert shown["pathologies"][0]["worst"]["file"] == HOSTILE[:5], "no place of this machine"
     assert shown["pathologies"][0]["worst"]["href"] == (
         "r_trace.html#%3C%2Fscript%3E%3Cscript%3Ealert%281%29%3C%2Fscript%3E/root.0/0"
     )

@@ -28,6 +28,7 @@ _CURES = {
     "redundant objectives": "price clones (reward.options.clone_cost) or show plans without repetition",
     "ignored replies": "check that replies fit (limits.reply_tokens) and show joins in the warm start",
     "refused without recovery": "raise limits.total_tokens, or show smaller calls in the warm start",
+    "refused reads": "raise limits.max_reads, or show more documents in the warm start",
 }
 
 

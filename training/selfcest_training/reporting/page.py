@@ -224,7 +224,7 @@ def _pathologies(source: Source, trees: Trees) -> list[dict[str, Any]]:
             shown = {
                 "episode": worst.record.episode_id,
                 "place": f"{worst.agent_id}, turn {worst.turn}",
-                "file": str(worst.file),
+                "file": _within(worst.file, source.folders),
                 "href": trees.link(worst),
             }
         found.append(
@@ -238,6 +238,15 @@ def _pathologies(source: Source, trees: Trees) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def _within(file: Path, folders: Sequence[Path]) -> str:
+    """A file's path inside the folder that it lies in, so that a page names no place of the machine that wrote it; of
+    several folders with the folder's name."""
+    folder = next((folder for folder in folders if file.is_relative_to(folder)), None)
+    if folder is None:
+        return file.name
+    return file.relative_to(folder if len(folders) == 1 else folder.parent).as_posix()
 
 
 def _job(job: JobLog) -> dict[str, Any]:
