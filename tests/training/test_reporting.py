@@ -275,11 +275,24 @@ def test_the_five_lines_follow_from_the_numbers(tmp_path: Path) -> None:
         "What was learned", "Who wins on which cost", "How sure", "What failed", "What to try next",
     ]  # fmt: skip
     text = {one.question: one.text for one in lines}
-    assert text["Who wins on which cost"].startswith("On range, delegate against monolithic is ahead at equal total")
+    assert text["Who wins on which cost"].startswith("On range, delegate against monolithic is ahead at equal cost of ")
     assert "1 seed; " in text["How sure"]
     assert "another may say otherwise" in text["How sure"]
     assert text["What failed"] == "Nothing that this page counts."
     assert text["What to try next"].startswith("More seeds, as seeds=[0, 1, 2]: 1 cannot tell")
+
+
+def test_sizes_beyond_training_are_told_from_trained_ones_and_costs_that_agree_are_one(tmp_path: Path) -> None:
+    plain, far = (source(tmp_path, {"delegate": share, "monolithic": share / 2}) for share in (1.0, 0.25))
+    beyond = replace(plain, cells=[plain.cells[0], replace(far.cells[1], shift="out")])
+    apart = "delegate: 1.00 on trained sizes, 0.25 beyond; monolithic: 0.50 on trained sizes, 0.12 beyond"
+    wins = findings(beyond)[1].text
+    assert apart in wins
+    assert "beyond" not in findings(plain)[1].text
+    assert "is ahead at equal cost of every kind" in findings(plain)[1].text
+    assert "critical path" not in findings(plain)[1].text
+    equal = findings(source(tmp_path, {"delegate": 1.0, "monolithic": 1.0}))[1].text
+    assert "(as accurate, for 0.50 times the cost of every kind)" in equal
 
 
 def test_who_does_not_win_is_not_said_to(tmp_path: Path) -> None:
@@ -338,6 +351,10 @@ def test_rows_of_results_and_of_delegation(tmp_path: Path) -> None:
     assert rows[4]["accuracy"][0] == 0.75
     assert rows[4]["costs"]["total_tokens"][0] == 10
     assert rows[4]["instances"] == 80
+    assert rows[1]["accuracy"] == [1.0, pytest.approx(1 - 3 / 40), 1.0], "40 of 40 are not known to be all"
+    assert rows[5]["accuracy"] == [1.0, pytest.approx(1 - 3 / 80), 1.0]
+    wrong = result_rows(source(tmp_path, {"delegate": 0.0, "monolithic": 1.0}))
+    assert wrong[0]["accuracy"] == [0.0, 0.0, pytest.approx(3 / 40)]
     shares = delegation_rows(made)
     assert [(row["size"], row["share"][0], row["clones"][0]) for row in shares] == [("s", 1.0, 2.0), ("l", 1.0, 2.0)]
 
