@@ -188,7 +188,7 @@ def test_the_skip_link_leads_to_the_episode_and_leaves_the_place(browser: Any, f
 def test_every_turn_is_scrolled_to_and_nodes_say_what_was_asked_and_replied(
     browser: Any, file: Path, deep: EpisodeRecord
 ) -> None:
-    with opened(browser, file, f"#{deep.episode_id}/root/1", viewport={"width": 1500, "height": 400}) as page:
+    with opened(browser, file, f"#{deep.episode_id}/root.0/1", viewport={"width": 1500, "height": 300}) as page:
         page.tab.evaluate("document.querySelector('#agent').scrollTop = 1e6")
         page.tab.keyboard.press("p")
         page.tab.wait_for_url("**/0")
