@@ -206,7 +206,8 @@ def write_pages(out: Path, console: Console) -> None:
         write_page([Path("replayed.jsonl")], out / "credit.html", console, schemes=["rloo", "difference"])
         with tarfile.open(RUN) as archive:
             archive.extractall(folder, filter="data")
-        report_page([Path(folder) / "example"], out / "report.html", console)
+        with chdir(folder):
+            report_page([Path("example")], out / "report.html", console)
 
 
 def store_run(run: Path) -> None:

@@ -9,6 +9,7 @@ import shlex
 import sys
 from functools import cache
 from pathlib import Path
+from tempfile import gettempdir
 from types import ModuleType
 from urllib.parse import unquote
 
@@ -123,6 +124,13 @@ def test_the_build_makes_them_and_they_open_at_their_places(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(content)
         assert str(ROOT).encode() not in content, name
+        assert gettempdir().encode() not in content, name
+    hook.made.cache_clear()
+    again = hook.made()
+    written = re.compile(rb'"made":"[^"]*"')
+    assert {name: written.sub(b"", content) for name, content in made.items()} == {
+        name: written.sub(b"", content) for name, content in again.items()
+    }
     framing = tmp_path / "look" / "index.html"
     framing.write_text("\n".join(re.findall(r"<iframe .*</iframe>", LOOK)), encoding="utf-8")
     with chromium() as browser:

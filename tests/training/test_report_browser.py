@@ -134,6 +134,36 @@ def test_links_lead_to_sections_and_into_the_tree(browser: Any, file: Path) -> N
         assert tab.locator("#ledger svg").count() > 0, "its rules are known"
 
 
+@pytest.mark.parametrize("width", [1400, 400])
+def test_a_section_lies_below_the_contents_and_letters_can_be_read(browser: Any, file: Path, width: int) -> None:
+    with opened(browser, file, "#%E0%A4%A", viewport={"width": width, "height": 700}) as page:
+        tab = page.tab
+        hidden = """() => {
+          const contents = document.querySelector(".contents");
+          if (getComputedStyle(contents).position !== "sticky") return [];
+          const short = (one) => parseFloat(getComputedStyle(one).scrollMarginTop) < contents.offsetHeight;
+          return [...document.querySelectorAll("main section[id]")].filter(short).map((one) => one.id);
+        }"""
+        assert tab.evaluate(hidden) == []
+        assert tab.evaluate("document.querySelector('.contents').offsetHeight") < 60 or width < 960
+        sizes = tab.evaluate(
+            """[...document.querySelectorAll("svg.chart")].map((svg) =>
+              11 * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width)"""
+        )
+        assert min(filter(None, sizes)) > 8
+
+
+def test_paper_shows_what_is_folded_and_whole_tables(browser: Any, file: Path) -> None:
+    with opened(browser, file, viewport={"width": 718, "height": 1000}) as page:
+        page.tab.emulate_media(media="print")
+        page.tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+        assert page.tab.locator("details:not([open])").count() == 0
+        cut = """[...document.querySelectorAll(".wide")].filter((one) =>
+          one.scrollWidth > one.clientWidth + 1 || one.scrollHeight > one.clientHeight + 1
+        ).map((one) => `${one.getAttribute("aria-label")} ${one.scrollWidth} of ${one.clientWidth}`)"""
+        assert page.tab.evaluate(cut) == []
+
+
 def test_every_file_beside_it_is_there(browser: Any, file: Path) -> None:
     with opened(browser, file) as page:
         links = page.tab.locator("#cost li a")

@@ -47,6 +47,7 @@ from selfcest_training.reporting.pathologies import (
     Spot,
     ignored_replies,
     redundant_objectives,
+    refused_reads,
     refused_without_recovery,
     serial_collapse,
 )
@@ -127,6 +128,28 @@ def test_a_refused_call_without_recovery_ends_without_an_answer() -> None:
     in_part = agent(ROOT, said("ok"), said("c", A, refused=True), status=Status.OUT_OF_TOKENS)
     assert refused_without_recovery(episode(in_part, clone(A, "a", "1"))).spot == Spot(ROOT, 1, 1)
     assert refused_without_recovery(episode(agent(ROOT, said("ans")))) == Sight(False)
+
+
+def test_a_refused_read_is_no_refused_call() -> None:
+    def look(fault: Fault, **limits: Any) -> tuple[bool, bool]:
+        facts = replace(said("r", outcome=Outcome.REFUSED).facts, fault=fault)
+        lost = agent(ROOT, replace(said("r"), facts=facts), status=Status.OUT_OF_TOKENS)
+        record = replace(episode(lost, limits=Limits(**limits)), task=replace(TASK, context={"d": "text"}))
+        return refused_without_recovery(record).spot is not None, refused_reads(record).spot is not None
+
+    for fault in (Fault.OVER_BUDGET, Fault.TOO_MANY_READS, Fault.UNKNOWN_KEY):
+        assert look(fault, max_depth=0, max_reads=2) == (False, True), "a reader has no clones to call"
+    assert look(Fault.OVER_BUDGET) == (True, False), "a root that may not read"
+    assert look(Fault.TOO_MANY_READS, max_reads=2) == (False, True)
+    assert look(Fault.TOO_MANY_CLONES, max_reads=2) == (True, False)
+    assert look(Fault.OVER_BUDGET, max_reads=2) == (False, False), "either tool"
+
+
+def test_what_to_do_against_refused_reads_speaks_of_reads(tmp_path: Path) -> None:
+    sick = {("refused reads", "monolithic"): Count(9, 10)}
+    after = findings(source(tmp_path, {"delegate": 1.0, "monolithic": 1.0}, pathologies=sick))[-1].text
+    assert "Against refused reads of monolithic: raise limits.max_reads" in after
+    assert "total_tokens" not in after
 
 
 def test_never_and_always_are_of_a_family_with_several_sizes_and_episodes_enough() -> None:
@@ -252,11 +275,24 @@ def test_the_five_lines_follow_from_the_numbers(tmp_path: Path) -> None:
         "What was learned", "Who wins on which cost", "How sure", "What failed", "What to try next",
     ]  # fmt: skip
     text = {one.question: one.text for one in lines}
-    assert text["Who wins on which cost"].startswith("On range, delegate against monolithic is ahead at equal total")
+    assert text["Who wins on which cost"].startswith("On range, delegate against monolithic is ahead at equal cost of ")
     assert "1 seed; " in text["How sure"]
     assert "another may say otherwise" in text["How sure"]
     assert text["What failed"] == "Nothing that this page counts."
     assert text["What to try next"].startswith("More seeds, as seeds=[0, 1, 2]: 1 cannot tell")
+
+
+def test_sizes_beyond_training_are_told_from_trained_ones_and_costs_that_agree_are_one(tmp_path: Path) -> None:
+    plain, far = (source(tmp_path, {"delegate": share, "monolithic": share / 2}) for share in (1.0, 0.25))
+    beyond = replace(plain, cells=[plain.cells[0], replace(far.cells[1], shift="out")])
+    apart = "delegate: 1.00 on trained sizes, 0.25 beyond; monolithic: 0.50 on trained sizes, 0.12 beyond"
+    wins = findings(beyond)[1].text
+    assert apart in wins
+    assert "beyond" not in findings(plain)[1].text
+    assert "is ahead at equal cost of every kind" in findings(plain)[1].text
+    assert "critical path" not in findings(plain)[1].text
+    equal = findings(source(tmp_path, {"delegate": 1.0, "monolithic": 1.0}))[1].text
+    assert "(as accurate, for 0.50 times the cost of every kind)" in equal
 
 
 def test_who_does_not_win_is_not_said_to(tmp_path: Path) -> None:
@@ -315,6 +351,10 @@ def test_rows_of_results_and_of_delegation(tmp_path: Path) -> None:
     assert rows[4]["accuracy"][0] == 0.75
     assert rows[4]["costs"]["total_tokens"][0] == 10
     assert rows[4]["instances"] == 80
+    assert rows[1]["accuracy"] == [1.0, pytest.approx(1 - 3 / 40), 1.0], "40 of 40 are not known to be all"
+    assert rows[5]["accuracy"] == [1.0, pytest.approx(1 - 3 / 80), 1.0]
+    wrong = result_rows(source(tmp_path, {"delegate": 0.0, "monolithic": 1.0}))
+    assert wrong[0]["accuracy"] == [0.0, 0.0, pytest.approx(3 / 40)]
     shares = delegation_rows(made)
     assert [(row["size"], row["share"][0], row["clones"][0]) for row in shares] == [("s", 1.0, 2.0), ("l", 1.0, 2.0)]
 
@@ -356,6 +396,7 @@ def test_no_name_and_no_text_becomes_a_part_of_the_page(tmp_path: Path) -> None:
     [shown] = data_of(html)["sources"]
     assert shown["rows"][0]["family"] == HOSTILE
     assert shown["failures"][0] == HOSTILE
+    assert shown["pathologies"][0]["worst"]["file"] == HOSTILE[:5], "no place of this machine"
     assert shown["pathologies"][0]["worst"]["href"] == (
         "r_trace.html#%3C%2Fscript%3E%3Cscript%3Ealert%281%29%3C%2Fscript%3E/root.0/0"
     )

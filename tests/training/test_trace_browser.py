@@ -153,6 +153,56 @@ def test_a_link_leads_to_its_place_and_a_wrong_one_to_some(browser: Any, file: P
 
 
 @pytest.mark.slow
+def test_what_an_address_names_in_vain_is_said_and_the_address_is_corrected(
+    browser: Any, file: Path, deep: EpisodeRecord
+) -> None:
+    name, last = deep.episode_id, len(deep.root.turns) - 1
+    with opened(browser, file, f"#{name}/root.0/0") as page:
+        page.shows("#missing", "")
+        for place, said, true in (
+            (f"{name}/root.77/0", "There is no agent root.77 in this episode; this is root.", f"{name}/root/0"),
+            (f"{name}/root/99", f"There is no turn 99 of root; this is turn {last}.", f"{name}/root/{last}"),
+            ("gone/root/0", "There is no episode gone here; this is s0.g0.e0.", "s0.g0.e0/root/0"),
+        ):
+            page.tab.evaluate("place => { location.hash = place }", place)
+            page.shows("#missing", said)
+            assert page.tab.evaluate("location.hash") == f"#{true}"
+            assert page.text("#episode-name") == true.split("/")[0]
+        page.tab.evaluate("place => { location.hash = place }", f"{name}/root.0/0")
+        page.shows("#missing", "")
+
+
+@pytest.mark.slow
+def test_the_skip_link_leads_to_the_episode_and_leaves_the_place(browser: Any, file: Path, deep: EpisodeRecord) -> None:
+    with opened(browser, file, f"#{deep.episode_id}/root.0/0") as page:
+        page.tab.keyboard.press("Tab")
+        assert page.text(":focus") == "Skip to the content"
+        page.tab.keyboard.press("Enter")
+        page.focuses("episode-name")
+        assert page.text("#episode-name") == deep.episode_id
+        assert page.text("#agent-name") == "root.0"
+        assert page.tab.url.endswith(f"#{deep.episode_id}/root.0/0")
+
+
+@pytest.mark.slow
+def test_every_turn_is_scrolled_to_and_nodes_say_what_was_asked_and_replied(
+    browser: Any, file: Path, deep: EpisodeRecord
+) -> None:
+    with opened(browser, file, f"#{deep.episode_id}/root.0/1", viewport={"width": 1500, "height": 300}) as page:
+        page.tab.evaluate("document.querySelector('#agent').scrollTop = 1e6")
+        page.tab.keyboard.press("p")
+        page.tab.wait_for_url("**/0")
+        ends = "id => { const box = document.querySelector(id).getBoundingClientRect(); return [box.top, box.bottom] }"
+        (top, _), (_, bottom) = page.tab.evaluate(ends, "#agent"), page.tab.evaluate(ends, "#turn-0")
+        assert bottom > top + 50, "the first turn is in view again"
+        clone = deep.agents[1]
+        node = page.tab.locator('#tree [data-agent="root.0"]')
+        for said in (node.get_attribute("aria-label"), node.locator("title").text_content()):
+            assert f"asked: {clone.objective[:150]}" in said
+            assert clone.reply is None or f"replied: {clone.reply[:150]}" in said
+
+
+@pytest.mark.slow
 def test_credit_replays_and_accounts_are_the_record_s(
     browser: Any, file: Path, deep: EpisodeRecord, records: list[EpisodeRecord]
 ) -> None:

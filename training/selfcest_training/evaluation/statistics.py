@@ -122,6 +122,16 @@ class Resampler:
         return tuple(Estimate(float(v), float(v - w), float(v + w)) for v, w in zip(values, width, strict=True))
 
 
+def rule_of_three(estimate: Estimate, instances: int) -> Estimate:
+    """The interval of a share. All right or all wrong leaves a bootstrap nothing to vary: then to 3 over the number of
+    instances, which bounds what 95 of 100 samples would hide (Hanley and Lippman-Hand, If nothing goes wrong, is
+    everything all right?, 1983)."""
+    least = min(1.0, 3 / instances)
+    if estimate.mean == 1:
+        return Estimate(1.0, 1 - least, 1.0)
+    return Estimate(0.0, 0.0, least) if estimate.mean == 0 else estimate
+
+
 def over_seeds(values: Sequence[float], confidence: float = 0.95) -> Estimate:
     """Mean and Student's t interval of independent values, one a seed; of one seed the mean alone."""
     mean = float(np.mean(values))

@@ -75,6 +75,20 @@ const sign = (value) => (value > 0 ? "positive" : value < 0 ? "negative" : "mute
 /** "1 clone", "3 clones". */
 const many = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 
+/** A part of an address as it was before it was encoded; one that was not encoded stays. */
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
+// On paper nothing opens.
+addEventListener("beforeprint", () => {
+  for (const fold of document.querySelectorAll("details")) fold.open = true;
+});
+
 // Light and dark: as the system has it, until the reader says otherwise.
 {
   const button = document.getElementById("scheme");

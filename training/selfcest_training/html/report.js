@@ -115,6 +115,9 @@ function range(values, ends = [], atLeast = 0) {
  * `xs` are names where x is a place among them. Points with marks can be focused and say what they are.
  */
 function chart({ lines, label, x, y, xs = null, width = 640, height = 380, small = false }) {
+  // Where the window is narrow the drawing is too, so that its letters are not made small with it.
+  width = Math.min(width, Math.max(320, document.documentElement.clientWidth - 80));
+  const few = small || width < 480;
   const left = small ? 44 : 54;
   const [right, top, bottom] = [12, 8, x ? (small ? 34 : 46) : 22];
   const points = lines.flatMap((line) => line.points);
@@ -131,7 +134,7 @@ function chart({ lines, label, x, y, xs = null, width = 640, height = 380, small
       draw("text", { x: left - 7, y: py(at) + 4, "text-anchor": "end" }, tick(at)),
     );
   }
-  const across = xs ? xs.map((name, i) => [i, name]) : ticks(x0, x1, small ? 4 : 6).map((at) => [at, count(Number(at.toPrecision(6)))]);
+  const across = xs ? xs.map((name, i) => [i, name]) : ticks(x0, x1, few ? 4 : 6).map((at) => [at, count(Number(at.toPrecision(6)))]);
   for (const [at, name] of across) {
     svg.append(draw("text", { x: px(at), y: height - bottom + 16, "text-anchor": "middle" }, name));
   }
@@ -640,7 +643,7 @@ for (const [index, source] of report.sources.entries()) {
 }
 main.append(make("p", { class: "muted small" }, `Written ${report.made}.`));
 // A link to a section may have come before it was there.
-if (location.hash) document.getElementById(decodeURIComponent(location.hash.slice(1)))?.scrollIntoView();
+if (location.hash) document.getElementById(decoded(location.hash.slice(1)))?.scrollIntoView();
 
 // A served page renews itself; what its reader chose stays.
 if (location.protocol === "http:") {

@@ -187,24 +187,31 @@ function show() {
     showEpisode();
     drawList();
   }
-  const known = shown.episode.agents.some((agent) => agent.id === agentId);
-  const agent = known ? agentId : "root";
-  const turned = shown.agent !== agent;
-  shown.agent = agent;
-  shown.turn = Number(turn) || 0;
+  const agent = agentOf(agentId) ?? shown.episode.agents[0];
+  const last = Math.max(0, agent.turns.length - 1);
+  const turned = shown.agent !== agent.id;
+  shown.agent = agent.id;
+  shown.turn = Math.min(last, Math.max(0, Math.trunc(Number(turn)) || 0));
+  correct(name, agentId, turn);
   if (turned) showAgent();
-  markTurn();
+  markTurn(turned);
   drawTree();
   drawTimeline();
   drawLedger();
 }
 
-function decoded(part) {
-  try {
-    return decodeURIComponent(part);
-  } catch {
-    return part;
-  }
+/** What the address names and is not there is said, and the address becomes that of the place that is shown. */
+function correct(name, agentId, turn) {
+  const [episode, agent] = [index.name[shown.number], shown.agent];
+  const missing = [
+    name && name !== episode && `no episode ${name} here; this is ${episode}`,
+    agentId && agentId !== agent && `no agent ${agentId} in this episode; this is ${agent}`,
+    turn && turn !== String(shown.turn) && `no turn ${turn} of ${agent}; this is turn ${shown.turn}`,
+  ].find(Boolean);
+  $("missing").textContent = missing ? `There is ${missing}.` : "";
+  if (!missing) return;
+  history.replaceState(null, "", here(agent, shown.turn));
+  shown.place = location.hash;
 }
 
 const agentOf = (id) => shown.episode.agents.find((agent) => agent.id === id);

@@ -33,8 +33,10 @@ document.addEventListener("keydown", (event) => {
 });
 
 addEventListener("hashchange", show);
-addEventListener("beforeprint", () => {
-  for (const fold of document.querySelectorAll("details")) fold.open = true;
+// The address names the place that is shown; the skip link must not take that away.
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  $("episode-name").focus();
 });
 new ResizeObserver(() => {
   drawList();

@@ -129,10 +129,11 @@ function generatedText(turn) {
   );
 }
 
-function markTurn() {
+/** The turn of an agent that has just come is scrolled to if it is not its first, above which its facts stand. */
+function markTurn(turned) {
   for (const block of $("turns").querySelectorAll(".exchange"))
     block.classList.toggle("chosen", block.id === `turn-${shown.turn}`);
-  if (shown.turn) $(`turn-${shown.turn}`)?.scrollIntoView({ block: "nearest" });
+  if (shown.turn || !turned) $(`turn-${shown.turn}`)?.scrollIntoView({ block: "nearest" });
 }
 
 // Replays: what would have come of it, had this agent done something else.

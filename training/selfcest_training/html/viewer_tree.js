@@ -21,6 +21,8 @@ function layout(agents) {
   return { places, width: Math.max(1, leaves) * (NODE.width + NODE.across) - NODE.across, height: depth };
 }
 
+const SAID = 200; // characters of an objective or a reply that a node of the tree says
+
 const spentOf = (agent) => agent.turns.reduce((sum, turn) => sum + turn.prompt + turn.generated, 0);
 
 function drawTree() {
@@ -82,6 +84,12 @@ function node(agent, { x, y }) {
   const granted = agent.granted == null ? "" : ` of ${count(agent.granted)}`;
   const credit = schemes.length ? creditOfAgent(agent, 0) : null;
   const box = { width: NODE.width, height: NODE.height, rx: agent.id === "root" ? 12 : 5 };
+  const said = [
+    agent.id === "root" ? null : `asked: ${text(agent.objective).words}`,
+    agent.reply == null ? null : `replied: ${text(agent.reply).words}`,
+  ]
+    .filter(Boolean)
+    .map((part) => (part.length > SAID ? `${part.slice(0, SAID)}…` : part));
   return draw(
     "g",
     {
@@ -93,10 +101,12 @@ function node(agent, { x, y }) {
       "aria-selected": String(chosen),
       "aria-label":
         `${agent.id}, ${words(agent.status)}, ${count(spent)}${granted} tokens, ${many(agent.turns.length, "turn")}` +
-        (credit == null ? "" : `, credit ${typeof credit === "number" ? difference(credit) : credit}`),
+        (credit == null ? "" : `, credit ${typeof credit === "number" ? difference(credit) : credit}`) +
+        said.map((part) => `, ${part}`).join(""),
       transform: `translate(${x} ${y})`,
       on: { click: () => go(here(agent.id)) },
     },
+    said.length ? draw("title", {}, said.join("\n")) : null,
     draw("rect", { class: "box", ...box, fill: fillOf(agent.status) }),
     draw("rect", { class: "purse", x: 8, y: NODE.height - 9, width: NODE.width - 16, height: 4, rx: 2 }),
     draw("rect", {

@@ -10,7 +10,7 @@ import numpy as np
 from selfcest_training.evaluation.decision_table import Decided
 from selfcest_training.evaluation.frontier import MIN_INSTANCES, Comparison, Match, Verdict, compare_frontiers, match
 from selfcest_training.evaluation.report import SOLVED, cheap_by_failing, incompetent, unbegun
-from selfcest_training.evaluation.statistics import Estimate, over_seeds
+from selfcest_training.evaluation.statistics import Estimate, over_seeds, rule_of_three
 from selfcest_training.evaluation.table import Curves, Row, by_family, rows_of
 from selfcest_training.evaluation.words import cost_name
 from selfcest_training.reporting.learning import learning
@@ -28,6 +28,7 @@ _CURES = {
     "redundant objectives": "price clones (reward.options.clone_cost) or show plans without repetition",
     "ignored replies": "check that replies fit (limits.reply_tokens) and show joins in the warm start",
     "refused without recovery": "raise limits.total_tokens, or show smaller calls in the warm start",
+    "refused reads": "raise limits.max_reads, or show more documents in the warm start",
 }
 
 
@@ -175,10 +176,13 @@ def _of_arm(source: Source, curves: Curves, smallest: Curves, name: str) -> str:
     if before is None or before not in curves.strategies:
         solved = _accuracy(smallest, name) >= SOLVED
         did = "solves" if solved else "does not solve"
-        return f"{name} {did} the smallest {curves.family}, and is right on {accuracy} of all sizes, by imitation alone"
+        right = _by_shift(source, curves.family, name) or f"{accuracy} of all sizes"
+        return f"{name} {did} the smallest {curves.family}, and is right on {right}, by imitation alone"
     earlier = curves.strategies[before][-1].correct
     gap = source.reading.resampler(curves).estimate(after.correct - earlier)
     moved = f"on {curves.family} accuracy went from {earlier.mean():.2f} to {accuracy} ({gap.signed})"
+    if apart := _by_shift(source, curves.family, name):
+        moved += f", which is {apart}"
     match _clear(gap, source.reading.min_difference):
         case 1:
             return f"RL made {name} more accurate: {moved}"
@@ -188,8 +192,25 @@ def _of_arm(source: Source, curves: Curves, smallest: Curves, name: str) -> str:
             return f"RL left the accuracy of {name} where it was, as far as these instances show: {moved}"
 
 
+def _by_shift(source: Source, family: str, name: str) -> str:
+    """Accuracy on sizes that were trained on and beyond them, where a family has both; else nothing."""
+    sizes: dict[bool, list[Curves]] = {False: [], True: []}
+    for curves in source.cells:
+        if curves.family == family:
+            sizes[curves.shift == "out"].append(curves)
+    if not all(sizes.values()):
+        return ""
+    trained, beyond = (
+        np.concatenate([curves.strategies[name][-1].correct for curves in found]).mean() for found in sizes.values()
+    )
+    return f"{trained:.2f} on trained sizes, {beyond:.2f} beyond"
+
+
 def _wins(source: Source, found: Sequence[Rivals]) -> str:
-    said = [_against(item, source.reading.min_difference) for item in found]
+    said = []
+    for item in found:
+        apart = [f"{n}: {a}" for n in (item.subject, item.rival) if (a := _by_shift(source, item.family, n))]
+        said.append(_against(item, source.reading.min_difference) + (f" ({'; '.join(apart)})" if apart else ""))
     largest = {(item.family, item.trio.free): item for item in source.decisions if item.trio.free in source.final}
     said += [_choice(item) for item in largest.values()]  # budgets rise
     return _join(said) or "There is nothing to compare: no family was played by two policies."
@@ -203,17 +224,28 @@ def _against(item: Rivals, least: float) -> str:
             Verdict.AHEAD: "ahead at equal",
             Verdict.BEHIND: "behind at equal",
             Verdict.BOTH: "ahead at some and behind at other",
-            Verdict.NO_COST: "without a cost in",
+            Verdict.NO_COST: "without",
         }.get(comparison.verdict, "not told apart at equal")
         kinds.setdefault(words, []).append(cost_name(cost))
     if len(kinds) == 1 and (words := next(iter(kinds))).startswith("not "):
         text = f"{item.subject} and {item.rival} are {words.removesuffix(' at equal')} at any equal cost"
     else:
-        text = f"{item.subject} against {item.rival} is " + "; ".join(f"{w} {_and(c)}" for w, c in kinds.items())
+        text = f"{item.subject} against {item.rival} is " + "; ".join(
+            f"{words} {_named(costs, item.over)}" for words, costs in kinds.items()
+        )
     if item.at.equally_accurate(least):
-        costs = [f"{r.mean:.2f} times the {cost_name(c)}" for c, r in item.at.ratios.items() if np.isfinite(r.mean)]
-        text += f" (as accurate, for {_and(costs)})" if costs else ""
+        times: dict[str, list[str]] = {}
+        for cost, ratio in item.at.ratios.items():
+            if np.isfinite(ratio.mean):
+                times.setdefault(f"{ratio.mean:.2f}", []).append(cost_name(cost))
+        said = [f"{ratio} times the {_named(costs, item.at.ratios)}" for ratio, costs in times.items()]
+        text += f" (as accurate, for {_and(said)})" if said else ""
     return f"on {item.family}, {text}"
+
+
+def _named(costs: Sequence[str], of: Mapping[str, object]) -> str:
+    """All of several costs are no list of names."""
+    return "cost of every kind" if len(costs) == len(of) > 1 else _and(costs)
 
 
 def _choice(item: Decided) -> str:
@@ -307,11 +339,10 @@ def _rows(source: Source) -> list[Row]:
 
 
 def _half(row: Row) -> float:
-    """Half of the interval of an accuracy. All right or all wrong leaves a bootstrap nothing to vary: then 3 over the
-    number of instances, which bounds what 95 of 100 samples would hide (the rule of three)."""
-    estimate, instances = row.accuracy, len(row.curves.task_ids)
-    low, high = max(0.0, estimate.low), min(1.0, estimate.high)
-    return (high - low) / 2 if 0 < estimate.mean < 1 else min(1.0, 3 / instances)
+    """Half of the interval of an accuracy, as far as it can be from the mean on one side."""
+    estimate = rule_of_three(row.accuracy, len(row.curves.task_ids))
+    width = min(1.0, estimate.high) - max(0.0, estimate.low)
+    return width / 2 if 0 < estimate.mean < 1 else width
 
 
 def _accuracy(curves: Curves, name: str) -> float:

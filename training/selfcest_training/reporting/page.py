@@ -15,7 +15,7 @@ from urllib.parse import quote
 from selfcest_training.config_file import dump_config
 from selfcest_training.evaluation.decision_table import MEANING, Decided
 from selfcest_training.evaluation.frontier import Point
-from selfcest_training.evaluation.statistics import Estimate
+from selfcest_training.evaluation.statistics import Estimate, rule_of_three
 from selfcest_training.evaluation.table import Curves, by_family, rows_of
 from selfcest_training.evaluation.words import at_most, cost_name
 from selfcest_training.files import whole, write_text
@@ -154,7 +154,7 @@ def result_rows(source: Source) -> list[dict[str, Any]]:
                     "baseline": row.strategy in source.reading.baselines,
                     "instances": len(curves.task_ids),
                     "seeds": len(curves.seeds),
-                    "accuracy": _interval(row.accuracy, within=(0.0, 1.0)),
+                    "accuracy": _interval(rule_of_three(row.accuracy, len(curves.task_ids)), within=(0.0, 1.0)),
                     "costs": {
                         name: value
                         for name in source.reading.costs
@@ -224,7 +224,7 @@ def _pathologies(source: Source, trees: Trees) -> list[dict[str, Any]]:
             shown = {
                 "episode": worst.record.episode_id,
                 "place": f"{worst.agent_id}, turn {worst.turn}",
-                "file": str(worst.file),
+                "file": _within(worst.file, source.folders),
                 "href": trees.link(worst),
             }
         found.append(
@@ -238,6 +238,15 @@ def _pathologies(source: Source, trees: Trees) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def _within(file: Path, folders: Sequence[Path]) -> str:
+    """A file's path inside the folder that it lies in, so that a page names no place of the machine that wrote it; of
+    several folders with the folder's name."""
+    folder = next((folder for folder in folders if file.is_relative_to(folder)), None)
+    if folder is None:
+        return file.name
+    return file.relative_to(folder if len(folders) == 1 else folder.parent).as_posix()
 
 
 def _job(job: JobLog) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What goes wrong in delegation, each defined once as a function of records, and counted.
 
-Of one episode: serial collapse, redundant objectives, ignored replies, refused calls without recovery. Of all episodes
-of a policy on a family: never or always delegating. Of a training group: nothing to learn from.
+Of one episode: serial collapse, redundant objectives, ignored replies, calls or reads refused without recovery. Of all
+episodes of a policy on a family: never or always delegating. Of a training group: nothing to learn from.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
-from selfcest_env.types import ROOT, AgentId, Outcome, Status, TurnFacts
+from selfcest_env.types import ROOT, AgentId, Fault, Outcome, Status, TurnFacts
 from selfcest_training.run.metrics import equal_returns
 
 MIN_EPISODES = 20  # of a policy on a family; with fewer nothing is said of never and always
@@ -30,8 +30,11 @@ MEANINGS = MappingProxyType(
         "ignored replies": "The root goes on after a call, and nothing that it writes later contains any word of the "
         "reply of some clone of that call. Words are runs of letters and digits, and may be parts of longer ones; who "
         "uses a reply without writing it down is counted too. Of episodes in which the root goes on after a reply.",
-        "refused without recovery": "An agent's call is refused, whole or in part, and the agent ends without an "
-        "answer. Of episodes with a refused call.",
+        "refused without recovery": "An agent's call for clones is refused, whole or in part, and the agent ends "
+        "without an answer. Of episodes with a refused call.",
+        "refused reads": "An agent's read of documents is refused, and the agent ends without an answer. Of episodes "
+        "with a refused read. Records do not name the tool: who has both, and is refused for what both can be refused "
+        "for, is counted here and among calls in neither.",
         "equal groups": "All episodes of a training group earn the same, so that no credit relative to the group "
         "learns from it. Of the groups that the run has stored.",
     }
@@ -94,18 +97,38 @@ def ignored_replies(record: EpisodeRecord) -> Sight:
 
 
 def refused_without_recovery(record: EpisodeRecord) -> Sight:
-    """Refused calls of agents that never answer; severity: calls."""
+    """Refused calls for clones of agents that never answer; severity: calls."""
+    return _never_answered(record, "call")
+
+
+def refused_reads(record: EpisodeRecord) -> Sight:
+    """Refused reads of agents that never answer; severity: reads."""
+    return _never_answered(record, "read")
+
+
+def _never_answered(record: EpisodeRecord, tool: str) -> Sight:
     spots, possible = [], False
+    reading = record.limits.reading and bool(record.task.context)
     for agent in record.agents:
-        refused = [turn for turn, found in enumerate(agent.turns) if _refused(found.facts)]
+        calling = record.limits.delegation and (
+            record.limits.max_depth is None or agent.agent_id.depth < record.limits.max_depth
+        )
+        refused = [i for i, turn in enumerate(agent.turns) if _refused(turn.facts, calling, reading) == tool]
         possible |= bool(refused)
         if refused and agent.status is not Status.ANSWERED:
             spots.append(Spot(agent.agent_id, refused[0], len(refused)))
     return Sight(possible, _worst(spots))
 
 
-def _refused(facts: TurnFacts) -> bool:
-    return facts.outcome is Outcome.REFUSED or bool(facts.refused)
+def _refused(facts: TurnFacts, calling: bool, reading: bool) -> str | None:
+    """What was refused, as far as a record tells: by the fault, else by the one tool that the agent has."""
+    if facts.refused or facts.fault is Fault.TOO_MANY_CLONES:
+        return "call"
+    if facts.fault is Fault.TOO_MANY_READS:
+        return "read"
+    if facts.outcome is not Outcome.REFUSED or (calling and reading):
+        return None
+    return "read" if reading else "call"
 
 
 def _words(text: str) -> frozenset[str]:
@@ -122,6 +145,7 @@ OF_EPISODES: Mapping[str, Callable[[EpisodeRecord], Sight]] = MappingProxyType(
         "redundant objectives": redundant_objectives,
         "ignored replies": ignored_replies,
         "refused without recovery": refused_without_recovery,
+        "refused reads": refused_reads,
     }
 )
 
