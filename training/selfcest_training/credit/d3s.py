@@ -27,7 +27,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -39,13 +38,13 @@ from selfcest_env.structure import Above, AtMost, Count
 from selfcest_env.types import TurnKey
 from selfcest_training.credit import checks
 from selfcest_training.credit.base import Advantage, Credit, Internal, Internals, Promise, Replayed
-from selfcest_training.credit.wrapping import Wrapping
+from selfcest_training.credit.wrapping import CountsSteps, Wrapping
 
 Kept = Annotated[float, Above(0), AtMost(1)]
 
 
 @dataclass(frozen=True)
-class D3s(Wrapping):
+class D3s(CountsSteps, Wrapping):
     """Options: `scheme`, `{name, options}` or null (default) for `grpo`; `rollouts`, `tokens` (default 0.5 each), the
     shares kept at first; `steps` (default 100), after which all are; `across`, `step` (default) or `group`."""
 
@@ -76,7 +75,7 @@ class D3s(Wrapping):
         return [one for pool in pools for one in self._down_sampled(pool, internals)]
 
     def _down_sampled(self, pool: Sequence[tuple[EpisodeGroup, Credit]], internals: Internals) -> list[Credit]:
-        relaxed = min(1.0, self._memory["steps"] / self.steps)
+        relaxed = min(1.0, self.steps_done / self.steps)
         rollouts, tokens = (share + (1 - share) * relaxed for share in (self.rollouts, self.tokens))
         episodes = [(episode, credit) for group, credit in pool for episode in group.episodes]
         chosen = _most_varied([_mean_advantage(*pair) for pair in episodes], rollouts)
@@ -94,17 +93,7 @@ class D3s(Wrapping):
 
     def fit_internals(self, groups: Sequence[EpisodeGroup], internals: Internals) -> None:
         """Another step is done."""
-        self._memory["steps"] += 1
-
-    def state_dict(self) -> Mapping[str, Any]:
-        return dict(self._memory)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._memory.update(state)
-
-    @cached_property
-    def _memory(self) -> dict[str, int]:
-        return {"steps": 0}
+        self.count_step()
 
 
 def _most_varied(values: Sequence[float], share: float) -> set[int]:

@@ -18,21 +18,20 @@ From then on it is the scheme inside. Degenerate case: `steps: 0` is the scheme 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.structure import Size
 from selfcest_env.types import ROOT
 from selfcest_training.credit import checks
 from selfcest_training.credit.base import Credit, Promise, Replayed
-from selfcest_training.credit.wrapping import Wrapping
+from selfcest_training.credit.wrapping import CountsSteps, Wrapping
 
 
 @dataclass(frozen=True)
-class FrozenClones(Wrapping):
+class FrozenClones(CountsSteps, Wrapping):
     """Options: `scheme`, `{name, options}` or null (default) for `grpo`; `steps` (default 20)."""
 
     name: ClassVar[str] = "frozen_clones"
@@ -45,7 +44,7 @@ class FrozenClones(Wrapping):
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         credit = checks.assign(self.inside, group, replayed)
-        if self._memory["steps"] >= self.steps:
+        if self.steps_done >= self.steps:
             return credit
         kept = {key: value for key, value in credit.advantage.items() if key.agent_id == ROOT}
         clones = {key for episode in group.episodes for key, _ in episode.turns() if key.agent_id != ROOT}
@@ -54,14 +53,4 @@ class FrozenClones(Wrapping):
 
     def fit(self, groups: Sequence[EpisodeGroup]) -> None:
         """Another step is done."""
-        self._memory["steps"] += 1
-
-    def state_dict(self) -> Mapping[str, Any]:
-        return dict(self._memory)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._memory.update(state)
-
-    @cached_property
-    def _memory(self) -> dict[str, int]:
-        return {"steps": 0}
+        self.count_step()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from selfcest_env.plugin import PlugIn
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
@@ -45,3 +45,24 @@ class Wrapping(Checked):
 
     def more_replays(self, episode: EpisodeRecord, shapes: Shapes) -> Sequence[Replay]:
         return checks.more_replays(self.inside, episode, shapes)
+
+
+class CountsSteps:
+    """Base of a scheme that changes with the steps of the learner, which are counted here and kept in checkpoints."""
+
+    def count_step(self) -> None:
+        self._memory["steps"] += 1
+
+    @property
+    def steps_done(self) -> int:
+        return self._memory["steps"]
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return dict(self._memory)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._memory.update(state)
+
+    @cached_property
+    def _memory(self) -> dict[str, int]:
+        return {"steps": 0}
