@@ -298,6 +298,25 @@ def test_a_run_with_replays_repeats_and_resumes_exactly(warm: Job, tmp_path: Pat
     assert resumed.state.sampled_tokens == whole.state.sampled_tokens
 
 
+def test_probes_are_evenly_spread_and_change_nothing(base: Job, warm: Job, tmp_path: Path) -> None:
+    probed = {"arms__delegating__rl__probes": 4, "arms__delegating__rl__probe_episodes": 8}
+    job = play_from(warm, config(tmp_path, **probed))
+    assert torch.equal(weights(job), weights(base))
+    assert job.state.compute_tokens == base.state.compute_tokens
+    found = rows(job)
+    with_probe = [row["step"] for row in found if "probe/choice/return" in row]
+    assert with_probe == [2, 4, 7, 9], "steps are counted from 0; quarters of ten end in steps 3, 5, 8 and 10"
+    for row in found:
+        terms = [value for name, value in row.items() if name.startswith("probe/choice/term/")]
+        assert sum(terms) == pytest.approx(row.get("probe/choice/return", 0))
+    assert {row["probe/choice/clones"] for row in found if "probe/choice/clones" in row} <= {i / 8 for i in range(9)}
+
+
+def test_probes_and_rollouts_ahead_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="probes is 1 and max_policy_lag 2"):
+        config(tmp_path, arms__delegating__rl__probes=1, arms__delegating__rl__max_policy_lag=2)
+
+
 def test_sampled_tokens_end_the_run_with_replays_counted(warm: Job, tmp_path: Path) -> None:
     budget = {"arms__delegating__rl__sampled_tokens": 1500}
     with_replays = rows(play_from(warm, counterfactual(tmp_path / "a", **budget)))

@@ -138,6 +138,8 @@ class RLConfig(Checked):
         max_policy_lag: rollouts run so many steps ahead of the learner, with weights that many steps old; 0: none.
         group_tries: at a group whose episodes a server's fault leaves unplayed or unjudged, before it is dropped.
         max_dropped_share: share of a step's groups that may be dropped so; above it the run stops.
+        probes: how often in RL, evenly over it, the policy plays greedily what is no part of training; see `probe`.
+        probe_episodes: of each family in a probe.
     """
 
     steps: Size = 60
@@ -158,9 +160,16 @@ class RLConfig(Checked):
     max_policy_lag: Size = 0
     group_tries: Count = 3
     max_dropped_share: Annotated[float, Between(0, 1)] = 0.25
+    probes: Size = 0
+    probe_episodes: Count = 64
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.probes and self.max_policy_lag:
+            raise ConfigError(
+                f"probes is {self.probes} and max_policy_lag {self.max_policy_lag}: the sampler is at work on coming "
+                "steps when a probe would play; set one of the two to 0"
+            )
         if self.tasks_per_step % self.minibatches:
             raise ConfigError(
                 f"minibatches is {self.minibatches}; expected a divisor of tasks_per_step = {self.tasks_per_step}"

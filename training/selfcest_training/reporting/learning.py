@@ -26,6 +26,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "mismatch/root/kl", "mismatch/clone/kl", "mismatch/root/mean_ratio", "mismatch/clone/mean_ratio",
         "mismatch/root/divergent_turns", "logprob_gap", "policy_lag",
     ),
+    "Probes, played greedily": ("probe/",),
     "Throughput": ("tokens_per_cpu_second", "replayed_tokens", "gate/dropped_groups", "dropped_groups"),
 }  # fmt: skip
 TITLES: Mapping[str, str] = {

@@ -45,6 +45,10 @@ class JobAccount:
         )
         self._clock = now
 
+    def pause(self) -> None:
+        """What this process did since the last tick, a probe, is no training."""
+        self._clock = time.process_time()
+
     def begin_again(self) -> None:
         """Give up an attempt at the warm start. What it cost stays; pools go on counting, so none comes twice."""
         self.state = replace(self.state, attempt=self.state.attempt + 1, num_updates=0, demonstration_tokens=0)
@@ -54,7 +58,7 @@ class JobAccount:
         compute, sampled = self.state.compute_tokens, self.state.sampled_tokens
         begun = replace(self.state, stage="rl", step=0, num_updates=0)
         self.state = replace(begun, compute_at_rl=compute, sampled_at_rl=sampled)
-        self._clock = time.process_time()
+        self.pause()
 
     def spent(self) -> bool:
         """Whether RL has used its budget."""

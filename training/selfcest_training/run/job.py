@@ -45,9 +45,10 @@ from selfcest_training.run.checkpoint import (
     read_state,
     save_checkpoint,
 )
-from selfcest_training.run.metrics import MetricsLog, describe, episode_lines
+from selfcest_training.run.metrics import MetricsLog, describe, describe_probe, episode_lines
 from selfcest_training.stages.base import Stages, TaskMenu
 from selfcest_training.stages.checks import check_menu, weights_at
+from selfcest_training.stages.probe import play_greedily
 from selfcest_training.stages.registry import make_gate, make_reward_schedule, make_task_sampler
 from selfcest_training.stages.warmstart import Pool, WarmStart
 from selfcest_training.trainer import Step, StepSettings, Trainer
@@ -297,18 +298,37 @@ class Job:
                 trainer.load_state_dict(read_memory(checkpoint))
             self.on_progress("RL", self.account.progress(), f"step {self.state.step} of {config.steps}")
             while self.state.step < config.steps and not self.account.spent():
+                before = self.account.progress()
                 step = trainer.step()
                 self.account.tick(learner.num_steps)
                 release_memory()
-                self._log(log, step)
+                self._log(log, step, self._probe(learner, before))
                 self._after_step(learner, trainer)
         self._checkpoint(learner, trainer)
         learner.fill(self.model)
         self.sampler.sync(self.model, self.state.step)
 
-    def _log(self, log: MetricsLog, step: Step) -> None:
+    def _probe(self, learner: AnyLearner, before: float) -> dict[str, float]:
+        """What the policy can do by now, if a probe is due: RL had come as far as `before` a step ago."""
+        config, number = self.arm.rl, math.floor(self.arm.rl.probes * self.account.progress())
+        if number == math.floor(config.probes * before):
+            return {}
+        families = {name: self.families[name] for name, weight in config.tasks.items() if weight > 0}
+        rng = np.random.default_rng(stream_seed("probe", self.id.seed))  # the same instances every time
+        learner.sync(self.sampler, self.state.step)
+        played = play_greedily(self.player, families, config.probe_episodes, rng, f"probe{number}")
+        self.account.pause()
+        return describe_probe(played)
+
+    def _log(self, log: MetricsLog, step: Step, probed: Mapping[str, float]) -> None:
         produced, credit = step.produced, step.credit
-        found = {**describe(produced.groups), **produced.diagnostics(), **credit.diagnostics(), **step.metrics}
+        found = {
+            **describe(produced.groups),
+            **produced.diagnostics(),
+            **credit.diagnostics(),
+            **step.metrics,
+            **probed,
+        }
         log.write("rl", self.state.step - 1, {**found, **self.account.metrics()})
         logged = self.config.log_groups
         self._logs["episodes.jsonl"].append(episode_lines(produced.learned_from[:logged], credit.replayed[:logged]))

@@ -81,6 +81,23 @@ def describe(groups: Sequence[EpisodeGroup]) -> dict[str, float]:
     }
 
 
+def describe_probe(played: Mapping[str, Sequence[EpisodeRecord]]) -> dict[str, float]:
+    """Means over the episodes of each family, called `probe/FAMILY/...`; `return` and its terms by the reward's own
+    weights, whatever a schedule makes of them."""
+    found = {}
+    for family, records in played.items():
+        values = {
+            "return": float(np.mean([record.team_return for record in records])),
+            "total_tokens": float(np.mean([record.cost.total_tokens for record in records])),
+            "critical_path": float(np.mean([record.cost.critical_path_tokens for record in records])),
+            "clones": float(np.mean([record.cost.clones for record in records])),
+            **_correct(records),
+            **_terms(records),
+        }
+        found.update({f"probe/{family}/{name}": value for name, value in values.items()})
+    return found
+
+
 def equal_returns(group: EpisodeGroup) -> bool:
     """Whether all episodes of a group earn the same, but for rounding."""
     returns = [episode.team_return for episode in group.episodes]

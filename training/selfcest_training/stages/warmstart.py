@@ -31,6 +31,7 @@ from selfcest_training.families import draw_family
 from selfcest_training.learner.batch import Sample, bucketed, build_samples
 from selfcest_training.learner.options import Denominator
 from selfcest_training.learner.update import AnyLearner
+from selfcest_training.stages.probe import play_greedily
 
 _DRAWS = 8
 
@@ -163,19 +164,15 @@ class WarmStart:
     def _probe(self, index: int, phase: Phase, threshold: float) -> Probe:
         rng = np.random.default_rng(stream_seed("probe", self.seed, self.attempt, index))
         limits = changed_limits(self.player.limits, phase.limits, "phase.limits")
-        families = [name for name, spec in phase.mix.items() if spec.share > 0]
-        drawn = [name for name in families for _ in range(self.config.probe_episodes)]
-        requests = [
-            RolloutRequest(f"p{index}.{i}", self.families[name].draw(rng), int(rng.integers(2**62)), limits)
-            for i, name in enumerate(drawn)
-        ]
+        families = {name: self.families[name] for name, spec in phase.mix.items() if spec.share > 0}
         self.learner.sync(self.player.sampler, 0)
-        records = self.player.unjudged().play(requests, temperature=0.0)
-        right = dict.fromkeys(families, 0)
-        for name, record in zip(drawn, records, strict=True):
-            right[name] += self.reward.grade(record).correct
-        accuracy = {name: count / self.config.probe_episodes for name, count in right.items()}
-        return Probe(index, threshold, accuracy, sum(record.cost.generated_tokens for record in records))
+        played = play_greedily(self.player.unjudged(), families, self.config.probe_episodes, rng, f"p{index}", limits)
+        accuracy = {
+            name: sum(self.reward.grade(record).correct for record in records) / len(records)
+            for name, records in played.items()
+        }
+        sampled = sum(record.cost.generated_tokens for records in played.values() for record in records)
+        return Probe(index, threshold, accuracy, sampled)
 
 
 def demonstration_pool(
