@@ -38,12 +38,14 @@ VARIANTS = ("window_76", "window_88", "exact", "no_window", "kv", "dear")
 CHAT_STYLES = {"delegating": "delegate", "full_text": "solve", "reading": "read"}
 SEPARATE, SCARCE, ROTARY, CHAT = "separate", "scarce", "base_100000", "smollm2_long"
 CREDIT = ("cells", "cells_one", "cells_all", "cells_width")  # on a page of their own, by benchmarks/cells.py
+METHODS = ("when", "cells", "budgets")  # likewise, by benchmarks/methods.py, and in a folder of their own
 EXPERIMENTS = {
     "quick": CONFIGS / "quick.yaml",
     "long_ledgers": CONFIGS / "long_ledgers.yaml",
     **{name: CONFIGS / f"{name}.yaml" for name in (SCARCE, ROTARY, CHAT)},
     **{name: CONFIGS / "when" / f"{name}.yaml" for name in (*VARIANTS, SEPARATE)},
     **{name: CONFIGS / f"{name}.yaml" for name in CREDIT},
+    **{f"methods_{name}": CONFIGS / "methods" / f"{name}.yaml" for name in METHODS},
 }
 COSTS = (
     "total_tokens",
@@ -110,7 +112,8 @@ def rerun(name: str) -> list[Path]:
                 if item.trio.free in (first, last)
             },
         }
-        files.append(EVIDENCE / f"{experiment}_{one}_seed{number}.json")
+        kept = EVIDENCE / "methods" if experiment.startswith("methods_") else EVIDENCE
+        files.append(kept / f"{experiment}_{one}_seed{number}.json")
         files[-1].parent.mkdir(exist_ok=True)
         files[-1].write_text(json.dumps(cell, indent=1) + "\n", encoding="utf-8")
     return files
@@ -134,7 +137,7 @@ def digest_of(experiment: str, arm: str) -> str:
 
 def _training(folder: Path) -> dict[str, Any]:
     """What a job used, its probes, and its curves, means of neighbouring rows: loss of the warm start, return and
-    tokens of RL, each against the tokens used when the last of them was done."""
+    tokens of RL, each against the tokens used when the last of them was done; and what probes in RL found, as it is."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     keys = {"warmstart": ("loss",), "rl": ("return", "total_tokens", "clones")}
     curves = {}
@@ -146,6 +149,9 @@ def _training(folder: Path) -> dict[str, Any]:
             used = {name: [part[-1][name] for part in points] for name in ("compute_tokens", "sampled_tokens")}
             means = {name: [round(mean(row[name] for row in part), 4) for part in points] for name in names}
             curves[stage] = {**used, **means}
+    if probed := [row for row in rows if any(name.startswith("probe/") for name in row)]:
+        names = ["compute_tokens", *(name for name in probed[0] if name.startswith("probe/"))]
+        curves["probes"] = {name: [round(row[name], 4) for row in probed] for name in names}
     probes = [row for row in rows if row["stage"] == "probe"]
     return {
         "cpu_seconds": round(rows[-1]["cpu_seconds"], 1),
@@ -168,8 +174,13 @@ def _costs(results: Sequence[Result]) -> dict[str, float]:
     return {cost: round(mean(costs[cost] for costs in paid), 1) for cost in COSTS if paid}
 
 
+def _terms(results: Sequence[Result]) -> dict[str, float]:
+    scored = [result.episodes[result.chosen].reward_terms or {} for result in results]
+    return {name: round(mean(terms.get(name, 0.0) for terms in scored), 4) for name in scored[0]}
+
+
 def _figures(results: Iterable[Result]) -> dict[str, Any]:
-    """By size: accuracy, reward, share delegated and mean costs."""
+    """By size: accuracy, reward and what each of its terms adds, share delegated and mean costs."""
     return {
         size: {
             "n": len(found),
@@ -177,6 +188,7 @@ def _figures(results: Iterable[Result]) -> dict[str, Any]:
             "accuracy": round(mean(result.grade.correct for result in found), 4),
             "reward": round(mean(result.episodes[result.chosen].team_return for result in found), 4),
             "delegated": round(mean(result.episodes[result.chosen].cost.clones > 0 for result in found), 4),
+            "terms": _terms(found),
             **_costs(found),
         }
         for size, found in _by_size(results).items()

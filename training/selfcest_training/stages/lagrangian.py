@@ -25,7 +25,7 @@ nothing (price 0, or `only_when_correct` with no right answer) moves nobody, and
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -35,6 +35,7 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.structure import Checked, Finite, NotNegative, Positive
 from selfcest_training.stages.measures import measured
+from selfcest_training.stages.schedules import Weights
 
 _Bound = Annotated[float, Finite()] | None
 
@@ -49,6 +50,7 @@ class Lagrangian(Checked):
     proportional: of the error itself; 0: dual ascent alone.
     start: the multiplier at step 0.
     most: its upper bound.
+    terms: weights of other terms, which stay.
     """
 
     term: str
@@ -59,6 +61,7 @@ class Lagrangian(Checked):
     proportional: NotNegative = 0.0
     start: NotNegative = 1.0
     most: Positive = 10.0
+    terms: Weights = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,12 +69,14 @@ class Lagrangian(Checked):
             raise ConfigError(f"at_most is {self.at_most} and at_least is {self.at_least}; set one of the two")
         if self.start > self.most:
             raise ConfigError(f"start is {self.start:g}, above most = {self.most:g}; lower it, or raise most")
+        if self.term in self.terms:
+            raise ConfigError(f"terms names '{self.term}', whose weight is the multiplier; leave it out")
 
     def weights(self, step: int) -> Mapping[str, float]:
         state = self._memory
         mean = state["sum"] / state["count"] if state["count"] else None
         integral, error = self._moved(state["integral"], mean)
-        return {self.term: float(np.clip(integral + self.proportional * error, 0.0, self.most))}
+        return {**self.terms, self.term: float(np.clip(integral + self.proportional * error, 0.0, self.most))}
 
     def observe(self, step: int, groups: Sequence[EpisodeGroup]) -> None:
         """The multiplier moves once per step: by the mean over all rounds of the step before."""
