@@ -2,6 +2,7 @@
 
     python benchmarks/methods.py                                     # prints docs/methods.md from docs/evidence/methods
     python benchmarks/methods.py --figure docs/methods.png           # draws its picture
+    python benchmarks/methods.py --sweep 10                          # plays the policies of budgets.yaml of a seed
     python benchmarks/delegation.py --rerun methods_when/seed10      # all arms of a seed again, from one warm start
     python benchmarks/delegation.py --rerun methods_when/dots/seed10 # one of them
 
@@ -11,20 +12,68 @@ What a cell is stands in benchmarks/delegation.py.
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import numpy as np
-from delegation import EVIDENCE, ROOT, each, table
+from delegation import CONFIGS, EVIDENCE, ROOT, cells_in, each, of, provenance, table
 
+from selfcest_env.palette import MUTED, SERIES
+from selfcest_training.evaluation.results import read_results
 from selfcest_training.evaluation.statistics import over_seeds
 
 Cell = Mapping[str, Any]
 FOLDER, PAGE = EVIDENCE / "methods", ROOT / "docs" / "methods.md"
+SWEEP = CONFIGS / "methods" / "budgets_sweep.yaml"
 BEGIN, END = "<!-- compared: by benchmarks/methods.py -->", "<!-- end of what is compared -->"
+
+
+WHEN = """### When to delegate
+
+`training/configs/methods/when.yaml`: sums of 2 to 24 terms under a window that holds 15, where the policy must find
+out from which size on calls pay. All arms of a seed have one warm start and may use 2 M tokens of compute in RL
+(sampled, read for credit, and three times those trained on). *Earned* is right answers less what tokens cost,
+greedily on 500 held-out instances, mean over five sizes; then what that is above `default` with the same seed, with a
+95 % interval over three seeds (Student's t, two degrees of freedom: wide), the same for the mean over eight probes on
+the way, and how many times fewer tokens of compute it took to come to where `default` ended (-: it did not, or
+`default` had not risen). An arm is called better or worse if its interval leaves out 0: of thirteen that do nothing,
+one in two such tables has one."""
+
+CELLS = """### Sixteen clones and a graded sum
+
+`training/configs/methods/cells.yaml`: the 26 conventions of [keyed cells](cells.md), with the baseline that did best
+there, 1.65 M tokens of compute in RL. *Earned* is the share of right cells on 100 held-out instances."""
+
+BUDGETS = """### One policy for many budgets
+
+`training/configs/methods/budgets.yaml`: `every` is trained under five budgets of total tokens, drawn for each group
+and shown to every agent, `only_B` under one of them. Each has 2 M tokens of compute in RL from one warm start, so the
+five have five times what `every` has. Earned as above, 40 held-out instances a size, mean over sizes and seeds.
+**`every` less the policy that was trained for the budget: {distance}, mean over budgets with its interval over seeds;
+at worst {worst:+.3f} at one budget of one seed.**"""
+
+PREDICTED = """### Predictions
+
+Written down after the tuning runs below and before any reported seed was run."""
+
+PROVENANCE = """### Where it comes from
+
+A cell is an arm with one seed; `python benchmarks/delegation.py --rerun methods_when/seed10` makes those of a seed
+again. CPU-s are of training, its warm start included, on a shared machine."""
+
+TUNING = """### Tuning
+
+All on seed 100. The baseline of *when* was tried with four settings, and every arm has the best of them; that of the
+cells was tuned for [another page](cells.md). The options of the others are those of their sources or ours, and were
+not tuned: what is undecided or worse here may do better with others."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +101,7 @@ def final(cell: Cell, family: Family, when: str = "sizes") -> float:
 
 
 def probed(cell: Cell, family: Family) -> tuple[np.ndarray, np.ndarray]:
-    """Compute tokens of RL at each probe, and what the policy earned there, mean over the families of its tasks. The
-    first is the policy before RL, by its own evaluation."""
+    """Compute tokens of RL at each probe, and what the policy earned there, mean over the families of its tasks."""
     found = cell["curves"]["probes"]
     tasks = {name.split("/")[1] for name in found if name.startswith("probe/")}
     earned = [sum(np.array(found[f"probe/{task}/term/{term}"]) for term in family.terms) for task in sorted(tasks)]
@@ -118,6 +166,129 @@ def compared(family: Family, arms: Mapping[str, Sequence[Cell]]) -> str:
     return table(heads, [line for _, line in sorted(lines, key=lambda pair: -pair[0])])
 
 
+def predicted(found: Mapping[tuple[str, str], str]) -> str:
+    """What was written down before any reported seed was run, beside what came."""
+    lines = [
+        [experiment.removeprefix("methods_"), f"`{arm}`", words, found.get((experiment, arm), "not run")]
+        for (experiment, arm), words in PREDICTIONS.items()
+    ]
+    return table(["", "arm", "predicted", "found"], lines)
+
+
+# One policy for many budgets
+
+
+def sweep(seed: int) -> Path:
+    """Play the policies of budgets.yaml, which must have been trained here, at every budget; store what they earned."""
+    name, kept = f"methods_budgets_seed{seed}", FOLDER / f"sweep_seed{seed}.json"
+    study = [sys.executable, "-m", "selfcest_training", "evaluate", "-c", str(SWEEP), "--resume"]
+    subprocess.run([*study, f"seeds=[{seed}]", f"name={name}"], check=True)
+    earned: dict[str, dict[str, dict[str, list[float]]]] = {}
+    for result in read_results(Path("studies") / name / "results.jsonl", whole=True):
+        place, episode = result.place, result.episodes[result.chosen]
+        sizes = earned.setdefault(place.strategy, {}).setdefault(str(place.budget), {})
+        sizes.setdefault(place.size, []).append(episode.team_return)
+    means = {
+        strategy: {
+            budget: {size: round(mean(each), 4) for size, each in sizes.items()} for budget, sizes in row.items()
+        }
+        for strategy, row in earned.items()
+    }
+    kept.write_text(json.dumps({"seed": seed, "earned": means}, indent=1) + "\n", encoding="utf-8")
+    return kept
+
+
+def swept() -> dict[int, Mapping[str, Mapping[str, float]]]:
+    """By seed, policy and budget: what was earned, mean over sizes."""
+    files = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(FOLDER.glob("sweep_seed*.json"))]
+    return {
+        file["seed"]: {
+            policy: {budget: mean(sizes.values()) for budget, sizes in row.items()}
+            for policy, row in file["earned"].items()
+        }
+        for file in files
+    }
+
+
+def distances(earned: Mapping[str, Mapping[str, float]]) -> list[float]:
+    """Of the one policy to the one that was trained for a budget, at each budget; below 0 where it earns less."""
+    return [value - earned[f"only_{budget}"][budget] for budget, value in earned["every"].items()]
+
+
+def budgets_table(seeds: Mapping[int, Mapping[str, Mapping[str, float]]]) -> str:
+    """A row per policy, a column per budget: means over seeds; that policy's own budget is bold."""
+    first = next(iter(seeds.values()))
+    lines = []
+    for policy, row in first.items():
+        values = {budget: mean(seeds[seed][policy][budget] for seed in seeds) for budget in row}
+        own = policy.removeprefix("only_")
+        lines.append([f"`{policy}`", *(f"**{v:.3f}**" if b == own else f"{v:.3f}" for b, v in values.items())])
+    return table(["policy", *(f"{budget} tokens" for budget in next(iter(first.values())))], lines)
+
+
+# The page
+
+
+def page(cells: Sequence[Cell], text: str) -> str:
+    """`text` with what stands between its marks made anew from the cells."""
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    found: dict[tuple[str, str], str] = {}
+    parts = []
+    for family in FAMILIES:
+        arms = of(cells, family.experiment)
+        if arms:
+            parts += [family.words, compared(family, arms)]
+            found |= {(family.experiment, arm): outcome(family, arms, arm) for arm in arms}
+    if seeds := swept():
+        gaps = {seed: distances(earned) for seed, earned in seeds.items()}
+        said = signed([mean(values) for values in gaps.values()])
+        found["methods_budgets", "every"] = f"{said} on average"
+        worst = min(min(values) for values in gaps.values())
+        parts += [BUDGETS.format(distance=said, worst=worst), budgets_table(seeds)]
+    tuning = json.loads((FOLDER / "tuning.json").read_text(encoding="utf-8"))
+    columns = ("experiment", "arm", "seed", "tried", "outcome", "cpu_seconds")
+    lines = [[str(run[column]) for column in columns] for run in tuning]
+    parts += [PREDICTED, predicted(found), PROVENANCE, provenance(cells)]
+    parts += [TUNING, table(["", "arm", "seed", "tried", "earned by each probe", "CPU-s"], lines)]
+    return "".join([before, BEGIN, "\n\n", "\n\n".join(part.strip() for part in parts), "\n\n", END, after])
+
+
+def outcome(family: Family, arms: Mapping[str, Sequence[Cell]], arm: str) -> str:
+    """The verdict on an arm with its difference, in a few words."""
+    baseline = {cell["seed"]: cell for cell in arms[family.baseline]}
+    gaps = [
+        final(cell, family) - final(baseline[cell["seed"]], family) for cell in arms[arm] if cell["seed"] in baseline
+    ]
+    return f"{verdict(gaps).strip('*')}, {signed(gaps)}"
+
+
+def draw(cells: Sequence[Cell], path: Path) -> None:
+    """What probes earned against compute, mean over seeds: the baseline and the arms that differ from it, by name; the
+    others grey."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2 * len(FAMILIES), 3.6), layout="constrained")
+    for axes, family in zip(np.atleast_1d(figure.subplots(1, len(FAMILIES))), FAMILIES, strict=True):
+        arms, places = of(cells, family.experiment), iter(SERIES)
+        for arm in sorted(arms, key=lambda arm: arm != family.baseline):
+            curves = [probed(cell, family) for cell in arms[arm]]
+            tokens, earned = (np.mean([curve[i] for curve in curves], axis=0) for i in (0, 1))
+            named = arm == family.baseline or not outcome(family, arms, arm).startswith("undecided")
+            colour = next(places).light if named else MUTED.light
+            style = {"linewidth": 1.8, "label": arm} if named else {"linewidth": 0.8, "alpha": 0.5}
+            axes.plot(tokens / 1e6, earned, color=colour, **style)
+        axes.set(xlabel="compute tokens of RL, millions", ylabel="earned, greedy", title=family.experiment)
+        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=4, frameon=False)
+    figure.savefig(path, dpi=130)
+
+
+FAMILIES = (
+    Family("methods_when", "default", ("correct", "token_cost"), ("11-15", "16-20", "21-24"), WHEN),
+    Family("methods_cells", "rloo", ("score",), (), CELLS),
+)
+
+
 # Written down before any reported seed was run.
 PREDICTIONS = {
     ("methods_when", "knapsack"): "better: rollouts go where outcomes are mixed",
@@ -138,3 +309,20 @@ PREDICTIONS = {
     ("methods_cells", "hapo"): "undecided",
     ("methods_budgets", "every"): "within 0.02 of the five on average",
 }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sweep", metavar="SEED", type=int, help="play a seed's policies of budgets.yaml, store it")
+    parser.add_argument("--figure", metavar="FILE", type=Path, help="draw the picture of the page")
+    options = parser.parse_args()
+    if options.sweep is not None:
+        print(f"written to {sweep(options.sweep)}")
+    elif options.figure:
+        draw(cells_in(FOLDER), options.figure)
+    else:
+        print(page(cells_in(FOLDER), PAGE.read_text(encoding="utf-8")), end="")
+
+
+if __name__ == "__main__":
+    main()
