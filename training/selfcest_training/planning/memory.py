@@ -105,7 +105,7 @@ def places(config: RunConfig, arm: str, shape: ModelShape, *, passes: bool = Tru
     return (
         *driver,
         Place("learner rank" if ranks > 1 else "job (learner)", learner, ranks, learner_share if gpu else 1.0, host),
-        Place("rollout worker", sampler, cluster.asked["rollout"][0], rollout_share if gpu else 1.0, unknown),
+        Place("rollout worker", sampler, cluster.rollout_workers, rollout_share if gpu else 1.0, unknown),
     )
 
 

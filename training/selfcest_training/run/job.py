@@ -180,7 +180,7 @@ class Job:
         self._opened.callback(self.player.close)
 
     def _player(self) -> TrainedPlayer:
-        """Somebody who plays: this process, or rollout workers of the cluster."""
+        """Who plays: this process, or the rollout workers of the cluster."""
         config, limits = self.config, self.config.limits_of(self.id.arm)
         if config.cluster is None:
             sampler = self.sampler_spec.start(self.language, self.model)
@@ -291,20 +291,8 @@ class Job:
         config, learner = self.arm.rl, self._learner("rl", checkpoint)
         settings = step_settings(config)
         menu = task_menu(self.config, self.id.arm, self.families)
-        beside = None
-        if self.config.cluster is not None and self.config.cluster.overlap:
-            beside = self._player()
-            self._opened.callback(beside.close)
         with Trainer(
-            self.player,
-            self.sampler,
-            learner,
-            menu,
-            self.stages,
-            settings,
-            account=self.account,
-            seed=self.id.seed,
-            beside=beside,
+            self.player, self.sampler, learner, menu, self.stages, settings, account=self.account, seed=self.id.seed
         ) as trainer:
             if checkpoint is not None:
                 trainer.load_state_dict(read_memory(checkpoint))
@@ -431,23 +419,6 @@ def check_policy_lag(config: RunConfig, arm: str, sampler: SamplerSpec) -> None:
         raise ConfigError(
             f"arms.{arm}.rl.max_policy_lag is {lag}, but the sampler uses the learner's own weights, which change "
             "under it; set sampler.options.dtype (as float32), so that it has weights of its own"
-        )
-
-
-def check_overlap(config: RunConfig, arm: str, stages: Stages) -> None:
-    """Raise `ConfigError` where no step of RL could begin before the one in front of it has ended."""
-    if config.cluster is None or not config.cluster.overlap or not config.arms[arm].rl.steps:
-        return
-    if not config.arms[arm].rl.max_policy_lag:
-        raise ConfigError(
-            f"cluster.overlap is true and arms.{arm}.rl.max_policy_lag is 0, so that a step waits for the update before "
-            "it; set max_policy_lag to 1 or more, or cluster.overlap=false"
-        )
-    names = {"tasks": "task_sampler", "gate": "gate", "rewards": "reward_schedule"}
-    for stage in sorted(stages.remembering().keys() & names.keys()):
-        raise ConfigError(
-            f"cluster.overlap is true and arms.{arm}.rl.{names[stage]} remembers what it has seen, which at the "
-            "beginning of a step would depend on how far the one before it has come; set cluster.overlap=false"
         )
 
 
