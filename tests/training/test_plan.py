@@ -133,6 +133,17 @@ def test_a_shard_is_what_a_rank_has_of_every_tensor() -> None:
         assert parts["gathered layers"] > 0
 
 
+@pytest.mark.parametrize("reference", [False, True])
+def test_what_a_rank_loads_before_it_shards_is_the_machine_s(reference: bool) -> None:
+    changes = ["arms.delegating.rl.loss.terms={kl: {weight: 0.1}}"] if reference else []
+    config = load_config(GPU / "qwen25_7b_8gpus.yaml", changes)
+    shape = model_shape(config.model)
+    driver, rank, worker = places(config, "delegating", shape, passes=False)
+    assert rank.loading == 4 * shape.parameters * (1 + reference)
+    assert parts_of(rank)["weights"] * 4 < rank.loading * 1.01 / (1 + reference), "of which a GPU is given a part"
+    assert (driver.loading, worker.loading) == (0, 0)
+
+
 def measured(config: PreTrainedConfig, lora: LoraOptions | None, forward: ForwardOptions, rows: RowShape) -> int:
     """What the allocator held at most in a real pass, with gradients of an earlier one."""
     with torch.device("cpu"):

@@ -224,7 +224,65 @@ def test_what_a_worker_raises_is_raised_here(address: str, tmp_path: Path) -> No
     assert "ray::RolloutWorker.play" in str(caught.value.__cause__)
 
 
+def test_cpu_seconds_are_those_of_the_workers_too(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the system counts them; and where a warm start begins again with other workers none are lost."""
+    psutil = pytest.importorskip("psutil")
+    made = list[tuple[RolloutWorkers, list[Any]]]()
+
+    def used(processes: list[Any]) -> float:
+        return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+    own, close = Job._player, RolloutWorkers.close
+    begun, ended = list[float](), list[float]()
+
+    def player(self: Job) -> Any:
+        found = own(self)
+        made.append((found.sampler, [psutil.Process(one.pid) for one in found.sampler.facts]))
+        begun.append(used(made[-1][1]))
+        return found
+
+    def closing_down(self: RolloutWorkers) -> None:
+        ended.append(used(made[-1][1]))
+        close(self)
+
+    monkeypatch.setattr(Job, "_player", player)
+    monkeypatch.setattr(RolloutWorkers, "close", closing_down)
+    warm = {"arms__delegating__warmstart__attempts": 2}
+    warm["arms__delegating__warmstart__phases"] = [{**PHASE, "learned": {"choice": 1.0}}]
+    spec = config(tmp_path, **{**SHORT, "arms__delegating__rl__steps": 2, **warm}, **on(address))
+    before = time.process_time()
+    job = play(spec)
+    here = time.process_time() - before
+    job.close()
+    assert len(made) == 2
+    workers = sum(ended) - sum(begun)
+    assert workers > 0.5
+    assert job.state.cpu_seconds >= workers - 0.2, "they go on for a moment after their last answer"
+    assert job.state.cpu_seconds <= here + sum(one.cpu_seconds for one, _ in made), "and nothing twice"
+    assert job.state.cpu_seconds == pytest.approx(rows(job)[-1]["cpu_seconds"])
+
+
 # What a cluster lacks
+
+
+def test_a_worker_that_no_other_can_replace_ends_the_run(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when its node is gone."""
+    pool = workers_of(config(tmp_path, **SHORT, **on(address)))
+    pool.sampler.push(merged_weights(pool.language.load(0)), 0)
+    gone = ClusterConfig(address=address, rollout_resources={"CPU": 0.5, "gone": 1.0}, start_seconds=3.0)
+    monkeypatch.setattr(pool.sampler, "_config", gone)
+    os.kill(pool.sampler.facts[1].pid, signal.SIGKILL)
+    said = (
+        r"worker 1 died, and no other, which wants .*'gone': 1.0\}, started in .*start_seconds = 3; go on with --resume"
+    )
+    with pytest.warns(UserWarning, match="worker 1 died"), pytest.raises(InfrastructureError, match=said):
+        pool.play([RolloutRequest(f"e{i}", Task("t", "1?", "1", "x"), i) for i in range(4)], 1.0)
+    assert pool.sampler.replaced == 0
+    pool.close()
 
 
 def test_a_worker_that_dies_too_often_ends_the_run(
