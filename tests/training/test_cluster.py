@@ -117,6 +117,28 @@ def test_more_ranks_than_there_can_be_micro_batches_are_refused_before_work(
     assert not list(tmp_path.iterdir())
 
 
+SCHEDULE = {"term": "correct", "measure": "total_tokens", "at_most": 30}
+LAG = {"arms__delegating__rl__max_policy_lag": 1, "cluster": {"overlap": True}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"max_policy_lag": 0}, "overlap is true and arms.delegating.rl.max_policy_lag is 0.*set max_policy_lag"),
+        ({"task_sampler": {"name": "dots"}}, "arms.delegating.rl.task_sampler remembers .*set cluster.overlap=false"),
+        ({"reward_schedule": {"name": "lagrangian", "options": SCHEDULE}}, "rl.reward_schedule remembers"),
+    ],
+)
+def test_steps_overlap_where_none_depends_on_the_one_before(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    Job(clustered(tmp_path, **LAG), JobId("delegating", 0), lambda *_: None)
+    of_rl = {f"arms__delegating__rl__{name}": value for name, value in changes.items()}
+    Job(clustered(tmp_path, **{**LAG, **of_rl, "cluster": {}}), JobId("delegating", 0), lambda *_: None)
+    with pytest.raises(ConfigError, match=words):
+        Job(clustered(tmp_path, **{**LAG, **of_rl}), JobId("delegating", 0), lambda *_: None)
+
+
 @pytest.mark.parametrize("rows", Rows)
 def test_no_samples_are_cut_into_more_micro_batches_than_are_possible(rows: Rows) -> None:
     rng = np.random.default_rng(0)
@@ -178,6 +200,7 @@ def test_what_fits_is_not_refused() -> None:
     [
         ({"rollout_workers": 13}, r"room for 12: its nodes have 1 x \(CPU 4\); 1 x \(CPU 8, GPU 2\); start"),
         ({"rollout_resources": {"CPU": 5, "GPU": 1}, "rollout_workers": 2}, "room for 1"),
+        ({"rollout_workers": 7, "overlap": True}, "is 7, twice for cluster.overlap, but the cluster has room for 12"),
         ({"rollout_resources": {"TPU": 1}}, "TPU.* and cluster.rollout_workers is 1, but the cluster has room for 0"),
         ({"rollout_workers": 10, "learner_ranks": 3}, "ask for 13 CPU together, but the cluster has 12"),
     ],

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -202,6 +203,43 @@ def test_rollouts_run_ahead_of_the_learner_in_order(address: str, tmp_path: Path
     assert [row["policy_lag"] for row in rows(two)] == [0, 1, 1, 1]
     assert_same_tokens(episodes(two), episodes(one))
     assert float((weights(two) - weights(one)).abs().max()) <= 1e-6
+
+
+def test_steps_that_overlap_play_what_they_play_one_after_another(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit on as many workers; and the same tokens on one, and in one process."""
+    under_way, most, ask = Counter[int](), Counter[int](), RolloutWorkers.ask
+
+    def asking(self: RolloutWorkers, method: str, parts: Sequence[tuple[Any, ...]], judged: bool) -> list[Any]:
+        under_way[0] += 1
+        most[0] = max(most[0], under_way[0])
+        try:
+            return ask(self, method, parts, judged)
+        finally:
+            under_way[0] -= 1
+
+    monkeypatch.setattr(RolloutWorkers, "ask", asking)
+    changes, jobs = {**SHORT, "arms__delegating__rl__max_policy_lag": 1}, {}
+    quarter = {"rollout_resources": {"CPU": 0.25}}
+    for name, cluster in {
+        "here": {},
+        "apart": on(address, **quarter),
+        "overlapped": on(address, **quarter, overlap=True),
+        "overlapped, alone": on(address, **quarter, overlap=True, rollout_workers=1),
+    }.items():
+        most.clear()
+        jobs[name] = play(config(tmp_path / name, **changes, **cluster))
+        jobs[name].close()
+        assert most[0] == (0 if name == "here" else 1 + ("overlapped" in name)), name
+    found = jobs["overlapped"]
+    assert [row["policy_lag"] for row in rows(found)] == [0, 1, 1, 1]
+    assert episodes(found) == episodes(jobs["apart"])
+    assert torch.equal(weights(found), weights(jobs["apart"]))
+    for other in ("here", "overlapped, alone"):
+        assert_same_tokens(episodes(jobs[other]), episodes(found))
+        assert float((weights(jobs[other]) - weights(found)).abs().max()) <= 1e-6
+    assert len(found._elsewhere) == 2
 
 
 def test_what_a_judge_could_not_judge_is_played_again(address: str, tmp_path: Path) -> None:

@@ -113,6 +113,7 @@ class Job:
         place = f"arms.{job_id.arm}.rl"
         self.stages = make_stages(self.arm.rl, place)
         check_micro_batches(config, job_id.arm, self.stages)
+        check_overlap(config, job_id.arm, self.stages)
         check_menu(self.stages.tasks, task_menu(config, job_id.arm, self.families))
         # Of a schedule of its own: the run's is asked once per step.
         schedule = make_reward_schedule(self.arm.rl.reward_schedule, f"{place}.reward_schedule")
@@ -192,7 +193,7 @@ class Job:
         self._opened.callback(self.player.close)
 
     def _player(self) -> TrainedPlayer:
-        """Who plays: this process, or the rollout workers of the cluster."""
+        """Somebody who plays: this process, or rollout workers of the cluster."""
         config, limits = self.config, self.config.limits_of(self.id.arm)
         if config.cluster is None:
             sampler = self.sampler_spec.start(self.language, self.model)
@@ -304,8 +305,20 @@ class Job:
         config, learner = self.arm.rl, self._learner("rl", checkpoint)
         settings = step_settings(config)
         menu = task_menu(self.config, self.id.arm, self.families)
+        beside = None
+        if self.config.cluster is not None and self.config.cluster.overlap:
+            beside = self._player()
+            self._opened.callback(beside.close)
         with Trainer(
-            self.player, self.sampler, learner, menu, self.stages, settings, account=self.account, seed=self.id.seed
+            self.player,
+            self.sampler,
+            learner,
+            menu,
+            self.stages,
+            settings,
+            account=self.account,
+            seed=self.id.seed,
+            beside=beside,
         ) as trainer:
             if checkpoint is not None:
                 trainer.load_state_dict(read_memory(checkpoint))
@@ -439,6 +452,23 @@ def check_micro_batches(config: RunConfig, arm: str, stages: Stages) -> None:
     longest = min(bounds, default=config.micro_batch_tokens)
     most = most_micro_batches(contexts, longest, config.rows, max_tokens=config.micro_batch_tokens)
     check_ranks(cluster.learner_ranks, most, f"a mini-batch of arms.{arm}.rl, at its fullest,")
+
+
+def check_overlap(config: RunConfig, arm: str, stages: Stages) -> None:
+    """Raise `ConfigError` where no step of RL could begin before the one in front of it has ended."""
+    if config.cluster is None or not config.cluster.overlap or not config.arms[arm].rl.steps:
+        return
+    if not config.arms[arm].rl.max_policy_lag:
+        raise ConfigError(
+            f"cluster.overlap is true and arms.{arm}.rl.max_policy_lag is 0, so that a step waits for the update before "
+            "it; set max_policy_lag to 1 or more, or cluster.overlap=false"
+        )
+    names = {"tasks": "task_sampler", "gate": "gate", "rewards": "reward_schedule"}
+    for stage in sorted(stages.remembering().keys() & names.keys()):
+        raise ConfigError(
+            f"cluster.overlap is true and arms.{arm}.rl.{names[stage]} remembers what it has seen, which at the "
+            "beginning of a step would depend on how far the one before it has come; set cluster.overlap=false"
+        )
 
 
 def check_cluster(config: RunConfig, sampler: SamplerSpec) -> None:
