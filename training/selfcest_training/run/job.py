@@ -460,8 +460,8 @@ def check_overlap(config: RunConfig, arm: str, stages: Stages) -> None:
         return
     if not config.arms[arm].rl.max_policy_lag:
         raise ConfigError(
-            f"cluster.overlap is true and arms.{arm}.rl.max_policy_lag is 0, so that a step waits for the update before "
-            "it; set max_policy_lag to 1 or more, or cluster.overlap=false"
+            f"cluster.overlap is true and arms.{arm}.rl.max_policy_lag is 0, so that a step waits for the update "
+            "before it; set max_policy_lag to 1 or more, or cluster.overlap=false"
         )
     names = {"tasks": "task_sampler", "gate": "gate", "rewards": "reward_schedule"}
     for stage in sorted(stages.remembering().keys() & names.keys()):
