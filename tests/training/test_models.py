@@ -323,7 +323,7 @@ def test_with_a_second_sampler_a_step_begins_before_the_one_in_front_has_ended_w
             begun[step].set()
             if twice and step + 1 < steps:
                 assert begun[step + 1].wait(20), "it waits for the one after it"
-            weight = float(next(engines[lane].model.parameters()).detach().sum())
+            weight = float(next(engines[lane]._model.parameters()).detach().sum())
             played[step] = (lane, engines[lane].policy_version, weight)
             return Produced((), (), (), 0, 1)
 

@@ -82,8 +82,8 @@ def check_resources(config: ClusterConfig, nodes: Sequence[Mapping[str, float]])
             number = "learner_ranks" if kind == "learner" else "rollout_workers"
             twice = ", twice for cluster.overlap" if kind == "rollout" and config.overlap else ""
             raise ConfigError(
-                f"{what} and cluster.{number} is {getattr(config, number)}{twice}, but the cluster has room for {room}: "
-                f"its nodes have {_listed(nodes)}; start nodes that have more, or ask for less"
+                f"{what} and cluster.{number} is {getattr(config, number)}{twice}, but the cluster has room for "
+                f"{room}: its nodes have {_listed(nodes)}; start nodes that have more, or ask for less"
             )
     totals: dict[str, float] = {}
     for count, each in config.asked.values():
