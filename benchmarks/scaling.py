@@ -532,8 +532,8 @@ rows at the speed that its curve gives for so many; prompts, pushes and messages
 cluster's `shares`, steps begin in the order and with the weights that `RolloutsAhead` gives them, micro-batches are cut
 by `bucketed` and dealt by `deal`: the code that runs. That an episode on this clock takes what it takes in `rollout` is
 a test. *Tail overlapped* is simulated with one engine, which begins the next step, once its weights are there, behind
-what it still decodes. [`cluster.overlap`](#the-tail-of-a-step) has two sets of workers for that and two steps at a time.
-Where these share their devices, and a decoding step costs less together than apart, its figures are at most these.
+what it still decodes. [`cluster.overlap`](#the-tail-of-a-step) has two sets of workers for that, and two steps at a
+time. Where these share their devices, and rows cost less together than apart, its figures are at most these.
 
 An update takes {UPDATE:g} of the seconds that the workers would need for a step at full rate: an assumption."""
 FACTS = (
