@@ -102,7 +102,7 @@ def places(config: RunConfig, arm: str, shape: ModelShape, *, passes: bool = Tru
     learner_share = 1.0 if ranks == 1 else min(1.0, float(own))  # a single rank is the job's own process
     rollout_share = min(1.0, float(cluster.rollout_resources.get("GPU", 0.0)))
     host = (
-        "memory of the machine for a checkpoint: all weights and moments, in the first rank and the job's own process",
+        "the machine's memory for a checkpoint: all weights and moments, on the first rank and in the job's process",
     )
     loading = _loaded(config, arm, shape) if ranks > 1 else 0
     # With ranks the job's own process keeps the whole model beside them, to begin with and to save.
@@ -158,9 +158,8 @@ def _has_reference(config: RunConfig, arm: str) -> bool:
 
 def _loaded(config: RunConfig, arm: str, shape: ModelShape) -> int:
     """Bytes that `Rank.build` loads before it shards them."""
-    return _bytes(shape.with_lora(config.lora).parameters()) + _has_reference(config, arm) * _bytes(
-        shape.model.parameters()
-    )
+    reference = _bytes(shape.model.parameters()) if _has_reference(config, arm) else 0
+    return _bytes(shape.with_lora(config.lora).parameters()) + reference
 
 
 @lru_cache(maxsize=64)
