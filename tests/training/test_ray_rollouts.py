@@ -238,7 +238,6 @@ def test_steps_that_overlap_play_what_they_play_one_after_another(
     assert torch.equal(weights(found), weights(jobs["apart"]))
     for other in ("here", "overlapped, alone"):
         assert_same_tokens(episodes(jobs[other]), episodes(found))
-        assert float((weights(jobs[other]) - weights(found)).abs().max()) <= 1e-6
     assert len(found._elsewhere) == 2
 
 
