@@ -531,8 +531,9 @@ was at hand. Episodes are recorded ones, as lengths of turns and who waits for w
 rows at the speed that its curve gives for so many; prompts, pushes and messages take no time. Parts are cut by the
 cluster's `shares`, steps begin in the order and with the weights that `RolloutsAhead` gives them, micro-batches are cut
 by `bucketed` and dealt by `deal`: the code that runs. That an episode on this clock takes what it takes in `rollout` is
-a test. *Tail overlapped* is a rule that stands in the simulation alone, and that the trainer does not have: a worker
-begins the next step, once its weights are there, behind what it still decodes.
+a test. *Tail overlapped* is simulated with one engine, which begins the next step, once its weights are there, behind
+what it still decodes. [`cluster.overlap`](#the-tail-of-a-step) has two sets of workers for that, and two steps at a
+time. Where these share their devices, and rows cost less together than apart, its figures are at most these.
 
 An update takes {UPDATE:g} of the seconds that the workers would need for a step at full rate: an assumption."""
 FACTS = (

@@ -6,6 +6,7 @@ import io
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 from rich.console import Console
 from test_job import config
+from test_tree_rows import random_samples
 
 from selfcest_agents.language import language_of
 from selfcest_agents.lora import merged_weights
@@ -24,8 +26,10 @@ from selfcest_training.cluster import connection
 from selfcest_training.cluster.config import ClusterConfig, check_resources, shares
 from selfcest_training.cluster.snapshot import WeightSnapshot
 from selfcest_training.config_file import apply_override, dump_run, load_config
+from selfcest_training.learner.options import Rows
+from selfcest_training.learner.tree_rows import cut, most_micro_batches
 from selfcest_training.run import experiment
-from selfcest_training.run.job import Job, JobId, check_cluster
+from selfcest_training.run.job import Job, JobId, check_cluster, check_own_weights
 from selfcest_training.session import read_sessions, session
 
 OWN = {"name": "transformers", "options": {"dtype": "float32"}}
@@ -63,7 +67,9 @@ def test_what_cannot_be_is_refused_by_name(tmp_path: Path, changes: dict[str, An
 
 def test_weights_of_an_adapter_s_sampler_are_its_own(tmp_path: Path) -> None:
     pytest.importorskip("peft")
-    check_cluster(clustered(tmp_path, sampler={"name": "transformers"}, lora={}), TransformersSampler())
+    check_own_weights(
+        clustered(tmp_path, sampler={"name": "transformers"}, lora={}), "delegating", TransformersSampler()
+    )
 
 
 def test_a_worker_has_the_gpus_that_its_engine_spreads_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,6 +80,77 @@ def test_a_worker_has_the_gpus_that_its_engine_spreads_over(tmp_path: Path, monk
     gpus["rollout_resources"]["GPU"] = 2
     with pytest.raises(ConfigError, match=r"tensor_parallel is 4, and .* a worker 2 GPU; set .*\.GPU=4"):
         check_cluster(clustered(tmp_path, cluster=gpus), sampler)
+
+
+@pytest.mark.parametrize(
+    ("changes", "most"),
+    [
+        # 24 tasks of 8 episodes, of a root and a clone each; 25 contexts of 80 ids go into 2,000.
+        ({}, 384 // 25 + 1),
+        ({"arms__delegating__rl__minibatches": 4}, 96 // 25 + 1),
+        ({"micro_batch_tokens": 60}, 384),
+        ({"rows": "tree"}, 384),
+        ({"limits__context_tokens": 40}, 384 // 50 + 1),
+        ({"arms__delegating__rl__gate__name": "varied"}, 384 // 25 + 1),
+        # Who decides how many episodes there are, or what of replays trains, is asked when they are there.
+        ({"arms__delegating__rl__gate__name": "reinforce_ada"}, None),
+        ({"arms__delegating__rl__task_sampler__name": "knapsack"}, None),
+        ({"arms__delegating__rl__credit": {"name": "branches"}}, None),
+        ({"arms__delegating__rl__steps": 0}, None),
+    ],
+    ids=str,
+)
+def test_more_ranks_than_there_can_be_micro_batches_are_refused_before_work(
+    tmp_path: Path, changes: dict[str, Any], most: int | None
+) -> None:
+    changes = {"micro_batch_tokens": 2000, "arms__delegating__rl__tasks_per_step": 24, **changes}
+    changes |= {"arms__delegating__rl__group_size": 8}
+
+    def build(ranks: int) -> None:
+        cluster = {"learner_ranks": ranks}
+        Job(clustered(tmp_path, **changes, cluster=cluster), JobId("delegating", 0), lambda *_: None)
+
+    build(10_000 if most is None else most)
+    if most is not None:
+        with pytest.raises(ConfigError, match=f"is {most + 1} and .*, at its fullest, has {most} micro-batch"):
+            build(most + 1)
+    assert not list(tmp_path.iterdir())
+
+
+SCHEDULE = {"term": "correct", "measure": "total_tokens", "at_most": 30}
+LAG = {"arms__delegating__rl__max_policy_lag": 1, "cluster": {"overlap": True}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"max_policy_lag": 0}, "overlap is true and arms.delegating.rl.max_policy_lag is 0.*set max_policy_lag"),
+        ({"task_sampler": {"name": "dots"}}, "arms.delegating.rl.task_sampler remembers .*set cluster.overlap=false"),
+        ({"reward_schedule": {"name": "lagrangian", "options": SCHEDULE}}, "rl.reward_schedule remembers"),
+    ],
+)
+def test_steps_overlap_where_none_depends_on_the_one_before(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    Job(clustered(tmp_path, **LAG), JobId("delegating", 0), lambda *_: None)
+    of_rl = {f"arms__delegating__rl__{name}": value for name, value in changes.items()}
+    Job(clustered(tmp_path, **{**LAG, **of_rl, "cluster": {}}), JobId("delegating", 0), lambda *_: None)
+    with pytest.raises(ConfigError, match=words):
+        Job(clustered(tmp_path, **{**LAG, **of_rl}), JobId("delegating", 0), lambda *_: None)
+
+
+@pytest.mark.parametrize("rows", Rows)
+def test_no_samples_are_cut_into_more_micro_batches_than_are_possible(rows: Rows) -> None:
+    rng = np.random.default_rng(0)
+    for seed in range(30):
+        samples, _ = random_samples(seed)
+        longest, limit = max(map(len, samples)), int(rng.integers(4, 400))
+        found = list(cut(samples, rows, max_tokens=limit, hidden_size=32))
+        assert len(found) <= most_micro_batches(len(samples), longest, rows, max_tokens=limit)
+    alike = [replace(samples[0], episode_id=str(i)) for i in range(7)]
+    if rows != Rows.TREE:  # which joins them
+        found = list(cut(alike, rows, max_tokens=2 * len(samples[0]), hidden_size=32))
+        assert len(found) == most_micro_batches(7, len(samples[0]), rows, max_tokens=2 * len(samples[0])) == 4
 
 
 def test_weights_reach_several_processes_by_a_file() -> None:
@@ -123,6 +200,7 @@ def test_what_fits_is_not_refused() -> None:
     [
         ({"rollout_workers": 13}, r"room for 12: its nodes have 1 x \(CPU 4\); 1 x \(CPU 8, GPU 2\); start"),
         ({"rollout_resources": {"CPU": 5, "GPU": 1}, "rollout_workers": 2}, "room for 1"),
+        ({"rollout_workers": 7, "overlap": True}, "is 7, twice for cluster.overlap, but the cluster has room for 12"),
         ({"rollout_resources": {"TPU": 1}}, "TPU.* and cluster.rollout_workers is 1, but the cluster has room for 0"),
         ({"rollout_workers": 10, "learner_ranks": 3}, "ask for 13 CPU together, but the cluster has 12"),
     ],

@@ -10,16 +10,18 @@ import pytest
 import torch
 from rich.console import Console
 
+from selfcest_agents.samplers import make_sampler
 from selfcest_agents.vllm_engine import VllmOptions
 from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import PlugIn
 from selfcest_env.structure import construct
+from selfcest_training.cluster.config import check_resources
 from selfcest_training.commands.plan import print_plan
 from selfcest_training.config_file import load_config
 from selfcest_training.evaluation.training_run import study_of
 from selfcest_training.planning.memory import longest_context
 from selfcest_training.planning.shapes import model_shape
-from selfcest_training.run.job import Job, JobId
+from selfcest_training.run.job import Job, JobId, check_cluster, check_micro_batches, check_own_weights, make_stages
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "training" / "configs" / "gpu").glob("*.yaml"))
@@ -43,6 +45,51 @@ def test_a_recipe_is_built_up_to_the_missing_device(path: Path) -> None:
         vllm = construct(VllmOptions, config.sampler.options, place="sampler.options")
         assert longest_context(config.limits_of(arm), model_shape(config.model)) <= (vllm.max_positions or 0)
     assert len(study_of(config).cells) == len(config.evaluation.cells)
+
+
+# What its first lines start Ray on; the job's own process has a GPU that Ray does not see.
+NODES = {"qwen25_7b_8gpus": [7], "qwen25_7b_2nodes": [7, 8]}
+CLUSTERED = [path for path in RECIPES if load_config(path).cluster is not None]
+
+
+@pytest.mark.parametrize("path", CLUSTERED, ids=lambda path: path.stem)
+def test_a_recipe_for_a_cluster_can_be_placed_on_it_and_on_nothing_less(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert {one.stem for one in CLUSTERED} == NODES.keys()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())  # vLLM, which need not be here
+    config = load_config(path)
+    cluster, sampler = config.cluster, make_sampler(config.sampler.name, config.sampler.options)
+    assert cluster is not None
+    check_cluster(config, sampler)
+    for arm in config.arms:
+        check_own_weights(config, arm, sampler)
+        check_micro_batches(config, arm, make_stages(config.arms[arm].rl))
+    nodes = [{"CPU": 32.0, "GPU": float(gpus)} for gpus in NODES[path.stem]]
+    check_resources(cluster, nodes)
+    assert sum(NODES[path.stem]) == cluster.rollout_workers + cluster.learner_ranks, "none is left idle"
+    nodes[-1]["GPU"] -= 1
+    with pytest.raises(ConfigError, match="GPU together, but the cluster has|but the cluster has room for"):
+        check_resources(cluster, nodes)
+    with pytest.raises(ConfigError, match="device is cuda and cluster.backend is gloo.*set cluster.backend=nccl"):
+        check_cluster(replace(config, cluster=replace(cluster, backend="gloo")), sampler)
+    with pytest.raises(ConfigError, match=r"cluster.learner_resources gives none; set cluster.learner_resources.GPU=1"):
+        check_cluster(replace(config, cluster=replace(cluster, learner_resources={"CPU": 2})), sampler)
+
+
+@pytest.mark.parametrize("path", CLUSTERED, ids=lambda path: path.stem)
+def test_a_recipe_s_job_stops_at_the_missing_device_with_its_cluster_block(path: Path) -> None:
+    """With a small model on the CPU in the place of its own, and what must go with that, all else is as it stands."""
+    config = load_config(path)
+    assert config.cluster is not None
+    small = PlugIn("tiny", {"max_positions": 4096})
+    here = replace(config.cluster, backend="gloo")
+    built = replace(config, model=small, sampler=PlugIn("transformers", {"dtype": "float32"}), cluster=here)
+    for arm in built.arms:
+        Job(built, JobId(arm, 0), lambda *_: None).close()
+    too_many = replace(here, learner_ranks=100_000)
+    with pytest.raises(ConfigError, match=r"cluster.learner_ranks is 100000 and a mini-batch of arms.*at its fullest"):
+        Job(replace(built, cluster=too_many), JobId("delegating", 0), lambda *_: None)
 
 
 @pytest.mark.slow

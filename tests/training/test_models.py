@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from selfcest_training.learner.options import OptimizerConfig
 from selfcest_training.learner.update import Learner
 from selfcest_training.run.checkpoint import checkpoints
 from selfcest_training.run.job import Job, JobId
-from selfcest_training.stages.ahead import RolloutsAhead
+from selfcest_training.stages.ahead import Lane, RolloutsAhead
 from selfcest_training.stages.produced import Produced
 from selfcest_training.trainer import Trainer
 
@@ -305,8 +306,48 @@ def test_steps_that_begin_with_the_same_weights_share_one_push() -> None:
         assert rollouts.take(step).policy_lag(step) == 0, "nobody played"
     rollouts.close()
     assert played == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 2)]
-    assert pushed == [0, 0, 1, 2], "before the first step, then once for the two after it, and for each later one"
-    assert kept[1:] == [[], [], []], "the engine has its own, so the copies are gone"
+    assert pushed == [0, 1, 2], "before the first step, which the two after it share, and for each later one"
+    assert kept[1:] == [[], []], "the engine has its own, so the copies are gone"
+
+
+def test_with_a_second_sampler_a_step_begins_before_the_one_in_front_has_ended_with_the_same_weights() -> None:
+    """Whoever is free, a step has the weights that it has without; and which sampler plays it is fixed."""
+    model = TinyLanguage(hidden_size=16, num_layers=1, num_heads=2).load(0)
+    learner = Learner(model, OptimizerConfig(), pad_id=0, micro_batch_tokens=64)
+
+    def run(lag: int, twice: bool, steps: int = 6) -> dict[int, tuple[int, int, float]]:
+        engines = [TransformersEngine(deepcopy(model), stop_ids=()) for _ in range(1 + twice)]
+        played, begun = dict[int, tuple[int, int, float]](), [threading.Event() for _ in range(steps)]
+
+        def produce(step: int, lane: int) -> Produced:
+            begun[step].set()
+            if twice and step + 1 < steps:
+                assert begun[step + 1].wait(20), "it waits for the one after it"
+            weight = float(next(engines[lane]._model.parameters()).detach().sum())
+            played[step] = (lane, engines[lane].policy_version, weight)
+            return Produced((), (), (), 0, 1)
+
+        own = [samplers.Sampler(engine, False, True) for engine in engines]
+        beside = Lane(partial(produce, lane=1), own[1]) if twice else None
+        rollouts = RolloutsAhead(
+            partial(produce, lane=0), own[0], learner, max_policy_lag=lag, steps=steps, beside=beside
+        )
+        with torch.no_grad():
+            weight = next(model.parameters())
+            start = weight.clone()
+            for step in range(steps):
+                weight.copy_(start + step)  # what the update before it has made
+                rollouts.take(step)
+            weight.copy_(start)
+        rollouts.close()
+        return played
+
+    for lag in (1, 2, 3):
+        once, twice = run(lag, False), run(lag, True)
+        assert sorted(twice) == [*range(6)]
+        assert {step: version for step, (_, version, _) in twice.items()} == {s: max(0, s - lag) for s in range(6)}
+        assert {step: found[1:] for step, found in twice.items()} == {step: found[1:] for step, found in once.items()}
+        assert [twice[step][0] for step in range(6)] == [0, 1] * 3
 
 
 def test_budgets_count_what_the_learner_took(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ from selfcest_training.planning import memory
 from selfcest_training.planning.changes import missing_bytes, what_helps
 from selfcest_training.planning.lengths import Lengths, allowed, recorded
 from selfcest_training.planning.memory import GIB, Part, Place, places, token_bytes
+from selfcest_training.planning.report import _place_lines
 from selfcest_training.planning.shapes import KNOWN, model_shape
 from selfcest_training.planning.speed import Curve, read_curve, step_plan
 
@@ -131,6 +132,20 @@ def test_a_shard_is_what_a_rank_has_of_every_tensor() -> None:
         assert parts["weights"] == by_hand
         assert whole.size / ranks <= parts["weights"] < whole.size / ranks * 1.01
         assert parts["gathered layers"] > 0
+
+
+@pytest.mark.parametrize("reference", [False, True])
+def test_what_a_rank_loads_before_it_shards_is_the_machine_s(reference: bool) -> None:
+    changes = ["arms.delegating.rl.loss.terms={kl: {weight: 0.1}}"] if reference else []
+    config = load_config(GPU / "qwen25_7b_8gpus.yaml", changes)
+    shape = model_shape(config.model)
+    driver, rank, worker = places(config, "delegating", shape, passes=False)
+    assert rank.loading == 4 * shape.parameters * (1 + reference)
+    assert parts_of(rank)["weights"] * 4 < rank.loading * 1.01 / (1 + reference), "of which a GPU is given a part"
+    assert (driver.loading, worker.loading) == (0, 0)
+    said = [line for line in _place_lines(rank, None) if "memory while it loads" in line]
+    assert [line.split()[0] for line in said] == [f"{rank.loading / GIB:.3f}"]
+    assert not any("memory while it loads" in line for line in _place_lines(driver, None))
 
 
 def measured(config: PreTrainedConfig, lora: LoraOptions | None, forward: ForwardOptions, rows: RowShape) -> int:

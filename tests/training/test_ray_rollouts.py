@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -204,6 +205,42 @@ def test_rollouts_run_ahead_of_the_learner_in_order(address: str, tmp_path: Path
     assert float((weights(two) - weights(one)).abs().max()) <= 1e-6
 
 
+def test_steps_that_overlap_play_what_they_play_one_after_another(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit on as many workers; and the same tokens on one, and in one process."""
+    under_way, most, ask = Counter[int](), Counter[int](), RolloutWorkers.ask
+
+    def asking(self: RolloutWorkers, method: str, parts: Sequence[tuple[Any, ...]], judged: bool) -> list[Any]:
+        under_way[0] += 1
+        most[0] = max(most[0], under_way[0])
+        try:
+            return ask(self, method, parts, judged)
+        finally:
+            under_way[0] -= 1
+
+    monkeypatch.setattr(RolloutWorkers, "ask", asking)
+    changes, jobs = {**SHORT, "arms__delegating__rl__max_policy_lag": 1}, {}
+    quarter = {"rollout_resources": {"CPU": 0.25}}
+    for name, cluster in {
+        "here": {},
+        "apart": on(address, **quarter),
+        "overlapped": on(address, **quarter, overlap=True),
+        "overlapped, alone": on(address, **quarter, overlap=True, rollout_workers=1),
+    }.items():
+        most.clear()
+        jobs[name] = play(config(tmp_path / name, **changes, **cluster))
+        jobs[name].close()
+        assert most[0] == (0 if name == "here" else 1 + ("overlapped" in name)), name
+    found = jobs["overlapped"]
+    assert [row["policy_lag"] for row in rows(found)] == [0, 1, 1, 1]
+    assert episodes(found) == episodes(jobs["apart"])
+    assert torch.equal(weights(found), weights(jobs["apart"]))
+    for other in ("here", "overlapped, alone"):
+        assert_same_tokens(episodes(jobs[other]), episodes(found))
+    assert len(found._elsewhere) == 2
+
+
 def test_what_a_judge_could_not_judge_is_played_again(address: str, tmp_path: Path) -> None:
     judge = {"name": "flaky:FlakyJudge", "loses": ""}  # the first turn that a process judges
     changes = {**SHORT, "arms__delegating__rl__steps": 2}
@@ -224,7 +261,65 @@ def test_what_a_worker_raises_is_raised_here(address: str, tmp_path: Path) -> No
     assert "ray::RolloutWorker.play" in str(caught.value.__cause__)
 
 
+def test_cpu_seconds_are_those_of_the_workers_too(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the system counts them; and where a warm start begins again with other workers none are lost."""
+    psutil = pytest.importorskip("psutil")
+    made = list[tuple[RolloutWorkers, list[Any]]]()
+
+    def used(processes: list[Any]) -> float:
+        return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+    own, close = Job._player, RolloutWorkers.close
+    begun, ended = list[float](), list[float]()
+
+    def player(self: Job) -> Any:
+        found = own(self)
+        made.append((found.sampler, [psutil.Process(one.pid) for one in found.sampler.facts]))
+        begun.append(used(made[-1][1]))
+        return found
+
+    def closing_down(self: RolloutWorkers) -> None:
+        ended.append(used(made[-1][1]))
+        close(self)
+
+    monkeypatch.setattr(Job, "_player", player)
+    monkeypatch.setattr(RolloutWorkers, "close", closing_down)
+    warm = {"arms__delegating__warmstart__attempts": 2}
+    warm["arms__delegating__warmstart__phases"] = [{**PHASE, "learned": {"choice": 1.0}}]
+    spec = config(tmp_path, **{**SHORT, "arms__delegating__rl__steps": 2, **warm}, **on(address))
+    before = time.process_time()
+    job = play(spec)
+    here = time.process_time() - before
+    job.close()
+    assert len(made) == 2
+    workers = sum(ended) - sum(begun)
+    assert workers > 0.5
+    assert job.state.cpu_seconds >= workers - 0.2, "they go on for a moment after their last answer"
+    assert job.state.cpu_seconds <= here + sum(one.cpu_seconds for one, _ in made), "and nothing twice"
+    assert job.state.cpu_seconds == pytest.approx(rows(job)[-1]["cpu_seconds"])
+
+
 # What a cluster lacks
+
+
+def test_a_worker_that_no_other_can_replace_ends_the_run(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when its node is gone."""
+    pool = workers_of(config(tmp_path, **SHORT, **on(address)))
+    pool.sampler.push(merged_weights(pool.language.load(0)), 0)
+    gone = ClusterConfig(address=address, rollout_resources={"CPU": 0.5, "gone": 1.0}, start_seconds=3.0)
+    monkeypatch.setattr(pool.sampler, "_config", gone)
+    os.kill(pool.sampler.facts[1].pid, signal.SIGKILL)
+    said = (
+        r"worker 1 died, and no other, which wants .*'gone': 1.0\}, started in .*start_seconds = 3; go on with --resume"
+    )
+    with pytest.warns(UserWarning, match="worker 1 died"), pytest.raises(InfrastructureError, match=said):
+        pool.play([RolloutRequest(f"e{i}", Task("t", "1?", "1", "x"), i) for i in range(4)], 1.0)
+    assert pool.sampler.replaced == 0
+    pool.close()
 
 
 def test_a_worker_that_dies_too_often_ends_the_run(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -17,6 +19,8 @@ from test_internals import some_groups
 from test_job import config, rows, weights
 from test_tree_rows import random_samples
 from torch import Tensor
+from transformers import PreTrainedModel
+from uneven import LOADED
 
 from selfcest_agents.language import language_of
 from selfcest_agents.lora import add_lora, merged_weights
@@ -24,8 +28,10 @@ from selfcest_agents.lora_options import LoraOptions
 from selfcest_env.errors import ConfigError, InfrastructureError, RecordError
 from selfcest_env.plugin import PlugIn
 from selfcest_env.record import read_episodes
+from selfcest_training.cluster import sharded
+from selfcest_training.cluster.answers import Answer
 from selfcest_training.cluster.deal import busy_share, check_ranks, deal, dummy
-from selfcest_training.cluster.group import LearnerGroup
+from selfcest_training.cluster.group import HostedRanks, LearnerGroup
 from selfcest_training.cluster.processes import ProcessRanks
 from selfcest_training.cluster.rank import LearnerSpec, Place, Rank
 from selfcest_training.credit import Internal
@@ -82,6 +88,55 @@ def test_more_ranks_than_micro_batches_are_refused_with_both_numbers() -> None:
         ConfigError, match=r"learner_ranks is 4 and the first mini-batch has 3 micro-batches.*at most 3"
     ):
         check_ranks(4, 3, "the first mini-batch")
+
+
+# Who is told what when ranks fail
+
+
+class Scripted(HostedRanks):
+    """Ranks of whom each hearing says what is written, and which note that they were ended."""
+
+    def __init__(self, count: int, *hearings: dict[int, Answer | Exception]) -> None:
+        super().__init__(count)
+        self.hearings, self.waits = list(hearings), list[float | None]()
+
+    def _ask(self, method: str, args: tuple[Any, ...]) -> None:
+        pass
+
+    def _hear(self, seconds: float | None) -> list[tuple[int, Answer | Exception]]:
+        self.waits.append(seconds)
+        return list(self.hearings.pop(0).items())
+
+    def _end(self) -> None:
+        self.hearings = []
+
+
+def test_the_first_rank_s_answer_counts_and_everybody_s_seconds() -> None:
+    ranks = Scripted(3, {2: Answer(None, 3.0)}, {0: Answer("found", 1.0), 1: Answer(None, 2.0)})
+    assert ranks.call("read") == "found"
+    assert ranks.cpu_seconds == 6.0
+    assert ranks.waits == [None, None], "however long it takes"
+
+
+@pytest.mark.parametrize(
+    ("hearings", "cause"),
+    [
+        ([{0: RuntimeError("waits for 2")}, {2: InfrastructureError("gone"), 1: ConfigError("refused")}], "gone"),
+        ([{1: RuntimeError("waits for 2"), 0: RuntimeError("so do I")}, {2: ConfigError("refused")}], "refused"),
+        ([{1: RuntimeError("waits"), 0: Answer(None, 0.0)}, {}], "waits"),
+        ([{1: RuntimeError("second")}, {0: RuntimeError("first"), 2: Answer(None, 0.0)}], "first"),
+    ],
+)
+def test_of_several_failures_the_cause_is_raised_and_all_ranks_are_ended(
+    hearings: list[dict[int, Answer | Exception]], cause: str
+) -> None:
+    ranks = Scripted(3, *hearings)
+    with pytest.raises(Exception, match=f"^{cause}$"), ranks:
+        ranks.call("state")
+    assert ranks.waits == [None, 2.0], "for a moment, once something is wrong"
+    assert not ranks.hearings
+    with pytest.raises(InfrastructureError, match="start them anew"):
+        ranks.call("state")
 
 
 # One rank in this process: fast, and through all of the code but sums over ranks
@@ -147,10 +202,11 @@ class OneRank:
 
     def __init__(self, folder: Path) -> None:
         self.built: object = None
+        self.cpu_seconds = 0.0  # it is not elsewhere
         self.rank = Rank(Place(0, 1, (folder / "store").as_uri(), timeout=60.0))
 
     def call(self, method: str, *args: Any) -> Any:
-        return self.rank.call(method, *args)
+        return self.rank.call(method, *args).found
 
     def close(self) -> None:
         self.rank.close()
@@ -213,6 +269,58 @@ def test_what_cannot_be_is_refused_before_work(one: OneRank) -> None:
     with pytest.raises(RecordError, match="load it with the model and LoRA options it had"):
         learner.restore(alone(spec(model=PlugIn("tiny", {**SHAPE, "hidden_size": 16}))).state(), 0)
     assert dummy().weight == 0
+
+
+def test_a_rank_loads_on_the_cpu_and_computes_when_it_is_sharded(one: OneRank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU is to hold parts alone, so nothing may put the whole there, not even to look at its output layer."""
+    seen, check = list[bool](), sharded.check_output_layer
+
+    def checked(model: PreTrainedModel, options: ForwardOptions) -> None:
+        assert model.lm_head.weight.shape == (model.config.vocab_size, 32), "gathered for the time of the pass"
+        check(model, options)
+        seen.append(True)
+
+    monkeypatch.setattr(sharded, "check_output_layer", checked)
+    monkeypatch.setattr("selfcest_training.learner.forward.check_output_layer", lambda *_: pytest.fail("too early"))
+    found = LearnerGroup(one, spec(model=PlugIn("uneven:Placed", {**SHAPE, "device": "cuda"})))
+    assert [("cpu", sum(tensor.nbytes for _, tensor in found.weights()))] == LOADED
+    assert seen == [True]
+    monkeypatch.undo()
+    assert_same_weights(found, alone(spec()), 0.0)
+
+
+def test_a_model_whose_logits_are_more_than_its_head_s_is_refused_on_ranks_too(one: OneRank) -> None:
+    with pytest.raises(ConfigError, match="logit_chunk is 256 and the logits of Scaled are not what its output"):
+        LearnerGroup(one, spec(model=PlugIn("uneven:Scales", SHAPE)))
+
+
+def test_a_rank_takes_no_other_files_than_those_of_who_sent_it(
+    one: OneRank, warm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(warm, "run/model")
+    (Path("run/model") / ".cache").mkdir()
+    (Path("run/model") / ".cache" / "when").write_text("which no model is read from")
+    setting = spec(folder=Path("run/model"), reference=Path("run/model"), **LORA)
+    sent = setting.sent()
+    assert sent.folder == sent.reference == tmp_path / "run" / "model"
+    assert list(sent.files) == ["weights"], "once"
+    assert set(sent.files["weights"]) == {path.name for path in warm.iterdir()}
+    monkeypatch.chdir("/")  # where a rank may be
+    (tmp_path / "run" / "model" / ".cache" / "when").unlink()
+    one.call("build", sent)
+    assert spec(reference=warm).sent().files.keys() == {"reference"}
+    weights = tmp_path / "run" / "model" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    host, to_do = re.escape(socket.gethostname()), "share the folder between the machines, or copy it to the same path"
+    where = rf"where the run was started: rank 0 of 1 of the learner is on {host}; {to_do}"
+    with pytest.raises(ConfigError, match=rf"^{re.escape(str(weights))} is not the one {where}"):
+        one.call("build", sent)
+    weights.unlink()
+    with pytest.raises(ConfigError, match=rf"^{re.escape(str(weights))} is not there, but is {where}"):
+        one.call("build", sent)
 
 
 def test_a_learner_that_goes_on_does_not_mind_a_thin_step(one: OneRank, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -442,6 +550,21 @@ def test_nobody_waits_for_a_rank_that_has_failed(loss: str, error: type[Exceptio
 
 
 @pytest.mark.slow
+def test_a_rank_that_finds_other_files_ends_the_job_before_any_step(tmp_path: Path) -> None:
+    spec = config(tmp_path / "run", sampler={"name": "transformers", "options": {"dtype": "float32"}})
+    own = language_of(spec.model)
+    for seed, name in enumerate(("others", "last")):
+        own.save(own.load(seed), tmp_path / name)
+    model = PlugIn("uneven:Elsewhere", {**spec.model.options, "folders": str(tmp_path)})
+    with ProcessRanks(2, timeout=120.0) as ranks:
+        job = Job(replace(spec, model=model), JobId("delegating", 0), lambda *_: None, ranks=ranks)
+        with pytest.raises(ConfigError, match=r"last/model\.safetensors is not the one .*: rank 1 of 2") as caught:
+            job.run(lambda: None)
+    assert "\n" not in str(caught.value)
+    assert (job.folder / "metrics.jsonl").read_text(encoding="utf-8") == ""
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, {"rank": 4, "alpha": 8}], ids=["weights", "adapter"])
 def test_a_job_on_two_ranks_plays_what_one_process_plays_and_goes_on_on_one(
     two: ProcessRanks, tmp_path: Path, lora: dict[str, int] | None
@@ -457,11 +580,12 @@ def test_a_job_on_two_ranks_plays_what_one_process_plays_and_goes_on_on_one(
         "arms__delegating__rl__credit": {"name": "critic"},
         "checkpoint_every": 1,
     }
-    jobs = {}
+    jobs, before = {}, two.cpu_seconds
     for name, ranks in (("one", None), ("two", two)):
         jobs[name] = Job(config(tmp_path / name, **changes), JobId("delegating", 0), lambda *_: None, ranks=ranks)
         jobs[name].run(lambda: None)
     one_process, sharded = jobs["one"], jobs["two"]
+    assert sharded.state.cpu_seconds > two.cpu_seconds - before > 0
     assert played(sharded) == played(one_process)
     for ours, theirs in zip(rows(sharded), rows(one_process), strict=True):
         assert comparable(ours) == pytest.approx(comparable(theirs), rel=1e-3, abs=1e-5)

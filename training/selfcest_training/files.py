@@ -110,9 +110,14 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def digests(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file of a folder, by its path in there."""
-    return {str(path.relative_to(folder)): _digest(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+def digests(folder: Path, *, hidden: bool = True) -> dict[str, str]:
+    """SHA-256 of every file of a folder, by its path in there; without `hidden` of none below a name with a dot."""
+    files = {path.relative_to(folder): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(name): _digest(path)
+        for name, path in files.items()
+        if hidden or not any(part.startswith(".") for part in name.parts)
+    }
 
 
 def _digest(path: Path) -> str:

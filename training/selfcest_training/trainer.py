@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from selfcest_agents.player import Player
+from selfcest_agents.player import Player, TrainedPlayer
 from selfcest_agents.samplers import TakesWeights
 from selfcest_env.errors import TrainingError
 from selfcest_env.record import EpisodeGroup
@@ -20,7 +20,7 @@ from selfcest_training.learner.batch import mini_batches
 from selfcest_training.learner.internals import look_into
 from selfcest_training.learner.options import Denominator, LossConfig
 from selfcest_training.learner.update import AnyLearner, check_agreement, mean_metrics
-from selfcest_training.stages.ahead import RolloutsAhead
+from selfcest_training.stages.ahead import Lane, RolloutsAhead
 from selfcest_training.stages.base import Admission, PlannedGroup, Stages, TaskMenu
 from selfcest_training.stages.checks import admit, observe, propose, weights_at
 from selfcest_training.stages.crediting import StepCredit, credit_step, records_of
@@ -88,6 +88,7 @@ class Trainer:
         settings: how much, and how often.
         account: of tokens.
         seed: all randomness is keyed by it and the step.
+        beside: plays every other step, so that one begins while another still decodes; see `RolloutsAhead`.
     """
 
     def __init__(
@@ -101,12 +102,14 @@ class Trainer:
         account: Account,
         *,
         seed: int,
+        beside: TrainedPlayer | None = None,
     ) -> None:
         self.player, self.sampler, self.learner, self.menu = player, sampler, learner, menu
         self.stages, self.settings, self.account, self.seed = stages, settings, account, seed
         self.next_step = 0
+        lane = None if beside is None else Lane(partial(self.produce, player=beside), beside.sampler)
         self._ahead = RolloutsAhead(
-            self.produce, sampler, learner, max_policy_lag=settings.max_policy_lag, steps=settings.steps
+            self.produce, sampler, learner, max_policy_lag=settings.max_policy_lag, steps=settings.steps, beside=lane
         )
 
     def step(self) -> Step:
@@ -123,11 +126,11 @@ class Trainer:
         self.next_step += 1
         return Step(produced, credit, metrics)
 
-    def produce(self, step: int) -> Produced:
-        """Propose, play, admit, and play what credit asks for; nothing else touches the sampler meanwhile."""
-        stages, settings = self.stages, self.settings
+    def produce(self, step: int, player: Player | None = None) -> Produced:
+        """Propose, play, admit, and play what credit asks for; nothing else touches the player's sampler meanwhile."""
+        stages, settings, player = self.stages, self.settings, player or self.player
         rng, weights = np.random.default_rng(stream_seed("tasks", self.seed, step)), weights_at(stages.rewards, step)
-        play = partial(play_groups, self.player, step=step, seed=self.seed, temperature=settings.temperature)
+        play = partial(play_groups, player, step=step, seed=self.seed, temperature=settings.temperature)
         planned: list[PlannedGroup] = []
         groups: list[EpisodeGroup] = []
         admission, rounds, asked, outages = Admission((), more=settings.tasks_per_step), 0, 0, NO_OUTAGES
@@ -145,7 +148,7 @@ class Trainer:
             if played or again:
                 observe(stages.rewards, step, [*played, *again])
             admission = admit(stages.gate, step, groups, settings.tasks_per_step, rounds)
-        replays = partial(self.player.play_replays, temperature=settings.temperature)
+        replays = partial(player.play_replays, temperature=settings.temperature)
         kept, replayed, lost = replay_groups(stages.credit, admission.kept, replays, settings.group_tries)
         outages += lost
         outages.check(step, len(planned), settings.max_dropped_share)

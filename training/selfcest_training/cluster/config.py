@@ -26,6 +26,8 @@ class ClusterConfig(Checked):
         address: HOST:PORT of a cluster's head; `None`: Ray is started on this machine, and ends with the run.
         rollout_workers: that share every rollout in equal, contiguous parts.
         rollout_resources: of each, by Ray's names (`CPU`, `GPU`, `memory` in bytes, or one's own).
+        overlap: as many workers again, which have every other step and begin it while the last episodes of the one
+            before are played.
         learner_ranks: processes that share the learner; with 1 it is in the job's own, and takes no resources of Ray.
         learner_resources: of each rank, if there are several.
         backend: of their collective operations.
@@ -36,6 +38,7 @@ class ClusterConfig(Checked):
     address: Annotated[str, "HOST:PORT"] | None = None
     rollout_workers: Count = 1
     rollout_resources: Resources = field(default_factory=_one_core)
+    overlap: bool = False
     learner_ranks: Count = 1
     learner_resources: Resources = field(default_factory=_one_core)
     backend: Literal["gloo", "nccl"] = "gloo"
@@ -55,7 +58,7 @@ class ClusterConfig(Checked):
         """How many actors want which resources each, by their place in the config."""
         ranks = self.learner_ranks if self.learner_ranks > 1 else 0
         return {
-            "rollout": (self.rollout_workers, self.rollout_resources),
+            "rollout": (self.rollout_workers * (2 if self.overlap else 1), self.rollout_resources),
             "learner": (ranks, self.learner_resources),
         }
 
@@ -76,10 +79,11 @@ def check_resources(config: ClusterConfig, nodes: Sequence[Mapping[str, float]])
         what = f"cluster.{kind}_resources is {dict(each)}"
         room = sum(min(int(node.get(name, 0.0) / wanted) for name, wanted in each.items()) for node in nodes if each)
         if each and room < count:
-            number = "rollout_workers" if kind == "rollout" else "learner_ranks"
+            number = "learner_ranks" if kind == "learner" else "rollout_workers"
+            twice = ", twice for cluster.overlap" if kind == "rollout" and config.overlap else ""
             raise ConfigError(
-                f"{what} and cluster.{number} is {count}, but the cluster has room for {room}: its nodes have "
-                f"{_listed(nodes)}; start nodes that have more, or ask for less"
+                f"{what} and cluster.{number} is {getattr(config, number)}{twice}, but the cluster has room for "
+                f"{room}: its nodes have {_listed(nodes)}; start nodes that have more, or ask for less"
             )
     totals: dict[str, float] = {}
     for count, each in config.asked.values():

@@ -9,11 +9,11 @@ import shutil
 import signal
 import tempfile
 import traceback
+from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from selfcest_env.errors import InfrastructureError, SelfcestError
+from selfcest_training.cluster.answers import Answer
+from selfcest_training.cluster.group import HostedRanks
 from selfcest_training.cluster.rank import TIMEOUT, Place, Rank
 
-_GRACE = 2.0  # seconds in which another rank may turn out to be the cause
 
-
-class ProcessRanks:
+class ProcessRanks(HostedRanks):
     """`Ranks` in as many processes; use it in a `with`. They end with this process, and with the first that fails.
 
     Args:
@@ -38,7 +38,7 @@ class ProcessRanks:
     """
 
     def __init__(self, ranks: int, backend: str = "gloo", timeout: float = TIMEOUT) -> None:
-        self.built: object = None
+        super().__init__(ranks)
         context = multiprocessing.get_context("spawn")
         self._folder = Path(tempfile.mkdtemp(prefix="selfcest-ranks-"))
         address = (self._folder / "store").as_uri()
@@ -52,48 +52,30 @@ class ProcessRanks:
             theirs.close()  # or its end would not be seen
             self._connections.append(ours)
             self.processes.append(process)
-        self._answers()
+        self._asked = dict(zip(self._connections, range(ranks), strict=True))
+        self._answer()
 
-    def call(self, method: str, *args: Any) -> Any:
-        """See `Ranks`."""
-        if not self._connections:
-            raise InfrastructureError("the ranks of the learner have ended; start them anew and resume")
+    def _ask(self, method: str, args: tuple[Any, ...]) -> None:
         message = _packed((method, args))
         for connection in self._connections:
             with suppress(OSError):  # it is gone, which its silence will say
                 connection.send_bytes(message)
-        return self._answers()
+        self._asked = dict(zip(self._connections, range(self._count), strict=True))
 
-    def _answers(self) -> Any:
-        """What the first rank says, once all have."""
-        open_ends = {connection: rank for rank, connection in enumerate(self._connections)}
-        found: dict[int, Any] = {}
-        failed: list[tuple[int, int, Exception]] = []  # how telling, and by which rank
-        count = len(open_ends)
-        while open_ends:
-            ready = wait(list(open_ends), _GRACE if failed else None)
-            if not ready:
-                break
-            for connection in ready:
-                assert isinstance(connection, Connection)
-                rank = open_ends.pop(connection)
-                try:
-                    error, found[rank] = pickle.loads(connection.recv_bytes())
-                except (EOFError, OSError):
-                    gone = InfrastructureError(f"rank {rank} of {count} of the learner has ended without a word")
-                    failed.append((0, rank, gone))
-                    continue
-                if isinstance(error, SelfcestError):
-                    failed.append((1, rank, error))
-                elif error is not None:
-                    failed.append((2, rank, RuntimeError(f"rank {rank} of {count} of the learner failed:\n{error}")))
-        if failed:
-            self.close()
-            raise min(failed, key=lambda one: one[:2])[2]
-        return found[0]
+    def _hear(self, seconds: float | None) -> Iterator[tuple[int, Answer | Exception]]:
+        for connection in wait(list(self._asked), seconds):
+            assert isinstance(connection, Connection)
+            rank = self._asked.pop(connection)
+            try:
+                said: Answer | SelfcestError | str = pickle.loads(connection.recv_bytes())
+            except (EOFError, OSError):
+                said = InfrastructureError(f"rank {rank} of {self._count} of the learner has ended without a word")
+            if isinstance(said, str):
+                yield rank, RuntimeError(f"rank {rank} of {self._count} of the learner failed:\n{said}")
+            else:
+                yield rank, said
 
-    def close(self) -> None:
-        """End all ranks, whatever they are at."""
+    def _end(self) -> None:
         for process in self.processes:
             process.kill()
         for process in self.processes:
@@ -102,12 +84,6 @@ class ProcessRanks:
             connection.close()
         self._connections = []
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
 
 
 class _Pickler(pickle.Pickler):
@@ -130,21 +106,23 @@ def _packed(message: object) -> bytes:
 
 
 def _serve(place: Place, driver: Connection) -> None:
-    """Answer calls with a pair of error and result, until the driver is gone."""
+    """Answer calls, with an `Answer` or with what went wrong, until the driver is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to answer
     with suppress(EOFError, OSError):  # the driver is gone
         try:
             rank = Rank(place)
         except Exception:
-            driver.send_bytes(_packed((traceback.format_exc(), None)))
+            driver.send_bytes(_packed(traceback.format_exc()))
             return
-        driver.send_bytes(_packed((None, None)))
+        driver.send_bytes(_packed(Answer(None, 0.0)))
         while True:
             message = driver.recv_bytes()
-            answer: tuple[SelfcestError | str | None, Any]
+            said: Answer | SelfcestError | str
             try:
                 method, args = pickle.loads(message)
-                answer = None, rank.call(method, *args)
-            except Exception as error:  # it stays until it is ended: whoever waits for it would fail, and hide why
-                answer = error if isinstance(error, SelfcestError) else traceback.format_exc(), None
-            driver.send_bytes(_packed(answer))
+                said = rank.call(method, *args)
+            except SelfcestError as error:
+                said = error
+            except Exception:  # it stays until it is ended: whoever waits for it would fail, and hide why
+                said = traceback.format_exc()
+            driver.send_bytes(_packed(said))

@@ -6,7 +6,9 @@ knows no files of a run and no transport; an actor, a plain process or `torchrun
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,14 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from selfcest_agents.language import language_of
+from selfcest_agents.language import Language, language_of
 from selfcest_agents.lora import add_lora
 from selfcest_agents.lora_options import LoraOptions
+from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import PlugIn
+from selfcest_training.cluster.answers import Answer, CpuClock
 from selfcest_training.cluster.sharded import ShardedLearner
+from selfcest_training.files import digests
 from selfcest_training.learner.options import ForwardOptions, OptimizerConfig, Rows
 from selfcest_training.learner.update import Learner
 
@@ -60,6 +65,7 @@ class LearnerSpec:
         lora, lora_seed: an adapter put into them.
         reference: such a folder, of the frozen model for terms that need it. With `lora` it must be `folder`: the
             reference then is what the adapter is put into.
+        files: what `sent` found, for ranks to compare; empty: nothing is compared.
     """
 
     model: PlugIn
@@ -73,6 +79,22 @@ class LearnerSpec:
     rows: Rows = Rows.BUCKETED
     forward: ForwardOptions = ForwardOptions()
     pad_id: int = 0
+    files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def sent(self) -> LearnerSpec:
+        """With absolute paths, and SHA-256 of what lies in the folders that ranks are to load."""
+        folder, reference = (path and path.resolve() for path in (self.folder, self.reference))
+        found = replace(self, folder=folder, reference=reference)
+        folders = found.folders(language_of(self.model))
+        files = {what: digests(path, hidden=False) for what, path in folders.items() if path.is_dir()}
+        return replace(found, files=files)
+
+    def folders(self, language: Language) -> dict[str, Path]:
+        """What this machine would load from where, each folder once; a model of the hub is in none that is known."""
+        found = {"weights": self.folder or (language.checkpoint and Path(language.checkpoint))}
+        if self.reference != self.folder:
+            found["reference"] = self.reference
+        return {what: path for what, path in found.items() if path}
 
 
 class Rank:
@@ -83,7 +105,7 @@ class Rank:
     """
 
     def __init__(self, place: Place) -> None:
-        self.place = place
+        self.place, self._clock = place, CpuClock()
         device, backend = BACKENDS[place.backend]
         if device == "cuda":  # one GPU is visible to each, or all of the machine to all
             torch.cuda.set_device(place.rank % torch.cuda.device_count())
@@ -97,19 +119,19 @@ class Rank:
         self._mesh = init_device_mesh(device, (place.ranks,))
         self._learner: ShardedLearner | None = None
 
-    def call(self, method: str, *args: Any) -> Any:
+    def call(self, method: str, *args: Any) -> Answer:
         """`build`, `weights`, `held` (see there), or a method of `ShardedLearner`.
 
         Those are `policy_step`, `imitation_step`, `read`, `state` and `restore`.
 
-        Returns what the first rank gives; `None` on the others. After an error the group is of no more use, and all
+        Only the first rank's answer has what was found. After an error the group is of no more use, and all
         ranks must be ended by whoever hosts them: some may wait for this one.
         """
         if method in ("build", "weights", "held"):
             found = getattr(self, method)(*args)
         else:
             found = getattr(self.learner, method)(*args)
-        return found if self.place.rank == 0 else None
+        return self._clock.answer(found if self.place.rank == 0 else None)
 
     @property
     def learner(self) -> ShardedLearner:
@@ -117,9 +139,18 @@ class Rank:
         return self._learner
 
     def build(self, spec: LearnerSpec) -> bool:
-        """A new learner in the place of any before it; whether it is `exact`."""
+        """A new learner in the place of any before it; whether it is `exact`.
+
+        Models are loaded into the machine's memory, and come to the mesh's device layer by layer as they are sharded.
+
+        Raises:
+            ConfigError: a folder does not hold here what it held where the spec was sent.
+        """
         self._learner = None  # before there are two
-        language = language_of(spec.model)
+        language = language_of(_on_cpu(spec.model))
+        folders = spec.folders(language)
+        for what, files in spec.files.items():
+            self._check_folder(folders[what], files)
         model = language.load(spec.seed, spec.folder)
         if spec.lora is not None:
             add_lora(model, spec.lora, spec.lora_seed)
@@ -138,6 +169,17 @@ class Rank:
         )
         return self._learner.exact
 
+    def _check_folder(self, folder: Path, expected: Mapping[str, str]) -> None:
+        found = digests(folder, hidden=False)
+        for name in sorted(expected.keys() | found.keys()):
+            if found.get(name) != expected.get(name):
+                wrong = "is not the one" if name in found else "is not there, but is"
+                raise ConfigError(
+                    f"{folder / name} {wrong} where the run was started: rank {self.place.rank} of "
+                    f"{self.place.ranks} of the learner is on {socket.gethostname()}; share the folder between the "
+                    "machines, or copy it to the same path on each"
+                )
+
     def weights(self, dtype: str | None = None) -> dict[str, Tensor]:
         """Those that a sampler is given, in its dtype (as `bfloat16`) or the model's own; on the first rank's CPU."""
         whole = self.learner.weights(None if dtype is None else getattr(torch, dtype))
@@ -155,3 +197,8 @@ class Rank:
         """Leave the group."""
         self._learner = None
         dist.destroy_process_group()
+
+
+def _on_cpu(model: PlugIn) -> PlugIn:
+    """Before it is sharded a whole model may be more than a GPU has."""
+    return replace(model, options={**model.options, "device": "cpu"}) if "device" in model.options else model

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import socket
 import traceback
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from selfcest_env.errors import InfrastructureError, SelfcestError
+from selfcest_training.cluster.answers import Answer
 from selfcest_training.cluster.config import ClusterConfig
 from selfcest_training.cluster.connection import actor_options, death_errors, import_ray, join, result_of, started_of
+from selfcest_training.cluster.group import HostedRanks
 from selfcest_training.cluster.rank import TIMEOUT, Place, Rank
-
-_GRACE = 2.0  # seconds in which another rank may turn out to be the cause
 
 
 class RankActor:
@@ -32,10 +32,11 @@ class RankActor:
             free.bind(("", 0))
             return os.getpid(), f"tcp://{host}:{free.getsockname()[1]}"
 
-    def meet(self, place: Place) -> None:
+    def meet(self, place: Place) -> Answer:
         self._rank = Rank(place)
+        return Answer(None, 0.0)
 
-    def call(self, method: str, args: tuple[Any, ...]) -> Any:
+    def call(self, method: str, args: tuple[Any, ...]) -> Answer:
         assert self._rank is not None
         try:
             return self._rank.call(method, *args)
@@ -47,7 +48,7 @@ class RankActor:
             ) from None
 
 
-class RayRanks:
+class RayRanks(HostedRanks):
     """`Ranks` in as many actors as `config.learner_ranks`; use it in a `with`. They end with the first that fails.
 
     Args:
@@ -61,7 +62,7 @@ class RayRanks:
     """
 
     def __init__(self, config: ClusterConfig, threads: int, timeout: float = TIMEOUT) -> None:
-        self.built: object = None
+        super().__init__(config.learner_ranks)
         join(config)
         ray, ranks = import_ray(), config.learner_ranks
         environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
@@ -69,6 +70,7 @@ class RayRanks:
             **actor_options(config.learner_resources), max_restarts=0, runtime_env={"env_vars": environment}
         )
         self._actors = [actor.remote(threads) for _ in range(ranks)]
+        self._asked: dict[Any, int] = {}  # which rank has not answered yet, by the reference to what it will
         try:
             starting = [one.start.remote() for one in self._actors]
             _, missing = ray.wait(starting, num_returns=ranks, timeout=config.start_seconds)
@@ -80,53 +82,31 @@ class RayRanks:
             started = [started_of(one, "rank of the learner") for one in starting]
             self.pids = [pid for pid, _ in started]
             places = [Place(rank, ranks, started[0][1], config.backend, timeout) for rank in range(ranks)]
-            self._answers([one.meet.remote(place) for one, place in zip(self._actors, places, strict=True)])
+            self._asked = {self._actors[place.rank].meet.remote(place): place.rank for place in places}
+            self._answer()
         except BaseException:
             self.close()
             raise
 
-    def call(self, method: str, *args: Any) -> Any:
-        """See `Ranks`."""
-        if not self._actors:
-            raise InfrastructureError("the ranks of the learner have ended; start them anew and resume")
+    def _ask(self, method: str, args: tuple[Any, ...]) -> None:
         given = import_ray().put(args)  # once, however many read it
-        return self._answers([actor.call.remote(method, given) for actor in self._actors])
+        self._asked = {actor.call.remote(method, given): rank for rank, actor in enumerate(self._actors)}
 
-    def _answers(self, asked: list[Any]) -> Any:
-        """What the first rank says, once all have."""
-        ray, waiting = import_ray(), list(asked)
-        failed: list[tuple[int, int, Exception]] = []  # how telling, and by which rank
-        found: dict[int, Any] = {}
-        while waiting:
-            done, waiting = ray.wait(waiting, num_returns=1, timeout=_GRACE if failed else None)
-            if not done:
-                break
-            rank = asked.index(done[0])
+    def _hear(self, seconds: float | None) -> Iterator[tuple[int, Answer | Exception]]:
+        done, _ = import_ray().wait(list(self._asked), num_returns=1, timeout=seconds)
+        for one in done:
+            rank = self._asked.pop(one)
             try:
-                found[rank] = result_of(done[0])
+                yield rank, result_of(one)
             except death_errors() as error:
                 said = " ".join(str(error).split())[:300]
-                gone = InfrastructureError(f"rank {rank} of {len(asked)} of the learner has died: {said}")
-                failed.append((0, rank, gone))
-            except SelfcestError as error:
-                failed.append((1, rank, error))
+                yield rank, InfrastructureError(f"rank {rank} of {self._count} of the learner has died: {said}")
             except Exception as error:
-                failed.append((2, rank, error))
-        if failed:
-            self.close()
-            raise min(failed, key=lambda one: one[:2])[2]
-        return found[0]
+                yield rank, error
 
-    def close(self) -> None:
-        """End all ranks, whatever they are at; the cluster stays."""
+    def _end(self) -> None:
+        """The cluster stays."""
         ray = import_ray()
         if ray.is_initialized():
             for actor in self._actors:
                 ray.kill(actor)
-        self._actors = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()

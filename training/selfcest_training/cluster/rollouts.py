@@ -34,6 +34,7 @@ from selfcest_env.record import EpisodeRecord
 from selfcest_env.replay import Replay
 from selfcest_env.reward import make_reward
 from selfcest_env.types import Limits
+from selfcest_training.cluster.answers import Answer, CpuClock
 from selfcest_training.cluster.config import ClusterConfig, shares
 from selfcest_training.cluster.connection import actor_options, death_errors, import_ray, join, result_of, started_of
 from selfcest_training.cluster.snapshot import WeightSnapshot
@@ -69,7 +70,7 @@ class RolloutWorker:
     """The actor. What it cannot build is an error of the first call, not of its process."""
 
     def __init__(self, spec: WorkerSpec) -> None:
-        self._spec = spec
+        self._spec, self._clock = spec, CpuClock()
         self._loaded = ""
 
     @cached_property
@@ -94,9 +95,10 @@ class RolloutWorker:
         temperature: float,
         reward_weights: Mapping[str, float] | None,
         wrap: Wrapper | None,
-    ) -> tuple[list[EpisodeRecord], tuple[Unplayed, ...]]:
+    ) -> Answer:
+        """Records, and what could not be played."""
         player = self._with(weights, judged)
-        return what_played(lambda: player.play(requests, temperature, reward_weights, wrap))
+        return self._clock.answer(what_played(lambda: player.play(requests, temperature, reward_weights, wrap)))
 
     def play_replays(
         self,
@@ -105,9 +107,10 @@ class RolloutWorker:
         factual: Sequence[EpisodeRecord],
         replays: Sequence[Replay],
         temperature: float,
-    ) -> tuple[dict[Replay, PlayedReplay], tuple[Unplayed, ...]]:
+    ) -> Answer:
+        """Episodes by replay, and what could not be played."""
         player = self._with(weights, judged)
-        return what_played(lambda: player.play_replays(factual, replays, temperature))
+        return self._clock.answer(what_played(lambda: player.play_replays(factual, replays, temperature)))
 
     def _with(self, weights: Sequence[Any], judged: bool) -> ModelPlayer:
         """The player with the weights that a reference, in a list lest Ray fetch it for every call, stands for."""
@@ -129,6 +132,10 @@ class RolloutWorkers:
         spec: what they are built from.
         dtype: that the sampler computes in, and weights travel in; `None`: the model's.
 
+    Attributes:
+        replaced: how many have died and were replaced.
+        cpu_seconds: of all answers so far. What a worker used for one that it did not live to give is lost.
+
     Raises:
         ConfigError: Ray cannot be had, or a worker cannot be built so.
         InfrastructureError: not all have started in time.
@@ -142,6 +149,7 @@ class RolloutWorkers:
         self._calls = threading.Lock()  # parts of one call at a time: rollouts may run ahead in a thread of their own
         self.address = join(config)
         self.replaced = 0
+        self.cpu_seconds = 0.0
         ray = import_ray()
         self._actors = [self._new() for _ in range(config.rollout_workers)]
         try:
@@ -202,7 +210,7 @@ class RolloutWorkers:
             (done,), _ = ray.wait(list(asked), num_returns=1)
             i = asked.pop(done)
             try:
-                found[i] = result_of(done)
+                answer: Answer = result_of(done)
             except death_errors() as error:
                 deaths[i] += 1
                 said = " ".join(str(error).split())[:300]
@@ -214,6 +222,9 @@ class RolloutWorkers:
                 warnings.warn(f"rollout worker {i} died; another plays its part again: {said}", stacklevel=4)
                 self._replace(i)
                 asked[call(i)] = i
+                continue
+            found[i] = answer.found
+            self.cpu_seconds += answer.cpu_seconds
         return [found[i] for i in range(len(parts))]
 
     def _replace(self, i: int) -> None:

@@ -25,13 +25,13 @@ from selfcest_agents.samplers import TakesWeights
 from selfcest_env.errors import ConfigError
 from selfcest_training.cluster.deal import check_ranks, deal, dummy
 from selfcest_training.learner.batch import Sample, TokenBatch, collate
-from selfcest_training.learner.forward import Forward
+from selfcest_training.learner.forward import Forward, check_output_layer
 from selfcest_training.learner.options import ForwardOptions, LossConfig, OptimizerConfig, Rows
 from selfcest_training.learner.state import LearnerState
 from selfcest_training.learner.update import Learner, UpdateMetrics
 
 Result = TypeVar("Result")
-Passed = TypeVar("Passed", Tensor, tuple[Tensor, Tensor])
+Passed = TypeVar("Passed", Tensor, tuple[Tensor, Tensor], None)
 
 
 class Whole(nn.Module):
@@ -63,12 +63,15 @@ def shard(whole: Whole, mesh: DeviceMesh) -> None:
 
 
 class ShardedForward(Forward):
-    """`Forward` of a model that it shards. What it checks, it checks of the whole model, before."""
+    """`Forward` of a model that it shards and takes to the mesh's device, layer by layer, before it computes."""
 
     def __init__(self, model: PreTrainedModel, options: ForwardOptions, mesh: DeviceMesh) -> None:
-        super().__init__(model, options)
+        super().__init__(model, options, check_head=False)
         self._whole = Whole(model)
         shard(self._whole, mesh)
+        if options.logit_chunk:
+            with torch.no_grad():
+                self._pass(partial(check_output_layer, model, options))
 
     def logprobs(self, batch: TokenBatch) -> Tensor:
         return self._pass(partial(super().logprobs, batch))

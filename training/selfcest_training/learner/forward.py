@@ -46,7 +46,7 @@ class Forward:
         if options.logit_chunk:
             trunk, self._head = _parts(model)
             if check_head:
-                _check_head(model, options)
+                check_output_layer(model, options)
         self._trunk: Callable[..., Any] = torch.compile(trunk) if options.compile else trunk
 
     @property
@@ -186,8 +186,11 @@ def _parts(model: Any) -> tuple[Any, Any]:
 
 
 @torch.no_grad()
-def _check_head(model: PreTrainedModel, options: ForwardOptions) -> None:
-    """Two ids tell: on the same hidden states, the model's logits are its output layer's, bit for bit."""
+def check_output_layer(model: PreTrainedModel, options: ForwardOptions) -> None:
+    """Raise `ConfigError` unless, on the same hidden states, the model's logits are its output layer's, bit for bit.
+
+    Two ids tell.
+    """
     ids = torch.tensor([[0, 1]], device=model.device)
     trunk, head = _parts(model)
     if head is not None:

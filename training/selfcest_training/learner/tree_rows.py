@@ -128,6 +128,16 @@ def cut(samples: Sequence[Sample], rows: Rows, *, max_tokens: int, hidden_size: 
         yield MicroBatch(tuple(alike), len(alike) * max(map(len, alike)), partial(collate, alike))
 
 
+def most_micro_batches(samples: int, longest: int, rows: Rows, *, max_tokens: int) -> int:
+    """How many micro-batches `cut` can make of so many samples of at most `longest` ids.
+
+    A micro-batch is closed when the next row would be too much, so it has as many of the longest as go into it. Tree
+    rows are joined where that is less work, which depends on the ids.
+    """
+    each = 1 if rows == Rows.TREE else max(1, max_tokens // longest)
+    return -(-samples // each)
+
+
 def collate_trees(rows: Sequence[TreeRow], pad_id: int) -> TokenBatch:
     """The batch of all the rows' samples, with the layout in which the model computes them."""
     longest = max(map(len, rows))

@@ -47,6 +47,7 @@ class Place:
         parts: what it holds.
         count: how many such processes the run has.
         share: of a device that it may use; 0: it is on none.
+        loading: bytes of the machine's memory that it holds before its weights are spread over ranks.
         unknown: what cannot be said.
     """
 
@@ -54,6 +55,7 @@ class Place:
     parts: tuple[Part, ...]
     count: int = 1
     share: float = 1.0
+    loading: int = 0
     unknown: tuple[str, ...] = ()
 
     @property
@@ -95,17 +97,27 @@ def places(config: RunConfig, arm: str, shape: ModelShape, *, passes: bool = Tru
     sampler, unknown = sampler_parts(config, arm, shape, 1 if cluster is None else cluster.rollout_workers)
     if cluster is None:
         jobs = min(config.workers, len(config.arms) * len(config.seeds))
-        return (Place("job (learner and sampler)", (*learner, *sampler), jobs, 1 / jobs, unknown),)
+        return (Place("job (learner and sampler)", (*learner, *sampler), jobs, 1 / jobs, unknown=unknown),)
     gpu, own = shape.device != "cpu", cluster.learner_resources.get("GPU", 0.0)
     learner_share = 1.0 if ranks == 1 else min(1.0, float(own))  # a single rank is the job's own process
     rollout_share = min(1.0, float(cluster.rollout_resources.get("GPU", 0.0)))
+    host = (
+        "the machine's memory for a checkpoint: all weights and moments, on the first rank and in the job's process",
+    )
+    loading = _loaded(config, arm, shape) if ranks > 1 else 0
     # With ranks the job's own process keeps the whole model beside them, to begin with and to save.
-    host = ("memory of the machine: a whole model while it loads; of a checkpoint all weights and moments",)
     driver = (Place("job's own process", (_copy(shape, _dtype(shape.dtype)),)),) if ranks > 1 else ()
     return (
         *driver,
-        Place("learner rank" if ranks > 1 else "job (learner)", learner, ranks, learner_share if gpu else 1.0, host),
-        Place("rollout worker", sampler, cluster.rollout_workers, rollout_share if gpu else 1.0, unknown),
+        Place(
+            "learner rank" if ranks > 1 else "job (learner)",
+            learner,
+            ranks,
+            learner_share if gpu else 1.0,
+            loading,
+            host,
+        ),
+        Place("rollout worker", sampler, cluster.asked["rollout"][0], rollout_share if gpu else 1.0, unknown=unknown),
     )
 
 
@@ -124,8 +136,7 @@ def learner_parts(
         Part("moments", 2 * _sharded(trained, ranks), f"AdamW's two of {what}, float32{of}"),
     ]
     rl = config.arms[arm].rl
-    needs = make_loss_sum(rl.loss, where=f"arms.{arm}.rl.loss").needs
-    if Need.REFERENCE in needs and config.lora is None:
+    if _has_reference(config, arm):
         parts.append(Part("reference model", _sharded(weights, ranks), f"for a term of the loss{of}", weights=True))
     if ranks > 1:
         parts.append(Part("gathered layers", _gathered(model), "two layers and the embeddings whole, with gradients"))
@@ -137,6 +148,18 @@ def learner_parts(
     rows = row_shape(config, longest_context(config.limits_of(arm), shape), shape.attention)
     said = f"forward and backward of {rows.rows} x {rows.length} ids, {_forward(config.forward)}"
     return (*parts, Part("activations", activation_bytes(shape, config.lora, config.forward, rows), said))
+
+
+def _has_reference(config: RunConfig, arm: str) -> bool:
+    """Whether there is a second model; with LoRA the first is its own."""
+    needs = make_loss_sum(config.arms[arm].rl.loss, where=f"arms.{arm}.rl.loss").needs
+    return Need.REFERENCE in needs and config.lora is None
+
+
+def _loaded(config: RunConfig, arm: str, shape: ModelShape) -> int:
+    """Bytes that `Rank.build` loads before it shards them."""
+    reference = _bytes(shape.model.parameters()) if _has_reference(config, arm) else 0
+    return _bytes(shape.with_lora(config.lora).parameters()) + reference
 
 
 @lru_cache(maxsize=64)

@@ -53,6 +53,8 @@ def _place_lines(place: Place, device: tuple[int, str] | None) -> Iterator[str]:
     for part in place.parts:
         yield f"    {part.size / GIB:9.3f}  {part.name}: {part.how}"
     yield f"    {place.size / GIB:9.3f}  in all{_verdict(place, device)}"
+    if place.loading:
+        yield f"    {place.loading / GIB:9.3f}  of the machine's memory while it loads, whole, before it is sharded"
     for what in place.unknown:
         yield f"      unknown  {what}"
 

@@ -43,10 +43,6 @@ class Curve(Checked):
             raise ConfigError("points is empty; expected [sequences, tokens per second] at least once")
         check_sequences([count for count, _ in self.points])
 
-    @property
-    def assumed(self) -> bool:
-        return self.measured.startswith("assumed")
-
     def seconds(self, sequences: float) -> float:
         """Of one decoding step of so many: straight between points; outside them the tokens per second of the end."""
         counts = np.array([count for count, _ in self.points], dtype=float)

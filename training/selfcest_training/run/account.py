@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from selfcest_training.config import RLConfig
@@ -16,11 +17,18 @@ class JobAccount:
         state: what it goes on from.
         rl: says when RL ends.
         compute_tokens: of the whole job; `None`: no bound.
+        cpu_seconds: used so far by whatever works for the job, from any beginning.
     """
 
-    def __init__(self, state: TrainState, rl: RLConfig, compute_tokens: int | None) -> None:
-        self.state, self._rl, self._compute_tokens = state, rl, compute_tokens
-        self._clock = time.process_time()
+    def __init__(
+        self,
+        state: TrainState,
+        rl: RLConfig,
+        compute_tokens: int | None,
+        cpu_seconds: Callable[[], float] = time.process_time,
+    ) -> None:
+        self.state, self._rl, self._compute_tokens, self._cpu_seconds = state, rl, compute_tokens, cpu_seconds
+        self._counted = cpu_seconds()
 
     def spend(self, *, sampled: int = 0, read: int = 0, trained: int = 0) -> None:
         """Book tokens."""
@@ -35,26 +43,26 @@ class JobAccount:
     def tick(self, num_updates: int, shown: int = 0) -> None:
         """A pool that has shown so many demonstration tokens or a step of RL is done, and its stage has made so many
         optimiser steps."""
-        now = time.process_time()
+        now = self._cpu_seconds()
         self.state = replace(
             self.state,
             step=self.state.step + 1,
             num_updates=num_updates,
             demonstration_tokens=self.state.demonstration_tokens + shown,
-            cpu_seconds=self.state.cpu_seconds + now - self._clock,
+            cpu_seconds=self.state.cpu_seconds + now - self._counted,
         )
-        self._clock = now
+        self._counted = now
 
     def pause(self) -> None:
         """What this process did since the last tick, a probe, is no training."""
-        self._clock = time.process_time()
+        self._counted = self._cpu_seconds()
 
     def begin_again(self) -> None:
         """Give up an attempt at the warm start. What it cost stays; pools go on counting, so none comes twice."""
         self.state = replace(self.state, attempt=self.state.attempt + 1, num_updates=0, demonstration_tokens=0)
 
     def begin_rl(self) -> None:
-        """The warm start is over. What this process did since its last pool, an evaluation, is no training."""
+        """The warm start is over. What the job did since its last pool, an evaluation, is no training."""
         compute, sampled = self.state.compute_tokens, self.state.sampled_tokens
         begun = replace(self.state, stage="rl", step=0, num_updates=0)
         self.state = replace(begun, compute_at_rl=compute, sampled_at_rl=sampled)

@@ -46,7 +46,8 @@ class TrainState:
             credit, and trained on; ids that samples share in a row count once.
         compute_at_rl, sampled_at_rl: compute and sampled tokens when RL began, so that its schedule and its
             `sampled_tokens` cover RL alone.
-        cpu_seconds: process time so far.
+        cpu_seconds: of training so far, of this process, rollout workers and the learner's ranks together. Not of
+            processes that an engine starts; what a worker that died had not yet reported is lost.
     """
 
     stage: str = "warmstart"

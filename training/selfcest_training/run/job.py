@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -20,18 +21,21 @@ from selfcest_env.reward import make_reward
 from selfcest_env.seeding import stream_seed
 from selfcest_env.structure import plain
 from selfcest_env.tasks import TaskSource
+from selfcest_training.cluster.deal import check_ranks
 from selfcest_training.cluster.group import LearnerGroup, Ranks
 from selfcest_training.cluster.rank import LearnerSpec
 from selfcest_training.cluster.rollouts import RolloutPool, RolloutWorkers, WorkerSpec
 from selfcest_training.config import RLConfig, RunConfig, changed_limits
 from selfcest_training.config_file import dump_run
-from selfcest_training.credit import check_constant, make_assigner
+from selfcest_training.credit import NoReplays, check_constant, make_assigner
+from selfcest_training.credit.wrapping import Wrapping
 from selfcest_training.evaluation.training_run import Stage
 from selfcest_training.families import make_families, split
 from selfcest_training.files import Extent, Growing, digest, digests, extent_of, tidy, whole
 from selfcest_training.learner.losses import Need, make_loss_sum
 from selfcest_training.learner.memory import release_memory
 from selfcest_training.learner.options import Denominator, OptimizerConfig
+from selfcest_training.learner.tree_rows import most_micro_batches
 from selfcest_training.learner.update import AnyLearner, Learner
 from selfcest_training.run.account import JobAccount
 from selfcest_training.run.boards import BOARDS, BoardJob, check_boards
@@ -48,6 +52,8 @@ from selfcest_training.run.checkpoint import (
 from selfcest_training.run.metrics import MetricsLog, describe, describe_probe, episode_lines
 from selfcest_training.stages.base import Stages, TaskMenu
 from selfcest_training.stages.checks import check_menu, weights_at
+from selfcest_training.stages.gates import AdmitAll, AdmitVaried
+from selfcest_training.stages.mixture import Mixture
 from selfcest_training.stages.probe import play_greedily
 from selfcest_training.stages.registry import make_gate, make_reward_schedule, make_task_sampler
 from selfcest_training.stages.warmstart import Pool, WarmStart
@@ -100,21 +106,22 @@ class Job:
         self.reward = make_reward(config.reward.name, **config.reward.options)
         check_boards(config.logging)
         check_contexts(config, job_id.arm, self.language, self.sampler_spec)
-        check_policy_lag(config, job_id.arm, self.sampler_spec)
+        check_own_weights(config, job_id.arm, self.sampler_spec, on_ranks=ranks is not None)
         check_cluster(config, self.sampler_spec)
-        if ranks is not None:
-            check_own_weights(config, self.sampler_spec)
         self.families = make_families(config.tasks, "train")
         for name, source in self.families.items():
             self.reward.check([source.draw(np.random.default_rng(0))], f"tasks.{name}")
         place = f"arms.{job_id.arm}.rl"
         self.stages = make_stages(self.arm.rl, place)
+        check_micro_batches(config, job_id.arm, self.stages)
+        check_overlap(config, job_id.arm, self.stages)
         check_menu(self.stages.tasks, task_menu(config, job_id.arm, self.families))
         # Of a schedule of its own: the run's is asked once per step.
         schedule = make_reward_schedule(self.arm.rl.reward_schedule, f"{place}.reward_schedule")
         self.reward.checked_weights(weights_at(schedule, 0))
         self.loss_needs = make_loss_sum(self.arm.rl.loss, where=f"{place}.loss").needs
-        self.account = JobAccount(TrainState(), self.arm.rl, config.compute_tokens)
+        self._elsewhere: list[Ranks | RolloutWorkers] = [] if ranks is None else [ranks]
+        self.account = self._account_of(TrainState())
         self._opened = ExitStack()
         self._logs: Mapping[str, Growing] = {}
         self._warm_files: Mapping[str, str] = {}
@@ -123,6 +130,13 @@ class Job:
     @property
     def state(self) -> TrainState:
         return self.account.state
+
+    def _account_of(self, state: TrainState) -> JobAccount:
+        return JobAccount(state, self.arm.rl, self.config.compute_tokens, self._cpu_seconds)
+
+    def _cpu_seconds(self) -> float:
+        """Of this process and, as far as they have answered, of all that have worked for it."""
+        return time.process_time() + sum(one.cpu_seconds for one in self._elsewhere)
 
     def close(self) -> None:
         """End the engine; the next job of this process may need what it holds."""
@@ -137,7 +151,7 @@ class Job:
             tidy(folder)
         checkpoint, manifest = newest_whole(self.folder) or (None, Manifest())
         if checkpoint is not None:
-            self.account = JobAccount(read_state(checkpoint), self.arm.rl, self.config.compute_tokens)
+            self.account = self._account_of(read_state(checkpoint))
         self._logs = {name: Growing(self.folder / name, manifest.logs.get(name, Extent())) for name in _LOGS}
         self._open()
         board_job = BoardJob(self.config.name, str(self.id), self.folder, plain(self.config))
@@ -180,7 +194,7 @@ class Job:
         self._opened.callback(self.player.close)
 
     def _player(self) -> TrainedPlayer:
-        """Who plays: this process, or the rollout workers of the cluster."""
+        """Somebody who plays: this process, or rollout workers of the cluster."""
         config, limits = self.config, self.config.limits_of(self.id.arm)
         if config.cluster is None:
             sampler = self.sampler_spec.start(self.language, self.model)
@@ -188,6 +202,7 @@ class Job:
         spec = WorkerSpec(config.model, config.sampler, config.reward, limits, torch.get_num_threads())
         dtype = getattr(self.sampler_spec, "dtype", None)  # one that has no such option takes the model's
         workers = RolloutWorkers(config.cluster, spec, None if dtype is None else getattr(torch, dtype))
+        self._elsewhere.append(workers)
         return RolloutPool(self.language, limits, workers)
 
     def _add_lora(self) -> None:
@@ -291,8 +306,20 @@ class Job:
         config, learner = self.arm.rl, self._learner("rl", checkpoint)
         settings = step_settings(config)
         menu = task_menu(self.config, self.id.arm, self.families)
+        beside = None
+        if self.config.cluster is not None and self.config.cluster.overlap:
+            beside = self._player()
+            self._opened.callback(beside.close)
         with Trainer(
-            self.player, self.sampler, learner, menu, self.stages, settings, account=self.account, seed=self.id.seed
+            self.player,
+            self.sampler,
+            learner,
+            menu,
+            self.stages,
+            settings,
+            account=self.account,
+            seed=self.id.seed,
+            beside=beside,
         ) as trainer:
             if checkpoint is not None:
                 trainer.load_state_dict(read_memory(checkpoint))
@@ -412,13 +439,55 @@ def check_contexts(config: RunConfig, arm: str, language: Language, sampler: Sam
             raise ConfigError(f"{place}: {error}") from error
 
 
-def check_policy_lag(config: RunConfig, arm: str, sampler: SamplerSpec) -> None:
-    """Raise `ConfigError` if rollouts should run ahead with a sampler that sees the learner's weights change."""
-    lag = config.arms[arm].rl.max_policy_lag
-    if lag and sampler.shared and config.lora is None:
+def check_own_weights(config: RunConfig, arm: str, sampler: SamplerSpec, *, on_ranks: bool = False) -> None:
+    """Raise `ConfigError` if the sampler sees this process's weights where it must have its own."""
+    if not sampler.shared or config.lora is not None:
+        return
+    if lag := config.arms[arm].rl.max_policy_lag:
+        why = f"arms.{arm}.rl.max_policy_lag is {lag}, and the sampler uses the learner's own weights, which change"
+    elif config.cluster is not None:
+        why = "there is a cluster block, and the sampler uses the learner's own weights, which no rollout worker has"
+    elif on_ranks:
+        why = "the weights are trained on ranks of their own, and the sampler uses this process's"
+    else:
+        return
+    raise ConfigError(f"{why}; set sampler.options.dtype (as float32), so that it has weights of its own")
+
+
+def check_micro_batches(config: RunConfig, arm: str, stages: Stages) -> None:
+    """Raise `ConfigError` for more learner ranks than a mini-batch of RL can ever have micro-batches.
+
+    Where stages decide how many episodes a step has, or credit has replays to train on, that shows at the first update.
+    """
+    rl, limits, cluster, credit = config.arms[arm].rl, config.limits_of(arm), config.cluster, stages.credit
+    while isinstance(credit, Wrapping):
+        credit = credit.inside
+    fixed = isinstance(stages.tasks, Mixture) and isinstance(stages.gate, AdmitAll | AdmitVaried)
+    fixed = fixed and isinstance(credit, NoReplays)
+    agents = 1 if not limits.delegation else None if limits.max_clones is None else 1 + limits.max_clones
+    if cluster is None or not rl.steps or not fixed or agents is None:
+        return
+    contexts = rl.tasks_per_step // rl.minibatches * rl.group_size * agents
+    bounds = [bound for bound in (limits.context_tokens, limits.total_tokens) if bound is not None]
+    longest = min(bounds, default=config.micro_batch_tokens)
+    most = most_micro_batches(contexts, longest, config.rows, max_tokens=config.micro_batch_tokens)
+    check_ranks(cluster.learner_ranks, most, f"a mini-batch of arms.{arm}.rl, at its fullest,")
+
+
+def check_overlap(config: RunConfig, arm: str, stages: Stages) -> None:
+    """Raise `ConfigError` where no step of RL could begin before the one in front of it has ended."""
+    if config.cluster is None or not config.cluster.overlap or not config.arms[arm].rl.steps:
+        return
+    if not config.arms[arm].rl.max_policy_lag:
         raise ConfigError(
-            f"arms.{arm}.rl.max_policy_lag is {lag}, but the sampler uses the learner's own weights, which change "
-            "under it; set sampler.options.dtype (as float32), so that it has weights of its own"
+            f"cluster.overlap is true and arms.{arm}.rl.max_policy_lag is 0, so that a step waits for the update "
+            "before it; set max_policy_lag to 1 or more, or cluster.overlap=false"
+        )
+    names = {"tasks": "task_sampler", "gate": "gate", "rewards": "reward_schedule"}
+    for stage in sorted(stages.remembering().keys() & names.keys()):
+        raise ConfigError(
+            f"cluster.overlap is true and arms.{arm}.rl.{names[stage]} remembers what it has seen, which at the "
+            "beginning of a step would depend on how far the one before it has come; set cluster.overlap=false"
         )
 
 
@@ -427,11 +496,6 @@ def check_cluster(config: RunConfig, sampler: SamplerSpec) -> None:
     cluster = config.cluster
     if cluster is None:
         return
-    if sampler.shared and config.lora is None:
-        raise ConfigError(
-            "there is a cluster block, but the sampler uses the learner's own weights, which are not where its rollout "
-            "workers are; set sampler.options.dtype (as float32), so that each has weights of its own"
-        )
     gpus, wanted = cluster.rollout_resources.get("GPU", 0), getattr(sampler, "tensor_parallel", 1)
     if wanted > max(gpus, 1):
         raise ConfigError(
@@ -454,13 +518,4 @@ def check_cluster(config: RunConfig, sampler: SamplerSpec) -> None:
         raise ConfigError(
             f"cluster.learner_ranks is {cluster.learner_ranks} and forward.compile is true, which has not been tried "
             "on ranks; set forward.compile=false"
-        )
-
-
-def check_own_weights(config: RunConfig, sampler: SamplerSpec) -> None:
-    """Raise `ConfigError` if the sampler would sample from a model that is trained elsewhere."""
-    if sampler.shared and config.lora is None:
-        raise ConfigError(
-            "the weights are trained on ranks of their own, but the sampler uses this process's; set "
-            "sampler.options.dtype (as float32), so that it is given theirs"
         )

@@ -4,12 +4,17 @@ With `max_policy_lag` 0 a step is rolled out with the weights that it then updat
 out with the weights of step s - n, neither older nor younger, in a thread of its own, while the learner is still at
 work on earlier ones; so a run with a lag repeats as one without does. The first n steps have the first weights. What is
 under way when a checkpoint is written is waited for and goes into it.
+
+With a second sampler steps take turns, and one begins as soon as its weights are there, while the one before it still
+decodes its last episodes. What is played with which weights stays the same. Only what stages have seen does not: a step
+is proposed before the one before it was observed, so no stage that says what is played may remember anything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -19,15 +24,35 @@ from selfcest_training.learner.update import AnyLearner
 from selfcest_training.stages.produced import Produced
 
 
+def _thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="rollouts")
+
+
+@dataclass
+class Lane:
+    """Where steps are produced one after another.
+
+    Attributes:
+        produce: plays a step with whatever weights the sampler has.
+        sampler: what `produce` plays with; with a lag one that has weights of its own.
+        version: of the weights that it was given.
+    """
+
+    produce: Callable[[int], Produced]
+    sampler: TakesWeights
+    version: int | None = None
+    thread: ThreadPoolExecutor = field(default_factory=_thread)
+
+
 class RolloutsAhead:
     """Produces steps in order, at most `max_policy_lag` ahead of the one that is taken.
 
     Args:
-        produce: plays a step with whatever weights the sampler has.
-        sampler: what `produce` plays with; with a lag one that has weights of its own.
+        produce, sampler: see `Lane`.
         learner: has the weights being trained. A copy is kept for each step that waits for those before it.
         max_policy_lag: see above.
         steps: none at or after this one is produced.
+        beside: a second lane, which has every other step; with a lag alone.
     """
 
     def __init__(
@@ -38,26 +63,36 @@ class RolloutsAhead:
         *,
         max_policy_lag: int,
         steps: int,
+        beside: Lane | None = None,
     ) -> None:
         assert not (max_policy_lag and sampler.shared)
-        self._produce, self._sampler, self._learner = produce, sampler, learner
+        assert max_policy_lag or beside is None
+        self._lanes, self._learner = [Lane(produce, sampler), *([] if beside is None else [beside])], learner
         self._lag, self._steps = max_policy_lag, steps
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollouts")
         self._ahead: dict[int, Future[Produced]] = {}
 
     def take(self, step: int) -> Produced:
         """What `step` learns from; steps after it begin before this returns. Call it in order, between updates."""
+        if len(self._lanes) > 1:  # those after it need not wait for it
+            self._begin(range(step, step + self._lag + 1), step)
         if step in self._ahead:
             produced = self._ahead.pop(step).result()
         else:
-            self._learner.sync(self._sampler, step)
-            produced = self._produce(step)
-        missing = [s for s in range(step + 1, min(step + self._lag + 1, self._steps)) if s not in self._ahead]
+            (lane,) = self._lanes
+            self._learner.sync(lane.sampler, step)
+            lane.version = step
+            produced = lane.produce(step)
+        self._begin(range(step + 1, step + self._lag + 1), step)
+        return produced
+
+    def _begin(self, steps: range, policy_version: int) -> None:
+        """Have those of them that have not begun produced with the weights as they are now."""
+        missing = [step for step in steps if step < self._steps and step not in self._ahead]
         weights = [(name, tensor.clone()) for name, tensor in self._learner.weights()] if missing else []
         _settle(weights)  # before this thread's learner or the other's engine goes on
-        for later in missing:
-            self._ahead[later] = self._thread.submit(self._start, later, weights, step)
-        return produced
+        for step in missing:
+            lane = self._lanes[step % len(self._lanes)]
+            self._ahead[step] = lane.thread.submit(self._start, lane, step, list(weights), policy_version)
 
     def waiting(self) -> dict[int, Produced]:
         """Steps that were begun and not taken, once they are produced; after `close` without those it cancelled."""
@@ -68,16 +103,19 @@ class RolloutsAhead:
         self._ahead[step] = Future()
         self._ahead[step].set_result(produced)
 
-    def _start(self, step: int, weights: list[tuple[str, Tensor]], policy_version: int) -> Produced:
-        if weights:  # else the step before this one began with the same
-            self._sampler.push(weights, policy_version)
+    def _start(self, lane: Lane, step: int, weights: list[tuple[str, Tensor]], policy_version: int) -> Produced:
+        if lane.version != policy_version:
+            lane.sampler.push(weights, policy_version)
             _settle(weights)
-            weights.clear()  # the engine has its own by now
-        return self._produce(step)
+            lane.version = policy_version
+        weights.clear()  # the engine has its own by now
+        return lane.produce(step)
 
     def close(self) -> None:
         """Wait for what is under way, and begin nothing more."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        for wait in (False, True):
+            for lane in self._lanes:
+                lane.thread.shutdown(wait=wait, cancel_futures=True)
 
 
 def _settle(weights: list[tuple[str, Tensor]]) -> None:
