@@ -328,7 +328,8 @@ def trace(
     credit: Annotated[
         list[str] | None,
         typer.Option(
-            help="A scheme whose advantages the page shows; may be repeated. Its replays must be in the file.",
+            help="A scheme whose advantages the page shows; may be repeated. "
+            "One whose replays are not in the file is left out.",
             show_default=False,
         ),
     ] = None,
