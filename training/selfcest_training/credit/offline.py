@@ -104,8 +104,8 @@ def _found(
     if missing:
         raise NotInRecordsError(
             f"{stored.place}: credit scheme '{assigner.name}' needs {len(asked)} replays for the group of "
-            f"{group.episodes[0].episode_id}, and {len(missing)} are not in the file (first: "
-            f"{missing[0]}); take a file of a run with this scheme, which stores its replays, or a scheme without replays"
+            f"{group.episodes[0].episode_id}, and {len(missing)} are not in the file (first: {missing[0]}); "
+            "take a file of a run with this scheme, which stores its replays, or a scheme without replays"
         )
     return {replay: stored.replayed[str(replay)] for replay in asked}
 
