@@ -19,7 +19,7 @@ import yaml
 from chat_models import VICUNA, chat_tokenizer, tiny_llama
 from rich.console import Console
 from study_players import CODEC, CutOff
-from test_openai_engine import Serve, chat, serve
+from test_openai_engine import Reply, Serve, chat, serve
 
 from selfcest_agents.chat import ChatCodec
 from selfcest_agents.openai_client import ServerConfig
@@ -871,9 +871,12 @@ def test_a_study_that_never_played_is_begun_again(tmp_path: Path, serve: Serve) 
     server = {"base_url": "http://127.0.0.1:9/v1", "model": "m", "max_retries": 0}  # the port that discards
     data = small(tmp_path, strategies={"delegate": {}}, budgets=[1000], episodes=2, seeds=[0])
     data["policy"] = {"name": "server", "options": {"server": server}}
-    with pytest.raises(InfrastructureError, match="2 of 2 instances could not .*; look at the server"):
+    with pytest.raises(ConfigError, match="nobody answers at http://127.0.0.1:9/v1"):
         run(data)
     assert (tmp_path / "s" / "study.yaml").is_file()
+    server["base_url"] = serve(lambda path, body, n: Reply({"error": "down"}, status=500)).url  # there at the start
+    with pytest.raises(InfrastructureError, match="2 of 2 instances could not .*; look at the server"):
+        run(data)
     server["base_url"] = serve(lambda path, body, n: chat("Answer: 7")).url
     assert run(data) == tmp_path / "s"
 
