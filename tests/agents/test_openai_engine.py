@@ -319,7 +319,9 @@ def test_nobody_listens(serve: Serve) -> None:
         engine.check()
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:9/v1", "http://no-such-host.invalid/v1", "http://127.0.0.1:99999/v1"])
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:9/v1", "http://no-such-host.invalid/v1", "http://127.0.0.1:99999/v1"]
+)
 def test_an_address_without_a_server_is_said_at_once(url: str) -> None:
     before = time.monotonic()
     with pytest.raises(ConfigError, match=f"nobody answers at {url}"):
