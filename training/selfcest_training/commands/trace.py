@@ -218,7 +218,7 @@ def faces_of(file: Path) -> list[Face]:
     """The rules that a file's episodes may have been played by: those of its run or study, and those of what is built
     in."""
     faces = list[Face]()
-    run = next((place / "config.yaml" for place in file.parents if (place / "config.yaml").is_file()), None)
+    run = next((place / "config.yaml" for place in file.absolute().parents if (place / "config.yaml").is_file()), None)
     with suppress(SelfcestError, OSError):  # a page does without
         if run is not None:
             faces.append(_of_language(language_of(load_config(run).model)))
