@@ -229,7 +229,6 @@ def folder(selfcest: Console, tmp_path: Path) -> Path:
         shutil.copytree(tmp_path / "runs" / "example", tmp_path / "runs" / name)
     selfcest("solve", "5:[60]-[65];[10]", "--policy", "deciding", "--out", "asked.jsonl")
     selfcest("evaluate", "name=mine", *SMALLER["evaluate"])
-    shutil.copytree(tmp_path / "studies" / "mine", tmp_path / "studies" / "frontier")
     return tmp_path
 
 
