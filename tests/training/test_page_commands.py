@@ -35,6 +35,7 @@ OWN_ENVIRONMENT = "it needs an environment of its own, made from its lock; CI ma
 OF_ONES_OWN = "it names a file, a package or a run of the reader's own"
 DATA = "it needs data that are not in the repository"
 GPU = "it needs GPUs"
+JUDGES = "it judges many schemes for minutes; tests/training/test_lab.py judges few"
 ENDLESS = "it goes on until it is stopped; tests/training/test_watch.py stops it"
 NOT_RUN = {
     "make train": TRAINS,
@@ -122,6 +123,14 @@ NOT_RUN = {
     "selfcest train name=longer compute_tokens=30000000 workers=1 reward.options.token_cost.price=0.05": TRAINS,
     'selfcest train name=greedy_and_sampled "evaluation.temperatures=[0.0, 0.8]" limits.total_tokens=400': TRAINS,
     "selfcest evaluate -c study.yaml": OF_ONES_OWN,
+    "selfcest lab --samples 500 --out runs/lab": JUDGES,
+    'selfcest lab --scheme rloo --scheme "coma samples=8" --game pair_noisy': JUDGES,
+    "selfcest lab --samples 500 --game pair --game pair_noisy --scheme rloo --scheme coma --scheme "
+    '"coma samples=2" --scheme "coma samples=4" --scheme "coma samples=8" --scheme "coma samples=16"': JUDGES,
+    "selfcest lab --samples 500 --game words --game pair --game trio --game quartet --scheme rloo "
+    "--scheme grpo --scheme \"salt 'scheme={name: rloo}'\" --scheme \"salt 'scheme={name: rloo}' "
+    'thoughts=true" --scheme "d3s \'scheme={name: rloo}\'" --scheme hapo --scheme decision --scheme '
+    "\"adora term=payoff 'scheme={name: rloo}'\"": JUDGES,
     "selfcest watch runs/quick": ENDLESS,
     "selfcest watch runs/quick --html --port 8080": ENDLESS,
 }
@@ -154,7 +163,6 @@ BY_PYTHON = {
 }
 SMALLER = {  # what would take minutes; of options and overrides the last one counts
     "evaluate": ("episodes=1", "budgets=[150]"),
-    "lab": ("--samples", "2", "--game", "pair"),
     "bench": ("--seconds", "0.2"),
 }
 FIRST = "tests/training/test_shipped.py::test_the_quickstart_begins_with_them"
