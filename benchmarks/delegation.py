@@ -2,6 +2,7 @@
 
     python benchmarks/delegation.py                                 # prints docs/delegation.md from docs/evidence/
     python benchmarks/delegation.py --figure docs/delegation.png    # draws its picture
+    python benchmarks/delegation.py --frontier docs/frontier.png    # draws accuracy against costs
     python benchmarks/delegation.py --rerun quick/deciding/seed0    # trains and plays a cell again, in 3 to 10 minutes
 
 A cell is an arm of an experiment with one seed. It leaves a small JSON: digest of its config, commit, CPU seconds of
@@ -20,16 +21,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from selfcest_env.palette import INK, LINE, MUTED, SERIES, SURFACE
 from selfcest_training.config_file import load_config, read_config
 from selfcest_training.evaluation.decision import judge, means
 from selfcest_training.evaluation.decision_table import Decided, decided
 from selfcest_training.evaluation.results import Result
 from selfcest_training.evaluation.statistics import Estimate, over_seeds
 from selfcest_training.evaluation.training_run import Part, Stage, results_of, study_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parents[1]
 EVIDENCE, CONFIGS = ROOT / "docs" / "evidence", ROOT / "training" / "configs"
@@ -57,9 +63,14 @@ COSTS = (
     "billed_tokens_cached",
 )
 REACH, TRAINED_REACH = EVIDENCE / "reach.json", EVIDENCE / "rotary.json"  # of benchmarks/reach.py
+LEFT_OUT = EVIDENCE / "gallery" / "left_out.json"  # of benchmarks/gallery.py
 NEW = 5  # the first seed that no earlier configuration was reported or looked at with
 LEARNED = 0.9  # the accuracy on sizes of training below which a cell is no evidence on others
 CURVE_POINTS = 40
+READERS = {"delegating": "delegating", "reading": "reading", "reading_long": "reading, shown up to 168 entries"}
+FRONTIER_COSTS = {"total_tokens": "total tokens", "critical_path_tokens": "critical path, tokens"}
+LOOKS = [(tone.light, mark) for tone, mark in zip(SERIES, "os^Dv*", strict=True)]  # no meaning hangs on colour alone
+DPI = 200
 
 Cell = Mapping[str, Any]
 
@@ -511,7 +522,9 @@ def _when(cells: Sequence[Cell]) -> str:
         known = [value for value in values if value is not None]
         lines.append([name, *(each([value], 3) for value in values), shown(over_seeds(known), 3) if known else "-"])
     heads = ["", *(f"seed {cell['seed']}" for cell in cells), "mean"]
-    return "\n\n".join([*parts, table(heads, lines)])
+    counts = json.loads(LEFT_OUT.read_text(encoding="utf-8"))
+    by_heart = BY_HEART.format(**{kind: "{} of {}".format(*count) for kind, count in counts.items()})
+    return "\n\n".join([*parts, table(heads, lines), by_heart])
 
 
 def _share(cell: Cell, when: str) -> list[float]:
@@ -668,61 +681,96 @@ def _total_over(cells: Sequence[Cell], readers: Sequence[Cell], size: str) -> fl
     return mean(cell["sizes"][size]["total_tokens"] for cell in cells) / errorless
 
 
-# The picture
+# The pictures
 
 
 def draw(cells: Sequence[Cell], path: Path) -> None:
     """Left: accuracy against named entries, every seed and the mean. Right: share delegated against size."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure, (left, right) = _panels()
     ledgers = of(cells, "quick", "long_ledgers")
-    for i, (arm, label) in enumerate(
-        (("delegating", "delegating"), ("reading", "reading"), ("reading_long", "reading, shown up to 168"))
-    ):
-        found = ledgers.get(arm, [])
-        curves = [_against_entries(cell) for cell in found]
+    for (arm, label), (colour, mark) in zip(READERS.items(), LOOKS, strict=False):
+        curves = [_against_entries(cell) for cell in ledgers.get(arm, [])]
         for curve in curves:
-            left.plot(*zip(*curve, strict=True), color=f"C{i}", alpha=0.25, linewidth=0.8)
+            left.plot(*zip(*curve, strict=True), color=colour, alpha=0.3, linewidth=0.8)
         if curves:
             entries = [point[0] for point in curves[0]]
-            left.plot(
-                entries, [mean(c[j][1] for c in curves) for j in range(len(entries))], "o-", color=f"C{i}", label=label
-            )
+            means_of = [mean(c[j][1] for c in curves) for j in range(len(entries))]
+            left.plot(entries, means_of, mark, linestyle="-", color=colour, label=label)
     if REACH.exists():
         reach = json.loads(REACH.read_text(encoding="utf-8"))
         played = {**reach["scaled"], **reach["far"]}
         points = [
             (math.prod(map(int, size.split("x"))), mean(cell["reading, base x 2"])) for size, cell in played.items()
         ]
+        colour, mark = LOOKS[3]
         left.plot(
-            *zip(*points, strict=True), "s--", color="C1", markersize=4, label="reading, rotary base x 2 afterwards"
+            *zip(*points, strict=True), mark, linestyle="--", color=colour, label="reading, rotary base x 2 afterwards"
         )
-    left.axvspan(0, 36, color="grey", alpha=0.15)
-    left.text(18, 0.5, "shown in\ntraining", ha="center", fontsize=8)
-    left.set(xlabel="named entries", ylabel="accuracy", title="long keyed ledgers", ylim=(-0.03, 1.05))
-    left.legend(fontsize=8, loc="upper right", bbox_to_anchor=(1, 0.95))
+    left.axvspan(0, 36, color=LINE.light, alpha=0.6, linewidth=0)
+    left.text(18, 0.5, "shown in\ntraining", ha="center", color=MUTED.light)
+    left.set(xlabel="named entries", ylabel="accuracy", title="Long keyed ledgers", ylim=(-0.03, 1.05))
     sums = ledgers.get("deciding", [])
-    for when, style in (("before", "--"), ("after", "-")):
+    for when, style, (colour, mark) in (("before", "--", (MUTED.light, "s")), ("after", "-", LOOKS[0])):
         for cell in sums:
-            right.plot(_share(cell, when), style, color="C0" if when == "after" else "C7", alpha=0.3, linewidth=0.8)
+            right.plot(_share(cell, when), style, color=colour, alpha=0.3, linewidth=0.8)
         if sums:
             average = [mean(values) for values in zip(*(_share(cell, when) for cell in sums), strict=True)]
-            right.plot(average, f"o{style}", color="C0" if when == "after" else "C7", label=f"{when} RL")
+            right.plot(average, mark, linestyle=style, color=colour, label=f"{when} RL")
     if sums:
         right.set_xticks(range(5), list(sums[0]["decisions"]["after"]["sizes"]))
-    right.axvline(1.5, color="grey", linestyle=":")
-    right.text(1.45, 0.25, "one context\nis enough", ha="right", fontsize=8)
-    right.set(xlabel="terms of the sum", ylabel="share delegated", title="when it delegates", ylim=(-0.03, 1.05))
-    right.legend(fontsize=8)
-    figure.savefig(path, dpi=130)
+    right.axvline(1.5, color=MUTED.light, linestyle=":")
+    right.text(1.4, 0.84, "one context\nis enough", ha="right", color=MUTED.light)
+    right.set(xlabel="terms of the sum", ylabel="share delegated", title="When it delegates", ylim=(-0.03, 1.05))
+    for axis in (left, right):
+        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, frameon=False)
+    figure.savefig(path, dpi=DPI)
 
 
-def _against_entries(cell: Cell) -> list[tuple[int, float]]:
+def draw_frontier(cells: Sequence[Cell], path: Path) -> None:
+    """Accuracy against two costs on the long ledgers: an arm's mean by named entries, and every seed as a dot."""
+    figure, panels = _panels()
+    ledgers = of(cells, "quick", "long_ledgers")
+    for axis, (cost, words) in zip(panels, FRONTIER_COSTS.items(), strict=True):
+        for (arm, label), (colour, mark) in zip(READERS.items(), LOOKS, strict=False):
+            paid = [_against_entries(cell, cost) for cell in ledgers.get(arm, [])]
+            right = [_against_entries(cell) for cell in ledgers.get(arm, [])]
+            for costs, found in zip(paid, right, strict=True):
+                axis.plot([c for _, c in costs], [a for _, a in found], ".", color=colour, alpha=0.3, markersize=4)
+            if not paid:
+                continue
+            x, y = (
+                [mean(v for _, v in points) for points in zip(*of_seeds, strict=True)] for of_seeds in (paid, right)
+            )
+            axis.plot(x, y, mark, linestyle="-", color=colour, label=label)
+            place = {"delegating": (0, 7), "reading": (0, 9), "reading_long": (0, -16)}[arm]
+            style = {"color": colour, "ha": "center", "textcoords": "offset points"}
+            axis.annotate(f"{paid[0][-1][0]} entries", (x[-1], y[-1]), place, **style)
+        axis.margins(x=0.12)
+        axis.set(xlabel=words, ylabel="accuracy", xlim=(0, None), ylim=(-0.03, 1.13), title=f"By {words.split(',')[0]}")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+    figure.savefig(path, dpi=DPI)
+
+
+def _panels() -> tuple[Figure, Sequence[Axes]]:
+    """Two panels on light ground, of the width that a page has."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context({"axes.edgecolor": MUTED.light, "axes.labelcolor": INK.light, "text.color": INK.light}):
+        figure = Figure(figsize=(8.6, 3.7), layout="constrained", facecolor=SURFACE.light)
+        panels = figure.subplots(1, 2)
+    for axis in panels:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(axis="y", color=LINE.light, linewidth=0.6)
+        axis.set_axisbelow(True)
+    return figure, panels
+
+
+def _against_entries(cell: Cell, figure: str = "accuracy") -> list[tuple[int, float]]:
     points: dict[int, list[float]] = {}
     for size, found in cell["sizes"].items():
-        points.setdefault(math.prod(map(int, size.split("x"))), []).append(found["accuracy"])
+        points.setdefault(math.prod(map(int, size.split("x"))), []).append(found[figure])
     return sorted((entries, mean(values)) for entries, values in points.items())
 
 
@@ -737,6 +785,8 @@ weights, demonstrations, rollouts. Test instances are the same for all seeds; pl
 seeds (Student's t). [What a hostile reader would say](hostile.md) is answered apart.
 
 ![Accuracy against named entries, and share delegated against size](delegation.png)
+
+![Accuracy on long ledgers against total tokens, and against the critical path](frontier.png)
 
 - **Where.** Trained on at most 36 named entries, agents that hand each ledger to a clone are right on 160 of them with
   every seed, where those that read them into their own context are at chance from 72 on with every seed. It is
@@ -819,6 +869,13 @@ DECISIONS = """An instance is worth delegating if forced *always* earns more on 
 threshold is the size from which on to delegate that earns most on these very instances; regret is how much more it
 earns than the policy. Decision F1 is that of delegating where it is worth it."""
 
+BY_HEART = """\
+**The root knows many of its clones' answers by heart.** Of the `deciding` policy that comes with the package,
+`python benchmarks/gallery.py --play` leaves out the clones of 100 questions one by one, greedily, where the answer was
+right: the root is right all the same without {whole} that had a whole ten of digits, of which there are only 100 with
+their shifts, and without {part} that had less ([one of them](gallery.md#a-clone-that-did-not-matter-and-why)). It
+learned *when* to call clones on sums of which it could have done a part alone."""
+
 VARIED = """## When window, price or shown size differ
 
 The same but for what is named, and predicted before these were run. `window_76` and `window_88` hold 15 and 19 terms:
@@ -876,12 +933,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rerun", metavar="CELL", help="EXPERIMENT[/ARM]/seedN: train and play it, store its file")
     parser.add_argument("--figure", metavar="FILE", type=Path, help="draw the picture of the page")
+    parser.add_argument("--frontier", metavar="FILE", type=Path, help="draw accuracy against costs on long ledgers")
     options = parser.parse_args()
     if options.rerun:
         for file in rerun(options.rerun):
             print(f"written to {file}")
     elif options.figure:
         draw(stored()[0], options.figure)
+    elif options.frontier:
+        draw_frontier(stored()[0], options.frontier)
     else:
         print(page(*stored()), end="")
 

@@ -103,7 +103,7 @@ for unlimited, as in `tokens_left`), `faults`.
 * `max_chars`: characters of one action.
 * `max_task_chars`: characters of a task's prompt and documents, some overhead per document included.
 * `order`: for tests: in which order the ready agents of a joint step are played. The record cannot depend on it.
-* `render_mode`: "human", "ansi", "rgb_array" or `None`.
+* `render_mode`: "human" (a window, or printed text, after every step), "ansi", "rgb_array" or `None`.
 
 ### Usage
 

@@ -116,7 +116,7 @@ Whole numbers under the same keys for every agent and step: `can_act` (use it as
 * `max_cycles`: joint steps before truncation; `None` never truncates, and the limits end every game.
 * `population`: "fixed", "persistent" or "dynamic".
 * `observation_mode`: "dict" or "flat".
-* `render_mode`: "human", "ansi", "rgb_array" or `None`.
+* `render_mode`: "human" (a window, or printed text, after every step), "ansi", "rgb_array" or `None`.
 
 ### Usage
 

@@ -7,10 +7,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import selfcest_agents
 import selfcest_env
 import selfcest_training
+from selfcest_training.commands.cli import app
 
 ROOT = Path(__file__).parents[1]
 
@@ -33,6 +35,11 @@ def test_the_version_is_that_of_the_metadata(monkeypatch: pytest.MonkeyPatch) ->
     assert selfcest_env.__version__ == selfcest_agents.__version__ == selfcest_training.__version__
     assert version_if("7.8.9", monkeypatch) == "7.8.9"
     assert version_if(None, monkeypatch) == "0+unknown"
+
+
+def test_the_command_says_it() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"selfcest {selfcest_env.__version__}\n")
 
 
 def test_the_version_is_the_same_wherever_it_stands() -> None:

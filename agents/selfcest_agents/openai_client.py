@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import random
 import threading
@@ -22,6 +23,17 @@ T = TypeVar("T")
 
 RETRIED_STATUS = frozenset({408, 409, 425, 429})  # and all from 500 on
 EXCERPT = 300  # characters of a server's own words in an error
+REACH_S = 10.0  # for a connection, at the start
+HEAD_S = 2.0  # for what is said to it: a server that is busy is there all the same
+_UNREACHED = (
+    httpx2.ConnectError,
+    httpx2.ConnectTimeout,
+    httpx2.InvalidURL,
+    httpx2.ProxyError,
+    httpx2.UnsupportedProtocol,
+)
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,22 @@ class ServerConfig(Checked):
             )
 
 
+def check_reachable(config: ServerConfig) -> None:
+    """Look for a server before the first request. Whatever it answers, it is there.
+
+    Raises `ConfigError` if nobody takes a connection at `base_url`: at the start that is a wrong address, or a server
+    that was not started, and waiting helps neither.
+    """
+    try:
+        httpx2.head(config.base_url, timeout=httpx2.Timeout(HEAD_S, connect=REACH_S))
+    except _UNREACHED as error:
+        raise ConfigError(
+            f"nobody answers at {config.base_url} ({type(error).__name__}: {error}); start the server, or mend base_url"
+        ) from error
+    except httpx2.HTTPError:
+        pass  # somebody took the connection: what is wrong with the answer the first request will say
+
+
 class _Busy(InfrastructureError):
     """The server asked for a pause of `seconds`."""
 
@@ -71,6 +99,9 @@ class _Busy(InfrastructureError):
 
 class Client(Generic[T]):
     """POSTs JSON by name, at most `max_concurrent` at once, each tried until it is answered or hopeless.
+
+    A wait before another try is logged as a warning, which Python prints to the standard error unless told otherwise;
+    other requests that fail meanwhile are not.
 
     Attributes:
         num_retries: tries beyond the first of all requests that ended. A server may have charged for them.
@@ -88,6 +119,7 @@ class Client(Generic[T]):
             limits=httpx2.Limits(max_connections=config.max_concurrent),
         )
         self._gate = asyncio.Semaphore(config.max_concurrent)
+        self._said_until = 0.0  # on the loop's clock: the end of the wait that was logged last
         self._futures: dict[Future[tuple[T | InfrastructureError, int]], str] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="selfcest-client", daemon=True)
@@ -174,8 +206,15 @@ class Client(Generic[T]):
                         f"request {name!r} to {self._http.base_url}{path} failed {attempt + 1} times, at last by "
                         f"{reason}; look at the server, or raise timeout_s or max_retries"
                     ), attempt
-                await asyncio.sleep(self._delay(name, attempt, reason.seconds if isinstance(reason, _Busy) else 0.0))
+                delay = self._delay(name, attempt, reason.seconds if isinstance(reason, _Busy) else 0.0)
                 attempt += 1
+                if self._loop.time() >= self._said_until:
+                    self._said_until = self._loop.time() + delay
+                    _log.warning(
+                        "request %r to %s failed (%s); try %d of %d in %.1f s",
+                        *(name, self._http.base_url, reason, attempt + 1, config.max_retries + 1, delay),
+                    )
+                await asyncio.sleep(delay)
 
     async def _try(self, path: str, content: bytes) -> Any:
         body, headers = bytearray(), {"Content-Type": "application/json"}

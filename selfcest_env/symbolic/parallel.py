@@ -16,8 +16,9 @@ from selfcest_env.draw import Image
 from selfcest_env.errors import ConfigError, GameError
 from selfcest_env.plugin import one_of
 from selfcest_env.roster import Population
+from selfcest_env.screen import Screen
 from selfcest_env.symbolic.batch import BatchDelegation
-from selfcest_env.symbolic.picture import RENDER_MODES, STATUSES, render
+from selfcest_env.symbolic.picture import RENDER_MODES, STATUSES, render, show
 from selfcest_env.symbolic.rules import WAIT, make_rules
 from selfcest_env.symbolic.state import ANSWERED, UNBORN, State
 from selfcest_env.symbolic.tasks import SymbolicTask
@@ -96,6 +97,7 @@ class SymbolicEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined, u
         self.observation_mode = one_of("observation_mode", observation_mode, OBSERVATION_MODES)
         self.render_mode = one_of("render_mode", render_mode, (None, *RENDER_MODES))
         self._batch = BatchDelegation(self.rules, 1, max_cycles=max_cycles)
+        self._screen = Screen()
         self._started = False
         self.agents: list[str] = []
         self.possible_agents = [f"agent_{k}" for k in range(self.rules.num_agents)]
@@ -135,6 +137,7 @@ class SymbolicEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined, u
         self._batch.reset(seed)
         self._started = True
         self.agents = self.possible_agents[: None if self.population is Population.FIXED else 1]
+        self._show()
         return self._seen(self.agents)
 
     def step(
@@ -162,6 +165,7 @@ class SymbolicEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined, u
         truncations = {agent: truncated and not ended for agent, ended in terminations.items()}
         rewards = dict.fromkeys(here, float(state.team_return[0]))
         self.agents = [] if truncated else [agent for agent in here if not terminations[agent]]
+        self._show()
         observations, infos = self._seen(here)
         return observations, rewards, terminations, truncations, infos
 
@@ -172,12 +176,17 @@ class SymbolicEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined, u
         return state
 
     def render(self) -> str | Image | None:
-        """The tree of agents: text in "ansi", printed in "human", an image in "rgb_array"; `None` without a mode."""
+        """The tree of agents: text in "ansi", an image in "rgb_array". In "human" it is shown after every step."""
         self._check_started()
         return render(self._batch.state, self.rules, self.render_mode)
 
+    def _show(self) -> None:
+        if self.render_mode == "human":
+            show(self._screen, self._batch.state, self.rules)
+
     def close(self) -> None:
-        """Nothing to release."""
+        """Close the window of "human", if there is one."""
+        self._screen.close()
 
     @property
     def team_return(self) -> float:

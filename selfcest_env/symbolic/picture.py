@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from selfcest_env.draw import Image, draw
 from selfcest_env.errors import GameError
 from selfcest_env.render import Node, account, branches, chip
+from selfcest_env.screen import Screen
 from selfcest_env.symbolic.rules import SymbolicRules
 from selfcest_env.symbolic.state import UNBORN, State, agent_ids
 from selfcest_env.symbolic.vectors import answer_of, segments
@@ -50,7 +51,8 @@ def nodes_of_state(state: State, rules: SymbolicRules) -> list[Node]:
 
 
 def render(state: State, rules: SymbolicRules, mode: str | None, env: int = 0) -> str | Image | None:
-    """The tree of one environment: text in "ansi", printed in "human", an image in "rgb_array"; `None` without a mode.
+    """The tree of one environment: text in "ansi", an image in "rgb_array"; `None` in "human" (see `show`) and without
+    a mode.
 
     It shows the right answer, which no agent sees.
     """
@@ -59,11 +61,23 @@ def render(state: State, rules: SymbolicRules, mode: str | None, env: int = 0) -
     state = state.take(np.array([env]))
     if state.status[0, 0] == UNBORN:
         raise GameError("no episode has been started; call reset() first")
-    nodes, seats = nodes_of_state(state, rules), {agent_id: seat for seat, agent_id in agent_ids(state).items()}
     if mode == "rgb_array":
-        return draw(nodes, lambda agent_id: f"agent_{seats[agent_id]}")
+        return _picture(state, rules)
+    return _text(state, rules) if mode == "ansi" else None
 
-    chips = mode == "human" and sys.stdout.isatty()
+
+def show(screen: Screen, state: State, rules: SymbolicRules) -> None:
+    """Show the tree of a batch of one to a person."""
+    screen.show(partial(_picture, state, rules), partial(_text, state, rules))
+
+
+def _picture(state: State, rules: SymbolicRules) -> Image:
+    seats = {agent_id: seat for seat, agent_id in agent_ids(state).items()}
+    return draw(nodes_of_state(state, rules), lambda agent_id: f"agent_{seats[agent_id]}")
+
+
+def _text(state: State, rules: SymbolicRules, chips: bool = False) -> str:
+    nodes, seats = nodes_of_state(state, rules), {agent_id: seat for seat, agent_id in agent_ids(state).items()}
 
     def describe(node: Node) -> list[str]:
         seat = seats[node.agent_id]
@@ -77,11 +91,7 @@ def render(state: State, rules: SymbolicRules, mode: str | None, env: int = 0) -
 
     right = _symbols(state.target.reshape(-1), rules)
     title = f"{type(rules.task).__name__}, the answer is {right}, cycle {state.cycle[0]}"
-    text = "\n".join([title, *branches(nodes, describe)])
-    if mode == "human":
-        sys.stdout.write(text + "\n")
-        return None
-    return text
+    return "\n".join([title, *branches(nodes, describe)])
 
 
 def _symbols(symbols: NDArray[np.int8], rules: SymbolicRules) -> str:

@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from selfcest_env.draw import Image
 from selfcest_env.errors import ConfigError, GameError
 from selfcest_env.plugin import one_of
+from selfcest_env.screen import Screen
 from selfcest_env.symbolic.batch import BatchDelegation
 from selfcest_env.symbolic.parallel import action_number, check_reset
-from selfcest_env.symbolic.picture import RENDER_MODES, render
+from selfcest_env.symbolic.picture import RENDER_MODES, render, show
 from selfcest_env.symbolic.rules import SymbolicRules, make_rules
 from selfcest_env.symbolic.streams import fold
 from selfcest_env.symbolic.tasks import SymbolicTask
@@ -59,6 +60,7 @@ class SymbolicSerialEnv(gymnasium.Env[Observations, np.int64]):
     ) -> None:
         self.rules = make_rules(task, task_options, **limits)
         self.render_mode = one_of("render_mode", render_mode, (None, *RENDER_MODES))
+        self._screen = Screen()
         self._game = BatchDelegation(self.rules, 1, max_cycles=max_cycles)
         self.observation_space, self.action_space = serial_spaces(self.rules)
 
@@ -87,12 +89,16 @@ class SymbolicSerialEnv(gymnasium.Env[Observations, np.int64]):
         return masks
 
     def render(self) -> str | Image | None:
-        """The tree of agents: text in "ansi", an image in "rgb_array". In "human" it is printed after every step."""
-        return None if self.render_mode == "human" else render(self._game.state, self.rules, self.render_mode)
+        """The tree of agents: text in "ansi", an image in "rgb_array". In "human" it is shown after every step."""
+        return render(self._game.state, self.rules, self.render_mode)
+
+    def close(self) -> None:
+        """Close the window of "human", if there is one."""
+        self._screen.close()
 
     def _show(self) -> None:
         if self.render_mode == "human":
-            render(self._game.state, self.rules, "human")
+            show(self._screen, self._game.state, self.rules)
 
     def _seen(self) -> tuple[Observations, dict[str, Any]]:
         observations, infos = _observed(self._game)

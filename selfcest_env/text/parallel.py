@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -21,6 +20,7 @@ from selfcest_env.render import nodes_of_kernel, render_kernel
 from selfcest_env.reward import Reward
 from selfcest_env.roster import Population
 from selfcest_env.rules import Rules
+from selfcest_env.screen import Screen
 from selfcest_env.seeding import stream_seed
 from selfcest_env.tasks import TaskSource
 from selfcest_env.text.game import Order, RewardFunction, TextGame, exact_match, scored
@@ -114,6 +114,7 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
         self.action_spaces = {agent: FreeText(max_chars) for agent in self.possible_agents}
         self.state_space = spaces.Box(0.0, 1.0, (state_size(len(self.possible_agents)),), np.float32)
         self.agents: list[str] = []
+        self._screen = Screen()
         self._game: TextGame | None = None
         self._record: EpisodeRecord | None = None
         self._truncated = False
@@ -158,6 +159,7 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
         self._num_episodes += 1
         self._record, self._truncated = None, False
         self.agents = self.possible_agents[: None if self.population is Population.FIXED else 1]
+        self._show()
         return self._observations(self.agents), self._infos(self.agents)
 
     def step(
@@ -181,6 +183,7 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
         truncations = {agent: self._truncated and not terminations[agent] for agent in here}
         rewards = dict.fromkeys(here, 0.0 if self._record is None else self._record.team_return)
         self.agents = [agent for agent in here if not terminations[agent] and not truncations[agent]]
+        self._show()
         return self._observations(here), rewards, terminations, truncations, self._infos(here)
 
     def state(self) -> Vector:
@@ -189,18 +192,23 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
         return state_vector(game.kernel, game.roster, game.cycle, self.max_cycles)
 
     def render(self) -> str | Image | None:
-        """The tree of agents: text in "ansi", printed in "human", an image in "rgb_array"; `None` without a mode."""
+        """The tree of agents: text in "ansi", an image in "rgb_array". In "human" it is shown after every step."""
         game = self._playing()
         if self.render_mode == "rgb_array":
             return draw(nodes_of_kernel(game.kernel), game.roster.name_of)
-        chips = self.render_mode == "human" and sys.stdout.isatty()
-        text = render_kernel(game.kernel, game.roster.name_of, chips=chips)
+        return render_kernel(game.kernel, game.roster.name_of) if self.render_mode == "ansi" else None
+
+    def _show(self) -> None:
         if self.render_mode == "human":
-            sys.stdout.write(text + "\n")
-        return text if self.render_mode == "ansi" else None
+            game = self._playing()
+            self._screen.show(
+                lambda: draw(nodes_of_kernel(game.kernel), game.roster.name_of),
+                lambda chips: render_kernel(game.kernel, game.roster.name_of, chips=chips),
+            )
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Close the window of "human", if there is one."""
+        self._screen.close()
 
     def record(self) -> EpisodeRecord:
         """The finished and scored episode. Raises `GameError` while it runs and after a truncation."""

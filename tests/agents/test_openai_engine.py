@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 
+from selfcest_agents import openai_client
 from selfcest_agents.codec import TerseCodec
 from selfcest_agents.engine import Completion, FailedRequest, TokenRequest, check_trainable
-from selfcest_agents.openai_client import ServerConfig
+from selfcest_agents.openai_client import ServerConfig, check_reachable
 from selfcest_agents.openai_engine import OpenAIEngine, OpenAIPolicy
 from selfcest_agents.policy import EnginePolicy, SamplingConfig
 from selfcest_agents.rollout import RolloutRequest, UnplayedError, rollout
@@ -316,6 +317,34 @@ def test_nobody_listens(serve: Serve) -> None:
         pytest.raises(InfrastructureError, match="2 times, at last by Connect"),
     ):
         engine.check()
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:9/v1", "http://no-such-host.invalid/v1", "http://127.0.0.1:99999/v1"]
+)
+def test_an_address_without_a_server_is_said_at_once(url: str) -> None:
+    before = time.monotonic()
+    with pytest.raises(ConfigError, match=f"nobody answers at {url}"):
+        check_reachable(ServerConfig(url, "m", backoff_s=60))
+    assert time.monotonic() - before < 30, "nothing is tried again"
+
+
+def test_whoever_takes_a_connection_is_there(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = serve(lambda path, body, n: tokens(9))
+    check_reachable(config(server))  # which answers HEAD with 501
+    assert not server.seen
+    monkeypatch.setattr(openai_client, "HEAD_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        check_reachable(ServerConfig(f"http://127.0.0.1:{silent.getsockname()[1]}/v1", "m"))
+
+
+def test_a_wait_before_another_try_is_said_once(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    server = serve(lambda path, body, n: tokens(9) if n else Reply({"error": "later"}, status=503))
+    with engine_over(server, backoff_s=0.2) as engine:
+        engine.submit([ASK, replace(ASK, key="other", context_ids=(1, 2, 3))])
+        assert len(drain(engine)) == 2
+    (line,) = caplog.messages
+    assert re.search(rf"to {server.url}/ failed \(status 503: .*later.*\); try 2 of 4 in 0\.[12] s$", line)
 
 
 def test_waits_grow_are_bounded_and_belong_to_their_request(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -576,14 +576,17 @@ def test_nothing_is_shared_between_steps_or_agents(population: str, mode: str) -
 
 
 def test_the_tree_as_text_and_as_image(capsys: pytest.CaptureFixture[str]) -> None:
-    env = SymbolicEnv("chain", task_options={"items": 8}, render_mode="ansi")
-    env.reset(seed=3)
-    env.step({"agent_0": 6})
-    env.step({"agent_1": 3, "agent_2": 6})
+    env, human = (SymbolicEnv("chain", task_options={"items": 8}, render_mode=mode) for mode in ("ansi", "human"))
+    shown = []
+    for one in (env, human):
+        one.reset(seed=3)
+        shown += [env.render()]
+        one.step({"agent_0": 6})
+        shown += [env.render()]
+        one.step({"agent_1": 3, "agent_2": 6})
     assert env.render() == TREE
-    env.render_mode = "human"
-    assert env.render() is None
-    assert capsys.readouterr().out == TREE + "\n"
+    assert human.render() is None
+    assert capsys.readouterr().out == "".join(f"{text}\n" for text in (*shown[:2], TREE)), "after every step"
     env.render_mode = "rgb_array"
     image = env.render()
     assert isinstance(image, np.ndarray)

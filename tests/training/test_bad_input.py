@@ -145,20 +145,11 @@ def test_a_server_that_is_not_there_is_no_mistake_and_one_line(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words = [
-        "solve",
-        SUM,
-        "--server",
-        f"http://127.0.0.1:{port}/v1",
-        "--name",
-        "m",
-        "policy.options.server.max_retries=0",
-    ]
-    assert ended(folder, words, monkeypatch) is Exit.INFRASTRUCTURE
+    words = ["solve", SUM, "--server", f"http://127.0.0.1:{port}/v1", "--name", "m"]
+    assert ended(folder, words, monkeypatch) is Exit.MISTAKE
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("selfcest: ")
-    assert f"http://127.0.0.1:{port}/v1/chat/completions failed" in line
-    assert "look at the server" in line
+    assert line.startswith(f"selfcest: nobody answers at http://127.0.0.1:{port}/v1 (ConnectError: ")
+    assert "start the server" in line
 
 
 def ended(folder: Path, words: list[str], monkeypatch: pytest.MonkeyPatch) -> Exit:

@@ -75,3 +75,32 @@ def test_a_cell_of_no_experiment_is_refused(delegation: ModuleType) -> None:
         delegation.rerun("whenever/a/seed0")
     with pytest.raises(SystemExit, match="the arms of long_ledgers are reading_far, reading_long"):
         delegation.rerun("long_ledgers/reading/seed0")
+
+
+def test_the_pictures_have_every_arm_on_light_ground(delegation: ModuleType, tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+    from PIL import Image
+
+    cells, _, _ = delegation.stored()
+    drawn: list[Figure] = []
+    whole = Figure.savefig
+
+    def spy(figure: Figure, *arguments: object, **options: object) -> None:
+        drawn.append(figure)
+        whole(figure, *arguments, **options)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Figure, "savefig", spy)
+        delegation.draw(cells, tmp_path / "delegation.png")
+        delegation.draw_frontier(cells, tmp_path / "frontier.png")
+    for name in ("delegation.png", "frontier.png"):
+        kept = Image.open(ROOT / "docs" / name)
+        assert Image.open(tmp_path / name).size == kept.size
+        assert kept.convert("RGB").getpixel((0, 0)) == (255, 255, 255), "readable on a dark page too"
+    readers = delegation.READERS
+    for axis, cost in zip(drawn[1].axes, delegation.FRONTIER_COSTS, strict=True):
+        means = {line.get_label(): line for line in axis.lines if line.get_label() in readers.values()}
+        assert list(means) == list(readers.values())
+        found = delegation.of(cells, "quick", "long_ledgers")["reading_long"]
+        (last,) = {cell["sizes"]["8x20"][cost] for cell in found}
+        assert means[readers["reading_long"]].get_xdata()[-1] == pytest.approx(last)

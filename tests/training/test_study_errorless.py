@@ -132,7 +132,7 @@ def test_costs_of_errorless_players_by_hand(tmp_path: Path) -> None:
     assert float(delegate["errorless_billed_tokens_cached"]) == 43 - 9
     assert played() == 2 * 6, "no policy plays for an expert"
     text = (folder / "table.md").read_text(encoding="utf-8")
-    assert "| errands | any | 100 | monolithic | 0.00 [0.00, 0.00] | solve | 10.0 (15.0) | 5.0 (10.0) | " in text
+    assert "| errands | any | 100 | monolithic | 0.00 [0.00, 0.50] | solve | 10.0 (15.0) | 5.0 (10.0) | " in text
     assert "| delegate | 10.0 (33.0) | 5.0 (16.0) | 5.0 (13.0) | 10.0 (21.0) | 10.0 (43.0) | 35.0 (149.0) | " in text
     # Of the costs the lowest: 10 of 43, and of 95 reads 5 + 6 + 7 + 8 + 9.
     for said in ("delegate is cheap because it fails", "errands any (accuracy 0.00, billed tokens x0.23)"):
@@ -155,8 +155,8 @@ def test_who_is_right_is_not_cheap_by_failing(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_played_under_lifted_limits_and_says_so(tmp_path: Path) -> None:
     folder = run(errands(tmp_path, budgets=[14, 15], strategies={"monolithic": {}}))
     text = (folder / "table.md").read_text(encoding="utf-8")
-    assert "| 14 | monolithic | 0.00 [0.00, 0.00] | solve (total tokens lifted on 6) | 10.0 (15.0) |" in text
-    assert "| 15 | monolithic | 0.00 [0.00, 0.00] | solve | 10.0 (15.0) |" in text
+    assert "| 14 | monolithic | 0.00 [0.00, 0.50] | solve (total tokens lifted on 6) | 10.0 (15.0) |" in text
+    assert "| 15 | monolithic | 0.00 [0.00, 0.50] | solve | 10.0 (15.0) |" in text
     for name, limit, said in (("window", "context_tokens", 14), ("turn", "turn_tokens", 9)):
         limits = {**small(tmp_path)["limits"], "answer_reserve": 2, limit: said}
         folder = run(errands(tmp_path, name=name, limits=limits, strategies={"monolithic": {}}))
@@ -199,8 +199,8 @@ def test_of_a_policy_that_chooses_every_style_is_shown(tmp_path: Path) -> None:
     chooser = {"styles": ["delegate", "solve", "read"], "limits": {"max_reads": 4}}
     folder = run(errands(tmp_path, strategies={"delegate": chooser, "monolithic": {}}))
     text = (folder / "table.md").read_text(encoding="utf-8")
-    assert "| delegate | 0.00 [0.00, 0.00] | delegate | 10.0 (33.0) |" in text
-    assert "| delegate | 0.00 [0.00, 0.00] | solve | 10.0 (15.0) |" in text, "and who reads, where there is nothing"
+    assert "| delegate | 0.00 [0.00, 0.50] | delegate | 10.0 (33.0) |" in text
+    assert "| delegate | 0.00 [0.00, 0.50] | solve | 10.0 (15.0) |" in text, "and who reads, where there is nothing"
     both, alone = rows_of(folder)
     assert (both["errorless_total_tokens"], both["errorless_solve_total_tokens"]) == ("33", "15")
     assert (alone["errorless_total_tokens"], alone["errorless_solve_total_tokens"]) == ("15", "")

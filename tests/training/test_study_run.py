@@ -19,7 +19,7 @@ import yaml
 from chat_models import VICUNA, chat_tokenizer, tiny_llama
 from rich.console import Console
 from study_players import CODEC, CutOff
-from test_openai_engine import Serve, chat, serve
+from test_openai_engine import Reply, Serve, chat, serve
 
 from selfcest_agents.chat import ChatCodec
 from selfcest_agents.openai_client import ServerConfig
@@ -162,7 +162,7 @@ def test_a_study_and_its_files(tmp_path: Path) -> None:
         assert (result.costs or {"total_tokens": 0})["total_tokens"] <= (result.place.budget or 0)
     text = (folder / "table.md").read_text(encoding="utf-8")
     assert "Played by `study_players:Scripted`: delegate, monolithic, self_consistency, best_of_n, " in text
-    assert "| range | 2-6 | 240 | monolithic | 1.00 [1.00, 1.00] |" in text
+    assert "| range | 2-6 | 240 | monolithic | 1.00 [0.50, 1.00] |" in text
     assert "ledger 4-12 (out of distribution), delegate against best_of_n (oracle)" in text
     assert "oracle_decomposition (oracle)" in text
     assert "range 2-6, delegate against oracle" not in text
@@ -279,7 +279,7 @@ def test_a_prompt_that_does_not_fit_has_an_ending_and_no_cost(tmp_path: Path) ->
     names = [*parse_as(StudyConfig, data).measures, WALL]
     assert {lost[name] for name in names} == {""}, "missing, not zero"
     text = (folder / "table.md").read_text(encoding="utf-8")
-    assert f"| own | all | 20 | monolithic | 0.00 [0.00, 0.00] | {' | '.join(['–'] * len(names))} |" in text
+    assert f"| own | all | 20 | monolithic | 0.00 [0.00, 1.00] | {' | '.join(['–'] * len(names))} |" in text
     assert "xinf" not in text
     assert "nan" not in text
 
@@ -871,9 +871,12 @@ def test_a_study_that_never_played_is_begun_again(tmp_path: Path, serve: Serve) 
     server = {"base_url": "http://127.0.0.1:9/v1", "model": "m", "max_retries": 0}  # the port that discards
     data = small(tmp_path, strategies={"delegate": {}}, budgets=[1000], episodes=2, seeds=[0])
     data["policy"] = {"name": "server", "options": {"server": server}}
-    with pytest.raises(InfrastructureError, match="2 of 2 instances could not .*; look at the server"):
+    with pytest.raises(ConfigError, match="nobody answers at http://127.0.0.1:9/v1"):
         run(data)
     assert (tmp_path / "s" / "study.yaml").is_file()
+    server["base_url"] = serve(lambda path, body, n: Reply({"error": "down"}, status=500)).url  # there at the start
+    with pytest.raises(InfrastructureError, match="2 of 2 instances could not .*; look at the server"):
+        run(data)
     server["base_url"] = serve(lambda path, body, n: chat("Answer: 7")).url
     assert run(data) == tmp_path / "s"
 
@@ -928,12 +931,12 @@ def test_what_makes_another_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert policy.fingerprint(0) == before
 
 
-def test_a_served_model_s_own_markers_are_broken_and_priced(tmp_path: Path) -> None:
+def test_a_served_model_s_own_markers_are_broken_and_priced(tmp_path: Path, serve: Serve) -> None:
     """Its tokenizer names them, and prompts are priced as they are sent."""
     tokenizer = chat_tokenizer(VICUNA)
     tiny_llama(tokenizer, 9000).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    server = ServerConfig("http://127.0.0.1:1/v1", "m")
+    server = ServerConfig(serve(lambda path, body, n: chat("Answer: 7")).url, "m")
     named, unnamed = ServerPolicy(server, str(tmp_path)), ServerPolicy(server)
     brief = Brief(Role.ROOT, "2+2? ASSISTANT: 5 <unused7>!", total_tokens=9000)
     for policy, said in ((named, "2+2? A·SSISTANT: 5 ‹unused7>!"), (unnamed, "2+2? ASSISTANT: 5 ‹unused7>!")):

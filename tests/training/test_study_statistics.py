@@ -8,6 +8,7 @@ import pytest
 from selfcest_env.errors import ConfigError
 from selfcest_training.evaluation.frontier import GRID, Point, Verdict, compare_frontiers, envelope, match
 from selfcest_training.evaluation.statistics import Resampler, over_seeds, student_t
+from selfcest_training.evaluation.table import Curves, rows_of
 from selfcest_training.evaluation.words import matched, sentence
 
 
@@ -100,6 +101,23 @@ def test_what_an_instance_does_not_have_is_in_no_mean() -> None:
     assert found.mean == 15
     assert 10 < found.low < 15 < found.high < 20
     assert str(resampler(40).estimate(values * np.nan)) == "–"
+
+
+def test_all_right_and_all_wrong_leave_room_for_what_was_not_seen() -> None:
+    """By the rule of three, whatever the number of seeds; other shares are the bootstrap's."""
+    ones = np.ones((50, 2))
+    assert str(resampler(50, 2).share(ones)) == "1.00 [0.94, 1.00]"  # 1 - 3 / 50
+    assert str(resampler(50, 2).share(0 * ones)) == "0.00 [0.00, 0.06]"
+    assert str(resampler(2).share(np.ones((2, 1)))) == "1.00 [0.00, 1.00]"
+    mixed = np.array([[1.0], [0.0]] * 20)
+    assert resampler(40).share(mixed) == resampler(40).estimate(mixed)
+
+
+@pytest.mark.parametrize("right", [0.0, 1.0])
+def test_every_table_has_these_intervals(right: float) -> None:
+    curves = Curves("f", "1", "in", tuple(map(str, range(30))), (0,), {"a": [Point(None, np.full((30, 1), right), {})]})
+    (row,) = rows_of(curves, resampler(30))
+    assert str(row.accuracy) == ("1.00 [0.90, 1.00]" if right else "0.00 [0.00, 0.10]")
 
 
 def test_nothing_to_resample_is_an_error() -> None:

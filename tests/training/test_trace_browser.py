@@ -248,7 +248,7 @@ def test_harmful_texts_are_shown_and_run_nothing(browser: Any, tmp_path: Path) -
         file = tmp_path / f"{name}.html"
         shown = Shown(record, played_as=EVIL)
         credit = Credit({key: 0.5 for key, _ in record.turns()})
-        page_of = viewer_page(EVIL, [shown, shown], faces, [SchemeCredit(EVIL, EVIL, [[credit]])])
+        page_of = viewer_page(EVIL, [shown, shown], faces, [SchemeCredit(EVIL, EVIL, [[credit]])], [EVIL])
         file.write_text(page_of.render(), encoding="utf-8", errors="xmlcharrefreplace")
         with opened(browser, file) as page:
             tab = page.tab
@@ -258,6 +258,7 @@ def test_harmful_texts_are_shown_and_run_nothing(browser: Any, tmp_path: Path) -
             )
             assert tab.evaluate(same, ["#question", units])
             assert tab.evaluate(same, ["#played-as", units])
+            assert tab.evaluate(same, ["#credit .left-out", [*map(ord, "Left out: "), *units]])
             for agent in record.agents:
                 tab.locator(f'[data-agent="{agent.agent_id}"]').click()
                 assert "<script>window.harmed=1</script>" in page.text("#turns")

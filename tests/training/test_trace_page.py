@@ -207,12 +207,50 @@ def test_the_command_writes_a_page(
     cut = tmp_path / "cut.jsonl"
     cut.write_bytes(file.read_bytes()[:-100])
     assert selfcest(monkeypatch, "trace", cut, file, "--html", out, "--credit", "rloo") == 0
-    assert "was cut and is skipped" in " ".join(capsys.readouterr().out.split())
+    assert "was cut and is skipped" in capsys.readouterr().err
     both = Read(out.read_text("utf-8"))
     assert len(both.index["name"]) == 2 * len(read.index["name"]) - 1
     assert set(both.index["played_as"]) == {str(cut), str(file)}
     assert selfcest(monkeypatch, "trace", file, "--html", out, "--episode", "s1.g0.e2") == 0
     assert {name.partition("/")[0] for name in Read(out.read_text("utf-8")).index["name"]} == {"s1.g0.e2"}
+
+
+def test_a_scheme_that_a_file_has_not_enough_for_is_left_out_and_said(
+    file: Path, records: list[EpisodeRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    played = [record for record in records if "/" not in record.episode_id]
+    write(Path("bare.jsonl"), *played)
+    write(Path("single.jsonl"), played[0])
+
+    def page_of(*arguments: object) -> tuple[list[str], list[str], Read]:
+        assert selfcest(monkeypatch, "trace", *arguments, "--html", "o.html") == 0
+        read = Read(Path("o.html").read_text("utf-8"))
+        names = [scheme["name"] for scheme in json.loads(read.blocks["schemes"])]
+        said = capsys.readouterr().err.splitlines()
+        assert [f"warning: left out: {line}" for line in json.loads(read.blocks["left_out"])] == said
+        return names, said, read
+
+    assert page_of(file, "--credit", "rloo", "--credit", "coma")[:2] == (["rloo", "coma"], [])
+    names, (line,), _ = page_of("bare.jsonl", "--credit", "coma", "--credit", "rloo")
+    assert names == ["rloo"]
+    assert all(word in line for word in ("bare.jsonl", "'coma'", "are not in the file")), line
+    # Of two files the one that has it shows it.
+    names, (line,), read = page_of("bare.jsonl", file, "--credit", "coma")
+    assert names == ["coma"]
+    assert "bare.jsonl" in line
+    shown = [episode["agents"][0]["turns"][0].get("credit") for episode in read.episodes]
+    assert shown[: len(played)] == [[None]] * len(played)
+    assert sum(said != [None] for said in shown) == len(played)
+    for arguments, words in (
+        (["bare.jsonl", "--credit", "coma", "--credit", "shapley"], ["bare.jsonl", "'coma'", "; ", "'shapley'"]),
+        (["single.jsonl", "--credit", "rloo"], ["single.jsonl", "'rloo'", played[0].episode_id, "at least 2 episodes"]),
+    ):
+        assert selfcest(monkeypatch, "trace", *arguments, "--html", "none.html") == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert all(word in line for word in words), line
+        assert not Path("none.html").exists()
 
 
 @pytest.mark.parametrize(

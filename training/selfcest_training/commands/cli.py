@@ -20,6 +20,7 @@ try:
 except ImportError as error:  # a plain install brings the game alone
     raise SystemExit(f"{error}. The command line needs the training extra: pip install 'selfcest[train]'") from error
 
+from selfcest_env import __version__
 from selfcest_env.errors import ConfigError
 from selfcest_training.commands.bench import bench
 from selfcest_training.commands.credit import credit_app
@@ -34,6 +35,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train and study a root language model that delegates to clones of itself under a hard token budget.",
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"selfcest {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def selfcest(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version, and end.")
+    ] = False,
+) -> None:
+    """What stands before a command."""
+
+
 app.add_typer(credit_app, name="credit")
 app.command()(lab)
 app.command()(bench)
@@ -328,7 +346,8 @@ def trace(
     credit: Annotated[
         list[str] | None,
         typer.Option(
-            help="A scheme whose advantages the page shows; may be repeated. Its replays must be in the file.",
+            help="A scheme whose advantages the page shows; may be repeated. "
+            "One whose replays are not in the file is left out.",
             show_default=False,
         ),
     ] = None,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from warnings import warn
 
@@ -23,7 +23,7 @@ from selfcest_env.text.counters import ByteCounter, WordCounter
 from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.text.terse import TerseProtocol
 from selfcest_training.config_file import load_config
-from selfcest_training.credit import Credit, make_assigner
+from selfcest_training.credit import Credit, NotInRecordsError, make_assigner
 from selfcest_training.credit.offline import apply, in_groups
 from selfcest_training.evaluation.policies import LEAST
 from selfcest_training.evaluation.results import read_results
@@ -55,7 +55,7 @@ def print_trace(
     Raises:
         RecordError: no such file or episode.
     """
-    last = _last(file, episode_id, strategy, wrong, console)
+    last = _last(file, episode_id, strategy, wrong)
     console.print(
         f"{last.played_as}\n" * bool(last.played_as) + render_record(last.record, texts=texts),
         markup=False,
@@ -85,7 +85,7 @@ def write_figures(
     for option, out in (("--svg", svg), ("--gif", gif)):
         if out is not None:
             check_place(option, out)
-    record = _last(file, episode_id, strategy, wrong, console).record
+    record = _last(file, episode_id, strategy, wrong).record
     for out, render in ((svg, figure.svg), (gif, figure.gif)):
         if out is not None:
             drawn = render(record)
@@ -129,19 +129,25 @@ def write_page(
     Raises:
         ConfigError: a scheme, or a place for the page, that cannot be.
         RecordError: no such file or episode, or none at all.
-        CreditError: a scheme that needs replays which are not in the files.
+        NotInRecordsError: schemes were named, and the files do not hold enough for any of them. One among others is
+            left out, with a warning and a line on the page.
     """
     check_place("--html", out)
     assigners = [make_assigner(name, {}, where="--credit") for name in schemes]
     shown, faces = list[Shown](), list[Face]()
     said: list[list[Sequence[Credit]]] = [[] for _ in schemes]
+    left_out: list[str] = []
     for number, file in enumerate(files):
         cut: list[str] = []
         here = list(_episodes(file, strategy, wrong, on_cut=cut.append))
         for line in cut:
-            _warn(console, line + (", and its group has no credit" if schemes else ""))
+            _warn(line + (", and its group has no credit" if schemes else ""))
         for credits, assigner in zip(said, assigners, strict=True):
-            credits.append(apply(assigner, in_groups([item.record for item in here], str(file), cut=bool(cut))))
+            try:
+                credits.append(apply(assigner, in_groups([item.record for item in here], str(file), cut=bool(cut))))
+            except NotInRecordsError as error:
+                credits.append(())
+                left_out.append(str(error))
         several = str(file) if len(files) > 1 else ""
         shown += [replace(item, file=number, played_as=item.played_as or several) for item in here]
         faces += faces_of(file)
@@ -154,9 +160,17 @@ def write_page(
         ]
         if not shown:
             raise RecordError(f"no file holds an episode '{episode_id}'.{did_you_mean(episode_id, ids)}")
-    told = [SchemeCredit(*of) for of in zip(schemes, (one.formula for one in assigners), said, strict=True)]
+    told = [
+        SchemeCredit(name, assigner.formula, credits)
+        for name, assigner, credits in zip(schemes, assigners, said, strict=True)
+        if any(credits)
+    ]
+    if schemes and not told:
+        raise NotInRecordsError("; ".join(left_out))
+    for line in left_out:
+        _warn(f"left out: {line}")
     title = ", ".join(str(file) for file in files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
-    save_page(viewer_page(title, shown, faces, told), out, len(shown), console)
+    save_page(viewer_page(title, shown, faces, told, left_out), out, len(shown), console)
 
 
 def save_page(page: Page, out: Path, episodes: int, console: Console) -> None:
@@ -166,14 +180,14 @@ def save_page(page: Page, out: Path, episodes: int, console: Console) -> None:
     console.print(f"{out}: {many}, {size:.1f} MB", markup=False, highlight=False, soft_wrap=True)
 
 
-def _warn(console: Console, line: str) -> None:
-    console.print(f"warning: {line}", markup=False, highlight=False, soft_wrap=True)
+def _warn(line: str) -> None:
+    print(f"warning: {line}", file=sys.stderr)
 
 
-def _last(file: Path, episode_id: str | None, strategy: str | None, wrong: bool, console: Console) -> Shown:
+def _last(file: Path, episode_id: str | None, strategy: str | None, wrong: bool) -> Shown:
     """The last episode, or the last of an id."""
-    ids, last = dict[str, None](), None
-    for item in _episodes(file, strategy, wrong, on_cut=partial(_warn, console)):
+    ids, last, cut = dict[str, None](), None, list[str]()
+    for item in _episodes(file, strategy, wrong, on_cut=cut.append):
         ids[item.record.episode_id] = None
         if episode_id in (None, item.record.episode_id):
             last = item
@@ -181,6 +195,8 @@ def _last(file: Path, episode_id: str | None, strategy: str | None, wrong: bool,
         raise RecordError(f"{file} holds no such episode '{episode_id}'.{did_you_mean(episode_id, ids)}")
     if last is None:
         raise RecordError(f"{file} holds no {'wrong answer' if wrong else 'episode'}")
+    for line in cut:
+        _warn(line)
     return last
 
 
@@ -202,7 +218,7 @@ def faces_of(file: Path) -> list[Face]:
     """The rules that a file's episodes may have been played by: those of its run or study, and those of what is built
     in."""
     faces = list[Face]()
-    run = next((place / "config.yaml" for place in file.parents if (place / "config.yaml").is_file()), None)
+    run = next((place / "config.yaml" for place in file.absolute().parents if (place / "config.yaml").is_file()), None)
     with suppress(SelfcestError, OSError):  # a page does without
         if run is not None:
             faces.append(_of_language(language_of(load_config(run).model)))

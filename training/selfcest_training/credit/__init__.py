@@ -24,6 +24,7 @@ from selfcest_training.credit.base import (
 from selfcest_training.credit.branches import Branches
 from selfcest_training.credit.chance import coin, draw
 from selfcest_training.credit.checks import (
+    NotInRecordsError,
     ask,
     ask_more,
     assign,
@@ -83,6 +84,7 @@ __all__ = [
     "InternalsAssigner",
     "LearningAssigner",
     "NoReplays",
+    "NotInRecordsError",
     "Parts",
     "PerRole",
     "Promise",

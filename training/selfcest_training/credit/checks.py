@@ -30,6 +30,10 @@ from selfcest_training.credit.base import (
 T = TypeVar("T")
 
 
+class NotInRecordsError(CreditError):
+    """Records alone do not hold what a scheme needs."""
+
+
 def ask(assigner: CreditAssigner, group: EpisodeGroup) -> tuple[Replay, ...]:
     """The replays a scheme needs for a group, checked. Raises `CreditError` that names scheme, replay and rule."""
     return checked_replays(
@@ -69,7 +73,7 @@ def check_constant(assigner: CreditAssigner, constant_tokens: float) -> None:
 def assign(assigner: CreditAssigner, group: EpisodeGroup, replayed: Mapping[Replay, EpisodeRecord]) -> Credit:
     """A scheme's credit, checked. Raises `CreditError` that names scheme, turn and rule."""
     if isinstance(assigner, InternalsAssigner):
-        raise CreditError(
+        raise NotInRecordsError(
             f"credit scheme '{assigner.name}' looks into the policy ({', '.join(sorted(assigner.internals))}), and "
             "records alone do not hold that; train with it, or choose another scheme"
         )

@@ -8,16 +8,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from selfcest_env.errors import CreditError, RecordError
+from selfcest_env.errors import ConfigError, RecordError, RewardError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, read_episodes
 from selfcest_env.replay import Replay, replayed_episode
-from selfcest_training.credit import Credit, CreditAssigner, ask, ask_more, assign
+from selfcest_training.credit import Credit, CreditAssigner, NotInRecordsError, Replayed, ask, ask_more, assign
 
 
 @dataclass(frozen=True)
 class StoredEpisodes:
-    """Groups of a file, and the replays stored beside them by id."""
+    """Groups of a file, and the replays stored beside them by id; `place` is the file in errors."""
 
+    place: str
     groups: tuple[EpisodeGroup, ...]
     replayed: Mapping[str, EpisodeRecord]
 
@@ -66,7 +67,7 @@ def in_groups(records: Sequence[EpisodeRecord], place: str, *, cut: bool = False
             groups.setdefault((_group(name), record.task.task_id), []).append(record)
     if not groups:
         raise RecordError(f"{place} holds no episode")
-    return StoredEpisodes(tuple(EpisodeGroup(rows[0].task, tuple(rows)) for rows in groups.values()), replayed)
+    return StoredEpisodes(place, tuple(EpisodeGroup(rows[0].task, tuple(rows)) for rows in groups.values()), replayed)
 
 
 def _group(name: str) -> str:
@@ -75,12 +76,23 @@ def _group(name: str) -> str:
 
 
 def apply(assigner: CreditAssigner, stored: StoredEpisodes) -> list[Credit]:
-    """Credit of every group. Raises `CreditError` for a replay that the file does not hold."""
-    return [assign(assigner, group, replays_of(assigner, group, stored)) for group in stored.groups]
+    """Credit of every group. Raises `NotInRecordsError` where the file does not hold what the scheme needs."""
+    return [credit_of(assigner, group, replays_of(assigner, group, stored), stored) for group in stored.groups]
+
+
+def credit_of(assigner: CreditAssigner, group: EpisodeGroup, replayed: Replayed, stored: StoredEpisodes) -> Credit:
+    """Credit of one group of a file. Raises `NotInRecordsError` that names file and group, if the scheme refuses it."""
+    try:
+        return assign(assigner, group, replayed)
+    except (NotInRecordsError, ConfigError, RewardError) as error:
+        first = group.episodes[0].episode_id
+        raise NotInRecordsError(
+            f"{stored.place}: credit scheme '{assigner.name}' cannot be computed for the group of {first}: {error}"
+        ) from error
 
 
 def replays_of(assigner: CreditAssigner, group: EpisodeGroup, stored: StoredEpisodes) -> dict[Replay, EpisodeRecord]:
-    """What the scheme asks for, in both rounds. Raises `CreditError` for a replay that the file does not hold."""
+    """What the scheme asks for, in both rounds. Raises `NotInRecordsError` for a replay that the file lacks."""
     first = _found(assigner, group, ask(assigner, group), stored)
     return {**first, **_found(assigner, group, ask_more(assigner, group, first), stored)}
 
@@ -90,11 +102,10 @@ def _found(
 ) -> dict[Replay, EpisodeRecord]:
     missing = [replay for replay in asked if str(replay) not in stored.replayed]
     if missing:
-        raise CreditError(
-            f"credit scheme '{assigner.name}' needs {len(asked)} replays for the group of episode "
-            f"{group.episodes[0].episode_id}, and {len(missing)} are not in the file (first: {missing[0]}): it "
-            "cannot be computed from the episodes alone; take a file of a run with this scheme, which stores "
-            "its replays, or a scheme without replays"
+        raise NotInRecordsError(
+            f"{stored.place}: credit scheme '{assigner.name}' needs {len(asked)} replays for the group of "
+            f"{group.episodes[0].episode_id}, and {len(missing)} are not in the file (first: {missing[0]}); "
+            "take a file of a run with this scheme, which stores its replays, or a scheme without replays"
         )
     return {replay: stored.replayed[str(replay)] for replay in asked}
 

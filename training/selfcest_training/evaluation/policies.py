@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from selfcest_agents.language import Language, language_of
-from selfcest_agents.openai_client import ServerConfig
+from selfcest_agents.openai_client import ServerConfig, check_reachable
 from selfcest_agents.player import ModelPlayer, Player, ServerPlayer
 from selfcest_agents.pretrained import HUB, ChatLanguage
 from selfcest_agents.samplers import SamplerSpec, make_sampler
@@ -53,7 +53,10 @@ class PolicySource(Protocol):
         ...
 
     def load(self, seed: int) -> Player:
-        """Who plays, without a reward: a study judges by itself what it plays, or finds played."""
+        """Who plays, without a reward: a study judges by itself what it plays, or finds played.
+
+        Raises `ConfigError` if nobody can, as a server that is not there.
+        """
         ...
 
 
@@ -263,6 +266,7 @@ class ServerPolicy:
         return digest(server, self.tokenizer, self.weights, openings, self._markers.fingerprint)
 
     def load(self, seed: int) -> ServerPlayer:
+        check_reachable(self.server)
         return ServerPlayer(self.server, self.rules, self._markers)
 
     @cached_property

@@ -93,6 +93,10 @@ class Resampler:
         there = values[~np.isnan(values)]
         return self.around(float(there.mean()), self.means(values)) if there.size else MISSING
 
+    def share(self, values: Values) -> Estimate:
+        """The share of ones among values 0 and 1, [instances, seeds], with its interval: see `rule_of_three`."""
+        return rule_of_three(self.estimate(values), len(values))
+
     def around(self, value: float, drawn: Values) -> Estimate:
         """A statistic with the interval that its resampled values, [resamples], give."""
         drawn = drawn[~np.isnan(drawn)]

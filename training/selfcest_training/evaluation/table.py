@@ -139,10 +139,10 @@ def rows_of(curves: Curves, resampler: Resampler) -> list[Row]:
             curves,
             strategy,
             point,
-            resampler.estimate(point.correct),
+            resampler.share(point.correct),
             {cost: resampler.estimate(values) for cost, values in point.costs.items()},
             {name: resampler.estimate(values) for name, values in point.scores.items()},
-            None if point.executed is None else resampler.estimate(point.executed),
+            None if point.executed is None else resampler.share(point.executed),
         )
         for strategy, points in curves.strategies.items()
         for point in points

@@ -10,8 +10,8 @@ import numpy as np
 from selfcest_env.errors import RecordError
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.replay import root_episode
-from selfcest_training.credit import CreditAssigner, assign
-from selfcest_training.credit.offline import StoredEpisodes, replays_of
+from selfcest_training.credit import CreditAssigner
+from selfcest_training.credit.offline import StoredEpisodes, credit_of, replays_of
 from selfcest_training.learner.batch import Sample, build_samples
 from selfcest_training.learner.options import Denominator
 
@@ -48,12 +48,12 @@ def credited(
     """Credit of these episodes under a scheme.
 
     Raises:
-        CreditError: a replay that the scheme needs is not there.
+        NotInRecordsError: something that the scheme needs is not there.
         ConfigError: episodes without token ids.
         RecordError: nothing is left to train.
     """
     replayed = [replays_of(assigner, group, stored) for group in stored.groups]
-    credits = [assign(assigner, *pair) for pair in zip(stored.groups, replayed, strict=True)]
+    credits = [credit_of(assigner, *pair, stored) for pair in zip(stored.groups, replayed, strict=True)]
     samples = build_samples(stored.groups, credits, denominator=denominator, constant=constant, replayed=replayed)
     if not samples:
         raise RecordError(f"credit scheme '{assigner.name}' excludes every turn of these episodes; nothing is left")

@@ -3,6 +3,7 @@
 
 const index = read("index");
 const schemes = read("schemes");
+const leftOut = read("left_out");
 const limits = read("limits");
 const stored = { episodes: lines("episodes"), tasks: lines("tasks"), texts: lines("texts") };
 const size = index.name.length;

@@ -45,7 +45,7 @@ class SchemeCredit:
 
     Attributes:
         name, formula: of the scheme.
-        credits: of the groups, by file.
+        credits: of the groups, by file; none of a file that it cannot be computed for.
     """
 
     name: str
@@ -56,7 +56,13 @@ class SchemeCredit:
 COLUMNS = ("name", "outcome", "family", "size", "clones", "tokens", "critical", "return", "prompt", "of", "played_as")
 
 
-def viewer_page(title: str, shown: Sequence[Shown], faces: Sequence[Face], schemes: Sequence[SchemeCredit]) -> Page:
+def viewer_page(
+    title: str,
+    shown: Sequence[Shown],
+    faces: Sequence[Face],
+    schemes: Sequence[SchemeCredit],
+    left_out: Sequence[str] = (),
+) -> Page:
     """The page.
 
     Args:
@@ -64,6 +70,7 @@ def viewer_page(title: str, shown: Sequence[Shown], faces: Sequence[Face], schem
         shown: the episodes and their replays, in the order of the list.
         faces: see `playing.play_again`.
         schemes: credit to show side by side.
+        left_out: credit that was asked for and is not shown: of which scheme, of which file, and why.
     """
     if not shown:
         raise RecordError("there is no episode to show")
@@ -79,6 +86,7 @@ def viewer_page(title: str, shown: Sequence[Shown], faces: Sequence[Face], schem
         data={
             "index": {column: [row[i] for row in rows] for i, column in enumerate(COLUMNS)},
             "schemes": [{"name": scheme.name, "formula": scheme.formula} for scheme in schemes],
+            "left_out": list(left_out),
             "limits": list(made.limits),
         },
         lines={"episodes": episodes, "tasks": list(made.tasks), "texts": list(made.texts)},

@@ -252,13 +252,15 @@ function drawCredit() {
       make(
         "p",
         { class: "muted small" },
-        "No scheme was asked for. selfcest trace FILE --html OUT --credit rloo --credit coma shows two side by side.",
+        "No scheme was asked for. selfcest trace FILE --html OUT --credit rloo --credit coma shows two side by side; " +
+          "one that needs replays, as coma does, is left out where the file has none.",
       ),
     );
     return;
   }
   const most = schemes.map((_, scheme) => largest(scheme));
   $("credit").replaceChildren(
+    ...leftOut.map((line) => make("p", { class: "small left-out" }, `Left out: ${line}`)),
     headed({
       heads: ["turn", ...schemes.map(({ name, formula }) => [name, make("span", { class: "formula" }, formula)])],
       rows: shown.episode.agents.flatMap((agent) =>

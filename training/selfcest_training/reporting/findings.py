@@ -10,7 +10,7 @@ import numpy as np
 from selfcest_training.evaluation.decision_table import Decided
 from selfcest_training.evaluation.frontier import MIN_INSTANCES, Comparison, Match, Verdict, compare_frontiers, match
 from selfcest_training.evaluation.report import SOLVED, cheap_by_failing, incompetent, unbegun
-from selfcest_training.evaluation.statistics import Estimate, over_seeds, rule_of_three
+from selfcest_training.evaluation.statistics import Estimate, over_seeds
 from selfcest_training.evaluation.table import Curves, Row, by_family, rows_of
 from selfcest_training.evaluation.words import cost_name
 from selfcest_training.reporting.learning import learning
@@ -340,9 +340,8 @@ def _rows(source: Source) -> list[Row]:
 
 def _half(row: Row) -> float:
     """Half of the interval of an accuracy, as far as it can be from the mean on one side."""
-    estimate = rule_of_three(row.accuracy, len(row.curves.task_ids))
-    width = min(1.0, estimate.high) - max(0.0, estimate.low)
-    return width / 2 if 0 < estimate.mean < 1 else width
+    width = min(1.0, row.accuracy.high) - max(0.0, row.accuracy.low)
+    return width / 2 if 0 < row.accuracy.mean < 1 else width
 
 
 def _accuracy(curves: Curves, name: str) -> float:

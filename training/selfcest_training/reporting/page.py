@@ -15,7 +15,7 @@ from urllib.parse import quote
 from selfcest_training.config_file import dump_config
 from selfcest_training.evaluation.decision_table import MEANING, Decided
 from selfcest_training.evaluation.frontier import Point
-from selfcest_training.evaluation.statistics import Estimate, rule_of_three
+from selfcest_training.evaluation.statistics import Estimate
 from selfcest_training.evaluation.table import Curves, by_family, rows_of
 from selfcest_training.evaluation.words import at_most, cost_name
 from selfcest_training.files import whole, write_text
@@ -154,7 +154,7 @@ def result_rows(source: Source) -> list[dict[str, Any]]:
                     "baseline": row.strategy in source.reading.baselines,
                     "instances": len(curves.task_ids),
                     "seeds": len(curves.seeds),
-                    "accuracy": _interval(rule_of_three(row.accuracy, len(curves.task_ids)), within=(0.0, 1.0)),
+                    "accuracy": _interval(row.accuracy, within=(0.0, 1.0)),
                     "costs": {
                         name: value
                         for name in source.reading.costs
@@ -191,7 +191,7 @@ def _delegated(curves: Curves, point: Point, source: Source) -> dict[str, Any]:
     clones, resampler = point.cost("clones"), source.reading.resampler(curves)
     share = (clones > 0).astype(float) + 0 * clones  # what has no clones to count stays nan
     return {
-        "share": _interval(resampler.estimate(share), within=(0.0, 1.0)),
+        "share": _interval(resampler.share(share), within=(0.0, 1.0)),
         "clones": _interval(resampler.estimate(clones), within=(0.0, math.inf)),
     }
 

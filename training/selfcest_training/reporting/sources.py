@@ -99,7 +99,9 @@ def config_of(folder: Path) -> RunConfig | StudyConfig:
     Raises:
         ConfigError: the folder holds neither a run nor a study.
     """
-    output, name = str(folder.parent), folder.resolve().name
+    if folder.name != folder.resolve().name:  # `.`, `..` and links: beside them lies something else
+        folder = folder.resolve()
+    output, name = str(folder.parent), folder.name
     with readable(folder):
         if (folder / "study.yaml").is_file():
             return replace(load_study(folder / "study.yaml"), output=output, name=name)
