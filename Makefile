@@ -61,12 +61,11 @@ site: $(VENV)/.installed ## build the documentation into site/, in an environmen
 	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict
 
 # uv from tools.in, as tools.txt may not yet have a new one. Hashes of a pin that stands are kept, not asked for anew.
-# Of 3.11, 3.11.5 is the oldest that the documentation's tools take.
 lock: ## write the hashes of requirements/*.in into requirements/*.txt
 	$(PYTHON) -m venv $(VENV)-lock
 	$(VENV)-lock/bin/python -m $(INSTALL) --no-deps `grep '^uv==' requirements/tools.in`
 	@for pins in requirements/*.in; do echo $$pins; \
-	$(VENV)-lock/bin/uv pip compile --quiet --no-deps --universal --generate-hashes --no-annotate --python-version 3.11.5 \
+	$(VENV)-lock/bin/uv pip compile --quiet --no-deps --universal --generate-hashes --no-annotate --python-version 3.11.0 \
 	--custom-compile-command "make lock" --output-file $${pins%.in}.txt $$pins || exit; done
 
 clean: ## remove the environment, caches and build outputs; runs/ stays

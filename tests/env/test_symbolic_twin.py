@@ -222,7 +222,7 @@ def same_game(seed):
     return record
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(seeds)
 def test_random_episodes_are_the_same_game_in_words(seed):
     same_game(seed)

@@ -74,6 +74,11 @@ def _quiet() -> Iterator[None]:
         yield
 
 
+def few_of(many: int, few: int) -> list[Any]:
+    """So many seeds, of which all but a few are slow tests."""
+    return [*range(few), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(few, many))]
+
+
 def make(task: str = "chain", **kwargs: Any) -> SymbolicEnv:
     return SymbolicEnv(task, **{**GAMES[task], **kwargs})
 
@@ -355,7 +360,7 @@ def test_every_population_plays_the_same_game(task: str) -> None:
     assert clones > 20
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", few_of(25, 6))
 def test_aec_is_parallel(task: str, population: str, seed: int) -> None:
     parallel, aec = make(task, population=population), parallel_to_aec(make(task, population=population))
     seen, infos = parallel.reset(seed=seed)
@@ -382,15 +387,16 @@ def test_aec_is_parallel(task: str, population: str, seed: int) -> None:
     assert aec.agents == []
 
 
-def test_a_scalar_environment_is_a_row_of_the_batch(task: str) -> None:
-    """Twelve environments on one kernel against twelve objects, 250 joint steps of each, episodes one after another."""
+@pytest.mark.parametrize("steps", [80, pytest.param(250, marks=pytest.mark.slow)])
+def test_a_scalar_environment_is_a_row_of_the_batch(task: str, steps: int) -> None:
+    """Twelve environments on one kernel against twelve objects, so many joint steps, episodes one after another."""
     envs = [make(task, max_cycles=9) for _ in range(12)]
     rules = envs[0].rules
     batch = BatchDelegation(rules, len(envs), max_cycles=9)
     batch.reset(keys=np.concatenate([fold(np.array([40 + k], np.uint64), 0) for k in range(len(envs))]))
     seen = [env.reset(seed=40 + k)[0] for k, env in enumerate(envs)]
     rng, episodes = np.random.default_rng(0), 0
-    for _ in range(250):
+    for _ in range(steps):
         observations, masks, states = batch.observations(), batch.action_masks(), batch.states()
         for k, env in enumerate(envs):
             for seat, agent in enumerate(env.possible_agents):
@@ -410,7 +416,7 @@ def test_a_scalar_environment_is_a_row_of_the_batch(task: str) -> None:
             if batch.done[k]:
                 seen[k], episodes = env.reset()[0], episodes + 1
         batch.restart()
-    assert episodes > 300
+    assert episodes > 1.2 * steps
 
 
 # The same seed, the same episode
@@ -490,7 +496,7 @@ PINNED: list[Any] = [
 # Snapshots
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", few_of(4, 1))
 def test_snapshots_replay_identically(task: str, population: str, seed: int) -> None:
     env, rng = make(task, population=population), random.Random(seed)
     seen, _ = env.reset(seed=seed)

@@ -41,19 +41,27 @@ from selfcest_training.credit.synthetic import NULL, World, mirrored, mirrored_i
 from selfcest_training.credit.testing import ConformanceError, check_assigner
 
 RIGHT: list[CreditAssigner] = [
-    Grpo(), Gated(), Gated(sides="both"), GatedPaper(), Rloo(), Difference(samples=2), Difference(max_share=0.5),
-    Coma(), Shapley(), Shapley(orders=1), Shapley(max_share=0.5), PerRole(roots=PlugIn("rloo"), clones=PlugIn("coma")),
-    PerRole(clones=PlugIn("gated")), DiffLoo(), DiffLoo(samples=2, max_share=0.5), Parts(), WideSeek(),
-    Swap(), Swap(samples=3, paired=True), Difference(paired=True), Coma(samples=2, paired=True),
-    Coma(per_turn=True), DiffLoo(paired=True), Branches(), Branches(samples=2, max_share=0.5), Branches(nested=True),
-    Branches(samples=2, nested=True), Gated(PlugIn("branches", {"nested": True})),
+    Grpo(), Gated(), Gated(sides="both"), GatedPaper(), Rloo(), Difference(max_share=0.5),
+    Coma(), Shapley(), Shapley(orders=1), PerRole(roots=PlugIn("rloo"), clones=PlugIn("coma")),
+    PerRole(clones=PlugIn("gated")), DiffLoo(), Parts(), WideSeek(), Swap(), Difference(paired=True),
+    Coma(per_turn=True), DiffLoo(paired=True), Branches(), Branches(nested=True),
+    Gated(PlugIn("branches", {"nested": True})),
     ToGo(), Gated(PlugIn("rloo")), Gated(PlugIn("parts")),
     Gated(PlugIn("difference", {"max_share": 0.5}), sides="both"),
     Downsampled(PlugIn("branches"), 3, "score", reweigh=True), StateZero(),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("assigner", RIGHT, ids=str)
+# More of what is above, with many replays.
+ALSO: list[CreditAssigner] = [
+    Difference(samples=2), Shapley(max_share=0.5), DiffLoo(samples=2, max_share=0.5), Swap(samples=3, paired=True),
+    Coma(samples=2, paired=True), Branches(samples=2, max_share=0.5), Branches(samples=2, nested=True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "assigner", [*RIGHT, *(pytest.param(assigner, marks=pytest.mark.slow) for assigner in ALSO)], ids=str
+)
 def test_right_schemes_pass(assigner: CreditAssigner) -> None:
     check_assigner(assigner)
 

@@ -113,7 +113,7 @@ def test_credits_that_are_the_same_learner(credit_map: ModuleType) -> None:
 
 
 def test_a_run_is_stored_whole_and_again_the_same(credit_map: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(credit_map, "BUDGET", 8000)
+    monkeypatch.setattr(credit_map, "BUDGET", 4000)
     job = credit_map.Job("threshold-4", "diff_loo", 4e-3, 0)
     first, again = credit_map.play(job), credit_map.play(job)
     assert first["curve"] == again["curve"]

@@ -68,6 +68,7 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=240, env=environment)
 
 
+@pytest.mark.slow
 def test_the_example_package_is_listed(installed: Path) -> None:
     listed = run(installed, "-m", "selfcest_training", "credit", "list")
     assert listed.returncode == 0, listed.stderr

@@ -90,7 +90,7 @@ def weights(job: Job) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in job.model.parameters()])
 
 
-@pytest.mark.parametrize(("value", "expected"), [(-1.0, 0.0), (1.0, 1.0)])
+@pytest.mark.parametrize(("value", "expected"), [pytest.param(-1.0, 0.0, marks=pytest.mark.slow), (1.0, 1.0)])
 def test_it_learns_to_answer_or_to_delegate_as_the_reward_says(
     warm: Job, tmp_path: Path, value: float, expected: float
 ) -> None:

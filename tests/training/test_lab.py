@@ -82,6 +82,7 @@ from selfcest_training.lab.tabular import Floats, Streams, TabularPolicy
 from selfcest_training.stages.crediting import counterfactuals, credit_step
 
 each_game = pytest.mark.parametrize("name", GAMES)
+LARGE = ("cells_misread", "coupled", "gated", "pair_noisy", "series")
 
 
 @cache
@@ -181,13 +182,15 @@ def test_a_menu_that_depends_on_what_the_context_does_not_show_is_an_error() -> 
 # Expectation
 
 
-@each_game
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else []) for name in GAMES]
+)
 def test_rloo_is_unbiased_and_grpo_is_not(name: str) -> None:
     assert bias(Rloo(), name) < 1e-12
     assert bias(Grpo(), name) > 0.02
 
 
-@pytest.mark.parametrize("name", ["pair", "dummy"])
+@pytest.mark.parametrize("name", ["pair", pytest.param("dummy", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("assigner", [Coma(), Difference(), Swap(), Swap(paired=True), Branches()], ids=label)
 def test_counterfactual_schemes_are_unbiased(assigner: CreditAssigner, name: str) -> None:
     assert bias(assigner, name) < 1e-12

@@ -30,7 +30,9 @@ OWNER = """
 import os, signal, sys, time
 from pathlib import Path
 from selfcest_training.lock import locked
-signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs in the background inherits that it is ignored
+# Who runs in the background inherits that these are ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 with locked(Path(sys.argv[1])):
     if not sys.argv[2:]:
         print(1, flush=True)

@@ -219,7 +219,7 @@ def test_a_killed_run_with_lora_resumes_to_the_same_end(tmp_path: Path, stage: s
     assert resumed.state.compute_tokens == whole.state.compute_tokens
 
 
-@pytest.mark.parametrize("lora", [LORA, None])
+@pytest.mark.parametrize("lora", [LORA, pytest.param(None, marks=pytest.mark.slow)])
 def test_with_lora_the_kl_to_the_warm_start_needs_no_second_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lora: dict[str, int] | None
 ) -> None:

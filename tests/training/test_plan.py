@@ -174,8 +174,13 @@ def estimated(config: PreTrainedConfig, lora: LoraOptions | None, forward: Forwa
     ("rows", "lora", "forward"),
     [
         (RowShape(8, 128, dense=False), None, ForwardOptions()),
-        (RowShape(8, 128, dense=False), LORA, ForwardOptions(gradient_checkpointing=True)),
-        (RowShape(1, 512, dense=True), None, ForwardOptions(Precision.BFLOAT16, gradient_checkpointing=True)),
+        pytest.param(
+            *(RowShape(8, 128, dense=False), LORA, ForwardOptions(gradient_checkpointing=True)), marks=pytest.mark.slow
+        ),
+        pytest.param(
+            *(RowShape(1, 512, dense=True), None, ForwardOptions(Precision.BFLOAT16, gradient_checkpointing=True)),
+            marks=pytest.mark.slow,
+        ),
         (RowShape(1, 512, dense=True), LORA, ForwardOptions(Precision.BFLOAT16, logit_chunk=64)),
     ],
 )

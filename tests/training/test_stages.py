@@ -226,7 +226,8 @@ def test_every_stage_has_its_say(tmp_path: Path) -> None:
     assert sampled == sum(row["gate/dropped_tokens"] for row in found), "dropped groups are paid for"
 
 
-@pytest.mark.parametrize("lag", [pytest.param(0, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("lag", [0, 2])
 def test_a_killed_run_with_a_memory_resumes_to_the_same_end(tmp_path: Path, lag: int) -> None:
     changes = {f"{RL}__max_policy_lag": lag, "sampler": COPY} if lag else {}
     whole, spec = play(run(tmp_path / "whole", **changes)), run(tmp_path / "killed", **changes)

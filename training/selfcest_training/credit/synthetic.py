@@ -51,6 +51,8 @@ def mirrored(record: EpisodeRecord) -> EpisodeRecord:
     """The same episode with the two clones of the first call named the other way round."""
 
     def turn(old: Turn) -> Turn:
+        if not old.facts.children:
+            return old
         children = tuple(sorted(mirrored_id(child) for child in old.facts.children))
         return replace(old, facts=replace(old.facts, children=children))
 
@@ -72,8 +74,8 @@ def _named(name: str, _: AgentId) -> str:
 
 def _source(replay: Replay, episode: EpisodeRecord, source: Source, clone: AgentId) -> str:
     """In a replay of an episode whose clones have this source."""
-    anew = any(is_anew(replay, episode, clone, turn) for turn in range(len(episode.by_id[clone].turns)))
-    return str(replay) if anew else source(clone)
+    last = len(episode.by_id[clone].turns) - 1  # which is played anew if any turn is
+    return str(replay) if is_anew(replay, episode, clone, last) else source(clone)
 
 
 @dataclass(frozen=True)
@@ -117,9 +119,10 @@ class World:
         return self._scored(record, k, str(replay), brought)
 
     def _scored(self, record: EpisodeRecord, k: int, name: str, brought: Callable[[AgentId], float]) -> EpisodeRecord:
-        parts = {_DOCUMENTS[clone]: brought(clone) for clone in _VALUES}
+        found = {clone: brought(clone) for clone in _VALUES}
+        parts = {_DOCUMENTS[clone]: value for clone, value in found.items()}
         judged = {
-            agent.agent_id: (*(0.0,) * (len(agent.turns) - 1), 0.3 * brought(agent.agent_id))
+            agent.agent_id: (*(0.0,) * (len(agent.turns) - 1), 0.3 * found[agent.agent_id])
             for agent in record.agents
             if agent.turns and agent.agent_id in _VALUES
         }

@@ -35,6 +35,8 @@ from selfcest_training.credit.synthetic import NULL, World, mirrored, mirrored_k
 
 _STANDARD_ERRORS = 5.0  # a mean further from 0 than this is no accident
 
+_ByTurn = Mapping[TurnKey, np.ndarray]
+
 
 class ConformanceError(CreditError, AssertionError):
     """A scheme that breaks a rule; the message says which, and where."""
@@ -69,9 +71,10 @@ def _check(assigner: CreditAssigner, worlds: list[World]) -> None:
         check(assigner, worlds[0], worlds[1])
     if assigner.promise is not Promise.BIASED:
         _asks_without_looking_at_rewards(assigner, worlds[0])
-    _treats_clones_alike(assigner, worlds)
+    credits = [_by_turn(world.group, _credit(assigner, world)) for world in worlds]
+    _treats_clones_alike(assigner, worlds, credits)
     if assigner.null_player:
-        _gives_nothing_for_nothing(assigner, worlds)
+        _gives_nothing_for_nothing(assigner, worlds, credits)
 
 
 def _credit(assigner: CreditAssigner, world: World) -> Credit:
@@ -187,16 +190,15 @@ def _with_rewards(episode: EpisodeRecord, terms: Mapping[str, float]) -> Episode
     return replace(episode, reward_terms=terms)
 
 
-def _treats_clones_alike(assigner: CreditAssigner, worlds: list[World]) -> None:
+def _treats_clones_alike(assigner: CreditAssigner, worlds: list[World], credits: list[_ByTurn]) -> None:
     """Two siblings under each other's names get each other's credit; a seeded choice may only do so on average."""
     differences: dict[TurnKey, list[np.ndarray]] = {}
     choice = False
-    for world in worlds:
+    for world, credit in zip(worlds, credits, strict=True):
         group = world.group
         mirror = EpisodeGroup(group.task, tuple(map(mirrored, group.episodes)))
         asked, asked_mirror = ask(assigner, group), ask(assigner, mirror)
         choice |= set(map(mirrored_replay, asked)) != set(asked_mirror)
-        credit = _by_turn(group, _credit(assigner, world))
         other = _by_turn(mirror, _assign(assigner, mirror, _reflected(assigner, world, mirror, asked_mirror)))
         for key, numbers in credit.items():
             differences.setdefault(_without_seed(key), []).append(other[mirrored_key(key)] - numbers)
@@ -222,13 +224,12 @@ def _reflected(
     return {**first, **reflect(ask_more(assigner, mirror, first))}
 
 
-def _gives_nothing_for_nothing(assigner: CreditAssigner, worlds: list[World]) -> None:
+def _gives_nothing_for_nothing(assigner: CreditAssigner, worlds: list[World], credits: list[_ByTurn]) -> None:
     """Of a scheme that asks for replays, those clones are looked at that it asked replays for."""
     found: dict[TurnKey, list[np.ndarray]] = {}
-    for world in worlds:
+    for world, credit in zip(worlds, credits, strict=True):
         asked = ask(assigner, world.group)
         chosen = {(replay.episode_id, agent_id) for replay in asked for agent_id, _ in replay.interventions}
-        credit = _by_turn(world.group, _credit(assigner, world))
         for key, numbers in credit.items():
             if key.agent_id in NULL and (not asked or (key.episode_id, key.agent_id) in chosen):
                 found.setdefault(_without_seed(key), []).append(numbers)
@@ -243,7 +244,7 @@ def _without_seed(key: TurnKey) -> TurnKey:
     return replace(key, episode_id=key.episode_id.partition(".")[2])
 
 
-def _by_turn(group: EpisodeGroup, credit: Credit) -> Mapping[TurnKey, np.ndarray]:
+def _by_turn(group: EpisodeGroup, credit: Credit) -> _ByTurn:
     """Per turn one number for whether it is excluded, and one per token."""
     return {
         key: np.array(
