@@ -36,6 +36,7 @@ GATES: dict[str, str] = {
 REWARD_SCHEDULES: dict[str, str] = {
     "constant": "selfcest_training.stages.schedules:Constant",
     "linear": "selfcest_training.stages.schedules:Linear",
+    "aligned": "selfcest_training.stages.aligned:Aligned",
     "lagrangian": "selfcest_training.stages.lagrangian:Lagrangian",
     "hypervolume": "selfcest_training.stages.hypervolume:Hypervolume",
 }
