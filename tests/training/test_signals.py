@@ -446,6 +446,13 @@ def test_adora_weighs_groups_by_the_length_of_right_and_wrong_episodes() -> None
     tree = three_agents("a", 1.0)  # 8 tokens, 6 of them one after the other
     assert factor(tree, alone("b", 0.0, 7)) == 1.0
     assert factor(tree, alone("b", 0.0, 7), length="critical_path_tokens") == 0.1
+    right, wrong = alone("r", 1.0, 9), [alone(f"w{k}", 0.0, 5) for k in range(3)]
+    hard: dict[str, Any] = {"rule": "difficulty", "gain": 2.0}
+    assert factor(right, *wrong, **hard) == 2.0, "one of four"
+    assert factor(right, alone("s", 1.0), *wrong[:2], **hard) == 2.0, "a half, and no longer than wrong ones"
+    assert factor(right, alone("s", 1.0), wrong[0], **hard) == 0.1, "two of three"
+    assert factor(right, alone("s", 1.0), wrong[0], at_most=0.7, **hard) == 2.0
+    assert factor(alone("h", 0.0), replace(wrong[0], reward_terms={"correct": -1.0}), **hard) == 0.1, "hopeless"
     with pytest.raises(RewardError, match="term is 'right', and the reward has no such term .*it has correct"):
         assign(Adora(term="right"), group(tree, tree), {})
 
@@ -565,6 +572,8 @@ def test_the_laboratory_sees_what_entropies_cost(scheme: CreditAssigner) -> None
         ("hapo", {"pivot": 2.0}, "pivot is 2"),
         ("hapo", {"beta": 1.5}, "beta is 1.5"),
         ("adora", {"length": "tokens"}, "length is 'tokens'"),
+        ("adora", {"rule": "hard"}, "rule is 'hard'; expected one of length, difficulty"),
+        ("adora", {"at_most": 1.5}, "at_most is 1.5"),
         ("decision", {"scheme": {"name": "gae"}}, "scheme is 'gae', which learns"),
         ("frozen_clones", {"scheme": {"name": "d3s"}}, "scheme is 'd3s', which learns, looks into the policy"),
         ("frozen_clones", {"steps": -1}, "steps is -1"),
