@@ -5,27 +5,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from selfcest_agents.language import Language, language_of
-from selfcest_agents.lora import add_lora, merge_lora
+from selfcest_agents.lora import acting_as, add_lora, has_roles, merge_lora
 from selfcest_agents.player import ModelPlayer, TrainedPlayer
-from selfcest_agents.samplers import SamplerSpec, TakesWeights, make_sampler
+from selfcest_agents.samplers import SamplerByRole, SamplerSpec, TakesWeights, make_sampler
 from selfcest_env.errors import ConfigError, StoppedError
 from selfcest_env.reward import make_reward
 from selfcest_env.seeding import stream_seed
 from selfcest_env.structure import plain
 from selfcest_env.tasks import TaskSource
+from selfcest_env.types import Role
 from selfcest_training.cluster.group import LearnerGroup, Ranks
 from selfcest_training.cluster.rank import LearnerSpec
 from selfcest_training.cluster.rollouts import RolloutPool, RolloutWorkers, WorkerSpec
 from selfcest_training.config import RLConfig, RunConfig, changed_limits
 from selfcest_training.config_file import dump_run
 from selfcest_training.credit import check_constant, make_assigner
+from selfcest_training.evaluation.policies import CLONES
 from selfcest_training.evaluation.training_run import Stage
 from selfcest_training.families import make_families, split
 from selfcest_training.files import Extent, Growing, digest, digests, extent_of, tidy, whole
@@ -100,6 +103,7 @@ class Job:
         check_boards(config.logging)
         check_contexts(config, job_id.arm, self.language, self.sampler_spec)
         check_policy_lag(config, job_id.arm, self.sampler_spec)
+        check_roles(config, job_id.arm)
         check_cluster(config, self.sampler_spec)
         if ranks is not None:
             check_own_weights(config, self.sampler_spec)
@@ -162,10 +166,18 @@ class Job:
                 self._save("model")
 
     def _save(self, name: str) -> None:
-        """Write the model as a folder that transformers loads; an adapter is merged for good."""
-        merge_lora(self.model)
-        with whole(self.folder / name) as partial:
-            self.language.save(self.model, partial)
+        """Write the model as a folder that transformers loads; an adapter is merged for good.
+
+        With one per role the folder is the model of roots, and that of clones lies in it.
+        """
+        by_role = has_roles(self.model)
+        if not by_role:
+            merge_lora(self.model)
+        with whole(self.folder / name) as folder:
+            self.language.save(self.model, folder)
+            if by_role:
+                with acting_as(self.model, Role.CLONE):
+                    self.language.save(self.model, folder / CLONES)
 
     def _open(self) -> None:
         """Load the model and start its sampler. Every arm starts from the same initial weights for the same seed, and
@@ -182,7 +194,9 @@ class Job:
         """Who plays: this process, or the rollout workers of the cluster."""
         config, limits = self.config, self.config.limits_of(self.id.arm)
         if config.cluster is None:
-            sampler = self.sampler_spec.start(self.language, self.model)
+            start = partial(self.sampler_spec.start, self.language, self.model)
+            by_role = config.lora is not None and config.lora.per_role
+            sampler = SamplerByRole({role: start() for role in Role}) if by_role else start()
             return ModelPlayer(self.language, sampler, limits=limits, reward=self.reward)
         spec = WorkerSpec(config.model, config.sampler, config.reward, limits, torch.get_num_threads())
         dtype = getattr(self.sampler_spec, "dtype", None)  # one that has no such option takes the model's
@@ -191,7 +205,9 @@ class Job:
 
     def _add_lora(self) -> None:
         if self.config.lora is not None:
-            add_lora(self.model, self.config.lora, self._initial_seed("lora", self.state.stage))
+            per_role = self.config.lora.per_role and self.state.stage == "rl"  # a warm start is one for both
+            options = replace(self.config.lora, per_role=per_role)
+            add_lora(self.model, options, self._initial_seed("lora", self.state.stage))
 
     def _initial_seed(self, what: str, *key: str) -> int:
         """The first attempt has no number in it, so that it is what it would be without another."""
@@ -400,6 +416,23 @@ def check_policy_lag(config: RunConfig, arm: str, sampler: SamplerSpec) -> None:
             f"arms.{arm}.rl.max_policy_lag is {lag}, but the sampler uses the learner's own weights, which change "
             "under it; set sampler.options.dtype (as float32), so that it has weights of its own"
         )
+
+
+def check_roles(config: RunConfig, arm: str) -> None:
+    """Raise `ConfigError` if adapters per role would be trained or played where one policy alone is known."""
+    if config.lora is None or not config.lora.per_role:
+        return
+    for key, value, untried, without in (
+        ("cluster", "there", config.cluster is not None, "null"),
+        ("sampler.name", config.sampler.name, config.sampler.name == "vllm", "transformers"),
+        (f"arms.{arm}.rl.max_policy_lag", lag := config.arms[arm].rl.max_policy_lag, lag > 0, "0"),
+        ("forward.compile", "true", config.forward.compile, "false"),
+    ):
+        if untried:
+            raise ConfigError(
+                f"lora.per_role is true and {key} is {value}: that is for one policy of all agents; set "
+                f"{key}={without}, or lora.per_role=false"
+            )
 
 
 def check_cluster(config: RunConfig, sampler: SamplerSpec) -> None:
