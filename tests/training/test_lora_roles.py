@@ -97,6 +97,11 @@ def test_it_is_refused_where_one_policy_alone_is_known(tmp_path: Path, changes: 
         Job(config(tmp_path, lora=LORA, **changes), JobId("delegating", 0), lambda *_: None)
 
 
+def test_ranks_know_one_policy_alone(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"ranks is there: that is for one policy of all agents"):
+        Job(config(tmp_path, lora=LORA), JobId("delegating", 0), lambda *_: None, ranks=object())  # type: ignore[arg-type]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("stage", "count"), [("warm start", 3), ("RL", 3)])
 def test_a_killed_run_resumes_to_the_same_end(warm: Job, tmp_path: Path, stage: str, count: int) -> None:

@@ -103,7 +103,7 @@ class Job:
         check_boards(config.logging)
         check_contexts(config, job_id.arm, self.language, self.sampler_spec)
         check_policy_lag(config, job_id.arm, self.sampler_spec)
-        check_roles(config, job_id.arm)
+        check_roles(config, job_id.arm, ranks)
         check_cluster(config, self.sampler_spec)
         if ranks is not None:
             check_own_weights(config, self.sampler_spec)
@@ -418,23 +418,6 @@ def check_policy_lag(config: RunConfig, arm: str, sampler: SamplerSpec) -> None:
         )
 
 
-def check_roles(config: RunConfig, arm: str) -> None:
-    """Raise `ConfigError` if adapters per role would be trained or played where one policy alone is known."""
-    if config.lora is None or not config.lora.per_role:
-        return
-    for key, value, untried, without in (
-        ("cluster", "there", config.cluster is not None, "null"),
-        ("sampler.name", config.sampler.name, config.sampler.name == "vllm", "transformers"),
-        (f"arms.{arm}.rl.max_policy_lag", lag := config.arms[arm].rl.max_policy_lag, lag > 0, "0"),
-        ("forward.compile", "true", config.forward.compile, "false"),
-    ):
-        if untried:
-            raise ConfigError(
-                f"lora.per_role is true and {key} is {value}: that is for one policy of all agents; set "
-                f"{key}={without}, or lora.per_role=false"
-            )
-
-
 def check_cluster(config: RunConfig, sampler: SamplerSpec) -> None:
     """Raise `ConfigError` for a cluster that could not play or learn as the rest of the config says."""
     cluster = config.cluster
@@ -477,3 +460,21 @@ def check_own_weights(config: RunConfig, sampler: SamplerSpec) -> None:
             "the weights are trained on ranks of their own, but the sampler uses this process's; set "
             "sampler.options.dtype (as float32), so that it is given theirs"
         )
+
+
+def check_roles(config: RunConfig, arm: str, ranks: Ranks | None = None) -> None:
+    """Raise `ConfigError` if adapters per role would be trained or played where one policy alone is known."""
+    if config.lora is None or not config.lora.per_role:
+        return
+    for key, value, untried, without in (
+        ("cluster", "there", config.cluster is not None, "null"),
+        ("ranks", "there", ranks is not None, "None"),
+        ("sampler.name", config.sampler.name, config.sampler.name == "vllm", "transformers"),
+        (f"arms.{arm}.rl.max_policy_lag", lag := config.arms[arm].rl.max_policy_lag, lag > 0, "0"),
+        ("forward.compile", "true", config.forward.compile, "false"),
+    ):
+        if untried:
+            raise ConfigError(
+                f"lora.per_role is true and {key} is {value}: that is for one policy of all agents; set "
+                f"{key}={without}, or lora.per_role=false"
+            )
