@@ -9,8 +9,9 @@ often and is solved, or hopeless, is drawn near a half hardly ever.
 
 Source: model predictive prompt selection (MoPPS, arXiv 2507.04632), by its released code (thu-rllab/MoPPS,
 `recipe/ours/mopps.py`): the uniform prior, Thompson sampling and the choice of the nearest (its `topk`). The decay of
-0.5 is that of its scripts; the code pulls the counts of a prompt back to the prior, which is what discounted sums do,
-but only when the prompt is rolled out, where here every step counts: the policy moves on meanwhile.
+0.5 is that of its scripts for countdown and geometry, which choose among 8 times as many; here it is 4, as elsewhere.
+The code pulls the counts of a prompt back to the prior, which is what discounted sums do, but only when the prompt is
+rolled out, where here every step counts: the policy moves on meanwhile.
 
 Left open there and chosen here: the belief is of a bucket, the family and size of a task, since tasks are drawn afresh;
 each task has a draw of its own, so that a step is seldom of one bucket. Families come into the pool by their configured
