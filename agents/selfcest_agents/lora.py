@@ -1,13 +1,14 @@
 """LoRA through peft: low-rank additions train, the model that they are added to does not.
 
 Adapters are put into a model in place, and it stays an object of its class: engines, row layouts and checkpointed
-layers find what they expect. One adapter at a time; peft is imported where a model gets one.
+layers find what they expect. A model computes with one adapter at a time: with its only one, or of one per role with
+the root's, but inside `acting_as`. peft is imported where a model gets one.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from transformers import PreTrainedModel
 from selfcest_agents.engine import mismatch
 from selfcest_agents.lora_options import LoraOptions
 from selfcest_env.errors import ConfigError, RecordError, did_you_mean
+from selfcest_env.types import Role
 
 if TYPE_CHECKING:
     from peft.tuners.lora import Linear as LoraLinear
@@ -34,6 +36,8 @@ def has_lora(model: nn.Module) -> bool:
 
 def add_lora(model: PreTrainedModel, options: LoraOptions, seed: int) -> None:
     """Freeze the model, in place, and put a new adapter into it, which changes no output until it is trained.
+
+    With `per_role` there is one per role, all drawn alike.
 
     A half-precision model gets float32 adapters: small steps would be lost in anything less.
 
@@ -54,17 +58,24 @@ def add_lora(model: PreTrainedModel, options: LoraOptions, seed: int) -> None:
     except ImportError as error:
         raise ConfigError(f"LoRA needs peft ({error}); run: pip install 'selfcest[lora]'") from error
     config = LoraConfig(r=options.rank, lora_alpha=options.alpha, lora_dropout=0.0, target_modules=targets)
-    with torch.random.fork_rng(devices=()):  # peft draws on the CPU, wherever the model is
-        torch.default_generator.manual_seed(seed)
-        inject_adapter_in_model(config, model, _ADAPTER)
-    cast_adapter_dtype(model, _ADAPTER)
+    for name in map(str, Role) if options.per_role else (_ADAPTER,):
+        if has_lora(model):
+            del model.peft_config  # it names the first adapter alone, and peft would warn of a second
+        with torch.random.fork_rng(devices=()):  # peft draws on the CPU, wherever the model is
+            torch.default_generator.manual_seed(seed)
+            inject_adapter_in_model(config, model, name)
+        cast_adapter_dtype(model, name)
+    if options.per_role:
+        _act(_layers(model).values(), Role.ROOT)
 
 
 def merge_lora(model: PreTrainedModel) -> None:
     """Add the adapter to the model's weights, in place, and take it out; every weight trains again.
 
-    A model without one stays as it is.
+    A model without one stays as it is. Raises `ConfigError` where there is one per role: they are not one model.
     """
+    if has_roles(model):
+        raise ConfigError("the model has an adapter per role; export_model writes each of them, inside acting_as")
     for path, layer in _layers(model).items():
         base = layer.get_base_layer()
         with torch.no_grad():
@@ -73,6 +84,25 @@ def merge_lora(model: PreTrainedModel) -> None:
     if has_lora(model):
         del model.peft_config
         model.requires_grad_(True)
+
+
+def has_roles(model: nn.Module) -> bool:
+    """Whether `add_lora` has put an adapter per role into the model."""
+    return any(Role.ROOT in layer.lora_A for layer in _layers(model).values())
+
+
+@contextmanager
+def acting_as(model: PreTrainedModel, role: Role) -> Iterator[None]:
+    """Inside, the model computes, and is merged and exported, with the adapter of this role.
+
+    A model without one per role is what it always is. All adapters go on training.
+    """
+    layers = [layer for layer in _layers(model).values() if role in layer.lora_A]
+    _act(layers, role)
+    try:
+        yield
+    finally:
+        _act(layers, Role.ROOT)
 
 
 @contextmanager
@@ -89,6 +119,7 @@ def without_lora(model: PreTrainedModel) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.enable_adapters(True)
+            _train(layer)
 
 
 def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
@@ -158,9 +189,22 @@ def _layers(model: nn.Module) -> dict[str, LoraLinear]:
     return {path: module for path, module in model.named_modules() if isinstance(module, Linear)}
 
 
+def _act(layers: Iterable[LoraLinear], role: Role) -> None:
+    for layer in layers:
+        layer.set_adapter(str(role))
+        _train(layer)
+
+
+def _train(layer: LoraLinear) -> None:
+    """Every adapter of a layer, where peft has the active one train alone."""
+    for matrices in (layer.lora_A, layer.lora_B):
+        matrices.requires_grad_(True)
+
+
 @torch.no_grad()
 def _merged(layer: LoraLinear) -> Tensor:
     """W + alpha / rank * B A, summed in the wider of both dtypes."""
     weight = layer.get_base_layer().get_parameter("weight")
-    total: Tensor = weight + layer.get_delta_weight(_ADAPTER)
+    (active,) = layer.active_adapters
+    total: Tensor = weight + layer.get_delta_weight(active)
     return total.to(weight.dtype)

@@ -19,12 +19,14 @@ class LoraOptions(Checked):
         alpha: strength of the addition; a new B is zero, so it acts as a factor of the learning rate.
         target_modules: linear layers, by their names or the ends of these, as `q_proj` or `mlp.up_proj`; none named:
             all but the output layer.
+        per_role: the root of an episode and its clones have an adapter each, new and equal at first.
         dropout: 0, as in every forward pass of the learner: with dropout its log-probs would not be the sampler's.
     """
 
     rank: _Rank = 16
     alpha: _Rank = 32
     target_modules: tuple[str, ...] = ()
+    per_role: bool = False
     dropout: Annotated[float, OneOf(0.0), "with dropout the log-probs would not be those of what was sampled from"] = (
         0.0
     )

@@ -12,10 +12,10 @@ from selfcest_agents.codec import Codec
 from selfcest_agents.language import Language
 from selfcest_agents.openai_client import ServerConfig
 from selfcest_agents.openai_engine import OpenAIPolicy
-from selfcest_agents.policy import EnginePolicy, Policy, SamplingConfig
+from selfcest_agents.policy import EnginePolicy, Policy, RolePolicy, SamplingConfig
 from selfcest_agents.replay import PlayedReplay, play_replays
 from selfcest_agents.rollout import RolloutRequest, Unplayed, all_of, rollout, what_played
-from selfcest_agents.samplers import Sampler, TakesWeights
+from selfcest_agents.samplers import Sampler, SamplerByRole, TakesWeights
 from selfcest_env.errors import InfrastructureError
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.replay import Replay
@@ -167,10 +167,10 @@ class LocalPlayer(Player):
 
 @dataclass(frozen=True)
 class ModelPlayer(LocalPlayer):
-    """A model, token by token, with the weights that its sampler was given last."""
+    """A model, token by token, with the weights that its sampler was given last, or one model per role."""
 
     language: Language
-    sampler: Sampler
+    sampler: Sampler | SamplerByRole
 
     @property
     def codec(self) -> Codec:
@@ -183,7 +183,12 @@ class ModelPlayer(LocalPlayer):
         return replace(self, reward=None)
 
     def policy(self, temperature: float) -> Policy:
-        return EnginePolicy(self.sampler.engine, self.codec, SamplingConfig(temperature))
+        if isinstance(self.sampler, SamplerByRole):
+            return RolePolicy({role: self._policy_of(one, temperature) for role, one in self.sampler.by_role.items()})
+        return self._policy_of(self.sampler, temperature)
+
+    def _policy_of(self, sampler: Sampler, temperature: float) -> Policy:
+        return EnginePolicy(sampler.engine, self.codec, SamplingConfig(temperature))
 
     def close(self) -> None:
         self.sampler.close()

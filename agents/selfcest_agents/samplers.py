@@ -19,12 +19,13 @@ from transformers import PreTrainedModel
 
 from selfcest_agents.engine import TrainableEngine, check_trainable
 from selfcest_agents.language import Language
-from selfcest_agents.lora import has_lora, merged_weights
+from selfcest_agents.lora import acting_as, has_lora, merged_weights
 from selfcest_agents.transformers.engine import TransformersEngine
 from selfcest_agents.vllm_engine import VllmEngine, VllmOptions
 from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import make
 from selfcest_env.structure import Checked, Count, OneOf, Size
+from selfcest_env.types import Role
 
 SAMPLERS: dict[str, str | type] = {
     "transformers": "selfcest_agents.samplers:TransformersSampler",
@@ -91,6 +92,37 @@ class Sampler:
         close: Callable[[], None] | None = getattr(self.engine, "close", None)
         if close is not None:
             close()
+
+
+@dataclass(frozen=True)
+class SamplerByRole:
+    """A sampler for each role, with weights of its own: of a model that has an adapter per role, or of two models."""
+
+    by_role: Mapping[Role, Sampler]
+
+    @property
+    def shared(self) -> bool:
+        return False
+
+    @property
+    def exact(self) -> bool:
+        return all(sampler.exact for sampler in self.by_role.values())
+
+    def sync(self, model: PreTrainedModel, policy_version: int) -> None:
+        """See `TakesWeights`."""
+        for role, sampler in self.by_role.items():
+            with acting_as(model, role):
+                sampler.sync(model, policy_version)
+
+    def push(self, weights: Iterable[tuple[str, Tensor]], policy_version: int) -> None:
+        """See `TakesWeights`: the same weights for every role."""
+        weights = list(weights)
+        for sampler in self.by_role.values():
+            sampler.push(weights, policy_version)
+
+    def close(self) -> None:
+        for sampler in self.by_role.values():
+            sampler.close()
 
 
 class SamplerSpec(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,10 +11,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from selfcest_agents.lora import add_lora, merged_weights, trainable_state
+from selfcest_agents.lora import acting_as, add_lora, load_trainable_state, merged_weights, trainable_state
 from selfcest_agents.lora_options import LoraOptions
 from selfcest_agents.tiny import TinyConfig, build_tiny
-from selfcest_env.types import ROOT
+from selfcest_env.errors import RecordError
+from selfcest_env.types import ROOT, Role
 from selfcest_training.learner.batch import Sample
 from selfcest_training.learner.options import (
     ForwardOptions,
@@ -23,7 +25,7 @@ from selfcest_training.learner.options import (
     Precision,
     Rows,
 )
-from selfcest_training.learner.update import Learner
+from selfcest_training.learner.update import Learner, Reading
 
 SHAPE = TinyConfig(hidden_size=32, num_layers=2, num_heads=4, intermediate_size=48)
 OPTIMIZER = OptimizerConfig(learning_rate=0.01, warmup_steps=0, max_grad_norm=1e9)
@@ -133,3 +135,99 @@ def test_an_adapter_learns() -> None:
     # has sqrt(32), so no logit exceeds 1.9 and no loss falls much below 5.3 - 1.9 = 3.4.
     assert losses[0] == pytest.approx(5.3, abs=0.3)
     assert losses[-1] < 3.7
+
+
+# An adapter for each role
+
+
+def by_role() -> PreTrainedModel:
+    model = build_tiny(SHAPE, seed=0)
+    add_lora(model, LoraOptions(rank=4, alpha=8, per_role=True), seed=1)
+    return model
+
+
+def of_clones(made: list[Sample]) -> list[Sample]:
+    return [replace(sample, agent_id=ROOT.child(i)) for i, sample in enumerate(made)]
+
+
+def parameters_of(model: PreTrainedModel, role: str) -> dict[str, Tensor]:
+    """By the names that the only adapter of a model would have."""
+    named = model.named_parameters()
+    return {name.replace(f".{role}.", ".default."): p for name, p in named if f".{role}." in name}
+
+
+def moved(model: PreTrainedModel, role: str, before: PreTrainedModel) -> bool:
+    return any(not torch.equal(p, parameters_of(before, role)[n]) for n, p in parameters_of(model, role).items())
+
+
+def test_both_begin_as_the_base_and_alike() -> None:
+    model, base = by_role(), build_tiny(SHAPE, seed=0)
+    ids = torch.arange(20, 30)[None]
+    for role in Role:
+        with acting_as(model, role), torch.no_grad():
+            assert torch.equal(model(input_ids=ids).logits, base(input_ids=ids).logits)
+            assert all(torch.equal(tensor, base.get_parameter(name)) for name, tensor in merged_weights(model))
+    roots, clones = (parameters_of(model, role) for role in Role)
+    assert roots.keys() == clones.keys() == trainable_state(adapted(moved=False)).keys()
+    assert all(torch.equal(roots[name], clones[name]) for name in roots)
+    assert trainable_state(model).keys() == {n for n, p in model.named_parameters() if ".lora_" in n}
+
+
+@pytest.mark.parametrize("rows", [Rows.BUCKETED, Rows.TREE])
+def test_turns_of_clones_touch_the_adapter_of_clones_alone(rows: Rows) -> None:
+    for made, trained, other in ((of_clones(samples()), "clone", "root"), (samples(), "root", "clone")):
+        model = by_role()
+        before, learner = deepcopy(model), learner_of(model, rows)
+        learner.policy_step(made, LossConfig(terms={"kl": LossTermConfig(0.1)}))
+        assert moved(model, trained, before)
+        assert not moved(model, other, before)
+
+
+def test_both_make_the_steps_that_each_would_make_as_the_only_adapter() -> None:
+    """In one step, whose loss is a sum: two shared models, one of which sees the roots and the other the clones."""
+    model, roots, clones = by_role(), samples(), of_clones(samples(4))
+    learner = learner_of(model, Rows.BUCKETED)
+    for _ in range(3):
+        metrics = learner.policy_step([*roots[:3], *clones, *roots[3:]], LossConfig())
+    assert metrics.num_rows == 10
+    for role, made in (("root", roots), ("clone", clones)):
+        alone = adapted(moved=False)
+        single = learner_of(alone, Rows.BUCKETED)
+        for _ in range(3):
+            single.policy_step(made, LossConfig())
+        expected = trainable_state(alone)
+        assert all(
+            difference(p, expected[name]) < 1e-4 for name, p in parameters_of(model, role).items() if ".lora_B." in name
+        )
+
+
+def test_what_is_read_of_a_context_is_its_role_s_and_in_order() -> None:
+    model = by_role()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".lora_B.clone." in name:
+                parameter.copy_(0.1 * torch.sin(torch.arange(parameter.numel())).view_as(parameter))
+    learner, plain, trained = learner_of(model), learner_of(build_tiny(SHAPE, seed=0)), learner_of(adapted())
+    roots, clones = samples(3), of_clones(samples(3))
+    mixed = [sample for pair in zip(roots, clones, strict=True) for sample in pair]
+    found, _ = learner.read(mixed, Reading.LOGPROBS)
+    for own, expected in (
+        (found[::2], plain.read(roots, Reading.LOGPROBS)[0]),
+        (found[1::2], trained.read(clones, Reading.LOGPROBS)[0]),
+    ):
+        for one, other in zip(own, expected, strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-5)
+    assert not np.allclose(found[0], found[1], atol=1e-3)
+
+
+def test_a_state_holds_both_and_goes_on_to_the_same_step() -> None:
+    model = by_role()
+    learner, made = learner_of(model), [*samples(), *of_clones(samples())]
+    learner.policy_step(made, LossConfig())
+    other = learner_of(by_role())
+    other.restore(learner.state().mapped(lambda _, tensor: tensor.clone()), learner.num_steps)
+    for each in (learner, other):
+        each.policy_step(made, LossConfig())
+    assert all(torch.equal(p, q) for p, q in zip(learner.model.parameters(), other.model.parameters(), strict=True))
+    with pytest.raises(RecordError, match="tensors do not match what trains in this model"):
+        load_trainable_state(adapted(), trainable_state(model))

@@ -108,6 +108,20 @@ def test_weights_gradients_and_moments_are_those_of_a_step(lora: LoraOptions | N
     assert ("copy of the weights" in planned) == (lora is not None)
 
 
+def test_adapters_per_role_train_twice_as_much_and_sample_from_two_copies(tmp_path: Path) -> None:
+    config = replace(job_config(tmp_path), lora=LORA)
+    shape = model_shape(config.model)
+    one, two = (
+        parts_of(places(replace(config, lora=replace(LORA, per_role=per_role)), "delegating", shape, passes=False)[0])
+        for per_role in (False, True)
+    )
+    assert two["gradients"] == 2 * one["gradients"]
+    assert two["moments"] == 2 * one["moments"]
+    assert two["weights"] == one["weights"] + one["gradients"]
+    assert two["copy of the weights"] == 2 * one["copy of the weights"]
+    assert two["KV cache"] == 2 * one["KV cache"]
+
+
 def test_a_token_in_the_cache_is_as_large_as_the_engines() -> None:
     options = {"hidden_size": 32, "num_heads": 4, "num_layers": 2}
     engine = TransformersEngine(build_tiny(TinyConfig(**options), 0), stop_ids=())

@@ -27,13 +27,16 @@ from selfcest_training.credit.state_zero import TaskValue, cell_of
 from selfcest_training.families import Bucket
 from selfcest_training.run.job import Job, JobId
 from selfcest_training.stages import checks
+from selfcest_training.stages.active import Active, Doubts, consistency
 from selfcest_training.stages.base import Admission, PlannedGroup, TaskMenu
 from selfcest_training.stages.buckets import Tally, draw
+from selfcest_training.stages.clpo import Clpo
 from selfcest_training.stages.crediting import counterfactuals
 from selfcest_training.stages.curriculum import Curriculum
 from selfcest_training.stages.dots import Dots
 from selfcest_training.stages.eva import Eva, Spread
 from selfcest_training.stages.knapsack import Knapsack, best_choice, value
+from selfcest_training.stages.mopps import Mopps
 from selfcest_training.stages.produced import Produced, play_groups, without
 from selfcest_training.stages.registry import make_task_sampler
 from selfcest_training.stages.reinforce_ada import ReinforceAda
@@ -495,6 +498,189 @@ def test_eva_draws_what_differs() -> None:
     assert min(fresh.values()) > 0.2, "as the weights say"
 
 
+def test_mopps_believes_what_it_has_counted_and_forgets() -> None:
+    mopps = Mopps()
+    assert mopps.belief(Bucket("a", 1)) == (1, 1), "anything"
+    mopps.observe(0, [played("a", [RIGHT] * 6 + [WRONG] * 2)])
+    assert mopps.belief(Bucket("a", 1)) == (7, 3)
+    mopps.observe(1, [played("a", [WRONG] * 4)])
+    assert mopps.belief(Bucket("a", 1)) == (1 + 3, 1 + 1 + 4), "the step before counts half"
+    again = Mopps()
+    again.load_state_dict(json.loads(json.dumps(mopps.state_dict())))
+    assert again.belief(Bucket("a", 1)) == (4, 6)
+    assert proposed(again, menu(a=(1, 2)), 6) == proposed(mopps, menu(a=(1, 2)), 6)
+
+
+def test_mopps_spends_few_rollouts_on_what_is_decided_and_tries_what_it_does_not_know() -> None:
+    """All of three families have been seen or not: solved, undecided, never seen. Two tasks of eight of a pool."""
+    mopps = Mopps(pool=8)
+    mopps.observe(0, [played("solved", [RIGHT] * 32), played("even", [RIGHT, WRONG] * 16)])
+    sources = menu(solved=(1,), even=(1,), new=(1,))
+    plans = [p for k in range(100) for p in checks.propose(mopps, 1, 2, sources, np.random.default_rng(k))]
+    found = shares(plans, "family")
+    assert found["even"] > 0.6
+    assert 0.1 < found["new"] < 0.4
+    assert found.get("solved", 0.0) < 0.01
+    plain = [p for k in range(100) for p in checks.propose(Mopps(pool=1), 1, 2, sources, np.random.default_rng(k))]
+    assert min(shares(plain, "family").values()) > 0.25, "no choice"
+    high = Mopps(pool=8, target=1.0)
+    high.load_state_dict(mopps.state_dict())
+    assert shares(proposed(high, sources, 24), "family")["solved"] > 0.9
+
+
+def doubting(group: EpisodeGroup, doubts: Sequence[float]) -> EpisodeGroup:
+    """The same rollouts, each with so much doubt on average, its clone three times its root's."""
+
+    def said(episode: EpisodeRecord, doubt: float) -> EpisodeRecord:
+        agents = []
+        for one, factor in zip(episode.agents, (0.5, 1.5), strict=True):
+            (of,) = one.turns
+            logprobs = (-factor * doubt,) * len(of.generation.token_ids)
+            agents.append(
+                replace(one, turns=(replace(of, generation=replace(of.generation, behavior_logprobs=logprobs)),))
+            )
+        return replace(episode, agents=tuple(agents))
+
+    return EpisodeGroup(group.task, tuple(said(*pair) for pair in zip(group.episodes, doubts, strict=True)))
+
+
+def test_consistency_is_minus_the_point_biserial_correlation_times_the_spread_of_doubt() -> None:
+    right, doubts = [True, False, False, True, False], [0.2, 0.9, 0.4, 0.5, 1.1]
+    found = consistency(list(zip(right, doubts, strict=True)))
+    assert found == pytest.approx(-np.corrcoef(right, doubts)[0, 1] * np.std(doubts))
+    # advantages 1 and -1: -(0.1 - 0.5) / 2
+    assert consistency([(True, 0.1), (False, 0.5)]) == pytest.approx(0.2)
+    assert consistency([(True, 0.5), (False, 0.1)]) == pytest.approx(-0.2)
+    assert consistency([(True, 0.5), (True, 0.1)]) == consistency([]) == 0, "alike, or nothing"
+
+
+def test_active_draws_where_doubt_goes_with_errors() -> None:
+    pair = [RIGHT, WRONG]
+    groups = [
+        doubting(played("sound", pair), [0.1, 0.5]),
+        doubting(played("proud", pair), [0.5, 0.1]),
+        doubting(played("solved", [RIGHT, RIGHT]), [0.1, 0.9]),
+    ]
+    sampler = Active(decay=0.5, floor=0.001)
+    sampler.observe(0, groups)
+    assert sampler.memory.tallies[Bucket("sound", 1)] == Doubts(2, 1, pytest.approx(0.2)), "of root and clone alike"
+    assert sampler.memory.tallies[Bucket("proud", 1)].consistency == pytest.approx(-0.2)
+    weights = [sampler.weigher()(Bucket(family, 1)) for family in ("sound", "proud", "solved", "new")]
+    assert weights == pytest.approx([0.201, 0.001, 0.001, 0.201])
+    found = shares(proposed(sampler, menu(sound=(1,), proud=(1,), solved=(1,)), 32), "family")
+    assert found["sound"] > 0.9
+    again = Active(decay=0.5, floor=0.001)
+    again.load_state_dict(json.loads(json.dumps(sampler.state_dict())))
+    assert again.memory == sampler.memory
+    one, other = groups[0].episodes
+    silent = replace(one, agents=(replace(one.agents[0], turns=()),))
+    sampler.observe(1, [EpisodeGroup(groups[0].task, (silent, other))])
+    assert sampler.memory.tallies[Bucket("sound", 1)] == Doubts(3, 1.5, pytest.approx(0.1)), "one alone says nothing"
+
+
+# CLPO
+
+
+def of_size(size: int, right: int, name: str = "g") -> EpisodeGroup:
+    """Four rollouts of a task of the family a, so many of them right."""
+    return played("a", [k < right for k in range(4)], size=size, name=name)
+
+
+def test_hard_tasks_get_an_easier_twin_and_medium_ones_another_of_their_size() -> None:
+    """Of four: none right and one right are hard, two and three medium, four solved."""
+    sampler, sources = Clpo(share=1.0, tries=200), menu(a=(2, 4, 8))
+    sampler.observe(0, [of_size(8, right, f"g{right}") for right in range(5)])
+    plans = proposed(sampler, sources, 6)
+    twins, fresh = plans[:4], plans[4:]
+    assert [plan.task.metadata["size"] for plan in twins] == [4, 4, 8, 8], "the next smaller, and the same"
+    assert all(plan.task.metadata["twin"] == 1 for plan in twins)
+    assert not any("twin" in plan.task.metadata for plan in fresh), "the solved one has none"
+    assert {plan.num_rollouts for plan in plans} == {8}
+    assert len({plan.task.task_id for plan in plans}) == 6
+    assert {plan.task.answer for plan in plans} == {"1"}, "the generator's"
+    assert all("twin" not in plan.task.metadata for plan in proposed(sampler, sources, 4)), "each once"
+
+
+def test_a_twin_is_another_task() -> None:
+    sampler = Clpo(share=1.0)
+    source = Finite(3)
+    sampler.observe(0, [outcome(PlannedGroup(source.task(1), 4), 0.5)])
+    (plan,) = proposed(sampler, TaskMenu({"a": source}, {"a": 1.0}, 4), 1)
+    assert plan.task.task_id in {"a-0", "a-2"}
+    alone = Clpo(share=1.0)
+    alone.observe(0, [outcome(PlannedGroup(source.task(0), 4), 0.5)])
+    (plan,) = proposed(alone, TaskMenu({"a": Finite(1)}, {"a": 1.0}, 4), 1)
+    assert "twin" not in plan.task.metadata, "there is no other: a fresh one"
+
+
+@dataclass(frozen=True)
+class Finite:
+    """So many tasks of one size."""
+
+    count: int
+
+    def task(self, number: int) -> Task:
+        return Task(f"a-{number}", f"{number}?", "1", "a", metadata={"family": "a", "size": 1})
+
+    def draw(self, rng: np.random.Generator) -> Task:
+        return self.task(int(rng.integers(self.count)))
+
+
+def test_twins_have_room_and_a_step_and_no_twins_of_their_own() -> None:
+    sampler, sources = Clpo(share=0.5), menu(a=(2, 4, 8))
+    sampler.observe(0, [of_size(8, 0, f"g{k}") for k in range(5)])
+    again = Clpo(share=0.5)
+    again.load_state_dict(json.loads(json.dumps(sampler.state_dict())))
+    plans = proposed(sampler, sources, 8)
+    assert proposed(again, sources, 8) == plans
+    assert ["twin" in plan.task.metadata for plan in plans] == [True] * 4 + [False] * 4
+    sampler.observe(0, [outcome(plans[0], 0.0)])
+    later = proposed(sampler, sources, 8)
+    assert ["twin" in plan.task.metadata for plan in later] == [True] + [False] * 7, "the fifth, in a later round"
+    sampler.observe(1, [of_size(2, 0)])
+    assert not any("twin" in plan.task.metadata for plan in proposed(sampler, sources, 8)), "nothing is smaller"
+    sampler.observe(2, [of_size(8, 0)])
+    sampler.observe(3, [of_size(8, 4)])
+    assert sampler.state_dict() == {"step": 3, "waiting": []}, "of the step before"
+
+
+def test_a_size_that_is_no_number_has_nothing_below() -> None:
+    sampler, sources = Clpo(share=1.0), menu(a=("short", "long"))  # type: ignore[arg-type]
+    sampler.observe(0, [played("a", [RIGHT, WRONG], size="long"), played("a", [WRONG] * 2, size="long")])  # type: ignore[arg-type]
+    first, second = proposed(sampler, sources, 2)
+    assert (first.task.metadata["size"], first.task.metadata.get("twin")) == ("long", 1)
+    assert "twin" not in second.task.metadata
+
+
+def test_twins_are_one_size_below_what_was_hard() -> None:
+    """Of a policy that is right up to size 4 and never above."""
+    sizes = (2, 4, 8, 16, 32, 64)
+    sampler, found = Clpo(), []
+    for step in range(40):
+        plans = checks.propose(sampler, step, 8, menu(a=sizes), np.random.default_rng(step))
+        found += [int(plan.task.metadata["size"]) for plan in plans if "twin" in plan.task.metadata]
+        groups = [outcome(plan, float(int(plan.task.metadata["size"]) <= 4)) for plan in plans]
+        sampler.observe(step, groups)
+    assert set(found) == {4, 8, 16, 32}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("clpo", {"hard": 0.8}, "hard is 0.8, above medium = 0.75"),
+        ("clpo", {"share": 1.5}, "share is 1.5"),
+        ("clpo", {"tries": 0}, "tries is 0"),
+        ("mopps", {"target": -0.1}, "target is -0.1"),
+        ("mopps", {"pool": 0}, "pool is 0"),
+        ("active", {"floor": 0}, "floor is 0"),
+        ("active", {"uncertainty": "entropy"}, "uncertainty"),
+    ],
+)
+def test_options_that_cannot_be_right_are_named(name: str, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make_task_sampler(PlugIn(name, options), "rl.task_sampler")
+
+
 # SCALER
 
 
@@ -634,6 +820,8 @@ SCALER = {"name": "scaler", "options": {"knobs": {"choice": KNOB}}}
 IN_A_RUN = {
     "v0": {f"{RL}__task_sampler": {"name": "v0"}, f"{RL}__credit": {"name": "state_zero"}},
     "dots": {f"{RL}__task_sampler": {"name": "dots"}},
+    "clpo": {f"{RL}__task_sampler": {"name": "clpo", "options": {"hard": 0.0}}},
+    "active": {f"{RL}__task_sampler": {"name": "active"}},
     "rounds": {
         "sampler": {"name": "transformers", "options": {"dtype": "float32"}},
         f"{RL}__max_policy_lag": 2,

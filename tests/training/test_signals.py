@@ -51,6 +51,7 @@ from selfcest_training.lab.exact import solve
 from selfcest_training.lab.expectation import expected_gradient
 from selfcest_training.lab.games import GAMES, Game
 from selfcest_training.run.job import Job, JobId
+from selfcest_training.stages.aligned import Aligned
 from selfcest_training.stages.base import RewardSchedule, Stateful, TaskMenu, TaskSampler
 from selfcest_training.stages.hypervolume import Hypervolume, volume
 from selfcest_training.stages.lagrangian import Lagrangian
@@ -233,9 +234,94 @@ def test_weights_grow_while_the_frontier_moves() -> None:
         Hypervolume({"a": 1.0}, {"total_tokens": 0})
 
 
+def tilted(prior: Sequence[float], reward: Sequence[float], beta: float) -> Any:
+    """The policy of four episodes that maximises E[reward] - beta KL(policy || prior)."""
+    weight = np.array(prior) * np.exp(np.array(reward) / beta)
+    return weight / weight.sum()
+
+
+PRIOR = np.array([0.1, 0.2, 0.3, 0.4])
+GAIN, HELPS, MISLEADS = np.array([1.0, 0.0, 1.0, 0.0]), np.array([0.9, 0.1, 0.3, 0.2]), np.array([0.0, 1.0, 0.1, 0.8])
+
+
+def test_the_bi_level_gradient_is_a_covariance() -> None:
+    """d E[primary] / d weight through the inner optimum, by central differences."""
+
+    def outer(helps: float, misleads: float) -> float:
+        return float(tilted(PRIOR, GAIN + helps * HELPS + misleads * MISLEADS, 0.5) @ GAIN)
+
+    policy, h = tilted(PRIOR, GAIN + 0.7 * HELPS + 0.4 * MISLEADS, 0.5), 1e-5
+    for term, slope in (
+        (HELPS, (outer(0.7 + h, 0.4) - outer(0.7 - h, 0.4)) / (2 * h)),
+        (MISLEADS, (outer(0.7, 0.4 + h) - outer(0.7, 0.4 - h)) / (2 * h)),
+    ):
+        covariance = policy @ (GAIN * term) - (policy @ GAIN) * (policy @ term)
+        assert slope == pytest.approx(covariance / 0.5, rel=1e-6)
+
+
+def blended(name: str, correct: float, **terms: float) -> EpisodeRecord:
+    episode = alone(name, correct)
+    return replace(episode, reward_terms={"correct": correct, **terms})
+
+
+def test_weights_follow_correlations_within_groups_by_hand() -> None:
+    """Primary +-1/2; the term +-1/2 in the first group and 3/2 the other way round in the second."""
+    schedule = Aligned({"hint": 1.0, "flat": 0.5}, rate=0.2, shrink=0.5)
+    assert schedule.weights(0) == {"correct": 1.0, "hint": 1.0, "flat": 0.5}
+    schedule.observe(0, [group(blended("a", 1, hint=1, flat=7), blended("b", 0, hint=0, flat=7))])
+    assert schedule.weights(1)["hint"] == pytest.approx(1 + 0.2 * (1 - 0.5))
+    assert schedule.weights(1)["flat"] == pytest.approx(0.5 - 0.2 * 0.25), "nothing to say: it shrinks"
+    schedule.observe(0, [group(blended("c", 1, hint=5, flat=9), blended("d", 0, hint=8, flat=9))])
+    sums = (0.5 - 1.5, 0.5 + 0.5, 0.5 + 4.5)
+    after = 1 + 0.2 * (sums[0] / math.sqrt(sums[1] * sums[2]) - 0.5)
+    assert schedule.weights(1)["hint"] == pytest.approx(after), "both rounds; how far groups are apart is nothing"
+    schedule.observe(1, [group(blended("e", 1, hint=9, flat=0), blended("f", 1, hint=0, flat=0))])
+    assert schedule.weights(2)["hint"] == pytest.approx(after - 0.2 * 0.5 * after), "all right: nothing to learn"
+
+
+def test_what_helps_gains_weight_and_what_misleads_loses_it() -> None:
+    """Groups of a policy that has answered to its weights; the designer trusted the wrong term, and loses by it."""
+    rng, schedule, rates = np.random.default_rng(0), Aligned({"helps": 0.5, "misleads": 2.0}, rate=0.1), []
+    for step in range(60):
+        weights = schedule.weights(step)
+        policy = tilted(PRIOR, GAIN + weights["helps"] * HELPS + weights["misleads"] * MISLEADS, 0.5)
+        rates.append(float(policy @ GAIN))
+        groups = []
+        for _ in range(8):
+            drawn = rng.choice(4, size=8, p=policy)
+            groups.append(
+                group(*(blended(f"e{k}", GAIN[i], helps=HELPS[i], misleads=MISLEADS[i]) for k, i in enumerate(drawn)))
+            )
+        schedule.observe(step, groups)
+    assert schedule.weights(60) == {"correct": 1.0, "helps": pytest.approx(2.0, abs=0.2), "misleads": 0.0}
+    alone_rate = float(tilted(PRIOR, GAIN, 0.5) @ GAIN)
+    assert rates[0] < 0.5 < alone_rate < np.mean(rates[-10:]), "and is right more often than without any"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"terms": {}}, "terms is"),
+        ({"terms": {"correct": 1.0}}, "terms has 'correct', the primary term"),
+        ({"terms": {"hint": 3.0}}, "terms.hint is 3, above most = 2"),
+        ({"terms": {"hint": -1.0}}, "hint is -1"),
+        ({"terms": {"hint": 1.0}, "rate": 0}, "rate is 0"),
+    ],
+)
+def test_an_alignment_that_cannot_be_right_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=rf"rl\.options.*{words}"):
+        make_reward_schedule(PlugIn("aligned", options), "rl")
+
+
+def test_a_heuristic_that_the_reward_lacks_is_named() -> None:
+    with pytest.raises(ConfigError, match="'aligned' measures 'hnt'.*Did you mean 'hint'"):
+        Aligned({"hnt": 1.0}).observe(0, [group(blended("a", 1, hint=1))])
+
+
 @pytest.mark.parametrize(
     "make",
     [
+        lambda: Aligned({"correct": 0.5}, primary="total_tokens", shrink=0.2),
         lambda: Lagrangian("c", "total_tokens", at_most=100, proportional=0.1),
         lambda: Hypervolume({"c": 1.0}, {"correct": 0.0, "total_tokens": 900, "critical_path_tokens": 900}),
     ],
@@ -360,6 +446,13 @@ def test_adora_weighs_groups_by_the_length_of_right_and_wrong_episodes() -> None
     tree = three_agents("a", 1.0)  # 8 tokens, 6 of them one after the other
     assert factor(tree, alone("b", 0.0, 7)) == 1.0
     assert factor(tree, alone("b", 0.0, 7), length="critical_path_tokens") == 0.1
+    right, wrong = alone("r", 1.0, 9), [alone(f"w{k}", 0.0, 5) for k in range(3)]
+    hard: dict[str, Any] = {"rule": "difficulty", "gain": 2.0}
+    assert factor(right, *wrong, **hard) == 2.0, "one of four"
+    assert factor(right, alone("s", 1.0), *wrong[:2], **hard) == 2.0, "a half, and no longer than wrong ones"
+    assert factor(right, alone("s", 1.0), wrong[0], **hard) == 0.1, "two of three"
+    assert factor(right, alone("s", 1.0), wrong[0], at_most=0.7, **hard) == 2.0
+    assert factor(alone("h", 0.0), replace(wrong[0], reward_terms={"correct": -1.0}), **hard) == 0.1, "hopeless"
     with pytest.raises(RewardError, match="term is 'right', and the reward has no such term .*it has correct"):
         assign(Adora(term="right"), group(tree, tree), {})
 
@@ -479,6 +572,8 @@ def test_the_laboratory_sees_what_entropies_cost(scheme: CreditAssigner) -> None
         ("hapo", {"pivot": 2.0}, "pivot is 2"),
         ("hapo", {"beta": 1.5}, "beta is 1.5"),
         ("adora", {"length": "tokens"}, "length is 'tokens'"),
+        ("adora", {"rule": "hard"}, "rule is 'hard'; expected one of length, difficulty"),
+        ("adora", {"at_most": 1.5}, "at_most is 1.5"),
         ("decision", {"scheme": {"name": "gae"}}, "scheme is 'gae', which learns"),
         ("frozen_clones", {"scheme": {"name": "d3s"}}, "scheme is 'd3s', which learns, looks into the policy"),
         ("frozen_clones", {"steps": -1}, "steps is -1"),

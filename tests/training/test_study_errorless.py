@@ -229,6 +229,7 @@ def test_every_built_in_strategy_says_its_style() -> None:
     assert styles == {
         "plain": (), "delegate": (Style.DELEGATE,), "monolithic": (Style.SOLVE,), "monolithic_read": (Style.READ,),
         "self_consistency": (Style.SOLVE,), "best_of_n": (Style.SOLVE,), "spawn_join": (), "map_reduce": (),
+        "v0_router": (),
         "oracle_decomposition": (Style.DELEGATE,), "always_delegates": (Style.DELEGATE,),
         "never_delegates": (Style.READ,),
     }  # fmt: skip

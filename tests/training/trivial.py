@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from selfcest_agents.language import Language
 from selfcest_agents.openai_client import ServerConfig
 from selfcest_agents.openai_engine import OpenAIEngine
 from selfcest_agents.samplers import Sampler
+from selfcest_agents.tiny import TinyLanguage
 from selfcest_env.graders import Grade
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Intervention, Replay
@@ -121,3 +123,13 @@ class NeedsMuch(OfClones):
     """Needs what there is not."""
 
     needs = ("reference", "everything")
+
+
+@dataclass(frozen=True)
+class Continued(TinyLanguage):
+    """The tiny model, which begins with the weights in a folder."""
+
+    weights: str = ""
+
+    def load(self, seed: int, folder: Path | None = None, dtype: str | None = None) -> PreTrainedModel:
+        return super().load(seed, folder or Path(self.weights), dtype)

@@ -1,31 +1,34 @@
 """`adora`: as another scheme, times `factor` for a group whose right episodes are no longer than its wrong ones.
 
-    A = A of the scheme `scheme` · (1 if longest right episode > mean length of the wrong ones, else `factor`)
+    A = A of the scheme `scheme` · (`gain` if the group is favoured, else `factor`)
+    by length:      longest right episode > mean length of the wrong ones
+    by difficulty:  0 < share of right episodes <= `at_most`
 
-Without a right episode the group is no such one, without a wrong one it is. A wrong episode in which a turn was cut
-by length is left out of the mean.
+Without a right episode the group is not favoured, by length without a wrong one it is. A wrong episode in which a turn
+was cut by length is left out of the mean.
 
 Source: ADORA (arXiv 2602.10019), by the rule and the factor 0.1 of the released code for text
-(`compute_grpo_outcome_advantage_ADORA`). The paper's second rule, by difficulty, and its weights above 1 are left
-out: where it draws the lines could not be read. Open there: a length limit in tokens, here whatever the game cut.
+(`compute_grpo_outcome_advantage_ADORA`). The paper's second rule, by difficulty, and its weights above 1 (`gain`) are
+in no released code, and where it draws the lines could not be read: that a hard task which somebody solved is favoured
+is ours, as is the half. Open there: a length limit in tokens, here whatever the game cut.
 
 In a tree an episode's length is what `length` says, by default the generated tokens of all its agents;
-`critical_path_tokens` asks for the longest chain instead. The rule pays for length, so it works against a token
-price. A right episode is one whose reward term `term` is above 0, and a reward without that term is an error.
+`critical_path_tokens` asks for the longest chain instead. The rule pays for length, so it works against a token price.
+A right episode is one whose reward term `term` is above 0, and a reward without that term is an error.
 
 Biased: the weight depends on the returns and lengths that it weighs, and groups are re-weighed. Degenerate case:
-`factor: 1` is the scheme inside.
+`factor: 1` is the scheme inside, unless `gain` is another number.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, cost_measures
-from selfcest_env.structure import NotNegative, OneOf
+from selfcest_env.structure import NotNegative, OneOf, Share
 from selfcest_env.types import FinishReason, TurnKey
 from selfcest_training.credit import checks
 from selfcest_training.credit.base import Advantage, Credit, Promise, Replayed, succeeded
@@ -34,12 +37,13 @@ from selfcest_training.credit.wrapping import Wrapping
 
 @dataclass(frozen=True)
 class Adora(Wrapping):
-    """Options: `scheme`, `{name, options}` or null (default) for `grpo`; `factor` (default 0.1); `length`, a cost
-    (default `generated_tokens`); `term`, the reward term that is above 0 for a right episode (default `correct`)."""
+    """Options: `scheme`, `{name, options}` or null (default) for `grpo`; `factor` (default 0.1) and `gain` (default 1);
+    `rule`, `length` (default) or `difficulty`; `length`, a cost (default `generated_tokens`); `at_most`, the share of
+    right episodes (default 0.5); `term`, the reward term that is above 0 for a right episode (default `correct`)."""
 
     name: ClassVar[str] = "adora"
     formula: ClassVar[str] = (
-        "as `scheme`, times `factor` unless the longest right episode is longer than wrong ones are"
+        "as `scheme`, times `factor` unless the longest right episode is longer than wrong ones are, or few are right"
     )
     source: ClassVar[str] = "ADORA, arXiv 2602.10019, its released code"
     promise: ClassVar[Promise] = Promise.BIASED
@@ -48,15 +52,21 @@ class Adora(Wrapping):
     factor: NotNegative = 0.1
     length: Annotated[str, OneOf(*cost_measures())] = "generated_tokens"
     term: str = "correct"
+    rule: Literal["length", "difficulty"] = "length"
+    at_most: Share = 0.5
+    gain: NotNegative = 1.0
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         credit = checks.assign(self.inside, group, replayed)
         right = [getattr(e.cost, self.length) for e in group.episodes if succeeded(e, self.term)]
-        wrong = [
-            getattr(e.cost, self.length) for e in group.episodes if not succeeded(e, self.term) and not _was_cut(e)
-        ]
-        favoured = bool(right) and (not wrong or max(right) > np.mean(wrong))
-        factor = 1.0 if favoured else self.factor
+        if self.rule == "length":
+            wrong = [
+                getattr(e.cost, self.length) for e in group.episodes if not succeeded(e, self.term) and not _was_cut(e)
+            ]
+            favoured = bool(right) and (not wrong or max(right) > np.mean(wrong))
+        else:
+            favoured = 0 < len(right) <= self.at_most * len(group.episodes)
+        factor = self.gain if favoured else self.factor
         advantage: dict[TurnKey, Advantage] = {
             key: tuple(factor * one for one in value) if isinstance(value, tuple) else factor * value
             for key, value in credit.advantage.items()

@@ -18,7 +18,7 @@ from selfcest_agents.language import Language, language_of
 from selfcest_agents.openai_client import ServerConfig, check_reachable
 from selfcest_agents.player import ModelPlayer, Player, ServerPlayer
 from selfcest_agents.pretrained import HUB, ChatLanguage
-from selfcest_agents.samplers import SamplerSpec, make_sampler
+from selfcest_agents.samplers import Sampler, SamplerByRole, SamplerSpec, make_sampler
 from selfcest_env.errors import ConfigError, did_you_mean
 from selfcest_env.plugin import PlugIn, make
 from selfcest_env.protocol import Brief, Reply
@@ -32,6 +32,7 @@ from selfcest_training.config_file import load_config
 from selfcest_training.shipped import model_folder, shipped_policies
 
 SEED = "{seed}"
+CLONES = "clones"  # in the folder of a model: another one, which clones play, where roles have weights of their own
 LEAST = Limits(total_tokens=1, answer_reserve=0)  # that any model can hold
 _MODEL_FILES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt"}
 
@@ -103,11 +104,18 @@ class ModelPolicy:
         return digest(asdict(self._model), weights, _codec_digest(language), asdict(self._sampler_spec))
 
     def load(self, seed: int) -> ModelPlayer:
-        language = self._language
-        model = language.load(seed, self._folder(seed) if self.folder else None)
-        sampler = self._sampler.start(language, model)
+        folder = self._folder(seed) if self.folder else None
+        if folder is None or not (folder / CLONES).is_dir():
+            return ModelPlayer(self._language, self._started(seed, folder))
+        folders = {Role.ROOT: folder, Role.CLONE: folder / CLONES}
+        by_role = SamplerByRole({role: self._started(seed, own) for role, own in folders.items()})
+        return ModelPlayer(self._language, by_role)
+
+    def _started(self, seed: int, folder: Path | None) -> Sampler:
+        model = self._language.load(seed, folder)
+        sampler = self._sampler.start(self._language, model)
         sampler.sync(model, 0)
-        return ModelPlayer(language, sampler)
+        return sampler
 
     def _folder(self, seed: int) -> Path:
         return model_folder(self.folder.replace(SEED, str(seed)))
@@ -207,11 +215,13 @@ def policy_named(text: str) -> PlugIn:
 
 
 def _files_digest(folder: Path) -> str:
-    """Digest of a model's files by name: weights, config and tokenizer."""
+    """Digest of a model's files by name: weights, config and tokenizer; of the clones' model too, if there is one."""
     found = hashlib.blake2b(digest_size=16)
     for file in sorted(path for path in folder.iterdir() if path.suffix in _MODEL_FILES):
         with file.open("rb") as stream:
             found.update(f"{file.name}:{hashlib.file_digest(stream, 'sha256').hexdigest()};".encode())
+    if (folder / CLONES).is_dir():
+        found.update(_files_digest(folder / CLONES).encode())
     return found.hexdigest()
 
 

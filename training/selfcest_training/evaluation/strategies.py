@@ -165,6 +165,7 @@ STRATEGIES: dict[str, str | type] = {
     "spawn_join": "selfcest_training.evaluation.scripted_roots:SpawnJoin",
     "map_reduce": "selfcest_training.evaluation.scripted_roots:MapReduce",
     "oracle_decomposition": "selfcest_training.evaluation.scripted_roots:OracleDecomposition",
+    "v0_router": "selfcest_training.evaluation.v0_router:V0Router",
     "always_delegates": "selfcest_training.evaluation.forced:AlwaysDelegates",
     "never_delegates": "selfcest_training.evaluation.forced:NeverDelegates",
 }

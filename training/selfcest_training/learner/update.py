@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from transformers import PreTrainedModel
 
-from selfcest_agents.lora import load_trainable_state, merged_weights, without_lora
+from selfcest_agents.lora import acting_as, has_roles, load_trainable_state, merged_weights, without_lora
 from selfcest_agents.samplers import TakesWeights
 from selfcest_env.errors import ConfigError, TrainingError
+from selfcest_env.types import Role
 from selfcest_training.learner.batch import Sample, TokenBatch
 from selfcest_training.learner.forward import Forward
 from selfcest_training.learner.losses import (
@@ -187,7 +188,8 @@ class Learner:
     """A model and its optimiser.
 
     Args:
-        model: a causal language model of transformers; shared with the sampler, which sees every step at once.
+        model: a causal language model of transformers; shared with the sampler, which sees every step at once. Where it
+            has an adapter per role, every context is computed with that of its agent's role.
         optimizer: AdamW settings.
         pad_id: any id; pads are never seen.
         micro_batch_tokens: padded ids in one forward pass.
@@ -314,7 +316,9 @@ class Learner:
 
     def _cut(self, samples: Sequence[Sample]) -> list[MicroBatch]:
         hidden_size = None if self._forward.in_blocks else self.model.config.get_text_config().hidden_size
-        return list(cut(samples, self._rows, max_tokens=self._micro_batch_tokens, hidden_size=hidden_size))
+        alike = _by_role(samples) if has_roles(self.model) else [samples]
+        parts = [cut(some, self._rows, max_tokens=self._micro_batch_tokens, hidden_size=hidden_size) for some in alike]
+        return [micro for part in parts for micro in part]
 
     def _collated(self, micro: MicroBatch) -> TokenBatch:
         return micro.collate(self.pad_id).to(self.model.device)
@@ -323,7 +327,11 @@ class Learner:
         self, samples: Sequence[Sample], work: Callable[[TokenBatch], Result]
     ) -> list[tuple[Sequence[Sample], Result]]:
         """What `work` gives for every micro-batch, and the samples that each holds, in order."""
-        return [(micro.samples, work(self._collated(micro))) for micro in self._cut(samples)]
+        found: list[tuple[Sequence[Sample], Result]] = []
+        for micro in self._cut(samples):
+            with acting_as(self.model, _role(micro.samples[0])):
+                found.append((micro.samples, work(self._collated(micro))))
+        return found
 
     def _forward_of(self, model: PreTrainedModel, options: ForwardOptions) -> Forward:
         """How a model is computed; called before the optimiser is given its weights."""
@@ -410,6 +418,16 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         self.num_steps += 1
         return float(norm)
+
+
+def _role(sample: Sample) -> Role:
+    return Role.CLONE if sample.agent_id.depth else Role.ROOT
+
+
+def _by_role(samples: Sequence[Sample]) -> list[list[Sample]]:
+    """The samples of each role that there are any of, in order."""
+    parts = [[sample for sample in samples if _role(sample) is role] for role in Role]
+    return [part for part in parts if part]
 
 
 def _checked(name: str, per_token: Tensor, inputs: LossInputs) -> Tensor:

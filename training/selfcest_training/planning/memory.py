@@ -17,7 +17,7 @@ from selfcest_agents.transformers.packed_linear import MIN_WEIGHTS
 from selfcest_agents.vllm_engine import VllmOptions
 from selfcest_env.errors import ConfigError
 from selfcest_env.structure import construct
-from selfcest_env.types import Limits
+from selfcest_env.types import Limits, Role
 from selfcest_training.config import RunConfig
 from selfcest_training.learner.footprint import RowShape, pass_bytes, without_weights
 from selfcest_training.learner.losses import Need, make_loss_sum
@@ -195,17 +195,19 @@ def sampler_parts(
         return (), (f"what the sampler {name!r} holds",)
     own = construct(TransformersSampler, config.sampler.options, place="sampler.options")
     dtype = own.dtype or _dtype(shape.dtype)
-    parts = []
+    parts, engines = [], engines_of(config)
     if own.dtype is not None or config.lora is not None or config.cluster is not None:
-        parts.append(_copy(shape, dtype))
+        parts.append(_copy(shape, dtype, engines))
     if shape.device == "cpu":
-        packed = shape.linear_numbers(MIN_WEIGHTS) * _BYTES[dtype]
+        packed = engines * shape.linear_numbers(MIN_WEIGHTS) * _BYTES[dtype]
         parts += [Part("packed layers", packed, "a second copy of large linear layers, on a CPU")] if packed else []
-    slots, token = min(own.max_batch_size, wanted), token_bytes(shape, dtype)
+    slots, token = engines * min(own.max_batch_size, wanted), token_bytes(shape, dtype)
     said = f"{slots} slots x {longest} ids x {token:,} bytes, all as long as limits allow"
     parts.append(Part("KV cache", slots * longest * token, said))
     if own.prefix_tokens:
-        parts.append(Part("kept prefixes", own.prefix_tokens * token, f"prefix_tokens: {own.prefix_tokens:,} ids"))
+        parts.append(
+            Part("kept prefixes", engines * own.prefix_tokens * token, f"prefix_tokens: {own.prefix_tokens:,} ids")
+        )
     return tuple(parts), ("what a prefill holds while it runs",)
 
 
@@ -233,11 +235,17 @@ def pushed_bytes(config: RunConfig, shape: ModelShape) -> int:
     if name == "transformers" and dtype is None and config.lora is None and cluster is None:
         return 0
     sent = str(dtype) if cluster is not None and dtype is not None else _dtype(shape.dtype)  # in one process it casts
-    return shape.parameters * _BYTES.get(sent, 4)
+    return engines_of(config) * shape.parameters * _BYTES.get(sent, 4)
 
 
-def _copy(shape: ModelShape, dtype: str) -> Part:
-    return Part("copy of the weights", shape.parameters * _BYTES[dtype], dtype, weights=True)
+def engines_of(config: RunConfig) -> int:
+    """Engines of one sampler: one for each role where these have adapters of their own."""
+    return len(Role) if config.lora is not None and config.lora.per_role else 1
+
+
+def _copy(shape: ModelShape, dtype: str, engines: int = 1) -> Part:
+    of = dtype if engines == 1 else f"{dtype}, one for each of {engines} roles"
+    return Part("copy of the weights", engines * shape.parameters * _BYTES[dtype], of, weights=True)
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

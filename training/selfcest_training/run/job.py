@@ -6,21 +6,23 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from selfcest_agents.language import Language, language_of
-from selfcest_agents.lora import add_lora, merge_lora
+from selfcest_agents.lora import acting_as, add_lora, has_roles, merge_lora
 from selfcest_agents.player import ModelPlayer, TrainedPlayer
-from selfcest_agents.samplers import SamplerSpec, TakesWeights, make_sampler
+from selfcest_agents.samplers import SamplerByRole, SamplerSpec, TakesWeights, make_sampler
 from selfcest_env.errors import ConfigError, StoppedError
 from selfcest_env.reward import make_reward
 from selfcest_env.seeding import stream_seed
 from selfcest_env.structure import plain
 from selfcest_env.tasks import TaskSource
+from selfcest_env.types import Role
 from selfcest_training.cluster.deal import check_ranks
 from selfcest_training.cluster.group import LearnerGroup, Ranks
 from selfcest_training.cluster.rank import LearnerSpec
@@ -29,6 +31,7 @@ from selfcest_training.config import RLConfig, RunConfig, changed_limits
 from selfcest_training.config_file import dump_run
 from selfcest_training.credit import NoReplays, check_constant, make_assigner
 from selfcest_training.credit.wrapping import Wrapping
+from selfcest_training.evaluation.policies import CLONES
 from selfcest_training.evaluation.training_run import Stage
 from selfcest_training.families import make_families, split
 from selfcest_training.files import Extent, Growing, digest, digests, extent_of, tidy, whole
@@ -107,6 +110,7 @@ class Job:
         check_boards(config.logging)
         check_contexts(config, job_id.arm, self.language, self.sampler_spec)
         check_own_weights(config, job_id.arm, self.sampler_spec, on_ranks=ranks is not None)
+        check_roles(config, job_id.arm, ranks)
         check_cluster(config, self.sampler_spec)
         self.families = make_families(config.tasks, "train")
         for name, source in self.families.items():
@@ -177,10 +181,18 @@ class Job:
                 self._save("model")
 
     def _save(self, name: str) -> None:
-        """Write the model as a folder that transformers loads; an adapter is merged for good."""
-        merge_lora(self.model)
-        with whole(self.folder / name) as partial:
-            self.language.save(self.model, partial)
+        """Write the model as a folder that transformers loads; an adapter is merged for good.
+
+        With one per role the folder is the model of roots, and that of clones lies in it.
+        """
+        by_role = has_roles(self.model)
+        if not by_role:
+            merge_lora(self.model)
+        with whole(self.folder / name) as folder:
+            self.language.save(self.model, folder)
+            if by_role:
+                with acting_as(self.model, Role.CLONE):
+                    self.language.save(self.model, folder / CLONES)
 
     def _open(self) -> None:
         """Load the model and start its sampler. Every arm starts from the same initial weights for the same seed, and
@@ -197,7 +209,9 @@ class Job:
         """Somebody who plays: this process, or rollout workers of the cluster."""
         config, limits = self.config, self.config.limits_of(self.id.arm)
         if config.cluster is None:
-            sampler = self.sampler_spec.start(self.language, self.model)
+            start = partial(self.sampler_spec.start, self.language, self.model)
+            by_role = config.lora is not None and config.lora.per_role
+            sampler = SamplerByRole({role: start() for role in Role}) if by_role else start()
             return ModelPlayer(self.language, sampler, limits=limits, reward=self.reward)
         spec = WorkerSpec(config.model, config.sampler, config.reward, limits, torch.get_num_threads())
         dtype = getattr(self.sampler_spec, "dtype", None)  # one that has no such option takes the model's
@@ -207,7 +221,9 @@ class Job:
 
     def _add_lora(self) -> None:
         if self.config.lora is not None:
-            add_lora(self.model, self.config.lora, self._initial_seed("lora", self.state.stage))
+            per_role = self.config.lora.per_role and self.state.stage == "rl"  # a warm start is one for both
+            options = replace(self.config.lora, per_role=per_role)
+            add_lora(self.model, options, self._initial_seed("lora", self.state.stage))
 
     def _initial_seed(self, what: str, *key: str) -> int:
         """The first attempt has no number in it, so that it is what it would be without another."""
@@ -519,3 +535,21 @@ def check_cluster(config: RunConfig, sampler: SamplerSpec) -> None:
             f"cluster.learner_ranks is {cluster.learner_ranks} and forward.compile is true, which has not been tried "
             "on ranks; set forward.compile=false"
         )
+
+
+def check_roles(config: RunConfig, arm: str, ranks: Ranks | None = None) -> None:
+    """Raise `ConfigError` if adapters per role would be trained or played where one policy alone is known."""
+    if config.lora is None or not config.lora.per_role:
+        return
+    for key, value, untried, without in (
+        ("cluster", "there", config.cluster is not None, "null"),
+        ("ranks", "there", ranks is not None, "None"),
+        ("sampler.name", config.sampler.name, config.sampler.name == "vllm", "transformers"),
+        (f"arms.{arm}.rl.max_policy_lag", lag := config.arms[arm].rl.max_policy_lag, lag > 0, "0"),
+        ("forward.compile", "true", config.forward.compile, "false"),
+    ):
+        if untried:
+            raise ConfigError(
+                f"lora.per_role is true and {key} is {value}: that is for one policy of all agents; set "
+                f"{key}={without}, or lora.per_role=false"
+            )

@@ -4,8 +4,8 @@
 
 Source: V_0 (arXiv 2602.03584), its use as an allocator of rollouts; the allocation itself is that of `knapsack`. There
 a large model is trained once and told of the policy by what it has solved lately; here `TaskValue` is fitted anew after
-every step on what was solved lately. It is also a baseline: the credit scheme `state_zero`. As a router between
-strategies it is left out.
+every step on what was solved lately. It is also a baseline, the credit scheme `state_zero`, and a router between
+strategies of evaluation, `v0_router`.
 
 Against `knapsack` it says something of sizes and budgets that were never seen, from their neighbours of the family, and
 gets along with fewer rollouts of each; but it is wrong where success is no smooth function of the logarithm of size.

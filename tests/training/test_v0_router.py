@@ -1,0 +1,159 @@
+"""A router between strategies goes by what came of them on other tasks, and looks at nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from records import agent, turn
+from study_players import EXPERT, PROTOCOL, Known, Scripted
+
+from selfcest_env.errors import ConfigError
+from selfcest_env.graders import Grade
+from selfcest_env.plugin import PlugIn
+from selfcest_env.record import EpisodeRecord
+from selfcest_env.tasks import make_source
+from selfcest_env.types import ROOT, Limits, Status, Task
+from selfcest_training.evaluation.results import Place, Result
+from selfcest_training.evaluation.samples import SelfConsistency
+from selfcest_training.evaluation.store import Store
+from selfcest_training.evaluation.strategies import Instance, Seat, make_strategy
+from selfcest_training.evaluation.v0_router import V0Router
+
+LIMITS = Limits(total_tokens=600, turn_tokens=160, reply_tokens=4, answer_reserve=12, max_turns=8, max_clones=12)
+SMALL, LARGE = 2, 8
+TWO = {"alone": PlugIn("monolithic"), "tree": PlugIn("delegate")}
+
+
+def task(size: int, name: str = "new") -> Task:
+    return Task(f"{name}-{size}", "1?", "1", "t", metadata={"family": "t", "size": size})
+
+
+def result(label: str, of: Task, right: bool, tokens: int | None) -> Result:
+    """As a study stores it; `None`: the prompt did not fit."""
+    episode = EpisodeRecord("e", of, LIMITS, 0, (agent(ROOT, turn((1,), (2,))),), {"correct": float(right)})
+    place = Place("t", str(of.metadata["size"]), "in", label, None, 0, of.task_id)
+    costs = None if tokens is None else {"total_tokens": float(tokens)}
+    name = f"{label}/{of.task_id}"
+    return Result(name, name, place, (episode,), 0, Grade(float(right), right, True), Status.ANSWERED, costs)
+
+
+def outcomes() -> Iterator[Result]:
+    """Of ten tasks each: small ones are done by both, large ones by the tree alone, which is dearer by 200."""
+    for k in range(10):
+        yield result("alone", task(SMALL, f"s{k}"), True, 100)
+        yield result("tree", task(SMALL, f"s{k}"), k < 9, 300)
+        yield result("alone", task(LARGE, f"l{k}"), k < 1, 300)
+        yield result("tree", task(LARGE, f"l{k}"), k < 9, 500)
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> str:
+    return stored(tmp_path, *outcomes())
+
+
+def stored(folder: Path, *results: Result) -> str:
+    store = Store(folder)
+    store.add(results)
+    return str(store.finish([(found.key, found.place) for found in results], {}))
+
+
+def test_what_was_done_by_whom_is_predicted_of_other_tasks(history: str) -> None:
+    router = V0Router(history=history, strategies=TWO, ridge=1e-6)
+    found = {(label, size): router.predicted(label, task(size), LIMITS) for label in TWO for size in (SMALL, LARGE)}
+    assert found["tree", LARGE] == (pytest.approx(0.9, abs=1e-3), pytest.approx(500, abs=0.1))
+    assert found["alone", LARGE] == (pytest.approx(0.1, abs=1e-3), pytest.approx(300, abs=0.1))
+    assert found["alone", SMALL][0] > 0.99 > 0.91 > found["tree", SMALL][0] > 0.89
+    middle = (np.log1p(5) - np.log1p(SMALL)) / (np.log1p(LARGE) - np.log1p(SMALL))
+    assert router.predicted("tree", task(5), LIMITS)[1] == pytest.approx(300 + 200 * middle, abs=0.1), "never seen"
+
+
+@pytest.mark.parametrize(
+    ("price", "small", "large"), [(0.0, "alone", "tree"), (3.9, "alone", "tree"), (4.1, "alone", "alone")]
+)
+def test_routes_by_hand(history: str, price: float, small: str, large: str) -> None:
+    """Of a large task the tree is worth 0.8 more, and costs 200 tokens more: as much as at 4 for a thousand."""
+    router = V0Router(history=history, strategies=TWO, price=price, ridge=1e-6)
+    assert [router.route(task(size), LIMITS) for size in (SMALL, LARGE)] == [small, large]
+
+
+def test_prompts_that_did_not_fit_say_nothing_of_costs(tmp_path: Path) -> None:
+    lost = [replace(found, costs=None) for found in outcomes() if found.place.strategy == "alone"]
+    router = V0Router(history=stored(tmp_path, *lost), strategies={"alone": TWO["alone"]}, price=1.0)
+    assert router.predicted("alone", task(SMALL), LIMITS)[1] == 0.0
+    assert router.route(task(SMALL), LIMITS) == "alone"
+
+
+def test_instances_are_played_by_whom_they_are_routed_to(history: str) -> None:
+    """Sizes of the tasks are those of the history; the policy is the expert, who delegates where it may."""
+    source = make_source("ledger_qa", min_documents=4, max_documents=4)
+    drawn = [source.draw(np.random.default_rng(k)) for k in range(4)]
+    tasks = [
+        replace(each, metadata={**each.metadata, "family": "t", "size": size})
+        for each, size in zip(drawn, (SMALL, LARGE, LARGE, SMALL), strict=True)
+    ]
+    router, seat = V0Router(history=history, strategies=TWO), Seat(LIMITS, 0.0, EXPERT, PROTOCOL)
+    router.check(seat)
+    asked = [Instance(each, k) for k, each in enumerate(tasks)]
+    played = router.play(asked, seat, Scripted().load(0))
+    assert [episodes[0].task for episodes in played] == tasks
+    assert [bool(episodes[0].cost.clones) for episodes in played] == [False, True, True, False]
+    for label, chosen in (("alone", [0, 3]), ("tree", [1, 2])):
+        own = router.inside[label].play([asked[i] for i in chosen], seat, Scripted().load(0))
+        assert [played[i] for i in chosen] == own
+    assert router.limits(LIMITS, tasks[0]).max_depth == 0 != router.limits(LIMITS, tasks[1]).max_depth
+    assert router.executed(played[0]) is None
+
+
+def test_the_choice_among_samples_is_that_of_the_strategy_that_played(history: str) -> None:
+    votes = SelfConsistency(samples=3)
+    two = {"alone": PlugIn("self_consistency", {"samples": 3}), "tree": PlugIn("delegate")}
+    router, seat = V0Router(history=history, strategies=two), Seat(LIMITS, 0.8, EXPERT, PROTOCOL)
+    (episodes,) = router.play([Instance(task(SMALL), 5)], seat, Known(right=0.5, tokens=10).load(0))
+    assert len(episodes) == 3
+    grades = [Grade(0.0, False, True)] * 3
+    assert router.choose(episodes, grades) == votes.choose(episodes, grades)
+
+
+def test_equal_histories_share_episodes_wherever_they_lie(history: str, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.jsonl"
+    copy.write_bytes(Path(history).read_bytes())
+    first, second = (V0Router(history=str(where), strategies=TWO) for where in (history, copy))
+    assert first.recipe == second.recipe
+    other = V0Router(history=stored(tmp_path / "other", *list(outcomes())[:-4]), strategies=TWO)
+    assert other.recipe != first.recipe != V0Router(history=history, strategies=TWO, price=1.0).recipe
+
+
+def test_without_a_history_the_first_plays() -> None:
+    router = make_strategy("v0_router", {}, "strategies.x")
+    assert isinstance(router, V0Router)
+    assert [router.route(task(size), LIMITS) for size in (SMALL, LARGE)] == ["monolithic", "monolithic"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"history": "nowhere.jsonl"}, "history nowhere.jsonl cannot be read"),
+        ({"strategies": {}}, "strategies is empty"),
+        ({"strategies": {"a": {"name": "best_of_n"}}}, "strategies.a needs what no player can know"),
+        ({"strategies": {"a": {"name": "always_delegates"}}}, "strategies.a needs what no player can know"),
+        ({"strategies": {"a": {"name": "monolitic"}}}, "strategies.a.*monolitic.*Did you mean 'monolithic'"),
+        ({"price": -1}, "price is -1"),
+    ],
+)
+def test_options_that_cannot_be_right_are_named(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make_strategy("v0_router", options, "strategies.x")
+
+
+def test_a_history_that_will_not_do_is_refused(history: str) -> None:
+    with pytest.raises(ConfigError, match="has no result of 'trees', only of alone, tree.*Did you mean 'tree'"):
+        V0Router(history=history, strategies={"trees": PlugIn("delegate")})
+    with pytest.raises(ConfigError, match="cost is 'tokens', which history .* has not"):
+        V0Router(history=history, strategies=TWO, cost="tokens")
+    with pytest.raises(ConfigError, match="has the instance s3-2 that is to be played, .* another task_seed"):
+        V0Router(history=history, strategies=TWO).route(task(SMALL, "s3"), LIMITS)
