@@ -1,4 +1,4 @@
-"""Strategies of play from the literature, each by what its mechanism does on a case small enough to work out by hand."""
+"""Strategies of play from the literature, each by what it does on a case that can be worked out by hand."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from selfcest_training.evaluation.decision import outcome_of
 from selfcest_training.evaluation.decision_table import Trio, trios
 from selfcest_training.evaluation.modes import Modes
 from selfcest_training.evaluation.orchestrated import Asked, lines_of
-from selfcest_training.evaluation.planner import Planner
+from selfcest_training.evaluation.planner import ROLES, Planner
 from selfcest_training.evaluation.results import Place, Result
 from selfcest_training.evaluation.scale import Scale
 from selfcest_training.evaluation.strategies import Episodes, Instance, Seat, Strategy, make_strategy
@@ -234,7 +234,7 @@ def test_the_f1_of_explicit_decisions() -> None:
     config = StudyConfig(
         "s",
         tasks={"range_sum": PlugIn("range_sum")},
-        cells=(Cell("range_sum"),),
+        cells=(Cell("range_sum", "all"),),
         strategies=specs,
         policy=PlugIn("model"),
     )
@@ -245,7 +245,7 @@ def test_the_f1_of_explicit_decisions() -> None:
     reward = make_reward("correct")
     episodes = tuple(reward.score(one) for one in play(DecideFirst(), decides("delegate")))
     place = Place("own", "2", "in", "decide_first", None, 0, "t")
-    found = outcome_of(Result("k", "p", place, episodes, 1, Grade(1.0, True, True), ending=Status.ANSWERED))
+    found = outcome_of(Result("k", "p", place, episodes, 1, Grade(1.0, True, True), ending=Status.ANSWERED, costs=None))
     assert (found.delegated, found.reward) == (True, 1.0)
     assert found.tokens == sum(episode.cost.total_tokens for episode in episodes)
 
@@ -394,7 +394,8 @@ def test_arms_must_differ() -> None:
 def plans(observation: Observation) -> str:
     asked = observation.brief.text
     if not asked.startswith("You plan"):
-        return "Answer: 5" if "Add" in asked else "Answer: 10"
+        part = asked.partition("\n")[2]
+        return {"Add 2 and 3": "Answer: 5", "Find what doubling is": "Answer: times two"}.get(part, "Answer: 10")
     if "-> 10" in asked:
         return "Answer: done: 10"
     if "-> 5" in asked:
@@ -404,12 +405,12 @@ def plans(observation: Observation) -> str:
 
 def test_a_planner_revises_its_plan_by_what_comes_back() -> None:
     planner = Planner(rounds=3)
-    (record,) = play(planner, lambda o: plans(o) if "Find" not in o.brief.text.split("\n")[-1] else "Answer: times two")
+    (record,) = play(planner, plans)
     _, first, again, second, _ = objectives(record)
     assert [text.split("\n")[-1] for text in first] == ["Add 2 and 3", "Find what doubling is"]  # nobody cooks
-    assert first[0].startswith(planner.roles["analyst"])
+    assert first[0].startswith(ROLES["analyst"])
     assert "analyst: Add 2 and 3 -> 5\nresearcher: Find what doubling is -> times two" in again[0]
-    assert second == [planner.roles["checker"] + "\nDouble 5"]
+    assert second == [ROLES["checker"] + "\nDouble 5"]
     assert (record.answer, record.cost.clones) == ("10", 1 + 2 + 1 + 1 + 1)
     assert planner.executed((record,))
 
@@ -459,7 +460,7 @@ def test_lines() -> None:
     [
         ("turn_limit", {"turns": 0}, "turns is 0; expected a whole number >= 1"),
         ("turn_extension", {"extension": 0}, "extension is 0; expected a whole number >= 1"),
-        ("thread_count", {"thread": 2}, "did you mean 'threads'"),
+        ("thread_count", {"thread": 2}, "Did you mean 'threads'"),
         ("decide_first", {"otherwise": "never"}, "otherwise is 'never'"),
         ("modes", {"mode": "agent"}, "mode is 'agent'"),
         ("scale", {"hard_from": -1}, "hard_from is -1"),

@@ -20,25 +20,31 @@ from selfcest_env.structure import Checked, Count, NotNegative
 from selfcest_env.types import Action, Answer
 from selfcest_training.evaluation.orchestrated import NOTHING, Asked, Orchestrated, call, numbers_in
 
+ARMS = ("Think step by step.", "Write an equation and solve it.", "Guess, then check your guess.")
+
 
 @dataclass(frozen=True)
 class Bandit(Orchestrated, Checked):
     """Asks one clone after the other, has each judged, and chooses by a bandit how the next one is told to work.
 
     Attributes:
-        arms: instructions.
+        arms: instructions; `None`: `ARMS`.
         rounds: of one clone and its judge each.
         alpha: how much what has seldom been tried is preferred.
     """
 
-    arms: tuple[str, ...] = ("Think step by step.", "Write an equation and solve it.", "Guess, then check your guess.")
+    arms: tuple[str, ...] | None = None
     rounds: Count = 4
     alpha: NotNegative = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.arms or len(set(self.arms)) < len(self.arms):
-            raise ConfigError(f"arms are {list(self.arms)}; expected one or more different instructions")
+        if not self.instructions or len(set(self.instructions)) < len(self.instructions):
+            raise ConfigError(f"arms are {list(self.instructions)}; expected one or more different instructions")
+
+    @property
+    def instructions(self) -> tuple[str, ...]:
+        return ARMS if self.arms is None else self.arms
 
     @property
     def turns(self) -> int:
@@ -54,7 +60,7 @@ class Bandit(Orchestrated, Checked):
                 f"Task: {task}\nAnswer: {answer}",
                 keys=keys,
             )
-        return call(f"{self.arms[self.choose_arm(self.pulls(past))]}\nTask: {task}", keys=keys)
+        return call(f"{self.instructions[self.choose_arm(self.pulls(past))]}\nTask: {task}", keys=keys)
 
     def found(self, past: Sequence[Asked]) -> str | None:
         answers = [call.replies[0] for call in past[::2]]
@@ -78,7 +84,7 @@ class Bandit(Orchestrated, Checked):
             mean = sum(rewards) / len(rewards) if rewards else 0.0
             return mean + self.alpha * math.sqrt(math.log(1 + len(pulls)) / (1 + len(rewards)))
 
-        return max(range(len(self.arms)), key=lambda arm: (bound(arm), -arm))
+        return max(range(len(self.instructions)), key=lambda arm: (bound(arm), -arm))
 
 
 def judged_reward(text: str | None) -> float:

@@ -21,8 +21,8 @@ class Outcome:
     Attributes:
         size: of the task, in its own unit.
         delegated: whether there was any clone.
-        correct, reward, tokens: of the answer, of the team, of the whole tree. Of a strategy with several episodes tokens
-            are those of all, and the reward is that of the one whose answer counts.
+        correct, reward, tokens: of the answer, of the team, of the whole tree. Of several episodes
+            tokens are those of all, and the reward is that of the one whose answer counts.
     """
 
     size: int

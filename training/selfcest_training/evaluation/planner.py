@@ -11,20 +11,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.structure import Checked, Count
 from selfcest_env.types import Action, Answer
 from selfcest_training.evaluation.orchestrated import NOTHING, Asked, Orchestrated, call, lines_of
 
-
-def _roles() -> dict[str, str]:
-    return {
-        "researcher": "Find in your documents what is asked for.",
-        "analyst": "Work out what is asked for, step by step.",
-        "checker": "Check the claim, and say what is wrong with it.",
-    }
+ROLES = {
+    "researcher": "Find in your documents what is asked for.",
+    "analyst": "Work out what is asked for, step by step.",
+    "checker": "Check the claim, and say what is wrong with it.",
+}
 
 
 @dataclass(frozen=True)
@@ -32,20 +30,26 @@ class Planner(Orchestrated, Checked):
     """A planner that is asked again after every round, over workers of several roles.
 
     Attributes:
-        roles: the instruction of every role, by its name in small letters.
+        roles: the instruction of every role, by its name in small letters; `None`: `ROLES`.
         rounds: of a plan and its work; then the planner is asked for the answer.
         workers: of one round, at most.
     """
 
-    roles: dict[str, str] = field(default_factory=_roles)
+    roles: dict[str, str] | None = None
     rounds: Count = 2
     workers: Count = 3
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        wrong = [name for name in self.roles if not re.fullmatch(r"[a-z]+", name) or name == "done"]
-        if not self.roles or wrong:
-            raise ConfigError(f"roles are {list(self.roles)}; expected names in small letters, and none of them 'done'")
+        wrong = [name for name in self.instructions if not re.fullmatch(r"[a-z]+", name) or name == "done"]
+        if not self.instructions or wrong:
+            raise ConfigError(
+                f"roles are {list(self.instructions)}; expected names in small letters, and none of them 'done'"
+            )
+
+    @property
+    def instructions(self) -> dict[str, str]:
+        return ROLES if self.roles is None else self.roles
 
     @property
     def turns(self) -> int:
@@ -62,7 +66,7 @@ class Planner(Orchestrated, Checked):
         jobs = self.jobs(said)
         if len(past) > 2 * self.rounds or not jobs:
             return Answer(_done(said) or self.found(past) or NOTHING)
-        return call(*(f"{self.roles[role]}\n{part}" for role, part in jobs), keys=keys)
+        return call(*(f"{self.instructions[role]}\n{part}" for role, part in jobs), keys=keys)
 
     def found(self, past: Sequence[Asked]) -> str | None:
         work = [reply for call in past[1::2] for reply in call.replies if reply is not None]
@@ -74,7 +78,7 @@ class Planner(Orchestrated, Checked):
         named = [(role.strip().lower(), part.strip()) for role, _, part in split]
         if any(role == "done" for role, _ in named):
             return []
-        return [(role, part) for role, part in named if role in self.roles and part][: self.workers]
+        return [(role, part) for role, part in named if role in self.instructions and part][: self.workers]
 
     def _plan(self, task: str, past: Sequence[Asked]) -> Action:
         known = [
@@ -87,7 +91,7 @@ class Planner(Orchestrated, Checked):
         else:
             order = (
                 f"Write what to do next, at most {self.workers} lines 'ROLE: PART' that can be worked on side by side, "
-                f"with a role of {', '.join(self.roles)}. If you know the answer, write one line 'done: ANSWER'."
+                f"with a role of {', '.join(self.instructions)}. If you know the answer, write one line 'done: ANSWER'."
             )
         return call(
             "\n".join(["You plan and do not solve.", order, f"Task: {task}", "Found so far:", *(known or ["nothing"])])
