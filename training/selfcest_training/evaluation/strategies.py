@@ -180,6 +180,7 @@ STRATEGIES: dict[str, str | type] = {
     "scale": "selfcest_training.evaluation.scale:Scale",
     "bandit": "selfcest_training.evaluation.bandit:Bandit",
     "planner": "selfcest_training.evaluation.planner:Planner",
+    "playbook": "selfcest_training.evaluation.playbook:WithPlaybook",
 }
 
 
