@@ -382,6 +382,8 @@ class Kernel:
             grant.total_tokens,
             grant.clones,
         )
+        if board := self.rules.board(self._joined(child_id)):
+            brief = replace(brief, documents={**board, **brief.documents})
         messages = self.rules.protocol.open(brief)
         tokens = self.rules.counter.count(messages, Boundary.OPENING)
         assert limits.max_depth is None or child_id.depth <= limits.max_depth
@@ -394,6 +396,14 @@ class Kernel:
             messages=messages,
             context_tokens=tokens,
         )
+
+    def _joined(self, child_id: AgentId) -> dict[AgentId, str]:
+        """What clones of a newborn's parent have replied, whose whole calls have joined: none of its own call."""
+        parent_id = child_id.parent
+        assert parent_id is not None
+        children = (parent_id.child(i) for i in range(self._agents[parent_id].num_children))
+        replies = {child: reply_of(self._agents[child]).text for child in children}
+        return {child: self.rules.protocol.neutralise(text) for child, text in replies.items() if text is not None}
 
     def _join(self, parent_id: AgentId) -> None:
         """The whole call has ended: money flows back, then all replies arrive as one message."""

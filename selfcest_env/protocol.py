@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from selfcest_env.errors import ConfigError
-from selfcest_env.types import Action, Fault, Message, Role, Status
+from selfcest_env.types import Action, AgentId, Fault, Message, Role, Status
 
 LABELS = string.ascii_lowercase  # of clones, where a name may take one character
 
@@ -126,6 +126,15 @@ class ControlsTurns(Protocol):
 
     def remind(self, message: Message, left: int) -> Message:
         """The message that comes before a turn, of which there are so many left."""
+        ...
+
+
+@runtime_checkable
+class KeepsBoard(Protocol):
+    """A protocol by which a clone is shown what clones of its parent's earlier calls have left for it. Optional."""
+
+    def board(self, replies: Mapping[AgentId, str]) -> Mapping[str, str]:
+        """Documents by key, of the replies of those clones in the order of their birth."""
         ...
 
 

@@ -7,8 +7,8 @@ from functools import cached_property
 
 from selfcest_env.budget import Amounts
 from selfcest_env.errors import ConfigError
-from selfcest_env.protocol import Brief, ControlsTurns, ProtocolText, Reply, Wording
-from selfcest_env.types import Boundary, Fault, Limits, Message, Role, Status, TokenCounter
+from selfcest_env.protocol import Brief, ControlsTurns, KeepsBoard, ProtocolText, Reply, Wording
+from selfcest_env.types import AgentId, Boundary, Fault, Limits, Message, Role, Status, TokenCounter
 
 
 class Rules:
@@ -64,6 +64,10 @@ class Rules:
     def reminded(self, message: Message, left: int | None) -> Message:
         """The message before a turn, of which there are so many left."""
         return message if self.turn_control is None or left is None else self.turn_control.remind(message, left)
+
+    def board(self, replies: Mapping[AgentId, str]) -> Mapping[str, str]:
+        """What a new clone is shown of the replies of its parent's clones that have joined."""
+        return self.protocol.board(replies) if isinstance(self.protocol, KeepsBoard) else {}
 
     def _reminders(self, message: Message) -> tuple[Message, ...]:
         """All that a message can become."""

@@ -1,4 +1,4 @@
-"""What is said around a protocol: one thing to every agent, its clones, its turns. Each is told, counted and charged.
+"""What is said around a protocol: one thing to every agent, its clones, its turns, a board.
 
 A wording is a value that makes of a protocol one that says more (`protocol.Wording`). It works with every protocol that
 has `note`: a chat model reads the sentence, the embedded model the number.
@@ -14,7 +14,7 @@ from selfcest_env.protocol import Brief, Note, ProtocolText, Reply, noted
 from selfcest_env.structure import Checked, Count, Size
 from selfcest_env.text.hermes import THINKING, HermesProtocol
 from selfcest_env.text.terse import TerseProtocol
-from selfcest_env.types import Action, Fault, Message, Role
+from selfcest_env.types import Action, AgentId, Fault, Message, Role
 
 
 @dataclass(frozen=True)
@@ -157,3 +157,47 @@ class _TurnsTold(Around):
         if not self.reminders:
             return message
         return noted(self.protocol, message, Note(f"You have {left} {'turn' if left == 1 else 'turns'} left.", left))
+
+
+# A board of what was found
+
+
+@dataclass(frozen=True)
+class TellBoard(Checked):
+    """A wording: clones may leave notes, which clones of their parent's later calls are shown as documents.
+
+    A note is a line `post: ...` of a clone's reply. Its parent reads it in the reply; who comes later pays for it as it
+    does for any document. No clone sees a note of its own call, so nothing it sees depends on a running sibling.
+
+    Attributes:
+        posts: shown at most: the latest, each text once.
+    """
+
+    posts: Count = 8
+
+    def __call__(self, protocol: ProtocolText) -> ProtocolText:
+        return _BoardTold(protocol, self.posts)
+
+
+_POST = re.compile(r"^post: *(\S.*)$", re.MULTILINE)
+_INVITED = Note("After your answer you may write lines 'post: ...', for clones that come after you.", 1)
+
+
+@dataclass(frozen=True)
+class _BoardTold(Around):
+    """See `KeepsBoard`."""
+
+    posts: int
+
+    def open(self, brief: Brief) -> tuple[Message, ...]:
+        opening = self.protocol.open(brief)
+        return opening if brief.role is Role.ROOT else told(self.protocol, opening, _INVITED)
+
+    def board(self, replies: Mapping[AgentId, str]) -> Mapping[str, str]:
+        authors: dict[str, AgentId] = {}
+        for agent, reply in replies.items():
+            for post in map(str.strip, _POST.findall(reply)):
+                authors.pop(post, None)  # said again, it is one of the latest
+                authors[post] = agent
+        latest = list(authors.items())[-self.posts :]
+        return {f"post {i + 1} of {agent}": post for i, (post, agent) in enumerate(latest)}

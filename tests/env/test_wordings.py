@@ -24,7 +24,7 @@ from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.text.markers import PlainTextProtocol
 from selfcest_env.text.protocols import make_protocol
 from selfcest_env.text.terse import TerseProtocol
-from selfcest_env.text.wordings import Tell, TellClones, TellTurns
+from selfcest_env.text.wordings import Tell, TellBoard, TellClones, TellTurns
 from selfcest_env.types import ROOT, Answer, CloneRequest, Delegate, Fault, Limits, Role, Status, Task, Usage
 from selfcest_env.views import observe
 
@@ -179,7 +179,9 @@ def test_turn_control_needs_a_bound() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.sampled_from([TellTurns(2, 3), TellTurns(5), TellTurns(1, 4, False), TellClones(), Tell(Note("Go.", 1))]),
+    st.sampled_from(
+        [TellBoard(2), TellTurns(2, 3), TellTurns(5), TellTurns(1, 4, False), TellClones(), Tell(Note("Go.", 1))]
+    ),
     st.integers(40, 400),
     st.integers(0, 1000),
 )
@@ -210,3 +212,53 @@ def test_a_record_tells_another_wording_apart() -> None:
     (record,) = rollout([RolloutRequest("e", TASK, 0, wording=TellTurns(3))], ScriptedPolicy(Answers()), rules)
     with pytest.raises(RecordError, match="cannot be restored"):
         restore(record, rules)
+
+
+# A board
+
+
+def call(kernel: Kernel, *objectives: str) -> None:
+    kernel.step(ROOT, Delegate(tuple(map(CloneRequest, objectives))), Usage(3))
+
+
+def user(kernel: Kernel, child: int) -> str:
+    return kernel.agents[ROOT.child(child)].messages[1].content
+
+
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_a_post_is_seen_when_its_whole_call_has_joined(order: tuple[int, int]) -> None:
+    rules = Rules(replace(LIMITS, total_tokens=2000, reply_tokens=20, max_turns=5), HERMES, WORDS)
+    kernel, plain = Kernel(TASK, rules.worded(TellBoard(posts=2))), Kernel(TASK, rules)
+    texts = {0: "Answer: 5\npost: 2 + 3 is 5", 1: "Answer: 1\npost: B is odd\npost: 2 + 3 is 5", 2: "Answer: no"}
+    for game in (kernel, plain):
+        call(game, "Add.")
+        game.play(ROOT.child(0), texts[0], Usage(9))
+        call(game, "Look.", "Look.")
+        for child in order:
+            game.play(ROOT.child(child), texts[child], Usage(9))
+        call(game, "Sum.")
+    assert user(kernel, 0) == "Add."
+    # Both of the second call are shown the first call's post, and neither the other's, whoever ends first.
+    shown = "\n\nDocument post 1 of root.0:\n2 + 3 is 5"
+    assert (user(kernel, 1), user(kernel, 2)) == (f"Look.{shown}", f"Look.{shown}")
+    # One text is one post; of those it is told who wrote it last.
+    last = "\n\nDocument post 1 of root.1:\nB is odd\n\nDocument post 2 of root.1:\n2 + 3 is 5"
+    assert user(kernel, 3) == f"Sum.{last}"
+    # Its tokens are in the context and charged, and so is the invitation.
+    for child, posts in ((0, ""), (1, shown), (2, shown), (3, last)):
+        invited = "After your answer you may write lines 'post: ...', for clones that come after you."
+        prices = [game.agents[ROOT.child(child)].context_tokens for game in (kernel, plain)]
+        grants = [game.agents[ROOT.child(child)].brief.total_tokens for game in (kernel, plain)]
+        assert prices[0] - prices[1] == WORDS.count_text(invited) + WORDS.count_text(posts)
+        assert None not in grants
+    assert kernel.agents[ROOT.child(3)].brief.keys == ()  # a post is shown, and cannot be handed on
+
+
+def test_posts_that_are_none_and_who_is_not_asked() -> None:
+    board = TellBoard(posts=1)(HERMES)
+    assert board.board({ROOT.child(0): "I post: x", ROOT.child(1): "post: "}) == {}  # type: ignore[attr-defined]
+    posts = {ROOT.child(0): "5\npost: a", ROOT.child(1): "post: b"}
+    assert board.board(posts) == {"post 1 of root.1": "b"}  # type: ignore[attr-defined]
+    assert content(board, Brief(Role.ROOT, "1?")) == content(HERMES, Brief(Role.ROOT, "1?"))
+    with pytest.raises(ConfigError, match="posts is 0"):
+        TellBoard(0)

@@ -181,6 +181,7 @@ STRATEGIES: dict[str, str | type] = {
     "bandit": "selfcest_training.evaluation.bandit:Bandit",
     "planner": "selfcest_training.evaluation.planner:Planner",
     "playbook": "selfcest_training.evaluation.playbook:WithPlaybook",
+    "board": "selfcest_training.evaluation.board:Board",
 }
 
 
