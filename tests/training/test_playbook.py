@@ -42,7 +42,8 @@ class Model:
         system, prompt = observation.messages[0].content, observation.brief.text
         if "Find what to do" in system:
             shown = json.loads(prompt)
-            assert shown["right"] or "10" not in prompt  # the truth is told to nobody
+            if "Twice" in shown["task"]:
+                assert shown["right"] or "10" not in prompt  # the truth is told to nobody
             marks = dict.fromkeys(shown["advice"], "helpful" if shown["right"] else "harmful")
             lesson = "all well" if shown["right"] else "it was not doubled"
             return HERMES.render(Answer(json.dumps({"lesson": lesson, "marks": marks})))
@@ -149,7 +150,7 @@ def test_files_that_are_no_playbook(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_script_learns_and_goes_on(tmp_path: Path) -> None:
     (tmp_path / "study.yaml").write_text(
-        "name: s\ntasks: {range_sum: {}}\nstrategies: {plain: {}}\npolicy: test_playbook:Source\n"
+        "name: s\ntasks: {range_sum: {name: range_sum}}\nstrategies: {plain: {}}\npolicy: test_playbook:Source\n"
     )
     root, book = Path(__file__).parents[2], tmp_path / "book.json"
     command = [sys.executable, str(root / "benchmarks" / "playbook.py"), str(tmp_path / "study.yaml"), "--family"]
