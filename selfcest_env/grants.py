@@ -18,12 +18,12 @@ def turn_grant(state: AgentState, free: Amounts, rules: Rules) -> tuple[int | No
     """Tokens of an agent's next turn, and the ending that anything but an answer in it would bring.
 
     A grant of 0 means that there can be no turn and the ending is now. While another turn can follow, the grant leaves
-    room for one line of environment text and one more answer.
+    room for one line of environment text and one more answer, as it does where the agent can still ask for more turns.
     """
-    limits, used = rules.limits, len(state.turns)
+    limits, used, turns = rules.limits, len(state.turns), rules.turns(state.extra_turns)
     window = None if limits.context_tokens is None else limits.context_tokens - state.context_tokens
     room = _least(limits.turn_tokens, window, free.total_tokens, free.generated_tokens)
-    if limits.max_turns is not None and used >= limits.max_turns:
+    if turns is not None and used >= turns:
         return 0, Status.OUT_OF_TURNS
     if room is not None and room < 1:
         return 0, Status.OUT_OF_TOKENS
@@ -38,7 +38,7 @@ def turn_grant(state: AgentState, free: Amounts, rules: Rules) -> tuple[int | No
     )
     if later is not None and later < reserve:
         return room, Status.OUT_OF_TOKENS
-    return later, None
+    return later, Status.OUT_OF_TURNS if turns is not None and used + 1 >= turns else None
 
 
 def unaffordable(state: AgentState, free: Amounts, rules: Rules, tokens: int) -> Fault | None:

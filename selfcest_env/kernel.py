@@ -105,6 +105,9 @@ class Kernel:
         if usage.generated_tokens is None and turn.max_new_tokens is None:
             raise GameError(f"{agent_id}: a generation of unknown cost needs a finite grant, and this one is unlimited")
         self._log[agent_id, len(state.turns)] = Step(agent_id, len(state.turns), action, usage, text)
+        extra = state.extra_turns if turn.void(usage) else self.rules.more_turns(state.extra_turns, text)
+        if turn.can_extend and extra > state.extra_turns:
+            turn = turn._replace(last=None)
         action, facts, text = self._settle(agent_id, turn, action, usage, text)
         del self._ready[bisect_left(self._ready, agent_id)]
         self._agents[agent_id] = state._replace(
@@ -112,6 +115,7 @@ class Kernel:
             boundary=Boundary.AFTER_STOP if usage.finish_reason is FinishReason.STOP else Boundary.AFTER_LENGTH,
             messages=(*state.messages, Message(MessageRole.ASSISTANT, (Part(text),))),
             context_tokens=state.context_tokens + facts.generated_tokens,
+            extra_turns=extra,
         )
         match action:
             case Answer(text):
@@ -162,6 +166,7 @@ class Kernel:
             can_delegate=limits.delegation,
             can_read=limits.reading and bool(task.context),
             total_tokens=limits.total_tokens,
+            clones=limits.max_clones,
         )
         state = AgentState(ROOT, brief, (), grant=self.ledger.total, born_at=None)
         state = state._replace(messages=self.rules.protocol.open(brief))
@@ -177,14 +182,14 @@ class Kernel:
         self._agents[ROOT] = state._replace(context_tokens=prompt_tokens)
         self._open_turn(ROOT, prompt_tokens)
 
-    def _append(self, agent_id: AgentId, messages: tuple[Message, ...]) -> int:
+    def _append(self, agent_id: AgentId, message: Message) -> int:
         """Write an environment block into an agent's context and charge it; returns its tokens."""
         state = self._agents[agent_id]
-        tokens = self.rules.counter.count(messages, state.boundary)
+        tokens = self.rules.counter.count((message,), state.boundary)
         self.ledger.charge(agent_id, Amounts(tokens))
         self._agents[agent_id] = state._replace(
             block_start=len(state.messages),
-            messages=state.messages + messages,
+            messages=(*state.messages, message),
             context_tokens=state.context_tokens + tokens,
         )
         return tokens
@@ -195,16 +200,19 @@ class Kernel:
         grant, last = turn_grant(state, free, self.rules)
         if grant == 0 and last is not None:
             return self._finish(agent_id, last)
+        can_extend = last is Status.OUT_OF_TURNS and self.rules.turns(state.extra_turns) != self.limits.max_turns
+        goes_on = last is None or can_extend
         may_spawn = state.brief.can_delegate and free.covers(Amounts(clones=1))
         can_pay = may_spawn and can_pay_call(state, free, self.rules)
         turn = OpenTurn(
             prompt_tokens,
             grant,
-            can_delegate=last is None and can_pay,
-            can_read=last is None and self._can_read(agent_id),
+            can_delegate=goes_on and can_pay,
+            can_read=goes_on and self._can_read(agent_id),
             too_poor=may_spawn and not can_pay,
             last=last,
-            reserved=Amounts((grant or 0) + (0 if last else self.rules.notice_tokens), grant or 0),
+            reserved=Amounts((grant or 0) + (self.rules.notice_tokens if goes_on else 0), grant or 0),
+            can_extend=can_extend,
         )
         self.ledger.reserve(agent_id, turn.reserved)
         self._agents[agent_id] = state._replace(status=Status.READY, turn=turn)
@@ -242,8 +250,14 @@ class Kernel:
         self._close_turn(agent_id, facts)
         if turn.last is not None:
             return self._finish(agent_id, turn.last)
-        tokens = self._append(agent_id, (self.rules.protocol.fault(facts.fault),))
+        played = len(self._agents[agent_id].turns)
+        tokens = self._append(agent_id, self._reminded(agent_id, self.rules.protocol.fault(facts.fault), played))
         self._open_turn(agent_id, tokens)
+
+    def _reminded(self, agent_id: AgentId, message: Message, played: int) -> Message:
+        """What an agent is told after so many turns, with how many it has left."""
+        turns = self.rules.turns(self._agents[agent_id].extra_turns)
+        return self.rules.reminded(message, None if turns is None else turns - played)
 
     # Answers
 
@@ -275,7 +289,8 @@ class Kernel:
 
     def _read(self, agent_id: AgentId, facts: TurnFacts, turn: OpenTurn, keys: tuple[str, ...]) -> None:
         known, limit = frozenset(self.keys_of(agent_id)), self.limits.max_reads
-        message = self.rules.protocol.documents({key: self.task.context[key] for key in keys if key in known})
+        found = self.rules.protocol.documents({key: self.task.context[key] for key in keys if key in known})
+        message = self._reminded(agent_id, found, len(self._agents[agent_id].turns) + 1)
         tokens = self.rules.counter.count((message,), Boundary.AFTER_STOP)
         fault: Fault | None = None
         if turn.last is not None or not self._agents[agent_id].brief.can_read:
@@ -292,7 +307,7 @@ class Kernel:
             return self._fail_turn(agent_id, replace(facts, outcome=Outcome.REFUSED, fault=fault), turn)
         self.num_reads += len(keys)
         self._close_turn(agent_id, replace(facts, outcome=Outcome.READ))
-        self._open_turn(agent_id, self._append(agent_id, (message,)))
+        self._open_turn(agent_id, self._append(agent_id, message))
 
     # Delegation
 
@@ -365,7 +380,10 @@ class Kernel:
             request.objective,
             {key: self.task.context[key] for key in request.shared_context},
             grant.total_tokens,
+            grant.clones,
         )
+        if board := self.rules.board(self._joined(child_id)):
+            brief = replace(brief, documents={**board, **brief.documents})
         messages = self.rules.protocol.open(brief)
         tokens = self.rules.counter.count(messages, Boundary.OPENING)
         assert limits.max_depth is None or child_id.depth <= limits.max_depth
@@ -378,6 +396,14 @@ class Kernel:
             messages=messages,
             context_tokens=tokens,
         )
+
+    def _joined(self, child_id: AgentId) -> dict[AgentId, str]:
+        """What clones of a newborn's parent have replied, whose whole calls have joined: none of its own call."""
+        parent_id = child_id.parent
+        assert parent_id is not None
+        children = (parent_id.child(i) for i in range(self._agents[parent_id].num_children))
+        replies = {child: reply_of(self._agents[child]).text for child in children}
+        return {child: self.rules.protocol.neutralise(text) for child, text in replies.items() if text is not None}
 
     def _join(self, parent_id: AgentId) -> None:
         """The whole call has ended: money flows back, then all replies arrive as one message."""
@@ -393,7 +419,8 @@ class Kernel:
         ]
         self.ledger.settle(parent_id, call.reserved, ZERO)
         self._agents[parent_id] = parent._replace(call=None)
-        tokens = self._append(parent_id, (self.rules.protocol.replies(replies),))
+        message = self._reminded(parent_id, self.rules.protocol.replies(replies), len(parent.turns))
+        tokens = self._append(parent_id, message)
         bound = None if self.limits.reply_tokens is None else call.reserved.total_tokens
         assert bound is None or tokens <= bound, "a reply message was priced below what it costs"
         self._open_turn(parent_id, tokens)

@@ -7,11 +7,12 @@ nothing it wrote is trusted.
 from __future__ import annotations
 
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from selfcest_env.types import Action, Fault, Message, Role, Status
+from selfcest_env.errors import ConfigError
+from selfcest_env.types import Action, AgentId, Fault, Message, Role, Status
 
 LABELS = string.ascii_lowercase  # of clones, where a name may take one character
 
@@ -28,6 +29,7 @@ class Brief:
         can_delegate, can_read: the tools this agent has at its depth (its account may still forbid a call later).
         total_tokens: its grant, `None` if unlimited.
         reply_tokens: upper bound on a clone's reply, `None` if unlimited.
+        clones: clones that it and its subtree may start in all, `None` if unlimited or unknown.
     """
 
     role: Role
@@ -38,6 +40,7 @@ class Brief:
     can_read: bool = False
     total_tokens: int | None = None
     reply_tokens: int | None = None
+    clones: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,75 @@ class ProtocolText(Protocol):
     def render(self, action: Action, thought: str = "") -> str:
         """Write an action as a policy would: inverse of `parse` for everything but `Malformed`."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One more thing that the environment says in a message.
+
+    Attributes:
+        text: for who reads sentences.
+        number: the same for who reads a token, from 0 to 99; larger ones are told as 99.
+        trusted: whether this project wrote the text.
+    """
+
+    text: str
+    number: int = 0
+    trusted: bool = True
+
+
+@runtime_checkable
+class Notes(Protocol):
+    """A protocol that can say more than its own messages do. Optional; the built-in ones can."""
+
+    def note(self, message: Message, note: Note) -> Message:
+        """The message with the note in it."""
+        ...
+
+
+@runtime_checkable
+class ControlsTurns(Protocol):
+    """A protocol that gives agents fewer turns than `Limits.max_turns`, more to who asks, and says what is left.
+
+    Optional, as `text.wordings.TellTurns` makes one.
+
+    Attributes:
+        turns: that an agent may take without asking, at least 1.
+    """
+
+    @property
+    def turns(self) -> int: ...
+
+    def asked(self, text: str) -> int:
+        """How many more turns a turn asks for; 0 if it does not."""
+        ...
+
+    def remind(self, message: Message, left: int) -> Message:
+        """The message that comes before a turn, of which there are so many left."""
+        ...
+
+
+@runtime_checkable
+class KeepsBoard(Protocol):
+    """A protocol by which a clone is shown what clones of its parent's earlier calls have left for it. Optional."""
+
+    def board(self, replies: Mapping[AgentId, str]) -> Mapping[str, str]:
+        """Documents by key, of the replies of those clones in the order of their birth."""
+        ...
+
+
+def noted(protocol: ProtocolText, message: Message, note: Note) -> Message:
+    """The message with the note in it. Raises `ConfigError` if the protocol can say no more than its own messages."""
+    if isinstance(protocol, Notes):
+        return protocol.note(message, note)
+    raise ConfigError(
+        f"the protocol {type(protocol).__name__} has no note(message, note), so agents cannot be told {note.text!r}; "
+        "add that method (see protocol.Notes), or play without what says this"
+    )
+
+
+# What is said around a protocol in some episodes. Equal ones share their prices, so it must be hashable.
+Wording = Callable[[ProtocolText], ProtocolText]
 
 
 def sections(text: str, start: str, stop: str) -> tuple[list[str] | None, str]:

@@ -163,12 +163,14 @@ class Measure:
         of: its value for one episode.
         over_samples: its value for several episodes on one task, of theirs: `sum`, or `max` where they could run side
             by side.
+        in_series: the same where each had to wait for the one before; `None`: as `over_samples`.
         compared: whether strategies are compared at equal values of it. Counts are only shown.
     """
 
     of: Callable[[EpisodeRecord], float]
     over_samples: Callable[[Iterable[float]], float] = sum
     compared: bool = True
+    in_series: Callable[[Iterable[float]], float] | None = None
 
 
 def _measured(
@@ -176,8 +178,9 @@ def _measured(
     over_samples: Callable[[Iterable[float]], float] = sum,
     *,
     compared: bool = True,
+    in_series: Callable[[Iterable[float]], float] | None = None,
 ) -> Any:
-    return field(metadata={"measure": Measure(of, over_samples, compared)})
+    return field(metadata={"measure": Measure(of, over_samples, compared, in_series)})
 
 
 @dataclass(frozen=True)
@@ -200,7 +203,7 @@ class Cost:
     total_tokens: int = _measured(lambda e: sum(agent.context_tokens for agent in e.agents))
     prompt_tokens: int = _measured(lambda e: sum(agent.prompt_tokens for agent in e.agents), compared=False)
     generated_tokens: int = _measured(lambda e: sum(agent.generated_tokens for agent in e.agents))
-    critical_path_tokens: int = _measured(lambda e: e.critical_path(ROOT), max)
+    critical_path_tokens: int = _measured(lambda e: e.critical_path(ROOT), max, in_series=sum)
     peak_context: int = _measured(lambda e: max(agent.context_tokens for agent in e.agents), max)
     billed_tokens: int = _measured(lambda e: sum(agent.billed_tokens for agent in e.agents))
     kv_token_steps: int = _measured(lambda e: sum(agent.kv_token_steps for agent in e.agents))

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from functools import cached_property
 
 from selfcest_env.budget import Amounts
-from selfcest_env.protocol import Brief, ProtocolText, Reply
-from selfcest_env.types import Boundary, Fault, Limits, Role, Status, TokenCounter
+from selfcest_env.errors import ConfigError
+from selfcest_env.protocol import Brief, ControlsTurns, KeepsBoard, ProtocolText, Reply, Wording
+from selfcest_env.types import AgentId, Boundary, Fault, Limits, Message, Role, Status, TokenCounter
 
 
 class Rules:
@@ -18,6 +19,21 @@ class Rules:
         self._reply_bounds: dict[int, int] = {}
         self._smallest_calls: dict[int, Amounts] = {}
         self._under: dict[Limits, Rules] = {}
+        self._worded: dict[Wording, Rules] = {}
+        self.turn_control = protocol if isinstance(protocol, ControlsTurns) else None
+        if self.turn_control is not None and (limits.max_turns is None or self.turn_control.turns < 1):
+            raise ConfigError(
+                f"max_turns is {limits.max_turns} and agents have {self.turn_control.turns} turns without asking; "
+                "expected a number of turns from 1 up, under a max_turns that is not null"
+            )
+
+    def worded(self, wording: Wording | None) -> Rules:
+        """The same game with this said around its protocol."""
+        if wording is None:
+            return self
+        if wording not in self._worded:
+            self._worded[wording] = Rules(self.limits, wording(self.protocol), self.counter)
+        return self._worded[wording]
 
     def under(self, limits: Limits) -> Rules:
         """The same game under other limits: one object for each, so that prices stay remembered."""
@@ -33,12 +49,40 @@ class Rules:
         environment writes into a context is always followed by a turn and no cost is lost from the record."""
         return max(1, self.limits.answer_reserve)
 
+    def turns(self, extra: int) -> int | None:
+        """Turns that an agent may take in all which has been given so many more."""
+        most = self.limits.max_turns
+        return most if self.turn_control is None or most is None else min(most, self.turn_control.turns + extra)
+
+    def more_turns(self, extra: int, text: str) -> int:
+        """`extra` with what a turn asks for, as far as `max_turns` has room for it."""
+        most = self.limits.max_turns
+        if self.turn_control is None or most is None:
+            return extra
+        return min(extra + max(0, self.turn_control.asked(text)), max(0, most - self.turn_control.turns))
+
+    def reminded(self, message: Message, left: int | None) -> Message:
+        """The message before a turn, of which there are so many left."""
+        return message if self.turn_control is None or left is None else self.turn_control.remind(message, left)
+
+    def board(self, replies: Mapping[AgentId, str]) -> Mapping[str, str]:
+        """What a new clone is shown of the replies of its parent's clones that have joined."""
+        return self.protocol.board(replies) if isinstance(self.protocol, KeepsBoard) else {}
+
+    def _reminders(self, message: Message) -> tuple[Message, ...]:
+        """All that a message can become."""
+        most = self.limits.max_turns
+        if self.turn_control is None or most is None:
+            return (message,)
+        return tuple(self.turn_control.remind(message, left) for left in range(most))
+
     @cached_property
     def notice_tokens(self) -> int:
         """Most tokens that a line about a fault can have."""
         return max(
-            self.counter.count((self.protocol.fault(fault),), boundary)
+            self.counter.count((message,), boundary)
             for fault in Fault
+            for message in self._reminders(self.protocol.fault(fault))
             for boundary in (Boundary.AFTER_STOP, Boundary.AFTER_LENGTH)
         )
 
@@ -50,7 +94,8 @@ class Rules:
 
     def _bound_replies(self, num_replies: int) -> int:
         def price(*replies: Reply) -> int:
-            return self.counter.count((self.protocol.replies(replies),), Boundary.AFTER_STOP)
+            messages = self._reminders(self.protocol.replies(replies))
+            return max(self.counter.count((message,), Boundary.AFTER_STOP) for message in messages)
 
         failures: list[Fault | Status] = [Fault.PROMPT_TOO_LONG, *(s for s in Status if s.is_terminal)]
         longest_failure = max(price(Reply(failure=failure)) for failure in failures) - price(Reply(""))
@@ -63,8 +108,9 @@ class Rules:
         objective: str,
         documents: Mapping[str, str],
         grant: int | None,
+        clones: int | None = None,
     ) -> Brief:
-        """What a clone at this depth is told."""
+        """What a clone at this depth is told; `grant` and `clones` are those of its account."""
         limits = self.limits
         return Brief(
             Role.CLONE,
@@ -74,6 +120,7 @@ class Rules:
             can_delegate=limits.delegation and (limits.max_depth is None or depth < limits.max_depth),
             total_tokens=grant,
             reply_tokens=limits.reply_tokens,
+            clones=clones,
         )
 
     def smallest_call(self, depth: int) -> Amounts:

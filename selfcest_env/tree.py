@@ -33,6 +33,7 @@ class OpenTurn(NamedTuple):
         too_poor: the agent may delegate, but its account or its context cannot carry the smallest call.
         last: the ending that anything but an answer would bring, `None` while another turn can be afforded.
         reserved: what the ledger holds for it.
+        can_extend: it is the last one only unless the agent asks for more turns in it.
     """
 
     prompt_tokens: int
@@ -42,6 +43,7 @@ class OpenTurn(NamedTuple):
     too_poor: bool
     last: Status | None
     reserved: Amounts
+    can_extend: bool = False
 
     def void(self, usage: Usage) -> Fault | None:
         """Why a generation of this cost cannot count, whatever it says; `None` if it can."""
@@ -62,7 +64,8 @@ class Call(NamedTuple):
 
 
 class AgentState(NamedTuple):
-    """One agent. `messages` is its whole transcript; `block_start` is where the block before its open turn begins."""
+    """One agent. `messages` is its whole transcript; `block_start` is where the block before its open turn begins.
+    `extra_turns` are those that it has asked for and been given."""
 
     agent_id: AgentId
     brief: Brief
@@ -79,6 +82,7 @@ class AgentState(NamedTuple):
     call: Call | None = None
     num_children: int = 0
     reply: str | None = None
+    extra_turns: int = 0
 
 
 class Step(NamedTuple):

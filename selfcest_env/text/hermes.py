@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from selfcest_env.protocol import Brief, Reply, sections
+from selfcest_env.protocol import Brief, Note, Reply, sections
 from selfcest_env.types import (
     Action,
     Answer,
@@ -22,7 +22,7 @@ from selfcest_env.types import (
     Role,
 )
 
-_THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 # Possessive: white space is passed over once, however much of it leads to no marker.
 _MARKERS = re.compile(
     r"<(?=\s*+(?:/\s*+)?(?:\||\uff5c|<?/?SYS|tool|think|im_|s>|bos|eos|pad|start|end|unk))|(?<=[|\uff5c])>"
@@ -122,12 +122,15 @@ class HermesProtocol:
     def fault(self, fault: Fault) -> Message:
         return Message(MessageRole.TOOL, (Part(f"Error {fault}: {_FAULT_TEXT[fault]}.", True),))
 
+    def note(self, message: Message, note: Note) -> Message:
+        return Message(message.role, (*message.parts, Part("\n", True), Part(note.text, note.trusted)))
+
     def neutralise(self, reply: str) -> str:
         return _MARKERS.sub(lambda match: {"<": "\u2039", ">": "\u203a", "[": "("}[match.group()], reply)
 
     def parse(self, text: str) -> Action:
         # A line break in place of thinking: what stands on its two sides never grows together into a marker.
-        visible = _THINKING.sub("\n", text)
+        visible = THINKING.sub("\n", text)
         calls, _ = sections(visible, "<tool_call>", "</tool_call>")
         if calls is None:
             return Malformed(Fault.BAD_CALL)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from selfcest_env.protocol import Brief, ProtocolText, Reply
+from selfcest_env.protocol import Brief, Note, ProtocolText, Reply, noted
 from selfcest_env.types import Action, Fault, Message, MessageRole, Part
 
 # What agents write themselves by one of our protocols; nobody else may write it.
@@ -151,6 +151,9 @@ class PlainTextProtocol:
 
     def fault(self, fault: Fault) -> Message:
         return self._markers.clean(self._protocol.fault(fault))
+
+    def note(self, message: Message, note: Note) -> Message:
+        return self._markers.clean(noted(self._protocol, message, note))
 
     def neutralise(self, reply: str) -> str:
         return self._markers.neutralise(self._protocol.neutralise(reply))

@@ -9,10 +9,11 @@ PROTOCOLS: dict[str, str | type] = {
     "hermes": "selfcest_env.text.hermes:HermesProtocol",
     "terse": "selfcest_env.text.terse:TerseProtocol",
     "terse_budget": "selfcest_env.text.terse:BudgetedTerseProtocol",
+    "hermes_clones": "selfcest_env.text.wordings:HermesClonesProtocol",
+    "terse_clones": "selfcest_env.text.wordings:TerseClonesProtocol",
 }
 
 
 def make_protocol(name: str, where: str = "protocol") -> ProtocolText:
-    """`hermes`, `terse`, `terse_budget` or `package.module:Class`. Raises `ConfigError` or `PlugInError` that says
-    what to write."""
+    """A built-in name or `package.module:Class`. Raises `ConfigError` or `PlugInError` that says what to write."""
     return make(name, {}, PROTOCOLS, ProtocolText, what="protocol", where=where)

@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from selfcest_env.protocol import Brief, ProtocolText, Reply
+from selfcest_env.protocol import Brief, ControlsTurns, ProtocolText, Reply
 from selfcest_env.text.markers import Markers
 from selfcest_env.types import Fault, Limits, Message, MessageRole, Role, Status, Task
 
@@ -71,7 +71,8 @@ def transcript_bound(limits: Limits, protocol: ProtocolText, max_chars: int, max
     """
     assert limits.max_clones is not None
     tag = max(len(transcript_text((Message(role, ()),))) + 1 for role in MessageRole)
-    briefs = [Brief(role, "", (), {}, True, True, limits.total_tokens or 0, limits.reply_tokens) for role in Role]
+    own = limits.total_tokens or 0, limits.reply_tokens, limits.max_clones
+    briefs = [Brief(role, "", (), {}, True, True, *own) for role in Role]
     system = max(_length(protocol.open(brief), tag) for brief in briefs)
     # The first turn may write an objective and its grant, both at most as long as the turn itself.
     opening = system + max_task_chars + 2 * max_chars
@@ -80,6 +81,8 @@ def transcript_bound(limits: Limits, protocol: ProtocolText, max_chars: int, max
     per_call = min(limits.max_clones, limits.max_clones_per_call or limits.max_clones)
     failure = max((Fault.PROMPT_TOO_LONG, *Status), key=len)
     blocks = [protocol.fault(fault) for fault in Fault] + [protocol.replies([Reply(failure=failure)] * per_call)]
+    if isinstance(protocol, ControlsTurns):
+        blocks = [protocol.remind(message, turns) for message in blocks]
     block = max(_length((message,), tag) for message in blocks)
     reads = 0 if not limits.reading else turns if limits.max_reads is None else min(limits.max_reads, turns)
     return opening + turns * (max_chars + tag + block) + limits.max_clones * max_chars + reads * max_task_chars

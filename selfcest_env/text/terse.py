@@ -6,6 +6,7 @@ read     <read>BF</read>
 clone    <clone>+<doc>B35172<asst>
 replies  <tool>a8b2<asst>                  a failed clone's reply is '!'
 error    <err><asst>
+note     <root>#ABCDEF?BF[3]<asst>         its number, before any message's last token; of an untrusted one its text
 answer   ...thought...<ans>7<end>
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from selfcest_env.protocol import LABELS, Brief, Reply, sections
+from selfcest_env.protocol import LABELS, Brief, Note, Reply, sections
 from selfcest_env.types import (
     Action,
     Answer,
@@ -62,6 +63,13 @@ class TerseProtocol:
 
     def fault(self, fault: Fault) -> Message:
         return Message(MessageRole.TOOL, (Part("<err><asst>", True),))
+
+    def note(self, message: Message, note: Note) -> Message:
+        *before, last = message.parts
+        head, end, _ = last.text.rpartition("<asst>")
+        said = Part(f"[{min(note.number, 99)}]", True) if note.trusted else Part(note.text)
+        kept = (*before, Part(head, last.trusted)) if head else tuple(before)
+        return Message(message.role, (*kept, said, Part(end, True)))
 
     def neutralise(self, reply: str) -> str:
         return _SPECIAL.sub("(", reply)

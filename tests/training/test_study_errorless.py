@@ -231,7 +231,8 @@ def test_every_built_in_strategy_says_its_style() -> None:
         "self_consistency": (Style.SOLVE,), "best_of_n": (Style.SOLVE,), "spawn_join": (), "map_reduce": (),
         "v0_router": (),
         "oracle_decomposition": (Style.DELEGATE,), "always_delegates": (Style.DELEGATE,),
-        "never_delegates": (Style.READ,),
+        "never_delegates": (Style.READ,), "turn_limit": (), "turn_extension": (), "thread_count": (),
+        "decide_first": (), "modes": (), "scale": (), "bandit": (), "planner": (), "playbook": (), "board": (),
     }  # fmt: skip
     assert make_strategy("best_of_n", {"max_reads": 3}, "strategies.x").styles() == (Style.READ,)
 

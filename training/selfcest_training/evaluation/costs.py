@@ -95,14 +95,22 @@ def measures_of(added: Mapping[str, PlugIn], price: Price | None = None) -> dict
 
 
 def costs_of(
-    episodes: Sequence[EpisodeRecord], wall_seconds: float, measures: Mapping[str, Measure] | None = None
+    episodes: Sequence[EpisodeRecord],
+    wall_seconds: float,
+    measures: Mapping[str, Measure] | None = None,
+    *,
+    in_series: bool = False,
 ) -> Costs | None:
-    """Costs of all episodes together, by name; `None` if nobody was asked, since no prompt fitted."""
+    """Costs of all episodes together, by name; `None` if nobody was asked, since no prompt fitted.
+
+    `in_series`: each had to wait for the one before.
+    """
     if not any(episode.root.turns for episode in episodes):
         return None
     costs: dict[str, float] = {}
     for name, measure in (cost_measures() if measures is None else measures).items():
-        costs[name] = measure.over_samples(measure.of(episode) for episode in episodes)
+        together = measure.in_series if in_series and measure.in_series is not None else measure.over_samples
+        costs[name] = together(measure.of(episode) for episode in episodes)
         if not math.isfinite(costs[name]):
             raise PlugInError(f"the cost {name} of {episodes[0].episode_id} is {costs[name]}; expected a finite number")
     return {**costs, WALL: wall_seconds}

@@ -21,7 +21,8 @@ class Outcome:
     Attributes:
         size: of the task, in its own unit.
         delegated: whether there was any clone.
-        correct, reward, tokens: of the answer, of the team, of the whole tree.
+        correct, reward, tokens: of the answer, of the team, of the whole tree. Of several episodes
+            tokens are those of all, and the reward is that of the one whose answer counts.
     """
 
     size: int
@@ -84,7 +85,8 @@ def outcome_of(result: Result) -> Outcome:
     size, reward = episode.task.metadata.get("size"), episode.team_return
     if not isinstance(size, int) or reward is None:
         raise ConfigError(f"{result.place.family} {result.place.size}: a task without a size has no threshold to find")
-    return Outcome(size, episode.cost.clones > 0, result.grade.correct, reward, episode.cost.total_tokens)
+    tokens = sum(one.cost.total_tokens for one in result.episodes)
+    return Outcome(size, episode.cost.clones > 0, result.grade.correct, reward, tokens)
 
 
 def choices(results: Iterable[Result], free: str, always: str, never: str) -> list[Choice]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from selfcest_training.evaluation.config import StudyConfig
+from selfcest_training.evaluation.decide_first import DecideFirst
 from selfcest_training.evaluation.decision import Choice, Decisions, Outcome, choices, judge, means
 from selfcest_training.evaluation.forced import AlwaysDelegates, NeverDelegates
 from selfcest_training.evaluation.results import Result
@@ -32,14 +33,17 @@ class Trio:
 def trios(config: StudyConfig) -> list[Trio]:
     """Every strategy that decides by itself and whose policy plays both forced choices as well."""
     found: dict[str, dict[type[Strategy], str]] = {}
+    explicit: list[tuple[str, str]] = []
     for label, spec in config.strategies.items():
         key = f"{config.policy_of(label)} {config.temperature_of(label)} {dict(spec.limits)} {spec.families}"
         kind = find_strategy(spec.name or label)
         found.setdefault(key, {})[Strategy if kind is Delegate else kind] = label
+        explicit += [(key, label)] if kind is DecideFirst else []
+    free = [(key, same[Strategy]) for key, same in found.items() if Strategy in same] + explicit
     return [
-        Trio(same[Strategy], same[AlwaysDelegates], same[NeverDelegates])
-        for same in found.values()
-        if {Strategy, AlwaysDelegates, NeverDelegates} <= same.keys()
+        Trio(label, found[key][AlwaysDelegates], found[key][NeverDelegates])
+        for key, label in free
+        if {AlwaysDelegates, NeverDelegates} <= found[key].keys()
     ]
 
 

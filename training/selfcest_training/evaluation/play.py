@@ -277,7 +277,8 @@ class Study:
 
     def _errorless(self, item: Keyed, found: Played, strategy: Strategy) -> Result:
         chosen = strategy.choose(found.episodes, found.grades)
-        costs = costs_of(found.episodes, 0.0, self.config.measures) if found.errorless else None
+        together = costs_of(found.episodes, 0.0, self.config.measures, in_series=strategy.in_series)
+        costs = together if found.errorless else None
         return Result(
             item.key,
             item.played,
@@ -314,7 +315,7 @@ class Study:
             chosen,
             grades[chosen],
             ending=scored[chosen].root.status,
-            costs=costs_of(scored, seconds, self.config.measures),
+            costs=costs_of(scored, seconds, self.config.measures, in_series=strategy.in_series),
             executed=strategy.executed(scored),
             support=self._support(scored[chosen], block),
         )
@@ -381,7 +382,9 @@ class Study:
         try:
             strategy.check(seat)
             for task in self._tasks(block)[:1]:
-                self.policy_of(block.strategy).rules(strategy.limits(seat.limits, task))
+                rules = self.policy_of(block.strategy).rules(strategy.limits(seat.limits, task))
+                rules = rules.worded(strategy.wording(seat))
+                rules.protocol.open(rules.clone_brief(1, "", {}, 1))  # a protocol that cannot say it says so here
         except ConfigError as error:
             place = f"strategies.{block.strategy}, {block.cell.family}"
             place += "" if block.budget is None else f", budget {block.budget}"

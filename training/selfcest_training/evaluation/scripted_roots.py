@@ -70,7 +70,7 @@ class ScriptedRoot:
         return observation.role is Role.ROOT and (self._turns is None or observation.turn < self._turns)
 
 
-def _obeyed(turns: Sequence[Turn]) -> bool:
+def obeyed(turns: Sequence[Turn]) -> bool:
     """Whether there are turns and the game did what they said: nothing cut, refused, or refused to one clone."""
     wrong = (Outcome.MALFORMED, Outcome.REFUSED)
     return bool(turns) and not any(turn.facts.outcome in wrong or turn.facts.refused for turn in turns)
@@ -115,7 +115,7 @@ class ForkJoin(Strategy):
         return partial(ScriptedRoot, script=script, turns=1, turn_tokens=seat.limits.turn_tokens)
 
     def executed(self, episodes: Episodes) -> bool | None:
-        return all(_obeyed(episode.root.turns[:1]) for episode in episodes)
+        return all(obeyed(episode.root.turns[:1]) for episode in episodes)
 
 
 @dataclass(frozen=True)
@@ -178,4 +178,4 @@ class OracleDecomposition(Strategy):
         return replace(limits, turn_tokens=None)  # ScriptedRoot keeps it
 
     def executed(self, episodes: Episodes) -> bool | None:
-        return all(_obeyed(episode.root.turns) and not episode.root.failed for episode in episodes)
+        return all(obeyed(episode.root.turns) and not episode.root.failed for episode in episodes)

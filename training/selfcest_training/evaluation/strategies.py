@@ -14,7 +14,7 @@ from selfcest_agents.rollout import RolloutRequest
 from selfcest_env.errors import ConfigError, check_whole
 from selfcest_env.graders import Grade
 from selfcest_env.plugin import load, make
-from selfcest_env.protocol import ProtocolText
+from selfcest_env.protocol import ProtocolText, Wording
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.seeding import stream_seed
 from selfcest_env.tasks import ExpertSource, Style, TaskSource
@@ -60,6 +60,7 @@ class Strategy:
     oracle: ClassVar[bool] = False  # it uses what no player can know; labelled so wherever its numbers stand
     uses_expert: ClassVar[bool] = False
     delegates: ClassVar[bool] = True  # where the limits allow it
+    in_series: ClassVar[bool] = False  # of several episodes each waits for the one before, and none is a sample
 
     @property
     def recipe(self) -> Mapping[str, object]:
@@ -84,6 +85,10 @@ class Strategy:
         """What stands around the player's policy; `None`: nothing."""
         return None
 
+    def wording(self, seat: Seat) -> Wording | None:
+        """What its episodes say around the policy's protocol, as `text.wordings.TellTurns`; `None`: nothing."""
+        return None
+
     def play(self, instances: Sequence[Instance], seat: Seat, player: Player) -> list[Episodes]:
         """The episodes of every instance. Together they never use more than the seat's limits."""
         return [(record,) for record in self.play_once(instances, [seat.limits] * len(instances), 0, seat, player)]
@@ -92,12 +97,12 @@ class Strategy:
         self, instances: Sequence[Instance], limits: Sequence[Limits], sample: int, seat: Seat, player: Player
     ) -> list[EpisodeRecord]:
         """One episode of every instance, each under limits of its own, all in one rollout."""
-        requests = []
+        requests, wording = [], self.wording(seat)
         for instance, allowed in zip(instances, limits, strict=True):
             seed = stream_seed("sample", instance.seed, sample) if sample else instance.seed
-            requests.append(
-                RolloutRequest(f"{instance.name}.{sample}", instance.task, seed, self.limits(allowed, instance.task))
-            )
+            own = self.limits(allowed, instance.task)
+            name = f"{instance.name}.{sample}"
+            requests.append(RolloutRequest(name, instance.task, seed, own, wording=wording))
         return player.play(requests, seat.temperature, wrap=self.wrapper(seat))
 
     def choose(self, episodes: Episodes, grades: Sequence[Grade]) -> int:
@@ -168,6 +173,16 @@ STRATEGIES: dict[str, str | type] = {
     "v0_router": "selfcest_training.evaluation.v0_router:V0Router",
     "always_delegates": "selfcest_training.evaluation.forced:AlwaysDelegates",
     "never_delegates": "selfcest_training.evaluation.forced:NeverDelegates",
+    "turn_limit": "selfcest_training.evaluation.turns:TurnLimit",
+    "turn_extension": "selfcest_training.evaluation.turns:TurnExtension",
+    "thread_count": "selfcest_training.evaluation.thread_count:ThreadCount",
+    "decide_first": "selfcest_training.evaluation.decide_first:DecideFirst",
+    "modes": "selfcest_training.evaluation.modes:Modes",
+    "scale": "selfcest_training.evaluation.scale:Scale",
+    "bandit": "selfcest_training.evaluation.bandit:Bandit",
+    "planner": "selfcest_training.evaluation.planner:Planner",
+    "playbook": "selfcest_training.evaluation.playbook:WithPlaybook",
+    "board": "selfcest_training.evaluation.board:Board",
 }
 
 

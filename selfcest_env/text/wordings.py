@@ -1,0 +1,203 @@
+"""What is said around a protocol: one thing to every agent, its clones, its turns, a board.
+
+A wording is a value that makes of a protocol one that says more (`protocol.Wording`). It works with every protocol that
+has `note`: a chat model reads the sentence, the embedded model the number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from selfcest_env.protocol import Brief, Note, ProtocolText, Reply, noted
+from selfcest_env.structure import Checked, Count, Size
+from selfcest_env.text.hermes import THINKING, HermesProtocol
+from selfcest_env.text.terse import TerseProtocol
+from selfcest_env.types import Action, AgentId, Fault, Message, Role
+
+
+@dataclass(frozen=True)
+class Around:
+    """A protocol that says what another says: the base of those that say more."""
+
+    protocol: ProtocolText
+
+    def open(self, brief: Brief) -> tuple[Message, ...]:
+        return self.protocol.open(brief)
+
+    def replies(self, replies: Sequence[Reply]) -> Message:
+        return self.protocol.replies(replies)
+
+    def documents(self, documents: Mapping[str, str]) -> Message:
+        return self.protocol.documents(documents)
+
+    def fault(self, fault: Fault) -> Message:
+        return self.protocol.fault(fault)
+
+    def note(self, message: Message, note: Note) -> Message:
+        return noted(self.protocol, message, note)
+
+    def neutralise(self, reply: str) -> str:
+        return self.protocol.neutralise(reply)
+
+    def parse(self, text: str) -> Action:
+        return self.protocol.parse(text)
+
+    def render(self, action: Action, thought: str = "") -> str:
+        return self.protocol.render(action, thought)
+
+
+def told(protocol: ProtocolText, opening: tuple[Message, ...], note: Note) -> tuple[Message, ...]:
+    """An agent's first messages with a note in the first of them."""
+    first, *rest = opening
+    return noted(protocol, first, note), *rest
+
+
+# One thing to every agent
+
+
+@dataclass(frozen=True)
+class Tell:
+    """A wording: a note to the root and one to every clone, when they start; `None`: none."""
+
+    root: Note | None = None
+    clone: Note | None = None
+
+    def __call__(self, protocol: ProtocolText) -> ProtocolText:
+        return _Told(protocol, self)
+
+
+@dataclass(frozen=True)
+class _Told(Around):
+    said: Tell
+
+    def open(self, brief: Brief) -> tuple[Message, ...]:
+        note, opening = self.said.root if brief.role is Role.ROOT else self.said.clone, self.protocol.open(brief)
+        return opening if note is None else told(self.protocol, opening, note)
+
+
+# How many clones
+
+
+@dataclass(frozen=True)
+class TellClones:
+    """A wording: who may delegate is told how many clones its account pays for, subtree included."""
+
+    def __call__(self, protocol: ProtocolText) -> ProtocolText:
+        return _ClonesTold(protocol)
+
+
+@dataclass(frozen=True)
+class _ClonesTold(Around):
+    def open(self, brief: Brief) -> tuple[Message, ...]:
+        opening = self.protocol.open(brief)
+        if not brief.can_delegate or brief.clones is None:
+            return opening
+        return told(self.protocol, opening, Note(f"You may start at most {brief.clones} clones in all.", brief.clones))
+
+
+class HermesClonesProtocol(_ClonesTold):
+    """`hermes` with `TellClones`, by a name, so that a policy can be trained for several numbers."""
+
+    def __init__(self) -> None:
+        super().__init__(HermesProtocol())
+
+
+class TerseClonesProtocol(_ClonesTold):
+    """`terse` with `TellClones`: `<root>#ABCDEF?BF[4]<asst>`."""
+
+    def __init__(self) -> None:
+        super().__init__(TerseProtocol())
+
+
+# How many turns
+
+
+@dataclass(frozen=True)
+class TellTurns(Checked):
+    """A wording: how many turns an agent has, and after every turn how many are left.
+
+    Attributes:
+        turns: without asking.
+        extension: further turns, for who asks for them in a line `More turns: N` outside its thinking, beside whatever
+            else that turn does. 0: none. The episode's `max_turns` is their sum.
+        reminders: whether agents are told what is left; without it they are told at the start alone.
+    """
+
+    turns: Count
+    extension: Size = 0
+    reminders: bool = True
+
+    def __call__(self, protocol: ProtocolText) -> ProtocolText:
+        return _TurnsTold(protocol, self.turns, self.extension, self.reminders)
+
+
+_ASK = re.compile(r"^More turns: ?([0-9]{1,4})", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class _TurnsTold(Around):
+    """See `ControlsTurns`."""
+
+    turns: int
+    extension: int
+    reminders: bool
+
+    def open(self, brief: Brief) -> tuple[Message, ...]:
+        lines = [f"You have {self.turns} turns."]
+        if self.extension:
+            lines.append(f"For up to {self.extension} more write a line 'More turns: N' beside a call.")
+        return told(self.protocol, self.protocol.open(brief), Note(" ".join(lines), self.turns))
+
+    def asked(self, text: str) -> int:
+        return sum(map(int, _ASK.findall(THINKING.sub("\n", text)))) if self.extension else 0
+
+    def remind(self, message: Message, left: int) -> Message:
+        if not self.reminders:
+            return message
+        return noted(self.protocol, message, Note(f"You have {left} {'turn' if left == 1 else 'turns'} left.", left))
+
+
+# A board of what was found
+
+
+@dataclass(frozen=True)
+class TellBoard(Checked):
+    """A wording: clones may leave notes, which clones of their parent's later calls are shown as documents.
+
+    A note is a line `post: ...` of a clone's reply. Its parent reads it in the reply; who comes later pays for it as it
+    does for any document. No clone sees a note of its own call, so nothing it sees depends on a running sibling.
+
+    Attributes:
+        posts: shown at most: the latest, each text once.
+    """
+
+    posts: Count = 8
+
+    def __call__(self, protocol: ProtocolText) -> ProtocolText:
+        return _BoardTold(protocol, self.posts)
+
+
+_POST = re.compile(r"^post: *(\S.*)$", re.MULTILINE)
+_INVITED = Note("After your answer you may write lines 'post: ...', for clones that come after you.", 1)
+
+
+@dataclass(frozen=True)
+class _BoardTold(Around):
+    """See `KeepsBoard`."""
+
+    posts: int
+
+    def open(self, brief: Brief) -> tuple[Message, ...]:
+        opening = self.protocol.open(brief)
+        return opening if brief.role is Role.ROOT else told(self.protocol, opening, _INVITED)
+
+    def board(self, replies: Mapping[AgentId, str]) -> Mapping[str, str]:
+        authors: dict[str, AgentId] = {}
+        for agent, reply in replies.items():
+            for post in map(str.strip, _POST.findall(reply)):
+                authors.pop(post, None)  # said again, it is one of the latest
+                authors[post] = agent
+        latest = list(authors.items())[-self.posts :]
+        return {f"post {i + 1} of {agent}": post for i, (post, agent) in enumerate(latest)}

@@ -1,0 +1,490 @@
+"""Strategies of play from the literature, each by what it does on a case that can be worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from study_players import CODEC, EXPERT, HERMES, PROTOCOL, ScriptedPlayer
+
+from selfcest_agents.codec import TerseCodec
+from selfcest_env.errors import ConfigError
+from selfcest_env.graders import Grade
+from selfcest_env.plugin import PlugIn
+from selfcest_env.record import EpisodeRecord
+from selfcest_env.reward import make_reward
+from selfcest_env.rules import Rules
+from selfcest_env.seeding import stream_seed
+from selfcest_env.text.counters import WordCounter
+from selfcest_env.types import ROOT, Answer, CloneRequest, Delegate, Limits, Outcome, Role, Status, Task
+from selfcest_env.views import Observation
+from selfcest_training.config import Cell
+from selfcest_training.evaluation.bandit import Bandit, judged_reward
+from selfcest_training.evaluation.config import StrategySpec, StudyConfig
+from selfcest_training.evaluation.costs import costs_of
+from selfcest_training.evaluation.decide_first import DecideFirst
+from selfcest_training.evaluation.deciding import rest, word_in
+from selfcest_training.evaluation.decision import outcome_of
+from selfcest_training.evaluation.decision_table import Trio, trios
+from selfcest_training.evaluation.modes import Modes
+from selfcest_training.evaluation.orchestrated import Asked, lines_of
+from selfcest_training.evaluation.planner import ROLES, Planner
+from selfcest_training.evaluation.results import Place, Result
+from selfcest_training.evaluation.scale import Scale
+from selfcest_training.evaluation.strategies import Episodes, Instance, Seat, Strategy, make_strategy
+from selfcest_training.evaluation.thread_count import ThreadCount
+from selfcest_training.evaluation.turns import TurnExtension, TurnLimit
+
+WORDS = WordCounter()
+LIMITS = Limits(total_tokens=6000, turn_tokens=80, reply_tokens=40, answer_reserve=8, max_turns=8, max_clones=40)
+TASK = Task("t", "Add 2 and 3, then double it.", "10", "own", metadata={"size": 2})
+
+Say = Callable[[Observation], str]
+
+
+@dataclass(frozen=True)
+class Says:
+    """An agent that answers by what it reads."""
+
+    say: Say
+
+    def act(self, observation: Observation, rng: np.random.Generator) -> str:
+        return self.say(observation)
+
+
+def read(observation: Observation) -> str:
+    return "\n".join(message.content for message in observation.messages)
+
+
+def play(strategy: Strategy, say: Say, limits: Limits = LIMITS, task: Task = TASK) -> Episodes:
+    """One task by an agent that follows instructions; tokens are words."""
+    seat = Seat(limits, 0.8, EXPERT, HERMES)
+    strategy.check(seat)
+    player = ScriptedPlayer(Says(say), lambda own: Rules(own, HERMES, WORDS), codec=None)
+    (episodes,) = strategy.play([Instance(task, stream_seed("test", 0))], seat, player)
+    return episodes
+
+
+def objectives(record: EpisodeRecord) -> list[list[str]]:
+    """Of the root's calls, in order."""
+    return [
+        [record.by_id[child].objective for child in turn.facts.children]
+        for turn in record.root.turns
+        if turn.facts.outcome is Outcome.DELEGATED
+    ]
+
+
+# Turn control
+
+
+def never_done(observation: Observation) -> str:
+    """Calls a clone at every turn; on its last one it answers with how many it was told are left at each."""
+    if observation.role is Role.CLONE:
+        return "Answer: 1"
+    told = [line for line in read(observation).splitlines() if line.startswith("You have") and "left" in line]
+    if observation.is_last:
+        return HERMES.render(Answer(" ".join(line.split()[2] for line in told) or "none"))
+    return HERMES.render(Delegate((CloneRequest("One."),)))
+
+
+def test_a_turn_limit_is_told_and_held() -> None:
+    (record,) = play(TurnLimit(turns=4), never_done)
+    assert (len(record.root.turns), record.answer) == (4, "3 2 1")
+    assert record.limits.max_turns == 4
+    (silent,) = play(TurnLimit(turns=4, reminders=False), never_done)
+    assert (len(silent.root.turns), silent.answer) == (4, "none")
+    # Told thrice in six tokens ("You have 3 turns left."), by equal play.
+    assert record.cost.prompt_tokens - silent.cost.prompt_tokens == 3 * WORDS.count_text("You have 3 turns left.")
+    assert record.cost.generated_tokens - silent.cost.generated_tokens == 2  # "3 2 1" for "none"
+
+
+def test_an_extension_is_for_who_asks() -> None:
+    def asks(observation: Observation) -> str:
+        text = never_done(observation)
+        if observation.role is Role.ROOT and observation.is_last and observation.turn < 3:
+            return "More turns: 1\n" + HERMES.render(Delegate((CloneRequest("One."),)))
+        return text
+
+    strategy = TurnExtension(turns=2, extension=2)
+    (alone,) = play(strategy, never_done)
+    assert (len(alone.root.turns), alone.answer) == (2, "1")
+    (longer,) = play(strategy, asks)
+    # Asked at the second and at the third turn; the fourth is the last whatever it asks.
+    assert (len(longer.root.turns), longer.answer) == (4, "1 1 1")
+    assert (longer.limits.max_turns, longer.cost.clones) == (4, 3)
+
+
+def test_turns_above_the_limits_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"gives agents 9 turns, and limits.max_turns is 8; raise it"):
+        play(TurnExtension(turns=5, extension=4), never_done)
+
+
+# Thread count
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_policy_is_told_how_many_clones_it_may_use(threads: int) -> None:
+    def obeys(observation: Observation) -> str:
+        if observation.role is Role.CLONE or observation.exchanges:
+            return "Answer: 10"
+        (line,) = [line for line in read(observation).splitlines() if line.startswith("You may start")]
+        count = int(next(word for word in line.split() if word.isdigit()))
+        return HERMES.render(Delegate((CloneRequest("Add."),) * count))
+
+    (record,) = play(ThreadCount(threads=threads), obeys)
+    assert (record.cost.clones, record.limits.max_clones, record.answer) == (threads, threads, "10")
+
+
+def test_more_threads_than_the_limits_allow_are_refused() -> None:
+    with pytest.raises(ConfigError, match="limits.max_clones_per_call is 8, and the strategy needs at least 9"):
+        ThreadCount(threads=9).check(Seat(LIMITS, 0.8, EXPERT, HERMES))
+
+
+# Deciding first
+
+
+def decides(word: str) -> Say:
+    """Decides for a way, and then does what it is told to."""
+
+    def say(observation: Observation) -> str:
+        told = read(observation)
+        if "Do not solve the task yet." in told:
+            return f"Answer: {word}"
+        if "You have decided to delegate." in told and not observation.exchanges:
+            return HERMES.render(Delegate((CloneRequest("Add 2 and 3."),)))
+        return "Answer: 10"
+
+    return say
+
+
+def test_a_decision_is_made_paid_and_kept() -> None:
+    strategy = DecideFirst()
+    for word, clones in (("alone", 0), ("delegate", 1)):
+        episodes = play(strategy, decides(word))
+        first, second = episodes
+        assert (first.answer, first.cost.clones, second.cost.clones) == (word, 0, clones)
+        assert strategy.choose(episodes, ()) == 1
+        assert strategy.executed(episodes)
+        assert second.limits.total_tokens == 6000 - first.cost.total_tokens
+        assert second.limits.delegation is (word == "delegate")
+        costs = costs_of(episodes, 0.0, in_series=strategy.in_series)
+        assert costs is not None
+        assert costs["total_tokens"] == first.cost.total_tokens + second.cost.total_tokens
+        # "Answer: alone" is three tokens, and so is "Answer: 10"; a call and its clone come before it.
+        call = second.root.turns[0].facts.generated_tokens if clones else 0
+        assert costs["critical_path_tokens"] == 3 + call + 3 * clones + 3
+        assert costs["peak_context"] == max(first.cost.peak_context, second.cost.peak_context)
+
+
+def test_what_cannot_be_read_is_the_fallback_and_no_execution() -> None:
+    for otherwise, clones in (("delegate", 1), ("alone", 0)):
+        strategy = DecideFirst(otherwise=otherwise)  # type: ignore[arg-type]
+        episodes = play(strategy, decides("well"))
+        assert (len(episodes), episodes[1].cost.clones, strategy.executed(episodes)) == (2, clones, False)
+
+
+def test_the_decision_sees_keys_and_who_works_alone_the_documents() -> None:
+    task = replace(TASK, context={"sums": "two and three"})
+    seen: list[str] = []
+
+    def looks(observation: Observation) -> str:
+        seen.append(read(observation))
+        return decides("alone")(observation)
+
+    play(DecideFirst(), looks, task=task)
+    assert ["two and three" in text for text in seen] == [False, True]
+    seen.clear()
+    play(DecideFirst(reads=True), looks, task=task)
+    assert ["two and three" in text for text in seen] == [False, False]
+
+
+def test_a_budget_that_the_decision_uses_up_leaves_no_answer() -> None:
+    first, second = play(DecideFirst(), decides("alone"), replace(LIMITS, total_tokens=300))
+    assert second.answer == "10"
+    short = replace(LIMITS, total_tokens=first.cost.total_tokens + 5)
+    first, second = play(DecideFirst(), decides("alone"), short)
+    assert (first.answer, second.root.status, second.answer) == ("alone", Status.PROMPT_TOO_LONG, None)
+    assert first.cost.total_tokens + second.cost.total_tokens <= first.cost.total_tokens + 5
+    assert second.limits.total_tokens == 5
+
+
+def test_words_of_decisions() -> None:
+    words = ("alone", "delegate")
+    assert word_in("Delegate.", words) == "delegate"
+    assert word_in("d", words) == "delegate"
+    assert word_in("I would work alone here", words) == "alone"
+    assert [word_in(text, words) for text in ("alone or delegate", "I do", "", None)] == [None] * 4
+
+
+def test_what_is_left_is_never_below_nothing() -> None:
+    (record,) = play(Strategy(), decides("alone"))
+    used = record.cost.total_tokens
+    assert rest(LIMITS, (record,)).total_tokens == 6000 - used
+    assert rest(replace(LIMITS, total_tokens=None), (record,)) == replace(LIMITS, total_tokens=None)
+    left = rest(replace(LIMITS, total_tokens=used + 3, generated_tokens=40), (record,))
+    assert (left.total_tokens, left.generated_tokens, left.answer_reserve) == (3, 37, 3)
+
+
+def test_the_f1_of_explicit_decisions() -> None:
+    """Its choices are held against both forced ones of the same weights, and its tokens are of both episodes."""
+    specs = {label: StrategySpec() for label in ("decide_first", "plain", "always_delegates", "never_delegates")}
+    config = StudyConfig(
+        "s",
+        tasks={"range_sum": PlugIn("range_sum")},
+        cells=(Cell("range_sum", "all"),),
+        strategies=specs,
+        policy=PlugIn("model"),
+    )
+    assert trios(config) == [
+        Trio("plain", "always_delegates", "never_delegates"),
+        Trio("decide_first", "always_delegates", "never_delegates"),
+    ]
+    reward = make_reward("correct")
+    episodes = tuple(reward.score(one) for one in play(DecideFirst(), decides("delegate")))
+    place = Place("own", "2", "in", "decide_first", None, 0, "t")
+    found = outcome_of(Result("k", "p", place, episodes, 1, Grade(1.0, True, True), ending=Status.ANSWERED, costs=None))
+    assert (found.delegated, found.reward) == (True, 1.0)
+    assert found.tokens == sum(episode.cost.total_tokens for episode in episodes)
+
+
+# Modes
+
+
+def test_every_task_is_played_in_the_mode_that_it_is_given() -> None:
+    def says(observation: Observation) -> str:
+        told = read(observation)
+        if "First choose how" in told:
+            return "Answer: " + {"1": "instant", "2": "reasoning", "3": "agentic"}[observation.brief.text]
+        if "Use your tools" in told and not observation.exchanges:
+            return HERMES.render(Delegate((CloneRequest("Add."),)))
+        return ("because " * 10 if "step by step" in told else "") + "Answer: 10"
+
+    for task, mode, clones, tokens in (("1", "instant", 0, 3), ("2", "reasoning", 0, 13), ("3", "agentic", 1, None)):
+        asked = replace(TASK, prompt=task)
+        chosen, played = play(Modes(instant_tokens=20), says, task=asked)
+        assert (chosen.answer, played.cost.clones, played.answer) == (mode, clones, "10")
+        assert tokens is None or played.cost.generated_tokens == tokens
+        (forced,) = play(Modes(mode=mode, instant_tokens=20), says, task=asked)  # type: ignore[arg-type]
+        assert forced.cost == played.cost  # no choice is paid
+        assert Modes(mode=mode).executed((forced,)) is None  # type: ignore[arg-type]
+    assert (chosen.limits.max_turns, chosen.limits.turn_tokens) == (1, 32)
+
+
+def test_the_instant_mode_is_one_short_turn() -> None:
+    (record,) = play(Modes(mode="instant", instant_tokens=5), lambda _: "because " * 9 + "Answer: 10")
+    assert (record.answer, len(record.root.turns), record.cost.generated_tokens) == (None, 1, 5)
+    assert (record.limits.max_depth, record.limits.max_turns, record.limits.answer_reserve) == (0, 1, 5)
+
+
+# Selective allocation
+
+
+def scales(observation: Observation) -> str:
+    if observation.role is Role.ROOT:
+        raise AssertionError("the root is a script")
+    asked = observation.brief.text
+    if asked.startswith("Write a plan"):
+        return "Answer: 1. Add 2 and 3\n2. Double it"
+    if asked.startswith("How hard"):
+        return "Answer: 2" if asked.endswith("Add 2 and 3") else "Answer: about 7.5"
+    if "Answer at once." in asked:
+        return "Answer: 5"
+    return "Answer: 11" if observation.agent_id.path[-1] == 4 else "Answer: 10"  # one of three errs
+
+
+def test_scale_thinks_only_where_it_is_hard() -> None:
+    strategy = Scale(threads=3)
+    (record,) = play(strategy, scales)
+    plan, judged, easy, hard = objectives(record)
+    assert [len(call) for call in (plan, judged, easy, hard)] == [1, 2, 1, 3]
+    assert "Answer at once." in easy[0]
+    assert easy[0].endswith("Found: nothing\nPart: Add 2 and 3")
+    assert "Think step by step." in hard[0]
+    assert hard[0].endswith("Found:\nAdd 2 and 3: 5\nPart: Double it")
+    assert (record.answer, record.cost.clones) == ("10", 7)  # the majority of 10, 10... and 11
+    assert strategy.executed((record,))
+    # The chain: five turns of the root, and the longest clone of every call.
+    clones = [max(len(record.by_id[c].turns) and record.by_id[c].generated_tokens for c in turn.facts.children)
+              for turn in record.root.turns[:-1]]  # fmt: skip
+    assert record.cost.critical_path_tokens == record.root.generated_tokens + sum(clones)
+
+
+def test_everything_hard_or_nothing() -> None:
+    (easy,) = play(Scale(hard_from=10.0), scales)
+    assert [len(call) for call in objectives(easy)] == [1, 2, 1, 1]
+    (hard,) = play(Scale(hard_from=0.0, threads=2), scales)
+    assert [len(call) for call in objectives(hard)] == [1, 2, 2, 2]
+    assert hard.cost.total_tokens > easy.cost.total_tokens
+
+
+def test_plans_and_scores_as_they_come() -> None:
+    def call(*replies: str | None) -> Asked:
+        return Asked((CloneRequest("x"),) * len(replies), replies)
+
+    scale = Scale(parts=2)
+    assert scale.plan("T", call(None)) == ["T"]
+    assert scale.plan("T", call("- a; 2) b\n\nc")) == ["a", "b; c"]
+    assert scale.hard(call("3", None, "who knows", "from 0 to 10: 5")) == [False, True, True, True]
+
+
+def test_a_script_that_may_call_nobody_answers_with_what_it_has() -> None:
+    strategy = Scale()
+    (record,) = play(strategy, scales, replace(LIMITS, max_clones=8, max_clones_per_call=4, total_tokens=900))
+    assert record.cost.total_tokens <= 900
+    (few,) = play(strategy, scales, replace(LIMITS, max_clones=4))
+    assert [len(call) for call in objectives(few)] == [1, 2, 1]
+    assert few.answer == "5"  # the first part's result; no clone is left for the second
+    (none,) = play(strategy, lambda _: "Answer: 1. a\n2. b\n3. c", replace(LIMITS, max_clones=4, max_clones_per_call=4))
+    assert none.answer == "?"
+    with pytest.raises(ConfigError, match="temperature is 0, so all threads would be equal"):
+        Scale().check(Seat(LIMITS, 0.0, EXPERT, HERMES))
+
+
+# A bandit
+
+
+def test_the_bandit_by_hand() -> None:
+    bandit = Bandit(arms=("a", "b"), alpha=1.0)
+    assert bandit.choose_arm([]) == 0
+    # After one pull: sqrt(ln 2 / 2) = 0.589 on the pulled arm, sqrt(ln 2 / 1) = 0.833 on the other.
+    assert bandit.choose_arm([(0, 0.2)]) == 1
+    assert bandit.choose_arm([(0, 0.5)]) == 0
+    # sqrt(ln 3 / 2) = 0.741 on both: the better mean.
+    assert bandit.choose_arm([(0, 0.2), (1, 0.3)]) == 1
+    assert Bandit(arms=("a", "b"), alpha=0.0).choose_arm([(0, 0.1)]) == 0
+
+
+def test_a_judge_that_is_unsure_counts_less() -> None:
+    assert judged_reward("0.8 1") == pytest.approx(0.8)
+    assert judged_reward("value 0.8, sure 0.9") == pytest.approx(0.8 * (1 + 0.9 * math.log(0.9) + 0.1 * math.log(0.1)))
+    assert judged_reward("0.8 0.5") == pytest.approx(0.8 * (1 - math.log(2)))
+    assert judged_reward("7 1") == 1.0
+    assert [judged_reward(text) for text in ("0.8", "good", None)] == [0.0, 0.0, 0.0]
+
+
+def test_the_bandit_plays_rounds_and_answers_with_the_best() -> None:
+    def says(observation: Observation) -> str:
+        asked = observation.brief.text
+        if asked.startswith("How good"):
+            return "Answer: 0.9 1" if asked.endswith("Answer: 10") else "Answer: 0.1 1"
+        return "Answer: 10" if asked.startswith("b") else "Answer: 6"
+
+    bandit = Bandit(arms=("a", "b"), rounds=3, alpha=1.0)
+    (record,) = play(bandit, says)
+    calls = [call[0].partition("\n")[0] for call in objectives(record)]
+    # a earns 0.1: 0.1 + 0.589 < 0.833. b earns 0.9: 0.9 + 0.741 > 0.1 + 0.741.
+    assert calls[::2] == ["a", "b", "b"]
+    assert (record.answer, record.cost.clones, len(record.root.turns)) == ("10", 6, 7)
+    assert bandit.executed((record,))
+
+
+def test_arms_must_differ() -> None:
+    with pytest.raises(ConfigError, match=r"arms are \['a', 'a'\]; expected one or more different instructions"):
+        Bandit(arms=("a", "a"))
+    with pytest.raises(ConfigError, match=r"arms are \[\]"):
+        make_strategy("bandit", {"arms": []}, "strategies.x")
+
+
+# A hierarchy
+
+
+def plans(observation: Observation) -> str:
+    asked = observation.brief.text
+    if not asked.startswith("You plan"):
+        part = asked.partition("\n")[2]
+        return {"Add 2 and 3": "Answer: 5", "Find what doubling is": "Answer: times two"}.get(part, "Answer: 10")
+    if "-> 10" in asked:
+        return "Answer: done: 10"
+    if "-> 5" in asked:
+        return "Answer: checker: Double 5"
+    return "Answer: analyst: Add 2 and 3\nresearcher: Find what doubling is\ncook: Boil an egg"
+
+
+def test_a_planner_revises_its_plan_by_what_comes_back() -> None:
+    planner = Planner(rounds=3)
+    (record,) = play(planner, plans)
+    _, first, again, second, _ = objectives(record)
+    assert [text.split("\n")[-1] for text in first] == ["Add 2 and 3", "Find what doubling is"]  # nobody cooks
+    assert first[0].startswith(ROLES["analyst"])
+    assert "analyst: Add 2 and 3 -> 5\nresearcher: Find what doubling is -> times two" in again[0]
+    assert second == [ROLES["checker"] + "\nDouble 5"]
+    assert (record.answer, record.cost.clones) == ("10", 1 + 2 + 1 + 1 + 1)
+    assert planner.executed((record,))
+
+
+def test_a_planner_that_never_ends_is_asked_for_the_answer() -> None:
+    def says(observation: Observation) -> str:
+        if "Write the answer" in observation.brief.text:
+            return "Answer: done: 7"
+        return "Answer: analyst: go on" if observation.brief.text.startswith("You plan") else "Answer: 3"
+
+    (record,) = play(Planner(rounds=2), says)
+    assert [len(call) for call in objectives(record)] == [1, 1, 1, 1, 1]
+    assert record.answer == "7"
+    (lost,) = play(Planner(rounds=1), lambda o: "Answer: analyst: x" if "plan" in o.brief.text else "Answer: 3")
+    assert lost.answer == "3"  # no answer was planned: the last that was found
+
+
+def test_workers_may_delegate_where_depth_lets_them() -> None:
+    def says(observation: Observation) -> str:
+        asked = observation.brief.text
+        if asked.startswith("You plan"):
+            return "Answer: done: 10" if "->" in asked else "Answer: analyst: Add"
+        if observation.depth == 1 and observation.can_delegate and not observation.exchanges:
+            return HERMES.render(Delegate((CloneRequest("Sum."),)))
+        return "Answer: 5"
+
+    (record,) = play(Planner(rounds=1), says, replace(LIMITS, max_depth=2))
+    assert (record.cost.depth, record.answer) == (2, "10")
+
+
+def test_roles_are_names() -> None:
+    for roles in ({}, {"Done": "x"}, {"done": "x"}):
+        with pytest.raises(ConfigError, match="expected names in small letters"):
+            Planner(roles=roles)
+
+
+def test_lines() -> None:
+    assert lines_of(" 1. a\n- b; 3) c\n\n") == ["a", "b", "c"]
+    assert lines_of(None) == []
+
+
+# All
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("turn_limit", {"turns": 0}, "turns is 0; expected a whole number >= 1"),
+        ("turn_extension", {"extension": 0}, "extension is 0; expected a whole number >= 1"),
+        ("thread_count", {"thread": 2}, "Did you mean 'threads'"),
+        ("decide_first", {"otherwise": "never"}, "otherwise is 'never'"),
+        ("modes", {"mode": "agent"}, "mode is 'agent'"),
+        ("scale", {"hard_from": -1}, "hard_from is -1"),
+        ("bandit", {"alpha": "much"}, "alpha is 'much'"),
+        ("planner", {"rounds": 0}, "rounds is 0"),
+    ],
+)
+def test_options_that_cannot_be(name: str, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_strategy(name, options, "strategies.x")
+
+
+def test_the_embedded_protocol_says_it_in_tokens() -> None:
+    """A number in the place of a sentence: the question, and what was decided."""
+
+    def says(observation: Observation) -> str:
+        asked = observation.messages[0].content
+        if asked.endswith("[0]<asst>"):
+            return PROTOCOL.render(Answer("d"))
+        return PROTOCOL.render(Answer("7" if asked.endswith("[2]<asst>") else "0"))
+
+    seat = Seat(LIMITS, 0.8, EXPERT, PROTOCOL)
+    player = ScriptedPlayer(Says(says), lambda own: Rules(own, PROTOCOL, CODEC), codec=CODEC)
+    (episodes,) = DecideFirst().play([Instance(replace(TASK, prompt="1?"), 5)], seat, player)
+    assert [episode.answer for episode in episodes] == ["d", "7"]
+    assert isinstance(CODEC, TerseCodec)
+    assert episodes[0].by_id[ROOT].prompt_tokens == 5  # <root>1?[0]<asst>

@@ -1,0 +1,105 @@
+"""The base of strategies whose root is a script that asks clones in words what to do, and does it.
+
+The root's turns are scripted calls; decomposing, judging, planning and solving are work of clones. So they are in the
+one tree, under the one ledger, and the critical path is the game's own. The script writes an answer when it has one,
+when it may call nobody any more, or when a call is refused: then it is the last that was found. Objectives are
+sentences, so these are for models that follow instructions. `limits.reply_tokens` must hold a plan.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from selfcest_agents.player import Wrapper
+from selfcest_env.protocol import ProtocolText
+from selfcest_env.types import Action, Answer, CloneRequest, Delegate, Limits, Task
+from selfcest_env.views import Observation
+from selfcest_training.evaluation.scripted_roots import ScriptedRoot, obeyed
+from selfcest_training.evaluation.strategies import Episodes, Seat, Strategy, check_delegation
+
+NOTHING = "?"  # the answer of who has found none
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A call that has joined: what every clone was told, and what it said; `None`: nothing."""
+
+    requests: tuple[CloneRequest, ...]
+    replies: tuple[str | None, ...]
+
+
+@dataclass(frozen=True)
+class Orchestrated(Strategy):
+    """The root follows `step` throughout."""
+
+    def step(self, task: str, keys: tuple[str, ...], past: Sequence[Asked]) -> Action:
+        """What the root does after these calls. It must come to an answer within `turns`."""
+        raise NotImplementedError(f"{type(self).__name__} has no step(task, keys, past)")
+
+    def found(self, past: Sequence[Asked]) -> str | None:
+        """The best answer so far."""
+        raise NotImplementedError(f"{type(self).__name__} has no found(past)")
+
+    @property
+    def turns(self) -> int:
+        """Most turns that the script takes."""
+        raise NotImplementedError(f"{type(self).__name__} has no turns")
+
+    @property
+    def widest(self) -> int:
+        """Clones of its widest call."""
+        return 1
+
+    def limits(self, limits: Limits, task: Task) -> Limits:
+        most = None if limits.max_turns is None else max(limits.max_turns, self.turns)
+        return replace(limits, turn_tokens=None, max_turns=most, max_reads=0)  # ScriptedRoot keeps the policy's turns
+
+    def check(self, seat: Seat) -> None:
+        check_delegation(seat.limits, self.widest)
+
+    def wrapper(self, seat: Seat) -> Wrapper:
+        script = Script(self, seat.protocol)
+        return partial(ScriptedRoot, script=script, turns=None, turn_tokens=seat.limits.turn_tokens)
+
+    def executed(self, episodes: Episodes) -> bool | None:
+        return all(obeyed(episode.root.turns) and not episode.root.failed for episode in episodes)
+
+
+@dataclass(frozen=True)
+class Script:
+    """An `Actor`: an orchestrated root. What it knows of its past stands in the observation."""
+
+    strategy: Orchestrated
+    protocol: ProtocolText
+
+    def act(self, observation: Observation, rng: np.random.Generator) -> str:
+        past = [
+            Asked(exchange.action.requests, tuple(reply.text for reply in exchange.replies))
+            for exchange in observation.exchanges
+            if isinstance(exchange.action, Delegate) and exchange.replies
+        ]
+        action = self.strategy.step(observation.brief.text, observation.brief.keys, past)
+        stuck = len(past) < len(observation.exchanges) or not observation.can_delegate
+        if isinstance(action, Delegate) and stuck:
+            action = Answer(self.strategy.found(past) or NOTHING)
+        return self.protocol.render(action)
+
+
+def call(*objectives: str, keys: tuple[str, ...] = ()) -> Delegate:
+    return Delegate(tuple(CloneRequest(objective, keys) for objective in objectives))
+
+
+def lines_of(text: str | None) -> list[str]:
+    """Lines, or what semicolons part, without their numbers."""
+    pieces = re.split(r"[\n;]", text or "")
+    stripped = (re.sub(r"^\s*(?:[0-9]+[.):]|[-*])\s*", "", piece).strip() for piece in pieces)
+    return [piece for piece in stripped if piece]
+
+
+def numbers_in(text: str | None) -> list[float]:
+    return [float(number) for number in re.findall(r"[0-9]+(?:\.[0-9]+)?", text or "")]
