@@ -44,7 +44,13 @@ VARIANTS = ("window_76", "window_88", "exact", "no_window", "kv", "dear")
 CHAT_STYLES = {"delegating": "delegate", "full_text": "solve", "reading": "read"}
 SEPARATE, SCARCE, ROTARY, CHAT = "separate", "scarce", "base_100000", "smollm2_long"
 CREDIT = ("cells", "cells_one", "cells_all", "cells_width")  # on a page of their own, by benchmarks/cells.py
-METHODS = ("when", "cells", "budgets")  # likewise, by benchmarks/methods.py, and in a folder of their own
+METHODS = (
+    "when",
+    "cells",
+    "budgets",
+    "confirm_when",
+    "confirm_cells",
+)  # likewise, by benchmarks/methods.py, and in a folder of their own
 EXPERIMENTS = {
     "quick": CONFIGS / "quick.yaml",
     "long_ledgers": CONFIGS / "long_ledgers.yaml",

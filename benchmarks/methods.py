@@ -52,6 +52,16 @@ CELLS = """### Sixteen clones and a graded sum
 `training/configs/methods/cells.yaml`: the 26 conventions of [keyed cells](cells.md), with the baseline that did best
 there, 1.65 M tokens of compute in RL. *Earned* is the share of right cells on 100 held-out instances."""
 
+CONFIRM_WHEN = """### On fresh seeds: when to delegate
+
+`training/configs/methods/confirm_when.yaml`. `salt` was ahead in both tables above before they were whole (one seed
+of *when*, three of the cells), so it was put to five seeds that nothing had been run with; `combined` is `salt` with
+the multiplier of `lagrangian`, which was second. Both were written down and committed before the first of these runs."""
+
+CONFIRM_CELLS = """### On fresh seeds: the cells
+
+`training/configs/methods/confirm_cells.yaml`."""
+
 BUDGETS = """### One policy for many budgets
 
 `training/configs/methods/budgets.yaml`: `every` is trained under five budgets of total tokens, drawn for each group
@@ -286,10 +296,12 @@ def draw(cells: Sequence[Cell], path: Path) -> None:
 FAMILIES = (
     Family("methods_when", "default", ("correct", "token_cost"), ("11-15", "16-20", "21-24"), WHEN),
     Family("methods_cells", "rloo", ("score",), (), CELLS),
+    Family("methods_confirm_when", "default", ("correct", "token_cost"), ("11-15", "16-20", "21-24"), CONFIRM_WHEN),
+    Family("methods_confirm_cells", "rloo", ("score",), (), CONFIRM_CELLS),
 )
 
 
-# Written down before any reported seed was run.
+# Written down before any reported seed of the experiment was run.
 PREDICTIONS = {
     ("methods_when", "knapsack"): "better: rollouts go where outcomes are mixed",
     ("methods_when", "dots"): "better: the same",
@@ -308,6 +320,9 @@ PREDICTIONS = {
     ("methods_cells", "salt"): "undecided: equal steps have equal gradients",
     ("methods_cells", "hapo"): "undecided",
     ("methods_budgets", "every"): "within 0.02 of the five on average",
+    ("methods_confirm_when", "salt"): "undecided, above 0",
+    ("methods_confirm_when", "combined"): "level with `salt`",
+    ("methods_confirm_cells", "salt"): "better",
 }
 
 
