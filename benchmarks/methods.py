@@ -56,7 +56,7 @@ CONFIRM_WHEN = """### On fresh seeds: when to delegate
 
 `training/configs/methods/confirm_when.yaml`. `salt` was ahead in both tables above before they were whole (one seed
 of *when*, three of the cells), so it was put to five seeds that nothing had been run with; `combined` is `salt` with
-the multiplier of `lagrangian`, which was second. Both were written down and committed before the first of these runs."""
+the multiplier of `lagrangian`, which was second. Both were committed before the first of these runs."""
 
 CONFIRM_CELLS = """### On fresh seeds: the cells
 
