@@ -10,14 +10,17 @@ from typing import Any
 import pytest
 import torch
 
+from selfcest_agents.player import ModelPlayer
 from selfcest_agents.tiny import load_pretrained
 from selfcest_env.errors import ConfigError, CreditError, RewardError, TaskError
 from selfcest_env.record import EpisodeRecord, read_episodes
 from selfcest_env.types import ROOT
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import parse_config
+from selfcest_training.learner.update import Learner
 from selfcest_training.run.checkpoint import checkpoints, read_state
 from selfcest_training.run.job import Job, JobId
+from selfcest_training.run.metrics import describe_probe
 
 
 def config(tmp_path: Path, **changes: Any) -> RunConfig:
@@ -298,11 +301,24 @@ def test_a_run_with_replays_repeats_and_resumes_exactly(warm: Job, tmp_path: Pat
     assert resumed.state.sampled_tokens == whole.state.sampled_tokens
 
 
-def test_probes_are_evenly_spread_and_change_nothing(base: Job, warm: Job, tmp_path: Path) -> None:
+def test_probes_are_evenly_spread_and_change_nothing(
+    base: Job, warm: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     probed = {"arms__delegating__rl__probes": 4, "arms__delegating__rl__probe_episodes": 8}
+    played: list[list[tuple[str, int]]] = []
+    play = ModelPlayer.play
+
+    def noted(player: ModelPlayer, requests: Any, temperature: float, *rest: Any, **more: Any) -> Any:
+        if temperature == 0:
+            played.append([(request.task.prompt, request.seed) for request in requests])
+        return play(player, requests, temperature, *rest, **more)
+
+    monkeypatch.setattr(ModelPlayer, "play", noted)
     job = play_from(warm, config(tmp_path, **probed))
     assert torch.equal(weights(job), weights(base))
     assert job.state.compute_tokens == base.state.compute_tokens
+    assert len(played) == 4, "greedily"
+    assert len(set(map(tuple, played))) == 1, "the same instances every time"
     found = rows(job)
     with_probe = [row["step"] for row in found if "probe/choice/return" in row]
     assert with_probe == [2, 4, 7, 9], "steps are counted from 0; quarters of ten end in steps 3, 5, 8 and 10"
@@ -310,6 +326,47 @@ def test_probes_are_evenly_spread_and_change_nothing(base: Job, warm: Job, tmp_p
         terms = [value for name, value in row.items() if name.startswith("probe/choice/term/")]
         assert sum(terms) == pytest.approx(row.get("probe/choice/return", 0))
     assert {row["probe/choice/clones"] for row in found if "probe/choice/clones" in row} <= {i / 8 for i in range(9)}
+    assert {row["probe/choice/unplayed"] for row in found if "probe/choice/unplayed" in row} == {0}
+
+
+def test_a_probe_is_played_with_the_weights_of_its_step(
+    warm: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sampler has weights of its own here, which a probe must have brought up to date."""
+    probed = {
+        "arms__delegating__rl__probes": 3,
+        "arms__delegating__rl__steps": 3,
+        "sampler": {"name": "transformers", "options": {"dtype": "float32"}},
+    }
+    synced: list[int] = []
+    sync = Learner.sync
+
+    def noted(learner: Learner, sampler: Any, version: int) -> None:
+        synced.append(version)
+        sync(learner, sampler, version)
+
+    monkeypatch.setattr(Learner, "sync", noted)
+    play_from(warm, config(tmp_path, **probed))
+    assert synced == [0, 1, 1, 2, 2, 3], "before a step, and before the probe after it"
+
+
+def test_a_probe_a_step_whatever_rounding_says(tmp_path: Path) -> None:
+    job = Job(
+        config(tmp_path, arms__delegating__rl__steps=49, arms__delegating__rl__probes=49),
+        JobId("delegating", 0),
+        lambda *_: None,
+    )
+    assert [job._probes_due(step / 49) for step in range(50)] == list(range(50))
+    with pytest.raises(ConfigError, match="probes is 50; expected at most one a step, and steps is 49"):
+        config(tmp_path, arms__delegating__rl__steps=49, arms__delegating__rl__probes=50)
+
+
+def test_what_a_server_leaves_unplayed_is_left_out_of_a_probe(base: Job) -> None:
+    record = next(iter(read_episodes(base.folder / "episodes.jsonl")))
+    found = describe_probe({"a": [record], "b": []}, 2)
+    assert found["probe/a/unplayed"] == 1
+    assert found["probe/a/return"] == record.team_return
+    assert [name for name in found if "/b/" in name] == ["probe/b/unplayed"]
 
 
 def test_probes_and_rollouts_ahead_are_refused(tmp_path: Path) -> None:

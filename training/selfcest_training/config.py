@@ -138,7 +138,7 @@ class RLConfig(Checked):
         max_policy_lag: rollouts run so many steps ahead of the learner, with weights that many steps old; 0: none.
         group_tries: at a group whose episodes a server's fault leaves unplayed or unjudged, before it is dropped.
         max_dropped_share: share of a step's groups that may be dropped so; above it the run stops.
-        probes: how often in RL, evenly over it, the policy plays greedily what is no part of training; see `probe`.
+        probes: how often in RL, evenly over it, the policy plays greedily by itself, instances of the training part.
         probe_episodes: of each family in a probe.
     """
 
@@ -165,6 +165,8 @@ class RLConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.probes > self.steps > 0:
+            raise ConfigError(f"probes is {self.probes}; expected at most one a step, and steps is {self.steps}")
         if self.probes and self.max_policy_lag:
             raise ConfigError(
                 f"probes is {self.probes} and max_policy_lag {self.max_policy_lag}: the sampler is at work on coming "

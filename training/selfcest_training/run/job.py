@@ -16,6 +16,7 @@ import torch
 from selfcest_agents.language import Language, language_of
 from selfcest_agents.lora import acting_as, add_lora, has_roles, merge_lora
 from selfcest_agents.player import ModelPlayer, TrainedPlayer
+from selfcest_agents.rollout import RolloutRequest, what_played
 from selfcest_agents.samplers import SamplerByRole, SamplerSpec, TakesWeights, make_sampler
 from selfcest_env.errors import ConfigError, StoppedError
 from selfcest_env.reward import make_reward
@@ -57,7 +58,7 @@ from selfcest_training.stages.base import Stages, TaskMenu
 from selfcest_training.stages.checks import check_menu, weights_at
 from selfcest_training.stages.gates import AdmitAll, AdmitVaried
 from selfcest_training.stages.mixture import Mixture
-from selfcest_training.stages.probe import play_greedily
+from selfcest_training.stages.probe import by_family, probe_requests
 from selfcest_training.stages.registry import make_gate, make_reward_schedule, make_task_sampler
 from selfcest_training.stages.warmstart import Pool, WarmStart
 from selfcest_training.trainer import Step, StepSettings, Trainer
@@ -352,16 +353,27 @@ class Job:
         self.sampler.sync(self.model, self.state.step)
 
     def _probe(self, learner: AnyLearner, before: float) -> dict[str, float]:
-        """What the policy can do by now, if a probe is due: RL had come as far as `before` a step ago."""
-        config, number = self.arm.rl, math.floor(self.arm.rl.probes * self.account.progress())
-        if number == math.floor(config.probes * before):
+        """What the policy can do by now, if a probe is due: RL had come as far as `before` a step ago.
+
+        The same instances every time. A family draws them by itself, so that arms with other families play the same
+        of this one. What a server's fault leaves unplayed is left out, and counted.
+        """
+        config, number = self.arm.rl, self._probes_due(self.account.progress())
+        if number == self._probes_due(before):
             return {}
-        families = {name: self.families[name] for name, weight in config.tasks.items() if weight > 0}
-        rng = np.random.default_rng(stream_seed("probe", self.id.seed))  # the same instances every time
+        asked: dict[str, list[RolloutRequest]] = {}
+        for family in (name for name, weight in config.tasks.items() if weight > 0):
+            rng = np.random.default_rng(stream_seed("probe", self.id.seed, family))
+            alone = {family: self.families[family]}
+            asked |= probe_requests(alone, config.probe_episodes, rng, f"probe{number}.{family}")
         learner.sync(self.sampler, self.state.step)
-        played = play_greedily(self.player, families, config.probe_episodes, rng, f"probe{number}")
+        requests = [request for each in asked.values() for request in each]
+        records, _ = what_played(partial(self.player.play, requests, temperature=0.0))
         self.account.pause()
-        return describe_probe(played)
+        return describe_probe(by_family(asked, records), config.probe_episodes)
+
+    def _probes_due(self, progress: float) -> int:
+        return math.floor(self.arm.rl.probes * progress + 1e-9)  # 3 x (1 / 3) is 3 of 3
 
     def _log(self, log: MetricsLog, step: Step, probed: Mapping[str, float]) -> None:
         produced, credit = step.produced, step.credit
@@ -376,6 +388,8 @@ class Job:
         logged = self.config.log_groups
         self._logs["episodes.jsonl"].append(episode_lines(produced.learned_from[:logged], credit.replayed[:logged]))
         note = f"step {self.state.step} of {self.arm.rl.steps}, {found['total_tokens']:.0f} tokens an episode"
+        if returns := [value for name, value in probed.items() if name.endswith("/return")]:
+            note = f"{note}; probe: return {np.mean(returns):.2f}"
         self.on_progress("RL", self.account.progress(), note)
 
     def _after_step(self, learner: AnyLearner, trainer: Trainer | None = None) -> None:

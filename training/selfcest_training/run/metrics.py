@@ -81,11 +81,14 @@ def describe(groups: Sequence[EpisodeGroup]) -> dict[str, float]:
     }
 
 
-def describe_probe(played: Mapping[str, Sequence[EpisodeRecord]]) -> dict[str, float]:
+def describe_probe(played: Mapping[str, Sequence[EpisodeRecord]], asked: int) -> dict[str, float]:
     """Means over the episodes of each family, called `probe/FAMILY/...`; `return` and its terms by the reward's own
-    weights, whatever a schedule makes of them."""
-    found = {}
+    weights, whatever a schedule makes of them. `unplayed` of the `asked` are left out."""
+    found: dict[str, float] = {}
     for family, records in played.items():
+        found[f"probe/{family}/unplayed"] = asked - len(records)
+        if not records:
+            continue
         values = {
             "return": float(np.mean([record.team_return for record in records])),
             "total_tokens": float(np.mean([record.cost.total_tokens for record in records])),

@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import count
 
 import numpy as np
 
-from selfcest_agents.player import Player
 from selfcest_agents.rollout import RolloutRequest
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.tasks import TaskSource
 from selfcest_env.types import Limits
 
+Asked = Mapping[str, Sequence[RolloutRequest]]  # by family
 
-def play_greedily(
-    player: Player,
+
+def probe_requests(
     families: Mapping[str, TaskSource],
     episodes: int,
     rng: np.random.Generator,
     name: str,
     limits: Limits | None = None,
-) -> dict[str, list[EpisodeRecord]]:
-    """By family so many episodes of new instances, which are called `name.0`, `name.1`, ...; `limits` as of a request.
-    Nothing that trains is touched."""
-    drawn = [family for family in families for _ in range(episodes)]
-    requests = [
-        RolloutRequest(f"{name}.{i}", families[family].draw(rng), int(rng.integers(2**62)), limits)
-        for i, family in enumerate(drawn)
-    ]
-    found: dict[str, list[EpisodeRecord]] = {family: [] for family in families}
-    for family, record in zip(drawn, player.play(requests, temperature=0.0), strict=True):
-        found[family].append(record)
+) -> dict[str, list[RolloutRequest]]:
+    """So many episodes of each family, called `name.0`, `name.1`, ...; `limits` as of a request."""
+    numbers = count()
+    return {
+        family: [
+            RolloutRequest(f"{name}.{next(numbers)}", source.draw(rng), int(rng.integers(2**62)), limits)
+            for _ in range(episodes)
+        ]
+        for family, source in families.items()
+    }
+
+
+def by_family(asked: Asked, records: Sequence[EpisodeRecord]) -> dict[str, list[EpisodeRecord]]:
+    """Records of these requests, of as many as were played."""
+    families = {request.episode_id: family for family, requests in asked.items() for request in requests}
+    found: dict[str, list[EpisodeRecord]] = {family: [] for family in asked}
+    for record in records:
+        found[families[record.episode_id]].append(record)
     return found

@@ -31,7 +31,7 @@ from selfcest_training.families import draw_family
 from selfcest_training.learner.batch import Sample, bucketed, build_samples
 from selfcest_training.learner.options import Denominator
 from selfcest_training.learner.update import AnyLearner
-from selfcest_training.stages.probe import play_greedily
+from selfcest_training.stages.probe import by_family, probe_requests
 
 _DRAWS = 8
 
@@ -166,7 +166,8 @@ class WarmStart:
         limits = changed_limits(self.player.limits, phase.limits, "phase.limits")
         families = {name: self.families[name] for name, spec in phase.mix.items() if spec.share > 0}
         self.learner.sync(self.player.sampler, 0)
-        played = play_greedily(self.player.unjudged(), families, self.config.probe_episodes, rng, f"p{index}", limits)
+        asked = probe_requests(families, self.config.probe_episodes, rng, f"p{index}", limits)
+        played = by_family(asked, self.player.unjudged().play([r for each in asked.values() for r in each], 0.0))
         accuracy = {
             name: sum(self.reward.grade(record).correct for record in records) / len(records)
             for name, records in played.items()
