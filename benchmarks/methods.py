@@ -54,8 +54,8 @@ there, 1.65 M tokens of compute in RL. *Earned* is the share of right cells on 1
 
 CONFIRM_CELLS = """### On fresh seeds
 
-`training/configs/methods/confirm_cells.yaml`. `salt` was ahead with every seed above, so it was put to five that nothing
-had been run with, as written down and committed before the first of them."""
+`training/configs/methods/confirm_cells.yaml`. `salt` was ahead with every seed above, so it was put to five that
+nothing had been run with, as written down and committed before the first of them."""
 
 BUDGETS = """### One policy for many budgets
 
@@ -186,8 +186,11 @@ def predicted(found: Mapping[tuple[str, str], str]) -> str:
 def sweep(seed: int) -> Path:
     """Play the policies of budgets.yaml, which must have been trained here, at every budget; store what they earned."""
     name, kept = f"methods_budgets_seed{seed}", FOLDER / f"sweep_seed{seed}.json"
-    study = [sys.executable, "-m", "selfcest_training", "evaluate", "-c", str(SWEEP), "--resume"]
-    subprocess.run([*study, f"seeds=[{seed}]", f"name={name}"], check=True)
+    config = Path("runs") / f"{name}_sweep.yaml"
+    text = SWEEP.read_text(encoding="utf-8").replace("seed10", f"seed{seed}").replace("[10]", f"[{seed}]")
+    config.write_text(text, encoding="utf-8")
+    study = [sys.executable, "-m", "selfcest_training", "evaluate", "-c", str(config), "--resume"]
+    subprocess.run([*study, f"name={name}"], check=True)
     earned: dict[str, dict[str, dict[str, list[float]]]] = {}
     for result in read_results(Path("studies") / name / "results.jsonl", whole=True):
         place, episode = result.place, result.episodes[result.chosen]

@@ -517,7 +517,7 @@ def start(*arguments: str, **options: object) -> subprocess.Popen[str]:
 
 
 def wait_for(path: Path, pattern: str) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 400
     while not list(path.glob(pattern)):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -562,7 +562,7 @@ def test_a_run_that_the_machine_stops_ends_in_one_line_and_resumes_to_the_same_t
         else:
             for child in children(process.pid):
                 os.kill(child, signal.SIGKILL)
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate(timeout=400)
     assert process.returncode == 3, said
     assert len(said.splitlines()) == 1
     assert f"the same command with --resume goes on from the newest checkpoints in {folder}" in said
