@@ -36,7 +36,7 @@ class Screen:
             sys.stdout.write(text(sys.stdout.isatty()) + "\n")
         elif self._figure is None:
             self._open(picture())
-        elif self._pyplot.fignum_exists(self._figure.number):
+        elif self._is_open():
             self._picture.set_data(picture())
             self._pyplot.pause(BREATH_S)
 
@@ -48,12 +48,17 @@ class Screen:
 
     def _open(self, image: Image) -> None:
         height, width, _ = image.shape
-        self._figure = self._pyplot.figure("selfcest", figsize=(width / 100, height / 100), dpi=100, clear=True)
+        self._figure = self._pyplot.figure(figsize=(width / 100, height / 100), dpi=100)
         axes = self._figure.add_axes((0, 0, 1, 1))
         axes.set_axis_off()
         self._picture = axes.imshow(image)
         self._figure.show()
         self._pyplot.pause(BREATH_S)
+
+    def _is_open(self) -> bool:
+        """A number is given again once its window was closed, so it says not whose window it is."""
+        number = self._figure.number
+        return bool(self._pyplot.fignum_exists(number)) and self._pyplot.figure(number) is self._figure
 
 
 def _pyplot() -> Any:
@@ -64,7 +69,7 @@ def _pyplot() -> Any:
         from matplotlib import pyplot
     except ImportError:
         return None
-    probe = pyplot.figure("selfcest")
+    probe = pyplot.figure()
     opens = probe.canvas.required_interactive_framework is not None
     pyplot.close(probe)
     return pyplot if opens else None

@@ -86,6 +86,16 @@ def test_the_lock_is_inside_the_ranges_of_the_project(lock: str, extra: str) -> 
         assert version in requirement.specifier, f"{lock}.txt has {version} for {requirement}"
 
 
+def test_what_stands_on_the_environment_of_the_tests_agrees_with_its_pins() -> None:
+    """There a package of another version would hide that of `.venv`, which others there were built for."""
+    case = re.search(r"case \$venv in (.+)\) beneath=\$python", (ROOT / ".ci" / "run").read_text(encoding="utf-8"))
+    assert case is not None
+    for lock in re.findall(r"\.venv-([\w-]+)", case[1]):
+        above, beneath = pins(f"{lock}.txt"), pins("dev.txt")
+        assert {name: version for name, version in above.items() if beneath.get(name, version) != version} == {}, lock
+        assert above.keys() & beneath.keys(), f"{lock} has nothing of it: it need not stand there"
+
+
 def test_nothing_that_the_lock_needs_is_missing_on_another_processor_or_python() -> None:
     """It is installed without looking at what packages ask for; a missing one would only be found by its import."""
     pinned = {**pins("dev.txt"), **pins("torch.txt")}

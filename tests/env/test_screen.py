@@ -71,6 +71,29 @@ def test_a_window_that_was_closed_stays_closed(windows: Any, capsys: pytest.Capt
     assert capsys.readouterr().out == ""
 
 
+def test_every_environment_has_a_window_of_its_own(windows: Any) -> None:
+    first, second = (parallel_env("arithmetic", render_mode="human") for _ in range(2))
+    first.reset(seed=42)
+    shown = windows.figure(windows.get_fignums()[0])
+    second.reset(seed=43)
+    assert len(windows.get_fignums()) == 2
+    picture = shown.axes[0].images[0]
+    before = picture.get_array().copy()
+    first.step(ASK)
+    assert not np.array_equal(picture.get_array(), before), "the second opened and the first goes on"
+    # The number of the one that was closed is the next one's, whose window stays when the first is done.
+    windows.close(shown)
+    third = parallel_env("arithmetic", render_mode="human")
+    third.reset(seed=44)
+    others = windows.get_fignums()
+    first.step(ASK)
+    first.close()
+    assert windows.get_fignums() == others
+    for env in (second, third):
+        env.close()
+    assert windows.get_fignums() == []
+
+
 def test_without_a_window_it_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """No display; one, and a backend that draws files alone; one, and no matplotlib."""
     monkeypatch.setattr(sys, "platform", "linux")

@@ -47,12 +47,13 @@ def test_a_task_id_is_its_content() -> None:
     assert len({content_hash(other) for other in (task, *others)}) == 5
 
 
+@pytest.mark.parametrize("count", [1000, pytest.param(1500, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SOURCES)
-def test_splits_are_disjoint_and_cover_everything(name: str) -> None:
+def test_splits_are_disjoint_and_cover_everything(name: str, count: int) -> None:
     source = make_source(name, **SOURCES[name])
-    parts = {part: {t.task_id for t in draw(HashedSplit(source, part, 0.3), 1000)} for part in ("train", "test")}
+    parts = {part: {t.task_id for t in draw(HashedSplit(source, part, 0.3), count)} for part in ("train", "test")}
     assert not parts["train"] & parts["test"]
-    share = np.mean([part_of(task, 0.3) == "test" for task in draw(source, 1000)])
+    share = np.mean([part_of(task, 0.3) == "test" for task in draw(source, count)])
     assert 0.25 < share < 0.35
     # Undivided draws of another seed fall in one of the two parts, and the part does not depend on who draws.
     for task in draw(source, 300, seed=9):

@@ -166,7 +166,6 @@ def test_without_ray_a_run_says_what_to_install(tmp_path: Path, monkeypatch: pyt
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
 def test_ray_is_imported_by_who_asks_for_it_alone() -> None:
     modules = ("selfcest_training", "selfcest_training.run.experiment", "selfcest_training.cluster.rollouts")
     code = f"import sys, {', '.join(modules)}; sys.exit('ray' in sys.modules)"

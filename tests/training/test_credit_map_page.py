@@ -112,8 +112,11 @@ def test_credits_that_are_the_same_learner(credit_map: ModuleType) -> None:
             assert torch.allclose(own, factor * its, atol=1e-6)
 
 
-def test_a_run_is_stored_whole_and_again_the_same(credit_map: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(credit_map, "BUDGET", 4000)
+@pytest.mark.parametrize("budget", [4000, pytest.param(8000, marks=pytest.mark.slow)])
+def test_a_run_is_stored_whole_and_again_the_same(
+    credit_map: ModuleType, monkeypatch: pytest.MonkeyPatch, budget: int
+) -> None:
+    monkeypatch.setattr(credit_map, "BUDGET", budget)
     job = credit_map.Job("threshold-4", "diff_loo", 4e-3, 0)
     first, again = credit_map.play(job), credit_map.play(job)
     assert first["curve"] == again["curve"]

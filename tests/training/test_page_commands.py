@@ -131,6 +131,14 @@ NOT_RUN = {
     "--scheme grpo --scheme \"salt 'scheme={name: rloo}'\" --scheme \"salt 'scheme={name: rloo}' "
     'thoughts=true" --scheme "d3s \'scheme={name: rloo}\'" --scheme hapo --scheme decision --scheme '
     "\"adora term=payoff 'scheme={name: rloo}'\"": JUDGES,
+    "python3.11 -m venv .venv-benchmarl": OWN_ENVIRONMENT,
+    ".venv-benchmarl/bin/pip install --no-deps --require-hashes -r requirements/benchmarl.txt": OWN_ENVIRONMENT,
+    ".venv-benchmarl/bin/pip install -r requirements/torch.txt": OWN_ENVIRONMENT,
+    "PYTHONPATH=. .venv-benchmarl/bin/python docs/examples/marl/benchmarl_mappo.py": OWN_ENVIRONMENT,
+    "PYTHONPATH=.:agents:training .venv-rllib/bin/python docs/examples/marl/rllib_ppo.py": OWN_ENVIRONMENT,
+    "export PYTHONPATH=.:agents:training:docs/examples/marl": OWN_ENVIRONMENT,
+    ".venv-rllib/bin/python -m selfcest_training bench chain-4m2-v1 noisy-c005-v1 cells-16-v1 "
+    "--learner rllib_ppo:RllibPPO --seconds 20 --out docs/evidence/bench/outside": OWN_ENVIRONMENT,
     "selfcest watch runs/quick": ENDLESS,
     "selfcest watch runs/quick --html --port 8080": ENDLESS,
 }
@@ -202,6 +210,25 @@ def test_what_commands_name_is_there() -> None:
                 assert re.search(rf'"(--)?{word[2:]}"', script.read_text(encoding="utf-8")), f"{line}: {word}"
         if "-m" in words and words[words.index("-m") + 1].startswith("selfcest"):
             assert find_spec(words[words.index("-m") + 1]) is not None, line
+
+
+COMMAND = re.compile(r"(\$ )?(python[\d.]* |pip |selfcest |export |[A-Z_]+=\S* |(\./)?\.venv)")
+
+
+def hidden(text: str) -> list[str]:
+    """Lines that look like commands in fences of another language, where no test sees them."""
+    fences = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [
+        line for language, block in fences if language != "bash" for line in block.splitlines() if COMMAND.match(line)
+    ]
+
+
+def test_commands_stand_in_blocks_of_commands() -> None:
+    assert hidden("```bash\npip install a\n```\n```text\nA=1 python a\nanswer: b\n```\n```\n.venv/bin/c\n```\n") == [
+        "A=1 python a",
+        ".venv/bin/c",
+    ]
+    assert {page: found for page, text in PAGES.items() if (found := hidden(text))} == {}
 
 
 def test_every_command_is_run_or_says_why_not() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from chat_models import VICUNA, chat_tokenizer, tiny_llama
 from test_internals import some_groups
 from test_job import config, rows, weights
 from test_tree_rows import random_samples
@@ -310,6 +311,10 @@ def test_a_rank_takes_no_other_files_than_those_of_who_sent_it(
     (tmp_path / "run" / "model" / ".cache" / "when").unlink()
     one.call("build", sent)
     assert spec(reference=warm).sent().files.keys() == {"reference"}
+    (tmp_path / "run" / "model" / "more.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"more\.json is one too many, and is not where the run was started: rank 0"):
+        one.call("build", sent)
+    (tmp_path / "run" / "model" / "more.json").unlink()
     weights = tmp_path / "run" / "model" / "model.safetensors"
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
@@ -320,6 +325,24 @@ def test_a_rank_takes_no_other_files_than_those_of_who_sent_it(
         one.call("build", sent)
     weights.unlink()
     with pytest.raises(ConfigError, match=rf"^{re.escape(str(weights))} is not there, but is {where}"):
+        one.call("build", sent)
+
+
+def test_a_chat_model_s_folder_is_the_same_for_ranks_elsewhere(
+    one: OneRank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tokenizer = chat_tokenizer(VICUNA)
+    tiny_llama(tokenizer).save_pretrained("models/x")
+    tokenizer.save_pretrained("models/x")
+    sent = LearnerSpec(PlugIn("chat", {"source": "models/x"}), OptimizerConfig(), 512).sent()
+    assert sent.model.options["source"] == str(tmp_path / "models" / "x")
+    assert list(sent.files) == ["weights"]
+    monkeypatch.chdir("/")
+    shutil.rmtree(tmp_path / "models")
+    with pytest.raises(
+        ConfigError, match=rf"models/x.*: rank 0 of 1 of the learner is on {socket.gethostname()}; share"
+    ):
         one.call("build", sent)
 
 

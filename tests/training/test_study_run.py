@@ -39,7 +39,7 @@ from selfcest_training.commands.report import report_folder
 from selfcest_training.commands.study import default_study, run_study
 from selfcest_training.commands.trace import print_trace
 from selfcest_training.config_file import dump_config, parse_as
-from selfcest_training.evaluation import play, report
+from selfcest_training.evaluation import play, policies, report
 from selfcest_training.evaluation.comparison import compare_studies
 from selfcest_training.evaluation.config import StudyConfig, load_study, parse_study
 from selfcest_training.evaluation.costs import WALL, EpisodeCost, PromptCache, costs_of
@@ -879,6 +879,30 @@ def test_a_study_that_never_played_is_begun_again(tmp_path: Path, serve: Serve) 
         run(data)
     server["base_url"] = serve(lambda path, body, n: chat("Answer: 7")).url
     assert run(data) == tmp_path / "s"
+
+
+def test_servers_are_looked_for_before_the_first_request(
+    tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of those that are still needed; one that goes away between two policies is a failure and no mistake."""
+    first = serve(lambda path, body, n: chat("Answer: 7"))
+    policy, nobody = (
+        {"name": "server", "options": {"server": {"base_url": url, "model": "m", "max_retries": 0}}}
+        for url in (first.url, "http://127.0.0.1:9/v1")
+    )
+    strategies = {"delegate": {}, "monolithic": {"policy": nobody}}
+    data = small(tmp_path, policy=policy, strategies=strategies, budgets=[1000], episodes=2, seeds=[0])
+    with pytest.raises(ConfigError, match="nobody answers at http://127.0.0.1:9/v1"):
+        run(data)
+    assert not first.seen
+    asked: list[str] = []
+    monkeypatch.setattr(policies, "check_reachable", lambda server: asked.append(server.base_url))
+    with pytest.raises(InfrastructureError, match="2 of 2 instances could not"):
+        run(data)
+    assert first.seen
+    with pytest.raises(InfrastructureError):
+        run(data, resume=True)
+    assert asked == [first.url, "http://127.0.0.1:9/v1", "http://127.0.0.1:9/v1"]
 
 
 # Policies that a run has trained

@@ -109,6 +109,10 @@ def test_all_right_and_all_wrong_leave_room_for_what_was_not_seen() -> None:
     assert str(resampler(50, 2).share(ones)) == "1.00 [0.94, 1.00]"  # 1 - 3 / 50
     assert str(resampler(50, 2).share(0 * ones)) == "0.00 [0.00, 0.06]"
     assert str(resampler(2).share(np.ones((2, 1)))) == "1.00 [0.00, 1.00]"
+    few = np.full((100, 2), np.nan)
+    assert str(resampler(100, 2).share(few)) == "–"
+    few[:4, 0] = 1
+    assert str(resampler(100, 2).share(few)) == "1.00 [0.25, 1.00]", "96 say nothing: 1 - 3 / 4"
     mixed = np.array([[1.0], [0.0]] * 20)
     assert resampler(40).share(mixed) == resampler(40).estimate(mixed)
 

@@ -84,8 +84,8 @@ class LearnerSpec:
     def sent(self) -> LearnerSpec:
         """With absolute paths, and SHA-256 of what lies in the folders that ranks are to load."""
         folder, reference = (path and path.resolve() for path in (self.folder, self.reference))
-        found = replace(self, folder=folder, reference=reference)
-        folders = found.folders(language_of(self.model))
+        found = replace(self, model=_absolute(self.model), folder=folder, reference=reference)
+        folders = found.folders(language_of(found.model))
         files = {what: digests(path, hidden=False) for what, path in folders.items() if path.is_dir()}
         return replace(found, files=files)
 
@@ -144,10 +144,13 @@ class Rank:
         Models are loaded into the machine's memory, and come to the mesh's device layer by layer as they are sharded.
 
         Raises:
-            ConfigError: a folder does not hold here what it held where the spec was sent.
+            ConfigError: a folder does not hold here what it held where the spec was sent, or the model is not here.
         """
         self._learner = None  # before there are two
-        language = language_of(_on_cpu(spec.model))
+        try:
+            language = language_of(_on_cpu(spec.model))
+        except ConfigError as error:
+            raise ConfigError(f"{error}: {self._where}") from error
         folders = spec.folders(language)
         for what, files in spec.files.items():
             self._check_folder(folders[what], files)
@@ -174,11 +177,15 @@ class Rank:
         for name in sorted(expected.keys() | found.keys()):
             if found.get(name) != expected.get(name):
                 wrong = "is not the one" if name in found else "is not there, but is"
-                raise ConfigError(
-                    f"{folder / name} {wrong} where the run was started: rank {self.place.rank} of "
-                    f"{self.place.ranks} of the learner is on {socket.gethostname()}; share the folder between the "
-                    "machines, or copy it to the same path on each"
-                )
+                wrong = wrong if name in expected else "is one too many, and is not"
+                raise ConfigError(f"{folder / name} {wrong} where the run was started: {self._where}")
+
+    @property
+    def _where(self) -> str:
+        return (
+            f"rank {self.place.rank} of {self.place.ranks} of the learner is on {socket.gethostname()}; share the "
+            "folder between the machines, or copy it to the same path on each"
+        )
 
     def weights(self, dtype: str | None = None) -> dict[str, Tensor]:
         """Those that a sampler is given, in its dtype (as `bfloat16`) or the model's own; on the first rank's CPU."""
@@ -197,6 +204,14 @@ class Rank:
         """Leave the group."""
         self._learner = None
         dist.destroy_process_group()
+
+
+def _absolute(model: PlugIn) -> PlugIn:
+    """Ranks have other working directories: a `source` that is a folder or a file here is named whole."""
+    source = model.options.get("source")
+    if not isinstance(source, str) or source == "smollm2" or not Path(source).exists():
+        return model
+    return replace(model, options={**model.options, "source": str(Path(source).resolve())})
 
 
 def _on_cpu(model: PlugIn) -> PlugIn:

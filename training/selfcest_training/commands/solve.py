@@ -26,7 +26,7 @@ from selfcest_env.types import ROOT, Boundary, Limits, Read, Status, Task
 from selfcest_training.commands.live_tree import LiveRequest, LiveTree
 from selfcest_training.commands.trace import check_place, save_page
 from selfcest_training.config_file import apply_override, load_config, parse_as
-from selfcest_training.evaluation.policies import arm_of, digest, make_policy, policy_named, run_file
+from selfcest_training.evaluation.policies import arm_of, check_servers, digest, make_policy, policy_named, run_file
 from selfcest_training.html.playing import Face
 from selfcest_training.html.viewer import Shown, viewer_page
 from selfcest_training.shipped import model_folder
@@ -200,6 +200,7 @@ def play_question(
     episode_id = f"solve.{_count(out)}"
     disable_progress_bar()  # type: ignore[no-untyped-call]  # of loading models
     with progress.status("loading the policy"):
+        check_servers([source])
         player = source.load(seed)
     with closing(player), LiveTree(progress) as tree:
         request = LiveRequest(episode_id, task, seed, config.limits, tree)

@@ -25,7 +25,7 @@ from selfcest_training.evaluation.config import StudyConfig
 from selfcest_training.evaluation.costs import WALL, costs_of
 from selfcest_training.evaluation.errorless import Played, play_errorless, styles_on
 from selfcest_training.evaluation.instances import instances_of, source_of
-from selfcest_training.evaluation.policies import LEAST, PolicySource, digest, make_policy
+from selfcest_training.evaluation.policies import LEAST, PolicySource, check_servers, digest, make_policy
 from selfcest_training.evaluation.results import Place, Result
 from selfcest_training.evaluation.store import Store
 from selfcest_training.evaluation.strategies import Episodes, Instance, Seat, Strategy, make_strategy, shown_name
@@ -161,9 +161,12 @@ class Study:
             player: plays instead of the one that the study's policy would load, as when its weights are here already.
 
         Raises:
+            ConfigError: nobody answers where a policy that has something left to play has its server.
             InfrastructureError: more than `max_unplayable_share` of a cell's instances cannot be played.
         """
         waiting = [block for block in self.blocks() if block.style is None]
+        if player is None:
+            check_servers(policy for policy in self._policies.values() if self._lacks(policy, waiting, store))
         # One model after the other, so that no two are loaded at once.
         for policy in self._policies.values():
             for seeds in [(seed,) for seed in self.config.seeds] if policy.seeded else [self.config.seeds]:
@@ -177,6 +180,11 @@ class Study:
         lost = self._unplayable
         items = (item for block in self.blocks() if lost for item in self._keyed(block) if item.played in lost)
         return store.finish(self.order(), {item.key: lost[item.played][-1] for item in items})
+
+    def _lacks(self, policy: PolicySource, blocks: Sequence[Block], store: Store) -> bool:
+        """Whether something is to be played by it."""
+        items = (item for b in blocks if self.policy_of(b.strategy) is policy for item in self._keyed(b))
+        return any(item.key not in store and not store.has_episodes(item.played) for item in items)
 
     # One block
 

@@ -56,7 +56,7 @@ class PolicySource(Protocol):
     def load(self, seed: int) -> Player:
         """Who plays, without a reward: a study judges by itself what it plays, or finds played.
 
-        Raises `ConfigError` if nobody can, as a server that is not there.
+        Raises `ConfigError` if nobody can. Of `server` policies `check_servers` asks that before any is loaded.
         """
         ...
 
@@ -276,7 +276,6 @@ class ServerPolicy:
         return digest(server, self.tokenizer, self.weights, openings, self._markers.fingerprint)
 
     def load(self, seed: int) -> ServerPlayer:
-        check_reachable(self.server)
         return ServerPlayer(self.server, self.rules, self._markers)
 
     @cached_property
@@ -286,6 +285,13 @@ class ServerPolicy:
     @cached_property
     def _language(self) -> ChatLanguage | None:
         return ChatLanguage(self.tokenizer) if self.tokenizer else None
+
+
+def check_servers(policies: Iterable[PolicySource]) -> None:
+    """Before the first request: `check_reachable` for each server among them. One that dies later is no mistake."""
+    for policy in policies:
+        if isinstance(policy, ServerPolicy):
+            check_reachable(policy.server)
 
 
 def is_seeded(policy: PlugIn) -> bool:

@@ -95,7 +95,7 @@ class Resampler:
 
     def share(self, values: Values) -> Estimate:
         """The share of ones among values 0 and 1, [instances, seeds], with its interval: see `rule_of_three`."""
-        return rule_of_three(self.estimate(values), len(values))
+        return rule_of_three(self.estimate(values), int((~np.isnan(values)).any(axis=1).sum()))
 
     def around(self, value: float, drawn: Values) -> Estimate:
         """A statistic with the interval that its resampled values, [resamples], give."""
@@ -128,9 +128,9 @@ class Resampler:
 
 def rule_of_three(estimate: Estimate, instances: int) -> Estimate:
     """The interval of a share. All right or all wrong leaves a bootstrap nothing to vary: then to 3 over the number of
-    instances, which bounds what 95 of 100 samples would hide (Hanley and Lippman-Hand, If nothing goes wrong, is
-    everything all right?, 1983)."""
-    least = min(1.0, 3 / instances)
+    instances with a value, which bounds what 95 of 100 samples would hide (Hanley and Lippman-Hand, If nothing goes
+    wrong, is everything all right?, 1983)."""
+    least = min(1.0, 3 / max(instances, 1))
     if estimate.mean == 1:
         return Estimate(1.0, 1 - least, 1.0)
     return Estimate(0.0, 0.0, least) if estimate.mean == 0 else estimate

@@ -1,0 +1,91 @@
+"""`.ci/run` with commands that only pretend: what the budget cut, what failed, what an environment is made of."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RUN = Path(__file__).parents[1] / ".ci" / "run"
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it is a script for Linux")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """With a pytest that says `SAID`, goes on for `SLEEP` seconds and ends with `RC`, and a `python3` that installs."""
+    stub = f"""#!{sys.executable}
+import os, pathlib, sys, time
+if sys.argv[1:] == ["--version"]:
+    print("Python", os.environ.get("VERSION", "3.11.1"))
+elif sys.argv[1:3] == ["-m", "venv"]:
+    folder = pathlib.Path(sys.argv[3], "bin")
+    folder.mkdir(parents=True)
+    for name in ("python", "pip"):
+        (folder / name).symlink_to(__file__)
+elif sys.argv[1] != "-c":
+    print(os.environ.get("SAID", ""), flush=True)
+    time.sleep(float(os.environ.get("SLEEP", 0)))
+    sys.exit(int(os.environ.get("RC", 0)))
+"""
+    for path in (".venv/bin/python", "bin/python3"):
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).write_text(stub)
+        (tmp_path / path).chmod(0o755)
+    for name in ("dev", "torch", "trl"):
+        (tmp_path / "requirements").mkdir(exist_ok=True)
+        (tmp_path / "requirements" / f"{name}.txt").write_text(f"{name}==1\n")
+    (tmp_path / ".ci").mkdir()
+    # Its functions, and none of its sets.
+    (tmp_path / ".ci" / "run").write_text(RUN.read_text(encoding="utf-8").partition('\necho "== time budget')[0])
+    return tmp_path
+
+
+def ci(checkout: Path, sets: str, **pretended: str) -> str:
+    """What a set with some seconds of the budget prints, and the summary."""
+    said = '\nprintf "%s\\n" "${summary[@]}"'
+    command = f"source .ci/run; {sets}{said}"
+    environment = {"PATH": f"{checkout / 'bin'}:/usr/bin:/bin", "SELFCEST_CI_BUDGET_S": "3", **pretended}
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=checkout, env=environment, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("said", "verdict"),
+    [
+        ("[gw0] [ 50%] FAILED tests/test_a.py::test_b", "failed (tests failed before the budget cut it"),
+        ("tests/test_a.py::test_b ERROR        [ 50%]", "failed (tests failed before the budget cut it"),
+        ("[gw0] [ 50%] PASSED tests/test_a.py::test_b[FAILED]", "skipped (cut by the budget"),
+    ],
+)
+def test_a_set_that_failed_and_was_then_cut_has_failed(checkout: Path, said: str, verdict: str) -> None:
+    printed = ci(checkout, "slow_set a 0 60 tests", SAID=said, SLEEP="30")
+    assert f"slow a: {verdict}" in printed
+    assert said in printed, "it is shown too"
+
+
+@pytest.mark.parametrize(
+    ("said", "verdict"),
+    [
+        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.", "failed (its lock is wrong"),
+        ("ERROR: No matching distribution found for torch", "skipped (cannot be installed here"),
+    ],
+)
+def test_a_wrong_lock_is_no_registry_that_cannot_be_reached(checkout: Path, said: str, verdict: str) -> None:
+    assert f"trl: {verdict}" in ci(checkout, "own_set trl trl 0 60 tests", SAID=said, RC="1")
+    assert "trl: failed (its lock is wrong" in ci(checkout, "own_set trl none 0 60 tests")
+
+
+def test_an_environment_is_made_anew_when_what_is_beneath_it_changes(checkout: Path) -> None:
+    def made(**pretended: str) -> bool:
+        printed = ci(checkout, "own_set trl trl 0 60 tests", SELFCEST_CI_BUDGET_S="60", **pretended)
+        assert "trl: passed" in printed
+        return "== .venv-trl: at most" in printed
+
+    assert [made(), made()] == [True, False]
+    assert made(VERSION="3.12.1")
+    (checkout / "requirements" / "dev.txt").write_text("dev==2\n")
+    assert made(VERSION="3.12.1")
