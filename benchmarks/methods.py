@@ -32,7 +32,7 @@ from selfcest_training.evaluation.statistics import over_seeds
 
 Cell = Mapping[str, Any]
 FOLDER, PAGE = EVIDENCE / "methods", ROOT / "docs" / "methods.md"
-SWEEP = CONFIGS / "methods" / "budgets_sweep.yaml"
+SWEEP = CONFIGS / "methods" / "budgets_frontier.yaml"
 BEGIN, END = "<!-- compared: by benchmarks/methods.py -->", "<!-- end of what is compared -->"
 
 

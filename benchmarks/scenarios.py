@@ -170,7 +170,7 @@ RLlib's PPO with masks plays by the class `RllibPPO` in [rllib_ppo.py](examples/
 configuration with the recipe of [the adapter](adapters.md#rllib). It had
 {runs}, on three scenarios. The other columns are from the table above.
 
-```text
+```bash
 export PYTHONPATH=.:agents:training:docs/examples/marl
 .venv-rllib/bin/python -m selfcest_training bench chain-4m2-v1 noisy-c005-v1 cells-16-v1 \\
     --learner rllib_ppo:RllibPPO --seconds 20 --out docs/evidence/bench/outside

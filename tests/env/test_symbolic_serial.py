@@ -366,5 +366,5 @@ def test_the_public_surface() -> None:
     assert list(inspect.signature(SymbolicSerialVectorEnv).parameters) == ["num_envs", *arguments]
     for cls in (SymbolicSerialEnv, SymbolicSerialVectorEnv):
         own = {name for name in vars(cls) if not name.startswith("_")}
-        assert own == {"metadata", "reset", "step", "render", "action_masks"}
+        assert own == {"metadata", "reset", "step", "render", "action_masks", "close"}
     assert issubclass(SymbolicSerialVectorEnv, VectorEnv)
