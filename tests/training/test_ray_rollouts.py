@@ -87,6 +87,20 @@ def assert_same_tokens(found: Sequence[EpisodeRecord], expected: Sequence[Episod
         assert one.reward_terms == other.reward_terms
 
 
+def assert_same_weights(found: Job, expected: Job) -> None:
+    """Up to the rounding of other batches.
+
+    Adam divides each entry of a gradient by its own size, so one that cancels to its rounding may move either way, by
+    the learning rate. There are a dozen such among 8,320, others on another kind of processor. With weights that are a
+    step apart hardly any entry agrees.
+    """
+    (arm,) = found.config.arms.values()
+    assert arm.rl is not None
+    difference = (weights(found) - weights(expected)).abs()
+    assert float(difference.quantile(0.99)) <= 1e-6
+    assert float(difference.max()) <= arm.rl.optimizer.learning_rate
+
+
 @contextmanager
 def killed(monkeypatch: pytest.MonkeyPatch, i: int, when: Callable[[str], bool]) -> Iterator[None]:
     """Worker `i` gets no further than the call whose first episode is so named, and is killed in it."""
@@ -129,7 +143,7 @@ def hit(address: str, tmp_path_factory: pytest.TempPathFactory) -> Job:
 def test_two_workers_of_whom_one_is_killed_train_as_one_process(alone: Job, hit: Job) -> None:
     assert len(episodes(hit)) == 4 * 64
     assert_same_tokens(episodes(hit), episodes(alone))
-    assert float((weights(hit) - weights(alone)).abs().max()) <= 1e-6
+    assert_same_weights(hit, alone)
     for found, expected in zip(rows(hit), rows(alone), strict=True):
         assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
         assert found["logprob_gap"] < 1e-4
@@ -183,7 +197,7 @@ def test_replays_go_through_the_same_workers(address: str, tmp_path: Path, monke
     found = episodes(two)
     assert sum("=" in record.episode_id for record in found) > 0
     assert_same_tokens(found, episodes(one))
-    assert float((weights(two) - weights(one)).abs().max()) <= 1e-6
+    assert_same_weights(two, one)
 
 
 def _noting(calls: list[str]) -> Callable[..., list[Any]]:
@@ -202,7 +216,7 @@ def test_rollouts_run_ahead_of_the_learner_in_order(address: str, tmp_path: Path
     two.close()
     assert [row["policy_lag"] for row in rows(two)] == [0, 1, 1, 1]
     assert_same_tokens(episodes(two), episodes(one))
-    assert float((weights(two) - weights(one)).abs().max()) <= 1e-6
+    assert_same_weights(two, one)
 
 
 def test_steps_that_overlap_play_what_they_play_one_after_another(
@@ -426,7 +440,7 @@ def test_a_lost_driver_goes_on_to_the_same_bits_and_without_a_cluster_to_the_sam
     one = Job(other, JobId("delegating", 0), lambda *_: None)
     one.run(lambda: None)
     assert_same_tokens(episodes(one), episodes(alone))
-    assert float((weights(one) - weights(alone)).abs().max()) <= 1e-6
+    assert_same_weights(one, alone)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 3), (signal.SIGINT, 130)])
