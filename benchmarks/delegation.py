@@ -48,6 +48,7 @@ METHODS = (
     "when",
     "cells",
     "budgets",
+    "budgets_hidden",
     "confirm_when",
     "confirm_cells",
 )  # likewise, by benchmarks/methods.py, and in a folder of their own
