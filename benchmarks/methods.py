@@ -342,6 +342,7 @@ PREDICTIONS = {
     ("methods_confirm_cells", "salt"): "better",
     # Before their own first seed, when the rest was known but for seeds 11 and 12 of the budgets.
     ("methods_confirm_when", "rloo"): "undecided; its worst seed ends above the worst of `default`",
+    ("methods_confirm_when", "gated"): "undecided",
     ("methods_when", "gated"): "undecided",
     ("methods_cells", "salt_thoughts"): "undecided: rounding alone",
     ("methods_budgets_hidden", "every"): "within 0.02 of `every` that is told: it hardly reads its budget",
