@@ -18,19 +18,22 @@ import math
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import numpy as np
-from delegation import CONFIGS, EVIDENCE, ROOT, cells_in, each, of, provenance, table
+import yaml
+from delegation import CONFIGS, EVIDENCE, EXPERIMENTS, ROOT, cells_in, each, of, provenance, table
 
-from selfcest_env.palette import MUTED, SERIES
+from selfcest_env.palette import INK, LINE, MUTED, SERIES, SURFACE
+from selfcest_training.config_file import read_config
 from selfcest_training.evaluation.results import read_results
 from selfcest_training.evaluation.statistics import over_seeds
 
 Cell = Mapping[str, Any]
+Sweeps = Mapping[int, Mapping[str, Mapping[str, float]]]  # by seed, policy and budget
 FOLDER, PAGE = EVIDENCE / "methods", ROOT / "docs" / "methods.md"
 SWEEP = CONFIGS / "methods" / "budgets_frontier.yaml"
 BEGIN, END = "<!-- compared: by benchmarks/methods.py -->", "<!-- end of what is compared -->"
@@ -72,7 +75,14 @@ CELLS = """### Sixteen clones and a graded sum
 `training/configs/methods/cells.yaml`: the 26 conventions of [keyed cells](cells.md), with the baseline that did best
 there, 1.65 M tokens of compute in RL. *Earned* is the share of right cells on 100 held-out instances."""
 
-CONFIRM_CELLS = """### On fresh seeds
+CONFIRM_WHEN = """### When to delegate, on fresh seeds
+
+`training/configs/methods/confirm_when.yaml`, five seeds that nothing had been run with. `salt` and `combined` (`salt`
+with the multiplier of `lagrangian`) were written down, with their predictions, after one seed of *when* and three of
+the cells; they were dropped without being run, which left out of this page what had been chosen, and taken up again
+with `rloo`, whose seeds lay closest together, and `gated`, the trainer's default."""
+
+CONFIRM_CELLS = """### Keyed cells, on fresh seeds
 
 `training/configs/methods/confirm_cells.yaml`. `salt` was ahead with every seed above, so it was put to five that
 nothing had been run with, as written down and committed before the first of them."""
@@ -80,10 +90,11 @@ nothing had been run with, as written down and committed before the first of the
 BUDGETS = """### One policy for many budgets
 
 `training/configs/methods/budgets.yaml`: `every` is trained under five budgets of total tokens, drawn for each group
-and shown to every agent, `only_B` under one of them. Each has 2 M tokens of compute in RL from one warm start, so the
-five have five times what `every` has. Earned as above, 40 held-out instances a size, mean over sizes and seeds.
-**`every` less the policy that was trained for the budget: {distance}, mean over budgets with its interval over seeds;
-at worst {worst:+.3f} at one budget of one seed.**"""
+and shown to every agent, `only_B` under one of them. Each has {compute} M tokens of compute in RL from one warm start,
+so the five have five times what `every` has in RL. `hidden` is `every` under the protocol that shows no budget, from a
+warm start of its own (`budgets_hidden.yaml`). Earned as above, 40 held-out instances a size, mean over sizes and
+seeds. The best of a column is bold; what a policy earns under its own budget is in brackets. Then what `every` earned
+less the others. The best of five is chosen by the figures that it is compared by, and so flattered."""
 
 PREDICTED = """### Predictions
 
@@ -107,17 +118,21 @@ class Family:
 
     Attributes:
         experiment: of its cells.
+        title: above its picture.
         baseline: the arm that the others are compared with.
         terms: of the reward, whose sum is compared.
         sizes: of the held-out instances that are shown by themselves.
         words: above its tables.
+        rivals: arms that are built on another arm than the baseline, and that one.
     """
 
     experiment: str
+    title: str
     baseline: str
     terms: tuple[str, ...]
     sizes: tuple[str, ...]
     words: str
+    rivals: Mapping[str, str] = field(default_factory=dict)
 
 
 def final(cell: Cell, family: Family, when: str = "sizes") -> float:
@@ -125,23 +140,48 @@ def final(cell: Cell, family: Family, when: str = "sizes") -> float:
     return mean(sum(size["terms"][term] for term in family.terms) for size in cell[when].values())
 
 
+def warm(cell: Cell) -> int:
+    """Compute tokens that the warm start used."""
+    return int(cell["curves"]["warmstart"]["compute_tokens"][-1])
+
+
 def probed(cell: Cell, family: Family) -> tuple[np.ndarray, np.ndarray]:
     """Compute tokens of RL at each probe, and what the policy earned there, mean over the families of its tasks."""
     found = cell["curves"]["probes"]
     tasks = {name.split("/")[1] for name in found if name.startswith("probe/")}
     earned = [sum(np.array(found[f"probe/{task}/term/{term}"]) for term in family.terms) for task in sorted(tasks)]
-    start = cell["curves"]["warmstart"]["compute_tokens"][-1]
-    return np.array(found["compute_tokens"], dtype=float) - start, np.mean(earned, axis=0)
+    return np.array(found["compute_tokens"], dtype=float) - warm(cell), np.mean(earned, axis=0)
 
 
-def times_fewer(cell: Cell, baseline: Cell, family: Family) -> float | None:
+def times_fewer(cell: Cell, baseline: Cell, family: Family) -> str:
     """How many times fewer tokens of compute than the baseline this cell needed to come to the score at which the
-    baseline ended, both by their probes; `None` if it did not, or if the baseline had not risen at all."""
+    baseline ended, both by their probes: "-" if it did not, "x" if the baseline had not risen at all."""
     (tokens, scores), (their_tokens, their_scores) = probed(cell, family), probed(baseline, family)
     if their_scores[-1] <= their_scores[0]:
-        return None
+        return "x"
     there, their_own = np.flatnonzero(scores >= their_scores[-1]), np.flatnonzero(their_scores >= their_scores[-1])
-    return float(their_tokens[their_own[0]] / tokens[there[0]]) if len(there) else None
+    return f"{their_tokens[their_own[0]] / tokens[there[0]]:.1f}" if len(there) else "-"
+
+
+def gaps(arms: Mapping[str, Sequence[Cell]], arm: str, other: str, family: Family) -> list[float]:
+    """What an arm earned more than another one, by seed that both were run with."""
+    theirs = {cell["seed"]: final(cell, family) for cell in arms[other]}
+    return [final(cell, family) - theirs[cell["seed"]] for cell in arms[arm] if cell["seed"] in theirs]
+
+
+def gained(cells: Sequence[Cell], family: Family) -> list[float]:
+    """What RL added to the warm start, by seed."""
+    return [final(cell, family) - final(cell, family, "before_rl") for cell in cells]
+
+
+def priced(cell: Cell, family: Family, *styles: str) -> float:
+    """What the expert earns who takes the cheapest of these ways that the window allows, mean over sizes."""
+    price = read_config(EXPERIMENTS[family.experiment])["reward"]["options"]["token_cost"]
+    cheapest = [
+        min(size[style]["total_tokens"] for style in styles if not size[style]["lifted"])
+        for size in cell["errorless"].values()
+    ]
+    return mean(1 - price["price"] * tokens / price["scale"] for tokens in cheapest)
 
 
 def signed(differences: Sequence[float]) -> str:
@@ -158,37 +198,63 @@ def verdict(differences: Sequence[float]) -> str:
     return "**better**" if found.mean > 0 else "**worse**"
 
 
+def in_order(family: Family, arms: Mapping[str, Sequence[Cell]]) -> list[str]:
+    """Those arms that there are, as their config has them: no order by what they earned."""
+    return [arm for arm in read_config(EXPERIMENTS[family.experiment])["arms"] if arm in arms]
+
+
 def compared(family: Family, arms: Mapping[str, Sequence[Cell]]) -> str:
-    """Pairs of cells with the same seed, and so with the same warm start. Largest mean difference first."""
+    """What is there without any signal, and then the arms in the order of their config; each is compared with the
+    cells of the baseline with the same seed, and so with the same warm start."""
     baseline = {cell["seed"]: cell for cell in arms[family.baseline]}
-    lines = []
-    for arm, cells in arms.items():
+    first = arms[family.baseline]
+    blank = [""] * 5
+    lines = [
+        [
+            "before RL",
+            each([final(cell, family, "before_rl") for cell in first], 3),
+            *(f"{mean(cell['before_rl'][size]['accuracy'] for cell in first):.2f}" for size in family.sizes),
+            *blank,
+        ]
+    ]
+    if "token_cost" in family.terms:
+        for words, styles in (("always calls", ["delegate"]), ("calls where it pays", ["delegate", "solve"])):
+            earned = f"{priced(first[0], family, *styles):.3f}"
+            lines.append([f"errorless, {words}", earned, *("1.00" for _ in family.sizes), *blank])
+    for arm in in_order(family, arms):
+        cells = arms[arm]
         pairs = [(cell, baseline[cell["seed"]]) for cell in cells if cell["seed"] in baseline]
-        scores = [final(cell, family) for cell, _ in pairs]
-        gaps = [score - final(other, family) for score, (_, other) in zip(scores, pairs, strict=True)]
         risen = [mean(probed(cell, family)[1]) - mean(probed(other, family)[1]) for cell, other in pairs]
         shown = [mean(cell["sizes"][size]["accuracy"] for cell in cells) for size in family.sizes]
-        own = arm == family.baseline
-        line = [
-            f"`{arm}`",
-            each(scores, 3),
-            *(f"{value:.2f}" for value in shown),
-            "" if own else signed(gaps),
-            "" if own else signed(risen),
-            "" if own else each([times_fewer(cell, other, family) for cell, other in pairs], 1),
-            "" if own else verdict(gaps),
+        lines.append(
+            [
+                f"`{arm}`",
+                each([final(cell, family) for cell in cells], 3),
+                *(f"{value:.2f}" for value in shown),
+                signed(gained(cells, family)),
+            ]
+        )
+        if arm == family.baseline:
+            lines[-1] += blank[1:]
+            continue
+        own = gaps(arms, arm, family.baseline, family)
+        lines[-1] += [
+            signed(own),
+            signed(risen),
+            " ".join(times_fewer(cell, other, family) for cell, other in pairs),
+            verdict(own),
         ]
-        lines.append((mean(gaps), line))
     heads = [
         "arm",
         "earned, by seed",
         *(f"right at {size}" for size in family.sizes),
+        "less before RL",
         f"less `{family.baseline}`",
         "the same, mean over probes",
         "times fewer tokens",
         "",
     ]
-    return table(heads, [line for _, line in sorted(lines, key=lambda pair: -pair[0])])
+    return table(heads, lines)
 
 
 def predicted(found: Mapping[tuple[str, str], str]) -> str:
@@ -204,15 +270,19 @@ def predicted(found: Mapping[tuple[str, str], str]) -> str:
 
 
 def sweep(seed: int) -> Path:
-    """Play the policies of budgets.yaml, which must have been trained here, at every budget; store what they earned."""
+    """Play at every budget those policies of budgets.yaml and budgets_hidden.yaml that were trained here; store what
+    they earned beside what is stored of others."""
     name, kept = f"methods_budgets_seed{seed}", FOLDER / f"sweep-{seed}.json"
+    data = yaml.safe_load(SWEEP.read_text(encoding="utf-8").replace("seed10", f"seed{seed}"))
+    here = {policy: given for policy, given in data["strategies"].items() if Path(given["policy"]).is_dir()}
+    if not here:
+        sys.exit(f"no policy of {SWEEP.relative_to(ROOT)} with seed {seed} is in runs/; train them with --rerun")
     config = Path("runs") / f"{name}_sweep.yaml"
-    text = SWEEP.read_text(encoding="utf-8").replace("seed10", f"seed{seed}").replace("[10]", f"[{seed}]")
-    config.write_text(text, encoding="utf-8")
+    config.write_text(yaml.safe_dump({**data, "seeds": [seed], "strategies": here}), encoding="utf-8")
     study = [sys.executable, "-m", "selfcest_training", "evaluate", "-c", str(config), "--resume"]
-    subprocess.run([*study, f"name={name}"], check=True)
+    subprocess.run([*study, f"name={name}_{'_'.join(here)}"], check=True)
     earned: dict[str, dict[str, dict[str, list[float]]]] = {}
-    for result in read_results(Path("studies") / name / "results.jsonl", whole=True):
+    for result in read_results(Path("studies") / f"{name}_{'_'.join(here)}" / "results.jsonl", whole=True):
         place, episode = result.place, result.episodes[result.chosen]
         sizes = earned.setdefault(place.strategy, {}).setdefault(str(place.budget), {})
         sizes.setdefault(place.size, []).append(episode.team_return)
@@ -222,12 +292,13 @@ def sweep(seed: int) -> Path:
         }
         for strategy, row in earned.items()
     }
-    kept.write_text(json.dumps({"seed": seed, "earned": means}, indent=1) + "\n", encoding="utf-8")
+    others = json.loads(kept.read_text(encoding="utf-8"))["earned"] if kept.exists() else {}
+    kept.write_text(json.dumps({"seed": seed, "earned": others | means}, indent=1) + "\n", encoding="utf-8")
     return kept
 
 
-def swept() -> dict[int, Mapping[str, Mapping[str, float]]]:
-    """By seed, policy and budget: what was earned, mean over sizes."""
+def swept() -> Sweeps:
+    """What policies earned, mean over sizes."""
     files = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(FOLDER.glob("sweep-*.json"))]
     return {
         file["seed"]: {
@@ -238,20 +309,47 @@ def swept() -> dict[int, Mapping[str, Mapping[str, float]]]:
     }
 
 
-def distances(earned: Mapping[str, Mapping[str, float]]) -> list[float]:
-    """Of the one policy to the one that was trained for a budget, at each budget; below 0 where it earns less."""
-    return [value - earned[f"only_{budget}"][budget] for budget, value in earned["every"].items()]
+OWN, HIDDEN = "the policy trained for the budget", "`hidden`"
 
 
-def budgets_table(seeds: Mapping[int, Mapping[str, Mapping[str, float]]]) -> str:
-    """A row per policy, a column per budget: means over seeds; that policy's own budget is bold."""
-    first = next(iter(seeds.values()))
+def beside(earned: Mapping[str, Mapping[str, float]], budget: str) -> dict[str, float]:
+    """What `every` is put beside at a budget, and what that earned there."""
+    single = {policy: row[budget] for policy, row in earned.items() if policy.startswith("only_")}
+    best = {OWN: single[f"only_{budget}"], "the best of the five there": max(single.values())}
+    return {**best, **{f"`{policy}`": value for policy, value in single.items()}, HIDDEN: earned["hidden"][budget]}
+
+
+def distances(seeds: Sweeps) -> dict[str, list[list[float]]]:
+    """`every` less each of those, by seed and budget."""
+    found: dict[str, list[list[float]]] = {}
+    for earned in seeds.values():
+        less = {b: {words: v - other for words, other in beside(earned, b).items()} for b, v in earned["every"].items()}
+        for words in next(iter(less.values())):
+            found.setdefault(words, []).append([row[words] for row in less.values()])
+    return found
+
+
+def distances_table(seeds: Sweeps) -> str:
+    """By budget, means over seeds; and over all budgets, with an interval over seeds."""
+    lines = [
+        [words, *(f"{mean(column):+.3f}" for column in zip(*rows, strict=True)), signed([mean(row) for row in rows])]
+        for words, rows in distances(seeds).items()
+    ]
+    return table(["`every` less", *(f"{b} tokens" for b in next(iter(seeds.values()))["every"]), "mean"], lines)
+
+
+def budgets_table(seeds: Sweeps) -> str:
+    """A row per policy, a column per budget: means over seeds. The best of a column is bold, and what a policy earns
+    under the budget it was trained for is in brackets."""
+    policies = list(next(iter(seeds.values())))
+    budgets = list(next(iter(seeds.values()))["every"])
+    values = {policy: {b: mean(earned[policy][b] for earned in seeds.values()) for b in budgets} for policy in policies}
+    best = {b: max(row[b] for row in values.values()) for b in budgets}
     lines = []
-    for policy, row in first.items():
-        values = {budget: mean(seeds[seed][policy][budget] for seed in seeds) for budget in row}
-        own = policy.removeprefix("only_")
-        lines.append([f"`{policy}`", *(f"**{v:.3f}**" if b == own else f"{v:.3f}" for b, v in values.items())])
-    return table(["policy", *(f"{budget} tokens" for budget in next(iter(first.values())))], lines)
+    for policy, row in values.items():
+        said = {b: f"**{v:.3f}**" if v == best[b] else f"{v:.3f}" for b, v in row.items()}
+        lines.append([f"`{policy}`", *(f"({v})" if policy == f"only_{b}" else v for b, v in said.items())])
+    return table(["policy", *(f"{b} tokens" for b in budgets)], lines)
 
 
 # The page
@@ -268,12 +366,11 @@ def page(cells: Sequence[Cell], text: str) -> str:
         if arms:
             parts += [family.words, compared(family, arms)]
             found |= {(family.experiment, arm): outcome(family, arms, arm) for arm in arms}
-    if seeds := swept():
-        gaps = {seed: distances(earned) for seed, earned in seeds.items()}
-        said = signed([mean(values) for values in gaps.values()])
-        found["methods_budgets", "every"] = f"{said} on average"
-        worst = min(min(values) for values in gaps.values())
-        parts += [BUDGETS.format(distance=said, worst=worst), budgets_table(seeds)]
+    seeds = swept()
+    for experiment, words in (("methods_budgets", OWN), ("methods_budgets_hidden", HIDDEN)):
+        found[experiment, "every"] = f"{signed([mean(row) for row in distances(seeds)[words]])} on average"
+    used = [cell["compute_tokens"] - warm(cell) for cell in of(cells, "methods_budgets")["every"]]
+    parts += [BUDGETS.format(compute=f"{mean(used) / 1e6:.1f}"), budgets_table(seeds), distances_table(seeds)]
     tuning = json.loads((FOLDER / "tuning.json").read_text(encoding="utf-8"))
     columns = ("experiment", "arm", "seed", "tried", "outcome", "cpu_seconds")
     lines = [[str(run[column]) for column in columns] for run in tuning]
@@ -283,38 +380,66 @@ def page(cells: Sequence[Cell], text: str) -> str:
 
 
 def outcome(family: Family, arms: Mapping[str, Sequence[Cell]], arm: str) -> str:
-    """The verdict on an arm with its difference, in a few words."""
-    baseline = {cell["seed"]: cell for cell in arms[family.baseline]}
-    gaps = [
-        final(cell, family) - final(baseline[cell["seed"]], family) for cell in arms[arm] if cell["seed"] in baseline
-    ]
-    return f"{verdict(gaps).strip('*')}, {signed(gaps)}"
+    """The verdict on an arm with its difference, in a few words; then what it is less the arm that it is built on."""
+    own = gaps(arms, arm, family.baseline, family)
+    said = f"{verdict(own).strip('*')}, {signed(own)}"
+    if (rival := family.rivals.get(arm)) is None:
+        return said
+    own = gaps(arms, arm, rival, family)
+    return f"{said}; less `{rival}` {verdict(own).strip('*')}, {signed(own)}"
 
 
 def draw(cells: Sequence[Cell], path: Path) -> None:
-    """What probes earned against compute, mean over seeds: the baseline and the arms that differ from it, by name; the
-    others grey."""
+    """What each arm earned less its family's baseline: a dot per seed, the mean with its 95 % interval over seeds."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5.2 * len(FAMILIES), 3.6), layout="constrained")
-    for axes, family in zip(np.atleast_1d(figure.subplots(1, len(FAMILIES))), FAMILIES, strict=True):
-        arms, places = of(cells, family.experiment), iter(SERIES)
-        for arm in sorted(arms, key=lambda arm: arm != family.baseline):
-            curves = [probed(cell, family) for cell in arms[arm]]
-            tokens, earned = (np.mean([curve[i] for curve in curves], axis=0) for i in (0, 1))
-            named = arm == family.baseline or not outcome(family, arms, arm).startswith("undecided")
-            colour = next(places).light if named else MUTED.light
-            style = {"linewidth": 1.8, "label": arm} if named else {"linewidth": 0.8, "alpha": 0.5}
-            axes.plot(tokens / 1e6, earned, color=colour, **style)
-        axes.set(xlabel="compute tokens of RL, millions", ylabel="earned, greedy", title=family.experiment)
-        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=4, frameon=False)
+    figure = Figure(figsize=(11.5, 4.6), layout="constrained", facecolor=SURFACE.light)
+    for axes, family in zip(np.atleast_1d(figure.subplots(1, len(FAMILIES), sharex=True)), FAMILIES, strict=True):
+        arms = of(cells, family.experiment)
+        shown = [arm for arm in in_order(family, arms) if arm != family.baseline]
+        for row, arm in enumerate(shown):
+            own = gaps(arms, arm, family.baseline, family)
+            found = over_seeds(own)
+            axes.plot([found.low, found.high], [row, row], color=SERIES[0].light, linewidth=1.6)
+            axes.plot(found.mean, row, "o", color=SERIES[0].light, markersize=6)
+            axes.plot(own, [row] * len(own), "|", color=INK.light, markersize=9)
+        axes.axvline(0, color=MUTED.light, linewidth=0.8)
+        axes.set(xlabel=f"earned less {family.baseline}", title=family.title, ylim=(len(shown) - 0.5, -0.5))
+        axes.set_yticks(range(len(shown)), shown)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.tick_params(left=False)
+        axes.grid(axis="x", color=LINE.light, linewidth=0.6)
     figure.savefig(path, dpi=130)
 
 
+SIZES = ("11-15", "16-20", "21-24")
 FAMILIES = (
-    Family("methods_when", "default", ("correct", "token_cost"), ("11-15", "16-20", "21-24"), WHEN),
-    Family("methods_cells", "rloo", ("score",), (), CELLS),
-    Family("methods_confirm_cells", "rloo", ("score",), (), CONFIRM_CELLS),
+    Family(
+        "methods_when",
+        "when to delegate",
+        "default",
+        ("correct", "token_cost"),
+        SIZES,
+        WHEN,
+        {
+            "hypervolume": "rloo",
+            "state_zero": "rloo",
+            "v0": "knapsack",
+        },
+    ),
+    Family(
+        "methods_confirm_when",
+        "the same, fresh seeds",
+        "default",
+        ("correct", "token_cost"),
+        SIZES,
+        CONFIRM_WHEN,
+        {
+            "combined": "salt",
+        },
+    ),
+    Family("methods_cells", "keyed cells", "rloo", ("score",), (), CELLS),
+    Family("methods_confirm_cells", "the same, fresh seeds", "rloo", ("score",), (), CONFIRM_CELLS),
 )
 
 

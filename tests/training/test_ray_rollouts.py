@@ -12,6 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Timer
 from typing import Any
@@ -301,7 +302,7 @@ def test_cpu_seconds_are_those_of_the_workers_too(
     monkeypatch.setattr(Job, "_player", player)
     monkeypatch.setattr(RolloutWorkers, "close", closing_down)
     warm = {"arms__delegating__warmstart__attempts": 2}
-    warm["arms__delegating__warmstart__phases"] = [{**PHASE, "learned": {"choice": 1.0}}]
+    warm["arms__delegating__warmstart__phases"] = [{**PHASE, "learned": 1.0}]
     spec = config(tmp_path, **{**SHORT, "arms__delegating__rl__steps": 2, **warm}, **on(address))
     before = time.process_time()
     job = play(spec)
@@ -397,7 +398,9 @@ def selfcest(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
 
 def start(*arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "selfcest_training", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+    heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # tests in the background of a shell do not
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, **streams, text=True, env=environment(), preexec_fn=heeds)
 
 
 def wait_for(holds: Callable[[], bool], seconds: float = 120) -> None:
