@@ -52,7 +52,7 @@ def restore(record: EpisodeRecord, rules: Rules) -> Kernel:
     """The finished kernel of a record, played again from what its agents wrote.
 
     Raises:
-        RecordError: by these rules the same texts make another episode.
+        RecordError: the episode was played with another wording, or by these rules its texts make another one.
     """
     *_, kernel = again(record, rules)
     return kernel
@@ -71,6 +71,11 @@ def again(
     Raises:
         RecordError: as `restore`, before the turn after which that shows.
     """
+    if rules.wording != record.wording:
+        raise RecordError(
+            f"episode {record.episode_id} was played with {_said(record.wording)}, and these rules have "
+            f"{_said(rules.wording)}; pass those of its protocol, as rules.worded(...) makes them for a wording"
+        )
     turns = {(key.agent_id, key.turn): turn for key, turn in record.turns()}
     kernel = Kernel(record.task, rules, {agent.agent_id: agent.reply for agent in record.agents if agent.absent})
     yield kernel
@@ -91,6 +96,10 @@ def again(
             f"episode {record.episode_id} cannot be restored: by these rules its texts make another episode; pass the "
             "limits, the protocol and the token counter it was played with"
         )
+
+
+def _said(wording: tuple[str, ...]) -> str:
+    return f"the wording {' and '.join(wording)}" if wording else "no wording"
 
 
 def _same(kernel: Kernel, record: EpisodeRecord) -> bool:

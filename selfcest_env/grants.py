@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from selfcest_env.budget import Amounts
 from selfcest_env.rules import Rules
@@ -27,7 +27,7 @@ def turn_grant(state: AgentState, free: Amounts, rules: Rules) -> tuple[int | No
         return 0, Status.OUT_OF_TURNS
     if room is not None and room < 1:
         return 0, Status.OUT_OF_TOKENS
-    if limits.max_turns is not None and used + 1 >= limits.max_turns:
+    if rules.max_turns is not None and used + 1 >= rules.max_turns:
         return room, Status.OUT_OF_TURNS
     reserve, notice = rules.answer_tokens, rules.notice_tokens
     later = _least(
@@ -51,10 +51,10 @@ def unaffordable(state: AgentState, free: Amounts, rules: Rules, tokens: int) ->
     return None
 
 
-def can_pay_call(state: AgentState, free: Amounts, rules: Rules) -> bool:
-    """Whether an agent's account and context can carry the smallest call."""
+def can_pay_call(state: AgentState, free: Amounts, rules: Rules, board: Mapping[str, str]) -> bool:
+    """Whether an agent's account and context can carry the smallest call, whose clone would be shown this board."""
     context = state.context_tokens + rules.reply_bound(1) + rules.answer_tokens
-    return free.covers(rules.smallest_call(state.agent_id.depth)) and fits(rules.limits, context + 1)
+    return free.covers(rules.smallest_call(state.agent_id.depth, board)) and fits(rules.limits, context + 1)
 
 
 def refusal(

@@ -200,10 +200,10 @@ class Kernel:
         grant, last = turn_grant(state, free, self.rules)
         if grant == 0 and last is not None:
             return self._finish(agent_id, last)
-        can_extend = last is Status.OUT_OF_TURNS and self.rules.turns(state.extra_turns) != self.limits.max_turns
+        can_extend = last is Status.OUT_OF_TURNS and self.rules.turns(state.extra_turns) != self.rules.max_turns
         goes_on = last is None or can_extend
         may_spawn = state.brief.can_delegate and free.covers(Amounts(clones=1))
-        can_pay = may_spawn and can_pay_call(state, free, self.rules)
+        can_pay = may_spawn and can_pay_call(state, free, self.rules, self._board(agent_id))
         turn = OpenTurn(
             prompt_tokens,
             grant,
@@ -341,9 +341,10 @@ class Kernel:
         first, slots = self._agents[agent_id].num_children, list[AgentId | None]()
         born: dict[AgentId, AgentState] = {}
         refused: dict[int, Fault] = {}
+        board = self._board(agent_id)
         for i, (request, grant) in enumerate(zip(requests, grants, strict=True)):
             child_id = agent_id.child(first + len(born))
-            child = self._newborn(child_id, request, grant, born_at=len(self._agents[agent_id].turns))
+            child = self._newborn(child_id, request, grant, board, born_at=len(self._agents[agent_id].turns))
             enough = grant.covers(Amounts(child.context_tokens + 1, 1)) and fits(self.limits, child.context_tokens + 1)
             slots.append(child_id if enough else None)
             if not enough:
@@ -373,7 +374,9 @@ class Kernel:
         if not present:
             self._join(agent_id)
 
-    def _newborn(self, child_id: AgentId, request: CloneRequest, grant: Amounts, born_at: int) -> AgentState:
+    def _newborn(
+        self, child_id: AgentId, request: CloneRequest, grant: Amounts, board: Mapping[str, str], born_at: int
+    ) -> AgentState:
         limits = self.limits
         brief = self.rules.clone_brief(
             child_id.depth,
@@ -381,9 +384,8 @@ class Kernel:
             {key: self.task.context[key] for key in request.shared_context},
             grant.total_tokens,
             grant.clones,
+            board,
         )
-        if board := self.rules.board(self._joined(child_id)):
-            brief = replace(brief, documents={**board, **brief.documents})
         messages = self.rules.protocol.open(brief)
         tokens = self.rules.counter.count(messages, Boundary.OPENING)
         assert limits.max_depth is None or child_id.depth <= limits.max_depth
@@ -397,13 +399,14 @@ class Kernel:
             context_tokens=tokens,
         )
 
-    def _joined(self, child_id: AgentId) -> dict[AgentId, str]:
-        """What clones of a newborn's parent have replied, whose whole calls have joined: none of its own call."""
-        parent_id = child_id.parent
-        assert parent_id is not None
+    def _board(self, parent_id: AgentId) -> Mapping[str, str]:
+        """What clones of the next call are shown of those whose whole calls have joined: none of their own call."""
+        if not self.rules.keeps_board:
+            return {}
         children = (parent_id.child(i) for i in range(self._agents[parent_id].num_children))
         replies = {child: reply_of(self._agents[child]).text for child in children}
-        return {child: self.rules.protocol.neutralise(text) for child, text in replies.items() if text is not None}
+        neutral = {child: self.rules.protocol.neutralise(text) for child, text in replies.items() if text is not None}
+        return self.rules.board(neutral)
 
     def _join(self, parent_id: AgentId) -> None:
         """The whole call has ended: money flows back, then all replies arrive as one message."""

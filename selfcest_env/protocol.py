@@ -7,14 +7,17 @@ nothing it wrote is trusted.
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.types import Action, AgentId, Fault, Message, Role, Status
 
+T = TypeVar("T")
+
 LABELS = string.ascii_lowercase  # of clones, where a name may take one character
+LONGEST_POST_KEY = 32  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,27 @@ class ProtocolText(Protocol):
         ...
 
 
+@runtime_checkable
+class Wraps(Protocol):
+    """A protocol around another one. What it does not offer itself, turn control or a board, is that one's."""
+
+    @property
+    def protocol(self) -> ProtocolText: ...
+
+
+def layers(protocol: ProtocolText) -> Iterator[ProtocolText]:
+    """A protocol and all that it stands around, outermost first."""
+    yield protocol
+    while isinstance(protocol, Wraps):
+        protocol = protocol.protocol
+        yield protocol
+
+
+def offered(protocol: ProtocolText, kind: type[T]) -> T | None:
+    """The outermost layer of a protocol that is of an optional kind, as `ControlsTurns`; `None` if none is."""
+    return next((layer for layer in layers(protocol) if isinstance(layer, kind)), None)
+
+
 @dataclass(frozen=True, slots=True)
 class Note:
     """One more thing that the environment says in a message.
@@ -115,10 +139,14 @@ class ControlsTurns(Protocol):
 
     Attributes:
         turns: that an agent may take without asking, at least 1.
+        extension: further turns of an agent, however often it asks. `Limits.max_turns` is at least the sum.
     """
 
     @property
     def turns(self) -> int: ...
+
+    @property
+    def extension(self) -> int: ...
 
     def asked(self, text: str) -> int:
         """How many more turns a turn asks for; 0 if it does not."""
@@ -131,7 +159,15 @@ class ControlsTurns(Protocol):
 
 @runtime_checkable
 class KeepsBoard(Protocol):
-    """A protocol by which a clone is shown what clones of its parent's earlier calls have left for it. Optional."""
+    """A protocol by which a clone is shown what clones of its parent's earlier calls have left for it. Optional.
+
+    Attributes:
+        posts: documents that a clone is shown, at most. Their texts are pieces of the replies, and no key has more
+            than `LONGEST_POST_KEY` characters beside an agent's id.
+    """
+
+    @property
+    def posts(self) -> int: ...
 
     def board(self, replies: Mapping[AgentId, str]) -> Mapping[str, str]:
         """Documents by key, of the replies of those clones in the order of their birth."""
@@ -140,15 +176,16 @@ class KeepsBoard(Protocol):
 
 def noted(protocol: ProtocolText, message: Message, note: Note) -> Message:
     """The message with the note in it. Raises `ConfigError` if the protocol can say no more than its own messages."""
-    if isinstance(protocol, Notes):
-        return protocol.note(message, note)
+    if (notes := offered(protocol, Notes)) is not None:
+        return notes.note(message, note)
     raise ConfigError(
         f"the protocol {type(protocol).__name__} has no note(message, note), so agents cannot be told {note.text!r}; "
         "add that method (see protocol.Notes), or play without what says this"
     )
 
 
-# What is said around a protocol in some episodes. Equal ones share their prices, so it must be hashable.
+# What is said around a protocol in some episodes: a frozen dataclass. Equal ones share their prices, and records name
+# it by its `repr`.
 Wording = Callable[[ProtocolText], ProtocolText]
 
 

@@ -227,6 +227,7 @@ class EpisodeRecord:
         parts: of terms that are sums over parts of the answer, the unweighted summands by key, see `Grade.parts`.
         by_turn: of terms that are sums over turns, the unweighted summands; agents that are not named add 0.
         grade_note: the grader's: why its score is a floor and not what the rule gives, else empty.
+        wording: what was said around the protocol, by name, innermost first; empty: nothing (`Rules.worded`).
     """
 
     episode_id: str
@@ -239,6 +240,7 @@ class EpisodeRecord:
     weights: Mapping[str, float] = field(default_factory=dict)
     parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     by_turn: Mapping[str, ByTurn] = field(default_factory=dict)
+    wording: tuple[str, ...] = ()
 
     @property
     def root(self) -> AgentRecord:
@@ -343,11 +345,11 @@ def build_record(
                 reply=state.reply,
             )
         )
-    return EpisodeRecord(episode_id, kernel.task, kernel.limits, seed, tuple(agents))
+    return EpisodeRecord(episode_id, kernel.task, kernel.limits, seed, tuple(agents), wording=kernel.rules.wording)
 
 
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
-FORMAT = 4  # 1 had no weights, and no number; 2 had no parts; 3 had no summands by turn
+FORMAT = 5  # 1 had no weights, and no number; 2 had no parts; 3 had no summands by turn; 4 had no wording
 
 
 def to_json(record: EpisodeRecord) -> dict[str, Any]:
@@ -357,7 +359,8 @@ def to_json(record: EpisodeRecord) -> dict[str, Any]:
 
 
 def from_json(data: Mapping[str, Any]) -> EpisodeRecord:
-    """Inverse of `to_json`; records of earlier formats are read, those of format 1 with terms that all weigh 1.
+    """Inverse of `to_json`; records of earlier formats are read, those of format 1 with terms that all weigh 1,
+    those before 5 as played without a wording.
 
     Raises `RecordError` that names the field, or the format if it is a later one.
     """

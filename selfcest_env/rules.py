@@ -3,36 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import is_dataclass
 from functools import cached_property
 
 from selfcest_env.budget import Amounts
 from selfcest_env.errors import ConfigError
-from selfcest_env.protocol import Brief, ControlsTurns, KeepsBoard, ProtocolText, Reply, Wording
+from selfcest_env.protocol import Brief, ControlsTurns, KeepsBoard, ProtocolText, Reply, Wording, offered
 from selfcest_env.types import AgentId, Boundary, Fault, Limits, Message, Role, Status, TokenCounter
 
 
 class Rules:
-    """Limits, protocol and counter of a set of episodes; prices are worked out once and remembered."""
+    """Limits, protocol and counter of a set of episodes; prices are worked out once and remembered.
 
-    def __init__(self, limits: Limits, protocol: ProtocolText, counter: TokenCounter) -> None:
-        self.limits, self.protocol, self.counter = limits, protocol, counter
+    Attributes:
+        wording: names of what `worded` has put around the protocol, innermost first; records carry them.
+        max_turns: of one agent, extensions included, `None` if unlimited.
+
+    Raises `ConfigError` for a protocol that tells agents of more turns than there are.
+    """
+
+    def __init__(
+        self, limits: Limits, protocol: ProtocolText, counter: TokenCounter, *, wording: tuple[str, ...] = ()
+    ) -> None:
+        self.limits, self.protocol, self.counter, self.wording = limits, protocol, counter, wording
         self._reply_bounds: dict[int, int] = {}
         self._smallest_calls: dict[int, Amounts] = {}
         self._under: dict[Limits, Rules] = {}
         self._worded: dict[Wording, Rules] = {}
-        self.turn_control = protocol if isinstance(protocol, ControlsTurns) else None
-        if self.turn_control is not None and (limits.max_turns is None or self.turn_control.turns < 1):
-            raise ConfigError(
-                f"max_turns is {limits.max_turns} and agents have {self.turn_control.turns} turns without asking; "
-                "expected a number of turns from 1 up, under a max_turns that is not null"
-            )
+        self.turn_control, self._board = offered(protocol, ControlsTurns), offered(protocol, KeepsBoard)
+        self.max_turns = limits.max_turns
+        if self.turn_control is not None:
+            turns, extension = self.turn_control.turns, self.turn_control.extension
+            if turns < 1 or extension < 0 or limits.max_turns is None or turns + extension > limits.max_turns:
+                raise ConfigError(
+                    f"max_turns is {limits.max_turns}, and agents are told of {turns} turns and {extension} more for "
+                    "who asks; expected at least 1 turn, and a max_turns of at least their sum"
+                )
+            self.max_turns = turns + extension
 
     def worded(self, wording: Wording | None) -> Rules:
-        """The same game with this said around its protocol."""
+        """The same game with this said around its protocol.
+
+        Raises `ConfigError` for a wording that records could not name, or that hides what the protocol offers.
+        """
         if wording is None:
             return self
         if wording not in self._worded:
-            self._worded[wording] = Rules(self.limits, wording(self.protocol), self.counter)
+            if not is_dataclass(type(wording)):
+                raise ConfigError(
+                    f"the wording is {wording!r}; expected a frozen dataclass with __call__(protocol), as those in "
+                    "selfcest_env.text.wordings, whose repr names it in records"
+                )
+            protocol = wording(self.protocol)
+            for kind in (ControlsTurns, KeepsBoard):
+                if offered(self.protocol, kind) is not None and offered(protocol, kind) is None:
+                    raise ConfigError(
+                        f"{type(protocol).__name__}, which {wording!r} makes, hides the {kind.__name__} of what it "
+                        "stands around; give it that one as its attribute protocol"
+                    )
+            names = (*self.wording, repr(wording))
+            self._worded[wording] = Rules(self.limits, protocol, self.counter, wording=names)
         return self._worded[wording]
 
     def under(self, limits: Limits) -> Rules:
@@ -40,7 +70,7 @@ class Rules:
         if limits == self.limits:
             return self
         if limits not in self._under:
-            self._under[limits] = Rules(limits, self.protocol, self.counter)
+            self._under[limits] = Rules(limits, self.protocol, self.counter, wording=self.wording)
         return self._under[limits]
 
     @property
@@ -51,30 +81,32 @@ class Rules:
 
     def turns(self, extra: int) -> int | None:
         """Turns that an agent may take in all which has been given so many more."""
-        most = self.limits.max_turns
-        return most if self.turn_control is None or most is None else min(most, self.turn_control.turns + extra)
+        return self.max_turns if self.turn_control is None else self.turn_control.turns + extra
 
     def more_turns(self, extra: int, text: str) -> int:
-        """`extra` with what a turn asks for, as far as `max_turns` has room for it."""
-        most = self.limits.max_turns
-        if self.turn_control is None or most is None:
+        """`extra` with what a turn asks for, as far as the extension goes."""
+        if self.turn_control is None:
             return extra
-        return min(extra + max(0, self.turn_control.asked(text)), max(0, most - self.turn_control.turns))
+        return min(extra + max(0, self.turn_control.asked(text)), self.turn_control.extension)
 
     def reminded(self, message: Message, left: int | None) -> Message:
         """The message before a turn, of which there are so many left."""
         return message if self.turn_control is None or left is None else self.turn_control.remind(message, left)
 
+    @property
+    def keeps_board(self) -> bool:
+        """Whether a new clone may be shown something of replies that have joined."""
+        return self._board is not None
+
     def board(self, replies: Mapping[AgentId, str]) -> Mapping[str, str]:
         """What a new clone is shown of the replies of its parent's clones that have joined."""
-        return self.protocol.board(replies) if isinstance(self.protocol, KeepsBoard) else {}
+        return {} if self._board is None else self._board.board(replies)
 
     def _reminders(self, message: Message) -> tuple[Message, ...]:
         """All that a message can become."""
-        most = self.limits.max_turns
-        if self.turn_control is None or most is None:
+        if self.turn_control is None or self.max_turns is None:
             return (message,)
-        return tuple(self.turn_control.remind(message, left) for left in range(most))
+        return tuple(self.turn_control.remind(message, left) for left in range(self.max_turns))
 
     @cached_property
     def notice_tokens(self) -> int:
@@ -109,30 +141,35 @@ class Rules:
         documents: Mapping[str, str],
         grant: int | None,
         clones: int | None = None,
+        board: Mapping[str, str] | None = None,
     ) -> Brief:
-        """What a clone at this depth is told; `grant` and `clones` are those of its account."""
+        """What a clone at this depth is told; `grant` and `clones` are those of its account, `board` is shown to it
+        before its own documents and gives it no key."""
         limits = self.limits
         return Brief(
             Role.CLONE,
             objective,
             keys=tuple(documents),
-            documents=documents,
+            documents={**(board or {}), **documents},
             can_delegate=limits.delegation and (limits.max_depth is None or depth < limits.max_depth),
             total_tokens=grant,
             reply_tokens=limits.reply_tokens,
             clones=clones,
         )
 
-    def smallest_call(self, depth: int) -> Amounts:
-        """Least that an agent at this depth needs to delegate at all: one clone with an empty objective that may say
-        one token, its reply, and one more answer."""
+    def smallest_call(self, depth: int, board: Mapping[str, str] | None = None) -> Amounts:
+        """Least that an agent at this depth needs to delegate at all: one clone with an empty objective that is shown
+        the board and may say one token, its reply, and one more answer."""
+        if board:
+            return self._price_call(depth, board)
         if depth not in self._smallest_calls:
-            self._smallest_calls[depth] = self._price_call(depth)
+            self._smallest_calls[depth] = self._price_call(depth, {})
         return self._smallest_calls[depth]
 
-    def _price_call(self, depth: int) -> Amounts:
+    def _price_call(self, depth: int, board: Mapping[str, str]) -> Amounts:
         grant = None if self.limits.total_tokens is None else 0
-        opening = self.protocol.open(self.clone_brief(depth + 1, "", {}, grant))
+        clones = None if self.limits.max_clones is None else 0
+        opening = self.protocol.open(self.clone_brief(depth + 1, "", {}, grant, clones, board))
         prompt = self.counter.count(opening, Boundary.OPENING)
         reserve = self.answer_tokens
         return Amounts(self.reply_bound(1) + reserve + prompt + 1, reserve + 1, 1)

@@ -182,6 +182,13 @@ def check_order(holder: Any, low: str, high: str) -> None:
         raise ConfigError(f"{low} is {show(first)}, above {high} = {show(last)}; expected {low} <= {high}")
 
 
+def check_unused(holder: Any, why: str, *names: str) -> None:
+    """Raise `ConfigError` for a field that differs from its default where, as `why` says, it changes nothing."""
+    for item in fields(holder):
+        if item.name in names and (value := getattr(holder, item.name)) != item.default:
+            raise ConfigError(f"{item.name} is {show(value)}, which changes nothing: {why}; leave it out")
+
+
 # Reading
 
 

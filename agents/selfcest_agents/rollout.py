@@ -87,7 +87,8 @@ class Request(Protocol):
 class RolloutRequest:
     """A whole episode, under limits of its own where they differ from those of the rules it is played by.
 
-    `wording` is what it says around their protocol. A replay of such an episode needs rules with that wording.
+    `wording` is what it says around their protocol. A replay of such an episode needs rules with that
+    wording; others are refused.
 
     Raises `ConfigError` for an id of the form that names a replay, as `e7/root.0=default/sample0` does.
     """

@@ -138,28 +138,28 @@ class PlainTextProtocol:
     """
 
     def __init__(self, protocol: ProtocolText, markers: Markers | None = None) -> None:
-        self._protocol, self._markers = protocol, markers or Markers()
+        self.protocol, self._markers = protocol, markers or Markers()
 
     def open(self, brief: Brief) -> tuple[Message, ...]:
-        return tuple(map(self._markers.clean, self._protocol.open(brief)))
+        return tuple(map(self._markers.clean, self.protocol.open(brief)))
 
     def replies(self, replies: Sequence[Reply]) -> Message:
-        return self._markers.clean(self._protocol.replies(replies))
+        return self._markers.clean(self.protocol.replies(replies))
 
     def documents(self, documents: Mapping[str, str]) -> Message:
-        return self._markers.clean(self._protocol.documents(documents))
+        return self._markers.clean(self.protocol.documents(documents))
 
     def fault(self, fault: Fault) -> Message:
-        return self._markers.clean(self._protocol.fault(fault))
+        return self._markers.clean(self.protocol.fault(fault))
 
     def note(self, message: Message, note: Note) -> Message:
-        return self._markers.clean(noted(self._protocol, message, note))
+        return self._markers.clean(noted(self.protocol, message, note))
 
     def neutralise(self, reply: str) -> str:
-        return self._markers.neutralise(self._protocol.neutralise(reply))
+        return self._markers.neutralise(self.protocol.neutralise(reply))
 
     def parse(self, text: str) -> Action:
-        return self._protocol.parse(text)
+        return self.protocol.parse(text)
 
     def render(self, action: Action, thought: str = "") -> str:
-        return self._protocol.render(action, thought)
+        return self.protocol.render(action, thought)

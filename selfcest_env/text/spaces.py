@@ -8,9 +8,9 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from selfcest_env.protocol import Brief, ControlsTurns, ProtocolText, Reply
+from selfcest_env.protocol import LONGEST_POST_KEY, Brief, ControlsTurns, KeepsBoard, ProtocolText, Reply, offered
 from selfcest_env.text.markers import Markers
-from selfcest_env.types import Fault, Limits, Message, MessageRole, Role, Status, Task
+from selfcest_env.types import ROOT, Fault, Limits, Message, MessageRole, Role, Status, Task
 
 PRINTABLE = "".join(map(chr, range(32, 127)))
 _MARKERS = Markers()
@@ -75,17 +75,29 @@ def transcript_bound(limits: Limits, protocol: ProtocolText, max_chars: int, max
     briefs = [Brief(role, "", (), {}, True, True, *own) for role in Role]
     system = max(_length(protocol.open(brief), tag) for brief in briefs)
     # The first turn may write an objective and its grant, both at most as long as the turn itself.
-    opening = system + max_task_chars + 2 * max_chars
+    opening = system + max_task_chars + 2 * max_chars + _board_bound(limits, protocol, max_chars)
     # Without max_turns every block still costs at least one of total_tokens (Limits refuses both to be unlimited).
     turns = limits.max_turns if limits.max_turns is not None else (limits.total_tokens or 0) + 1
     per_call = min(limits.max_clones, limits.max_clones_per_call or limits.max_clones)
     failure = max((Fault.PROMPT_TOO_LONG, *Status), key=len)
     blocks = [protocol.fault(fault) for fault in Fault] + [protocol.replies([Reply(failure=failure)] * per_call)]
-    if isinstance(protocol, ControlsTurns):
-        blocks = [protocol.remind(message, turns) for message in blocks]
+    if (control := offered(protocol, ControlsTurns)) is not None:
+        blocks = [control.remind(message, left) for message in blocks for left in range(turns)]
     block = max(_length((message,), tag) for message in blocks)
     reads = 0 if not limits.reading else turns if limits.max_reads is None else min(limits.max_reads, turns)
     return opening + turns * (max_chars + tag + block) + limits.max_clones * max_chars + reads * max_task_chars
+
+
+def _board_bound(limits: Limits, protocol: ProtocolText, max_chars: int) -> int:
+    """Most characters that posts can bring into a clone's opening."""
+    keeper = offered(protocol, KeepsBoard)
+    if keeper is None:
+        return 0
+    assert limits.max_clones is not None
+    replies = limits.max_clones * max_chars
+    depth = limits.max_clones if limits.max_depth is None else min(limits.max_depth, limits.max_clones)
+    key = LONGEST_POST_KEY + len(str(ROOT)) + depth * len(f".{limits.max_clones}")
+    return replies + min(keeper.posts, replies) * (2 * key + DOCUMENT_OVERHEAD)
 
 
 def _length(messages: tuple[Message, ...], tag: int) -> int:

@@ -10,7 +10,18 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from selfcest_env.protocol import Brief, Note, ProtocolText, Reply, noted
+from selfcest_env.errors import ConfigError
+from selfcest_env.protocol import (
+    Brief,
+    ControlsTurns,
+    KeepsBoard,
+    Note,
+    ProtocolText,
+    Reply,
+    layers,
+    noted,
+    offered,
+)
 from selfcest_env.structure import Checked, Count, Size
 from selfcest_env.text.hermes import THINKING, HermesProtocol
 from selfcest_env.text.terse import TerseProtocol
@@ -19,7 +30,11 @@ from selfcest_env.types import Action, AgentId, Fault, Message, Role
 
 @dataclass(frozen=True)
 class Around:
-    """A protocol that says what another says: the base of those that say more."""
+    """A protocol that says what another says: the base of those that say more.
+
+    Attributes:
+        protocol: that one, where `protocol.offered` finds what it offers besides.
+    """
 
     protocol: ProtocolText
 
@@ -52,6 +67,12 @@ def told(protocol: ProtocolText, opening: tuple[Message, ...], note: Note) -> tu
     """An agent's first messages with a note in the first of them."""
     first, *rest = opening
     return noted(protocol, first, note), *rest
+
+
+def _alone(wording: object, protocol: ProtocolText, kind: type) -> None:
+    """Raise `ConfigError` if the protocol is of that kind already: agents would be told two things."""
+    if (other := offered(protocol, kind)) is not None:
+        raise ConfigError(f"{wording!r} stands around {other!r}, which says another; leave one of the two out")
 
 
 # One thing to every agent
@@ -94,7 +115,7 @@ class _ClonesTold(Around):
         opening = self.protocol.open(brief)
         if not brief.can_delegate or brief.clones is None:
             return opening
-        return told(self.protocol, opening, Note(f"You may start at most {brief.clones} clones in all.", brief.clones))
+        return told(self.protocol, opening, Note(f"You may start clones: at most {brief.clones} in all.", brief.clones))
 
 
 class HermesClonesProtocol(_ClonesTold):
@@ -121,7 +142,7 @@ class TellTurns(Checked):
     Attributes:
         turns: without asking.
         extension: further turns, for who asks for them in a line `More turns: N` outside its thinking, beside whatever
-            else that turn does. 0: none. The episode's `max_turns` is their sum.
+            else that turn does. 0: none. The episode's `max_turns` is at least their sum.
         reminders: whether agents are told what is left; without it they are told at the start alone.
     """
 
@@ -130,6 +151,7 @@ class TellTurns(Checked):
     reminders: bool = True
 
     def __call__(self, protocol: ProtocolText) -> ProtocolText:
+        _alone(self, protocol, ControlsTurns)
         return _TurnsTold(protocol, self.turns, self.extension, self.reminders)
 
 
@@ -145,7 +167,7 @@ class _TurnsTold(Around):
     reminders: bool
 
     def open(self, brief: Brief) -> tuple[Message, ...]:
-        lines = [f"You have {self.turns} turns."]
+        lines = [f"You have {_turns(self.turns)}."]
         if self.extension:
             lines.append(f"For up to {self.extension} more write a line 'More turns: N' beside a call.")
         return told(self.protocol, self.protocol.open(brief), Note(" ".join(lines), self.turns))
@@ -156,7 +178,11 @@ class _TurnsTold(Around):
     def remind(self, message: Message, left: int) -> Message:
         if not self.reminders:
             return message
-        return noted(self.protocol, message, Note(f"You have {left} {'turn' if left == 1 else 'turns'} left.", left))
+        return noted(self.protocol, message, Note(f"You have {_turns(left)} left.", left))
+
+
+def _turns(number: int) -> str:
+    return "1 turn" if number == 1 else f"{number} turns"
 
 
 # A board of what was found
@@ -167,7 +193,8 @@ class TellBoard(Checked):
     """A wording: clones may leave notes, which clones of their parent's later calls are shown as documents.
 
     A note is a line `post: ...` of a clone's reply. Its parent reads it in the reply; who comes later pays for it as it
-    does for any document. No clone sees a note of its own call, so nothing it sees depends on a running sibling.
+    does for any document. No clone sees a note of its own call, so nothing it sees depends on a running sibling. It
+    needs a protocol of sentences: one that says a note by its number cannot ask for lines.
 
     Attributes:
         posts: shown at most: the latest, each text once.
@@ -176,6 +203,14 @@ class TellBoard(Checked):
     posts: Count = 8
 
     def __call__(self, protocol: ProtocolText) -> ProtocolText:
+        _alone(self, protocol, KeepsBoard)
+        invited = told(protocol, protocol.open(Brief(Role.CLONE, "")), _INVITED)
+        if not any(_INVITED.text in message.content for message in invited):
+            *_, innermost = layers(protocol)
+            raise ConfigError(
+                f"a board is kept in lines 'post: ...', and {type(innermost).__name__} has no lines: it says a note by "
+                "its number; play without a board, or by a protocol of sentences such as hermes"
+            )
         return _BoardTold(protocol, self.posts)
 
 

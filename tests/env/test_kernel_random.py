@@ -1,6 +1,10 @@
-"""Random trees in random orders: the limits hold after every event, and order changes nothing."""
+"""Random trees in random orders: the limits hold after every event, and order changes nothing.
+
+By every protocol that is shipped, with every wording and board around it.
+"""
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -9,12 +13,15 @@ from hypothesis import strategies as st
 from selfcest_env.budget import ZERO
 from selfcest_env.counterfactual import fork_before
 from selfcest_env.kernel import Kernel
+from selfcest_env.protocol import Note
 from selfcest_env.record import Generation, build_record
 from selfcest_env.rules import Rules
 from selfcest_env.seeding import turn_seed
 from selfcest_env.text.counters import ByteCounter, WordCounter
-from selfcest_env.text.hermes import HermesProtocol
+from selfcest_env.text.markers import PlainTextProtocol
+from selfcest_env.text.protocols import PROTOCOLS, make_protocol
 from selfcest_env.text.terse import TerseProtocol
+from selfcest_env.text.wordings import Tell, TellBoard, TellClones, TellTurns
 from selfcest_env.types import (
     Action,
     Answer,
@@ -24,6 +31,7 @@ from selfcest_env.types import (
     FinishReason,
     Limits,
     Malformed,
+    Outcome,
     Read,
     Task,
     Usage,
@@ -52,7 +60,20 @@ def draw_rules(seed):
         max_depth=rng.choice((0, 1, 2, 2, 3, 3, 3)),
         max_reads=rng.choice((None, 0, 1, 3)),
     )
-    return Rules(limits, TerseProtocol() if terse else HermesProtocol(), rng.choice((WordCounter(), ByteCounter())))
+    name = rng.choice([name for name in PROTOCOLS if name.startswith("terse") == terse])
+    protocol = make_protocol(name)
+    drawn = Rules(
+        limits, rng.choice((protocol, PlainTextProtocol(protocol))), rng.choice((WordCounter(), ByteCounter()))
+    )
+    wordings = [Tell(Note("Be quick.", 3), Note("<|im_end|> " * 3, trusted=False)), TellClones()]
+    if limits.max_turns:
+        turns = rng.randint(1, limits.max_turns)
+        wordings.append(TellTurns(turns, rng.randint(0, limits.max_turns - turns), rng.random() < 0.7))
+    if not terse:
+        wordings.append(TellBoard(rng.randint(1, 3)))
+    for wording in rng.sample(wordings, rng.randrange(3)):
+        drawn = drawn.worded(wording)
+    return drawn
 
 
 seeds = st.integers(0, 2**32)
@@ -72,7 +93,7 @@ def choose(seed, kernel, agent, kind="factual"):
 
     # The deeper, the likelier an answer, so that trees stay small enough for a fast test.
     actions: list[Action] = [
-        Answer(rng.choice(("", "7", "7", "3", "<end><|im_end|>", "x " * 20))),
+        Answer(rng.choice(("", "7", "7", "3", "<end><|im_end|>", "x " * 20, "post: 7", "3\npost: b", "post: <s>"))),
         Delegate(tuple(request() for _ in range(rng.randrange(4)))),
         Delegate((CloneRequest("+", ("A",) if rng.random() < 0.5 else ()),) * rng.randrange(1, 4)),
         Read(tuple(rng.choices("ABZ", weights=(4, 4, 1), k=rng.randrange(3)))),
@@ -85,11 +106,14 @@ def choose(seed, kernel, agent, kind="factual"):
         text = rng.choice((text, text[:cut], text * 2, text[cut:] + text))
         action = protocol.parse(text)
     used = rng.choices((0, 1, 3, 8, 12, 10**6, None), weights=(2, 4, 4, 2, 2, 1, 1))[0]
-    return action, Usage(used, rng.choices(list(FinishReason), (9, 1))[0]), text
+    usage = Usage(used, rng.choices(list(FinishReason), (9, 1))[0])
+    return action, usage, rng.choice(("", "", "More turns: 1\n", "More turns: 9\n")) + text
 
 
 def check(kernel):
     kernel.ledger.check()
+    for total, *parts in zip(kernel.ledger.total, *kernel.ledger.totals(), strict=True):
+        assert total is None or sum(parts) == total
     caps, (spent, reserved, _) = kernel.limits, kernel.ledger.totals()
     for cap, *used in zip((caps.total_tokens, caps.generated_tokens, caps.max_clones), spent, reserved, strict=True):
         assert cap is None or sum(used) <= cap
@@ -104,6 +128,7 @@ def check(kernel):
             assert facts.max_new_tokens is not None
             assert facts.generated_tokens <= facts.max_new_tokens <= caps.turn_tokens
             assert len(facts.children) + len(facts.refused) <= caps.max_clones_per_call
+        assert blocks_within_what_was_reserved(kernel.rules, state)
         if state.turn is None and state.call is None:
             continue
         account = kernel.ledger[agent_id]
@@ -111,6 +136,17 @@ def check(kernel):
             state.turn.prompt_tokens if state.turn else 0
         )
         assert account.spent.total_tokens == written == state.context_tokens
+
+
+def blocks_within_what_was_reserved(rules, state):
+    blocks = [facts.prompt_tokens for facts in state.turns] + ([state.turn.prompt_tokens] if state.turn else [])
+    bounds = {Outcome.MALFORMED: lambda facts: rules.notice_tokens, Outcome.REFUSED: lambda facts: rules.notice_tokens}
+    bounds[Outcome.DELEGATED] = lambda facts: rules.reply_bound(len(facts.children) + len(facts.refused))
+    return all(
+        block <= bounds[facts.outcome](facts)
+        for facts, block in zip(state.turns, blocks[1:], strict=False)
+        if facts.outcome in bounds
+    )
 
 
 def run(kernel, seed, order, seen=None, kind="factual"):
@@ -183,6 +219,55 @@ def test_a_fork_in_the_middle_is_exact_and_independent(rules, seed, steps):
     run(kernel.fork(), seed, 1, kind="other")
     assert (kernel.agents, dict(kernel.ledger.accounts), kernel.log) == (agents, accounts, log)
     assert record(fork) == record(run(kernel, seed, 2))
+
+
+@settings(max_examples=60, deadline=None)
+@given(rules, seeds)
+def test_who_is_told_that_it_may_delegate_can_pay_for_one_clone(rules, seed):
+    """In words, in which a prompt costs the same whatever numbers stand in it."""
+    limits = replace(rules.limits, context_tokens=None)
+    rules = Rules(limits, rules.protocol, WordCounter())
+    kernel, rng = Kernel(TASK, rules), random.Random(seed)
+    while not kernel.done:
+        agent = rng.choice(kernel.ready())
+        if observe(kernel, agent).can_delegate:
+            fork = kernel.fork()
+            fork.step(agent, Delegate((CloneRequest(""),)), Usage(0), "More turns: 1")
+            facts = fork.agents[agent].turns[len(kernel.agents[agent].turns)]
+            assert (facts.outcome, len(facts.children)) == (Outcome.DELEGATED, 1)
+        kernel.step(agent, *choose(seed, kernel, agent))
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_accounts_add_up_under_every_wording_of_every_protocol(name, plain):
+    """In trees that grow: `run` looks at all accounts, and at what was reserved for every block, after every turn."""
+    terse = name.startswith("terse")
+    limits = Limits(
+        total_tokens=1500 if terse else 5000,
+        turn_tokens=12,
+        answer_reserve=2,
+        max_turns=6,
+        max_depth=2,
+        max_clones=12,
+        max_clones_per_call=3,
+        max_reads=3,
+        reply_tokens=8,
+    )
+    protocol = PlainTextProtocol(make_protocol(name)) if plain else make_protocol(name)
+    told = [Tell(Note("Be quick.", 3), Note("<|im_end|> " * 3, trusted=False)), TellClones(), TellTurns(2, 4, True)]
+    told += [] if terse else [TellBoard(2)]
+    shown = extended = 0
+    for wordings in [(), *((wording,) for wording in told), told, told[::-1]]:
+        rules = Rules(limits, protocol, WordCounter())
+        for wording in wordings:
+            rules = rules.worded(wording)
+        for seed in range(6):
+            kernel = run(Kernel(TASK, rules), seed, 0)
+            shown += any("post 1 of root" in key for agent in kernel.agents.values() for key in agent.brief.documents)
+            extended += any(agent.extra_turns for agent in kernel.agents.values())
+    assert extended
+    assert terse or shown
 
 
 def test_random_trees_are_worth_the_name():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
@@ -11,18 +12,23 @@ from hypothesis import strategies as st
 
 from selfcest_agents.codec import TerseCodec
 from selfcest_agents.policy import ScriptedPolicy
+from selfcest_agents.replay import play_replays
 from selfcest_agents.rollout import RolloutRequest, rollout
 from selfcest_agents.scripted import RandomActor
 from selfcest_agents.tiny import TinyTokenizer
+from selfcest_env import delegation_v0
 from selfcest_env.counterfactual import restore
 from selfcest_env.errors import ConfigError, RecordError
 from selfcest_env.kernel import Kernel
 from selfcest_env.protocol import Brief, Note, ProtocolText, Wording
+from selfcest_env.record import build_record, from_json, to_json
+from selfcest_env.replay import Intervention, Replay
 from selfcest_env.rules import Rules
 from selfcest_env.text.counters import WordCounter
 from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.text.markers import PlainTextProtocol
 from selfcest_env.text.protocols import make_protocol
+from selfcest_env.text.spaces import transcript_text
 from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.text.wordings import Tell, TellBoard, TellClones, TellTurns
 from selfcest_env.types import ROOT, Answer, CloneRequest, Delegate, Fault, Limits, Role, Status, Task, Usage
@@ -76,7 +82,7 @@ def test_a_protocol_that_can_say_no_more_says_so() -> None:
 
 
 def test_clones_are_told_to_who_may_call_them() -> None:
-    for name, said in (("hermes_clones", "You may start at most 6 clones in all."), ("terse_clones", "[6]<asst>")):
+    for name, said in (("hermes_clones", "You may start clones: at most 6 in all."), ("terse_clones", "[6]<asst>")):
         protocol = make_protocol(name)
         assert said in content(protocol, Brief(Role.ROOT, "1?", can_delegate=True, clones=6))
         assert said not in content(protocol, Brief(Role.ROOT, "1?", clones=6))
@@ -175,6 +181,60 @@ def test_turn_control_needs_a_bound() -> None:
         terse(TellTurns(2), replace(LIMITS, max_turns=None))
     with pytest.raises(ConfigError, match="turns is 0"):
         TellTurns(0)
+    for told in (TellTurns(4), TellTurns(2, extension=2)):
+        with pytest.raises(ConfigError, match=rf"max_turns is 3, .* {told.turns} turns and {told.extension} more"):
+            terse(told)
+
+
+def test_one_turn_is_one_turn() -> None:
+    assert content(TellTurns(1)(HERMES), Brief(Role.ROOT, "1?")).endswith("\nYou have 1 turn.\n1?")
+
+
+def test_an_extension_is_no_longer_than_is_told() -> None:
+    kernel = terse(TellTurns(1, extension=1), replace(LIMITS, total_tokens=200, max_turns=3))
+    say(kernel, "More turns: 2")
+    assert kernel.agents[ROOT].extra_turns == 1
+    assert not observe(kernel, ROOT).can_delegate  # what it could ask for has been given
+    say(kernel, "More turns: 1")
+    assert kernel.agents[ROOT].status is Status.OUT_OF_TURNS
+
+
+@pytest.mark.parametrize("protocol", ["terse", "terse_budget", "terse_clones"])
+def test_a_board_needs_lines(protocol: str) -> None:
+    for inner in (make_protocol(protocol), PlainTextProtocol(make_protocol(protocol))):
+        with pytest.raises(ConfigError, match="TerseProtocol has no lines: it says a note by its number"):
+            Rules(LIMITS, inner, WORDS).worded(TellBoard())
+
+
+@pytest.mark.parametrize(("wording", "depth"), [(TellClones(), 2), (TellBoard(), 1), (None, 2)])
+def test_who_may_delegate_can_pay_for_a_clone(wording: Wording | None, depth: int) -> None:
+    """At every budget around the one from which on it can, before anything was posted and after."""
+    found = set()
+    for budget in range(200, 700, 3):
+        limits = Limits(budget, turn_tokens=20, answer_reserve=2, reply_tokens=20, max_turns=5, max_depth=depth)
+        kernel = Kernel(TASK, Rules(limits, HERMES, WORDS).worded(wording))
+        for call in range(2):
+            if kernel.done:
+                break
+            can = observe(kernel, ROOT).can_delegate
+            found.add((call, can))
+            kernel.step(ROOT, Delegate((CloneRequest(""),)), Usage(0))
+            assert (ROOT.child(call) in kernel.agents) == can
+            if can:
+                kernel.step(ROOT.child(call), Answer("7\npost: " + "very " * 15), Usage(1))
+    assert found == {(0, False), (0, True), (1, False), (1, True)}
+
+
+def test_the_smallest_call_is_priced_as_it_is_written() -> None:
+    limits = replace(LIMITS, total_tokens=2000, reply_tokens=20, max_turns=5, max_depth=2)
+    rules = Rules(limits, HERMES, WORDS)
+    told = WORDS.count_text("You may start clones: at most 0 in all.")
+    assert rules.worded(TellClones()).smallest_call(0).total_tokens - rules.smallest_call(0).total_tokens == told
+    # A leaf is told nothing, and its parent's price knows.
+    assert rules.worded(TellClones()).smallest_call(1) == rules.smallest_call(1)
+    board = rules.worded(TellBoard())
+    shown = board.smallest_call(0, {"post 1 of root.0": "odd"}).total_tokens - board.smallest_call(0).total_tokens
+    assert shown == WORDS.count_text("\n\nDocument post 1 of root.0:\nodd")
 
 
 @settings(max_examples=40, deadline=None)
@@ -189,8 +249,8 @@ def test_prices_hold_under_every_wording(wording: Wording, budget: int, seed: in
     """The kernel asserts that no message costs more than was reserved for it; records can be played again."""
     limits = Limits(total_tokens=budget, turn_tokens=40, answer_reserve=3, reply_tokens=4, max_turns=5, max_reads=2)
     task = replace(TASK, context={"B": "35", "C": "1"})
-    for protocol, counter in ((HERMES, WORDS), (TERSE, WORDS)):
-        rules = Rules(limits, protocol, counter)
+    for protocol in (HERMES, TERSE)[: 1 if isinstance(wording, TellBoard) else 2]:
+        rules = Rules(limits, protocol, WORDS)
 
         class Asks(RandomActor):
             def act(self, observation, rng):  # type: ignore[no-untyped-def]
@@ -209,9 +269,109 @@ def test_a_record_tells_another_wording_apart() -> None:
         def act(self, observation: object, rng: object) -> str:
             return HERMES.render(Answer("7"))
 
-    (record,) = rollout([RolloutRequest("e", TASK, 0, wording=TellTurns(3))], ScriptedPolicy(Answers()), rules)
-    with pytest.raises(RecordError, match="cannot be restored"):
-        restore(record, rules)
+    # Of equal prices, and of an episode in which a board has not been shown yet.
+    for played, other in ((Tell(Note("Be quick.")), Tell(Note("Be short."))), (TellBoard(), None), (None, TellBoard())):
+        (record,) = rollout([RolloutRequest("e", TASK, 0, wording=played)], ScriptedPolicy(Answers()), rules)
+        assert record.wording == (() if played is None else (repr(played),))
+        assert from_json(to_json(record)) == record
+        assert restore(record, rules.worded(played)).done
+        said = {True: "no wording", False: "the wording Tell"}
+        words = f"was played with {said[played is None]}.*, and these rules have {said[other is None]}"
+        with pytest.raises(RecordError, match=words):
+            restore(record, rules.worded(other))
+        replays = [Replay.of("e", {ROOT: Intervention.RESAMPLE})]
+        with pytest.raises(RecordError, match=words):
+            play_replays([record], replays, ScriptedPolicy(Answers()), rules.worded(other))
+        (replayed,) = play_replays([record], replays, ScriptedPolicy(Answers()), rules.worded(played)).values()
+        assert replayed.record.wording == record.wording
+
+
+def test_records_from_before_there_were_wordings_have_none() -> None:
+    rules = Rules(LIMITS, HERMES, WORDS)
+    record = build_record(Kernel(TASK, rules.under(replace(LIMITS, max_turns=0))), {}, episode_id="e", seed=0)
+    data = {key: value for key, value in to_json(record).items() if key != "wording"} | {"format": 4}
+    assert from_json(data) == record
+    assert restore(from_json(data), rules.under(record.limits)).done
+    worded = rules.worded(Tell(Note("Be quick."))).worded(TellClones())
+    assert worded.under(record.limits).wording == worded.wording == (repr(Tell(Note("Be quick."))), "TellClones()")
+
+
+def test_a_wording_that_has_no_name_is_refused() -> None:
+    with pytest.raises(ConfigError, match="expected a frozen dataclass with __call__"):
+        Rules(LIMITS, HERMES, WORDS).worded(lambda protocol: protocol)
+
+
+# Around one another
+
+
+class Inside:
+    """A wrapper of one's own, which names what it stands around."""
+
+    note = None
+
+    def __init__(self, protocol: ProtocolText) -> None:
+        self.protocol = protocol
+
+    def __getattr__(self, name: str) -> object:
+        if name in ("open", "replies", "documents", "fault", "neutralise", "parse", "render"):
+            return getattr(self.protocol, name)
+        raise AttributeError(name)
+
+
+AROUND: list[Wording] = [TellClones(), Tell(Note("Go.", 1)), PlainTextProtocol, Inside]  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("around", AROUND, ids=str)
+def test_turn_control_and_a_board_are_found_in_what_is_wrapped(around: Wording) -> None:
+    limits = replace(LIMITS, total_tokens=2000, turn_tokens=90, reply_tokens=20, max_turns=5)
+    rules = Rules(limits, around(TellBoard()(TellTurns(2, 1)(HERMES))), WORDS)
+    kernel = Kernel(TASK, rules)
+    assert "You have 2 turns." in kernel.agents[ROOT].messages[0].content
+    kernel.step(ROOT, Delegate((CloneRequest("Add."),)), Usage(3))
+    kernel.play(ROOT.child(0), "Answer: 5\npost: odd", Usage(9))
+    assert kernel.agents[ROOT].messages[-1].content.endswith("\nYou have 1 turn left.")
+    kernel.step(ROOT, Delegate((CloneRequest("Add."),)), Usage(3), "More turns: 4")
+    assert "Document post 1 of root.0:\nodd" in user(kernel, 1)
+    kernel.play(ROOT.child(1), "Answer: 5", Usage(9))
+    assert observe(kernel, ROOT).is_last
+    kernel.play(ROOT, "no", Usage(1))
+    assert kernel.agents[ROOT].status is Status.OUT_OF_TURNS
+
+
+def test_the_environment_of_texts_keeps_both_and_has_room_for_them() -> None:
+    protocol = TellBoard(posts=1000)(TellTurns(11)(HERMES))
+    limits = Limits(100_000, turn_tokens=90, reply_tokens=90, max_turns=11, max_clones=20, max_clones_per_call=2)
+    env = delegation_v0.parallel_env(limits=limits, protocol=protocol, max_chars=64, max_task_chars=100)
+    env.reset(seed=0, options={"task": replace(TASK, context={})})
+    assert env._game is not None
+    kernel, posts = env._game.kernel, map(chr, itertools.count(ord("\u4e00")))
+    while len(kernel.agents) < 21:  # clones that say nothing but posts, all of which the last ones are shown
+        kernel.step(ROOT, Delegate((CloneRequest(""),) * 2), Usage(9))
+        for clone in kernel.ready():
+            kernel.step(clone, Answer("\n".join(f"post: {post}" for post in itertools.islice(posts, 8))), Usage(9))
+    assert "\nYou have 1 turn left." in kernel.agents[ROOT].messages[-1].content
+    last = kernel.agents[ROOT.child(19)]
+    assert len(last.brief.documents) == 18 * 8
+    assert len(transcript_text(last.messages)) <= env.observation_space("agent_20")["text"].max_length  # type: ignore[attr-defined]
+
+
+def test_a_wording_that_hides_what_there_is_says_so() -> None:
+    @dataclass(frozen=True)
+    class Hidden:
+        def __call__(self, protocol: ProtocolText) -> ProtocolText:
+            return HERMES
+
+    rules = Rules(LIMITS, HERMES, WORDS)
+    for wording, kind in ((TellTurns(2), "ControlsTurns"), (TellBoard(), "KeepsBoard")):
+        with pytest.raises(ConfigError, match=f"hides the {kind} of what it stands around; .* attribute protocol"):
+            rules.worded(wording).worded(Hidden())
+
+
+@pytest.mark.parametrize("wording", [TellTurns(2), TellBoard()])
+def test_what_is_told_once_is_told_once(wording: Wording) -> None:
+    rules = Rules(LIMITS, HERMES, WORDS).worded(wording).worded(TellClones())
+    with pytest.raises(ConfigError, match="leave one of the two out"):
+        rules.worded(wording)
 
 
 # A board

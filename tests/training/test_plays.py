@@ -267,7 +267,7 @@ def test_every_task_is_played_in_the_mode_that_it_is_given() -> None:
         chosen, played = play(Modes(instant_tokens=20), says, task=asked)
         assert (chosen.answer, played.cost.clones, played.answer) == (mode, clones, "10")
         assert tokens is None or played.cost.generated_tokens == tokens
-        (forced,) = play(Modes(mode=mode, instant_tokens=20), says, task=asked)  # type: ignore[arg-type]
+        (forced,) = play(Modes(mode=mode), says, task=asked)  # type: ignore[arg-type]
         assert forced.cost == played.cost  # no choice is paid
         assert Modes(mode=mode).executed((forced,)) is None  # type: ignore[arg-type]
     assert (chosen.limits.max_turns, chosen.limits.turn_tokens) == (1, 32)
@@ -463,6 +463,9 @@ def test_lines() -> None:
         ("thread_count", {"thread": 2}, "Did you mean 'threads'"),
         ("decide_first", {"otherwise": "never"}, "otherwise is 'never'"),
         ("modes", {"mode": "agent"}, "mode is 'agent'"),
+        ("modes", {"mode": "instant", "otherwise": "reasoning"}, "otherwise is 'reasoning', which changes nothing"),
+        ("modes", {"mode": "agentic", "decision_tokens": 8}, "with mode agentic no choice is asked for; leave it out"),
+        ("modes", {"mode": "reasoning", "instant_tokens": 8}, "mode reasoning never plays the instant one"),
         ("scale", {"hard_from": -1}, "hard_from is -1"),
         ("bandit", {"alpha": "much"}, "alpha is 'much'"),
         ("planner", {"rounds": 0}, "rounds is 0"),

@@ -574,6 +574,8 @@ def test_the_laboratory_sees_what_entropies_cost(scheme: CreditAssigner) -> None
         ("adora", {"length": "tokens"}, "length is 'tokens'"),
         ("adora", {"rule": "hard"}, "rule is 'hard'; expected one of length, difficulty"),
         ("adora", {"at_most": 1.5}, "at_most is 1.5"),
+        ("adora", {"at_most": 0.25}, "at_most is 0.25, which changes nothing: rule is length; leave it out"),
+        ("adora", {"rule": "difficulty", "length": "turns"}, "length is 'turns', which changes nothing"),
         ("decision", {"scheme": {"name": "gae"}}, "scheme is 'gae', which learns"),
         ("frozen_clones", {"scheme": {"name": "d3s"}}, "scheme is 'd3s', which learns, looks into the policy"),
         ("frozen_clones", {"steps": -1}, "steps is -1"),

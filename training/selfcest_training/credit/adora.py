@@ -28,7 +28,7 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, cost_measures
-from selfcest_env.structure import NotNegative, OneOf, Share
+from selfcest_env.structure import NotNegative, OneOf, Share, check_unused
 from selfcest_env.types import FinishReason, TurnKey
 from selfcest_training.credit import checks
 from selfcest_training.credit.base import Advantage, Credit, Promise, Replayed, succeeded
@@ -39,7 +39,8 @@ from selfcest_training.credit.wrapping import Wrapping
 class Adora(Wrapping):
     """Options: `scheme`, `{name, options}` or null (default) for `grpo`; `factor` (default 0.1) and `gain` (default 1);
     `rule`, `length` (default) or `difficulty`; `length`, a cost (default `generated_tokens`); `at_most`, the share of
-    right episodes (default 0.5); `term`, the reward term that is above 0 for a right episode (default `correct`)."""
+    right episodes (default 0.5); `term`, the reward term that is above 0 for a right episode (default `correct`).
+    `length` is of the rule `length` alone, `at_most` of `difficulty` alone: with the other one it is refused."""
 
     name: ClassVar[str] = "adora"
     formula: ClassVar[str] = (
@@ -55,6 +56,10 @@ class Adora(Wrapping):
     rule: Literal["length", "difficulty"] = "length"
     at_most: Share = 0.5
     gain: NotNegative = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_unused(self, f"rule is {self.rule}", "at_most" if self.rule == "length" else "length")
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         credit = checks.assign(self.inside, group, replayed)

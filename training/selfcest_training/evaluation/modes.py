@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 
 from selfcest_agents.player import Player
 from selfcest_env.protocol import Note
-from selfcest_env.structure import Count
+from selfcest_env.structure import Count, check_unused
 from selfcest_env.types import Limits, Task
 from selfcest_training.evaluation.deciding import Deciding, Way, one_turn
 from selfcest_training.evaluation.strategies import Episodes, Instance, Monolithic, Seat, Strategy
@@ -40,11 +40,21 @@ class Modes(Deciding):
         mode: `adaptive`: the policy chooses for every task. Else no choice is asked for or paid.
         instant_tokens: of the one turn of the instant mode.
         otherwise: what an unreadable choice is taken for.
+
+    Raises `ConfigError` for an option that a fixed mode has no use for.
     """
 
     mode: Literal["adaptive", "instant", "reasoning", "agentic"] = "adaptive"
     instant_tokens: Count = 32
     otherwise: Literal["instant", "reasoning", "agentic"] = "agentic"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mode != "adaptive":
+            why = f"with mode {self.mode} no choice is asked for"
+            check_unused(self, why, "decision_tokens", "otherwise")
+        if self.mode in ("reasoning", "agentic"):
+            check_unused(self, f"mode {self.mode} never plays the instant one", "instant_tokens")
 
     def ways(self) -> tuple[Way, ...]:
         return (
