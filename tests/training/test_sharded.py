@@ -266,6 +266,8 @@ def assert_same_weights(found: AnyLearner, expected: AnyLearner, tolerance: floa
 def test_what_cannot_be_is_refused_before_work(one: OneRank) -> None:
     with pytest.raises(ConfigError, match=r"forward.compile is true and cluster.learner_ranks is 1"):
         LearnerGroup(one, spec(forward=ForwardOptions(compile=True)))
+    with pytest.raises(ConfigError, match=r"lora.per_role is true and cluster.learner_ranks is 1"):
+        LearnerGroup(one, spec(lora=LoraOptions(rank=4, alpha=8, per_role=True)))
     learner = LearnerGroup(one, spec())
     with pytest.raises(RecordError, match="load it with the model and LoRA options it had"):
         learner.restore(alone(spec(model=PlugIn("tiny", {**SHAPE, "hidden_size": 16}))).state(), 0)
