@@ -119,6 +119,11 @@ class Family:
     sizes: tuple[str, ...]
     words: str
 
+    @property
+    def title(self) -> str:
+        """As its section of the page."""
+        return self.words.partition("\n")[0].removeprefix("### ")
+
 
 def final(cell: Cell, family: Family, when: str = "sizes") -> float:
     """Mean over the sizes of what a greedy policy earns on held-out instances."""
@@ -306,7 +311,7 @@ def draw(cells: Sequence[Cell], path: Path) -> None:
             colour = next(places).light if named else MUTED.light
             style = {"linewidth": 1.8, "label": arm} if named else {"linewidth": 0.8, "alpha": 0.5}
             axes.plot(tokens / 1e6, earned, color=colour, **style)
-        axes.set(xlabel="compute tokens of RL, millions", ylabel="earned, greedy", title=family.experiment)
+        axes.set(xlabel="compute tokens of RL, millions", ylabel="earned, greedy", title=family.title)
         axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=4, frameon=False)
     figure.savefig(path, dpi=130)
 
