@@ -187,10 +187,9 @@ def assert_same_gradient(found: AnyLearner, expected: AnyLearner) -> None:
 
 def assert_same_metrics(found: UpdateMetrics, expected: UpdateMetrics) -> None:
     assert found.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
-    plain = [
-        {name: value for name, value in vars(each).items() if name not in ("grad_norm", "terms", "mismatch")}
-        for each in (found, expected)
-    ]
+    assert found.role_grad_norms == expected.role_grad_norms == {}
+    nested = ("grad_norm", "role_grad_norms", "terms", "mismatch")
+    plain = [{name: value for name, value in vars(each).items() if name not in nested} for each in (found, expected)]
     assert plain[0] == pytest.approx(plain[1], rel=1e-5, abs=1e-9)
     assert found.terms == pytest.approx(expected.terms, rel=1e-5, abs=1e-9)
     assert found.mismatch.keys() == expected.mismatch.keys()

@@ -263,9 +263,9 @@ class Learner:
         if Need.REFERENCE in built.needs and self.reference is None:
             raise ConfigError("a term of the loss needs the reference model, and there is none")
         if not samples:
-            return _metrics([], built.added, {})
+            return _metrics([], built.added, 0.0, {})
         sums = self._each(samples, partial(self._accumulate, loss, built))
-        return _metrics(sums, built.added, self._step(progress))
+        return _metrics(sums, built.added, *self._step(progress))
 
     def imitation_step(self, samples: Sequence[Sample], progress: float) -> ImitationMetrics:
         """One step of cross-entropy on demonstrations, mean over their generated tokens."""
@@ -423,22 +423,20 @@ class Learner:
         """Bound the gradient of these together; its norm before that."""
         return torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm)
 
-    def _step(self, progress: float) -> dict[Role | None, float]:
-        """Norms of the gradient, before it was clipped, by role where each has an adapter."""
+    def _step(self, progress: float) -> tuple[float, dict[str, float]]:
+        """The norm of the gradient before it was clipped, and those of each role's adapter where it has its own."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.rate(self.num_steps, progress)
         # One norm for both adapters would let a large gradient of one role make the other's steps smaller.
-        apart: Mapping[Role | None, Iterable[Tensor]] = parameters_by_role(self.model) or {
-            None: self.model.parameters()
-        }
-        norms = {role: float(self._clip(parameters)) for role, parameters in apart.items()}
-        if not math.isfinite(norm := math.hypot(*norms.values())):
+        by_role = {str(role): float(self._clip(own)) for role, own in parameters_by_role(self.model).items()}
+        norm = math.hypot(*by_role.values()) if by_role else float(self._clip(self.model.parameters()))
+        if not math.isfinite(norm):
             raise TrainingError(f"the gradient norm of step {self.num_steps} is {norm}; lower learning_rate")
         self.optimizer.step()
         increment_version(self.model.parameters())  # fused AdamW does not, and a sampler packs what has changed
         self.optimizer.zero_grad(set_to_none=True)
         self.num_steps += 1
-        return norms
+        return norm, by_role
 
 
 def _role(sample: Sample) -> Role:
@@ -501,7 +499,10 @@ class _Sums:
 
 
 def _metrics(
-    found: Sequence[tuple[Sequence[Sample], _Sums]], terms: Iterable[str], norms: Mapping[Role | None, float]
+    found: Sequence[tuple[Sequence[Sample], _Sums]],
+    terms: Iterable[str],
+    grad_norm: float,
+    role_grad_norms: Mapping[str, float],
 ) -> UpdateMetrics:
     sums = [of for _, of in found]
     tokens = sum(of.tokens for of in sums)
@@ -513,8 +514,8 @@ def _metrics(
     ]
     return UpdateMetrics(
         loss=sum((of.loss for of in sums), 0.0),
-        grad_norm=math.hypot(*norms.values()),
-        role_grad_norms={str(role): norm for role, norm in norms.items() if role is not None},
+        grad_norm=grad_norm,
+        role_grad_norms=role_grad_norms,
         terms={name: sum((of.terms[name] for of in sums), 0.0) / count for name in terms},
         mean_ratio=sum(of.ratio for of in sums) / count if tokens else 1.0,
         clip_share=sum((of.clipped for of in sums), 0.0) / count,
