@@ -91,6 +91,14 @@ def has_roles(model: nn.Module) -> bool:
     return any(Role.ROOT in layer.lora_A for layer in _layers(model).values())
 
 
+def parameters_by_role(model: nn.Module) -> dict[Role, list[nn.Parameter]]:
+    """The adapter of each role; empty where there is not one per role."""
+    if not has_roles(model):
+        return {}
+    adapters = [(name.split(".")[-2], p) for name, p in model.named_parameters() if _OF_ADAPTER.search(name)]
+    return {role: [parameter for adapter, parameter in adapters if adapter == role] for role in Role}
+
+
 @contextmanager
 def acting_as(model: PreTrainedModel, role: Role) -> Iterator[None]:
     """Inside, the model computes, and is merged and exported, with the adapter of this role.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import replace
 
@@ -25,7 +27,7 @@ from selfcest_training.learner.options import (
     Precision,
     Rows,
 )
-from selfcest_training.learner.update import Learner, Reading
+from selfcest_training.learner.update import Learner, Reading, mean_metrics
 
 SHAPE = TinyConfig(hidden_size=32, num_layers=2, num_heads=4, intermediate_size=48)
 OPTIMIZER = OptimizerConfig(learning_rate=0.01, warmup_steps=0, max_grad_norm=1e9)
@@ -199,6 +201,29 @@ def test_both_make_the_steps_that_each_would_make_as_the_only_adapter() -> None:
         assert all(
             difference(p, expected[name]) < 1e-4 for name, p in parameters_of(model, role).items() if ".lora_B." in name
         )
+
+
+def norm_of(parameters: Iterable[Tensor]) -> float:
+    return math.hypot(*(float(p.grad.norm()) for p in parameters if p.grad is not None))
+
+
+def test_a_large_gradient_of_one_role_does_not_make_the_other_s_smaller() -> None:
+    """The clones' advantages are a thousand times as large; each gradient is clipped as that of an only adapter."""
+    roots = samples()
+    clones = [replace(sample, advantages=1000 * sample.advantages) for sample in of_clones(samples())]
+    small = learner_of(adapted(moved=False)).policy_step(roots, LossConfig()).grad_norm
+    bound = 2 * small
+    kept: list[dict[str, float]] = []
+    learner = Learner(by_role(), replace(OPTIMIZER, max_grad_norm=bound), pad_id=0, micro_batch_tokens=60)
+    learner.optimizer.register_step_pre_hook(
+        lambda *_: kept.append({role: norm_of(parameters_of(learner.model, role).values()) for role in Role})
+    )
+    metrics = learner.policy_step([*roots, *clones], LossConfig())
+    assert kept == [{"root": pytest.approx(small, rel=1e-4), "clone": pytest.approx(bound, rel=1e-4)}]
+    assert metrics.role_grad_norms == {"root": pytest.approx(small), "clone": pytest.approx(1000 * small, rel=1e-3)}
+    assert metrics.grad_norm == pytest.approx(math.hypot(*metrics.role_grad_norms.values()))
+    assert mean_metrics([metrics])["grad_norm/root"] == metrics.role_grad_norms["root"]
+    assert learner_of(adapted()).policy_step(roots, LossConfig()).role_grad_norms == {}
 
 
 def test_what_is_read_of_a_context_is_its_role_s_and_in_order() -> None:

@@ -74,3 +74,9 @@ def test_the_page_is_what_the_command_prints(methods: ModuleType) -> None:
         assert found["config"] == delegation.digest_of(found["experiment"], found["arm"])
     tuning = json.loads((methods.FOLDER / "tuning.json").read_text(encoding="utf-8"))
     assert all(run["seed"] >= 100 for run in tuning)
+
+
+def test_titles_of_the_picture_are_headings_of_the_page(methods: ModuleType) -> None:
+    headings = [line for line in methods.PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("### ")]
+    assert {f"### {family.title}" for family in methods.FAMILIES} <= set(headings)
+    assert len({family.title for family in methods.FAMILIES}) == len(methods.FAMILIES)

@@ -332,13 +332,42 @@ def test_plans_and_scores_as_they_come() -> None:
 
 def test_a_script_that_may_call_nobody_answers_with_what_it_has() -> None:
     strategy = Scale()
-    (record,) = play(strategy, scales, replace(LIMITS, max_clones=8, max_clones_per_call=4, total_tokens=900))
-    assert record.cost.total_tokens <= 900
-    (few,) = play(strategy, scales, replace(LIMITS, max_clones=4))
-    assert [len(call) for call in objectives(few)] == [1, 2, 1]
-    assert few.answer == "5"  # the first part's result; no clone is left for the second
-    (none,) = play(strategy, lambda _: "Answer: 1. a\n2. b\n3. c", replace(LIMITS, max_clones=4, max_clones_per_call=4))
+    (record,) = play(strategy, scales, replace(LIMITS, total_tokens=960))
+    assert record.cost.total_tokens <= 960
+    assert [len(call) for call in objectives(record)] == [1, 2, 1]
+    assert [turn.facts.outcome for turn in record.root.turns] == [Outcome.DELEGATED] * 3 + [Outcome.ANSWERED]
+    assert record.answer == "5"  # the first part's result; nothing is left for the second
+    (none,) = play(strategy, scales, replace(LIMITS, total_tokens=200))
     assert none.answer == "?"
+    assert not strategy.executed((record,))
+    assert not strategy.executed((none,))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "clones", "widest"),
+    [(Scale(parts=3, threads=2), 10, 3), (Bandit(rounds=3), 6, 1), (Planner(rounds=2, workers=3), 9, 3)],
+)
+def test_a_script_that_could_not_call_all_its_clones_is_refused(strategy: Strategy, clones: int, widest: int) -> None:
+    for per_call in (widest, None):
+        strategy.check(Seat(replace(LIMITS, max_clones=clones, max_clones_per_call=per_call), 0.8, EXPERT, HERMES))
+    few = Seat(replace(LIMITS, max_clones=clones - 1), 0.8, EXPERT, HERMES)
+    words = rf"limits.max_clones is {clones - 1}, and the script may start {clones} clones, {widest} at once; raise it"
+    with pytest.raises(ConfigError, match=words):
+        strategy.check(few)
+
+
+def test_a_script_starts_no_more_clones_than_it_says() -> None:
+    scale, bandit, planner = Scale(parts=2, threads=3, hard_from=0.0), Bandit(rounds=3), Planner(rounds=2, workers=1)
+    for strategy, say in (
+        (scale, scales),
+        (bandit, lambda _: "Answer: 1 1"),
+        (planner, lambda _: "Answer: analyst: go on"),
+    ):
+        (record,) = play(strategy, say)
+        assert (record.cost.clones, strategy.executed((record,))) == (strategy.clones, True)
+
+
+def test_equal_threads_are_refused() -> None:
     with pytest.raises(ConfigError, match="temperature is 0, so all threads would be equal"):
         Scale().check(Seat(LIMITS, 0.0, EXPERT, HERMES))
 

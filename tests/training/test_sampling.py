@@ -528,6 +528,25 @@ def test_mopps_spends_few_rollouts_on_what_is_decided_and_tries_what_it_does_not
     assert shares(proposed(high, sources, 24), "family")["solved"] > 0.9
 
 
+@pytest.mark.parametrize(
+    ("rates", "num_tasks", "share"),
+    [
+        ((0.05, 0.25, 0.5, 0.75, 0.95), 2, 0.29),
+        ((0.05, 0.25, 0.5, 0.75, 0.95), 4, 0.09),
+        ((0.1, 0.5, 0.9), 2, 0.54),
+        ((0.1, 0.5, 0.9), 4, 0.40),
+    ],
+)
+def test_how_many_steps_of_mopps_are_of_one_bucket(rates: Sequence[float], num_tasks: int, share: float) -> None:
+    """With the options as they come, buckets that succeed at these rates, and 8 rollouts a task."""
+    mopps, sources, rng, of_one = Mopps(), menu(a=tuple(range(len(rates)))), np.random.default_rng(0), []
+    for step in range(200):
+        sizes = [plan.task.metadata["size"] for plan in mopps.propose(step, num_tasks, sources, rng)]
+        of_one.append(len(set(sizes)) == 1)
+        mopps.observe(step, [played("a", [bool(r) for r in rng.random(8) < rates[size]], size=size) for size in sizes])
+    assert np.mean(of_one) == pytest.approx(share, abs=3 * math.sqrt(share * (1 - share) / 200))
+
+
 def doubting(group: EpisodeGroup, doubts: Sequence[float]) -> EpisodeGroup:
     """The same rollouts, each with so much doubt on average, its clone three times its root's."""
 

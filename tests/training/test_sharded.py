@@ -187,10 +187,9 @@ def assert_same_gradient(found: AnyLearner, expected: AnyLearner) -> None:
 
 def assert_same_metrics(found: UpdateMetrics, expected: UpdateMetrics) -> None:
     assert found.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
-    plain = [
-        {name: value for name, value in vars(each).items() if name not in ("grad_norm", "terms", "mismatch")}
-        for each in (found, expected)
-    ]
+    assert found.role_grad_norms == expected.role_grad_norms == {}
+    nested = ("grad_norm", "role_grad_norms", "terms", "mismatch")
+    plain = [{name: value for name, value in vars(each).items() if name not in nested} for each in (found, expected)]
     assert plain[0] == pytest.approx(plain[1], rel=1e-5, abs=1e-9)
     assert found.terms == pytest.approx(expected.terms, rel=1e-5, abs=1e-9)
     assert found.mismatch.keys() == expected.mismatch.keys()
@@ -266,6 +265,8 @@ def assert_same_weights(found: AnyLearner, expected: AnyLearner, tolerance: floa
 def test_what_cannot_be_is_refused_before_work(one: OneRank) -> None:
     with pytest.raises(ConfigError, match=r"forward.compile is true and cluster.learner_ranks is 1"):
         LearnerGroup(one, spec(forward=ForwardOptions(compile=True)))
+    with pytest.raises(ConfigError, match=r"lora.per_role is true and cluster.learner_ranks is 1"):
+        LearnerGroup(one, spec(lora=LoraOptions(rank=4, alpha=8, per_role=True)))
     learner = LearnerGroup(one, spec())
     with pytest.raises(RecordError, match="load it with the model and LoRA options it had"):
         learner.restore(alone(spec(model=PlugIn("tiny", {**SHAPE, "hidden_size": 16}))).state(), 0)

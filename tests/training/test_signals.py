@@ -279,6 +279,18 @@ def test_weights_follow_correlations_within_groups_by_hand() -> None:
     assert schedule.weights(2)["hint"] == pytest.approx(after - 0.2 * 0.5 * after), "all right: nothing to learn"
 
 
+def test_groups_that_say_nothing_of_the_primary_term_make_no_correlation_smaller() -> None:
+    says = group(blended("a", 1, hint=1), blended("b", 0, hint=0))
+    alike = [group(blended("c", right, hint=9), blended("d", right, hint=0)) for right in (0.0, 0.1, 1.0)]
+    for groups in ([says], [says, *alike], [*alike, says]):
+        schedule = Aligned({"hint": 1.0}, rate=0.2)
+        schedule.observe(0, groups)
+        assert schedule.weights(1)["hint"] == pytest.approx(1.2)
+    schedule = Aligned({"hint": 1.0}, rate=0.2)
+    schedule.observe(0, alike)
+    assert schedule.weights(1)["hint"] == 1.0
+
+
 def test_what_helps_gains_weight_and_what_misleads_loses_it() -> None:
     """Groups of a policy that has answered to its weights; the designer trusted the wrong term, and loses by it."""
     rng, schedule, rates = np.random.default_rng(0), Aligned({"helps": 0.5, "misleads": 2.0}, rate=0.1), []

@@ -35,7 +35,7 @@ from selfcest_training.evaluation.strategies import (
     make_strategy,
 )
 
-LIMITS = Limits(turn_tokens=160, reply_tokens=4, answer_reserve=12, max_turns=6, max_clones=12)
+LIMITS = Limits(turn_tokens=160, reply_tokens=4, answer_reserve=12, max_turns=6, max_clones=17)  # as `scale` may start
 LEDGER = make_source("ledger_qa", min_documents=3, max_documents=9, min_named=2, max_named=3)
 PLAYABLE = STRATEGIES.keys() - {"board"}  # which is kept in lines, and the embedded model has none
 SCRIPTABLE = sorted(PLAYABLE - {"always_delegates", "never_delegates"})  # no script goes on from a begun turn
@@ -274,6 +274,7 @@ def test_whether_a_script_was_executed() -> None:
         (SpawnJoin(threads=4), rich, True),
         (OracleDecomposition(), rich, True),
         (OracleDecomposition(), replace(LIMITS, total_tokens=12), False),
+        (OracleDecomposition(), replace(LIMITS, total_tokens=24), False),  # it answers, and has called nobody
         (Monolithic(), rich, None),
     ):
         (episodes,) = play(strategy, instances([task]), Scripted(), limits)

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from records import agent, turn
-from study_players import EXPERT, PROTOCOL, Known, Scripted
+from study_players import CODEC, EXPERT, PROTOCOL, Known, Scripted
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.graders import Grade
 from selfcest_env.plugin import PlugIn
 from selfcest_env.record import EpisodeRecord
+from selfcest_env.rules import Rules
 from selfcest_env.tasks import make_source
 from selfcest_env.types import ROOT, Limits, Status, Task
-from selfcest_training.evaluation.results import Place, Result
+from selfcest_training.config_file import parse_as
+from selfcest_training.evaluation.config import StudyConfig
+from selfcest_training.evaluation.costs import WALL
+from selfcest_training.evaluation.play import Study
+from selfcest_training.evaluation.playbook import Bullet, Playbook
+from selfcest_training.evaluation.policies import digest
+from selfcest_training.evaluation.results import Place, Result, read_results
 from selfcest_training.evaluation.samples import SelfConsistency
 from selfcest_training.evaluation.store import Store
 from selfcest_training.evaluation.strategies import Instance, Seat, make_strategy
@@ -126,6 +133,86 @@ def test_equal_histories_share_episodes_wherever_they_lie(history: str, tmp_path
     assert first.recipe == second.recipe
     other = V0Router(history=stored(tmp_path / "other", *list(outcomes())[:-4]), strategies=TWO)
     assert other.recipe != first.recipe != V0Router(history=history, strategies=TWO, price=1.0).recipe
+
+
+def test_a_file_that_a_strategy_goes_by_is_in_the_recipe(tmp_path: Path) -> None:
+    file, books = tmp_path / "book.json", [Playbook((Bullet("root-1", text),)) for text in ("Add.", "Double.")]
+    inside = {"told": PlugIn("playbook", {"file": str(file)}), "plain": PlugIn("plain")}
+    recipes = []
+    for book in books:
+        file.write_text(book.to_json(), encoding="utf-8")
+        recipes.append(digest(V0Router(strategies=inside).recipe))
+    turned = V0Router(strategies=dict(reversed(inside.items())))
+    assert len({*recipes, digest(turned.recipe)}) == 3, "of equals the first plays"
+
+
+# In a study
+
+
+class Silent:
+    """A protocol that can say nothing but what it must."""
+
+    open, replies, documents, fault = PROTOCOL.open, PROTOCOL.replies, PROTOCOL.documents, PROTOCOL.fault
+    neutralise, parse, render = PROTOCOL.neutralise, PROTOCOL.parse, PROTOCOL.render
+
+
+@dataclass(frozen=True)
+class Mute(Scripted):
+    """A policy that plays by it."""
+
+    def rules(self, limits: Limits) -> Rules:
+        return Rules(limits, Silent(), CODEC)
+
+
+def study(**changes: Any) -> Study:
+    data = {
+        "name": "s",
+        "episodes": 4,
+        "limits": {"turn_tokens": 160, "reply_tokens": 4, "answer_reserve": 12, "max_turns": 6, "total_tokens": 900},
+        "policy": {"name": "study_players:Scripted"},
+        "tasks": {"range": {"name": "range_sum", "options": {"max_length": 6}}},
+        "cells": [{"family": "range", "size": "2-6"}],
+    }
+    return Study(parse_as(StudyConfig, {**data, **changes}))
+
+
+def routed(name: str, **options: Any) -> dict[str, Any]:
+    """A router to one strategy."""
+    return {"name": "v0_router", "options": {"strategies": {"it": {"name": name, "options": options}}}}
+
+
+def test_costs_add_up_as_those_of_the_strategy_that_played(tmp_path: Path) -> None:
+    """One episode waits for the other, or three are side by side."""
+    votes = {"samples": 3}
+    played = study(
+        output=str(tmp_path),
+        strategies={
+            "decide_first": {},
+            "self_consistency": {"options": votes, "temperature": 0.8},
+            "to decide_first": routed("decide_first"),
+            "to self_consistency": {**routed("self_consistency", **votes), "temperature": 0.8},
+            "to router": {
+                "name": "v0_router",
+                "options": {"strategies": {"it": routed("decide_first")}},
+            },
+        },
+    )
+    costs: dict[str, dict[str, Any]] = {}
+    for result in read_results(played.play(Store(tmp_path), lambda *_: None), whole=True):
+        assert result.costs is not None
+        own = {name: value for name, value in result.costs.items() if name != WALL}
+        costs.setdefault(result.place.strategy, {})[result.place.task_id] = len(result.episodes), own
+    assert costs["to decide_first"] == costs["to router"] == costs["decide_first"]
+    assert costs["to self_consistency"] == costs["self_consistency"]
+    assert {count for count, _ in costs["decide_first"].values()} == {2}
+
+
+@pytest.mark.parametrize("inside", ["turn_limit", "decide_first"])
+def test_a_protocol_that_could_not_say_what_a_strategy_says_is_found_before_work(inside: str) -> None:
+    options = {"strategies": {"monolithic": {"name": "monolithic"}, "it": {"name": inside}}}
+    with pytest.raises(ConfigError, match="strategies.router, range: the protocol Silent has no note"):
+        study(policy={"name": f"{__name__}:Mute"}, strategies={"router": {"name": "v0_router", "options": options}})
+    study(policy={"name": f"{__name__}:Mute"}, strategies={"router": routed("monolithic")})
 
 
 def test_without_a_history_the_first_plays() -> None:

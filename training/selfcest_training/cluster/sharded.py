@@ -7,7 +7,7 @@ summed into the parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from selfcest_agents.lora import merged_weights, trainable_state
+from selfcest_agents.lora import has_roles, merged_weights, trainable_state
 from selfcest_agents.samplers import TakesWeights
 from selfcest_env.errors import ConfigError
 from selfcest_training.cluster.deal import check_ranks, deal, dummy
@@ -99,7 +99,8 @@ class ShardedLearner(Learner):
             not the model itself is sharded too.
 
     Raises:
-        ConfigError: what `Learner` refuses, and `forward.compile`, which has not been tried on a sharded model.
+        ConfigError: what `Learner` refuses, `forward.compile`, which has not been tried on a sharded model, and an
+            adapter per role, whose micro-batches cannot be dealt out side by side.
     """
 
     def __init__(
@@ -118,6 +119,11 @@ class ShardedLearner(Learner):
             raise ConfigError(
                 f"forward.compile is true and cluster.learner_ranks is {mesh.size()}; a compiled model has not been "
                 "tried on several ranks, so set forward.compile to false"
+            )
+        if has_roles(model):
+            raise ConfigError(
+                f"lora.per_role is true and cluster.learner_ranks is {mesh.size()}; ranks would compute roots and "
+                "clones at the same time with one adapter, so set lora.per_role to false"
             )
         self._mesh, self._first = mesh, True
         super().__init__(
@@ -196,8 +202,8 @@ class ShardedLearner(Learner):
         found = dict(pair for one in everybody for pair in one)
         return [(micro.samples, found[index]) for index, micro in enumerate(micros)]
 
-    def _clip(self) -> Tensor:
-        return _gathered(super()._clip())
+    def _clip(self, parameters: Iterable[Tensor]) -> Tensor:
+        return _gathered(super()._clip(parameters))
 
 
 @torch.no_grad()

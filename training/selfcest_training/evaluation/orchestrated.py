@@ -2,8 +2,9 @@
 
 The root's turns are scripted calls; decomposing, judging, planning and solving are work of clones. So they are in the
 one tree, under the one ledger, and the critical path is the game's own. The script writes an answer when it has one,
-when it may call nobody any more, or when a call is refused: then it is the last that was found. Objectives are
-sentences, so these are for models that follow instructions. `limits.reply_tokens` must hold a plan.
+when it may call nobody any more, or when a call is refused: then it is the last that was found, and the script was not
+executed. Objectives are sentences, so these are for models that follow instructions. `limits.reply_tokens` must hold a
+plan.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from functools import partial
 import numpy as np
 
 from selfcest_agents.player import Wrapper
+from selfcest_env.errors import ConfigError
 from selfcest_env.protocol import ProtocolText
+from selfcest_env.record import EpisodeRecord
 from selfcest_env.types import Action, Answer, CloneRequest, Delegate, Limits, Task
 from selfcest_env.views import Observation
 from selfcest_training.evaluation.scripted_roots import ScriptedRoot, obeyed
@@ -55,19 +58,48 @@ class Orchestrated(Strategy):
         """Clones of its widest call."""
         return 1
 
+    @property
+    def clones(self) -> int:
+        """Most clones that the script starts in all; those that clones start come on top."""
+        return (self.turns - 1) * self.widest
+
     def limits(self, limits: Limits, task: Task) -> Limits:
         most = None if limits.max_turns is None else max(limits.max_turns, self.turns)
         return replace(limits, turn_tokens=None, max_turns=most, max_reads=0)  # ScriptedRoot keeps the policy's turns
 
     def check(self, seat: Seat) -> None:
         check_delegation(seat.limits, self.widest)
+        most = seat.limits.max_clones
+        if most is not None and most < self.clones:
+            raise ConfigError(
+                f"limits.max_clones is {most}, and the script may start {self.clones} clones, {self.widest} at once; "
+                "raise it, or let the script ask less"
+            )
 
     def wrapper(self, seat: Seat) -> Wrapper:
         script = Script(self, seat.protocol)
         return partial(ScriptedRoot, script=script, turns=None, turn_tokens=seat.limits.turn_tokens)
 
     def executed(self, episodes: Episodes) -> bool | None:
-        return all(obeyed(episode.root.turns) and not episode.root.failed for episode in episodes)
+        return all(
+            obeyed(episode.root.turns) and not episode.root.failed and self._came_to_its_end(episode)
+            for episode in episodes
+        )
+
+    def _came_to_its_end(self, episode: EpisodeRecord) -> bool:
+        """Whether the root answered because the script did, and not because nobody could be called any more.
+
+        The script is asked again, with replies as clones wrote them: markers that a protocol had broken are whole.
+        """
+        past = [
+            Asked(
+                tuple(CloneRequest(child.objective, child.shared_context) for child in children),
+                tuple(child.reply for child in children),
+            )
+            for turn in episode.root.turns[:-1]
+            if (children := [episode.by_id[child] for child in turn.facts.children])
+        ]
+        return isinstance(self.step(episode.task.prompt, tuple(episode.task.context), past), Answer)
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,10 @@ class Planner(Orchestrated, Checked):
     def widest(self) -> int:
         return self.workers
 
+    @property
+    def clones(self) -> int:
+        return self.rounds * (1 + self.workers) + 1
+
     def step(self, task: str, keys: tuple[str, ...], past: Sequence[Asked]) -> Action:
         if not len(past) % 2:
             return self._plan(task, past)

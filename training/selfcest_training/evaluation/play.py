@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 
 from selfcest_agents.player import Player
 from selfcest_agents.rollout import UnplayedError
 from selfcest_env.errors import ConfigError, InfrastructureError
 from selfcest_env.graders.qa import Overlap
+from selfcest_env.kernel import Kernel
 from selfcest_env.plugin import PlugIn
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.reward import Reward, make_reward
@@ -285,7 +287,7 @@ class Study:
 
     def _errorless(self, item: Keyed, found: Played, strategy: Strategy) -> Result:
         chosen = strategy.choose(found.episodes, found.grades)
-        together = costs_of(found.episodes, 0.0, self.config.measures, in_series=strategy.in_series)
+        together = costs_of(found.episodes, 0.0, self.config.measures, in_series=strategy.waited(found.episodes))
         costs = together if found.errorless else None
         return Result(
             item.key,
@@ -323,7 +325,7 @@ class Study:
             chosen,
             grades[chosen],
             ending=scored[chosen].root.status,
-            costs=costs_of(scored, seconds, self.config.measures, in_series=strategy.in_series),
+            costs=costs_of(scored, seconds, self.config.measures, in_series=strategy.waited(scored)),
             executed=strategy.executed(scored),
             support=self._support(scored[chosen], block),
         )
@@ -389,10 +391,11 @@ class Study:
         strategy, seat = self.strategies[block.strategy], self.seat(block)
         try:
             strategy.check(seat)
-            for task in self._tasks(block)[:1]:
-                rules = self.policy_of(block.strategy).rules(strategy.limits(seat.limits, task))
-                rules = rules.worded(strategy.wording(seat))
-                rules.protocol.open(rules.clone_brief(1, "", {}, 1))  # a protocol that cannot say it says so here
+            for player, task in product(strategy.players(), self._tasks(block)[:1]):
+                rules = self.policy_of(block.strategy).rules(player.limits(seat.limits, task))
+                rules = rules.worded(player.wording(seat))
+                Kernel(task, rules)  # a protocol that cannot say it says so here
+                rules.protocol.open(rules.clone_brief(1, "", {}, 1))
         except ConfigError as error:
             place = f"strategies.{block.strategy}, {block.cell.family}"
             place += "" if block.budget is None else f", budget {block.budget}"

@@ -43,6 +43,10 @@ class Scale(Orchestrated, Checked):
     def widest(self) -> int:
         return max(self.parts, self.threads)
 
+    @property
+    def clones(self) -> int:
+        return 1 + self.parts + self.parts * self.threads
+
     def check(self, seat: Seat) -> None:
         super().check(seat)
         if self.threads > 1 and seat.temperature == 0:

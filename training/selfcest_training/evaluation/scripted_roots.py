@@ -178,4 +178,7 @@ class OracleDecomposition(Strategy):
         return replace(limits, turn_tokens=None)  # ScriptedRoot keeps it
 
     def executed(self, episodes: Episodes) -> bool | None:
-        return all(obeyed(episode.root.turns) and not episode.root.failed for episode in episodes)
+        # An expert that can pay for no call works alone.
+        return all(
+            obeyed(episode.root.turns) and not episode.root.failed and episode.cost.clones > 0 for episode in episodes
+        )

@@ -74,6 +74,10 @@ class Strategy:
     def check(self, seat: Seat) -> None:
         """Raise `ConfigError` if the strategy could not be what it is named for."""
 
+    def players(self) -> tuple[Strategy, ...]:
+        """Who plays in its name: itself, or all that it may hand an instance to."""
+        return (self,)
+
     def styles(self) -> tuple[Style, ...]:
         """How its errorless player works, the source's expert in the policy's place; several if the policy may choose.
 
@@ -108,6 +112,10 @@ class Strategy:
     def choose(self, episodes: Episodes, grades: Sequence[Grade]) -> int:
         """Which episode's answer counts. Strategies that look at `grades` are oracles."""
         return 0
+
+    def waited(self, episodes: Episodes) -> bool:
+        """Whether of an instance's episodes each had to wait for the one before."""
+        return self.in_series
 
     def executed(self, episodes: Episodes) -> bool | None:
         """Whether its script was played as it was written; `None` for a strategy without one."""

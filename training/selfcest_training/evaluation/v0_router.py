@@ -72,7 +72,8 @@ class V0Router(Strategy, Checked):
 
     @property
     def recipe(self) -> Mapping[str, object]:
-        return {**super().recipe, "history": self._digest}
+        inside = [[label, strategy.recipe] for label, strategy in self.inside.items()]  # of equals the first plays
+        return {**super().recipe, "history": self._digest, "strategies": inside}
 
     def limits(self, limits: Limits, task: Task) -> Limits:
         return self.inside[self.route(task, limits)].limits(limits, task)
@@ -80,6 +81,9 @@ class V0Router(Strategy, Checked):
     def check(self, seat: Seat) -> None:
         for strategy in self.inside.values():
             strategy.check(seat)
+
+    def players(self) -> tuple[Strategy, ...]:
+        return tuple(player for strategy in self.inside.values() for player in strategy.players())
 
     def play(self, instances: Sequence[Instance], seat: Seat, player: Player) -> list[Episodes]:
         routes = [self.route(instance.task, seat.limits) for instance in instances]
@@ -92,6 +96,9 @@ class V0Router(Strategy, Checked):
 
     def choose(self, episodes: Episodes, grades: Sequence[Grade]) -> int:
         return self._player_of(episodes).choose(episodes, grades)
+
+    def waited(self, episodes: Episodes) -> bool:
+        return self._player_of(episodes).waited(episodes)
 
     def executed(self, episodes: Episodes) -> bool | None:
         return self._player_of(episodes).executed(episodes)

@@ -15,7 +15,14 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from transformers import PreTrainedModel
 
-from selfcest_agents.lora import acting_as, has_roles, load_trainable_state, merged_weights, without_lora
+from selfcest_agents.lora import (
+    acting_as,
+    has_roles,
+    load_trainable_state,
+    merged_weights,
+    parameters_by_role,
+    without_lora,
+)
 from selfcest_agents.samplers import TakesWeights
 from selfcest_env.errors import ConfigError, TrainingError
 from selfcest_env.types import Role
@@ -41,6 +48,8 @@ class UpdateMetrics:
     """Numbers of one optimiser step; means are over the tokens that train.
 
     Attributes:
+        grad_norm: of the whole gradient, before it is clipped.
+        role_grad_norms: likewise, of each role's adapter where there is one per role, which is clipped by itself.
         terms: of what is added to the policy's loss, by name, before its weight.
         mean_ratio: of exp(log-prob now - that of the reference point, see `reference_point`).
         clip_share: share of tokens with an advantage whose gradient the loss has cut to 0.
@@ -54,6 +63,7 @@ class UpdateMetrics:
 
     loss: float
     grad_norm: float
+    role_grad_norms: Mapping[str, float]
     terms: Mapping[str, float]
     mean_ratio: float
     clip_share: float
@@ -77,7 +87,8 @@ def mean_metrics(steps: Sequence[UpdateMetrics]) -> dict[str, float]:
     """Means over the optimiser steps of one rollout, for the log.
 
     Gaps and mismatch are the first step's, whose learner is the one that the rollout began with; rows are summed. Steps
-    without a row to train take no part; if all are, there is nothing but `rows`. Added terms are `loss/NAME`.
+    without a row to train take no part; if all are, there is nothing but `rows`. Added terms are `loss/NAME`, norms of
+    a role's gradient `grad_norm/ROLE`.
     """
     steps = [step for step in steps if step.num_rows]
     if not steps:
@@ -85,6 +96,10 @@ def mean_metrics(steps: Sequence[UpdateMetrics]) -> dict[str, float]:
     names = ("loss", "grad_norm", "mean_ratio", "clip_share")
     means = {name: sum(getattr(step, name) for step in steps) / len(steps) for name in names}
     terms = {f"loss/{name}": sum(step.terms[name] for step in steps) / len(steps) for name in steps[0].terms}
+    terms |= {
+        f"grad_norm/{role}": sum(step.role_grad_norms[role] for step in steps) / len(steps)
+        for role in steps[0].role_grad_norms
+    }
     first = steps[0]
     gaps = {"logprob_gap": first.max_logprob_gap, "mean_logprob_gap": first.mean_logprob_gap}
     return {**means, **terms, **gaps, **flattened(first.mismatch), "rows": float(sum(step.num_rows for step in steps))}
@@ -248,9 +263,9 @@ class Learner:
         if Need.REFERENCE in built.needs and self.reference is None:
             raise ConfigError("a term of the loss needs the reference model, and there is none")
         if not samples:
-            return _metrics([], built.added, grad_norm=0.0)
+            return _metrics([], built.added, 0.0, {})
         sums = self._each(samples, partial(self._accumulate, loss, built))
-        return _metrics(sums, built.added, grad_norm=self._step(progress))
+        return _metrics(sums, built.added, *self._step(progress))
 
     def imitation_step(self, samples: Sequence[Sample], progress: float) -> ImitationMetrics:
         """One step of cross-entropy on demonstrations, mean over their generated tokens."""
@@ -404,20 +419,24 @@ class Learner:
         with torch.no_grad(), without_lora(self.reference):
             return self._reference_forward.logprobs(batch)
 
-    def _clip(self) -> Tensor:
-        return torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
+    def _clip(self, parameters: Iterable[Tensor]) -> Tensor:
+        """Bound the gradient of these together; its norm before that."""
+        return torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm)
 
-    def _step(self, progress: float) -> float:
+    def _step(self, progress: float) -> tuple[float, dict[str, float]]:
+        """The norm of the gradient before it was clipped, and those of each role's adapter where it has its own."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.rate(self.num_steps, progress)
-        norm = self._clip()
-        if not torch.isfinite(norm):
-            raise TrainingError(f"the gradient norm of step {self.num_steps} is {float(norm)}; lower learning_rate")
+        # One norm for both adapters would let a large gradient of one role make the other's steps smaller.
+        by_role = {str(role): float(self._clip(own)) for role, own in parameters_by_role(self.model).items()}
+        norm = math.hypot(*by_role.values()) if by_role else float(self._clip(self.model.parameters()))
+        if not math.isfinite(norm):
+            raise TrainingError(f"the gradient norm of step {self.num_steps} is {norm}; lower learning_rate")
         self.optimizer.step()
         increment_version(self.model.parameters())  # fused AdamW does not, and a sampler packs what has changed
         self.optimizer.zero_grad(set_to_none=True)
         self.num_steps += 1
-        return float(norm)
+        return norm, by_role
 
 
 def _role(sample: Sample) -> Role:
@@ -479,7 +498,12 @@ class _Sums:
         )
 
 
-def _metrics(found: Sequence[tuple[Sequence[Sample], _Sums]], terms: Iterable[str], grad_norm: float) -> UpdateMetrics:
+def _metrics(
+    found: Sequence[tuple[Sequence[Sample], _Sums]],
+    terms: Iterable[str],
+    grad_norm: float,
+    role_grad_norms: Mapping[str, float],
+) -> UpdateMetrics:
     sums = [of for _, of in found]
     tokens = sum(of.tokens for of in sums)
     count = max(1, tokens)
@@ -491,6 +515,7 @@ def _metrics(found: Sequence[tuple[Sequence[Sample], _Sums]], terms: Iterable[st
     return UpdateMetrics(
         loss=sum((of.loss for of in sums), 0.0),
         grad_norm=grad_norm,
+        role_grad_norms=role_grad_norms,
         terms={name: sum((of.terms[name] for of in sums), 0.0) / count for name in terms},
         mean_ratio=sum(of.ratio for of in sums) / count if tokens else 1.0,
         clip_share=sum((of.clipped for of in sums), 0.0) / count,

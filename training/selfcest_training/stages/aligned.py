@@ -4,9 +4,10 @@
     d E[r_p] / d w_i = Cov(r_p, r_i) / beta                               under pi_w, per task
     w_i <- clip(w_i + rate * (corr_i - shrink * w_i), 0, most)            after every step
 
-corr_i is the correlation of r_p and r_i within groups, pooled over the step: the covariance, in units in which one
-`rate` does for tokens and for shares. So a term that is high where the policy is right gains weight, one that is high
-where it is wrong loses it, and one that has nothing to do with it moves by chance, or by `shrink` to 0.
+corr_i is the correlation of r_p and r_i within groups, pooled over those of the step in which r_p differs: the
+covariance, in units in which one `rate` does for tokens and for shares. So a term that is high where the policy is
+right gains weight, one that is high where it is wrong loses it, and one that has nothing to do with it moves by
+chance, or by `shrink` to 0.
 
 Source: behaviour alignment (Gupta et al., NeurIPS 2023, arXiv 2310.19007): a bi-level objective, the outer one the
 primary return of what the inner one, a policy optimiser, makes of the blended reward; heuristics that mislead lose
@@ -23,8 +24,9 @@ it.
 In a tree a term is of the whole tree, as the return is, and a covariance says nothing of who earned it. All that was
 played counts, what a gate drops too. A cost is a negative term: one that is paid by right episodes above all (a token
 price of a policy that must delegate to be right) counts as misleading and goes to 0, where `lagrangian` would keep it.
-Degenerate cases: groups of one, or whose primary term is equal in all, say nothing; a step of such groups shrinks
-alone.
+Degenerate cases: groups of one, or whose primary term is equal in all, say nothing and are left out, with their spread
+of the heuristics too: else the more tasks are solved, or hopeless, the smaller every correlation would be. A step of
+such groups shrinks alone.
 """
 
 from __future__ import annotations
@@ -78,9 +80,12 @@ class Aligned(Checked):
         state = self._memory
         if state["step"] != step:
             state.update(weights=self._moved(), step=step, sums=self._nothing())
-        primary = _centred(self.primary, groups)
+        values = {name: _by_group(name, groups) for name in (self.primary, *self.terms)}
+        telling = [i for i, of_group in enumerate(values[self.primary]) if np.ptp(of_group) > 0]
+        centred = {name: _centred([found[i] for i in telling]) for name, found in values.items()}
+        primary = centred[self.primary]
         for name, before in state["sums"].items():
-            term = _centred(name, groups)
+            term = centred[name]
             found = (primary @ term, primary @ primary, term @ term)
             state["sums"] = {**state["sums"], name: [a + float(b) for a, b in zip(before, found, strict=True)]}
 
@@ -110,7 +115,11 @@ class Aligned(Checked):
         return {"weights": dict(self.terms), "step": -1, "sums": self._nothing()}
 
 
-def _centred(term: str, groups: Sequence[EpisodeGroup]) -> Floats:
-    """[episodes] of each its unweighted term less the mean of its group."""
-    found = [np.array(measured(term, [group], "aligned")) for group in groups]
-    return np.concatenate([values - values.mean() for values in found])
+def _by_group(term: str, groups: Sequence[EpisodeGroup]) -> list[Floats]:
+    """[episodes] of each group, unweighted."""
+    return [np.array(measured(term, [group], "aligned")) for group in groups]
+
+
+def _centred(values: Sequence[Floats]) -> Floats:
+    """[episodes] of all groups, less the mean of their group."""
+    return np.concatenate([np.zeros(0), *(of_group - of_group.mean() for of_group in values)])
