@@ -328,6 +328,15 @@ def test_plans_and_scores_as_they_come() -> None:
     assert scale.plan("T", call(None)) == ["T"]
     assert scale.plan("T", call("- a; 2) b\n\nc")) == ["a", "b; c"]
     assert scale.hard(call("3", None, "who knows", "from 0 to 10: 5")) == [False, True, True, True]
+    assert scale.hard(call("2/10", "-3", "+7", "1. score: 2", "2 or 3")) == [False, True, True, False, True]
+
+
+def test_a_difficulty_that_cannot_be_read_is_no_executed_script() -> None:
+    for told, executed in (("2/10", True), ("easy", False), ("-2", False)):
+        (record,) = play(
+            Scale(), lambda o, told=told: scales(o).replace("2", told) if "How" in o.brief.text else scales(o)
+        )
+        assert Scale().executed((record,)) is executed
 
 
 def test_a_script_that_may_call_nobody_answers_with_what_it_has() -> None:
@@ -390,8 +399,33 @@ def test_a_judge_that_is_unsure_counts_less() -> None:
     assert judged_reward("0.8 1") == pytest.approx(0.8)
     assert judged_reward("value 0.8, sure 0.9") == pytest.approx(0.8 * (1 + 0.9 * math.log(0.9) + 0.1 * math.log(0.1)))
     assert judged_reward("0.8 0.5") == pytest.approx(0.8 * (1 - math.log(2)))
-    assert judged_reward("7 1") == 1.0
-    assert [judged_reward(text) for text in ("0.8", "good", None)] == [0.0, 0.0, 0.0]
+    assert judged_reward("8/10 100%") == pytest.approx(0.8)
+    assert judged_reward("1. value: 0.8\n2. sure: 1") == pytest.approx(0.8)
+    assert judged_reward("0 1") == 0.0
+    assert [judged_reward(text) for text in ("0.8", "good", None, "7 1", "-0.8 1")] == [None] * 5
+
+
+def test_a_judge_that_is_not_understood_is_a_try_without_a_reward() -> None:
+    bandit = Bandit(arms=("a", "b"), rounds=2, alpha=1.0)
+    # Both tried, one without a reward: sqrt(ln 3 / 2) = 0.741 on both, and 0.1 is more than nothing.
+    assert bandit.choose_arm([(0, None), (1, 0.1)]) == 1
+    assert bandit.choose_arm([(0, None)]) == 1
+
+    def says(told: str) -> Say:
+        def say(observation: Observation) -> str:
+            asked = observation.brief.text
+            if asked.startswith("How good"):
+                return told if asked.endswith("Answer: 6") else "Answer: 0.1 1"
+            return "Answer: 6" if asked.startswith("a") else "Answer: 10"
+
+        return say
+
+    (record,) = play(bandit, says("Answer: splendid"))
+    assert (record.answer, bandit.executed((record,))) == ("10", False)
+    (record,) = play(bandit, says("Answer: 0.05 1"))
+    assert (record.answer, bandit.executed((record,))) == ("10", True)
+    (record,) = play(bandit, lambda o: says("Answer: ?")(o).replace("0.1 1", "?"))
+    assert (record.answer, bandit.executed((record,))) == ("6", False)  # none was judged: the first
 
 
 def test_the_bandit_plays_rounds_and_answers_with_the_best() -> None:
@@ -455,6 +489,26 @@ def test_a_planner_that_never_ends_is_asked_for_the_answer() -> None:
     assert record.answer == "7"
     (lost,) = play(Planner(rounds=1), lambda o: "Answer: analyst: x" if "plan" in o.brief.text else "Answer: 3")
     assert lost.answer == "3"  # no answer was planned: the last that was found
+
+
+def test_an_answer_of_a_plan_is_whole() -> None:
+    planner = Planner()
+    for answer in ("Paris; Lyon", "| a | b |\n| 1 | 2 |", "1. first\n2. second; third", "x: 1\ny: 2"):
+        (record,) = play(planner, lambda o, answer=answer: f"Answer: done: {answer}")
+        assert record.answer == answer
+    assert planner.done("1. Done: 7\nchecker: Add; done: 8") == "7"
+    assert planner.done("analyst: Add; done: 8") == "8"
+    assert [planner.done(text) for text in ("analyst: is it done: no", "done:", "abandone: 7", "", None)] == [None] * 5
+
+
+def test_a_part_of_a_plan_is_whole() -> None:
+    plan = "1. analyst: Add 2 and 3; then double: it; 2) checker: Count\n- Researcher: Look"
+    assert Planner().jobs(plan) == [
+        ("analyst", "Add 2 and 3; then double: it"),
+        ("checker", "Count"),
+        ("researcher", "Look"),
+    ]
+    assert Planner().jobs("analyst: Add; done: 8") == []
 
 
 def test_workers_may_delegate_where_depth_lets_them() -> None:

@@ -20,7 +20,7 @@ from selfcest_agents.player import Wrapper
 from selfcest_env.errors import ConfigError
 from selfcest_env.protocol import ProtocolText
 from selfcest_env.record import EpisodeRecord
-from selfcest_env.types import Action, Answer, CloneRequest, Delegate, Limits, Task
+from selfcest_env.types import Action, Answer, CloneRequest, Delegate, Limits, Outcome, Task
 from selfcest_env.views import Observation
 from selfcest_training.evaluation.scripted_roots import ScriptedRoot, obeyed
 from selfcest_training.evaluation.strategies import Episodes, Seat, Strategy, check_delegation
@@ -80,6 +80,10 @@ class Orchestrated(Strategy):
         script = Script(self, seat.protocol)
         return partial(ScriptedRoot, script=script, turns=None, turn_tokens=seat.limits.turn_tokens)
 
+    def readable(self, past: Sequence[Asked]) -> bool:
+        """Whether all scores in the replies to these calls could be read."""
+        return True
+
     def executed(self, episodes: Episodes) -> bool | None:
         return all(
             obeyed(episode.root.turns) and not episode.root.failed and self._came_to_its_end(episode)
@@ -87,19 +91,12 @@ class Orchestrated(Strategy):
         )
 
     def _came_to_its_end(self, episode: EpisodeRecord) -> bool:
-        """Whether the root answered because the script did, and not because nobody could be called any more.
-
-        The script is asked again, with replies as clones wrote them: markers that a protocol had broken are whole.
-        """
-        past = [
-            Asked(
-                tuple(CloneRequest(child.objective, child.shared_context) for child in children),
-                tuple(child.reply for child in children),
-            )
-            for turn in episode.root.turns[:-1]
-            if (children := [episode.by_id[child] for child in turn.facts.children])
-        ]
-        return isinstance(self.step(episode.task.prompt, tuple(episode.task.context), past), Answer)
+        """Whether the root answered because the script did, which could read all that it was told, and not because
+        nobody could be called any more. The script is asked again, with replies as clones wrote them: markers that a
+        protocol had broken are whole."""
+        past = calls_of(episode)
+        answered = isinstance(self.step(episode.task.prompt, tuple(episode.task.context), past), Answer)
+        return answered and self.readable(past)
 
 
 @dataclass(frozen=True)
@@ -122,16 +119,25 @@ class Script:
         return self.protocol.render(action)
 
 
+def calls_of(episode: EpisodeRecord) -> list[Asked]:
+    """What the root of an episode has asked and heard."""
+    called = [turn.facts.children for turn in episode.root.turns if turn.facts.outcome is Outcome.DELEGATED]
+    asked = [[episode.by_id[child] for child in children] for children in called]
+    return [
+        Asked(
+            tuple(CloneRequest(clone.objective, clone.shared_context) for clone in clones),
+            tuple(clone.reply for clone in clones),
+        )
+        for clones in asked
+    ]
+
+
 def call(*objectives: str, keys: tuple[str, ...] = ()) -> Delegate:
     return Delegate(tuple(CloneRequest(objective, keys) for objective in objectives))
 
 
-def lines_of(text: str | None) -> list[str]:
-    """Lines, or what semicolons part, without their numbers."""
-    pieces = re.split(r"[\n;]", text or "")
+def lines_of(text: str | None, at: str = r"[\n;]") -> list[str]:
+    """Lines, or what else `at` parts, by default semicolons too, without their numbers."""
+    pieces = re.split(at, text or "")
     stripped = (re.sub(r"^\s*(?:[0-9]+[.):]|[-*])\s*", "", piece).strip() for piece in pieces)
     return [piece for piece in stripped if piece]
-
-
-def numbers_in(text: str | None) -> list[float]:
-    return [float(number) for number in re.findall(r"[0-9]+(?:\.[0-9]+)?", text or "")]

@@ -2,9 +2,9 @@
 
 A planning agent decomposes a task, hands parts to specialised agents, and revises the plan by what they bring back.
 Its abstract could be read. Here the planner is a clone that is asked again after every round, sees what has been
-found, and writes lines `ROLE: part`, or `done: answer`; a round's lines are one call. A plan that names no role ends
-the planning. In a tree roles are instructions to the same weights, tools are those of the game, and a worker may
-delegate where `max_depth` lets it.
+found, and writes lines `ROLE: part`, or `done: answer`; a round's lines are one call. An answer may have several lines.
+A plan that names no role ends the planning. In a tree roles are instructions to the same weights, tools are those of
+the game, and a worker may delegate where `max_depth` lets it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ ROLES = {
     "analyst": "Work out what is asked for, step by step.",
     "checker": "Check the claim, and say what is wrong with it.",
 }
+
+_NUMBERED = r"\s*(?:[0-9]+[.):]|[-*])?\s*"
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Planner(Orchestrated, Checked):
         said = past[-1].replies[0]
         jobs = self.jobs(said)
         if len(past) > 2 * self.rounds or not jobs:
-            return Answer(_done(said) or self.found(past) or NOTHING)
+            return Answer(self.done(said) or self.found(past) or NOTHING)
         return call(*(f"{self.instructions[role]}\n{part}" for role, part in jobs), keys=keys)
 
     def found(self, past: Sequence[Asked]) -> str | None:
@@ -78,11 +80,21 @@ class Planner(Orchestrated, Checked):
 
     def jobs(self, plan: str | None) -> list[tuple[str, str]]:
         """Roles and parts of a plan; none if it is done or cannot be read."""
-        split = [line.partition(":") for line in lines_of(plan)]
+        split = [line.partition(":") for line in lines_of(plan, rf"\n|;(?={self._head})")]
         named = [(role.strip().lower(), part.strip()) for role, _, part in split]
         if any(role == "done" for role, _ in named):
             return []
         return [(role, part) for role, part in named if role in self.instructions and part][: self.workers]
+
+    def done(self, plan: str | None) -> str | None:
+        """What a plan says is the answer, up to a line that plans on; `None` if it says none."""
+        _, *after = re.split(rf"(?:^|[\n;]){_NUMBERED}done\s*:", plan or "", maxsplit=1, flags=re.I)
+        return re.split(rf"\n{self._head}", after[0], maxsplit=1)[0].strip() or None if after else None
+
+    @property
+    def _head(self) -> str:
+        """A pattern of what a line of a plan begins with."""
+        return rf"(?i:{_NUMBERED}(?:{'|'.join((*self.instructions, 'done'))})\s*:)"
 
     def _plan(self, task: str, past: Sequence[Asked]) -> Action:
         known = [
@@ -100,12 +112,3 @@ class Planner(Orchestrated, Checked):
         return call(
             "\n".join(["You plan and do not solve.", order, f"Task: {task}", "Found so far:", *(known or ["nothing"])])
         )
-
-
-def _done(plan: str | None) -> str | None:
-    """What a plan says is the answer; `None` if it says none."""
-    for line in lines_of(plan):
-        head, _, answer = line.partition(":")
-        if head.strip().lower() == "done" and answer.strip():
-            return answer.strip()
-    return None

@@ -3,9 +3,9 @@
 A problem is decomposed into sequential parts, the difficulty of each is assessed, routine parts go to system 1 and
 hard ones to system 2, and they are solved in order, each with the results of those before it. Its abstract and what
 others say of its figure 1 could be read: difficulty is a score with a threshold. Ours are the scale from 0 to 10;
-that what cannot be read is hard; that system 1 is one clone told to answer at once and system 2 several clones told
-to think, whose majority counts; and that a task without a readable plan is one part. In a tree the parts'
-difficulties are judged side by side, and the work on a part is a call of its own.
+that what cannot be read is hard, and counted as a script that was not executed; that system 1 is one clone told to
+answer at once and system 2 several clones told to think, whose majority counts; and that a task without a readable plan
+is one part. In a tree the parts' difficulties are judged side by side, and the work on a part is a call of its own.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from selfcest_env.errors import ConfigError
 from selfcest_env.structure import Checked, Count, NotNegative
 from selfcest_env.types import Action, Answer
-from selfcest_training.evaluation.orchestrated import NOTHING, Asked, Orchestrated, call, lines_of, numbers_in
+from selfcest_training.evaluation.orchestrated import NOTHING, Asked, Orchestrated, call, lines_of
 from selfcest_training.evaluation.samples import majority
+from selfcest_training.evaluation.score_text import read_scores
 from selfcest_training.evaluation.strategies import Seat
 
 
@@ -81,9 +82,15 @@ class Scale(Orchestrated, Checked):
 
     def hard(self, call: Asked) -> list[bool]:
         """Which parts are hard; those that nobody could judge are."""
-        scores = [numbers_in(reply) for reply in call.replies]
-        return [not score or score[-1] >= self.hard_from for score in scores]
+        return [score is None or score[0] >= self.hard_from for score in map(_difficulty, call.replies)]
+
+    def readable(self, past: Sequence[Asked]) -> bool:
+        return all(_difficulty(reply) for judged in past[1:2] for reply in judged.replies)
 
     @staticmethod
     def _result(call: Asked) -> str | None:
         return call.replies[majority(call.replies)]
+
+
+def _difficulty(reply: str | None) -> tuple[float, ...] | None:
+    return read_scores(reply, 1, 10)
