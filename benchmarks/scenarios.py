@@ -28,7 +28,7 @@ def page(results: Results, outside: Results, tuning: Results) -> str:
     settings = {cell.entry: run.settings for cell, run in (results | outside).items()}
     listed = "\n".join(f"- `{entry}`: `{said}`" for entry, said in settings.items())
     parts = [HEAD, known_scenarios(), MEANING, RUNS.format(runs=runs_of(results), note=note_on(results))]
-    parts += [table(results), HOW, LIBRARY.format(runs=runs_of(outside)), table(beside)]
+    parts += [table(results), HOW, LIBRARY.format(runs=runs_of(outside), played=PLAYED_OUTSIDE), table(beside)]
     theirs = {cell: run for cell, run in beside.items() if cell not in outside}
     building = spread([run.points[0][1] for run in outside.values()])
     parts += [TUNING.format(rate=rates(outside), rate_of_others=rates(theirs), building=building, runs=runs_of(tuning))]
@@ -164,6 +164,7 @@ options are other columns:
 selfcest bench chain-4m2-v1 --learner "my_package.my_module:Mine learning_rate=0.001 hidden=[64,64]"
 ```"""
 
+PLAYED_OUTSIDE = "chain-4m2-v1 noisy-c005-v1 cells-16-v1 --learner rllib_ppo:RllibPPO"
 LIBRARY = """## A library from outside
 
 RLlib's PPO with masks plays by the class `RllibPPO` in [rllib_ppo.py](examples/marl/rllib_ppo.py), which shares its
@@ -172,8 +173,7 @@ configuration with the recipe of [the adapter](adapters.md#rllib). It had
 
 ```bash
 export PYTHONPATH=.:agents:training:docs/examples/marl
-.venv-rllib/bin/python -m selfcest_training bench chain-4m2-v1 noisy-c005-v1 cells-16-v1 \\
-    --learner rllib_ppo:RllibPPO --seconds 20 --out docs/evidence/bench/outside
+.venv-rllib/bin/python -m selfcest_training bench {played} --seconds 20 --out docs/evidence/bench/outside
 ```"""
 
 TUNING = """On `noisy-c005-v1` it ends below the best play without delegation. It samples {rate} decisions per CPU

@@ -145,7 +145,7 @@ def gradient(samples: list[Sample], micro_batch_tokens: int, denominator_scale: 
         kept.append(  # type: ignore[method-assign]
             torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
         )
-        or 0.0
+        or (0.0, {})
     )
     learner.policy_step(samples, LossConfig())
     assert len(kept) == 1, "exactly one optimiser step"
