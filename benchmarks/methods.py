@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -39,51 +40,65 @@ SWEEP = CONFIGS / "methods" / "budgets_frontier.yaml"
 BEGIN, END = "<!-- compared: by benchmarks/methods.py -->", "<!-- end of what is compared -->"
 
 
-HEAD = """![What a greedy policy earns on the way, by compute](methods.png)
+HEAD = """![What each arm earned less its baseline, every seed](methods.png)
 
-The embedded model of 0.17 M parameters, made tasks; nothing follows for a large model. Negative results first.
+The embedded model of 0.17 M parameters, made tasks; nothing follows for a large model. Negative results first. In the
+picture a stroke is a seed, the line a 95 % interval over seeds.
 
-- **Three seeds decide nothing here.** No arm is told apart from the plain recipe, in either family, at equal compute:
-  what seeds differ by is larger than what signals differ by. `default` itself ends between 0.53 and 0.63, and with
-  one seed of three falls back to never delegating. Of seven predictions of *better* or *worse* none is confirmed.
-- **What chooses tasks by mixed outcomes moves the mistake and does not mend it.** `knapsack`, `v0` and `dots` give
-  large sums the rollouts, and PARL pays for calls at first: with them the largest sums are right far more often with
-  every seed (last column of the first table), but they call for small ones as well, which costs what they won.
-- Seeds agree on one thing more: `default`, which divides by a group's std, ends by calling for hardly any small sum,
-  and once for hardly any at all; `rloo`, `state_zero` and `hypervolume`, which do not divide, still call for some of
-  all. At this compute neither is ahead.
-- **No combination was chosen**, since nothing stood out to be combined, and the defaults stay. `salt` was ahead of
-  `rloo` with every seed of the cells; on [fresh seeds](#on-fresh-seeds), where *better* was predicted, it was not.
-- **One policy that is told its budget earned what five separate ones earned, with a fifth of their compute**, at each
-  budget within 0.02 or above, on the [one seed](#one-policy-for-many-budgets) that was run.
-- Found while the baseline was tuned, on one seed: 8 rollouts of a task in the place of 16 learn about twice as fast
-  ([tuning](#tuning))."""
+- **Nothing is told apart from the baseline** in any of the four tables, at equal compute: {apart} of {compared}
+  intervals leave out 0. Of {sided} predictions of *better* or *worse* {confirmed} came true.
+- **The baseline itself is hardly better than its warm start.** RL brought `default` {default_gain} over seeds 10 to
+  12 and {fresh_gain} over five fresh ones; with seed {worst_seed} it fell. There was room: an errorless player who
+  calls where it pays earns {room:.3f}. What RL added leaves out 0 for {decided} on the three seeds, and for
+  {fresh_decided} on the five. Seen afterwards and not predicted: the gain is of one size, and seeds agree on it where
+  advantages are not divided by a group's std, or with a higher floor under it.
+- **No combination is chosen, and the defaults stay.** `salt` with the multiplier of `lagrangian`, which had been
+  written down, is {combined} less `default` on five fresh seeds.
+- On keyed cells `salt` was ahead of `rloo` with every seed, by {salt}; on [fresh seeds](#keyed-cells-fresh-seeds),
+  where *better* was predicted, by {salt_fresh}. With options that should change nothing but rounding
+  (`salt_thoughts`) it is {floor} from `rloo` by seed, so rounding is not what it was: seeds are.
+- With `knapsack`, `dots`, `v0` and `parl` the largest sums are right more often than with `default` ({largest}), but
+  small ones are called for as well, which costs what was won. It is not peculiar to them: `rloo` has {largest_rloo}.
+  Their trees are dearer, so they took fewer steps, and unlearned less of the warm start's calling.
+- `scaler` hardly calls for the largest sums any more: right {scaler} by seed.
+- **One policy stood for five budgets, and telling it the budget did harm.** `every` earned {own} less what the five
+  had that were trained for one each, with a fifth of their compute in RL, and {best} less the best of the five at
+  each budget, which these very figures choose. But less `hidden`, which nobody tells, it is {hidden}, where *within
+  0.02* was predicted. A number in each context is one more token of its price and of a window that then holds 9 terms
+  in the place of 10; an errorless player pays {toll:.3f} for that, and the rest is learned worse."""
 
-WHEN = """### When to delegate
-
+WHEN = """\
 `training/configs/methods/when.yaml`: sums of 2 to 24 terms under a window that holds 15, where the policy must find
 out from which size on calls pay. All arms of a seed have one warm start and may use 2 M tokens of compute in RL
-(sampled, read for credit, and three times those trained on). *Earned* is right answers less what tokens cost,
-greedily on 500 held-out instances, mean over five sizes; then what that is above `default` with the same seed, with a
-95 % interval over three seeds (Student's t, two degrees of freedom: wide), the same for the mean over eight probes on
-the way, and how many times fewer tokens of compute it took to come to where `default` ended (-: it did not, or
-`default` had not risen). An arm is called better or worse if its interval leaves out 0: of thirteen that do nothing,
-one in two such tables has one."""
+(sampled, rounds that a gate asks for and reading for credit included, and three times those trained on; probes are
+free for all). *Earned* is right answers less what tokens cost, greedily on 500 held-out instances, mean over five
+sizes; then what RL added to that; what it is above `default` with the same seed; the same for the mean over eight
+probes on the way, which are of two families in the place of five sizes; each with a 95 % interval over seeds
+(Student's t, for three seeds two degrees of freedom: wide). *Times fewer tokens*, by seed: to the score at which
+`default` ended, by the probes and so to within an eighth (-: did not come there, x: `default` had fallen). `gated` was
+run later, when probes had other instances, so its are not compared. An arm is called better or worse if its interval
+leaves out 0: of fourteen that do nothing, one in two such tables has one.
 
-CELLS = """### Sixteen clones and a graded sum
+`default` is the recipe of `quick.yaml`: `grpo` with a floor of 0.05 under its std, a KL weight of 0.05, 8 rollouts of
+16 tasks. The trainer's default credit is `gated`. `hypervolume` and `state_zero` are built on `rloo`, under the KL
+weight that was chosen for schemes that divide by a std: less `rloo` they are under [predictions](#predictions).
+`hypervolume` weighs all terms alike, as its source does, so it moves the size of a step and no balance. `lagrangian` is
+on `grpo`, which takes part of the balance out again, with *accuracy at least a* alone. `parl` anneals its bonuses over
+40 of some 55 steps and freezes clones for 20; its critical path as a price is left out, since all arms are after the
+same return. `reinforce_ada` samples more and trains on less: as many tokens, and a fifth more CPU."""
 
-`training/configs/methods/cells.yaml`: the 26 conventions of [keyed cells](cells.md), with the baseline that did best
-there, 1.65 M tokens of compute in RL. *Earned* is the share of right cells on 100 held-out instances."""
+CELLS = """\
+`training/configs/methods/cells.yaml`: sixteen clones and a graded sum, the 26 conventions of [keyed cells](cells.md),
+with the baseline that did best there, 1.65 M tokens of compute in RL. *Earned* is the share of right cells on 100
+held-out instances."""
 
-CONFIRM_WHEN = """### When to delegate, on fresh seeds
-
+CONFIRM_WHEN = """\
 `training/configs/methods/confirm_when.yaml`, five seeds that nothing had been run with. `salt` and `combined` (`salt`
 with the multiplier of `lagrangian`) were written down, with their predictions, after one seed of *when* and three of
 the cells; they were dropped without being run, which left out of this page what had been chosen, and taken up again
 with `rloo`, whose seeds lay closest together, and `gated`, the trainer's default."""
 
-CONFIRM_CELLS = """### Keyed cells, on fresh seeds
-
+CONFIRM_CELLS = """\
 `training/configs/methods/confirm_cells.yaml`. `salt` was ahead with every seed above, so it was put to five that
 nothing had been run with, as written down and committed before the first of them."""
 
@@ -98,7 +113,9 @@ less the others. The best of five is chosen by the figures that it is compared b
 
 PREDICTED = """### Predictions
 
-Written down after the tuning runs below and before any reported seed was run."""
+Written down after the tuning runs below and before the first reported seed of their experiment; the last five after
+all else but seeds 11 and 12 of the budgets, and before their own. The worst fresh seed of `rloo` is {rloo:.3f}, that of
+`default` {default:.3f}."""
 
 PROVENANCE = """### Where it comes from
 
@@ -118,11 +135,11 @@ class Family:
 
     Attributes:
         experiment: of its cells.
-        title: above its picture.
+        title: above its tables, and its part of the picture.
         baseline: the arm that the others are compared with.
         terms: of the reward, whose sum is compared.
         sizes: of the held-out instances that are shown by themselves.
-        words: above its tables.
+        words: below the title.
         rivals: arms that are built on another arm than the baseline, and that one.
     """
 
@@ -174,14 +191,22 @@ def gained(cells: Sequence[Cell], family: Family) -> list[float]:
     return [final(cell, family) - final(cell, family, "before_rl") for cell in cells]
 
 
-def priced(cell: Cell, family: Family, *styles: str) -> float:
-    """What the expert earns who takes the cheapest of these ways that the window allows, mean over sizes."""
-    price = read_config(EXPERIMENTS[family.experiment])["reward"]["options"]["token_cost"]
-    cheapest = [
-        min(size[style]["total_tokens"] for style in styles if not size[style]["lifted"])
-        for size in cell["errorless"].values()
-    ]
-    return mean(1 - price["price"] * tokens / price["scale"] for tokens in cheapest)
+def added(arms: Mapping[str, Sequence[Cell]], family: Family) -> dict[str, str]:
+    """What RL added, of those arms with whom its interval leaves out 0."""
+    found = {arm: gained(cells, family) for arm, cells in arms.items()}
+    return {arm: signed(gains) for arm, gains in found.items() if over_seeds(gains).low > 0}
+
+
+def errorless(cell: Cell, *, chooses: bool) -> float:
+    """What the expert earns, mean over sizes, who always calls, or who chooses the cheaper way where the window holds
+    the instance."""
+    price = read_config(EXPERIMENTS[cell["experiment"]])["reward"]["options"]["token_cost"]
+    tokens = []
+    for size in cell["errorless"].values():
+        call, alone = size["delegate"], size["solve"]
+        fits = (1 - alone["lifted"] / alone["n"]) * chooses
+        tokens.append(call["total_tokens"] - fits * max(0.0, call["total_tokens"] - alone["total_tokens"]))
+    return 1 - price["price"] * mean(tokens) / price["scale"]
 
 
 def signed(differences: Sequence[float]) -> str:
@@ -218,13 +243,14 @@ def compared(family: Family, arms: Mapping[str, Sequence[Cell]]) -> str:
         ]
     ]
     if "token_cost" in family.terms:
-        for words, styles in (("always calls", ["delegate"]), ("calls where it pays", ["delegate", "solve"])):
-            earned = f"{priced(first[0], family, *styles):.3f}"
+        for words, chooses in (("always calls", False), ("calls where it pays", True)):
+            earned = f"{errorless(first[0], chooses=chooses):.3f}"
             lines.append([f"errorless, {words}", earned, *("1.00" for _ in family.sizes), *blank])
     for arm in in_order(family, arms):
         cells = arms[arm]
         pairs = [(cell, baseline[cell["seed"]]) for cell in cells if cell["seed"] in baseline]
-        risen = [mean(probed(cell, family)[1]) - mean(probed(other, family)[1]) for cell, other in pairs]
+        alike = [(cell, other) for cell, other in pairs if cell["commit"] == other["commit"]]
+        risen = [mean(probed(cell, family)[1]) - mean(probed(other, family)[1]) for cell, other in alike]
         shown = [mean(cell["sizes"][size]["accuracy"] for cell in cells) for size in family.sizes]
         lines.append(
             [
@@ -240,8 +266,8 @@ def compared(family: Family, arms: Mapping[str, Sequence[Cell]]) -> str:
         own = gaps(arms, arm, family.baseline, family)
         lines[-1] += [
             signed(own),
-            signed(risen),
-            " ".join(times_fewer(cell, other, family) for cell, other in pairs),
+            signed(risen) if alike else "",
+            " ".join(times_fewer(cell, other, family) for cell, other in alike),
             verdict(own),
         ]
     heads = [
@@ -270,13 +296,15 @@ def predicted(found: Mapping[tuple[str, str], str]) -> str:
 
 
 def sweep(seed: int) -> Path:
-    """Play at every budget those policies of budgets.yaml and budgets_hidden.yaml that were trained here; store what
-    they earned beside what is stored of others."""
+    """Play at every budget those policies of budgets.yaml and budgets_hidden.yaml that were trained here and are not
+    stored yet; store what they earned. To play one again, take it out of the file."""
     name, kept = f"methods_budgets_seed{seed}", FOLDER / f"sweep-{seed}.json"
+    stored = json.loads(kept.read_text(encoding="utf-8"))["earned"] if kept.exists() else {}
     data = yaml.safe_load(SWEEP.read_text(encoding="utf-8").replace("seed10", f"seed{seed}"))
-    here = {policy: given for policy, given in data["strategies"].items() if Path(given["policy"]).is_dir()}
+    strategies = {policy: given for policy, given in data["strategies"].items() if policy not in stored}
+    here = {policy: given for policy, given in strategies.items() if Path(given["policy"]).is_dir()}
     if not here:
-        sys.exit(f"no policy of {SWEEP.relative_to(ROOT)} with seed {seed} is in runs/; train them with --rerun")
+        sys.exit(f"nothing to play: of {', '.join(strategies) or 'none'}, with seed {seed}, no policy is in runs/")
     config = Path("runs") / f"{name}_sweep.yaml"
     config.write_text(yaml.safe_dump({**data, "seeds": [seed], "strategies": here}), encoding="utf-8")
     study = [sys.executable, "-m", "selfcest_training", "evaluate", "-c", str(config), "--resume"]
@@ -292,8 +320,7 @@ def sweep(seed: int) -> Path:
         }
         for strategy, row in earned.items()
     }
-    others = json.loads(kept.read_text(encoding="utf-8"))["earned"] if kept.exists() else {}
-    kept.write_text(json.dumps({"seed": seed, "earned": others | means}, indent=1) + "\n", encoding="utf-8")
+    kept.write_text(json.dumps({"seed": seed, "earned": stored | means}, indent=1) + "\n", encoding="utf-8")
     return kept
 
 
@@ -359,24 +386,75 @@ def page(cells: Sequence[Cell], text: str) -> str:
     """`text` with what stands between its marks made anew from the cells."""
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
-    found: dict[tuple[str, str], str] = {}
-    parts = [HEAD]
-    for family in FAMILIES:
-        arms = of(cells, family.experiment)
-        if arms:
-            parts += [family.words, compared(family, arms)]
-            found |= {(family.experiment, arm): outcome(family, arms, arm) for arm in arms}
-    seeds = swept()
-    for experiment, words in (("methods_budgets", OWN), ("methods_budgets_hidden", HIDDEN)):
-        found[experiment, "every"] = f"{signed([mean(row) for row in distances(seeds)[words]])} on average"
+    found, seeds = found_of(cells), swept()
     used = [cell["compute_tokens"] - warm(cell) for cell in of(cells, "methods_budgets")["every"]]
+    parts = [summary(cells, found)]
+    for family in FAMILIES:
+        parts += [f"### {family.title}", family.words, compared(family, of(cells, family.experiment))]
     parts += [BUDGETS.format(compute=f"{mean(used) / 1e6:.1f}"), budgets_table(seeds), distances_table(seeds)]
     tuning = json.loads((FOLDER / "tuning.json").read_text(encoding="utf-8"))
     columns = ("experiment", "arm", "seed", "tried", "outcome", "cpu_seconds")
     lines = [[str(run[column]) for column in columns] for run in tuning]
-    parts += [PREDICTED, predicted(found), PROVENANCE, provenance(cells)]
+    worst = {
+        arm: min(final(cell, FAMILIES[1]) for cell in own) for arm, own in of(cells, "methods_confirm_when").items()
+    }
+    parts += [PREDICTED.format(**worst), predicted(found), PROVENANCE, provenance(cells)]
     parts += [TUNING, table(["", "arm", "seed", "tried", "earned by each probe", "CPU-s"], lines)]
     return "".join([before, BEGIN, "\n\n", "\n\n".join(part.strip() for part in parts), "\n\n", END, after])
+
+
+def found_of(cells: Sequence[Cell]) -> dict[tuple[str, str], str]:
+    """What came of each arm, beginning with its verdict; of the budgets the distance alone."""
+    found = {}
+    for family in FAMILIES:
+        arms = of(cells, family.experiment)
+        found |= {(family.experiment, arm): outcome(family, arms, arm) for arm in arms}
+    for experiment, words in (("methods_budgets", OWN), ("methods_budgets_hidden", HIDDEN)):
+        found[experiment, "every"] = f"{signed([mean(row) for row in distances(swept())[words]])} on average"
+    return found
+
+
+def summary(cells: Sequence[Cell], found: Mapping[tuple[str, str], str]) -> str:
+    """What stands above the tables, every figure from the cells."""
+    when, fresh, keyed, fresh_keyed = FAMILIES
+    whens, freshs, keyeds = (of(cells, family.experiment) for family in (when, fresh, keyed))
+    verdicts = [
+        found[family.experiment, arm].split(",")[0]
+        for family in FAMILIES
+        for arm in of(cells, family.experiment)
+        if arm != family.baseline
+    ]
+    sided = {place: words.split(":")[0].split(",")[0] for place, words in PREDICTIONS.items()}
+    sided = {place: word for place, word in sided.items() if word in ("better", "worse")}
+    largest = {arm: [cell["sizes"]["21-24"]["accuracy"] for cell in own] for arm, own in whens.items()}
+    more = {arm: signed([a - b for a, b in zip(own, largest["default"], strict=True)]) for arm, own in largest.items()}
+    aware, untold = (of(cells, experiment)["every"][0] for experiment in ("methods_budgets", "methods_budgets_hidden"))
+    told = {words: signed([mean(row) for row in rows]) for words, rows in distances(swept()).items()}
+    said = HEAD.format(
+        apart=sum(verdict != "undecided" for verdict in verdicts),
+        compared=len(verdicts),
+        sided=len(sided),
+        confirmed=sum(found[place].startswith(word) for place, word in sided.items()),
+        default_gain=signed(gained(whens["default"], when)),
+        fresh_decided=", ".join(f"`{arm}` ({gain})" for arm, gain in added(freshs, fresh).items()),
+        fresh_gain=signed(gained(freshs["default"], fresh)),
+        worst_seed=whens["default"][int(np.argmin(gained(whens["default"], when)))]["seed"],
+        room=errorless(whens["default"][0], chooses=True),
+        decided=", ".join(f"`{arm}` ({gain})" for arm, gain in added(whens, when).items()),
+        combined=signed(gaps(freshs, "combined", fresh.baseline, fresh)),
+        salt=signed(gaps(keyeds, "salt", keyed.baseline, keyed)),
+        floor=" ".join(f"{gap:+.3f}" for gap in gaps(keyeds, "salt_thoughts", keyed.baseline, keyed)),
+        salt_fresh=signed(gaps(of(cells, fresh_keyed.experiment), "salt", fresh_keyed.baseline, fresh_keyed)),
+        largest=", ".join(f"`{arm}` {more[arm]}" for arm in ("knapsack", "dots", "v0", "parl")),
+        largest_rloo=more["rloo"],
+        scaler=each(largest["scaler"]),
+        own=told[OWN],
+        best=told["the best of the five there"],
+        hidden=told[HIDDEN],
+        toll=errorless(untold, chooses=True) - errorless(aware, chooses=True),
+    )
+    before, *bullets = said.split("\n- ")
+    return "\n".join([before, *(fill(f"- {' '.join(one.split())}", 118, subsequent_indent="  ") for one in bullets)])
 
 
 def outcome(family: Family, arms: Mapping[str, Sequence[Cell]], arm: str) -> str:
@@ -416,7 +494,7 @@ SIZES = ("11-15", "16-20", "21-24")
 FAMILIES = (
     Family(
         "methods_when",
-        "when to delegate",
+        "When to delegate",
         "default",
         ("correct", "token_cost"),
         SIZES,
@@ -429,7 +507,7 @@ FAMILIES = (
     ),
     Family(
         "methods_confirm_when",
-        "the same, fresh seeds",
+        "When to delegate, fresh seeds",
         "default",
         ("correct", "token_cost"),
         SIZES,
@@ -438,8 +516,8 @@ FAMILIES = (
             "combined": "salt",
         },
     ),
-    Family("methods_cells", "keyed cells", "rloo", ("score",), (), CELLS),
-    Family("methods_confirm_cells", "the same, fresh seeds", "rloo", ("score",), (), CONFIRM_CELLS),
+    Family("methods_cells", "Keyed cells", "rloo", ("score",), (), CELLS),
+    Family("methods_confirm_cells", "Keyed cells, fresh seeds", "rloo", ("score",), (), CONFIRM_CELLS),
 )
 
 

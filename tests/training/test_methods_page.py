@@ -31,14 +31,16 @@ def cell(arm: str, seed: int, earned: list[float]) -> dict[str, Any]:
 
 
 def test_what_a_cell_earned_and_how_fast(methods: ModuleType) -> None:
-    family = methods.Family("x", "base", ("correct", "token_cost"), (), "")
+    family = methods.Family("x", "X", "base", ("correct", "token_cost"), (), "")
     base, fast, flat = (
         cell("base", 0, [0.1, 0.2, 0.3, 0.4]), cell("fast", 0, [0.2, 0.4, 0.3, 0.5]), cell("flat", 0, [0.1] * 4),
     )  # fmt: skip
     assert methods.final(base, family) == pytest.approx(0.4)
-    assert methods.times_fewer(fast, base, family) == pytest.approx(2.0), "0.4 at 20 tokens in the place of 40"
-    assert methods.times_fewer(flat, base, family) is None
-    assert methods.times_fewer(fast, flat, family) is None, "a baseline that has not risen is nothing to come to"
+    assert methods.times_fewer(fast, base, family) == "2.0", "0.4 at 20 tokens in the place of 40"
+    assert methods.times_fewer(flat, base, family) == "-"
+    assert methods.times_fewer(fast, flat, family) == "x", "a baseline that has not risen is nothing to come to"
+    arms = {"base": [base, cell("base", 1, [0.7])], "fast": [cell("fast", 1, [0.9]), fast, cell("fast", 2, [1.0])]}
+    assert methods.gaps(arms, "fast", "base", family) == pytest.approx([0.2, 0.1]), "of seeds that both have"
 
 
 @pytest.mark.parametrize(
@@ -56,13 +58,31 @@ def test_a_verdict_needs_an_interval_that_leaves_out_zero(methods: ModuleType, g
         assert methods.signed(gaps) == "+0.110 ± 0.025"
 
 
-def test_distances_are_of_each_budget(methods: ModuleType) -> None:
+def test_what_a_policy_for_all_budgets_is_put_beside(methods: ModuleType) -> None:
     earned = {
         "every": {"160": 0.5, "480": 0.9},
         "only_160": {"160": 0.6, "480": 0.1},
-        "only_480": {"160": 0, "480": 0.8},
+        "only_480": {"160": 0.7, "480": 0.8},
+        "hidden": {"160": 0.4, "480": 0.9},
     }
-    assert methods.distances(earned) == pytest.approx([-0.1, 0.1])
+    found = methods.distances({10: earned, 11: earned})
+    assert {words: [[round(x, 6) for x in row] for row in rows] for words, rows in found.items()} == {
+        methods.OWN: [[-0.1, 0.1]] * 2,
+        "the best of the five there": [[-0.2, 0.1]] * 2,
+        "`only_160`": [[-0.1, 0.8]] * 2,
+        "`only_480`": [[-0.2, 0.1]] * 2,
+        methods.HIDDEN: [[0.1, 0.0]] * 2,
+    }
+
+
+def test_an_errorless_player_pays_the_cheaper_way_where_the_window_allows(methods: ModuleType) -> None:
+    call = {"total_tokens": 100.0, "lifted": 0, "n": 4}
+    sizes = {size: {"delegate": call, "solve": {"total_tokens": 20.0, "lifted": lifted, "n": 4}} for size, lifted in
+             (("a", 0), ("b", 1), ("c", 4))}  # fmt: skip
+    sizes["d"] = {"delegate": call, "solve": {"total_tokens": 300.0, "lifted": 0, "n": 4}}
+    found = {"experiment": "methods_when", "errorless": sizes}
+    assert methods.errorless(found, chooses=False) == pytest.approx(0.6), "1 less 0.4 for 100 tokens"
+    assert methods.errorless(found, chooses=True) == pytest.approx(1 - 0.004 * (20 + 40 + 100 + 100) / 4)
 
 
 def test_the_page_is_what_the_command_prints(methods: ModuleType) -> None:
@@ -74,9 +94,3 @@ def test_the_page_is_what_the_command_prints(methods: ModuleType) -> None:
         assert found["config"] == delegation.digest_of(found["experiment"], found["arm"])
     tuning = json.loads((methods.FOLDER / "tuning.json").read_text(encoding="utf-8"))
     assert all(run["seed"] >= 100 for run in tuning)
-
-
-def test_titles_of_the_picture_are_headings_of_the_page(methods: ModuleType) -> None:
-    headings = [line for line in methods.PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("### ")]
-    assert {f"### {family.title}" for family in methods.FAMILIES} <= set(headings)
-    assert len({family.title for family in methods.FAMILIES}) == len(methods.FAMILIES)
