@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
-from textwrap import fill
+from textwrap import TextWrapper
 from typing import Any
 
 import numpy as np
@@ -454,7 +454,8 @@ def summary(cells: Sequence[Cell], found: Mapping[tuple[str, str], str]) -> str:
         toll=errorless(untold, chooses=True) - errorless(aware, chooses=True),
     )
     before, *bullets = said.split("\n- ")
-    return "\n".join([before, *(fill(f"- {' '.join(one.split())}", 118, subsequent_indent="  ") for one in bullets)])
+    wrapped = TextWrapper(118, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+    return "\n".join([before, *(wrapped.fill(f"- {' '.join(one.split())}") for one in bullets)])
 
 
 def outcome(family: Family, arms: Mapping[str, Sequence[Cell]], arm: str) -> str:
