@@ -27,8 +27,10 @@ from selfcest_training.evaluation.playbook import Bullet, Playbook
 from selfcest_training.evaluation.policies import digest
 from selfcest_training.evaluation.results import Place, Result, read_results
 from selfcest_training.evaluation.samples import SelfConsistency
+from selfcest_training.evaluation.statistics import Resampler
 from selfcest_training.evaluation.store import Store
 from selfcest_training.evaluation.strategies import Instance, Seat, make_strategy
+from selfcest_training.evaluation.table import curves_of, rows_of
 from selfcest_training.evaluation.v0_router import V0Router
 
 LIMITS = Limits(total_tokens=600, turn_tokens=160, reply_tokens=4, answer_reserve=12, max_turns=8, max_clones=12)
@@ -213,6 +215,19 @@ def test_a_protocol_that_could_not_say_what_a_strategy_says_is_found_before_work
     with pytest.raises(ConfigError, match="strategies.router, range: the protocol Silent has no note"):
         study(policy={"name": f"{__name__}:Mute"}, strategies={"router": {"name": "v0_router", "options": options}})
     study(policy={"name": f"{__name__}:Mute"}, strategies={"router": routed("monolithic")})
+
+
+def test_the_share_of_executed_scripts_is_of_those_who_had_one() -> None:
+    """A router sends some instances to a strategy with a script; in whatever order its results stand."""
+    scripts = {"s0": None, "s1": True, "s2": False, "s3": None, "s4": True, "s5": True}
+    played = [replace(result("it", task(SMALL, name), True, 100), executed=how) for name, how in scripts.items()]
+    for results in (played, played[::-1], played[1:] + played[:1]):
+        (curves,) = curves_of(results)
+        (row,) = rows_of(curves, Resampler(len(played), 1, crossed=False, resamples=50, confidence=0.95))
+        assert row.executed is not None
+        assert row.executed.mean == 0.75
+    (curves,) = curves_of([replace(one, executed=None) for one in played])
+    assert curves.strategies["it"][0].executed is None
 
 
 def test_without_a_history_the_first_plays() -> None:
