@@ -13,7 +13,8 @@ from selfcest_training.evaluation.score_text import read_scores
     ("text", "score"),
     [
         ("7", 7.0), ("+7", 7.0), ("7.", 7.0), ("**7.5**", 7.5), (".5", 0.5), ("-0", 0.0), ("- 7", 7.0),
-        ("2/10", 2.0), ("2 / 10", 2.0), ("2 out of 10", 2.0), ("2 of 10", 2.0), ("3 out of 5", 6.0), ("3/5", 6.0), ("20%", 2.0), ("10", 10.0), ("0", 0.0),
+        ("2/10", 2.0), ("2 / 10", 2.0), ("2 out of 10", 2.0), ("2 of 10", 2.0), ("3 of 10", 3.0),
+        ("3/5", 6.0), ("3 out of 5", 6.0), ("20%", 2.0), ("10", 10.0), ("0", 0.0),
         ("1. score: 7", 7.0), ("1) 7", 7.0), ("Assessed:\n1. score: 7/10\n", 7.0), ("1. 7 out of 10", 7.0),
         ("from 0 to 10: 5", 5.0), ("On a scale of 0-10: 5", 5.0), ("Score (out of 10): 5", 5.0), ("(/10) 5", 5.0),
     ],
@@ -27,7 +28,8 @@ def test_a_score_from_0_to_10(text: str, score: float) -> None:
     [
         None, "", "hard", "-3", "−3", "11", "12/10", "-2/10", "7/0", "7/-10", "150%", "7-8", "7 or 8", "7,5", "nan",
         "inf", "1e1", "7th", "x7", "3/5/10", "1.2.3", "7. Two of 2 steps", "1. It is trivial, 2 steps", "2. score: 7",
-        "Part 2 of 3", "3 of 4 clones can do it", "2 of 100", "2 of 10%", "７", "7²", "9" * 400, "7/" + "9" * 400, "0-10", "from 0 to 10",
+        "Part 2 of 3", "3 of 4 clones can do it", "2 of 100", "2 of 10%",
+        "７", "7²", "9" * 400, "7/" + "9" * 400, "0-10", "from 0 to 10",
     ],
 )  # fmt: skip
 def test_what_could_mean_something_else_is_not_read(text: str | None) -> None:

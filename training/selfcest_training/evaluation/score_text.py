@@ -15,8 +15,9 @@ def read_scores(text: str | None, count: int, most: float) -> tuple[float, ...] 
     """So many scores from 0 to `most`; `None` where there are more or fewer, or one that is not in this range.
 
     A score is a number with or without a sign, a share of the scale ("2/10", "2 out of 10", "20%"; "of" alone only with
-    the scale, "2 of 10", for "part 2 of 3" is none), or a line of a list that is numbered from 1. The scale itself ("from 0 to 10", "out of 10") may be repeated. A digit that is none of
-    this makes all of it unreadable: which of several numbers was meant is not guessed.
+    the scale, "2 of 10", for "part 2 of 3" is none), or a line of a list that is numbered from 1. The scale itself
+    ("from 0 to 10", "out of 10") may be repeated. A digit that is none of this makes all of it unreadable: which of
+    several numbers was meant is not guessed.
     """
     text = text or ""
     numbers = _ITEM.findall(text)
