@@ -287,10 +287,19 @@ def test_files_that_are_no_playbook(tmp_path: Path) -> None:
     seat = SEAT
     with pytest.raises(ConfigError, match=r"the playbook .*none.json does not exist; make one with"):
         WithPlaybook(str(tmp_path / "none.json")).check(seat)
-    for text, message in (("{", "is no JSON"), ('{"roots": []}', "roots is unknown"), ('{"root": [1]}', "root.0")):
+    bullet = '{"root": [{"key": "root-1", "text": "Add."}]'
+    for text, message in (
+        ("{", "is no JSON"),
+        (bullet + "}", "does not say which tasks it was learned from, so none could be refused; make it again"),
+        ('{"roots": []}', "roots is unknown"),
+        ('{"root": [1]}', "root.0"),
+    ):
         (tmp_path / "bad.json").write_text(text)
         with pytest.raises(ConfigError, match=message):
             WithPlaybook(str(tmp_path / "bad.json")).check(seat)
+    for text in (bullet + ', "tasks": []}', "{}"):
+        (tmp_path / "good.json").write_text(text)
+        WithPlaybook(str(tmp_path / "good.json")).check(seat)
 
 
 STUDY = "name: s\ntasks: {range_sum: {name: range_sum}}\nstrategies: {plain: {}}\npolicy: test_playbook:Source\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,7 +19,7 @@ from selfcest_env.reward import make_reward
 from selfcest_env.rules import Rules
 from selfcest_env.seeding import stream_seed
 from selfcest_env.text.counters import WordCounter
-from selfcest_env.types import ROOT, Answer, CloneRequest, Delegate, Limits, Outcome, Role, Status, Task
+from selfcest_env.types import ROOT, Action, Answer, CloneRequest, Delegate, Limits, Outcome, Role, Status, Task
 from selfcest_env.views import Observation
 from selfcest_training.config import Cell
 from selfcest_training.evaluation.bandit import Bandit, judged_reward
@@ -30,11 +30,12 @@ from selfcest_training.evaluation.deciding import rest, word_in
 from selfcest_training.evaluation.decision import outcome_of
 from selfcest_training.evaluation.decision_table import Trio, trios
 from selfcest_training.evaluation.modes import Modes
-from selfcest_training.evaluation.orchestrated import Asked, lines_of
+from selfcest_training.evaluation.orchestrated import NOTHING, Asked, Orchestrated, call, lines_of
 from selfcest_training.evaluation.planner import ROLES, Planner
+from selfcest_training.evaluation.policies import digest
 from selfcest_training.evaluation.results import Place, Result
 from selfcest_training.evaluation.scale import Scale
-from selfcest_training.evaluation.strategies import Episodes, Instance, Seat, Strategy, make_strategy
+from selfcest_training.evaluation.strategies import STRATEGIES, Episodes, Instance, Seat, Strategy, make_strategy
 from selfcest_training.evaluation.thread_count import ThreadCount
 from selfcest_training.evaluation.turns import TurnExtension, TurnLimit
 
@@ -339,6 +340,17 @@ def test_a_difficulty_that_cannot_be_read_is_no_executed_script() -> None:
         assert Scale().executed((record,)) is executed
 
 
+def test_a_plan_that_is_none_is_no_executed_script() -> None:
+    def nobody(observation: Observation) -> str:
+        return "Answer: 2" if "How hard" in observation.brief.text else "I do not know."  # no answer
+
+    (record,) = play(Scale(), nobody)
+    assert (record.answer, Scale().executed((record,))) == ("?", False)
+    (record,) = play(Scale(), lambda o: nobody(o) if "Write a plan" in o.brief.text else scales(o))
+    assert record.answer is not None
+    assert not Scale().executed((record,))  # one part, and nobody had planned it
+
+
 def test_a_script_that_may_call_nobody_answers_with_what_it_has() -> None:
     strategy = Scale()
     (record,) = play(strategy, scales, replace(LIMITS, total_tokens=960))
@@ -374,6 +386,44 @@ def test_a_script_starts_no_more_clones_than_it_says() -> None:
     ):
         (record,) = play(strategy, say)
         assert (record.cost.clones, strategy.executed((record,))) == (strategy.clones, True)
+
+
+@pytest.mark.parametrize("name", sorted(STRATEGIES))
+def test_every_strategy_as_it_comes_may_be_played_under_the_limits_as_they_come(name: str) -> None:
+    make_strategy(name, {}, "strategies.x").check(Seat(Limits(), 0.8, EXPERT, HERMES))
+
+
+@dataclass(frozen=True)
+class Own(Orchestrated):
+    """A script of one's own, which does not say how many clones it starts: two at once, then nobody."""
+
+    @property
+    def turns(self) -> int:
+        return 9
+
+    @property
+    def widest(self) -> int:
+        return 2
+
+    def found(self, past: Sequence[Asked]) -> str | None:
+        return past[-1].replies[0] if past else None
+
+    def step(self, task: str, keys: tuple[str, ...], past: Sequence[Asked]) -> Action:
+        return Answer(self.found(past) or NOTHING) if past else call(task, task)
+
+
+def test_a_script_that_does_not_say_its_clones_is_held_to_its_widest_call_alone() -> None:
+    (record,) = play(Own(), lambda _: "Answer: 10", replace(LIMITS, max_clones=2))
+    assert (record.answer, record.cost.clones, Own().executed((record,))) == ("10", 2, True)
+    with pytest.raises(ConfigError, match="limits.max_clones is 1, and the strategy needs at least 2"):
+        Own().check(Seat(replace(LIMITS, max_clones=1), 0.8, EXPERT, HERMES))
+
+
+def test_who_changes_a_script_raises_its_version() -> None:
+    """Else a study that is resumed would mix what was played by both. Raise it, then pin what is played now."""
+    says: dict[Strategy, Say] = {Scale(): scales, Bandit(): lambda _: "Answer: 1 1", Planner(): plans}  # type: ignore[dict-item]
+    played = [(objectives(record), record.answer) for s, say in says.items() for record in play(s, say)]
+    assert (Orchestrated.version, digest(played)) == (1, "3e4c6021fd2e86b4b86d9bf944b90664")
 
 
 def test_equal_threads_are_refused() -> None:
@@ -509,6 +559,24 @@ def test_a_part_of_a_plan_is_whole() -> None:
         ("researcher", "Look"),
     ]
     assert Planner().jobs("analyst: Add; done: 8") == []
+
+
+@pytest.mark.parametrize(
+    "told", ["Answer: I do not know how.", "no answer", "Answer: cook: Boil an egg", "Answer: done:"]
+)
+def test_a_planner_that_is_not_understood_is_no_executed_script(told: str) -> None:
+    (record,) = play(Planner(), lambda _: told)
+    assert (record.answer, record.cost.clones, Planner().executed((record,))) == ("?", 1, False)
+    (later,) = play(Planner(), lambda o: told if "->" in o.brief.text else plans(o))
+    assert (later.cost.clones, Planner().executed((later,))) == (4, False)
+
+
+def test_roles_in_bold_are_roles() -> None:
+    plan = "1. **Researcher**: find **x**\n- *analyst*: Add; **Checker:** Look\n**cook**: Boil an egg"
+    jobs = [("researcher", "find **x**"), ("analyst", "Add"), ("checker", "Look")]
+    assert Planner().jobs(plan) == jobs
+    assert [Planner().done(f"{head} 7") for head in ("**Done**:", "**done:**", "* **done**:")] == ["7"] * 3
+    assert Planner().done("done: 7\n**analyst:** Add") == "7"
 
 
 def test_workers_may_delegate_where_depth_lets_them() -> None:

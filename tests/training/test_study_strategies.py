@@ -35,7 +35,7 @@ from selfcest_training.evaluation.strategies import (
     make_strategy,
 )
 
-LIMITS = Limits(turn_tokens=160, reply_tokens=4, answer_reserve=12, max_turns=6, max_clones=17)  # as `scale` may start
+LIMITS = Limits(turn_tokens=160, reply_tokens=4, answer_reserve=12, max_turns=6)
 LEDGER = make_source("ledger_qa", min_documents=3, max_documents=9, min_named=2, max_named=3)
 PLAYABLE = STRATEGIES.keys() - {"board"}  # which is kept in lines, and the embedded model has none
 SCRIPTABLE = sorted(PLAYABLE - {"always_delegates", "never_delegates"})  # no script goes on from a begun turn

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from records import agent, turn
-from study_players import CODEC, EXPERT, PROTOCOL, Known, Scripted
+from study_players import CODEC, EXPERT, HERMES, PROTOCOL, Known, Scripted
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.graders import Grade
@@ -18,17 +18,23 @@ from selfcest_env.plugin import PlugIn
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.rules import Rules
 from selfcest_env.tasks import make_source
+from selfcest_env.text import wordings
+from selfcest_env.text.counters import WordCounter
 from selfcest_env.types import ROOT, Limits, Status, Task
 from selfcest_training.config_file import parse_as
+from selfcest_training.evaluation.board import Board
 from selfcest_training.evaluation.config import StudyConfig
 from selfcest_training.evaluation.costs import WALL
+from selfcest_training.evaluation.orchestrated import Orchestrated
 from selfcest_training.evaluation.play import Study
-from selfcest_training.evaluation.playbook import Bullet, Playbook
+from selfcest_training.evaluation.playbook import Bullet, Playbook, name_of
 from selfcest_training.evaluation.policies import digest
 from selfcest_training.evaluation.results import Place, Result, read_results
 from selfcest_training.evaluation.samples import SelfConsistency
+from selfcest_training.evaluation.statistics import Resampler
 from selfcest_training.evaluation.store import Store
-from selfcest_training.evaluation.strategies import Instance, Seat, make_strategy
+from selfcest_training.evaluation.strategies import Delegate, Instance, Seat, make_strategy
+from selfcest_training.evaluation.table import curves_of, rows_of
 from selfcest_training.evaluation.v0_router import V0Router
 
 LIMITS = Limits(total_tokens=600, turn_tokens=160, reply_tokens=4, answer_reserve=12, max_turns=8, max_clones=12)
@@ -215,10 +221,92 @@ def test_a_protocol_that_could_not_say_what_a_strategy_says_is_found_before_work
     study(policy={"name": f"{__name__}:Mute"}, strategies={"router": routed("monolithic")})
 
 
+def test_the_share_of_executed_scripts_is_of_those_who_had_one() -> None:
+    """A router sends some instances to a strategy with a script; in whatever order its results stand."""
+    scripts = {"s0": None, "s1": True, "s2": False, "s3": None, "s4": True, "s5": True}
+    played = [replace(result("it", task(SMALL, name), True, 100), executed=how) for name, how in scripts.items()]
+    for results in (played, played[::-1], played[1:] + played[:1]):
+        (curves,) = curves_of(results)
+        (row,) = rows_of(curves, Resampler(len(played), 1, crossed=False, resamples=50, confidence=0.95))
+        assert row.executed is not None
+        assert row.executed.mean == 0.75
+    (curves,) = curves_of([replace(one, executed=None) for one in played])
+    assert curves.strategies["it"][0].executed is None
+
+
 def test_without_a_history_the_first_plays() -> None:
     router = make_strategy("v0_router", {}, "strategies.x")
     assert isinstance(router, V0Router)
     assert [router.route(task(size), LIMITS) for size in (SMALL, LARGE)] == ["monolithic", "monolithic"]
+
+
+WORDED = {"thread_count": {}, "turn_limit": {}, "to thread_count": routed("thread_count")}
+SCRIPTS = {"bandit": {}, "board": {}, "to bandit": routed("bandit")}
+
+
+def names(strategies: dict[str, Any]) -> dict[str, set[str]]:
+    """Of all that a study would look for in its folder, by strategy."""
+    found: dict[str, set[str]] = {}
+    for key, place in study(strategies=strategies, policy={"name": f"{__name__}:Chat"}).order():
+        found.setdefault(place.strategy, set()).add(key)
+    return found
+
+
+@dataclass(frozen=True)
+class Chat(Scripted):
+    """A policy that reads sentences."""
+
+    def rules(self, limits: Limits) -> Rules:
+        return Rules(limits, HERMES, WordCounter())
+
+
+def test_what_was_told_otherwise_is_played_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = {"plain": {}, "delegate": {}}
+    before = names(WORDED | plain)
+    monkeypatch.setattr(wordings, "_turns", lambda number: f"{number} moves")
+    moved = names(WORDED | plain)
+    assert {label for label in before if before[label] != moved[label]} == {"turn_limit"}
+    note = wordings.Note
+    monkeypatch.setattr(wordings, "Note", lambda text, *rest: note(text.replace("You may", "You can"), *rest))
+    other = names(WORDED | plain)
+    assert {label for label in before if before[label].isdisjoint(other[label])} == set(WORDED)
+    assert {label: other[label] for label in plain} == {label: before[label] for label in plain}
+
+
+def test_reminders_are_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = names(WORDED)
+    monkeypatch.setattr(wordings._TurnsTold, "remind", lambda self, message, left: message)
+    assert {label for label, found in names(WORDED).items() if found != before[label]} == {"turn_limit"}
+
+
+def test_scripts_of_another_version_are_played_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = names(SCRIPTS | {"delegate": {}})
+    for kind in (Orchestrated, Board):
+        assert kind.version
+        monkeypatch.setattr(kind, "version", 99)
+    after = names(SCRIPTS | {"delegate": {}})
+    assert {label for label in before if before[label].isdisjoint(after[label])} == set(SCRIPTS)
+    assert after["delegate"] == before["delegate"]
+    assert "version" not in Delegate().recipe, "what was stored before there were versions is found"
+
+
+def test_tasks_that_a_strategy_must_not_play_are_found_before_work(tmp_path: Path) -> None:
+    """Not the first alone, and also where a router would send them elsewhere."""
+    plain = study(strategies={"plain": {}})
+    *_, last = plain.tasks["range", "2-6"]
+    name = name_of(last, plain.sources["range", "2-6"])
+    book = tmp_path / "book.json"
+    book.write_text(Playbook((Bullet("root-1", "Add."),), tasks=(name,)).to_json(), encoding="utf-8")
+    told = {"name": "playbook", "options": {"file": str(book)}}
+    inside = {"strategies": {"monolithic": {"name": "monolithic"}, "told": told}}
+    for strategy in (told, {"name": "v0_router", "options": inside}):
+        with pytest.raises(ConfigError, match=rf"strategies.x, range: the playbook .* the task {last.task_id} that"):
+            study(strategies={"x": strategy})
+    history = stored(tmp_path, result("monolithic", last, True, 100))
+    options = {"history": history, "strategies": {"monolithic": {"name": "monolithic"}}}
+    with pytest.raises(ConfigError, match=rf"strategies.x, range: history .* has the instance {last.task_id} that"):
+        study(strategies={"x": {"name": "v0_router", "options": options}})
+    study(task_seed=7, strategies={"x": {"name": "v0_router", "options": options}, "y": told})
 
 
 @pytest.mark.parametrize(

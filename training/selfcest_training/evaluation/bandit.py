@@ -52,6 +52,10 @@ class Bandit(Orchestrated, Checked):
     def turns(self) -> int:
         return 2 * self.rounds + 1
 
+    @property
+    def clones(self) -> int:
+        return 2 * self.rounds
+
     def step(self, task: str, keys: tuple[str, ...], past: Sequence[Asked]) -> Action:
         if len(past) == 2 * self.rounds:
             return Answer(self.found(past) or NOTHING)

@@ -12,6 +12,7 @@ are shown whole and not by key. Credit for used notes, and the controller, are n
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from selfcest_env.structure import Checked, Count
 from selfcest_env.text.wordings import TellBoard
@@ -26,6 +27,7 @@ class Board(Strategy, Checked):
         posts: that a clone is shown, at most: the latest.
     """
 
+    version: ClassVar[int] = 1  # what a board costs
     posts: Count = 8
 
     def check(self, seat: Seat) -> None:

@@ -46,7 +46,8 @@ class Point:
         notes: how often the grader gave a floor, by its reason.
         scores: what else was measured on the cell, by name of `SCORES`, [instances, seeds].
         endings: how often the root ended how.
-        executed: 1 where the strategy's script was played, else 0, [instances, seeds]; `None` if it has no script.
+        executed: 1 where the strategy's script was played, else 0, `nan` where none was to be, as by a router,
+            [instances, seeds]; `None` if there was none anywhere.
         errorless: by the style of the expert; empty if the strategy names none.
     """
 

@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 
@@ -40,6 +41,8 @@ class Asked:
 class Orchestrated(Strategy):
     """The root follows `step` throughout."""
 
+    version: ClassVar[int] = 1  # what the scripts ask, how replies are read, and when one was executed
+
     def step(self, task: str, keys: tuple[str, ...], past: Sequence[Asked]) -> Action:
         """What the root does after these calls. It must come to an answer within `turns`."""
         raise NotImplementedError(f"{type(self).__name__} has no step(task, keys, past)")
@@ -59,9 +62,9 @@ class Orchestrated(Strategy):
         return 1
 
     @property
-    def clones(self) -> int:
-        """Most clones that the script starts in all; those that clones start come on top."""
-        return (self.turns - 1) * self.widest
+    def clones(self) -> int | None:
+        """Most clones that the script starts in all; those that clones start come on top. `None`: it does not say."""
+        return None
 
     def limits(self, limits: Limits, task: Task) -> Limits:
         most = None if limits.max_turns is None else max(limits.max_turns, self.turns)
@@ -69,10 +72,10 @@ class Orchestrated(Strategy):
 
     def check(self, seat: Seat) -> None:
         check_delegation(seat.limits, self.widest)
-        most = seat.limits.max_clones
-        if most is not None and most < self.clones:
+        most, clones = seat.limits.max_clones, self.clones
+        if most is not None and clones is not None and most < clones:
             raise ConfigError(
-                f"limits.max_clones is {most}, and the script may start {self.clones} clones, {self.widest} at once; "
+                f"limits.max_clones is {most}, and the script may start {clones} clones, {self.widest} at once; "
                 "raise it, or let the script ask less"
             )
 
@@ -81,7 +84,7 @@ class Orchestrated(Strategy):
         return partial(ScriptedRoot, script=script, turns=None, turn_tokens=seat.limits.turn_tokens)
 
     def readable(self, past: Sequence[Asked]) -> bool:
-        """Whether all scores in the replies to these calls could be read."""
+        """Whether all plans and scores in the replies to these calls could be read."""
         return True
 
     def executed(self, episodes: Episodes) -> bool | None:

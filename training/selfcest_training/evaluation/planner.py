@@ -3,8 +3,9 @@
 A planning agent decomposes a task, hands parts to specialised agents, and revises the plan by what they bring back.
 Its abstract could be read. Here the planner is a clone that is asked again after every round, sees what has been
 found, and writes lines `ROLE: part`, or `done: answer`; a round's lines are one call. An answer may have several lines.
-A plan that names no role ends the planning. In a tree roles are instructions to the same weights, tools are those of
-the game, and a worker may delegate where `max_depth` lets it.
+A plan that names no role ends the planning, and if it names no answer either, the script was not executed. In a tree
+roles are instructions to the same weights, tools are those of the game, and a worker may delegate where `max_depth`
+lets it.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Planner(Orchestrated, Checked):
 
     def jobs(self, plan: str | None) -> list[tuple[str, str]]:
         """Roles and parts of a plan; none if it is done or cannot be read."""
-        split = [line.partition(":") for line in lines_of(plan, rf"\n|;(?={self._head})")]
+        split = [line.partition(":") for line in lines_of(self._plain(plan), rf"\n|;(?={self._head})")]
         named = [(role.strip().lower(), part.strip()) for role, _, part in split]
         if any(role == "done" for role, _ in named):
             return []
@@ -88,13 +89,26 @@ class Planner(Orchestrated, Checked):
 
     def done(self, plan: str | None) -> str | None:
         """What a plan says is the answer, up to a line that plans on; `None` if it says none."""
-        _, *after = re.split(rf"(?:^|[\n;]){_NUMBERED}done\s*:", plan or "", maxsplit=1, flags=re.I)
+        _, *after = re.split(rf"(?:^|[\n;]){_NUMBERED}done\s*:", self._plain(plan), maxsplit=1, flags=re.I)
         return re.split(rf"\n{self._head}", after[0], maxsplit=1)[0].strip() or None if after else None
+
+    def readable(self, past: Sequence[Asked]) -> bool:
+        plans = [call.replies[0] for call in past[::2]]
+        return all(self.jobs(plan) or self.done(plan) for plan in plans)
+
+    @property
+    def _names(self) -> str:
+        return "|".join((*self.instructions, "done"))
 
     @property
     def _head(self) -> str:
         """A pattern of what a line of a plan begins with."""
-        return rf"(?i:{_NUMBERED}(?:{'|'.join((*self.instructions, 'done'))})\s*:)"
+        return rf"(?i:{_NUMBERED}(?:{self._names})\s*:)"
+
+    def _plain(self, plan: str | None) -> str:
+        """A plan whose lines begin without emphasis: models write `**Analyst**:` and `**Analyst:**`."""
+        bold = rf"((?:^|[\n;]){_NUMBERED})(?<!\*)(\*{{1,2}})({self._names})(?:\2\s*:|:\2)"
+        return re.sub(bold, r"\1\3:", plan or "", flags=re.I)
 
     def _plan(self, task: str, past: Sequence[Asked]) -> Action:
         known = [

@@ -16,12 +16,13 @@ from selfcest_env.errors import ConfigError, InfrastructureError
 from selfcest_env.graders.qa import Overlap
 from selfcest_env.kernel import Kernel
 from selfcest_env.plugin import PlugIn
+from selfcest_env.protocol import Brief, ControlsTurns, offered
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.reward import Reward, make_reward
 from selfcest_env.seeding import stream_seed
 from selfcest_env.tasks import Style, TaskSource
 from selfcest_env.tasks.support import says_support, support_overlap
-from selfcest_env.types import Task
+from selfcest_env.types import Fault, Role, Task
 from selfcest_training.config import Cell
 from selfcest_training.evaluation.config import StudyConfig
 from selfcest_training.evaluation.costs import WALL, costs_of
@@ -357,6 +358,7 @@ class Study:
             seat.temperature,
             self._prints[self._policy_name(block.strategy), block.seed],
             asdict(_changed(self.config.tasks[cell.family], cell)) if expert else None,
+            *said_by(strategy, seat),
             *([] if block.style is None else [block.style]),
         )
         choice = [f"{type(strategy).__module__}:{type(strategy).__qualname__}", self._judge, self._costs]
@@ -391,6 +393,7 @@ class Study:
         strategy, seat = self.strategies[block.strategy], self.seat(block)
         try:
             strategy.check(seat)
+            strategy.check_tasks(self._tasks(block), seat.source)
             for player, task in product(strategy.players(), self._tasks(block)[:1]):
                 rules = self.policy_of(block.strategy).rules(player.limits(seat.limits, task))
                 rules = rules.worded(player.wording(seat))
@@ -400,6 +403,25 @@ class Study:
             place = f"strategies.{block.strategy}, {block.cell.family}"
             place += "" if block.budget is None else f", budget {block.budget}"
             raise ConfigError(f"{place}: {error}") from error
+
+
+def said_by(strategy: Strategy, seat: Seat) -> list[list[str]]:
+    """What agents read that a strategy tells something: their openings, and what is said of their turns.
+
+    A list for each of its players that has a wording, so that names of what is played without one stay as they are. It
+    notices other sentences; how a wording reads what agents write is in `Strategy.version`.
+    """
+    root = Brief(Role.ROOT, "[1] + 2?", keys=("B",), can_delegate=True, total_tokens=64, clones=2)
+    briefs = (root, replace(root, role=Role.CLONE), replace(root, can_delegate=False))
+    found = []
+    for wording in (player.wording(seat) for player in strategy.players()):
+        if wording is not None:
+            protocol = wording(seat.protocol)
+            told = [message for brief in briefs for message in protocol.open(brief)]
+            if (control := offered(protocol, ControlsTurns)) is not None:
+                told += [control.remind(protocol.fault(Fault.CUT_BY_LENGTH), left) for left in (1, 2)]
+            found.append([message.content for message in told])
+    return found
 
 
 def _changed(spec: PlugIn, cell: Cell) -> PlugIn:

@@ -114,7 +114,7 @@ class Playbook(Checked):
 
     @classmethod
     def from_file(cls, path: Path) -> Playbook:
-        """Raises `ConfigError` for a file that is not there, or is no playbook."""
+        """Raises `ConfigError` for a file that is not there, is no playbook, or has bullets of unknown tasks."""
         if not path.is_file():
             raise ConfigError(f"the playbook {path} does not exist; make one with benchmarks/playbook.py")
         with readable(path):
@@ -125,7 +125,13 @@ class Playbook(Checked):
             raise ConfigError(
                 f"the playbook {path} is no JSON: {error}; make one with benchmarks/playbook.py"
             ) from error
-        return structure(values, cls, place=str(path))
+        found = structure(values, cls, place=str(path))
+        if (found.root or found.clone) and "tasks" not in values:
+            raise ConfigError(
+                f"the playbook {path} does not say which tasks it was learned from, so none could be refused; make it "
+                'again with benchmarks/playbook.py, or write "tasks": [] into it if it was learned from none'
+            )
+        return found
 
 
 def _marked(bullet: Bullet, mark: Mark | None) -> Bullet:
@@ -166,14 +172,17 @@ class WithPlaybook(Strategy, Checked):
     def wording(self, seat: Seat) -> Tell:
         return self.playbook.wording()
 
-    def play(self, instances: Sequence[Instance], seat: Seat, player: Player) -> list[Episodes]:
+    def check_tasks(self, tasks: Sequence[Task], source: TaskSource) -> None:
         """Raises `ConfigError` for a task that the playbook was learned from."""
-        for instance in instances:
-            if name_of(instance.task, seat.source) in self.playbook.tasks:
+        for task in tasks:
+            if name_of(task, source) in self.playbook.tasks:
                 raise ConfigError(
-                    f"the playbook {self.file} was learned from the task {instance.task.task_id} that is to be played, "
+                    f"the playbook {self.file} was learned from the task {task.task_id} that is to be played, "
                     "and may hold its answer; make another with benchmarks/playbook.py and this study"
                 )
+
+    def play(self, instances: Sequence[Instance], seat: Seat, player: Player) -> list[Episodes]:
+        self.check_tasks([instance.task for instance in instances], seat.source)  # also of who plays without a study
         return super().play(instances, seat, player)
 
 

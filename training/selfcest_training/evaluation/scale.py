@@ -32,7 +32,7 @@ class Scale(Orchestrated, Checked):
         threads: clones that think about a hard part; their majority counts.
     """
 
-    parts: Count = 4
+    parts: Count = 3
     hard_from: NotNegative = 5.0
     threads: Count = 3
 
@@ -85,7 +85,8 @@ class Scale(Orchestrated, Checked):
         return [score is None or score[0] >= self.hard_from for score in map(_difficulty, call.replies)]
 
     def readable(self, past: Sequence[Asked]) -> bool:
-        return all(_difficulty(reply) for judged in past[1:2] for reply in judged.replies)
+        planned = all(lines_of(plan.replies[0]) for plan in past[:1])
+        return planned and all(_difficulty(reply) for judged in past[1:2] for reply in judged.replies)
 
     @staticmethod
     def _result(call: Asked) -> str | None:

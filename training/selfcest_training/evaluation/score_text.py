@@ -14,9 +14,10 @@ _ITEM = re.compile(r"^[ \t]*([0-9]+)[.):][ \t]+(?=[^0-9\n]*[0-9](?:[0-9 \t./%)*]
 def read_scores(text: str | None, count: int, most: float) -> tuple[float, ...] | None:
     """So many scores from 0 to `most`; `None` where there are more or fewer, or one that is not in this range.
 
-    A score is a number with or without a sign, a share of the scale ("2/10", "2 out of 10", "20%"), or a line of a list
-    that is numbered from 1. The scale itself ("from 0 to 10", "out of 10") may be repeated. A digit that is none of
-    this makes all of it unreadable: which of several numbers was meant is not guessed.
+    A score is a number with or without a sign, a share of the scale ("2/10", "2 out of 10", "20%"; "of" alone only with
+    the scale, "2 of 10", for "part 2 of 3" is none), or a line of a list that is numbered from 1. The scale itself
+    ("from 0 to 10", "out of 10") may be repeated. A digit that is none of this makes all of it unreadable: which of
+    several numbers was meant is not guessed.
     """
     text = text or ""
     numbers = _ITEM.findall(text)
@@ -25,7 +26,7 @@ def read_scores(text: str | None, count: int, most: float) -> tuple[float, ...] 
     end = rf"{most:g}(?:\.0+)?(?!\w|\.[0-9]|\s*[/%])"
     pattern = re.compile(
         rf"(?<![\w.+\-−–/])0(?:\.0+)?\s*(?:to|[-−–])\s*{end}"
-        rf"|(?P<part>{_NUMBER})\s*(?:/|(?:out\s+)?of\s)\s*(?P<whole>{_DIGITS})(?!\s*[/%])"
+        rf"|(?P<part>{_NUMBER})\s*(?:(?:/|out\s+of\s)\s*(?P<whole>{_DIGITS})(?!\s*[/%])|of\s+{end})"
         rf"|(?:/|\bout\s+of)\s*{end}"
         rf"|(?P<percent>{_NUMBER})\s*%|(?P<plain>{_NUMBER})",
         re.I,
@@ -42,7 +43,7 @@ def _score(match: re.Match[str], most: float) -> float:
         return _number(match["plain"])
     if match["percent"]:
         return _number(match["percent"]) * most / 100
-    whole = _number(match["whole"])
+    whole = _number(match["whole"]) if match["whole"] else most
     return _number(match["part"]) * most / whole if 0 < whole < math.inf else math.nan
 
 

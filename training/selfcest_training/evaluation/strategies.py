@@ -61,11 +61,14 @@ class Strategy:
     uses_expert: ClassVar[bool] = False
     delegates: ClassVar[bool] = True  # where the limits allow it
     in_series: ClassVar[bool] = False  # of several episodes each waits for the one before, and none is a sample
+    # Raise it where equal options play or count as executed otherwise than before: a study that is resumed plays anew.
+    version: ClassVar[int] = 0
 
     @property
     def recipe(self) -> Mapping[str, object]:
         """All that decides how its episodes are played, the seat apart. Equal recipes share episodes."""
-        return {"strategy": f"{type(self).__module__}:{type(self).__qualname__}", **asdict(self)}
+        named = {"strategy": f"{type(self).__module__}:{type(self).__qualname__}", **asdict(self)}
+        return {**named, "version": self.version} if self.version else named  # names of before there were versions hold
 
     def limits(self, limits: Limits, task: Task) -> Limits:
         """What an episode on this task may use, of what the strategy may use."""
@@ -73,6 +76,12 @@ class Strategy:
 
     def check(self, seat: Seat) -> None:
         """Raise `ConfigError` if the strategy could not be what it is named for."""
+
+    def check_tasks(self, tasks: Sequence[Task], source: TaskSource) -> None:
+        """Raise `ConfigError` if one of these tasks of a source must not be played, as one that was learned from."""
+        for player in self.players():
+            if player is not self:
+                player.check_tasks(tasks, source)
 
     def players(self) -> tuple[Strategy, ...]:
         """Who plays in its name: itself, or all that it may hand an instance to."""

@@ -90,7 +90,9 @@ def _point(budget: int | None, rows: Sequence[Sequence[Result]], costs: Sequence
         Counter(r.grade.note for r in results if r.grade.note),
         {name: values(r.scores[name] for r in results) for name in scores},
         Counter(r.ending for r in results),
-        None if results[0].executed is None else values(bool(r.executed) for r in results),
+        None
+        if all(r.executed is None for r in results)
+        else values(math.nan if r.executed is None else r.executed for r in results),
     )
 
 

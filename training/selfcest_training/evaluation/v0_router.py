@@ -31,6 +31,7 @@ from selfcest_env.errors import ConfigError, SelfcestError, did_you_mean
 from selfcest_env.graders import Grade
 from selfcest_env.plugin import PlugIn
 from selfcest_env.structure import Above, Checked, NotNegative
+from selfcest_env.tasks import TaskSource
 from selfcest_env.types import Limits, Task
 from selfcest_training.credit.state_zero import TaskValue, cell_of
 from selfcest_training.evaluation.costs import Costs
@@ -82,6 +83,11 @@ class V0Router(Strategy, Checked):
         for strategy in self.inside.values():
             strategy.check(seat)
 
+    def check_tasks(self, tasks: Sequence[Task], source: TaskSource) -> None:
+        for task in tasks:
+            self._check_unknown(task)
+        super().check_tasks(tasks, source)
+
     def players(self) -> tuple[Strategy, ...]:
         return tuple(player for strategy in self.inside.values() for player in strategy.players())
 
@@ -105,13 +111,16 @@ class V0Router(Strategy, Checked):
 
     def route(self, task: Task, limits: Limits) -> str:
         """The name of the strategy that plays a task. Raises `ConfigError` for one that stands in the history."""
+        self._check_unknown(task)
+        worth = {label: self._worth(label, task, limits) for label in self.inside}
+        return max(worth, key=lambda label: worth[label])
+
+    def _check_unknown(self, task: Task) -> None:
         if task.task_id in self._known.tasks:
             raise ConfigError(
                 f"history {self.history} has the instance {task.task_id} that is to be played, and knows what came of "
                 "it; make the history with another task_seed"
             )
-        worth = {label: self._worth(label, task, limits) for label in self.inside}
-        return max(worth, key=lambda label: worth[label])
 
     def predicted(self, label: str, task: Task, limits: Limits) -> tuple[float, float]:
         """Of a strategy the probability that it is right, no number without a history, and the units that it costs."""
