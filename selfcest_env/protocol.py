@@ -6,12 +6,14 @@ nothing it wrote is trusted.
 
 from __future__ import annotations
 
+import enum
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Protocol, TypeVar, runtime_checkable
 
 from selfcest_env.errors import ConfigError
+from selfcest_env.structure import show
 from selfcest_env.types import Action, AgentId, Fault, Message, Role, Status
 
 T = TypeVar("T")
@@ -184,9 +186,45 @@ def noted(protocol: ProtocolText, message: Message, note: Note) -> Message:
     )
 
 
-# What is said around a protocol in some episodes: a frozen dataclass. Equal ones share their prices, and records name
-# it by its `repr`.
+# What is said around a protocol in some episodes: a frozen dataclass. Those of one name share their prices.
 Wording = Callable[[ProtocolText], ProtocolText]
+
+
+def wording_name(wording: Wording) -> str:
+    """What records call a wording: its class with all of its fields, in every process the same.
+
+    Raises `ConfigError` for what is no frozen dataclass, or a field whose value no text stands for.
+    """
+    if not (_is_frozen(wording) and callable(wording)):
+        raise ConfigError(
+            f"the wording is {show(wording)}; expected a frozen dataclass with __call__(protocol), as those in "
+            "selfcest_env.text.wordings, whose fields name it in records"
+        )
+    return _written(wording, type(wording).__qualname__)
+
+
+def _is_frozen(value: object) -> bool:
+    params = getattr(type(value), "__dataclass_params__", None)
+    return params is not None and params.frozen
+
+
+def _written(value: object, place: str) -> str:
+    """As `repr` of a dataclass writes it, but for what a class may change about that."""
+    if value is None or type(value) in (bool, int, float, str):
+        return repr(value)
+    if isinstance(value, enum.Enum):
+        return str(f"{type(value).__qualname__}.{value.name}")
+    if type(value) is tuple:
+        items = [_written(item, f"{place}[{i}]") for i, item in enumerate(value)]
+        return f"({', '.join(items)}{',' * (len(items) == 1)})"
+    if _is_frozen(value):
+        names = [item.name for item in fields(value)]  # type: ignore[arg-type]
+        written = [f"{name}={_written(getattr(value, name), f'{place}.{name}')}" for name in names]
+        return f"{type(value).__qualname__}({', '.join(written)})"
+    raise ConfigError(
+        f"{place} is {show(value)}, which names no wording in records; expected None, a bool, int, float, str or "
+        "member of an enum, a tuple of such, or a frozen dataclass with such fields"
+    )
 
 
 def sections(text: str, start: str, stop: str) -> tuple[list[str] | None, str]:

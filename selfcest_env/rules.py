@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import is_dataclass
 from functools import cached_property
 
 from selfcest_env.budget import Amounts
 from selfcest_env.errors import ConfigError
-from selfcest_env.protocol import Brief, ControlsTurns, KeepsBoard, ProtocolText, Reply, Wording, offered
+from selfcest_env.protocol import Brief, ControlsTurns, KeepsBoard, ProtocolText, Reply, Wording, offered, wording_name
 from selfcest_env.types import AgentId, Boundary, Fault, Limits, Message, Role, Status, TokenCounter
 
 
@@ -29,7 +28,7 @@ class Rules:
         self._reply_bounds: dict[int, int] = {}
         self._smallest_calls: dict[int, Amounts] = {}
         self._under: dict[Limits, Rules] = {}
-        self._worded: dict[Wording, Rules] = {}
+        self._worded: dict[tuple[type, str], Rules] = {}
         self.turn_control, self._board = offered(protocol, ControlsTurns), offered(protocol, KeepsBoard)
         self.max_turns = limits.max_turns
         if self.turn_control is not None:
@@ -48,12 +47,8 @@ class Rules:
         """
         if wording is None:
             return self
-        if wording not in self._worded:
-            if not is_dataclass(type(wording)):
-                raise ConfigError(
-                    f"the wording is {wording!r}; expected a frozen dataclass with __call__(protocol), as those in "
-                    "selfcest_env.text.wordings, whose repr names it in records"
-                )
+        key = type(wording), wording_name(wording)
+        if key not in self._worded:
             protocol = wording(self.protocol)
             for kind in (ControlsTurns, KeepsBoard):
                 if offered(self.protocol, kind) is not None and offered(protocol, kind) is None:
@@ -61,9 +56,9 @@ class Rules:
                         f"{type(protocol).__name__}, which {wording!r} makes, hides the {kind.__name__} of what it "
                         "stands around; give it that one as its attribute protocol"
                     )
-            names = (*self.wording, repr(wording))
-            self._worded[wording] = Rules(self.limits, protocol, self.counter, wording=names)
-        return self._worded[wording]
+            names = (*self.wording, key[1])
+            self._worded[key] = Rules(self.limits, protocol, self.counter, wording=names)
+        return self._worded[key]
 
     def under(self, limits: Limits) -> Rules:
         """The same game under other limits: one object for each, so that prices stay remembered."""

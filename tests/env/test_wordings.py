@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import pickle
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -296,9 +297,50 @@ def test_records_from_before_there_were_wordings_have_none() -> None:
     assert worded.under(record.limits).wording == worded.wording == (repr(Tell(Note("Be quick."))), "TellClones()")
 
 
-def test_a_wording_that_has_no_name_is_refused() -> None:
-    with pytest.raises(ConfigError, match="expected a frozen dataclass with __call__"):
-        Rules(LIMITS, HERMES, WORDS).worded(lambda protocol: protocol)
+class Calls:
+    def __call__(self, protocol: ProtocolText) -> ProtocolText:
+        return protocol
+
+
+@dataclass
+class Thawed(Calls):
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Holds(Calls):
+    what: object
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Terse(Calls):
+    hidden: int = field(default=0, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        return object.__repr__(self)
+
+
+@pytest.mark.parametrize("wording", [lambda protocol: protocol, Thawed(), TellClones, Note("Be quick.")])
+def test_a_wording_that_has_no_name_is_refused(wording: Wording) -> None:
+    with pytest.raises(ConfigError, match="the wording is .*; expected a frozen dataclass with __call__"):
+        Rules(LIMITS, HERMES, WORDS).worded(wording)
+
+
+@pytest.mark.parametrize(
+    ("what", "place"), [(print, ""), (Path("a"), ""), ([1], ""), ((1, object()), r"\[1\]"), (Holds(print), ".what")]
+)
+def test_a_field_that_no_text_stands_for_is_refused(what: object, place: str) -> None:
+    with pytest.raises(ConfigError, match=f"^Holds.what{place} is .*, which names no wording in records; expected"):
+        Rules(LIMITS, HERMES, WORDS).worded(Holds(what))
+
+
+def test_a_name_says_every_field_whatever_its_class_prints() -> None:
+    rules = Rules(LIMITS, HERMES, WORDS)
+    assert [rules.worded(Terse(i)).wording for i in (1, 2)] == [("Terse(hidden=1)",), ("Terse(hidden=2)",)]
+    assert rules.worded(Terse(1)) is rules.worded(Terse(1))
+    for wording in (TellTurns(1, 2), Tell(Note("It's.\n", 3)), Holds((1,)), Holds((1.5, None))):
+        assert rules.worded(wording).wording == (repr(wording),)
+    assert rules.worded(Holds(Role.ROOT)).wording == ("Holds(what=Role.ROOT)",)
 
 
 # Around one another
