@@ -7,6 +7,7 @@ nothing it wrote is trusted.
 from __future__ import annotations
 
 import enum
+import hashlib
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -20,6 +21,7 @@ T = TypeVar("T")
 
 LABELS = string.ascii_lowercase  # of clones, where a name may take one character
 LONGEST_POST_KEY = 32  # characters
+LONGEST_NAME = 200  # characters, of a wording
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +193,7 @@ Wording = Callable[[ProtocolText], ProtocolText]
 
 
 def wording_name(wording: Wording) -> str:
-    """What records call a wording: its class with all of its fields, in every process the same.
+    """What records call a wording: its class with all of its fields, in every process the same, as `short_name` has it.
 
     Raises `ConfigError` for what is no frozen dataclass, or a field whose value no text stands for.
     """
@@ -200,7 +202,15 @@ def wording_name(wording: Wording) -> str:
             f"the wording is {show(wording)}; expected a frozen dataclass with __call__(protocol), as those in "
             "selfcest_env.text.wordings, whose fields name it in records"
         )
-    return _written(wording, type(wording).__qualname__)
+    return short_name(_written(wording, type(wording).__qualname__))
+
+
+def short_name(name: str) -> str:
+    """A name of more than `LONGEST_NAME` characters as its class with a digest, any other as it is."""
+    if len(name) <= LONGEST_NAME:
+        return name
+    digest = hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=8).hexdigest()
+    return f"{name.partition('(')[0][:100]}(blake2b:{digest})"
 
 
 def _is_frozen(value: object) -> bool:

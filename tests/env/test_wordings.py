@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from selfcest_env import delegation_v0
 from selfcest_env.counterfactual import restore
 from selfcest_env.errors import ConfigError, RecordError
 from selfcest_env.kernel import Kernel
-from selfcest_env.protocol import Brief, Note, ProtocolText, Wording
+from selfcest_env.protocol import LONGEST_NAME, Brief, Note, ProtocolText, Wording
 from selfcest_env.record import build_record, from_json, to_json
 from selfcest_env.replay import Intervention, Replay
 from selfcest_env.rules import Rules
@@ -341,6 +342,30 @@ def test_a_name_says_every_field_whatever_its_class_prints() -> None:
     for wording in (TellTurns(1, 2), Tell(Note("It's.\n", 3)), Holds((1,)), Holds((1.5, None))):
         assert rules.worded(wording).wording == (repr(wording),)
     assert rules.worded(Holds(Role.ROOT)).wording == ("Holds(what=Role.ROOT)",)
+
+
+def test_a_long_name_is_a_digest_in_records_and_in_messages() -> None:
+    rules = Rules(replace(LIMITS, max_turns=0), HERMES, WORDS)
+    book, other = (Tell(Note("Check the units. " * 30 + end)) for end in ("a", "b"))
+    record = build_record(Kernel(TASK, rules.worded(book)), {}, episode_id="e", seed=0)
+    (name,) = record.wording
+    assert re.fullmatch(r"Tell\(blake2b:[0-9a-f]{16}\)", name)
+    assert restore(record, rules.worded(book)).done
+    # The digest is of what the name would be, and a record with that one is of the same episode.
+    written = replace(record, wording=(repr(book),))
+    assert restore(written, rules.worded(book)).done
+    for found in (record, written):
+        with pytest.raises(RecordError) as error:
+            restore(found, rules.worded(other))
+        assert name in str(error.value)
+        assert "Check" not in str(error.value)
+
+
+def test_a_name_of_the_longest_length_is_written_out() -> None:
+    rules = Rules(LIMITS, HERMES, WORDS)
+    for spare, whole in ((0, True), (1, False)):
+        wording = Holds("x" * (LONGEST_NAME - len("Holds(what='')") + spare))
+        assert (rules.worded(wording).wording == (repr(wording),)) == whole
 
 
 # Around one another
