@@ -288,14 +288,38 @@ def test_a_record_tells_another_wording_apart() -> None:
         assert replayed.record.wording == record.wording
 
 
-def test_records_from_before_there_were_wordings_have_none() -> None:
-    rules = Rules(LIMITS, HERMES, WORDS)
-    record = build_record(Kernel(TASK, rules.under(replace(LIMITS, max_turns=0))), {}, episode_id="e", seed=0)
-    data = {key: value for key, value in to_json(record).items() if key != "wording"} | {"format": 4}
-    assert from_json(data) == record
-    assert restore(from_json(data), rules.under(record.limits)).done
-    worded = rules.worded(Tell(Note("Be quick."))).worded(TellClones())
-    assert worded.under(record.limits).wording == worded.wording == (repr(Tell(Note("Be quick."))), "TellClones()")
+def test_records_from_before_wordings_were_named_are_restored_by_the_right_one() -> None:
+    rules = Rules(replace(LIMITS, max_turns=0), HERMES, WORDS)
+    told = Tell(Note("Be quick."))
+    for played, other in ((told, None), (None, told)):
+        record = build_record(Kernel(TASK, rules.worded(played)), {}, episode_id="e", seed=0)
+        data = {key: value for key, value in to_json(record).items() if key != "wording"} | {"format": 4}
+        earlier = from_json(data)
+        assert earlier == replace(record, wording=None)
+        assert from_json(to_json(earlier)) == earlier
+        assert restore(earlier, rules.worded(played)).done
+        with pytest.raises(RecordError, match="these rules have"):
+            restore(record, rules.worded(other))
+
+
+def test_a_record_that_names_no_wording_is_told_apart_by_its_prices() -> None:
+    rules = Rules(replace(LIMITS, total_tokens=900), HERMES, WORDS)
+
+    class Answers:
+        def act(self, observation: object, rng: object) -> str:
+            return HERMES.render(Answer("7"))
+
+    (record,) = rollout([RolloutRequest("e", TASK, 0, wording=TellTurns(2))], ScriptedPolicy(Answers()), rules)
+    earlier = replace(record, wording=None)
+    assert restore(earlier, rules.worded(TellTurns(2))).done
+    with pytest.raises(RecordError, match="in the wording it was played with, which it does not name"):
+        restore(earlier, rules)
+
+
+def test_rules_keep_their_names_under_other_limits() -> None:
+    worded = Rules(LIMITS, HERMES, WORDS).worded(Tell(Note("Be quick."))).worded(TellClones())
+    names = (repr(Tell(Note("Be quick."))), "TellClones()")
+    assert worded.under(replace(LIMITS, max_turns=0)).wording == worded.wording == names
 
 
 class Calls:
