@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import inspect
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -176,6 +177,23 @@ class KeepsBoard(Protocol):
     def board(self, replies: Mapping[AgentId, str]) -> Mapping[str, str]:
         """Documents by key, of the replies of those clones in the order of their birth."""
         ...
+
+
+def check_kinds(protocol: ProtocolText) -> None:
+    """Raise `ConfigError` for a layer that controls turns or keeps a board in part: the game would not ask it."""
+    kinds: dict[type, tuple[str, ...]] = {ControlsTurns: ("asked", "remind"), KeepsBoard: ("board",)}
+    for layer in layers(protocol):
+        for kind, methods in kinds.items():
+            # Static: a wrapper that hands on whatever it is asked for has none of it itself.
+            has = [name for name in methods if callable(inspect.getattr_static(layer, name, None))]
+            if has and not isinstance(layer, kind):
+                members = [name for name in vars(kind) if not name.startswith("_")]
+                lacks = [name for name in members if inspect.getattr_static(layer, name, None) is None]
+                raise ConfigError(
+                    f"the protocol {type(layer).__name__} has {' and '.join(has)} and lacks {' and '.join(lacks)}, so "
+                    f"the game would not ask it; add what is missing (see protocol.{kind.__name__}), or leave "
+                    f"{' and '.join(has)} out"
+                )
 
 
 def noted(protocol: ProtocolText, message: Message, note: Note) -> Message:

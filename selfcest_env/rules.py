@@ -7,7 +7,17 @@ from functools import cached_property
 
 from selfcest_env.budget import Amounts
 from selfcest_env.errors import ConfigError
-from selfcest_env.protocol import Brief, ControlsTurns, KeepsBoard, ProtocolText, Reply, Wording, offered, wording_name
+from selfcest_env.protocol import (
+    Brief,
+    ControlsTurns,
+    KeepsBoard,
+    ProtocolText,
+    Reply,
+    Wording,
+    check_kinds,
+    offered,
+    wording_name,
+)
 from selfcest_env.types import AgentId, Boundary, Fault, Limits, Message, Role, Status, TokenCounter
 
 
@@ -18,13 +28,15 @@ class Rules:
         wording: names of what `worded` has put around the protocol, innermost first; records carry them.
         max_turns: of one agent, extensions included, `None` if unlimited.
 
-    Raises `ConfigError` for a protocol that tells agents of more turns than there are.
+    Raises `ConfigError` for a protocol that tells agents of more turns than there are, or that has some members of an
+    optional kind and lacks others.
     """
 
     def __init__(
         self, limits: Limits, protocol: ProtocolText, counter: TokenCounter, *, wording: tuple[str, ...] = ()
     ) -> None:
         self.limits, self.protocol, self.counter, self.wording = limits, protocol, counter, wording
+        check_kinds(protocol)
         self._reply_bounds: dict[int, int] = {}
         self._smallest_calls: dict[int, Amounts] = {}
         self._under: dict[Limits, Rules] = {}
@@ -154,7 +166,10 @@ class Rules:
 
     def smallest_call(self, depth: int, board: Mapping[str, str] | None = None) -> Amounts:
         """Least that an agent at this depth needs to delegate at all: one clone with an empty objective that is shown
-        the board and may say one token, its reply, and one more answer."""
+        the board and may say one token, its reply, and one more answer.
+
+        A lower bound where a protocol tells a clone its grant or its clones in digits: both are priced as 0.
+        """
         if board:
             return self._price_call(depth, board)
         if depth not in self._smallest_calls:

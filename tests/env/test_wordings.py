@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -26,14 +27,27 @@ from selfcest_env.protocol import LONGEST_NAME, Brief, Note, ProtocolText, Wordi
 from selfcest_env.record import build_record, from_json, to_json
 from selfcest_env.replay import Intervention, Replay
 from selfcest_env.rules import Rules
-from selfcest_env.text.counters import WordCounter
+from selfcest_env.text.counters import ByteCounter, WordCounter
 from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.text.markers import PlainTextProtocol
 from selfcest_env.text.protocols import make_protocol
 from selfcest_env.text.spaces import transcript_text
 from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.text.wordings import Tell, TellBoard, TellClones, TellTurns
-from selfcest_env.types import ROOT, Answer, CloneRequest, Delegate, Fault, Limits, Role, Status, Task, Usage
+from selfcest_env.types import (
+    ROOT,
+    AgentId,
+    Answer,
+    CloneRequest,
+    Delegate,
+    Fault,
+    Limits,
+    Message,
+    Role,
+    Status,
+    Task,
+    Usage,
+)
 from selfcest_env.views import observe
 
 HERMES, TERSE, CODEC, WORDS = HermesProtocol(), TerseProtocol(), TerseCodec(TinyTokenizer()), WordCounter()
@@ -239,6 +253,20 @@ def test_the_smallest_call_is_priced_as_it_is_written() -> None:
     assert shown == WORDS.count_text("\n\nDocument post 1 of root.0:\nodd")
 
 
+def test_the_smallest_call_is_a_lower_bound_where_digits_are_counted() -> None:
+    """A call that is granted was possible; one that was possible is refused at most within the digits of its grant."""
+    beyond = 0
+    for budget in range(900, 960):
+        limits = Limits(budget, turn_tokens=20, answer_reserve=2, reply_tokens=20, max_turns=5, max_depth=1)
+        kernel = Kernel(TASK, Rules(limits, HERMES, ByteCounter()))
+        can = observe(kernel, ROOT).can_delegate
+        kernel.step(ROOT, Delegate((CloneRequest(""),)), Usage(0))
+        granted = ROOT.child(0) in kernel.agents
+        assert can or not granted
+        beyond += can and not granted
+    assert 0 < beyond <= len("271") - len("0")
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(
@@ -409,7 +437,17 @@ class Inside:
         raise AttributeError(name)
 
 
-AROUND: list[Wording] = [TellClones(), Tell(Note("Go.", 1)), PlainTextProtocol, Inside]  # type: ignore[list-item]
+class HandsOn:
+    """One that hands on whatever it is asked for."""
+
+    def __init__(self, protocol: ProtocolText) -> None:
+        self.protocol = protocol
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.protocol, name)
+
+
+AROUND: list[Wording] = [TellClones(), Tell(Note("Go.", 1)), PlainTextProtocol, Inside, HandsOn]  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("around", AROUND, ids=str)
@@ -427,6 +465,36 @@ def test_turn_control_and_a_board_are_found_in_what_is_wrapped(around: Wording) 
     assert observe(kernel, ROOT).is_last
     kernel.play(ROOT, "no", Usage(1))
     assert kernel.agents[ROOT].status is Status.OUT_OF_TURNS
+
+
+class Former(Inside):
+    """Turn control and a board as they were asked for before `extension` and `posts` were."""
+
+    turns = 2
+
+    def asked(self, text: str) -> int:
+        return 0
+
+    def remind(self, message: Message, left: int) -> Message:
+        return message
+
+
+class FormerBoard(Inside):
+    def board(self, replies: Mapping[AgentId, str]) -> Mapping[str, str]:
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("former", "words"),
+    [
+        (Former, "the protocol Former has asked and remind and lacks extension, .*protocol.ControlsTurns"),
+        (FormerBoard, "the protocol FormerBoard has board and lacks posts, .*protocol.KeepsBoard"),
+    ],
+)
+def test_a_protocol_that_controls_turns_or_keeps_a_board_in_part_is_refused(former: type[Inside], words: str) -> None:
+    for protocol in (former(HERMES), TellClones()(former(HERMES))):  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=words):
+            Rules(LIMITS, protocol, WORDS)  # type: ignore[arg-type]
 
 
 def test_the_environment_of_texts_keeps_both_and_has_room_for_them() -> None:
