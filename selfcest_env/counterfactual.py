@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from selfcest_env.errors import CreditError, GameError, RecordError
 from selfcest_env.kernel import Kernel
+from selfcest_env.protocol import short_name
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.replay import Replay
 from selfcest_env.rules import Rules
@@ -71,11 +72,13 @@ def again(
     Raises:
         RecordError: as `restore`, before the turn after which that shows.
     """
-    if rules.wording != record.wording:
-        raise RecordError(
-            f"episode {record.episode_id} was played with {_said(record.wording)}, and these rules have "
-            f"{_said(rules.wording)}; pass those of its protocol, as rules.worded(...) makes them for a wording"
-        )
+    if record.wording is not None:
+        played = tuple(map(short_name, record.wording))  # a record may have a long name written out
+        if rules.wording != played:
+            raise RecordError(
+                f"episode {record.episode_id} was played with {_said(played)}, and these rules have "
+                f"{_said(rules.wording)}; pass those of its protocol, as rules.worded(...) makes them for a wording"
+            )
     turns = {(key.agent_id, key.turn): turn for key, turn in record.turns()}
     kernel = Kernel(record.task, rules, {agent.agent_id: agent.reply for agent in record.agents if agent.absent})
     yield kernel
@@ -95,6 +98,7 @@ def again(
         raise RecordError(
             f"episode {record.episode_id} cannot be restored: by these rules its texts make another episode; pass the "
             "limits, the protocol and the token counter it was played with"
+            + ("" if record.wording is not None else ", in the wording it was played with, which it does not name")
         )
 
 

@@ -6,18 +6,23 @@ nothing it wrote is trusted.
 
 from __future__ import annotations
 
+import enum
+import hashlib
+import inspect
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Protocol, TypeVar, runtime_checkable
 
 from selfcest_env.errors import ConfigError
+from selfcest_env.structure import show
 from selfcest_env.types import Action, AgentId, Fault, Message, Role, Status
 
 T = TypeVar("T")
 
 LABELS = string.ascii_lowercase  # of clones, where a name may take one character
 LONGEST_POST_KEY = 32  # characters
+LONGEST_NAME = 200  # characters, of a wording
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +179,23 @@ class KeepsBoard(Protocol):
         ...
 
 
+def check_kinds(protocol: ProtocolText) -> None:
+    """Raise `ConfigError` for a layer that controls turns or keeps a board in part: the game would not ask it."""
+    kinds: dict[type, tuple[str, ...]] = {ControlsTurns: ("asked", "remind"), KeepsBoard: ("board",)}
+    for layer in layers(protocol):
+        for kind, methods in kinds.items():
+            # Static: a wrapper that hands on whatever it is asked for has none of it itself.
+            has = [name for name in methods if callable(inspect.getattr_static(layer, name, None))]
+            if has and not isinstance(layer, kind):
+                members = [name for name in vars(kind) if not name.startswith("_")]
+                lacks = [name for name in members if inspect.getattr_static(layer, name, None) is None]
+                raise ConfigError(
+                    f"the protocol {type(layer).__name__} has {' and '.join(has)} and lacks {' and '.join(lacks)}, so "
+                    f"the game would not ask it; add what is missing (see protocol.{kind.__name__}), or leave "
+                    f"{' and '.join(has)} out"
+                )
+
+
 def noted(protocol: ProtocolText, message: Message, note: Note) -> Message:
     """The message with the note in it. Raises `ConfigError` if the protocol can say no more than its own messages."""
     if (notes := offered(protocol, Notes)) is not None:
@@ -184,9 +206,53 @@ def noted(protocol: ProtocolText, message: Message, note: Note) -> Message:
     )
 
 
-# What is said around a protocol in some episodes: a frozen dataclass. Equal ones share their prices, and records name
-# it by its `repr`.
+# What is said around a protocol in some episodes: a frozen dataclass. Those of one name share their prices.
 Wording = Callable[[ProtocolText], ProtocolText]
+
+
+def wording_name(wording: Wording) -> str:
+    """What records call a wording: its class with all of its fields, in every process the same, as `short_name` has it.
+
+    Raises `ConfigError` for what is no frozen dataclass, or a field whose value no text stands for.
+    """
+    if not (_is_frozen(wording) and callable(wording)):
+        raise ConfigError(
+            f"the wording is {show(wording)}; expected a frozen dataclass with __call__(protocol), as those in "
+            "selfcest_env.text.wordings, whose fields name it in records"
+        )
+    return short_name(_written(wording, type(wording).__qualname__))
+
+
+def short_name(name: str) -> str:
+    """A name of more than `LONGEST_NAME` characters as its class with a digest, any other as it is."""
+    if len(name) <= LONGEST_NAME:
+        return name
+    digest = hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=8).hexdigest()
+    return f"{name.partition('(')[0][:100]}(blake2b:{digest})"
+
+
+def _is_frozen(value: object) -> bool:
+    params = getattr(type(value), "__dataclass_params__", None)
+    return params is not None and params.frozen
+
+
+def _written(value: object, place: str) -> str:
+    """As `repr` of a dataclass writes it, but for what a class may change about that."""
+    if value is None or type(value) in (bool, int, float, str):
+        return repr(value)
+    if isinstance(value, enum.Enum):
+        return str(f"{type(value).__qualname__}.{value.name}")
+    if type(value) is tuple:
+        items = [_written(item, f"{place}[{i}]") for i, item in enumerate(value)]
+        return f"({', '.join(items)}{',' * (len(items) == 1)})"
+    if _is_frozen(value):
+        names = [item.name for item in fields(value)]  # type: ignore[arg-type]
+        written = [f"{name}={_written(getattr(value, name), f'{place}.{name}')}" for name in names]
+        return f"{type(value).__qualname__}({', '.join(written)})"
+    raise ConfigError(
+        f"{place} is {show(value)}, which names no wording in records; expected None, a bool, int, float, str or "
+        "member of an enum, a tuple of such, or a frozen dataclass with such fields"
+    )
 
 
 def sections(text: str, start: str, stop: str) -> tuple[list[str] | None, str]:

@@ -227,7 +227,8 @@ class EpisodeRecord:
         parts: of terms that are sums over parts of the answer, the unweighted summands by key, see `Grade.parts`.
         by_turn: of terms that are sums over turns, the unweighted summands; agents that are not named add 0.
         grade_note: the grader's: why its score is a floor and not what the rule gives, else empty.
-        wording: what was said around the protocol, by name, innermost first; empty: nothing (`Rules.worded`).
+        wording: what was said around the protocol, by name, innermost first; empty: nothing (`Rules.worded`); `None`:
+            not known, of a record from before format 5.
     """
 
     episode_id: str
@@ -240,7 +241,7 @@ class EpisodeRecord:
     weights: Mapping[str, float] = field(default_factory=dict)
     parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     by_turn: Mapping[str, ByTurn] = field(default_factory=dict)
-    wording: tuple[str, ...] = ()
+    wording: tuple[str, ...] | None = ()
 
     @property
     def root(self) -> AgentRecord:
@@ -360,7 +361,7 @@ def to_json(record: EpisodeRecord) -> dict[str, Any]:
 
 def from_json(data: Mapping[str, Any]) -> EpisodeRecord:
     """Inverse of `to_json`; records of earlier formats are read, those of format 1 with terms that all weigh 1,
-    those before 5 as played without a wording.
+    those before 5 with a wording that is not known.
 
     Raises `RecordError` that names the field, or the format if it is a later one.
     """
@@ -369,6 +370,8 @@ def from_json(data: Mapping[str, Any]) -> EpisodeRecord:
         found = {key: value for key, value in data.items() if key != "format"}
         if (number := data.get("format", 1)) not in range(1, FORMAT + 1):
             raise RecordError(f"record.format is {number!r}; expected 1 to {FORMAT}: read it with a later version")
+        if number < 5:
+            found.setdefault("wording", None)
     return structure(found, EpisodeRecord, place="record", error=RecordError)
 
 

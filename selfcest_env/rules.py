@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import is_dataclass
 from functools import cached_property
 
 from selfcest_env.budget import Amounts
 from selfcest_env.errors import ConfigError
-from selfcest_env.protocol import Brief, ControlsTurns, KeepsBoard, ProtocolText, Reply, Wording, offered
+from selfcest_env.protocol import (
+    Brief,
+    ControlsTurns,
+    KeepsBoard,
+    ProtocolText,
+    Reply,
+    Wording,
+    check_kinds,
+    offered,
+    wording_name,
+)
 from selfcest_env.types import AgentId, Boundary, Fault, Limits, Message, Role, Status, TokenCounter
 
 
@@ -19,17 +28,19 @@ class Rules:
         wording: names of what `worded` has put around the protocol, innermost first; records carry them.
         max_turns: of one agent, extensions included, `None` if unlimited.
 
-    Raises `ConfigError` for a protocol that tells agents of more turns than there are.
+    Raises `ConfigError` for a protocol that tells agents of more turns than there are, or that has some members of an
+    optional kind and lacks others.
     """
 
     def __init__(
         self, limits: Limits, protocol: ProtocolText, counter: TokenCounter, *, wording: tuple[str, ...] = ()
     ) -> None:
         self.limits, self.protocol, self.counter, self.wording = limits, protocol, counter, wording
+        check_kinds(protocol)
         self._reply_bounds: dict[int, int] = {}
         self._smallest_calls: dict[int, Amounts] = {}
         self._under: dict[Limits, Rules] = {}
-        self._worded: dict[Wording, Rules] = {}
+        self._worded: dict[tuple[type, str], Rules] = {}
         self.turn_control, self._board = offered(protocol, ControlsTurns), offered(protocol, KeepsBoard)
         self.max_turns = limits.max_turns
         if self.turn_control is not None:
@@ -48,12 +59,8 @@ class Rules:
         """
         if wording is None:
             return self
-        if wording not in self._worded:
-            if not is_dataclass(type(wording)):
-                raise ConfigError(
-                    f"the wording is {wording!r}; expected a frozen dataclass with __call__(protocol), as those in "
-                    "selfcest_env.text.wordings, whose repr names it in records"
-                )
+        key = type(wording), wording_name(wording)
+        if key not in self._worded:
             protocol = wording(self.protocol)
             for kind in (ControlsTurns, KeepsBoard):
                 if offered(self.protocol, kind) is not None and offered(protocol, kind) is None:
@@ -61,9 +68,9 @@ class Rules:
                         f"{type(protocol).__name__}, which {wording!r} makes, hides the {kind.__name__} of what it "
                         "stands around; give it that one as its attribute protocol"
                     )
-            names = (*self.wording, repr(wording))
-            self._worded[wording] = Rules(self.limits, protocol, self.counter, wording=names)
-        return self._worded[wording]
+            names = (*self.wording, key[1])
+            self._worded[key] = Rules(self.limits, protocol, self.counter, wording=names)
+        return self._worded[key]
 
     def under(self, limits: Limits) -> Rules:
         """The same game under other limits: one object for each, so that prices stay remembered."""
@@ -159,7 +166,10 @@ class Rules:
 
     def smallest_call(self, depth: int, board: Mapping[str, str] | None = None) -> Amounts:
         """Least that an agent at this depth needs to delegate at all: one clone with an empty objective that is shown
-        the board and may say one token, its reply, and one more answer."""
+        the board and may say one token, its reply, and one more answer.
+
+        A lower bound where a protocol tells a clone its grant or its clones in digits: both are priced as 0.
+        """
         if board:
             return self._price_call(depth, board)
         if depth not in self._smallest_calls:

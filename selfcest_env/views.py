@@ -56,7 +56,8 @@ class Observation:
         boundary: what stands before that block.
         exchanges: its earlier turns, in a form that scripts can use.
         budget: its own account. Nothing in it depends on a running sibling.
-        can_delegate, can_read: whether a call could be granted now.
+        can_delegate, can_read: whether a call could be granted now; the smallest is priced without the digits of its
+            grant (`Rules.smallest_call`), so at the edge of an account its clone may still be refused.
         is_last: anything but an answer ends it.
         max_new_tokens: the grant of this turn.
     """

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import pickle
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -20,18 +23,31 @@ from selfcest_env import delegation_v0
 from selfcest_env.counterfactual import restore
 from selfcest_env.errors import ConfigError, RecordError
 from selfcest_env.kernel import Kernel
-from selfcest_env.protocol import Brief, Note, ProtocolText, Wording
+from selfcest_env.protocol import LONGEST_NAME, Brief, Note, ProtocolText, Wording
 from selfcest_env.record import build_record, from_json, to_json
 from selfcest_env.replay import Intervention, Replay
 from selfcest_env.rules import Rules
-from selfcest_env.text.counters import WordCounter
+from selfcest_env.text.counters import ByteCounter, WordCounter
 from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.text.markers import PlainTextProtocol
 from selfcest_env.text.protocols import make_protocol
 from selfcest_env.text.spaces import transcript_text
 from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.text.wordings import Tell, TellBoard, TellClones, TellTurns
-from selfcest_env.types import ROOT, Answer, CloneRequest, Delegate, Fault, Limits, Role, Status, Task, Usage
+from selfcest_env.types import (
+    ROOT,
+    AgentId,
+    Answer,
+    CloneRequest,
+    Delegate,
+    Fault,
+    Limits,
+    Message,
+    Role,
+    Status,
+    Task,
+    Usage,
+)
 from selfcest_env.views import observe
 
 HERMES, TERSE, CODEC, WORDS = HermesProtocol(), TerseProtocol(), TerseCodec(TinyTokenizer()), WordCounter()
@@ -237,6 +253,20 @@ def test_the_smallest_call_is_priced_as_it_is_written() -> None:
     assert shown == WORDS.count_text("\n\nDocument post 1 of root.0:\nodd")
 
 
+def test_the_smallest_call_is_a_lower_bound_where_digits_are_counted() -> None:
+    """A call that is granted was possible; one that was possible is refused at most within the digits of its grant."""
+    beyond = 0
+    for budget in range(900, 960):
+        limits = Limits(budget, turn_tokens=20, answer_reserve=2, reply_tokens=20, max_turns=5, max_depth=1)
+        kernel = Kernel(TASK, Rules(limits, HERMES, ByteCounter()))
+        can = observe(kernel, ROOT).can_delegate
+        kernel.step(ROOT, Delegate((CloneRequest(""),)), Usage(0))
+        granted = ROOT.child(0) in kernel.agents
+        assert can or not granted
+        beyond += can and not granted
+    assert 0 < beyond <= len("271") - len("0")
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(
@@ -286,19 +316,108 @@ def test_a_record_tells_another_wording_apart() -> None:
         assert replayed.record.wording == record.wording
 
 
-def test_records_from_before_there_were_wordings_have_none() -> None:
+def test_records_from_before_wordings_were_named_are_restored_by_the_right_one() -> None:
+    rules = Rules(replace(LIMITS, max_turns=0), HERMES, WORDS)
+    told = Tell(Note("Be quick."))
+    for played, other in ((told, None), (None, told)):
+        record = build_record(Kernel(TASK, rules.worded(played)), {}, episode_id="e", seed=0)
+        data = {key: value for key, value in to_json(record).items() if key != "wording"} | {"format": 4}
+        earlier = from_json(data)
+        assert earlier == replace(record, wording=None)
+        assert from_json(to_json(earlier)) == earlier
+        assert restore(earlier, rules.worded(played)).done
+        with pytest.raises(RecordError, match="these rules have"):
+            restore(record, rules.worded(other))
+
+
+def test_a_record_that_names_no_wording_is_told_apart_by_its_prices() -> None:
+    rules = Rules(replace(LIMITS, total_tokens=900), HERMES, WORDS)
+
+    class Answers:
+        def act(self, observation: object, rng: object) -> str:
+            return HERMES.render(Answer("7"))
+
+    (record,) = rollout([RolloutRequest("e", TASK, 0, wording=TellTurns(2))], ScriptedPolicy(Answers()), rules)
+    earlier = replace(record, wording=None)
+    assert restore(earlier, rules.worded(TellTurns(2))).done
+    with pytest.raises(RecordError, match="in the wording it was played with, which it does not name"):
+        restore(earlier, rules)
+
+
+def test_rules_keep_their_names_under_other_limits() -> None:
+    worded = Rules(LIMITS, HERMES, WORDS).worded(Tell(Note("Be quick."))).worded(TellClones())
+    names = (repr(Tell(Note("Be quick."))), "TellClones()")
+    assert worded.under(replace(LIMITS, max_turns=0)).wording == worded.wording == names
+
+
+class Calls:
+    def __call__(self, protocol: ProtocolText) -> ProtocolText:
+        return protocol
+
+
+@dataclass
+class Thawed(Calls):
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Holds(Calls):
+    what: object
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Terse(Calls):
+    hidden: int = field(default=0, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        return object.__repr__(self)
+
+
+@pytest.mark.parametrize("wording", [lambda protocol: protocol, Thawed(), TellClones, Note("Be quick.")])
+def test_a_wording_that_has_no_name_is_refused(wording: Wording) -> None:
+    with pytest.raises(ConfigError, match="the wording is .*; expected a frozen dataclass with __call__"):
+        Rules(LIMITS, HERMES, WORDS).worded(wording)
+
+
+@pytest.mark.parametrize(
+    ("what", "place"), [(print, ""), (Path("a"), ""), ([1], ""), ((1, object()), r"\[1\]"), (Holds(print), ".what")]
+)
+def test_a_field_that_no_text_stands_for_is_refused(what: object, place: str) -> None:
+    with pytest.raises(ConfigError, match=f"^Holds.what{place} is .*, which names no wording in records; expected"):
+        Rules(LIMITS, HERMES, WORDS).worded(Holds(what))
+
+
+def test_a_name_says_every_field_whatever_its_class_prints() -> None:
     rules = Rules(LIMITS, HERMES, WORDS)
-    record = build_record(Kernel(TASK, rules.under(replace(LIMITS, max_turns=0))), {}, episode_id="e", seed=0)
-    data = {key: value for key, value in to_json(record).items() if key != "wording"} | {"format": 4}
-    assert from_json(data) == record
-    assert restore(from_json(data), rules.under(record.limits)).done
-    worded = rules.worded(Tell(Note("Be quick."))).worded(TellClones())
-    assert worded.under(record.limits).wording == worded.wording == (repr(Tell(Note("Be quick."))), "TellClones()")
+    assert [rules.worded(Terse(i)).wording for i in (1, 2)] == [("Terse(hidden=1)",), ("Terse(hidden=2)",)]
+    assert rules.worded(Terse(1)) is rules.worded(Terse(1))
+    for wording in (TellTurns(1, 2), Tell(Note("It's.\n", 3)), Holds((1,)), Holds((1.5, None))):
+        assert rules.worded(wording).wording == (repr(wording),)
+    assert rules.worded(Holds(Role.ROOT)).wording == ("Holds(what=Role.ROOT)",)
 
 
-def test_a_wording_that_has_no_name_is_refused() -> None:
-    with pytest.raises(ConfigError, match="expected a frozen dataclass with __call__"):
-        Rules(LIMITS, HERMES, WORDS).worded(lambda protocol: protocol)
+def test_a_long_name_is_a_digest_in_records_and_in_messages() -> None:
+    rules = Rules(replace(LIMITS, max_turns=0), HERMES, WORDS)
+    book, other = (Tell(Note("Check the units. " * 30 + end)) for end in ("a", "b"))
+    record = build_record(Kernel(TASK, rules.worded(book)), {}, episode_id="e", seed=0)
+    (name,) = record.wording
+    assert re.fullmatch(r"Tell\(blake2b:[0-9a-f]{16}\)", name)
+    assert restore(record, rules.worded(book)).done
+    # The digest is of what the name would be, and a record with that one is of the same episode.
+    written = replace(record, wording=(repr(book),))
+    assert restore(written, rules.worded(book)).done
+    for found in (record, written):
+        with pytest.raises(RecordError) as error:
+            restore(found, rules.worded(other))
+        assert name in str(error.value)
+        assert "Check" not in str(error.value)
+
+
+def test_a_name_of_the_longest_length_is_written_out() -> None:
+    rules = Rules(LIMITS, HERMES, WORDS)
+    for spare, whole in ((0, True), (1, False)):
+        wording = Holds("x" * (LONGEST_NAME - len("Holds(what='')") + spare))
+        assert (rules.worded(wording).wording == (repr(wording),)) == whole
 
 
 # Around one another
@@ -318,7 +437,17 @@ class Inside:
         raise AttributeError(name)
 
 
-AROUND: list[Wording] = [TellClones(), Tell(Note("Go.", 1)), PlainTextProtocol, Inside]  # type: ignore[list-item]
+class HandsOn:
+    """One that hands on whatever it is asked for."""
+
+    def __init__(self, protocol: ProtocolText) -> None:
+        self.protocol = protocol
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.protocol, name)
+
+
+AROUND: list[Wording] = [TellClones(), Tell(Note("Go.", 1)), PlainTextProtocol, Inside, HandsOn]  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("around", AROUND, ids=str)
@@ -336,6 +465,36 @@ def test_turn_control_and_a_board_are_found_in_what_is_wrapped(around: Wording) 
     assert observe(kernel, ROOT).is_last
     kernel.play(ROOT, "no", Usage(1))
     assert kernel.agents[ROOT].status is Status.OUT_OF_TURNS
+
+
+class Former(Inside):
+    """Turn control and a board as they were asked for before `extension` and `posts` were."""
+
+    turns = 2
+
+    def asked(self, text: str) -> int:
+        return 0
+
+    def remind(self, message: Message, left: int) -> Message:
+        return message
+
+
+class FormerBoard(Inside):
+    def board(self, replies: Mapping[AgentId, str]) -> Mapping[str, str]:
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("former", "words"),
+    [
+        (Former, "the protocol Former has asked and remind and lacks extension, .*protocol.ControlsTurns"),
+        (FormerBoard, "the protocol FormerBoard has board and lacks posts, .*protocol.KeepsBoard"),
+    ],
+)
+def test_a_protocol_that_controls_turns_or_keeps_a_board_in_part_is_refused(former: type[Inside], words: str) -> None:
+    for protocol in (former(HERMES), TellClones()(former(HERMES))):  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=words):
+            Rules(LIMITS, protocol, WORDS)  # type: ignore[arg-type]
 
 
 def test_the_environment_of_texts_keeps_both_and_has_room_for_them() -> None:
