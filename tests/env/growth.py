@@ -6,10 +6,10 @@ import time
 def growth(work, size):
     """CPU time of `work(4 * size)` over that of `work(size)`: 4 if it is linear, 16 if it is quadratic.
 
-    The least of three, unless one is near 4: a busy machine may slow down either.
+    The least of ten, unless one is near 4: a busy machine may slow down either.
     """
     found = []
-    while len(found) < 3 and min(found, default=16) > 6:
+    while len(found) < 10 and min(found, default=16) > 6:
         found.append(_cost(work, 4 * size) / _cost(work, size))
     return min(found)
 
