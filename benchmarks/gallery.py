@@ -195,6 +195,12 @@ def play_all() -> Iterator[tuple[str, str]]:
     yield "left_out.json", json.dumps(left_out()) + "\n"
 
 
+def unpack(archive: Path, folder: Path) -> None:
+    """An archive of our own, so that a Python before 3.11.4, which has no filter, may unpack it too."""
+    with tarfile.open(archive) as opened:
+        opened.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+
+
 def write_pages(out: Path, console: Console) -> None:
     """The pages of the site: the gallery's episodes, a group with its replays and credit, and the report of a run.
 
@@ -204,8 +210,7 @@ def write_pages(out: Path, console: Console) -> None:
     with TemporaryDirectory() as folder, chdir(TREES):  # pages are named after paths
         write_page([Path(f"{name}.jsonl") for name in EPISODES], out / "trees.html", console)
         write_page([Path("replayed.jsonl")], out / "credit.html", console, schemes=["rloo", "difference"])
-        with tarfile.open(RUN) as archive:
-            archive.extractall(folder, filter="data")
+        unpack(RUN, Path(folder))
         with chdir(folder):
             report_page([Path("example")], out / "report.html", console)
 

@@ -254,7 +254,7 @@ def folder(selfcest: Console, tmp_path: Path) -> Path:
     for name in ("docs", "training"):
         (tmp_path / name).symlink_to(ROOT / name)
     with tarfile.open(DOCS / "evidence" / "example_run.tar.xz") as archive:
-        archive.extractall(tmp_path / "runs", filter="data")
+        archive.extractall(tmp_path / "runs", **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     shutil.copytree(tmp_path / "runs" / "example", tmp_path / "runs" / "quick")
     model = tmp_path / "runs" / "quick" / "deciding" / "seed0" / "model"
     shutil.copytree(shipped_policies()["deciding"], model)
