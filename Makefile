@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := pip install --quiet --disable-pip-version-check
 LOCKED := $(INSTALL) --no-deps --require-hashes
-PACKAGES := selfcest_env agents/selfcest_agents training/selfcest_training
+PACKAGES := selfcest_env agents/selfcest_agents $(addprefix training/selfcest_,training eval methods lab baselines cli)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -39,16 +39,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch.nn import functional as F
 
+from selfcest_baselines.credit import Broadcast, Credit, Difference, DiffLoo, Shapley, Value
+from selfcest_baselines.games import KernelGames
+from selfcest_baselines.learner import Learner
+from selfcest_baselines.loss import OnePass
+from selfcest_baselines.networks import Actor
+from selfcest_baselines.rollout import collect
 from selfcest_env.seeding import stream_seed
 from selfcest_env.symbolic import BatchDelegation, SymbolicRules, make_rules, optimal_return
 from selfcest_env.symbolic.scenarios import EVALUATION_SEED
-from selfcest_training.evaluation.statistics import Estimate
-from selfcest_training.marl.credit import Broadcast, Credit, Difference, DiffLoo, Shapley, Value
-from selfcest_training.marl.games import KernelGames
-from selfcest_training.marl.learner import Learner
-from selfcest_training.marl.loss import OnePass
-from selfcest_training.marl.networks import Actor
-from selfcest_training.marl.rollout import collect
+from selfcest_eval.stats.statistics import Estimate
 
 ROOT = Path(__file__).parents[1]
 STORE, TUNED = (ROOT / "docs" / "evidence" / name for name in ("credit_map.jsonl", "credit_map_tuning.jsonl"))

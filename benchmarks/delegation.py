@@ -26,12 +26,12 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from selfcest_env.palette import INK, LINE, MUTED, SERIES, SURFACE
+from selfcest_eval.play.results import Result
+from selfcest_eval.report.training_run import Part, Stage, results_of, study_of
+from selfcest_eval.stats.decision import judge, means
+from selfcest_eval.stats.decision_table import Decided, decided
+from selfcest_eval.stats.statistics import Estimate, over_seeds
 from selfcest_training.config_file import load_config, read_config
-from selfcest_training.evaluation.decision import judge, means
-from selfcest_training.evaluation.decision_table import Decided, decided
-from selfcest_training.evaluation.results import Result
-from selfcest_training.evaluation.statistics import Estimate, over_seeds
-from selfcest_training.evaluation.training_run import Part, Stage, results_of, study_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

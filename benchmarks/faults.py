@@ -227,10 +227,7 @@ def _imports() -> None:
 
     torch.set_num_threads(1)
     importlib.import_module("trivial")
-    import selfcest_training.commands.cli
-    import selfcest_training.commands.study
     import selfcest_training.config_file
-    import selfcest_training.evaluation.config
     import selfcest_training.run.experiment  # noqa: F401
 
 
@@ -238,8 +235,8 @@ def _in_one_process() -> None:
     """Jobs in this process, one after the other, without plots."""
     from transformers.utils.logging import disable_progress_bar
 
-    import selfcest_training.evaluation.report as report
-    import selfcest_training.evaluation.training_run as training_run
+    import selfcest_eval.report.study_report as report
+    import selfcest_eval.report.training_run as training_run
     import selfcest_training.run.experiment as experiment
 
     disable_progress_bar()  # type: ignore[no-untyped-call]  # as a worker does
@@ -254,7 +251,7 @@ def _in_one_process() -> None:
 
 
 def _command(arguments: list[str]) -> int:
-    import selfcest_training.commands.cli as cli
+    import selfcest_cli.main as cli
 
     sys.argv = ["selfcest", *arguments]
     try:

@@ -62,8 +62,8 @@ from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.text.markers import Markers
 from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import Boundary, Malformed, Message, MessageRole, Part
+from selfcest_eval.play.config import parse_study
 from selfcest_training.config_file import apply_override, load_config, parse_config
-from selfcest_training.evaluation.config import parse_study
 from selfcest_training.yaml_text import read_yaml, write_yaml
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -30,6 +30,8 @@ from rich.console import Console
 
 from selfcest_agents.player import ModelPlayer, Wrapper
 from selfcest_agents.rollout import RolloutRequest
+from selfcest_cli.report import report_page
+from selfcest_cli.trace import write_page
 from selfcest_env.protocol import ProtocolText
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, write_episode
 from selfcest_env.replay import Intervention, Replay
@@ -38,12 +40,10 @@ from selfcest_env.tasks import make_source
 from selfcest_env.tasks.range_sum import parse
 from selfcest_env.types import ROOT, Answer, CloneRequest, Delegate, Task
 from selfcest_env.views import Observation
-from selfcest_training.commands.report import report_page
-from selfcest_training.commands.trace import write_page
+from selfcest_eval.play.policies import make_policy, run_file
+from selfcest_eval.play.scripted_roots import OneCall, ScriptedRoot, SpawnJoin
 from selfcest_training.config_file import load_config
 from selfcest_training.credit import Difference
-from selfcest_training.evaluation.policies import make_policy, run_file
-from selfcest_training.evaluation.scripted_roots import OneCall, ScriptedRoot, SpawnJoin
 from selfcest_training.files import write_text
 from selfcest_training.shipped import model_folder
 

@@ -29,9 +29,9 @@ import yaml
 from delegation import CONFIGS, EVIDENCE, EXPERIMENTS, ROOT, cells_in, each, of, provenance, table
 
 from selfcest_env.palette import INK, LINE, MUTED, SERIES, SURFACE
+from selfcest_eval.play.results import read_results
+from selfcest_eval.stats.statistics import over_seeds
 from selfcest_training.config_file import read_config
-from selfcest_training.evaluation.results import read_results
-from selfcest_training.evaluation.statistics import over_seeds
 
 Cell = Mapping[str, Any]
 Sweeps = Mapping[int, Mapping[str, Mapping[str, float]]]  # by seed, policy and budget

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from selfcest_eval.play.config import StudyConfig, load_study
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import load_config
-from selfcest_training.evaluation.config import StudyConfig, load_study
 
 CONFIGS = Path(__file__).parents[1] / "training" / "configs"
 PARAMETERS = {"hub:Qwen/Qwen3-4B": 4.0e9, "hub:Qwen/Qwen3-1.7B": 1.7e9}

@@ -28,11 +28,11 @@ from selfcest_env.seeding import stream_seed
 from selfcest_env.tasks import TaskSource, source_of_config
 from selfcest_env.tasks.splits import TRAIN, HashedSplit
 from selfcest_env.types import Task
-from selfcest_training.evaluation.config import StudyConfig, load_study
-from selfcest_training.evaluation.instances import instances_of, source_of
-from selfcest_training.evaluation.playbook import Learner, Playbook, name_of
-from selfcest_training.evaluation.policies import make_policy
-from selfcest_training.evaluation.strategies import Instance, Seat
+from selfcest_eval.play.config import StudyConfig, load_study
+from selfcest_eval.play.instances import instances_of, source_of
+from selfcest_eval.play.policies import make_policy
+from selfcest_eval.play.strategies import Instance, Seat
+from selfcest_methods.playbook import Learner, Playbook, name_of
 from selfcest_training.families import TEST_FRACTION
 from selfcest_training.faults import Exit, exit_code, line_of
 from selfcest_training.files import replace_text

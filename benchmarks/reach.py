@@ -31,10 +31,10 @@ from selfcest_agents.scripted import OracleActor
 from selfcest_env.reward import make_reward
 from selfcest_env.tasks import Style
 from selfcest_env.tasks.long_ledgers import AT_ONCE, ONE_BY_ONE, LongLedgers
+from selfcest_eval.play.config import StudyConfig, load_study
+from selfcest_eval.play.results import read_results
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import dump_config, load_config
-from selfcest_training.evaluation.config import StudyConfig, load_study
-from selfcest_training.evaluation.results import read_results
 from selfcest_training.families import make_families
 from selfcest_training.stages.warmstart import demonstration_pool
 

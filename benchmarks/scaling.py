@@ -39,13 +39,13 @@ from selfcest_agents.samplers import Sampler, TransformersSampler
 from selfcest_env.palette import LINE, MUTED, SERIES
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.seeding import stream_seed
+from selfcest_eval.report.figures import MARKS
 from selfcest_training.cluster.config import shares
 from selfcest_training.cluster.deal import busy_share
 from selfcest_training.config_file import load_config
 from selfcest_training.families import make_families
 from selfcest_training.learner.batch import bucketed
 from selfcest_training.planning.speed import Curve, read_curve
-from selfcest_training.reporting.figures import MARKS
 from selfcest_training.shipped import HERE
 from selfcest_training.stages.ahead import RolloutsAhead
 from selfcest_training.stages.base import TaskMenu

@@ -12,9 +12,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from selfcest_baselines.bench.report import known_scenarios, table
+from selfcest_baselines.bench.runs import Results, load
 from selfcest_env.symbolic.scenarios import EVALUATION_EPISODES, EVALUATION_SEED, SOLVED
-from selfcest_training.marl.bench.report import known_scenarios, table
-from selfcest_training.marl.bench.runs import Results, load
 
 STORE = Path(__file__).parents[1] / "docs" / "evidence" / "bench"
 OUTSIDE = STORE / "outside"  # a learner of a library that is no dependency; in it `tuning`, on other seeds
@@ -135,7 +135,7 @@ examiner with its decisions so far and a greedy policy, and to stop when that sa
 import torch
 
 from selfcest_env.symbolic import BatchDelegation
-from selfcest_training.marl.bench import Cell, Entry, play
+from selfcest_baselines.bench import Cell, Entry, play
 
 
 class Uniform(Entry):
@@ -173,7 +173,7 @@ configuration with the recipe of [the adapter](adapters.md#rllib). It had
 
 ```bash
 export PYTHONPATH=.:agents:training:docs/examples/marl
-.venv-rllib/bin/python -m selfcest_training bench {played} --seconds 20 --out docs/evidence/bench/outside
+.venv-rllib/bin/python -m selfcest_cli bench {played} --seconds 20 --out docs/evidence/bench/outside
 ```"""
 
 TUNING = """On `noisy-c005-v1` it ends below the best play without delegation. It samples {rate} decisions per CPU

@@ -26,6 +26,7 @@ from rich.table import Table
 from selfcest_agents.policy import ScriptedPolicy
 from selfcest_agents.rollout import RolloutRequest, rollout
 from selfcest_agents.scripted import OracleActor
+from selfcest_cli.trace import write_page
 from selfcest_env.record import EpisodeRecord, read_episodes, write_episode
 from selfcest_env.reward import make_reward
 from selfcest_env.rules import Rules
@@ -33,7 +34,6 @@ from selfcest_env.tasks import make_source
 from selfcest_env.text.counters import WordCounter
 from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.types import Limits
-from selfcest_training.commands.trace import write_page
 
 STEPS = 100  # of scrolling, from one end of the list to the other
 SCROLL = """async (steps) => {

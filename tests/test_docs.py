@@ -19,10 +19,13 @@ import yaml
 from selfcest_agents.lora_options import LoraOptions
 from selfcest_agents.samplers import TransformersSampler, VllmSampler
 from selfcest_agents.tiny import TinyConfig
+from selfcest_cli.main import app
+from selfcest_cli.study import default_study
 from selfcest_env.text.protocols import PROTOCOLS
 from selfcest_env.types import Fault, Limits, Status
-from selfcest_training.commands.cli import app
-from selfcest_training.commands.study import default_study
+from selfcest_eval.play.config import StrategySpec, StudyConfig, load_study
+from selfcest_eval.play.policies import ModelPolicy, ServerPolicy
+from selfcest_eval.play.strategies import STRATEGIES, make_strategy
 from selfcest_training.config import (
     ArmConfig,
     Cell,
@@ -35,9 +38,6 @@ from selfcest_training.config import (
 )
 from selfcest_training.config_file import load_config, parse_config
 from selfcest_training.credit import BUILTINS, find_scheme
-from selfcest_training.evaluation.config import StrategySpec, StudyConfig, load_study
-from selfcest_training.evaluation.policies import ModelPolicy, ServerPolicy
-from selfcest_training.evaluation.strategies import STRATEGIES, make_strategy
 from selfcest_training.learner import losses
 from selfcest_training.learner.mismatch import Mismatch
 from selfcest_training.learner.options import ForwardOptions, LossConfig, OptimizerConfig

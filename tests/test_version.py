@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import selfcest_agents
 import selfcest_env
 import selfcest_training
-from selfcest_training.commands.cli import app
+from selfcest_cli.main import app
 
 ROOT = Path(__file__).parents[1]
 

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from selfcest_baselines.games import KernelGames
+from selfcest_baselines.networks import Actor
 from selfcest_env.symbolic import BatchDelegation, State, SymbolicRules, make_rules
 from selfcest_env.symbolic.streams import Keys
 from selfcest_env.symbolic.tasks import Chain, Instances
-from selfcest_training.marl.games import KernelGames
-from selfcest_training.marl.networks import Actor
 
 ANSWER_0, ANSWER_1, SPLIT = 1, 2, 3
 

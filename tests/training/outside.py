@@ -16,6 +16,10 @@ from selfcest_agents.language import Language
 from selfcest_agents.samplers import Sampler
 from selfcest_agents.tiny import TinyLanguage
 from selfcest_agents.transformers.engine import TransformersEngine
+from selfcest_baselines.bench import Entry
+from selfcest_baselines.credit import Assign, Batch, Credited, Start
+from selfcest_baselines.credit import Credit as GameCredit
+from selfcest_baselines.progress import Examiner
 from selfcest_env.graders import Grade
 from selfcest_env.process import ProcessTerm, Step
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
@@ -25,14 +29,10 @@ from selfcest_env.tasks.source import Proposal, Style
 from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import Answer, Limits, Task
 from selfcest_env.views import Observation
+from selfcest_eval.play.costs import EpisodeCost
+from selfcest_eval.play.strategies import Strategy
 from selfcest_training.credit import Credit, NoReplays, Promise, Replayed, broadcast
-from selfcest_training.evaluation.costs import EpisodeCost
-from selfcest_training.evaluation.strategies import Strategy
 from selfcest_training.learner.losses import LossInputs
-from selfcest_training.marl.bench import Entry
-from selfcest_training.marl.credit import Assign, Batch, Credited, Start
-from selfcest_training.marl.credit import Credit as GameCredit
-from selfcest_training.marl.progress import Examiner
 from selfcest_training.stages.base import Admission, PlannedGroup, TaskMenu
 
 seen: Counter[str] = Counter()  # by the row of the table

@@ -10,16 +10,16 @@ import outside
 import pytest
 from rich.console import Console
 
+from selfcest_baselines.bench import Cell, play
+from selfcest_baselines.learner import Learner
+from selfcest_baselines.train import train
+from selfcest_cli.study import run_study
 from selfcest_env import symbolic_v0
 from selfcest_env.record import read_episodes
 from selfcest_env.symbolic.rules import SymbolicRules
 from selfcest_env.symbolic.tasks import make_task
-from selfcest_training.commands.study import run_study
+from selfcest_eval.play.config import StudyConfig
 from selfcest_training.config_file import parse_as, parse_config
-from selfcest_training.evaluation.config import StudyConfig
-from selfcest_training.marl.bench import Cell, play
-from selfcest_training.marl.learner import Learner
-from selfcest_training.marl.train import train
 from selfcest_training.run.job import Job, JobId
 
 ROOT = Path(__file__).parents[2]

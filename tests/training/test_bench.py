@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from selfcest_baselines.bench import ENTRIES, Cell, Entry, Run, aggregate, interquartile_mean, play, profile, scores
+from selfcest_baselines.bench.report import known_scenarios, table
+from selfcest_baselines.bench.runs import entry_of, export, load, play_all, store
+from selfcest_baselines.bench.summary import mean, paired
+from selfcest_cli.main import app
 from selfcest_env.errors import ConfigError, PlugInError
 from selfcest_env.structure import Checked, Count, Share
 from selfcest_env.symbolic.scenarios import SCENARIOS
-from selfcest_training.commands.cli import app
-from selfcest_training.marl.bench import ENTRIES, Cell, Entry, Run, aggregate, interquartile_mean, play, profile, scores
-from selfcest_training.marl.bench.report import known_scenarios, table
-from selfcest_training.marl.bench.runs import entry_of, export, load, play_all, store
-from selfcest_training.marl.bench.summary import mean, paired
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ROOT = Path(__file__).parents[2]

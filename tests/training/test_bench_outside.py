@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from selfcest_baselines.bench import Cell, play
+from selfcest_baselines.bench.runs import entry_of, load
+from selfcest_baselines.progress import Examiner
 from selfcest_env.errors import ConfigError
 from selfcest_env.symbolic.scenarios import scenario
-from selfcest_training.marl.bench import Cell, play
-from selfcest_training.marl.bench.runs import entry_of, load
-from selfcest_training.marl.progress import Examiner
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.slow

@@ -17,12 +17,12 @@ from test_job import config
 from typer.main import get_command
 from typer.testing import CliRunner
 
-import selfcest_training.commands.cli as cli
+import selfcest_cli.main as cli
 import selfcest_training.credit
+from selfcest_eval import report
+from selfcest_eval.play.results import Result, read_results
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import dump_config
-from selfcest_training.evaluation import report
-from selfcest_training.evaluation.results import Result, read_results
 from selfcest_training.run import experiment
 from selfcest_training.run.job import JobId
 

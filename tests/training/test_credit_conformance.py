@@ -14,14 +14,17 @@ from selfcest_env.plugin import PlugIn
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Intervention, Replay
 from selfcest_env.types import ROOT
+from selfcest_methods.branches import Branches
+from selfcest_methods.downsampled import Downsampled
+from selfcest_methods.state_zero import StateZero
+from selfcest_methods.swap import Swap
+from selfcest_methods.wideseek import WideSeek
 from selfcest_training.credit import (
-    Branches,
     Coma,
     Credit,
     CreditAssigner,
     Difference,
     DiffLoo,
-    Downsampled,
     Gated,
     GatedPaper,
     Grpo,
@@ -32,10 +35,7 @@ from selfcest_training.credit import (
     Rloo,
     Shapes,
     Shapley,
-    StateZero,
-    Swap,
     ToGo,
-    WideSeek,
 )
 from selfcest_training.credit.synthetic import NULL, World, mirrored, mirrored_id, mirrored_replay
 from selfcest_training.credit.testing import ConformanceError, check_assigner

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
+from selfcest_baselines.counterfactual import record
+from selfcest_baselines.credit import Batch, Start
+from selfcest_baselines.games import KernelGames
+from selfcest_baselines.networks import Actor
 from selfcest_env.symbolic import BatchDelegation, RandomPolicy
 from selfcest_env.symbolic import play as play_random
 from selfcest_env.symbolic.vectors import observation_size
-from selfcest_training.marl.counterfactual import record
-from selfcest_training.marl.credit import Batch, Start
-from selfcest_training.marl.games import KernelGames
-from selfcest_training.marl.networks import Actor
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -15,8 +15,10 @@ from selfcest_env.plugin import PlugIn, build
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Intervention, Replay
 from selfcest_env.types import ROOT, AgentId, Outcome, Status, TurnKey
+from selfcest_methods.branches import Branches
+from selfcest_methods.swap import Swap
+from selfcest_methods.wideseek import WideSeek
 from selfcest_training.credit import (
-    Branches,
     Coma,
     Credit,
     CreditAssigner,
@@ -29,9 +31,7 @@ from selfcest_training.credit import (
     PerRole,
     Rloo,
     Shapley,
-    Swap,
     ToGo,
-    WideSeek,
     ask,
     ask_more,
     assign,

@@ -15,11 +15,11 @@ from records import agent, group, three_agents, turn
 from test_job import config
 from typer.testing import CliRunner
 
+from selfcest_cli.main import app
 from selfcest_env.errors import ConfigError, CreditError, PolicyError, RecordError, TrainingError
 from selfcest_env.record import EpisodeGroup, write_episode
 from selfcest_env.replay import Intervention, Replay
 from selfcest_env.types import ROOT
-from selfcest_training.commands.cli import app
 from selfcest_training.credit import Credit, Replayed, Rloo, make_assigner
 from selfcest_training.credit.offline import in_groups
 from selfcest_training.export.prime_rl import TrainingSample, read_samples, training_samples, write_samples

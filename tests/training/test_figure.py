@@ -16,14 +16,14 @@ from PIL import Image
 from records import three_agents
 from typer.testing import CliRunner
 
+from selfcest_cli import cli
 from selfcest_env import draw, render
 from selfcest_env.palette import ANSWERED, FAILED, INK, PAGE, READY, STATUS, WAITING, Tone
 from selfcest_env.record import AgentRecord, EpisodeRecord, write_episode
 from selfcest_env.render import nodes_of_record
 from selfcest_env.types import ROOT, Status
-from selfcest_training.commands import cli
-from selfcest_training.html.figure import BELOW, FOOT, PIXELS, gif, svg
-from selfcest_training.html.page import asset
+from selfcest_eval.html.figure import BELOW, FOOT, PIXELS, gif, svg
+from selfcest_eval.html.page import asset
 
 LEFT, RIGHT = ROOT.child(0), ROOT.child(1)
 HOSTILE = '</text><script>alert(1)</script> & "'

@@ -17,9 +17,9 @@ import pytest
 from browsing import chromium, opened
 from typer.testing import CliRunner
 
+from selfcest_cli import cli
 from selfcest_env.record import EpisodeRecord, read_episodes
 from selfcest_env.types import AgentId
-from selfcest_training.commands import cli
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -12,13 +12,13 @@ from rich.console import Console
 
 from selfcest_agents.samplers import make_sampler
 from selfcest_agents.vllm_engine import VllmOptions
+from selfcest_cli.plan import print_plan
 from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import PlugIn
 from selfcest_env.structure import construct
+from selfcest_eval.report.training_run import study_of
 from selfcest_training.cluster.config import check_resources
-from selfcest_training.commands.plan import print_plan
 from selfcest_training.config_file import load_config
-from selfcest_training.evaluation.training_run import study_of
 from selfcest_training.planning.memory import longest_context
 from selfcest_training.planning.shapes import model_shape
 from selfcest_training.run.job import Job, JobId, check_cluster, check_micro_batches, check_own_weights, make_stages

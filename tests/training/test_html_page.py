@@ -11,7 +11,7 @@ import pytest
 
 from selfcest_env import palette
 from selfcest_env.types import Status
-from selfcest_training.html.page import Page, dumps
+from selfcest_eval.html.page import Page, dumps
 
 EVIL = "</script><script>alert(1)</script><!--\u2028\u2029\ud800&amp;\x00\r\n\"'<img src=x onerror=alert(1)>"
 
@@ -46,7 +46,7 @@ def test_only_the_page_s_own_style_and_script_may_run() -> None:
 
 
 def test_no_script_parses_html_and_no_style_loads_anything() -> None:
-    shipped = [file for file in files("selfcest_training.html").iterdir() if file.name.endswith((".js", ".css"))]
+    shipped = [file for file in files("selfcest_eval.html").iterdir() if file.name.endswith((".js", ".css"))]
     assert {"page.css", "page.js"} <= {file.name for file in shipped}
     for file in shipped:
         text = file.read_text("utf-8")

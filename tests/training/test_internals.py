@@ -19,11 +19,14 @@ from selfcest_env.errors import ConfigError, CreditError, PlugInError
 from selfcest_env.plugin import PlugIn
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.types import ROOT, TurnKey
+from selfcest_lab.estimate import sample_groups
+from selfcest_lab.expectation import expected_gradient
+from selfcest_methods.critic import Critic
+from selfcest_methods.gae import Gae
+from selfcest_methods.value_head import ValueHead
 from selfcest_training.credit import (
     Credit,
     CreditAssigner,
-    Critic,
-    Gae,
     Gated,
     Internal,
     Internals,
@@ -37,9 +40,6 @@ from selfcest_training.credit import (
     make_assigner,
 )
 from selfcest_training.credit.testing import ConformanceError, check_assigner
-from selfcest_training.credit.value_head import ValueHead
-from selfcest_training.lab.estimate import sample_groups
-from selfcest_training.lab.expectation import expected_gradient
 from selfcest_training.learner.internals import look_into
 from selfcest_training.learner.options import OptimizerConfig, Rows
 from selfcest_training.learner.update import Learner

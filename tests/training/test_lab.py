@@ -31,40 +31,18 @@ from lab_schemes import (
 )
 from typer.testing import CliRunner
 
-import selfcest_training.commands.cli as cli
+import selfcest_cli.main as cli
 from selfcest_agents.replay import play_replays
 from selfcest_agents.rollout import rollout
 from selfcest_env.errors import ConfigError, PolicyError
 from selfcest_env.plugin import PlugIn
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay, replayed_episode
-from selfcest_training.credit import (
-    Branches,
-    Coma,
-    Credit,
-    CreditAssigner,
-    Difference,
-    DiffLoo,
-    Gae,
-    Gated,
-    Grpo,
-    Parts,
-    PerRole,
-    Promise,
-    Replayed,
-    Rloo,
-    Shapes,
-    Shapley,
-    StateZero,
-    Swap,
-    ToGo,
-    coin,
-)
-from selfcest_training.lab import GAMES, LabConfig, LabReport, run_lab
-from selfcest_training.lab.estimate import group_gradients, lab_request, sample_groups, scored
-from selfcest_training.lab.exact import Exhaustive, Solved, outcomes, solve
-from selfcest_training.lab.expectation import expected_gradient
-from selfcest_training.lab.judge import (
+from selfcest_lab import GAMES, LabConfig, LabReport, run_lab
+from selfcest_lab.estimate import group_gradients, lab_request, sample_groups, scored
+from selfcest_lab.exact import Exhaustive, Solved, outcomes, solve
+from selfcest_lab.expectation import expected_gradient
+from selfcest_lab.judge import (
     ALPHA,
     Evidence,
     broken,
@@ -76,9 +54,31 @@ from selfcest_training.lab.judge import (
     joint_p_value,
     sampled_evidence,
 )
-from selfcest_training.lab.measure import Measurement, Value, label, measure
-from selfcest_training.lab.summary import crossings, markdown, write_report
-from selfcest_training.lab.tabular import Floats, Streams, TabularPolicy
+from selfcest_lab.measure import Measurement, Value, label, measure
+from selfcest_lab.summary import crossings, markdown, write_report
+from selfcest_lab.tabular import Floats, Streams, TabularPolicy
+from selfcest_methods.branches import Branches
+from selfcest_methods.gae import Gae
+from selfcest_methods.state_zero import StateZero
+from selfcest_methods.swap import Swap
+from selfcest_training.credit import (
+    Coma,
+    Credit,
+    CreditAssigner,
+    Difference,
+    DiffLoo,
+    Gated,
+    Grpo,
+    Parts,
+    PerRole,
+    Promise,
+    Replayed,
+    Rloo,
+    Shapes,
+    Shapley,
+    ToGo,
+    coin,
+)
 from selfcest_training.stages.crediting import counterfactuals, credit_step
 
 each_game = pytest.mark.parametrize("name", GAMES)

@@ -17,11 +17,11 @@ from test_job import config
 from test_study_run import run as run_study
 from test_study_run import small
 
+from selfcest_cli.report import report_folder
 from selfcest_env.errors import ConfigError
+from selfcest_eval.play.config import StudyConfig
 from selfcest_training import lock
-from selfcest_training.commands.report import report_folder
 from selfcest_training.config_file import dump_config, parse_as
-from selfcest_training.evaluation.config import StudyConfig
 from selfcest_training.lock import locked
 from selfcest_training.run.experiment import run
 

@@ -15,18 +15,18 @@ import yaml
 from test_job import config
 from test_study_run import run, small
 
+from selfcest_cli import cli
 from selfcest_env.graders import Grade
 from selfcest_env.types import Status
-from selfcest_training.commands import cli
+from selfcest_eval.play.results import Place, Result, write_result
+from selfcest_eval.report.training_run import Stage
 from selfcest_training.config import Cell, EvaluationConfig
 from selfcest_training.config_file import dump_config
-from selfcest_training.evaluation.results import Place, Result, write_result
-from selfcest_training.evaluation.training_run import Stage
 
 STRANGER = """
 from pathlib import Path
 Path("imported").touch()
-from selfcest_training.evaluation.strategies import Strategy
+from selfcest_eval.play.strategies import Strategy
 class Eager:
     def __init__(self, args=()):
         Path("made").touch()

@@ -19,8 +19,8 @@ from selfcest_agents.samplers import Sampler, SamplerByRole
 from selfcest_agents.transformers.engine import TransformersEngine
 from selfcest_env.errors import ConfigError
 from selfcest_env.types import Role
+from selfcest_eval.play.policies import ModelPolicy
 from selfcest_training.config import RunConfig
-from selfcest_training.evaluation.policies import ModelPolicy
 from selfcest_training.run.checkpoint import checkpoints
 from selfcest_training.run.job import Job, JobId
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from selfcest_baselines.counterfactual import Cost, play_without, record
+from selfcest_baselines.games import KernelGames
+from selfcest_baselines.networks import draw
+from selfcest_baselines.train import train
 from selfcest_env.errors import ConfigError
 from selfcest_env.symbolic import make_rules
-from selfcest_training.marl.counterfactual import Cost, play_without, record
-from selfcest_training.marl.games import KernelGames
-from selfcest_training.marl.networks import draw
-from selfcest_training.marl.train import train
 
 EASY = make_rules("cells", {"cells": 4, "modulus": 2}, max_clones=4)
 

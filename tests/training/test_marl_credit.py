@@ -28,18 +28,18 @@ from marl_games import (
 )
 from torch import Tensor
 
+from selfcest_baselines.counterfactual import Cost, Recording, play_without, record
+from selfcest_baselines.credit import Batch, Broadcast, Credit, Credited, Difference, DiffLoo, Shapley, Start
+from selfcest_baselines.credit.coma import coma_advantages
+from selfcest_baselines.credit.diff_loo import less_others
+from selfcest_baselines.credit.difference import difference_credit
+from selfcest_baselines.credit.shapley import calls, needed, sampled_orders, shapley_credit, shapley_values
+from selfcest_baselines.games import KernelGames
+from selfcest_baselines.networks import ILLEGAL, Actor, draw, entropy, floored, taken
+from selfcest_baselines.rollout import Act, collect, lambda_returns, row_targets
 from selfcest_env.symbolic import make_rules
 from selfcest_env.symbolic.rules import WAIT
 from selfcest_env.symbolic.vectors import FEATURES, replies, segments
-from selfcest_training.marl.counterfactual import Cost, Recording, play_without, record
-from selfcest_training.marl.credit import Batch, Broadcast, Credit, Credited, Difference, DiffLoo, Shapley, Start
-from selfcest_training.marl.credit.coma import coma_advantages
-from selfcest_training.marl.credit.diff_loo import less_others
-from selfcest_training.marl.credit.difference import difference_credit
-from selfcest_training.marl.credit.shapley import calls, needed, sampled_orders, shapley_credit, shapley_values
-from selfcest_training.marl.games import KernelGames
-from selfcest_training.marl.networks import ILLEGAL, Actor, draw, entropy, floored, taken
-from selfcest_training.marl.rollout import Act, collect, lambda_returns, row_targets
 
 DEPTH = FEATURES.index("depth")
 JOINTS = list(itertools.product(range(3), repeat=3))

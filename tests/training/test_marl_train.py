@@ -15,23 +15,23 @@ import torch
 from marl_games import Same
 from typer.testing import CliRunner
 
+from selfcest_baselines.__main__ import app
+from selfcest_baselines.counterfactual import record
+from selfcest_baselines.credit import CREDITS, Broadcast, Coma, Credit, Credited, Difference, Shapley, Value
+from selfcest_baselines.credit.base import leave_one_out
+from selfcest_baselines.credit.broadcast import group_advantages
+from selfcest_baselines.credit.coma import critic_inputs
+from selfcest_baselines.games import KernelGames, SmacGames
+from selfcest_baselines.learner import Learner
+from selfcest_baselines.loss import LOSSES, Clipped, OnePass
+from selfcest_baselines.networks import draw
+from selfcest_baselines.progress import Curve, Point, evaluate
+from selfcest_baselines.rollout import Rollout, collect
+from selfcest_baselines.train import train
 from selfcest_env.adapters.smac import SymbolicSMAC
 from selfcest_env.errors import ConfigError, PlugInError, SelfcestError
 from selfcest_env.symbolic import make_rules
 from selfcest_env.symbolic.streams import seeds_of
-from selfcest_training.marl.__main__ import app
-from selfcest_training.marl.counterfactual import record
-from selfcest_training.marl.credit import CREDITS, Broadcast, Coma, Credit, Credited, Difference, Shapley, Value
-from selfcest_training.marl.credit.base import leave_one_out
-from selfcest_training.marl.credit.broadcast import group_advantages
-from selfcest_training.marl.credit.coma import critic_inputs
-from selfcest_training.marl.games import KernelGames, SmacGames
-from selfcest_training.marl.learner import Learner
-from selfcest_training.marl.loss import LOSSES, Clipped, OnePass
-from selfcest_training.marl.networks import draw
-from selfcest_training.marl.progress import Curve, Point, evaluate
-from selfcest_training.marl.rollout import Rollout, collect
-from selfcest_training.marl.train import train
 
 SMALL = make_rules("chain", {"items": (2, 4), "modulus": 2, "window": 2, "splits": [2]}, max_depth=1, max_clones=2)
 
@@ -278,7 +278,7 @@ def test_credits_without_replays_play_smac_and_games_that_are_cut(credit: str) -
     [
         (lambda: train("comma", SMALL, decisions=1), "^unknown credit 'comma'.*Did you mean 'coma'"),
         (lambda: train("coma", SMALL, loss="clip", decisions=1), "^unknown loss 'clip'.*Did you mean 'clipped'"),
-        (lambda: train("selfcest_training.marl.learner:Learner", SMALL, decisions=1), "no subclass of .*Credit"),
+        (lambda: train("selfcest_baselines.learner:Learner", SMALL, decisions=1), "no subclass of .*Credit"),
         (lambda: train("coma", SMALL), "no budget is given"),
         (lambda: Learner(episodes="9"), "episodes is '9'"),
         (lambda: Learner(learning_rate=0.0), "learning_rate is 0.0"),
@@ -332,7 +332,7 @@ def test_command(tmp_path: Path) -> None:
 
 def test_command_as_a_module() -> None:
     """`-W error`: Python warns if the package has imported the module before it is run."""
-    command = [sys.executable, "-W", "error::RuntimeWarning", "-m", "selfcest_training.marl", "coma", "learning_rat=1"]
+    command = [sys.executable, "-W", "error::RuntimeWarning", "-m", "selfcest_baselines", "coma", "learning_rat=1"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     assert "Did you mean 'learning_rate'" in done.stderr

@@ -15,17 +15,18 @@ from typer.testing import CliRunner
 
 from selfcest_agents.replay import PlayedReplay, play_replays
 from selfcest_agents.rollout import rollout
+from selfcest_cli.main import app
 from selfcest_env.errors import CreditError, RecordError, TrainingError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, write_episode
 from selfcest_env.replay import Intervention, Replay
 from selfcest_env.types import ROOT
-from selfcest_training.commands.cli import app
-from selfcest_training.credit import Branches, Coma, Grpo, Rloo, make_assigner
+from selfcest_lab.estimate import lab_request, scored
+from selfcest_lab.exact import solve
+from selfcest_lab.games import GAMES
+from selfcest_lab.tabular import Streams, TabularPolicy
+from selfcest_methods.branches import Branches
+from selfcest_training.credit import Coma, Grpo, Rloo, make_assigner
 from selfcest_training.credit.offline import apply, credit_lines, read_groups
-from selfcest_training.lab.estimate import lab_request, scored
-from selfcest_training.lab.exact import solve
-from selfcest_training.lab.games import GAMES
-from selfcest_training.lab.tabular import Streams, TabularPolicy
 from selfcest_training.stages import crediting
 from selfcest_training.stages.crediting import counterfactuals, credit_step
 from selfcest_training.stages.outages import Outages

@@ -137,7 +137,7 @@ NOT_RUN = {
     "PYTHONPATH=. .venv-benchmarl/bin/python docs/examples/marl/benchmarl_mappo.py": OWN_ENVIRONMENT,
     "PYTHONPATH=.:agents:training .venv-rllib/bin/python docs/examples/marl/rllib_ppo.py": OWN_ENVIRONMENT,
     "export PYTHONPATH=.:agents:training:docs/examples/marl": OWN_ENVIRONMENT,
-    ".venv-rllib/bin/python -m selfcest_training bench chain-4m2-v1 noisy-c005-v1 cells-16-v1 "
+    ".venv-rllib/bin/python -m selfcest_cli bench chain-4m2-v1 noisy-c005-v1 cells-16-v1 "
     "--learner rllib_ppo:RllibPPO --seconds 20 --out docs/evidence/bench/outside": OWN_ENVIRONMENT,
     "selfcest watch runs/quick": ENDLESS,
     "selfcest watch runs/quick --html --port 8080": ENDLESS,
@@ -163,7 +163,7 @@ BY_PYTHON = {
     "pip install docs/examples/credit_plugin": (
         "tests/training/test_credit_plugins.py::test_the_example_package_is_listed"
     ),
-    "python -m selfcest_training.marl diff_loo --loss one_pass --option items=[2,8] --option modulus=2 "
+    "python -m selfcest_baselines diff_loo --loss one_pass --option items=[2,8] --option modulus=2 "
     "learning_rate=0.003 credit.samples=2": "tests/training/test_marl_train.py::test_command_as_a_module",
     'python -c "import selfcest_env; print(selfcest_env.__version__)"': (
         "tests/test_version.py::test_the_version_is_that_of_the_metadata"

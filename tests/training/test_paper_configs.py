@@ -14,13 +14,13 @@ from rich.console import Console
 from selfcest_env.errors import ConfigError
 from selfcest_env.reward import make_reward
 from selfcest_env.tasks.splits import TRAIN
+from selfcest_eval.play.config import load_study
+from selfcest_eval.play.instances import instances_of, source_of
+from selfcest_eval.play.leaks import report_leaks
+from selfcest_eval.play.study import Study
+from selfcest_eval.report.training_run import study_of
 from selfcest_training.config_file import load_config
 from selfcest_training.credit import make_assigner
-from selfcest_training.evaluation.config import load_study
-from selfcest_training.evaluation.instances import instances_of, source_of
-from selfcest_training.evaluation.leaks import report_leaks
-from selfcest_training.evaluation.play import Study
-from selfcest_training.evaluation.training_run import study_of
 from selfcest_training.families import split
 
 CONFIGS = Path(__file__).parents[2] / "training" / "configs" / "paper"

@@ -24,11 +24,11 @@ from selfcest_agents.lora import add_lora
 from selfcest_agents.lora_options import LoraOptions
 from selfcest_agents.tiny import TinyConfig, build_tiny
 from selfcest_agents.transformers.engine import TransformersEngine
+from selfcest_cli import cli
+from selfcest_cli.plan import print_plan
 from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import PlugIn
 from selfcest_env.types import Limits
-from selfcest_training.commands import cli
-from selfcest_training.commands.plan import print_plan
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import load_config
 from selfcest_training.learner.footprint import RowShape, allocated, one_pass, pass_bytes, without_weights

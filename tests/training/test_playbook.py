@@ -22,9 +22,10 @@ from selfcest_env.rules import Rules
 from selfcest_env.text.counters import WordCounter
 from selfcest_env.types import Answer, CloneRequest, Delegate, Limits, MessageRole, Role, Task
 from selfcest_env.views import Observation
-from selfcest_training.evaluation.config import load_study
-from selfcest_training.evaluation.instances import instances_of, source_of
-from selfcest_training.evaluation.playbook import (
+from selfcest_eval.play.config import load_study
+from selfcest_eval.play.instances import instances_of, source_of
+from selfcest_eval.play.strategies import Instance, Seat, make_strategy
+from selfcest_methods.playbook import (
     HEADING,
     Addition,
     Bullet,
@@ -35,7 +36,6 @@ from selfcest_training.evaluation.playbook import (
     WithPlaybook,
     name_of,
 )
-from selfcest_training.evaluation.strategies import Instance, Seat, make_strategy
 
 ROOT = Path(__file__).parents[2]
 Script = Callable[..., tuple[int, str, str]]

@@ -21,23 +21,23 @@ from selfcest_env.seeding import stream_seed
 from selfcest_env.text.counters import WordCounter
 from selfcest_env.types import ROOT, Action, Answer, CloneRequest, Delegate, Limits, Outcome, Role, Status, Task
 from selfcest_env.views import Observation
+from selfcest_eval.play.config import StrategySpec, StudyConfig
+from selfcest_eval.play.costs import costs_of
+from selfcest_eval.play.policies import digest
+from selfcest_eval.play.results import Place, Result
+from selfcest_eval.play.strategies import STRATEGIES, Episodes, Instance, Seat, Strategy, make_strategy
+from selfcest_eval.stats.decision import outcome_of
+from selfcest_eval.stats.decision_table import Trio, trios
+from selfcest_methods.bandit import Bandit, judged_reward
+from selfcest_methods.decide_first import DecideFirst
+from selfcest_methods.deciding import rest, word_in
+from selfcest_methods.modes import Modes
+from selfcest_methods.orchestrated import NOTHING, Asked, Orchestrated, call, lines_of
+from selfcest_methods.planner import ROLES, Planner
+from selfcest_methods.scale import Scale
+from selfcest_methods.thread_count import ThreadCount
+from selfcest_methods.turns import TurnExtension, TurnLimit
 from selfcest_training.config import Cell
-from selfcest_training.evaluation.bandit import Bandit, judged_reward
-from selfcest_training.evaluation.config import StrategySpec, StudyConfig
-from selfcest_training.evaluation.costs import costs_of
-from selfcest_training.evaluation.decide_first import DecideFirst
-from selfcest_training.evaluation.deciding import rest, word_in
-from selfcest_training.evaluation.decision import outcome_of
-from selfcest_training.evaluation.decision_table import Trio, trios
-from selfcest_training.evaluation.modes import Modes
-from selfcest_training.evaluation.orchestrated import NOTHING, Asked, Orchestrated, call, lines_of
-from selfcest_training.evaluation.planner import ROLES, Planner
-from selfcest_training.evaluation.policies import digest
-from selfcest_training.evaluation.results import Place, Result
-from selfcest_training.evaluation.scale import Scale
-from selfcest_training.evaluation.strategies import STRATEGIES, Episodes, Instance, Seat, Strategy, make_strategy
-from selfcest_training.evaluation.thread_count import ThreadCount
-from selfcest_training.evaluation.turns import TurnExtension, TurnLimit
 
 WORDS = WordCounter()
 LIMITS = Limits(total_tokens=6000, turn_tokens=80, reply_tokens=40, answer_reserve=8, max_turns=8, max_clones=40)

@@ -15,13 +15,13 @@ from browsing import beside, chromium, opened, serious
 from pages import trained
 from rich.console import Console
 
-from selfcest_training.commands.report import report_page
-from selfcest_training.commands.trace import faces_of
+from selfcest_cli.report import report_page
+from selfcest_cli.trace import faces_of
+from selfcest_eval.play.results import dump
+from selfcest_eval.report import page as page_of_report
+from selfcest_eval.report import serve
+from selfcest_eval.report.serve import served
 from selfcest_training.config import RunConfig
-from selfcest_training.evaluation.results import dump
-from selfcest_training.reporting import page as page_of_report
-from selfcest_training.reporting import serve
-from selfcest_training.reporting.serve import served
 
 pytestmark = pytest.mark.slow
 

@@ -18,26 +18,18 @@ from rich.console import Console
 from test_job import config
 from test_study_run import small
 
+from selfcest_cli.report import report_page
+from selfcest_cli.study import run_study
 from selfcest_env.errors import ConfigError, RecordError
 from selfcest_env.record import AgentRecord, EpisodeRecord, Turn
 from selfcest_env.types import ROOT, AgentId, Fault, Limits, Outcome, Status, Task
-from selfcest_training.commands.report import report_page
-from selfcest_training.commands.study import run_study
-from selfcest_training.config import RunConfig
-from selfcest_training.config_file import dump_config, parse_as
-from selfcest_training.evaluation import report
-from selfcest_training.evaluation.config import StudyConfig
-from selfcest_training.evaluation.decision import Choice, judge
-from selfcest_training.evaluation.decision import Outcome as Played
-from selfcest_training.evaluation.decision_table import Decided, Trio
-from selfcest_training.evaluation.frontier import Point
-from selfcest_training.evaluation.reading import reading_of
-from selfcest_training.evaluation.table import Curves
-from selfcest_training.reporting import page
-from selfcest_training.reporting.findings import failures, findings, rivals
-from selfcest_training.reporting.learning import grouped, learning
-from selfcest_training.reporting.page import Trees, delegation_rows, result_rows, source_data
-from selfcest_training.reporting.pathologies import (
+from selfcest_eval import report
+from selfcest_eval.play.config import StudyConfig
+from selfcest_eval.report import page
+from selfcest_eval.report.findings import failures, findings, rivals
+from selfcest_eval.report.learning import grouped, learning
+from selfcest_eval.report.page import Trees, delegation_rows, result_rows, source_data
+from selfcest_eval.report.pathologies import (
     MEANINGS,
     MIN_EPISODES,
     OF_EPISODES,
@@ -52,7 +44,15 @@ from selfcest_training.reporting.pathologies import (
     refused_without_recovery,
     serial_collapse,
 )
-from selfcest_training.reporting.sources import JobLog, Source, config_of, read_sources
+from selfcest_eval.report.reading import reading_of
+from selfcest_eval.report.sources import JobLog, Source, config_of, read_sources
+from selfcest_eval.stats.decision import Choice, judge
+from selfcest_eval.stats.decision import Outcome as Played
+from selfcest_eval.stats.decision_table import Decided, Trio
+from selfcest_eval.stats.frontier import Point
+from selfcest_eval.stats.table import Curves
+from selfcest_training.config import RunConfig
+from selfcest_training.config_file import dump_config, parse_as
 from selfcest_training.run.metrics import describe
 from selfcest_training.session import gpu_seconds, read_sessions, session
 

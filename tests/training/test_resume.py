@@ -27,16 +27,16 @@ from test_cli import ENVIRONMENT, selfcest, timeless_table, write
 from test_job import config, play, rows, weights
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import selfcest_training.commands.cli as cli
+import selfcest_cli.main as cli
+from selfcest_cli.solve import _count
+from selfcest_cli.trace import print_trace
 from selfcest_env.errors import ConfigError, RecordError, StoppedError
 from selfcest_env.record import read_episodes
+from selfcest_eval.report.curves import metrics_of
 from selfcest_training import files
-from selfcest_training.commands.solve import _count
-from selfcest_training.commands.trace import print_trace
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import dump_run
 from selfcest_training.credit.offline import read_groups
-from selfcest_training.evaluation.curves import metrics_of
 from selfcest_training.files import Extent, Growing, digest, digests, tidy, whole, write_text
 from selfcest_training.learner.state import LearnerState
 from selfcest_training.run import experiment

@@ -13,10 +13,24 @@ import pytest
 from rich.console import Console
 from test_job import config
 
+from selfcest_cli.report import report_folder
 from selfcest_env.errors import ConfigError, RecordError, TaskError
 from selfcest_env.plugin import PlugIn
 from selfcest_env.tasks import Style
-from selfcest_training.commands.report import report_folder
+from selfcest_eval import report
+from selfcest_eval.play.results import read_results
+from selfcest_eval.report.page import Trees, source_data
+from selfcest_eval.report.sources import read_sources
+from selfcest_eval.report.training_run import (
+    Part,
+    Stage,
+    check_evaluation,
+    parts_of,
+    report_run,
+    results_of,
+    study_of,
+)
+from selfcest_eval.stats.decision_table import decided
 from selfcest_training.config import (
     ArmConfig,
     Cell,
@@ -27,20 +41,6 @@ from selfcest_training.config import (
     WarmStartConfig,
 )
 from selfcest_training.config_file import dump_config
-from selfcest_training.evaluation import report
-from selfcest_training.evaluation.decision_table import decided
-from selfcest_training.evaluation.results import read_results
-from selfcest_training.evaluation.training_run import (
-    Part,
-    Stage,
-    check_evaluation,
-    parts_of,
-    report_run,
-    results_of,
-    study_of,
-)
-from selfcest_training.reporting.page import Trees, source_data
-from selfcest_training.reporting.sources import read_sources
 from selfcest_training.run import experiment
 from selfcest_training.run.experiment import prepare
 from selfcest_training.run.job import JobId

@@ -22,26 +22,27 @@ from selfcest_env.errors import ConfigError, RewardError, TrainingError
 from selfcest_env.plugin import PlugIn
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, read_episodes
 from selfcest_env.types import ROOT, Limits, Outcome, Task
-from selfcest_training.credit import Credit, CreditAssigner, Downsampled, Rloo, StateZero, make_assigner
-from selfcest_training.credit.state_zero import TaskValue, cell_of
+from selfcest_methods.active import Active, Doubts, consistency
+from selfcest_methods.buckets import Tally, draw
+from selfcest_methods.clpo import Clpo
+from selfcest_methods.curriculum import Curriculum
+from selfcest_methods.dots import Dots
+from selfcest_methods.downsampled import Downsampled
+from selfcest_methods.eva import Eva, Spread
+from selfcest_methods.knapsack import Knapsack, best_choice, value
+from selfcest_methods.mopps import Mopps
+from selfcest_methods.reinforce_ada import ReinforceAda
+from selfcest_methods.scaler import Knob, Scaler
+from selfcest_methods.state_zero import StateZero, TaskValue, cell_of
+from selfcest_methods.v0 import V0
+from selfcest_training.credit import Credit, CreditAssigner, Rloo, make_assigner
 from selfcest_training.families import Bucket
 from selfcest_training.run.job import Job, JobId
 from selfcest_training.stages import checks
-from selfcest_training.stages.active import Active, Doubts, consistency
 from selfcest_training.stages.base import Admission, PlannedGroup, TaskMenu
-from selfcest_training.stages.buckets import Tally, draw
-from selfcest_training.stages.clpo import Clpo
 from selfcest_training.stages.crediting import counterfactuals
-from selfcest_training.stages.curriculum import Curriculum
-from selfcest_training.stages.dots import Dots
-from selfcest_training.stages.eva import Eva, Spread
-from selfcest_training.stages.knapsack import Knapsack, best_choice, value
-from selfcest_training.stages.mopps import Mopps
 from selfcest_training.stages.produced import Produced, play_groups, without
 from selfcest_training.stages.registry import make_task_sampler
-from selfcest_training.stages.reinforce_ada import ReinforceAda
-from selfcest_training.stages.scaler import Knob, Scaler
-from selfcest_training.stages.v0 import V0
 
 PLAY: dict[str, Any] = {"step": 0, "seed": 0, "temperature": 1.0, "weights": {}}
 

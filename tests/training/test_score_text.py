@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from selfcest_training.evaluation.score_text import read_scores
+from selfcest_methods.score_text import read_scores
 
 
 @pytest.mark.parametrize(

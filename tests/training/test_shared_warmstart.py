@@ -19,9 +19,9 @@ import torch
 from test_cli import ENVIRONMENT, selfcest, timeless_table
 from test_job import config, play, rows, weights
 
+from selfcest_eval.report.curves import curve_lines, learning_curves, plot_curves, write_curves
 from selfcest_training.config import Cell, EvaluationConfig, RunConfig
 from selfcest_training.config_file import dump_config, load_config
-from selfcest_training.evaluation.curves import curve_lines, learning_curves, plot_curves, write_curves
 from selfcest_training.run.job import Job, JobId
 from selfcest_training.run.shared_warmstart import hand_over, shared_warm_starts
 

@@ -18,11 +18,11 @@ from test_solve import Console, run_model, selfcest, written
 from selfcest_agents.language import language_of
 from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import PlugIn
+from selfcest_eval.play.config import load_study
+from selfcest_eval.play.policies import ModelPolicy, policy_named
 from selfcest_training import shipped
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import dump_config, load_config
-from selfcest_training.evaluation.config import load_study
-from selfcest_training.evaluation.policies import ModelPolicy, policy_named
 from selfcest_training.run.experiment import default_config
 from selfcest_training.shipped.__main__ import main
 

@@ -24,37 +24,36 @@ from selfcest_env.reward import make_reward
 from selfcest_env.text.terse import bucket
 from selfcest_env.types import ROOT, AgentId, FinishReason, Limits, Outcome, Status, TurnKey
 from selfcest_env.views import Observation
+from selfcest_lab import LabConfig, run_lab
+from selfcest_lab.exact import solve
+from selfcest_lab.expectation import expected_gradient
+from selfcest_lab.games import GAMES, Game
+from selfcest_methods.adora import Adora
+from selfcest_methods.aligned import Aligned
+from selfcest_methods.d3s import D3s, _most_varied
+from selfcest_methods.decision import Decision
+from selfcest_methods.frozen_clones import FrozenClones
+from selfcest_methods.hapo import Hapo
+from selfcest_methods.hypervolume import Hypervolume, volume
+from selfcest_methods.lagrangian import Lagrangian
+from selfcest_methods.salt import Salt
 from selfcest_training.config_file import load_config
 from selfcest_training.credit import (
-    Adora,
     Credit,
     CreditAssigner,
-    D3s,
-    Decision,
-    FrozenClones,
     Grpo,
-    Hapo,
     InternalsAssigner,
     Replayed,
     Rloo,
-    Salt,
     TurnInternals,
     assign,
     assign_step,
     fit,
     make_assigner,
 )
-from selfcest_training.credit.d3s import _most_varied
 from selfcest_training.credit.testing import check_assigner
-from selfcest_training.lab import LabConfig, run_lab
-from selfcest_training.lab.exact import solve
-from selfcest_training.lab.expectation import expected_gradient
-from selfcest_training.lab.games import GAMES, Game
 from selfcest_training.run.job import Job, JobId
-from selfcest_training.stages.aligned import Aligned
 from selfcest_training.stages.base import RewardSchedule, Stateful, TaskMenu, TaskSampler
-from selfcest_training.stages.hypervolume import Hypervolume, volume
-from selfcest_training.stages.lagrangian import Lagrangian
 from selfcest_training.stages.registry import make_reward_schedule, make_task_sampler
 from selfcest_training.stages.warmstart import demonstration_pool
 

@@ -25,14 +25,14 @@ from selfcest_agents.policy import EnginePolicy, SamplingConfig
 from selfcest_agents.rollout import RolloutRequest, rollout
 from selfcest_agents.tiny import TinyLanguage
 from selfcest_agents.transformers.engine import TransformersEngine
+from selfcest_cli import cli
+from selfcest_cli.live_tree import tree_of
+from selfcest_cli.solve import LAST_WORDS, play_question, read_documents, solve_config, task_of
 from selfcest_env.palette import ANSWERED
 from selfcest_env.record import EpisodeRecord, read_episodes
 from selfcest_env.render import Node, shorten
 from selfcest_env.tasks import make_source
 from selfcest_env.types import ROOT, Limits, Status, Task
-from selfcest_training.commands import cli
-from selfcest_training.commands.live_tree import tree_of
-from selfcest_training.commands.solve import LAST_WORDS, play_question, read_documents, solve_config, task_of
 from selfcest_training.config_file import dump_config
 
 __all__ = ["serve"]  # a fixture

@@ -15,8 +15,8 @@ from selfcest_env.errors import ConfigError, PolicyError
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.tasks import ExpertSource, make_source
 from selfcest_env.types import Limits
-from selfcest_training.evaluation.decision import Choice, Outcome, best_threshold, judge
-from selfcest_training.evaluation.strategies import Instance, Seat, make_strategy
+from selfcest_eval.play.strategies import Instance, Seat, make_strategy
+from selfcest_eval.stats.decision import Choice, Outcome, best_threshold, judge
 
 
 def outcome(size: int, delegated: bool, reward: float, tokens: int = 10) -> Outcome:

@@ -18,6 +18,7 @@ from test_study_run import QUIET, TWO_TURNS, played, run, small
 from test_study_statistics import point, resampler, share
 
 from selfcest_agents.language import language_of
+from selfcest_cli.report import report_folder
 from selfcest_env.errors import ConfigError, SelfcestError
 from selfcest_env.plugin import PlugIn
 from selfcest_env.reward import make_reward
@@ -27,18 +28,17 @@ from selfcest_env.text.counters import WordCounter
 from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.types import Answer, CloneRequest, Delegate, Limits, Role, Task
 from selfcest_env.views import Observation
-from selfcest_training.commands.report import report_folder
+from selfcest_eval import play, report
+from selfcest_eval.play.config import StudyConfig
+from selfcest_eval.play.costs import Price
+from selfcest_eval.play.errorless import Played, play_errorless, styles_on
+from selfcest_eval.play.results import read_results
+from selfcest_eval.play.strategies import STRATEGIES, Instance, Seat, Strategy, make_strategy
+from selfcest_eval.report.comparison import compare_studies
+from selfcest_eval.report.training_run import styles_of
+from selfcest_eval.report.words import at_equal_accuracy
+from selfcest_eval.stats.frontier import Errorless, Point, match
 from selfcest_training.config_file import load_config, parse_as
-from selfcest_training.evaluation import play, report
-from selfcest_training.evaluation.comparison import compare_studies
-from selfcest_training.evaluation.config import StudyConfig
-from selfcest_training.evaluation.costs import Price
-from selfcest_training.evaluation.errorless import Played, play_errorless, styles_on
-from selfcest_training.evaluation.frontier import Errorless, Point, match
-from selfcest_training.evaluation.results import read_results
-from selfcest_training.evaluation.strategies import STRATEGIES, Instance, Seat, Strategy, make_strategy
-from selfcest_training.evaluation.training_run import styles_of
-from selfcest_training.evaluation.words import at_equal_accuracy
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,17 +12,17 @@ import yaml
 from rich.console import Console
 from typer.testing import CliRunner
 
-import selfcest_training.commands.cli as cli
+import selfcest_cli.main as cli
 from selfcest_agents.tiny import TinyConfig, TinyTokenizer, build_tiny, save_pretrained
+from selfcest_cli.study import run_study
 from selfcest_env.errors import ConfigError, DataError
 from selfcest_env.plugin import PlugIn
 from selfcest_env.tasks.splits import TRAIN
-from selfcest_training.commands.study import run_study
+from selfcest_eval import report
+from selfcest_eval.play.config import StudyConfig
+from selfcest_eval.play.leaks import leaked, report_leaks
+from selfcest_eval.play.study import Study
 from selfcest_training.config_file import parse_as
-from selfcest_training.evaluation import report
-from selfcest_training.evaluation.config import StudyConfig
-from selfcest_training.evaluation.leaks import leaked, report_leaks
-from selfcest_training.evaluation.play import Study
 from selfcest_training.families import split
 
 QUIET = Console(quiet=True)

@@ -24,6 +24,9 @@ from test_openai_engine import Reply, Serve, chat, serve
 from selfcest_agents.chat import ChatCodec
 from selfcest_agents.openai_client import ServerConfig
 from selfcest_agents.tiny import TinyConfig, TinyTokenizer, build_tiny, save_pretrained
+from selfcest_cli.report import report_folder
+from selfcest_cli.study import default_study, run_study
+from selfcest_cli.trace import print_trace
 from selfcest_env import record
 from selfcest_env.errors import ConfigError, DataError, InfrastructureError, RecordError, SelfcestError, TaskError
 from selfcest_env.kernel import Kernel
@@ -35,22 +38,19 @@ from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import ROOT as ROOT_AGENT
 from selfcest_env.types import AgentId, Boundary, FinishReason, Limits, Outcome, Role, Status, Task, TurnFacts
-from selfcest_training.commands.report import report_folder
-from selfcest_training.commands.study import default_study, run_study
-from selfcest_training.commands.trace import print_trace
+from selfcest_eval import play, policies, report
+from selfcest_eval.play.config import StudyConfig, load_study, parse_study
+from selfcest_eval.play.costs import WALL, EpisodeCost, PromptCache, costs_of
+from selfcest_eval.play.policies import ModelPolicy, ServerPolicy
+from selfcest_eval.play.results import Result, read_results, write_result, write_value
+from selfcest_eval.play.store import Store
+from selfcest_eval.play.study import Study
+from selfcest_eval.report.comparison import compare_studies
+from selfcest_eval.report.reading import players
+from selfcest_eval.stats.frontier import Verdict, compare_frontiers, match
+from selfcest_eval.stats.statistics import Estimate
+from selfcest_eval.stats.table import curves_of
 from selfcest_training.config_file import dump_config, parse_as
-from selfcest_training.evaluation import play, policies, report
-from selfcest_training.evaluation.comparison import compare_studies
-from selfcest_training.evaluation.config import StudyConfig, load_study, parse_study
-from selfcest_training.evaluation.costs import WALL, EpisodeCost, PromptCache, costs_of
-from selfcest_training.evaluation.frontier import Verdict, compare_frontiers, match
-from selfcest_training.evaluation.play import Study
-from selfcest_training.evaluation.policies import ModelPolicy, ServerPolicy
-from selfcest_training.evaluation.reading import players
-from selfcest_training.evaluation.results import Result, read_results, write_result, write_value
-from selfcest_training.evaluation.statistics import Estimate
-from selfcest_training.evaluation.store import Store
-from selfcest_training.evaluation.table import curves_of
 from selfcest_training.files import write_text
 
 __all__ = ["serve"]  # a fixture

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from selfcest_env.errors import ConfigError
-from selfcest_training.evaluation.frontier import GRID, Point, Verdict, compare_frontiers, envelope, match
-from selfcest_training.evaluation.statistics import Resampler, over_seeds, student_t
-from selfcest_training.evaluation.table import Curves, rows_of
-from selfcest_training.evaluation.words import matched, sentence
+from selfcest_eval.report.words import matched, sentence
+from selfcest_eval.stats.frontier import GRID, Point, Verdict, compare_frontiers, envelope, match
+from selfcest_eval.stats.statistics import Resampler, over_seeds, student_t
+from selfcest_eval.stats.table import Curves, rows_of
 
 
 def resampler(instances: int, seeds: int = 1, *, crossed: bool = False, resamples: int = 1000) -> Resampler:

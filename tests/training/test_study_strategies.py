@@ -20,11 +20,11 @@ from selfcest_env.seeding import stream_seed
 from selfcest_env.tasks import make_source
 from selfcest_env.tasks.quote import Quote
 from selfcest_env.types import Fault, FinishReason, Limits, Outcome, Status, Task
-from selfcest_training.evaluation.costs import WALL, costs_of
-from selfcest_training.evaluation.policies import PolicySource
-from selfcest_training.evaluation.samples import BestOfN, SelfConsistency, majority, normal_form, what_is_left
-from selfcest_training.evaluation.scripted_roots import MapReduce, OracleDecomposition, SpawnJoin
-from selfcest_training.evaluation.strategies import (
+from selfcest_eval.play.costs import WALL, costs_of
+from selfcest_eval.play.policies import PolicySource
+from selfcest_eval.play.samples import BestOfN, SelfConsistency, majority, normal_form, what_is_left
+from selfcest_eval.play.scripted_roots import MapReduce, OracleDecomposition, SpawnJoin
+from selfcest_eval.play.strategies import (
     STRATEGIES,
     Episodes,
     Instance,

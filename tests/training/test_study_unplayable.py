@@ -19,20 +19,20 @@ from test_study_run import run, small
 
 from selfcest_agents.policy import PolicyRequest, ScriptedPolicy
 from selfcest_agents.scripted import RandomActor
+from selfcest_cli.study import print_study
 from selfcest_env.errors import ConfigError, InfrastructureError
 from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import ROOT, TurnKey
-from selfcest_training.commands.study import print_study
+from selfcest_eval import report
+from selfcest_eval.play.config import StudyConfig, load_study
+from selfcest_eval.play.forced import ForcedDecision
+from selfcest_eval.play.results import Result, read_results, read_unplayable
+from selfcest_eval.play.store import Store
+from selfcest_eval.play.study import Study
+from selfcest_eval.play.unplayable import leave_out, unplayable_lines
+from selfcest_eval.report.comparison import compare_studies
+from selfcest_eval.stats.table import curves_of
 from selfcest_training.config_file import parse_as
-from selfcest_training.evaluation import report
-from selfcest_training.evaluation.comparison import compare_studies
-from selfcest_training.evaluation.config import StudyConfig, load_study
-from selfcest_training.evaluation.forced import ForcedDecision
-from selfcest_training.evaluation.play import Study
-from selfcest_training.evaluation.results import Result, read_results, read_unplayable
-from selfcest_training.evaluation.store import Store
-from selfcest_training.evaluation.table import curves_of
-from selfcest_training.evaluation.unplayable import leave_out, unplayable_lines
 
 __all__ = ["serve"]  # the fixture
 

@@ -14,11 +14,11 @@ from pages import EVIL, RULES, groups, harmful, write
 from rich.console import Console
 from test_job import counterfactual, play
 
+from selfcest_cli.trace import write_page
 from selfcest_env.record import EpisodeRecord, read_episodes
-from selfcest_training.commands.trace import write_page
+from selfcest_eval.html.playing import Face
+from selfcest_eval.html.viewer import SchemeCredit, Shown, viewer_page
 from selfcest_training.credit import Credit
-from selfcest_training.html.playing import Face
-from selfcest_training.html.viewer import SchemeCredit, Shown, viewer_page
 
 
 @pytest.fixture(scope="module")

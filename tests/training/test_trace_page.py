@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from pages import EVIL, RULES, groups, harmful, write
 
+from selfcest_cli import cli
 from selfcest_env.budget import Account
 from selfcest_env.counterfactual import restore
 from selfcest_env.record import EpisodeRecord
@@ -19,11 +20,10 @@ from selfcest_env.rules import Rules
 from selfcest_env.text.counters import ByteCounter
 from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.types import ROOT, MessageRole
-from selfcest_training.commands import cli
+from selfcest_eval.html.playing import Clock, Face, play_again
+from selfcest_eval.html.viewer import SchemeCredit, Shown, viewer_page
 from selfcest_training.credit import Coma, Credit, Rloo
 from selfcest_training.credit.offline import apply, in_groups
-from selfcest_training.html.playing import Clock, Face, play_again
-from selfcest_training.html.viewer import SchemeCredit, Shown, viewer_page
 
 FACES = (Face(Rules(RULES.limits, HermesProtocol(), ByteCounter())), Face(RULES))
 

@@ -21,21 +21,21 @@ from selfcest_env.tasks import make_source
 from selfcest_env.text import wordings
 from selfcest_env.text.counters import WordCounter
 from selfcest_env.types import ROOT, Limits, Status, Task
+from selfcest_eval.play.config import StudyConfig
+from selfcest_eval.play.costs import WALL
+from selfcest_eval.play.policies import digest
+from selfcest_eval.play.results import Place, Result, read_results
+from selfcest_eval.play.samples import SelfConsistency
+from selfcest_eval.play.store import Store
+from selfcest_eval.play.strategies import Delegate, Instance, Seat, make_strategy
+from selfcest_eval.play.study import Study
+from selfcest_eval.stats.statistics import Resampler
+from selfcest_eval.stats.table import curves_of, rows_of
+from selfcest_methods.board import Board
+from selfcest_methods.orchestrated import Orchestrated
+from selfcest_methods.playbook import Bullet, Playbook, name_of
+from selfcest_methods.v0_router import V0Router
 from selfcest_training.config_file import parse_as
-from selfcest_training.evaluation.board import Board
-from selfcest_training.evaluation.config import StudyConfig
-from selfcest_training.evaluation.costs import WALL
-from selfcest_training.evaluation.orchestrated import Orchestrated
-from selfcest_training.evaluation.play import Study
-from selfcest_training.evaluation.playbook import Bullet, Playbook, name_of
-from selfcest_training.evaluation.policies import digest
-from selfcest_training.evaluation.results import Place, Result, read_results
-from selfcest_training.evaluation.samples import SelfConsistency
-from selfcest_training.evaluation.statistics import Resampler
-from selfcest_training.evaluation.store import Store
-from selfcest_training.evaluation.strategies import Delegate, Instance, Seat, make_strategy
-from selfcest_training.evaluation.table import curves_of, rows_of
-from selfcest_training.evaluation.v0_router import V0Router
 
 LIMITS = Limits(total_tokens=600, turn_tokens=160, reply_tokens=4, answer_reserve=12, max_turns=8, max_clones=12)
 SMALL, LARGE = 2, 8

@@ -23,8 +23,8 @@ from selfcest_env.record import EpisodeRecord
 from selfcest_env.reward import make_reward
 from selfcest_env.seeding import stream_seed
 from selfcest_env.tasks.splits import part_of
+from selfcest_eval.report.warm_starts import given_up_lines, warm_start_warnings
 from selfcest_training.config import RunConfig
-from selfcest_training.evaluation.warm_starts import given_up_lines, warm_start_warnings
 from selfcest_training.families import TEST_FRACTION, make_families
 from selfcest_training.run.job import Job, JobId
 from selfcest_training.stages.warmstart import Probe, demonstration_pool

@@ -18,16 +18,16 @@ from rich.console import Console
 from test_job import config
 from typer.testing import CliRunner
 
+from selfcest_cli import cli, watch
 from selfcest_env.plugin import load, only_trusted
 from selfcest_env.tasks import TaskSource
-from selfcest_training.commands import cli, watch
+from selfcest_eval.html.playing import Face
+from selfcest_eval.report import page, serve
+from selfcest_eval.report.serve import LiveReport, served
+from selfcest_eval.report.sources import Source
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import dump_config
-from selfcest_training.html.playing import Face
 from selfcest_training.lock import LOCK, locked, owner_of
-from selfcest_training.reporting import page, serve
-from selfcest_training.reporting.serve import LiveReport, served
-from selfcest_training.reporting.sources import Source
 from selfcest_training.run.display import HEADS, Display, cells, duration, headline, line, show
 from selfcest_training.run.progress import DONE, PROGRESS, STEPS, WAITING, JobStatus, ProgressFile, RunStatus, read_run
 

@@ -32,6 +32,9 @@ from selfcest_env.types import Limits
 from selfcest_training.cluster.config import ClusterConfig
 from selfcest_training.learner.options import Denominator, ForwardOptions, LossConfig, OptimizerConfig, Rows
 
+# Inside the folder of a model: the model that plays clones, where roles have weights of their own.
+CLONES = "clones"
+
 
 @dataclass(frozen=True)
 class FileName(Bound):

@@ -19,11 +19,11 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.examples.rl_modules.classes.action_masking_rlm import ActionMaskingTorchRLModule
 
+from selfcest_baselines.bench import Entry
+from selfcest_baselines.progress import Examiner
 from selfcest_env.adapters.rllib import SymbolicRLlib
 from selfcest_env.structure import Checked, Count, NotNegative, Positive
 from selfcest_env.symbolic.rules import SymbolicRules
-from selfcest_training.marl.bench import Entry
-from selfcest_training.marl.progress import Examiner
 
 # Up to four bits, and whether their number is odd; nobody may answer for more than two of them.
 GAME = {"task_options": {"items": (2, 4), "window": 2, "modulus": 2, "splits": (2,)}, "max_clones": 2, "max_depth": 1}

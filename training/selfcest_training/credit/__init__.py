@@ -1,6 +1,5 @@
 """Credit schemes: the plug-in's types, where schemes are found, and the checks around every call of one."""
 
-from selfcest_training.credit.adora import Adora
 from selfcest_training.credit.base import (
     Advantage,
     Credit,
@@ -21,7 +20,6 @@ from selfcest_training.credit.base import (
     leave_one_out,
     succeeded,
 )
-from selfcest_training.credit.branches import Branches
 from selfcest_training.credit.chance import coin, draw
 from selfcest_training.credit.checks import (
     NotInRecordsError,
@@ -35,47 +33,26 @@ from selfcest_training.credit.checks import (
     fit,
 )
 from selfcest_training.credit.coma import Coma
-from selfcest_training.credit.critic import Critic
-from selfcest_training.credit.d3s import D3s
-from selfcest_training.credit.decision import Decision
 from selfcest_training.credit.diff_loo import DiffLoo
 from selfcest_training.credit.difference import Difference
-from selfcest_training.credit.downsampled import Downsampled
-from selfcest_training.credit.frozen_clones import FrozenClones
-from selfcest_training.credit.gae import Gae
 from selfcest_training.credit.gated import Gated
 from selfcest_training.credit.gated_paper import GatedPaper
 from selfcest_training.credit.grpo import Grpo
-from selfcest_training.credit.hapo import Hapo
 from selfcest_training.credit.parts import Parts
 from selfcest_training.credit.per_role import PerRole
 from selfcest_training.credit.registry import BUILTINS, find_scheme, make_assigner, schemes
 from selfcest_training.credit.rloo import Rloo
-from selfcest_training.credit.salt import Salt
 from selfcest_training.credit.shapley import Shapley
-from selfcest_training.credit.state_zero import StateZero
-from selfcest_training.credit.swap import Swap
 from selfcest_training.credit.to_go import ToGo
-from selfcest_training.credit.wideseek import WideSeek
 
 __all__ = [
-    "Adora",
-    "D3s",
-    "Decision",
-    "FrozenClones",
-    "Hapo",
-    "Salt",
     "Advantage",
-    "Branches",
     "BUILTINS",
     "Coma",
     "Credit",
     "CreditAssigner",
-    "Critic",
     "DiffLoo",
     "Difference",
-    "Downsampled",
-    "Gae",
     "Gated",
     "GatedPaper",
     "Grpo",
@@ -92,13 +69,10 @@ __all__ = [
     "Rloo",
     "Shapes",
     "Shapley",
-    "StateZero",
     "StepAssigner",
-    "Swap",
     "ToGo",
     "TurnInternals",
     "TwoRoundAssigner",
-    "WideSeek",
     "against_others",
     "ask",
     "ask_more",

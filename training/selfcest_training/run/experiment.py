@@ -25,14 +25,13 @@ from selfcest_training.cluster.connection import connected
 from selfcest_training.cluster.ray_ranks import RayRanks
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import dump_run
-from selfcest_training.evaluation.store import check_store
-from selfcest_training.evaluation.training_run import Stage, check_evaluation, evaluate_job, report_run
 from selfcest_training.faults import logged
 from selfcest_training.files import digest, write_text
 from selfcest_training.lock import locked
 from selfcest_training.planning.memory import check_device
 from selfcest_training.run.checkpoint import checkpoints, newest_whole, read_manifest
 from selfcest_training.run.display import EVERY, Display
+from selfcest_training.run.evaluator import EvaluationStage, Evaluator
 from selfcest_training.run.job import Job, JobId
 from selfcest_training.run.progress import DONE, PROGRESS, ProgressFile
 from selfcest_training.run.shared_warmstart import hand_over, shared_warm_starts
@@ -48,10 +47,18 @@ class _Flag(Protocol):
 _stop: _Flag | None = None
 
 
-def run(config: RunConfig, *, resume: bool, only_warm_start: bool = False, console: Console | None = None) -> None:
+def run(
+    config: RunConfig,
+    *,
+    resume: bool,
+    only_warm_start: bool = False,
+    console: Console | None = None,
+    evaluator: Evaluator | None = None,
+) -> None:
     """Train and evaluate every arm with every seed, and write the table.
 
     With `only_warm_start` the arms end before RL, and what is evaluated is the policy that RL would begin with.
+    Without an evaluator the run only trains.
 
     Raises:
         ConfigError: the folder holds another run, is in use or cannot be written, a plug-in does not load, or weights
@@ -60,9 +67,10 @@ def run(config: RunConfig, *, resume: bool, only_warm_start: bool = False, conso
     check_device(config)
     for arm in config.arms:
         Job(config, JobId(arm, config.seeds[0]), lambda *_: None)  # whatever cannot be built fails here
-    check_evaluation(config)  # nor does a cell without enough instances wait for the warm start
+    evaluator = evaluator or Evaluator()
+    evaluator.check(config)  # nor does a cell without enough instances wait for the warm start
     with _machines(config) as ready, locked(config.folder), logged(config.folder):
-        _run(ready, resume, only_warm_start, console or Console())
+        _run(ready, resume, only_warm_start, console or Console(), evaluator)
 
 
 @contextmanager
@@ -75,22 +83,22 @@ def _machines(config: RunConfig) -> Iterator[RunConfig]:
         yield replace(config, cluster=cluster)
 
 
-def _run(config: RunConfig, resume: bool, only_warm_start: bool, console: Console) -> None:
+def _run(config: RunConfig, resume: bool, only_warm_start: bool, console: Console, evaluator: Evaluator) -> None:
     jobs = [JobId(arm, seed) for seed in config.seeds for arm in config.arms]
     try:
         prepare(config, resume)
-        check_files(config, jobs)
+        check_files(config, jobs, evaluator)
         for job in jobs:  # what an earlier start has said of them
             (config.folder / str(job) / PROGRESS).unlink(missing_ok=True)
         with _stop_on_sigterm() as stop:
             with session(config.folder, config.cluster), Display(config, console) as display:
                 shared = shared_warm_starts(config)
-                _run_jobs(config, list(shared), True, display, stop)
+                _run_jobs(config, list(shared), True, display, stop, evaluator)
                 for leader, followers in shared.items():
                     for follower in followers:
                         hand_over(config, leader, follower)
-                _run_jobs(config, jobs, only_warm_start, display, stop)
-            print_report(config, console)  # with nothing left to play: who is asked to stop here finishes
+                _run_jobs(config, jobs, only_warm_start, display, stop, evaluator)
+            print_report(config, console, evaluator)  # with nothing left to play: who is asked to stop here finishes
     except (OSError, BrokenProcessPool, StoppedError) as error:
         why = "a worker process was killed" if isinstance(error, BrokenProcessPool) else error
         raise StoppedError(f"{why}; {where_it_goes_on(config)}") from error
@@ -136,7 +144,7 @@ def prepare(config: RunConfig, resume: bool) -> None:
     write_text(stored, text)
 
 
-def check_files(config: RunConfig, jobs: Sequence[JobId]) -> None:
+def check_files(config: RunConfig, jobs: Sequence[JobId], evaluator: Evaluator) -> None:
     """Raise `RecordError` if a job would refuse what lies in its folder: before any work, with nothing changed."""
     for job in jobs:
         folder = config.folder / job.arm / f"seed{job.seed}"
@@ -144,8 +152,8 @@ def check_files(config: RunConfig, jobs: Sequence[JobId]) -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the job that goes on from an older checkpoint says so
                 newest_whole(folder)
-                for stage in Stage:
-                    check_store(folder / stage)
+                for stage in EvaluationStage:
+                    evaluator.check_files(folder / stage)
         except RecordError as error:
             error.args = (f"{job}: {error}",)
             raise
@@ -179,7 +187,9 @@ def _stop_on_sigterm() -> Iterator[_Flag]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _run_jobs(config: RunConfig, jobs: list[JobId], only_warm_start: bool, display: Display, stop: _Flag) -> None:
+def _run_jobs(
+    config: RunConfig, jobs: list[JobId], only_warm_start: bool, display: Display, stop: _Flag, evaluator: Evaluator
+) -> None:
     if not jobs:
         return
     context = multiprocessing.get_context("spawn")
@@ -187,7 +197,7 @@ def _run_jobs(config: RunConfig, jobs: list[JobId], only_warm_start: bool, displ
     os.environ.setdefault("OMP_NUM_THREADS", str(config.threads))
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin starve whoever shares the cores
     with ProcessPoolExecutor(config.workers, context, _start_worker, (stop, config.threads)) as pool:
-        futures: list[Future[None]] = [pool.submit(_run_job, config, job, only_warm_start) for job in jobs]
+        futures: list[Future[None]] = [pool.submit(_run_job, config, job, only_warm_start, evaluator) for job in jobs]
         try:
             while not all(future.done() for future in futures):
                 wait([future for future in futures if not future.done()], EVERY, FIRST_COMPLETED)
@@ -222,9 +232,9 @@ def _die_with_parent() -> None:
         os._exit(1)
 
 
-def _run_job(config: RunConfig, job_id: JobId, only_warm_start: bool) -> None:
+def _run_job(config: RunConfig, job_id: JobId, only_warm_start: bool, evaluator: Evaluator) -> None:
     try:
-        _play_job(config, job_id, only_warm_start)
+        _play_job(config, job_id, only_warm_start, evaluator)
     except SelfcestError as error:
         error.args = (f"{job_id}: {error}",)
         raise
@@ -244,7 +254,7 @@ def _ranks(config: RunConfig) -> RayRanks | None:
     return RayRanks(config.cluster, config.threads)
 
 
-def _play_job(config: RunConfig, job_id: JobId, only_warm_start: bool) -> None:
+def _play_job(config: RunConfig, job_id: JobId, only_warm_start: bool, evaluator: Evaluator) -> None:
     if _stopping():
         raise StoppedError("stopped before it began")
 
@@ -256,7 +266,7 @@ def _play_job(config: RunConfig, job_id: JobId, only_warm_start: bool) -> None:
     ranks = _ranks(config)
     job = Job(config, job_id, report, _stopping, ranks)
 
-    def evaluate(stage: Stage) -> None:
+    def evaluate(stage: EvaluationStage) -> None:
         report("evaluate", 0.0, "")
 
         def on_played(share: float, line: str) -> None:
@@ -265,18 +275,18 @@ def _play_job(config: RunConfig, job_id: JobId, only_warm_start: bool) -> None:
                 raise StoppedError("stopped in an evaluation")
 
         # A study judges by itself.
-        evaluate_job(config, job_id.arm, job_id.seed, stage, job.player.unjudged(), on_played)
+        evaluator.evaluate(config, job_id.arm, job_id.seed, stage, job.player.unjudged(), on_played)
 
     with ranks or nullcontext(), closing(job):
-        job.run(partial(evaluate, Stage.BEFORE), only_warm_start)
+        job.run(partial(evaluate, EvaluationStage.BEFORE), only_warm_start)
         if not (only_warm_start and job.arm.rl.steps):
-            evaluate(Stage.AFTER)
+            evaluate(EvaluationStage.AFTER)
     report(DONE, 1.0, "")
 
 
-def print_report(config: RunConfig, console: Console) -> None:
+def print_report(config: RunConfig, console: Console, evaluator: Evaluator) -> None:
     """Write and print the report of what the run's folder holds."""
-    console.print(report_run(config), soft_wrap=True, highlight=False, markup=False)
+    console.print(evaluator.report(config), soft_wrap=True, highlight=False, markup=False)
     whole = "; the whole report is its table.md" if (config.folder / "table.md").is_file() else ""
     console.print(f"written to {config.folder}{whole}", soft_wrap=True, highlight=False, markup=False)
 

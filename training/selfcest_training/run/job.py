@@ -28,12 +28,10 @@ from selfcest_training.cluster.deal import check_ranks
 from selfcest_training.cluster.group import LearnerGroup, Ranks
 from selfcest_training.cluster.rank import LearnerSpec
 from selfcest_training.cluster.rollouts import RolloutPool, RolloutWorkers, WorkerSpec
-from selfcest_training.config import RLConfig, RunConfig, changed_limits
+from selfcest_training.config import CLONES, RLConfig, RunConfig, changed_limits
 from selfcest_training.config_file import dump_run
 from selfcest_training.credit import NoReplays, check_constant, make_assigner
 from selfcest_training.credit.wrapping import Wrapping
-from selfcest_training.evaluation.policies import CLONES
-from selfcest_training.evaluation.training_run import Stage
 from selfcest_training.families import make_families, split
 from selfcest_training.files import Extent, Growing, digest, digests, extent_of, tidy, whole
 from selfcest_training.learner.losses import Need, make_loss_sum
@@ -53,6 +51,7 @@ from selfcest_training.run.checkpoint import (
     read_state,
     save_checkpoint,
 )
+from selfcest_training.run.evaluator import EvaluationStage
 from selfcest_training.run.metrics import MetricsLog, describe, describe_probe, episode_lines
 from selfcest_training.stages.base import Stages, TaskMenu
 from selfcest_training.stages.checks import check_menu, weights_at
@@ -65,7 +64,7 @@ from selfcest_training.trainer import Step, StepSettings, Trainer
 
 OnProgress = Callable[[str, float, str], None]  # stage, share done, what it is at
 _LOGS = ("metrics.jsonl", "episodes.jsonl")
-_EVALUATED = f"{Stage.BEFORE}/results.jsonl"
+_EVALUATED = f"{EvaluationStage.BEFORE}/results.jsonl"
 
 
 @dataclass(frozen=True)

@@ -17,28 +17,14 @@ T = TypeVar("T")
 
 TASK_SAMPLERS: dict[str, str] = {
     "mixture": "selfcest_training.stages.mixture:Mixture",
-    "knapsack": "selfcest_training.stages.knapsack:Knapsack",
-    "v0": "selfcest_training.stages.v0:V0",
-    "dots": "selfcest_training.stages.dots:Dots",
-    "eva": "selfcest_training.stages.eva:Eva",
-    "mopps": "selfcest_training.stages.mopps:Mopps",
-    "active": "selfcest_training.stages.active:Active",
-    "clpo": "selfcest_training.stages.clpo:Clpo",
-    "scaler": "selfcest_training.stages.scaler:Scaler",
-    "curriculum": "selfcest_training.stages.curriculum:Curriculum",
-    "budgets": "selfcest_training.stages.budgets:Budgets",
 }
 GATES: dict[str, str] = {
     "all": "selfcest_training.stages.gates:AdmitAll",
-    "reinforce_ada": "selfcest_training.stages.reinforce_ada:ReinforceAda",
     "varied": "selfcest_training.stages.gates:AdmitVaried",
 }
 REWARD_SCHEDULES: dict[str, str] = {
     "constant": "selfcest_training.stages.schedules:Constant",
     "linear": "selfcest_training.stages.schedules:Linear",
-    "aligned": "selfcest_training.stages.aligned:Aligned",
-    "lagrangian": "selfcest_training.stages.lagrangian:Lagrangian",
-    "hypervolume": "selfcest_training.stages.hypervolume:Hypervolume",
 }
 
 

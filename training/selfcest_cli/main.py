@@ -1,0 +1,398 @@
+"""The commands: `selfcest plan | train | warmstart | evaluate | compare | leaks | solve | trace | report | watch | lab
+| bench | credit | export`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+# Spinning OpenMP threads starve the other job on a machine with few cores; this must come before torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+try:
+    import typer
+    from rich.console import Console
+except ImportError as error:  # a plain install brings the game alone
+    raise SystemExit(f"{error}. The command line needs the training extra: pip install 'selfcest[train]'") from error
+
+from selfcest_cli.bench import bench
+from selfcest_cli.credit import credit_app
+from selfcest_cli.export import export
+from selfcest_cli.lab import lab
+from selfcest_env import __version__
+from selfcest_env.errors import ConfigError
+from selfcest_training.faults import Exit, exit_code, line_of
+
+app = typer.Typer(
+    name="selfcest",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Train and study a root language model that delegates to clones of itself under a hard token budget.",
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"selfcest {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def selfcest(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version, and end.")
+    ] = False,
+) -> None:
+    """What stands before a command."""
+
+
+app.add_typer(credit_app, name="credit")
+app.command()(lab)
+app.command()(bench)
+app.command()(export)
+
+_CONFIG = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", "-c", help="YAML config (default: the quick run of the embedded model)", show_default=False
+    ),
+]
+_OVERRIDES = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Overrides of config keys: arms.deciding.rl.steps=10 seeds=[0,1] name=mine", show_default=False
+    ),
+]
+_RESUME = Annotated[bool, typer.Option("--resume", help="Go on with the run of this name where it stopped.")]
+_ADDRESS = Annotated[
+    str | None,
+    typer.Option(
+        help="HOST:PORT of a Ray cluster's head to play rollouts on, as the config's cluster.address.",
+        show_default=False,
+    ),
+]
+_TRUST = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A module or package whose plug-ins a config may name here; may be repeated.", show_default=False
+    ),
+]
+
+
+@app.command()
+def plan(
+    config: _CONFIG = None,
+    overrides: _OVERRIDES = None,
+    memory: Annotated[
+        float | None,
+        typer.Option(help="GiB of one device (default: what torch sees of a GPU here).", show_default=False),
+    ] = None,
+    episodes: Annotated[
+        Path | None,
+        typer.Option(
+            help="A run's episodes.jsonl, for the lengths (default: the most that limits allow).", show_default=False
+        ),
+    ] = None,
+    curve: Annotated[
+        Path | None,
+        typer.Option(help="A JSON file of an engine's measured throughput, for the times.", show_default=False),
+    ] = None,
+) -> None:
+    """Print what a run will need before it starts: memory part by part, tokens, pushed bytes, time where it is known.
+
+    No weights are loaded. What does not fit is refused (exit code 2), with what to change.
+    """
+    from selfcest_cli.plan import print_plan
+    from selfcest_training.config_file import load_config
+    from selfcest_training.run.experiment import default_config
+
+    spec = load_config(config or default_config(), overrides or [])
+    print_plan(spec, Console(), memory=memory, episodes=episodes, curve=curve)
+
+
+@app.command()
+def train(
+    config: _CONFIG = None,
+    overrides: _OVERRIDES = None,
+    resume: _RESUME = False,
+    ray_address: _ADDRESS = None,
+) -> None:
+    """Warm start, RL and evaluation of every arm; writes runs/NAME with a table at the end.
+
+    Without a config: the embedded model, three arms, one seed. The run's folder holds config.yaml, table.md,
+    results.csv, plots, and for every arm and seed metrics.jsonl, episodes.jsonl, TensorBoard files, checkpoints, and
+    the final model as a folder that transformers loads.
+    """
+    from selfcest_eval.report.training_run import RunEvaluation
+    from selfcest_training.config_file import load_config
+    from selfcest_training.run.experiment import default_config, run
+
+    on = [] if ray_address is None else [f"cluster.address={json.dumps(ray_address)}"]
+    spec = load_config(config or default_config(), [*(overrides or []), *on])
+    run(spec, resume=resume, console=Console(), evaluator=RunEvaluation())
+
+
+@app.command()
+def warmstart(config: _CONFIG = None, overrides: _OVERRIDES = None, resume: _RESUME = False) -> None:
+    """The warm start alone, and its table: every arm ends as the folder warmstart_model of its job.
+
+    `selfcest train --resume` with the same config goes on from there.
+    """
+    from selfcest_eval.report.training_run import RunEvaluation
+    from selfcest_training.config_file import load_config
+    from selfcest_training.run.experiment import default_config, run
+
+    spec = load_config(config or default_config(), overrides or [])
+    run(spec, resume=resume, only_warm_start=True, console=Console(), evaluator=RunEvaluation())
+
+
+@app.command()
+def evaluate(
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            "-c",
+            help="YAML config of a study (default: cpu/frontier.yaml, by the policies that come with the package)",
+            show_default=False,
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Overrides of config keys: episodes=20 budgets=[120,480] name=mine", show_default=False),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Play only what the study of this name lacks.")] = False,
+    page: Annotated[
+        Path | None,
+        typer.Option(help="Also write a page of documentation, with its plots beside it.", show_default=False),
+    ] = None,
+) -> None:
+    """Play strategies at matched budget on the same instances; writes studies/NAME with table, CSV, plots and verdicts.
+
+    Without a config: the policies that come with the package, over a range of budgets; nothing need be trained.
+    """
+    from selfcest_cli.study import command_line, default_study, run_study
+    from selfcest_eval.play.config import load_study
+
+    spec = load_study(config or default_study(), overrides or [])
+    typed = command_line(config, page, overrides or [])
+    run_study(spec, resume=resume, page=page, command=typed, console=Console())
+
+
+@app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(help="The folder of a finished study, as studies/frontier")],
+    second: Annotated[Path, typer.Argument(help="The folder that it is compared with")],
+    trust: _TRUST = None,
+) -> None:
+    """Compare two finished studies strategy by strategy, paired on the instances that they share."""
+    from selfcest_eval.report.comparison import compare_studies
+
+    compare_studies(first, second, Console(), trust or [])
+
+
+@app.command()
+def leaks(
+    configs: Annotated[
+        list[Path], typer.Argument(help="Configs of runs or studies, also those that their folders hold.")
+    ],
+    trust: _TRUST = None,
+) -> None:
+    """Print which questions the files behind these configs share, as training and test sets should not."""
+    from selfcest_eval.play.leaks import report_leaks
+
+    report_leaks(configs, Console(), trust or [])
+
+
+@app.command()
+def solve(
+    question: Annotated[str, typer.Argument(help="What the root is asked.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Overrides of limits and policy: limits.total_tokens=4000 limits.max_depth=1", show_default=False
+        ),
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="Who plays: delegating, reading or deciding, which come with the package; a run's model, as "
+            "runs/NAME/ARM/seed0/model; a chat model's folder, .gguf file or hub:OWNER/NAME, or smollm2; "
+            "package.module:Class.",
+            show_default=False,
+        ),
+    ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(help="Or an OpenAI-compatible server, as http://127.0.0.1:8000/v1.", show_default=False),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The server's name for its model.", show_default=False)] = None,
+    documents: Annotated[
+        Path | None,
+        typer.Option(help="A JSON file of texts by key, or a folder of text files.", show_default=False),
+    ] = None,
+    answer: Annotated[str | None, typer.Option(help="The truth, to be graded by.", show_default=False)] = None,
+    temperature: Annotated[float, typer.Option(help="Of sampling; 0 is greedy.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of sampling.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="A file to add the episode to, for `selfcest trace`.", show_default=False)
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Also write the episode as a page for a browser, as trace --html does.", show_default=False),
+    ] = None,
+) -> None:
+    """Play one question of your own, and print the tree, the answer and what it cost.
+
+    While agents work, the tree grows in the terminal; where there is none, every turn is a line on the standard error.
+    Limits are those of the arm that the model was trained in; any other policy has the defaults of the game.
+    """
+    from selfcest_cli.solve import play_question, read_documents, solve_config, task_of
+
+    play_question(
+        task_of(question, read_documents(documents), answer),
+        solve_config(policy, server, name, overrides or []),
+        temperature=temperature,
+        seed=seed,
+        out=out,
+        html=html,
+        console=Console(),
+        progress=Console(stderr=True),
+    )
+
+
+@app.command()
+def report(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FOLDER...",
+            help="Folders of runs, as runs/quick, or of studies; of a run what is there so far. With --html runs that "
+            "differ in their seeds alone count as one",
+            show_default=False,
+        ),
+    ],
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write one page instead, as report.html: a verdict, curves, frontiers, decisions, pathologies, costs; "
+            "figures (PNG, SVG) and numbers (CSV) beside it. The folders are read alone, also while a run goes on.",
+            show_default=False,
+        ),
+    ] = None,
+    trust: _TRUST = None,
+) -> None:
+    """Print the verdict of runs or studies again, and rewrite table.md, results.csv and plots from stored results."""
+    from selfcest_cli.report import report_folder, report_page
+    from selfcest_env.plugin import only_trusted
+
+    with only_trusted(trust or []):
+        if html is not None:
+            report_page(folders, html, Console())
+            return
+        for folder in folders:
+            report_folder(folder, Console())
+
+
+@app.command()
+def watch(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a run, as runs/quick; only read.")],
+    once: Annotated[bool, typer.Option("--once", help="Print how far it is, and end.")] = False,
+    html: Annotated[
+        bool, typer.Option("--html", help="Also serve the page of `selfcest report`, which renews itself.")
+    ] = False,
+    port: Annotated[
+        int | None, typer.Option(help="For --html, of 127.0.0.1 (default: any that is free).", show_default=False)
+    ] = None,
+    trust: _TRUST = None,
+) -> None:
+    """Show how far the jobs of a run are, while it goes on or after, as `selfcest train` does. Ctrl-C ends it."""
+    with suppress(KeyboardInterrupt):  # imports take seconds, and are a time to end it too
+        from selfcest_cli.watch import watch_run
+        from selfcest_env.plugin import only_trusted
+
+        with only_trusted(trust or []):
+            watch_run(folder, Console(), once=once, html=html, port=port)
+
+
+@app.command()
+def trace(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="A JSON-lines file of episodes, as in runs/NAME/ARM/seed0/episodes.jsonl, or the folder of a study; "
+            "several for --html",
+            show_default=False,
+        ),
+    ],
+    episode: Annotated[
+        str | None, typer.Option(help="Id of the episode (default: the last one).", show_default=False)
+    ] = None,
+    texts: Annotated[
+        bool, typer.Option("--texts", help="Show texts whole: what was asked and given, what agents wrote, the truth.")
+    ] = False,
+    strategy: Annotated[
+        str | None, typer.Option(help="Of a study: only episodes of this strategy.", show_default=False)
+    ] = None,
+    wrong: Annotated[bool, typer.Option("--wrong", help="Of a study: only episodes without a right answer.")] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Write all episodes as one page for a browser, instead.", show_default=False),
+    ] = None,
+    credit: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A scheme whose advantages the page shows; may be repeated. "
+            "One whose replays are not in the file is left out.",
+            show_default=False,
+        ),
+    ] = None,
+    svg: Annotated[
+        Path | None, typer.Option(help="Draw the episode's tree as an SVG, instead.", show_default=False)
+    ] = None,
+    gif: Annotated[
+        Path | None,
+        typer.Option(
+            help="Draw it growing, as a GIF: a frame before the first turn and one after each.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Print an episode's tree: who asked what of whom, what came back, what it cost, what it earned.
+
+    With --html: a page of all episodes, with trees, texts, timeline, accounts and credit. With --svg or --gif:
+    a figure.
+    """
+    from selfcest_cli.trace import print_trace, write_figures, write_page
+
+    figures = [option for option, out in (("--svg", svg), ("--gif", gif)) if out is not None]
+    if figures and html is not None:
+        raise ConfigError(f"--html is a page of many episodes and {figures[0]} a figure of one; ask for one of them")
+    if html is not None:
+        write_page(files, html, Console(), episode_id=episode, schemes=credit or [], strategy=strategy, wrong=wrong)
+        return
+    if len(files) > 1 or credit:
+        what = "--credit is" if credit else f"{len(files)} files are"
+        raise ConfigError(f"{what} for a page; name one with --html OUT")
+    if figures:
+        write_figures(files[0], episode, Console(), svg=svg, gif=gif, strategy=strategy, wrong=wrong)
+        return
+    print_trace(files[0], episode, Console(), texts=texts, strategy=strategy, wrong=wrong)
+
+
+def main() -> None:
+    """Entry point: an exception is one line and an exit code, see `faults`; a defect in no log shows its trace."""
+    sys.path.append(os.getcwd())  # plug-ins of one's own may lie in the working directory, but hide no library
+    try:
+        app()
+    except Exception as error:
+        if exit_code(error) is Exit.DEFECT and not hasattr(error, "__notes__"):
+            traceback.print_exc()
+        print(f"selfcest: {line_of(error)}", file=sys.stderr)
+        raise SystemExit(int(exit_code(error))) from error

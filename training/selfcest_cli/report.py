@@ -1,0 +1,55 @@
+"""`selfcest report`: what runs and studies say, again; in the terminal, or as a page with files beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from selfcest_cli.study import print_study
+from selfcest_cli.trace import check_place, faces_of
+from selfcest_env.errors import ConfigError
+from selfcest_eval.report.findings import failures, findings
+from selfcest_eval.report.page import write_report_page
+from selfcest_eval.report.sources import config_of, read_sources
+from selfcest_eval.report.training_run import RunEvaluation
+from selfcest_training.config import RunConfig
+from selfcest_training.lock import locked
+from selfcest_training.run.experiment import print_report
+
+
+def report_folder(folder: Path, console: Console) -> None:
+    """Write and print what a folder's stored results say, wherever it has been moved to.
+
+    Raises:
+        ConfigError: the folder holds neither a run nor a study, or another process writes into it.
+    """
+    config = config_of(folder)
+    with locked(folder):
+        if isinstance(config, RunConfig):
+            print_report(config, console, RunEvaluation())
+        else:
+            print_study(config, console)
+
+
+def report_page(folders: Sequence[Path], out: Path, console: Console) -> None:
+    """Write one page about all folders, which are read alone, also while something runs there; print its five lines.
+
+    Raises:
+        ConfigError: a folder holds neither a run nor a study or is named twice, or `out` is no name of a page.
+        RecordError: a file of a folder is damaged; the message names file and line.
+    """
+    if out.suffix != ".html":
+        raise ConfigError(f"--html {out} is no place for a page: expected a file's name that ends in .html")
+    check_place("--html", out)
+    sources = read_sources(folders)
+    written = write_report_page(sources, out, faces_of)
+    lines = []
+    for source in sources:
+        lines += [source.name] if len(sources) > 1 else []
+        lines += [f"warning: {line}" for line in failures(source)]
+        lines += [f"{one.question}: {one.text}" for one in findings(source)]
+    lines.append(f"written to {out}, with {len(written) - 1} files beside it")
+    for line in lines:
+        console.print(line, soft_wrap=True, highlight=False, markup=False)

@@ -1,0 +1,118 @@
+"""`selfcest evaluate` and `selfcest compare`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from transformers.utils.logging import disable_progress_bar
+
+from selfcest_env.errors import ConfigError
+from selfcest_eval.play.config import StudyConfig
+from selfcest_eval.play.leaks import leaked
+from selfcest_eval.play.results import read_results, read_unplayable
+from selfcest_eval.play.store import Store
+from selfcest_eval.play.study import Study
+from selfcest_eval.play.unplayable import leave_out, unplayable_lines
+from selfcest_eval.report.reading import headline, reading_of
+from selfcest_eval.report.study_report import write_page, write_report
+from selfcest_eval.stats.decision_table import decided, trios
+from selfcest_eval.stats.table import curves_of
+from selfcest_training.config_file import dump_config
+from selfcest_training.faults import logged
+from selfcest_training.files import write_text
+from selfcest_training.lock import locked
+from selfcest_training.run.experiment import shipped_config
+from selfcest_training.session import session
+
+
+def run_study(
+    config: StudyConfig, *, resume: bool, page: Path | None = None, command: str = "", console: Console | None = None
+) -> Path:
+    """Play what is missing and write the study's folder. Returns the folder.
+
+    Raises:
+        ConfigError: the folder holds a study and `resume` is not set, or it is in use, or something cannot be right;
+            before any work.
+    """
+    study = Study(config)
+    with locked(config.folder), logged(config.folder):
+        return _run(study, resume, page, command, console or Console())
+
+
+def _run(study: Study, resume: bool, page: Path | None, command: str, console: Console) -> Path:
+    config, folder = study.config, study.config.folder
+    if not resume and any((folder / name).exists() for name in ("played.jsonl", "results.jsonl")):
+        raise ConfigError(
+            f"{folder} already holds a study; add --resume to play only what it lacks, or set name= to start another"
+        )
+    write_text(folder / "study.yaml", dump_config(config))
+    notes = leaked(study)
+    for note in notes:
+        console.print(f"warning: {note}", soft_wrap=True, highlight=False, markup=False)
+    torch.set_num_threads(config.threads)
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # of loading models: ours is the one that counts
+    try:
+        store = Store(folder)  # what it refuses is no session
+        if resume:
+            console.print(f"{study.found(store)} of {study.size} results were there", highlight=False)
+        with session(folder):
+            _play(study, store, console)
+    except KeyboardInterrupt:
+        console.print("interrupted; the same command with --resume plays what is missing")
+        raise
+    text = print_study(config, console, notes, study.crossed)
+    if page is not None:
+        write_page(page, folder, f"Study: {config.name}", command, text, config.compared_costs)
+        console.print(f"page written to {page}", highlight=False)
+    return folder
+
+
+def print_study(config: StudyConfig, console: Console, notes: Sequence[str] = (), crossed: bool | None = None) -> str:
+    """Write the report of a finished study and print its verdict. Returns the text of table.md."""
+    file = config.folder / "results.jsonl"
+    if not file.is_file():
+        raise ConfigError(f"{config.folder} holds no results.jsonl: the study is not finished; add --resume to go on")
+    every, unplayable = list(read_results(file, whole=bool(trios(config)), experts=True)), read_unplayable(file)
+    results, lost = leave_out(every, unplayable), unplayable_lines(every, unplayable)
+    cells, reading, choices = curves_of(results), reading_of(config, crossed=crossed), decided(config, results)
+    head = headline(config, cells, reading)
+    shown, text = write_report(config.folder, cells, reading, head, [*notes, *lost], decisions=choices)
+    for line in (*(f"warning: {line}" for line in lost), shown):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+    console.print(f"written to {config.folder}; the whole report is its table.md", highlight=False)
+    return text
+
+
+def _play(study: Study, store: Store, console: Console) -> None:
+    columns = (TextColumn("playing"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("{task.fields[line]}"), console=console) as progress:
+        bar = progress.add_task("", total=study.size, line="")
+        tenths = 0
+
+        def report(done: int, line: str) -> None:
+            nonlocal tenths
+            progress.update(bar, advance=done, line=line)
+            played = progress.tasks[bar].completed
+            if not console.is_terminal and int(10 * played / study.size) > tenths:  # where bars cannot be drawn
+                console.print(f"{played:.0f}/{study.size} {line}", highlight=False)
+                tenths = int(10 * played / study.size)
+
+        study.play(store, report)
+
+
+def default_study() -> Path:
+    """The config of a plain `selfcest evaluate`."""
+    return shipped_config("cpu/frontier.yaml")
+
+
+def command_line(config: Path | None, page: Path | None, overrides: Sequence[str]) -> str:
+    """The command that writes a page, as a reader would type it."""
+    words = ["selfcest", "evaluate"]
+    words += ["-c", str(config)] if config else []
+    words += ["--page", str(page)] if page else []
+    return shlex.join([*words, *overrides])

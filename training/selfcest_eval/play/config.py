@@ -1,0 +1,210 @@
+"""The config of a study: frozen dataclasses, read by the same loader as a training run's."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from selfcest_env.errors import ConfigError, did_you_mean
+from selfcest_env.plugin import PlugIn
+from selfcest_env.record import Measure
+from selfcest_env.structure import (
+    AtLeast,
+    Below,
+    Checked,
+    Count,
+    Distinct,
+    Name,
+    NotEmpty,
+    NotNegative,
+    Printable,
+    Seed,
+)
+from selfcest_env.tasks import Style
+from selfcest_env.types import Limits
+from selfcest_eval.play.costs import Price, measures_of
+from selfcest_eval.play.policies import policy_named
+from selfcest_training.config import ADDED_COSTS, Cell, FileName, changed_limits, check_cells, check_families
+from selfcest_training.config_file import parse_as, read_config
+
+Temperature = Annotated[NotNegative, "0: greedy"]
+Label = Annotated[str, Printable(), NotEmpty()]
+
+
+@dataclass(frozen=True)
+class StrategySpec(Checked):
+    """One strategy of a study.
+
+    Attributes:
+        name: a built-in strategy or `package.module:Class`; empty: the strategy's key.
+        options: of the strategy.
+        policy: who plays it; `null`: the study's.
+        temperature: of sampling; `null`: the study's.
+        limits: changes of the study's for this strategy; not of the one that is swept.
+        families: those that it plays; empty: all.
+        styles: of its errorless players, as `delegate` and `solve` of a policy that chooses; `null`: as the strategy
+            says.
+    """
+
+    name: Name = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    policy: PlugIn | None = None
+    temperature: Temperature | None = None
+    limits: Mapping[str, int | None] = field(default_factory=dict)
+    families: tuple[str, ...] = ()
+    styles: Annotated[tuple[Style, ...], Distinct()] | None = None
+
+
+@dataclass(frozen=True)
+class StudyConfig(Checked):
+    """Everything one `selfcest evaluate` does.
+
+    Attributes:
+        name, output: the folder is `output/name`.
+        tasks: families by name.
+        cells: what is played, each a family at a size.
+        strategies: by the names they have in tables.
+        budgets: the sweep; each strategy plays every instance once per budget and seed. `null` is the limit as `limits`
+            has it, and by default the only budget.
+        swept: the limit that a budget is, `total_tokens` or `generated_tokens`, of the whole strategy.
+        limits: the other limits.
+        subject: the strategy that the others are compared with; empty: the first.
+        policy: who plays, unless a strategy says otherwise.
+        temperature: of sampling, likewise; 0 is greedy.
+        reward: its grader says what is right; its terms are stored with every episode.
+        costs: those beside the costs of every record, see `costs.EpisodeCost`.
+        price: per million tokens, see `costs.Price`; it adds the cost `money`.
+        compared: costs at which strategies are compared; empty: all but counts and wall-clock.
+        episodes: instances per cell; `null`: all of a source with finitely many.
+        seeds: repetitions on the same instances.
+        task_seed: draws the instances.
+        held_out: of a file only the part that no training run draws, as of every other source.
+        batch: instances played together; what a kill can lose.
+        tries: at an episode that a server's fault leaves unplayed, before its instance is left out of every strategy.
+        max_unplayable_share: share of a cell's instances that may be left out so; above it the study stops.
+        threads: of torch.
+        resamples, confidence: of the bootstrap.
+        min_difference: of two accuracies; there is no verdict on a smaller one.
+    """
+
+    name: Annotated[str, FileName()]
+    tasks: Mapping[Name, PlugIn]
+    cells: Annotated[tuple[Cell, ...], NotEmpty()]
+    strategies: Annotated[Mapping[Label, StrategySpec], NotEmpty()]
+    budgets: Annotated[tuple[Count | None, ...], NotEmpty(), Distinct()] = (None,)
+    swept: Literal["total_tokens", "generated_tokens"] = "total_tokens"
+    limits: Limits = Limits()
+    subject: str = ""
+    policy: PlugIn | None = None
+    temperature: Temperature = 0.0
+    reward: PlugIn = PlugIn("correct", {"grader": {"name": "by_source"}})
+    costs: Mapping[str, PlugIn] = field(default_factory=lambda: dict(ADDED_COSTS))
+    price: Price | None = None
+    compared: tuple[str, ...] = ()
+    output: Name = "studies"
+    episodes: Annotated[Count | None, "null: all there are"] = 100
+    seeds: Annotated[tuple[Seed, ...], NotEmpty(), Distinct()] = (0,)
+    task_seed: Seed = 20_000
+    held_out: bool = False
+    batch: Count = 64
+    tries: Count = 3
+    max_unplayable_share: Annotated[float, AtLeast(0), Below(1)] = 0.1
+    threads: Count = 1
+    resamples: Annotated[int, AtLeast(100)] = 2000
+    confidence: Annotated[float, AtLeast(0.5), Below(1)] = 0.95
+    min_difference: Annotated[float, AtLeast(0), Below(1)] = 0.02
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_cells(self.cells)
+        known = measures_of(self.costs, self.price)
+        for cost in self.compared:
+            if cost not in known:
+                raise ConfigError(f"compared names no cost '{cost}' ({', '.join(known)}).{did_you_mean(cost, known)}")
+        for label, budget in itertools.product(self.strategies, self.budgets):
+            self.limits_at(budget, label)
+        for i, cell in enumerate(self.cells):
+            check_families(f"cells[{i}].family", [cell.family], self.tasks)
+        for label, strategy in self.strategies.items():
+            check_families(f"strategies.{label}.families", strategy.families, self.tasks)
+            if strategy.policy is None and self.policy is None:
+                raise ConfigError(f"strategies.{label} has no policy; set policy, or strategies.{label}.policy")
+        if self.subject and self.subject not in self.strategies:
+            raise ConfigError(
+                f"subject is {self.subject!r}, which is no strategy ({', '.join(self.strategies)})."
+                + did_you_mean(self.subject, self.strategies)
+            )
+
+    def limits_at(self, budget: int | None, label: str) -> Limits:
+        """What a whole strategy may use on one instance. Raises `ConfigError` for a budget that no limits allow."""
+        changes, place = self.strategies[label].limits, f"strategies.{label}.limits"
+        if budget is None:
+            return changed_limits(self.limits, changes, place)
+        if self.swept in changes:
+            raise ConfigError(f"{place}.{self.swept} is the limit that the budgets sweep; remove it")
+        try:
+            return changed_limits(self.limits, {**changes, self.swept: budget}, place)
+        except ConfigError as error:
+            raise ConfigError(f"budgets has {budget}: {error}") from error
+
+    def policy_of(self, label: str) -> PlugIn:
+        policy = self.strategies[label].policy or self.policy
+        assert policy is not None  # checked at construction
+        return policy
+
+    def temperature_of(self, label: str) -> float:
+        temperature = self.strategies[label].temperature
+        return self.temperature if temperature is None else temperature
+
+    def cells_of(self, label: str) -> tuple[Cell, ...]:
+        families = self.strategies[label].families
+        return tuple(cell for cell in self.cells if not families or cell.family in families)
+
+    @cached_property
+    def measures(self) -> Mapping[str, Measure]:
+        """Every cost by name."""
+        return measures_of(self.costs, self.price)
+
+    @property
+    def compared_costs(self) -> tuple[str, ...]:
+        return self.compared or tuple(name for name, measure in self.measures.items() if measure.compared)
+
+    @property
+    def subject_strategy(self) -> str:
+        return self.subject or next(iter(self.strategies))
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.output) / self.name
+
+
+def load_study(path: Path, overrides: Sequence[str] = ()) -> StudyConfig:
+    """Read a YAML file, with `extends` and overrides as a training run's. Raises `ConfigError` that names the key.
+
+    A policy may be written as one text, see `policies.policy_named`. Without `cells` each family is one of `size` all.
+    """
+    return parse_study(read_config(path, overrides))
+
+
+def parse_study(data: dict[str, Any]) -> StudyConfig:
+    """Plain values to a `StudyConfig`. Raises `ConfigError` that names the key."""
+    if "arms" in data:
+        raise ConfigError("unknown config key 'arms': what a study plays are its 'strategies'; rename the key")
+    strategies = data.get("strategies")
+    specs = strategies if isinstance(strategies, dict) else {}
+    for label, spec in specs.items():
+        if spec is None:
+            raise ConfigError(
+                f"strategies.{label} is empty; write {{}} for its defaults (null removes what another file has)"
+            )
+    for holder in (data, *specs.values()):
+        if isinstance(holder, dict) and isinstance(holder.get("policy"), str):
+            holder["policy"] = asdict(policy_named(holder["policy"]))
+    tasks = data.get("tasks")
+    if "cells" not in data and isinstance(tasks, dict):
+        data["cells"] = [{"family": name, "size": "all"} for name in tasks]
+    return parse_as(StudyConfig, data)

@@ -1,0 +1,64 @@
+"""The instances of a cell: distinct tasks that no training has drawn, the same for every strategy and seed."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from selfcest_env.errors import TaskError
+from selfcest_env.seeding import stream_seed
+from selfcest_env.tasks import TaskSource, source_of_config
+from selfcest_env.tasks.finite import FiniteSource
+from selfcest_env.tasks.splits import TEST, HashedSplit, part_of
+from selfcest_env.types import Task
+from selfcest_eval.play.config import StudyConfig
+from selfcest_training.config import Cell
+from selfcest_training.families import TEST_FRACTION
+
+
+def source_of(config: StudyConfig, cell: Cell) -> TaskSource:
+    """The cell's source as it was configured, its expert included."""
+    spec = config.tasks[cell.family]
+    return source_of_config(spec.name, {**spec.options, **cell.options}, f"tasks.{cell.family}")
+
+
+def instances_of(config: StudyConfig, cell: Cell, source: TaskSource) -> list[Task]:
+    """The cell's tasks.
+
+    Of a source with finitely many: the first `episodes` in an order drawn by `task_seed`, or all; its options say which
+    part of a file is held out, or `held_out` takes the one that a training run never draws. Of any other source:
+    distinct ones from that part.
+
+    Raises:
+        TaskError: there are not so many.
+    """
+    rng = np.random.default_rng(stream_seed("evaluation", config.task_seed, cell.family, cell.size))
+    place = f"cell {cell.family} {cell.size}"
+    if isinstance(source, FiniteSource):
+        tasks = list({task.task_id: task for task in source.tasks()}.values())
+        if config.held_out:
+            tasks = [task for task in tasks if part_of(task, TEST_FRACTION, source.identity(task)) == TEST]
+        if config.episodes is None:
+            return tasks
+        if len(tasks) < config.episodes:
+            raise TaskError(
+                f"episodes is {config.episodes}, but {place} has {len(tasks)} tasks"
+                + (" that are held out" if config.held_out else "")
+                + "; lower episodes, or set it to null for all there are"
+            )
+        return [tasks[int(i)] for i in sorted(rng.permutation(len(tasks))[: config.episodes])]
+    if config.episodes is None:
+        raise TaskError(f"episodes is null, but {place} has no end of tasks; set how many to draw")
+    return _drawn(HashedSplit(source, TEST, TEST_FRACTION), config.episodes, rng, place)
+
+
+def _drawn(source: TaskSource, wanted: int, rng: np.random.Generator, place: str) -> list[Task]:
+    tasks: dict[str, Task] = {}
+    for _ in range(100 * wanted):
+        task = source.draw(rng)
+        tasks.setdefault(task.task_id, task)
+        if len(tasks) == wanted:
+            return list(tasks.values())
+    raise TaskError(
+        f"{place} has about {len(tasks)} distinct test instances, and episodes is {wanted}; lower episodes or widen "
+        "the cell"
+    )

@@ -1,0 +1,236 @@
+"""Strategies: ways to spend one budget on a task. All play through the rollout and the kernel's ledger.
+
+The budget is of the whole strategy: one that plays several episodes on a task gives each what the earlier ones left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import ClassVar
+
+from selfcest_agents.player import Player, Wrapper
+from selfcest_agents.rollout import RolloutRequest
+from selfcest_env.errors import ConfigError, check_whole
+from selfcest_env.graders import Grade
+from selfcest_env.plugin import load, make, with_entry_points
+from selfcest_env.protocol import ProtocolText, Wording
+from selfcest_env.record import EpisodeRecord
+from selfcest_env.seeding import stream_seed
+from selfcest_env.tasks import ExpertSource, Style, TaskSource
+from selfcest_env.types import Limits, Task
+
+Episodes = tuple[EpisodeRecord, ...]  # those of one task, in the order in which they were played
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A task to play, and the seed of everything random about it."""
+
+    task: Task
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """What the ids of its episodes begin with, up to the last dot."""
+        return f"{self.task.task_id}.{self.seed:x}"
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What a strategy plays under, known before anybody is there to play.
+
+    Attributes:
+        limits: of the whole strategy, budget included.
+        temperature: of sampling.
+        source: where the tasks come from, for strategies that ask its expert.
+        protocol: how actions are written, for strategies that write some.
+    """
+
+    limits: Limits
+    temperature: float
+    source: TaskSource
+    protocol: ProtocolText
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One episode per task, as the policy plays it. Others are subclasses, whose fields are their options."""
+
+    oracle: ClassVar[bool] = False  # it uses what no player can know; labelled so wherever its numbers stand
+    uses_expert: ClassVar[bool] = False
+    delegates: ClassVar[bool] = True  # where the limits allow it
+    decides_first: ClassVar[bool] = False  # it writes down whether it delegates before it works
+    in_series: ClassVar[bool] = False  # of several episodes each waits for the one before, and none is a sample
+    # Raise it where equal options play or count as executed otherwise than before: a study that is resumed plays anew.
+    version: ClassVar[int] = 0
+
+    @property
+    def recipe(self) -> Mapping[str, object]:
+        """All that decides how its episodes are played, the seat apart. Equal recipes share episodes."""
+        named = {"strategy": f"{type(self).__module__}:{type(self).__qualname__}", **asdict(self)}
+        return {**named, "version": self.version} if self.version else named  # names of before there were versions hold
+
+    def limits(self, limits: Limits, task: Task) -> Limits:
+        """What an episode on this task may use, of what the strategy may use."""
+        return limits
+
+    def check(self, seat: Seat) -> None:
+        """Raise `ConfigError` if the strategy could not be what it is named for."""
+
+    def check_tasks(self, tasks: Sequence[Task], source: TaskSource) -> None:
+        """Raise `ConfigError` if one of these tasks of a source must not be played, as one that was learned from."""
+        for player in self.players():
+            if player is not self:
+                player.check_tasks(tasks, source)
+
+    def players(self) -> tuple[Strategy, ...]:
+        """Who plays in its name: itself, or all that it may hand an instance to."""
+        return (self,)
+
+    def styles(self) -> tuple[Style, ...]:
+        """How its errorless player works, the source's expert in the policy's place; several if the policy may choose.
+
+        None by default: an expert does not know how to play a strategy that it has not been told of.
+        """
+        return ()
+
+    def wrapper(self, seat: Seat) -> Wrapper | None:
+        """What stands around the player's policy; `None`: nothing."""
+        return None
+
+    def wording(self, seat: Seat) -> Wording | None:
+        """What its episodes say around the policy's protocol, as `text.wordings.TellTurns`; `None`: nothing."""
+        return None
+
+    def play(self, instances: Sequence[Instance], seat: Seat, player: Player) -> list[Episodes]:
+        """The episodes of every instance. Together they never use more than the seat's limits."""
+        return [(record,) for record in self.play_once(instances, [seat.limits] * len(instances), 0, seat, player)]
+
+    def play_once(
+        self, instances: Sequence[Instance], limits: Sequence[Limits], sample: int, seat: Seat, player: Player
+    ) -> list[EpisodeRecord]:
+        """One episode of every instance, each under limits of its own, all in one rollout."""
+        requests, wording = [], self.wording(seat)
+        for instance, allowed in zip(instances, limits, strict=True):
+            seed = stream_seed("sample", instance.seed, sample) if sample else instance.seed
+            own = self.limits(allowed, instance.task)
+            name = f"{instance.name}.{sample}"
+            requests.append(RolloutRequest(name, instance.task, seed, own, wording=wording))
+        return player.play(requests, seat.temperature, wrap=self.wrapper(seat))
+
+    def choose(self, episodes: Episodes, grades: Sequence[Grade]) -> int:
+        """Which episode's answer counts. Strategies that look at `grades` are oracles."""
+        return 0
+
+    def waited(self, episodes: Episodes) -> bool:
+        """Whether of an instance's episodes each had to wait for the one before."""
+        return self.in_series
+
+    def executed(self, episodes: Episodes) -> bool | None:
+        """Whether its script was played as it was written; `None` for a strategy without one."""
+        return None
+
+
+@dataclass(frozen=True)
+class Delegate(Strategy):
+    """The policy may delegate, as the limits say."""
+
+    def check(self, seat: Seat) -> None:
+        check_delegation(seat.limits, 1)
+
+    def styles(self) -> tuple[Style, ...]:
+        return (Style.DELEGATE,)
+
+
+@dataclass(frozen=True)
+class Monolithic(Strategy):
+    """No clones; the root sees the full text of every document."""
+
+    delegates: ClassVar[bool] = False
+
+    def limits(self, limits: Limits, task: Task) -> Limits:
+        return replace(limits, max_depth=0, max_reads=0)
+
+    def styles(self) -> tuple[Style, ...]:
+        return (Style.SOLVE,)
+
+
+@dataclass(frozen=True)
+class MonolithicRead(Strategy):
+    """No clones; the root sees keys and reads documents into its own context.
+
+    Attributes:
+        max_reads: documents of one episode; `None`: as many as the budget pays.
+    """
+
+    delegates: ClassVar[bool] = False
+    max_reads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_reads is not None:
+            check_whole("max_reads", self.max_reads, 1, 2**31)
+
+    def limits(self, limits: Limits, task: Task) -> Limits:
+        return replace(limits, max_depth=0, max_reads=self.max_reads)
+
+    def styles(self) -> tuple[Style, ...]:
+        return (Style.READ,)
+
+
+ENTRY_POINTS = "selfcest.strategy"
+
+STRATEGIES: dict[str, str] = {
+    "plain": "selfcest_eval.play.strategies:Strategy",
+    "delegate": "selfcest_eval.play.strategies:Delegate",
+    "monolithic": "selfcest_eval.play.strategies:Monolithic",
+    "monolithic_read": "selfcest_eval.play.strategies:MonolithicRead",
+    "self_consistency": "selfcest_eval.play.samples:SelfConsistency",
+    "best_of_n": "selfcest_eval.play.samples:BestOfN",
+    "spawn_join": "selfcest_eval.play.scripted_roots:SpawnJoin",
+    "map_reduce": "selfcest_eval.play.scripted_roots:MapReduce",
+    "oracle_decomposition": "selfcest_eval.play.scripted_roots:OracleDecomposition",
+    "always_delegates": "selfcest_eval.play.forced:AlwaysDelegates",
+    "never_delegates": "selfcest_eval.play.forced:NeverDelegates",
+}
+
+
+def strategies() -> dict[str, str]:
+    """References of all strategies by name: built in, or installed by a package's entry point.
+
+    Raises `PlugInError` if two packages claim one name.
+    """
+    return with_entry_points(STRATEGIES, ENTRY_POINTS)
+
+
+def make_strategy(name: str, options: Mapping[str, object], where: str) -> Strategy:
+    """A strategy by built-in name or `package.module:Class`, with its options. Raises `ConfigError`."""
+    return make(name, options, strategies(), Strategy, what="strategy", where=f"{where}.options")
+
+
+def find_strategy(name: str) -> type[Strategy]:
+    """The class of a strategy, by built-in name or `package.module:Class`. Raises `ConfigError`, `PlugInError`."""
+    return load(name, strategies(), Strategy, what="strategy")
+
+
+def shown_name(label: str, strategy: Strategy | type[Strategy]) -> str:
+    """The strategy's name in tables, plots and sentences: oracles are named so wherever a number of theirs stands."""
+    return f"{label} (oracle)" if strategy.oracle else label
+
+
+def expert_of(seat: Seat) -> ExpertSource:
+    """The source, if it has an expert. Raises `ConfigError` if it has none."""
+    if isinstance(seat.source, ExpertSource):
+        return seat.source
+    raise ConfigError(
+        f"{type(seat.source).__name__} has no expert to play the root, or begin for it; name the families that have "
+        "one in the strategy's families"
+    )
+
+
+def check_delegation(limits: Limits, clones: int) -> None:
+    """Raise `ConfigError` if an agent could not call so many clones at once."""
+    for name in ("max_depth", "max_clones", "max_clones_per_call"):
+        limit, needed = getattr(limits, name), 1 if name == "max_depth" else clones
+        if limit is not None and limit < needed:
+            raise ConfigError(f"limits.{name} is {limit}, and the strategy needs at least {needed}; raise it")

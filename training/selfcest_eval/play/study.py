@@ -1,0 +1,428 @@
+"""Playing a study: every strategy on every instance at every budget with every seed, and nothing twice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+
+from selfcest_agents.player import Player
+from selfcest_agents.rollout import UnplayedError
+from selfcest_env.errors import ConfigError, InfrastructureError
+from selfcest_env.graders.qa import Overlap
+from selfcest_env.kernel import Kernel
+from selfcest_env.plugin import PlugIn
+from selfcest_env.protocol import Brief, ControlsTurns, offered
+from selfcest_env.record import EpisodeRecord
+from selfcest_env.reward import Reward, make_reward
+from selfcest_env.seeding import stream_seed
+from selfcest_env.tasks import Style, TaskSource
+from selfcest_env.tasks.support import says_support, support_overlap
+from selfcest_env.types import Fault, Role, Task
+from selfcest_eval.play.config import StudyConfig
+from selfcest_eval.play.costs import WALL, costs_of
+from selfcest_eval.play.errorless import Played, play_errorless, styles_on
+from selfcest_eval.play.instances import instances_of, source_of
+from selfcest_eval.play.policies import LEAST, PolicySource, check_servers, digest, make_policy
+from selfcest_eval.play.results import Place, Result
+from selfcest_eval.play.store import Store
+from selfcest_eval.play.strategies import Episodes, Instance, Seat, Strategy, make_strategy, shown_name
+from selfcest_eval.play.unplayable import PatientPlayer
+from selfcest_training.config import Cell
+
+OnPlayed = Callable[[int, str], None]  # instances done since the last report, and which
+
+
+@dataclass(frozen=True)
+class Keyed:
+    """An instance with the names of what will come of it."""
+
+    instance: Instance
+    place: Place
+    key: str
+    played: str
+
+
+@dataclass(frozen=True)
+class Block:
+    """The instances of a cell for one strategy, budget and seed; with a style those of its errorless player."""
+
+    cell: Cell
+    strategy: str
+    budget: int | None
+    seed: int
+    style: Style | None = None
+
+    def __str__(self) -> str:
+        budget = "" if self.budget is None else f", budget {self.budget}"
+        who = f"seed {self.seed}" if self.style is None else f"errorless, {self.style}"
+        return f"{self.cell.family} {self.cell.size}: {self.strategy}{budget}, {who}"
+
+
+class Study:
+    """A config with everything built from it and found right; nothing has been played or loaded yet.
+
+    Raises:
+        SelfcestError: whatever in the config cannot be built, played or found, with its place.
+    """
+
+    def __init__(self, config: StudyConfig) -> None:
+        self.config = config
+        self.reward: Reward = make_reward(config.reward.name, **config.reward.options)
+        self.sources: dict[tuple[str, str], TaskSource] = {}
+        self.tasks: dict[tuple[str, str], list[Task]] = {}
+        for cell in config.cells:
+            self.sources[cell.family, cell.size] = source = source_of(config, cell)
+            self.tasks[cell.family, cell.size] = tasks = instances_of(config, cell, source)
+            self.reward.check(tasks, f"cell {cell.family} {cell.size}")
+        self._unplayable: dict[str, tuple[Cell, str, str]] = {}  # cell, task and cause by what would have been played
+        self.strategies: dict[str, Strategy] = {}
+        self._policies: dict[str, PolicySource] = {}
+        for label, spec in config.strategies.items():
+            self.strategies[label] = make_strategy(spec.name or label, spec.options, f"strategies.{label}")
+            self.policy_of(label)
+        for block in self.blocks():
+            if block.style is None:
+                self._check(block)
+        self._prints = {
+            (name, seed): policy.fingerprint(seed) for name, policy in self._policies.items() for seed in config.seeds
+        }
+
+    @property
+    def policies(self) -> tuple[PolicySource, ...]:
+        """Each once."""
+        return tuple(self._policies.values())
+
+    def policy_of(self, label: str) -> PolicySource:
+        spec, name = self.config.policy_of(label), self._policy_name(label)
+        if name not in self._policies:
+            own = self.config.strategies[label].policy is not None
+            self._policies[name] = make_policy(
+                spec.name, spec.options, f"strategies.{label}.policy" if own else "policy"
+            )
+        return self._policies[name]
+
+    def _policy_name(self, label: str) -> str:
+        return digest(asdict(self.config.policy_of(label)))
+
+    @property
+    def crossed(self) -> bool:
+        """Whether seeds are other weights, the same for all instances, and not only other samples."""
+        return any(policy.seeded for policy in self._policies.values())
+
+    @property
+    def size(self) -> int:
+        return sum(len(self._tasks(block)) for block in self.blocks())
+
+    def found(self, store: Store) -> int:
+        """How many of the study's results are in the store, or need only be judged again."""
+        items = (item for block in self.blocks() for item in self._keyed(block))
+        return sum(item.key in store or store.has_episodes(item.played) for item in items)
+
+    def label(self, strategy: str) -> str:
+        return shown_name(strategy, self.strategies[strategy])
+
+    def blocks(self) -> Iterator[Block]:
+        """In the order of the results."""
+        for cell in self.config.cells:
+            for budget in self.config.budgets:
+                for strategy in self.strategies:
+                    if cell in self.config.cells_of(strategy):
+                        for seed in self.config.seeds:
+                            yield Block(cell, strategy, budget, seed)
+                        for style in self._styles(cell, strategy, budget):
+                            yield Block(cell, strategy, budget, self.config.seeds[0], style)
+
+    def _styles(self, cell: Cell, label: str, budget: int | None) -> tuple[Style, ...]:
+        """Of the strategy's errorless players on a cell. Raises `ConfigError` for one whose tool the limits forbid."""
+        tasks, named = self.tasks[cell.family, cell.size], self.config.strategies[label].styles
+        limits = self.strategies[label].limits(self.config.limits_at(budget, label), tasks[0])
+        for style, able in ((Style.DELEGATE, limits.delegation), (Style.READ, limits.reading)):
+            if style in (named or ()) and not able:
+                raise ConfigError(
+                    f"strategies.{label}.styles has '{style}', which its limits do not allow; remove it, or raise "
+                    f"{'max_reads' if style is Style.READ else 'max_depth, max_clones and max_clones_per_call'}"
+                )
+        return styles_on(self.strategies[label].styles() if named is None else named, limits, tasks)
+
+    def order(self) -> Iterator[tuple[str, Place]]:
+        """Keys and places of all results."""
+        for block in self.blocks():
+            for item in self._keyed(block):
+                yield item.key, item.place
+
+    def play(self, store: Store, report: OnPlayed, player: Player | None = None) -> Path:
+        """Play what the store lacks. Returns the file of all results.
+
+        Args:
+            store: where results are.
+            report: told of progress.
+            player: plays instead of the one that the study's policy would load, as when its weights are here already.
+
+        Raises:
+            ConfigError: nobody answers where a policy that has something left to play has its server.
+            InfrastructureError: more than `max_unplayable_share` of a cell's instances cannot be played.
+        """
+        waiting = [block for block in self.blocks() if block.style is None]
+        if player is None:
+            check_servers(policy for policy in self._policies.values() if self._lacks(policy, waiting, store))
+        # One model after the other, so that no two are loaded at once.
+        for policy in self._policies.values():
+            for seeds in [(seed,) for seed in self.config.seeds] if policy.seeded else [self.config.seeds]:
+                blocks = [b for b in waiting if b.seed in seeds and self.policy_of(b.strategy) is policy]
+                self._play_blocks(blocks, policy, seeds[0], store, report, player)
+        for block in self.blocks():
+            if block.style is not None:
+                self._play_errorless(block, block.style, store, report)
+        for cell in self.config.cells:  # what was found may have been lost to a judge
+            self._check_unplayable(cell)
+        lost = self._unplayable
+        items = (item for block in self.blocks() if lost for item in self._keyed(block) if item.played in lost)
+        return store.finish(self.order(), {item.key: lost[item.played][-1] for item in items})
+
+    def _lacks(self, policy: PolicySource, blocks: Sequence[Block], store: Store) -> bool:
+        """Whether something is to be played by it."""
+        items = (item for b in blocks if self.policy_of(b.strategy) is policy for item in self._keyed(b))
+        return any(item.key not in store and not store.has_episodes(item.played) for item in items)
+
+    # One block
+
+    def _play_blocks(
+        self,
+        blocks: Sequence[Block],
+        policy: PolicySource,
+        seed: int,
+        store: Store,
+        report: OnPlayed,
+        here: Player | None,
+    ) -> None:
+        missing: list[tuple[Block, list[Keyed]]] = []
+        for block in blocks:
+            items = self._keyed(block)
+            lacking = self._not_found(items, block, store)
+            if len(lacking) < len(items):
+                report(len(items) - len(lacking), str(block))
+            if lacking:
+                missing.append((block, lacking))
+        if not missing:
+            return
+        with closing(policy.load(seed)) if here is None else nullcontext(here) as player:
+            for block, lacking in missing:
+                strategy, seat = self.strategies[block.strategy], self.seat(block)
+                for start in range(0, len(lacking), self.config.batch):
+                    batch = lacking[start : start + self.config.batch]
+                    new = self._not_found(batch, block, store)  # another strategy may have played some meanwhile
+                    new = [item for item in new if item.played not in self._unplayable]
+                    clock = time.perf_counter()
+                    played = self._played(new, block, strategy, seat, player)
+                    seconds = (time.perf_counter() - clock) / max(1, len(new))
+                    store.add(self._judged(block, [(item, episodes, seconds) for item, episodes in played]))
+                    report(len(batch), str(block))
+                    self._check_unplayable(block.cell)
+
+    def _played(
+        self, items: Sequence[Keyed], block: Block, strategy: Strategy, seat: Seat, player: Player
+    ) -> list[tuple[Keyed, Episodes]]:
+        """The episodes of those instances that can be played; the others are noted."""
+        patient = PatientPlayer(player, self.config.tries)
+        while items:
+            try:
+                found = strategy.play([item.instance for item in items], seat, patient)
+            except UnplayedError as error:
+                causes = {lost.episode_id.rpartition(".")[0]: str(lost.cause) for lost in error.unplayed}
+                hit = [item for item in items if item.instance.name in causes]
+                if not hit:  # a strategy that names its episodes otherwise
+                    raise
+                for item in hit:
+                    self._lose(item, block, causes[item.instance.name])
+                items = [item for item in items if item not in hit]
+            else:
+                return list(zip(items, found, strict=True))
+        return []
+
+    def _judged(self, block: Block, played: Sequence[tuple[Keyed, Sequence[EpisodeRecord], float]]) -> Iterator[Result]:
+        """The results of those episodes, with their seconds, that can be judged; the others are noted."""
+        self.reward.prepare([episode for _, episodes, _ in played for episode in episodes])
+        for item, episodes, seconds in played:
+            try:
+                yield self._result(item, block, episodes, seconds)
+            except InfrastructureError as error:
+                self._lose(item, block, str(error))
+
+    def _lose(self, item: Keyed, block: Block, why: str) -> None:
+        self._unplayable[item.played] = block.cell, item.place.task_id, why
+
+    def _check_unplayable(self, cell: Cell) -> None:
+        lost = {task: why for of, task, why in self._unplayable.values() if of == cell}
+        asked, most = len(self.tasks[cell.family, cell.size]), self.config.max_unplayable_share
+        if len(lost) > most * asked:
+            raise InfrastructureError(
+                f"{cell.family} {cell.size}: {len(lost)} of {asked} instances could not be played, and "
+                f"max_unplayable_share is {most:g}; the last: {[*lost.values()][-1]}. Look at that server, then go on "
+                "with --resume"
+            )
+
+    def _play_errorless(self, block: Block, style: Style, store: Store, report: OnPlayed) -> None:
+        """No model plays, so what is lacking is played again and no episode is stored."""
+        items = self._keyed(block)
+        rules, strategy = self.policy_of(block.strategy).rules(LEAST), self.strategies[block.strategy]
+        for start in range(0, len(items), self.config.batch):
+            batch = items[start : start + self.config.batch]
+            lacking = [item for item in batch if item.key not in store]
+            found = {item.key: result for item in lacking if (result := store.find_episodes(item.played)) is not None}
+            # Of another choice among the same samples, which are all right.
+            shared = {key: result for key, result in found.items() if result.costs is not None}
+            new = [item for item in lacking if item.key not in shared]
+            played = play_errorless(
+                strategy, style, [item.instance for item in new], self.seat(block), rules, self.reward
+            )
+            store.add(
+                replace(shared[item.key], key=item.key, place=item.place) for item in lacking if item.key in shared
+            )
+            store.add(self._errorless(item, made, strategy) for item, made in zip(new, played, strict=True))
+            report(len(batch), str(block))
+
+    def _errorless(self, item: Keyed, found: Played, strategy: Strategy) -> Result:
+        chosen = strategy.choose(found.episodes, found.grades)
+        together = costs_of(found.episodes, 0.0, self.config.measures, in_series=strategy.waited(found.episodes))
+        costs = together if found.errorless else None
+        return Result(
+            item.key,
+            item.played,
+            item.place,
+            (),
+            chosen,
+            found.grades[chosen],
+            ending=found.episodes[chosen].root.status,
+            costs=costs and {name: cost for name, cost in costs.items() if name != WALL},  # a script's seconds
+            lifted=found.lifted,
+        )
+
+    def _not_found(self, items: Sequence[Keyed], block: Block, store: Store) -> list[Keyed]:
+        """What must be played. Episodes that were played for another strategy or grader are judged again and stored."""
+        missing = [(item, store.find_episodes(item.played)) for item in items if item.key not in store]
+        found = [(item, result) for item, result in missing if result is not None]
+        again = [(item, result.episodes, (result.costs or {}).get(WALL, 0.0)) for item, result in found]
+        store.add(self._judged(block, again))
+        return [item for item, result in missing if result is None]
+
+    def _result(self, item: Keyed, block: Block, episodes: Sequence[EpisodeRecord], seconds: float) -> Result:
+        unscored = [
+            replace(episode, task=item.instance.task, reward_terms=None, parts={}, by_turn={}) for episode in episodes
+        ]
+        grades = [self.reward.grade(episode) for episode in unscored]
+        scored = tuple(self.reward.score(e, grade=grade) for e, grade in zip(unscored, grades, strict=True))
+        strategy = self.strategies[block.strategy]
+        chosen = strategy.choose(scored, grades)
+        return Result(
+            item.key,
+            item.played,
+            item.place,
+            scored,
+            chosen,
+            grades[chosen],
+            ending=scored[chosen].root.status,
+            costs=costs_of(scored, seconds, self.config.measures, in_series=strategy.waited(scored)),
+            executed=strategy.executed(scored),
+            support=self._support(scored[chosen], block),
+        )
+
+    def _support(self, episode: EpisodeRecord, block: Block) -> Overlap | None:
+        if not says_support(episode.task):
+            return None
+        return support_overlap(episode, self.policy_of(block.strategy).rules(episode.limits).protocol)
+
+    # Names
+
+    def _tasks(self, block: Block) -> list[Task]:
+        return self.tasks[block.cell.family, block.cell.size]
+
+    def seat(self, block: Block) -> Seat:
+        return Seat(
+            self.config.limits_at(block.budget, block.strategy),
+            self.config.temperature_of(block.strategy),
+            self.sources[block.cell.family, block.cell.size],
+            self.policy_of(block.strategy).rules(LEAST).protocol,
+        )
+
+    def _keyed(self, block: Block) -> list[Keyed]:
+        strategy, seat, cell = self.strategies[block.strategy], self.seat(block), block.cell
+        expert = strategy.uses_expert or block.style is not None
+        fixed = digest(
+            strategy.recipe,
+            asdict(seat.limits),
+            seat.temperature,
+            self._prints[self._policy_name(block.strategy), block.seed],
+            asdict(_changed(self.config.tasks[cell.family], cell)) if expert else None,
+            *said_by(strategy, seat),
+            *([] if block.style is None else [block.style]),
+        )
+        choice = [f"{type(strategy).__module__}:{type(strategy).__qualname__}", self._judge, self._costs]
+        keyed = []
+        for task in self._tasks(block):
+            seed = stream_seed("study", block.seed, task.task_id)
+            if block.style is not None:  # the same whatever weights it stands beside
+                seed = stream_seed("errorless", task.task_id)
+            facts = dict(task.metadata)
+            plan = facts if expert else None  # a file's gold decomposition stands there
+            played = digest(fixed, seed, task.task_id, task.source, task.prompt, list(task.context.items()), plan)
+            measured = ["support"] if block.style is None and says_support(task) else []
+            if block.style is not None:  # no episode is there to be judged or measured again
+                played = digest(played, self._judge, self._costs, task.answer, list(task.aliases))
+            key = digest(played, choice, task.answer, list(task.aliases), facts, *measured)
+            place = Place(
+                cell.family, cell.size, cell.shift, block.strategy, block.budget, block.seed, task.task_id, block.style
+            )
+            keyed.append(Keyed(Instance(task, seed), place, key, played))
+        return keyed
+
+    @cached_property
+    def _judge(self) -> str:
+        return digest(asdict(self.config.reward))
+
+    @cached_property
+    def _costs(self) -> str:
+        price = [] if self.config.price is None else [asdict(self.config.price)]
+        return digest({name: asdict(spec) for name, spec in self.config.costs.items()}, *price)
+
+    def _check(self, block: Block) -> None:
+        strategy, seat = self.strategies[block.strategy], self.seat(block)
+        try:
+            strategy.check(seat)
+            strategy.check_tasks(self._tasks(block), seat.source)
+            for player, task in product(strategy.players(), self._tasks(block)[:1]):
+                rules = self.policy_of(block.strategy).rules(player.limits(seat.limits, task))
+                rules = rules.worded(player.wording(seat))
+                Kernel(task, rules)  # a protocol that cannot say it says so here
+                rules.protocol.open(rules.clone_brief(1, "", {}, 1))
+        except ConfigError as error:
+            place = f"strategies.{block.strategy}, {block.cell.family}"
+            place += "" if block.budget is None else f", budget {block.budget}"
+            raise ConfigError(f"{place}: {error}") from error
+
+
+def said_by(strategy: Strategy, seat: Seat) -> list[list[str]]:
+    """What agents read that a strategy tells something: their openings, and what is said of their turns.
+
+    A list for each of its players that has a wording, so that names of what is played without one stay as they are. It
+    notices other sentences; how a wording reads what agents write is in `Strategy.version`.
+    """
+    root = Brief(Role.ROOT, "[1] + 2?", keys=("B",), can_delegate=True, total_tokens=64, clones=2)
+    briefs = (root, replace(root, role=Role.CLONE), replace(root, can_delegate=False))
+    found = []
+    for wording in (player.wording(seat) for player in strategy.players()):
+        if wording is not None:
+            protocol = wording(seat.protocol)
+            told = [message for brief in briefs for message in protocol.open(brief)]
+            if (control := offered(protocol, ControlsTurns)) is not None:
+                told += [control.remind(protocol.fault(Fault.CUT_BY_LENGTH), left) for left in (1, 2)]
+            found.append([message.content for message in told])
+    return found
+
+
+def _changed(spec: PlugIn, cell: Cell) -> PlugIn:
+    return PlugIn(spec.name, {**spec.options, **cell.options})

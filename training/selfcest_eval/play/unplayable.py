@@ -1,0 +1,100 @@
+"""Instances that a server's fault left unplayed, however often they were tried.
+
+They are no wrong answers. Every strategy is measured without them, so that comparisons stay paired; and since what
+fails is rarely random (the long ones ask more often), it is said beside what an accuracy over all instances could be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from selfcest_agents.player import Player, Wrapper
+from selfcest_agents.replay import PlayedReplay
+from selfcest_agents.rollout import RolloutRequest, Unplayed, all_of, what_played
+from selfcest_env.record import EpisodeRecord
+from selfcest_env.replay import Replay
+from selfcest_eval.play.costs import at_most
+from selfcest_eval.play.results import Place, Result, Unplayable
+
+
+@dataclass(frozen=True)
+class PatientPlayer(Player):
+    """Asks another player again for episodes that a server's fault left unplayed, and for none twice.
+
+    Attributes:
+        player: who plays; it is not closed with this one.
+        tries: at an episode, by the same seed.
+    """
+
+    player: Player
+    tries: int
+    _found: dict[tuple[str, float], EpisodeRecord] = field(default_factory=dict, init=False, repr=False)
+
+    def play(
+        self,
+        requests: Sequence[RolloutRequest],
+        temperature: float,
+        weights: Mapping[str, float] | None = None,
+        wrap: Wrapper | None = None,
+    ) -> list[EpisodeRecord]:
+        unplayed: tuple[Unplayed, ...] = ()
+        for _ in range(self.tries):
+            missing = [request for request in requests if (request.episode_id, temperature) not in self._found]
+            records, unplayed = what_played(partial(self.player.play, missing, temperature, weights, wrap))
+            self._found.update({(record.episode_id, temperature): record for record in records})
+            if not unplayed:
+                break
+        keys = [(request.episode_id, temperature) for request in requests]
+        return all_of([self._found[key] for key in keys if key in self._found], unplayed)
+
+    def play_replays(
+        self, factual: Sequence[EpisodeRecord], replays: Sequence[Replay], temperature: float
+    ) -> dict[Replay, PlayedReplay]:
+        return self.player.play_replays(factual, replays, temperature)
+
+    def close(self) -> None:
+        """Nothing of its own is open."""
+
+
+def leave_out(results: Iterable[Result], unplayable: Sequence[Unplayable]) -> list[Result]:
+    """The results on instances that every strategy could be played on, at every budget with every seed."""
+    gone = {_instance(one.place) for one in unplayable}
+    return [result for result in results if _instance(result.place) not in gone]
+
+
+def unplayable_lines(
+    results: Sequence[Result], unplayable: Sequence[Unplayable], label: Callable[[str], str] = str
+) -> list[str]:
+    """For each cell that something is left out of, what each strategy lacks, and the accuracy that this leaves open."""
+    lines = []
+    policies = [result for result in results if result.place.style is None]
+    for cell in dict.fromkeys(one.place.cell for one in unplayable):
+        here = [one for one in unplayable if one.place.cell == cell]
+        gone = {one.place.task_id for one in here}
+        there = {result.place.task_id for result in policies if result.place.cell == cell}
+        lines.append(
+            f"{' '.join(cell)}: {len(gone)} of {len(gone | there)} instances could not be played and are left out of "
+            f"every strategy, the first because {here[0].why}"
+        )
+        places = [*(result.place for result in policies), *(one.place for one in here)]
+        for strategy, budget in dict.fromkeys((p.strategy, p.budget) for p in places if p.cell == cell):
+            where = (cell, strategy, budget)
+            known = [one.grade.correct for one in policies if _where(one.place) == where]
+            lost = sum(_where(one.place) == where for one in here)
+            low, high = sum(known) / (len(known) + lost), (sum(known) + lost) / (len(known) + lost)
+            over = f"{low:.3f} to {high:.3f}, were they all wrong or all right" if lost else f"{low:.3f}"
+            lines.append(
+                f"{' '.join(cell)}, {at_most(budget)}, {label(strategy)}: {lost} of {len(known) + lost} not played; "
+                f"accuracy over all instances {over}"
+            )
+    return lines
+
+
+def _instance(place: Place) -> tuple[str, str, str]:
+    return *place.cell, place.task_id
+
+
+def _where(place: Place) -> tuple[tuple[str, str], str, int | None]:
+    return place.cell, place.strategy, place.budget

@@ -1,0 +1,381 @@
+"""The report as one page, and its figures and numbers as files beside it."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from selfcest_eval.html.page import Page, rounded
+from selfcest_eval.html.playing import Face
+from selfcest_eval.html.viewer import Shown, viewer_page
+from selfcest_eval.play.costs import at_most, cost_name
+from selfcest_eval.report.figures import delegation_figure, frontier_figure, learning_figure
+from selfcest_eval.report.findings import failures, findings
+from selfcest_eval.report.learning import Series, grouped, learning, title
+from selfcest_eval.report.pathologies import MEANINGS, Place
+from selfcest_eval.report.sources import JobLog, Source
+from selfcest_eval.stats.decision_table import MEANING, Decided
+from selfcest_eval.stats.frontier import Point
+from selfcest_eval.stats.statistics import Estimate
+from selfcest_eval.stats.table import Curves, by_family, rows_of
+from selfcest_training.config_file import dump_config
+from selfcest_training.files import whole, write_text
+from selfcest_training.session import gpu_seconds
+
+FIGURE_METRICS = 9  # panels of the figure of learning curves, the first of the page
+_BODY = '<main id="main"></main><div id="tip" role="status" class="tip" hidden></div>'
+
+
+@dataclass(frozen=True)
+class Trees:
+    """The worst episodes of a report, for the page of trees beside it.
+
+    Attributes:
+        page: its path.
+        places: one an episode, by the name that the page has for it: its id, with a number where another has it too.
+    """
+
+    page: Path
+    places: dict[str, Place] = field(default_factory=dict)
+
+    def link(self, place: Place) -> str:
+        """Where a turn is shown, from the page beside it. The episode is remembered for the page of trees."""
+        name = next((known for known, other in self.places.items() if other.record is place.record), None)
+        if name is None:
+            same = sum(other.record.episode_id == place.record.episode_id for other in self.places.values())
+            name = place.record.episode_id + (f"~{same + 1}" if same else "")
+            self.places[name] = place
+        at = "/".join(quote(str(part), safe="") for part in (name, place.agent_id, place.turn))
+        return f"{quote(self.page.name)}#{at}"
+
+    def render(self, title: str, faces: Sequence[Face]) -> str:
+        """The page of trees. Raises `RecordError` if nothing was linked."""
+        shown = [
+            Shown(replace(place.record, episode_id=name), played_as=place.played_as)
+            for name, place in self.places.items()
+        ]
+        return viewer_page(title, shown, faces, ()).render()
+
+
+def write_report_page(sources: Sequence[Source], out: Path, faces_of: Callable[[Path], Sequence[Face]]) -> list[Path]:
+    """Write the page; beside it NAME_files with figures as PNG and SVG and numbers as CSV, and NAME_trace.html.
+
+    Args:
+        sources: what it is about.
+        out: the page.
+        faces_of: rules that the episodes of a file may have been played by.
+
+    Returns:
+        All paths, the page first.
+    """
+    folder = out.with_name(f"{out.stem}_files")
+    folder.mkdir(exist_ok=True)
+    trees = Trees(out.with_name(f"{out.stem}_trace.html"))
+    written = [out]
+    parts = []
+    for place, source in enumerate(sources):
+        data = source_data(source, trees)
+        files = _files(source, data, folder, f"{place + 1}_" if len(sources) > 1 else "")
+        data["files"] = [f"{folder.name}/{path.name}" for path in files]
+        written += files
+        parts.append(data)
+    names = ", ".join(source.name for source in sources)
+    page = Page(
+        title=f"Report: {names}",
+        body=_BODY,
+        styles=("report.css",),
+        scripts=("report.js",),
+        data={"report": {"sources": parts, "made": datetime.now(UTC).isoformat(" ", "minutes")}},
+    )
+    write_text(out, page.render())
+    if trees.places:
+        played_in = {place.file.parent: place.file for place in trees.places.values()}
+        faces = [face for file in played_in.values() for face in faces_of(file)]
+        write_text(trees.page, trees.render(f"Worst episodes: {names}", faces))
+        written.append(trees.page)
+    return written
+
+
+def source_data(source: Source, trees: Trees) -> dict[str, Any]:
+    """All that the page shows of a source, as JSON values: numbers that are missing are null."""
+    series = learning(source.jobs)
+    return {
+        "name": source.name,
+        "kind": "study" if source.run is None else "run",
+        "folders": [str(folder) for folder in source.folders],
+        "findings": [{"question": f.question, "text": f.text, "see": f.see} for f in findings(source)],
+        "failures": failures(source),
+        "intervals": source.reading.intervals(len(source.cells[0].seeds)) if source.cells else "",
+        "learning": _learning_data(series),
+        "warmstart": _learning_data([*learning(source.jobs, "warmstart"), *learning(source.jobs, "probe")]),
+        "costs": [{"name": name, "title": cost_name(name)} for name in source.reading.costs],
+        "first_cost": source.reading.compared[0] if source.reading.compared else "",
+        "final": [source.reading.labels[name] for name in source.final],
+        "before": dict(source.before),
+        "arms": dict(zip(source.run.arms, source.final, strict=True)) if source.run else {},
+        "rows": result_rows(source),
+        "delegation": delegation_rows(source),
+        "decisions": [_decision(item, source) for item in source.decisions],
+        "decisions_meaning": MEANING.replace("*", ""),
+        "pathologies": _pathologies(source, trees),
+        "jobs": [_job(job) for job in source.jobs],
+        "gpu_seconds": gpu_seconds([dict(one) for one in source.sessions]) if source.sessions else None,
+        "sessions": [dict(one) for one in source.sessions],
+        "config": dump_config(source.run or source.study),
+    }
+
+
+def result_rows(source: Source) -> list[dict[str, Any]]:
+    """A row per strategy and budget of every cell, and of every family with all its sizes together (`pooled`).
+
+    An interval is [mean, low, high]. In a family with one size its cell is the pooled row as well.
+    """
+    found = []
+    cells = [(curves, False) for curves in source.cells] + [(curves, True) for curves in by_family(source.cells)]
+    for curves, pooled in cells:
+        for row in rows_of(curves, source.reading.resampler(curves)):
+            found.append(
+                {
+                    "family": curves.family,
+                    "size": curves.size,
+                    "out": curves.shift == "out",
+                    "pooled": pooled,
+                    "budget": row.point.budget,
+                    "limit": at_most(row.point.budget),
+                    "strategy": source.reading.labels[row.strategy],
+                    "final": row.strategy in source.final,
+                    "baseline": row.strategy in source.reading.baselines,
+                    "instances": len(curves.task_ids),
+                    "seeds": len(curves.seeds),
+                    "accuracy": _interval(row.accuracy, within=(0.0, 1.0)),
+                    "costs": {
+                        name: value
+                        for name in source.reading.costs
+                        if (value := _interval(row.costs.get(name), within=(0.0, math.inf))) is not None
+                    },
+                }
+            )
+    return found
+
+
+def delegation_rows(source: Source) -> list[dict[str, Any]]:
+    """The share of instances that a policy delegates, and its clones, by size, of policies that choose by themselves.
+
+    At the largest budget; before RL and after. An instance whose prompt did not fit is left out.
+    """
+    found = []
+    choosing = [*source.before.values(), *source.final]
+    for curves in source.cells:
+        for name in choosing:
+            if name in curves.strategies and name not in source.reading.baselines:
+                found.append(
+                    {
+                        "family": curves.family,
+                        "size": curves.size,
+                        "strategy": source.reading.labels[name],
+                        "before": name in source.before.values(),
+                        **_delegated(curves, curves.strategies[name][-1], source),
+                    }
+                )
+    return found
+
+
+def _delegated(curves: Curves, point: Point, source: Source) -> dict[str, Any]:
+    clones, resampler = point.cost("clones"), source.reading.resampler(curves)
+    share = (clones > 0).astype(float) + 0 * clones  # what has no clones to count stays nan
+    return {
+        "share": _interval(resampler.share(share), within=(0.0, 1.0)),
+        "clones": _interval(resampler.estimate(clones), within=(0.0, math.inf)),
+    }
+
+
+def _decision(item: Decided, source: Source) -> dict[str, Any]:
+    seeds = [
+        {
+            "seed": seed,
+            "reward": judged.free.reward,
+            "always": judged.always.reward,
+            "never": judged.never.reward,
+            "threshold": None if math.isinf(judged.threshold) else judged.threshold,
+            "regret": judged.regret,
+            "precision": judged.precision,
+            "recall": judged.recall,
+            "f1": judged.f1,
+        }
+        for seed, judged in item.seeds.items()
+    ]
+    before = item.trio.free in source.before.values()
+    return {"family": item.family, "strategy": item.trio.free, "before": before, "budget": item.budget, "seeds": seeds}
+
+
+def _pathologies(source: Source, trees: Trees) -> list[dict[str, Any]]:
+    found = []
+    for (name, owner), count in source.pathologies.items():
+        worst = count.worst
+        shown = None
+        if worst is not None:
+            shown = {
+                "episode": worst.record.episode_id,
+                "place": f"{worst.agent_id}, turn {worst.turn}",
+                "file": _within(worst.file, source.folders),
+                "href": trees.link(worst),
+            }
+        found.append(
+            {
+                "name": name,
+                "meaning": MEANINGS[name],
+                "owner": owner,
+                "found": count.found,
+                "possible": count.possible,
+                "worst": shown,
+            }
+        )
+    return found
+
+
+def _within(file: Path, folders: Sequence[Path]) -> str:
+    """A file's path inside the folder that it lies in, so that a page names no place of the machine that wrote it; of
+    several folders with the folder's name."""
+    folder = next((folder for folder in folders if file.is_relative_to(folder)), None)
+    if folder is None:
+        return file.name
+    return file.relative_to(folder if len(folders) == 1 else folder.parent).as_posix()
+
+
+def _job(job: JobLog) -> dict[str, Any]:
+    last = job.rows[-1]
+    sampled, compute, read = last["sampled_tokens"], last["compute_tokens"], last.get("read_tokens", 0)
+    return {
+        "arm": job.arm,
+        "seed": job.seed,
+        "steps": sum(row["stage"] == "rl" for row in job.rows),
+        "sampled": sampled,
+        "read": read,
+        "trained": (compute - sampled - read) // 3,
+        "compute": compute,
+        "cpu_seconds": last["cpu_seconds"],
+    }
+
+
+def _learning_data(series: Sequence[Series]) -> dict[str, Any]:
+    return {
+        "groups": [
+            {"name": name, "panels": [{"metric": m, "title": title(m)} for m in metrics]}
+            for name, metrics in grouped(series).items()
+        ],
+        "arms": list(dict.fromkeys(one.arm for one in series)),
+        "series": [
+            {
+                "arm": one.arm,
+                "metric": one.metric,
+                "seeds": one.seeds,
+                "bins": [
+                    [rounded(b.step), rounded(b.sampled), _interval(b.estimate), [rounded(v) for v in b.seeds]]
+                    for b in one.bins
+                ],
+            }
+            for one in series
+        ],
+    }
+
+
+def _interval(
+    estimate: Estimate | None, within: tuple[float, float] = (-math.inf, math.inf)
+) -> list[float | None] | None:
+    """Mean and ends, which are cut to what the quantity can be: a t interval of two seeds knows of no bounds."""
+    if estimate is None or not math.isfinite(estimate.mean):
+        return None
+    low, high = within
+    ends = (e if math.isnan(e) else min(max(e, low), high) for e in (estimate.low, estimate.high))
+    return [rounded(value) for value in (estimate.mean, *ends)]
+
+
+# Files
+
+
+def _files(source: Source, data: Mapping[str, Any], folder: Path, prefix: str) -> list[Path]:
+    """Figures and tables of one source."""
+    written: list[Path] = []
+
+    def beside(name: str) -> Path:
+        written.append(folder / f"{prefix}{name}")
+        return written[-1]
+
+    def pictures(name: str) -> list[Path]:
+        return [beside(f"{name}.png"), beside(f"{name}.svg")]
+
+    if series := learning(source.jobs):
+        metrics = [name for names in grouped(series).values() for name in names][:FIGURE_METRICS]
+        learning_figure(series, metrics, pictures("learning"))
+        _learning_csv(series, beside("learning.csv"))
+    if data["rows"]:
+        for cost in source.reading.compared:
+            frontier_figure(data["rows"], cost, pictures(f"frontier_{re.sub(r'[^A-Za-z0-9]+', '_', cost)}"))
+        _results_csv(data["rows"], source.reading.costs, beside("results.csv"))
+    if data["delegation"]:
+        delegation_figure(data["delegation"], pictures("delegation"))
+        _delegation_csv(data["delegation"], beside("delegation.csv"))
+    if data["decisions"]:
+        lines = [
+            [d["family"], d["strategy"], d["budget"], *seed.values()] for d in data["decisions"] for seed in d["seeds"]
+        ]
+        heads = ["family", "strategy", "budget", *data["decisions"][0]["seeds"][0]]
+        _csv(beside("decisions.csv"), heads, lines)
+    if data["pathologies"]:
+        lines = [
+            [one["name"], one["owner"], one["found"], one["possible"], *_where(one["worst"])]
+            for one in data["pathologies"]
+        ]
+        heads = ["pathology", "of", "found", "possible", "worst_file", "worst_episode", "worst_place"]
+        _csv(beside("pathologies.csv"), heads, lines)
+    return written
+
+
+def _where(worst: Mapping[str, str] | None) -> list[str]:
+    return [worst["file"], worst["episode"], worst["place"]] if worst else [""] * 3
+
+
+def _learning_csv(series: Sequence[Series], path: Path) -> None:
+    lines = [
+        [one.arm, one.metric, seed, b.step, b.sampled, value]
+        for one in series
+        for b in one.bins
+        for seed, value in zip(one.seeds, b.seeds, strict=True)
+    ]
+    _csv(path, ["arm", "metric", "seed", "step", "sampled_tokens", "value"], lines)
+
+
+def _results_csv(rows: Sequence[Mapping[str, Any]], costs: Sequence[str], path: Path) -> None:
+    fixed = ["family", "size", "out", "pooled", "budget", "strategy", "instances", "seeds"]
+    names = ["accuracy", *costs]
+    lines = [
+        [
+            *(row[key] for key in fixed),
+            *row["accuracy"],
+            *(v for cost in costs for v in row["costs"].get(cost) or [None] * 3),
+        ]
+        for row in rows
+    ]
+    _csv(path, fixed + [f"{name}{end}" for name in names for end in ("", "_low", "_high")], lines)
+
+
+def _delegation_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    fixed = ["family", "size", "strategy", "before"]
+    lines = [
+        [*(row[key] for key in fixed), *(row["share"] or [None] * 3), *(row["clones"] or [None] * 3)] for row in rows
+    ]
+    _csv(path, fixed + [f"{name}{end}" for name in ("share", "clones") for end in ("", "_low", "_high")], lines)
+
+
+def _csv(path: Path, heads: Sequence[str], lines: Sequence[Sequence[object]]) -> None:
+    with whole(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(heads)
+        writer.writerows(lines)

@@ -1,0 +1,110 @@
+"""What a training run says of itself in five lines: who learned what, what it costs, when it delegates, what failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from selfcest_eval.play.costs import cost_name
+from selfcest_eval.report.reading import Reading
+from selfcest_eval.report.study_report import SOLVED, Against
+from selfcest_eval.report.words import times
+from selfcest_eval.stats.decision_table import Decided
+from selfcest_eval.stats.table import Curves
+
+_COSTS = ("total_tokens", "critical_path_tokens", "peak_context", "kv_token_steps")
+
+
+def run_verdict(
+    cells: Sequence[Curves],
+    final: Sequence[str],
+    decisions: Sequence[Decided],
+    found: Sequence[Against],
+    reading: Reading,
+) -> str:
+    """A line or two for each of: families, arms that can be compared, decisions, what was not learned.
+
+    Args:
+        cells: what was measured.
+        final: every arm's trained policy, by its name in tables.
+        decisions: before RL and after, of arms whose choices were forced.
+        found: comparisons of arms on the same cells.
+        reading: how it is read.
+    """
+    families = dict.fromkeys(curves.family for curves in cells)
+    lines = [line for family in families if (line := _accuracy(family, cells, final))]
+    lines += _equal(found, final, reading)
+    lines += _decided(decisions, final)
+    unsolved = [
+        f"{arm} {accuracy:.2f} on {curves.name}"
+        for arm in final
+        for curves in _smallest(cells, arm)
+        if (accuracy := curves.strategies[arm][-1].correct.mean()) < SOLVED
+    ]
+    lines.append(f"not learned: {'; '.join(unsolved)}" if unsolved else "every arm solves the smallest sizes it plays")
+    return "\n".join(lines)
+
+
+def _accuracy(family: str, cells: Sequence[Curves], final: Sequence[str]) -> str:
+    said = []
+    for arm in final:
+        here = [curves for curves in cells if curves.family == family and arm in curves.strategies]
+        means = {
+            shift: np.mean([c.strategies[arm][-1].correct.mean() for c in here if c.shift == shift])
+            for shift in ("in", "out")
+            if any(c.shift == shift for c in here)
+        }
+        if here:
+            said.append(f"{arm} " + ", ".join(f"{mean:.2f}" for mean in means.values()))
+    outside = any(curves.shift == "out" for curves in cells if curves.family == family)
+    return f"{family}, accuracy{' in and out of distribution' if outside else ''}: {'; '.join(said)}" if said else ""
+
+
+def _equal(found: Sequence[Against], final: Sequence[str], reading: Reading) -> list[str]:
+    """Costs of an arm over another's, on cells where both are as accurate."""
+    lines = []
+    for first, second in dict.fromkeys((item.subject, item.strategy) for item in found):
+        if first not in final or second not in final:
+            continue
+        items = [item for item in found if (item.subject, item.strategy) == (first, second)]
+        pairs = [item.at[-1] for item in items if item.at[-1].equally_accurate(reading.min_difference)]
+        costs = [
+            f"{cost_name(cost)} {times(float(np.mean([p.ratios[cost].mean for p in pairs if cost in p.ratios])))}"
+            for cost in _COSTS
+            if any(cost in pair.ratios for pair in pairs)
+        ]
+        where = f"on the {len(pairs)} of {len(items)} sizes on which both are as accurate"
+        lines.append(f"{first} over {second}, {where}: {', '.join(costs) or 'no cost can be compared'}")
+    return lines
+
+
+def _decided(decisions: Sequence[Decided], final: Sequence[str]) -> list[str]:
+    lines = []
+    for after in decisions:
+        if after.trio.free not in final:
+            continue
+        before = [d for d in decisions if d.family == after.family and d is not after and d.trio.free not in final]
+        shares = [" ".join(f"{share:.2f}" for share in item.shares) for item in (*before, after)]
+        rewards = [_mean(item, "free") for item in (*before, after)]
+        regrets = [np.mean([judged.regret for judged in item.seeds.values()]) for item in (*before, after)]
+        moved = " -> ".join(shares)
+        lines.append(f"{after.family}, share delegated at {', '.join(after.sizes)}: {moved}")
+        lines.append(
+            f"{after.family}, reward {' -> '.join(f'{r:.3f}' for r in rewards)} (always {_mean(after, 'always'):.3f}, "
+            f"never {_mean(after, 'never'):.3f}); regret {' -> '.join(f'{r:.3f}' for r in regrets)}"
+        )
+    return lines
+
+
+def _mean(item: Decided, way: str) -> float:
+    return float(np.mean([getattr(judged, way).reward for judged in item.seeds.values()]))
+
+
+def _smallest(cells: Sequence[Curves], arm: str) -> list[Curves]:
+    """The first cell of every family that an arm plays."""
+    found: dict[str, Curves] = {}
+    for curves in cells:
+        if arm in curves.strategies:
+            found.setdefault(curves.family, curves)
+    return list(found.values())

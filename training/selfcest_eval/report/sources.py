@@ -1,0 +1,230 @@
+"""What a report is made of: runs and studies as their folders hold them, read and never written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from selfcest_env.errors import ConfigError
+from selfcest_env.structure import plain
+from selfcest_eval.play.config import StudyConfig, load_study
+from selfcest_eval.play.results import Result, read_results, read_unplayable
+from selfcest_eval.play.unplayable import leave_out, unplayable_lines
+from selfcest_eval.report.curves import metrics_of
+from selfcest_eval.report.pathologies import Count, Pathologies
+from selfcest_eval.report.reading import Reading, reading_of
+from selfcest_eval.report.training_run import arms_of, in_order, parts_of, results_of, study_of
+from selfcest_eval.report.warm_starts import given_up_lines, warm_start_warnings
+from selfcest_eval.stats.decision_table import Decided, decided, trios
+from selfcest_eval.stats.table import Curves, curves_of
+from selfcest_training.config import Cell, RunConfig
+from selfcest_training.config_file import load_config
+from selfcest_training.credit.offline import read_groups
+from selfcest_training.files import readable
+from selfcest_training.session import read_sessions
+
+_OF_A_FOLDER = ("name", "output", "seeds", "workers", "logging")  # keys in which runs of one experiment may differ
+
+
+@dataclass(frozen=True)
+class JobLog:
+    """What one job has logged so far: rows of its `metrics.jsonl`, and the folder that it lies in."""
+
+    arm: str
+    seed: int
+    folder: Path
+    rows: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A study, a run, or several runs that differ in nothing but their seeds.
+
+    Attributes:
+        name: of the folder; of several, their names joined.
+        folders: where it lies.
+        study: as what its results are read.
+        run: the config of a training run, with the seeds of all folders; `None`: a study.
+        cells, reading, decisions: of what was evaluated so far; no cells where nothing was.
+        final: strategies that are compared in few words: of a run every arm as trained and greedy, of a study those
+            that are no forced choice.
+        before: of a run, by strategies of `final`, the same arm before RL.
+        jobs: of a run.
+        pathologies: by pathology and strategy, or arm for those of training groups.
+        warnings: what a reader must know first.
+        sessions: who wrote the folders.
+    """
+
+    name: str
+    folders: Sequence[Path]
+    study: StudyConfig
+    run: RunConfig | None
+    cells: Sequence[Curves]
+    reading: Reading
+    decisions: Sequence[Decided]
+    final: Sequence[str]
+    before: Mapping[str, str]
+    jobs: Sequence[JobLog]
+    pathologies: Mapping[tuple[str, str], Count]
+    warnings: Sequence[str]
+    sessions: Sequence[Mapping[str, Any]]
+
+
+def read_sources(folders: Sequence[Path]) -> list[Source]:
+    """Every folder, runs that differ in their seeds alone as one.
+
+    Raises:
+        ConfigError: a folder holds neither a run nor a study, or is named twice.
+        RecordError: a file of it is damaged; the message names file and line.
+    """
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise ConfigError(f"a folder is named twice among {', '.join(map(str, folders))}; name each once")
+    studies, runs = list[Source](), dict[str, list[RunConfig]]()
+    for folder in folders:
+        config = config_of(folder)
+        if isinstance(config, StudyConfig):
+            with readable(folder):
+                studies.append(_study(config))
+        else:
+            runs.setdefault(_key(config, runs), []).append(config)
+    with readable(folders[0]):
+        return [*(_run(same) for same in runs.values()), *studies]
+
+
+def config_of(folder: Path) -> RunConfig | StudyConfig:
+    """The stored config of a folder, wherever it has been moved to.
+
+    Raises:
+        ConfigError: the folder holds neither a run nor a study.
+    """
+    if folder.name != folder.resolve().name:  # `.`, `..` and links: beside them lies something else
+        folder = folder.resolve()
+    output, name = str(folder.parent), folder.name
+    with readable(folder):
+        if (folder / "study.yaml").is_file():
+            return replace(load_study(folder / "study.yaml"), output=output, name=name)
+        if (folder / "config.yaml").is_file():
+            return replace(load_config(folder / "config.yaml"), output=output, name=name)
+    raise ConfigError(f"{folder} holds no config.yaml of a run and no study.yaml; give the folder of one of them")
+
+
+def _key(config: RunConfig, runs: Mapping[str, Sequence[RunConfig]]) -> str:
+    """Equal for runs that differ in their seeds alone; two with a seed in common are two."""
+    same = repr({key: value for key, value in plain(config).items() if key not in _OF_A_FOLDER})
+    taken = {seed for other in runs.get(same, ()) for seed in other.seeds}
+    return f"{same} {config.folder}" if taken & set(config.seeds) else same
+
+
+def _run(configs: Sequence[RunConfig]) -> Source:
+    config = replace(configs[0], seeds=tuple(seed for one in configs for seed in one.seeds))
+    # A study has cells, a run need not: then there are no results, and the study only names strategies and costs.
+    cells = config.evaluation.cells or tuple(Cell(name, "any") for name in config.tasks)
+    study = study_of(replace(config, evaluation=replace(config.evaluation, cells=cells)))
+    jobs = [
+        JobLog(arm, seed, one.folder / arm / f"seed{seed}", rows)
+        for arm in config.arms
+        for one in configs
+        for seed in one.seeds
+        if (rows := metrics_of(one, arm, seed))
+    ]
+    results, notes = _evaluated(configs, bool(jobs))
+    arms = arms_of(config, {result.place.strategy for result in results})
+    before = {after: earlier for after, earlier in arms.items() if earlier is not None}
+    able = [label for arm, label in zip(config.arms, arms, strict=True) if config.limits_of(arm).delegation]
+    return Source(
+        name=" + ".join(one.name for one in configs),
+        folders=[one.folder for one in configs],
+        study=study,
+        run=config,
+        cells=curves_of(in_order(study, results)) if results else [],
+        reading=reading_of(study, subjects=able[::-1] or tuple(arms)),
+        decisions=decided(study, results) if results else [],
+        final=list(arms),
+        before=before,
+        jobs=jobs,
+        pathologies=_pathologies_of_run(configs, {*arms, *before.values()}),
+        warnings=[
+            *notes,
+            *(line for one in configs for line in warm_start_warnings(one)),
+            *(line for one in configs for line in given_up_lines(one)),
+        ],
+        sessions=[line for one in configs for line in read_sessions(one.folder)],
+    )
+
+
+def _evaluated(configs: Sequence[RunConfig], trained: bool) -> tuple[list[Result], list[str]]:
+    """What all runs have played, of the strategies that all have; nothing of a run that is still training."""
+    if not configs[0].evaluation.cells:
+        return [], ["evaluation.cells is empty, so nothing was evaluated"]
+    results, notes = list[list[Result]](), list[str]()
+    for config in configs:
+        try:
+            found, said = results_of(config)
+        except ConfigError as error:
+            if not trained:
+                raise
+            found, said = [], [str(error)]
+        notes += said
+        if found:
+            results.append(found)
+    shared = set.intersection(*({r.place.strategy for r in found} for found in results)) if results else set()
+    return [r for found in results for r in found if r.place.strategy in shared], notes
+
+
+def _study(config: StudyConfig) -> Source:
+    file = config.folder / "results.jsonl"
+    if not file.is_file():
+        raise ConfigError(f"{config.folder} holds no results.jsonl: the study is not finished; add --resume to go on")
+    every, unplayable = list(read_results(file, whole=bool(trios(config)), experts=True)), read_unplayable(file)
+    results = leave_out(every, unplayable)
+    reading = reading_of(config)
+    final = [name for name in config.strategies if name not in reading.aside]
+    found = Pathologies()
+    _look(found, file, set(final))
+    return Source(
+        name=config.name,
+        folders=[config.folder],
+        study=config,
+        run=None,
+        cells=curves_of(results),
+        reading=reading,
+        decisions=decided(config, results),
+        final=final,
+        before={},
+        jobs=[],
+        pathologies=found.finish(),
+        warnings=unplayable_lines(every, unplayable),
+        sessions=read_sessions(config.folder),
+    )
+
+
+def _pathologies_of_run(configs: Sequence[RunConfig], labels: set[str]) -> dict[tuple[str, str], Count]:
+    """Of every arm before and after RL, as evaluated and greedy; and of its stored training groups."""
+    found = Pathologies()
+    for config in configs:
+        for arm, spec in config.arms.items():
+            for seed in config.seeds:
+                folder = config.folder / arm / f"seed{seed}"
+                stages = dict.fromkeys(part.stage for part in parts_of(config) if part.arm == arm)
+                for stage in stages:
+                    _look(found, folder / stage / "results.jsonl", labels)
+                groups = folder / "episodes.jsonl"
+                if spec.rl.steps and groups.is_file() and groups.stat().st_size:
+                    for group in read_groups(groups).groups:
+                        found.group(arm, groups, group)
+    return found.finish()
+
+
+def _look(found: Pathologies, file: Path, labels: set[str]) -> None:
+    """At the episodes whose answers count, one by one."""
+    for result in _whole(file):
+        place = result.place
+        if place.strategy in labels:
+            found.episode(place.strategy, place.family, place.size, file, result.episodes[result.chosen])
+
+
+def _whole(file: Path) -> Iterator[Result]:
+    if file.is_file():
+        yield from read_results(file, whole=True)

@@ -1,0 +1,564 @@
+"""A study's results as a table, a CSV, plots, sentences, and a page of documentation; those of a training run too."""
+
+from __future__ import annotations
+
+import csv
+import math
+import shutil
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+
+from selfcest_env.tasks import Style
+from selfcest_env.types import Status
+from selfcest_eval.play.costs import WALL, at_most, cost_name
+from selfcest_eval.play.results import ENDINGS, SCORES
+from selfcest_eval.report.reading import Reading
+from selfcest_eval.report.words import at_equal_accuracy, matched, not_comparable, sentence, times
+from selfcest_eval.stats.decision_table import Decided, decision_section
+from selfcest_eval.stats.frontier import Comparison, Errorless, Match, Point, Verdict, compare_frontiers, match
+from selfcest_eval.stats.statistics import MISSING, Estimate
+from selfcest_eval.stats.table import Curves, Row, by_family, rows_of
+from selfcest_training.files import whole, write_text
+
+SOLVED = 0.9  # of the smallest size of a family, by a baseline that deserves the name
+CHEAP = 0.9  # of what the errorless player spends: with a lower accuracy than SOLVED, cheap because it fails
+
+EQUAL_COST = (
+    "A strategy's frontier is the best accuracy that mixing its budgets reaches at a mean cost, no budget and no "
+    "answer among them. Numbers are the mean gap between two frontiers over the range of costs, with its interval; "
+    "words say where a band around the whole gap excludes 0."
+)
+
+EQUAL_ACCURACY = (
+    "Mean costs of the one over those of the other, with intervals, at the largest budget, where the interval of the "
+    "difference of their accuracies lies within {least:g} of 0. Elsewhere a cost says nothing: who fails may be cheap."
+)
+
+ERRORLESS = (
+    "Costs, and in brackets those of the strategy's errorless player: the expert of the tasks plays the same instances "
+    "under the same limits, in the policy's own tokens, and is always right. Both are means over the instances that "
+    "both could play; the column says how many the expert could, and on how many of them which limits had to be lifted "
+    "for it. *No expert*: nobody knows how to play it so. Strategies that no expert is told how to play are left out."
+)
+
+FLOORS = (
+    "Answers whose score is a floor and not what the grader's rule gives, by its reason, of all instances and seeds."
+)
+
+ENDED = (
+    "How often the root ended how, of all instances and seeds, in the episode whose answer counts. A strategy with a "
+    "script is what its name says where the script was executed; elsewhere the policy played alone."
+)
+
+MEANINGS = {  # of scores, by the first name of each kind
+    "score": "The score is what the grader gives, partial credit included.",
+    "support_precision": (
+        "Support compares the documents that a strategy looked at with those that the question needs; of several "
+        "samples only the one whose answer counts."
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Against:
+    """The subject against another strategy on one cell: over each cost that is compared, and at each budget."""
+
+    curves: Curves
+    subject: str
+    strategy: str
+    over: Mapping[str, Comparison]
+    at: Sequence[Match]
+
+
+def comparisons(cells: Sequence[Curves], reading: Reading) -> list[Against]:
+    """The subject against every other strategy, cell by cell."""
+    found, least = [], reading.min_difference
+    for curves in cells:
+        subject = next((name for name in reading.subjects if name in curves.strategies), None)
+        if subject is None:
+            continue
+        own, resampler = curves.strategies[subject], reading.resampler(curves)
+        for strategy, points in curves.strategies.items():
+            if strategy not in (subject, *reading.aside):
+                over = {cost: compare_frontiers(own, points, cost, resampler, least) for cost in reading.compared}
+                pairs = zip(own, points, strict=True)
+                at = [match(left, right, resampler, reading.compared, least) for left, right in pairs]
+                found.append(Against(curves, subject, strategy, over, at))
+    return found
+
+
+# Tables
+
+
+def markdown(rows: Sequence[Row], reading: Reading) -> str:
+    """The table as Markdown, one line per cell, budget and strategy; costs are means where a prompt fitted."""
+    names = [*reading.costs, WALL]
+    lines = [
+        [*_place(row, reading), str(row.accuracy)]
+        + [_mean(row.costs.get(cost, MISSING), 3 if cost == WALL else 1) for cost in names]
+        for row in rows
+    ]
+    return _table([*_heads(reading), "accuracy", *map(_short, reading.costs), "wall-clock s"], lines)
+
+
+def _short(cost: str) -> str:
+    return cost.removesuffix("_tokens").replace("_", " ")
+
+
+def _mean(estimate: Estimate, digits: int) -> str:
+    return "–" if estimate.mean != estimate.mean else _number(estimate.mean, digits)
+
+
+def _number(value: float, digits: int = 1) -> str:
+    """Three digits below 1: money is little per instance, and no value but 0 is shown as 0."""
+    if 0 < abs(value) < 1:
+        return f"{value:.{2 - math.floor(math.log10(abs(value)))}f}".rstrip("0")
+    return f"{value:.{digits}f}"
+
+
+def errorless(rows: Sequence[Row], reading: Reading) -> str:
+    """Costs beside those of errorless players, as a Markdown table; empty if no strategy has one."""
+    lines = []
+    for row in rows:
+        for style, player in row.point.errorless.items():
+            pairs = [row.point.beside(style, cost) for cost in reading.compared]
+            shown = ["–" if pair is None else "{} ({})".format(*map(_number, pair)) for pair in pairs]
+            lines.append([*_place(row, reading), str(row.accuracy), _player(style, player, row), *shown])
+    heads = [*_heads(reading), "accuracy", "errorless player", *(_short(cost) for cost in reading.compared)]
+    return _table(heads, lines) if lines else ""
+
+
+def _player(style: Style, player: Errorless, row: Row) -> str:
+    if not player.instances:
+        return f"{style}: no expert"
+    of = len(row.curves.task_ids)
+    notes = [f"{player.instances} of {of}"] if player.instances < of else []
+    notes += [f"{' and '.join(map(cost_name, names))} lifted on {n}" for names, n in sorted(player.lifted.items())]
+    return f"{style}" + (f" ({'; '.join(notes)})" if notes else "")
+
+
+def cheap_by_failing(cells: Sequence[Curves], reading: Reading) -> list[str]:
+    """Strategies that fail and spend less than they would without: a line each, at the largest budget."""
+    found: dict[str, list[str]] = {}
+    for curves in cells:
+        for strategy, points in curves.strategies.items():
+            point, accuracy = points[-1], points[-1].correct.mean()
+            ratios = {cost: ratio for cost in reading.compared if (ratio := _least_ratio(point, cost)) is not None}
+            lowest = min(ratios, key=lambda cost: ratios[cost], default="")
+            if lowest and accuracy < SOLVED and ratios[lowest] < CHEAP:
+                said = f"{curves.name} (accuracy {accuracy:.2f}, {cost_name(lowest)} x{ratios[lowest]:.2f})"
+                found.setdefault(strategy, []).append(said)
+    return [
+        f"{reading.labels[strategy]} is cheap because it fails (its costs over those of its errorless player, at the "
+        f"largest budget): {'; '.join(cells_of)}"
+        for strategy, cells_of in found.items()
+    ]
+
+
+def _least_ratio(point: Point, cost: str) -> float | None:
+    """Of a cost over the cheapest errorless player's."""
+    pairs = [pair for style in point.errorless if (pair := point.beside(style, cost)) is not None and pair[1] > 0]
+    own, other = min(pairs, key=lambda pair: pair[1], default=(0.0, 0.0))
+    return own / other if other else None
+
+
+def endings(rows: Sequence[Row], reading: Reading) -> str:
+    """How roots ended, and whether scripts were executed, as a Markdown table."""
+    there = [status for status in ENDINGS if any(row.point.endings.get(status) for row in rows)]
+    lines = [
+        [*_place(row, reading), "" if row.executed is None else f"{row.executed.mean:.2f}"]
+        + [str(row.point.endings.get(status, 0)) for status in there]
+        for row in rows
+    ]
+    return _table([*_heads(reading), "script executed", *(status.replace("_", " ") for status in there)], lines)
+
+
+def floors(rows: Sequence[Row], reading: Reading) -> str:
+    """What graders could not score by their rule, as a Markdown table; empty if there is nothing."""
+    lines = [
+        [*_place(row, reading), note, str(count)] for row in rows for note, count in sorted(row.point.notes.items())
+    ]
+    return _table([*_heads(reading), "grader's note", "answers"], lines) if lines else ""
+
+
+def scores(rows: Sequence[Row], reading: Reading) -> str:
+    """What was measured beside accuracy, with what it means, as a Markdown table; empty if there is nothing."""
+    rows = [row for row in rows if row.scores]
+    names = [name for name in SCORES if any(name in row.scores for row in rows)]
+    lines = [[*_place(row, reading), *(str(row.scores.get(name, "")) for name in names)] for row in rows]
+    meanings = " ".join(text for name, text in MEANINGS.items() if name in names)
+    heads = [*_heads(reading), *(name.replace("_", " ").replace("f1", "F1") for name in names)]
+    return f"{meanings}\n\n{_table(heads, lines)}" if lines else ""
+
+
+def _heads(reading: Reading) -> list[str]:
+    return ["family", "size", cost_name(reading.swept) + " at most", "strategy"]
+
+
+def _place(row: Row, reading: Reading) -> list[str]:
+    budget = "its limits" if row.point.budget is None else str(row.point.budget)
+    return [row.curves.family, _size(row.curves), budget, reading.labels[row.strategy]]
+
+
+def _size(curves: Curves) -> str:
+    return curves.size + (" (out of distribution)" if curves.shift == "out" else "")
+
+
+def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    return "".join(f"| {' | '.join(line)} |\n" for line in (heads, ["---"] * len(heads), *lines))
+
+
+def write_csv(rows: Sequence[Row], reading: Reading, path: Path) -> None:
+    """Every row with means and both ends of every interval; wall-clock without, since it is measured by batch.
+
+    What a row does not have is left empty: costs where no prompt fitted, scores that say nothing of the cell, a script.
+    `floors` counts the answers that the grader gave a floor, `ended_*` how roots ended. `errorless_*` are means of the
+    errorless player over `errorless_instances`; a strategy with several styles has those of the others under
+    `errorless_STYLE_*`.
+    """
+    further = list(dict.fromkeys(style for row in rows for style in [*row.point.errorless][1:]))
+    with whole(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(
+            ["family", "size", "shift", "budget", "strategy", "instances"]
+            + [column for name in ("accuracy", *reading.costs) for column in _columns(name)]
+            + [WALL, "floors", *(f"ended_{status}" for status in ENDINGS)]
+            + [column for name in ("script_executed", *SCORES) for column in _columns(name)]
+            + ["errorless_style", "errorless_instances", *(f"errorless_{cost}" for cost in reading.costs)]
+            + [f"errorless_{style}_{cost}" for style in further for cost in reading.costs]
+        )
+        for row in rows:
+            curves = row.curves
+            measured = [row.accuracy, *(row.costs.get(cost) for cost in reading.costs)]
+            beside = [row.executed, *(row.scores.get(name) for name in SCORES)]
+            writer.writerow(
+                [curves.family, curves.size, curves.shift, row.point.budget, reading.labels[row.strategy]]
+                + [len(curves.task_ids), *(cell for estimate in measured for cell in _cells(estimate))]
+                + [_cells(row.costs.get(WALL))[0], sum(row.point.notes.values())]
+                + [row.point.endings.get(status, 0) for status in ENDINGS]
+                + [cell for estimate in beside for cell in _cells(estimate)]
+                + _errorless_cells(row.point, reading.costs, further)
+            )
+
+
+def _errorless_cells(point: Point, costs: Sequence[str], further: Sequence[Style]) -> list[str]:
+    def means(style: Style) -> list[str]:
+        found = point.errorless[style].costs if style in point.errorless else {}
+        return [f"{np.nanmean(found[cost]):.6g}" if cost in found else "" for cost in costs]
+
+    if not point.errorless:
+        return [""] * (2 + len(costs) * (1 + len(further)))
+    first = next(iter(point.errorless))
+    others = [means(style) if style is not first else [""] * len(costs) for style in further]
+    return [first, str(point.errorless[first].instances), *means(first), *chain.from_iterable(others)]
+
+
+def _columns(name: str) -> list[str]:
+    return [name, f"{name}_low", f"{name}_high"]
+
+
+def _cells(estimate: Estimate | None) -> list[str]:
+    ends = () if estimate is None else (estimate.mean, estimate.low, estimate.high)
+    return ["" if value != value else f"{value:.6g}" for value in ends] or [""] * 3
+
+
+# Words
+
+
+def summary(found: Sequence[Against], reading: Reading) -> str:
+    """The verdicts at equal cost as a Markdown table, with the mean gap in accuracy over the range of costs."""
+    heads = ["family", "size", "strategies", *map(cost_name, reading.compared)]
+    lines = []
+    for item in found:
+        verdicts = [f"{item.over[cost].average.signed}, {item.over[cost].verdict}" for cost in reading.compared]
+        lines.append([item.curves.family, _size(item.curves), _pair(item, reading), *verdicts])
+    return _table(heads, lines)
+
+
+def _pair(item: Against, reading: Reading) -> str:
+    return f"{reading.labels[item.subject]} against {reading.labels[item.strategy]}"
+
+
+def statements(found: Sequence[Against], reading: Reading) -> str:
+    """Who wins on which cost where, with what confidence."""
+    blocks = []
+    for item in found:
+        first, second = reading.labels[item.subject], reading.labels[item.strategy]
+        lines = [sentence(comparison, first, second) for comparison in item.over.values()]
+        lines += [f"{at_most(pair.budget)}, {matched(pair, first, second)}" for pair in item.at]
+        equal = at_equal_accuracy(item.at[-1], first, second, reading.min_difference)
+        lines.append(f"{at_most(item.at[-1].budget)}, {equal}")
+        heading = f"**{item.curves.name}, {_pair(item, reading)}**"
+        blocks.append(f"{heading}\n\n" + "".join(f"- {line}\n" for line in lines))
+    return "\n".join(blocks)
+
+
+def at_equal_accuracies(found: Sequence[Against], reading: Reading) -> str:
+    """The ratios of costs where accuracies are equal, as a Markdown table."""
+    heads = ["family", "size", "strategies", "accuracies", *map(cost_name, reading.compared)]
+    lines = []
+    for item in found:
+        pair = item.at[-1]
+        equal = pair.equally_accurate(reading.min_difference)
+        said = "{:.2f} and {:.2f}".format(*pair.accuracies) if equal else not_comparable(pair, reading.min_difference)
+        ratios = [times(pair.ratios[cost]) if equal and cost in pair.ratios else "–" for cost in reading.compared]
+        lines.append([item.curves.family, _size(item.curves), _pair(item, reading), said, *ratios])
+    return _table(heads, lines)
+
+
+def write_equal_accuracy(found: Sequence[Against], reading: Reading, path: Path) -> None:
+    """The same as a CSV: both accuracies, the interval of their gap, and ratios with intervals where comparable."""
+    names = ["accuracy_gap", *(f"{cost}_ratio" for cost in reading.compared)]
+    with whole(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(
+            ["family", "size", "shift", "budget", "strategy", "against", "accuracy", "accuracy_against", "comparable"]
+            + [column for name in names for column in _columns(name)]
+        )
+        for item in found:
+            curves, pair = item.curves, item.at[-1]
+            equal = pair.equally_accurate(reading.min_difference)
+            ratios = [pair.ratios.get(cost) if equal else None for cost in reading.compared]
+            writer.writerow(
+                [curves.family, curves.size, curves.shift, pair.budget]
+                + [reading.labels[name] for name in (item.subject, item.strategy)]
+                + [*(f"{accuracy:.6g}" for accuracy in pair.accuracies), int(equal)]
+                + [cell for estimate in (pair.gap, *ratios) for cell in _cells(estimate)]
+            )
+
+
+def incompetent(rows: Sequence[Row], reading: Reading) -> list[str]:
+    """Baselines that do not solve the smallest size of a family at any budget: no fair baseline there."""
+    smallest: dict[str, str] = {}
+    for row in rows:
+        smallest.setdefault(row.curves.family, row.curves.size)
+    best: dict[tuple[str, str], Row] = {}
+    for row in rows:
+        own = row.strategy in reading.baselines and row.strategy not in reading.aside  # no choice that was forced on it
+        if own and row.curves.size == smallest[row.curves.family]:
+            key = row.curves.family, row.strategy
+            best[key] = max(best.get(key, row), row, key=lambda row: row.accuracy.mean)
+    return [
+        f"{reading.labels[strategy]} does not solve the smallest {family} ({row.accuracy}, below {SOLVED}): no fair "
+        "baseline there, whatever the gap, and its low cost is no merit"
+        for (family, strategy), row in best.items()
+        if row.accuracy.mean < SOLVED
+    ]
+
+
+def unbegun(cells: Sequence[Curves], reading: Reading) -> list[str]:
+    """Strategies that no budget lets begin on a cell: nothing was measured of them but that."""
+    return [
+        f"no prompt of {reading.labels[strategy]} fits on {curves.name}, so it answered nothing; raise budgets, or "
+        "limits.total_tokens and limits.context_tokens"
+        for curves in cells
+        for strategy, points in curves.strategies.items()
+        if all(set(point.endings) == {Status.PROMPT_TOO_LONG} for point in points)
+    ]
+
+
+_LINES = {  # one that is ahead at some costs and behind at others is counted in both
+    "ahead at some cost": (Verdict.AHEAD, Verdict.BOTH),
+    "behind at some cost": (Verdict.BEHIND, Verdict.BOTH),
+    "undecided": (Verdict.NO_DIFFERENCE, Verdict.TOO_FEW, Verdict.NO_COST),
+}
+
+
+def verdict(found: Sequence[Against], reading: Reading) -> str:
+    """Five lines: what the subject wins and loses against, cost by cost, in comparisons of a cell and a strategy, and
+    what it spends over those that are as accurate."""
+    firsts = dict.fromkeys(reading.labels[item.subject] for item in found)
+    others = dict.fromkeys(reading.labels[item.strategy] for item in found)
+    cells = dict.fromkeys(item.curves.name for item in found)
+    lines = [
+        f"{', '.join(firsts)} against {', '.join(others)}, at equal cost, on {len(cells)} cells: {len(found)} "
+        "comparisons"
+    ]
+    counts = {cost: Counter(item.over[cost].verdict for item in found) for cost in reading.compared}
+    for words, kinds in _LINES.items():
+        numbers = [f"{cost_name(cost)} {sum(counts[cost][kind] for kind in kinds)}" for cost in reading.compared]
+        lines.append(f"  {words}: {', '.join(numbers)}")
+    pairs = [item.at[-1] for item in found if item.at[-1].equally_accurate(reading.min_difference)]
+    ratios = {cost: [pair.ratios[cost].mean for pair in pairs if cost in pair.ratios] for cost in reading.compared}
+    said = ", ".join(f"{cost_name(cost)} {_range(values)}" for cost, values in ratios.items() if values)
+    lines.append(f"  at equal accuracy, in {len(pairs)} at the largest budget: {said or 'no cost can be compared'}")
+    return "\n".join(lines)
+
+
+def _range(ratios: Sequence[float]) -> str:
+    low, high = times(min(ratios)), times(max(ratios))
+    return low if low == high else f"{low} to {high}"
+
+
+def overview(cells: Sequence[Curves], reading: Reading, arms: Mapping[str, str | None] | None = None) -> str:
+    """One line per family and strategy, of all sizes together at the largest budget: the most accurate first, of
+    equally accurate ones the one that spends less.
+
+    Args:
+        cells, reading: see `write_report`.
+        arms: strategies that get a line, each with the one that it was before RL, whose accuracy stands in the line;
+            `None`: all of them get one.
+    """
+    lines = []
+    for curves in by_family(cells):
+        found = rows_of(curves, reading.resampler(curves))
+        last = {row.strategy: row for row in found if row.point.order == found[-1].point.order}
+        lines += [
+            (row, last.get((arms or {}).get(row.strategy) or ""))
+            for row in sorted(last.values(), key=partial(_rank, costs=reading.compared))
+            if arms is None or row.strategy in arms
+        ]
+    trained = any(before for _, before in lines)
+    heads = ["family", "strategy", "accuracy", *(["before RL"] if trained else [])]
+    heads += [cost_name(cost).removesuffix(" tokens") for cost in reading.compared]
+    cells_of = [
+        [row.curves.family, reading.labels[row.strategy], str(row.accuracy)]
+        + ([f"{before.accuracy.mean:.2f}" if before else "–"] if trained else [])
+        + [_mean(row.costs.get(cost, MISSING), 1) for cost in reading.compared]
+        for row, before in lines
+    ]
+    widths = [max(len(line[i]) for line in [heads, *cells_of]) for i in range(len(heads))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in [heads, *cells_of]
+    )
+
+
+def _rank(row: Row, costs: Sequence[str]) -> tuple[float, float]:
+    """Lower is better."""
+    return -row.accuracy.mean, row.costs.get(costs[0], MISSING).mean if costs else 0.0
+
+
+# Files
+
+
+def plot(cells: Sequence[Curves], reading: Reading, cost: str, path: Path) -> None:
+    """Accuracy against one cost, oracles dashed, one line per strategy.
+
+    Over several budgets a panel is a cell and a point a budget; with one budget a panel is a family and a point a size.
+    """
+    from matplotlib.figure import Figure  # slow to import, and only plots need it
+
+    panels = _panels(cells, reading)
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(4.8 * columns, 3.8 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    strategies = list(dict.fromkeys(strategy for curves in cells for strategy in curves.strategies))
+    for axis, (title, found) in zip(axes, panels.items(), strict=False):
+        for strategy in dict.fromkeys(row.strategy for row in found):
+            points = [(row.costs.get(cost, MISSING), row.accuracy) for row in found if row.strategy == strategy]
+            low_high = [[a.mean - a.low for _, a in points], [a.high - a.mean for _, a in points]]
+            axis.errorbar(
+                [c.mean for c, _ in points],
+                [a.mean for _, a in points],
+                yerr=[[max(0.0, end) for end in ends] for ends in low_high],
+                marker="o",
+                markersize=3,
+                capsize=2,
+                linewidth=1,
+                linestyle="--" if reading.labels[strategy] != strategy else "-",
+                color=f"C{strategies.index(strategy) % 10}",
+                label=reading.labels[strategy],
+            )
+        axis.set(title=title, xlabel=cost_name(cost), ylim=(-0.03, 1.05))
+        axis.title.set_fontsize(9)
+        axis.grid(alpha=0.3)
+    for axis in axes[len(panels) :]:
+        axis.set_visible(False)
+    axes[0].set_ylabel("accuracy")
+    handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), fontsize=7, loc="outside lower center", ncols=4)
+    with whole(path) as partial:
+        figure.savefig(partial, dpi=130)
+
+
+def _panels(cells: Sequence[Curves], reading: Reading) -> dict[str, list[Row]]:
+    budgets = {point.budget for curves in cells for points in curves.strategies.values() for point in points}
+    panels: dict[str, list[Row]] = {}
+    for curves in cells:
+        title = curves.name if len(budgets) > 1 else curves.family
+        panels.setdefault(title, []).extend(rows_of(curves, reading.resampler(curves)))
+    return panels
+
+
+def write_report(
+    folder: Path,
+    cells: Sequence[Curves],
+    reading: Reading,
+    head: str,
+    notes: Sequence[str] = (),
+    plots: Sequence[str] | None = None,
+    decisions: Sequence[Decided] = (),
+    verdict_of: Callable[[Sequence[Against], Reading], str] = verdict,
+    arms: Mapping[str, str | None] | None = None,
+) -> tuple[str, str]:
+    """Write table.md, results.csv, equal_accuracy.csv and plots into the folder.
+
+    Args:
+        folder: where.
+        cells: what was measured.
+        reading: how it is read.
+        head: says what was played.
+        notes: more to say, a bullet each.
+        plots: costs to draw accuracy against; `None`: those that are compared, and wall-clock.
+        decisions: of policies whose choices were forced as well.
+        verdict_of: says the verdict of all comparisons.
+        arms: see `overview`.
+
+    Returns:
+        What a terminal shows, what must be known first, a verdict of five lines and one line per family and strategy;
+        and the text of table.md.
+    """
+    rows = [row for curves in cells for row in rows_of(curves, reading.resampler(curves))]
+    seeds = max(len(curves.seeds) for curves in cells)
+    found, floored = comparisons(cells, reading), floors(rows, reading)
+    head += "" if floored else " No answer got a floor from its grader."
+    warnings = [*unbegun(cells, reading), *incompetent(rows, reading), *cheap_by_failing(cells, reading)]
+    said = verdict_of(found, reading)
+    parts = [f"{head} {reading.intervals(seeds)}", "\n".join(f"- {line}" for line in (*warnings, *notes))]
+    parts += ["## Verdict", f"```text\n{said}\n```"] if found else []
+    parts += ["## Accuracy and costs", markdown(rows, reading)]
+    beside = errorless(rows, reading)
+    parts += ["## Beside errorless players", ERRORLESS, beside] if beside else []
+    parts += ["## Endings", ENDED, endings(rows, reading)]
+    parts += ["## When it delegates", decision_section(decisions)] if decisions else []
+    scored = scores(rows, reading)
+    parts += ["## Partial credit and support", scored] if scored else []
+    parts += ["## Floors", FLOORS, floored] if floored else []
+    if found:
+        parts += ["## At equal cost", EQUAL_COST, summary(found, reading)]
+        equal = EQUAL_ACCURACY.format(least=reading.min_difference)
+        parts += ["## At equal accuracy", equal, at_equal_accuracies(found, reading)]
+        parts += ["## In words", statements(found, reading)]
+        write_equal_accuracy(found, reading, folder / "equal_accuracy.csv")
+    text = "\n\n".join(part.strip() for part in parts if part) + "\n"
+    write_text(folder / "table.md", text)
+    write_csv(rows, reading, folder / "results.csv")
+    for cost in (*reading.compared, WALL) if plots is None else plots:
+        plot(cells, reading, cost, folder / plot_name(cost))
+    shown = [*(f"warning: {line}" for line in warnings), *([said] if found else []), overview(cells, reading, arms)]
+    return "\n".join(shown), text
+
+
+def plot_name(cost: str) -> str:
+    return f"accuracy_vs_{cost}.png"
+
+
+def write_page(page: Path, folder: Path, title: str, command: str, text: str, costs: Sequence[str]) -> None:
+    """A page of documentation: the command, the plots beside the page, and what table.md says."""
+    page.parent.mkdir(parents=True, exist_ok=True)
+    pictures = []
+    for cost in (*costs, WALL):
+        picture = page.with_name(f"{page.stem}_{cost}.png")
+        with whole(picture) as partial:
+            shutil.copyfile(folder / plot_name(cost), partial)
+        pictures.append(f"![Accuracy against {cost_name(cost)}]({picture.name})")
+    block = f"```bash\n{command}\n```"
+    write_text(page, "\n\n".join([f"# {title}", "This page is written by", block, *pictures, text]))

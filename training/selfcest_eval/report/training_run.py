@@ -1,0 +1,281 @@
+"""A training run's evaluation: a study with one budget, the run's limits, of every arm before and after RL.
+
+A job plays its own part of it with the weights that it has, and what all jobs have played is read as one study.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from selfcest_agents.player import Player
+from selfcest_env.errors import ConfigError
+from selfcest_env.plugin import PlugIn
+from selfcest_env.reward import make_reward
+from selfcest_env.tasks import Style
+from selfcest_eval.play.config import StrategySpec, StudyConfig
+from selfcest_eval.play.instances import instances_of, source_of
+from selfcest_eval.play.policies import SEED
+from selfcest_eval.play.results import Result, read_results, read_unplayable
+from selfcest_eval.play.store import Store, check_store
+from selfcest_eval.play.study import Study
+from selfcest_eval.play.unplayable import leave_out, unplayable_lines
+from selfcest_eval.report.curves import (
+    compute_lines,
+    curve_lines,
+    learning_curves,
+    plot_curves,
+    write_curves,
+)
+from selfcest_eval.report.reading import headline, reading_of
+from selfcest_eval.report.run_verdict import run_verdict
+from selfcest_eval.report.study_report import write_report
+from selfcest_eval.report.warm_starts import given_up_lines, warm_start_warnings
+from selfcest_eval.stats.decision_table import decided
+from selfcest_eval.stats.table import curves_of
+from selfcest_training.config import RunConfig
+from selfcest_training.run.evaluator import EvaluationStage, Evaluator
+
+FORCED = ("always_delegates", "never_delegates")
+_PLOTS = ("total_tokens", "critical_path_tokens")  # a plot takes a second, and every run pays it
+
+
+@dataclass(frozen=True)
+class Part:
+    """One strategy of a run's study: an arm at a stage, sampled at a temperature; by its own choice or a forced one."""
+
+    arm: str
+    stage: EvaluationStage
+    temperature: float
+    strategy: str = "plain"
+
+    def model(self, config: RunConfig) -> Path:
+        """The folder of the weights, for any seed; an arm without RL has them once its warm start has ended."""
+        before = self.stage is EvaluationStage.BEFORE or not config.arms[self.arm].rl.steps
+        return _folder(config, self.arm, SEED) / ("warmstart_model" if before else "model")
+
+    def label(self, config: RunConfig) -> str:
+        when = {EvaluationStage.BEFORE: ", before RL", EvaluationStage.AFTER: ", after RL"}[self.stage]
+        sampled = f", T {self.temperature:g}" if self.temperature else ""
+        forced = f", {self.strategy.replace('_', ' ')}" if self.strategy in FORCED else ""
+        return self.arm + (when if config.arms[self.arm].rl.steps else "") + sampled + forced
+
+
+def parts_of(config: RunConfig) -> list[Part]:
+    """In the order of the table. Before RL an arm is evaluated at one temperature alone, as forced choices are."""
+    greedy, *others = config.evaluation.temperatures
+    parts = []
+    for arm, spec in config.arms.items():
+        ways = ("plain", *FORCED) if spec.forced else ("plain",)
+        parts += [Part(arm, EvaluationStage.BEFORE, greedy, way) for way in ways if spec.rl.steps]
+        parts += [Part(arm, EvaluationStage.AFTER, greedy, way) for way in ways]
+        parts += [Part(arm, EvaluationStage.AFTER, temperature) for temperature in others]
+    return parts
+
+
+def study_of(config: RunConfig, parts: Sequence[Part] | None = None) -> StudyConfig:
+    """The study that a run's evaluation is, or some strategies of it. Its subject is the last arm that can delegate."""
+    parts = parts_of(config) if parts is None else parts
+    evaluation = config.evaluation
+    delegating = [part for part in parts if config.limits_of(part.arm).delegation and part.strategy == "plain"]
+    subjects = [part for part in delegating if part.temperature == evaluation.temperatures[0]] or parts
+    return StudyConfig(
+        name=config.name,
+        output=config.output,
+        tasks=config.tasks,
+        cells=evaluation.cells,
+        strategies={
+            part.label(config): StrategySpec(
+                part.strategy,
+                policy=PlugIn("model", {"folder": str(part.model(config))}),
+                temperature=part.temperature,
+                limits=config.arms[part.arm].limits,
+                families=config.arms[part.arm].evaluated_on,
+                styles=styles_of(config, part.arm) if part.strategy not in FORCED else (),
+            )
+            for part in parts
+        },
+        subject=subjects[-1].label(config),
+        limits=config.limits,
+        reward=config.reward,
+        costs=evaluation.costs,
+        episodes=evaluation.episodes,
+        seeds=config.seeds,
+        task_seed=evaluation.seed,
+        held_out=True,
+        threads=config.threads,
+    )
+
+
+def styles_of(config: RunConfig, arm: str) -> tuple[Style, ...]:
+    """Of an arm's errorless players: those that its warm start shows, or all without one, where it has the means."""
+    limits, phases = config.limits_of(arm), config.arms[arm].warmstart.phases
+    shown = {
+        style
+        for phase in phases
+        for spec in phase.mix.values()
+        for style, weight in spec.styles.items()
+        if spec.share > 0 and weight > 0
+    }
+    means = {Style.DELEGATE: limits.delegation, Style.READ: limits.reading, Style.SOLVE: True}
+    return tuple(style for style in Style if means[style] and (style in shown or not phases))
+
+
+def check_evaluation(config: RunConfig) -> None:
+    """Raise what is wrong with the cells now, rather than after the warm start."""
+    if not config.evaluation.cells:
+        return
+    study, reward = study_of(config), make_reward(config.reward.name, **config.reward.options)
+    for cell in study.cells:
+        reward.check(instances_of(study, cell, source_of(study, cell)), f"cell {cell.family} {cell.size}")
+
+
+def evaluate_job(
+    config: RunConfig, arm: str, seed: int, stage: EvaluationStage, player: Player, report: Callable[[float, str], None]
+) -> None:
+    """Let a player of the job's weights, which `Part.model` holds as well, play an arm's part of the study."""
+    parts = [part for part in parts_of(config) if (part.arm, part.stage) == (arm, stage)]
+    if not parts or not config.evaluation.cells:
+        return
+    study = Study(replace(study_of(config, parts), seeds=(seed,)))
+    done = 0
+
+    def on_played(count: int, line: str) -> None:
+        nonlocal done
+        done += count
+        report(done / study.size, line)
+
+    study.play(Store(_folder(config, arm, seed) / stage), on_played, player)
+
+
+def results_of(config: RunConfig, *, whole: bool = False) -> tuple[list[Result], list[str]]:
+    """What all jobs have played so far, of the seeds that every strategy has; and a sentence if that leaves some out.
+
+    Args:
+        config: of the run.
+        whole: with the episodes of every arm, and not only of those whose choices were forced.
+
+    Raises:
+        ConfigError: there is nothing, or an earlier version wrote it.
+    """
+    found = {part: dict(_stored(config, part, whole)) for part in parts_of(config)}
+    found = {part: by_seed for part, by_seed in found.items() if by_seed}
+    if not found:
+        old = next(config.folder.glob("*/seed*/evaluation*.jsonl"), None)
+        why = f"{old} is of an earlier version; train again under another name" if old else "train first"
+        raise ConfigError(f"{config.folder} holds no evaluation yet; {why}")
+    shared = set.intersection(*map(set, found.values())) or set(next(iter(found.values())))
+    complete = {part: by_seed for part, by_seed in found.items() if shared <= by_seed.keys()}
+    missing = [part.label(config) for part in parts_of(config) if part not in complete]
+    notes = []
+    if missing or shared != set(config.seeds):
+        seeds = ", ".join(map(str, sorted(shared)))
+        lacking = f"; without {', '.join(missing)}" if missing else ""
+        notes.append(f"not everything has been evaluated yet: this is of the seeds {seeds}{lacking}")
+    order = [(part, seed) for part in complete for seed in config.seeds if seed in shared]
+    results = [result for part, seed in order for result in complete[part][seed]]
+    stored = dict.fromkeys(_file(config, part, seed) for part, seed in order)  # arms share none, stages of one may
+    labels = {part.label(config) for part, _ in order}
+    lost = [one for path in stored for one in read_unplayable(path) if one.place.strategy in labels]
+    return leave_out(results, lost), [*notes, *unplayable_lines(results, lost)]
+
+
+def _stored(config: RunConfig, part: Part, whole: bool) -> Iterator[tuple[int, list[Result]]]:
+    for seed in config.seeds:
+        path, label = _file(config, part, seed), part.label(config)
+        if path.exists():
+            # Whole where it was forced, for what it decided is read off its episodes.
+            found = read_results(path, whole=whole or config.arms[part.arm].forced, experts=True)
+            yield seed, [result for result in found if result.place.strategy == label]
+
+
+def _file(config: RunConfig, part: Part, seed: int) -> Path:
+    return _folder(config, part.arm, seed) / part.stage / "results.jsonl"
+
+
+def report_run(config: RunConfig) -> str:
+    """Write tables, CSV and plots of what a run's folder holds. Returns what a terminal shows: one line per family and
+    arm; what there is to say of single jobs is in table.md alone."""
+    curves = learning_curves(config)
+    warnings = [f"warning: {line}" for line in warm_start_warnings(config)]
+    begun_again = given_up_lines(config)
+    lines = [*curve_lines(curves), *begun_again, *compute_lines(config)]
+    if curves:
+        write_curves(curves, config.folder / "learning_curves.csv")
+        plot_curves(curves, config.folder / "learning_curves.png")
+    if not config.evaluation.cells:
+        return "\n".join(["evaluation.cells is empty, so there is no table", *warnings, *lines])
+    results, missing = results_of(config)
+    study, notes = study_of(config), [*missing, *warnings]
+    final = [Part(arm, EvaluationStage.AFTER, config.evaluation.temperatures[0]) for arm in config.arms]
+    names = [part.label(config) for part in final]
+    able = [part.label(config) for part in reversed(final) if config.limits_of(part.arm).delegation]
+    cells, reading = curves_of(in_order(study, results)), reading_of(study, subjects=able)
+    head = headline(study, cells, reading)
+    choices = decided(study, results)
+    shown, _ = write_report(
+        config.folder,
+        cells,
+        reading,
+        head,
+        [*notes, *lines],
+        plots=_PLOTS,
+        decisions=choices,
+        verdict_of=partial(run_verdict, cells, names, choices),
+        arms=arms_of(config, {result.place.strategy for result in results}),
+    )
+    return "\n".join([*notes, *begun_again, shown])
+
+
+def arms_of(config: RunConfig, played: Collection[str]) -> dict[str, str | None]:
+    """What stands for every arm in few words, in their order: its trained policy, greedy, and what that was before RL.
+
+    An arm whose trained policy was not played is what it is before RL, where that was.
+    """
+    found: dict[str, str | None] = {}
+    for arm, spec in config.arms.items():
+        after, before = (
+            Part(arm, stage, config.evaluation.temperatures[0]).label(config)
+            for stage in (EvaluationStage.AFTER, EvaluationStage.BEFORE)
+        )
+        if after in played or before not in played:
+            found[after] = before if spec.rl.steps else None
+        else:
+            found[before] = None
+    return found
+
+
+def in_order(study: StudyConfig, results: Sequence[Result]) -> list[Result]:
+    """By cell, as the config has them."""
+    cells = [(cell.family, cell.size) for cell in study.cells]
+    return sorted(results, key=lambda result: cells.index(result.place.cell))
+
+
+def _folder(config: RunConfig, arm: str, seed: int | str) -> Path:
+    return config.folder / arm / f"seed{seed}"
+
+
+class RunEvaluation(Evaluator):
+    """The evaluation of a training run as a study."""
+
+    def check(self, config: RunConfig) -> None:
+        check_evaluation(config)
+
+    def check_files(self, folder: Path) -> None:
+        check_store(folder)
+
+    def evaluate(
+        self,
+        config: RunConfig,
+        arm: str,
+        seed: int,
+        stage: EvaluationStage,
+        player: Player,
+        report: Callable[[float, str], None],
+    ) -> None:
+        evaluate_job(config, arm, seed, stage, player, report)
+
+    def report(self, config: RunConfig) -> str:
+        return report_run(config)

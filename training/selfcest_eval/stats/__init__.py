@@ -1,0 +1,1 @@
+"""Frontiers, intervals and decisions, computed from stored results."""

@@ -1,0 +1,95 @@
+"""`active`: tasks on which the policy's doubt goes with its errors, for few queries.
+
+    U_k = mean of -log pi over the generated tokens of rollout k             what the policy itself doubts
+    A_k = (s_k - mean s) / std s, s_k whether it is right; 0 if all are alike
+    consistency of a group = -mean_k A_k U_k                                 above 0: it doubts what is wrong
+    a task of bucket b is drawn in proportion to floor + max(0, mean consistency of b's groups)
+
+-mean A U is minus the covariance of doubt and outcome over the outcomes' std: minus the point-biserial correlation,
+times the std of U, which is not divided by, so that few rollouts of nearly equal doubt decide nothing.
+
+Source: uncertainty consistency (arXiv 2601.22595), active learning for few queries: queries whose subjective
+uncertainty agrees with the outcomes are worth most, and picking by uncertainty alone does no better than chance. Only
+the abstract could be read: it has the correlation offline and, online, "a variant computed from normalised advantage
+and subjective uncertainty", strictly negatively correlated with it. The variant above is ours, as is the mean of
+log-probs for the uncertainty. There a query costs an annotation, here the rollouts of its group; so what was learned of
+earlier groups is carried to fresh tasks of their bucket, and nothing is rolled out to be thrown away.
+
+Chosen here as in `eva`: a bucket that was not seen is worth what the best one is, tasks are chosen among `pool` times
+as many, and the family weights of the config still count.
+
+When an episode is a tree, the doubt is the mean over the tokens of all its agents, so that a tree of sure clones under
+a doubting root is sure; the outcome is the root's. A rollout in which nobody spoke is left out. Degenerate cases:
+nothing seen, or no group of both outcomes: `mixture`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+
+from selfcest_env.record import EpisodeGroup, EpisodeRecord
+from selfcest_env.structure import Count, Positive
+from selfcest_methods.buckets import RemembersBuckets, Sums, pick
+from selfcest_training.credit import succeeded
+from selfcest_training.families import Bucket
+from selfcest_training.stages.base import PlannedGroup, TaskMenu
+
+
+@dataclass(frozen=True)
+class Doubts(Sums):
+    """Attributes:
+    groups: their number.
+    consistency: see above.
+    """
+
+    groups: float = 0.0
+    consistency: float = 0.0
+
+
+@dataclass(frozen=True)
+class Active(RemembersBuckets[Doubts]):
+    """Attributes, besides those of `RemembersBuckets`:
+
+    term: an episode succeeds if this term of the reward is above 0.
+    floor: what every bucket is worth besides, in nats.
+    pool: tasks to choose each from.
+    """
+
+    kept: ClassVar = Doubts
+
+    term: str = "correct"
+    floor: Positive = 0.02
+    pool: Annotated[Count, "1: no choice"] = 4
+
+    def tally(self, group: EpisodeGroup) -> Doubts:
+        found = [(succeeded(e, self.term), _doubt(e)) for e in group.episodes]
+        return Doubts(len(found), 1.0, consistency([pair for pair in found if not np.isnan(pair[1])]))
+
+    def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> Sequence[PlannedGroup]:
+        tasks = pick(menu, num_tasks, self.pool, self.weigher(), rng)
+        return [PlannedGroup(task, menu.group_size) for task in tasks]
+
+    def weigher(self) -> Callable[[Bucket], float]:
+        """What the probability of a bucket is in proportion to, as of now."""
+        known = {bucket: max(0.0, tally.consistency / tally.groups) for bucket, tally in self.seen()}
+        most = max(known.values(), default=0.0)
+        return lambda bucket: self.floor + known.get(bucket, most)
+
+
+def consistency(found: Sequence[tuple[bool, float]]) -> float:
+    """Of rollouts, each right or wrong and with its doubt; 0 if all are right, all wrong, or there is none."""
+    right = np.array([float(one) for one, _ in found])
+    if not found or right.std() == 0:
+        return 0.0
+    advantages = (right - right.mean()) / right.std()
+    return float(-np.mean(advantages * np.array([doubt for _, doubt in found])))
+
+
+def _doubt(episode: EpisodeRecord) -> float:
+    """Not a number where nobody spoke."""
+    logprobs = [value for _, turn in episode.turns() for value in turn.generation.behavior_logprobs]
+    return -float(np.mean(logprobs)) if logprobs else float("nan")

@@ -1,0 +1,125 @@
+"""`aligned`: weights of heuristic reward terms that follow what they do for the primary one.
+
+    max over w of E[r_p] under pi_w,   pi_w = argmax over pi of E[r_p + sum_i w_i r_i] - beta KL(pi || pi_0)
+    d E[r_p] / d w_i = Cov(r_p, r_i) / beta                               under pi_w, per task
+    w_i <- clip(w_i + rate * (corr_i - shrink * w_i), 0, most)            after every step
+
+corr_i is the correlation of r_p and r_i within groups, pooled over those of the step in which r_p differs: the
+covariance, in units in which one `rate` does for tokens and for shares. So a term that is high where the policy is
+right gains weight, one that is high where it is wrong loses it, and one that has nothing to do with it moves by
+chance, or by `shrink` to 0.
+
+Source: behaviour alignment (Gupta et al., NeurIPS 2023, arXiv 2310.19007): a bi-level objective, the outer one the
+primary return of what the inner one, a policy optimiser, makes of the blended reward; heuristics that mislead lose
+their weight. Only the abstract could be read. There the gradient goes through the policy's own parameters and
+optimiser; a schedule never sees these, and here it is in closed form, for an inner problem that it is exact for: a
+policy that may be any distribution over episodes, kept near pi_0. For such a policy it is also the first-order change
+of E[r_p] by a natural gradient step on r_i, so rollouts of the current policy will do for those of pi_w. What is lost:
+how terms interfere through shared parameters, and what an optimiser gets wrong (the paper corrects for biased ones).
+
+The primary term keeps its weight, so the scale of the reward cannot run away; what `terms` begins with is the
+designer's guess. With a credit that divides by a group's std (`grpo`) the balance of terms is another one; `rloo` keeps
+it.
+
+In a tree a term is of the whole tree, as the return is, and a covariance says nothing of who earned it. All that was
+played counts, what a gate drops too. A cost is a negative term: one that is paid by right episodes above all (a token
+price of a policy that must delegate to be right) counts as misleading and goes to 0, where `lagrangian` would keep it.
+Degenerate cases: groups of one, or whose primary term is equal in all, say nothing and are left out, with their spread
+of the heuristics too: else the more tasks are solved, or hopeless, the smaller every correlation would be. A step of
+such groups shrinks alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any
+
+import numpy as np
+
+from selfcest_env.errors import ConfigError
+from selfcest_env.record import EpisodeGroup
+from selfcest_env.structure import Checked, NotEmpty, NotNegative, Positive
+from selfcest_methods.buckets import Floats
+from selfcest_methods.measures import measured
+
+
+@dataclass(frozen=True)
+class Aligned(Checked):
+    """Attributes:
+    terms: heuristic terms, with the weights that they begin with.
+    primary: the term that counts.
+    rate: of a weight, per step and unit of correlation.
+    shrink: pull towards 0, in units of correlation per unit of weight.
+    most: upper bound of a weight.
+    """
+
+    terms: Annotated[Mapping[str, NotNegative], NotEmpty()]
+    primary: str = "correct"
+    rate: Positive = 0.1
+    shrink: NotNegative = 0.0
+    most: Positive = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.primary in self.terms:
+            raise ConfigError(
+                f"terms has '{self.primary}', the primary term, whose weight stays; name heuristics alone"
+            )
+        for name, weight in self.terms.items():
+            if weight > self.most:
+                raise ConfigError(f"terms.{name} is {weight:g}, above most = {self.most:g}; lower it, or raise most")
+
+    def weights(self, step: int) -> Mapping[str, float]:
+        """The primary term is named as well, so that a reward without it is refused before any work."""
+        return {self.primary: 1.0, **self._moved()}
+
+    def observe(self, step: int, groups: Sequence[EpisodeGroup]) -> None:
+        """Weights move once per step, by all its rounds."""
+        state = self._memory
+        if state["step"] != step:
+            state.update(weights=self._moved(), step=step, sums=self._nothing())
+        values = {name: _by_group(name, groups) for name in (self.primary, *self.terms)}
+        telling = [i for i, of_group in enumerate(values[self.primary]) if np.ptp(of_group) > 0]
+        centred = {name: _centred([found[i] for i in telling]) for name, found in values.items()}
+        primary = centred[self.primary]
+        for name, before in state["sums"].items():
+            term = centred[name]
+            found = (primary @ term, primary @ primary, term @ term)
+            state["sums"] = {**state["sums"], name: [a + float(b) for a, b in zip(before, found, strict=True)]}
+
+    def _moved(self) -> dict[str, float]:
+        """The weights after the step that was observed last."""
+        weights = dict(self._memory["weights"])
+        if self._memory["step"] < 0:
+            return weights
+        for name, (both, primary, term) in self._memory["sums"].items():
+            scale = np.sqrt(primary * term)
+            correlation = both / scale if scale > 0 else 0.0
+            moved = weights[name] + self.rate * (correlation - self.shrink * weights[name])
+            weights[name] = float(np.clip(moved, 0.0, self.most))
+        return weights
+
+    def _nothing(self) -> dict[str, list[float]]:
+        return {name: [0.0, 0.0, 0.0] for name in self.terms}
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return dict(self._memory)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._memory.update(state)
+
+    @cached_property
+    def _memory(self) -> dict[str, Any]:
+        return {"weights": dict(self.terms), "step": -1, "sums": self._nothing()}
+
+
+def _by_group(term: str, groups: Sequence[EpisodeGroup]) -> list[Floats]:
+    """[episodes] of each group, unweighted."""
+    return [np.array(measured(term, [group], "aligned")) for group in groups]
+
+
+def _centred(values: Sequence[Floats]) -> Floats:
+    """[episodes] of all groups, less the mean of their group."""
+    return np.concatenate([np.zeros(0), *(of_group - of_group.mean() for of_group in values)])

@@ -1,0 +1,128 @@
+"""`clpo`: tasks that turned out hard get an easier twin, those of medium difficulty another one of their size.
+
+    acc(task) = share of its rollouts that are right
+    acc <= hard:           a twin of the family and of the next smaller size that is found
+    hard < acc <= medium:  a twin of the family and size, with other contents
+    else:                  solved, no twin
+
+Source: CLPO (arXiv 2509.25004), its online curriculum (the two thresholds on the accuracy of a group) and its problem
+restructuring (hard problems are simplified, medium ones diversified, and what comes out joins the batch). There the
+policy itself rewrites the problem and keeps its gold answer; here the family's generator makes the twin, and gold is
+the generator's. So what the paper trains besides is left out: the loss of the rewriting (v2), and the penalty towards a
+reference by difficulty (v1), which is the loss term `kl` here, the same for all tasks.
+
+Only the abstract and how the sets are cut could be read, not the values of the thresholds, nor how rewritten problems
+are mixed with others. Chosen here: 0.25 and 0.75; twins of a round come with the next one, in the next step or in the
+same one when a gate asks for more, in the order in which their tasks were proposed, and are at most `share` of it; the
+rest is drawn as ever. A twin has no twin of its own. Twins are searched for among `tries` fresh draws of the family
+(its training part); where there is none, as of the family's smallest size, a fresh task stands in its place. Sizes that
+are no numbers have no order: such a task has no easier twin.
+
+When an episode is a tree, accuracy is the root's and size is the task's: a hard task gets easier by being smaller,
+never by another budget or by fewer clones; for that see `curriculum`. The loss: the distribution of tasks is another
+one; nothing is biased within a task. Degenerate cases: everything solved, or `share: 0`: the tasks of the families'
+weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from selfcest_env.record import EpisodeGroup
+from selfcest_env.structure import Checked, Count, Share, check_order
+from selfcest_env.types import Task
+from selfcest_methods.buckets import Tally, draw
+from selfcest_training.families import Bucket, draw_task
+from selfcest_training.stages.base import PlannedGroup, TaskMenu
+
+
+@dataclass(frozen=True)
+class Original:
+    """A task that gets a twin: an easier one, or another one of its size."""
+
+    bucket: Bucket
+    task_id: str
+    easier: bool
+
+
+@dataclass(frozen=True)
+class Clpo(Checked):
+    """Attributes:
+
+    hard, medium: the highest accuracy of a hard task, and of one of medium difficulty.
+    share: of a step's tasks that are twins at most.
+    tries: draws of a family in search of a twin.
+    term: an episode is right if this term of the reward is above 0.
+    """
+
+    hard: Share = 0.25
+    medium: Share = 0.75
+    share: Share = 0.5
+    tries: Count = 64
+    term: str = "correct"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_order(self, "hard", "medium")
+
+    def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> list[PlannedGroup]:
+        waiting, room = self._memory.waiting, int(self.share * num_tasks)
+        found = [self._twin(original, menu, rng) for original in waiting[:room]]
+        del waiting[:room]
+        twins = [twin for twin in found if twin is not None]
+        fresh = [draw(menu, rng) for _ in range(num_tasks - len(twins))]
+        return [PlannedGroup(task, menu.group_size) for task in [*twins, *fresh]]
+
+    def observe(self, step: int, groups: Sequence[EpisodeGroup]) -> None:
+        """Twins of an earlier step's tasks that found no room are forgotten."""
+        memory = self._memory
+        if step != memory.step:
+            memory.step, memory.waiting = step, []
+        for group in groups:
+            accuracy = Tally.of(group, self.term).rate
+            if accuracy <= self.medium and "twin" not in group.task.metadata:
+                memory.waiting.append(Original(Bucket.of(group.task), group.task.task_id, accuracy <= self.hard))
+
+    def _twin(self, original: Original, menu: TaskMenu, rng: np.random.Generator) -> Task | None:
+        bucket, best = original.bucket, None
+        if original.easier and bucket.number is None:
+            return None
+        for _ in range(self.tries):
+            task = draw_task(bucket.family, menu.sources[bucket.family], rng, twin=1)
+            other = Bucket.of(task)
+            if not original.easier:
+                if other == bucket and task.task_id != original.task_id:
+                    return task
+            elif (best is None or _size(best) < _size(task)) and _size(task) < _size(bucket):
+                best = task
+        return best
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"step": self._memory.step, "waiting": [asdict(original) for original in self._memory.waiting]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        waiting = [Original(**{**each, "bucket": Bucket(**each["bucket"])}) for each in state["waiting"]]
+        self._memory.step, self._memory.waiting = state["step"], waiting
+
+    @cached_property
+    def _memory(self) -> _Memory:
+        return _Memory()
+
+
+@dataclass
+class _Memory:
+    """Tasks whose twins have not been proposed yet, and the step that they are of."""
+
+    step: int = -1
+    waiting: list[Original] = field(default_factory=list)
+
+
+def _size(of: Task | Bucket) -> float:
+    """Sizes that are no numbers are never smaller than any."""
+    number = (Bucket.of(of) if isinstance(of, Task) else of).number
+    return np.inf if number is None else number

@@ -1,0 +1,89 @@
+"""`critic`: counterfactual credit from learned values, COMA's critic for language models.
+
+    clones: A_t = Q(h after turn t) - V(h before turn t)     roots: rloo
+
+V and Q are value heads (`value_head`) on the policy's own hidden states: of the clone's context up to the turn, or to
+the turn's end, beside that of its parent at the call. V is what the clone's choice could be expected to bring, Q what
+it brings given what it chose: the counterfactual advantage of Foerster et al. (arXiv 1705.08926, section 4), with the
+expectation over the clone's alternatives learned in the place of summed, since its alternatives are all texts. Both are
+fitted on the returns of earlier steps, and on no replay; what they cost is one forward pass over the episodes.
+
+Assumptions: values are linear in the hidden states. With exact values it is unbiased, since E[grad log pi(a | o) R] =
+E[grad log pi(a | o) E[R | o, a]], and whatever the other agents' luck adds to R is gone. With values that miss
+something it misses that part of the gradient: biased. Degenerate case: until it has been fitted once, it is `rloo`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord
+from selfcest_env.types import Role, TurnKey
+from selfcest_methods.value_head import FittedValues, ValueHead, features
+from selfcest_training.credit.base import Credit, Internals, Replayed, broadcast, leave_one_out
+
+
+@dataclass(frozen=True)
+class Critic(FittedValues):
+    """Options: `decay` and `ridge`, see `FittedValues`."""
+
+    name: ClassVar[str] = "critic"
+    formula: ClassVar[str] = "clones: A = Q(after the turn) - V(before it), learned; roots: rloo"
+    source: ClassVar[str] = "Foerster et al. (arXiv 1705.08926)"
+
+    def assign_internals(
+        self, groups: Sequence[EpisodeGroup], replayed: Sequence[Replayed], internals: Internals
+    ) -> Sequence[Credit]:
+        return [self._assign(group, internals) for group in groups]
+
+    def _assign(self, group: EpisodeGroup, internals: Internals) -> Credit:
+        advantage = broadcast(group, leave_one_out(group))
+        if not self._value.fitted:
+            return Credit(advantage)
+        errors, returns = [], []
+        for episode in group.episodes:
+            clones = _clones(episode)
+            keys = [TurnKey(episode.episode_id, c.agent_id, t) for c in clones for t in range(len(c.turns))]
+            if keys:
+                after = self._action_value(features(episode, clones, internals, after=True))
+                before = self._value(features(episode, clones, internals))
+                advantage.update(zip(keys, (after - before).tolist(), strict=True))
+                errors += (episode.team_return - after).tolist()
+                returns += [episode.team_return] * len(keys)
+        if not errors:
+            return Credit(advantage)
+        missed = {"critic_error": float(np.mean(np.square(errors))), "return_variance": float(np.var(returns))}
+        return Credit(advantage, diagnostics=missed)
+
+    def fit_internals(self, groups: Sequence[EpisodeGroup], internals: Internals) -> None:
+        found = [(episode, _clones(episode)) for group in groups for episode in group.episodes]
+        found = [(episode, clones) for episode, clones in found if clones]
+        if not found:
+            return
+        returns = np.array([e.team_return for e, clones in found for c in clones for _ in c.turns])
+        for head, after in ((self._value, False), (self._action_value, True)):
+            head.fit(np.concatenate([features(*pair, internals, after=after) for pair in found]), returns)
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"value": self._value.state_dict(), "action_value": self._action_value.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._value.load_state_dict(state["value"])
+        self._action_value.load_state_dict(state["action_value"])
+
+    @cached_property
+    def _value(self) -> ValueHead:
+        return ValueHead(self.decay, self.ridge)
+
+    @cached_property
+    def _action_value(self) -> ValueHead:
+        return ValueHead(self.decay, self.ridge)
+
+
+def _clones(episode: EpisodeRecord) -> list[AgentRecord]:
+    return [agent for agent in episode.agents if agent.role is Role.CLONE and agent.turns]

@@ -1,0 +1,121 @@
+"""`curriculum`: a limit of the game that moves over training; which tasks is left to another sampler.
+
+    budget = start + (end - start) * progress      progress: step / steps, or the share of `steps` steps that went well
+
+From wide to tight, a policy learns to be right before it learns to be short; from tight to wide, the other way round.
+By `success` a step moves it on if at least `target` of its rollouts, retries of a gate left out, were right, so that a
+budget that cannot be met holds it where it is.
+
+Source: Train Long, Think Short (arXiv 2508.08940), whose budget tightens by steps of a schedule and is a term of the
+reward; here it is the limit itself, which nobody can overrun, and the return is what it was. `success` is ours.
+
+When an episode is a tree, `total_tokens` bounds the whole tree, prompts of clones included: a tight budget forbids
+spreading before it forbids thinking, and `generated_tokens` or `max_clones` are other knobs. Records hold the limits
+that they were played under, so a group baseline compares what had the same. Evaluation is under the arm's own limits.
+
+Around another sampler that sets limits the two must set different ones. Degenerate cases: after `steps` it stays at
+`end`. A limit above the arm's is refused: contexts are checked for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+import numpy as np
+
+from selfcest_env.errors import ConfigError
+from selfcest_env.record import EpisodeGroup
+from selfcest_env.structure import Count, OneOf, Share
+from selfcest_methods.limit_changing import SetsLimit
+from selfcest_training.config import changed_limits
+from selfcest_training.credit import succeeded
+from selfcest_training.stages.base import PlannedGroup, TaskMenu
+
+_LIMITS = ("total_tokens", "generated_tokens", "turn_tokens", "max_turns", "max_clones", "max_reads")
+
+
+@dataclass
+class _Progress:
+    """Steps that moved it on, the step under way, and what came of its rollouts."""
+
+    moves: int = 0
+    step: int = 0
+    rollouts: int = 0
+    right: int = 0
+
+
+@dataclass(frozen=True)
+class Curriculum(SetsLimit):
+    """Attributes, besides those of `SetsLimit`:
+
+    start, end: of the limit.
+    steps: from one to the other.
+    by: `steps` or `success`.
+    limit: which.
+    target: share of a step's rollouts that must be right to move on.
+    term: an episode is right if this term of the reward is above 0.
+    """
+
+    start: Count
+    end: Count
+    steps: Count
+    by: Literal["steps", "success"] = "steps"
+    limit: Annotated[str, OneOf(*_LIMITS)] = "total_tokens"
+    target: Share = 0.5
+    term: str = "correct"
+
+    @property
+    def limit_set(self) -> str:
+        return self.limit
+
+    def check_menu(self, menu: TaskMenu) -> None:
+        most = getattr(menu.limits, self.limit)
+        if most is not None and max(self.start, self.end) > most:
+            raise ConfigError(
+                f"start is {self.start} and end {self.end}, and {self.limit} of the arm's limits is {most}; expected "
+                f"no more than that: raise limits.{self.limit}"
+            )
+        for value in (self.start, self.end):
+            changed_limits(menu.limits, {self.limit: value}, "task sampler 'curriculum': limits")
+        super().check_menu(menu)
+
+    def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> list[PlannedGroup]:
+        now = {self.limit: self.at(step)}
+        limits = replace(menu.limits, **now)
+        plans = self.inside.propose(step, num_tasks, replace(menu, limits=limits), rng)
+        return [replace(plan, limits=replace(plan.limits or limits, **now)) for plan in plans]
+
+    def at(self, step: int) -> int:
+        """The limit at a step."""
+        self._close(step)
+        share = min(1.0, (step if self.by == "steps" else self._progress.moves) / self.steps)
+        return round(self.start + (self.end - self.start) * share)
+
+    def observe(self, step: int, groups: Sequence[EpisodeGroup]) -> None:
+        super().observe(step, groups)
+        self._close(step)
+        if self.by == "success":
+            right = [succeeded(episode, self.term) for group in groups for episode in group.episodes]
+            self._progress.rollouts += len(right)
+            self._progress.right += sum(right)
+
+    def _close(self, step: int) -> None:
+        """End the step before this one."""
+        now = self._progress
+        if step != now.step:
+            now.moves += now.rollouts > 0 and now.right >= self.target * now.rollouts
+            now.step, now.rollouts, now.right = step, 0, 0
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"progress": dict(vars(self._progress)), **super().state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        vars(self._progress).update(state["progress"])
+        super().load_state_dict(state)
+
+    @cached_property
+    def _progress(self) -> _Progress:
+        return _Progress()

@@ -1,0 +1,90 @@
+"""`dots`: tasks whose success rate should be near a half, by what came of their neighbours.
+
+    p(b) = (prior / 2 + sum_j a(b, j) s_j) / (prior + sum_j a(b, j) n_j)      over the buckets j seen so far
+    a(b, j) = exp(-|log (1 + size_b) - log (1 + size_j)| / width) within a family, `across` between families
+    a task of bucket b is drawn with probability in proportion to exp(-|p(b) - target| / temperature)
+
+n_j and s_j are rollouts and successes, earlier steps counting for less.
+
+Source: difficulty-targeted online data selection (arXiv 2506.05316): adaptive difficulty 1 - (mean reward), rolled out
+for a reference set alone and carried over to other prompts by attention between embeddings, with a calibration; then
+sampling by a softmax of the distance to one half. Of its second half, the replay of recent rollouts, see below.
+
+Left open there and chosen here. Tasks are drawn afresh, so the reference set is whatever was rolled out, similarity is
+that of sizes within a family in the place of embeddings, and the calibration is a prior of one half, which also has
+buckets that nobody has seen tried. Tasks are chosen among `pool` times as many, which cost no tokens; so the family
+weights of the config still count. The paper's temperature of 0.001 would take all of a step from one bucket.
+
+Rollout replay is not built. An old group under importance weights would take the check that sampler and learner agree
+from the whole step, be booked as sampled again, and be asked for replays that other weights would play.
+
+When an episode is a tree, success is the root's; a bucket whose trees are dear is not avoided: combine it with a price
+on tokens in the reward, or see `knapsack`. The loss: the distribution of tasks is another one; nothing is biased within
+a task. Degenerate cases: nothing seen, all tasks alike: `mixture`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+
+from selfcest_env.record import EpisodeGroup
+from selfcest_env.structure import Count, Positive, Share
+from selfcest_methods.buckets import RemembersBuckets, Tally, pick
+from selfcest_training.families import Bucket
+from selfcest_training.stages.base import PlannedGroup, TaskMenu
+
+
+@dataclass(frozen=True)
+class Dots(RemembersBuckets[Tally]):
+    """Attributes, besides those of `RemembersBuckets`:
+
+    term: an episode succeeds if this term of the reward is above 0.
+    target: success rate to aim at.
+    temperature: of the softmax, in units of the success rate.
+    width: e-fold distance of sizes, in units of their logarithm.
+    across: what a rollout of another family counts.
+    prior: rollouts that an estimate begins with, half of them right.
+    pool: tasks to choose each from.
+    """
+
+    kept: ClassVar = Tally
+
+    term: str = "correct"
+    target: Share = 0.5
+    temperature: Positive = 0.1
+    width: Positive = 0.3
+    across: Share = 0.0
+    prior: Positive = 1.0
+    pool: Annotated[Count, "1: no choice"] = 4
+
+    def tally(self, group: EpisodeGroup) -> Tally:
+        return Tally.of(group, self.term)
+
+    def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> Sequence[PlannedGroup]:
+        tasks = pick(menu, num_tasks, self.pool, self.weight, rng)
+        return [PlannedGroup(task, menu.group_size) for task in tasks]
+
+    def weight(self, bucket: Bucket) -> float:
+        """What its probability is in proportion to."""
+        return float(np.exp(-abs(self.rate(bucket) - self.target) / self.temperature))
+
+    def rate(self, bucket: Bucket) -> float:
+        """Its estimated success rate."""
+        right, all_ = self.prior / 2, self.prior
+        for other, tally in self.seen():
+            similar = self._similar(bucket, other)
+            right, all_ = right + similar * tally.successes, all_ + similar * tally.rollouts
+        return right / all_
+
+    def _similar(self, one: Bucket, other: Bucket) -> float:
+        if one == other:
+            return 1.0
+        if one.family != other.family:
+            return self.across
+        if one.number is None or other.number is None:
+            return 0.0
+        return float(np.exp(-abs(np.log1p(one.number) - np.log1p(other.number)) / self.width))

@@ -1,0 +1,78 @@
+"""`eva`: tasks by how much their rollouts differ.
+
+    a task of bucket b is drawn in proportion to floor + info(b)
+    info = gap: best return less worst      mean_gap: best less mean      variance: of the returns;   means over groups
+
+Source: eva (arXiv 2411.00062), informativeness as the worst optimal advantage |min A*| of a prompt's responses, which
+is `gap`; `mean_gap` and `variance` are among the alternatives that it compares. The paper evolves the prompts that were
+chosen by a model; here generators draw fresh ones of the same bucket, whose gold is known.
+
+Left open there and chosen here: informativeness is kept per bucket. One that was not seen is taken to be as informative
+as the most informative. Tasks are chosen among `pool` times as many, so the family weights of the config still count.
+
+When an episode is a tree its return is the team's, token prices included: two trees that are both right and differ in
+cost are informative too, which success alone would not see. Degenerate cases: nothing seen, or all returns equal:
+`mixture`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+
+from selfcest_env.record import EpisodeGroup
+from selfcest_env.structure import Count, Positive
+from selfcest_methods.buckets import RemembersBuckets, Sums, pick
+from selfcest_training.families import Bucket
+from selfcest_training.stages.base import PlannedGroup, TaskMenu
+
+
+@dataclass(frozen=True)
+class Spread(Sums):
+    """Attributes:
+    groups: their number.
+    variance: of the returns of each group, with n in the denominator.
+    gap, mean_gap: of each group the best return less the worst, and less the mean.
+    """
+
+    groups: float = 0.0
+    variance: float = 0.0
+    gap: float = 0.0
+    mean_gap: float = 0.0
+
+
+@dataclass(frozen=True)
+class Eva(RemembersBuckets[Spread]):
+    """Attributes, besides those of `RemembersBuckets`:
+
+    info: see above.
+    floor: what every bucket is worth besides, so that none is forgotten; in units of the return (of its square).
+    pool: tasks to choose each from.
+    """
+
+    kept: ClassVar = Spread
+
+    info: Literal["gap", "mean_gap", "variance"] = "gap"
+    floor: Positive = 0.05
+    pool: Annotated[Count, "1: no choice"] = 4
+
+    def tally(self, group: EpisodeGroup) -> Spread:
+        returns = np.array([episode.team_return for episode in group.episodes])
+        best = float(returns.max())
+        return Spread(
+            len(returns), 1.0, float(returns.var()), best - float(returns.min()), best - float(returns.mean())
+        )
+
+    def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> Sequence[PlannedGroup]:
+        tasks = pick(menu, num_tasks, self.pool, self.weigher(), rng)
+        return [PlannedGroup(task, menu.group_size) for task in tasks]
+
+    def weigher(self) -> Callable[[Bucket], float]:
+        """What the probability of a bucket is in proportion to, as of now."""
+        known = {bucket: getattr(tally, self.info) / tally.groups for bucket, tally in self.seen()}
+        most = max(known.values(), default=0.0)
+
+        return lambda bucket: float(self.floor + known.get(bucket, most))

@@ -1,0 +1,78 @@
+"""`gae`: generalised advantage estimation, every agent by itself, with a learned value.
+
+    delta_t = V(h before turn t + 1) - V(h before turn t), after the last turn R - V;   A_t = sum_l lam^l delta_(t + l)
+
+V is a value head (`value_head`) on the policy's own hidden states, fitted on the returns of earlier steps; steps are an
+agent's turns and nothing is discounted. Schulman et al. (arXiv 1506.02438, eq. 16) with gamma = 1 for each agent of the
+tree, whose last reward is the team's return: PPO as one would have it for a single agent.
+
+With `lam: 1` it is A_t = R - V(h before turn t), and unbiased whatever V has learned, since V rests on earlier steps
+and on what the turn did not choose; below 1 it trusts V of the agent's later turns. Of an agent with one turn it is the
+same for every `lam`. Degenerate case: until V has been fitted once, it is `rloo`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord
+from selfcest_env.structure import Share
+from selfcest_env.types import TurnKey
+from selfcest_methods.value_head import FittedValues, ValueHead, features
+from selfcest_training.credit.base import Advantage, Credit, Internals, Replayed
+
+
+@dataclass(frozen=True)
+class Gae(FittedValues):
+    """Options: `lam` (default 0.95); `decay` and `ridge`, see `FittedValues`."""
+
+    name: ClassVar[str] = "gae"
+    formula: ClassVar[str] = "every agent: A_t = sum_l lam^l delta_(t + l), delta = V(next turn) - V, at its end R - V"
+    source: ClassVar[str] = "Schulman et al. (arXiv 1506.02438)"
+
+    lam: Share = 0.95
+
+    def assign_internals(
+        self, groups: Sequence[EpisodeGroup], replayed: Sequence[Replayed], internals: Internals
+    ) -> Sequence[Credit]:
+        if not self._value.fitted:
+            return [self.assign(group, found) for group, found in zip(groups, replayed, strict=True)]
+        return [self._assign(group, internals) for group in groups]
+
+    def _assign(self, group: EpisodeGroup, internals: Internals) -> Credit:
+        advantage: dict[TurnKey, Advantage] = {}
+        for episode in group.episodes:
+            for agent in _acted(episode):
+                values = self._value(features(episode, [agent], internals))
+                delta = np.diff(values, append=episode.team_return)
+                later = 0.0
+                for turn in reversed(range(len(delta))):
+                    later = float(delta[turn]) + self.lam * later
+                    advantage[TurnKey(episode.episode_id, agent.agent_id, turn)] = later
+        return Credit(advantage)
+
+    def fit_internals(self, groups: Sequence[EpisodeGroup], internals: Internals) -> None:
+        episodes = [episode for group in groups for episode in group.episodes if _acted(episode)]
+        if not episodes:
+            return
+        returns = np.array([episode.team_return for episode in episodes for a in _acted(episode) for _ in a.turns])
+        self._value.fit(np.concatenate([features(e, _acted(e), internals) for e in episodes]), returns)
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return self._value.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._value.load_state_dict(state)
+
+    @cached_property
+    def _value(self) -> ValueHead:
+        return ValueHead(self.decay, self.ridge)
+
+
+def _acted(episode: EpisodeRecord) -> list[AgentRecord]:
+    return [agent for agent in episode.agents if agent.turns]

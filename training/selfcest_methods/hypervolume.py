@@ -1,0 +1,119 @@
+"""`hypervolume`: weights of reward terms that grow in a step after which more of the objectives' space is dominated.
+
+    weight = terms[name] · (0.5 + 1.5 tanh(scale · dHV)),   dHV = HV(front and the step's point) - HV(front)
+
+HV is the volume between `reference` and what the points dominate. A point is the mean of every objective over a
+step's episodes, each as its gain over the reference: of a cost (reference - x) / reference, of a reward term x -
+reference; a gain below 0 counts as 0. A point with a gain in HV joins the front. So the factor is 0.5 while
+nothing new is reached, which is most of the time, and below 2 whatever is. Gains of costs and of shares are at most 1,
+so with `scale: 1` it is at most 0.5 + 1.5 tanh 1 = 1.64; as the front fills up gains shrink, and a larger `scale`
+raises small ones.
+
+Source: hypervolume-guided weight adaptation (Lu et al. 2025, arXiv 2509.11452) by its released code
+(yining610/dynamic-reward-weighting, `hypervolumn_contribution.py`): the factor, the slicing, and that it multiplies
+the whole reward, with preferences fixed. There the point is the accuracy and the costs on a validation set, here
+those of the rollouts, which a schedule is shown; there objectives have their own units, here they are relative, so
+that one dimension's unit does not decide.
+
+The factor multiplies the terms under `terms`. All of them named, it scales the reward, and with it the step, as in
+the source; a scheme that divides by a group's std (`grpo`) takes that out again but for its floor, so use `rloo`.
+Costs alone named, it moves the balance: costs weigh more while the frontier moves.
+
+In a tree the objectives are `correct`, `total_tokens` (all agents) and `critical_path_tokens` (the longest chain),
+say: a tree can gain in the one cost what it loses in the other. With rollouts ahead a step has the weights of the
+steps that were rolled out before it. Degenerate cases: the first step has factor 1, as in the source; a point outside
+the reference in one objective has no volume. Volumes are exact and recursive: for a handful of objectives.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Annotated, Any
+
+import numpy as np
+
+from selfcest_env.errors import ConfigError
+from selfcest_env.record import EpisodeGroup, cost_measures
+from selfcest_env.structure import Checked, Finite, NotEmpty, Positive
+from selfcest_methods.measures import measured
+from selfcest_training.stages.schedules import Weights
+
+Point = tuple[float, ...]
+_ROUNDING = 1e-12  # sums of slices differ by so much where volumes are equal
+
+
+@dataclass(frozen=True)
+class Hypervolume(Checked):
+    """Attributes:
+    terms: weights by term, which the factor multiplies.
+    reference: by objective (a cost of `record.Cost`, or a reward term) the value that is worth nothing: the most that a
+        cost may be, the least of a term.
+    scale: of the gain in volume.
+    """
+
+    terms: Annotated[Weights, NotEmpty()]
+    reference: Annotated[Mapping[str, Annotated[float, Finite()]], NotEmpty()]
+
+    scale: Positive = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in self.reference.items():
+            if name in cost_measures() and value <= 0:
+                raise ConfigError(
+                    f"reference.{name} is {value:g}; expected a number > 0, the most that the cost may be"
+                )
+
+    def weights(self, step: int) -> Mapping[str, float]:
+        factor = 0.5 + 1.5 * math.tanh(self.scale * self._gain()) if self._memory["count"] else 1.0
+        return {name: weight * factor for name, weight in self.terms.items()}
+
+    def observe(self, step: int, groups: Sequence[EpisodeGroup]) -> None:
+        """One point per step, the mean over its rounds; the one before joins the front if it gained."""
+        state = self._memory
+        if state["step"] != step:
+            if state["count"] and self._gain() > 0:
+                state["front"].append(list(self._point()))
+            state.update(step=step, sums=[0.0] * len(self.reference), count=0)
+        found = [measured(name, groups, "hypervolume") for name in self.reference]
+        state["sums"] = [before + sum(values) for before, values in zip(state["sums"], found, strict=True)]
+        state["count"] += len(found[0])
+
+    def _point(self) -> Point:
+        """Gains of the step that was observed last."""
+        means = [total / self._memory["count"] for total in self._memory["sums"]]
+        pairs = zip(self.reference.items(), means, strict=True)
+        gains = [(bound - mean) / bound if name in cost_measures() else mean - bound for (name, bound), mean in pairs]
+        return tuple(max(0.0, gain) for gain in gains)
+
+    def _gain(self) -> float:
+        front = [tuple(point) for point in self._memory["front"]]
+        gain = volume([*front, self._point()]) - volume(front)
+        return gain if gain > _ROUNDING else 0.0
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {**self._memory, "front": [list(point) for point in self._memory["front"]]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._memory.update({**state, "front": [list(point) for point in state["front"]]})
+
+    @cached_property
+    def _memory(self) -> dict[str, Any]:
+        return {"front": [], "step": -1, "sums": [0.0] * len(self.reference), "count": 0}
+
+
+def volume(points: Sequence[Point]) -> float:
+    """What points dominate above the origin: slices along the first objective, the volumes of the rest in each."""
+    if not points:
+        return 0.0
+    if len(points[0]) == 1:
+        return max(point[0] for point in points)
+    edges = np.unique([0.0, *(point[0] for point in points)])
+    slices = pairwise(edges.tolist())
+    return float(
+        sum((high - low) * volume([point[1:] for point in points if point[0] >= high]) for low, high in slices)
+    )

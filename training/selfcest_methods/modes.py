@@ -1,0 +1,87 @@
+"""Three modes: instant, reasoning, agentic (Chen et al., A2FM, arXiv 2510.12838), chosen for every task.
+
+A model classifies a task, and then plays it in one of three modes. From the released `infer_main.py`: the
+classification ends with a tag before anything else is written, an unreadable one is an error, and a mode can be
+forced. Here an unreadable one is `otherwise`, since a sweep goes on; the tag is an episode of its own; and agentic is
+the game with clones and reading, as the limits allow them. Instant has no tools, one turn and few tokens; reasoning
+has no tools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from selfcest_agents.player import Player
+from selfcest_env.protocol import Note
+from selfcest_env.structure import Count, check_unused
+from selfcest_env.types import Limits, Task
+from selfcest_eval.play.strategies import Episodes, Instance, Monolithic, Seat, Strategy
+from selfcest_methods.deciding import Deciding, Way, one_turn
+
+
+@dataclass(frozen=True)
+class Instant(Strategy):
+    """No tools, one turn, few tokens."""
+
+    delegates: ClassVar[bool] = False
+    tokens: int
+
+    def limits(self, limits: Limits, task: Task) -> Limits:
+        return one_turn(Monolithic().limits(limits, task), self.tokens)
+
+
+@dataclass(frozen=True)
+class Modes(Deciding):
+    """Plays a task in one of three modes, by its own choice or by a fixed one.
+
+    Attributes:
+        mode: `adaptive`: the policy chooses for every task. Else no choice is asked for or paid.
+        instant_tokens: of the one turn of the instant mode.
+        otherwise: what an unreadable choice is taken for.
+
+    Raises `ConfigError` for an option that a fixed mode has no use for.
+    """
+
+    mode: Literal["adaptive", "instant", "reasoning", "agentic"] = "adaptive"
+    instant_tokens: Count = 32
+    otherwise: Literal["instant", "reasoning", "agentic"] = "agentic"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mode != "adaptive":
+            why = f"with mode {self.mode} no choice is asked for"
+            check_unused(self, why, "decision_tokens", "otherwise")
+        if self.mode in ("reasoning", "agentic"):
+            check_unused(self, f"mode {self.mode} never plays the instant one", "instant_tokens")
+
+    def ways(self) -> tuple[Way, ...]:
+        return (
+            Way("instant", Instant(self.instant_tokens), Note("Answer at once, without thinking.", 1)),
+            Way("reasoning", Monolithic(), Note("Think step by step, then answer.", 2)),
+            Way("agentic", Strategy(), Note("Use your tools where they help.", 3)),
+        )
+
+    def question(self) -> Note:
+        return Note(
+            "Do not solve the task yet. First choose how: instant, if it needs no thought; reasoning, if it needs "
+            "thought and no tools; agentic, if it needs tools. Answer with one word: instant, reasoning or agentic.",
+            0,
+        )
+
+    def fallback(self) -> str:
+        return self.otherwise
+
+    def check(self, seat: Seat) -> None:
+        if self.mode in ("adaptive", "agentic"):
+            super().check(seat)
+
+    def play(self, instances: Sequence[Instance], seat: Seat, player: Player) -> list[Episodes]:
+        if self.mode == "adaptive":
+            return super().play(instances, seat, player)
+        (way,) = [way for way in self.ways() if way.word == self.mode]
+        return way.play(instances, seat, player)
+
+    def executed(self, episodes: Episodes) -> bool | None:
+        return super().executed(episodes) if self.mode == "adaptive" else None

@@ -1,0 +1,97 @@
+"""Selective allocation (Xiao et al., SCALE, arXiv 2512.00466): decompose, assess, think only where it is hard.
+
+A problem is decomposed into sequential parts, the difficulty of each is assessed, routine parts go to system 1 and
+hard ones to system 2, and they are solved in order, each with the results of those before it. Its abstract and what
+others say of its figure 1 could be read: difficulty is a score with a threshold. Ours are the scale from 0 to 10;
+that what cannot be read is hard, and counted as a script that was not executed; that system 1 is one clone told to
+answer at once and system 2 several clones told to think, whose majority counts; and that a task without a readable plan
+is one part. In a tree the parts' difficulties are judged side by side, and the work on a part is a call of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from selfcest_env.errors import ConfigError
+from selfcest_env.structure import Checked, Count, NotNegative
+from selfcest_env.types import Action, Answer
+from selfcest_eval.play.samples import majority
+from selfcest_eval.play.strategies import Seat
+from selfcest_methods.orchestrated import NOTHING, Asked, Orchestrated, call, lines_of
+from selfcest_methods.score_text import read_scores
+
+
+@dataclass(frozen=True)
+class Scale(Orchestrated, Checked):
+    """Decomposes, assesses, and thinks only where it is hard.
+
+    Attributes:
+        parts: at most; the last one is what is left.
+        hard_from: the difficulty, from 0 to 10, from which on a part is hard.
+        threads: clones that think about a hard part; their majority counts.
+    """
+
+    parts: Count = 3
+    hard_from: NotNegative = 5.0
+    threads: Count = 3
+
+    @property
+    def turns(self) -> int:
+        return self.parts + 3
+
+    @property
+    def widest(self) -> int:
+        return max(self.parts, self.threads)
+
+    @property
+    def clones(self) -> int:
+        return 1 + self.parts + self.parts * self.threads
+
+    def check(self, seat: Seat) -> None:
+        super().check(seat)
+        if self.threads > 1 and seat.temperature == 0:
+            raise ConfigError("temperature is 0, so all threads would be equal; set the strategy's temperature above 0")
+
+    def step(self, task: str, keys: tuple[str, ...], past: Sequence[Asked]) -> Action:
+        if not past:
+            return call(
+                f"Write a plan for the task below: at most {self.parts} parts, in the order in which they can be "
+                f"solved, each on a line of its own. The last one gives the answer. Do not solve it.\nTask: {task}"
+            )
+        parts = self.plan(task, past[0])
+        if len(past) == 1:
+            question = "How hard is this part of a task? Answer with a number from 0, routine, to 10."
+            return call(*(f"{question}\nTask: {task}\nPart: {part}" for part in parts))
+        done = [self._result(call) for call in past[2:]]
+        if len(done) == len(parts):
+            return Answer(done[-1] or NOTHING)
+        known = "".join(f"\n{part}: {result or NOTHING}" for part, result in zip(parts, done, strict=False))
+        context = f"Task: {task}\nFound:{known or ' nothing'}\nPart: {parts[len(done)]}"
+        if self.hard(past[1])[len(done)]:
+            return call(*[f"Solve this part of a task. Think step by step.\n{context}"] * self.threads, keys=keys)
+        return call(f"Solve this part of a task. Answer at once.\n{context}", keys=keys)
+
+    def found(self, past: Sequence[Asked]) -> str | None:
+        return self._result(past[-1]) if len(past) > 2 else None
+
+    def plan(self, task: str, call: Asked) -> list[str]:
+        """The parts of a plan; lines over `parts` are one with the last."""
+        lines = lines_of(call.replies[0]) or [task]
+        return lines if len(lines) <= self.parts else [*lines[: self.parts - 1], "; ".join(lines[self.parts - 1 :])]
+
+    def hard(self, call: Asked) -> list[bool]:
+        """Which parts are hard; those that nobody could judge are."""
+        return [score is None or score[0] >= self.hard_from for score in map(_difficulty, call.replies)]
+
+    def readable(self, past: Sequence[Asked]) -> bool:
+        planned = all(lines_of(plan.replies[0]) for plan in past[:1])
+        return planned and all(_difficulty(reply) for judged in past[1:2] for reply in judged.replies)
+
+    @staticmethod
+    def _result(call: Asked) -> str | None:
+        return call.replies[majority(call.replies)]
+
+
+def _difficulty(reply: str | None) -> tuple[float, ...] | None:
+    return read_scores(reply, 1, 10)

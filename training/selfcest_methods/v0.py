@@ -1,0 +1,63 @@
+"""`v0`: as `knapsack`, with success rates that a small model predicts from what is known before anybody acts.
+
+    p(task) = logistic regression on family, size, documents and budget, fitted on earlier steps
+
+Source: V_0 (arXiv 2602.03584), its use as an allocator of rollouts; the allocation itself is that of `knapsack`. There
+a large model is trained once and told of the policy by what it has solved lately; here `TaskValue` is fitted anew after
+every step on what was solved lately. It is also a baseline, the credit scheme `state_zero`, and a router between
+strategies of evaluation, `v0_router`.
+
+Against `knapsack` it says something of sizes and budgets that were never seen, from their neighbours of the family, and
+gets along with fewer rollouts of each; but it is wrong where success is no smooth function of the logarithm of size.
+When an episode is a tree the success is the root's, and costs are of whole trees and by bucket, as in `knapsack`.
+Degenerate cases: before its first fit every task gets `group_size`; predictions are seldom 0 or 1, so what `knapsack`
+does there rarely comes about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any
+
+import numpy as np
+
+from selfcest_env.record import EpisodeGroup
+from selfcest_env.structure import Above
+from selfcest_env.types import Task
+from selfcest_methods.buckets import Floats
+from selfcest_methods.knapsack import Knapsack
+from selfcest_methods.state_zero import TaskValue, cell_of
+from selfcest_training.credit import succeeded
+from selfcest_training.stages.base import TaskMenu
+
+
+@dataclass(frozen=True)
+class V0(Knapsack):
+    """Attributes, besides those of `Knapsack`:
+
+    ridge: of the regression, in rollouts.
+    """
+
+    ridge: Annotated[float, Above(0)] = 0.1
+
+    def rates(self, tasks: Sequence[Task], menu: TaskMenu) -> Floats:
+        return np.array([self._value(cell_of(task, menu.limits)) for task in tasks])
+
+    def observe(self, step: int, groups: Sequence[EpisodeGroup]) -> None:
+        """A later round of a step is fitted as a step of its own."""
+        super().observe(step, groups)
+        episodes = [episode for group in groups for episode in group.episodes]
+        self._value.fit([(cell_of(e.task, e.limits), float(succeeded(e, self.term))) for e in episodes])
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"buckets": super().state_dict(), "value": self._value.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state["buckets"])
+        self._value.load_state_dict(state["value"])
+
+    @cached_property
+    def _value(self) -> TaskValue:
+        return TaskValue(self.decay, self.ridge, "logit")

@@ -1,1 +1,0 @@
-"""The evaluation: strategies at matched budget, frontiers, intervals."""

@@ -1,4 +1,0 @@
-"""Multi-agent learners for the symbolic game in plain PyTorch: a grid of credit and loss, each in one file to read.
-
-`train` runs any cell of it; `python -m selfcest_training.marl coma --loss one_pass` does too (`--help` says how).
-"""
