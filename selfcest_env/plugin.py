@@ -1,16 +1,18 @@
-"""Plug-ins: a class by built-in name or `package.module:Class`, built from typed options."""
+"""Plug-ins: a class by registered name or `package.module:Class`, built from typed options."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib.metadata import entry_points
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from typing_extensions import get_protocol_members, is_protocol
 
@@ -28,55 +30,91 @@ class PlugIn:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def make(
-    reference: str,
-    options: Mapping[str, Any],
-    builtins: Mapping[str, str | type],
-    kind: type[T],
-    *,
-    what: str,
-    where: str,
-) -> T:
-    """The plug-in that `reference` names, of this kind, with these options. Errors are those of `load` and `build`.
+@dataclass(frozen=True)
+class Registry(Mapping[str, str], Generic[T]):
+    """The plug-ins of one kind as references by name: those built in, and those that installed packages declare.
 
-    `where` is the place of the options, `X.options` or, where the name stands among them, `X`.
+    A package declares one as an entry point in `group`. Nothing of a plug-in is imported before its name is used.
+    Wherever a name can stand, `package.module:Class` can stand too.
+
+    Attributes:
+        kind: protocol or base class of such plug-ins; see `check_kind`.
+        what: what messages call one, as "task source".
+        group: the entry point group, as "selfcest.task_source".
+        builtins: `package.module:Class` by name.
     """
-    cls = load(reference, builtins, kind, what=what, where=where.removesuffix(".options"))
-    return build(cls, options, where=where)
+
+    kind: type[T]
+    what: str
+    group: str
+    builtins: Mapping[str, str]
+
+    def references(self) -> dict[str, str]:
+        """All references by name. Raises `PlugInError` if two packages claim one name."""
+        references = dict(self.builtins)
+        for name, reference, owner in _installed(self.group, tuple(sys.path)):
+            if references.setdefault(name, reference) != reference:
+                raise PlugInError(
+                    f"the entry point '{name}' = {reference} of {owner} in the group {self.group} clashes with "
+                    f"{references[name]}; rename it there, or uninstall {owner}"
+                )
+        return references
+
+    def load(self, reference: str, where: str = "") -> type[T]:
+        """The class that `reference` names. Nothing is instantiated.
+
+        Args:
+            reference: a name of this registry, or `package.module:Class`.
+            where: the place that names it in a config, which a message begins with; empty: no config does.
+
+        Raises:
+            ConfigError: no such name.
+            PlugInError: the reference leads to no class of this kind, or to code that may not be imported here (see
+                `only_trusted`).
+        """
+        place = f"{where}: " if where else ""
+        cls = _import(reference, self.references(), self.what, place)
+        check_kind(cls, self.kind, f"{place}{self.what} {reference!r}")
+        return cls
+
+    def make(self, reference: str, options: Mapping[str, Any], *, where: str) -> T:
+        """The plug-in that `reference` names, with these options. Errors are those of `load` and `build`.
+
+        `where` is the place of the options, `X.options` or, where the name stands among them, `X`.
+        """
+        return build(self.load(reference, where.removesuffix(".options")), options, where=where)
+
+    def __getitem__(self, name: str) -> str:
+        return self.references()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.references())
+
+    def __len__(self) -> int:
+        return len(self.references())
 
 
-def load(reference: str, builtins: Mapping[str, str | type], kind: type[T], *, what: str, where: str = "") -> type[T]:
-    """The class that `reference` names, which is one of this kind. Nothing is instantiated.
-
-    Args:
-        reference: a key of `builtins`, or `package.module:Class`.
-        builtins: built-in names; a value is the class, or its own `package.module:Class` so that it loads late.
-        kind: the protocol or base class of such plug-ins; see `check_kind`.
-        what: what is being looked for, for the message: "task source", "grader".
-        where: the place that names it in a config, which a message begins with; empty: no config does.
-
-    Raises:
-        ConfigError: no such built-in name. `PlugInError`: the reference leads to no class of this kind, or to code
-            that may not be imported here (see `only_trusted`).
-    """
-    found = builtins.get(reference, reference)
-    place = f"{where}: " if where else ""
-    cls = found if isinstance(found, type) else _import(reference, found, builtins, what, place)
-    check_kind(cls, kind, f"{place}{what} {reference!r}")
-    return cls
+# Reading the metadata of all packages takes 10 ms, and a name is looked up for every task source of a mixture.
+@lru_cache
+def _installed(group: str, path: tuple[str, ...]) -> tuple[tuple[str, str, str], ...]:
+    """Name, reference and package of every entry point of a group, for one state of `sys.path`."""
+    return tuple(
+        (entry.name, f"{entry.module}:{entry.attr}", entry.dist.name if entry.dist is not None else "a package")
+        for entry in entry_points(group=group)
+    )
 
 
-def _import(reference: str, found: str, builtins: Mapping[str, str | type], what: str, place: str) -> type:
-    module_name, colon, class_name = found.partition(":")
+def _import(reference: str, known: Mapping[str, str], what: str, place: str) -> type:
+    module_name, colon, class_name = known.get(reference, reference).partition(":")
     if not colon:
         raise ConfigError(
-            f"{place}unknown {what} {reference!r}; expected one of {', '.join(sorted(builtins))}, or "
-            f"'package.module:Class'.{did_you_mean(reference, builtins)}"
+            f"{place}unknown {what} {reference!r}; expected one of {', '.join(sorted(known))}, or "
+            f"'package.module:Class'.{did_you_mean(reference, known)}"
         )
     if not module_name or not class_name:
         raise PlugInError(f"{place}{what} {reference!r}: expected 'package.module:Class' with both sides filled in")
     trusted = _trusted.get()
-    if reference not in builtins and trusted is not None and not _is_within(module_name, trusted):
+    if reference not in known and trusted is not None and not _is_within(module_name, trusted):
         raise PlugInError(
             f"{place}{what} {reference!r} is code that a command which only looks does not run; if you trust it, add "
             f"--trust {module_name}"
@@ -104,7 +142,7 @@ _trusted: ContextVar[tuple[str, ...] | None] = ContextVar("trusted", default=Non
 
 @contextmanager
 def only_trusted(modules: Iterable[str]) -> Iterator[None]:
-    """Inside, `load` refuses what is neither built in, nor installed by an entry point, nor in one of these modules.
+    """Inside, registries refuse what is neither built in, nor installed by an entry point, nor in one of these modules.
 
     For commands that look at files of others: a config may name any class, and importing it runs its module.
     """
@@ -150,29 +188,12 @@ def check_kind(cls: type, kind: type, who: str) -> None:
         )
 
 
-def with_entry_points(builtins: Mapping[str, str], group: str) -> dict[str, str]:
-    """References by name: built-in ones and those that installed packages declare in an entry point group.
-
-    Nothing is imported. Raises `PlugInError` if two packages claim one name.
-    """
-    found = dict(builtins)
-    for entry in entry_points(group=group):
-        reference = f"{entry.module}:{entry.attr}"
-        if found.setdefault(entry.name, reference) != reference:
-            owner = entry.dist.name if entry.dist is not None else "a package"
-            raise PlugInError(
-                f"the entry point '{entry.name}' = {entry.value} of {owner} in the group {group} clashes with "
-                f"{found[entry.name]}; rename it there, or uninstall {owner}"
-            )
-    return found
-
-
 def build(cls: type[T], options: Mapping[str, Any], *, where: str) -> T:
     """`cls(**options)` with every option checked against the annotation of its field or parameter, see `structure`.
 
     Raises:
         ConfigError: an unknown, missing or wrongly typed option, named as `where.option`, or what the class refused.
-            `where` is the place of the options, as in `make`.
+            `where` is the place of the options, as in `Registry.make`.
     """
     return construct(cls, options, place=where)
 

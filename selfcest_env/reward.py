@@ -14,7 +14,7 @@ from typing import Annotated, Any, Protocol, TypeVar, runtime_checkable
 
 from selfcest_env.errors import ConfigError, InfrastructureError, RewardError, did_you_mean
 from selfcest_env.graders import GRADERS, Grade, Grader
-from selfcest_env.plugin import make
+from selfcest_env.plugin import Registry
 from selfcest_env.process import ProcessTerm, sum_turns
 from selfcest_env.record import ByTurn, EpisodeRecord, Turn, cost_measures
 from selfcest_env.structure import Checked, Count, NotEmpty, Positive
@@ -230,18 +230,23 @@ class Finish:
         return self.weight * sum(not clone.failed for clone in clones) / max(1, len(clones))
 
 
-TERMS: dict[str, str | type] = {
-    "correct": Correct,
-    "score": Score,
-    "token_cost": TokenCost,
-    "clone_cost": CloneCost,
-    "malformed": MalformedCost,
-    "parallel": Parallel,
-    "finish": Finish,
-    "paper_token_penalty": PaperTokenPenalty,
-    "paper_call_penalty": PaperCallPenalty,
-    "paper_math_penalty": PaperMathPenalty,
-}
+TERMS = Registry(
+    RewardTerm,
+    "reward term",
+    "selfcest.reward_term",
+    {
+        "correct": "selfcest_env.reward:Correct",
+        "score": "selfcest_env.reward:Score",
+        "token_cost": "selfcest_env.reward:TokenCost",
+        "clone_cost": "selfcest_env.reward:CloneCost",
+        "malformed": "selfcest_env.reward:MalformedCost",
+        "parallel": "selfcest_env.reward:Parallel",
+        "finish": "selfcest_env.reward:Finish",
+        "paper_token_penalty": "selfcest_env.reward:PaperTokenPenalty",
+        "paper_call_penalty": "selfcest_env.reward:PaperCallPenalty",
+        "paper_math_penalty": "selfcest_env.reward:PaperMathPenalty",
+    },
+)
 
 
 # The whole
@@ -450,10 +455,10 @@ def make_reward(preset: str = "default", /, **changes: Mapping[str, Any] | None)
             # Options belong to a class: another class starts without the old one's.
             same = "name" not in change or change["name"] == old.get("name", key)
             specs[key] = {**old, **change} if same else dict(change)
-    grader = _make("grader", specs.pop("grader"), GRADERS, Grader, "grader")
-    return Reward({key: _make(key, spec, TERMS, RewardTerm, "reward term") for key, spec in specs.items()}, grader)
+    grader = _make("grader", specs.pop("grader"), GRADERS)
+    return Reward({key: _make(key, spec, TERMS) for key, spec in specs.items()}, grader)
 
 
-def _make(key: str, spec: Mapping[str, Any], builtins: Mapping[str, str | type], kind: type[T], what: str) -> T:
+def _make(key: str, spec: Mapping[str, Any], registry: Registry[T]) -> T:
     options = {name: value for name, value in spec.items() if name != "name"}
-    return make(str(spec.get("name", key)), options, builtins, kind, what=what, where=f"reward.{key}")
+    return registry.make(str(spec.get("name", key)), options, where=f"reward.{key}")

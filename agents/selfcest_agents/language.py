@@ -9,14 +9,9 @@ from typing import Protocol
 from transformers import PreTrainedModel
 
 from selfcest_agents.codec import Codec
-from selfcest_env.plugin import PlugIn, make
+from selfcest_env.plugin import PlugIn, Registry
 from selfcest_env.rules import Rules
 from selfcest_env.types import Limits
-
-LANGUAGES: dict[str, str | type] = {
-    "tiny": "selfcest_agents.tiny:TinyLanguage",
-    "chat": "selfcest_agents.pretrained:ChatLanguage",
-}
 
 
 class Language(Protocol):
@@ -56,9 +51,20 @@ class Language(Protocol):
         ...
 
 
+LANGUAGES = Registry(
+    Language,
+    "model",
+    "selfcest.model",
+    {
+        "tiny": "selfcest_agents.tiny:TinyLanguage",
+        "chat": "selfcest_agents.pretrained:ChatLanguage",
+    },
+)
+
+
 def make_language(name: str, options: Mapping[str, object]) -> Language:
     """`tiny`, `chat` or `package.module:Class` with its options. Raises `ConfigError` for what cannot be right."""
-    return make(name, options, LANGUAGES, Language, what="model", where="model.options")
+    return LANGUAGES.make(name, options, where="model.options")
 
 
 def language_of(plug_in: PlugIn) -> Language:

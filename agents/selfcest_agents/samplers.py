@@ -23,14 +23,9 @@ from selfcest_agents.lora import acting_as, has_lora, merged_weights
 from selfcest_agents.transformers.engine import TransformersEngine
 from selfcest_agents.vllm_engine import VllmEngine, VllmOptions
 from selfcest_env.errors import ConfigError
-from selfcest_env.plugin import make
+from selfcest_env.plugin import Registry
 from selfcest_env.structure import Checked, Count, OneOf, Size
 from selfcest_env.types import Role
-
-SAMPLERS: dict[str, str | type] = {
-    "transformers": "selfcest_agents.samplers:TransformersSampler",
-    "vllm": "selfcest_agents.samplers:VllmSampler",
-}
 
 
 class TakesWeights(Protocol):
@@ -206,6 +201,17 @@ class VllmSampler(VllmOptions):
         return Sampler(engine, shared=False, exact=self.dtype == "float32")
 
 
+SAMPLERS = Registry(
+    SamplerSpec,
+    "sampler",
+    "selfcest.sampler",
+    {
+        "transformers": "selfcest_agents.samplers:TransformersSampler",
+        "vllm": "selfcest_agents.samplers:VllmSampler",
+    },
+)
+
+
 def make_sampler(name: str, options: Mapping[str, object]) -> SamplerSpec:
     """`transformers`, `vllm` or `package.module:Class` with its options. Raises `ConfigError`."""
-    return make(name, options, SAMPLERS, SamplerSpec, what="sampler", where="sampler.options")
+    return SAMPLERS.make(name, options, where="sampler.options")

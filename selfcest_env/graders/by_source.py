@@ -9,7 +9,6 @@ from typing import Any
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.graders import GRADERS, Grade, Grader
-from selfcest_env.plugin import make
 from selfcest_env.types import Task
 
 FITTING: Mapping[str, str] = {
@@ -64,5 +63,5 @@ class BySource:
                 raise ConfigError(f"by_source.graders.{source} is {spec!r}; expected a mapping with 'name' and options")
             options = {key: value for key, value in spec.items() if key != "name"}
             where = f"by_source.graders.{source or 'other'}"
-            self._made[source] = make(spec["name"], options, GRADERS, Grader, what="grader", where=where)
+            self._made[source] = GRADERS.make(spec["name"], options, where=where)
         return self._made[source]

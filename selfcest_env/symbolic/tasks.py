@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selfcest_env.errors import ConfigError, check_whole, is_whole
-from selfcest_env.plugin import build, load, one_of
+from selfcest_env.plugin import Registry, build, one_of
 from selfcest_env.symbolic.streams import Keys, fold, integers, uniforms
 
 Symbols = NDArray[np.int8]
@@ -411,7 +411,18 @@ MAX_PARTS = 8
 COUPLINGS = ("additive", "zipf", "coverage", "threshold", "max", "and")
 COVER = 4  # cells of a group in the coupling "coverage"; the last group may be smaller
 
-TASKS: dict[str, type] = {"chain": Chain, "lookup": Lookup, "noisy": Noisy, "cells": Cells, "deep": Deep}
+TASKS = Registry(
+    SymbolicTask,
+    "symbolic task",
+    "selfcest.symbolic_task",
+    {
+        "chain": "selfcest_env.symbolic.tasks:Chain",
+        "lookup": "selfcest_env.symbolic.tasks:Lookup",
+        "noisy": "selfcest_env.symbolic.tasks:Noisy",
+        "cells": "selfcest_env.symbolic.tasks:Cells",
+        "deep": "selfcest_env.symbolic.tasks:Deep",
+    },
+)
 
 
 def make_task(task: SymbolicTask | str, options: Mapping[str, Any] | None = None) -> SymbolicTask:
@@ -420,9 +431,7 @@ def make_task(task: SymbolicTask | str, options: Mapping[str, Any] | None = None
     if given is not None and not isinstance(given, Mapping):
         raise ConfigError(f"task_options is {given!r}; expected a mapping from options of the task to values, or None")
     if isinstance(task, str):
-        made: SymbolicTask = build(
-            load(task, TASKS, SymbolicTask, what="symbolic task", where="task"), options or {}, where="task_options"
-        )
+        made: SymbolicTask = build(TASKS.load(task, "task"), options or {}, where="task_options")
     elif options:
         raise ConfigError("task_options are for a task given by name; this one is an object already")
     else:

@@ -5,35 +5,40 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from selfcest_env.plugin import build, load, make
+from selfcest_env.plugin import Registry, build
 from selfcest_env.tasks.source import ExpertSource, Proposal, Style, TaskSource
 
-SOURCES: dict[str, str | type] = {
-    "arithmetic": "selfcest_env.tasks.arithmetic:Arithmetic",
-    "range_sum": "selfcest_env.tasks.range_sum:RangeSum",
-    "ledger_qa": "selfcest_env.tasks.ledger_qa:LedgerQA",
-    "long_ledgers": "selfcest_env.tasks.long_ledgers:LongLedgers",
-    "keyed_cells": "selfcest_env.tasks.keyed_cells:KeyedCells",
-    "wide_tables": "selfcest_env.tasks.wide_tables:WideTables",
-    "quote": "selfcest_env.tasks.quote:Quote",
-    "mixture": "selfcest_env.tasks.mixture:Mixture",
-    "hotpotqa": "selfcest_env.tasks.hotpotqa:HotpotQA",
-    "two_wiki": "selfcest_env.tasks.two_wiki:TwoWiki",
-    "two_wiki_tables": "selfcest_env.tasks.two_wiki_tables:TwoWikiTables",
-    "musique": "selfcest_env.tasks.musique:Musique",
-    "babi": "selfcest_env.tasks.babi:Babi",
-    "distractors": "selfcest_env.tasks.long_context:Distractors",
-    "babilong": "selfcest_env.tasks.long_context:Babilong",
-    "questions": "selfcest_env.tasks.qa:UserQuestions",
-    "widesearch": "selfcest_env.tasks.widesearch:WideSearch",
-    "aime": "selfcest_env.tasks.aime:AIME",
-    "countdown": "selfcest_env.tasks.countdown:Countdown",
-    "countdown_file": "selfcest_env.tasks.countdown:CountdownFile",
-    "gsm8k": "selfcest_env.tasks.gsm8k:GSM8K",
-    "math": "selfcest_env.tasks.math:Math",
-    "reasoning_gym": "selfcest_env.tasks.reasoning_gym:ReasoningGym",
-    "hashed_split": "selfcest_env.tasks.splits:HashedSplit",
-}
+SOURCES = Registry(
+    TaskSource,
+    "task source",
+    "selfcest.task_source",
+    {
+        "arithmetic": "selfcest_env.tasks.arithmetic:Arithmetic",
+        "range_sum": "selfcest_env.tasks.range_sum:RangeSum",
+        "ledger_qa": "selfcest_env.tasks.ledger_qa:LedgerQA",
+        "long_ledgers": "selfcest_env.tasks.long_ledgers:LongLedgers",
+        "keyed_cells": "selfcest_env.tasks.keyed_cells:KeyedCells",
+        "wide_tables": "selfcest_env.tasks.wide_tables:WideTables",
+        "quote": "selfcest_env.tasks.quote:Quote",
+        "mixture": "selfcest_env.tasks.mixture:Mixture",
+        "hotpotqa": "selfcest_env.tasks.hotpotqa:HotpotQA",
+        "two_wiki": "selfcest_env.tasks.two_wiki:TwoWiki",
+        "two_wiki_tables": "selfcest_env.tasks.two_wiki_tables:TwoWikiTables",
+        "musique": "selfcest_env.tasks.musique:Musique",
+        "babi": "selfcest_env.tasks.babi:Babi",
+        "distractors": "selfcest_env.tasks.long_context:Distractors",
+        "babilong": "selfcest_env.tasks.long_context:Babilong",
+        "questions": "selfcest_env.tasks.qa:UserQuestions",
+        "widesearch": "selfcest_env.tasks.widesearch:WideSearch",
+        "aime": "selfcest_env.tasks.aime:AIME",
+        "countdown": "selfcest_env.tasks.countdown:Countdown",
+        "countdown_file": "selfcest_env.tasks.countdown:CountdownFile",
+        "gsm8k": "selfcest_env.tasks.gsm8k:GSM8K",
+        "math": "selfcest_env.tasks.math:Math",
+        "reasoning_gym": "selfcest_env.tasks.reasoning_gym:ReasoningGym",
+        "hashed_split": "selfcest_env.tasks.splits:HashedSplit",
+    },
+)
 
 
 def make_source(name: str, **options: Any) -> TaskSource:
@@ -42,12 +47,12 @@ def make_source(name: str, **options: Any) -> TaskSource:
     Where an option is itself a source (`source` of `hashed_split`, `sources` of `mixture`), a mapping with `name` and
     that source's options stands for it.
     """
-    return build(load(name, SOURCES, TaskSource, what="task source"), _made(options), where=name)
+    return build(SOURCES.load(name), _made(options), where=name)
 
 
 def source_of_config(name: str, options: Mapping[str, Any], where: str) -> TaskSource:
     """The same for a place of a config, `where`, which holds a `name` and `options`; messages begin with it."""
-    return make(name, _made(options), SOURCES, TaskSource, what="task source", where=f"{where}.options")
+    return SOURCES.make(name, _made(options), where=f"{where}.options")
 
 
 def _made(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from selfcest_env.plugin import make
+from selfcest_env.plugin import Registry
 from selfcest_env.protocol import ProtocolText
 
-PROTOCOLS: dict[str, str | type] = {
-    "hermes": "selfcest_env.text.hermes:HermesProtocol",
-    "terse": "selfcest_env.text.terse:TerseProtocol",
-    "terse_budget": "selfcest_env.text.terse:BudgetedTerseProtocol",
-    "hermes_clones": "selfcest_env.text.wordings:HermesClonesProtocol",
-    "terse_clones": "selfcest_env.text.wordings:TerseClonesProtocol",
-}
+PROTOCOLS = Registry(
+    ProtocolText,
+    "protocol",
+    "selfcest.protocol",
+    {
+        "hermes": "selfcest_env.text.hermes:HermesProtocol",
+        "terse": "selfcest_env.text.terse:TerseProtocol",
+        "terse_budget": "selfcest_env.text.terse:BudgetedTerseProtocol",
+        "hermes_clones": "selfcest_env.text.wordings:HermesClonesProtocol",
+        "terse_clones": "selfcest_env.text.wordings:TerseClonesProtocol",
+    },
+)
 
 
 def make_protocol(name: str, where: str = "protocol") -> ProtocolText:
     """A built-in name or `package.module:Class`. Raises `ConfigError` or `PlugInError` that says what to write."""
-    return make(name, {}, PROTOCOLS, ProtocolText, what="protocol", where=where)
+    return PROTOCOLS.make(name, {}, where=where)

@@ -10,13 +10,13 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from selfcest_baselines.credit import CREDITS, Credit
+from selfcest_baselines.credit import CREDITS
 from selfcest_baselines.learner import Learner
-from selfcest_baselines.loss import LOSSES, Loss
+from selfcest_baselines.loss import LOSSES
 from selfcest_baselines.progress import Point
 from selfcest_baselines.train import train
 from selfcest_env.errors import ConfigError, SelfcestError
-from selfcest_env.plugin import build, load
+from selfcest_env.plugin import build
 from selfcest_env.symbolic.rules import SymbolicRules
 from selfcest_env.symbolic.tasks import TASKS, make_task
 from selfcest_training.yaml_text import read_yaml
@@ -50,8 +50,8 @@ def main(
         learner = build(
             Learner, _pairs([word for word in words if not word.startswith(("credit.", "loss."))]), where=""
         )
-        credited = build(load(credit, CREDITS, Credit, what="credit"), _of("credit", words), where="credit")
-        lossy = build(load(loss, LOSSES, Loss, what="loss"), _of("loss", words), where="loss")
+        credited = CREDITS.make(credit, _of("credit", words), where="credit")
+        lossy = LOSSES.make(loss, _of("loss", words), where="loss")
         print(f"{'decisions':>10} {'CPU s':>7} {'success':>8} {'return':>7}")
         budget = {"decisions": decisions, "seconds": seconds, "until": until, "report": _print}
         curve = train(credited, rules, seed, loss=lossy, learner=learner, **budget)

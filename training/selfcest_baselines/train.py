@@ -9,7 +9,6 @@ from selfcest_baselines.games import KernelGames
 from selfcest_baselines.learner import Learner
 from selfcest_baselines.loss import LOSSES, Loss
 from selfcest_baselines.progress import Curve, Examiner
-from selfcest_env.plugin import make
 from selfcest_env.symbolic.rules import SymbolicRules
 
 
@@ -38,9 +37,9 @@ def train(
     """
     learner = learner or Learner()
     if isinstance(credit, str):
-        credit = make(credit, {}, CREDITS, Credit, what="credit", where="")
+        credit = CREDITS.make(credit, {}, where="")
     if isinstance(loss, str):
-        loss = make(loss, {}, LOSSES, Loss, what="loss", where="")
+        loss = LOSSES.make(loss, {}, where="")
     games = KernelGames(rules, learner.episodes, seed, group_size=learner.group_size)
     updates = learner.learn(games, credit, loss, seed)
     examiner = Examiner(rules, **budget)

@@ -17,11 +17,11 @@ credit_app = typer.Typer(no_args_is_help=True, help="Credit schemes: what is ins
 @credit_app.command("list")
 def list_schemes() -> None:
     """Installed credit schemes: name, what they promise, formula, source, and where they come from."""
-    from selfcest_training.credit import BUILTINS, find_scheme, schemes
+    from selfcest_training.credit import SCHEMES, find_scheme
 
-    for name, reference in schemes().items():
+    for name, reference in SCHEMES.items():
         scheme = find_scheme(name)
-        print(f"{name} ({scheme.promise}{'' if name in BUILTINS else f'; {reference}'})")
+        print(f"{name} ({scheme.promise}{'' if name in SCHEMES.builtins else f'; {reference}'})")
         print(f"    {scheme.formula}")
         print(f"    {scheme.source}")
 

@@ -21,7 +21,7 @@ from selfcest_baselines.bench.entries import ENTRIES, Entry
 from selfcest_baselines.progress import Examiner
 from selfcest_env import __version__
 from selfcest_env.errors import ConfigError, PlugInError
-from selfcest_env.plugin import make
+from selfcest_env.plugin import Registry
 from selfcest_env.symbolic.scenarios import SCENARIOS, Scenario, scenario
 from selfcest_training.files import write_text
 from selfcest_training.lock import locked
@@ -63,6 +63,13 @@ class Run:
 
 Results = dict[Cell, Run]
 
+LEARNERS = Registry(
+    Entry,
+    "learner",
+    "selfcest.marl_learner",
+    {name: f"{type(entry).__module__}:{type(entry).__qualname__}" for name, entry in ENTRIES.items()},
+)
+
 
 def entry_of(name: str) -> Entry:
     """A key of `ENTRIES`; or `package.module:Class` with its options after it, as in "mine:Own steps=512 decay=true".
@@ -76,8 +83,7 @@ def entry_of(name: str) -> Entry:
     reference, *words = shlex.split(name) or [""]
     if reference in ENTRIES:
         raise ConfigError(f"learner {name!r}: {reference} plays with the settings of the table; expected no options")
-    options, builtins = dict(map(read_option, words)), {known: type(entry) for known, entry in ENTRIES.items()}
-    return make(reference, options, builtins, Entry, what="learner", where="")
+    return LEARNERS.make(reference, dict(map(read_option, words)), where="")
 
 
 def play(cell: Cell, seconds: float) -> Run:

@@ -9,15 +9,21 @@ from selfcest_baselines.credit.diff_loo import DiffLoo
 from selfcest_baselines.credit.difference import Difference
 from selfcest_baselines.credit.shapley import Shapley
 from selfcest_baselines.credit.value import Value
+from selfcest_env.plugin import Registry
 
-CREDITS: dict[str, str | type] = {
-    "broadcast": Broadcast,
-    "value": Value,
-    "coma": Coma,
-    "difference": Difference,
-    "diff_loo": DiffLoo,
-    "shapley": Shapley,
-}
+CREDITS = Registry(
+    Credit,
+    "credit",
+    "selfcest.marl_credit",
+    {
+        "broadcast": "selfcest_baselines.credit.broadcast:Broadcast",
+        "value": "selfcest_baselines.credit.value:Value",
+        "coma": "selfcest_baselines.credit.coma:Coma",
+        "difference": "selfcest_baselines.credit.difference:Difference",
+        "diff_loo": "selfcest_baselines.credit.diff_loo:DiffLoo",
+        "shapley": "selfcest_baselines.credit.shapley:Shapley",
+    },
+)
 
 __all__ = [
     "CREDITS",

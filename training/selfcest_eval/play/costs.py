@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from selfcest_env.errors import ConfigError, PlugInError
-from selfcest_env.plugin import PlugIn, make
+from selfcest_env.plugin import PlugIn, Registry
 from selfcest_env.record import EpisodeRecord, Measure, cost_measures
 from selfcest_env.structure import Between, Checked, Name, NotNegative
 
@@ -77,7 +77,12 @@ class Price(EpisodeCost):
         return f"{amount} per million tokens sent, {known}, and {self.generated:g} for generated ones"
 
 
-COSTS: dict[str, str | type] = {"prompt_cache": PromptCache, "price": Price}
+COSTS = Registry(
+    EpisodeCost,
+    "cost",
+    "selfcest.cost",
+    {"prompt_cache": "selfcest_eval.play.costs:PromptCache", "price": "selfcest_eval.play.costs:Price"},
+)
 
 
 def measures_of(added: Mapping[str, PlugIn], price: Price | None = None) -> dict[str, Measure]:
@@ -87,7 +92,7 @@ def measures_of(added: Mapping[str, PlugIn], price: Price | None = None) -> dict
     for name, spec in added.items():
         if name in taken:
             raise ConfigError(f"costs.{name}: there is a cost of this name; rename it")
-        cost = make(spec.name, spec.options, COSTS, EpisodeCost, what="cost", where=f"costs.{name}.options")
+        cost = COSTS.make(spec.name, spec.options, where=f"costs.{name}.options")
         found[name] = Measure(cost.of, cost.over_samples, cost.compared)
     if price is not None:
         found[MONEY] = Measure(price.of, price.over_samples, price.compared)

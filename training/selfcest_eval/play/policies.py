@@ -20,7 +20,7 @@ from selfcest_agents.player import ModelPlayer, Player, ServerPlayer
 from selfcest_agents.pretrained import HUB, ChatLanguage
 from selfcest_agents.samplers import Sampler, SamplerByRole, SamplerSpec, make_sampler
 from selfcest_env.errors import ConfigError, did_you_mean
-from selfcest_env.plugin import PlugIn, make
+from selfcest_env.plugin import PlugIn, Registry
 from selfcest_env.protocol import Brief, Reply
 from selfcest_env.rules import Rules
 from selfcest_env.text.counters import WordCounter
@@ -300,9 +300,14 @@ def is_seeded(policy: PlugIn) -> bool:
     return SEED in str(policy.options)
 
 
-POLICIES: dict[str, str | type] = {"model": ModelPolicy, "server": ServerPolicy}
+POLICIES = Registry(
+    PolicySource,
+    "policy",
+    "selfcest.policy",
+    {"model": "selfcest_eval.play.policies:ModelPolicy", "server": "selfcest_eval.play.policies:ServerPolicy"},
+)
 
 
 def make_policy(name: str, options: Mapping[str, object], where: str) -> PolicySource:
     """`model`, `server` or `package.module:Class` with its options. Raises `ConfigError`."""
-    return make(name, options, POLICIES, PolicySource, what="policy", where=f"{where}.options")
+    return POLICIES.make(name, options, where=f"{where}.options")

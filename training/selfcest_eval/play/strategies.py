@@ -13,7 +13,7 @@ from selfcest_agents.player import Player, Wrapper
 from selfcest_agents.rollout import RolloutRequest
 from selfcest_env.errors import ConfigError, check_whole
 from selfcest_env.graders import Grade
-from selfcest_env.plugin import load, make, with_entry_points
+from selfcest_env.plugin import Registry
 from selfcest_env.protocol import ProtocolText, Wording
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.seeding import stream_seed
@@ -178,39 +178,34 @@ class MonolithicRead(Strategy):
         return (Style.READ,)
 
 
-ENTRY_POINTS = "selfcest.strategy"
-
-STRATEGIES: dict[str, str] = {
-    "plain": "selfcest_eval.play.strategies:Strategy",
-    "delegate": "selfcest_eval.play.strategies:Delegate",
-    "monolithic": "selfcest_eval.play.strategies:Monolithic",
-    "monolithic_read": "selfcest_eval.play.strategies:MonolithicRead",
-    "self_consistency": "selfcest_eval.play.samples:SelfConsistency",
-    "best_of_n": "selfcest_eval.play.samples:BestOfN",
-    "spawn_join": "selfcest_eval.play.scripted_roots:SpawnJoin",
-    "map_reduce": "selfcest_eval.play.scripted_roots:MapReduce",
-    "oracle_decomposition": "selfcest_eval.play.scripted_roots:OracleDecomposition",
-    "always_delegates": "selfcest_eval.play.forced:AlwaysDelegates",
-    "never_delegates": "selfcest_eval.play.forced:NeverDelegates",
-}
-
-
-def strategies() -> dict[str, str]:
-    """References of all strategies by name: built in, or installed by a package's entry point.
-
-    Raises `PlugInError` if two packages claim one name.
-    """
-    return with_entry_points(STRATEGIES, ENTRY_POINTS)
+STRATEGIES = Registry(
+    Strategy,
+    "strategy",
+    "selfcest.strategy",
+    {
+        "plain": "selfcest_eval.play.strategies:Strategy",
+        "delegate": "selfcest_eval.play.strategies:Delegate",
+        "monolithic": "selfcest_eval.play.strategies:Monolithic",
+        "monolithic_read": "selfcest_eval.play.strategies:MonolithicRead",
+        "self_consistency": "selfcest_eval.play.samples:SelfConsistency",
+        "best_of_n": "selfcest_eval.play.samples:BestOfN",
+        "spawn_join": "selfcest_eval.play.scripted_roots:SpawnJoin",
+        "map_reduce": "selfcest_eval.play.scripted_roots:MapReduce",
+        "oracle_decomposition": "selfcest_eval.play.scripted_roots:OracleDecomposition",
+        "always_delegates": "selfcest_eval.play.forced:AlwaysDelegates",
+        "never_delegates": "selfcest_eval.play.forced:NeverDelegates",
+    },
+)
 
 
 def make_strategy(name: str, options: Mapping[str, object], where: str) -> Strategy:
-    """A strategy by built-in name or `package.module:Class`, with its options. Raises `ConfigError`."""
-    return make(name, options, strategies(), Strategy, what="strategy", where=f"{where}.options")
+    """A strategy by name or `package.module:Class`, with its options. Raises `ConfigError`."""
+    return STRATEGIES.make(name, options, where=f"{where}.options")
 
 
 def find_strategy(name: str) -> type[Strategy]:
-    """The class of a strategy, by built-in name or `package.module:Class`. Raises `ConfigError`, `PlugInError`."""
-    return load(name, strategies(), Strategy, what="strategy")
+    """The class of a strategy, by name or `package.module:Class`. Raises `ConfigError`, `PlugInError`."""
+    return STRATEGIES.load(name)
 
 
 def shown_name(label: str, strategy: Strategy | type[Strategy]) -> str:

@@ -40,14 +40,14 @@ from selfcest_training.credit.gated_paper import GatedPaper
 from selfcest_training.credit.grpo import Grpo
 from selfcest_training.credit.parts import Parts
 from selfcest_training.credit.per_role import PerRole
-from selfcest_training.credit.registry import BUILTINS, find_scheme, make_assigner, schemes
+from selfcest_training.credit.registry import SCHEMES, find_scheme, make_assigner
 from selfcest_training.credit.rloo import Rloo
 from selfcest_training.credit.shapley import Shapley
 from selfcest_training.credit.to_go import ToGo
 
 __all__ = [
     "Advantage",
-    "BUILTINS",
+    "SCHEMES",
     "Coma",
     "Credit",
     "CreditAssigner",
@@ -88,6 +88,5 @@ __all__ = [
     "fit",
     "leave_one_out",
     "make_assigner",
-    "schemes",
     "succeeded",
 ]

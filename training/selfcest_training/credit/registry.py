@@ -10,30 +10,28 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from selfcest_env.errors import ConfigError, PlugInError
-from selfcest_env.plugin import build, load, with_entry_points
+from selfcest_env.plugin import Registry, build
 from selfcest_training.credit.base import CreditAssigner, Internal, InternalsAssigner, LearningAssigner, StepAssigner
 
-ENTRY_POINTS = "selfcest.credit"
-
 # By reference, so that those that wrap others, themselves among them, may look these up.
-BUILTINS: dict[str, str] = {
-    "grpo": "selfcest_training.credit.grpo:Grpo",
-    "gated": "selfcest_training.credit.gated:Gated",
-    "gated_paper": "selfcest_training.credit.gated_paper:GatedPaper",
-    "rloo": "selfcest_training.credit.rloo:Rloo",
-    "difference": "selfcest_training.credit.difference:Difference",
-    "diff_loo": "selfcest_training.credit.diff_loo:DiffLoo",
-    "coma": "selfcest_training.credit.coma:Coma",
-    "shapley": "selfcest_training.credit.shapley:Shapley",
-    "parts": "selfcest_training.credit.parts:Parts",
-    "to_go": "selfcest_training.credit.to_go:ToGo",
-    "per_role": "selfcest_training.credit.per_role:PerRole",
-}
-
-
-def schemes() -> dict[str, str]:
-    """References of all schemes by name. Raises `PlugInError` if two packages claim one name."""
-    return with_entry_points(BUILTINS, ENTRY_POINTS)
+SCHEMES = Registry(
+    CreditAssigner,
+    "credit scheme",
+    "selfcest.credit",
+    {
+        "grpo": "selfcest_training.credit.grpo:Grpo",
+        "gated": "selfcest_training.credit.gated:Gated",
+        "gated_paper": "selfcest_training.credit.gated_paper:GatedPaper",
+        "rloo": "selfcest_training.credit.rloo:Rloo",
+        "difference": "selfcest_training.credit.difference:Difference",
+        "diff_loo": "selfcest_training.credit.diff_loo:DiffLoo",
+        "coma": "selfcest_training.credit.coma:Coma",
+        "shapley": "selfcest_training.credit.shapley:Shapley",
+        "parts": "selfcest_training.credit.parts:Parts",
+        "to_go": "selfcest_training.credit.to_go:ToGo",
+        "per_role": "selfcest_training.credit.per_role:PerRole",
+    },
+)
 
 
 def find_scheme(reference: str) -> type[CreditAssigner]:
@@ -42,7 +40,7 @@ def find_scheme(reference: str) -> type[CreditAssigner]:
     Raises:
         ConfigError: no such name. `PlugInError`: it does not import, or is no credit scheme.
     """
-    return load(reference, schemes(), CreditAssigner, what="credit scheme")
+    return SCHEMES.load(reference)
 
 
 def check_learning(cls: type, who: str, methods: Collection[str] = ("fit", "state_dict", "load_state_dict")) -> None:

@@ -6,45 +6,58 @@ A package installs one by an entry point in the group `selfcest.task_sampler`, `
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TypeVar
 
-from selfcest_env.plugin import PlugIn, build, load, with_entry_points
+from selfcest_env.plugin import PlugIn, Registry, build
 from selfcest_training.credit.registry import check_learning
 from selfcest_training.stages.base import Gate, RewardSchedule, TaskSampler
 
 T = TypeVar("T")
 
-TASK_SAMPLERS: dict[str, str] = {
-    "mixture": "selfcest_training.stages.mixture:Mixture",
-}
-GATES: dict[str, str] = {
-    "all": "selfcest_training.stages.gates:AdmitAll",
-    "varied": "selfcest_training.stages.gates:AdmitVaried",
-}
-REWARD_SCHEDULES: dict[str, str] = {
-    "constant": "selfcest_training.stages.schedules:Constant",
-    "linear": "selfcest_training.stages.schedules:Linear",
-}
+TASK_SAMPLERS = Registry(
+    TaskSampler,
+    "task sampler",
+    "selfcest.task_sampler",
+    {
+        "mixture": "selfcest_training.stages.mixture:Mixture",
+    },
+)
+GATES = Registry(
+    Gate,
+    "gate",
+    "selfcest.gate",
+    {
+        "all": "selfcest_training.stages.gates:AdmitAll",
+        "varied": "selfcest_training.stages.gates:AdmitVaried",
+    },
+)
+REWARD_SCHEDULES = Registry(
+    RewardSchedule,
+    "reward schedule",
+    "selfcest.reward_schedule",
+    {
+        "constant": "selfcest_training.stages.schedules:Constant",
+        "linear": "selfcest_training.stages.schedules:Linear",
+    },
+)
 
 
 def make_task_sampler(plug_in: PlugIn, where: str) -> TaskSampler:
     """Raises `ConfigError` or `PlugInError` that names the place in the config."""
-    return _make(plug_in, TASK_SAMPLERS, TaskSampler, "task sampler", where)
+    return _make(plug_in, TASK_SAMPLERS, where)
 
 
 def make_gate(plug_in: PlugIn, where: str) -> Gate:
     """Raises `ConfigError` or `PlugInError` that names the place in the config."""
-    return _make(plug_in, GATES, Gate, "gate", where)
+    return _make(plug_in, GATES, where)
 
 
 def make_reward_schedule(plug_in: PlugIn, where: str) -> RewardSchedule:
     """Raises `ConfigError` or `PlugInError` that names the place in the config."""
-    return _make(plug_in, REWARD_SCHEDULES, RewardSchedule, "reward schedule", where)
+    return _make(plug_in, REWARD_SCHEDULES, where)
 
 
-def _make(plug_in: PlugIn, builtins: Mapping[str, str], kind: type[T], what: str, where: str) -> T:
-    known = with_entry_points(builtins, f"selfcest.{what.replace(' ', '_')}")
-    cls = load(plug_in.name, known, kind, what=what)
-    check_learning(cls, f"{what} '{plug_in.name}'", ("state_dict", "load_state_dict"))
+def _make(plug_in: PlugIn, registry: Registry[T], where: str) -> T:
+    cls = registry.load(plug_in.name)
+    check_learning(cls, f"{registry.what} '{plug_in.name}'", ("state_dict", "load_state_dict"))
     return build(cls, plug_in.options, where=f"{where}.options")

@@ -14,8 +14,7 @@ from selfcest_training.learner.losses.functions import (
 from selfcest_training.learner.losses.importance import importance_weights
 from selfcest_training.learner.losses.kl import Kl
 from selfcest_training.learner.losses.registry import (
-    BUILTINS,
-    ENTRY_POINTS,
+    LOSSES,
     LossSum,
     find_loss,
     make_loss,
@@ -24,8 +23,7 @@ from selfcest_training.learner.losses.registry import (
 from selfcest_training.learner.options import Importance, ImportanceLevel
 
 __all__ = [
-    "BUILTINS",
-    "ENTRY_POINTS",
+    "LOSSES",
     "Cispo",
     "Clipped",
     "Entropy",

@@ -11,18 +11,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from selfcest_env.errors import PlugInError
-from selfcest_env.plugin import build, load, with_entry_points
+from selfcest_env.plugin import Registry, build
 from selfcest_training.learner.losses.base import LossTerm, Need, needs_of
 from selfcest_training.learner.options import LossConfig
 
-ENTRY_POINTS = "selfcest.loss"
-
-BUILTINS: dict[str, str] = {
-    "clipped": "selfcest_training.learner.losses.clipped:Clipped",
-    "cispo": "selfcest_training.learner.losses.cispo:Cispo",
-    "kl": "selfcest_training.learner.losses.kl:Kl",
-    "entropy": "selfcest_training.learner.losses.entropy:Entropy",
-}
+LOSSES = Registry(
+    LossTerm,
+    "loss",
+    "selfcest.loss",
+    {
+        "clipped": "selfcest_training.learner.losses.clipped:Clipped",
+        "cispo": "selfcest_training.learner.losses.cispo:Cispo",
+        "kl": "selfcest_training.learner.losses.kl:Kl",
+        "entropy": "selfcest_training.learner.losses.entropy:Entropy",
+    },
+)
 
 
 def find_loss(reference: str) -> type[LossTerm]:
@@ -31,7 +34,7 @@ def find_loss(reference: str) -> type[LossTerm]:
     Raises:
         ConfigError: no such name. `PlugInError`: it does not import, or its objects cannot be called.
     """
-    return load(reference, with_entry_points(BUILTINS, ENTRY_POINTS), LossTerm, what="loss")
+    return LOSSES.load(reference)
 
 
 def make_loss(reference: str, options: Mapping[str, Any], *, where: str) -> LossTerm:
