@@ -27,7 +27,7 @@ import yaml
 
 from selfcest_env.palette import INK, LINE, MUTED, SERIES, SURFACE
 from selfcest_eval.play.results import Result
-from selfcest_eval.report.training_run import Part, Stage, results_of, study_of
+from selfcest_eval.report.training_run import EvaluationStage, Part, results_of, study_of
 from selfcest_eval.stats.decision import judge, means
 from selfcest_eval.stats.decision_table import Decided, decided
 from selfcest_eval.stats.statistics import Estimate, over_seeds
@@ -111,7 +111,7 @@ def rerun(name: str) -> list[Path]:
     choices = decided(study, results)
     files = []
     for one in arm or arms:
-        first, last = (Part(one, stage, config.evaluation.temperatures[0]).label(config) for stage in Stage)
+        first, last = (Part(one, stage, config.evaluation.temperatures[0]).label(config) for stage in EvaluationStage)
         by_itself = [result for result in results if result.place.strategy == last]
         before = [result for result in results if result.place.strategy == first and first != last]
         cell = {

@@ -241,10 +241,10 @@ def _in_one_process() -> None:
 
     disable_progress_bar()  # type: ignore[no-untyped-call]  # as a worker does
 
-    def run_jobs(config: Any, jobs: Any, only_warm_start: bool, display: Any, stop: Any) -> None:
+    def run_jobs(config: Any, jobs: Any, only_warm_start: bool, display: Any, stop: Any, evaluator: Any) -> None:
         experiment._stop = stop
         for job in jobs:
-            experiment._run_job(config, job, only_warm_start)
+            experiment._run_job(config, job, only_warm_start, evaluator)
 
     experiment._run_jobs = run_jobs  # type: ignore[assignment]
     report.plot = training_run.plot_curves = lambda *_, **__: None  # type: ignore[assignment, attr-defined]
@@ -490,6 +490,7 @@ MOMENT = "random moment"
 
 def place(name: str, rng: random.Random, output: Path, number: int) -> tuple[str, Install]:
     """Where in a place, in words, and what installs a signal there; it notes that the place was reached."""
+    import selfcest_eval.report.training_run as training_run
     import selfcest_training.run.experiment as experiment
     import selfcest_training.run.job as job
     import selfcest_training.trainer as trainer
@@ -510,7 +511,7 @@ def place(name: str, rng: random.Random, output: Path, number: int) -> tuple[str
         "checkpoint": lambda: in_call(job, "save_checkpoint", nth, touch, act),
         "line of a log": lambda: half_a_write(2 * nth, act),
         "model": lambda: in_call(job.Job, "_save", nth % 2, touch, act),
-        "evaluation": lambda: in_call(experiment, "evaluate_job", nth % 2, touch, act),
+        "evaluation": lambda: in_call(training_run, "evaluate_job", nth % 2, touch, act),
         "report": lambda: in_call(experiment, "print_report", 0, touch % 6 + 1, act),
     }
     at = f" at file {touch}" if name in ("checkpoint", "model", "evaluation") else ""

@@ -52,7 +52,6 @@ from tokenizers import AddedToken
 from selfcest_agents.chat import ChatCodec, ChatConfig
 from selfcest_env.errors import SelfcestError
 from selfcest_env.graders import GRADERS, Grader
-from selfcest_env.plugin import make
 from selfcest_env.protocol import Reply
 from selfcest_env.record import from_json, read_episodes, to_json, write_episode
 from selfcest_env.structure import plain
@@ -488,7 +487,7 @@ def _play_chat(family: str, drawn: tuple[Boundary, list[str], str, list[str]]) -
 
 @cache
 def grader_of(name: str) -> Grader:
-    return make(name, {"symbolic": False} if name == "math" else {}, GRADERS, Grader, what="grader", where=name)
+    return GRADERS.make(name, {"symbolic": False} if name == "math" else {}, where=name)
 
 
 def _grade(name: str, answer: str) -> bool:

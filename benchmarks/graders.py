@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from selfcest_env.graders import GRADERS, Grade, Grader
-from selfcest_env.plugin import make
 from selfcest_env.types import Task
 
 LIMIT_S, RESTART_S = 1.0, 4.0
@@ -142,7 +141,7 @@ def graders(timeout_s: float) -> Iterator[tuple[str, Grader, Task, float]]:
     """(name, grader, task, limit in seconds) of every built-in grader."""
     for name in GRADERS:
         options = {"timeout_s": timeout_s} if name == "math" else {}
-        grader = make(name, options, GRADERS, Grader, what="grader", where=name)
+        grader = GRADERS.make(name, options, where=name)
         limit = LIMIT_S + (timeout_s + RESTART_S if name == "math" else 0.0)
         yield name, grader, task_for(name), limit
         if name == "math":

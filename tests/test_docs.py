@@ -37,7 +37,7 @@ from selfcest_training.config import (
     WarmStartConfig,
 )
 from selfcest_training.config_file import load_config, parse_config
-from selfcest_training.credit import BUILTINS, find_scheme
+from selfcest_training.credit import SCHEMES, find_scheme
 from selfcest_training.learner import losses
 from selfcest_training.learner.mismatch import Mismatch
 from selfcest_training.learner.options import ForwardOptions, LossConfig, OptimizerConfig
@@ -225,7 +225,7 @@ def test_what_there_is_names_every_command_credit_scheme_and_protocol() -> None:
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.count("|") == 3]
     rows = {cells[0]: set(re.findall(r"`(?:selfcest )?(\w+)`", cells[1])) for cells in cells}
     assert rows["commands"] == set(COMMANDS)
-    assert rows["credit"] == set(BUILTINS)
+    assert rows["credit"] == set(SCHEMES)
     assert rows["protocols"] == set(PROTOCOLS)
 
 
@@ -249,7 +249,7 @@ def test_the_readme_is_one_screen_and_has_no_figure_of_its_own() -> None:
 def test_the_credit_page_names_every_scheme_and_option_with_its_default() -> None:
     page = (ROOT / "docs" / "credit.md").read_text(encoding="utf-8")
     rows = [[cell.strip() for cell in line.split("|")] for line in page.splitlines() if line.count("|") == 5]
-    for name in BUILTINS:
+    for name in SCHEMES:
         scheme = find_scheme(name)
         assert f"| `{name}` |" in page
         for option in dataclasses.fields(scheme):  # type: ignore[arg-type]
@@ -276,7 +276,7 @@ def test_the_training_page_names_every_stage_and_option_with_its_default() -> No
 def test_the_training_page_names_every_loss_and_option_with_its_default() -> None:
     page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
     rows = [[cell.strip() for cell in line.split("|")] for line in page.splitlines() if line.count("|") == 5]
-    for name in losses.BUILTINS:
+    for name in losses.LOSSES:
         assert f"| `{name}` |" in page
         for option in dataclasses.fields(losses.find_loss(name)):
             (default,) = [cells[3] for cells in rows if cells[1] == f"`{name}`" and cells[2] == f"`{option.name}`"]

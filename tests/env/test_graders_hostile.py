@@ -7,9 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from selfcest_env.graders import GRADERS, Grader
+from selfcest_env.graders import GRADERS
 from selfcest_env.graders.math import MathMatch
-from selfcest_env.plugin import make
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "graders.py"
 BENCHMARK = SimpleNamespace(**runpy.run_path(str(FILE), run_name="benchmark"))
@@ -19,7 +18,7 @@ BENCHMARK = SimpleNamespace(**runpy.run_path(str(FILE), run_name="benchmark"))
 def test_hostile_answers(name: str, tmp_path: Path) -> None:
     sentinel = tmp_path / "s"
     options = {"symbolic": False} if name == "math" else {}
-    grader = make(name, options, GRADERS, Grader, what="grader", where="")
+    grader = GRADERS.make(name, options, where="")
     for kind, answer in BENCHMARK.hostile_answers(sentinel):
         start = time.process_time()
         grade = grader.grade(BENCHMARK.task_for(name), answer)

@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Literal, Protocol
 import pytest
 
 from selfcest_env.errors import ConfigError, PlugInError, SelfcestError
-from selfcest_env.plugin import build, load, make, only_trusted
+from selfcest_env.plugin import Registry, build, check_kind, only_trusted
 from selfcest_env.reward import make_reward
 from selfcest_env.symbolic import make_task
-from selfcest_env.tasks import make_source, source_of_config
+from selfcest_env.tasks import SOURCES, make_source, source_of_config
 from selfcest_env.types import Limits
 
 
@@ -64,13 +64,15 @@ class Broken:
         raise RuntimeError("no disk")
 
 
-BUILTINS = {"sample": Sample, "limits": "selfcest_env.types:Limits"}
+THINGS = Registry(
+    object, "thing", "selfcest.thing", {"sample": f"{__name__}:Sample", "limits": "selfcest_env.types:Limits"}
+)
 
 
 def test_load_by_name_by_late_name_and_by_reference() -> None:
-    assert load("sample", BUILTINS, object, what="thing") is Sample
-    assert load("limits", BUILTINS, object, what="thing") is Limits
-    assert load("selfcest_env.types:Limits", {}, object, what="thing") is Limits
+    assert THINGS.load("sample") is Sample
+    assert THINGS.load("limits") is Limits
+    assert THINGS.load("selfcest_env.types:Limits") is Limits
 
 
 @pytest.mark.parametrize(
@@ -86,7 +88,7 @@ def test_load_by_name_by_late_name_and_by_reference() -> None:
 )
 def test_load_says_what_is_wrong(reference: str, error: type[Exception], said: list[str]) -> None:
     with pytest.raises(error) as caught:
-        load(reference, BUILTINS, object, what="thing")
+        THINGS.load(reference)
     assert all(words in str(caught.value) for words in said), caught.value
 
 
@@ -100,7 +102,7 @@ def test_load_says_what_is_wrong(reference: str, error: type[Exception], said: l
 )
 def test_messages_begin_with_the_place_in_the_config(reference: str, options: dict[str, Any], said: str) -> None:
     with pytest.raises(SelfcestError, match=said):
-        make(reference, options, BUILTINS, object, what="thing", where="rl.gate.options")
+        THINGS.make(reference, options, where="rl.gate.options")
 
 
 def test_a_task_source_is_named_by_its_place_in_the_config() -> None:
@@ -220,7 +222,7 @@ class Painting(Popen):
 
 @pytest.mark.parametrize("cls", [Whole, Declared])
 def test_a_class_with_all_members_is_of_the_kind(cls: type) -> None:
-    assert load("x", {"x": cls}, Shape, what="shape") is cls  # type: ignore[comparison-overlap]
+    check_kind(cls, Shape, "shape 'x'")
 
 
 @pytest.mark.parametrize(
@@ -233,10 +235,10 @@ def test_a_class_with_all_members_is_of_the_kind(cls: type) -> None:
 )
 def test_a_class_that_lacks_members_is_named_with_them(cls: type, lacks: str) -> None:
     with pytest.raises(PlugInError) as caught:
-        load("x", {"x": cls}, Shape, what="shape")
+        check_kind(cls, Shape, "shape 'x'")
     assert f"shape 'x': {cls.__name__} lacks {lacks}" in str(caught.value)
     with pytest.raises(PlugInError, match=r"shape 'x': Whole is no subclass of .*:Wrong"):
-        load("x", {"x": Whole}, Wrong, what="shape")
+        check_kind(Whole, Wrong, "shape 'x'")
 
 
 @pytest.mark.parametrize("name", ["Popen", "Painting"])
@@ -250,7 +252,7 @@ def test_nothing_is_made_of_a_class_of_another_kind(name: str) -> None:
         lambda: make_reward("correct", grader=stranger),
         lambda: make_reward("correct", mine=stranger),
         lambda: make_reward("correct", grader={"name": "by_source", "graders": {"math": stranger}}),
-        lambda: make(stranger["name"], {}, {}, Shape, what="shape", where="here"),
+        lambda: Registry(Shape, "shape", "selfcest.shape", {}).make(stranger["name"], {}, where="here"),
     ):
         with pytest.raises((PlugInError, ConfigError), match=f"{name} lacks"):
             build_it()
@@ -274,7 +276,7 @@ def test_where_only_some_are_trusted_no_other_module_is_imported(
             make_source("hashed_split", **nested)
     assert not [name for name in sys.modules if name.startswith("outsider")]
     with only_trusted(()):
-        assert load("own", {"own": "selfcest_env.tasks.quote:Quote"}, object, what="task source").__name__ == "Quote"
+        assert SOURCES.load("quote").__name__ == "Quote"
     for trusted in (("outsider",), ("other", "outsider.tasks")):
         with only_trusted(trusted):
             make_source("hashed_split", **nested)

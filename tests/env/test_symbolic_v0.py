@@ -773,7 +773,7 @@ def test_the_page_of_a_task_has_its_numbers(name: str) -> None:
     assert values["Action Values"].startswith(f"`Discrete({env.action_space(agent).n})`")
     assert values["Observation Shape"] == str(env.observation_space(agent).shape)
     assert values["State Shape"] == str(env.state_space.shape)
-    for option in dataclasses.fields(TASKS[name]):
+    for option in dataclasses.fields(TASKS.load(name)):
         default = "`None`" if option.default is None else option.default
         assert f"| `{option.name}` | {default} |" in section, option.name
     answers, calls = env.rules.task.num_answers, env.rules.first_call

@@ -22,6 +22,7 @@ from selfcest_env.text.counters import WordCounter
 from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.types import CloneRequest, Delegate, Limits, Task
 from selfcest_env.views import Observation
+from selfcest_eval.report.training_run import RunEvaluation
 from selfcest_training.config import RunConfig
 from selfcest_training.credit import Coma
 from selfcest_training.run import experiment
@@ -97,7 +98,7 @@ def trained(output: Path, families: Sequence[str] = ("choice", "sums"), **change
         prepare(run, resume=False)
         for arm in run.arms:
             for seed in run.seeds:
-                experiment._play_job(run, JobId(arm, seed), False)
+                experiment._play_job(run, JobId(arm, seed), False, RunEvaluation())
     return run
 
 

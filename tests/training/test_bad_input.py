@@ -13,7 +13,7 @@ import pytest
 from pages import groups, write
 from test_job import config
 
-from selfcest_cli import cli
+import selfcest_cli.main as cli
 from selfcest_training.config_file import dump_config
 from selfcest_training.faults import Exit
 

@@ -19,11 +19,12 @@ from typer.testing import CliRunner
 
 import selfcest_cli.main as cli
 import selfcest_training.credit
-from selfcest_eval import report
 from selfcest_eval.play.results import Result, read_results
+from selfcest_eval.report import study_report as report
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import dump_config
 from selfcest_training.run import experiment
+from selfcest_training.run.evaluator import Evaluator
 from selfcest_training.run.job import JobId
 
 ROOT = Path(__file__).parents[2]
@@ -63,10 +64,23 @@ def test_the_surface_is_this_and_nothing_else() -> None:
         "credit list": set(),
         "credit apply": {"--name", "--option", "--out", "file"},
     }
-    built_in = {"grpo", "gated", "gated_paper", "rloo", "difference", "coma", "shapley", "per_role"}
-    built_in |= {"branches", "critic", "diff_loo", "gae", "parts", "swap", "to_go", "wideseek"}
-    built_in |= {"adora", "d3s", "decision", "downsampled", "frozen_clones", "hapo", "salt", "state_zero"}
-    assert set(selfcest_training.credit.BUILTINS) == built_in
+    core = {
+        "grpo",
+        "gated",
+        "gated_paper",
+        "rloo",
+        "difference",
+        "diff_loo",
+        "coma",
+        "shapley",
+        "parts",
+        "to_go",
+        "per_role",
+    }
+    methods = {"branches", "critic", "gae", "swap", "wideseek"}
+    methods |= {"adora", "d3s", "decision", "downsampled", "frozen_clones", "hapo", "salt", "state_zero"}
+    assert selfcest_training.credit.SCHEMES.builtins.keys() == core
+    assert set(selfcest_training.credit.SCHEMES) == core | methods
 
 
 @pytest.mark.parametrize(
@@ -235,9 +249,11 @@ def test_a_warm_start_ends_with_a_table_and_training_goes_on_from_it(
     assert re.search(r"return \S+, right 0\.\d\d, clones \S+, checkpoint rl_000002", jobs[0])
 
 
-def in_this_process(config: RunConfig, jobs: list[JobId], only_warm_start: bool, *_: object) -> None:
+def in_this_process(
+    config: RunConfig, jobs: list[JobId], only_warm_start: bool, display: object, stop: object, evaluator: Evaluator
+) -> None:
     for job in jobs:
-        experiment._run_job(config, job, only_warm_start)
+        experiment._run_job(config, job, only_warm_start, evaluator)
 
 
 @pytest.mark.slow

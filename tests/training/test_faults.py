@@ -15,8 +15,8 @@ from rich.console import Console
 from test_job import config
 from test_study_unplayable import study
 
+import selfcest_cli.main as cli
 from selfcest_agents.rollout import Unplayed, UnplayedError
-from selfcest_cli import cli
 from selfcest_env.errors import ConfigError, DataError, InfrastructureError, PolicyError
 from selfcest_training.faults import LOG, Exit, exit_code, line_of, logged
 from selfcest_training.run.experiment import run

@@ -16,7 +16,7 @@ from PIL import Image
 from records import three_agents
 from typer.testing import CliRunner
 
-from selfcest_cli import cli
+import selfcest_cli.main as cli
 from selfcest_env import draw, render
 from selfcest_env.palette import ANSWERED, FAILED, INK, PAGE, READY, STATUS, WAITING, Tone
 from selfcest_env.record import AgentRecord, EpisodeRecord, write_episode

@@ -17,7 +17,7 @@ import pytest
 from browsing import chromium, opened
 from typer.testing import CliRunner
 
-from selfcest_cli import cli
+import selfcest_cli.main as cli
 from selfcest_env.record import EpisodeRecord, read_episodes
 from selfcest_env.types import AgentId
 

@@ -15,11 +15,11 @@ import yaml
 from test_job import config
 from test_study_run import run, small
 
-from selfcest_cli import cli
+import selfcest_cli.main as cli
 from selfcest_env.graders import Grade
 from selfcest_env.types import Status
 from selfcest_eval.play.results import Place, Result, write_result
-from selfcest_eval.report.training_run import Stage
+from selfcest_eval.report.training_run import EvaluationStage
 from selfcest_training.config import Cell, EvaluationConfig
 from selfcest_training.config_file import dump_config
 
@@ -121,7 +121,7 @@ def test_report_runs_nothing_at_all(
         reward={"name": "correct", "options": {"grader": stranger}},
     )  # fmt: skip
     spec = replace(spec, evaluation=EvaluationConfig((Cell("choice", "any"),), episodes=1))
-    played = spec.folder / "delegating" / "seed0" / Stage.AFTER
+    played = spec.folder / "delegating" / "seed0" / EvaluationStage.AFTER
     played.mkdir(parents=True)
     (spec.folder / "config.yaml").write_text(dump_config(spec), encoding="utf-8")
     place = Place("choice", "any", "in", "delegating, after RL", None, 0, "t")

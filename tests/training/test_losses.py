@@ -22,7 +22,9 @@ from selfcest_env.errors import ConfigError, PlugInError, TrainingError
 from selfcest_training.credit import Grpo
 from selfcest_training.learner.batch import Sample, build_samples, collate
 from selfcest_training.learner.losses import (
-    BUILTINS,
+    LOSSES as TERM_NAMES,
+)
+from selfcest_training.learner.losses import (
     Cispo,
     Clipped,
     Entropy,
@@ -409,7 +411,7 @@ TERMS = {"clipped": Clipped, "cispo": Cispo, "kl": Kl, "entropy": Entropy}
 
 
 def test_built_in_losses_are_found_by_name() -> None:
-    assert {name: type(make_loss(name, {}, where="")) for name in BUILTINS} == TERMS
+    assert {name: type(make_loss(name, {}, where="")) for name in TERM_NAMES} == TERMS
 
 
 # Sampler and learner

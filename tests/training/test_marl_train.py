@@ -70,7 +70,7 @@ def test_same_seed_same_run(credit: str, loss: str) -> None:
 @CELLS
 def test_updates_change_the_policy_and_decisions_are_counted(credit: str, loss: str) -> None:
     learner = Learner(episodes=16, hidden=(8,))
-    updates = learner.learn(KernelGames(SMALL, 16, 0, group_size=8), CREDITS[credit](), LOSSES[loss](), 0)
+    updates = learner.learn(KernelGames(SMALL, 16, 0, group_size=8), CREDITS.load(credit)(), LOSSES.load(loss)(), 0)
     first = next(updates)
     before = [parameter.clone() for parameter in first.actor.parameters()]
     second = next(updates)
@@ -81,7 +81,8 @@ def test_updates_change_the_policy_and_decisions_are_counted(credit: str, loss: 
 
 def test_replays_are_what_costs_more() -> None:
     learner, costs = Learner(episodes=16, hidden=(8,)), {}
-    for name, credit in CREDITS.items():
+    for name in CREDITS:
+        credit = CREDITS.load(name)
         games = KernelGames(SMALL, 16, 0, group_size=8)
         costs[name] = next(learner.learn(games, credit(), OnePass(), 0)).decisions
     assert costs["broadcast"] < costs["difference"] == costs["diff_loo"] < costs["shapley"]
@@ -235,7 +236,7 @@ def learn_smac(credit):
     return PAIRS.learn(SmacGames(envs, group_size=2), credit, OnePass(), 0)
 
 
-@pytest.mark.parametrize("credit", [name for name in CREDITS if CREDITS[name].least_group == 2])
+@pytest.mark.parametrize("credit", [name for name in CREDITS if CREDITS.load(name).least_group == 2])
 def test_groups_of_one_have_nothing_to_compare(credit: str) -> None:
     with pytest.raises(ConfigError, match="group_size is 1; expected 2 or more episodes of the same problem"):
         train(credit, SMALL, decisions=1, learner=ALONE)
@@ -265,9 +266,9 @@ def test_a_credit_that_gives_something_else_is_an_error(give, words: str) -> Non
         next(PAIRS.learn(games, Broken(give), OnePass(), 0))
 
 
-@pytest.mark.parametrize("credit", [name for name in CREDITS if not CREDITS[name].replays])
+@pytest.mark.parametrize("credit", [name for name in CREDITS if not CREDITS.load(name).replays])
 def test_credits_without_replays_play_smac_and_games_that_are_cut(credit: str) -> None:
-    for updates in (learn_smac(CREDITS[credit]()), learn_cut(CREDITS[credit]())):
+    for updates in (learn_smac(CREDITS.load(credit)()), learn_cut(CREDITS.load(credit)())):
         first = next(updates)
         assert 4 <= first.decisions < next(updates).decisions
         assert all(torch.isfinite(parameter).all() for parameter in first.actor.parameters())
@@ -352,7 +353,7 @@ def test_the_trivial_game_is_not_solved_by_chance() -> None:
 def test_every_cell_learns_a_trivial_game(credit: str, loss: str, seed: int) -> None:
     options = {"critic_learning_rate": 1e-2} if credit in ("value", "coma") else {}
     learner = Learner(episodes=64, learning_rate=1e-2, hidden=(32, 32))
-    made = CREDITS[credit](**options)
+    made = CREDITS.load(credit)(**options)
     curve = train(made, TRIVIAL, seed, loss=loss, learner=learner, decisions=250_000, until=0.99, every=0.1)
     assert curve.reached(0.99) is not None, curve.points[-1]
 

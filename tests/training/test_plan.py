@@ -19,12 +19,12 @@ from rich.console import Console
 from test_job import config as job_config
 from transformers import LlamaConfig, PreTrainedConfig
 
+import selfcest_cli.main as cli
 from selfcest_agents.engine import TokenRequest
 from selfcest_agents.lora import add_lora
 from selfcest_agents.lora_options import LoraOptions
 from selfcest_agents.tiny import TinyConfig, build_tiny
 from selfcest_agents.transformers.engine import TransformersEngine
-from selfcest_cli import cli
 from selfcest_cli.plan import print_plan
 from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import PlugIn

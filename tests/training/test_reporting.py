@@ -23,9 +23,9 @@ from selfcest_cli.study import run_study
 from selfcest_env.errors import ConfigError, RecordError
 from selfcest_env.record import AgentRecord, EpisodeRecord, Turn
 from selfcest_env.types import ROOT, AgentId, Fault, Limits, Outcome, Status, Task
-from selfcest_eval import report
 from selfcest_eval.play.config import StudyConfig
 from selfcest_eval.report import page
+from selfcest_eval.report import study_report as report
 from selfcest_eval.report.findings import failures, findings, rivals
 from selfcest_eval.report.learning import grouped, learning
 from selfcest_eval.report.page import Trees, delegation_rows, result_rows, source_data

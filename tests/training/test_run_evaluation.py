@@ -17,13 +17,14 @@ from selfcest_cli.report import report_folder
 from selfcest_env.errors import ConfigError, RecordError, TaskError
 from selfcest_env.plugin import PlugIn
 from selfcest_env.tasks import Style
-from selfcest_eval import report
 from selfcest_eval.play.results import read_results
+from selfcest_eval.report import study_report as report
 from selfcest_eval.report.page import Trees, source_data
 from selfcest_eval.report.sources import read_sources
 from selfcest_eval.report.training_run import (
+    EvaluationStage,
     Part,
-    Stage,
+    RunEvaluation,
     check_evaluation,
     parts_of,
     report_run,
@@ -73,7 +74,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     prepare(run, resume=False)
     for arm in run.arms:
         for seed in run.seeds:
-            experiment._play_job(run, JobId(arm, seed), False)
+            experiment._play_job(run, JobId(arm, seed), False, RunEvaluation())
     return run
 
 
@@ -157,7 +158,7 @@ def test_a_run_stands_beside_errorless_players_of_the_styles_that_its_arms_were_
 
 
 def test_episodes_of_an_evaluation_are_whole_and_keep_the_arms_limits(trained: RunConfig) -> None:
-    path = trained.folder / "alone" / "seed0" / Stage.AFTER / "results.jsonl"
+    path = trained.folder / "alone" / "seed0" / EvaluationStage.AFTER / "results.jsonl"
     results = list(read_results(path, whole=True))
     assert all(r.episodes[0].cost.clones == 0 and r.episodes[0].limits.max_depth == 0 for r in results)
     assert all(turn.generation.token_ids for r in results for _, turn in r.episodes[0].turns())
@@ -169,17 +170,17 @@ def test_episodes_of_an_evaluation_are_whole_and_keep_the_arms_limits(trained: R
 def test_what_has_been_evaluated_is_not_played_again(trained: RunConfig, tmp_path: Path) -> None:
     run = copied(trained, tmp_path)
     before = {path: path.read_bytes() for path in run.folder.rglob("results.jsonl")}
-    experiment._play_job(run, JobId("delegating", 0), False)
+    experiment._play_job(run, JobId("delegating", 0), False, RunEvaluation())
     assert {path: path.read_bytes() for path in run.folder.rglob("results.jsonl")} == before
 
 
 def test_a_report_of_a_part_says_what_is_missing(trained: RunConfig, tmp_path: Path) -> None:
     run = copied(trained, tmp_path)
-    shutil.rmtree(run.folder / "alone" / "seed1" / Stage.AFTER)
+    shutil.rmtree(run.folder / "alone" / "seed1" / EvaluationStage.AFTER)
     results, notes = results_of(run)
     assert {result.place.seed for result in results} == {0}
     assert notes == ["not everything has been evaluated yet: this is of the seeds 0"]
-    shutil.rmtree(run.folder / "alone" / "seed0" / Stage.AFTER)
+    shutil.rmtree(run.folder / "alone" / "seed0" / EvaluationStage.AFTER)
     results, (note,) = results_of(run)
     assert {result.place.seed for result in results} == {0, 1}
     assert note.endswith("of the seeds 0, 1; without alone, alone, T 0.8")
@@ -286,7 +287,7 @@ def test_both_choices_of_an_arm_are_played_and_judged(tmp_path: Path) -> None:
     run.folder.mkdir(parents=True)
     prepare(run, resume=False)
     for arm in run.arms:
-        experiment._play_job(run, JobId(arm, 0), False)
+        experiment._play_job(run, JobId(arm, 0), False, RunEvaluation())
     report_run(run)
     (results, missing), study = results_of(run), study_of(run)
     assert missing == []

@@ -19,13 +19,13 @@ from chat_models import CHATML, chat_tokenizer, tiny_llama
 from test_job import config
 from test_openai_engine import Reply, Serve, chat, serve
 
+import selfcest_cli.main as cli
 from selfcest_agents.language import language_of
 from selfcest_agents.openai_client import ServerConfig
 from selfcest_agents.policy import EnginePolicy, SamplingConfig
 from selfcest_agents.rollout import RolloutRequest, rollout
 from selfcest_agents.tiny import TinyLanguage
 from selfcest_agents.transformers.engine import TransformersEngine
-from selfcest_cli import cli
 from selfcest_cli.live_tree import tree_of
 from selfcest_cli.solve import LAST_WORDS, play_question, read_documents, solve_config, task_of
 from selfcest_env.palette import ANSWERED

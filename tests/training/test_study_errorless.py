@@ -28,12 +28,13 @@ from selfcest_env.text.counters import WordCounter
 from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.types import Answer, CloneRequest, Delegate, Limits, Role, Task
 from selfcest_env.views import Observation
-from selfcest_eval import play, report
+from selfcest_eval.play import study as play
 from selfcest_eval.play.config import StudyConfig
 from selfcest_eval.play.costs import Price
 from selfcest_eval.play.errorless import Played, play_errorless, styles_on
 from selfcest_eval.play.results import read_results
 from selfcest_eval.play.strategies import STRATEGIES, Instance, Seat, Strategy, make_strategy
+from selfcest_eval.report import study_report as report
 from selfcest_eval.report.comparison import compare_studies
 from selfcest_eval.report.training_run import styles_of
 from selfcest_eval.report.words import at_equal_accuracy

@@ -18,10 +18,10 @@ from selfcest_cli.study import run_study
 from selfcest_env.errors import ConfigError, DataError
 from selfcest_env.plugin import PlugIn
 from selfcest_env.tasks.splits import TRAIN
-from selfcest_eval import report
 from selfcest_eval.play.config import StudyConfig
 from selfcest_eval.play.leaks import leaked, report_leaks
 from selfcest_eval.play.study import Study
+from selfcest_eval.report import study_report as report
 from selfcest_training.config_file import parse_as
 from selfcest_training.families import split
 

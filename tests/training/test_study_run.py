@@ -38,13 +38,15 @@ from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import ROOT as ROOT_AGENT
 from selfcest_env.types import AgentId, Boundary, FinishReason, Limits, Outcome, Role, Status, Task, TurnFacts
-from selfcest_eval import play, policies, report
+from selfcest_eval.play import policies
+from selfcest_eval.play import study as play
 from selfcest_eval.play.config import StudyConfig, load_study, parse_study
 from selfcest_eval.play.costs import WALL, EpisodeCost, PromptCache, costs_of
 from selfcest_eval.play.policies import ModelPolicy, ServerPolicy
 from selfcest_eval.play.results import Result, read_results, write_result, write_value
 from selfcest_eval.play.store import Store
 from selfcest_eval.play.study import Study
+from selfcest_eval.report import study_report as report
 from selfcest_eval.report.comparison import compare_studies
 from selfcest_eval.report.reading import players
 from selfcest_eval.stats.frontier import Verdict, compare_frontiers, match

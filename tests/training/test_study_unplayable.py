@@ -23,13 +23,13 @@ from selfcest_cli.study import print_study
 from selfcest_env.errors import ConfigError, InfrastructureError
 from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import ROOT, TurnKey
-from selfcest_eval import report
 from selfcest_eval.play.config import StudyConfig, load_study
 from selfcest_eval.play.forced import ForcedDecision
 from selfcest_eval.play.results import Result, read_results, read_unplayable
 from selfcest_eval.play.store import Store
 from selfcest_eval.play.study import Study
 from selfcest_eval.play.unplayable import leave_out, unplayable_lines
+from selfcest_eval.report import study_report as report
 from selfcest_eval.report.comparison import compare_studies
 from selfcest_eval.stats.table import curves_of
 from selfcest_training.config_file import parse_as

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pages import EVIL, RULES, groups, harmful, write
 
-from selfcest_cli import cli
+import selfcest_cli.main as cli
 from selfcest_env.budget import Account
 from selfcest_env.counterfactual import restore
 from selfcest_env.record import EpisodeRecord

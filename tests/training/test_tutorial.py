@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from chat_models import CHATML, byte_level, chat_tokenizer, tiny_llama
 
-from selfcest_cli import cli
-from selfcest_eval import report
+import selfcest_cli.main as cli
+from selfcest_eval.report import study_report as report
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")

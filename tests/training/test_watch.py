@@ -18,7 +18,8 @@ from rich.console import Console
 from test_job import config
 from typer.testing import CliRunner
 
-from selfcest_cli import cli, watch
+import selfcest_cli.main as cli
+from selfcest_cli import watch
 from selfcest_env.plugin import load, only_trusted
 from selfcest_env.tasks import TaskSource
 from selfcest_eval.html.playing import Face
