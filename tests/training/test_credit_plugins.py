@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from selfcest_env.errors import ConfigError, PlugInError
-from selfcest_training.credit import find_scheme, make_assigner, schemes
+from selfcest_training.credit import SCHEMES, find_scheme, make_assigner
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "docs" / "examples" / "credit_plugin"
@@ -19,7 +19,7 @@ EXAMPLE = ROOT / "docs" / "examples" / "credit_plugin"
 def install_metadata(folder: Path, name: str, entry: str) -> None:
     """What a wheel leaves behind of a package `name` with one entry point."""
     info = folder / f"{name}-1.0.dist-info"
-    info.mkdir()
+    info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", encoding="utf-8")
     (info / "entry_points.txt").write_text(f"[selfcest.credit]\n{entry}\n", encoding="utf-8")
 
@@ -29,7 +29,7 @@ def test_an_entry_point_is_a_name_and_imports_nothing_until_it_is_used(
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     install_metadata(tmp_path, "mine", "mine = late_scheme:Mine")
-    assert schemes()["mine"] == "late_scheme:Mine"
+    assert SCHEMES["mine"] == "late_scheme:Mine"
     assert "late_scheme" not in sys.modules
     with pytest.raises(PlugInError, match="importing 'late_scheme' failed"):
         find_scheme("mine")
@@ -47,10 +47,11 @@ def test_two_schemes_of_one_name_are_an_error(name: str, tmp_path: Path, monkeyp
     install_metadata(tmp_path, "first", f"{name} = first:Scheme")
     if name == "twice":
         install_metadata(tmp_path, "again", "twice = first:Scheme")
-        assert schemes()[name] == "first:Scheme"  # the same thing twice is no clash
-        install_metadata(tmp_path, "second", "twice = second:Scheme")
+        assert SCHEMES[name] == "first:Scheme"  # the same thing twice is no clash
+        install_metadata(tmp_path / "later", "second", "twice = second:Scheme")
+        monkeypatch.syspath_prepend(str(tmp_path / "later"))
     with pytest.raises(PlugInError, match=f"'{name}'.*selfcest.credit clashes with .*uninstall"):
-        schemes()
+        SCHEMES.references()
 
 
 @pytest.fixture(scope="module")

@@ -33,6 +33,7 @@ from selfcest_cli.trace import print_trace
 from selfcest_env.errors import ConfigError, RecordError, StoppedError
 from selfcest_env.record import read_episodes
 from selfcest_eval.report.curves import metrics_of
+from selfcest_eval.report.training_run import RunEvaluation
 from selfcest_training import files
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import dump_run
@@ -344,7 +345,7 @@ def test_a_refused_run_is_no_session_and_nothing_of_it_changes(base: Job, tmp_pa
     (folder / name).write_text("{}\n{}\n", encoding="utf-8")
     before = digests(spec.folder)
     with pytest.raises(RecordError, match=f"^delegating/seed0: .*{name}"):
-        experiment.run(spec, resume=True)
+        experiment.run(spec, resume=True, evaluator=RunEvaluation())
     after = digests(spec.folder)
     assert {key: after[key] for key in before} == before
     assert after.keys() - before.keys() == {".lock", "errors.log"}

@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 
 import selfcest_cli.main as cli
 from selfcest_cli import watch
-from selfcest_env.plugin import load, only_trusted
-from selfcest_env.tasks import TaskSource
+from selfcest_env.plugin import only_trusted
+from selfcest_env.tasks import SOURCES
 from selfcest_eval.html.playing import Face
 from selfcest_eval.report import page, serve
 from selfcest_eval.report.serve import LiveReport, served
@@ -412,7 +412,7 @@ def test_a_thread_of_the_server_trusts_what_the_command_trusts(
     run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def write(*_: object) -> list[Path]:
-        load("trivial:Choice", {}, TaskSource, what="task source")
+        SOURCES.load("trivial:Choice")
         return []
 
     monkeypatch.setattr(serve, "write_report_page", write)

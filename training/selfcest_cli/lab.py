@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 _SCHEMES = (
-    *("grpo", "gated", "gated_paper", "wideseek constant_tokens=1", "rloo", "parts", "difference", "diff_loo"),
-    *("coma", "coma samples=4", "coma paired=true", "branches", "swap", "shapley"),
+    *("grpo", "gated", "gated_paper", "rloo", "parts", "difference", "diff_loo"),
+    *("coma", "coma samples=4", "coma paired=true", "shapley"),
 )
 
 
@@ -19,7 +19,7 @@ def lab(
         list[str] | None,
         typer.Option(
             help="A scheme of `selfcest credit list`, or package.module:Class, with options of its own after it, as in "
-            "'coma samples=4'; may be repeated (default: the built-in ones).",
+            "'coma samples=4'; may be repeated (default: those of the trainer).",
             show_default=False,
         ),
     ] = None,
