@@ -157,6 +157,72 @@ class OneReplayed(Difference):
 
 
 @dataclass(frozen=True)
+class OneReplayedByOwnDraw(Difference):
+    """`one_replayed` with a generator of its own, which the laboratory can only sample."""
+
+    name: ClassVar[str] = "one_replayed_by_own_draw"
+
+    def _starts(self, episode: EpisodeRecord) -> Iterator[TurnKey]:
+        clones = [agent.agent_id for agent in episode.agents[1:] if agent.turns]
+        if clones:
+            chosen = clones[int(np.random.default_rng(episode.seed).integers(len(clones)))]
+            yield TurnKey(episode.episode_id, chosen, 0)
+
+
+@dataclass(frozen=True)
+class MeanWithinClass(Rloo):
+    """A baseline of the other episodes of the same class, or of all others where the class has no other.
+
+    The class is an event that the episode's own agents decide. In a group of two this is leave-one-out.
+    """
+
+    name: ClassVar[str] = "mean_within_class"
+
+    def class_of(self, episode: EpisodeRecord) -> object:
+        """Good episodes are those in which no clone failed."""
+        return not any(agent.failed for agent in episode.agents[1:])
+
+    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        advantages = []
+        for episode in group.episodes:
+            others = [other for other in group.episodes if other is not episode]
+            same_class = [other for other in others if self.class_of(other) == self.class_of(episode)]
+            returns = [other.team_return for other in same_class or others]
+            advantages.append(episode.team_return - sum(returns) / len(returns))
+        return Credit(broadcast(group, advantages))
+
+
+@dataclass(frozen=True)
+class MeanWithinSize(MeanWithinClass):
+    """The class is the number of agents."""
+
+    name: ClassVar[str] = "mean_within_size"
+
+    def class_of(self, episode: EpisodeRecord) -> object:
+        return len(episode.agents)
+
+
+@dataclass(frozen=True)
+class MeanWithinDepth(MeanWithinClass):
+    """The class is the depth of the tree."""
+
+    name: ClassVar[str] = "mean_within_depth"
+
+    def class_of(self, episode: EpisodeRecord) -> object:
+        return max(agent.depth for agent in episode.agents)
+
+
+@dataclass(frozen=True)
+class MeanWithinTries(MeanWithinClass):
+    """The class is whether some clone's first turn was malformed."""
+
+    name: ClassVar[str] = "mean_within_tries"
+
+    def class_of(self, episode: EpisodeRecord) -> object:
+        return any(agent.turns[0].facts.outcome == "malformed" for agent in episode.agents[1:])
+
+
+@dataclass(frozen=True)
 class OwnRewardsAlone(ToGo):
     """Reward to go that ends with the agent: what its reply costs its ancestors is left out."""
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import pytest
+from lab_schemes import OneReplayed, OneReplayedByOwnDraw
 
 from selfcest_env.errors import CreditError, PlugInError
 from selfcest_env.plugin import PlugIn
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Intervention, Replay
-from selfcest_env.types import ROOT
+from selfcest_env.types import ROOT, AgentId, TurnKey
 from selfcest_methods.branches import Branches
 from selfcest_methods.downsampled import Downsampled
 from selfcest_methods.state_zero import StateZero
@@ -36,6 +37,7 @@ from selfcest_training.credit import (
     Shapes,
     Shapley,
     ToGo,
+    draw,
 )
 from selfcest_training.credit.synthetic import NULL, World, mirrored, mirrored_id, mirrored_replay
 from selfcest_training.credit.testing import ConformanceError, check_assigner
@@ -193,6 +195,86 @@ class Peeks(Coma):
         return Rloo().assign(group, replayed)
 
 
+class LastTwoReplayed(Difference):
+    """The two clones that were born last; a clone that causes others loses its own replay."""
+
+    def _starts(self, episode: EpisodeRecord) -> Iterator[TurnKey]:
+        for agent in [agent for agent in episode.agents[1:] if agent.turns][-2:]:
+            yield TurnKey(episode.episode_id, agent.agent_id, 0)
+
+
+class LeavesReplayed(Difference):
+    """Clones that called no clone."""
+
+    def _starts(self, episode: EpisodeRecord) -> Iterator[TurnKey]:
+        parents = {agent.parent_id for agent in episode.agents}
+        for agent in episode.agents[1:]:
+            if agent.agent_id not in parents:
+                yield TurnKey(episode.episode_id, agent.agent_id, 0)
+
+
+class AnsweredReplayed(Difference):
+    """Clones that answered."""
+
+    def _starts(self, episode: EpisodeRecord) -> Iterator[TurnKey]:
+        for agent in episode.agents[1:]:
+            if not agent.failed:
+                yield TurnKey(episode.episode_id, agent.agent_id, 0)
+
+
+class TokensReplayed(Difference):
+    """Clones until those replayed have generated twenty tokens."""
+
+    def _starts(self, episode: EpisodeRecord) -> Iterator[TurnKey]:
+        generated = 0
+        for agent in episode.agents[1:]:
+            generated += agent.generated_tokens
+            if generated <= 20:
+                yield TurnKey(episode.episode_id, agent.agent_id, 0)
+
+
+class LastTurnResampled(Coma):
+    """A replay of the clone's last turn is the baseline of all its turns."""
+
+    def interventions(self, group: EpisodeGroup, episode: EpisodeRecord, start: TurnKey) -> Sequence[Intervention]:
+        return [Intervention.resample(len(episode.by_id[start.agent_id].turns) - 1)]
+
+
+class ReplacedByItsReply(Swap):
+    """In the place of a reply stands another one that the reply itself decides."""
+
+    def interventions(self, group: EpisodeGroup, episode: EpisodeRecord, start: TurnKey) -> Sequence[Intervention]:
+        reply = episode.by_id[start.agent_id].reply
+        return [Intervention.replace("2" if reply == "1" else "1")]
+
+
+class SharesOfItsOwn(Difference):
+    """A share of the clones by a generator of its own, drawn in the order of the tree: right, and not by `coin`."""
+
+    def _starts(self, episode: EpisodeRecord) -> Iterator[TurnKey]:
+        generator = random.Random(episode.seed)
+        for agent in episode.agents[1:]:
+            if generator.random() < 0.4 and agent.turns:
+                yield TurnKey(episode.episode_id, agent.agent_id, 0)
+
+
+class OneOfEachCall(Difference):
+    """One clone of every call: whoever called decides how many share that chance, so no clone moves its own."""
+
+    def _starts(self, episode: EpisodeRecord) -> Iterator[TurnKey]:
+        calls: dict[object, list[AgentId]] = {}
+        for agent in episode.agents[1:]:
+            calls.setdefault((agent.parent_id, agent.born_at), []).append(agent.agent_id)
+        for clones in calls.values():
+            chance = draw((1 / len(clones),) * len(clones), "the one", episode, min(clones))
+            yield TurnKey(episode.episode_id, sorted(clones)[chance], 0)
+
+
+@pytest.mark.parametrize("assigner", [SharesOfItsOwn(), OneOfEachCall()], ids=lambda a: type(a).__name__)
+def test_chances_that_no_clone_moves_pass(assigner: CreditAssigner) -> None:
+    check_assigner(assigner)
+
+
 class Forgets(Coma):
     def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
         return super().replays(group)[1:]
@@ -224,6 +306,14 @@ class InMemory(Rloo):
         (PaysForNothing(), ConformanceError, "a clone that never matters gets"),
         (KeepsSpend(), ConformanceError, "a clone that never matters gets -0.3"),
         (Peeks(), ConformanceError, "chooses its replays by the rewards"),
+        (OneReplayed(), ConformanceError, "whether root.0 is replayed, .* replay a share of the clones"),
+        (OneReplayedByOwnDraw(), ConformanceError, "whether root.0 is replayed, .* replay a share of the clones"),
+        (LastTwoReplayed(), ConformanceError, "whether root.0 is replayed"),
+        (LeavesReplayed(), ConformanceError, "whether root.0 is replayed"),
+        (AnsweredReplayed(), ConformanceError, "whether root.0 is replayed"),
+        (TokensReplayed(), ConformanceError, "whether root.0 is replayed"),
+        (LastTurnResampled(), ConformanceError, "or with what in its place, depends on what that clone did"),
+        (ReplacedByItsReply(), ConformanceError, "or with what in its place, depends on what that clone did"),
         (Forgets(), CreditError, "raised KeyError"),
         (InMemory(), ConformanceError, "stored and read again"),
     ],

@@ -212,6 +212,18 @@ def _words(observation: Observation) -> Sequence[str]:
     return _answers(replies, "3") if replies else [f"{word}{_call('x')}" for word in "ab"] + _answers("0")
 
 
+def _uneven(observation: Observation) -> Sequence[str]:
+    replies = "".join(_replies(observation))
+    if observation.agent_id == ROOT:
+        return _answers(replies) if replies else [_call("x"), _call("y", "y"), *_answers("0")]
+    match observation.brief.text:
+        case "x" if not observation.exchanges:
+            return [_call("u"), *_answers("1"), "<end>"]
+        case "x":
+            return _answers(replies) if replies else [*_answers("2"), "<end>"]
+    return _answers("1", "2")
+
+
 def _coupled(observation: Observation) -> Sequence[str]:
     if observation.agent_id != ROOT:
         return [*_answers("1"), "9999<ans>2<end>"]
@@ -329,6 +341,16 @@ _ALL = (
         _words,
         Payoff({"0": 0.25, "1": 1.0, "2": 0.125, "3": 0.5}),
         draw=0,
+    ),
+    Game(
+        "uneven",
+        "groups of three whose trees differ in depth, in size and in who fails",
+        _uneven,
+        Payoff({"0": 0.25, "1": 1.0, "2": 0.5, "11": 0.75, "12": 0.125, "21": 0.875, "22": 0.375}),
+        replace(Limits(max_turns=2), max_depth=2),
+        token_price=_PRICE / 4,
+        malformed_price=1 / 16,
+        group_size=3,
     ),
     Game(
         "coupled",

@@ -18,10 +18,12 @@ from selfcest_lab.measure import LabReport, Measurement
 from selfcest_training.credit import Promise
 from selfcest_training.files import whole, write_text
 
+_NOTABLE = 0.05  # p-value before correction below which a sampled cell that is not refuted is named in the verdict
 HEADS = (
     "game",
     "scheme",
     "promise",
+    "verdict",
     "bias",
     "where",
     "cosine",
@@ -39,13 +41,14 @@ _SHOWN = {
 }
 
 
-def rows(cells: Sequence[Measurement]) -> list[tuple[str, ...]]:
+def rows(report: LabReport) -> list[tuple[str, ...]]:
     """The table's cells as text; a bias without an interval is exact."""
     return [
         (
             cell.game,
             cell.scheme,
             cell.promise,
+            verdict_on(cell, report),
             "0" if cell.exact and cell.bias.value < MIN_EXACT_EFFECT else str(cell.bias),
             where(cell, 1),
             f"{cell.cosine:.3f}",
@@ -54,8 +57,18 @@ def rows(cells: Sequence[Measurement]) -> list[tuple[str, ...]]:
             f"{cell.sampled_tokens:.0f}" + (f" + {cell.replayed_tokens:.0f}" if cell.replayed_tokens else ""),
             f"{cell.variance_cost:.0f}",
         )
-        for cell in cells
+        for cell in report.cells
     ]
+
+
+def verdict_on(cell: Measurement, report: LabReport) -> str:
+    """The verdict on one cell; only an exact expectation says `kept`, because a sample can only fail to refute."""
+    if cell.evidence is None:
+        return ""
+    if cell in report.broken:
+        return "BROKEN"
+    p_value = cell.evidence.p_value
+    return "kept" if p_value is None else f"not refuted, p = {p_value:.2g}"
 
 
 def where(cell: Measurement, most: int) -> str:
@@ -65,15 +78,16 @@ def where(cell: Measurement, most: int) -> str:
 
 def print_report(report: LabReport, console: Console) -> None:
     """A table for every game, the crossings and the verdict."""
+    texts = [dict(zip(HEADS, row, strict=True)) for row in rows(report)]
     for game in dict.fromkeys(cell.game for cell in report.cells):
-        here = [cell for cell in report.cells if cell.game == game]
         console.print(f"[bold]{game}[/bold]: {GAMES[game].about}", highlight=False, soft_wrap=True)
         # On a narrow screen numbers may wrap; a name that is cut short says nothing.
         columns = [Column(head, no_wrap=head == "scheme", overflow="fold") for head in _SHOWN.values()]
         table = Table(*columns, box=None, pad_edge=False)
-        for row, cell in zip(rows(here), here, strict=True):
-            by_head = dict(zip(HEADS, row, strict=True))
-            table.add_row(*(by_head[head] for head in _SHOWN), style="red" if cell in report.broken else None)
+        for by_head, cell in zip(texts, report.cells, strict=True):
+            if cell.game == game:
+                style = "red" if cell in report.broken else None
+                table.add_row(*(by_head[head] for head in _SHOWN), style=style)
         console.print(table)
     for line in (*crossings(report.cells), *verdict(report)):
         console.print(line, highlight=False, soft_wrap=True)
@@ -93,7 +107,19 @@ def verdict(report: LabReport) -> list[str]:
         how = "exact" if cell.evidence.p_value is None else f"p = {cell.evidence.p_value:.2g} before correction"
         lines.append(f"BROKEN: {cell.scheme} promises to be {cell.promise}; in {cell.game} it is off by "
                      f"{cell.evidence.effect:.3g} of the gradient ({how}): {where(cell, 3)}")  # fmt: skip
-    return lines if report.broken else [*lines, "every promise was kept"]
+    unbroken = [cell for cell in judged if cell not in report.broken]
+    not_refuted = [cell for cell in unbroken if not cell.exact]
+    if len(not_refuted) < len(unbroken):
+        lines.append(f"kept: {len(unbroken) - len(not_refuted)} of {exact} exact cells")
+    if not_refuted:
+        lines.append(
+            f"not refuted: {len(not_refuted)} of {sampled} sampled cells; a small bias can hide there, and those with "
+            f"p below {_NOTABLE:g} before correction follow: repeat them with more --samples"
+        )
+    for cell in not_refuted:
+        if cell.evidence is not None and (cell.evidence.p_value or 0.0) < _NOTABLE:
+            lines.append(f"{verdict_on(cell, report)}: {cell.scheme} in {cell.game}")
+    return lines
 
 
 def crossings(cells: Sequence[Measurement]) -> list[str]:
@@ -125,7 +151,7 @@ def _crossing(game: str, scheme: str, found: Sequence[tuple[int, Measurement]], 
 
 def markdown(report: LabReport) -> str:
     """The table, the crossings and the verdict as Markdown, then schemes against games, a table for every number."""
-    by_head = [dict(zip(HEADS, row, strict=True)) for row in rows(report.cells)]
+    by_head = [dict(zip(HEADS, row, strict=True)) for row in rows(report)]
     text = _table([HEADS, *(tuple(row.values()) for row in by_head)])
     text += "".join(f"\n{line}\n" for line in (*crossings(report.cells), *verdict(report)))
     games, schemes = (list(dict.fromkeys(row[head] for row in by_head)) for head in ("game", "scheme"))

@@ -64,6 +64,7 @@ def mirrored(record: EpisodeRecord) -> EpisodeRecord:
     return replace(record, agents=tuple(sorted(agents, key=lambda agent: agent.agent_id)), by_turn=by_turn)
 
 
+_Tree = tuple[AgentRecord, ...]
 # Of a clone the episode or replay in which its turns were played last.
 Source = Callable[[AgentId], str]
 
@@ -152,6 +153,56 @@ def _agents(failed: bool) -> tuple[AgentRecord, ...]:
         _agent(NESTED, 0, (_turn(3),)),
         _agent(THIRD, 1, (_turn(1),)),
     )
+
+
+def trees_by_clone(brood: int = 24) -> dict[AgentId, tuple[tuple[AgentRecord, ...], ...]]:
+    """For two clones, trees of agents that differ only in events that the clone's first turn can have caused.
+
+    The first tree of a clone is the smallest one. The others change the clone's own turns and reply, or give it, its
+    parent or the root more clones after its first turn.
+
+    Args:
+        brood: number of clones of the largest calls, more than a fixed number of replays is likely to be.
+    """
+    answer = (_turn(2),)
+    sibling = _agent(SECOND, 0, answer)
+
+    def born(parent: AgentId, start: int) -> tuple[AgentId, ...]:
+        return tuple(parent.child(index) for index in range(start, start + brood))
+
+    def tree(first: AgentRecord, second: AgentRecord, below: tuple[AgentId, ...] = (), at: int = 0) -> _Tree:
+        """The tree of a root that calls two clones; `below` are more clones, born at turn `at` of their parent."""
+        later = below if below and below[0].parent == ROOT else ()
+        root = (_turn(2, children=(FIRST, SECOND)), *((_turn(1, children=later),) if later else ()), _turn(3))
+        nested = (_agent(NESTED, 0, answer),) if len(second.turns) > 1 else ()
+        agents = (_agent(ROOT, None, root), first, second, *nested, *(_agent(child, at, answer) for child in below))
+        return tuple(sorted(agents, key=lambda agent: agent.agent_id))
+
+    plain = _agent(FIRST, 0, answer)
+    failed = _agent(FIRST, 0, (_turn(2, Outcome.MALFORMED), _turn(1, Outcome.MALFORMED)), Status.OUT_OF_TURNS)
+    wordy = replace(_agent(FIRST, 0, (_turn(40),)), reply="2")
+    children = born(FIRST, 0)
+    parent = _agent(FIRST, 0, (_turn(2, children=children), _turn(1)))
+    siblings = born(ROOT, 2)
+
+    calls = _turn(1, children=(NESTED,))
+    above = _agent(SECOND, 0, (calls, _turn(2)))
+    cousins = born(SECOND, 1)
+    above_twice = _agent(SECOND, 0, (calls, _turn(1, children=cousins), _turn(2)))
+    return {
+        FIRST: (
+            tree(plain, sibling),
+            tree(failed, sibling),
+            tree(wordy, sibling),
+            tree(parent, sibling, children),
+            tree(plain, sibling, siblings, at=1),
+        ),
+        NESTED: (
+            tree(plain, above),
+            tree(plain, above_twice, cousins, at=1),
+            tree(plain, above, siblings, at=1),
+        ),
+    }
 
 
 def _agent(

@@ -5,7 +5,7 @@
     def test_my_scheme() -> None:
         check_assigner(MyScheme())
 
-It needs no model and takes about a second. Whether a scheme's gradient is right is the laboratory's question.
+It needs no model and takes two seconds at most. Whether a scheme's gradient is right is the laboratory's question.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import numpy as np
 
 from selfcest_env.errors import CreditError
 from selfcest_env.plugin import check_kind
-from selfcest_env.record import EpisodeGroup, EpisodeRecord, from_json, to_json
+from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord, from_json, to_json
 from selfcest_env.replay import Replay
-from selfcest_env.types import TurnKey
+from selfcest_env.seeding import stream_seed
+from selfcest_env.types import AgentId, TurnKey
 from selfcest_training.credit.base import (
     Credit,
     CreditAssigner,
@@ -31,8 +32,9 @@ from selfcest_training.credit.base import (
     TurnInternals,
 )
 from selfcest_training.credit.checks import ask, ask_more, assign_step, fit
-from selfcest_training.credit.synthetic import NULL, World, mirrored, mirrored_key, mirrored_replay
+from selfcest_training.credit.synthetic import NULL, World, mirrored, mirrored_key, mirrored_replay, trees_by_clone
 
+_SEEDS = 120  # of the episodes, under which a scheme is asked whom it replays
 _STANDARD_ERRORS = 5.0  # a mean further from 0 than this is no accident
 
 _ByTurn = Mapping[TurnKey, np.ndarray]
@@ -71,6 +73,7 @@ def _check(assigner: CreditAssigner, worlds: list[World]) -> None:
         check(assigner, worlds[0], worlds[1])
     if assigner.promise is not Promise.BIASED:
         _asks_without_looking_at_rewards(assigner, worlds[0])
+        _asks_without_looking_at_consequences(assigner, worlds[0])
     credits = [_by_turn(world.group, _credit(assigner, world)) for world in worlds]
     _treats_clones_alike(assigner, worlds, credits)
     if assigner.null_player:
@@ -184,6 +187,43 @@ def _asks_without_looking_at_rewards(assigner: CreditAssigner, world: World) -> 
     asked = {(ask(assigner, one), ask_more(assigner, one, first)) for one in groups}
     rule = f"it promises to be {assigner.promise} but chooses its replays by the rewards, which biases the baseline"
     _require(len(asked) == 1, assigner, rule)
+
+
+def _asks_without_looking_at_consequences(assigner: CreditAssigner, world: World) -> None:
+    """A clone's replays must not depend on what its own first turn did or caused; other episodes may matter."""
+    rule = (
+        f"it promises to be {assigner.promise}, but whether {{}} is replayed, or with what in its place, depends on "
+        "what that clone did or caused, which biases the baseline; replay a share of the clones by coin(share, "
+        "episode, agent_id), not a number of them"
+    )
+    for clone, (smallest, *others) in trees_by_clone().items():
+        expected = _interventions(assigner, world, clone, (smallest, smallest))
+        for tree in others:
+            interventions = _interventions(assigner, world, clone, (tree, smallest))
+            for what in set().union(*expected, *interventions):
+                pairs = zip(expected, interventions, strict=True)
+                differences = [np.array([float(what in after) - float(what in before)]) for before, after in pairs]
+                _require(_is_zero(differences), assigner, rule.format(clone))
+
+
+def _interventions(
+    assigner: CreditAssigner, world: World, clone: AgentId, trees: Sequence[tuple[AgentRecord, ...]]
+) -> list[set[str]]:
+    """Per seed, what the scheme does to the clone from its first turn on, in the first of episodes with these trees."""
+    by_seed: list[set[str]] = []
+    for number in range(_SEEDS):
+        episodes = [
+            replace(episode, agents=tree, seed=stream_seed("share", number, k), parts={}, by_turn={})
+            for k, (episode, tree) in enumerate(zip(world.group.episodes, trees, strict=False))
+        ]
+        interventions: set[str] = set()
+        for replay in ask(assigner, EpisodeGroup(world.group.task, tuple(episodes))):
+            what = dict(replay.interventions).get(clone)
+            # `again` plays on from a turn that exists or not by what the clone caused, as the join of `paired` does.
+            if replay.episode_id == episodes[0].episode_id and what is not None and what.kind != "again":
+                interventions.update({str(what)} if what.turn == 0 else ())
+        by_seed.append(interventions)
+    return by_seed
 
 
 def _with_rewards(episode: EpisodeRecord, terms: Mapping[str, float]) -> EpisodeRecord:
