@@ -18,7 +18,6 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from selfcest_env.palette import INK, LINE, MUTED, SERIES, SURFACE
+from selfcest_env.stored import to_stored
 from selfcest_training.config_file import load_config, read_config
 from selfcest_training.evaluation.decision import judge, means
 from selfcest_training.evaluation.decision_table import Decided, decided
@@ -231,14 +231,14 @@ def _errorless(results: Iterable[Result]) -> dict[str, Any]:
 
 def _decisions(item: Decided) -> dict[str, Any]:
     """By size what the policy and both forced choices did, and what its choices were worth."""
-    judged = asdict(judge([choice for played in item.sizes.values() for choice in played]))
+    judged = to_stored(judge([choice for played in item.sizes.values() for choice in played]))
     ways = ("free", "always", "never")
     return {
         "n": sum(map(len, item.sizes.values())),
         **judged,
         "threshold": None if math.isinf(judged["threshold"]) else judged["threshold"],
         "sizes": {
-            size: {way: asdict(means([getattr(choice, way) for choice in played])) for way in ways}
+            size: {way: to_stored(means([getattr(choice, way) for choice in played])) for way in ways}
             for size, played in item.sizes.items()
         },
     }

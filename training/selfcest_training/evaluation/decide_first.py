@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from selfcest_env.protocol import Note
+from selfcest_env.stored import stored_as
 from selfcest_training.evaluation.deciding import Deciding, Way
 from selfcest_training.evaluation.strategies import Delegate, Monolithic, MonolithicRead
 
 
+@stored_as(reads="reads", otherwise="otherwise")
 @dataclass(frozen=True)
 class DecideFirst(Deciding):
     """Decides to delegate or to work alone, and then does it.

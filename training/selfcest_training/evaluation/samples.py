@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from selfcest_agents.player import Player
@@ -15,6 +15,7 @@ from selfcest_env.graders.boxed import last_boxed
 from selfcest_env.graders.latex import normalise, unnamed
 from selfcest_env.graders.qa import normalize_answer
 from selfcest_env.graders.rational import rational
+from selfcest_env.stored import stored_as, to_stored
 from selfcest_env.structure import Checked, Count, Size
 from selfcest_env.tasks import Style
 from selfcest_env.types import Limits, Task
@@ -24,6 +25,11 @@ _WORD = re.compile(r"[^\W\d_]{2}")
 _OPERATION = re.compile(r"[\\^_=+*/<>{}|]|(?<![^\W\d_]{2})[-−]|[-−](?![^\W\d_]{2})")  # no hyphen in a word
 
 
+# All strategies that choose among such samples share the episodes. The text is literal, see `strategies.STORED_NAMES`.
+_STORED_NAME = "selfcest_training.evaluation.samples:Samples"
+
+
+@stored_as(samples="samples", max_reads="max_reads")
 @dataclass(frozen=True)
 class Samples(Strategy, Checked):
     """Samples of the monolithic policy, one after the other, each with what the earlier ones left of the budget.
@@ -41,10 +47,7 @@ class Samples(Strategy, Checked):
 
     @property
     def recipe(self) -> Mapping[str, object]:
-        return {
-            "strategy": f"{Samples.__module__}:{Samples.__qualname__}",
-            **asdict(self),
-        }  # the choice is no part of it
+        return {"strategy": _STORED_NAME, **to_stored(self)}
 
     def limits(self, limits: Limits, task: Task) -> Limits:
         return replace(limits, max_depth=0, max_reads=self.max_reads)

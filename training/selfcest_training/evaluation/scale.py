@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from selfcest_env.errors import ConfigError
+from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked, Count, NotNegative
 from selfcest_env.types import Action, Answer
 from selfcest_training.evaluation.orchestrated import NOTHING, Asked, Orchestrated, call, lines_of
@@ -22,6 +23,7 @@ from selfcest_training.evaluation.score_text import read_scores
 from selfcest_training.evaluation.strategies import Seat
 
 
+@stored_as(parts="parts", hard_from="hard_from", threads="threads")
 @dataclass(frozen=True)
 class Scale(Orchestrated, Checked):
     """Decomposes, assesses, and thinks only where it is hard.

@@ -6,7 +6,7 @@ The budget is of the whole strategy: one that plays several episodes on a task g
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from selfcest_agents.player import Player, Wrapper
@@ -17,6 +17,7 @@ from selfcest_env.plugin import load, make
 from selfcest_env.protocol import ProtocolText, Wording
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.seeding import stream_seed
+from selfcest_env.stored import stored_as, to_stored
 from selfcest_env.tasks import ExpertSource, Style, TaskSource
 from selfcest_env.types import Limits, Task
 
@@ -65,10 +66,21 @@ class Strategy:
     version: ClassVar[int] = 0
 
     @property
+    def identity(self) -> str:
+        """The name of the strategy in keys of stored results.
+
+        It is the name that a config gives: a registered one, or `package.module:Class` as the user wrote it. Only for a
+        strategy that no config has named it is read from the class.
+        """
+        name: str | None = vars(self).get(_CONFIG_NAME)
+        return f"{type(self).__module__}:{type(self).__qualname__}" if name is None else STORED_NAMES.get(name, name)
+
+    @property
     def recipe(self) -> Mapping[str, object]:
         """All that decides how its episodes are played, the seat apart. Equal recipes share episodes."""
-        named = {"strategy": f"{type(self).__module__}:{type(self).__qualname__}", **asdict(self)}
-        return {**named, "version": self.version} if self.version else named  # names of before there were versions hold
+        recipe = {"strategy": self.identity, **to_stored(self)}
+        # Results that were stored before strategies had versions are found under a recipe without one.
+        return {**recipe, "version": self.version} if self.version else recipe
 
     def limits(self, limits: Limits, task: Task) -> Limits:
         """What an episode on this task may use, of what the strategy may use."""
@@ -155,6 +167,7 @@ class Monolithic(Strategy):
         return (Style.SOLVE,)
 
 
+@stored_as(max_reads="max_reads")
 @dataclass(frozen=True)
 class MonolithicRead(Strategy):
     """No clones; the root sees keys and reads documents into its own context.
@@ -203,9 +216,42 @@ STRATEGIES: dict[str, str | type] = {
 }
 
 
+# What keys of stored results say for a built-in name. These are the module paths that the classes had when their names
+# came to be stored, so that no study is played again. They are texts: where a class lies today does not matter, and a
+# strategy that is not listed is stored under its registered name.
+STORED_NAMES = {
+    "plain": "selfcest_training.evaluation.strategies:Strategy",
+    "delegate": "selfcest_training.evaluation.strategies:Delegate",
+    "monolithic": "selfcest_training.evaluation.strategies:Monolithic",
+    "monolithic_read": "selfcest_training.evaluation.strategies:MonolithicRead",
+    "self_consistency": "selfcest_training.evaluation.samples:SelfConsistency",
+    "best_of_n": "selfcest_training.evaluation.samples:BestOfN",
+    "spawn_join": "selfcest_training.evaluation.scripted_roots:SpawnJoin",
+    "map_reduce": "selfcest_training.evaluation.scripted_roots:MapReduce",
+    "oracle_decomposition": "selfcest_training.evaluation.scripted_roots:OracleDecomposition",
+    "v0_router": "selfcest_training.evaluation.v0_router:V0Router",
+    "always_delegates": "selfcest_training.evaluation.forced:AlwaysDelegates",
+    "never_delegates": "selfcest_training.evaluation.forced:NeverDelegates",
+    "turn_limit": "selfcest_training.evaluation.turns:TurnLimit",
+    "turn_extension": "selfcest_training.evaluation.turns:TurnExtension",
+    "thread_count": "selfcest_training.evaluation.thread_count:ThreadCount",
+    "decide_first": "selfcest_training.evaluation.decide_first:DecideFirst",
+    "modes": "selfcest_training.evaluation.modes:Modes",
+    "scale": "selfcest_training.evaluation.scale:Scale",
+    "bandit": "selfcest_training.evaluation.bandit:Bandit",
+    "planner": "selfcest_training.evaluation.planner:Planner",
+    "playbook": "selfcest_training.evaluation.playbook:WithPlaybook",
+    "board": "selfcest_training.evaluation.board:Board",
+}
+_CONFIG_NAME = "__config_name__"  # the attribute of a strategy that holds the name by which a config made it
+
+
 def make_strategy(name: str, options: Mapping[str, object], where: str) -> Strategy:
     """A strategy by built-in name or `package.module:Class`, with its options. Raises `ConfigError`."""
-    return make(name, options, STRATEGIES, Strategy, what="strategy", where=f"{where}.options")
+    strategy = make(name, options, STRATEGIES, Strategy, what="strategy", where=f"{where}.options")
+    # A frozen dataclass, and no field of it: fields are the options.
+    object.__setattr__(strategy, _CONFIG_NAME, name)
+    return strategy
 
 
 def find_strategy(name: str) -> type[Strategy]:

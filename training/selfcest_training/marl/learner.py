@@ -17,6 +17,7 @@ from typing import Annotated, Literal
 import torch
 
 from selfcest_env.errors import ConfigError, PlugInError
+from selfcest_env.stored import stored_as
 from selfcest_env.structure import Above, AtLeast, Below, Checked, Count, NotEmpty, NotNegative, Positive
 from selfcest_training.marl.counterfactual import Recording, check_replayable, record
 from selfcest_training.marl.credit.base import Assign, Batch, Credit, Credited, Start
@@ -29,6 +30,18 @@ from selfcest_training.marl.rollout import Rollout, collect
 Floor = Annotated[float, AtLeast(0), Below(1)]
 
 
+@stored_as(
+    "Learner",
+    episodes="episodes",
+    group_size="group_size",
+    hidden="hidden",
+    learning_rate="learning_rate",
+    entropy="entropy",
+    max_gradient="max_gradient",
+    floor="floor",
+    anneal="anneal",
+    per="per",
+)
 @dataclass(frozen=True)
 class Learner(Checked):
     """Settings that say nothing of credit or loss.

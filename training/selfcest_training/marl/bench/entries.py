@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked, Count, NotNegative, Positive
 from selfcest_env.symbolic.rules import SymbolicRules
 from selfcest_training.marl.credit import Broadcast, Coma, Credit, Difference, DiffLoo, Shapley, Value
@@ -36,6 +37,7 @@ class Entry(ABC):
         """
 
 
+@stored_as("OfTheGrid", credit="credit", loss="loss", learner="learner")
 @dataclass(frozen=True)
 class OfTheGrid(Entry):
     """A cell of the grid of credit and loss."""
@@ -51,6 +53,9 @@ class OfTheGrid(Entry):
                 return
 
 
+@stored_as(
+    "MaskablePPO", games="games", steps="steps", learning_rate="learning_rate", entropy="entropy", hidden="hidden"
+)
 @dataclass(frozen=True)
 class MaskablePPO(Checked, Entry):
     """MaskablePPO of sb3-contrib, one decision per step; needs the extra `sb3`.

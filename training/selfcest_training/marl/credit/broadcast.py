@@ -17,10 +17,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from selfcest_env.stored import stored_as
 from selfcest_env.structure import Positive
 from selfcest_training.marl.credit.base import Assign, Batch, Credit, Credited, Start
 
 
+@stored_as("Broadcast", std_floor="std_floor")
 @dataclass(frozen=True)
 class Broadcast(Credit):
     """Options: `std_floor`, null for no division."""

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from selfcest_env.stored import stored_as
 from selfcest_env.structure import Count, Share
 from selfcest_training.marl.credit.base import Assign, Batch, Credited, Start
 from selfcest_training.marl.credit.critic import Critic, CriticCredit
@@ -30,6 +31,7 @@ from selfcest_training.marl.networks import taken
 from selfcest_training.marl.rollout import Rollout, row_targets
 
 
+@stored_as("Coma", target_every="target_every")
 @dataclass(frozen=True)
 class Coma(CriticCredit):
     """Options: those of the critic; `target_every`, batches between copies of the critic to its target."""

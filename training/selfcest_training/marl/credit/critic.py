@@ -9,11 +9,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from selfcest_env.stored import stored_as
 from selfcest_env.structure import Count, Positive, Share
 from selfcest_training.marl.credit.base import Credit, Start
 from selfcest_training.marl.networks import descend, mlp, taken
 
 
+@stored_as(
+    gamma="gamma",
+    lambda_="lambda_",
+    critic_learning_rate="critic_learning_rate",
+    critic_passes="critic_passes",
+    critic_batch="critic_batch",
+)
 @dataclass(frozen=True)
 class CriticCredit(Credit, ABC):
     """Settings of a critic.

@@ -20,11 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from selfcest_env.stored import stored_as
 from selfcest_training.marl.counterfactual import Recording, paths
 from selfcest_training.marl.credit.base import Batch, Credited, per_agent
 from selfcest_training.marl.credit.difference import Difference, difference_credit
 
 
+@stored_as("DiffLoo")
 @dataclass(frozen=True)
 class DiffLoo(Difference):
     """Options: those of `difference`."""

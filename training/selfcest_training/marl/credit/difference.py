@@ -21,12 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from selfcest_env.stored import stored_as
 from selfcest_env.structure import Count
 from selfcest_training.marl.counterfactual import Cost, Recording, play_without
 from selfcest_training.marl.credit.base import Assign, Batch, Credit, Credited, Start, per_agent
 from selfcest_training.marl.rollout import Act
 
 
+@stored_as("Difference", samples="samples")
 @dataclass(frozen=True)
 class Difference(Credit):
     """Options: `samples`, replays per clone."""

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from selfcest_env.errors import ConfigError
+from selfcest_env.stored import stored_as
 from selfcest_env.structure import Count
 from selfcest_training.marl.counterfactual import Cost, Index, Recording, play_without
 from selfcest_training.marl.credit.base import Assign, Batch, Credit, Credited, Start, per_agent
@@ -36,6 +37,7 @@ from selfcest_training.marl.rollout import Act
 MAX_PLAYERS = 16
 
 
+@stored_as("Shapley", orders="orders")
 @dataclass(frozen=True)
 class Shapley(Credit):
     """Options: `orders` sampled per call; where there are no more permutations than that, each is used once."""

@@ -19,12 +19,14 @@ from dataclasses import dataclass
 
 import torch
 
+from selfcest_env.stored import stored_as
 from selfcest_env.structure import Positive
 from selfcest_training.marl.credit.base import Assign, Batch, Credited, Start
 from selfcest_training.marl.credit.critic import Critic, CriticCredit
 from selfcest_training.marl.rollout import row_targets
 
 
+@stored_as("Value", std_floor="std_floor")
 @dataclass(frozen=True)
 class Value(CriticCredit):
     """Options: those of the critic; `std_floor`, null for neither centring nor division."""
