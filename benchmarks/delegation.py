@@ -26,7 +26,7 @@ import yaml
 
 from selfcest_env.palette import INK, LINE, MUTED, SERIES, SURFACE
 from selfcest_env.stored import to_stored
-from selfcest_training.config_file import load_config, read_config
+from selfcest_training.config_file import load_config, read_config, with_stored_keys
 from selfcest_training.evaluation.decision import judge, means
 from selfcest_training.evaluation.decision_table import Decided, decided
 from selfcest_training.evaluation.results import Result
@@ -149,7 +149,7 @@ def config_of(experiment: str, *arms: str) -> str:
 
 def digest_of(experiment: str, arm: str) -> str:
     """Of all that decides what a cell is, apart from its seed and the code."""
-    data = yaml.safe_load(config_of(experiment, arm))
+    data = with_stored_keys(yaml.safe_load(config_of(experiment, arm)))
     return hashlib.blake2b(yaml.safe_dump({**data, "seeds": None}).encode(), digest_size=8).hexdigest()
 
 
