@@ -25,7 +25,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -46,6 +46,7 @@ from selfcest_baselines.loss import OnePass
 from selfcest_baselines.networks import Actor
 from selfcest_baselines.rollout import collect
 from selfcest_env.seeding import stream_seed
+from selfcest_env.stored import stored_as, stored_fields, stored_text
 from selfcest_env.symbolic import BatchDelegation, SymbolicRules, make_rules, optimal_return
 from selfcest_env.symbolic.scenarios import EVALUATION_SEED
 from selfcest_eval.stats.statistics import Estimate
@@ -72,6 +73,7 @@ SCHEMES: dict[str, Credit] = {
 }
 
 
+@stored_as(coupling="coupling", clones="clones", predicted="predicted", known="known", hidden="hidden")
 @dataclass(frozen=True)
 class Game:
     """A coupling of k clones.
@@ -118,6 +120,7 @@ GAMES = {
 }
 
 
+@stored_as(game="game", scheme="scheme", rate="rate", seed="seed")
 @dataclass(frozen=True)
 class Job:
     game: str
@@ -128,8 +131,8 @@ class Job:
     @property
     def config(self) -> str:
         """A hash of all that the run is made of, code and budget apart."""
-        game = {name: value for name, value in asdict(GAMES[self.game]).items() if name != "predicted"}
-        made = (game, repr(SCHEMES[self.scheme]), self.rate, MODULUS, EPISODES, GROUP, HIDDEN)
+        game = {name: value for name, value in stored_fields(GAMES[self.game]).items() if name != "predicted"}
+        made = (game, stored_text(SCHEMES[self.scheme]), self.rate, MODULUS, EPISODES, GROUP, HIDDEN)
         said = json.dumps([*made, GOAL, EVERY, GRADED], sort_keys=True, default=list)
         return hashlib.blake2b(said.encode(), digest_size=8).hexdigest()
 
@@ -158,7 +161,7 @@ def play(job: Job) -> dict[str, Any]:
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     step = max(1, math.ceil(len(curve) / 20))
     return {
-        **asdict(job),
+        **stored_fields(job),
         "config": job.config,
         "commit": commit.strip(),
         "cpu_seconds": round(time.process_time() - begun, 1),

@@ -18,7 +18,6 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
@@ -26,12 +25,13 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from selfcest_env.palette import INK, LINE, MUTED, SERIES, SURFACE
+from selfcest_env.stored import to_stored
 from selfcest_eval.play.results import Result
 from selfcest_eval.report.training_run import EvaluationStage, Part, results_of, study_of
 from selfcest_eval.stats.decision import judge, means
 from selfcest_eval.stats.decision_table import Decided, decided
 from selfcest_eval.stats.statistics import Estimate, over_seeds
-from selfcest_training.config_file import load_config, read_config
+from selfcest_training.config_file import load_config, read_config, with_stored_keys
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -149,7 +149,7 @@ def config_of(experiment: str, *arms: str) -> str:
 
 def digest_of(experiment: str, arm: str) -> str:
     """Of all that decides what a cell is, apart from its seed and the code."""
-    data = yaml.safe_load(config_of(experiment, arm))
+    data = with_stored_keys(yaml.safe_load(config_of(experiment, arm)))
     return hashlib.blake2b(yaml.safe_dump({**data, "seeds": None}).encode(), digest_size=8).hexdigest()
 
 
@@ -231,14 +231,14 @@ def _errorless(results: Iterable[Result]) -> dict[str, Any]:
 
 def _decisions(item: Decided) -> dict[str, Any]:
     """By size what the policy and both forced choices did, and what its choices were worth."""
-    judged = asdict(judge([choice for played in item.sizes.values() for choice in played]))
+    judged = to_stored(judge([choice for played in item.sizes.values() for choice in played]))
     ways = ("free", "always", "never")
     return {
         "n": sum(map(len, item.sizes.values())),
         **judged,
         "threshold": None if math.isinf(judged["threshold"]) else judged["threshold"],
         "sizes": {
-            size: {way: asdict(means([getattr(choice, way) for choice in played])) for way in ways}
+            size: {way: to_stored(means([getattr(choice, way) for choice in played])) for way in ways}
             for size, played in item.sizes.items()
         },
     }

@@ -820,10 +820,10 @@ def count_steps(output: Path) -> None:
 def _adopt(run: Path, output: Path) -> None:
     """Checkpoints know their config by its digest, and a run's config knows its folder: make them those of a copy."""
     _imports()
-    from selfcest_training.config_file import dump_run, load_config
+    from selfcest_training.config_file import load_config, run_digest
     from selfcest_training.files import digest
 
-    config = digest(dump_run(load_config(output / "config.yaml", [])))
+    config = run_digest(load_config(output / "config.yaml", []))
     for path in run.glob("*/seed*/checkpoints/*/manifest.json"):
         contents = json.loads(path.read_bytes())["contents"] | {"config": config}
         signed = {"sha256": digest(json.dumps(contents)), "contents": contents}

@@ -17,11 +17,13 @@ from typing import Any, Generic, TypeVar
 from typing_extensions import get_protocol_members, is_protocol
 
 from selfcest_env.errors import ConfigError, PlugInError, did_you_mean
+from selfcest_env.stored import stored_as
 from selfcest_env.structure import construct
 
 T = TypeVar("T")
 
 
+@stored_as(name="name", options="options")
 @dataclass(frozen=True)
 class PlugIn:
     """Something pluggable: a built-in name or `package.module:Class`, and its constructor's options."""

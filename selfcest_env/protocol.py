@@ -11,10 +11,11 @@ import hashlib
 import inspect
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar, runtime_checkable
 
 from selfcest_env.errors import ConfigError
+from selfcest_env.stored import stored_as, stored_fields, stored_name
 from selfcest_env.structure import show
 from selfcest_env.types import Action, AgentId, Fault, Message, Role, Status
 
@@ -112,6 +113,7 @@ def offered(protocol: ProtocolText, kind: type[T]) -> T | None:
     return next((layer for layer in layers(protocol) if isinstance(layer, kind)), None)
 
 
+@stored_as("Note", text="text", number="number", trusted="trusted")
 @dataclass(frozen=True, slots=True)
 class Note:
     """One more thing that the environment says in a message.
@@ -211,7 +213,7 @@ Wording = Callable[[ProtocolText], ProtocolText]
 
 
 def wording_name(wording: Wording) -> str:
-    """What records call a wording: its class with all of its fields, in every process the same, as `short_name` has it.
+    """What records call a wording: its class with all of its fields, by their stored names, shortened by `short_name`.
 
     Raises `ConfigError` for what is no frozen dataclass, or a field whose value no text stands for.
     """
@@ -237,7 +239,7 @@ def _is_frozen(value: object) -> bool:
 
 
 def _written(value: object, place: str) -> str:
-    """As `repr` of a dataclass writes it, but for what a class may change about that."""
+    """As `repr` of a dataclass writes it, by stored names, but for what a class may change about that."""
     if value is None or type(value) in (bool, int, float, str):
         return repr(value)
     if isinstance(value, enum.Enum):
@@ -246,9 +248,8 @@ def _written(value: object, place: str) -> str:
         items = [_written(item, f"{place}[{i}]") for i, item in enumerate(value)]
         return f"({', '.join(items)}{',' * (len(items) == 1)})"
     if _is_frozen(value):
-        names = [item.name for item in fields(value)]  # type: ignore[arg-type]
-        written = [f"{name}={_written(getattr(value, name), f'{place}.{name}')}" for name in names]
-        return f"{type(value).__qualname__}({', '.join(written)})"
+        written = [f"{name}={_written(item, f'{place}.{name}')}" for name, item in stored_fields(value).items()]
+        return f"{stored_name(type(value))}({', '.join(written)})"
     raise ConfigError(
         f"{place} is {show(value)}, which names no wording in records; expected None, a bool, int, float, str or "
         "member of an enum, a tuple of such, or a frozen dataclass with such fields"

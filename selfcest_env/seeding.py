@@ -12,7 +12,8 @@ def stream_seed(*key: str | int | AgentId) -> int:
     digest = hashlib.blake2b(digest_size=8)
     for part in key:
         # The type tag and the length keep ("a", 1), ("a1",) and ("a", "1") apart.
-        text = f"{type(part).__name__}:{part}"
+        kind = "AgentId" if isinstance(part, AgentId) else type(part).__name__  # not the class's name of today
+        text = f"{kind}:{part}"
         digest.update(f"{len(text)}:{text}".encode())
     return int.from_bytes(digest.digest(), "big") >> 1
 

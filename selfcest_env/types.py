@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple, Protocol
 
 from selfcest_env.errors import ConfigError
+from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked, Size, written_as_text
 
 Scalar = str | int | float | bool
@@ -100,6 +101,19 @@ class Task:
 _Limit = Annotated[Size | None, "null: unlimited"]
 
 
+@stored_as(
+    total_tokens="total_tokens",
+    generated_tokens="generated_tokens",
+    context_tokens="context_tokens",
+    turn_tokens="turn_tokens",
+    reply_tokens="reply_tokens",
+    answer_reserve="answer_reserve",
+    max_turns="max_turns",
+    max_clones="max_clones",
+    max_clones_per_call="max_clones_per_call",
+    max_depth="max_depth",
+    max_reads="max_reads",
+)
 @dataclass(frozen=True)
 class Limits(Checked):
     """What an episode may cost. `None` is unlimited, 0 is zero; all token counts are tokens.

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from selfcest_env.stored import stored_as
 from selfcest_env.types import Task
 
 
+@stored_as(key="key", score="score")
 @dataclass(frozen=True, slots=True)
 class Part:
     """What one part of an answer adds to its score.
@@ -21,6 +23,7 @@ class Part:
     score: float
 
 
+@stored_as(score="score", correct="correct", well_formed="well_formed", note="note", parts="parts")
 @dataclass(frozen=True, slots=True)
 class Grade:
     """What a grader says of a final answer.

@@ -14,6 +14,7 @@ from typing import ClassVar, Literal
 
 from selfcest_env.errors import RewardError
 from selfcest_env.graders.grade import NO_ANSWER, Grade
+from selfcest_env.stored import stored_as
 from selfcest_env.types import Task
 
 SQUAD, HOTPOTQA = "squad", "hotpotqa"
@@ -23,6 +24,7 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _CLOSED = {"yes", "no", "noanswer"}
 
 
+@stored_as(exact="exact", f1="f1", precision="precision", recall="recall")
 @dataclass(frozen=True, slots=True)
 class Overlap:
     """Agreement of a prediction with the truth; every field is in [0, 1]."""

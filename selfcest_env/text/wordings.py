@@ -22,6 +22,7 @@ from selfcest_env.protocol import (
     noted,
     offered,
 )
+from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked, Count, Size
 from selfcest_env.text.hermes import THINKING, HermesProtocol
 from selfcest_env.text.terse import TerseProtocol
@@ -78,6 +79,7 @@ def _alone(wording: object, protocol: ProtocolText, kind: type) -> None:
 # One thing to every agent
 
 
+@stored_as("Tell", root="root", clone="clone")
 @dataclass(frozen=True)
 class Tell:
     """A wording: a note to the root and one to every clone, when they start; `None`: none."""
@@ -101,6 +103,7 @@ class _Told(Around):
 # How many clones
 
 
+@stored_as("TellClones")
 @dataclass(frozen=True)
 class TellClones:
     """A wording: who may delegate is told how many clones its account pays for, subtree included."""
@@ -135,6 +138,7 @@ class TerseClonesProtocol(_ClonesTold):
 # How many turns
 
 
+@stored_as("TellTurns", turns="turns", extension="extension", reminders="reminders")
 @dataclass(frozen=True)
 class TellTurns(Checked):
     """A wording: how many turns an agent has, and after every turn how many are left.
@@ -188,6 +192,7 @@ def _turns(number: int) -> str:
 # A board of what was found
 
 
+@stored_as("TellBoard", posts="posts")
 @dataclass(frozen=True)
 class TellBoard(Checked):
     """A wording: clones may leave notes, which clones of their parent's later calls are shown as documents.

@@ -24,11 +24,24 @@ from selfcest_baselines.networks import Actor, descend, entropy, taken
 from selfcest_baselines.progress import Progress
 from selfcest_baselines.rollout import Rollout, collect
 from selfcest_env.errors import ConfigError, PlugInError
+from selfcest_env.stored import stored_as
 from selfcest_env.structure import Above, AtLeast, Below, Checked, Count, NotEmpty, NotNegative, Positive
 
 Floor = Annotated[float, AtLeast(0), Below(1)]
 
 
+@stored_as(
+    "Learner",
+    episodes="episodes",
+    group_size="group_size",
+    hidden="hidden",
+    learning_rate="learning_rate",
+    entropy="entropy",
+    max_gradient="max_gradient",
+    floor="floor",
+    anneal="anneal",
+    per="per",
+)
 @dataclass(frozen=True)
 class Learner(Checked):
     """Settings that say nothing of credit or loss.

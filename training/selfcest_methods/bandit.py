@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from selfcest_env.errors import ConfigError
+from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked, Count, NotNegative
 from selfcest_env.types import Action, Answer
 from selfcest_methods.orchestrated import NOTHING, Asked, Orchestrated, call
@@ -25,6 +26,7 @@ from selfcest_methods.score_text import read_scores
 ARMS = ("Think step by step.", "Write an equation and solve it.", "Guess, then check your guess.")
 
 
+@stored_as("selfcest_training.evaluation.bandit:Bandit", arms="arms", rounds="rounds", alpha="alpha")
 @dataclass(frozen=True)
 class Bandit(Orchestrated, Checked):
     """Asks one clone after the other, has each judged, and chooses by a bandit how the next one is told to work.

@@ -14,11 +14,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked, Count
 from selfcest_env.text.wordings import TellBoard
 from selfcest_eval.play.strategies import Seat, Strategy, check_delegation
 
 
+@stored_as("selfcest_training.evaluation.board:Board", posts="posts")
 @dataclass(frozen=True)
 class Board(Strategy, Checked):
     """The policy delegates, and its clones may leave notes to those that come after them.

@@ -27,13 +27,14 @@ weights.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from selfcest_env.record import EpisodeGroup
+from selfcest_env.stored import by_field, stored_as, to_stored
 from selfcest_env.structure import Checked, Count, Share, check_order
 from selfcest_env.types import Task
 from selfcest_methods.buckets import Tally, draw
@@ -41,6 +42,7 @@ from selfcest_training.families import Bucket, draw_task
 from selfcest_training.stages.base import PlannedGroup, TaskMenu
 
 
+@stored_as(bucket="bucket", task_id="task_id", easier="easier")
 @dataclass(frozen=True)
 class Original:
     """A task that gets a twin: an easier one, or another one of its size."""
@@ -103,10 +105,14 @@ class Clpo(Checked):
         return best
 
     def state_dict(self) -> Mapping[str, Any]:
-        return {"step": self._memory.step, "waiting": [asdict(original) for original in self._memory.waiting]}
+        return {"step": self._memory.step, "waiting": [to_stored(original) for original in self._memory.waiting]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        waiting = [Original(**{**each, "bucket": Bucket(**each["bucket"])}) for each in state["waiting"]]
+        waiting = []
+        for stored in state["waiting"]:
+            values = by_field(Original, stored)
+            values["bucket"] = Bucket(**by_field(Bucket, values["bucket"]))
+            waiting.append(Original(**values))
         self._memory.step, self._memory.waiting = state["step"], waiting
 
     @cached_property

@@ -28,6 +28,7 @@ import numpy as np
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.record import EpisodeGroup
+from selfcest_env.stored import by_field, stored_as, stored_fields
 from selfcest_env.structure import Count, OneOf, Share
 from selfcest_methods.limit_changing import SetsLimit
 from selfcest_training.config import changed_limits
@@ -37,6 +38,7 @@ from selfcest_training.stages.base import PlannedGroup, TaskMenu
 _LIMITS = ("total_tokens", "generated_tokens", "turn_tokens", "max_turns", "max_clones", "max_reads")
 
 
+@stored_as(moves="moves", step="step", rollouts="rollouts", right="right")
 @dataclass
 class _Progress:
     """Steps that moved it on, the step under way, and what came of its rollouts."""
@@ -110,10 +112,10 @@ class Curriculum(SetsLimit):
             now.step, now.rollouts, now.right = step, 0, 0
 
     def state_dict(self) -> Mapping[str, Any]:
-        return {"progress": dict(vars(self._progress)), **super().state_dict()}
+        return {"progress": stored_fields(self._progress), **super().state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        vars(self._progress).update(state["progress"])
+        vars(self._progress).update(by_field(_Progress, state["progress"]))
         super().load_state_dict(state)
 
     @cached_property

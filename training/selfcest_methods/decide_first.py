@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from selfcest_env.protocol import Note
+from selfcest_env.stored import stored_as
 from selfcest_eval.play.strategies import Delegate, Monolithic, MonolithicRead
 from selfcest_methods.deciding import Deciding, Way
 
 
+@stored_as("selfcest_training.evaluation.decide_first:DecideFirst", reads="reads", otherwise="otherwise")
 @dataclass(frozen=True)
 class DecideFirst(Deciding):
     """Decides to delegate or to work alone, and then does it.

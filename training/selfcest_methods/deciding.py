@@ -18,6 +18,7 @@ from selfcest_agents.player import Player
 from selfcest_env.graders import Grade
 from selfcest_env.protocol import Note
 from selfcest_env.record import EpisodeRecord
+from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked, Count
 from selfcest_env.text.wordings import Tell
 from selfcest_env.types import Limits, Task
@@ -59,6 +60,7 @@ class Question(Strategy):
         return Tell(root=self.says)
 
 
+@stored_as(decision_tokens="decision_tokens")
 @dataclass(frozen=True)
 class Deciding(Strategy, Checked):
     """Decides for one of its `ways`, and then works so.

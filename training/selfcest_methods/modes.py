@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 
 from selfcest_agents.player import Player
 from selfcest_env.protocol import Note
+from selfcest_env.stored import stored_as
 from selfcest_env.structure import Count, check_unused
 from selfcest_env.types import Limits, Task
 from selfcest_eval.play.strategies import Episodes, Instance, Monolithic, Seat, Strategy
@@ -32,6 +33,9 @@ class Instant(Strategy):
         return one_turn(Monolithic().limits(limits, task), self.tokens)
 
 
+@stored_as(
+    "selfcest_training.evaluation.modes:Modes", mode="mode", instant_tokens="instant_tokens", otherwise="otherwise"
+)
 @dataclass(frozen=True)
 class Modes(Deciding):
     """Plays a task in one of three modes, by its own choice or by a fixed one.

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from selfcest_env.errors import ConfigError
+from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked, Count
 from selfcest_env.types import Action, Answer
 from selfcest_methods.orchestrated import NOTHING, Asked, Orchestrated, call, lines_of
@@ -28,6 +29,7 @@ ROLES = {
 _NUMBERED = r"\s*(?:[0-9]+[.):]|[-*])?\s*"
 
 
+@stored_as("selfcest_training.evaluation.planner:Planner", roles="roles", rounds="rounds", workers="workers")
 @dataclass(frozen=True)
 class Planner(Orchestrated, Checked):
     """A planner that is asked again after every round, over workers of several roles.

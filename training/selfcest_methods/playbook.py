@@ -26,7 +26,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -36,6 +36,7 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.protocol import Note
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.reward import Reward
+from selfcest_env.stored import stored_as, to_stored
 from selfcest_env.structure import Checked, Count, Size, plain, structure
 from selfcest_env.tasks import TaskSource
 from selfcest_env.tasks.source import identity_of
@@ -47,6 +48,7 @@ from selfcest_training.files import readable
 HEADING = "Advice from earlier tasks, which may be wrong:"
 
 
+@stored_as(key="key", text="text", helpful="helpful", harmful="harmful")
 @dataclass(frozen=True)
 class Bullet(Checked):
     """One thing that was learned, and how often it was said to have helped and to have harmed."""
@@ -68,6 +70,7 @@ class Addition:
     text: str
 
 
+@stored_as(root="root", clone="clone", added="added", tasks="tasks")
 @dataclass(frozen=True)
 class Playbook(Checked):
     """Bullets of roots and of clones, the oldest first.
@@ -148,6 +151,7 @@ def _best(bullets: tuple[Bullet, ...], most: int) -> tuple[Bullet, ...]:
     return tuple(bullet for i, bullet in enumerate(bullets) if i not in dropped)
 
 
+@stored_as("selfcest_training.evaluation.playbook:WithPlaybook", file="file")
 @dataclass(frozen=True)
 class WithPlaybook(Strategy, Checked):
     """The policy plays, as the limits say, with a playbook in its contexts.
@@ -167,7 +171,7 @@ class WithPlaybook(Strategy, Checked):
 
     @property
     def recipe(self) -> Mapping[str, object]:
-        return {**super().recipe, "playbook": asdict(self.playbook)}  # a file may change and keep its name
+        return {**super().recipe, "playbook": to_stored(self.playbook)}  # a file may change and keep its name
 
     def wording(self, seat: Seat) -> Tell:
         return self.playbook.wording()

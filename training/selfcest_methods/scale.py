@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from selfcest_env.errors import ConfigError
+from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked, Count, NotNegative
 from selfcest_env.types import Action, Answer
 from selfcest_eval.play.samples import majority
@@ -22,6 +23,7 @@ from selfcest_methods.orchestrated import NOTHING, Asked, Orchestrated, call, li
 from selfcest_methods.score_text import read_scores
 
 
+@stored_as("selfcest_training.evaluation.scale:Scale", parts="parts", hard_from="hard_from", threads="threads")
 @dataclass(frozen=True)
 class Scale(Orchestrated, Checked):
     """Decomposes, assesses, and thinks only where it is hard.

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked, Count
 from selfcest_env.text.wordings import TellClones
 from selfcest_env.types import Limits, Task
 from selfcest_eval.play.strategies import Seat, Strategy, check_delegation
 
 
+@stored_as("selfcest_training.evaluation.thread_count:ThreadCount", threads="threads")
 @dataclass(frozen=True)
 class ThreadCount(Strategy, Checked):
     """The policy delegates, and is told how many clones it may start.

@@ -16,12 +16,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from selfcest_env.errors import ConfigError
+from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked, Count
 from selfcest_env.text.wordings import TellTurns
 from selfcest_env.types import Limits, Task
 from selfcest_eval.play.strategies import Seat, Strategy
 
 
+@stored_as("selfcest_training.evaluation.turns:TurnLimit", turns="turns", reminders="reminders")
 @dataclass(frozen=True)
 class TurnLimit(Strategy, Checked):
     """The policy plays within a fixed number of turns of each agent, and is told before every turn how many are left.
@@ -50,6 +52,7 @@ class TurnLimit(Strategy, Checked):
         return self.turns
 
 
+@stored_as("selfcest_training.evaluation.turns:TurnExtension", extension="extension")
 @dataclass(frozen=True)
 class TurnExtension(TurnLimit):
     """As `TurnLimit`, and an agent that asks for more turns is given them.

@@ -30,6 +30,7 @@ from selfcest_agents.player import Player
 from selfcest_env.errors import ConfigError, SelfcestError, did_you_mean
 from selfcest_env.graders import Grade
 from selfcest_env.plugin import PlugIn
+from selfcest_env.stored import stored_as
 from selfcest_env.structure import Above, Checked, NotNegative
 from selfcest_env.tasks import TaskSource
 from selfcest_env.types import Limits, Task
@@ -42,6 +43,14 @@ from selfcest_methods.state_zero import TaskValue, cell_of
 _BOTH = {"monolithic": PlugIn("monolithic"), "delegate": PlugIn("delegate")}
 
 
+@stored_as(
+    "selfcest_training.evaluation.v0_router:V0Router",
+    history="history",
+    strategies="strategies",
+    cost="cost",
+    price="price",
+    ridge="ridge",
+)
 @dataclass(frozen=True)
 class V0Router(Strategy, Checked):
     """Attributes:

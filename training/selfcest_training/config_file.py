@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from selfcest_env.errors import ConfigError
 from selfcest_env.structure import plain, show, structure
 from selfcest_training.config import RunConfig
+from selfcest_training.files import digest
 from selfcest_training.yaml_text import read_yaml, write_yaml
 
 T = TypeVar("T")
@@ -84,7 +85,28 @@ def dump_config(config: object) -> str:
 
 def dump_run(config: RunConfig) -> str:
     """What makes a run the same run, as YAML that `load_config` reads: all but the machines that it runs on."""
-    return write_yaml({key: value for key, value in plain(config).items() if key != "cluster"})
+    return write_yaml(_run_values(config))
+
+
+def _run_values(config: RunConfig) -> dict[str, Any]:
+    return {key: value for key, value in plain(config).items() if key != "cluster"}
+
+
+# Keys of configs that were renamed, each with the name that it had when it was first stored. Digests of configs are of
+# those names, so that stored cells and checkpoints still match their configs when a key is renamed.
+STORED_KEYS: dict[str, str] = {}
+
+
+def with_stored_keys(data: Any) -> Any:
+    """Plain values of a config with every key as digests have it."""
+    if isinstance(data, Mapping):
+        return {STORED_KEYS.get(key, key): with_stored_keys(value) for key, value in data.items()}
+    return [with_stored_keys(value) for value in data] if isinstance(data, list) else data
+
+
+def run_digest(config: RunConfig) -> str:
+    """The digest of `dump_run` that checkpoints hold."""
+    return digest(write_yaml(with_stored_keys(_run_values(config))))
 
 
 def apply_override(data: dict[str, Any], override: str) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import PlugIn
+from selfcest_env.stored import stored_as
 from selfcest_env.tasks import TaskSource, source_of_config
 from selfcest_env.tasks.splits import HashedSplit
 from selfcest_env.types import Task
@@ -30,6 +31,7 @@ def split(spec: PlugIn, part: str, changes: Mapping[str, Any] | None = None, *, 
     return HashedSplit(source, part, TEST_FRACTION)
 
 
+@stored_as(family="family", size="size")
 @dataclass(frozen=True)
 class Bucket:
     """Tasks that are taken for alike: of one family and size. `None`: tasks of the family say no size."""

@@ -17,6 +17,7 @@ from selfcest_baselines.games import KernelGames
 from selfcest_baselines.learner import Learner
 from selfcest_baselines.loss import Clipped, Loss, OnePass
 from selfcest_baselines.progress import Examiner
+from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked, Count, NotNegative, Positive
 from selfcest_env.symbolic.rules import SymbolicRules
 
@@ -36,6 +37,7 @@ class Entry(ABC):
         """
 
 
+@stored_as("OfTheGrid", credit="credit", loss="loss", learner="learner")
 @dataclass(frozen=True)
 class OfTheGrid(Entry):
     """A cell of the grid of credit and loss."""
@@ -51,6 +53,9 @@ class OfTheGrid(Entry):
                 return
 
 
+@stored_as(
+    "MaskablePPO", games="games", steps="steps", learning_rate="learning_rate", entropy="entropy", hidden="hidden"
+)
 @dataclass(frozen=True)
 class MaskablePPO(Checked, Entry):
     """MaskablePPO of sb3-contrib, one decision per step; needs the extra `sb3`.

@@ -11,7 +11,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from selfcest_baselines.progress import Examiner
 from selfcest_env import __version__
 from selfcest_env.errors import ConfigError, PlugInError
 from selfcest_env.plugin import Registry
+from selfcest_env.stored import by_field, stored_as, stored_text, to_stored
 from selfcest_env.symbolic.scenarios import SCENARIOS, Scenario, scenario
 from selfcest_training.files import write_text
 from selfcest_training.lock import locked
@@ -39,6 +40,7 @@ class Cell:
     seed: int
 
 
+@stored_as(budget="budget", settings="settings", version="version", points="points")
 @dataclass(frozen=True)
 class Run:
     """One run that was made.
@@ -96,13 +98,12 @@ def play(cell: Cell, seconds: float) -> Run:
     points = tuple((point.decisions, round(point.seconds, 3), round(point.team_return, 5)) for point in examiner.points)
     if not points:
         raise PlugInError(f"learner {cell.entry!r} never called its examiner; expected a call after every update")
-    return Run(seconds, settings_of(entry), __version__, points)
+    return Run(seconds, settings_of(entry, cell.entry), __version__, points)
 
 
-def settings_of(entry: Entry) -> str:
-    """As text. Of a class that is no dataclass they cannot be told, and its name stands for them."""
-    kind = type(entry)
-    return repr(entry) if hasattr(kind, "__dataclass_fields__") else f"{kind.__module__}:{kind.__qualname__}"
+def settings_of(entry: Entry, name: str) -> str:
+    """As text. Those of a class that is no dataclass are not known, and the class stands for them, as `name` has it."""
+    return stored_text(entry) if hasattr(type(entry), "__dataclass_fields__") else (shlex.split(name) or [""])[0]
 
 
 def play_all(
@@ -130,7 +131,7 @@ def _play_all(
                 f"{folder / cell.scenario}.json holds {cell.entry} seed {cell.seed} with {run.budget:g} CPU-s; "
                 f"expected {seconds:g}: give --seconds {run.budget:g}, or another --out"
             )
-        if cell.entry in entries and run.settings != settings_of(entry_of(cell.entry)):
+        if cell.entry in entries and run.settings != settings_of(entry_of(cell.entry), cell.entry):
             raise ConfigError(
                 f"{folder / cell.scenario}.json holds {cell.entry} seed {cell.seed} by other settings, {run.settings}; "
                 "expected those of today: give another --out"
@@ -158,7 +159,8 @@ def load(folder: Path) -> Results:
             for entry, seeds in json.loads(file.read_text(encoding="utf-8")).items():
                 for seed, run in seeds.items():
                     points = tuple((int(n), float(s), float(r)) for n, s, r in run.pop("points"))
-                    results[Cell(file.stem, entry, int(seed.removeprefix("seed_")))] = Run(points=points, **run)
+                    stored = by_field(Run, {**run, "points": points})
+                    results[Cell(file.stem, entry, int(seed.removeprefix("seed_")))] = Run(**stored)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigError(f"{file} holds no runs of the benchmark ({error}); move it away") from None
     return dict(sorted(results.items(), key=lambda pair: _place(pair[0])))
@@ -176,7 +178,7 @@ def store(results: Results, folder: Path, name: str) -> None:
     entries: dict[str, dict[str, Any]] = {}
     for cell, run in sorted(results.items()):
         if cell.scenario == name:
-            entries.setdefault(cell.entry, {})[f"seed_{cell.seed}"] = asdict(run)
+            entries.setdefault(cell.entry, {})[f"seed_{cell.seed}"] = to_stored(run)
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / f"{name}.json", json.dumps(entries) + "\n")
 

@@ -18,9 +18,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from selfcest_baselines.credit.base import Assign, Batch, Credit, Credited, Start
+from selfcest_env.stored import stored_as
 from selfcest_env.structure import Positive
 
 
+@stored_as("Broadcast", std_floor="std_floor")
 @dataclass(frozen=True)
 class Broadcast(Credit):
     """Options: `std_floor`, null for no division."""

@@ -27,9 +27,11 @@ from selfcest_baselines.credit.base import Assign, Batch, Credited, Start
 from selfcest_baselines.credit.critic import Critic, CriticCredit
 from selfcest_baselines.networks import taken
 from selfcest_baselines.rollout import Rollout, row_targets
+from selfcest_env.stored import stored_as
 from selfcest_env.structure import Count, Share
 
 
+@stored_as("Coma", target_every="target_every")
 @dataclass(frozen=True)
 class Coma(CriticCredit):
     """Options: those of the critic; `target_every`, batches between copies of the critic to its target."""

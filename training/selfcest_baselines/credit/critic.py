@@ -11,9 +11,17 @@ from torch.nn import functional as F
 
 from selfcest_baselines.credit.base import Credit, Start
 from selfcest_baselines.networks import descend, mlp, taken
+from selfcest_env.stored import stored_as
 from selfcest_env.structure import Count, Positive, Share
 
 
+@stored_as(
+    gamma="gamma",
+    lambda_="lambda_",
+    critic_learning_rate="critic_learning_rate",
+    critic_passes="critic_passes",
+    critic_batch="critic_batch",
+)
 @dataclass(frozen=True)
 class CriticCredit(Credit, ABC):
     """Settings of a critic.

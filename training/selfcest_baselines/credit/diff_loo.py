@@ -23,8 +23,10 @@ from torch import Tensor
 from selfcest_baselines.counterfactual import Recording, paths
 from selfcest_baselines.credit.base import Batch, Credited, per_agent
 from selfcest_baselines.credit.difference import Difference, difference_credit
+from selfcest_env.stored import stored_as
 
 
+@stored_as("DiffLoo")
 @dataclass(frozen=True)
 class DiffLoo(Difference):
     """Options: those of `difference`."""

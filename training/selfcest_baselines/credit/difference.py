@@ -24,9 +24,11 @@ from torch import Tensor
 from selfcest_baselines.counterfactual import Cost, Recording, play_without
 from selfcest_baselines.credit.base import Assign, Batch, Credit, Credited, Start, per_agent
 from selfcest_baselines.rollout import Act
+from selfcest_env.stored import stored_as
 from selfcest_env.structure import Count
 
 
+@stored_as("Difference", samples="samples")
 @dataclass(frozen=True)
 class Difference(Credit):
     """Options: `samples`, replays per clone."""

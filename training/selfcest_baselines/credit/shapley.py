@@ -31,11 +31,13 @@ from selfcest_baselines.credit.base import Assign, Batch, Credit, Credited, Star
 from selfcest_baselines.games import KernelGames
 from selfcest_baselines.rollout import Act
 from selfcest_env.errors import ConfigError
+from selfcest_env.stored import stored_as
 from selfcest_env.structure import Count
 
 MAX_PLAYERS = 16
 
 
+@stored_as("Shapley", orders="orders")
 @dataclass(frozen=True)
 class Shapley(Credit):
     """Options: `orders` sampled per call; where there are no more permutations than that, each is used once."""

@@ -22,9 +22,11 @@ import torch
 from selfcest_baselines.credit.base import Assign, Batch, Credited, Start
 from selfcest_baselines.credit.critic import Critic, CriticCredit
 from selfcest_baselines.rollout import row_targets
+from selfcest_env.stored import stored_as
 from selfcest_env.structure import Positive
 
 
+@stored_as("Value", std_floor="std_floor")
 @dataclass(frozen=True)
 class Value(CriticCredit):
     """Options: those of the critic; `std_floor`, null for neither centring nor division."""

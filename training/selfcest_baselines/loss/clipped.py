@@ -16,9 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked, Count, Positive
 
 
+@stored_as("Clipped", passes="passes", steps="steps", clip="clip")
 @dataclass(frozen=True)
 class Clipped(Checked):
     """Settings: `passes` over the batch, each in so many `steps`; `clip`, how far a ratio may leave 1."""

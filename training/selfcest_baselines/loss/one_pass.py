@@ -15,7 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from selfcest_env.stored import stored_as
 
+
+@stored_as("OnePass")
 @dataclass(frozen=True)
 class OnePass:
     """No settings."""

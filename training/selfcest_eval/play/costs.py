@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar
 from selfcest_env.errors import ConfigError, PlugInError
 from selfcest_env.plugin import PlugIn, Registry
 from selfcest_env.record import EpisodeRecord, Measure, cost_measures
+from selfcest_env.stored import stored_as
 from selfcest_env.structure import Between, Checked, Name, NotNegative
 
 MONEY = "money"  # the cost that a study's `price` adds
@@ -47,6 +48,7 @@ class PromptCache(EpisodeCost):
         return cost.billed_tokens - self.discount * (cost.billed_tokens - cost.total_tokens)
 
 
+@stored_as(prompt="prompt", generated="generated", cached="cached", currency="currency")
 @dataclass(frozen=True)
 class Price(EpisodeCost):
     """A bill in money: so much per million tokens. Every turn is a call that sends the agent's whole context.

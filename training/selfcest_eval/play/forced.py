@@ -17,6 +17,7 @@ from selfcest_agents.policy import Policy, PolicyRequest
 from selfcest_env.errors import ConfigError, InfrastructureError, PolicyError
 from selfcest_env.protocol import ProtocolText
 from selfcest_env.record import Generation
+from selfcest_env.stored import stored_as
 from selfcest_env.tasks import ExpertSource, Style
 from selfcest_env.types import Delegate, Role, TurnKey
 from selfcest_eval.play.strategies import Seat, Strategy, check_delegation, expert_of
@@ -88,11 +89,13 @@ class _Forced(Strategy):
         return partial(ForcedDecision, source=expert_of(seat), protocol=seat.protocol, delegate=self.delegates)
 
 
+@stored_as("selfcest_training.evaluation.forced:AlwaysDelegates")
 @dataclass(frozen=True)
 class AlwaysDelegates(_Forced):
     """The root's first turn begins with a call."""
 
 
+@stored_as("selfcest_training.evaluation.forced:NeverDelegates")
 @dataclass(frozen=True)
 class NeverDelegates(_Forced):
     """The root's first turn begins with work of its own."""

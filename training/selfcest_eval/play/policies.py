@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
@@ -23,6 +23,7 @@ from selfcest_env.errors import ConfigError, did_you_mean
 from selfcest_env.plugin import PlugIn, Registry
 from selfcest_env.protocol import Brief, Reply
 from selfcest_env.rules import Rules
+from selfcest_env.stored import to_stored
 from selfcest_env.text.counters import WordCounter
 from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.text.markers import Markers, PlainTextProtocol
@@ -100,7 +101,7 @@ class ModelPolicy:
     def fingerprint(self, seed: int) -> str:
         language, folder = self._language, self._weights(seed)
         weights = _files_digest(folder) if folder is not None else language.checkpoint or seed
-        return digest(asdict(self._model), weights, _codec_digest(language), asdict(self._sampler_spec))
+        return digest(to_stored(self._model), weights, _codec_digest(language), to_stored(self._sampler_spec))
 
     def load(self, seed: int) -> ModelPlayer:
         folder = self._folder(seed) if self.folder else None

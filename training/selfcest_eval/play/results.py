@@ -9,14 +9,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from selfcest_env.errors import RecordError
 from selfcest_env.graders import Grade
+from selfcest_env.graders.grade import Part
 from selfcest_env.graders.qa import Overlap
 from selfcest_env.record import EpisodeRecord, from_json, json_line, read_json_lines, to_json
+from selfcest_env.stored import by_field, stored_as, to_stored
 from selfcest_env.structure import structure
 from selfcest_env.tasks import Style
 from selfcest_env.types import Status
@@ -28,6 +30,16 @@ SCORES = ("score", "support_precision", "support_recall", "support_f1")
 ENDINGS = tuple(status for status in Status if status.is_terminal and status is not Status.ABSENT)
 
 
+@stored_as(
+    family="family",
+    size="size",
+    shift="shift",
+    strategy="strategy",
+    budget="budget",
+    seed="seed",
+    task_id="task_id",
+    style="style",
+)
 @dataclass(frozen=True)
 class Place:
     """Where in a study a result belongs.
@@ -50,6 +62,19 @@ class Place:
         return self.family, self.size
 
 
+@stored_as(
+    key="key",
+    played="played",
+    place="place",
+    episodes="episodes",
+    chosen="chosen",
+    grade="grade",
+    ending="ending",
+    costs="costs",
+    executed="executed",
+    support="support",
+    lifted="lifted",
+)
 @dataclass(frozen=True)
 class Result:
     """One strategy on one instance.
@@ -91,6 +116,7 @@ class Result:
         return found
 
 
+@stored_as(place="place", why="why")
 @dataclass(frozen=True)
 class Unplayable:
     """What a study has in the place of a result that no try could bring about, for a server's fault.
@@ -109,14 +135,14 @@ Share = Callable[[object], str]  # a value to the name that stands for it
 
 def write_result(result: Result, share: Share) -> str:
     """The result as one line of a JSON-lines file, its tasks and documents shared."""
-    plain = asdict(replace(result, episodes=()))
+    plain = to_stored(replace(result, episodes=()))
     plain["episodes"] = [_shared(to_json(episode), share) for episode in result.episodes]
     return dump({"format": FORMAT, **plain})
 
 
 def write_unplayable(item: Unplayable) -> str:
     """The same for what has no result."""
-    return dump({"format": FORMAT, "unplayable": asdict(item)})
+    return dump({"format": FORMAT, "unplayable": to_stored(item)})
 
 
 def _shared(episode: dict[str, Any], share: Share) -> dict[str, Any]:
@@ -127,7 +153,7 @@ def _shared(episode: dict[str, Any], share: Share) -> dict[str, Any]:
 
 def at_place(data: Mapping[str, Any], place: Place) -> str:
     """A written result at another place."""
-    return dump({**data, "place": asdict(place)})
+    return dump({**data, "place": to_stored(place)})
 
 
 def dump(data: Mapping[str, Any]) -> str:
@@ -193,11 +219,11 @@ def parse_result(data: Mapping[str, Any], value_of: Callable[[str], Any] | None)
             place=_place(data["place"]),
             episodes=tuple(_episode(e, value_of) for e in data["episodes"]) if value_of is not None else (),
             chosen=data["chosen"],
-            grade=structure(data["grade"], Grade, place="grade", error=RecordError),
+            grade=_grade(data["grade"]),
             ending=Status(data["ending"]),
             costs=data["costs"],
             executed=data["executed"],
-            support=None if data["support"] is None else Overlap(**data["support"]),
+            support=None if data["support"] is None else Overlap(**by_field(Overlap, data["support"])),
             lifted=tuple(data.get("lifted", ())),
         )
     except (ValueError, KeyError, TypeError) as error:
@@ -206,7 +232,13 @@ def parse_result(data: Mapping[str, Any], value_of: Callable[[str], Any] | None)
 
 def _place(data: Mapping[str, Any]) -> Place:
     style = data.get("style")  # studies from before errorless players have none
-    return Place(**{**data, "style": None if style is None else Style(style)})
+    return Place(**by_field(Place, {**data, "style": None if style is None else Style(style)}))
+
+
+def _grade(data: Mapping[str, Any]) -> Grade:
+    fields = by_field(Grade, dict(data))
+    fields["parts"] = [by_field(Part, part) for part in fields.get("parts", ())]
+    return structure(fields, Grade, place="grade", error=RecordError)
 
 
 def _episode(data: Mapping[str, Any], value_of: Callable[[str], Any]) -> EpisodeRecord:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from selfcest_agents.player import Player
@@ -15,6 +15,7 @@ from selfcest_env.graders.boxed import last_boxed
 from selfcest_env.graders.latex import normalise, unnamed
 from selfcest_env.graders.qa import normalize_answer
 from selfcest_env.graders.rational import rational
+from selfcest_env.stored import declared_name, stored_as, to_stored
 from selfcest_env.structure import Checked, Count, Size
 from selfcest_env.tasks import Style
 from selfcest_env.types import Limits, Task
@@ -24,6 +25,7 @@ _WORD = re.compile(r"[^\W\d_]{2}")
 _OPERATION = re.compile(r"[\\^_=+*/<>{}|]|(?<![^\W\d_]{2})[-−]|[-−](?![^\W\d_]{2})")  # no hyphen in a word
 
 
+@stored_as("selfcest_training.evaluation.samples:Samples", samples="samples", max_reads="max_reads")
 @dataclass(frozen=True)
 class Samples(Strategy, Checked):
     """Samples of the monolithic policy, one after the other, each with what the earlier ones left of the budget.
@@ -41,10 +43,7 @@ class Samples(Strategy, Checked):
 
     @property
     def recipe(self) -> Mapping[str, object]:
-        return {
-            "strategy": f"{Samples.__module__}:{Samples.__qualname__}",
-            **asdict(self),
-        }  # the choice is no part of it
+        return {"strategy": declared_name(Samples), **to_stored(self)}
 
     def limits(self, limits: Limits, task: Task) -> Limits:
         return replace(limits, max_depth=0, max_reads=self.max_reads)
@@ -86,6 +85,7 @@ def what_is_left(limits: Limits, episodes: Episodes) -> Limits | None:
     return replace(limits, **left)
 
 
+@stored_as("selfcest_training.evaluation.samples:SelfConsistency")
 @dataclass(frozen=True)
 class SelfConsistency(Samples):
     """The answer that most samples give, compared in normal form; of equally frequent ones the first."""
@@ -94,6 +94,7 @@ class SelfConsistency(Samples):
         return majority([episode.answer for episode in episodes])
 
 
+@stored_as("selfcest_training.evaluation.samples:BestOfN")
 @dataclass(frozen=True)
 class BestOfN(Samples):
     """The sample that the grader likes best: an upper bound on what choosing can reach, by an oracle."""

@@ -16,6 +16,7 @@ from selfcest_agents.scripted import OracleActor
 from selfcest_env.errors import ConfigError, InfrastructureError
 from selfcest_env.protocol import ProtocolText
 from selfcest_env.record import Generation, Turn
+from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked, Count
 from selfcest_env.tasks import Style
 from selfcest_env.types import CloneRequest, Delegate, FinishReason, Limits, Outcome, Role, Task, TurnKey
@@ -118,6 +119,7 @@ class ForkJoin(Strategy):
         return all(obeyed(episode.root.turns[:1]) for episode in episodes)
 
 
+@stored_as("selfcest_training.evaluation.scripted_roots:SpawnJoin", threads="threads")
 @dataclass(frozen=True)
 class SpawnJoin(ForkJoin, Checked):
     """A fixed number of parallel threads on the same question, each with all documents, after Adaptive Parallel
@@ -138,6 +140,7 @@ class SpawnJoin(ForkJoin, Checked):
             raise ConfigError("temperature is 0, so all threads would be equal; set the strategy's temperature above 0")
 
 
+@stored_as("selfcest_training.evaluation.scripted_roots:MapReduce", documents_per_clone="documents_per_clone")
 @dataclass(frozen=True)
 class MapReduce(ForkJoin, Checked):
     """Every document goes to a clone with the question; a task without documents goes to one clone.
@@ -156,6 +159,7 @@ class MapReduce(ForkJoin, Checked):
         return tuple(CloneRequest(text, share) for share in shares)
 
 
+@stored_as("selfcest_training.evaluation.scripted_roots:OracleDecomposition")
 @dataclass(frozen=True)
 class OracleDecomposition(Strategy):
     """The source's expert plays the root, the policy its clones: what it could do if it knew how to delegate."""

@@ -6,7 +6,7 @@ The budget is of the whole strategy: one that plays several episodes on a task g
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from selfcest_agents.player import Player, Wrapper
@@ -17,6 +17,7 @@ from selfcest_env.plugin import Registry
 from selfcest_env.protocol import ProtocolText, Wording
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.seeding import stream_seed
+from selfcest_env.stored import declared_name, stored_as, to_stored
 from selfcest_env.tasks import ExpertSource, Style, TaskSource
 from selfcest_env.types import Limits, Task
 
@@ -53,6 +54,7 @@ class Seat:
     protocol: ProtocolText
 
 
+@stored_as("selfcest_training.evaluation.strategies:Strategy")
 @dataclass(frozen=True)
 class Strategy:
     """One episode per task, as the policy plays it. Others are subclasses, whose fields are their options."""
@@ -66,10 +68,24 @@ class Strategy:
     version: ClassVar[int] = 0
 
     @property
+    def identity(self) -> str:
+        """The name of the strategy in keys of stored results.
+
+        It is the name that the class declares by `stored_as`, else the name that a config gives: a registered one, or
+        `package.module:Class` as the user wrote it. For a strategy without either it is read from the class.
+        """
+        declared = declared_name(type(self))
+        if declared:
+            return declared
+        name: str | None = vars(self).get(_CONFIG_NAME)
+        return f"{type(self).__module__}:{type(self).__qualname__}" if name is None else name
+
+    @property
     def recipe(self) -> Mapping[str, object]:
         """All that decides how its episodes are played, the seat apart. Equal recipes share episodes."""
-        named = {"strategy": f"{type(self).__module__}:{type(self).__qualname__}", **asdict(self)}
-        return {**named, "version": self.version} if self.version else named  # names of before there were versions hold
+        recipe = {"strategy": self.identity, **to_stored(self)}
+        # Results that were stored before strategies had versions are found under a recipe without one.
+        return {**recipe, "version": self.version} if self.version else recipe
 
     def limits(self, limits: Limits, task: Task) -> Limits:
         """What an episode on this task may use, of what the strategy may use."""
@@ -132,6 +148,7 @@ class Strategy:
         return None
 
 
+@stored_as("selfcest_training.evaluation.strategies:Delegate")
 @dataclass(frozen=True)
 class Delegate(Strategy):
     """The policy may delegate, as the limits say."""
@@ -143,6 +160,7 @@ class Delegate(Strategy):
         return (Style.DELEGATE,)
 
 
+@stored_as("selfcest_training.evaluation.strategies:Monolithic")
 @dataclass(frozen=True)
 class Monolithic(Strategy):
     """No clones; the root sees the full text of every document."""
@@ -156,6 +174,7 @@ class Monolithic(Strategy):
         return (Style.SOLVE,)
 
 
+@stored_as("selfcest_training.evaluation.strategies:MonolithicRead", max_reads="max_reads")
 @dataclass(frozen=True)
 class MonolithicRead(Strategy):
     """No clones; the root sees keys and reads documents into its own context.
@@ -198,9 +217,15 @@ STRATEGIES = Registry(
 )
 
 
+_CONFIG_NAME = "__config_name__"  # the attribute of a strategy that holds the name by which a config made it
+
+
 def make_strategy(name: str, options: Mapping[str, object], where: str) -> Strategy:
     """A strategy by name or `package.module:Class`, with its options. Raises `ConfigError`."""
-    return STRATEGIES.make(name, options, where=f"{where}.options")
+    strategy = STRATEGIES.make(name, options, where=f"{where}.options")
+    # A frozen dataclass, and no field of it: fields are the options.
+    object.__setattr__(strategy, _CONFIG_NAME, name)
+    return strategy
 
 
 def find_strategy(name: str) -> type[Strategy]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -20,6 +20,7 @@ from selfcest_env.protocol import Brief, ControlsTurns, offered
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.reward import Reward, make_reward
 from selfcest_env.seeding import stream_seed
+from selfcest_env.stored import to_stored
 from selfcest_env.tasks import Style, TaskSource
 from selfcest_env.tasks.support import says_support, support_overlap
 from selfcest_env.types import Fault, Role, Task
@@ -107,7 +108,7 @@ class Study:
         return self._policies[name]
 
     def _policy_name(self, label: str) -> str:
-        return digest(asdict(self.config.policy_of(label)))
+        return digest(to_stored(self.config.policy_of(label)))
 
     @property
     def crossed(self) -> bool:
@@ -354,14 +355,14 @@ class Study:
         expert = strategy.uses_expert or block.style is not None
         fixed = digest(
             strategy.recipe,
-            asdict(seat.limits),
+            to_stored(seat.limits),
             seat.temperature,
             self._prints[self._policy_name(block.strategy), block.seed],
-            asdict(_changed(self.config.tasks[cell.family], cell)) if expert else None,
+            to_stored(_changed(self.config.tasks[cell.family], cell)) if expert else None,
             *said_by(strategy, seat),
             *([] if block.style is None else [block.style]),
         )
-        choice = [f"{type(strategy).__module__}:{type(strategy).__qualname__}", self._judge, self._costs]
+        choice = [strategy.identity, self._judge, self._costs]
         keyed = []
         for task in self._tasks(block):
             seed = stream_seed("study", block.seed, task.task_id)
@@ -382,12 +383,12 @@ class Study:
 
     @cached_property
     def _judge(self) -> str:
-        return digest(asdict(self.config.reward))
+        return digest(to_stored(self.config.reward))
 
     @cached_property
     def _costs(self) -> str:
-        price = [] if self.config.price is None else [asdict(self.config.price)]
-        return digest({name: asdict(spec) for name, spec in self.config.costs.items()}, *price)
+        price = [] if self.config.price is None else [to_stored(self.config.price)]
+        return digest({name: to_stored(spec) for name, spec in self.config.costs.items()}, *price)
 
     def _check(self, block: Block) -> None:
         strategy, seat = self.strategies[block.strategy], self.seat(block)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from selfcest_env.errors import ConfigError
+from selfcest_env.stored import stored_as
 from selfcest_eval.play.results import Result
 
 
@@ -46,6 +47,7 @@ class Choice:
         return self.always.reward - self.never.reward
 
 
+@stored_as(delegated="delegated", accuracy="accuracy", reward="reward", tokens="tokens")
 @dataclass(frozen=True)
 class Means:
     """Of outcomes: share delegated, accuracy, reward and total tokens per instance."""
@@ -56,6 +58,17 @@ class Means:
     tokens: float
 
 
+@stored_as(
+    free="free",
+    always="always",
+    never="never",
+    threshold="threshold",
+    threshold_reward="threshold_reward",
+    regret="regret",
+    precision="precision",
+    recall="recall",
+    f1="f1",
+)
 @dataclass(frozen=True)
 class Decisions:
     """What a policy's choices were worth.

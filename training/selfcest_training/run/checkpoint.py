@@ -10,7 +10,7 @@ import json
 import re
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from selfcest_env.errors import RecordError, TrainingError
+from selfcest_env.stored import by_field, stored_as, to_stored
 from selfcest_env.structure import structure
 from selfcest_training.files import Extent, check_extent, digest, digests, remove, whole
 from selfcest_training.learner.state import LearnerState
@@ -32,6 +33,19 @@ _NAME = re.compile(r"(warmstart|rl)_(\d+)")
 WARM_START = "warmstart_model"
 
 
+@stored_as(
+    stage="stage",
+    step="step",
+    attempt="attempt",
+    num_updates="num_updates",
+    demonstration_tokens="demonstration_tokens",
+    sampled_tokens="sampled_tokens",
+    read_tokens="read_tokens",
+    trained_tokens="trained_tokens",
+    compute_at_rl="compute_at_rl",
+    sampled_at_rl="sampled_at_rl",
+    cpu_seconds="cpu_seconds",
+)
 @dataclass(frozen=True)
 class TrainState:
     """How far a job has come. All randomness is keyed by (seed, stage, step), so there is no generator state to keep.
@@ -73,6 +87,7 @@ class TrainState:
         return self.sampled_tokens - self.sampled_at_rl
 
 
+@stored_as(config="config", logs="logs", warm_start="warm_start", files="files")
 @dataclass(frozen=True)
 class Manifest:
     """What a checkpoint counts on, all by SHA-256.
@@ -113,8 +128,8 @@ def save_checkpoint(
         save_file(_apart(learner.moments), partial / _OPTIMIZER)
         save_file(tensors, partial / _TENSORS)
         (partial / _MEMORY).write_text(json.dumps(plain), encoding="utf-8")
-        (partial / _STATE).write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
-        contents = asdict(replace(manifest or Manifest(), files=digests(partial)))
+        (partial / _STATE).write_text(json.dumps(to_stored(state), indent=1), encoding="utf-8")
+        contents = to_stored(replace(manifest or Manifest(), files=digests(partial)))
         signed = {"sha256": digest(json.dumps(contents)), "contents": contents}
         (partial / _MANIFEST).write_text(json.dumps(signed, indent=1), encoding="utf-8")
     found = checkpoints(folder)
@@ -184,7 +199,7 @@ def read_manifest(path: Path) -> Manifest:
         signed = json.loads(file.read_bytes())
         if digest(json.dumps(signed["contents"])) != signed["sha256"]:
             raise RecordError("its digest is another")
-        return structure(signed["contents"], Manifest, place="manifest", error=RecordError)
+        return structure(by_field(Manifest, signed["contents"]), Manifest, place="manifest", error=RecordError)
     except (ValueError, TypeError, KeyError) as error:
         raise RecordError(f"{file} is damaged") from error
 
@@ -193,7 +208,7 @@ def read_state(path: Path) -> TrainState:
     """The state of a checkpoint. Raises `RecordError` that names the file."""
     try:
         data = json.loads((path / _STATE).read_bytes())
-        return structure(data, TrainState, place="state", error=RecordError)
+        return structure(by_field(TrainState, data), TrainState, place="state", error=RecordError)
     except (ValueError, OSError) as error:
         raise RecordError(f"{path / _STATE} is no checkpoint state: {error}") from error
 

@@ -24,9 +24,9 @@ from selfcest_env.errors import ConfigError, RecordError, SelfcestError, Stopped
 from selfcest_training.cluster.connection import connected
 from selfcest_training.cluster.ray_ranks import RayRanks
 from selfcest_training.config import RunConfig
-from selfcest_training.config_file import dump_run
+from selfcest_training.config_file import dump_run, run_digest
 from selfcest_training.faults import logged
-from selfcest_training.files import digest, write_text
+from selfcest_training.files import write_text
 from selfcest_training.lock import locked
 from selfcest_training.planning.memory import check_device
 from selfcest_training.run.checkpoint import checkpoints, newest_whole, read_manifest
@@ -133,7 +133,7 @@ def prepare(config: RunConfig, resume: bool) -> None:
             f"{config.folder} already holds a run; add --resume to go on with it, or set name= to start another"
         )
     known = _configs_of(begun)
-    if known == {digest(text)}:
+    if known == {run_digest(config)}:
         if stored.exists() and stored.read_bytes() != text.encode():
             warnings.warn(f"{stored} is not the config that its checkpoints have; it is written again", stacklevel=2)
     elif known or (stored.exists() and stored.read_bytes() != text.encode()):

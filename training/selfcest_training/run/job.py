@@ -29,11 +29,11 @@ from selfcest_training.cluster.group import LearnerGroup, Ranks
 from selfcest_training.cluster.rank import LearnerSpec
 from selfcest_training.cluster.rollouts import RolloutPool, RolloutWorkers, WorkerSpec
 from selfcest_training.config import CLONES, RLConfig, RunConfig, changed_limits
-from selfcest_training.config_file import dump_run
+from selfcest_training.config_file import run_digest
 from selfcest_training.credit import NoReplays, check_constant, make_assigner
 from selfcest_training.credit.wrapping import Wrapping
 from selfcest_training.families import make_families, split
-from selfcest_training.files import Extent, Growing, digest, digests, extent_of, tidy, whole
+from selfcest_training.files import Extent, Growing, digests, extent_of, tidy, whole
 from selfcest_training.learner.losses import Need, make_loss_sum
 from selfcest_training.learner.memory import release_memory
 from selfcest_training.learner.options import Denominator, OptimizerConfig
@@ -401,7 +401,7 @@ class Job:
     def _checkpoint(self, learner: AnyLearner, trainer: Trainer | None = None) -> None:
         memory = {} if trainer is None else trainer.state_dict()
         extents = {**self._evaluated, **{name: log.extent() for name, log in self._logs.items()}}
-        manifest = Manifest(digest(dump_run(self.config)), extents, self._warm_files)
+        manifest = Manifest(run_digest(self.config), extents, self._warm_files)
         save_checkpoint(self.folder / "checkpoints", learner.state(), self.state, memory, manifest)
 
 

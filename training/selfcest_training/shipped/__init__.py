@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from selfcest_env.errors import ConfigError
+from selfcest_env.stored import stored_as, to_stored
 from selfcest_training.config_file import dump_config, load_config
 from selfcest_training.files import whole
 
@@ -20,6 +21,7 @@ HERE = Path(__file__).parent
 _WEIGHTS = "model.safetensors"
 
 
+@stored_as(command="command", commit="commit", seed="seed", weights="weights")
 @dataclass(frozen=True)
 class Manifest:
     """What made the models of a folder.
@@ -73,7 +75,7 @@ def ship(run: Path, *, command: str, commit: str, seed: int, place: Path = HERE)
             shutil.copytree(run / model, new / model, copy_function=shutil.copyfile)  # weights are written for one user
         (new / "config.yaml").write_text(dump_config(config), encoding="utf-8")
         manifest = Manifest(command, commit, seed, {arm: weights_digest(new / model) for arm, model in models.items()})
-        (new / "manifest.json").write_text(json.dumps(asdict(manifest), indent=2) + "\n", encoding="utf-8")
+        (new / "manifest.json").write_text(json.dumps(to_stored(manifest), indent=2) + "\n", encoding="utf-8")
     return folder
 
 

@@ -132,7 +132,9 @@ class Stages:
 
     def remembering(self) -> dict[str, Stateful]:
         """Those that have a state."""
-        return {name: stage for name, stage in vars(self).items() if isinstance(stage, Stateful)}
+        # The names stand in checkpoints.
+        stages = {"tasks": self.tasks, "gate": self.gate, "rewards": self.rewards, "credit": self.credit}
+        return {name: stage for name, stage in stages.items() if isinstance(stage, Stateful)}
 
 
 @runtime_checkable

@@ -16,10 +16,12 @@ from selfcest_agents.rollout import Unplayed, UnplayedError, all_of, what_played
 from selfcest_env.errors import InfrastructureError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay, root_episode
+from selfcest_env.stored import stored_as
 from selfcest_training.credit import CreditAssigner
 from selfcest_training.stages.crediting import GroupReplays, PlayReplays, counterfactuals
 
 
+@stored_as(dropped_groups="dropped_groups", failures="failures", tokens="tokens", cause="cause")
 @dataclass(frozen=True)
 class Outages:
     """What they took from a step.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from selfcest_agents.rollout import RolloutRequest, what_played
 from selfcest_env.errors import TrainingError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, from_json, to_json
 from selfcest_env.seeding import stream_seed
+from selfcest_env.stored import by_field, to_stored
 from selfcest_training.credit import CreditAssigner, ask, ask_more
 from selfcest_training.stages.base import PlannedGroup
 from selfcest_training.stages.crediting import GroupReplays
@@ -123,7 +124,7 @@ class Produced:
             ],
             "planned_episodes": self.planned_episodes,
             "rounds": self.rounds,
-            "outages": asdict(self.outages),
+            "outages": to_stored(self.outages),
         }
 
     @classmethod
@@ -148,5 +149,5 @@ class Produced:
                     f"'{assigner.name}' does not ask for; go on with the config that it was written with"
                 )
             replayed.append(dict(zip(asked, played, strict=True)))
-        outages = Outages(**data["outages"])
+        outages = Outages(**by_field(Outages, data["outages"]))
         return cls(groups, learned_from, tuple(replayed), data["planned_episodes"], data["rounds"], outages)
