@@ -20,7 +20,7 @@ from statistics import mean, median
 from typing import Any
 
 import numpy as np
-from delegation import CREDIT, EVIDENCE, FIRST, cells_in, each, of, provenance, sign_test, table
+from delegation import CREDIT, EVIDENCE, FIRST, cells_in, each, evidence_line, of, provenance, sign_test, table
 
 Cell = Mapping[str, Any]
 BASELINE = "rloo"
@@ -83,7 +83,7 @@ def page(cells: Sequence[Cell], first: Sequence[Cell], tuning: Sequence[Cell]) -
         HEAD.replace(
             "RUNS",
             ", ".join(f"{count} {'run' if count == 1 else 'runs'} of `{arm}`" for arm, count in runs.most_common()),
-        )
+        ).replace("EVIDENCE_LINE", evidence_line((cell["commit"] for cell in (*cells, *first)), "`--rerun`"))
     ]
     for experiment, words in zip(CREDIT, (MAIN, ONE, ALL, WIDTH), strict=True):
         arms = _sorted(of(cells, experiment))
@@ -204,6 +204,8 @@ of k ([theory](credit.md#why-the-counterfactual-baselines-are-unbiased)). The em
 tasks; nothing follows for a large model. `python benchmarks/cells.py` prints this page from `docs/evidence`, `python
 benchmarks/delegation.py --rerun cells/seed0` makes the cells of a seed again. Tuned on seed 100 and frozen, but for the
 value head of `critic` and `gae`, [mended](#before-a-mend) after its cells were seen; every reported seed is shown.
+
+EVIDENCE_LINE
 
 Arms differ in more than credit: `parts` sees sixteen grades and the others one sum; `rloo` alone has a KL term, with
 which it did better; the bound on the gradient's norm is 0.075 for `grpo` and `wideseek`, whose advantages are larger,

@@ -34,7 +34,7 @@ os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}  # before t
 
 import numpy as np
 import torch
-from delegation import table
+from delegation import evidence_line, table
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch.nn import functional as F
@@ -302,7 +302,8 @@ def cells(runs: Sequence[Run]) -> dict[tuple[str, str], list[Run]]:
 def page(runs: Sequence[Run], tuning: Sequence[Run]) -> str:
     """`docs/credit_map.md`."""
     found, others = cells(runs), [scheme for scheme in SCHEMES if scheme != BASELINE]
-    parts = [HEAD, _verdict(found)]
+    line = evidence_line((run["commit"] for run in runs), "`--run`")
+    parts = [HEAD, line, _verdict(found)]
     for price in PRICES:
         lines = []
         for name, game in GAMES.items():

@@ -70,7 +70,11 @@ COSTS = (
     "billed_tokens_cached",
 )
 REACH, TRAINED_REACH = EVIDENCE / "reach.json", EVIDENCE / "rotary.json"  # of benchmarks/reach.py
+TOLD = EVIDENCE / "told.json"  # of benchmarks/reach.py told
 LEFT_OUT = EVIDENCE / "gallery" / "left_out.json"  # of benchmarks/gallery.py
+EVIDENCE_VERSION = "0.1.0"  # of the stored cells, which name a commit and no version
+_WINDOW_TERMS, _CLASS = 10, 5  # terms that the window of `quick` holds, and that a size in its prompts stands for
+_MAX_COMMITS = 3  # that a page's line names one by one; its table of cells names each
 NEW = 5  # the first seed that no earlier configuration was reported or looked at with
 LEARNED = 0.9  # the accuracy on sizes of training below which a cell is no evidence on others
 CURVE_POINTS = 40
@@ -271,14 +275,17 @@ def page(cells: Sequence[Cell], first: Sequence[Cell], tuning: Sequence[Cell]) -
     """`docs/delegation.md`."""
     ledgers, sums = of(cells, "quick", "long_ledgers"), of(cells, "quick").get("deciding", [])
     ledgers = {arm: found for arm, found in ledgers.items() if arm != "deciding"}
-    parts = [HEAD, *_failures(cells), PREDICTIONS, _predictions(ledgers, sums)]
+    line = evidence_line((cell["commit"] for cell in (*cells, *first)), "`--rerun`")
+    parts = [HEAD.replace("EVIDENCE_LINE", line), *_failures(cells), PREDICTIONS, _predictions(ledgers, sums)]
     parts += [_ledgers(ledgers)] if ledgers else []
     parts += [_reach(json.loads(REACH.read_text(encoding="utf-8")))] if REACH.exists() else []
     rotary = of(cells, ROTARY).get("reading", [])
     parts += [_rotary(rotary)] if rotary else []
+    parts += [WINDOWED] if ledgers else []
     scarce = of(cells, SCARCE).get("delegating", [])
     parts += [_scarce(scarce)] if scarce else []
     parts += [_when(sums)] if sums else []
+    parts += [_told(json.loads(TOLD.read_text(encoding="utf-8")))] if TOLD.exists() else []
     varied = [cell for cell in cells if cell["experiment"] in VARIANTS]
     parts += [_varied(varied, sums)] if varied else []
     separate = of(cells, SEPARATE)
@@ -325,6 +332,21 @@ def sign_test(gaps: Sequence[float]) -> float:
 
 def _name(cell: Cell) -> str:
     return f"{cell['experiment']}/{cell['arm']}/seed{cell['seed']}"
+
+
+def evidence_line(commits: Iterable[str], repeat: str) -> str:
+    """The line of a page of evidence: which version ran it, at which commits, and what running it again repeats.
+
+    Args:
+        commits: of the stored results; a checkout that had changes says so after the hash.
+        repeat: the command or option that makes a result again, in code marks.
+    """
+    hashes = sorted({commit[:7] for commit in commits})
+    named = ", ".join(f"`{name}`" for name in hashes) if len(hashes) <= _MAX_COMMITS else f"{len(hashes)} commits"
+    return (
+        f"*Results of version {EVIDENCE_VERSION} ({named}). {repeat} repeats the distribution of these figures, not "
+        "their digits.*"
+    )
 
 
 def provenance(cells: Sequence[Cell]) -> str:
@@ -510,6 +532,31 @@ _JUDGED: Sequence[tuple[str, str, Callable[[Cell], float | None]]] = (
     ("decision F1 before RL", "before", lambda found: found["f1"]),
     ("decision F1 after RL", "after", lambda found: found["f1"]),
 )
+
+
+def _told(figures: Cell) -> str:
+    """Decisions of the shipped policy by the size that its prompt says."""
+    hints = list(next(iter(figures["sizes"].values())))
+
+    def share(cell: Mapping[str, float]) -> str:
+        return f"{cell['called']:.2f} / {cell['accuracy']:.2f}"
+
+    heads = ["terms", *("no size" if hint == "0" else f"`[{hint}]`" for hint in hints)]
+    lines = [[size, *(share(by_hint[hint]) for hint in hints)] for size, by_hint in figures["sizes"].items()]
+    sizes = list(figures["sizes"])
+    windows = [
+        ["none" if window == "0" else f"{window} tokens", *(share(by_size[size]) for size in sizes)]
+        for window, by_size in figures["windows"].items()
+    ]
+    # A size of 15 or more in the prompt says to call, because a window of the default holds ten terms.
+    obeyed = [
+        cell["called"] if int(hint) > _WINDOW_TERMS else 1 - cell["called"]
+        for size, by_hint in figures["sizes"].items()
+        for hint, cell in by_hint.items()
+        if int(hint) and not 0 <= int(hint) - int(size) < _CLASS
+    ]
+    words = SIZE_TOLD.format(episodes=figures["episodes"], version=figures["version"], least=min(obeyed))
+    return "\n\n".join([words, table(heads, lines), WINDOW_TOLD, table(["window", *sizes], windows)])
 
 
 def _when(cells: Sequence[Cell]) -> str:
@@ -791,20 +838,27 @@ before](#the-first-configuration), of which two failed. A seed is an independent
 weights, demonstrations, rollouts. Test instances are the same for all seeds; play is greedy. ± is a 95 % interval over
 seeds (Student's t). [What a hostile reader would say](hostile.md) is answered apart.
 
+EVIDENCE_LINE
+
 ![Accuracy against named entries, and share delegated against size](delegation.png)
 
 ![Accuracy on long ledgers against total tokens, and against the critical path](frontier.png)
 
 - **Where.** Trained on at most 36 named entries, agents that hand each ledger to a clone are right on 160 of them with
-  every seed, where those that read them into their own context are at chance from 72 on with every seed. It is
-  isolation: no agent of a tree meets a longer context than in training, and the reader does. **A known trick moves its
-  end, not ours**: with twice the rotary base, set after training, readers are right again at 72 entries (0.44 to 0.98)
+  every seed, where those that read them into their own context with full attention are at chance from 72 on with every
+  seed. No agent of a tree meets a longer context than in training, and that reader does. **Delegating is one way to a
+  bounded visible context, and it is not necessary**: a reader with a window of attention of 160 tokens, fine-tuned on
+  the same sizes, is right at 72 to 160 entries in .92 to 1.00. An outside reader measured that, with one seed; no
+  command here prints it yet ([figures](#a-reader-with-a-window)). **A known trick without training moves the reader's
+  end too**: with twice the rotary base, set after training, readers are right again at 72 entries (0.44 to 0.98)
   and still at chance at 120; readers *trained* with another base reach no farther ([below](#how-far-and-why)). Where a
   part is itself longer than in training, delegating fails too.
 - **What it saves** against a reader that was shown the long ones is critical path, peak context and cache reads, not
   tokens. These are counts; nothing was timed.
 - **When.** From about half everywhere RL moves the decision to where the window ends, with every seed, and without a
   window to where a price on memory traffic says. It finds a rule that no demonstration has, and is no better than it.
+  **The rule is a lookup of the size in the prompt**: told a wrong size, the shipped policy follows it in 20 of 20
+  combinations, and another window at test changes nothing ([table](#what-the-decision-follows)).
   With wider windows it fails: half way with 15 terms, never delegating with 19 (one seed each).
 - **RL has no part in *where*** with all demonstrations. With a thirteenth of them it had with one seed of two: the
   other warm start was at chance, and RL left it there.
@@ -849,6 +903,24 @@ failure. Every seed:"""
 AT_ONCE = """Who reads all ledgers at once, without a turn and a subtotal for each, is cheaper than the reader above
 (no model here has learned it). Errorless delegating over errorless reading at once:"""
 
+WINDOWED = """### A reader with a window
+
+**A reader needs no clones to see a bounded context.** An outside reader took `reading/seed0`, gave it a window of
+attention and fine-tuned it on demonstrations of at most 36 named entries. A key is visible if it is in the prompt or
+among the last 160 tokens. Everything here is one seed, greedy play, measured outside of this repository; no command
+here prints it yet.
+
+| reader | extra tokens | 4x18 | 3x24 | 6x20 | 8x20 | n |
+| --- | --- | --- | --- | --- | --- | --- |
+| full attention | – | .11 | .11 | .10 | .07 | 200 |
+| window of 160 | 0.6 M (+20 %) | 1.00 | .98 | .96 | .16 | 100 |
+| the same, shown up to 10 ledgers, still 36 entries | 1.45 M | 1.00 | .92 | 1.00 | .95 | 60 |
+| no window, the same extra demonstrations | 0.6 M | .05 to .08 | – | .10 to .13 | .05 to .08 | 40 |
+
+The root that delegates had been shown ten names and this reader six ledgers, so 8x20 lies within the tree's training in
+shape and outside of the reader's; the third row makes that equal. Against the window reader at 6x20 delegating needs
+x0.43 of its cache reads, x0.59 of its largest context and x0.25 of its critical path."""
+
 ROTATED = """Readers *trained* with ten times the rotary base (`base_100000.yaml`), fresh seeds, predicted at chance
 from 72 entries on like the others:"""
 
@@ -882,6 +954,18 @@ BY_HEART = """\
 right: the root is right all the same without {whole} that had a whole ten of digits, of which there are only 100 with
 their shifts, and without {part} that had less ([one of them](gallery.md#a-clone-that-did-not-matter-and-why)). It
 learned *when* to call clones on sums of which it could have done a part alone."""
+
+SIZE_TOLD = """### What the decision follows
+
+**The policy follows the size in its prompt, not the size of the sum and not the window.** The shipped `deciding`
+(seed 0 of `quick`) was asked {episodes} sums of each size, greedily, with every size in the prompt that it knows, and
+with none. Each cell is the share in which the root's first turn calls clones, then the accuracy. Told a wrong size, it
+follows that size in all 20 combinations, in {least:.2f} or more of the sums: it calls clones for 4 terms and none for
+23. Told no size, it never calls. `python benchmarks/reach.py told` makes both tables again in 20 seconds (here by
+version {version}); `selfcest solve "5:[40]-[59];[10]" --policy deciding` shows one such sum."""
+
+WINDOW_TOLD = """With the right size in the prompt and another window at test, the decision does not move. Under 40
+tokens every call is refused for want of room, and the policy makes it all the same."""
 
 VARIED = """## When window, price or shown size differ
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 import yaml
-from delegation import CONFIGS, EVIDENCE, EXPERIMENTS, ROOT, cells_in, each, of, provenance, table
+from delegation import CONFIGS, EVIDENCE, EXPERIMENTS, ROOT, cells_in, each, evidence_line, of, provenance, table
 
 from selfcest_env.palette import INK, LINE, MUTED, SERIES, SURFACE
 from selfcest_eval.play.results import read_results
@@ -44,6 +44,8 @@ HEAD = """![What each arm earned less its baseline, every seed](methods.png)
 
 The embedded model of 0.17 M parameters, made tasks; nothing follows for a large model. Negative results first. In the
 picture a stroke is a seed, the line a 95 % interval over seeds.
+
+{evidence}
 
 - **Nothing is told apart from the baseline** in any of the four tables, at equal compute: {apart} of {compared}
   intervals leave out 0. Of {sided} predictions of *better* or *worse* {confirmed} came true.
@@ -442,6 +444,7 @@ def summary(cells: Sequence[Cell], found: Mapping[tuple[str, str], str]) -> str:
     aware, untold = (of(cells, experiment)["every"][0] for experiment in ("methods_budgets", "methods_budgets_hidden"))
     told = {words: signed([mean(row) for row in rows]) for words, rows in distances(swept()).items()}
     said = HEAD.format(
+        evidence=evidence_line((cell["commit"] for cell in cells), "`--rerun`"),
         apart=sum(verdict != "undecided" for verdict in verdicts),
         compared=len(verdicts),
         sided=len(sided),

@@ -2,11 +2,13 @@
 
     python benchmarks/reach.py           # after the quick cells of seeds 5 to 9 of benchmarks/delegation.py, 25 minutes
     python benchmarks/reach.py rotary    # after the cells base_100000/reading, 10 minutes
+    python benchmarks/reach.py told      # needs no run: the shipped policy `deciding`, a minute
 
 The first writes docs/evidence/reach.json, which that page is printed from: the longest contexts of training and test,
 cells with a part longer than any in training, readers whose rotary positions are scaled after training, and an
 errorless reader that reads all at once. The second writes rotary.json: the same scaling of readers that were trained
-with another rotary base.
+with another rotary base. The third writes told.json: how often the shipped policy `deciding` delegates when its
+prompt says a wrong size, when it says none, and when the window at test is another one.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -31,11 +35,15 @@ from selfcest_agents.scripted import OracleActor
 from selfcest_env.reward import make_reward
 from selfcest_env.tasks import Style
 from selfcest_env.tasks.long_ledgers import AT_ONCE, ONE_BY_ONE, LongLedgers
+from selfcest_env.tasks.range_sum import MAX_POSITION, TERSE, Query
+from selfcest_env.tasks.source import make_task
 from selfcest_eval.play.config import StudyConfig, load_study
+from selfcest_eval.play.policies import make_policy, run_file
 from selfcest_eval.play.results import read_results
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import dump_config, load_config
 from selfcest_training.families import make_families
+from selfcest_training.shipped import model_folder
 from selfcest_training.stages.warmstart import demonstration_pool
 
 ROOT = Path(__file__).parents[1]
@@ -63,6 +71,7 @@ ROTARY = (
     ("reading",),
     {f"theta_{factor}": {"rope_type": "default", "rope_theta": factor * 100_000.0} for factor in (2, 4)},
 )
+TRUE_SIZES, HINTS = (4, 8, 13, 18, 23), (5, 10, 15, 20, 25)  # one size of each class that a prompt may say
 STUDIES: Mapping[str, tuple[str, tuple[str, ...], Mapping[str, Rope]]] = {"reach": REACH, "rotary": ROTARY}
 
 
@@ -133,16 +142,62 @@ def played(name: str, study: StudyConfig, path: Path) -> dict[str, dict[str, dic
     return found
 
 
+def told(episodes: int = 50) -> dict[str, Any]:
+    """How often the shipped `deciding` calls clones, and how often it is right, by what its prompt says of the size.
+
+    Returns:
+        `sizes`: by true number of terms and size in the prompt (0: none) the share that called and the accuracy.
+        `windows`: the same by window at test in tokens (0: none) and true number of terms, with the right size in the
+            prompt.
+    """
+    folder = model_folder("deciding")
+    limits = load_config(run_file(folder)).limits_of("deciding")
+    source = make_policy("model", {"folder": "deciding"}, "policy")
+    reward = make_reward("correct")
+    with closing(source.load(0)) as player:
+
+        def measure_decisions(size: int, hint: int, window: int | None) -> dict[str, float]:
+            rng = np.random.default_rng(size)  # the same sums whatever the hint and the window
+            requests = []
+            for index in range(episodes):
+                start = int(rng.integers(1, MAX_POSITION - size + 2))
+                query = Query(int(rng.integers(0, 10)), start, start + size - 1, TERSE, hint)
+                task = make_task("range_sum", query.write(), str(query.answer), {"size": size})
+                requests.append(RolloutRequest(str(index), task, index, replace(limits, context_tokens=window)))
+            records = [reward.score(record) for record in player.play(requests, 0.0)]
+            # A call that does not fit into the window is refused, and has been decided all the same.
+            called = mean("<call>" in record.root.turns[0].generation.text for record in records)
+            return {"called": round(called, 4), "accuracy": round(mean(r.team_return for r in records), 4)}
+
+        sizes = {
+            str(size): {str(hint): measure_decisions(size, hint, limits.context_tokens) for hint in (0, *HINTS)}
+            for size in TRUE_SIZES
+        }
+        windows = {
+            str(window or 0): {str(size): measure_decisions(size, -(-size // 5) * 5, window) for size in TRUE_SIZES}
+            for window in (None, 40, 100)
+        }
+    return {"version": version("selfcest"), "episodes": episodes, "sizes": sizes, "windows": windows}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", nargs="?", choices=STUDIES, default="reach")
+    parser.add_argument("study", nargs="?", choices=(*STUDIES, "told"), default="reach")
     name = parser.parse_args().study
+    if name == "told":
+        write_evidence(name, told())
+        return
     path = CONFIGS / "cpu" / f"{name}_frontier.yaml"
     study = load_study(path, [])
     looked_up = {"shown": shown(), "asked": asked()} if name == "reach" else {}
     found = {"seeds": study.seeds, "episodes": study.episodes, **looked_up, **played(name, study, path)}
+    write_evidence(name, found)
+
+
+def write_evidence(name: str, figures: Mapping[str, Any]) -> None:
+    """Write the figures of a study to docs/evidence."""
     file = EVIDENCE / f"{name}.json"
-    file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    file.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     print(f"written to {file}")
 
 

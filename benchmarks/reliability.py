@@ -14,13 +14,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 STORE = ROOT / "docs" / "evidence" / "reliability"
 PARTS = ("fuzz", "soak", "faults")
+EVIDENCE_VERSION = "0.1.0"  # of the stored evidence, which names a commit and no version
 LITTLE = 0.05  # of a step: what a checkpoint may cost where at most one step is lost
 
 
@@ -43,12 +44,23 @@ def stored(folder: Path = STORE) -> dict[str, Any]:
     return {part: json.loads(file.read_text(encoding="utf-8")) for part, file in files.items() if file.exists()}
 
 
+def _commits_in(evidence: Any) -> Iterator[str]:
+    """Every commit that stored evidence names, at any depth."""
+    if isinstance(evidence, Mapping):
+        for key, value in evidence.items():
+            if key == "commit":
+                yield value
+            else:
+                yield from _commits_in(value)
+
+
 def page(evidence: Mapping[str, Any]) -> str:
     """`docs/reliability.md`."""
     fuzz, soak, faults = (evidence.get(part) for part in PARTS)
+    commits = sorted({name[:7] for part in evidence.values() for name in _commits_in(part)})
     return "\n\n".join(
         [
-            HEAD,
+            HEAD.format(version=EVIDENCE_VERSION, commits=", ".join(f"`{name}`" for name in commits)),
             promise(fuzz, soak, faults),
             "## Faults",
             _faults(faults) if faults else missing("faults"),
@@ -68,7 +80,10 @@ HEAD = """# Reliability
 
 What was put into this project to break it, and what became of it. Three commands make the figures, one prints this page
 from what they have stored in `docs/evidence/reliability`; a test compares the two. What the project does on a fault
-is in [Faults and exit codes](faults.md)."""
+is in [Faults and exit codes](faults.md).
+
+*Results of version {version} ({commits}). The commands, given again, repeat the distribution of these figures, not
+their digits.*"""
 
 AGAIN = """## Again
 

@@ -27,8 +27,15 @@ def page(results: Results, outside: Results, tuning: Results) -> str:
     beside = {cell: run for cell, run in results.items() if cell.scenario in played} | outside
     settings = {cell.entry: run.settings for cell, run in (results | outside).items()}
     listed = "\n".join(f"- `{entry}`: `{said}`" for entry, said in settings.items())
-    parts = [HEAD, known_scenarios(), MEANING, RUNS.format(runs=runs_of(results), note=note_on(results))]
-    parts += [table(results), HOW, LIBRARY.format(runs=runs_of(outside), played=PLAYED_OUTSIDE), table(beside)]
+    parts = [HEAD, known_scenarios(), MEANING]
+    versions, versions_outside = (", ".join(sorted({run.version for run in of.values()})) for of in (results, outside))
+    parts.append(RUNS.format(runs=runs_of(results), note=note_on(results), version=versions))
+    parts += [
+        table(results),
+        HOW,
+        LIBRARY.format(version=versions_outside, runs=runs_of(outside), played=PLAYED_OUTSIDE),
+        table(beside),
+    ]
     theirs = {cell: run for cell, run in beside.items() if cell not in outside}
     building = spread([run.points[0][1] for run in outside.values()])
     parts += [TUNING.format(rate=rates(outside), rate_of_others=rates(theirs), building=building, runs=runs_of(tuning))]
@@ -111,7 +118,9 @@ Median team return at the end, evaluations off the clock, and in brackets how ma
 optimal play, over the scenarios that all have played: their interquartile mean (Agarwal et al. 2021), and the mean of
 what a learner has more than the first one on the same scenario with the same seed. Their brackets are 95 % intervals of
 a bootstrap stratified by scenario. [Settings](#settings) are one per learner for all scenarios.
-{note}"""
+{note}
+
+*Results of version {version}. Made again, they repeat the distribution of these figures, not their digits.*"""
 
 HOW = """![Share of runs above each normalised return](evidence/bench/profiles.png)
 
@@ -169,7 +178,8 @@ LIBRARY = """## A library from outside
 
 RLlib's PPO with masks plays by the class `RllibPPO` in [rllib_ppo.py](examples/marl/rllib_ppo.py), which shares its
 configuration with the recipe of [the adapter](adapters.md#rllib). It had
-{runs}, on three scenarios. The other columns are from the table above.
+{runs}, on three scenarios, in a checkout that was not installed (version {version}).
+The other columns are from the table above.
 
 ```bash
 export PYTHONPATH=.:agents:training:docs/examples/marl

@@ -248,6 +248,30 @@ class ReplacedByItsReply(Swap):
         return [Intervention.replace("2" if reply == "1" else "1")]
 
 
+@dataclass(frozen=True)
+class LastOfSecondRound(Branches):
+    """In the second round the clone that was born last is replayed alone."""
+
+    nested: bool = True
+
+    def more_replays(self, episode: EpisodeRecord, shapes: Shapes) -> Sequence[Replay]:
+        by_first: dict[str, Replay] = {}
+        for replay in super().more_replays(episode, shapes):
+            by_first[replay.episode_id] = replay
+        return list(by_first.values())
+
+    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        return Rloo().assign(group, replayed)
+
+
+class TurnsOfSecondRound(LastOfSecondRound):
+    """In the second round clones are replayed where the whole replay took few turns."""
+
+    def more_replays(self, episode: EpisodeRecord, shapes: Shapes) -> Sequence[Replay]:
+        few = {str(first) for first, turns in shapes.items() if sum(turns.values()) < 8}
+        return [r for r in Branches(nested=True).more_replays(episode, shapes) if r.episode_id in few]
+
+
 class SharesOfItsOwn(Difference):
     """A share of the clones by a generator of its own, drawn in the order of the tree: right, and not by `coin`."""
 
@@ -314,6 +338,8 @@ class InMemory(Rloo):
         (TokensReplayed(), ConformanceError, "whether root.0 is replayed"),
         (LastTurnResampled(), ConformanceError, "or with what in its place, depends on what that clone did"),
         (ReplacedByItsReply(), ConformanceError, "or with what in its place, depends on what that clone did"),
+        (LastOfSecondRound(), ConformanceError, "whether root.1.0 is replayed"),
+        (TurnsOfSecondRound(), ConformanceError, "whether root.1.0 is replayed"),
         (Forgets(), CreditError, "raised KeyError"),
         (InMemory(), ConformanceError, "stored and read again"),
     ],

@@ -30,6 +30,7 @@ from selfcest_training.credit.base import (
     Promise,
     Replayed,
     TurnInternals,
+    TwoRoundAssigner,
 )
 from selfcest_training.credit.checks import ask, ask_more, assign_step, fit
 from selfcest_training.credit.synthetic import NULL, World, mirrored, mirrored_key, mirrored_replay, trees_by_clone
@@ -37,6 +38,7 @@ from selfcest_training.credit.synthetic import NULL, World, mirrored, mirrored_k
 _SEEDS = 120  # of the episodes, under which a scheme is asked whom it replays
 _STANDARD_ERRORS = 5.0  # a mean further from 0 than this is no accident
 
+_Tree = tuple[AgentRecord, ...]
 _ByTurn = Mapping[TurnKey, np.ndarray]
 
 
@@ -197,33 +199,68 @@ def _asks_without_looking_at_consequences(assigner: CreditAssigner, world: World
         "episode, agent_id), not a number of them"
     )
     for clone, (smallest, *others) in trees_by_clone().items():
-        expected = _interventions(assigner, world, clone, (smallest, smallest))
-        for tree in others:
-            interventions = _interventions(assigner, world, clone, (tree, smallest))
-            for what in set().union(*expected, *interventions):
-                pairs = zip(expected, interventions, strict=True)
-                differences = [np.array([float(what in after) - float(what in before)]) for before, after in pairs]
-                _require(_is_zero(differences), assigner, rule.format(clone))
+        for interventions_of in (_first_interventions, _second_interventions):
+            expected = interventions_of(assigner, world, clone, smallest, smallest)
+            for tree in others:
+                interventions = interventions_of(assigner, world, clone, tree, smallest)
+                for what in set().union(*expected, *interventions):
+                    pairs = zip(expected, interventions, strict=True)
+                    differences = [np.array([float(what in after) - float(what in before)]) for before, after in pairs]
+                    _require(_is_zero(differences), assigner, rule.format(clone))
 
 
-def _interventions(
-    assigner: CreditAssigner, world: World, clone: AgentId, trees: Sequence[tuple[AgentRecord, ...]]
+def _first_interventions(
+    assigner: CreditAssigner, world: World, clone: AgentId, tree: _Tree, smallest: _Tree
 ) -> list[set[str]]:
-    """Per seed, what the scheme does to the clone from its first turn on, in the first of episodes with these trees."""
+    """Per seed, what the first replays do to the clone from its first turn on, in an episode with this tree."""
     by_seed: list[set[str]] = []
     for number in range(_SEEDS):
-        episodes = [
-            replace(episode, agents=tree, seed=stream_seed("share", number, k), parts={}, by_turn={})
-            for k, (episode, tree) in enumerate(zip(world.group.episodes, trees, strict=False))
-        ]
-        interventions: set[str] = set()
-        for replay in ask(assigner, EpisodeGroup(world.group.task, tuple(episodes))):
-            what = dict(replay.interventions).get(clone)
-            # `again` plays on from a turn that exists or not by what the clone caused, as the join of `paired` does.
-            if replay.episode_id == episodes[0].episode_id and what is not None and what.kind != "again":
-                interventions.update({str(what)} if what.turn == 0 else ())
-        by_seed.append(interventions)
+        group = _group_with(world, number, (tree, smallest))
+        by_seed.append(_done_to(clone, group.episodes[0], ask(assigner, group)))
     return by_seed
+
+
+def _second_interventions(
+    assigner: CreditAssigner, world: World, clone: AgentId, tree: _Tree, smallest: _Tree
+) -> list[set[str]]:
+    """The same of the second replays, where this tree came of a first replay that sampled the clone's parent anew."""
+    by_seed: list[set[str]] = []
+    for number in range(_SEEDS if isinstance(assigner, TwoRoundAssigner) and clone.depth > 1 else 0):
+        group = _group_with(world, number, (smallest, smallest))
+        episode = group.episodes[0]
+        first: dict[Replay, EpisodeRecord] = {}
+        of_parent: list[EpisodeRecord] = []
+        for replay in ask(assigner, group):
+            if replay.episode_id != episode.episode_id:
+                continue
+            what = next((what for agent_id, what in replay.interventions if agent_id == clone.parent), None)
+            is_parent_anew = what is not None and not what.absent and what.turn == 0
+            first[replay] = replace(episode, episode_id=str(replay), agents=tree if is_parent_anew else smallest)
+            of_parent += [first[replay]] if is_parent_anew else []
+        asked = ask_more(assigner, EpisodeGroup(group.task, (episode,)), first)
+        by_seed.append({what for record in of_parent for what in _done_to(clone, record, asked)})
+    return by_seed
+
+
+def _group_with(world: World, number: int, trees: Sequence[_Tree]) -> EpisodeGroup:
+    """Episodes of the world with these trees of agents, and seeds of their own for each number."""
+    episodes = [
+        replace(episode, agents=tree, seed=stream_seed("share", number, k), parts={}, by_turn={})
+        for k, (episode, tree) in enumerate(zip(world.group.episodes, trees, strict=False))
+    ]
+    return EpisodeGroup(world.group.task, tuple(episodes))
+
+
+def _done_to(clone: AgentId, episode: EpisodeRecord, asked: Sequence[Replay]) -> set[str]:
+    """What replays of an episode, or of a replay, do to a clone from its first turn on."""
+    interventions: set[str] = set()
+    for replay in asked:
+        what = dict(replay.interventions).get(clone)
+        # `again` plays on from a turn that exists or not by what the clone caused, as the join of `paired` does.
+        is_from_start = what is not None and what.turn == 0 and what.kind != "again"
+        if replay.episode_id == episode.episode_id and is_from_start:
+            interventions.add(str(what))
+    return interventions
 
 
 def _with_rewards(episode: EpisodeRecord, terms: Mapping[str, float]) -> EpisodeRecord:
