@@ -69,11 +69,13 @@ class Strategy:
     def identity(self) -> str:
         """The name of the strategy in keys of stored results.
 
-        It is the name that a config gives: a registered one, or `package.module:Class` as the user wrote it. Only for a
-        strategy that no config has named it is read from the class.
+        It is the registered name of the class; without one the name that a config gives, `package.module:Class` as the
+        user wrote it. Only a strategy that no config has named is known by where its class lies.
         """
-        name: str | None = vars(self).get(_CONFIG_NAME)
-        return f"{type(self).__module__}:{type(self).__qualname__}" if name is None else STORED_NAMES.get(name, name)
+        reference = f"{type(self).__module__}:{type(self).__qualname__}"
+        registered = (name for name, entry in STRATEGIES.items() if entry in (type(self), reference))
+        name: str = next(registered, vars(self).get(_CONFIG_NAME, reference))
+        return STORED_NAMES.get(name, name)
 
     @property
     def recipe(self) -> Mapping[str, object]:
@@ -249,7 +251,7 @@ _CONFIG_NAME = "__config_name__"  # the attribute of a strategy that holds the n
 def make_strategy(name: str, options: Mapping[str, object], where: str) -> Strategy:
     """A strategy by built-in name or `package.module:Class`, with its options. Raises `ConfigError`."""
     strategy = make(name, options, STRATEGIES, Strategy, what="strategy", where=f"{where}.options")
-    # A frozen dataclass, and no field of it: fields are the options.
+    # The dataclass is frozen, and the name is no field, since fields are the options.
     object.__setattr__(strategy, _CONFIG_NAME, name)
     return strategy
 

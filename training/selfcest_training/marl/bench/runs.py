@@ -11,7 +11,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,7 @@ def play(cell: Cell, seconds: float) -> Run:
 
 def settings_of(entry: Entry, name: str) -> str:
     """As text. Those of a class that is no dataclass are not known, and the class stands for them, as `name` has it."""
-    return stored_text(entry) if is_dataclass(entry) else (shlex.split(name) or [""])[0]
+    return stored_text(entry) if hasattr(entry, "__dataclass_fields__") else (shlex.split(name) or [""])[0]
 
 
 def play_all(
