@@ -25,11 +25,12 @@ from selfcest_env.graders import Grade
 from selfcest_env.graders.grade import Part
 from selfcest_env.graders.qa import Overlap
 from selfcest_env.plugin import PlugIn
-from selfcest_env.record import to_json
-from selfcest_env.stored import stored_fields, to_stored
+from selfcest_env.record import cost_measures, to_json
+from selfcest_env.stored import declared_name, stored_fields, to_stored
 from selfcest_env.tasks import Style
 from selfcest_env.types import Status
 from selfcest_eval.play.config import StudyConfig
+from selfcest_eval.play.forced import NeverDelegates
 from selfcest_eval.play.policies import ModelPolicy, ServerPolicy, digest
 from selfcest_eval.play.results import Place, Result, Unplayable, parse_result, write_result, write_unplayable
 from selfcest_eval.play.strategies import STRATEGIES, Strategy, find_strategy, make_strategy
@@ -179,6 +180,10 @@ def test_a_strategy_is_known_by_the_name_that_the_config_gives(monkeypatch: pyte
     again = make_strategy("reexports:Mine", {"clones": 2}, "strategies.own")
     assert again.recipe == {"strategy": "reexports:Mine", "clones": 2}, "as the user wrote it"
     assert again == own, "the name is no option"
+    # A built-in one has its registered name, however it was made.
+    by_path = make_strategy("selfcest_eval.play.forced:NeverDelegates", {}, "strategies.own")
+    by_name = make_strategy("never_delegates", {}, "strategies.own")
+    assert by_path.identity == by_name.identity == type(by_name)().identity == declared_name(NeverDelegates)
     monkeypatch.setitem(STRATEGIES.builtins, "registered", "study_players:OneClone")  # type: ignore[arg-type]
     monkeypatch.setattr(OneClone, "version", 3)
     registered = make_strategy("registered", {}, "strategies.own")
@@ -210,6 +215,8 @@ def test_lines_of_results_and_records() -> None:
 
 
 def test_names_in_checkpoints_and_evidence() -> None:
+    paid = ["total_tokens", "prompt_tokens", "generated_tokens", "critical_path_tokens", "peak_context"]
+    assert list(cost_measures()) == [*paid, "billed_tokens", "kv_token_steps", "clones", "turns", "depth"]
     compute = ["demonstration_tokens", "sampled_tokens", "read_tokens", "trained_tokens", "compute_at_rl"]
     state = ["stage", "step", "attempt", "num_updates", *compute, "sampled_at_rl", "cpu_seconds"]
     assert list(to_stored(TrainState())) == state
