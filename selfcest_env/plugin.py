@@ -167,7 +167,9 @@ def check_kind(cls: type, kind: type, who: str) -> None:
     """
     if not is_protocol(kind):
         if not issubclass(cls, kind):
-            raise PlugInError(f"{who}: {cls.__name__} is no subclass of {kind.__module__}:{kind.__name__}")
+            raise PlugInError(
+                f"{who}: {cls.__name__} is no subclass of {kind.__module__}:{kind.__name__}; derive it from that"
+            )
         return
     hints, lacking = typing.get_type_hints(kind), []
     bases = [base for base in cls.__mro__ if base is not kind]  # what is inherited from the protocol does nothing

@@ -31,7 +31,7 @@ from selfcest_env.types import Answer, Limits, Task
 from selfcest_env.views import Observation
 from selfcest_eval.play.costs import EpisodeCost
 from selfcest_eval.play.strategies import Strategy
-from selfcest_training.credit import Credit, NoReplays, Promise, Replayed, broadcast
+from selfcest_training.credit import Credit, CreditAssigner, Promise, Replayed, broadcast
 from selfcest_training.learner.losses import LossInputs
 from selfcest_training.stages.base import Admission, PlannedGroup, TaskMenu
 
@@ -118,7 +118,7 @@ class NotTheFirst:
         return Admission(tuple(groups[1:]))
 
 
-class Raw(NoReplays):
+class Raw(CreditAssigner):
     """A credit scheme: the return itself."""
 
     name = "raw"

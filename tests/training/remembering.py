@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from selfcest_env.record import EpisodeGroup
-from selfcest_training.credit import Credit, Replayed, Rloo, broadcast
+from selfcest_training.credit import Credit, Internals, Replayed, Rloo, broadcast
 from selfcest_training.stages.base import Admission, PlannedGroup, TaskMenu
 
 
@@ -80,12 +80,14 @@ class RunningMean(Rloo):
     def __init__(self) -> None:
         self.sums = torch.zeros(2, dtype=torch.float64)  # of returns, of episodes
 
-    def assign_step(self, groups: Sequence[EpisodeGroup], replayed: Sequence[Replayed]) -> list[Credit]:
+    def assign_step(
+        self, groups: Sequence[EpisodeGroup], replayed: Sequence[Replayed], internals: Internals
+    ) -> list[Credit]:
         total, count = self.sums.tolist()
         mean = total / count if count else 0.0
         return [Credit(broadcast(group, [e.team_return - mean for e in group.episodes])) for group in groups]
 
-    def fit(self, groups: Sequence[EpisodeGroup]) -> None:
+    def fit(self, groups: Sequence[EpisodeGroup], internals: Internals) -> None:
         returns = [episode.team_return for group in groups for episode in group.episodes]
         self.sums = self.sums + torch.tensor([sum(returns), len(returns)], dtype=torch.float64)
 
@@ -101,7 +103,7 @@ class FitsAlone(Rloo):
 
     name = "fits_alone"
 
-    def fit(self, groups: Sequence[EpisodeGroup]) -> None: ...
+    def fit(self, groups: Sequence[EpisodeGroup], internals: Internals) -> None: ...
 
 
 class Forgets(AsksOnceMore):

@@ -356,15 +356,12 @@ def test_a_conformance_error_fails_a_test_like_any_assertion() -> None:
 
 
 def test_a_scheme_must_declare_itself() -> None:
-    class Anonymous:
-        def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
-            return ()
-
+    class Anonymous(CreditAssigner):
         def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
             return Rloo().assign(group, replayed)
 
-    with pytest.raises(PlugInError, match=r"Anonymous lacks formula: str, name: str, "):
-        check_assigner(Anonymous())  # type: ignore[arg-type]
+    with pytest.raises(PlugInError, match="Anonymous lacks name, formula, source, promise, null_player; declare them"):
+        check_assigner(Anonymous())
 
 
 # The made-up world

@@ -278,7 +278,7 @@ def test_per_role_options_come_from_a_config() -> None:
 # Bad input
 
 
-class Asks:
+class Asks(CreditAssigner):
     """Asks for what it was told to ask for."""
 
     def __init__(self, *replays: Any) -> None:
@@ -369,7 +369,7 @@ def test_bad_options_are_named(name: str, options: dict[str, Any], words: str) -
 
 
 def test_a_class_that_declares_nothing_is_no_scheme() -> None:
-    with pytest.raises(PlugInError, match="Fraction lacks .*name: str.*declare it on the class"):
+    with pytest.raises(PlugInError, match="Fraction is no subclass of .*:CreditAssigner; derive it from that"):
         make_assigner("fractions:Fraction", {}, where="options")
 
 

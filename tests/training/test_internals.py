@@ -30,7 +30,6 @@ from selfcest_training.credit import (
     Gated,
     Internal,
     Internals,
-    InternalsAssigner,
     PerRole,
     Rloo,
     TurnInternals,
@@ -156,7 +155,7 @@ def test_a_value_head_of_another_model_is_refused() -> None:
 
 @pytest.mark.parametrize("scheme", [Critic(), Gae()], ids=lambda s: s.name)
 def test_a_step_with_nothing_in_it_teaches_nothing(scheme: Critic | Gae) -> None:
-    scheme.fit_internals([], {})
+    scheme.fit([], {})
     assert assign_step(scheme, [], [], {}) == []
     internals = seen(PAIR, range(4), range(4))
     assert assign_step(scheme, [PAIR], [{}], internals)[0].advantage == Rloo().assign(PAIR, {}).advantage
@@ -282,12 +281,12 @@ def test_schemes_that_learn_are_not_wrapped(wrapper: Any, inner: str) -> None:
         wrapper(PlugIn(inner))
 
 
-class LooksOnly(Rloo):
-    """Looks, and says nothing of what it learns."""
+class Looks(Rloo):
+    """Looks, and learns nothing."""
 
     internals = frozenset({Internal.ENTROPY})
 
-    def assign_internals(self, groups: Any, replayed: Any, internals: Internals) -> list[Credit]:
+    def assign_step(self, groups: Any, replayed: Any, internals: Internals) -> list[Credit]:
         return [
             Credit({key: float(internals[key].entropies.sum()) for e in one.episodes for key, _ in e.turns()})
             for one in groups
@@ -297,28 +296,56 @@ class LooksOnly(Rloo):
 class LooksForNothing(Rloo):
     """What it wants is a text."""
 
-    internals = frozenset({"hiden"})
-    assign_internals = fit_internals = state_dict = load_state_dict = Rloo.assign
+    internals = frozenset({"hiden"})  # type: ignore[arg-type]
 
 
-class KnowsItsPlace(Critic):
-    """Once it has learned, a clone gets the more the later it was called."""
+class HookOfTheFirstVersion(Rloo):
+    """Its credit from internals would never be asked for."""
 
-    def assign_internals(self, groups: Any, replayed: Any, internals: Internals) -> Sequence[Credit]:
-        credits = super().assign_internals(groups, replayed, internals)
-        if not self._value.fitted:
-            return credits
-        late = {key: sum(key.agent_id.path) for credit in credits for key in credit.advantage}
-        return [Credit({key: value + late[key] for key, value in credit.advantage.items()}) for credit in credits]
+    def assign_internals(self, groups: Any, replayed: Any, internals: Internals) -> list[Credit]:
+        raise AssertionError
 
 
-class Looks(LooksOnly):
-    def fit_internals(self, groups: Any, internals: Internals) -> None: ...
+class FitOfTheFirstVersion(Rloo):
+    def fit(self, groups: Any) -> None: ...  # type: ignore[override]
 
     def state_dict(self) -> dict[str, Any]:
         return {}
 
     def load_state_dict(self, state: Any) -> None: ...
+
+
+class StepOfTheFirstVersion(Rloo):
+    def assign_step(self, groups: Any, replayed: Any) -> list[Credit]:  # type: ignore[override]
+        raise AssertionError
+
+
+class Duck:
+    """Has all methods, and no base class."""
+
+    name = formula = source = "duck"
+    promise, null_player = Rloo.promise, Rloo.null_player
+    replays, assign = Rloo.replays, Rloo.assign
+
+
+class AssignsNothing(CreditAssigner):
+    name = formula = source = "nothing"
+    promise, null_player = Rloo.promise, Rloo.null_player
+
+
+class PromisesAText(Rloo):
+    promise = "unbiased"  # type: ignore[assignment]
+
+
+class KnowsItsPlace(Critic):
+    """Once it has learned, a clone gets the more the later it was called."""
+
+    def assign_step(self, groups: Any, replayed: Any, internals: Internals) -> Sequence[Credit]:
+        credits = super().assign_step(groups, replayed, internals)
+        if not self._value.fitted:
+            return credits
+        late = {key: sum(key.agent_id.path) for credit in credits for key in credit.advantage}
+        return [Credit({key: value + late[key] for key, value in credit.advantage.items()}) for credit in credits]
 
 
 class Forgetful(Critic):
@@ -327,12 +354,24 @@ class Forgetful(Critic):
     def load_state_dict(self, state: Any) -> None: ...
 
 
-def test_who_looks_must_say_what_it_learns() -> None:
-    with pytest.raises(PlugInError, match="LooksOnly has assign_internals and lacks fit_internals, state_dict"):
-        make_assigner("test_internals:LooksOnly", {}, where="options")
-    with pytest.raises(PlugInError, match=r"LooksForNothing.internals is frozenset\(\{'hiden'\}\); expected"):
-        make_assigner("test_internals:LooksForNothing", {}, where="options")
-    assert isinstance(Looks(), InternalsAssigner)
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "LooksForNothing",
+            r"LooksForNothing.internals is frozenset\(\{'hiden'\}\); expected a frozenset of hidden and",
+        ),
+        ("HookOfTheFirstVersion", "has assign_internals, a hook of version 0.1; since 0.2 it is assign_step"),
+        ("FitOfTheFirstVersion", r"FitOfTheFirstVersion.fit cannot be called as fit\(groups, internals\)"),
+        ("StepOfTheFirstVersion", r"assign_step cannot be called as assign_step\(groups, replayed, internals\)"),
+        ("Duck", "Duck is no subclass of selfcest_training.credit.base:CreditAssigner; derive it from that"),
+        ("AssignsNothing", r"AssignsNothing lacks assign\(\); override it, or assign_step"),
+        ("PromisesAText", "PromisesAText.promise is 'unbiased'; expected one of Promise.UNBIASED, "),
+    ],
+)
+def test_a_class_that_is_no_scheme_of_this_version_is_refused_with_what_to_write(name: str, words: str) -> None:
+    with pytest.raises(PlugInError, match=words):
+        make_assigner(f"test_internals:{name}", {}, where="options")
 
 
 @pytest.mark.parametrize("scheme", [Critic(), Gae(), Gae(lam=1.0), Looks()], ids=lambda s: type(s).__name__)

@@ -205,7 +205,7 @@ def test_a_value_of_earlier_groups_is_an_unbiased_baseline() -> None:
     requests = [lab_request(game, 3, index, k) for index in range(10) for k in range(2)]
     played = rollout(requests, TabularPolicy(game.table, Streams()), game.rules)
     earlier = EpisodeGroup(game.game.task(), tuple(game.reward.score(record) for record in played))
-    scheme.fit([earlier])
+    scheme.fit([earlier], {})
 
     class Fitted(Rloo):
         """It as it stands after those groups, which the laboratory can enumerate."""

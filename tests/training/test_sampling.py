@@ -433,7 +433,7 @@ def test_state_zero_by_hand() -> None:
     assert scheme.assign(group, {}).advantage == Rloo().assign(group, {}).advantage
     alone = played("a", [RIGHT])
     assert set(scheme.assign(alone, {}).advantage.values()) == {1.0}
-    scheme.fit([group])
+    scheme.fit([group], {})
     credit = scheme.assign(alone, {})
     assert list(credit.advantage.values()) == pytest.approx([0.75, 0.75]), "the root and its clone"
     assert credit.diagnostics["state_zero_error"] == pytest.approx(0.75**2)

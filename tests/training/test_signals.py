@@ -42,7 +42,6 @@ from selfcest_training.credit import (
     Credit,
     CreditAssigner,
     Grpo,
-    InternalsAssigner,
     Replayed,
     Rloo,
     TurnInternals,
@@ -489,7 +488,7 @@ def seen(
 
 
 def credit_of(scheme: CreditAssigner, *groups: EpisodeGroup, **what: Any) -> list[Credit]:
-    assert isinstance(scheme, InternalsAssigner)
+    assert scheme.internals
     nothing: Sequence[Replayed] = [{}] * len(groups)
     return assign_step(scheme, groups, nothing, seen(*groups, **what))
 

@@ -159,7 +159,7 @@ def test_what_is_no_stage_is_refused_by_name(make: Any, what: str) -> None:
 
 def test_a_scheme_of_whole_steps_gives_one_credit_a_group() -> None:
     class Short(Rloo):
-        def assign_step(self, groups: Any, replayed: Any) -> list[Credit]:
+        def assign_step(self, groups: Any, replayed: Any, internals: Any) -> list[Credit]:
             return []
 
     with pytest.raises(CreditError, match="'rloo' gave 0 credits for 1 groups"):

@@ -21,7 +21,7 @@ from selfcest_env.seeding import stream_seed
 from selfcest_lab.exact import Parameters, Solved
 from selfcest_lab.internals import internals_of
 from selfcest_lab.tabular import Floats, Streams, TabularPolicy
-from selfcest_training.credit import Credit, CreditAssigner, InternalsAssigner, LearningAssigner, Replayed, Rloo, fit
+from selfcest_training.credit import Credit, CreditAssigner, Replayed, Rloo, fit, overrides
 from selfcest_training.learner.batch import Sample, build_samples, collate
 from selfcest_training.learner.losses import Clipped, LossInputs, token_logprobs, weighted_sum
 from selfcest_training.learner.options import Denominator
@@ -111,7 +111,7 @@ def sample_groups(
         return [EpisodeGroup(solved.game.task(), part) for part in parts]
 
     parts = [range(start, min(start + _GROUPS, num_groups)) for start in range(0, num_groups, _GROUPS)]
-    if isinstance(assigner, InternalsAssigner | LearningAssigner):
+    if assigner.internals or overrides(assigner, "fit"):
         assigner = copy.deepcopy(assigner)
         for indices in parts:
             groups = groups_of(indices, stream_seed("lab learns", seed))
@@ -119,7 +119,7 @@ def sample_groups(
     for indices in parts:
         groups = groups_of(indices, seed)
         played = counterfactuals(assigner, groups, play)
-        internals = internals_of(groups, solved.table) if isinstance(assigner, InternalsAssigner) else None
+        internals = internals_of(groups, solved.table) if assigner.internals else None
         credit = credit_step(assigner, groups, played, internals)
         gradients.append(group_gradients(solved.parameters, groups, credit.credits, records_of(played)))
         reference.append(group_gradients(solved.parameters, groups, [Rloo().assign(group, {}) for group in groups]))

@@ -29,12 +29,11 @@ from selfcest_lab.tabular import Floats, TabularPolicy
 from selfcest_training.credit import (
     Credit,
     CreditAssigner,
-    InternalsAssigner,
-    LearningAssigner,
     Replayed,
     ask,
     ask_more,
     assign,
+    overrides,
 )
 from selfcest_training.credit.chance import picked
 
@@ -114,7 +113,7 @@ def expected_gradient(
     Args:
         max_outcomes: calls of the scheme that may be made.
     """
-    if isinstance(assigner, LearningAssigner | InternalsAssigner):
+    if assigner.internals or overrides(assigner, "fit"):
         return None
     slots = [
         trajectories(solved.game, solved.table, solved.rules, solved.reward, lab_request(solved, 0, 0, k))

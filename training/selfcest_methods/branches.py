@@ -27,12 +27,21 @@ from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Intervention, Replay
 from selfcest_env.structure import Checked, Count, Share
 from selfcest_env.types import ROOT, AgentId, TurnKey
-from selfcest_training.credit.base import Credit, Promise, Replayed, Shapes, against_others, broadcast, leave_one_out
+from selfcest_training.credit.base import (
+    Credit,
+    CreditAssigner,
+    Promise,
+    Replayed,
+    Shapes,
+    against_others,
+    broadcast,
+    leave_one_out,
+)
 from selfcest_training.credit.counterfactual import replayed_clones
 
 
 @dataclass(frozen=True)
-class Branches(Checked):
+class Branches(CreditAssigner, Checked):
     """Options: `samples`, alternatives per clone (default 1); `max_share` of the clones that have them (default 1);
     `nested`, clones that are born in alternatives are credited there too (default false; of all clones)."""
 

@@ -36,7 +36,7 @@ class Critic(FittedValues):
     formula: ClassVar[str] = "clones: A = Q(after the turn) - V(before it), learned; roots: rloo"
     source: ClassVar[str] = "Foerster et al. (arXiv 1705.08926)"
 
-    def assign_internals(
+    def assign_step(
         self, groups: Sequence[EpisodeGroup], replayed: Sequence[Replayed], internals: Internals
     ) -> Sequence[Credit]:
         return [self._assign(group, internals) for group in groups]
@@ -60,7 +60,7 @@ class Critic(FittedValues):
         missed = {"critic_error": float(np.mean(np.square(errors))), "return_variance": float(np.var(returns))}
         return Credit(advantage, diagnostics=missed)
 
-    def fit_internals(self, groups: Sequence[EpisodeGroup], internals: Internals) -> None:
+    def fit(self, groups: Sequence[EpisodeGroup], internals: Internals) -> None:
         found = [(episode, _clones(episode)) for group in groups for episode in group.episodes]
         found = [(episode, clones) for episode, clones in found if clones]
         if not found:

@@ -66,7 +66,7 @@ class D3s(CountsSteps, Wrapping):
         """What it is without entropies: the scheme inside."""
         return checks.assign(self.inside, group, replayed)
 
-    def assign_internals(
+    def assign_step(
         self, groups: Sequence[EpisodeGroup], replayed: Sequence[Replayed], internals: Internals
     ) -> Sequence[Credit]:
         credits = [self.assign(group, found) for group, found in zip(groups, replayed, strict=True)]
@@ -90,10 +90,6 @@ class D3s(CountsSteps, Wrapping):
         every = np.sort(np.concatenate([*worth.values(), []]))[::-1]
         floor = every[math.ceil(tokens * len(every)) - 1] if len(every) and tokens < 1 else 0.0
         return [_without(group, credit, kept, worth, floor) for group, credit in pool]
-
-    def fit_internals(self, groups: Sequence[EpisodeGroup], internals: Internals) -> None:
-        """Another step is done."""
-        self.count_step()
 
 
 def _most_varied(values: Sequence[float], share: float) -> set[int]:

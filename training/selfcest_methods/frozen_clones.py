@@ -18,7 +18,6 @@ From then on it is the scheme inside. Degenerate case: `steps: 0` is the scheme 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -50,7 +49,3 @@ class FrozenClones(CountsSteps, Wrapping):
         clones = {key for episode in group.episodes for key, _ in episode.turns() if key.agent_id != ROOT}
         weight = {key: value for key, value in credit.weight.items() if key in kept}
         return Credit(kept, credit.excluded | clones, credit.diagnostics, weight)
-
-    def fit(self, groups: Sequence[EpisodeGroup]) -> None:
-        """Another step is done."""
-        self.count_step()

@@ -37,7 +37,7 @@ class Gae(FittedValues):
 
     lam: Share = 0.95
 
-    def assign_internals(
+    def assign_step(
         self, groups: Sequence[EpisodeGroup], replayed: Sequence[Replayed], internals: Internals
     ) -> Sequence[Credit]:
         if not self._value.fitted:
@@ -56,7 +56,7 @@ class Gae(FittedValues):
                     advantage[TurnKey(episode.episode_id, agent.agent_id, turn)] = later
         return Credit(advantage)
 
-    def fit_internals(self, groups: Sequence[EpisodeGroup], internals: Internals) -> None:
+    def fit(self, groups: Sequence[EpisodeGroup], internals: Internals) -> None:
         episodes = [episode for group in groups for episode in group.episodes if _acted(episode)]
         if not episodes:
             return

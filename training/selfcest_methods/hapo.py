@@ -28,7 +28,7 @@ of one a config error.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -41,9 +41,9 @@ from selfcest_env.types import TurnKey
 from selfcest_training.credit.base import (
     Advantage,
     Credit,
+    CreditAssigner,
     Internal,
     Internals,
-    NoReplays,
     Promise,
     Replayed,
     broadcast,
@@ -54,7 +54,7 @@ _LEAST_ENTROPY = 1e-8  # as in the released code: its logarithm is finite
 
 
 @dataclass(frozen=True)
-class Hapo(NoReplays, Checked):
+class Hapo(CreditAssigner, Checked):
     """Options: `std_floor` (default 0.25), `epsilon` (default 1e-6), `limit` (default 5), `beta` (default 1, at most 1:
     more would turn the sign of tokens of low entropy), `pivot` (default 0.8), `neutral` (default 0.1)."""
 
@@ -84,7 +84,7 @@ class Hapo(NoReplays, Checked):
         found = centred / divisor if (divisor := max(std, self.std_floor) + self.epsilon) else 0 * centred
         return Credit(broadcast(group, fallback if np.abs(found).max() >= self.limit else found.tolist()))
 
-    def assign_internals(
+    def assign_step(
         self, groups: Sequence[EpisodeGroup], replayed: Sequence[Replayed], internals: Internals
     ) -> Sequence[Credit]:
         turns = [(key, turn) for group in groups for episode in group.episodes for key, turn in episode.turns()]
@@ -97,15 +97,6 @@ class Hapo(NoReplays, Checked):
             factors[key] = np.where(redistributed, 1 + self.beta * h, 1.0)
         credits = [self.assign(group, found) for group, found in zip(groups, replayed, strict=True)]
         return [Credit({key: _times(value, factors[key]) for key, value in c.advantage.items()}) for c in credits]
-
-    def fit_internals(self, groups: Sequence[EpisodeGroup], internals: Internals) -> None:
-        """There is nothing to learn."""
-
-    def state_dict(self) -> Mapping[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """There is nothing to remember."""
 
 
 def _times(value: Advantage, factors: npt.NDArray[Any]) -> Advantage:

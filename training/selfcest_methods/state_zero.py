@@ -29,7 +29,7 @@ import numpy.typing as npt
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.structure import Above, Checked, Share
 from selfcest_env.types import Limits, Task
-from selfcest_training.credit.base import Credit, NoReplays, Promise, Replayed, broadcast, leave_one_out
+from selfcest_training.credit.base import Credit, CreditAssigner, Internals, Promise, Replayed, broadcast, leave_one_out
 from selfcest_training.families import Bucket
 
 Floats = npt.NDArray[np.float64]
@@ -135,7 +135,7 @@ def _sigmoid(x: Floats) -> Floats:
 
 
 @dataclass(frozen=True)
-class StateZero(NoReplays, Checked):
+class StateZero(CreditAssigner, Checked):
     """Options: `decay` (default 0.9), the weight of a step's returns against the next's; `ridge` (default 0.1), in
     rollouts."""
 
@@ -156,7 +156,7 @@ class StateZero(NoReplays, Checked):
         missed = {"state_zero_error": float(np.mean(np.square(errors)))}
         return Credit(broadcast(group, errors), diagnostics=missed)
 
-    def fit(self, groups: Sequence[EpisodeGroup]) -> None:
+    def fit(self, groups: Sequence[EpisodeGroup], internals: Internals) -> None:
         episodes = [episode for group in groups for episode in group.episodes]
         self._value.fit([(cell_of(episode.task, episode.limits), episode.team_return) for episode in episodes])
 

@@ -23,9 +23,9 @@ from selfcest_env.structure import Above, Checked, Share
 from selfcest_env.types import TurnKey
 from selfcest_training.credit.base import (
     Credit,
+    CreditAssigner,
     Internal,
     Internals,
-    NoReplays,
     Promise,
     Replayed,
     broadcast,
@@ -95,7 +95,7 @@ class ValueHead:
 
 
 @dataclass(frozen=True)
-class FittedValues(NoReplays, Checked):
+class FittedValues(CreditAssigner, Checked):
     """Base of the schemes with value heads. Options: `decay` (default 0.95), the weight of a step's returns against the
     next's; `ridge` (default 0.01)."""
 

@@ -15,7 +15,7 @@ from selfcest_agents.samplers import TakesWeights
 from selfcest_env.errors import TrainingError
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.seeding import stream_seed
-from selfcest_training.credit import InternalsAssigner, fit
+from selfcest_training.credit import fit
 from selfcest_training.learner.batch import mini_batches
 from selfcest_training.learner.internals import look_into
 from selfcest_training.learner.options import Denominator, LossConfig
@@ -117,7 +117,7 @@ class Trainer:
         produced = self._ahead.take(self.next_step)
         self.account.spend(sampled=produced.sampled_tokens)
         scheme, groups, internals = self.stages.credit, produced.learned_from, None
-        if isinstance(scheme, InternalsAssigner):
+        if scheme.internals:
             internals, read = look_into(self.learner, groups, scheme.internals)
             self.account.spend(read=read)
         credit = credit_step(scheme, groups, produced.replayed, internals)

@@ -16,11 +16,11 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.replay import Intervention, Replay
 from selfcest_env.types import AgentId, Role
-from selfcest_training.credit import Credit, Promise, Replayed, broadcast, leave_one_out
+from selfcest_training.credit import Credit, CreditAssigner, Promise, Replayed, broadcast, leave_one_out
 
 
 @dataclass(frozen=True)
-class Aristocrat:
+class Aristocrat(CreditAssigner):
     """Options: `absence`, the weight of the default reply (default 0.5)."""
 
     name: ClassVar[str] = "aristocrat"

@@ -1,4 +1,4 @@
-"""What a credit scheme is: a pure function from records to one advantage per generated turn."""
+"""The interface of credit schemes, and what they share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -55,88 +55,6 @@ class Promise(enum.StrEnum):
     BIASED = "biased"
 
 
-class CreditAssigner(Protocol):
-    """A scheme. It holds neither the environment nor the policy; its options are its constructor's arguments.
-
-    Class attributes:
-        name: in messages and tables.
-        formula: one line.
-        source: paper or project it comes from.
-        promise: what it may be held to.
-        null_player: whether a clone that never matters, and whose tokens are not priced, gets zero in expectation given
-            everything that its turns did not cause. A scheme with replays promises it for the clones it asks them for.
-    """
-
-    name: ClassVar[str]
-    formula: ClassVar[str]
-    source: ClassVar[str]
-    promise: ClassVar[Promise]
-    null_player: ClassVar[bool]
-
-    def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
-        """The counterfactuals it needs, asked before any of them is played. Chosen without looking at rewards."""
-        ...
-
-    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
-        """Credit of every generated turn.
-
-        Args:
-            group: scored episodes of one task.
-            replayed: for every replay that was asked, its record: complete and scored by the same reward.
-        """
-        ...
-
-
-@runtime_checkable
-class TwoRoundAssigner(CreditAssigner, Protocol):
-    """A scheme that asks once more when it knows which agents and turns its replays have; `assign` has both rounds."""
-
-    def more_replays(self, episode: EpisodeRecord, shapes: Shapes) -> Sequence[Replay]:
-        """What it needs besides for one episode. Chosen without looking at rewards.
-
-        Args:
-            episode: of a group that it was asked about.
-            shapes: of all first replays of that episode. A replay of a replay names it by its id:
-                `Replay.of(str(first), {agent_id: what})`.
-        """
-        ...
-
-
-@runtime_checkable
-class ConstantBound(Protocol):
-    """A scheme whose numbers go with what the `constant` loss divides by."""
-
-    def check_constant(self, constant_tokens: float) -> None:
-        """Raise `ConfigError` for another constant than it was made for."""
-        ...
-
-
-@runtime_checkable
-class StepAssigner(CreditAssigner, Protocol):
-    """A scheme that sees all groups of a step at once; it is then called in place of `assign`."""
-
-    def assign_step(self, groups: Sequence[EpisodeGroup], replayed: Sequence[Replayed]) -> Sequence[Credit]:
-        """Credit of every group, in their order."""
-        ...
-
-
-@runtime_checkable
-class LearningAssigner(CreditAssigner, Protocol):
-    """A scheme with learned parts, as a critic. `state_dict` and `load_state_dict` put them into checkpoints.
-
-    With rollouts ahead of the learner `replays` is called while `fit` may run: what it asks for must not depend on what
-    has been learned.
-    """
-
-    def fit(self, groups: Sequence[EpisodeGroup]) -> None:
-        """Learn from a step's groups, after their credit has been used: credit rests on earlier steps alone."""
-        ...
-
-    def state_dict(self) -> Mapping[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-
 class Internal(enum.StrEnum):
     """What a scheme may want of the policy's computation over the contexts of an episode's agents."""
 
@@ -163,39 +81,88 @@ class TurnInternals:
 Internals = Mapping[TurnKey, TurnInternals]
 
 
-@runtime_checkable
-class InternalsAssigner(CreditAssigner, Protocol):
-    """A scheme that looks into the policy, as a critic on its hidden states does.
+class CreditAssigner:
+    """Base of every credit scheme: a function from records to one advantage per generated turn.
 
-    It is given numbers and never the policy. They are computed by the learner before its update, in a forward pass over
-    the episodes (not the replays) for each kind that is wanted, counted as compute. `assign` and `fit` are not called.
+    It holds neither the environment nor the policy; its options are its constructor's arguments. A scheme declares the
+    class attributes without a value and overrides `assign`, or `assign_step` if it sees all groups of a step at once.
+    All other methods are optional: here they ask for nothing, refuse nothing, learn nothing and remember nothing.
 
-    Class attribute:
-        internals: what it wants.
+    Class attributes:
+        name: in messages and tables.
+        formula: one line.
+        source: paper or project it comes from.
+        promise: the property of its gradient that it may be held to.
+        null_player: whether a clone that never matters, and whose tokens are not priced, gets zero in expectation given
+            everything that its turns did not cause. A scheme with replays promises it for the clones it asks them for.
+        internals: what it wants of the policy's computation. The learner computes it before its update, in a forward
+            pass over the episodes (not the replays) for each kind, counted as compute.
     """
 
-    internals: ClassVar[frozenset[Internal]]
-
-    def assign_internals(
-        self, groups: Sequence[EpisodeGroup], replayed: Sequence[Replayed], internals: Internals
-    ) -> Sequence[Credit]:
-        """Credit of every group, in their order; `internals` has every turn of their episodes."""
-        ...
-
-    def fit_internals(self, groups: Sequence[EpisodeGroup], internals: Internals) -> None:
-        """Learn from a step's groups, after their credit has been used, if there is something to learn."""
-        ...
-
-    def state_dict(self) -> Mapping[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-
-class NoReplays:
-    """Base of the schemes that look at factual episodes alone."""
+    name: ClassVar[str]
+    formula: ClassVar[str]
+    source: ClassVar[str]
+    promise: ClassVar[Promise]
+    null_player: ClassVar[bool]
+    internals: ClassVar[frozenset[Internal]] = frozenset()
 
     def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
+        """The counterfactuals it needs, asked before any of them is played. Chosen without looking at rewards."""
         return ()
+
+    def more_replays(self, episode: EpisodeRecord, shapes: Shapes) -> Sequence[Replay]:
+        """The second round of replays of one episode, chosen without looking at rewards.
+
+        Args:
+            episode: of a group that it was asked about.
+            shapes: of all first replays of that episode. A replay of a replay names it by its id:
+                `Replay.of(str(first), {agent_id: what})`.
+        """
+        return ()
+
+    def check_constant(self, constant_tokens: float) -> None:
+        """Raise `ConfigError` for another denominator of the `constant` loss than it was made for."""
+
+    def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
+        """Credit of every generated turn.
+
+        Args:
+            group: scored episodes of one task.
+            replayed: for every replay that was asked, its record: complete and scored by the same reward.
+        """
+        raise NotImplementedError(f"{type(self).__name__} overrides neither assign nor assign_step")
+
+    def assign_step(
+        self, groups: Sequence[EpisodeGroup], replayed: Sequence[Replayed], internals: Internals
+    ) -> Sequence[Credit]:
+        """Credit of every group of a step, in their order.
+
+        Args:
+            groups: the scored groups of the step.
+            replayed: per group its replays, as in `assign`.
+            internals: every turn of their episodes; empty unless the class attribute `internals` asks for some.
+        """
+        return [self.assign(group, records) for group, records in zip(groups, replayed, strict=True)]
+
+    def fit(self, groups: Sequence[EpisodeGroup], internals: Internals) -> None:
+        """Learn from a step's groups, after their credit has been used: credit rests on earlier steps only.
+
+        A scheme that overrides this also overrides `state_dict` and `load_state_dict`. With rollouts ahead of the
+        learner `replays` is called while `fit` may run: what it asks for must not depend on what has been learned.
+        """
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """What the scheme has learned, as values of JSON and tensors, for checkpoints."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what `state_dict` of another instance has returned."""
+
+
+def overrides(scheme: CreditAssigner | type[CreditAssigner], method: str) -> bool:
+    """Whether a scheme has its own version of a method of the base class."""
+    cls = scheme if isinstance(scheme, type) else type(scheme)
+    return getattr(cls, method) is not getattr(CreditAssigner, method)
 
 
 def broadcast(group: EpisodeGroup, advantages: Sequence[float]) -> dict[TurnKey, Advantage]:

@@ -14,18 +14,7 @@ from selfcest_env.errors import CreditError, SelfcestError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, Turn
 from selfcest_env.replay import Replay
 from selfcest_env.types import TurnKey
-from selfcest_training.credit.base import (
-    ConstantBound,
-    Credit,
-    CreditAssigner,
-    Internals,
-    InternalsAssigner,
-    LearningAssigner,
-    Replayed,
-    Shapes,
-    StepAssigner,
-    TwoRoundAssigner,
-)
+from selfcest_training.credit.base import Credit, CreditAssigner, Internals, Replayed, Shapes
 
 T = TypeVar("T")
 
@@ -47,36 +36,23 @@ def ask_more(assigner: CreditAssigner, group: EpisodeGroup, first: Replayed) -> 
     Raises `CreditError` that names scheme, replay and rule.
     """
     asked: list[Replay] = []
-    if not isinstance(assigner, TwoRoundAssigner):
-        return ()
     for episode in group.episodes:
         shapes = {
             replay: {agent.agent_id: len(agent.turns) for agent in record.agents}
             for replay, record in first.items()
             if replay.episode_id == episode.episode_id
         }
-        asked += called(f"credit scheme '{assigner.name}'", partial(more_replays, assigner, episode, shapes))
+        asked += called(f"credit scheme '{assigner.name}'", partial(_second_round, assigner, episode, shapes))
     return tuple(replay for replay in checked_replays(assigner.name, group, asked, first) if replay not in first)
 
 
-def more_replays(assigner: CreditAssigner, episode: EpisodeRecord, shapes: Shapes) -> tuple[Replay, ...]:
-    """What a scheme that another one wraps asks for in a second round; nothing if it has none."""
-    return tuple(assigner.more_replays(episode, shapes)) if isinstance(assigner, TwoRoundAssigner) else ()
-
-
-def check_constant(assigner: CreditAssigner, constant_tokens: float) -> None:
-    """Let a scheme, or one that it wraps, refuse what the loss divides by. Raises its `ConfigError`."""
-    if isinstance(assigner, ConstantBound):
-        assigner.check_constant(constant_tokens)
+def _second_round(assigner: CreditAssigner, episode: EpisodeRecord, shapes: Shapes) -> tuple[Replay, ...]:
+    return tuple(assigner.more_replays(episode, shapes))
 
 
 def assign(assigner: CreditAssigner, group: EpisodeGroup, replayed: Mapping[Replay, EpisodeRecord]) -> Credit:
     """A scheme's credit, checked. Raises `CreditError` that names scheme, turn and rule."""
-    if isinstance(assigner, InternalsAssigner):
-        raise NotInRecordsError(
-            f"credit scheme '{assigner.name}' looks into the policy ({', '.join(sorted(assigner.internals))}), and "
-            "records alone do not hold that; train with it, or choose another scheme"
-        )
+    _require_records_suffice(assigner)
     credit = called(f"credit scheme '{assigner.name}'", lambda: assigner.assign(group, replayed))
     return checked_credit(assigner.name, group, credit, replayed)
 
@@ -87,31 +63,31 @@ def assign_step(
     replayed: Sequence[Mapping[Replay, EpisodeRecord]],
     internals: Internals | None = None,
 ) -> list[Credit]:
-    """Credit of all groups of a step, checked: by `assign_internals` or `assign_step` if the scheme has one of them and
-    there are `internals`, else group by group.
+    """Credit of all groups of a step, checked. Without `internals` there are records only.
 
     Raises `CreditError` that names scheme, turn and rule.
     """
-    who = f"credit scheme '{assigner.name}'"
-    if isinstance(assigner, InternalsAssigner) and internals is not None:
-        credits = called(who, lambda: list(assigner.assign_internals(groups, replayed, internals)))
-    elif isinstance(assigner, StepAssigner):
-        credits = called(who, lambda: list(assigner.assign_step(groups, replayed)))
-    else:
-        return [assign(assigner, group, found) for group, found in zip(groups, replayed, strict=True)]
+    if internals is None:
+        _require_records_suffice(assigner)
+    seen: Internals = {} if internals is None else internals
+    credits = called(f"credit scheme '{assigner.name}'", lambda: list(assigner.assign_step(groups, replayed, seen)))
     if len(credits) != len(groups):
         raise CreditError(f"credit scheme '{assigner.name}' gave {len(credits)} credits for {len(groups)} groups")
     triples = zip(groups, credits, replayed, strict=True)
-    return [checked_credit(assigner.name, group, credit, found) for group, credit, found in triples]
+    return [checked_credit(assigner.name, group, credit, records) for group, credit, records in triples]
 
 
 def fit(assigner: CreditAssigner, groups: Sequence[EpisodeGroup], internals: Internals | None = None) -> None:
-    """After a step, what a scheme that learns may learn from it. Raises `CreditError` with the cause."""
-    who = f"credit scheme '{assigner.name}'"
-    if isinstance(assigner, InternalsAssigner) and internals is not None:
-        called(who, lambda: assigner.fit_internals(groups, internals))
-    elif isinstance(assigner, LearningAssigner):
-        called(who, lambda: assigner.fit(groups))
+    """After a step, let a scheme learn from it. Raises `CreditError` with the cause."""
+    called(f"credit scheme '{assigner.name}'", lambda: assigner.fit(groups, {} if internals is None else internals))
+
+
+def _require_records_suffice(assigner: CreditAssigner) -> None:
+    if assigner.internals:
+        raise NotInRecordsError(
+            f"credit scheme '{assigner.name}' looks into the policy ({', '.join(sorted(assigner.internals))}), and "
+            "records alone do not hold that; train with it, or choose another scheme"
+        )
 
 
 def called(who: str, call: Callable[[], T], error: type[SelfcestError] = CreditError) -> T:

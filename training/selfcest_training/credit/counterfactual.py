@@ -31,12 +31,12 @@ from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Intervention, Replay
 from selfcest_env.structure import Checked, Count, Share
 from selfcest_env.types import AgentId, Role, TurnKey
-from selfcest_training.credit.base import Credit, Replayed, broadcast, leave_one_out
+from selfcest_training.credit.base import Credit, CreditAssigner, Replayed, broadcast, leave_one_out
 from selfcest_training.credit.chance import coin
 
 
 @dataclass(frozen=True)
-class Counterfactual(Checked):
+class Counterfactual(CreditAssigner, Checked):
     """Options: `samples`, replays per clone (default 1); `max_share` of the clones that get them (default 1); `paired`,
     with the join played once more for each of them (default false)."""
 

@@ -23,14 +23,14 @@ from typing import ClassVar, Literal
 from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord
 from selfcest_env.structure import Checked, Size
 from selfcest_env.types import Outcome, Role, TurnKey
-from selfcest_training.credit.base import Advantage, Credit, NoReplays, Promise, Replayed, group_advantages
+from selfcest_training.credit.base import Advantage, Credit, CreditAssigner, Promise, Replayed, group_advantages
 
 _MAX_RATIO, _EPSILON = 1.5, 1e-8
 _MATH_SCALE = 2.5
 
 
 @dataclass(frozen=True)
-class GatedPaper(NoReplays, Checked):
+class GatedPaper(CreditAssigner, Checked):
     """Options: `domain` (`arithmetic`, also for long context, or `math`), `malformed_tokens` (192), `late_terms`."""
 
     name: ClassVar[str] = "gated_paper"

@@ -17,11 +17,11 @@ from typing import ClassVar
 
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.structure import Checked, NotNegative
-from selfcest_training.credit.base import Credit, NoReplays, Promise, Replayed, broadcast, group_advantages
+from selfcest_training.credit.base import Credit, CreditAssigner, Promise, Replayed, broadcast, group_advantages
 
 
 @dataclass(frozen=True)
-class Grpo(NoReplays, Checked):
+class Grpo(CreditAssigner, Checked):
     """Options: `std_floor` (default 0.25), `epsilon` (default 0), `scale` (default true)."""
 
     name: ClassVar[str] = "grpo"

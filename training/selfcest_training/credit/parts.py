@@ -23,7 +23,7 @@ from selfcest_env.record import EpisodeGroup
 from selfcest_env.types import Role
 from selfcest_training.credit.base import (
     Credit,
-    NoReplays,
+    CreditAssigner,
     Promise,
     Replayed,
     against_others,
@@ -33,7 +33,7 @@ from selfcest_training.credit.base import (
 
 
 @dataclass(frozen=True)
-class Parts(NoReplays):
+class Parts(CreditAssigner):
     """No options."""
 
     name: ClassVar[str] = "parts"

@@ -26,7 +26,7 @@ from selfcest_training.credit.registry import make_assigner, require_pure
 
 
 @dataclass(frozen=True)
-class PerRole:
+class PerRole(CreditAssigner):
     """Options: `roots` and `clones`, each `{name, options}` or null (default) for frozen."""
 
     name: ClassVar[str] = "per_role"
@@ -50,10 +50,10 @@ class PerRole:
 
     def check_constant(self, constant_tokens: float) -> None:
         for part in self._parts.values():
-            checks.check_constant(part, constant_tokens)
+            part.check_constant(constant_tokens)
 
     def more_replays(self, episode: EpisodeRecord, shapes: Shapes) -> Sequence[Replay]:
-        asked = (replay for part in self._parts.values() for replay in checks.more_replays(part, episode, shapes))
+        asked = (replay for part in self._parts.values() for replay in part.more_replays(episode, shapes))
         return list(dict.fromkeys(asked))
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:

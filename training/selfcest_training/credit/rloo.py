@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from selfcest_env.record import EpisodeGroup
-from selfcest_training.credit.base import Credit, NoReplays, Promise, Replayed, broadcast, leave_one_out
+from selfcest_training.credit.base import Credit, CreditAssigner, Promise, Replayed, broadcast, leave_one_out
 
 
 @dataclass(frozen=True)
-class Rloo(NoReplays):
+class Rloo(CreditAssigner):
     """No options."""
 
     name: ClassVar[str] = "rloo"

@@ -26,7 +26,7 @@ from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Intervention, Replay
 from selfcest_env.structure import Checked, Count, Share
 from selfcest_env.types import AgentId, TurnKey
-from selfcest_training.credit.base import Credit, Promise, Replayed, broadcast, leave_one_out
+from selfcest_training.credit.base import Credit, CreditAssigner, Promise, Replayed, broadcast, leave_one_out
 from selfcest_training.credit.chance import coin, draw
 
 
@@ -55,7 +55,7 @@ class _CallGame:
 
 
 @dataclass(frozen=True)
-class Shapley(Checked):
+class Shapley(CreditAssigner, Checked):
     """Options: `orders` per call (default 4) and `max_share` of the calls that are replayed (default 1)."""
 
     name: ClassVar[str] = "shapley"

@@ -17,7 +17,6 @@ from dataclasses import replace
 import numpy as np
 
 from selfcest_env.errors import CreditError
-from selfcest_env.plugin import check_kind
 from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord, from_json, to_json
 from selfcest_env.replay import Replay
 from selfcest_env.seeding import stream_seed
@@ -25,14 +24,13 @@ from selfcest_env.types import AgentId, TurnKey
 from selfcest_training.credit.base import (
     Credit,
     CreditAssigner,
-    InternalsAssigner,
-    LearningAssigner,
     Promise,
     Replayed,
     TurnInternals,
-    TwoRoundAssigner,
+    overrides,
 )
 from selfcest_training.credit.checks import ask, ask_more, assign_step, fit
+from selfcest_training.credit.registry import check_scheme
 from selfcest_training.credit.synthetic import NULL, World, mirrored, mirrored_key, mirrored_replay, trees_by_clone
 
 _SEEDS = 120  # of the episodes, under which a scheme is asked whom it replays
@@ -58,11 +56,11 @@ def check_assigner(assigner: CreditAssigner, *, seeds: int = 60) -> None:
         ConformanceError: any other rule; also an AssertionError.
         PlugInError: something is not declared on the class.
     """
-    check_kind(type(assigner), CreditAssigner, "credit scheme")
+    check_scheme(type(assigner), "credit scheme")
     assigner = copy.deepcopy(assigner)
     worlds = [World(seed) for seed in range(seeds)]
     _check(assigner, worlds)
-    if isinstance(assigner, LearningAssigner | InternalsAssigner):
+    if assigner.internals or overrides(assigner, "fit"):
         learned = copy.deepcopy(assigner)
         for world in worlds[1:4]:
             fit(learned, [world.group], _internals(world.group))
@@ -93,7 +91,7 @@ def _played(assigner: CreditAssigner, world: World) -> Replayed:
 
 
 def _assign(assigner: CreditAssigner, group: EpisodeGroup, replayed: Replayed) -> Credit:
-    internals = _internals(group) if isinstance(assigner, InternalsAssigner) else None
+    internals = _internals(group) if assigner.internals else None
     (credit,) = assign_step(assigner, [group], [replayed], internals)
     return credit
 
@@ -154,9 +152,7 @@ def _changes_nothing(assigner: CreditAssigner, world: World, _: World) -> None:
     _require((group, records) == before, assigner, "it changed the records it was given; copy what you change")
 
 
-def _remembers(
-    assigner: LearningAssigner | InternalsAssigner, learned: LearningAssigner | InternalsAssigner, world: World
-) -> None:
+def _remembers(assigner: CreditAssigner, learned: CreditAssigner, world: World) -> None:
     """What it has learned is all in its state: another of its kind that is given it says the same."""
     other = copy.deepcopy(assigner)
     other.load_state_dict(learned.state_dict())
@@ -225,7 +221,7 @@ def _second_interventions(
 ) -> list[set[str]]:
     """The same of the second replays, where this tree came of a first replay that sampled the clone's parent anew."""
     by_seed: list[set[str]] = []
-    for number in range(_SEEDS if isinstance(assigner, TwoRoundAssigner) and clone.depth > 1 else 0):
+    for number in range(_SEEDS if overrides(assigner, "more_replays") and clone.depth > 1 else 0):
         group = _group_with(world, number, (smallest, smallest))
         episode = group.episodes[0]
         first: dict[Replay, EpisodeRecord] = {}

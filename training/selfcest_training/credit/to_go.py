@@ -23,11 +23,11 @@ import numpy as np
 
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.types import ROOT, AgentId, TurnKey
-from selfcest_training.credit.base import Advantage, Credit, NoReplays, Promise, Replayed, leave_one_out
+from selfcest_training.credit.base import Advantage, Credit, CreditAssigner, Promise, Replayed, leave_one_out
 
 
 @dataclass(frozen=True)
-class ToGo(NoReplays):
+class ToGo(CreditAssigner):
     """No options."""
 
     name: ClassVar[str] = "to_go"

@@ -12,12 +12,12 @@ from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay
 from selfcest_env.structure import Checked
 from selfcest_training.credit import checks
-from selfcest_training.credit.base import CreditAssigner, Shapes
+from selfcest_training.credit.base import CreditAssigner, Internals, Shapes
 from selfcest_training.credit.registry import make_assigner, require_pure
 
 
 @dataclass(frozen=True)
-class Wrapping(Checked):
+class Wrapping(CreditAssigner, Checked):
     """Base of a scheme around another one, which must be a pure function of one group. It asks for what that one asks.
 
     Option: `scheme`, `{name, options}` or null (default) for `default`.
@@ -41,16 +41,17 @@ class Wrapping(Checked):
         return checks.ask(self.inside, group)
 
     def check_constant(self, constant_tokens: float) -> None:
-        checks.check_constant(self.inside, constant_tokens)
+        self.inside.check_constant(constant_tokens)
 
     def more_replays(self, episode: EpisodeRecord, shapes: Shapes) -> Sequence[Replay]:
-        return checks.more_replays(self.inside, episode, shapes)
+        return self.inside.more_replays(episode, shapes)
 
 
-class CountsSteps:
+class CountsSteps(CreditAssigner):
     """Base of a scheme that changes with the steps of the learner, which are counted here and kept in checkpoints."""
 
-    def count_step(self) -> None:
+    def fit(self, groups: Sequence[EpisodeGroup], internals: Internals) -> None:
+        """Count the step."""
         self._memory["steps"] += 1
 
     @property

@@ -33,7 +33,7 @@ from selfcest_agents.samplers import make_sampler
 from selfcest_env.errors import ConfigError, TrainingError
 from selfcest_env.reward import make_reward
 from selfcest_training.config import RunConfig
-from selfcest_training.credit import InternalsAssigner, fit
+from selfcest_training.credit import fit
 from selfcest_training.export.stored import group_of
 from selfcest_training.families import make_families
 from selfcest_training.learner.batch import Sample, mini_batches
@@ -129,7 +129,7 @@ class Rollouts:
 
     def __init__(self, trainer: Trainer, *, rows: int, micro_batches: int = 1) -> None:
         _clipping(trainer.settings)
-        if isinstance(trainer.stages.credit, InternalsAssigner):
+        if trainer.stages.credit.internals:
             raise ConfigError(
                 f"credit scheme '{trainer.stages.credit.name}' looks into the learner, which is TRL's here; take a "
                 "scheme that needs records alone"

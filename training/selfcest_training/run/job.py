@@ -30,7 +30,7 @@ from selfcest_training.cluster.rank import LearnerSpec
 from selfcest_training.cluster.rollouts import RolloutPool, RolloutWorkers, WorkerSpec
 from selfcest_training.config import CLONES, RLConfig, RunConfig, changed_limits
 from selfcest_training.config_file import run_digest
-from selfcest_training.credit import NoReplays, check_constant, make_assigner
+from selfcest_training.credit import make_assigner, overrides
 from selfcest_training.credit.wrapping import Wrapping
 from selfcest_training.families import make_families, split
 from selfcest_training.files import Extent, Growing, digests, extent_of, tidy, whole
@@ -437,7 +437,7 @@ def make_stages(config: RLConfig, place: str = "rl") -> Stages:
     credit = make_assigner(config.credit.name, config.credit.options, where=f"{place}.credit.options")
     if config.denominator is Denominator.CONSTANT:
         try:
-            check_constant(credit, config.constant_tokens)
+            credit.check_constant(config.constant_tokens)
         except ConfigError as error:
             raise ConfigError(f"{place}.credit.options: {error}") from error
     return Stages(
@@ -492,7 +492,7 @@ def check_micro_batches(config: RunConfig, arm: str, stages: Stages) -> None:
     while isinstance(credit, Wrapping):
         credit = credit.inside
     fixed = isinstance(stages.tasks, Mixture) and isinstance(stages.gate, AdmitAll | AdmitVaried)
-    fixed = fixed and isinstance(credit, NoReplays)
+    fixed = fixed and not overrides(credit, "replays")
     agents = 1 if not limits.delegation else None if limits.max_clones is None else 1 + limits.max_clones
     if cluster is None or not rl.steps or not fixed or agents is None:
         return

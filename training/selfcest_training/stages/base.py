@@ -17,7 +17,7 @@ import numpy as np
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.tasks import TaskSource
 from selfcest_env.types import Limits, Task
-from selfcest_training.credit import CreditAssigner
+from selfcest_training.credit import CreditAssigner, overrides
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,10 @@ class Stages:
         """Those that have a state."""
         # The names stand in checkpoints.
         stages = {"tasks": self.tasks, "gate": self.gate, "rewards": self.rewards, "credit": self.credit}
-        return {name: stage for name, stage in stages.items() if isinstance(stage, Stateful)}
+        remembering = {name: stage for name, stage in stages.items() if isinstance(stage, Stateful)}
+        if not overrides(self.credit, "state_dict"):
+            del remembering["credit"]  # every scheme has the method; of most it is the empty one of the base class
+        return remembering
 
 
 @runtime_checkable

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from selfcest_env.errors import PlugInError
 from selfcest_env.plugin import PlugIn, Registry, build
-from selfcest_training.credit.registry import check_learning
 from selfcest_training.stages.base import Gate, RewardSchedule, TaskSampler
 
 T = TypeVar("T")
@@ -59,5 +59,14 @@ def make_reward_schedule(plug_in: PlugIn, where: str) -> RewardSchedule:
 
 def _make(plug_in: PlugIn, registry: Registry[T], where: str) -> T:
     cls = registry.load(plug_in.name)
-    check_learning(cls, f"{registry.what} '{plug_in.name}'", ("state_dict", "load_state_dict"))
+    _check_memory(cls, f"{registry.what} '{plug_in.name}'")
     return build(cls, plug_in.options, where=f"{where}.options")
+
+
+def _check_memory(cls: type, who: str) -> None:
+    """Raise `PlugInError` for a class with one of the two methods: what it remembers would be lost without a word."""
+    methods = ("state_dict", "load_state_dict")
+    memory = [name for name in methods if callable(getattr(cls, name, None))]
+    if len(memory) == 1:
+        (missing,) = set(methods) - set(memory)
+        raise PlugInError(f"{who}: {cls.__name__} has {memory[0]} and lacks {missing}; declare both of them or none")
