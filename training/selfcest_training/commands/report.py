@@ -15,7 +15,7 @@ from selfcest_training.lock import locked
 from selfcest_training.reporting.findings import failures, findings
 from selfcest_training.reporting.page import write_report_page
 from selfcest_training.reporting.sources import config_of, read_sources
-from selfcest_training.run.experiment import print_report
+from selfcest_training.run.display import print_report
 
 
 def report_folder(folder: Path, console: Console) -> None:

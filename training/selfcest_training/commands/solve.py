@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from transformers.utils.logging import disable_progress_bar
 
 from selfcest_agents.openai_client import ServerConfig
 from selfcest_agents.policy import SamplingConfig
@@ -198,7 +197,6 @@ def play_question(
     rules = source.rules(config.limits)
     _check_keys(task, rules)
     episode_id = f"solve.{_count(out)}"
-    disable_progress_bar()  # type: ignore[no-untyped-call]  # of loading models
     with progress.status("loading the policy"):
         check_servers([source])
         player = source.load(seed)

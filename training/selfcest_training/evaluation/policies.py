@@ -104,6 +104,9 @@ class ModelPolicy:
         return digest(asdict(self._model), weights, _codec_digest(language), asdict(self._sampler_spec))
 
     def load(self, seed: int) -> ModelPlayer:
+        from transformers.utils.logging import disable_progress_bar  # slow to import, and only this loads weights
+
+        disable_progress_bar()  # type: ignore[no-untyped-call]  # the commands show their own
         folder = self._folder(seed) if self.folder else None
         if folder is None or not (folder / CLONES).is_dir():
             return ModelPlayer(self._language, self._started(seed, folder))
