@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from selfcest_agents.chat import ChatCodec, ChatConfig
 from selfcest_agents.weights import check_no_pickle
-from selfcest_env.errors import ConfigError
+from selfcest_env.errors import ConfigError, install_hint
 from selfcest_env.protocol import Brief, ProtocolText
 from selfcest_env.rules import Rules
 from selfcest_env.structure import Checked, OneOf
@@ -225,7 +225,7 @@ def convert_gguf(file: Path, cache: Path | None = None) -> Path:
         ConfigError: a file that cannot be read as GGUF, or without the packages to do so.
     """
     if missing := [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]:
-        raise ConfigError(f"reading {file.name} needs the package {missing[0]}; run: pip install 'selfcest[gguf]'")
+        raise ConfigError(f"reading {file.name} needs the package {missing[0]}; run: {install_hint('gguf')}")
     import torch
 
     with file.open("rb") as stream:
