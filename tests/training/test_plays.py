@@ -29,10 +29,10 @@ from selfcest_training.evaluation.decide_first import DecideFirst
 from selfcest_training.evaluation.deciding import rest, word_in
 from selfcest_training.evaluation.decision import outcome_of
 from selfcest_training.evaluation.decision_table import Trio, trios
+from selfcest_training.evaluation.digest import digest
 from selfcest_training.evaluation.modes import Modes
 from selfcest_training.evaluation.orchestrated import NOTHING, Asked, Orchestrated, call, lines_of
 from selfcest_training.evaluation.planner import ROLES, Planner
-from selfcest_training.evaluation.policies import digest
 from selfcest_training.evaluation.results import Place, Result
 from selfcest_training.evaluation.scale import Scale
 from selfcest_training.evaluation.strategies import STRATEGIES, Episodes, Instance, Seat, Strategy, make_strategy

@@ -25,10 +25,10 @@ from selfcest_training.config_file import parse_as
 from selfcest_training.evaluation.board import Board
 from selfcest_training.evaluation.config import StudyConfig
 from selfcest_training.evaluation.costs import WALL
+from selfcest_training.evaluation.digest import digest
 from selfcest_training.evaluation.orchestrated import Orchestrated
 from selfcest_training.evaluation.play import Study
 from selfcest_training.evaluation.playbook import Bullet, Playbook, name_of
-from selfcest_training.evaluation.policies import digest
 from selfcest_training.evaluation.results import Place, Result, read_results
 from selfcest_training.evaluation.samples import SelfConsistency
 from selfcest_training.evaluation.statistics import Resampler

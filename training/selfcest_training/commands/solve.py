@@ -25,7 +25,8 @@ from selfcest_env.types import ROOT, Boundary, Limits, Read, Status, Task
 from selfcest_training.commands.live_tree import LiveRequest, LiveTree
 from selfcest_training.commands.trace import check_place, save_page
 from selfcest_training.config_file import apply_override, load_config, parse_as
-from selfcest_training.evaluation.policies import arm_of, check_servers, digest, make_policy, policy_named, run_file
+from selfcest_training.evaluation.digest import digest
+from selfcest_training.evaluation.policies import arm_of, check_servers, make_policy, policy_named, run_file
 from selfcest_training.html.playing import Face
 from selfcest_training.html.viewer import Shown, viewer_page
 from selfcest_training.shipped import model_folder

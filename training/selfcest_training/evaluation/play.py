@@ -26,9 +26,10 @@ from selfcest_env.types import Fault, Role, Task
 from selfcest_training.config import Cell
 from selfcest_training.evaluation.config import StudyConfig
 from selfcest_training.evaluation.costs import WALL, costs_of
+from selfcest_training.evaluation.digest import digest
 from selfcest_training.evaluation.errorless import Played, play_errorless, styles_on
 from selfcest_training.evaluation.instances import instances_of, source_of
-from selfcest_training.evaluation.policies import LEAST, PolicySource, check_servers, digest, make_policy
+from selfcest_training.evaluation.policies import LEAST, PolicySource, check_servers, make_policy
 from selfcest_training.evaluation.results import Place, Result
 from selfcest_training.evaluation.store import Store
 from selfcest_training.evaluation.strategies import Episodes, Instance, Seat, Strategy, make_strategy, shown_name

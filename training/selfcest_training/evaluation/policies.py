@@ -7,7 +7,6 @@ show before any work and a study that has been played loads nothing.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -29,6 +28,7 @@ from selfcest_env.text.markers import Markers, PlainTextProtocol
 from selfcest_env.types import Boundary, Fault, Limits, Message, Role
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import load_config
+from selfcest_training.evaluation.digest import digest
 from selfcest_training.shipped import model_folder, shipped_policies
 
 SEED = "{seed}"
@@ -59,12 +59,6 @@ class PolicySource(Protocol):
         Raises `ConfigError` if nobody can. Of `server` policies `check_servers` asks that before any is loaded.
         """
         ...
-
-
-def digest(*parts: object) -> str:
-    """The same 32 hexadecimal digits for equal JSON values, on every machine."""
-    text = json.dumps(parts, sort_keys=True, ensure_ascii=True)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 # Models

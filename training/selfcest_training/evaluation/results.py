@@ -21,7 +21,7 @@ from selfcest_env.structure import structure
 from selfcest_env.tasks import Style
 from selfcest_env.types import Status
 from selfcest_training.evaluation.costs import Costs
-from selfcest_training.evaluation.policies import digest
+from selfcest_training.evaluation.digest import digest
 
 FORMAT = 2
 SCORES = ("score", "support_precision", "support_recall", "support_f1")

@@ -35,7 +35,7 @@ from selfcest_env.tasks import TaskSource
 from selfcest_env.types import Limits, Task
 from selfcest_training.credit.state_zero import TaskValue, cell_of
 from selfcest_training.evaluation.costs import Costs
-from selfcest_training.evaluation.policies import digest
+from selfcest_training.evaluation.digest import digest
 from selfcest_training.evaluation.results import Result, read_results
 from selfcest_training.evaluation.strategies import Episodes, Instance, Seat, Strategy, make_strategy
 
