@@ -9,7 +9,7 @@ PACKAGES := selfcest_env agents/selfcest_agents $(addprefix training/selfcest_,t
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test lint slow format site lock clean
+.PHONY: help train test lint slow format site lock release clean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,6 +67,12 @@ lock: ## write the hashes of requirements/*.in into requirements/*.txt
 	@for pins in requirements/*.in; do echo $$pins; \
 	$(VENV)-lock/bin/uv pip compile --quiet --no-deps --universal --generate-hashes --no-annotate --python-version 3.11.0 \
 	--custom-compile-command "make lock" --output-file $${pins%.in}.txt $$pins || exit; done
+
+release: ## build sdist and wheel into dist/, with an SBOM and their provenance, from a commit
+	$(PYTHON) -m venv $(VENV)-tools
+	$(VENV)-tools/bin/python -m $(LOCKED) -r requirements/tools.txt
+	rm -rf dist
+	$(VENV)-tools/bin/python requirements/release.py dist $(ARGS)
 
 clean: ## remove the environment, caches and build outputs; runs/ stays
 	rm -rf $(VENV) $(VENV)-docs $(VENV)-lock site build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -6,12 +6,19 @@ import ast
 import functools
 import importlib
 import re
+import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
+
+import selfcest_cli.main as cli
+from selfcest_env.errors import install_hint
+from selfcest_training.faults import EXTRA_OF_MODULE
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -76,5 +83,119 @@ def test_an_adapter_without_its_library_says_what_to_install(
             monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.setitem(sys.modules, library, None)
     monkeypatch.delitem(sys.modules, f"selfcest_env.adapters.{adapter}", raising=False)
-    with pytest.raises(ImportError, match=rf"needs .*{library}.*; run: pip install 'selfcest\[{adapter}\]'"):
+    with pytest.raises(ImportError, match=rf"needs .*{library}.*; run: pip install -e '\.\[{adapter}\]' in a checkout"):
         importlib.import_module(f"selfcest_env.adapters.{adapter}")
+
+
+def test_hints_name_extras_that_exist_and_commands_that_work() -> None:
+    """No package index has the project, so `pip install 'selfcest[...]'` without a URL fails."""
+    hinted = set()
+    files = [*ROOT.glob("selfcest_env/**/*.py"), *ROOT.glob("agents/**/*.py"), *ROOT.glob("training/**/*.py")]
+    for file in files:
+        source = file.read_text(encoding="utf-8")
+        hinted |= set(re.findall(r"""install_hint\(["']([\w-]+)["']\)""", source))
+        if file.name != "errors.py":
+            assert "pip install 'selfcest" not in source, file
+    assert hinted == {"gguf", "hub", "lora", "math", "reasoning-gym", "rllib", "sb3", "torchrl", "vllm"} | {
+        "cluster",
+        "prime-rl",
+        "train",
+        "trl",
+    }
+    assert hinted <= PROJECT["optional-dependencies"].keys()
+    assert install_hint("sb3").startswith("pip install -e '.[sb3]' in a checkout")
+    assert "pip install 'selfcest[sb3] @ git+URL' anywhere" in install_hint("sb3")
+
+
+def test_modules_that_commands_import_late_are_of_the_extra_that_the_error_names() -> None:
+    for module, extra in EXTRA_OF_MODULE.items():
+        owners = {name.lower() for name in owners_of_modules()[module]}
+        assert owners & declared(PROJECT["optional-dependencies"][extra]), module
+
+
+@pytest.fixture(scope="module")
+def plain_install(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run `selfcest` where only the packages of a plain install can be imported."""
+    folder = tmp_path_factory.mktemp("plain")
+    owners = owners_of_modules()
+    allowed = declared(PROJECT["dependencies"]) | {"cloudpickle", "farama-notifications"}  # what these ask for
+    hidden = {module for module in owners if not allowed & {name.lower().replace("_", "-") for name in owners[module]}}
+    hidden -= {"selfcest_env", "selfcest_agents", "selfcest_training"}
+    (folder / "plain.py").write_text(PLAIN.format(hidden), encoding="utf-8")
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(folder / "plain.py"), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+
+    return run
+
+
+PLAIN = """
+import sys
+hidden = {!r}
+
+class Hides:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in hidden:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Hides())
+from selfcest_cli.main import main
+main()
+"""
+EPISODES = ROOT / "docs" / "evidence" / "gallery" / "pays.jsonl"
+
+
+def test_a_plain_install_traces_an_episode_as_the_whole_one_does(
+    plain_install: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    traced = plain_install("trace", str(EPISODES), "--texts")
+    assert (traced.returncode, traced.stderr) == (0, "")
+    whole = [sys.executable, "-m", "selfcest_training", "trace", str(EPISODES), "--texts"]
+    assert traced.stdout == subprocess.run(whole, capture_output=True, text=True, check=True).stdout
+    assert "root" in traced.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["train"], "this is a plain install, which has `selfcest trace` only"),
+        (["trace", str(EPISODES), "--html", "page.html"], "trace --html page.html: not an option of a plain install"),
+        (["trace", str(EPISODES), str(EPISODES)], "not an option of a plain install"),
+        (["trace", "missing.jsonl"], "there is no file missing.jsonl"),
+        (["trace", str(EPISODES), "--episode", "nothing"], "holds no such episode 'nothing'"),
+        (["trace", str(EPISODES), "--wrong"], "is no study's results.jsonl"),
+    ],
+)
+def test_a_plain_install_says_in_one_line_what_it_lacks(
+    arguments: list[str], expected: str, plain_install: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    done = plain_install(*arguments)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("selfcest: ")
+    assert expected in line
+    assert (done.returncode, done.stdout) == (2, "")
+    if arguments[0] == "train" or "--html" in arguments:
+        assert install_hint("train") in line
+
+
+def test_help_of_a_plain_install_says_how_to_get_the_rest(
+    plain_install: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    for arguments in ([], ["--help"]):
+        done = plain_install(*arguments)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert install_hint("train") in done.stdout
+        assert len(done.stdout.splitlines()) == 1
+
+
+def test_options_of_trace_in_a_plain_install_are_those_of_the_whole_command() -> None:
+    source = (ROOT / "training" / "selfcest_training" / "commands" / "plain.py").read_text(encoding="utf-8")
+    whole = {option for parameter in get_command(cli.app).commands["trace"].params for option in parameter.opts}  # type: ignore[attr-defined]
+    assert set(re.findall(r'add_argument\("(--[a-z]+)"', source)) == whole - {
+        "--html",
+        "--credit",
+        "--svg",
+        "--gif",
+        "files",
+    }

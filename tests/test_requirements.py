@@ -58,10 +58,19 @@ def test_every_pin_has_hashes_and_is_the_one_that_was_written_by_hand(lock: str)
     for line in lines(f"{lock}.txt"):
         assert HASH.search(line), line
         assert not HASH.sub("", line).count("--"), line
-    assert "torch" not in pins(f"{lock}.txt")
+    assert ("torch" in pins(f"{lock}.txt")) == (lock == "torch-default")
 
 
-def test_torch_alone_has_no_hash() -> None:
+def test_the_default_build_of_torch_is_the_pinned_version_and_has_hashes() -> None:
+    locked = pins("torch-default.txt")
+    assert locked["torch"] == pins("torch.txt")["torch"]
+    assert not locked.keys() & pins("dev.txt").keys(), "each package is pinned once"
+    for line in lines("torch-default.txt"):
+        on_linux_only = "sys_platform == 'linux'" in line
+        assert on_linux_only == (not line.startswith("torch==")), line
+
+
+def test_torch_as_the_machine_needs_it_has_no_hash() -> None:
     assert {path.stem for path in FOLDER.glob("*.txt")} == {*LOCKS, "torch"}
     assert [canonicalize_name(name) for name in pins("torch.txt")] == ["torch"]
     assert "torch" in {requirement.name for requirement in needed("dev")}

@@ -13,16 +13,18 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerBase
 
 from selfcest_agents.chat_template import Render, find_frame
 from selfcest_agents.text_encoder import TextEncoder
 from selfcest_env.errors import ConfigError
 from selfcest_env.text.markers import Markers
 from selfcest_env.types import Boundary, Message, MessageRole, Part, Scalar
+
+if TYPE_CHECKING:  # slow to import, and its tokenizer is given
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)

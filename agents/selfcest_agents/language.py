@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
-
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING, Protocol
 
 from selfcest_agents.codec import Codec
 from selfcest_env.plugin import PlugIn, Registry
 from selfcest_env.rules import Rules
 from selfcest_env.types import Limits
+
+if TYPE_CHECKING:  # slow to import, and a language without its weights needs none of it
+    from transformers import PreTrainedModel
 
 
 class Language(Protocol):

@@ -9,35 +9,26 @@ import tempfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
-
-import torch
-from safetensors import SafetensorError
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GenerationConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from typing import TYPE_CHECKING, Annotated, Any
 
 from selfcest_agents.chat import ChatCodec, ChatConfig
-from selfcest_agents.lora import export_model
-from selfcest_agents.transformers.engine import TransformersEngine
 from selfcest_agents.weights import check_no_pickle
-from selfcest_env.errors import ConfigError
+from selfcest_env.errors import ConfigError, install_hint
 from selfcest_env.protocol import Brief, ProtocolText
 from selfcest_env.rules import Rules
 from selfcest_env.structure import Checked, OneOf
 from selfcest_env.text.protocols import make_protocol
 from selfcest_env.types import Boundary, Limits, Role, TokenCounter
 
-# Not float16: its range is too small for unscaled gradients, and sampler and learner share one model.
+# torch and transformers take seconds to import, so only what reads a model's files imports them.
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+    from selfcest_agents.transformers.engine import TransformersEngine
+
 HUB = "hub:"  # before the id of a model that is to be looked up there
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# torch's names. Not float16: its range is too small for unscaled gradients, and sampler and learner share one model.
+DTYPES = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -56,6 +47,8 @@ class ChatModel:
 
     def engine(self, prefix_tokens: int = 16384) -> TransformersEngine:
         """An engine that shares this model and keeps computed contexts of so many ids for reuse."""
+        from selfcest_agents.transformers.engine import TransformersEngine
+
         return TransformersEngine(self.model, stop_ids=self.codec.stop_ids, prefix_tokens=prefix_tokens)
 
     def rules(self, limits: Limits) -> Rules:
@@ -116,7 +109,7 @@ class ChatLanguage(ChatOptions):
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        tokenizer: PreTrainedTokenizerBase = _load(AutoTokenizer, self.checkpoint)
+        tokenizer: PreTrainedTokenizerBase = _load("AutoTokenizer", self.checkpoint)
         return tokenizer
 
     @cached_property
@@ -141,11 +134,13 @@ class ChatLanguage(ChatOptions):
         return chat_rules(limits, self.codec, self.context_window, make_protocol(self.protocol))
 
     def load(self, seed: int, folder: Path | None = None, dtype: str | None = None) -> PreTrainedModel:
+        import torch
+
         options = {} if self.attention is None else {"attn_implementation": self.attention}
         model = _load(
-            AutoModelForCausalLM,
+            "AutoModelForCausalLM",
             folder or self.checkpoint,
-            dtype=DTYPES[dtype or self.dtype],
+            dtype=getattr(torch, dtype or self.dtype),
             use_safetensors=None if self.allow_pickle else True,
             **options,
         )
@@ -153,6 +148,8 @@ class ChatLanguage(ChatOptions):
         return loaded
 
     def save(self, model: PreTrainedModel, folder: Path) -> None:
+        from selfcest_agents.lora import export_model
+
         export_model(model, folder)
         self.tokenizer.save_pretrained(folder)
 
@@ -163,7 +160,9 @@ class ChatLanguage(ChatOptions):
 
 def model_config(source: str) -> PreTrainedConfig:
     """The config of a model that `ChatOptions.source` names. Raises `ConfigError` if it is no causal language model."""
-    config: PreTrainedConfig = _load(AutoConfig, _checkpoint(source))
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    config: PreTrainedConfig = _load("AutoConfig", _checkpoint(source))
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ConfigError(f"{source} is a {config.model_type} model; expected a causal language model")
     return config.get_text_config()
@@ -226,7 +225,9 @@ def convert_gguf(file: Path, cache: Path | None = None) -> Path:
         ConfigError: a file that cannot be read as GGUF, or without the packages to do so.
     """
     if missing := [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]:
-        raise ConfigError(f"reading {file.name} needs the package {missing[0]}; run: pip install 'selfcest[gguf]'")
+        raise ConfigError(f"reading {file.name} needs the package {missing[0]}; run: {install_hint('gguf')}")
+    import torch
+
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     cache = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "selfcest"
@@ -236,8 +237,8 @@ def convert_gguf(file: Path, cache: Path | None = None) -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as temporary:
         written = Path(temporary) / "model"
-        tokenizer = _load(AutoTokenizer, file.parent, gguf_file=file.name)
-        model = _load(AutoModelForCausalLM, file.parent, gguf_file=file.name, dtype=torch.float32)
+        tokenizer = _load("AutoTokenizer", file.parent, gguf_file=file.name)
+        model = _load("AutoModelForCausalLM", file.parent, gguf_file=file.name, dtype=torch.float32)
         # The weights are plain numbers by now; transformers would still refuse to save them as quantised.
         model.hf_quantizer = None
         del model.config.quantization_config
@@ -272,20 +273,27 @@ def _resolve(source: str | Path) -> str | Path:
     return source
 
 
-def _load(auto: Any, source: str | Path, **options: Any) -> Any:
-    """`from_pretrained`, with one error for the many ways in which it says that there is no such thing."""
+def _load(auto: str, source: str | Path, **options: Any) -> Any:
+    """`from_pretrained` of a class of transformers, with one error for its many ways to say that nothing is there."""
+    import transformers
+    from safetensors import SafetensorError
+
     try:
         local = Path(source).is_dir()
-        return auto.from_pretrained(source, trust_remote_code=False, local_files_only=local, **options)
+        return getattr(transformers, auto).from_pretrained(
+            source, trust_remote_code=False, local_files_only=local, **options
+        )
     except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigError(
-            f"{options.get('gguf_file', source)} could not be loaded by {auto.__name__}: {lines[0]} Expected a causal "
+            f"{options.get('gguf_file', source)} could not be loaded by {auto}: {lines[0]} Expected a causal "
             "language model with its tokenizer: a folder that save_pretrained wrote, a .gguf file or hub:OWNER/NAME"
         ) from error
 
 
 def _check_device(device: str) -> None:
+    import torch
+
     try:
         found = torch.device(device)
     except RuntimeError as error:
@@ -298,6 +306,8 @@ def _check_device(device: str) -> None:
 
 def _end_ids(folder: str | Path, config: PreTrainedConfig) -> list[int]:
     """Ids at which the model was trained to stop."""
+    from transformers import GenerationConfig
+
     try:
         found = GenerationConfig.from_pretrained(folder).eos_token_id
     except OSError:  # the file is optional

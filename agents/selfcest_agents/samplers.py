@@ -11,21 +11,20 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Protocol
-
-import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 from selfcest_agents.engine import TrainableEngine, check_trainable
 from selfcest_agents.language import Language
-from selfcest_agents.lora import acting_as, has_lora, merged_weights
-from selfcest_agents.transformers.engine import TransformersEngine
 from selfcest_agents.vllm_engine import VllmEngine, VllmOptions
-from selfcest_env.errors import ConfigError
+from selfcest_env.errors import ConfigError, install_hint
 from selfcest_env.plugin import Registry
 from selfcest_env.structure import Checked, Count, OneOf, Size
 from selfcest_env.types import Role
+
+# torch and transformers take seconds to import, so only what starts an engine or moves weights imports them.
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
 
 
 class TakesWeights(Protocol):
@@ -76,6 +75,8 @@ class Sampler:
         if self.shared:
             self.engine.policy_version = policy_version
         else:
+            from selfcest_agents.lora import merged_weights
+
             self.push(merged_weights(model), policy_version)
 
     def push(self, weights: Iterable[tuple[str, Tensor]], policy_version: int) -> None:
@@ -105,6 +106,8 @@ class SamplerByRole:
 
     def sync(self, model: PreTrainedModel, policy_version: int) -> None:
         """See `TakesWeights`."""
+        from selfcest_agents.lora import acting_as
+
         for role, sampler in self.by_role.items():
             with acting_as(model, role):
                 sampler.sync(model, policy_version)
@@ -165,6 +168,11 @@ class TransformersSampler(Checked):
         return None
 
     def start(self, language: Language, model: PreTrainedModel | None) -> Sampler:
+        import torch
+
+        from selfcest_agents.lora import has_lora
+        from selfcest_agents.transformers.engine import TransformersEngine
+
         own = model if self.shared and model is not None and not has_lora(model) else None
         sampled = language.load(0, dtype=self.dtype) if own is None else own
         engine = TransformersEngine(
@@ -185,8 +193,8 @@ class VllmSampler(VllmOptions):
         super().__post_init__()
         if importlib.util.find_spec("vllm") is None:
             raise ConfigError(
-                "vLLM is not installed; run: pip install 'selfcest[vllm]', or for a CPU as docs/engines.md says, or "
-                "set sampler.name to transformers"
+                "vLLM is not installed; set sampler.name to transformers, install it for a CPU as docs/engines.md "
+                f"says, or run: {install_hint('vllm')}"
             )
 
     @property

@@ -12,20 +12,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated
-
-import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from typing import TYPE_CHECKING, Annotated
 
 from selfcest_agents.codec import TerseCodec
-from selfcest_agents.lora import export_model
 from selfcest_agents.weights import check_no_pickle
 from selfcest_env.errors import ConfigError, PolicyError
 from selfcest_env.rules import Rules
 from selfcest_env.structure import Above, Checked, Count, Finite
 from selfcest_env.text.protocols import make_protocol
 from selfcest_env.types import Limits
+
+# torch and transformers take seconds to import, so the functions that build, load or save a model import them.
+if TYPE_CHECKING:
+    import torch
+    from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 SPECIALS = (
     *("<pad>", "<unk>", "<root>", "<clone>", "<asst>", "<call>", "<sep>", "</call>"),
@@ -119,6 +119,9 @@ class TinyTokenizer:
 
     def export(self) -> PreTrainedTokenizerFast:
         """The same tokenizer for transformers. It knows no untrusted text: it encodes as `encode(text, True)` does."""
+        from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+        from transformers import PreTrainedTokenizerFast
+
         tokenizer = Tokenizer(models.WordLevel(self.vocab, unk_token="<unk>"))
         pattern = Regex(rf"{_SPECIAL}|{_NUMBER}|[\s\S]")
         tokenizer.pre_tokenizer = pre_tokenizers.Split(pattern, behavior="isolated")
@@ -134,6 +137,9 @@ class TinyTokenizer:
 
 def build_tiny(config: TinyConfig, seed: int) -> LlamaForCausalLM:
     """A freshly initialised float32 model in evaluation mode; the global random state is left as it was."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     tokenizer = TinyTokenizer()
     llama = LlamaConfig(
         vocab_size=tokenizer.vocab_size,
@@ -166,6 +172,8 @@ def build_tiny(config: TinyConfig, seed: int) -> LlamaForCausalLM:
 
 def save_pretrained(model: PreTrainedModel, tokenizer: TinyTokenizer, folder: str | Path) -> None:
     """Write a folder that `AutoModelForCausalLM` and `AutoTokenizer` load."""
+    from selfcest_agents.lora import export_model
+
     export_model(model, Path(folder))
     tokenizer.export().save_pretrained(folder)
 
@@ -208,6 +216,8 @@ class TinyLanguage(TinyConfig):
         return Rules(limits, make_protocol(self.protocol), self.codec)
 
     def load(self, seed: int, folder: Path | None = None, dtype: str | None = None) -> LlamaForCausalLM:
+        import torch
+
         model = build_tiny(self, seed) if folder is None else load_pretrained(folder)[0]
         for parameter in model.parameters():  # not the frequencies of RoPE, which are buffers: rounded, positions blur
             parameter.data = parameter.data.to(getattr(torch, dtype or "float32"))
@@ -223,6 +233,9 @@ def load_pretrained(folder: str | Path) -> tuple[LlamaForCausalLM, TinyTokenizer
     Raises:
         ConfigError: the folder is missing, or its tokenizer has another vocabulary than this version's.
     """
+    import torch
+    from transformers import AutoTokenizer, LlamaForCausalLM
+
     if not Path(folder).is_dir():
         raise ConfigError(f"{folder} is no folder; expected one that save_pretrained wrote")
     check_no_pickle(Path(folder))

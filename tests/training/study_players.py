@@ -24,7 +24,7 @@ from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import Answer, CloneRequest, Delegate, Limits, Read, Role, Task, TurnKey
 from selfcest_env.views import Observation
-from selfcest_eval.play.policies import digest
+from selfcest_eval.play.digest import digest
 from selfcest_eval.play.strategies import Strategy
 
 CODEC, PROTOCOL = TerseCodec(TinyTokenizer()), TerseProtocol()

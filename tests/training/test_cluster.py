@@ -161,7 +161,7 @@ def test_weights_reach_several_processes_by_a_file() -> None:
 
 def test_without_ray_a_run_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"Ray cannot be imported .*; run: pip install 'selfcest\[cluster\]'"):
+    with pytest.raises(ConfigError, match=r"Ray cannot be imported .*, or run: pip install -e '\.\[cluster\]'"):
         experiment.run(clustered(tmp_path), resume=False, console=Console(file=io.StringIO()))
     assert not list(tmp_path.iterdir())
 

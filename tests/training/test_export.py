@@ -234,7 +234,7 @@ def test_the_command_writes_a_file_once(tmp_path: Path, name: str, read: Callabl
 def test_without_msgspec_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "selfcest_training.export.prime_rl")
     monkeypatch.setitem(sys.modules, "msgspec", None)
-    with pytest.raises(ConfigError, match=r"pip install 'selfcest\[prime-rl\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[prime-rl\]'"):
         import selfcest_training.export.prime_rl  # noqa: F401
 
 

@@ -45,6 +45,8 @@ class OutOfMemoryError(RuntimeError):
         (OutOfMemoryError("x"), Exit.INFRASTRUCTURE),
         (BrokenProcessPool("x"), Exit.INFRASTRUCTURE),
         (KeyError("x"), Exit.DEFECT),
+        (ModuleNotFoundError("No module named 'torch'", name="torch"), Exit.MISTAKE),
+        (ModuleNotFoundError("No module named 'torch.moved'", name="torch.moved"), Exit.DEFECT),
     ],
 )
 def test_exit_codes(

@@ -23,7 +23,7 @@ from selfcest_env.types import ROOT, Action, Answer, CloneRequest, Delegate, Lim
 from selfcest_env.views import Observation
 from selfcest_eval.play.config import StrategySpec, StudyConfig
 from selfcest_eval.play.costs import costs_of
-from selfcest_eval.play.policies import digest
+from selfcest_eval.play.digest import digest
 from selfcest_eval.play.results import Place, Result
 from selfcest_eval.play.strategies import STRATEGIES, Episodes, Instance, Seat, Strategy, make_strategy
 from selfcest_eval.stats.decision import outcome_of

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -345,3 +347,49 @@ def test_runs_that_differ_in_their_seeds_alone_are_one_source_of_a_page(trained:
     metrics.write_text("{\n" + metrics.read_text(encoding="utf-8"), encoding="utf-8")
     with pytest.raises(RecordError, match=r"metrics\.jsonl, line 1"):
         read_sources(folders)
+
+
+WITHOUT_A_MODEL = """
+import sys
+from selfcest_cli.main import main
+try:
+    main()
+finally:
+    print("imported:", *sorted({"torch", "transformers"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["--help"],
+        ["trace", "{episodes}"],
+        ["trace", "{results}", "--wrong"],
+        ["trace", "{episodes}", "--html", "{out}", "--credit", "grpo"],
+        ["trace", "{episodes}", "--svg", "{out}"],
+        ["report", "{run}"],
+        pytest.param(["report", "{run}", "--html", "{out}"], marks=pytest.mark.slow),
+        ["watch", "{run}", "--once"],
+        ["credit", "list"],
+        ["credit", "apply", "{episodes}", "--name", "gated", "--out", "{out}"],
+    ],
+    ids=" ".join,
+)
+def test_commands_that_play_nothing_import_neither_torch_nor_transformers(
+    trained: RunConfig, tmp_path: Path, command: list[str]
+) -> None:
+    run = copied(trained, tmp_path)
+    job = run.folder / "delegating" / "seed0"
+    places = {
+        "run": run.folder,
+        "episodes": job / "episodes.jsonl",
+        "results": job / "evaluation" / "results.jsonl",
+        "out": tmp_path / "out.html",
+    }
+    arguments = [word.format(**places) for word in command]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_A_MODEL, *arguments], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == "imported:"
+    assert places["out"].is_file() == ("{out}" in command)

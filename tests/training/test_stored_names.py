@@ -30,8 +30,9 @@ from selfcest_env.stored import declared_name, stored_fields, to_stored
 from selfcest_env.tasks import Style
 from selfcest_env.types import Status
 from selfcest_eval.play.config import StudyConfig
+from selfcest_eval.play.digest import digest
 from selfcest_eval.play.forced import NeverDelegates
-from selfcest_eval.play.policies import ModelPolicy, ServerPolicy, digest
+from selfcest_eval.play.policies import ModelPolicy, ServerPolicy
 from selfcest_eval.play.results import Place, Result, Unplayable, parse_result, write_result, write_unplayable
 from selfcest_eval.play.strategies import STRATEGIES, Strategy, find_strategy, make_strategy
 from selfcest_eval.play.study import Study

@@ -23,7 +23,7 @@ from selfcest_env.text.counters import WordCounter
 from selfcest_env.types import ROOT, Limits, Status, Task
 from selfcest_eval.play.config import StudyConfig
 from selfcest_eval.play.costs import WALL
-from selfcest_eval.play.policies import digest
+from selfcest_eval.play.digest import digest
 from selfcest_eval.play.results import Place, Result, read_results
 from selfcest_eval.play.samples import SelfConsistency
 from selfcest_eval.play.store import Store

@@ -16,9 +16,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 try:
     import typer
+    import yaml  # noqa: F401, of every config
     from rich.console import Console
-except ImportError as error:  # a plain install brings the game alone
-    raise SystemExit(f"{error}. The command line needs the training extra: pip install 'selfcest[train]'") from error
+except ModuleNotFoundError:  # a plain install has the packages of the game only
+    from selfcest_cli import plain
+
+    raise SystemExit(plain.main(sys.argv[1:])) from None
 
 from selfcest_cli.bench import bench
 from selfcest_cli.credit import credit_app

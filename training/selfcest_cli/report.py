@@ -16,7 +16,7 @@ from selfcest_eval.report.sources import config_of, read_sources
 from selfcest_eval.report.training_run import RunEvaluation
 from selfcest_training.config import RunConfig
 from selfcest_training.lock import locked
-from selfcest_training.run.experiment import print_report
+from selfcest_training.run.display import print_report
 
 
 def report_folder(folder: Path, console: Console) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from transformers.utils.logging import disable_progress_bar
 
 from selfcest_agents.openai_client import ServerConfig
 from selfcest_agents.policy import SamplingConfig
@@ -27,7 +26,8 @@ from selfcest_env.tasks.files import read_text, shortened
 from selfcest_env.types import ROOT, Boundary, Limits, Read, Status, Task
 from selfcest_eval.html.playing import Face
 from selfcest_eval.html.viewer import Shown, viewer_page
-from selfcest_eval.play.policies import arm_of, check_servers, digest, make_policy, policy_named, run_file
+from selfcest_eval.play.digest import digest
+from selfcest_eval.play.policies import arm_of, check_servers, make_policy, policy_named, run_file
 from selfcest_training.config_file import apply_override, load_config, parse_as
 from selfcest_training.shipped import model_folder
 
@@ -198,7 +198,6 @@ def play_question(
     rules = source.rules(config.limits)
     _check_keys(task, rules)
     episode_id = f"solve.{_count(out)}"
-    disable_progress_bar()  # type: ignore[no-untyped-call]  # of loading models
     with progress.status("loading the policy"):
         check_servers([source])
         player = source.load(seed)

@@ -6,10 +6,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from transformers.utils.logging import disable_progress_bar
 
 from selfcest_env.errors import ConfigError
 from selfcest_eval.play.config import StudyConfig
@@ -22,11 +20,10 @@ from selfcest_eval.report.reading import headline, reading_of
 from selfcest_eval.report.study_report import write_page, write_report
 from selfcest_eval.stats.decision_table import decided, trios
 from selfcest_eval.stats.table import curves_of
-from selfcest_training.config_file import dump_config
+from selfcest_training.config_file import dump_config, shipped_config
 from selfcest_training.faults import logged
 from selfcest_training.files import write_text
 from selfcest_training.lock import locked
-from selfcest_training.run.experiment import shipped_config
 from selfcest_training.session import session
 
 
@@ -45,6 +42,8 @@ def run_study(
 
 
 def _run(study: Study, resume: bool, page: Path | None, command: str, console: Console) -> Path:
+    import torch  # slow to import, and a report of a finished study plays nothing
+
     config, folder = study.config, study.config.folder
     if not resume and any((folder / name).exists() for name in ("played.jsonl", "results.jsonl")):
         raise ConfigError(
@@ -55,7 +54,6 @@ def _run(study: Study, resume: bool, page: Path | None, command: str, console: C
     for note in notes:
         console.print(f"warning: {note}", soft_wrap=True, highlight=False, markup=False)
     torch.set_num_threads(config.threads)
-    disable_progress_bar()  # type: ignore[no-untyped-call]  # of loading models: ours is the one that counts
     try:
         store = Store(folder)  # what it refuses is no session
         if resume:

@@ -8,12 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 from warnings import warn
 
-from rich.console import Console
-
-from selfcest_agents.language import Language, language_of
-from selfcest_agents.tiny import TinyLanguage
 from selfcest_env.errors import ConfigError, RecordError, SelfcestError, did_you_mean
 from selfcest_env.record import read_episodes
 from selfcest_env.render import render_record
@@ -33,6 +30,12 @@ from selfcest_training.credit import Credit, NotInRecordsError, make_assigner
 from selfcest_training.credit.offline import apply, in_groups
 from selfcest_training.files import readable, whole, write_text
 
+# A plain install has none of what these import, and prints trees.
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from selfcest_agents.language import Language
+
 
 def print_trace(
     file: Path,
@@ -43,12 +46,19 @@ def print_trace(
     strategy: str | None = None,
     wrong: bool = False,
 ) -> None:
-    """Print task, tree, cost and reward of one episode, and with `texts` all that its agents wrote.
+    """Print the `trace_text` of one episode."""
+    text = trace_text(file, episode_id, texts=texts, strategy=strategy, wrong=wrong)
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def trace_text(
+    file: Path, episode_id: str | None, *, texts: bool = False, strategy: str | None = None, wrong: bool = False
+) -> str:
+    """Task, tree, cost and reward of one episode, and with `texts` all that its agents wrote.
 
     Args:
         file: a JSON-lines file of episodes, or a study's folder or `results.jsonl`.
         episode_id: which; `None`: the last.
-        console: where to.
         texts: see above.
         strategy, wrong: of a study only episodes of this strategy, and only those whose answer was not right.
 
@@ -56,12 +66,7 @@ def print_trace(
         RecordError: no such file or episode.
     """
     last = _last(file, episode_id, strategy, wrong)
-    console.print(
-        f"{last.played_as}\n" * bool(last.played_as) + render_record(last.record, texts=texts),
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
+    return f"{last.played_as}\n" * bool(last.played_as) + render_record(last.record, texts=texts)
 
 
 def write_figures(
@@ -217,6 +222,10 @@ def _episodes(file: Path, strategy: str | None, wrong: bool, on_cut: Callable[[s
 def faces_of(file: Path) -> list[Face]:
     """The rules that a file's episodes may have been played by: those of its run or study, and those of what is built
     in."""
+    from selfcest_agents.language import language_of
+    from selfcest_agents.tiny import TinyLanguage
+    from selfcest_eval.play.policies import LEAST
+
     faces = list[Face]()
     run = next((place / "config.yaml" for place in file.absolute().parents if (place / "config.yaml").is_file()), None)
     with suppress(SelfcestError, OSError):  # a page does without
@@ -229,6 +238,7 @@ def faces_of(file: Path) -> list[Face]:
 
 
 def _of_language(language: Language) -> Face:
+
     return Face(language.rules(LEAST), language.codec.decode)
 
 

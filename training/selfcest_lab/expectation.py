@@ -26,15 +26,7 @@ from selfcest_env.types import TurnKey
 from selfcest_lab.estimate import group_gradients, lab_request, scored
 from selfcest_lab.exact import Exhaustive, Outcome, Solved, outcomes, trajectories
 from selfcest_lab.tabular import Floats, TabularPolicy
-from selfcest_training.credit import (
-    Credit,
-    CreditAssigner,
-    Replayed,
-    ask,
-    ask_more,
-    assign,
-    overrides,
-)
+from selfcest_training.credit import Credit, CreditAssigner, Replayed, ask, ask_more, assign, overrides
 from selfcest_training.credit.chance import picked
 
 _MAX_PLAYS = 100  # of the replays of one episode

@@ -35,7 +35,7 @@ from selfcest_env.structure import Above, Checked, NotNegative
 from selfcest_env.tasks import TaskSource
 from selfcest_env.types import Limits, Task
 from selfcest_eval.play.costs import Costs
-from selfcest_eval.play.policies import digest
+from selfcest_eval.play.digest import digest
 from selfcest_eval.play.results import Result, read_results
 from selfcest_eval.play.strategies import Episodes, Instance, Seat, Strategy, make_strategy
 from selfcest_methods.state_zero import TaskValue, cell_of

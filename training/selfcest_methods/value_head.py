@@ -15,7 +15,6 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from selfcest_env.errors import CreditError
 from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord
@@ -86,6 +85,8 @@ class ValueHead:
         self._fit = weights, mean_return - float(mean @ weights)
 
     def state_dict(self) -> Mapping[str, Any]:
+        import torch  # slow to import, and only checkpoints hold tensors
+
         return {name: torch.from_numpy(value) for name, value in self._sums.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

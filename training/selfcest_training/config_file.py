@@ -109,6 +109,13 @@ def run_digest(config: RunConfig) -> str:
     return digest(write_yaml(with_stored_keys(_run_values(config))))
 
 
+def shipped_config(name: str) -> Path:
+    """A config that comes with the project: beside the package in a checkout, inside it in a wheel."""
+    package = Path(__file__).parent
+    places = (package.parent / "configs" / name, package / "configs" / name)
+    return next((place for place in places if place.is_file()), places[0])
+
+
 def apply_override(data: dict[str, Any], override: str) -> None:
     """Set what `key.path=value` names, the value read as YAML. Raises `ConfigError` that quotes it."""
     path, equals, text = override.partition("=")

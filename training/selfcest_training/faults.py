@@ -10,9 +10,21 @@ from datetime import datetime
 from enum import IntEnum
 from pathlib import Path
 
-from selfcest_env.errors import ConfigError, InfrastructureError, SelfcestError, StoppedError
+from selfcest_env.errors import ConfigError, InfrastructureError, SelfcestError, StoppedError, install_hint
 
 LOG = "errors.log"
+# Modules that commands import late, by the extra that installs them.
+EXTRA_OF_MODULE = {
+    "httpx2": "openai",
+    "jinja2": "train",
+    "matplotlib": "train",
+    "PIL": "train",
+    "safetensors": "train",
+    "tensorboard": "train",
+    "tokenizers": "train",
+    "torch": "train",
+    "transformers": "train",
+}
 
 
 class Exit(IntEnum):
@@ -47,6 +59,8 @@ def logged(folder: Path) -> Iterator[None]:
 
 def line_of(error: Exception) -> str:
     """The exception with its notes, on one line if it is none of the project's own."""
+    if extra := _missing_extra(error):
+        return f"this command needs the extra {extra} ({error}); run: {install_hint(extra)}"
     own = isinstance(error, SelfcestError)
     said = str(error) if own else " ".join(f"{type(error).__name__}: {error}".split())[:500]
     return "; ".join([said, *getattr(error, "__notes__", ())])
@@ -55,9 +69,14 @@ def line_of(error: Exception) -> str:
 def exit_code(error: Exception) -> Exit:
     if isinstance(error, InfrastructureError | StoppedError):
         return Exit.INFRASTRUCTURE
-    if isinstance(error, SelfcestError):
+    if isinstance(error, SelfcestError) or _missing_extra(error):
         return Exit.MISTAKE
     # By name: torch is slow to import, and may not be there.
     out_of_memory = any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
     machine = out_of_memory or isinstance(error, OSError | MemoryError | BrokenExecutor)
     return Exit.INFRASTRUCTURE if machine else Exit.DEFECT
+
+
+def _missing_extra(error: Exception) -> str | None:
+    """The extra whose absence an import has raised, `None` for any other error."""
+    return EXTRA_OF_MODULE.get(error.name or "") if isinstance(error, ModuleNotFoundError) else None

@@ -7,7 +7,6 @@ show before any work and a study that has been played loads nothing.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -28,6 +27,7 @@ from selfcest_env.text.counters import WordCounter
 from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.text.markers import Markers, PlainTextProtocol
 from selfcest_env.types import Boundary, Fault, Limits, Message, Role
+from selfcest_eval.play.digest import digest
 from selfcest_training.config import CLONES, RunConfig
 from selfcest_training.config_file import load_config
 from selfcest_training.shipped import model_folder, shipped_policies
@@ -59,12 +59,6 @@ class PolicySource(Protocol):
         Raises `ConfigError` if nobody can. Of `server` policies `check_servers` asks that before any is loaded.
         """
         ...
-
-
-def digest(*parts: object) -> str:
-    """The same 32 hexadecimal digits for equal JSON values, on every machine."""
-    text = json.dumps(parts, sort_keys=True, ensure_ascii=True)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 # Models
@@ -104,6 +98,9 @@ class ModelPolicy:
         return digest(to_stored(self._model), weights, _codec_digest(language), to_stored(self._sampler_spec))
 
     def load(self, seed: int) -> ModelPlayer:
+        from transformers.utils.logging import disable_progress_bar  # slow to import, and only this loads weights
+
+        disable_progress_bar()  # type: ignore[no-untyped-call]  # the commands show their own
         folder = self._folder(seed) if self.folder else None
         if folder is None or not (folder / CLONES).is_dir():
             return ModelPlayer(self._language, self._started(seed, folder))

@@ -23,7 +23,7 @@ from selfcest_env.structure import structure
 from selfcest_env.tasks import Style
 from selfcest_env.types import Status
 from selfcest_eval.play.costs import Costs
-from selfcest_eval.play.policies import digest
+from selfcest_eval.play.digest import digest
 
 FORMAT = 2
 SCORES = ("score", "support_precision", "support_recall", "support_f1")

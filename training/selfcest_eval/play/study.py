@@ -26,9 +26,10 @@ from selfcest_env.tasks.support import says_support, support_overlap
 from selfcest_env.types import Fault, Role, Task
 from selfcest_eval.play.config import StudyConfig
 from selfcest_eval.play.costs import WALL, costs_of
+from selfcest_eval.play.digest import digest
 from selfcest_eval.play.errorless import Played, play_errorless, styles_on
 from selfcest_eval.play.instances import instances_of, source_of
-from selfcest_eval.play.policies import LEAST, PolicySource, check_servers, digest, make_policy
+from selfcest_eval.play.policies import LEAST, PolicySource, check_servers, make_policy
 from selfcest_eval.play.results import Place, Result
 from selfcest_eval.play.store import Store
 from selfcest_eval.play.strategies import Episodes, Instance, Seat, Strategy, make_strategy, shown_name

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from selfcest_env.errors import ConfigError, InfrastructureError
+from selfcest_env.errors import ConfigError, InfrastructureError, install_hint
 from selfcest_training.cluster.config import ClusterConfig, Resources, check_resources
 
 _REACHED = 5.0  # seconds within which a host must take a connection
@@ -33,8 +33,8 @@ def import_ray() -> Any:
         import ray.exceptions
     except ImportError as error:
         raise ConfigError(
-            f"the config has a cluster block, and Ray cannot be imported ({error}); run: pip install "
-            "'selfcest[cluster]', or set cluster=null"
+            f"the config has a cluster block, and Ray cannot be imported ({error}); set cluster=null, or run: "
+            f"{install_hint('cluster')}"
         ) from error
     return ray
 

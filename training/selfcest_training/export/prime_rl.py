@@ -11,14 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
-from selfcest_env.errors import ConfigError, RecordError
+from selfcest_env.errors import ConfigError, RecordError, install_hint
 from selfcest_training.export.stored import Credited
 from selfcest_training.files import whole
 
 try:
     import msgspec
 except ImportError as error:
-    raise ConfigError(f"{error}; run: pip install 'selfcest[prime-rl]'") from error
+    raise ConfigError(f"{error}; run: {install_hint('prime-rl')}") from error
 
 
 class TrainingSample(msgspec.Struct, array_like=True, omit_defaults=True):

@@ -30,7 +30,7 @@ from selfcest_agents.language import language_of
 from selfcest_agents.lora import has_lora
 from selfcest_agents.player import ModelPlayer
 from selfcest_agents.samplers import make_sampler
-from selfcest_env.errors import ConfigError, TrainingError
+from selfcest_env.errors import ConfigError, TrainingError, install_hint
 from selfcest_env.reward import make_reward
 from selfcest_training.config import RunConfig
 from selfcest_training.credit import fit
@@ -331,7 +331,7 @@ def async_grpo_trainer(
         from datasets import Dataset
         from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
     except ImportError as error:
-        raise ConfigError(f"{error}; run: pip install 'selfcest[trl]'") from error
+        raise ConfigError(f"{error}; run: {install_hint('trl')}") from error
     if (processes := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
         raise ConfigError(
             f"there are {processes} processes; this door has one, in which rollouts and updates alternate"

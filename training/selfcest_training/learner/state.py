@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-from transformers import PreTrainedModel
-
-from selfcest_agents.lora import load_trainable_state, trainable_state
+if TYPE_CHECKING:  # slow to import, and checkpoints are also listed where no model is
+    import torch
+    from torch import Tensor
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,8 @@ class LearnerState:
     @classmethod
     def of(cls, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> LearnerState:
         """The tensors themselves, not copies."""
+        from selfcest_agents.lora import trainable_state
+
         moments = {
             f"{index}/{name}": tensor
             for index, own in optimizer.state_dict()["state"].items()
@@ -34,6 +36,8 @@ class LearnerState:
 
     def put(self, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> None:
         """Put them back. Raises `RecordError` where they are of another model, or of other `LoraOptions`."""
+        from selfcest_agents.lora import load_trainable_state
+
         load_trainable_state(model, self.weights)
         state: dict[int, dict[str, Tensor]] = {}
         for key, tensor in self.moments.items():

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen2Co
 
 from selfcest_agents.language import language_of
 from selfcest_agents.lora_options import LoraOptions
-from selfcest_agents.pretrained import DTYPES, HUB, ChatOptions, model_config
+from selfcest_agents.pretrained import HUB, ChatOptions, model_config
 from selfcest_env.plugin import PlugIn
 from selfcest_env.structure import construct
 from selfcest_training.learner.footprint import without_weights
@@ -118,7 +118,7 @@ def _shape(name: str, said: str) -> ModelShape:
         config, source = _config_of(options.source)
         attention = "eager" if options.attention == "eager" else "sdpa"
         called = options.source.removeprefix(HUB)
-        return ModelShape(called, source, config, DTYPES[options.dtype], options.device, attention)
+        return ModelShape(called, source, config, getattr(torch, options.dtype), options.device, attention)
     language = language_of(model)
     with torch.device("meta"):
         found = language.load(0)  # it says what it is by being made

@@ -12,18 +12,21 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from selfcest_env.errors import RecordError, TrainingError
 from selfcest_env.stored import by_field, stored_as, to_stored
 from selfcest_env.structure import structure
 from selfcest_training.files import Extent, check_extent, digest, digests, remove, whole
 from selfcest_training.learner.state import LearnerState
-from selfcest_training.learner.update import AnyLearner
+
+# torch and transformers take seconds to import, and a list of checkpoints needs neither.
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from selfcest_training.learner.update import AnyLearner
 
 _MODEL, _OPTIMIZER, _STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 # What a trainer's stages remember: plain values, with tensors kept apart.
@@ -118,6 +121,8 @@ def save_checkpoint(
     Later ones are deleted too: a run that has come here again found them damaged. `memory` is what `Trainer.state_dict`
     gives. Raises `TrainingError` for a value in it that cannot be stored.
     """
+    from safetensors.torch import save_file
+
     tensors: dict[str, Tensor] = {}
     plain = _plain(memory or {}, "", tensors)
     folder.mkdir(parents=True, exist_ok=True)
@@ -215,6 +220,8 @@ def read_state(path: Path) -> TrainState:
 
 def load_checkpoint(path: Path, learner: AnyLearner) -> TrainState:
     """Put trained weights and the moments of the optimiser back. Raises `RecordError` on a mismatch."""
+    from safetensors.torch import load_file
+
     state = read_state(path)
     try:
         held = LearnerState(load_file(path / _MODEL), load_file(path / _OPTIMIZER))
@@ -228,6 +235,8 @@ def load_checkpoint(path: Path, learner: AnyLearner) -> TrainState:
 
 def read_memory(path: Path) -> dict[str, Any]:
     """The `memory` of a checkpoint. Raises `RecordError` that names the file."""
+    from safetensors.torch import load_file
+
     try:
         plain = json.loads((path / _MEMORY).read_text(encoding="utf-8"))
         tensors = load_file(path / _TENSORS)
@@ -242,6 +251,8 @@ _TENSOR = "__tensor__"
 
 def _plain(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
     """The value with every tensor moved to `tensors`, a number in its place."""
+    from torch import Tensor
+
     if isinstance(value, Tensor):
         name = str(len(tensors))
         tensors[name] = value.detach().contiguous().clone()

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from selfcest_training.config import RunConfig
+from selfcest_training.run.evaluator import Evaluator
 from selfcest_training.run.progress import DONE, WAITING, JobStatus, RunStatus, read_run
 
 EVERY = 1.0  # seconds between two looks at the files
@@ -128,3 +129,10 @@ def duration(seconds: float) -> str:
 
 def _print(console: Console, text: str) -> None:
     console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+def print_report(config: RunConfig, console: Console, evaluator: Evaluator) -> None:
+    """Write and print the report of what the run's folder holds."""
+    console.print(evaluator.report(config), soft_wrap=True, highlight=False, markup=False)
+    whole = "; the whole report is its table.md" if (config.folder / "table.md").is_file() else ""
+    console.print(f"written to {config.folder}{whole}", soft_wrap=True, highlight=False, markup=False)

@@ -24,13 +24,13 @@ from selfcest_env.errors import ConfigError, RecordError, SelfcestError, Stopped
 from selfcest_training.cluster.connection import connected
 from selfcest_training.cluster.ray_ranks import RayRanks
 from selfcest_training.config import RunConfig
-from selfcest_training.config_file import dump_run, run_digest
+from selfcest_training.config_file import dump_run, run_digest, shipped_config
 from selfcest_training.faults import logged
 from selfcest_training.files import write_text
 from selfcest_training.lock import locked
 from selfcest_training.planning.memory import check_device
 from selfcest_training.run.checkpoint import checkpoints, newest_whole, read_manifest
-from selfcest_training.run.display import EVERY, Display
+from selfcest_training.run.display import EVERY, Display, print_report
 from selfcest_training.run.evaluator import EvaluationStage, Evaluator
 from selfcest_training.run.job import Job, JobId
 from selfcest_training.run.progress import DONE, PROGRESS, ProgressFile
@@ -284,20 +284,6 @@ def _play_job(config: RunConfig, job_id: JobId, only_warm_start: bool, evaluator
     report(DONE, 1.0, "")
 
 
-def print_report(config: RunConfig, console: Console, evaluator: Evaluator) -> None:
-    """Write and print the report of what the run's folder holds."""
-    console.print(evaluator.report(config), soft_wrap=True, highlight=False, markup=False)
-    whole = "; the whole report is its table.md" if (config.folder / "table.md").is_file() else ""
-    console.print(f"written to {config.folder}{whole}", soft_wrap=True, highlight=False, markup=False)
-
-
 def default_config() -> Path:
     """The config of a plain `selfcest train`."""
     return shipped_config("quick.yaml")
-
-
-def shipped_config(name: str) -> Path:
-    """A config that comes with the project: beside the package in a checkout, inside it in a wheel."""
-    package = Path(__file__).parent.parent
-    places = (package.parent / "configs" / name, package / "configs" / name)
-    return next((place for place in places if place.is_file()), places[0])

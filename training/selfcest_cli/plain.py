@@ -1,0 +1,54 @@
+"""The command line of a plain install, which has the packages of the game only: `selfcest trace` in the terminal."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from pathlib import Path
+
+from selfcest_cli.trace import trace_text
+from selfcest_env import __version__
+from selfcest_env.errors import ConfigError, SelfcestError, install_hint
+from selfcest_training.faults import exit_code, line_of
+
+NEEDS_EXTRA = f"all other commands and options need the extra train: {install_hint('train')}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `selfcest trace`, or say how to install the other commands. Returns the exit code."""
+    if arguments[:1] == ["--version"]:
+        print(f"selfcest {__version__}")
+        return 0
+    try:
+        if arguments[:1] == ["trace"]:
+            print(_trace(arguments[1:]))
+        elif not arguments or arguments[0] in ("--help", "-h"):
+            print(f"This is a plain install of selfcest, which has `selfcest trace FILE` ({NEEDS_EXTRA}).")
+        else:
+            raise ConfigError(f"this is a plain install, which has `selfcest trace` only; {NEEDS_EXTRA}")
+    except (SelfcestError, OSError) as error:
+        print(f"selfcest: {line_of(error)}", file=sys.stderr)
+        return int(exit_code(error))
+    return 0
+
+
+def _trace(arguments: Sequence[str]) -> str:
+    """The text of `selfcest trace`, whose options for the terminal are read here without typer."""
+    parser = ArgumentParser(
+        prog="selfcest trace",
+        description="Print an episode's tree: who asked what of whom, what came back, what it cost, what it earned.",
+        epilog=f"Pages and figures: {NEEDS_EXTRA}",
+        allow_abbrev=False,
+    )
+    parser.add_argument("file", type=Path, help="JSON-lines file of episodes, or folder of a study")
+    parser.add_argument("--episode", help="id of the episode (default: the last one)")
+    parser.add_argument("--texts", action="store_true", help="show texts whole")
+    parser.add_argument("--strategy", help="strategy of a study")
+    parser.add_argument("--wrong", action="store_true", help="episodes of a study without a right answer")
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        raise ConfigError(f"trace {' '.join(unknown)}: not an option of a plain install; {NEEDS_EXTRA}")
+    return trace_text(
+        options.file, options.episode, texts=options.texts, strategy=options.strategy, wrong=options.wrong
+    )
