@@ -36,6 +36,7 @@ from typing import Any, ClassVar, Literal
 
 from selfcest_env.errors import RewardError, did_you_mean
 from selfcest_env.graders.grade import NO_ANSWER, Grade, Part
+from selfcest_env.graders.number import only_number
 from selfcest_env.structure import Checked
 from selfcest_env.types import Task
 
@@ -211,6 +212,30 @@ METRICS: Mapping[str, Callable[[str, str, float], bool]] = {
 }
 
 
+def _strict_number(text: str) -> float | None:
+    """The one number of a cell; a percent is a hundredth."""
+    value = only_number(text, drop_percent=False) if len(text) <= _MAX_NUMBER else None
+    return None if value is None else float(value)
+
+
+_LIST_OF_PARTS = re.compile(r"[,;/&()]|\b(?:and|or)\b")
+
+
+def _is_most_of(ours: str, truth: str) -> bool:
+    """Whether a text is whole words of another one, at least half of it or of a part that is listed in it."""
+    ours, truth = _words(ours), _words(truth)
+    if not ours:
+        return not truth
+    for part in (truth, *map(_words, _LIST_OF_PARTS.split(truth))):
+        if f" {ours} " in f" {part} " and 2 * len(ours) >= len(part):
+            return True
+    return False
+
+
+def _words(text: str) -> str:
+    return " ".join(text.lower().replace("*", "").split())
+
+
 # Rules
 
 
@@ -235,6 +260,19 @@ class Column:
         for name in self.prepare:
             cell = PREPARE[name](cell)
         return cell
+
+    def strictly_agrees(self, ours: str, truth: str) -> bool:
+        """Whether two raw cells mean the same beyond doubt; asked of those whose prepared texts agree.
+
+        A number may not be one of several, nor stand beside a word that changes it. Of `in_match` the answer has to be
+        whole words, at least half of the truth or of one of its listed parts. A truth that is no single number itself is
+        left to the official rule.
+        """
+        if "extract_number" in self.prepare:
+            value, answer = _strict_number(truth), _strict_number(ours)
+            if value is not None:
+                return answer is not None and abs(answer - value) <= abs(value) * self.criterion
+        return "in_match" not in self.metrics or _is_most_of(ours, truth)
 
     def agrees(self, ours: str, truth: str) -> bool:
         return ours == truth or all(METRICS[name](ours, truth, self.criterion) for name in self.metrics)

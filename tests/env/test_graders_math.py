@@ -1,6 +1,7 @@
 """Mathematical graders by hand: boxes, exact values, forms of answers, and what only math-verify can tell."""
 
 import re
+import sys
 from fractions import Fraction
 from pathlib import Path
 
@@ -22,6 +23,9 @@ from selfcest_env.graders.rational import rational
 from selfcest_env.reward import make_reward
 from selfcest_env.tasks import SOURCES
 from selfcest_env.types import Task
+
+sys.path.insert(0, str(Path(__file__).parent))
+from growth import growth
 
 
 def task(
@@ -226,6 +230,52 @@ def test_a_percent_sign_is_a_unit_where_the_question_asks_for_percent() -> None:
     assert not grader.grade(task("10", "How many?"), r"10\%").correct
     assert grader.grade(task("10", "What percent of them?"), r"10\%").correct
     assert grader.grade(task(r"10\%", "How many %?"), r"\boxed{10}").correct
+
+
+@pytest.mark.parametrize(
+    ("truth", "answer"),
+    [
+        *(("3", text) for text in ("14 = 3", "3 = 14", r"3 \approx 14", r"14 \approx 3", r"14 \equiv 3", "14 := 3")),
+        *(("3", text) for text in (r"\not= 3", r"\neq 3", "≠ 3", "!= 3", r"x \not= 3", r"\lnot 3", r"3 \ne x")),
+        *(("3", text) for text in ("x < 3", r"\geq 3", "3 < x", "2x = 3", r"\sqrt{2} = 3", r"\pi = 3", r"\pm 3")),
+        ("5", "x<5"), ("x<5", "5"), ("x<5", r"x \le 5"), ("x<5", "y<5"), (r"(-\infty,5)", r"x \le 5"),
+        ("[2,3]", "2<x<3"),
+        ("(1,2)", "(x,y)=(2,1)"), ("(1,2)", "(y,x)=(1,2)"), (r"\{1,2\}", "{1,1}"), (r"\{1,2\}", "{1,2,3}"),
+        ("1,1,2", "1,2,2"), (r"2\sqrt3", "2√2"), (r"2\sqrt{3}", r"2\sqrt{3} \approx 14"),
+    ],
+)  # fmt: skip
+def test_a_relation_is_right_only_if_all_of_it_is(truth: str, answer: str) -> None:
+    pytest.importorskip("math_verify")
+    assert not MathMatch().grade(task(truth), answer).correct
+    assert not MathMatch(symbolic=False).grade(task(truth), answer).correct
+
+
+@pytest.mark.parametrize(
+    ("truth", "answer"),
+    [
+        (r"2\sqrt3", "2√3"), (r"2\sqrt{3}", "2 √(3)"), (r"\sqrt{12}", "√12"), (r"2\pi", "2π"), (r"\frac12", "½"),
+        ("(1,2)", "(x,y)=(1,2)"), ("(x,y)=(1,2)", "(1, 2)"), ("(1,2,3)", "(a, b, c) = (1, 2, 3)"), ("-3", "–3"),
+        ("x<5", "x < 5"), ("x<5", "5 > x"), (r"(-\infty,5)", "x<5"), ("x<5", r"(-\infty,5)"), (r"x \le 5", "x≤5"),
+        ("[2,3]", r"2 \le x \le 3"), ("(2,3)", "2<x<3"), (r"x \in [1,2]", "1≤x≤2"), (r"x \neq 3", "x ≠ 3"),
+        (r"\{1,1,2\}", "{1,1,2}"), (r"\{1,2\}", "{1,1,2}"), (r"\{1,2\}", "{2,1}"), ("1,2", "{1,2}"),
+        ("3", r"\frac{6}{2} = 3"), ("3", "f(2) = 3"), ("3", "x_1 = 3"), ("3", "AB = 3"), ("3", "|AB| = 3"),
+        (r"2\sqrt{3}", r"2\sqrt{3} \approx 3.46"), (r"\pi", r"\pi \approx 3.14"), (r"\frac13", r"\frac13 \approx 0.33"),
+    ],
+)  # fmt: skip
+def test_ways_to_write_a_right_answer(truth: str, answer: str) -> None:
+    assert MathMatch(symbolic=False).grade(task(truth), answer).correct
+
+
+def test_what_the_question_asks_for_may_be_named_in_the_answer() -> None:
+    grader = MathMatch(symbolic=False)
+    assert grader.grade(task("3", "Find $x + y$."), "x+y = 3").correct
+    assert not grader.grade(task("3", "Find $x$."), "2x = 3").correct
+    assert not grader.grade(task("3", "Of 14, how many?"), "14 = 3").correct
+
+
+def test_the_outer_form_takes_linear_time() -> None:
+    for piece in ("1,", "1,234,", "1 or ", "(1),", "{1},"):
+        assert growth(lambda size, piece=piece: outer_form(piece * size + "1"), 2000) < 9
 
 
 def test_math_without_symbolic_equivalence() -> None:
@@ -519,6 +569,8 @@ def test_number_grader() -> None:
         ("9+3 = 24", (3, 9), 24, "another value than the target"),
         ("9+3 = 12", (3, 9), 24, "the equation does not end in the target"),
         ("9*3 = 27 = 27", (3, 9), 27, "more than one equals sign"),
+        ("6*400%", (6, 400), 24, "other operations than + - * /"),
+        ("6*400\\%", (6, 400), 24, "other operations than + - * /"),
         ("3^9", (3, 9), 19683, "other operations than + - * /"),
         ("9**9**9**9", (9, 9, 9, 9), 1, "unexpected '*' where a number belongs"),
         ("9/(3-3)", (9, 3, 3), 9, "a division by zero"),
@@ -535,6 +587,8 @@ def test_countdown_grader() -> None:
     grader = CountdownMatch()
     assert grader.grade(puzzle, r"\boxed{4\cdot(9-3)}") == Grade(1.0, True, True)
     assert grader.grade(puzzle, r"The answer is \[4\cdot(9-3)\].") == Grade(1.0, True, True)
+    percent = task("6*4", source="countdown", numbers="6 400", target=24)
+    assert not any(grader.grade(percent, text).correct for text in ("6*400%", r"6*400\% = 24", "6*400 percent"))
     assert grader.grade(puzzle, "4*(9-4)") == Grade(0.0, False, True)
     assert grader.grade(puzzle, "hm") == grader.grade(puzzle, None) == Grade(0.0, False, False)
     assert grader.grade(task("6", numbers="3 4 9", target=6, use_all=False), "9-3").correct
