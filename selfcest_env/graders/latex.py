@@ -27,9 +27,9 @@ _ROOT_OF_ONE = re.compile(r"\\sqrt(?:\s*([0-9])|\s+([A-Za-z])(?![A-Za-z]))")
 
 _SYMBOLS = {
     "π": r"\pi", "θ": r"\theta", "α": r"\alpha", "β": r"\beta", "φ": r"\phi", "∞": r"\infty", "×": r"\times",
-    "·": r"\cdot", "⋅": r"\cdot", "÷": r"\div", "≤": r"\le", "≥": r"\ge", "≠": r"\neq", "≈": r"\approx", "±": r"\pm", "∪": r"\cup",
-    "∩": r"\cap", "∈": r"\in", "½": r"\frac12", "⅓": r"\frac13", "⅔": r"\frac23", "¼": r"\frac14", "¾": r"\frac34",
-    "⅕": r"\frac15", "⅙": r"\frac16", "⅛": r"\frac18",
+    "·": r"\cdot", "⋅": r"\cdot", "÷": r"\div", "≤": r"\le", "≥": r"\ge", "≠": r"\neq", "≈": r"\approx", "±": r"\pm",
+    "∪": r"\cup", "∩": r"\cap", "∈": r"\in", "½": r"\frac12", "⅓": r"\frac13", "⅔": r"\frac23", "¼": r"\frac14",
+    "¾": r"\frac34", "⅕": r"\frac15", "⅙": r"\frac16", "⅛": r"\frac18",
 }  # fmt: skip
 _SYMBOL = re.compile(f"[{''.join(_SYMBOLS)}]")
 _ROOT = re.compile(r"([√∛])\s*(?:\(([^()]*)\)|\{([^{}]*)\}|([0-9]+(?:\.[0-9]+)?|[A-Za-z]))")

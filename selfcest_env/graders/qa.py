@@ -9,7 +9,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Hashable, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from selfcest_env.errors import RewardError
@@ -69,8 +69,12 @@ def normalize_strictly(text: str) -> str:
     text = _BETWEEN_DIGITS.sub(lambda match: chr(ord(match[0]) + 0xFEE0), text)  # full-width, which is no ASCII
     # An exclamation mark after a word is punctuation, after a digit it is a factorial.
     text = _AFTER_A_WORD.sub(
-        lambda match: match[0] if match[0] == "!" and not match.string[match.start() - 1].isdigit()
-        else match[0].translate(_MEANT), text
+        lambda match: (
+            match[0]
+            if match[0] == "!" and not match.string[match.start() - 1].isdigit()
+            else match[0].translate(_MEANT)
+        ),
+        text,
     )
     words = " ".join(text.translate(_NO_PUNCTUATION).split())
     return " ".join(_LEADING_ARTICLE.sub("", words).split()) or text
@@ -155,7 +159,7 @@ class QuestionAnswer:
         if not self.strict:
             return official
         strict = answer_overlap(text, truth, rule, normalize_strictly)
-        return strict if official.exact or not strict.exact else replace(strict, exact=0.0, f1=official.f1)
+        return strict if official.exact or not strict.exact else official  # never right where the official rule is not
 
 
 _LATEX_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")

@@ -265,8 +265,8 @@ class Column:
         """Whether two raw cells mean the same beyond doubt; asked of those whose prepared texts agree.
 
         A number may not be one of several, nor stand beside a word that changes it. Of `in_match` the answer has to be
-        whole words, at least half of the truth or of one of its listed parts. A truth that is no single number itself is
-        left to the official rule.
+        whole words, at least half of the truth or of one of its listed parts. A truth that is no single number itself
+        is left to the official rule.
         """
         if "extract_number" in self.prepare:
             value, answer = _strict_number(truth), _strict_number(ours)
@@ -276,6 +276,14 @@ class Column:
 
     def agrees(self, ours: str, truth: str) -> bool:
         return ours == truth or all(METRICS[name](ours, truth, self.criterion) for name in self.metrics)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedRow:
+    """The cells of a row as they are compared, and as they were written."""
+
+    prepared: tuple[str, ...]
+    raw: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,15 +324,26 @@ class TableRules:
             )
         return TableRules(tuple(_exact(column) for column in self.columns), self.unique)
 
-    def keyed(self, table: Table) -> dict[tuple[str, ...], tuple[str, ...]]:
-        """Prepared rows by their prepared key, the first of each, in the order of `columns`."""
+    def keyed(self, table: Table) -> dict[tuple[str, ...], KeyedRow]:
+        """Rows by their prepared key, the first of each, with cells in the order of `columns`."""
         columns = [(column, table.columns.index(column.name)) for column in self.columns]
         keys = [place for place, column in enumerate(self.columns) if column.name in self.unique]
-        found: dict[tuple[str, ...], tuple[str, ...]] = {}
+        rows: dict[tuple[str, ...], KeyedRow] = {}
         for row in table.rows:
-            cells = tuple(column.prepared(row[place] if place < len(row) else "") for column, place in columns)
-            found.setdefault(tuple(cells[place] for place in keys), cells)
-        return found
+            raw = tuple(row[place] if place < len(row) else "" for _, place in columns)
+            prepared = tuple(column.prepared(cell) for (column, _), cell in zip(columns, raw, strict=True))
+            rows.setdefault(tuple(prepared[place] for place in keys), KeyedRow(prepared, raw))
+        return rows
+
+    def right_cells(self, ours: KeyedRow, truth: KeyedRow, strict: bool) -> int:
+        """How many cells of two rows with equal keys agree."""
+        count = 0
+        for place, column in enumerate(self.columns):
+            agrees = column.agrees(ours.prepared[place], truth.prepared[place])
+            if agrees and strict and column.name not in self.unique:
+                agrees = column.strictly_agrees(ours.raw[place], truth.raw[place])
+            count += agrees
+        return count
 
     def fits(self, table: Table) -> bool:
         """Whether the table has the required columns and no other, in any order."""
@@ -421,13 +440,14 @@ class WideScores:
         return self.rows.right == self.rows.answered == self.rows.true
 
 
-def wide_scores(task: Task, answer: str | None, judged: Judged = "refuse") -> WideScores:
+def wide_scores(task: Task, answer: str | None, judged: Judged = "refuse", strict: bool = False) -> WideScores:
     """All that WideSearch counts of an answer.
 
     Args:
         task: its answer is a Markdown table, its metadata have `evaluation`.
         answer: the text with the table; `None` counts as none.
         judged: what to do with a column that asks for a judge: "refuse", or compare texts, "exact".
+        strict: whether a cell also has to agree by `Column.strictly_agrees`.
 
     Raises:
         RewardError: the task's own table, or what says how to grade it, cannot be read; with what is wrong.
@@ -457,17 +477,13 @@ def wide_scores(task: Task, answer: str | None, judged: Judged = "refuse") -> Wi
     readable = found is not None and rules.fits(found)
     ours = rules.keyed(found) if found is not None and readable else {}
     width = len(rules.columns)
-    by_row = tuple(_right(rules.columns, ours[key], cells) if key in ours else 0 for key, cells in truth.items())
+    by_row = tuple(rules.right_cells(ours[key], row, strict) if key in ours else 0 for key, row in truth.items())
     return WideScores(
         Hits(sum(by_row), len(ours) * width, len(truth) * width),
         Hits(sum(right == width for right in by_row), len(ours), len(truth)),
         by_row,
         readable,
     )
-
-
-def _right(columns: Sequence[Column], ours: Sequence[str], truth: Sequence[str]) -> int:
-    return sum(column.agrees(a, b) for column, a, b in zip(columns, ours, truth, strict=True))
 
 
 @dataclass(frozen=True)
@@ -477,6 +493,8 @@ class Wide(Checked):
     Attributes:
         score: `item_f1`, `row_f1`, or `success`, which is 1 or 0.
         judged: what to do with a column that asks for a judge: `refuse` the task, or compare texts, `exact`.
+        strict: whether a number cell may hold one number only, with its sign and scale, and a cell of `in_match` has to
+            be most of the truth. For training; the official rules are without.
 
     Where the task says in `row_documents` (a JSON list) which document each row of the truth is about, an F1 has parts:
     2 right / (answered + true) is a sum over the rows of the truth, and a document's part is that of its rows. The
@@ -489,6 +507,7 @@ class Wide(Checked):
     max_characters: ClassVar[int] = 300_000
     score: Literal["item_f1", "row_f1", "success"] = "item_f1"
     judged: Judged = "refuse"
+    strict: bool = False
 
     def grade(self, task: Task, answer: str | None) -> Grade:
         if len(task.answer) > self.max_characters:
@@ -497,7 +516,7 @@ class Wide(Checked):
                 f"{self.max_characters}, which is what is read"
             )
         too_long = answer is not None and len(answer) > self.max_characters
-        scores = wide_scores(task, None if too_long else answer, self.judged)
+        scores = wide_scores(task, None if too_long else answer, self.judged, self.strict)
         if too_long:
             return Grade(0.0, False, False, "answer too long")
         if not scores.readable:
