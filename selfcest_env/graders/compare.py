@@ -84,13 +84,13 @@ def _by_relation(truth: str, answer: str, decide: Decide) -> bool | None:
     """
     if bool(_NEGATED.search(truth)) != bool(_NEGATED.search(answer)):
         return False
-    intervals = _as_interval(truth), _as_interval(answer)
-    if all(intervals):
-        return intervals[0][0] == intervals[1][0] and same(intervals[0][1], intervals[1][1], decide)
-    for found, other in ((intervals[0], answer), (intervals[1], truth)):
-        if found is not None and outer_form(other).form.is_interval:
-            return same(found[1], other, decide)
-        if found is not None and not any(sign in other for sign in _RELATIONS):
+    left, right = _as_interval(truth), _as_interval(answer)
+    if left is not None and right is not None:
+        return left[0] == right[0] and same(left[1], right[1], decide)
+    for interval, other in ((left, answer), (right, truth)):
+        if interval is not None and outer_form(other).form.is_interval:
+            return same(interval[1], other, decide)
+        if interval is not None and not any(sign in other for sign in _RELATIONS):
             return False
     if _EQUALITY.search(truth) or not _EQUALITY.search(answer) or len(outer_form(answer).parts) > 1:
         return None

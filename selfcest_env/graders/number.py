@@ -89,7 +89,7 @@ _REFUSED_AFTER = tuple(
         r"|hundredths|thousandths|(?:half|third|quarter)s?\s+of|basis\s+points?|pi|choose)\b",
         r"\s*(?:raised\s+to|to\s+the\s+(?:\w+\s+)?power|(?:in\s+)?base\b|in\s+(?:hex|octal|binary|hexadecimal))",
         r"[\s,]*(?:or|and)\s+(?:more|less|fewer|above|below|over|under|up|upwards?|greater|higher|lower|another)\b",
-        rf"[\s(]*(?:[-,/+*]|or|and|to|plus|minus|times|over|point|divided\s+by|multiplied\s+by|less|more\s+than|less\s+than"
+        rf"[\s(]*(?:[-,/+*]|or|and|to|plus|minus|times|over|point|divided\s+by|multiplied\s+by|less|(?:more|less|fewer)\s+than"
         rf"|mod(?:ulo)?)[\s-]*(?:an?\s+|one\s+)?(?:{_WORD_NUMBERS}|{_PARTS})\b(?!\s+(?:dollars?|cents?|\w+s)\s+(?:each|per))",
         r"[\s(]*(?:plus|minus|times|over|divided\s+by|multiplied\s+by|mod(?:ulo)?)\s+(?:one|[b-z])\b(?!['’])",
         r"\s*(?:is|was|are|would\s+be)\s*(?:n['’]t|\s*not)\s+(?:correct|right|the|it|my|our|possible|true|what|enough)\b",

@@ -51,6 +51,7 @@ def normalize_answer(text: str) -> str:
 _SIGN = re.compile(r"(?<!\w)-\s?(?=[$£€]?\.?[0-9])")
 _THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 _BETWEEN_DIGITS = re.compile(r"(?<=[0-9])[.,:/*^=-](?=[0-9])|(?<![0-9])\.(?=[0-9])")
+_BEFORE_A_NUMBER = re.compile(r"[<>](?=\s?[0-9])")
 _AFTER_A_WORD = re.compile(r"(?<=\w)(?:\+\+|\s?[#%+!^](?!\w))")
 _MEANT = str.maketrans({"#": "♯", "%": "％", "+": "＋", "!": "！", "^": "＾", " ": None})
 _LEADING_ARTICLE = re.compile(r"^(?:an?|the)\s+(?=\S)|\bthe\s+(?=\w)")
@@ -67,6 +68,7 @@ def normalize_strictly(text: str) -> str:
     text = _THOUSANDS.sub("", text)
     text = _SIGN.sub("−", text)
     text = _BETWEEN_DIGITS.sub(lambda match: chr(ord(match[0]) + 0xFEE0), text)  # full-width, which is no ASCII
+    text = _BEFORE_A_NUMBER.sub(lambda match: chr(ord(match[0]) + 0xFEE0), text)
     # An exclamation mark after a word is punctuation, after a digit it is a factorial.
     text = _AFTER_A_WORD.sub(
         lambda match: (
