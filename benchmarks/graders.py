@@ -9,9 +9,9 @@ Answers that contain code would leave a file behind if anything executed them; a
 once at the end, and must leave it. Ends with exit code 1 if a grader is over its limit, raises, takes a hostile answer
 for right, or executes one.
 
-`--odd` grades 2,000 right and 2,000 wrong answers in odd forms instead, and prints a table of the
-disagreements. Their labels are written beside the forms by hand, for a meaning that does not depend on any grader: a form is a
-way to write an answer, with a label for the truth that it is put around.
+`--odd` grades 2,000 right and 2,000 wrong answers in odd forms instead, and prints a table of the disagreements. The
+labels are written by hand, beside forms such as `half of {}`: a form has one label for every truth that it is put
+around, so that no grader has a part in it.
 """
 
 from __future__ import annotations
