@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import unicodedata
 from dataclasses import dataclass
@@ -47,19 +48,19 @@ _FILLERS = (
 _REFUSED_BEFORE = tuple(
     re.compile(rf"(?<![\w'’])(?:{words})[\s-]*$", re.IGNORECASE)
     for words in (
-        rf"(?:not|never|nor|neither|cannot|hardly|\w*n['’]t){_FILLERS}",
+        rf"(?:not|never|nor|neither|cannot|hardly|by\s+no\s+means|no\s+longer|no\s+way|\w*n['’]t){_FILLERS}",
         r"(?:any|every)(?:thing|\s+number|\s+value)\s+but|except(?:\s+for)?|excluding|other\s+than|rather\s+than|instead\s+of|without",
         r"unequal\s+to|different\s+from|far\s+from|short\s+of|close\s+to|almost|nearly|not\s+quite|barely",
-        r"than(?:\s+or\s+equal\s+to)?|at\s+least|at\s+most|under|below|above|beneath|beyond|exceed(?:s|ing)?|up\s+to|less|more|fewer",
+        r"than(?:\s+(?:or\s+equal\s+to|about|around|roughly|the|an?))*|at\s+least|at\s+most|under|below|above|beneath|beyond|exceed(?:s|ing)?|(?<!adds\s)(?<!add\s)(?<!sums\s)(?<!sum\s)(?<!comes\s)up\s+to|less|more|fewer",
         r"a\s+minimum\s+of|a\s+maximum\s+of|minimum|maximum",
-        r"half|double|twice|thrice|triple|treble|quadruple|(?:half|double|twice|triple)\s+(?:of|the)",
+        r"half|double|twice|thrice|triple|treble|quadruple|(?:half|double|twice|triple)\s+(?:of|the|that|this)",
         rf"{_PARTS}\s+(?:of|the)(?:\s+the)?",
         r"(?:square|cube|root|power|powers|reciprocal|inverse|opposite|negative|negation|multiple|multiples|factor|factors|divisor"
         r"|divisors|logarithm|log|factorial|absolute\s+value|complement|percent|per\s+cent|percentage|fraction|%|[½⅓⅔¼¾⅕⅛])\s+of"
         r"(?:\s+the)?",
         r"times|multiplied\s+by|divided\s+by|over\s+the|modulo|mod|raised\s+to|to\s+the\s+power(?:\s+of)?|choose",
         r"sqrt|square\s+root|cube\s+root|root|log|ln|exp|sin|cos|tan|abs|factorial|squared?|cubed?|base",
-        r"non|sub|mid|pre|post|anti|point",
+        r"non|sub|mid|pre|post|anti|point|neg|negated|\((?:minus|negative)\)",
         rf"{_WORD_NUMBERS}\s*(?:,|or|and|to|plus|minus|point|out\s+of|of|in)(?:\s+the)?",
         r"one\s*(?:out\s+of|in|or|and|to|plus|minus|point|-)(?:\s+the)?",
         r"(?<!\w)[A-Za-z]\s+(?:plus|minus|or)",
@@ -70,7 +71,7 @@ _OVER = re.compile(r"(?<!\w)(?:just\s+|well\s+)?over\s*$", re.IGNORECASE)  # "ov
 _TIME = re.compile(
     r"\s*-?\s*(?:seconds?|minutes?|hours?|days?|weeks?|months?|years?|sessions?|trips?)\b", re.IGNORECASE
 )
-_SYMBOL_BEFORE = re.compile(r"(?:[!</>~:]=|=/=|<>|[<>≤≥≠≮≯±∓√∛∜*×·÷/^¬|∖%‰&]|[A-Za-z]_|\+/-)\s*$")
+_SYMBOL_BEFORE = re.compile(r"(?:[!</>~:]=|=/=|<>|[<>≤≥≠≮≯⩽⩾≲≳≪≫≦≧±∓√∛∜*×·÷/^¬|∖%‰&]|[A-Za-z]_|\+/-)\s*$")
 _LETTERS_BEFORE = re.compile(r"[A-Za-z_]+$")
 _CURRENCY_CODES = {"usd", "eur", "gbp", "us", "rs", "inr", "aud", "cad", "jpy", "chf", "cny"}
 _SIGN_WORD = re.compile(r"(?:^|(?<=[\s(\[{=:\"'“,]))(?P<word>minus|negative|plus|positive)[\s-]*$", re.IGNORECASE)
@@ -79,15 +80,15 @@ _SIGN = re.compile(rf"(?P<sign>[{_DASHES}+])(?P<space>\s*)$")
 
 _BEFORE_SPACED_SIGN = re.compile(r"(?:[=(:\[{,]|\b(?:is|be|was|equals|of|to))\s*$")
 
-_PERCENT = re.compile(r"\s*-?\s*(?:\\?%|(?:per\s?cent|pct|percentage\s+points?)\b)", re.IGNORECASE)
+_PERCENT = re.compile(r"\s*-?\s*(?:\\?[%％٪]|(?:per\s?cent|pct|percentage\s+points?)\b)", re.IGNORECASE)
 _UNIT_LETTERS = "hgmsdlLCFWVcp"
 _REFUSED_AFTER = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
-        r"[\s-]*(?:k|hundreds?|thousands?|(?:m|b|tr|quadr)illions?|mio|mn|bn|mln|dozens?|lakhs?|crores?|grand|tens)\b",
+        r"[\s-]*(?:k|hundreds?|thousands?|(?:m|b|tr|quadr)illions?|mio|mn|bn|mln|dozens?|lakhs?|crores?|grand|tens)\b(?!-[A-Za-z])",
         r"[\s-]*(?:squared|cubed|factorials?|sqrt|root|halves|thirds|fourths|fifths|sixths|sevenths|eighths|ninths|tenths"
-        r"|hundredths|thousandths|(?:half|third|quarter)s?\s+of|basis\s+points?|pi|choose)\b",
-        r"\s*(?:raised\s+to|to\s+the\s+(?:\w+\s+)?power|(?:in\s+)?base\b|in\s+(?:hex|octal|binary|hexadecimal))",
+        r"|(?:hundred|thousand|million|billion|trillion)ths|per\s+thousand|ppm|reciprocal|ln|log|sin|cos|(?:half|third|quarter)s?\s+of|basis\s+points?|pi|choose)\b",
+        r"\s*(?:raised\s+to|to\s+the\s+(?:(?:\w+\s+)?power|second|third|fourth|fifth|tenth|n?th)\b|(?:in\s+)?base\b|in\s+(?:hex|octal|binary|hexadecimal))",
         r"[\s,]*(?:or|and)\s+(?:more|less|fewer|above|below|over|under|up|upwards?|greater|higher|lower|another)\b",
         rf"[\s(]*(?:[-,/+*]|or|and|to|plus|minus|times|over|point|divided\s+by|multiplied\s+by|less|(?:more|less|fewer)\s+than"
         rf"|mod(?:ulo)?)[\s-]*(?:an?\s+|one\s+)?(?:{_WORD_NUMBERS}|{_PARTS})\b(?!\s+(?:dollars?|cents?|\w+s)\s+(?:each|per))",
@@ -95,8 +96,11 @@ _REFUSED_AFTER = tuple(
         r"\s*(?:is|was|are|would\s+be)\s*(?:n['’]t|\s*not)\s+(?:correct|right|the|it|my|our|possible|true|what|enough)\b",
         r"\s*(?:is|was|are|would\s+be)\s+(?:wrong|incorrect|false|impossible"
         r"|too\s+(?:low|high|small|large|big|little|many|few|much))\b",
-        rf"\s*(?:[<>≤≥≠±√∛×·÷^*+‰]|!=|/=|[{_DASHES}]\s*(?:[A-Za-z]\b|\())",
+        rf"\s*(?:[<>≤≥≠⩽⩾≲≳≪≫≦≧±√∛×·÷^*+‰]|!=|/=|[{_DASHES}]\s*(?:[A-Za-z]\b|\())",
         r"[|(_]",
+        r"['’]s\s+(?:square|cube|half|root|reciprocal|double|inverse)\b",
+        r"[\s,(?]*(?:no|not|wrong|incorrect|false)\)?[\s.!]*$",
+        r"[\s,(]*(?:plus|minimum|maximum|max|at\s+(?:the\s+)?(?:least|most|minimum|maximum))\)?[\s.!]*$",
     )
 )
 _SLASH = re.compile(rf"\s*/\s*(?![A-Za-z]{{2,}}|[{_UNIT_LETTERS}]\b|\))")
@@ -122,7 +126,7 @@ def only_number(text: str, *, drop_percent: bool = True, prose: bool = False) ->
     """
     if _ALTERED.search(text):
         return None
-    text = _TAG.sub(" ", text.replace("{,}", ","))
+    text = html.unescape(_TAG.sub(" ", text.replace("{,}", ",")))
     text = normalise(_ITALIC.sub(lambda match: match[1] or match[2], text))
     text = _PRESENTATION.sub(" ", text)
     exponents = [*_POWER_OF_TEN.finditer(text)]
@@ -208,7 +212,7 @@ def _changed_by_symbols(before: str, after: str) -> bool:
     for character in (*before.rstrip()[-1:], *after.lstrip()[:1], *after[:1]):
         if unicodedata.category(character) in ("No", "Nl", "Mn", "Me"):
             return True
-        if character.isdecimal() or character in "πμ√∛∞":
+        if character.isdecimal() or character in "πμ√∛∞⁻₋⁺₊":
             return True
     return bool(_SLASH.match(after) or _LETTER_AFTER.match(after) or _LATER_SYMBOL.match(after))
 

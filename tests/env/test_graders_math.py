@@ -481,6 +481,8 @@ NOT_18 = [
     "18 minus ten", "ten times 18", "18 times ten", "18 (minus one)", "seventeen or 18", "18 or nineteen",
     "one hundred and 18", "three out of 18", "one in 18", "18 in hex", "0x18", "18\u0338", r"\cancel{18}", "18٣",
     "18 is too low",
+    "by no means 18", "18 (wrong)", "18's square", "18 to the third", "18 ppm", "(minus) 18", "&lt;18", "⩽18", "18⁻¹",
+    "fewer than about 18", "18 at most", "18 at least", "18 ％", "half that 18", "18 hundred", "18 is incorrect", "⁻18",
 ]  # fmt: skip
 IS_18 = [
     "18", "+18", "plus 18", "018", "18.0", "$18", "18€", "USD 18", "18 dollars", "18p", "18cm", "18 °C", "18th",
@@ -490,6 +492,7 @@ IS_18 = [
     "Wow! 18 dollars.", "It takes her over 18 weeks", "18 is half of the class", "18 times", "18, not nineteen",
     "18 less than Tom has", "of these, 18 are not sold", "Half of the apples are gone: 18 apples", "No, it is 18.",
     "not nineteen but 18", "He does not eat them, so he sells 18.", "The square has 18 sides",
+    "It adds up to 18", "18 hundred-dollar bills", "18 ten-dollar bills", "18 square feet", "18 m²", "18 third graders",
 ]  # fmt: skip
 
 
