@@ -410,7 +410,7 @@ PRESETS: dict[str, dict[str, dict[str, Any]]] = {
     },
     # For tasks of the size that chat models get: every token of the tree has a price, clones and prompts included.
     "by_source": {
-        "grader": {"name": "by_source"},
+        "grader": {"name": "by_source", "strict": True},
         "correct": {"weight": 1.0},
         "token_cost": {"price": 0.1, "scale": 4096.0, "tokens": "total", "only_when_correct": True},
         "malformed": {"price": 0.02},

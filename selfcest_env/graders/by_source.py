@@ -31,6 +31,12 @@ FITTING: Mapping[str, str] = {
     "widesearch": "wide",
 }
 
+# Options of the fitting graders that training wants and published scores do not have.
+STRICT_OPTIONS: Mapping[str, Mapping[str, bool]] = {
+    "question_answer": {"strict": True, "extract_answer": True},
+    "wide": {"strict": True},
+}
+
 
 @dataclass(frozen=True)
 class BySource:
@@ -39,10 +45,13 @@ class BySource:
     Attributes:
         graders: per source, a mapping with `name` and options; others have the one that fits a built-in source.
         other: the grader's name for a source that is in neither.
+        strict: whether fitting graders are strict where they can be, and find word answers in a box (`STRICT_OPTIONS`);
+            those in `graders` have the options given there.
     """
 
     graders: Mapping[str, Any] = field(default_factory=dict)
     other: str = "exact_match"
+    strict: bool = False
 
     def __post_init__(self) -> None:
         for source in self.graders:
@@ -58,7 +67,9 @@ class BySource:
 
     def _of(self, source: str) -> Grader:
         if source not in self._made:
-            spec = self.graders.get(source, {"name": FITTING.get(source, self.other)})
+            fitting = FITTING.get(source, self.other)
+            options = STRICT_OPTIONS.get(fitting, {}) if self.strict else {}
+            spec = self.graders.get(source, {"name": fitting, **options})
             if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
                 raise ConfigError(f"by_source.graders.{source} is {spec!r}; expected a mapping with 'name' and options")
             options = {key: value for key, value in spec.items() if key != "name"}

@@ -13,7 +13,7 @@ from selfcest_env.graders.latex import normalise
 from selfcest_env.graders.rational import MAX_CHARACTERS, NotRational, evaluate, rational
 from selfcest_env.types import Task
 
-_OTHER_OPERATIONS = re.compile(r"[!^.]")
+_OTHER_OPERATIONS = re.compile(r"[!^.%]")
 
 
 def verify_countdown(expression: str, numbers: tuple[int, ...], target: int, use_all: bool = True) -> str:

@@ -21,13 +21,38 @@ _UPRIGHT = re.compile(r"\\mathrm\s+([a-zA-Z])(?![a-zA-Z])")
 _UNIT = re.compile(
     r"(?<=[0-9)}])\s*\\(?:text|mbox|textrm|mathrm)\s*\{\s*(?!or\b|and\b)[A-Za-z][^{}]*\}(?:\^\{?[23]\}?)?[\s.,;:]*$"
 )
-_NAMED = re.compile(r"^\s*(?:[A-Za-z]|\\[a-z]+)\s*(?:=|\\in(?![A-Za-z]))\s*(?=\S)")
+_NAMED = re.compile(r"^\s*(?:[A-Za-z]|\\(?!pi\b|infty\b|not\b|neg\b|lnot\b)[a-z]+)\s*(?:=|\\in(?![A-Za-z]))\s*(?=\S)")
+_NAMED_TUPLE = re.compile(r"^\s*\(\s*((?:[A-Za-z]|\\[a-z]+)(?:\s*,\s*(?:[A-Za-z]|\\[a-z]+))+)\s*\)\s*=\s*(?=\()")
+_ROOT_OF_ONE = re.compile(r"\\sqrt(?:\s*([0-9])|\s+([A-Za-z])(?![A-Za-z]))")
+
+_SYMBOLS = {
+    "π": r"\pi", "θ": r"\theta", "α": r"\alpha", "β": r"\beta", "φ": r"\phi", "∞": r"\infty", "×": r"\times",
+    "·": r"\cdot", "⋅": r"\cdot", "÷": r"\div", "≤": r"\le", "≥": r"\ge", "≠": r"\neq", "≈": r"\approx", "±": r"\pm",
+    "∪": r"\cup", "∩": r"\cap", "∈": r"\in", "½": r"\frac12", "⅓": r"\frac13", "⅔": r"\frac23", "¼": r"\frac14",
+    "¾": r"\frac34", "⅕": r"\frac15", "⅙": r"\frac16", "⅛": r"\frac18",
+}  # fmt: skip
+_SYMBOL = re.compile(f"[{''.join(_SYMBOLS)}]")
+_ROOT = re.compile(r"([√∛])\s*(?:\(([^()]*)\)|\{([^{}]*)\}|([0-9]+(?:\.[0-9]+)?|[A-Za-z]))")
+_RAISED = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
+_ON_THE_LINE = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
+_MINUS = re.compile(r"[−－]|(?<![0-9A-Za-z)}\]])\s?[–‒](?=\s?[0-9.\\A-Za-z(])")
 _FRAC = re.compile(r"\\[dtc]frac(?![A-Za-z])")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' -]+[A-Za-z]|[A-Za-z]")
 _CHOICE = re.compile(r"\(\s*([A-Za-z])\s*\)")
 _SEPARATOR = re.compile(r",|;|(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])")
 _PERCENT = re.compile(r"\s*\\?%\s*$")
 _PER_CENT = re.compile(r"(?<=[0-9)}])\s*(?:\\(?:text|mbox|textrm|mathrm)\s*\{\s*per ?cent\s*\}|per ?cent\b)")
+
+
+def from_unicode(text: str) -> str:
+    r"""LaTeX for the symbols of mathematics that Unicode has: `2√3` is `2\sqrt{3}`, `x≤π²` is `x\le \pi ^{2}`."""
+
+    def root(match: re.Match[str]) -> str:
+        index = "" if match[1] == "√" else "[3]"
+        return f"\\sqrt{index}{{{next(group for group in match.groups()[1:] if group is not None)}}}"
+
+    text = _RAISED.sub(lambda match: f"^{{{match[0].translate(_ON_THE_LINE)}}}", _ROOT.sub(root, text))
+    return _SYMBOL.sub(lambda match: f"{_SYMBOLS[match[0]]} ", _MINUS.sub("-", text))
 
 
 def normalise(text: str, *, drop_percent: bool = False) -> str:
@@ -40,6 +65,7 @@ def normalise(text: str, *, drop_percent: bool = False) -> str:
     text = _DROPPED.sub(lambda match: _KEPT.get(match[0], ""), _BOLD.sub(r"\1", text.strip()))
     text = _UNIT.sub("", _PER_CENT.sub(r"\\%", text))
     text = _UPRIGHT.sub(r"\1", _TEXT.sub(r" \1 ", text))
+    text = _ROOT_OF_ONE.sub(lambda match: f"\\sqrt{{{match[1] or match[2]}}}", text)
     text = _FRAC.sub(r"\\frac", text).replace("\\{", "\\lbrace ").replace("\\}", "\\rbrace ")
     text = re.sub(r"\s+", " ", text).strip().rstrip(".,;:!? " if "!" not in text else ".,;:? ").strip()
     if drop_percent:
@@ -48,8 +74,17 @@ def normalise(text: str, *, drop_percent: bool = False) -> str:
 
 
 def unnamed(text: str) -> str:
-    r"""The value alone of `x = 5` or `x \in [0, 1]`; an equation with more on its left stays what it is."""
+    r"""The value alone of `x = 5`, `x \in [0, 1]` or `(x, y) = (1, 2)`; any other equation stays what it is.
+
+    Names of a tuple have to be in alphabetical order: `(y, x) = (1, 2)` is another point than `(1, 2)`.
+    """
     match = _NAMED.match(text)
+    if match is None:
+        match = _NAMED_TUPLE.match(text)
+        names = [name.strip() for name in match[1].split(",")] if match else []
+        greek = any(name.startswith("\\") for name in names)
+        if not greek and names != sorted({*names}):
+            match = None
     return text[match.end() :].strip() if match and "=" not in text[match.end() :] else text
 
 
@@ -75,6 +110,10 @@ class Form(enum.Enum):
     def ordered(self) -> bool:
         return self not in (Form.LIST, Form.SET)
 
+    @property
+    def is_interval(self) -> bool:
+        return len(self.value) == 2 and self is not Form.SET
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -91,6 +130,10 @@ def outer_form(text: str) -> Answer:
         return Answer(Form.SINGLE, (text,))
     if len(parts) > 1:
         return Answer(Form.LIST, parts)
+    if text.startswith("{") and text.endswith("}"):
+        inner = _split(text[1:-1].strip())
+        if inner is not None and len(inner) > 1:
+            return Answer(Form.SET, inner)
     for form in Form:
         opened, closed = ("\\lbrace", "\\rbrace") if form is Form.SET else (form.value[:1], form.value[1:])
         if closed and text.startswith(opened) and text.endswith(closed):
@@ -107,6 +150,7 @@ def _split(text: str) -> tuple[str, ...] | None:
     """
     depth, start, parts = 0, 0, list[str]()
     position = 0
+    thousands = _thousands(text)
     while position < len(text):
         char = text[position]
         if char in "([{" or text.startswith("\\lbrace", position):
@@ -116,7 +160,7 @@ def _split(text: str) -> tuple[str, ...] | None:
             if depth < 0:
                 return None
         match = _SEPARATOR.match(text, position) if depth == 0 else None
-        if match and not _thousands(text, position):
+        if match and position not in thousands:
             parts.append(text[start:position].strip())
             position = start = match.end()
         else:
@@ -127,12 +171,15 @@ def _split(text: str) -> tuple[str, ...] | None:
     return tuple(parts) if depth == 0 and all(parts) else None
 
 
-_THOUSANDS = re.compile(r"(?<![0-9])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])")
+_DIGITS_AND_COMMAS = re.compile(r"[0-9,]+")
+_THOUSANDS = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])")
 
 
-def _thousands(text: str, comma: int) -> bool:
-    first = comma
-    while first > 0 and (text[first - 1].isdecimal() or text[first - 1] == ","):
-        first -= 1
-    match = _THOUSANDS.match(text, first)
-    return text[comma] == "," and match is not None and comma < match.end()
+def _thousands(text: str) -> set[int]:
+    """Positions of the commas that separate thousands, in one pass over the text."""
+    commas: set[int] = set()
+    for run in _DIGITS_AND_COMMAS.finditer(text):
+        number = _THOUSANDS.match(run[0])
+        if number:
+            commas.update(run.start() + offset for offset, char in enumerate(number[0]) if char == ",")
+    return commas

@@ -11,7 +11,7 @@ from selfcest_env.errors import ConfigError, install_hint
 from selfcest_env.graders.boxed import final_answer
 from selfcest_env.graders.compare import is_precise, same
 from selfcest_env.graders.grade import NO_ANSWER, Grade
-from selfcest_env.graders.latex import normalise
+from selfcest_env.graders.latex import from_unicode, normalise
 from selfcest_env.graders.rational import rational
 from selfcest_env.graders.workers import shared_pool
 from selfcest_env.structure import Above, Below, Checked
@@ -19,6 +19,8 @@ from selfcest_env.types import Task
 
 MAX_CHARACTERS = 1000
 _PERCENT = re.compile(r"per ?cent|%", re.IGNORECASE)
+_COMMANDS = re.compile(r"\\[A-Za-z]+")
+MAX_PROMPT_CHARACTERS = 5000  # at the end of a prompt, where the question stands
 _SYMBOLIC = "selfcest_env.graders.symbolic"
 
 
@@ -53,9 +55,10 @@ class MathMatch(Checked):
         if len(text) > MAX_CHARACTERS:
             return Grade(0.0, False, False, "answer too long")
         percent = bool(_PERCENT.search(task.prompt))
-        text, asked = normalise(text, drop_percent=percent), Symbolic(self.timeout_s)
+        text = _without_question(normalise(from_unicode(text), drop_percent=percent), task.prompt)
+        asked = Symbolic(self.timeout_s)
         decide = asked.equal if self.symbolic else _undecided
-        truths = (normalise(truth, drop_percent=percent) for truth in (task.answer, *task.aliases))
+        truths = (normalise(from_unicode(truth), drop_percent=percent) for truth in (task.answer, *task.aliases))
         correct = any(same(truth, text, decide) for truth in truths)
         return Grade(float(correct), correct, bool(text), "" if correct else asked.note)
 
@@ -79,6 +82,16 @@ class Symbolic:
         elif result.value is None:
             self.note = "symbolic comparison: not read"
         return result.value is True
+
+
+def _without_question(text: str, prompt: str) -> str:
+    """The right side of an equation whose left side stands in the prompt: `x + y = 3` where x + y is asked for."""
+    left, equals, right = text.partition("=")
+    has_symbol = re.search("[A-Za-z]", _COMMANDS.sub("", left))
+    if not equals or "=" in right or not right.strip() or not has_symbol:
+        return text
+    asked = re.sub(r"\s", "", normalise(from_unicode(prompt[-MAX_PROMPT_CHARACTERS:])))
+    return right.strip() if re.sub(r"\s", "", left) in asked else text
 
 
 def _undecided(truth: str, answer: str) -> bool:

@@ -2,41 +2,241 @@
 
 from __future__ import annotations
 
+import html
 import re
+import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
 
-from selfcest_env.graders.boxed import final_answer
+from selfcest_env.graders.boxed import final_answer, last_boxed
 from selfcest_env.graders.grade import NO_ANSWER, Grade
 from selfcest_env.graders.latex import normalise
 from selfcest_env.types import Task
 
 MAX_CHARACTERS = 1000
-_NUMBER = re.compile(
-    r"(?:(?<![\w)}\]])[-−+])?\s?(?P<digits>[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?(?![0-9])|[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
+ASKS_FOR_PERCENT = re.compile(r"per ?cent|%", re.IGNORECASE)
+
+_DIGITS = r"[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?(?![0-9])|[0-9]+(?:\.[0-9]+)?|\.[0-9]+"
+_DASHES = "-\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"  # hyphens, figure dash, en dash, minus signs
+# `1.8e1`, `1.8 x 10^1`, `1.8 \times 10^{1}` and `1.8 × 10¹`.
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
+_POWER_OF_TEN = re.compile(
+    rf"(?<=[0-9])(?:[eE](?P<e>[-+]?[0-9]{{1,3}})(?![\w.,]*[0-9])"
+    rf"|\s?(?:\\times|\\cdot|[×·*xX])\s?10\s?(?:(?:\^|\*\*)\s?[{{(]?(?P<caret>[{_DASHES}+]?[0-9]{{1,3}})[)}}]?"
+    r"|(?P<raised>[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]{1,3})))(?![0-9])"
 )
-_MATHEMATICS = re.compile(r"\\[A-Za-z]|[\^!*/]|[A-Za-z]\(")
+_NUMBER = re.compile(_DIGITS)
+# What is struck out, raised or lowered is not the number that the digits say.
+_ALTERED = re.compile(r"~~|</?(?:s|del|strike|sup|sub)>", re.IGNORECASE)
+_TAG = re.compile(r"</?[A-Za-z][^<>]*>")
+_ITALIC = re.compile(r"(?<![\w)*])\*([^*\s](?:[^*]*[^*\s])?)\*(?![\w(*])|(?<!\w)_{1,2}([^_]+)_{1,2}(?!\w)")
+_PRESENTATION = re.compile(
+    r"\\(?:therefore|implies|Rightarrow|rightarrow|approx|textdollar|pounds)(?![A-Za-z])|[-=]+>|[→⇒∴]"
+)
+_CURRENCY = "$£€¥₹₩¢"
+
+_WORD_NUMBERS = (
+    r"(?:zero|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen"
+    r"|(?:twen|thir|for|fif|six|seven|eigh|nine)ty(?:[- ]\w+)?|hundred|thousand|(?:m|b|tr)illion|dozen)"
+)
+_PARTS = r"(?:half|halves|thirds?|quarters?|fourths?|fifths?|sixths?|sevenths?|eighths?|ninths?|tenths?|hundredths?)"
+_FILLERS = (
+    r"(?:\s+(?:be|been|being|equals?|equal\s+to|exactly|precisely|quite|just|actually|really|necessarily|as\s+much\s+as"
+    r"|as\s+many\s+as|come\s+to|amount\s+to|add\s+up\s+to|total|the|an?|of|about|around|even|number|value))*"
+)
+# Each ends where the number begins. A space, brackets, quotes and a currency may stand between.
+_REFUSED_BEFORE = tuple(
+    re.compile(rf"(?<![\w'’])(?:{words})[\s-]*$", re.IGNORECASE)
+    for words in (
+        rf"(?:not|never|nor|neither|cannot|hardly|by\s+no\s+means|no\s+longer|no\s+way|\w*n['’]t){_FILLERS}",
+        r"(?:any|every)(?:thing|\s+number|\s+value)\s+but|except(?:\s+for)?|excluding|other\s+than|rather\s+than|instead\s+of|without",
+        r"unequal\s+to|different\s+from|far\s+from|short\s+of|close\s+to|almost|nearly|not\s+quite|barely",
+        r"than(?:\s+(?:or\s+equal\s+to|about|around|roughly|the|an?))*|at\s+least|at\s+most|under|below|above|beneath|beyond|exceed(?:s|ing)?|(?<!adds\s)(?<!add\s)(?<!sums\s)(?<!sum\s)(?<!comes\s)up\s+to|less|more|fewer",
+        r"a\s+minimum\s+of|a\s+maximum\s+of|minimum|maximum",
+        r"half|double|twice|thrice|triple|treble|quadruple|(?:half|double|twice|triple)\s+(?:of|the|that|this)",
+        rf"{_PARTS}\s+(?:of|the)(?:\s+the)?",
+        r"(?:square|cube|root|power|powers|reciprocal|inverse|opposite|negative|negation|multiple|multiples|factor|factors|divisor"
+        r"|divisors|logarithm|log|factorial|absolute\s+value|complement|percent|per\s+cent|percentage|fraction|%|[½⅓⅔¼¾⅕⅛])\s+of"
+        r"(?:\s+the)?",
+        r"times|multiplied\s+by|divided\s+by|over\s+the|modulo|mod|raised\s+to|to\s+the\s+power(?:\s+of)?|choose",
+        r"sqrt|square\s+root|cube\s+root|root|log|ln|exp|sin|cos|tan|abs|factorial|squared?|cubed?|base",
+        r"non|sub|mid|pre|post|anti|point|neg|negated|\((?:minus|negative)\)",
+        rf"{_WORD_NUMBERS}\s*(?:,|or|and|to|plus|minus|point|out\s+of|of|in)(?:\s+the)?",
+        r"one\s*(?:out\s+of|in|or|and|to|plus|minus|point|-)(?:\s+the)?",
+        r"(?<!\w)[A-Za-z]\s+(?:plus|minus|or)",
+    )
+)
+_WORD_NUMBER_BEFORE = re.compile(rf"(?<!\w){_WORD_NUMBERS}[\s-]*$", re.IGNORECASE)  # but "eighteen (18)"
+_OVER = re.compile(r"(?<!\w)(?:just\s+|well\s+)?over\s*$", re.IGNORECASE)  # "over 18 weeks" is a span of time
+_TIME = re.compile(
+    r"\s*-?\s*(?:seconds?|minutes?|hours?|days?|weeks?|months?|years?|sessions?|trips?)\b", re.IGNORECASE
+)
+_SYMBOL_BEFORE = re.compile(r"(?:[!</>~:]=|=/=|<>|[<>≤≥≠≮≯⩽⩾≲≳≪≫≦≧±∓√∛∜*×·÷/^¬|∖%‰&]|[A-Za-z]_|\+/-)\s*$")
+_LETTERS_BEFORE = re.compile(r"[A-Za-z_]+$")
+_CURRENCY_CODES = {"usd", "eur", "gbp", "us", "rs", "inr", "aud", "cad", "jpy", "chf", "cny"}
+_SIGN_WORD = re.compile(r"(?:^|(?<=[\s(\[{=:\"'“,]))(?P<word>minus|negative|plus|positive)[\s-]*$", re.IGNORECASE)
+_OPENING = re.compile(rf"[\s(\[{{\"'“‘{_CURRENCY}]*$")
+_SIGN = re.compile(rf"(?P<sign>[{_DASHES}+])(?P<space>\s*)$")
+
+_BEFORE_SPACED_SIGN = re.compile(r"(?:[=(:\[{,]|\b(?:is|be|was|equals|of|to))\s*$")
+
+_PERCENT = re.compile(r"\s*-?\s*(?:\\?[%％٪]|(?:per\s?cent|pct|percentage\s+points?)\b)", re.IGNORECASE)
+_UNIT_LETTERS = "hgmsdlLCFWVcp"
+_REFUSED_AFTER = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        r"[\s-]*(?:k|hundreds?|thousands?|(?:m|b|tr|quadr)illions?|mio|mn|bn|mln|dozens?|lakhs?|crores?|grand|tens)\b(?!-[A-Za-z])",
+        r"[\s-]*(?:squared|cubed|factorials?|sqrt|root|halves|thirds|fourths|fifths|sixths|sevenths|eighths|ninths|tenths"
+        r"|(?:hundred|thousand|million|billion|trillion)ths|per\s+thousand|ppm|reciprocal|ln|log|sin|cos|(?:half|third|quarter)s?\s+of|basis\s+points?|pi|choose)\b",
+        r"\s*(?:raised\s+to|to\s+the\s+(?:(?:\w+\s+)?power|second|third|fourth|fifth|tenth|n?th)\b|(?:in\s+)?base\b|in\s+(?:hex|octal|binary|hexadecimal))",
+        r"[\s,]*(?:or|and)\s+(?:more|less|fewer|above|below|over|under|up|upwards?|greater|higher|lower|another)\b",
+        rf"[\s(]*(?:[-,/+*]|or|and|to|plus|minus|times|over|point|divided\s+by|multiplied\s+by|less|(?:more|less|fewer)\s+than"
+        rf"|mod(?:ulo)?)[\s-]*(?:an?\s+|one\s+)?(?:{_WORD_NUMBERS}|{_PARTS})\b(?!\s+(?:dollars?|cents?|\w+s)\s+(?:each|per))",
+        r"[\s(]*(?:plus|minus|times|over|divided\s+by|multiplied\s+by|mod(?:ulo)?)\s+(?:one|[b-z])\b(?!['’])",
+        r"\s*(?:is|was|are|would\s+be)\s*(?:n['’]t|\s*not)\s+(?:correct|right|the|it|my|our|possible|true|what|enough)\b",
+        r"\s*(?:is|was|are|would\s+be)\s+(?:wrong|incorrect|false|impossible"
+        r"|too\s+(?:low|high|small|large|big|little|many|few|much))\b",
+        rf"\s*(?:[<>≤≥≠⩽⩾≲≳≪≫≦≧±√∛×·÷^*+‰]|!=|/=|[{_DASHES}]\s*(?:[A-Za-z]\b|\())",
+        r"[|(_]",
+        r"['’]s\s+(?:square|cube|half|root|reciprocal|double|inverse)\b",
+        r"[\s,(?]*(?:no|not|wrong|incorrect|false)\)?[\s.!]*$",
+        r"[\s,(]*(?:plus|minimum|maximum|max|at\s+(?:the\s+)?(?:least|most|minimum|maximum))\)?[\s.!]*$",
+    )
+)
+_SLASH = re.compile(rf"\s*/\s*(?![A-Za-z]{{2,}}|[{_UNIT_LETTERS}]\b|\))")
+_LETTER_AFTER = re.compile(rf"(?![{_UNIT_LETTERS}]\b|st\b|nd\b|rd\b|th\b)[A-Za-z]\b")
+_LATER_SYMBOL = re.compile(rf"\s(?![{_UNIT_LETTERS}])[B-Zb-z]\s?(?:[<>]|$)")
+_NAMES_WITH_DIGITS = re.compile(r"(?:st|nd|rd|th)\b")
+_ORDINAL_SHARE = re.compile(r"(?<!\w)(?:an?|one|half)\s+$", re.IGNORECASE)
+_COMMAND = re.compile(r"\\[A-Za-z]")
+_CALL = re.compile(r"[A-Za-z]\(\s*$|!$")
 
 
-def only_number(text: str) -> Fraction | None:
-    """The number of a text that has exactly one and does nothing to it; commas and leading zeros do not matter."""
-    text = normalise(text.replace("{,}", ","))
-    found = [*_NUMBER.finditer(text)]
-    if len(found) != 1 or _MATHEMATICS.search(text):
+def only_number(text: str, *, drop_percent: bool = True, prose: bool = False) -> Fraction | None:
+    """The value of a text that has exactly one number and no sign of another meaning beside it.
+
+    Commas and leading zeros do not matter. A sign, "minus" and "negative" count, and so do powers of ten (`1.8e1`).
+    Only what stands next to the number can change its meaning: a negation, a comparison, a fraction, a power, a scale
+    ("18 million"), another operand. Then there is no value.
+
+    Args:
+        drop_percent: whether a percent sign is a mere unit, as where the question asks for a percentage; else it is a
+            hundredth.
+        prose: whether the text continues a sentence, so that a final `!` is no factorial.
+    """
+    if _ALTERED.search(text):
         return None
-    value = Fraction(found[0]["digits"].replace(",", ""))
-    return -value if found[0][0][0] in "-−" else value
+    text = html.unescape(_TAG.sub(" ", text.replace("{,}", ",")))
+    text = normalise(_ITALIC.sub(lambda match: match[1] or match[2], text))
+    text = _PRESENTATION.sub(" ", text)
+    exponents = [*_POWER_OF_TEN.finditer(text)]
+    if len(exponents) > 1:
+        return None
+    exponent = 0
+    if exponents:
+        power = exponents[0]
+        digits = (power["e"] or power["caret"] or power["raised"]).translate(_SUPERSCRIPTS)
+        exponent = int(re.sub(f"[{_DASHES}]", "-", digits))
+        text = text[: power.start()] + text[power.end() :]
+    numbers = [*_NUMBER.finditer(text)]
+    if len(numbers) != 1 or _COMMAND.search(text):
+        return None
+    before = text[: numbers[0].start()]
+    after = text[numbers[0].end() :]
+    if _CALL.search(before):
+        return None
+    sign = _sign_before(before)
+    if sign is None or _changed_by_symbols(before, after):
+        return None
+    percent = _PERCENT.match(after)
+    if percent:
+        after = after[percent.end() :]
+    if any(pattern.match(after) for pattern in _REFUSED_AFTER) or _is_factorial(before, after, prose):
+        return None
+    if _OVER.search(_OPENING.sub("", before)) and not _TIME.match(after):
+        return None
+    if _NAMES_WITH_DIGITS.match(after) and _ORDINAL_SHARE.search(before):
+        return None
+    value = sign * Fraction(numbers[0][0].replace(",", "")) * Fraction(10) ** exponent
+    return value / 100 if percent and not drop_percent else value
+
+
+def _sign_before(before: str) -> int | None:
+    """1 or -1 by the sign before a number; `None` if a word or a symbol there changes what the number means."""
+    bare = _OPENING.sub("", before)
+    negative = 0
+    written = _SIGN.search(bare)
+    if written and _is_sign(bare[: written.start()], before[written.end() :], written["space"]):
+        negative += written["sign"] != "+"
+        bare = _OPENING.sub("", bare[: written.start()])
+        if _SIGN.search(bare) or re.search(r"(?<!\w)[b-hj-zB-HJ-Z]$", bare):
+            return None
+    elif written:
+        bare = bare[: written.start()]
+        if re.search(r"(?<!\w)[A-Za-z]\s*$|[)\]}]\s*$", bare):  # `x-18` and `(x)-18` are differences
+            return None
+        if written["space"] or bare.endswith(" "):  # a dash of punctuation, "the result - 18 dollars"
+            return 1
+    else:
+        letters = _LETTERS_BEFORE.search(before)
+        if letters and letters[0].lower() not in _CURRENCY_CODES:
+            return None
+    word = _SIGN_WORD.search(bare)
+    if word:
+        negative += word["word"].lower() in ("minus", "negative")
+        rest = bare[: word.start()].rstrip()
+        if _SIGN_WORD.search(rest) or re.search(r"(?:^|[\s(=])[A-Za-z]$|[)\]}]$", rest):
+            return None
+        if re.search(rf"(?<!\w)(?:one|{_WORD_NUMBERS})$", rest, re.IGNORECASE):
+            return None
+        bare = rest
+    if negative > 1 or any(pattern.search(bare) for pattern in _REFUSED_BEFORE):
+        return None
+    if _WORD_NUMBER_BEFORE.search(bare) and "(" not in before[len(bare) :]:
+        return None
+    return None if _SYMBOL_BEFORE.search(bare) else -1 if negative else 1
+
+
+def _is_sign(before: str, between: str, space: str) -> bool:
+    """Whether a dash is a sign: "=-18" and "is -18", but not "the result - 18 dollars" nor "year-18"."""
+    if re.search(r"[\w)\]}]$", before):
+        return False
+    spaced = bool(space or between[:1].isspace())
+    return (
+        not spaced or not before.strip() or bool(re.search(r"(?:[=(:\[{,]|\b(?:is|be|was|equals|of|to))\s*$", before))
+    )
+
+
+def _changed_by_symbols(before: str, after: str) -> bool:
+    """Whether a raised digit, a vulgar fraction, a combining mark or a letter is attached to a number."""
+    for character in (*before.rstrip()[-1:], *after.lstrip()[:1], *after[:1]):
+        if unicodedata.category(character) in ("No", "Nl", "Mn", "Me"):
+            return True
+        if character.isdecimal() or character in "πμ√∛∞⁻₋⁺₊":
+            return True
+    return bool(_SLASH.match(after) or _LETTER_AFTER.match(after) or _LATER_SYMBOL.match(after))
+
+
+def _is_factorial(before: str, after: str, prose: bool) -> bool:
+    """Whether `!` right after a number is mathematics: not at the end of a sentence of words."""
+    if not after.startswith("!"):
+        return False
+    in_sentence = prose or bool(re.search(r"[A-Za-z]{2,}", before))
+    return not in_sentence or bool(after[1:].strip("!\"'”’ .*)")[:1])
 
 
 @dataclass(frozen=True)
 class NumberMatch:
     """Right if the one number of the answer, as `final_answer` finds it, equals the truth or an alias.
 
-    "$2,125.00", "025" and "18 dollars" are 2125, 25 and 18. Two numbers are no answer, nor is an expression.
+    "$2,125.00", "025", "18 dollars", "1.8e1" and "minus 18" are 2125, 25, 18, 18 and -18. Two numbers are no answer,
+    and neither is an expression, "not 18", "half of 18" or "18 million". A percent is a hundredth, but a unit where
+    the question asks for a percentage.
     """
 
     def grade(self, task: Task, answer: str | None) -> Grade:
-        truths = {only_number(text) for text in (task.answer, *task.aliases)}
+        percent = bool(ASKS_FOR_PERCENT.search(task.prompt))
+        truths = {only_number(text, drop_percent=percent) for text in (task.answer, *task.aliases)}
         if None in truths:
             raise ValueError(
                 f"the ground truths {(task.answer, *task.aliases)} are not all numbers; use the grader 'math'"
@@ -46,5 +246,6 @@ class NumberMatch:
         text = final_answer(answer)
         if len(text) > MAX_CHARACTERS:
             return Grade(0.0, False, False, "answer too long")
-        value = only_number(text)
+        prose = text != answer and last_boxed(answer) is None
+        value = only_number(text, drop_percent=percent, prose=prose)
         return Grade(float(value in truths), value in truths, value is not None)

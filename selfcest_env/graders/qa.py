@@ -8,11 +8,12 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Hashable, Set
+from collections.abc import Callable, Hashable, Set
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from selfcest_env.errors import RewardError
+from selfcest_env.graders.boxed import final_answer
 from selfcest_env.graders.grade import NO_ANSWER, Grade
 from selfcest_env.stored import stored_as
 from selfcest_env.types import Task
@@ -48,7 +49,44 @@ def normalize_answer(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
-def answer_overlap(prediction: str, truth: str, rule: str = SQUAD) -> Overlap:
+# What the official normalisation drops although it tells answers apart: `-5`, `C++`, `C#`, `5%`, `1.5`, `1/2`, `1:30`.
+_SIGN = re.compile(r"(?<!\w)-\s?(?=[$£€]?\.?[0-9])")
+_THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
+_BETWEEN_DIGITS = re.compile(r"(?<=[0-9])[.,:/*^=-](?=[0-9])|(?<![0-9])\.(?=[0-9])")
+_BEFORE_A_NUMBER = re.compile(r"[<>](?=\s?[0-9])")
+_AFTER_A_WORD = re.compile(r"(?<=\w)(?:\+\+|\s?[#%+!^](?!\w))")
+_MEANT = str.maketrans({"#": "♯", "%": "％", "+": "＋", "!": "！", "^": "＾", " ": None})
+_LEADING_ARTICLE = re.compile(r"^(?:an?|the)\s+(?=\S)|\bthe\s+(?=\w)")
+
+
+def normalize_strictly(text: str) -> str:
+    """As `normalize_answer`, but without dropping a sign or symbol that tells answers apart.
+
+    A minus sign, `C++` and `C#`, percents, decimals, fractions, times and ranges keep their signs. `a` and `an` are
+    dropped at the start only and no article at the end, so that "vitamin A" is no "vitamin". An answer without a word
+    is what it is.
+    """
+    text = " ".join(text.lower().split())
+    text = _THOUSANDS.sub("", text)
+    text = _SIGN.sub("−", text)
+    text = _BETWEEN_DIGITS.sub(lambda match: chr(ord(match[0]) + 0xFEE0), text)  # full-width, which is no ASCII
+    text = _BEFORE_A_NUMBER.sub(lambda match: chr(ord(match[0]) + 0xFEE0), text)
+    # An exclamation mark after a word is punctuation, after a digit it is a factorial.
+    text = _AFTER_A_WORD.sub(
+        lambda match: (
+            match[0]
+            if match[0] == "!" and not match.string[match.start() - 1].isdigit()
+            else match[0].translate(_MEANT)
+        ),
+        text,
+    )
+    words = " ".join(text.translate(_NO_PUNCTUATION).split())
+    return " ".join(_LEADING_ARTICLE.sub("", words).split()) or text
+
+
+def answer_overlap(
+    prediction: str, truth: str, rule: str = SQUAD, normalize: Callable[[str], str] = normalize_answer
+) -> Overlap:
     """Compare the words of two answers, counted with multiplicity.
 
     Args:
@@ -56,8 +94,9 @@ def answer_overlap(prediction: str, truth: str, rule: str = SQUAD) -> Overlap:
         rule: "squad": two answers without a word agree, one does not agree with any other (so does MuSiQue).
             "hotpotqa": yes, no and noanswer agree only with themselves, and nothing has an F1 without a common word (so
             does 2WikiMultihopQA).
+        normalize: `normalize_answer`, the official one, or `normalize_strictly`.
     """
-    left, right = normalize_answer(prediction), normalize_answer(truth)
+    left, right = normalize(prediction), normalize(truth)
     exact = float(left == right)
     if rule == HOTPOTQA and not exact and not _CLOSED.isdisjoint((left, right)):
         return NONE
@@ -92,10 +131,16 @@ class QuestionAnswer:
 
     Attributes:
         score: "exact", or "f1" for partial credit; the best over truth and aliases.
+        strict: whether signs and symbols count that the official normalisation drops (`-5` is no 5, `C++` no `C#`,
+            `...` no `A`). For training; published scores are without.
+        extract_answer: whether the answer may stand in a box or after "the answer is", as `final_answer` finds it.
+            For training; published scores are without.
     """
 
     max_characters: ClassVar[int] = 100_000
     score: Literal["exact", "f1"] = "exact"
+    strict: bool = False
+    extract_answer: bool = False
 
     def grade(self, task: Task, answer: str | None) -> Grade:
         if not answer or not answer.strip():
@@ -105,7 +150,25 @@ class QuestionAnswer:
         rule = str(task.metadata.get("qa_rule", SQUAD))
         if rule not in RULES:
             raise RewardError(f"task {task.task_id}: qa_rule is {rule!r}; expected one of {', '.join(RULES)}")
-        overlaps = [answer_overlap(answer, truth, rule) for truth in (task.answer, *task.aliases)]
+        text = _without_latex(final_answer(answer)) if self.extract_answer else answer
+        overlaps = [self._overlap(text, truth, rule) for truth in (task.answer, *task.aliases)]
         exact = max(overlap.exact for overlap in overlaps)
-        score = exact if self.score == "exact" else max(overlap.f1 for overlap in overlaps)
+        if text != answer and not exact:  # a truth may itself contain "the answer is"
+            exact = max(self._overlap(answer, truth, rule).exact for truth in (task.answer, *task.aliases))
+        score = exact if self.score == "exact" else max(exact, *(overlap.f1 for overlap in overlaps))
         return Grade(score, bool(exact), True)
+
+    def _overlap(self, text: str, truth: str, rule: str) -> Overlap:
+        official = answer_overlap(text, truth, rule)
+        if not self.strict:
+            return official
+        strict = answer_overlap(text, truth, rule, normalize_strictly)
+        return strict if official.exact or not strict.exact else official  # never right where the official rule is not
+
+
+_LATEX_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
+
+
+def _without_latex(text: str) -> str:
+    r"""The words of `\text{Paris}`, `$Paris$` and `**Paris**`."""
+    return _LATEX_TEXT.sub(r"\1", text).strip().strip("$*").strip()

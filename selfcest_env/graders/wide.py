@@ -36,6 +36,7 @@ from typing import Any, ClassVar, Literal
 
 from selfcest_env.errors import RewardError, did_you_mean
 from selfcest_env.graders.grade import NO_ANSWER, Grade, Part
+from selfcest_env.graders.number import only_number
 from selfcest_env.structure import Checked
 from selfcest_env.types import Task
 
@@ -211,6 +212,30 @@ METRICS: Mapping[str, Callable[[str, str, float], bool]] = {
 }
 
 
+def _strict_number(text: str) -> float | None:
+    """The one number of a cell; a percent is a hundredth."""
+    value = only_number(text, drop_percent=False) if len(text) <= _MAX_NUMBER else None
+    return None if value is None else float(value)
+
+
+_LIST_OF_PARTS = re.compile(r"[,;/&()]|\b(?:and|or)\b")
+
+
+def _is_most_of(ours: str, truth: str) -> bool:
+    """Whether a text is whole words of another one, at least half of it or of a part that is listed in it."""
+    ours, truth = _words(ours), _words(truth)
+    if not ours:
+        return not truth
+    for part in (truth, *map(_words, _LIST_OF_PARTS.split(truth))):
+        if f" {ours} " in f" {part} " and 2 * len(ours) >= len(part):
+            return True
+    return False
+
+
+def _words(text: str) -> str:
+    return " ".join(text.lower().replace("*", "").split())
+
+
 # Rules
 
 
@@ -236,8 +261,29 @@ class Column:
             cell = PREPARE[name](cell)
         return cell
 
+    def strictly_agrees(self, ours: str, truth: str) -> bool:
+        """Whether two raw cells mean the same beyond doubt; asked of those whose prepared texts agree.
+
+        A number may not be one of several, nor stand beside a word that changes it. Of `in_match` the answer has to be
+        whole words, at least half of the truth or of one of its listed parts. A truth that is no single number itself
+        is left to the official rule.
+        """
+        if "extract_number" in self.prepare:
+            value, answer = _strict_number(truth), _strict_number(ours)
+            if value is not None:
+                return answer is not None and abs(answer - value) <= abs(value) * self.criterion
+        return "in_match" not in self.metrics or _is_most_of(ours, truth)
+
     def agrees(self, ours: str, truth: str) -> bool:
         return ours == truth or all(METRICS[name](ours, truth, self.criterion) for name in self.metrics)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedRow:
+    """The cells of a row as they are compared, and as they were written."""
+
+    prepared: tuple[str, ...]
+    raw: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,15 +324,26 @@ class TableRules:
             )
         return TableRules(tuple(_exact(column) for column in self.columns), self.unique)
 
-    def keyed(self, table: Table) -> dict[tuple[str, ...], tuple[str, ...]]:
-        """Prepared rows by their prepared key, the first of each, in the order of `columns`."""
+    def keyed(self, table: Table) -> dict[tuple[str, ...], KeyedRow]:
+        """Rows by their prepared key, the first of each, with cells in the order of `columns`."""
         columns = [(column, table.columns.index(column.name)) for column in self.columns]
         keys = [place for place, column in enumerate(self.columns) if column.name in self.unique]
-        found: dict[tuple[str, ...], tuple[str, ...]] = {}
+        rows: dict[tuple[str, ...], KeyedRow] = {}
         for row in table.rows:
-            cells = tuple(column.prepared(row[place] if place < len(row) else "") for column, place in columns)
-            found.setdefault(tuple(cells[place] for place in keys), cells)
-        return found
+            raw = tuple(row[place] if place < len(row) else "" for _, place in columns)
+            prepared = tuple(column.prepared(cell) for (column, _), cell in zip(columns, raw, strict=True))
+            rows.setdefault(tuple(prepared[place] for place in keys), KeyedRow(prepared, raw))
+        return rows
+
+    def right_cells(self, ours: KeyedRow, truth: KeyedRow, strict: bool) -> int:
+        """How many cells of two rows with equal keys agree."""
+        count = 0
+        for place, column in enumerate(self.columns):
+            agrees = column.agrees(ours.prepared[place], truth.prepared[place])
+            if agrees and strict and column.name not in self.unique:
+                agrees = column.strictly_agrees(ours.raw[place], truth.raw[place])
+            count += agrees
+        return count
 
     def fits(self, table: Table) -> bool:
         """Whether the table has the required columns and no other, in any order."""
@@ -383,13 +440,14 @@ class WideScores:
         return self.rows.right == self.rows.answered == self.rows.true
 
 
-def wide_scores(task: Task, answer: str | None, judged: Judged = "refuse") -> WideScores:
+def wide_scores(task: Task, answer: str | None, judged: Judged = "refuse", strict: bool = False) -> WideScores:
     """All that WideSearch counts of an answer.
 
     Args:
         task: its answer is a Markdown table, its metadata have `evaluation`.
         answer: the text with the table; `None` counts as none.
         judged: what to do with a column that asks for a judge: "refuse", or compare texts, "exact".
+        strict: whether a cell also has to agree by `Column.strictly_agrees`.
 
     Raises:
         RewardError: the task's own table, or what says how to grade it, cannot be read; with what is wrong.
@@ -419,17 +477,13 @@ def wide_scores(task: Task, answer: str | None, judged: Judged = "refuse") -> Wi
     readable = found is not None and rules.fits(found)
     ours = rules.keyed(found) if found is not None and readable else {}
     width = len(rules.columns)
-    by_row = tuple(_right(rules.columns, ours[key], cells) if key in ours else 0 for key, cells in truth.items())
+    by_row = tuple(rules.right_cells(ours[key], row, strict) if key in ours else 0 for key, row in truth.items())
     return WideScores(
         Hits(sum(by_row), len(ours) * width, len(truth) * width),
         Hits(sum(right == width for right in by_row), len(ours), len(truth)),
         by_row,
         readable,
     )
-
-
-def _right(columns: Sequence[Column], ours: Sequence[str], truth: Sequence[str]) -> int:
-    return sum(column.agrees(a, b) for column, a, b in zip(columns, ours, truth, strict=True))
 
 
 @dataclass(frozen=True)
@@ -439,6 +493,8 @@ class Wide(Checked):
     Attributes:
         score: `item_f1`, `row_f1`, or `success`, which is 1 or 0.
         judged: what to do with a column that asks for a judge: `refuse` the task, or compare texts, `exact`.
+        strict: whether a number cell may hold one number only, with its sign and scale, and a cell of `in_match` has to
+            be most of the truth. For training; the official rules are without.
 
     Where the task says in `row_documents` (a JSON list) which document each row of the truth is about, an F1 has parts:
     2 right / (answered + true) is a sum over the rows of the truth, and a document's part is that of its rows. The
@@ -451,6 +507,7 @@ class Wide(Checked):
     max_characters: ClassVar[int] = 300_000
     score: Literal["item_f1", "row_f1", "success"] = "item_f1"
     judged: Judged = "refuse"
+    strict: bool = False
 
     def grade(self, task: Task, answer: str | None) -> Grade:
         if len(task.answer) > self.max_characters:
@@ -459,7 +516,7 @@ class Wide(Checked):
                 f"{self.max_characters}, which is what is read"
             )
         too_long = answer is not None and len(answer) > self.max_characters
-        scores = wide_scores(task, None if too_long else answer, self.judged)
+        scores = wide_scores(task, None if too_long else answer, self.judged, self.strict)
         if too_long:
             return Grade(0.0, False, False, "answer too long")
         if not scores.readable:

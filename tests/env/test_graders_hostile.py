@@ -1,5 +1,6 @@
 """The corpus of the benchmark, against every grader that needs no worker: nothing raises, nothing is executed."""
 
+import re
 import runpy
 import time
 from pathlib import Path
@@ -37,3 +38,14 @@ def test_code_reaches_math_verify_and_is_not_executed(tmp_path: Path) -> None:
     assert not sentinel.exists()
     exec(compile(BENCHMARK.code(sentinel), "control", "eval"))
     assert sentinel.exists()
+
+
+def test_answers_in_odd_forms_are_judged_as_a_reader_would_but_for_the_rows_of_the_page() -> None:
+    answers = BENCHMARK.odd_answers()
+    assert (sum(odd.right for odd in answers), sum(not odd.right for odd in answers)) == (2000, 2000)
+    assert {odd.grader for odd in answers if odd.right} == {odd.grader for odd in answers if not odd.right}
+    page = (FILE.parents[1] / "docs" / "data.md").read_text(encoding="utf-8")
+    for odd in BENCHMARK.disagreements(symbolic=False):
+        form = odd.form.split("\n")[-1].strip("| ").format(*[".*"] * 2) if "{" in odd.form else odd.form
+        row = rf"^\| `{odd.grader}` \| `[^`]*` \| `{form}` \| {'right' if odd.right else 'wrong'} \|"
+        assert re.search(row, page, re.MULTILINE), (odd.grader, odd.task.answer, odd.answer)

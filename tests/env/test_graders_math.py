@@ -1,6 +1,7 @@
 """Mathematical graders by hand: boxes, exact values, forms of answers, and what only math-verify can tell."""
 
 import re
+import sys
 from fractions import Fraction
 from pathlib import Path
 
@@ -22,6 +23,9 @@ from selfcest_env.graders.rational import rational
 from selfcest_env.reward import make_reward
 from selfcest_env.tasks import SOURCES
 from selfcest_env.types import Task
+
+sys.path.insert(0, str(Path(__file__).parent))
+from growth import growth
 
 
 def task(
@@ -228,6 +232,52 @@ def test_a_percent_sign_is_a_unit_where_the_question_asks_for_percent() -> None:
     assert grader.grade(task(r"10\%", "How many %?"), r"\boxed{10}").correct
 
 
+@pytest.mark.parametrize(
+    ("truth", "answer"),
+    [
+        *(("3", text) for text in ("14 = 3", "3 = 14", r"3 \approx 14", r"14 \approx 3", r"14 \equiv 3", "14 := 3")),
+        *(("3", text) for text in (r"\not= 3", r"\neq 3", "≠ 3", "!= 3", r"x \not= 3", r"\lnot 3", r"3 \ne x")),
+        *(("3", text) for text in ("x < 3", r"\geq 3", "3 < x", "2x = 3", r"\sqrt{2} = 3", r"\pi = 3", r"\pm 3")),
+        ("5", "x<5"), ("x<5", "5"), ("x<5", r"x \le 5"), ("x<5", "y<5"), (r"(-\infty,5)", r"x \le 5"),
+        ("[2,3]", "2<x<3"),
+        ("(1,2)", "(x,y)=(2,1)"), ("(1,2)", "(y,x)=(1,2)"), (r"\{1,2\}", "{1,1}"), (r"\{1,2\}", "{1,2,3}"),
+        ("1,1,2", "1,2,2"), (r"2\sqrt3", "2√2"), (r"2\sqrt{3}", r"2\sqrt{3} \approx 14"),
+    ],
+)  # fmt: skip
+def test_a_relation_is_right_only_if_all_of_it_is(truth: str, answer: str) -> None:
+    pytest.importorskip("math_verify")
+    assert not MathMatch().grade(task(truth), answer).correct
+    assert not MathMatch(symbolic=False).grade(task(truth), answer).correct
+
+
+@pytest.mark.parametrize(
+    ("truth", "answer"),
+    [
+        (r"2\sqrt3", "2√3"), (r"2\sqrt{3}", "2 √(3)"), (r"\sqrt{12}", "√12"), (r"2\pi", "2π"), (r"\frac12", "½"),
+        ("(1,2)", "(x,y)=(1,2)"), ("(x,y)=(1,2)", "(1, 2)"), ("(1,2,3)", "(a, b, c) = (1, 2, 3)"), ("-3", "–3"),
+        ("x<5", "x < 5"), ("x<5", "5 > x"), (r"(-\infty,5)", "x<5"), ("x<5", r"(-\infty,5)"), (r"x \le 5", "x≤5"),
+        ("[2,3]", r"2 \le x \le 3"), ("(2,3)", "2<x<3"), (r"x \in [1,2]", "1≤x≤2"), (r"x \neq 3", "x ≠ 3"),
+        (r"\{1,1,2\}", "{1,1,2}"), (r"\{1,2\}", "{1,1,2}"), (r"\{1,2\}", "{2,1}"), ("1,2", "{1,2}"),
+        ("3", r"\frac{6}{2} = 3"), ("3", "f(2) = 3"), ("3", "x_1 = 3"), ("3", "AB = 3"), ("3", "|AB| = 3"),
+        (r"2\sqrt{3}", r"2\sqrt{3} \approx 3.46"), (r"\pi", r"\pi \approx 3.14"), (r"\frac13", r"\frac13 \approx 0.33"),
+    ],
+)  # fmt: skip
+def test_ways_to_write_a_right_answer(truth: str, answer: str) -> None:
+    assert MathMatch(symbolic=False).grade(task(truth), answer).correct
+
+
+def test_what_the_question_asks_for_may_be_named_in_the_answer() -> None:
+    grader = MathMatch(symbolic=False)
+    assert grader.grade(task("3", "Find $x + y$."), "x+y = 3").correct
+    assert not grader.grade(task("3", "Find $x$."), "2x = 3").correct
+    assert not grader.grade(task("3", "Of 14, how many?"), "14 = 3").correct
+
+
+def test_the_outer_form_takes_linear_time() -> None:
+    for piece in ("1,", "1,234,", "1 or ", "(1),", "{1},"):
+        assert growth(lambda size, piece=piece: outer_form(piece * size + "1"), 2000) < 9
+
+
 def test_math_without_symbolic_equivalence() -> None:
     grader = MathMatch(symbolic=False)
     assert grader.grade(task(r"\frac12"), r"Thus $\boxed{0.5}$.") == Grade(1.0, True, True)
@@ -403,7 +453,7 @@ def test_where_an_answer_stands(text: str, found: str) -> None:
         ("1,234,56", None),
         ("18 or 19", None),
         ("16 - 3", None),
-        ("1e5", None),
+        ("1e5", 100000),
         ("1/2", None),
         (r"\sqrt2", None),
         ("sqrt(2)", None),
@@ -414,6 +464,85 @@ def test_where_an_answer_stands(text: str, found: str) -> None:
 )
 def test_the_one_number(text: str, value: int | None) -> None:
     assert only_number(text) == value
+
+
+# For the truth 18: wrong because of what stands next to the number.
+NOT_18 = [
+    "minus 18", "–18", "−18", "-18", "- 18", "$-18", "-€18", "-(18)", "negative 18", "not 18", "not (18)",
+    "**not** 18", "is not equal to 18", "isn't 18", "can't be 18", "anything but 18", "any number but 18",
+    "without 18", "18 is wrong", "18 is not the answer", "~~18~~", "<s>18</s>", r"\not= 18", r"\neq 18", "≠ 18",
+    "!= 18", "half of 18", "half 18", "two thirds of 18", "one-fifth of 18", "50% of $18", "twice 18", "double 18",
+    "18²", "18³", "18^2", "18**2", "18₁₆", "18 squared", "18 to the power of two", "18!", "18 factorial", "√18",
+    "∛18", r"\sqrt{18}", "sqrt 18", "f(18)", "square root of 18", "log 18", "18 million", "18 thousand dollars",
+    "18k", "18bn", "18 dozen", "18 hundred", "18e5", "18×10^2", "18·10²", "less than 18", "less than **18**",
+    "more than 18", "no more than 18", "at least 18", "≥18", "< 18", "greater than or equal to 18", "18 or more",
+    "18+", "over 18", "almost 18", "up to 18", "±18", "18 < x", "18%", "18 percent", "18‰", "18½", "½18", "⅓ of 18",
+    "18 and a half", "18 point five", "an 18th", "18x", "x18", "18π", "18/x", "18/two", "x - 18", "twenty minus 18",
+    "18 minus ten", "ten times 18", "18 times ten", "18 (minus one)", "seventeen or 18", "18 or nineteen",
+    "one hundred and 18", "three out of 18", "one in 18", "18 in hex", "0x18", "18\u0338", r"\cancel{18}", "18٣",
+    "18 is too low",
+    "by no means 18", "18 (wrong)", "18's square", "18 to the third", "18 ppm", "(minus) 18", "&lt;18", "⩽18", "18⁻¹",
+    "fewer than about 18", "18 at most", "18 at least", "18 ％", "half that 18", "18 hundred", "18 is incorrect", "⁻18",
+]  # fmt: skip
+IS_18 = [
+    "18", "+18", "plus 18", "018", "18.0", "$18", "18€", "USD 18", "18 dollars", "18p", "18cm", "18 °C", "18th",
+    "18/day", "18 km/h", "18 dollars/day", "**18**", "*18*", "__18__", "(18)", "eighteen (18)", "18 (eighteen)",
+    "~18", "1.8e1", "1.8E+1", "180e-1", "1.8 × 10^1", r"1.8 \times 10^{1}", "1.8×10¹", "<answer>18</answer>", "-> 18",
+    "x = 18", "The result – 18 dollars", "The result - 18 dollars", "18 dollars!", "The answer is 18!",
+    "Wow! 18 dollars.", "It takes her over 18 weeks", "18 is half of the class", "18 times", "18, not nineteen",
+    "18 less than Tom has", "of these, 18 are not sold", "Half of the apples are gone: 18 apples", "No, it is 18.",
+    "not nineteen but 18", "He does not eat them, so he sells 18.", "The square has 18 sides",
+    "It adds up to 18", "18 hundred-dollar bills", "18 ten-dollar bills", "18 square feet", "18 m²", "18 third graders",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", NOT_18)
+def test_what_stands_next_to_a_number_can_make_it_wrong(answer: str) -> None:
+    assert not NumberMatch().grade(task("18"), answer).correct
+
+
+@pytest.mark.parametrize("answer", IS_18)
+def test_what_does_not_stand_next_to_a_number_leaves_it_right(answer: str) -> None:
+    assert NumberMatch().grade(task("18"), answer).correct
+
+
+@pytest.mark.parametrize(
+    ("answer", "correct"),
+    [
+        *((text, True) for text in ("minus 18", "–18", "−18", "- 18", "negative 18", "–$18", "-€18", "-(18)", "x=-18")),
+        *((text, True) for text in ("Minus 18.", "It is –18 °C", "-1.8e1", "minus-18", "negative eighteen (-18)")),
+        *((text, False) for text in ("18", "plus 18", "minus -18", "not -18", "-18²", "√-18", "less than minus 18")),
+        *((text, False) for text in ("x-18", "twenty minus 18", "half of minus 18", "-18 million", "x -18", "year-18")),
+    ],
+)
+def test_a_negative_number_may_be_written_with_a_dash_or_a_word(answer: str, correct: bool) -> None:
+    assert NumberMatch().grade(task("-18"), answer).correct is correct
+
+
+def test_a_percent_of_the_number_grader_is_a_hundredth_unless_the_question_asks_for_percent() -> None:
+    grader = NumberMatch()
+    assert grader.grade(task("50", "What percent is it?"), "50%").correct
+    assert grader.grade(task("50", "What percent is it?"), "50 percent").correct
+    assert not grader.grade(task("50", "How much is it?"), "50%").correct
+    assert grader.grade(task("0.5", "How much is it?"), "50%").correct
+
+
+def ordinary_sentences() -> list[str]:
+    """Right answers to a question whose answer is 18: negations, halves, comparisons stand elsewhere in them."""
+    subjects = ("She", "Tom", "The baker", "Each of the two brothers", "Half of the class", "The train",
+                "No other player", "Nobody but Ann", "My friend", "Less than a month later, Mia")  # fmt: skip
+    verbs = ("makes", "needs", "sells", "has exactly", "is left with", "does not lose more but keeps all", "gets",
+             "counts", "ends up with", "pays a total of")  # fmt: skip
+    objects = ("{} dollars every day", "${} at the market, which is less than before", "{} apples and half a pear",
+               "{} more than Tom", "the {} tickets, not the rest", "{} of them; none is broken", "{} marbles in all!",
+               "{} miles/day", "{}", "({}) boxes, twice a week")  # fmt: skip
+    return [f"{who} {verb} {what.format(18)}." for who in subjects for verb in verbs for what in objects]
+
+
+def test_no_ordinary_right_sentence_becomes_wrong() -> None:
+    sentences = ordinary_sentences()
+    assert len(sentences) == len({*sentences}) == 1000
+    assert [text for text in sentences if not NumberMatch().grade(task("18"), text).correct] == []
 
 
 def test_number_grader() -> None:
@@ -443,6 +572,8 @@ def test_number_grader() -> None:
         ("9+3 = 24", (3, 9), 24, "another value than the target"),
         ("9+3 = 12", (3, 9), 24, "the equation does not end in the target"),
         ("9*3 = 27 = 27", (3, 9), 27, "more than one equals sign"),
+        ("6*400%", (6, 400), 24, "other operations than + - * /"),
+        ("6*400\\%", (6, 400), 24, "other operations than + - * /"),
         ("3^9", (3, 9), 19683, "other operations than + - * /"),
         ("9**9**9**9", (9, 9, 9, 9), 1, "unexpected '*' where a number belongs"),
         ("9/(3-3)", (9, 3, 3), 9, "a division by zero"),
@@ -459,6 +590,8 @@ def test_countdown_grader() -> None:
     grader = CountdownMatch()
     assert grader.grade(puzzle, r"\boxed{4\cdot(9-3)}") == Grade(1.0, True, True)
     assert grader.grade(puzzle, r"The answer is \[4\cdot(9-3)\].") == Grade(1.0, True, True)
+    percent = task("6*4", source="countdown", numbers="6 400", target=24)
+    assert not any(grader.grade(percent, text).correct for text in ("6*400%", r"6*400\% = 24", "6*400 percent"))
     assert grader.grade(puzzle, "4*(9-4)") == Grade(0.0, False, True)
     assert grader.grade(puzzle, "hm") == grader.grade(puzzle, None) == Grade(0.0, False, False)
     assert grader.grade(task("6", numbers="3 4 9", target=6, use_all=False), "9-3").correct

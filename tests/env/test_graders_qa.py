@@ -69,6 +69,68 @@ def test_the_grader() -> None:
     assert make_reward("default", grader={"name": "question_answer", "score": "f1"}).grader == partial
 
 
+@pytest.mark.parametrize(
+    ("truth", "answer"),
+    [
+        ("A", "..."), ("A", "the"), ("A", "an"), ("A", "!"), ("5", "-5"), ("-5", "5"), ("C#", "C++"), ("C++", "C#"),
+        ("C", "C++"), ("C", "C#"), ("5", "5%"), ("15", "1.5"), ("12", "1/2"), ("130", "1:30"),
+        ("vitamin A", "vitamin"), ("A+", "A"), ("5", "5!"), ("199091", "1990-91"), ("5", "-$5"), ("the", "..."),
+        ("5", ".5"), ("Paris", "The answer is not Paris"), ("Paris", r"\boxed{London} Paris"), ("25", "2^5"),
+        ("F", "F#"), ("$5", "-$5"), ("B", "B+"), ("24", "2*4"), ("Type A", "type"), ("B-", "B+"), ("U", "U2"),
+        ("2", "2!"), ("1000", "1.000"),
+    ],
+)  # fmt: skip
+def test_the_strict_rule_refuses_what_the_official_normalisation_confuses(truth: str, answer: str) -> None:
+    strict = QuestionAnswer(strict=True, extract_answer=True)
+    assert not strict.grade(task(truth), answer).correct
+    assert strict.grade(task(truth), answer).score == 0.0
+
+
+@pytest.mark.parametrize(
+    ("truth", "answer"),
+    [
+        ("A", "A"), ("A", "A."), ("A", '"a"'), ("Paris", "The answer is Paris."), ("Paris", r"\boxed{Paris}"),
+        ("Paris", r"\boxed{\text{Paris}}"), ("Paris", "**Paris**"), ("Paris", "Answer: Paris!"),
+        ("New York", "the new york"), ("-5", "-5"), ("-5", "- 5"), ("C++", "c++"), ("C#", "C#."), ("1,204", "1204"),
+        ("U.S.", "US"), ("5%", "5%"), ("5", "5."), ("1.5", "1.5"), ("The Beatles", "beatles"), ("A-team", "A-Team"),
+        ("Paris", "paris"), ("yes", "Yes!"), ("O'Brien", "OBrien"), ("$5", "5"), ("AT&T", "AT&T"),
+        ("Who is it", "Who is it?"), ("the answer is blowing", "the answer is blowing"),
+        ("Paris", "My final answer is $Paris$"), ("house in the woods", "house in woods"),
+        ("June 5, 1999", "June 5 1999"), ("1990-91", "1990-91"), ("+5", "5"), ("St. John", "St John"),
+        ("C++", r"\boxed{C++}"), ("1/2", "1/2"), ("Rocky (film)", "Rocky film"), ("the", "The"), ('"Help!"', "Help"),
+        ("Paris", "Answer: **Paris**"), ("5th", "5th"), ("1:30", "1:30"), ("A Bridge Too Far", "bridge too far"),
+        ("10,000,000", "10000000"), ("C#", "The answer is C#."),
+    ],
+)  # fmt: skip
+def test_the_strict_rule_keeps_what_is_right(truth: str, answer: str) -> None:
+    assert QuestionAnswer(strict=True, extract_answer=True).grade(task(truth), answer).correct
+
+
+def test_the_official_rule_is_the_default() -> None:
+    official = QuestionAnswer()
+    for truth, answer in (("A", "..."), ("A", "the"), ("5", "-5"), ("C#", "C++")):
+        assert official.grade(task(truth), answer).correct
+    assert not official.grade(task("Paris"), r"\boxed{Paris}").correct
+    assert not official.grade(task("Paris"), "The answer is Paris.").correct
+
+
+def test_the_strict_rule_is_never_right_where_the_official_one_is_not() -> None:
+    rng = random.Random(0)
+    pieces = ["the", "a", "C++", "C#", "-5", "5", "5%", "1.5", "15", "1,204", "1204", "U.S.", "é", "...", "!", "-", "+"]
+    for _ in range(5000):
+        truth, answer = (" ".join(rng.choices(pieces, k=rng.randint(0, 2))) for _ in range(2))
+        if QuestionAnswer(strict=True).grade(task(truth), answer).correct:
+            assert QuestionAnswer().grade(task(truth), answer).correct, (truth, answer)
+
+
+def test_the_preset_for_training_by_source_is_strict_and_the_grader_alone_is_official() -> None:
+    asked = Task("t", "?", "A", "musique", metadata={"qa_rule": "squad"})
+    assert make_reward("by_source").grader.grade(asked, "the").score == 0.0
+    assert make_reward("by_source").grader.grade(asked, r"\boxed{A}").correct
+    assert make_reward("correct", grader={"name": "by_source"}).grader.grade(asked, "the").correct
+    assert make_reward("by_source", grader={"strict": False}).grader.grade(asked, "the").correct
+
+
 def test_supporting_facts() -> None:
     # 1 of 2 predicted is right, 1 of 3 true is found: F1 = 2 * (1/2) * (1/3) / (1/2 + 1/3).
     found = set_overlap({("A", 0), ("B", 1)}, {("A", 0), ("C", 0), ("D", 2)})

@@ -69,6 +69,46 @@ def one_cell(truth: str, answer: str, step: dict[str, Any]) -> bool:
 # By hand
 
 
+def one_cell_is_strictly_right(truth: str, answer: str, step: dict[str, Any]) -> bool:
+    evaluation = {"required": ["k", "v"], "unique_columns": ["k"], "eval_pipeline": {"v": step}}
+    task = table_task(write_table(["k", "v"], [("x", truth)]), evaluation)
+    return Wide(strict=True).grade(task, write_table(["k", "v"], [("x", answer)])).correct
+
+
+EXACT_NUMBER = {"preprocess": ["extract_number"], "metric": ["number_near"], "criterion": 0.0}
+PART = {"preprocess": ["norm_str"], "metric": ["in_match"]}
+
+
+@pytest.mark.parametrize(
+    ("truth", "answer", "step", "correct"),
+    [
+        *(("100", text, EXACT_NUMBER, False) for text in ("100 or 5", "100 million", "–100", "−100", "-100", "100%")),
+        *(
+            ("100", text, EXACT_NUMBER, False)
+            for text in ("not 100", "100k", "100-200", "half of 100", "100²", "< 100")
+        ),
+        *(("100", text, EXACT_NUMBER, True) for text in ("100", "100 people", "**100**", "100.0", "about 100")),
+        ("-100", "–100", EXACT_NUMBER, False),  # the official rule reads 100
+        ("-100", "-100 m", EXACT_NUMBER, True),
+        ("1,000", "1000", EXACT_NUMBER, True),
+        ("100 (2010)", "100 in 2010", EXACT_NUMBER, True),  # a truth of two numbers is left to the official rule
+        *(("red", text, PART, False) for text in ("r", "e", "ed", "*", "")),
+        *(("red and green", text, PART, True) for text in ("red", "green", "Red and green", "**red**")),
+        *(("red and green", text, PART, False) for text in ("and", "gree", "d and g", "r")),
+        ("New York City", "New York", PART, True),
+        ("New York City", "New", PART, False),
+        ("the red house", "the", PART, False),
+    ],
+)
+def test_the_strict_rule_of_cells(truth: str, answer: str, step: dict[str, Any], correct: bool) -> None:
+    assert one_cell_is_strictly_right(truth, answer, step) is correct
+
+
+def test_the_official_rule_of_cells_is_the_default() -> None:
+    assert all(one_cell("100", text, EXACT_NUMBER) for text in ("100 or 5", "100 million", "–100"))
+    assert one_cell("red", "r", PART)
+
+
 def test_scores_worked_out_by_hand() -> None:
     # Ulm: 105 is within a tenth of 100, and the river is the same. Bonn: 250 is not within a tenth of 200. Trier is
     # nobody's row and Jena is missing.
