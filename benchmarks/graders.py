@@ -316,7 +316,7 @@ def odd_graders(symbolic: bool) -> dict[str, Grader]:
         "wide": {"strict": True},
     }
     names = ("number", "math", "question_answer", "wide", "countdown")
-    return {name: make(name, options.get(name, {}), GRADERS, Grader, what="grader", where=name) for name in names}
+    return {name: GRADERS.make(name, options.get(name, {}), where=name) for name in names}
 
 
 def disagreements(symbolic: bool) -> list[OddAnswer]:

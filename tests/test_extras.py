@@ -52,6 +52,11 @@ def undeclared(file: Path, requirements: list[str]) -> set[str]:
         "selfcest_env",
         "selfcest_agents",
         "selfcest_training",
+        "selfcest_eval",
+        "selfcest_methods",
+        "selfcest_lab",
+        "selfcest_baselines",
+        "selfcest_cli",
         *(path.stem for path in BENCHMARKS),
         "learner_peer",
         *(path.stem for path in (ROOT / "tests" / "agents").glob("*.py")),
@@ -120,7 +125,7 @@ def plain_install(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., sub
     owners = owners_of_modules()
     allowed = declared(PROJECT["dependencies"]) | {"cloudpickle", "farama-notifications"}  # what these ask for
     hidden = {module for module in owners if not allowed & {name.lower().replace("_", "-") for name in owners[module]}}
-    hidden -= {"selfcest_env", "selfcest_agents", "selfcest_training"}
+    hidden = {name for name in hidden if not name.startswith("selfcest_")}
     (folder / "plain.py").write_text(PLAIN.format(hidden), encoding="utf-8")
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -151,7 +156,7 @@ def test_a_plain_install_traces_an_episode_as_the_whole_one_does(
 ) -> None:
     traced = plain_install("trace", str(EPISODES), "--texts")
     assert (traced.returncode, traced.stderr) == (0, "")
-    whole = [sys.executable, "-m", "selfcest_training", "trace", str(EPISODES), "--texts"]
+    whole = [sys.executable, "-m", "selfcest_cli", "trace", str(EPISODES), "--texts"]
     assert traced.stdout == subprocess.run(whole, capture_output=True, text=True, check=True).stdout
     assert "root" in traced.stdout
 
@@ -190,7 +195,7 @@ def test_help_of_a_plain_install_says_how_to_get_the_rest(
 
 
 def test_options_of_trace_in_a_plain_install_are_those_of_the_whole_command() -> None:
-    source = (ROOT / "training" / "selfcest_training" / "commands" / "plain.py").read_text(encoding="utf-8")
+    source = (ROOT / "training" / "selfcest_cli" / "plain.py").read_text(encoding="utf-8")
     whole = {option for parameter in get_command(cli.app).commands["trace"].params for option in parameter.opts}  # type: ignore[attr-defined]
     assert set(re.findall(r'add_argument\("(--[a-z]+)"', source)) == whole - {
         "--html",
