@@ -80,6 +80,17 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" Did you mean '{close[0]}'?" if close else ""
 
 
+def install_hint(extra: str) -> str:
+    """Return the commands that install an extra of this project from a checkout and from anywhere.
+
+    The project is on no package index, so `pip install 'selfcest[...]'` finds nothing.
+    """
+    return (
+        f"pip install -e '.[{extra}]' in a checkout of selfcest, or pip install 'selfcest[{extra}] @ git+URL' anywhere "
+        "(URL is that of its repository)"
+    )
+
+
 def is_whole(value: object, low: int, high: int) -> bool:
     """Whether `value` is a whole number from `low` to `high`; a bool is none."""
     return not isinstance(value, bool) and isinstance(value, Integral) and low <= int(value) <= high

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from selfcest_env.errors import install_hint
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 SCRIPTS = sorted((ROOT / "docs" / "examples" / "marl").glob("*.py"))
@@ -76,5 +78,19 @@ def test_an_adapter_without_its_library_says_what_to_install(
             monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.setitem(sys.modules, library, None)
     monkeypatch.delitem(sys.modules, f"selfcest_env.adapters.{adapter}", raising=False)
-    with pytest.raises(ImportError, match=rf"needs .*{library}.*; run: pip install 'selfcest\[{adapter}\]'"):
+    with pytest.raises(ImportError, match=rf"needs .*{library}.*; run: pip install -e '\.\[{adapter}\]' in a checkout"):
         importlib.import_module(f"selfcest_env.adapters.{adapter}")
+
+
+def test_hints_name_extras_that_exist_and_commands_that_work() -> None:
+    """No package index has the project, so `pip install 'selfcest[...]'` without a URL fails."""
+    hinted = set()
+    for file in sorted([*ROOT.glob("selfcest_env/**/*.py"), *ROOT.glob("agents/**/*.py")]):
+        source = file.read_text(encoding="utf-8")
+        hinted |= set(re.findall(r"""install_hint\(["']([\w-]+)["']\)""", source))
+        if file.name != "errors.py":
+            assert "pip install 'selfcest" not in source, file
+    assert hinted == {"gguf", "hub", "lora", "math", "reasoning-gym", "rllib", "sb3", "torchrl", "vllm"}
+    assert hinted <= PROJECT["optional-dependencies"].keys()
+    assert install_hint("sb3").startswith("pip install -e '.[sb3]' in a checkout")
+    assert "pip install 'selfcest[sb3] @ git+URL' anywhere" in install_hint("sb3")

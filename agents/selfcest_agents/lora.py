@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from selfcest_agents.engine import mismatch
 from selfcest_agents.lora_options import LoraOptions
-from selfcest_env.errors import ConfigError, RecordError, did_you_mean
+from selfcest_env.errors import ConfigError, RecordError, did_you_mean, install_hint
 from selfcest_env.types import Role
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def add_lora(model: PreTrainedModel, options: LoraOptions, seed: int) -> None:
         from peft import LoraConfig, inject_adapter_in_model
         from peft.functional import cast_adapter_dtype
     except ImportError as error:
-        raise ConfigError(f"LoRA needs peft ({error}); run: pip install 'selfcest[lora]'") from error
+        raise ConfigError(f"LoRA needs peft ({error}); run: {install_hint('lora')}") from error
     config = LoraConfig(r=options.rank, lora_alpha=options.alpha, lora_dropout=0.0, target_modules=targets)
     for name in map(str, Role) if options.per_role else (_ADAPTER,):
         if has_lora(model):

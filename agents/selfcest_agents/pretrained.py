@@ -28,7 +28,7 @@ from selfcest_agents.chat import ChatCodec, ChatConfig
 from selfcest_agents.lora import export_model
 from selfcest_agents.transformers.engine import TransformersEngine
 from selfcest_agents.weights import check_no_pickle
-from selfcest_env.errors import ConfigError
+from selfcest_env.errors import ConfigError, install_hint
 from selfcest_env.protocol import Brief, ProtocolText
 from selfcest_env.rules import Rules
 from selfcest_env.structure import Checked, OneOf
@@ -226,7 +226,7 @@ def convert_gguf(file: Path, cache: Path | None = None) -> Path:
         ConfigError: a file that cannot be read as GGUF, or without the packages to do so.
     """
     if missing := [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]:
-        raise ConfigError(f"reading {file.name} needs the package {missing[0]}; run: pip install 'selfcest[gguf]'")
+        raise ConfigError(f"reading {file.name} needs the package {missing[0]}; run: {install_hint('gguf')}")
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     cache = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "selfcest"

@@ -22,7 +22,7 @@ from selfcest_agents.language import Language
 from selfcest_agents.lora import acting_as, has_lora, merged_weights
 from selfcest_agents.transformers.engine import TransformersEngine
 from selfcest_agents.vllm_engine import VllmEngine, VllmOptions
-from selfcest_env.errors import ConfigError
+from selfcest_env.errors import ConfigError, install_hint
 from selfcest_env.plugin import make
 from selfcest_env.structure import Checked, Count, OneOf, Size
 from selfcest_env.types import Role
@@ -190,8 +190,8 @@ class VllmSampler(VllmOptions):
         super().__post_init__()
         if importlib.util.find_spec("vllm") is None:
             raise ConfigError(
-                "vLLM is not installed; run: pip install 'selfcest[vllm]', or for a CPU as docs/engines.md says, or "
-                "set sampler.name to transformers"
+                "vLLM is not installed; set sampler.name to transformers, install it for a CPU as docs/engines.md "
+                f"says, or run: {install_hint('vllm')}"
             )
 
     @property

@@ -25,7 +25,7 @@ from weakref import WeakSet
 
 from selfcest_agents.engine import Completion, TokenRequest, check_requests
 from selfcest_agents.vllm_worker import WeightReceiver
-from selfcest_env.errors import ConfigError, InfrastructureError, PolicyError
+from selfcest_env.errors import ConfigError, InfrastructureError, PolicyError, install_hint
 from selfcest_env.structure import Checked, Count, OneOf, Positive
 from selfcest_env.types import FinishReason
 
@@ -216,8 +216,8 @@ def _start(model: str | Path, options: VllmOptions) -> Any:
         from vllm.v1.executor import Executor
     except ImportError as error:
         raise ConfigError(
-            f"vLLM cannot be imported ({error}); install it with pip install 'selfcest[vllm]', or for a CPU as "
-            "docs/engines.md says, or use TransformersEngine"
+            f"vLLM cannot be imported ({error}); use TransformersEngine, install it for a CPU as docs/engines.md says, "
+            f"or run: {install_hint('vllm')}"
         ) from error
     on_cpu = current_platform.is_cpu()
     _check_threads(on_cpu and options.in_process)

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from selfcest_env.errors import ConfigError, install_hint
+
 try:
     from ray.rllib.env.multi_agent_env import MultiAgentEnv
 except ModuleNotFoundError as error:
-    raise ImportError(f"this adapter needs RLlib ({error}); run: pip install 'selfcest[rllib]'") from error
+    raise ImportError(f"this adapter needs RLlib ({error}); run: {install_hint('rllib')}") from error
 
-from selfcest_env.errors import ConfigError
 from selfcest_env.roster import Population
 from selfcest_env.symbolic.parallel import SymbolicEnv
 from selfcest_env.symbolic.vectors import observation_size

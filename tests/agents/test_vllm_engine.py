@@ -470,7 +470,7 @@ def test_vllm_is_not_there_if_it_cannot_be_imported(tmp_path: Path, monkeypatch:
     monkeypatch.setitem(sys.modules, "vllm", None)
     for name in [name for name in sys.modules if name.startswith("vllm.")]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(ConfigError, match=r"vLLM cannot be imported .*pip install 'selfcest\[vllm\]'"):
+    with pytest.raises(ConfigError, match=r"vLLM cannot be imported .*pip install -e '\.\[vllm\]'"):
         VllmEngine(tmp_path, stop_ids=STOPS, options=VllmOptions(in_process=False))
 
 

@@ -367,5 +367,5 @@ def test_the_hub_through_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_hub_without_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match=r"needs the package datasets \(pip install 'selfcest\[hub\]'\); without it"):
+    with pytest.raises(DataError, match=r"needs the package datasets; download .*, or run: pip install -e '\.\[hub\]'"):
         rows("hub:someone/pairs-v3")

@@ -55,7 +55,7 @@ def test_only_listed_generators_and_only_their_own_options() -> None:
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(ConfigError, match=r"needs reasoning-gym: pip install 'selfcest\[reasoning-gym\]'"):
+    with pytest.raises(ConfigError, match=r"needs reasoning-gym .*; run: pip install -e '\.\[reasoning-gym\]'"):
         ReasoningGym("chain_sum").draw(np.random.default_rng(1))
 
 
