@@ -3,6 +3,7 @@
 import copy
 import random
 from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from selfcest_env.errors import ConfigError, GameError, PlugInError
 from selfcest_env.symbolic import BatchDelegation, Chain, Lookup, Noisy, State, make_rules
 from selfcest_env.symbolic.rules import FIRST_ANSWER, WAIT
-from selfcest_env.symbolic.state import ABSENT, ANSWERED, READY, UNBORN, WAITING, agent_ids
+from selfcest_env.symbolic.state import ABSENT, ANSWERED, READY, UNBORN, WAITING, agent_ids, blank
 from selfcest_env.symbolic.streams import fold, seeds_of
 from selfcest_env.symbolic.tasks import COUPLINGS
 from selfcest_env.symbolic.vectors import replies
@@ -649,3 +650,15 @@ def test_impossible_arguments_are_named(arguments, message):
 def test_impossible_arguments_of_tasks_are_named_without_a_config_too(task, options, message):
     with pytest.raises(ValueError, match=message):
         task(**options)
+
+
+def test_a_blank_state_does_not_depend_on_what_an_alias_of_numpy_holds(monkeypatch):
+    """The arguments of `NDArray[np.int8]` at run time changed with NumPy 2.5."""
+    rules = make_rules("cells")
+    before = blank(rules, 3)
+    monkeypatch.setattr(State, "__annotations__", dict.fromkeys(State.__annotations__, Any))
+    after = blank(rules, 3)
+    for item in fields(State):
+        array = getattr(after, item.name)
+        assert array.dtype == getattr(before, item.name).dtype
+        assert array.shape == getattr(before, item.name).shape
