@@ -65,8 +65,8 @@ def make_loss(policy: ProbabilisticActor, critic: TensorDictModule) -> ClipPPOLo
 def normalise_advantages(batch: TensorDictBase) -> None:
     """Give the advantages of agents that can act mean 0 and standard deviation 1.
 
-    `normalize_advantage=True` of the loss counts all possible agents, of which most are unborn, wait or have ended. These
-    have no gradient, but they would move the mean and the scale of the advantages of agents that act.
+    `normalize_advantage=True` of the loss counts all possible agents, of which most are unborn, wait or have ended.
+    These have no gradient, but they would move the mean and the scale of the advantages of agents that act.
     """
     advantages = batch["advantage"]
     acting = advantages[batch["agents", "can_act"]]
