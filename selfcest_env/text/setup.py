@@ -44,11 +44,13 @@ def check_task(task: object, found: str) -> None:
         value = getattr(task, name)
         if not isinstance(value, str):
             raise TaskError(f"{found} a Task whose {name} is {reprlib.repr(value)}; expected a text")
-    if not isinstance(task.aliases, (tuple, list)) or not all(isinstance(alias, str) for alias in task.aliases):
-        raise TaskError(f"{found} a Task whose aliases are {reprlib.repr(task.aliases)}; expected a tuple of texts")
-    if not isinstance(task.context, Mapping):
-        raise TaskError(f"{found} a Task whose context is {reprlib.repr(task.context)}; expected texts by key")
-    for key, text in task.context.items():
+    aliases: Any = task.aliases
+    if not isinstance(aliases, (tuple, list)) or not all(isinstance(alias, str) for alias in aliases):
+        raise TaskError(f"{found} a Task whose aliases are {reprlib.repr(aliases)}; expected a tuple of texts")
+    context: Any = task.context
+    if not isinstance(context, Mapping):
+        raise TaskError(f"{found} a Task whose context is {reprlib.repr(context)}; expected texts by key")
+    for key, text in context.items():
         if not isinstance(key, str) or not isinstance(text, str):
             raise TaskError(
                 f"{found} a Task whose context has {reprlib.repr(text)} under {reprlib.repr(key)}; expected texts"
