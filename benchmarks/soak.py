@@ -5,7 +5,7 @@
 
 Players write valid calls, reads, answers, broken ones, attacks, over-long and cut turns, replies about as long as their
 limit, and report any usage. Limits are 0, unlimited, tiny or large. `RecordRecount` reads a record as JSON and plays it
-again by an arithmetic of its own, from DESIGN.md part 2 and docs/game.md: what every block costs, every purse, grant,
+again by an arithmetic of its own, from CONTRIBUTING.md and docs/game.md: what every block costs, every purse, grant,
 charge, refusal with its reason, and ending. Each must be as recorded, neither more nor less. It knows nothing of the
 ledger and of the game's counters; the wording of blocks, what a text asks for and what of a reply gets through are the
 protocol's, which holds no money. `BatchRecount` counts games in numbers again from their arrays after every joint step.
@@ -770,7 +770,7 @@ def play_pettingzoo(chunk: Chunk, size: int) -> None:
 
 def _act(rng: random.Random, protocol: str, agent: str, turn: int, edge: Edge) -> Any:
     if rng.random() < 0.03:
-        return rng.choice((None, 7, "\ud800", b"bytes"))
+        return rng.choice((None, "7", "\ud800", "bytes"))
     return write(rng, PROTOCOLS[protocol], min(0.9, 0.1 + 0.2 * (agent != "agent_0") + 0.1 * turn), edge)
 
 

@@ -59,6 +59,7 @@ Any text. `HermesProtocol` reads `Answer: 42` as an answer and
 call. Everything else, the empty text and a missing action included, is a malformed turn: it costs its tokens and a
 turn, and one line tells the agent why. A text with more tokens than `max_new_tokens`, or with more than `max_chars`
 characters, is charged the whole grant and dropped. No text raises (but `env()` asserts the length, as PettingZoo does).
+An action that is neither a text nor `None`, a name that is no possible agent, and actions that are no mapping raise.
 `action_space(agent).sample()` gives printable ASCII, which is practically never a call: random play does not delegate.
 
 ### Rewards
@@ -96,7 +97,8 @@ for unlimited, as in `tokens_left`), `faults`.
 * `source_options`: options of a source given by name.
 * `limits`: budgets and shape of the tree; `max_clones` must be finite.
 * `population`: "dynamic", "persistent" or "fixed".
-* `reward`: callable from a finished `EpisodeRecord` to its named terms; their sum is the team reward.
+* `reward`: a preset of `selfcest_env.reward.make_reward` by name, a `Reward`, or a callable from a finished
+  `EpisodeRecord` to its named terms; their sum is the team reward.
 * `protocol`: how calls and answers are written: "hermes", "terse" or a `ProtocolText`.
 * `counter`: what a token is: "words", "bytes" or a `TokenCounter`.
 * `max_cycles`: joint steps before truncation; `None` never truncates, and the limits end every game.
@@ -141,8 +143,9 @@ from __future__ import annotations
 from typing import Any
 
 import pettingzoo  # type: ignore[import-untyped, unused-ignore]
-from pettingzoo.utils import parallel_to_aec, wrappers  # type: ignore[import-untyped, unused-ignore]
+from pettingzoo.utils import wrappers  # type: ignore[import-untyped, unused-ignore]
 
+from selfcest_env.aec import DelegationAEC
 from selfcest_env.tasks import TaskSource
 from selfcest_env.text.parallel import DelegationEnv, Snapshot
 
@@ -153,7 +156,7 @@ parallel_env = DelegationEnv
 
 def raw_env(*args: Any, **kwargs: Any) -> Any:
     """The game as an AEC environment, derived from `parallel_env`; texts of any length may be stepped."""
-    return parallel_to_aec(parallel_env(*args, **kwargs))
+    return wrappers.OrderEnforcingWrapper(DelegationAEC(parallel_env(*args, **kwargs)))
 
 
 def env(*args: Any, **kwargs: Any) -> Any:

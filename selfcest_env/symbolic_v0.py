@@ -59,8 +59,8 @@ In `observation_mode="dict"` observations are a `Dict` of `observation` and `act
 in "flat" they are the `Box` alone and the mask is `infos[agent]["action_mask"]`. Whoever can act may answer or call, as
 length and budget allow; everybody else can only WAIT. Illegal actions never raise: they are taken for WAIT and counted
 in `infos[agent]["illegal"]` (but `env()` asserts that an action is in its space, as PettingZoo does). A WAIT of an
-agent that could do something else is illegal too, and a wasted turn: it costs a turn and a token, or ends the agent
-where either is used up.
+agent that could do something else is illegal too. An illegal action costs a turn and one prompt token, the notice of
+the fault, and ends the agent where its turns or tokens are used up.
 
 ### Action Space
 
@@ -71,7 +71,8 @@ where either is used up.
 | the rest      | calls    | SPLIT or ASK, as the task has it                                                  |
 
 A missing action, or `None`, is WAIT. 1.0 and `numpy.array([1])` are taken for 1; what is no whole number raises.
-Actions of agents that are not in `agents` are ignored.
+Actions of possible agents that are not in `agents`
+are ignored; an unknown name raises, as does what is no mapping.
 
 ### Rewards
 
@@ -161,8 +162,8 @@ from typing import Any
 import gymnasium
 import pettingzoo  # type: ignore[import-untyped, unused-ignore]
 from pettingzoo.utils import wrappers  # type: ignore[import-untyped, unused-ignore]
-from pettingzoo.utils.conversions import parallel_to_aec_wrapper  # type: ignore[import-untyped, unused-ignore]
 
+from selfcest_env.aec import DelegationAEC
 from selfcest_env.symbolic.parallel import Snapshot, SymbolicEnv
 from selfcest_env.symbolic.scenarios import SCENARIOS
 
@@ -172,8 +173,8 @@ parallel_env = SymbolicEnv
 
 
 def raw_env(*args: Any, **kwargs: Any) -> Any:
-    """The game as an AEC environment, derived from `parallel_env`, without any guard."""
-    return parallel_to_aec_wrapper(parallel_env(*args, **kwargs))
+    """The game as an AEC environment, derived from `parallel_env`, without PettingZoo's guards."""
+    return DelegationAEC(parallel_env(*args, **kwargs))
 
 
 def env(*args: Any, **kwargs: Any) -> Any:

@@ -89,3 +89,37 @@ def test_an_environment_is_made_anew_when_what_is_beneath_it_changes(checkout: P
     assert made(VERSION="3.12.1")
     (checkout / "requirements" / "dev.txt").write_text("dev==2\n")
     assert made(VERSION="3.12.1")
+
+
+def give_python(checkout: Path, version: str) -> None:
+    """A Python of this version on the path, which runs the stub for everything else."""
+    python = checkout / "bin" / f"python{version}"
+    python.write_text(f'#!/bin/sh\nif [ "$1" = -c ]; then echo {version}; else exec {checkout}/bin/python3 "$@"; fi\n')
+    python.chmod(0o755)
+
+
+def test_a_python_that_is_not_there_is_named(checkout: Path) -> None:
+    printed = ci(checkout, 'any_python_set 3.12 lowest "" 0 60 tests')
+    assert "game on Python 3.12, lowest versions: skipped (there is no Python 3.12 here)" in printed
+
+
+def test_a_python_of_another_version_behind_the_name_is_none(checkout: Path) -> None:
+    give_python(checkout, "3.12")
+    (checkout / "bin" / "python3.12").rename(checkout / "bin" / "python3.13")
+    printed = ci(checkout, 'any_python_set 3.13 newest "" 0 60 tests')
+    assert "game on Python 3.13, newest versions: skipped (there is no Python 3.13 here)" in printed
+
+
+@pytest.mark.parametrize(("rc", "verdict"), [("0", "passed ("), ("1", "skipped (cannot be installed here")])
+def test_the_game_is_tested_on_a_python_that_is_there(checkout: Path, rc: str, verdict: str) -> None:
+    give_python(checkout, "3.12")
+    printed = ci(checkout, 'any_python_set 3.12 lowest "" 0 60 tests', RC=rc, SELFCEST_CI_BUDGET_S="60")
+    assert f"game on Python 3.12, lowest versions: {verdict}" in printed
+
+
+def test_a_python_without_a_cpu_build_of_torch_is_skipped(checkout: Path) -> None:
+    give_python(checkout, "3.12")
+    (checkout / "requirements" / "torch.txt").write_text("torch==2.13.0\n")
+    printed = ci(checkout, "any_python_set 3.12 newest train 0 60 tests", RC="1", SELFCEST_CI_BUDGET_S="60")
+    verdict = "skipped (no CPU build torch==2.13.0+cpu for Python 3.12 here)"
+    assert f"train on Python 3.12, newest versions: {verdict}" in printed

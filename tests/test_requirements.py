@@ -19,6 +19,7 @@ FOLDER = ROOT / "requirements"
 sys.path.insert(0, str(FOLDER))
 
 import audit  # noqa: E402
+import bounds  # noqa: E402
 import licences  # noqa: E402
 
 LOCKS = sorted(path.stem for path in FOLDER.glob("*.in"))
@@ -179,3 +180,25 @@ def test_an_audit_that_found_no_data_does_not_say_that_all_is_well() -> None:
     assert audit.verdict("x", [well, weak]) == (
         "audit of x: warning: known weaknesses: c 3 (PYSEC-1, PYSEC-2), 2 of 2 packages looked up"
     )
+
+
+@pytest.mark.parametrize("minor", [11, 12, 13])
+def test_the_ends_of_the_ranges_are_those_of_the_project(minor: int) -> None:
+    environment = default_environment() | {"python_version": f"3.{minor}", "extra": ""}
+    needs = [Requirement(text) for text in PROJECT["project"]["dependencies"]]
+    needs = [need for need in needs if need.marker is None or need.marker.evaluate(environment)]
+    names = sorted(need.name for need in needs)
+    assert names == ["gymnasium", "numpy", "pettingzoo", "typing-extensions"]
+    lowest = [Requirement(text) for text in bounds.requirements("lowest", minor)]
+    newest = [Requirement(text) for text in bounds.requirements("newest", minor)]
+    for pin, range_, need in zip(lowest, newest, needs, strict=True):
+        (low,) = (part.version for part in need.specifier if part.operator == ">=")
+        assert (pin.name, str(pin.specifier)) == (need.name, f"=={low}")
+        assert (range_.name, range_.specifier) == (need.name, need.specifier)
+
+
+def test_the_ends_of_an_extra_leave_torch_to_its_own_file() -> None:
+    train = {Requirement(text).name: text for text in bounds.requirements("newest", 11, "train")}
+    assert train["transformers"] == "transformers>=5.16,<5.20"
+    assert bounds.requirements("lowest", 11, "train")[-2] == "transformers==5.16"
+    assert "torch" not in train

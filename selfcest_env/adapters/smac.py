@@ -61,7 +61,10 @@ class SymbolicSMAC:
             Team reward; whether the game is over; infos. A game that was cut by `episode_limit` has
             `info["episode_limit"]` True and is no terminal state: PyMARL bootstraps from there.
         """
-        played = np.asarray(actions).reshape(1, -1)
+        try:
+            played = np.asarray(actions).reshape(1, -1)
+        except ValueError as error:
+            raise ConfigError(f"actions are {actions!r}; expected {self.n_agents} whole numbers") from error
         if played.shape[1] != self.n_agents:
             raise ConfigError(f"actions are {played.shape[1]}; expected one per agent, {self.n_agents}")
         standing = bool(self.kernel.done[0])

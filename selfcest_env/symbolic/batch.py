@@ -47,6 +47,8 @@ class BatchDelegation:
     """
 
     def __init__(self, rules: SymbolicRules, num_envs: int, *, max_cycles: int | None = None) -> None:
+        if not isinstance(rules, SymbolicRules):
+            raise ConfigError(f"rules is {rules!r}; expected SymbolicRules, as make_rules('chain') returns them")
         check_whole("num_envs", num_envs, 1, MAX_COUNT)
         if max_cycles is not None:
             check_whole("max_cycles", max_cycles, 1, MAX_COUNT)
@@ -182,8 +184,8 @@ class BatchDelegation:
             raise ConfigError(f"seed is {seed!r} and keys are given too; expected one of them, or none")
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, (int, np.integer))):
             raise ConfigError(f"seed is {seed!r}; expected a whole number, or None")
-        if keys is not None and np.shape(keys) != (self.num_envs,):
-            raise ConfigError(f"keys are of shape {np.shape(keys)}; expected one per environment, {(self.num_envs,)}")
+        if keys is not None:
+            keys = whole_numbers(keys, (self.num_envs,), "environment", "keys").astype(np.uint64)
         which = np.ones(self.num_envs, bool) if envs is None else self._checked(envs)
         if seed is not None or keys is not None or not self._seeded:
             if keys is None:
@@ -210,17 +212,12 @@ class BatchDelegation:
 
         Args:
             actions: shape (num_envs, num_agents). Those of agents that cannot act are ignored. An illegal one is taken
-                for WAIT and counted; a WAIT of an agent that could act costs it a turn and a line of notice.
+                for WAIT and counted; an illegal one costs a turn and one prompt token, the notice of the fault.
             acting: of the agents that can act, those that do, same shape; by default all of them.
         """
-        actions = np.asarray(actions)
-        if actions.shape != self.state.status.shape or actions.dtype.kind not in "iu":
-            raise ConfigError(
-                f"actions are {actions.dtype} of shape {actions.shape}; expected whole numbers of shape "
-                f"(num_envs, num_agents) = {self.state.status.shape}"
-            )
-        if acting is not None and (acting.dtype != bool or acting.shape != actions.shape):
-            raise ConfigError(f"acting is {acting.dtype} {acting.shape}; expected bool {actions.shape}")
+        actions = whole_numbers(actions, self.state.status.shape, "environment and agent")
+        if acting is not None:
+            acting = _checked_mask("acting", acting, actions.shape)
         who, code = self._game.turns
         if acting is not None:
             chosen = acting.reshape(-1)[who]
@@ -234,7 +231,7 @@ class BatchDelegation:
             actions: one for each, in the order of `rows`; as in `step`.
         """
         who, code = self._game.turns
-        self._play(who, code, _whole_numbers(actions, len(who), "agent that can act"))
+        self._play(who, code, whole_numbers(actions, (len(who),), "agent that can act"))
 
     def step_next(self, actions: NDArray[np.integer[Any]]) -> None:
         """One decision in every environment: that of its next agent (`next_agents`).
@@ -242,7 +239,7 @@ class BatchDelegation:
         Args:
             actions: shape (num_envs,), as in `step`.
         """
-        actions, (who, code) = _whole_numbers(actions, self.num_envs, "environment"), self._game.next
+        actions, (who, code) = whole_numbers(actions, (self.num_envs,), "environment"), self._game.next
         playing = ~self.done
         self._play(who[playing], code[playing], actions[playing])
 
@@ -260,6 +257,8 @@ class BatchDelegation:
 
     def set_snapshot(self, state: State) -> None:
         """Go on from a snapshot, or from any state of these rules; the size of the batch becomes the state's."""
+        if not isinstance(state, State):
+            raise ConfigError(f"the snapshot is of type {type(state).__name__}; expected what get_snapshot() returns")
         sizes, own = ((s.status.shape[1], s.tape.shape[1]) for s in (state, self.state))
         if sizes != own:
             raise ConfigError(f"the state has {sizes[0]} agents and {sizes[1]} symbols per environment; expected {own}")
@@ -280,9 +279,7 @@ class BatchDelegation:
         self._game.play(who, code, actions, self.max_cycles)
 
     def _checked(self, envs: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        if envs.dtype != bool or envs.shape != (self.num_envs,):
-            raise ConfigError(f"envs is {envs.dtype} {envs.shape}; expected bool {(self.num_envs,)}")
-        return envs
+        return _checked_mask("envs", envs, (self.num_envs,))
 
     def _bind(self, state: State) -> None:
         self._game, self._seeded = Transition(self.rules, state), True
@@ -295,10 +292,24 @@ class BatchDelegation:
         return legal.sum(axis=1).astype(np.float32), nth.T.copy()
 
 
-def _whole_numbers(actions: NDArray[np.integer[Any]], count: int, each: str) -> NDArray[np.integer[Any]]:
-    actions = np.asarray(actions)
-    if actions.shape != (count,) or actions.dtype.kind not in "iu":
+def whole_numbers(values: Any, shape: tuple[int, ...], each: str, name: str = "actions") -> NDArray[np.integer[Any]]:
+    """`values` as an array of whole numbers of a shape, with one number per `each`.
+
+    Raises `ConfigError` for anything else; a bool, a float and a text are no whole number.
+    """
+    try:
+        array = np.asarray(values)
+    except ValueError:  # rows of different lengths
+        array = np.empty(0, object)
+    if array.shape != shape or array.dtype.kind not in "iu":
         raise ConfigError(
-            f"actions are {actions.dtype} of shape {actions.shape}; expected whole numbers, one per {each}: ({count},)"
+            f"{name} are {array.dtype} of shape {array.shape}; expected whole numbers, one per {each}: {shape}"
         )
-    return actions
+    return array
+
+
+def _checked_mask(name: str, mask: Any, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    array = np.asarray(mask)
+    if array.dtype != bool or array.shape != shape:
+        raise ConfigError(f"{name} is {array.dtype} of shape {array.shape}; expected bool of shape {shape}")
+    return array

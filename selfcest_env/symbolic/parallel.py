@@ -12,8 +12,9 @@ import pettingzoo  # type: ignore[import-untyped, unused-ignore]
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from selfcest_env.checks import check_actions, check_agent, check_options, check_seed, check_snapshot
 from selfcest_env.draw import Image
-from selfcest_env.errors import ConfigError, GameError
+from selfcest_env.errors import GameError
 from selfcest_env.plugin import one_of
 from selfcest_env.roster import Population
 from selfcest_env.screen import Screen
@@ -116,10 +117,16 @@ class SymbolicEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined, u
         self._batch.max_cycles = cycles
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
+        check_agent(agent, self.possible_agents)
         return self.observation_spaces[agent]
 
     def action_space(self, agent: str) -> spaces.Discrete:
+        check_agent(agent, self.possible_agents)
         return self.action_spaces[agent]
+
+    def _check_action(self, agent: str, action: object) -> None:
+        """Raise `GameError` for an action that `step` would not take."""
+        action_number(action, self._batch.num_actions, f"the action of {agent}")
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
@@ -130,7 +137,8 @@ class SymbolicEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined, u
             seed: equal seeds give equal series of problems. Seeds the spaces of all possible agents as well.
             options: there are none.
         """
-        check_reset(seed, options)
+        check_seed(seed)
+        check_options(options)
         if seed is not None:
             seed = int(seed)
             self._seed_spaces(seed)
@@ -143,10 +151,19 @@ class SymbolicEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined, u
     def step(
         self, actions: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
-        """Play one joint step. Keys that are not live agents are ignored; after the end it returns empty dicts."""
+        """Play one joint step; after the end it returns empty dicts.
+
+        Args:
+            actions: a whole number, or `None` for WAIT, by agent. Those of possible agents that are not live are
+                ignored.
+
+        Raises:
+            GameError: no episode, no mapping, an unknown name, or what is no whole number; nothing has been played.
+        """
         self._check_started()
         if not self.agents:
             return {}, {}, {}, {}, {}
+        check_actions(actions, self.possible_agents)
         num_actions = self._batch.num_actions
         played = [
             action_number(actions.get(agent), num_actions, f"the action of {agent}") for agent in self.possible_agents
@@ -205,6 +222,7 @@ class SymbolicEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined, u
 
     def set_snapshot(self, snapshot: Snapshot) -> None:
         """Go back to a snapshot, taken here or on an environment built with the same arguments. May be repeated."""
+        check_snapshot(snapshot, Snapshot)
         self.agents, self._started = list(snapshot.agents), snapshot.state is not None
         if snapshot.state is None:
             self._batch = BatchDelegation(self.rules, 1, max_cycles=self.max_cycles)
@@ -291,12 +309,3 @@ def action_number(action: Any, num_actions: int, what: str) -> int:
             raise GameError(f"{what} is {action!r}; expected a whole number from 0 to {num_actions - 1}") from None
         number = int(value)
     return number if 0 <= number < num_actions else OUTSIDE
-
-
-def check_reset(seed: Any, options: Mapping[str, Any] | None) -> None:
-    """Refuse what `reset` cannot take."""
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0):
-        raise ConfigError(f"seed is {seed!r}; expected a whole number >= 0, or None")
-    unknown = set(options or {}) - {"options"}  # PettingZoo's own tests pass {"options": 1}
-    if unknown:
-        raise ConfigError(f"reset options {sorted(unknown)} are unknown; there are none")

@@ -70,7 +70,7 @@ class SymbolicRules:
         if self.generated_tokens is not None:
             check_whole("generated_tokens", self.generated_tokens, RESERVE, MAX_COUNT, "one answer")
         cost: object = self.token_cost
-        if not isinstance(cost, (int, float)) or not 0 <= cost < float("inf"):
+        if isinstance(cost, bool) or not isinstance(cost, (int, float)) or not 0 <= cost < float("inf"):
             raise ConfigError(f"token_cost is {cost!r}; expected a finite number >= 0")
         if self.task.num_facts and self.max_depth > 1:
             raise ConfigError(

@@ -17,12 +17,13 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
+from selfcest_env.checks import MAX_SEED, check_options, check_seed
 from selfcest_env.draw import Image
-from selfcest_env.errors import ConfigError, GameError
+from selfcest_env.errors import ConfigError, GameError, is_whole
 from selfcest_env.plugin import one_of
 from selfcest_env.screen import Screen
 from selfcest_env.symbolic.batch import BatchDelegation
-from selfcest_env.symbolic.parallel import action_number, check_reset
+from selfcest_env.symbolic.parallel import action_number
 from selfcest_env.symbolic.picture import RENDER_MODES, render, show
 from selfcest_env.symbolic.rules import SymbolicRules, make_rules
 from selfcest_env.symbolic.streams import fold
@@ -68,7 +69,8 @@ class SymbolicSerialEnv(gymnasium.Env[Observations, np.int64]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observations, dict[str, Any]]:
         """Start an episode. With a seed the series of episodes starts anew; without, it goes on."""
-        check_reset(seed, options)
+        check_seed(seed)
+        check_options(options)
         super().reset(seed=seed)
         _start(self._game, None if seed is None else [seed])
         self._show()
@@ -153,15 +155,15 @@ class SymbolicSerialVectorEnv(VectorEnv[Observations, NDArray[np.int64], NDArray
             options: `reset_mask`, which environments start an episode, bool of shape (num_envs,); the others go on as
                 they are, seeds of theirs mean nothing, and infos have zeros for them.
         """
-        seeds: Any = [seed + i for i in range(self.num_envs)] if isinstance(seed, (int, np.integer)) else seed
+        seeds: Any = seed
+        if is_whole(seed, 0, MAX_SEED):
+            seeds = [int(seed) + i for i in range(self.num_envs)]  # type: ignore[arg-type]
         if isinstance(seeds, np.ndarray):
             seeds = seeds.tolist()
-        if seeds is not None and (not isinstance(seeds, Sequence) or len(seeds) != self.num_envs or None in seeds):
+        if seeds is not None and not _are_seeds(seeds, self.num_envs):
             raise ConfigError(f"seed is {seed!r}; expected a whole number, or {self.num_envs} of them, or None")
-        others = dict(options or {})
-        envs = _reset_mask(others.pop("reset_mask"), self.num_envs) if "reset_mask" in others else None
-        for single in [None] if seeds is None else seeds:
-            check_reset(single, others)
+        check_options(options, ("reset_mask",))
+        envs = _reset_mask(options["reset_mask"], self.num_envs) if options and "reset_mask" in options else None
         super().reset(seed=None if seeds is None else int(seeds[0]))
         _start(self._game, seeds, envs)
         return self._seen(envs)
@@ -230,8 +232,17 @@ def _reset_mask(mask: Any, count: int) -> NDArray[np.bool_]:
     return mask
 
 
+def _are_seeds(seeds: Any, count: int) -> bool:
+    if not isinstance(seeds, Sequence) or len(seeds) != count:
+        return False
+    return all(is_whole(seed, 0, MAX_SEED) for seed in seeds)
+
+
 def _whole_numbers(actions: Any, count: int) -> NDArray[np.integer[Any]]:
-    array = np.asarray(actions)
+    try:
+        array = np.asarray(actions)
+    except ValueError:  # rows of different lengths
+        array = np.empty(0)
     if array.size != count or array.dtype.kind not in "iu":
         raise GameError(f"the actions are {actions!r}; expected one whole number per environment, {count}")
     return array.reshape(count)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import get_args, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,9 +89,37 @@ def agent_ids(state: State) -> dict[int, AgentId]:
 
 def blank(rules: SymbolicRules, envs: int) -> State:
     """Environments in which no episode has been started."""
-    shapes = dict.fromkeys(_PER_AGENT, (envs, rules.num_agents)) | {"tape": (envs, rules.tape_length)}
-    if rules.joined is not None:
-        shapes["target"] = (envs, rules.num_targets)
-    dtypes = {name: get_args(get_args(hint)[1])[0] for name, hint in get_type_hints(State).items()}
-    arrays = {name: np.zeros(shapes.get(name, (envs,)), dtypes[name]) for name in _NAMES}
-    return replace(State(**arrays), terminated=np.ones(envs, bool))
+    agents = (envs, rules.num_agents)
+    target = (envs,) if rules.joined is None else (envs, rules.num_targets)
+    # Written out, so that mypy compares every dtype with its annotation: what a type alias of NumPy holds at run time
+    # changes with NumPy's version.
+    return State(
+        keys=np.zeros(envs, np.uint64),
+        episode=np.zeros(envs, np.int64),
+        cycle=np.zeros(envs, np.int32),
+        target=np.zeros(target, np.int8),
+        tape=np.zeros((envs, rules.tape_length), np.int8),
+        tape_end=np.zeros(envs, np.int32),
+        num_born=np.zeros(envs, np.int32),
+        terminated=np.ones(envs, np.bool_),
+        truncated=np.zeros(envs, np.bool_),
+        team_return=np.zeros(envs, np.float64),
+        status=np.zeros(agents, np.int8),
+        parent=np.zeros(agents, np.int16),
+        birth=np.zeros(agents, np.int16),
+        depth=np.zeros(agents, np.int16),
+        turns=np.zeros(agents, np.int16),
+        granted=np.zeros(agents, np.int32),
+        tokens_left=np.zeros(agents, np.int32),
+        generated_left=np.zeros(agents, np.int32),
+        clones_left=np.zeros(agents, np.int32),
+        prompt_tokens=np.zeros(agents, np.int32),
+        generated_tokens=np.zeros(agents, np.int32),
+        start=np.zeros(agents, np.int16),
+        length=np.zeros(agents, np.int16),
+        cell=np.zeros(agents, np.int16),
+        first_clone=np.zeros(agents, np.int16),
+        call_clones=np.zeros(agents, np.int16),
+        num_clones=np.zeros(agents, np.int16),
+        illegal=np.zeros(agents, np.int32),
+    )

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from selfcest_env.checks import check_actions, check_text
 from selfcest_env.errors import GameError, RewardError
 from selfcest_env.kernel import Kernel
 from selfcest_env.record import EpisodeRecord, Generation, build_record
@@ -46,14 +47,18 @@ class TextGame:
         other._generations = dict(self._generations)
         return other
 
-    def joint_step(self, texts: Mapping[str, object], order: Order | None = None) -> list[str]:
+    def joint_step(self, texts: Mapping[str, str | None], order: Order | None = None) -> list[str]:
         """Play one turn of every agent that is ready; returns the names of the clones born of it.
 
         Texts of agents that are not ready are ignored. A ready agent without a text says nothing, which costs a turn.
+        Raises `GameError`, before anything is played, for an unknown name or an action that is no text.
         """
+        check_actions(texts, self.roster.names)
+        for name, text in texts.items():
+            check_text(name, text)
         ready = self.kernel.ready()
         for agent_id in ready if order is None else _checked(order(ready), ready):
-            self._turn(agent_id, texts.get(self.roster.name_of(agent_id)))
+            self._turn(agent_id, texts.get(self.roster.name_of(agent_id)) or "")
         self.cycle += 1
         return self.roster.enrol(self.kernel.agents)
 
@@ -61,11 +66,11 @@ class TextGame:
         """The episode, not yet scored. Raises `RecordError` while it is not over."""
         return build_record(self.kernel, self._generations, episode_id=self.episode_id, seed=self.seed)
 
-    def _turn(self, agent_id: AgentId, said: object) -> None:
+    def _turn(self, agent_id: AgentId, text: str) -> None:
         state, rules = self.kernel.agents[agent_id], self.kernel.rules
         assert state.turn is not None
         grant = state.turn.max_new_tokens
-        text = str(said) if isinstance(said, str) else ""
+        text = str(text)  # a plain one, where it is of a subclass
         too_long = len(text) > self.max_chars
         if too_long and grant is not None:
             used = grant + 1

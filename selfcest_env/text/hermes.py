@@ -63,7 +63,7 @@ _READ_HELP = (
 
 
 class HermesProtocol:
-    """Chat messages with Hermes-style tool calls (DESIGN: the delegation protocol).
+    """Chat messages with Hermes-style tool calls.
 
     A turn with a call is a call, whatever else it says; several calls in one turn are joined in order. Otherwise the
     answer is the text after the last `Answer:` outside calls and thinking.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -11,8 +12,9 @@ import numpy as np
 import pettingzoo  # type: ignore[import-untyped, unused-ignore]
 from gymnasium import spaces
 
+from selfcest_env.checks import check_agent, check_seed, check_snapshot, check_text
 from selfcest_env.draw import Image, draw
-from selfcest_env.errors import ConfigError, GameError, TaskError
+from selfcest_env.errors import ConfigError, GameError, TaskError, is_whole
 from selfcest_env.plugin import one_of
 from selfcest_env.protocol import ProtocolText
 from selfcest_env.record import EpisodeRecord
@@ -25,8 +27,15 @@ from selfcest_env.seeding import stream_seed
 from selfcest_env.tasks import TaskSource
 from selfcest_env.text.game import Order, RewardFunction, TextGame, exact_match, scored
 from selfcest_env.text.markers import PlainTextProtocol
-from selfcest_env.text.protocols import make_protocol
-from selfcest_env.text.setup import COUNTERS, built_in, find_source, task_option
+from selfcest_env.text.setup import (
+    check_callable,
+    check_task,
+    find_counter,
+    find_protocol,
+    find_reward,
+    find_source,
+    task_option,
+)
 from selfcest_env.text.spaces import FreeText, task_chars, transcript_bound, transcript_text
 from selfcest_env.text.vectors import FEATURES, Vector, agent_info, observation_vector, state_size, state_vector
 from selfcest_env.types import Limits, TokenCounter
@@ -53,8 +62,8 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
         source_options: options of a source given by name.
         limits: budgets and shape of the tree; `max_clones` must be finite.
         population: "dynamic", "persistent" or "fixed".
-        reward: a `Reward` of `make_reward`, or a function from a finished record to named terms; the team reward is
-            their sum.
+        reward: a preset of `make_reward` by name, a `Reward`, or a function from a finished record to named terms; the
+            team reward is their sum.
         protocol: how calls and answers are written: "hermes", "terse", "package.module:Class" or a `ProtocolText`.
         counter: what a token is: "words", "bytes" or a `TokenCounter`.
         max_cycles: joint steps before truncation; `None` never truncates, and the limits end every game.
@@ -78,7 +87,7 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
         source_options: Mapping[str, Any] | None = None,
         limits: Limits | None = None,
         population: str = "dynamic",
-        reward: Reward | RewardFunction = exact_match,
+        reward: Reward | RewardFunction | str = exact_match,
         protocol: ProtocolText | str = "hermes",
         counter: TokenCounter | str = "words",
         max_cycles: int | None = None,
@@ -88,21 +97,24 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
         render_mode: str | None = None,
     ) -> None:
         limits = Limits() if limits is None else limits
+        if not isinstance(limits, Limits):
+            raise ConfigError(f"limits is {limits!r}; expected a selfcest_env.types.Limits, as in Limits(max_clones=4)")
         if limits.max_clones is None:
             raise ConfigError(
                 "limits.max_clones is None (unlimited), but possible_agents must be a finite list; "
                 "set max_clones in limits to a whole number"
             )
         for name, value in (("max_cycles", max_cycles), ("max_chars", max_chars), ("max_task_chars", max_task_chars)):
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} is {value}; expected a whole number >= 1")
+            unlimited = value is None and name == "max_cycles"
+            if not unlimited and not is_whole(value, 1, sys.maxsize):
+                raise ConfigError(f"{name} is {value!r}; expected a whole number >= 1")
         self.render_mode = one_of("render_mode", render_mode, (None, *self.metadata["render_modes"]))
         self.population = Population(one_of("population", population, tuple(Population)))
-        self.limits, self.reward, self.order = limits, reward, order
+        self.limits, self.reward, self.order = limits, find_reward(reward), check_callable("order", order)
         self.max_cycles, self.max_chars, self.max_task_chars = max_cycles, max_chars, max_task_chars
-        protocol = PlainTextProtocol(make_protocol(protocol) if isinstance(protocol, str) else protocol)
-        self.rules = Rules(limits, protocol, built_in("counter", counter, COUNTERS))
-        self.task_source = find_source(task_source, source_options or {})
+        protocol = PlainTextProtocol(find_protocol(protocol))
+        self.rules = Rules(limits, protocol, find_counter(counter))
+        self.task_source = find_source(task_source, source_options)
         self.possible_agents = [f"agent_{k}" for k in range(1 + limits.max_clones)]
         self._seats = {agent: k for k, agent in enumerate(self.possible_agents)}
         self._max_text = transcript_bound(limits, self.rules.protocol, max_chars, max_task_chars)
@@ -122,10 +134,16 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
         self._num_episodes = 0
 
     def observation_space(self, agent: str) -> spaces.Dict:
+        check_agent(agent, self.possible_agents)
         return self.observation_spaces[agent]
 
     def action_space(self, agent: str) -> FreeText:
+        check_agent(agent, self.possible_agents)
         return self.action_spaces[agent]
+
+    def _check_action(self, agent: str, action: object) -> None:
+        """Raise `GameError` for an action that `step` would not take."""
+        check_text(agent, action)
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
@@ -136,13 +154,15 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
             seed: equal seeds give equal series of tasks. Seeds the spaces of all possible agents as well.
             options: `{"task": Task}` plays that task instead of drawing one.
         """
-        task = task_option(options or {})
+        check_seed(seed)
+        task = task_option(options)
         if seed is not None or self._base_seed is None:
             self._seed(secrets.randbits(63) if seed is None else seed)
         name = f"e{self._base_seed}.{self._num_episodes}"
         episode_seed = stream_seed("delegation_v0", self._base_seed or 0, self._num_episodes)
         if task is None:
             task = self.task_source.draw(np.random.default_rng(stream_seed("task", episode_seed)))
+            check_task(task, f"task_source {type(self.task_source).__name__} drew")
         if task_chars(task) > self.max_task_chars:
             raise TaskError(
                 f"task {task.task_id} from {task.source} takes up to {task_chars(task)} characters, above "
@@ -167,7 +187,14 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
     ) -> tuple[
         dict[str, dict[str, Any]], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]
     ]:
-        """Play one joint step. Keys that are not live agents are ignored; after the end it returns empty dicts."""
+        """Play one joint step; after the end it returns empty dicts.
+
+        Args:
+            actions: a text, or `None` for none, by agent. Those of possible agents that are not live are ignored.
+
+        Raises:
+            GameError: no episode, no mapping, an unknown name, or an action that is no text; nothing has been played.
+        """
         game = self._playing()
         if not self.agents:
             return {}, {}, {}, {}, {}
@@ -239,6 +266,7 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
 
     def set_snapshot(self, snapshot: Snapshot) -> None:
         """Go back to a snapshot, taken here or on an environment built with the same arguments. May be repeated."""
+        check_snapshot(snapshot, Snapshot)
         self.agents = list(snapshot.agents)
         self._game = None if snapshot.game is None else snapshot.game.copy()
         self._record, self._truncated = snapshot.record, snapshot.truncated

@@ -2,38 +2,119 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+import reprlib
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from selfcest_env.errors import ConfigError
+from typing_extensions import get_protocol_members
+
+from selfcest_env.checks import check_mapping, check_options
+from selfcest_env.errors import ConfigError, TaskError
 from selfcest_env.plugin import one_of
+from selfcest_env.protocol import ProtocolText
+from selfcest_env.reward import PRESETS, Reward, make_reward
 from selfcest_env.tasks import TaskSource, make_source
 from selfcest_env.text.counters import ByteCounter, WordCounter
+from selfcest_env.text.game import RewardFunction
+from selfcest_env.text.protocols import PROTOCOLS, make_protocol
 from selfcest_env.types import Task, TokenCounter
 
 COUNTERS: dict[str, type[TokenCounter]] = {"words": WordCounter, "bytes": ByteCounter}
 
 
-def task_option(options: Mapping[str, Any]) -> Task | None:
-    unknown = set(options) - {"task", "options"}  # PettingZoo's own tests pass {"options": 1}
-    if unknown:
-        raise ConfigError(f"reset options {sorted(unknown)} are unknown; expected 'task' alone")
-    task = options.get("task")
+def task_option(options: Mapping[str, Any] | None) -> Task | None:
+    """The task that the options of `reset` name, if they name one."""
+    check_options(options, ("task",))
+    task: Task | None = (options or {}).get("task")
     if task is not None and not isinstance(task, Task):
         raise ConfigError(f"reset option 'task' is a {type(task).__name__}; expected a selfcest_env.types.Task")
+    if task is not None:
+        check_task(task, "reset option 'task' is")
     return task
 
 
-def built_in(argument: str, value: Any, known: Mapping[str, type[Any]]) -> Any:
-    return known[one_of(argument, value, tuple(known))]() if isinstance(value, str) else value
+def check_task(task: object, found: str) -> None:
+    """Raise `TaskError` unless this is a `Task` with fields of the right types; `found` begins the message."""
+    if not isinstance(task, Task):
+        raise TaskError(
+            f"{found} {reprlib.repr(task)}, of type {type(task).__name__}; expected a selfcest_env.types.Task"
+        )
+    for name in ("task_id", "prompt", "answer", "source"):
+        value = getattr(task, name)
+        if not isinstance(value, str):
+            raise TaskError(f"{found} a Task whose {name} is {reprlib.repr(value)}; expected a text")
+    aliases: Any = task.aliases
+    if not isinstance(aliases, (tuple, list)) or not all(isinstance(alias, str) for alias in aliases):
+        raise TaskError(f"{found} a Task whose aliases are {reprlib.repr(aliases)}; expected a tuple of texts")
+    context: Any = task.context
+    if not isinstance(context, Mapping):
+        raise TaskError(f"{found} a Task whose context is {reprlib.repr(context)}; expected texts by key")
+    for key, text in context.items():
+        if not isinstance(key, str) or not isinstance(text, str):
+            raise TaskError(
+                f"{found} a Task whose context has {reprlib.repr(text)} under {reprlib.repr(key)}; expected texts"
+            )
 
 
-def find_source(source: Any, options: Mapping[str, Any]) -> TaskSource:
+def find_counter(counter: TokenCounter | str) -> TokenCounter:
+    """A counter by name, or the counter itself."""
+    if isinstance(counter, str):
+        return COUNTERS[one_of("counter", counter, tuple(COUNTERS))]()
+    _check_members("counter", counter, TokenCounter, tuple(COUNTERS))
+    return counter
+
+
+def find_protocol(protocol: ProtocolText | str) -> ProtocolText:
+    """A protocol by name or reference, or the protocol itself."""
+    if isinstance(protocol, str):
+        return make_protocol(protocol)
+    _check_members("protocol", protocol, ProtocolText, tuple(PROTOCOLS))
+    return protocol
+
+
+def find_source(source: TaskSource | str, options: Mapping[str, Any] | None) -> TaskSource:
+    """A task source by name and options, or the source itself."""
+    check_mapping("source_options", options)
     if isinstance(source, str):
-        found: TaskSource = make_source(source, **options)
-        return found
-    if not callable(getattr(source, "draw", None)):
+        return make_source(source, **(options or {}))
+    if isinstance(source, type) or not callable(getattr(source, "draw", None)):
         raise ConfigError(f"task_source is {source!r}; expected a name or an object with draw(rng) -> Task")
     if options:
         raise ConfigError("source_options are for a task_source given by name; this one is an object already")
-    return source  # type: ignore[no-any-return]
+    return source
+
+
+def find_reward(reward: Reward | RewardFunction | str) -> Reward | RewardFunction:
+    """A preset by name, or the reward itself, if it can be called with one record."""
+    if isinstance(reward, str):
+        return make_reward(reward)
+    if isinstance(reward, Reward):
+        return reward
+    presets = ", ".join(PRESETS)
+    expected = f"expected one of {presets}, what make_reward returns, or a function from a record to named terms"
+    if isinstance(reward, type) or not callable(reward):
+        raise ConfigError(f"reward is {reward!r}; {expected}")
+    try:
+        inspect.signature(reward).bind(None)
+    except ValueError:  # a builtin without a signature: the call itself will say
+        return reward
+    except TypeError as error:
+        raise ConfigError(f"reward is {reward!r}, which cannot take one record ({error}); {expected}") from error
+    return reward
+
+
+def check_callable(argument: str, value: Callable[..., Any] | None) -> Any:
+    """The value. Raises `ConfigError` unless it is `None` or can be called."""
+    if value is not None and not callable(value):
+        raise ConfigError(f"{argument} is {value!r}; expected a function, or None")
+    return value
+
+
+def _check_members(argument: str, value: object, kind: type, names: tuple[str, ...]) -> None:
+    lacking = [name for name in sorted(get_protocol_members(kind)) if not hasattr(value, name)]
+    if isinstance(value, type) or lacking:
+        found = "which is a class" if isinstance(value, type) else f"which lacks {', '.join(lacking)}"
+        raise ConfigError(
+            f"{argument} is {value!r}, {found}; expected one of {', '.join(names)}, or an instance of a {kind.__name__}"
+        )

@@ -1,4 +1,4 @@
-"""Budget bugs seen in other systems, and defects of the authors' code (METHOD.md part 3), each as a test."""
+"""Budget bugs seen in other systems, and defects of the authors' code, each as a test."""
 
 import pytest
 

@@ -22,6 +22,7 @@ from selfcest_env import delegation_v0
 from selfcest_env.errors import ConfigError, GameError, RewardError, TaskError
 from selfcest_env.record import EpisodeRecord, from_json, to_json
 from selfcest_env.reward import make_reward
+from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.text.spaces import FreeText
 from selfcest_env.text.vectors import FEATURES, STATUS_CODES
 from selfcest_env.types import Limits, Status, Task
@@ -153,7 +154,7 @@ def test_a_hand_played_episode() -> None:
     # 2: the root's text is ignored and costs nothing; clone 1 answers and leaves; clone 2 calls a clone of its own.
     waiting = infos["agent_0"]["tokens_left"]
     obs, rewards, terminations, _, infos = env.step(
-        {"agent_0": "Answer: 9", "agent_1": "Answer: 2", "agent_2": call("deeper"), "agent_77": "x"}
+        {"agent_0": "Answer: 9", "agent_1": "Answer: 2", "agent_2": call("deeper"), "agent_5": "x"}
     )
     assert infos["agent_0"]["tokens_left"] == waiting
     assert terminations == {"agent_0": False, "agent_1": True, "agent_2": False, "agent_3": False}
@@ -517,6 +518,23 @@ def test_the_team_return_is_the_sum_of_the_terms() -> None:
         ({"max_chars": -1}, "max_chars is -1"),
         ({"task_source": 3}, "task_source is 3"),
         ({"source_options": {"size": 3}}, "source_options are for a task_source given by name"),
+        ({"source_options": ["size"]}, r"source_options is \['size'\]; expected a mapping"),
+        ({"max_cycles": "3"}, "max_cycles is '3'; expected a whole number >= 1"),
+        ({"max_cycles": True}, "max_cycles is True"),
+        ({"max_chars": None}, "max_chars is None"),
+        ({"max_task_chars": 1.5}, "max_task_chars is 1.5"),
+        ({"limits": {}}, r"limits is \{\}; expected a selfcest_env.types.Limits"),
+        ({"limits": Limits}, "limits is <class"),
+        ({"protocol": 5}, "protocol is 5, which lacks documents, .* parse"),
+        ({"protocol": HermesProtocol}, "protocol is <class .*, which is a class; expected one of hermes"),
+        ({"counter": len}, "counter is <built-in function len>, which lacks count, count_text"),
+        ({"counter": None}, "counter is None, which lacks count"),
+        ({"order": "x"}, "order is 'x'; expected a function"),
+        ({"task_source": Sums}, "task_source is <class"),
+        ({"reward": "defualt"}, "unknown reward 'defualt'.*Did you mean 'default'"),
+        ({"reward": None}, "reward is None; expected one of default"),
+        ({"reward": dict}, "reward is <class 'dict'>; expected one of default"),
+        ({"reward": lambda record, grade: {}}, "which cannot take one record .*'grade'"),
     ],
 )
 def test_an_impossible_argument_is_refused_at_once(kwargs: dict[str, Any], message: str) -> None:
@@ -583,3 +601,97 @@ def test_a_reward_of_make_reward_can_be_used() -> None:
     while env.agents:
         env.step(dict.fromkeys(env.agents, "Answer: 0"))
     assert set(env.record().reward_terms or {}) == {"correct", "token_cost", "malformed"}
+
+
+def test_a_reward_may_be_named_by_its_preset() -> None:
+    env = start(reward="default")
+    env.step({"agent_0": "Answer: 5"})
+    assert env.record().reward_terms == start_and_answer(make_reward("default")).reward_terms
+    assert set(env.record().reward_terms) == {"correct", "token_cost", "malformed"}
+
+
+def start_and_answer(reward: Any) -> EpisodeRecord:
+    env = start(reward=reward)
+    env.step({"agent_0": "Answer: 5"})
+    return env.record()
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        ({"root": "Answer: 5"}, "'root' is no agent of this game.* from 'agent_0', the root, to"),
+        ({"agent_0": "Answer: 5", "agnet_1": "x"}, "'agnet_1' is no agent of this game. Did you mean 'agent_1'"),
+        ({0: "Answer: 5"}, "0 is no agent of this game"),
+        ({"agent_0": 42}, "the action of agent_0 is 42, of type int; expected a text"),
+        ({"agent_0": b"Answer: 5"}, "the action of agent_0 is b'Answer: 5', of type bytes"),
+        ({"agent_0": ["Answer: 5"]}, "of type list"),
+        ({"agent_0": "Answer: 5", "agent_1": 0}, "the action of agent_1 is 0"),
+        ("Answer: 5", "the actions are of type str; expected a mapping"),
+        (["Answer: 5"], "the actions are of type list"),
+        (np.array([1]), "the actions are of type ndarray"),
+        (None, "the actions are of type NoneType"),
+    ],
+)
+def test_actions_that_are_none_are_refused_and_cost_nothing(actions: Any, message: str) -> None:
+    env = start()
+    before = env.state()
+    with pytest.raises(GameError, match=message):
+        env.step(actions)
+    assert np.array_equal(env.state(), before)
+    env.step({"agent_0": "Answer: 5"})
+    assert env.team_return == 1.0
+
+
+@pytest.mark.parametrize(
+    ("drawn", "message"),
+    [
+        ("a text", "task_source Always drew 'a text', of type str; expected a selfcest_env.types.Task"),
+        (None, "drew None"),
+        ([TASK], "of type list"),
+        (Task("t", 5, "", "s"), "a Task whose prompt is 5; expected a text"),  # type: ignore[arg-type]
+        (Task("t", "p", 5, "s"), "whose answer is 5"),  # type: ignore[arg-type]
+        (Task("t", "p", "a", "s", context=["k"]), "whose context is"),  # type: ignore[arg-type]
+        (Task("t", "p", "a", "s", context={"k": 3}), "has 3 under 'k'"),  # type: ignore[dict-item]
+        (Task("t", "p", "a", "s", aliases="ab"), "whose aliases are 'ab'"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_source_that_draws_no_task_is_named(drawn: Any, message: str) -> None:
+    class Always:
+        def draw(self, rng: np.random.Generator) -> Any:
+            return drawn
+
+    with pytest.raises(TaskError, match=message):
+        make(task_source=Always()).reset(seed=0)
+
+
+def test_calls_that_cannot_be_are_named() -> None:
+    env = start()
+    for seed in ("a", -1, 1.5, True, [1]):
+        with pytest.raises(ConfigError, match="seed is .*; expected a whole number >= 0, or None"):
+            env.reset(seed=seed)  # type: ignore[arg-type]
+    for options in ([], 5, "task"):
+        with pytest.raises(ConfigError, match="the reset options are of type"):
+            env.reset(options=options)  # type: ignore[arg-type]
+    for space in (env.observation_space, env.action_space):
+        with pytest.raises(GameError, match="'root' is no agent of this game"):
+            space("root")
+    with pytest.raises(GameError, match="the snapshot is of type dict; expected what get_snapshot"):
+        env.set_snapshot({})  # type: ignore[arg-type]
+
+
+def test_aec_names_an_action_after_the_end() -> None:
+    """It was an empty `AssertionError`."""
+    env = delegation_v0.env(task_source=Sums())
+    env.reset(seed=0)
+    env.step("Answer: 5")
+    with pytest.raises(GameError, match=r"agent_0 has ended .*; its action must be None"):
+        env.step("Answer: 5")
+    env.step(None)
+    with pytest.raises(GameError, match=r"the episode is over .*; call reset\(\)"):
+        env.last()
+    raw = delegation_v0.raw_env(task_source=Sums())
+    raw.reset(seed=0)
+    with pytest.raises(GameError, match="the action of agent_0 is 42, of type int"):
+        raw.step(42)
+    raw.step("Answer: 5")
+    assert raw.last()[2]

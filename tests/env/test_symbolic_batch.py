@@ -3,6 +3,7 @@
 import copy
 import random
 from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from selfcest_env.errors import ConfigError, GameError, PlugInError
 from selfcest_env.symbolic import BatchDelegation, Chain, Lookup, Noisy, State, make_rules
 from selfcest_env.symbolic.rules import FIRST_ANSWER, WAIT
-from selfcest_env.symbolic.state import ABSENT, ANSWERED, READY, UNBORN, WAITING, agent_ids
+from selfcest_env.symbolic.state import ABSENT, ANSWERED, READY, UNBORN, WAITING, agent_ids, blank
 from selfcest_env.symbolic.streams import fold, seeds_of
 from selfcest_env.symbolic.tasks import COUPLINGS
 from selfcest_env.symbolic.vectors import replies
@@ -404,7 +405,7 @@ def test_arrays_that_are_no_actions_are_refused(actions, message):
 
 def test_what_does_not_fit_the_batch_is_refused():
     batch, zeros = BatchDelegation(make_rules(), 2), np.zeros((2, 9), int)
-    with pytest.raises(ConfigError, match=r"keys are of shape \(3,\); expected one per environment, \(2,\)"):
+    with pytest.raises(ConfigError, match=r"keys are uint64 of shape \(3,\); expected .* one per environment: \(2,\)"):
         batch.reset(keys=seeds_of(0, 3))
     with pytest.raises(ConfigError, match="seed is 1 and keys are given too"):
         batch.reset(1, keys=seeds_of(0, 2))
@@ -413,7 +414,7 @@ def test_what_does_not_fit_the_batch_is_refused():
             batch.reset(seed)
     batch.reset(0)
     for acting in (np.ones((1, 9), bool), zeros):
-        with pytest.raises(ConfigError, match=r"acting is .*; expected bool \(2, 9\)"):
+        with pytest.raises(ConfigError, match=r"acting is .*; expected bool of shape \(2, 9\)"):
             batch.step(zeros, acting)
     other = BatchDelegation(make_rules("lookup"), 2)
     with pytest.raises(ConfigError, match="the state has 9 agents and 14 symbols per environment; expected"):
@@ -496,7 +497,7 @@ def test_some_environments_begin_series_of_their_own():
         assert batch.state.episode[~envs].tolist() == [6, 6]
         batch.reset(envs=envs)
         other.reset()
-    with pytest.raises(ConfigError, match=r"envs is bool \(3,\); expected bool \(4,\)"):
+    with pytest.raises(ConfigError, match=r"envs is bool of shape \(3,\); expected bool of shape \(4,\)"):
         batch.reset(0, envs=np.ones(3, bool))
 
 
@@ -649,3 +650,15 @@ def test_impossible_arguments_are_named(arguments, message):
 def test_impossible_arguments_of_tasks_are_named_without_a_config_too(task, options, message):
     with pytest.raises(ValueError, match=message):
         task(**options)
+
+
+def test_a_blank_state_does_not_depend_on_what_an_alias_of_numpy_holds(monkeypatch):
+    """The arguments of `NDArray[np.int8]` at run time changed with NumPy 2.5."""
+    rules = make_rules("cells")
+    before = blank(rules, 3)
+    monkeypatch.setattr(State, "__annotations__", dict.fromkeys(State.__annotations__, Any))
+    after = blank(rules, 3)
+    for item in fields(State):
+        array = getattr(after, item.name)
+        assert array.dtype == getattr(before, item.name).dtype
+        assert array.shape == getattr(before, item.name).shape

@@ -11,14 +11,17 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pettingzoo
 import pytest
+from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pettingzoo.test import api_test, parallel_api_test, parallel_seed_test, render_test, seed_test
+from pettingzoo.test.max_cycles_test import max_cycles_test
 from pettingzoo.test.state_test import state_test
 from pettingzoo.utils import parallel_to_aec
 
@@ -186,9 +189,10 @@ def test_a_hand_played_chain() -> None:
     assert infos["agent_0"]["status"] == STATUS[Status.WAITING]
     assert seen["agent_0"]["action_mask"].tolist() == [1, 0, 0, 0, 0, 0, 0, 0]
     assert rewards == dict.fromkeys(env.agents, 0.0)
-    # 2: the root's action and a stranger's are ignored; clone 1 answers and leaves; clone 2 says nothing, for a token.
+    # 2: the actions of the root and of unborn agents are ignored; clone 1 answers and leaves; clone 2 says nothing,
+    # for a token.
     left = sum(items[:4]) % 5
-    seen, _, terminations, _, infos = env.step({"agent_0": 1, "agent_1": 1 + left, "agent_77": 3, "agent_8": 1})
+    seen, _, terminations, _, infos = env.step({"agent_0": 1, "agent_1": 1 + left, "agent_7": 3, "agent_8": 1})
     assert terminations == {"agent_0": False, "agent_1": True, "agent_2": False}
     assert env.agents == ["agent_0", "agent_2"]
     assert infos["agent_0"] == {**UNBORN_INFO, "tokens_left": 5, "status": STATUS[Status.WAITING]}
@@ -846,3 +850,105 @@ def test_the_docstring_runs_and_its_numbers_are_right(capsys: pytest.CaptureFixt
     assert f"Box({shape[0]},), action_mask=Box({env.rules.num_actions},)" in text
     assert f"({env.state_space.shape[0]},) in `chain`" in text
     assert len(FEATURES) == int(re.search(r"\| (\d+) \+ S \* p \+ v", text).group(1))  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        ({"root": 1}, "'root' is no agent of this game.* from 'agent_0', the root, to"),
+        ({"agent_0": 1, "agent_99": 1}, "'agent_99' is no agent of this game. Did you mean"),
+        ({0: 1}, "0 is no agent of this game"),
+        ({"agent_0": "1"}, "the action of agent_0 is '1'; expected a whole number"),
+        ("1", "the actions are of type str; expected a mapping"),
+        ([1], "the actions are of type list"),
+        (np.array([1]), "the actions are of type ndarray"),
+        (5, "the actions are of type int"),
+        (None, "the actions are of type NoneType"),
+    ],
+)
+def test_actions_that_are_none_are_refused_and_cost_nothing(actions: Any, message: str) -> None:
+    env = make()
+    env.reset(seed=0)
+    before = env.state()
+    with pytest.raises(GameError, match=message):
+        env.step(actions)
+    assert np.array_equal(env.state(), before)
+
+
+def test_calls_that_cannot_be_are_named() -> None:
+    env = make()
+    for options in ([], 5, "task"):
+        with pytest.raises(ConfigError, match="the reset options are of type"):
+            env.reset(options=options)  # type: ignore[arg-type]
+    for space in (env.observation_space, env.action_space):
+        with pytest.raises(GameError, match="'root' is no agent of this game"):
+            space("root")
+    with pytest.raises(GameError, match="the snapshot is of type NoneType"):
+        env.set_snapshot(None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="token_cost is True"):
+        make(token_cost=True)
+
+
+@pytest.mark.parametrize("build", [symbolic_v0.env, symbolic_v0.raw_env])
+def test_aec_names_calls_before_the_start_and_after_the_end(build: Any) -> None:
+    env = build("chain", task_options={"items": 2}, population="dynamic", max_depth=0)
+    if build is symbolic_v0.raw_env:
+        for use in (env.last, lambda: env.step(1)):
+            with pytest.raises(GameError, match=r"call reset\(\) first"):
+                use()
+    env.reset(seed=0)
+    with pytest.raises(GameError, match="'root' is no agent of this game"):
+        env.observe("root")
+    env.step(1)
+    with pytest.raises(GameError, match=r"agent_0 has ended .*; its action must be None"):
+        env.step(1)
+    env.step(None)
+    with pytest.raises(GameError, match=r"the episode is over .*; call reset\(\)"):
+        env.last()
+
+
+def test_every_illegal_action_costs_a_turn_and_one_prompt_token() -> None:
+    """WAIT where something else is legal, an action outside of the mask, and a number that is no action."""
+    for action in (0, 7, 99, -1):
+        env = SymbolicEnv("chain", task_options={"items": (2, 2)})
+        env.reset(seed=0)
+        before = env.get_snapshot().state
+        env.step({"agent_0": action})
+        after = env.get_snapshot().state
+        assert before is not None
+        assert after is not None
+        changes = {
+            name: int(getattr(after, name)[0, 0] - getattr(before, name)[0, 0])
+            for name in ("turns", "prompt_tokens", "generated_tokens", "tokens_left", "illegal")
+        }
+        assert changes == {"turns": 1, "prompt_tokens": 1, "generated_tokens": 0, "tokens_left": -1, "illegal": 1}
+
+
+@pytest.mark.parametrize(("population", "passes"), [("fixed", True), ("persistent", False), ("dynamic", False)])
+def test_max_cycles_test_of_pettingzoo_fails_where_agents_are_born(population: str, passes: bool) -> None:
+    """It asks that the median over possible agents of their AEC turns is `max_cycles`, newcomers included.
+
+    Agents that are born later have fewer turns, and agents that are never born have none.
+    """
+    arguments = {"task": "chain", "task_options": {"items": 8}, "max_turns": 100, "population": population}
+    arguments |= {"total_tokens": None, "max_depth": 1}
+
+    class Waiting(spaces.Discrete):
+        """The test plays samples of the action space; an answer of the root would end the game."""
+
+        def sample(self, mask: Any = None, probability: Any = None) -> np.int64:
+            return np.int64(0)
+
+    class Game(SymbolicEnv):
+        def action_space(self, agent: str) -> spaces.Discrete:
+            return Waiting(self.rules.num_actions)
+
+    def aec(**kwargs: Any) -> Any:
+        return parallel_to_aec(Game(**arguments, **kwargs))
+
+    module = SimpleNamespace(env=aec, parallel_env=lambda **kwargs: Game(**arguments, **kwargs))
+    if passes:
+        max_cycles_test(module)
+    else:
+        with pytest.raises(AssertionError):
+            max_cycles_test(module)

@@ -59,7 +59,7 @@ def read(*keys: str) -> str:
 HOSTILE: tuple[Any, ...] = (
     "",
     None,
-    7,
+    "7",
     "word " * 500,
     "x" * 5000,
     " " * 4096,

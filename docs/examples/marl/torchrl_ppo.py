@@ -7,6 +7,7 @@ python docs/examples/marl/torchrl_ppo.py [SEED]
 import sys
 
 import torch
+from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torchrl.collectors import Collector
 from torchrl.modules import MLP, MaskedCategorical, ProbabilisticActor
@@ -48,7 +49,7 @@ def make_critic(env: SymbolicTorchEnv) -> TensorDictModule:
 
 
 def make_loss(policy: ProbabilisticActor, critic: TensorDictModule) -> ClipPPOLoss:
-    loss = ClipPPOLoss(policy, critic, entropy_coeff=0.01, normalize_advantage=True)
+    loss = ClipPPOLoss(policy, critic, entropy_coeff=0.01)
     loss.set_keys(
         action=("agents", "action"),
         sample_log_prob=("agents", "sample_log_prob"),
@@ -59,6 +60,17 @@ def make_loss(policy: ProbabilisticActor, critic: TensorDictModule) -> ClipPPOLo
     )
     loss.make_value_estimator(ValueEstimators.GAE, gamma=1.0, lmbda=0.95)
     return loss
+
+
+def normalise_advantages(batch: TensorDictBase) -> None:
+    """Give the advantages of agents that can act mean 0 and standard deviation 1.
+
+    `normalize_advantage=True` of the loss counts all possible agents, of which most are unborn, wait or have ended.
+    These have no gradient, but they would move the mean and the scale of the advantages of agents that act.
+    """
+    advantages = batch["advantage"]
+    acting = advantages[batch["agents", "can_act"]]
+    batch["advantage"] = (advantages - acting.mean()) / acting.std().clamp_min(1e-6)
 
 
 def main(seed: int = 0) -> float:
@@ -80,6 +92,7 @@ def main(seed: int = 0) -> float:
             batch["next", "agents", key] = batch["next", key].unsqueeze(-2).expand(shape)
         with torch.no_grad():
             loss.value_estimator(batch)
+            normalise_advantages(batch)
         rows = batch.reshape(-1)
         for _ in range(EPOCHS):
             for part in torch.randperm(frames).chunk(MINIBATCHES):
