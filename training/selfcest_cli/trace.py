@@ -23,9 +23,7 @@ from selfcest_eval.html.page import Page
 from selfcest_eval.html.playing import Face
 from selfcest_eval.html.viewer import SchemeCredit, Shown, viewer_page
 from selfcest_eval.play.costs import at_most
-from selfcest_eval.play.policies import LEAST
 from selfcest_eval.play.results import read_results
-from selfcest_training.config_file import load_config
 from selfcest_training.credit import Credit, NotInRecordsError, make_assigner
 from selfcest_training.credit.offline import apply, in_groups
 from selfcest_training.files import readable, whole, write_text
@@ -225,6 +223,7 @@ def faces_of(file: Path) -> list[Face]:
     from selfcest_agents.language import language_of
     from selfcest_agents.tiny import TinyLanguage
     from selfcest_eval.play.policies import LEAST
+    from selfcest_training.config_file import load_config
 
     faces = list[Face]()
     run = next((place / "config.yaml" for place in file.absolute().parents if (place / "config.yaml").is_file()), None)
@@ -238,6 +237,7 @@ def faces_of(file: Path) -> list[Face]:
 
 
 def _of_language(language: Language) -> Face:
+    from selfcest_eval.play.policies import LEAST
 
     return Face(language.rules(LEAST), language.codec.decode)
 
