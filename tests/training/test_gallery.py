@@ -30,9 +30,7 @@ PLACES = re.findall(r'(?:look/|src=")(\w+\.html)#([^)"]+)', GALLERY + LOOK)
 
 @pytest.fixture(scope="module")
 def gallery() -> ModuleType:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        return importlib.import_module("gallery")
+    return importlib.import_module("studies.gallery.study")
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +46,7 @@ def hook() -> ModuleType:
 
 @cache
 def episodes() -> dict[str, EpisodeRecord]:
-    files = sorted((DOCS / "evidence" / "gallery").glob("*.jsonl"))
+    files = sorted((ROOT / "studies" / "gallery" / "evidence").glob("*.jsonl"))
     return {record.episode_id: record for file in files for record in read_episodes(file)}
 
 

@@ -22,8 +22,7 @@ CLAIMS = [
 
 @pytest.fixture
 def paper_cost(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    return importlib.import_module("paper_cost")
+    return importlib.import_module("studies.paper_cost.study")
 
 
 def test_the_first_line_counts_the_claims() -> None:

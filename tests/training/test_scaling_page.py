@@ -1,4 +1,4 @@
-"""The simulation of `benchmarks/scaling.py`: its clock by hand and against `rollout`; the page against the evidence."""
+"""The simulation of the study `scaling`: its clock by hand and against `rollout`; the page against the evidence."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def scaling() -> ModuleType:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        return importlib.import_module("scaling")
+    return importlib.import_module("studies.scaling.study")
 
 
 def curve(scaling: ModuleType, *points: tuple[int, float]) -> Any:

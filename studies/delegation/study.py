@@ -1,9 +1,9 @@
 """Where delegating pays, and when a policy does it: the page of all experiments, from what their runs left behind.
 
-    python benchmarks/delegation.py                                 # prints docs/delegation.md from docs/evidence/
-    python benchmarks/delegation.py --figure docs/delegation.png    # draws its picture
-    python benchmarks/delegation.py --frontier docs/frontier.png    # draws accuracy against costs
-    python benchmarks/delegation.py --rerun quick/deciding/seed0    # trains and plays a cell again, in 3 to 10 minutes
+    python -m studies delegation                                 # prints docs/delegation.md from its evidence/
+    python -m studies delegation --figure docs/delegation.png    # draws its picture
+    python -m studies delegation --frontier docs/frontier.png    # draws accuracy against costs
+    python -m studies delegation --rerun quick/deciding/seed0    # trains and plays a cell again, in 3 to 10 minutes
 
 A cell is an arm of an experiment with one seed. It leaves a small JSON: digest of its config, commit, CPU seconds of
 training, figures of every size, learning curves. The page is a function of these files alone.
@@ -37,13 +37,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-ROOT = Path(__file__).parents[1]
-EVIDENCE, CONFIGS = ROOT / "docs" / "evidence", ROOT / "training" / "configs"
+ROOT = Path(__file__).parents[2]
+STUDIES, CONFIGS = ROOT / "studies", ROOT / "training" / "configs"
+EVIDENCE = STUDIES / "delegation" / "evidence"
 FIRST = EVIDENCE / "first"  # by the configuration before the one that is there now
 VARIANTS = ("window_76", "window_88", "exact", "no_window", "kv", "dear")
 CHAT_STYLES = {"delegating": "delegate", "full_text": "solve", "reading": "read"}
 SEPARATE, SCARCE, ROTARY, CHAT = "separate", "scarce", "base_100000", "smollm2_long"
-CREDIT = ("cells", "cells_one", "cells_all", "cells_width")  # on a page of their own, by benchmarks/cells.py
+CREDIT = ("cells", "cells_one", "cells_all", "cells_width")  # on a page of their own, by studies/cells/study.py
 METHODS = (
     "when",
     "cells",
@@ -51,7 +52,7 @@ METHODS = (
     "budgets_hidden",
     "confirm_when",
     "confirm_cells",
-)  # likewise, by benchmarks/methods.py, and in a folder of their own
+)  # likewise, by studies/methods/study.py, and in a folder of their own
 EXPERIMENTS = {
     "quick": CONFIGS / "quick.yaml",
     "long_ledgers": CONFIGS / "long_ledgers.yaml",
@@ -69,8 +70,8 @@ COSTS = (
     "billed_tokens",
     "billed_tokens_cached",
 )
-REACH, TRAINED_REACH = EVIDENCE / "reach.json", EVIDENCE / "rotary.json"  # of benchmarks/reach.py
-LEFT_OUT = EVIDENCE / "gallery" / "left_out.json"  # of benchmarks/gallery.py
+REACH, TRAINED_REACH = EVIDENCE / "reach.json", EVIDENCE / "rotary.json"  # of studies/delegation/reach.py
+LEFT_OUT = STUDIES / "gallery" / "evidence" / "left_out.json"  # of studies/gallery/study.py
 NEW = 5  # the first seed that no earlier configuration was reported or looked at with
 LEARNED = 0.9  # the accuracy on sizes of training below which a cell is no evidence on others
 CURVE_POINTS = 40
@@ -88,6 +89,10 @@ Cell = Mapping[str, Any]
 def rerun(name: str) -> list[Path]:
     """Train, play and store one cell, or all arms of a seed in one run, where those that differ in RL alone share their
     warm start. What is there of it is not done again. Returns their files."""
+    if name in (REACH.stem, TRAINED_REACH.stem):
+        from studies.delegation import reach  # with torch, which the page needs not
+
+        return [reach.measure(name)]
     experiment, *arm, seed = name.split("/")
     if experiment not in EXPERIMENTS or len(arm) > 1 or not seed.removeprefix("seed").isdecimal():
         known = ", ".join(EXPERIMENTS)
@@ -130,8 +135,8 @@ def rerun(name: str) -> list[Path]:
                 if item.trio.free in (first, last)
             },
         }
-        kept = EVIDENCE / "methods" if experiment.startswith("methods_") else EVIDENCE
-        files.append(kept / f"{experiment}_{one}_seed{number}.json")
+        owner = "methods" if experiment.startswith("methods_") else "cells" if experiment in CREDIT else "delegation"
+        files.append(STUDIES / owner / "evidence" / f"{experiment}_{one}_seed{number}.json")
         files[-1].parent.mkdir(exist_ok=True)
         files[-1].write_text(json.dumps(cell, indent=1) + "\n", encoding="utf-8")
     return files
@@ -255,7 +260,7 @@ def cells_in(folder: Path) -> list[Cell]:
 def stored() -> tuple[list[Cell], list[Cell], list[Cell]]:
     """All cells, those of the first configuration, and the log of tuning runs."""
     tuning: list[Cell] = json.loads((EVIDENCE / "tuning.json").read_text(encoding="utf-8"))
-    return [cell for cell in cells_in(EVIDENCE) if cell["experiment"] not in CREDIT], cells_in(FIRST), tuning
+    return cells_in(EVIDENCE), cells_in(FIRST), tuning
 
 
 def of(cells: Iterable[Cell], *experiments: str) -> dict[str, list[Cell]]:
@@ -431,7 +436,7 @@ def _beside(arms: Mapping[str, Sequence[Cell]]) -> str:
 
 
 def _reach(found: Cell) -> str:
-    """What `benchmarks/reach.py` found out."""
+    """What `studies/delegation/reach.py` found out."""
     names, sizes = list(next(iter(found["asked"].values()))), list(found["asked"])
     contexts = [
         [
@@ -784,9 +789,9 @@ def _against_entries(cell: Cell, figure: str = "accuracy") -> list[tuple[int, fl
 HEAD = """# Where delegating pays, and when
 
 Experiments with the embedded model (0.17 M parameters) on made tasks, copying and sums modulo ten; nothing follows for
-a large model. `python benchmarks/delegation.py` prints this page from the files in `docs/evidence`, one for every arm
-and seed; `--rerun EXPERIMENT/ARM/seedN` makes any of them again. The configuration was tuned on seeds from 100 on and
-then frozen; every reported seed that was run stands here, and so do those of [the one
+a large model. `python -m studies delegation` prints this page from the files in `studies/delegation/evidence`, one
+for every arm and seed; `--rerun EXPERIMENT/ARM/seedN` makes any of them again. The configuration was tuned on
+seeds from 100 on and then frozen; every reported seed that was run stands here, and so do those of [the one
 before](#the-first-configuration), of which two failed. A seed is an independent repetition of everything: initial
 weights, demonstrations, rollouts. Test instances are the same for all seeds; play is greedy. ± is a 95 % interval over
 seeds (Student's t). [What a hostile reader would say](hostile.md) is answered apart.
@@ -835,8 +840,9 @@ arm's own strategy: the expert on the same instances."""
 
 REACHED = """## How far, and why
 
-`python benchmarks/reach.py`. Contexts are in tokens. The reader is asked for contexts that it has not seen; no agent
-of a delegating tree ever is: **that is what delegating does here**. It keeps every context within what was learned."""
+`python -m studies delegation --rerun reach`. Contexts are in tokens. The reader is asked for contexts that it has not
+seen; no agent of a delegating tree ever is: **that is what delegating does here**. It keeps every context within what
+was learned."""
 
 SCALED = """Readers whose rotary positions are changed after training, to bring long contexts into what was learned:
 `positions / 2` divides them, `base x 2` and `base x 4` slow the slower rotations more than the faster ones. Every
@@ -852,8 +858,8 @@ AT_ONCE = """Who reads all ledgers at once, without a turn and a subtotal for ea
 ROTATED = """Readers *trained* with ten times the rotary base (`base_100000.yaml`), fresh seeds, predicted at chance
 from 72 entries on like the others:"""
 
-AFTERWARDS = """The same with two and four times their own base, set after training, as `python benchmarks/reach.py
-rotary` found. Every seed:"""
+AFTERWARDS = """The same with two and four times their own base, set after training, as
+`python -m studies delegation --rerun rotary` found. Every seed:"""
 
 SCARCELY = """## Has RL a part in where?
 
@@ -878,7 +884,7 @@ earns than the policy. Decision F1 is that of delegating where it is worth it.""
 
 BY_HEART = """\
 **The root knows many of its clones' answers by heart.** Of the `deciding` policy that comes with the package,
-`python benchmarks/gallery.py --play` leaves out the clones of 100 questions one by one, greedily, where the answer was
+`python -m studies gallery --play` leaves out the clones of 100 questions one by one, greedily, where the answer was
 right: the root is right all the same without {whole} that had a whole ten of digits, of which there are only 100 with
 their shifts, and without {part} that had less ([one of them](gallery.md#a-clone-that-did-not-matter-and-why)). It
 learned *when* to call clones on sums of which it could have done a part alone."""
@@ -938,7 +944,7 @@ labelled subtotals at the end, or read all at once, .08, .15 and .17 on 4x6."""
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rerun", metavar="CELL", help="EXPERIMENT[/ARM]/seedN: train and play it, store its file")
+    parser.add_argument("--rerun", metavar="CELL", help="EXPERIMENT[/ARM]/seedN, reach or rotary: play it, store it")
     parser.add_argument("--figure", metavar="FILE", type=Path, help="draw the picture of the page")
     parser.add_argument("--frontier", metavar="FILE", type=Path, help="draw accuracy against costs on long ledgers")
     options = parser.parse_args()
@@ -951,7 +957,3 @@ def main() -> None:
         draw_frontier(stored()[0], options.frontier)
     else:
         print(page(*stored()), end="")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,10 +1,10 @@
 """The credit map: which credit learns one grade for many clones with fewer sampled decisions, and when none does.
 
-    python benchmarks/credit_map.py --tune --workers 2    # every scheme's learning rate, on seeds of its own
-    python benchmarks/credit_map.py --run --workers 2     # the reported seeds, at the rates that tuning chose
-    python benchmarks/credit_map.py --run --only additive-16/diff_loo    # one cell of the map
-    python benchmarks/credit_map.py > docs/credit_map.md  # the page, from what is stored
-    python benchmarks/credit_map.py --figure docs/credit_map.png
+    python -m studies credit_map --tune --workers 2    # every scheme's learning rate, on seeds of its own
+    python -m studies credit_map --run --workers 2     # the reported seeds, at the rates that tuning chose
+    python -m studies credit_map --run --only additive-16/diff_loo    # one cell of the map
+    python -m studies credit_map > docs/credit_map.md  # the page, from what is stored
+    python -m studies credit_map --figure docs/credit_map.png
 
 The game is `cells`: k clones each answer one of eight, the replies are handed in, a coupling says what they are worth
 together. A run ends when the greedy policy is `GOAL` of the way from random to optimal play, or at the budget. What it
@@ -34,7 +34,6 @@ os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}  # before t
 
 import numpy as np
 import torch
-from delegation import table
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch.nn import functional as F
@@ -49,9 +48,10 @@ from selfcest_training.marl.learner import Learner
 from selfcest_training.marl.loss import OnePass
 from selfcest_training.marl.networks import Actor
 from selfcest_training.marl.rollout import collect
+from studies.delegation.study import table
 
-ROOT = Path(__file__).parents[1]
-STORE, TUNED = (ROOT / "docs" / "evidence" / name for name in ("credit_map.jsonl", "credit_map_tuning.jsonl"))
+ROOT = Path(__file__).parents[2]
+STORE, TUNED = (Path(__file__).parent / "evidence" / name for name in ("cells.jsonl", "tuning.jsonl"))
 MODULUS, EPISODES, GROUP, HIDDEN = 8, 64, 8, (64, 64)
 RATES = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
 TUNING_SEEDS, SEEDS = (100, 101), tuple(range(10))
@@ -404,7 +404,7 @@ episodes an update, one step each, Adam): means over {len(SEEDS)} seeds with 95 
 lie above 1. A replay keeps what the siblings did: it takes no decision, and one join. "≥" and "≤": some runs of
 `{BASELINE}`, or of the credit, did not get there, and count as if at the budget, in the interval too; "~": of both.
 
-`python benchmarks/credit_map.py` prints this page from `docs/evidence/credit_map.jsonl`; `--run --only
+`python -m studies credit_map` prints this page from `studies/credit_map/evidence/cells.jsonl`; `--run --only
 additive-16/diff_loo` makes a cell of it again. "Predicted" is what earlier simulations gave for the best credit with
 replays; "none": nobody's interval lay above 1; -: not simulated.
 
@@ -489,7 +489,3 @@ def main() -> None:
         figure(stored(STORE), asked.figure)
     else:
         sys.stdout.write(page(stored(STORE), stored(TUNED)))
-
-
-if __name__ == "__main__":
-    main()

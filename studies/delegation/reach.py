@@ -1,9 +1,9 @@
 """How far the policies of the long ledgers reach, and why: what a reader of docs/delegation.md will doubt first.
 
-    python benchmarks/reach.py           # after the quick cells of seeds 5 to 9 of benchmarks/delegation.py, 25 minutes
-    python benchmarks/reach.py rotary    # after the cells base_100000/reading, 10 minutes
+    python -m studies delegation --rerun reach     # after the cells quick/seed5 to quick/seed9, 25 minutes
+    python -m studies delegation --rerun rotary    # after the cells base_100000/reading, 10 minutes
 
-The first writes docs/evidence/reach.json, which that page is printed from: the longest contexts of training and test,
+The first writes evidence/reach.json, which that page is printed from: the longest contexts of training and test,
 cells with a part longer than any in training, readers whose rotary positions are scaled after training, and an
 errorless reader that reads all at once. The second writes rotary.json: the same scaling of readers that were trained
 with another rotary base.
@@ -11,7 +11,6 @@ with another rotary base.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import subprocess
@@ -38,8 +37,8 @@ from selfcest_training.evaluation.results import read_results
 from selfcest_training.families import make_families
 from selfcest_training.stages.warmstart import demonstration_pool
 
-ROOT = Path(__file__).parents[1]
-CONFIGS, EVIDENCE = ROOT / "training" / "configs", ROOT / "docs" / "evidence"
+ROOT = Path(__file__).parents[2]
+CONFIGS, EVIDENCE = ROOT / "training" / "configs", Path(__file__).parent / "evidence"
 COSTS = ("total_tokens", "generated_tokens", "critical_path_tokens", "peak_context", "kv_token_steps", "billed_tokens")
 PLAYS = {
     "delegating": (Style.DELEGATE, ONE_BY_ONE),
@@ -133,18 +132,12 @@ def played(name: str, study: StudyConfig, path: Path) -> dict[str, dict[str, dic
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", nargs="?", choices=STUDIES, default="reach")
-    name = parser.parse_args().study
+def measure(name: str) -> Path:
+    """Play `reach` or `rotary`, store what was found, and return its file."""
     path = CONFIGS / "cpu" / f"{name}_frontier.yaml"
     study = load_study(path, [])
     looked_up = {"shown": shown(), "asked": asked()} if name == "reach" else {}
     found = {"seeds": study.seeds, "episodes": study.episodes, **looked_up, **played(name, study, path)}
     file = EVIDENCE / f"{name}.json"
     file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    print(f"written to {file}")
-
-
-if __name__ == "__main__":
-    main()
+    return file

@@ -1,11 +1,11 @@
 """Where credit pays: the page of the experiments on `keyed_cells`, from what their runs left behind.
 
-    python benchmarks/cells.py                                # prints docs/cells.md from docs/evidence/
-    python benchmarks/cells.py --figure docs/cells.png        # draws its picture
-    python benchmarks/delegation.py --rerun cells/seed0       # all arms of a seed again, from one warm start
-    python benchmarks/delegation.py --rerun cells/parts/seed0 # one of them
+    python -m studies cells                                # prints docs/cells.md from studies/cells/evidence/
+    python -m studies cells --figure docs/cells.png        # draws its picture
+    python -m studies delegation --rerun cells/seed0       # all arms of a seed again, from one warm start
+    python -m studies delegation --rerun cells/parts/seed0 # one of them
 
-The page is a function of the stored cells alone; what a cell is stands in benchmarks/delegation.py.
+The page is a function of the stored cells alone; what a cell is stands in studies/delegation/study.py.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from statistics import mean, median
 from typing import Any
 
 import numpy as np
-from delegation import CREDIT, EVIDENCE, FIRST, cells_in, each, of, provenance, sign_test, table
 
+from studies.delegation.study import CREDIT, cells_in, each, of, provenance, sign_test, table
+
+EVIDENCE = Path(__file__).parent / "evidence"
 Cell = Mapping[str, Any]
 BASELINE = "rloo"
 WINDOWS = 5  # of the sampled tokens, of which means are shown
@@ -31,9 +33,8 @@ SMOOTH = 0.2  # share of the tokens that a running mean of the return goes over
 
 def stored() -> tuple[list[Cell], list[Cell], list[Cell]]:
     """The cells of these experiments, those before a mend, and the log of tuning runs."""
-    cells, first = ([cell for cell in cells_in(folder) if cell["experiment"] in CREDIT] for folder in (EVIDENCE, FIRST))
-    tuning: list[Cell] = json.loads((EVIDENCE / "tuning_cells.json").read_text(encoding="utf-8"))
-    return cells, first, tuning
+    tuning: list[Cell] = json.loads((EVIDENCE / "tuning.json").read_text(encoding="utf-8"))
+    return cells_in(EVIDENCE), cells_in(EVIDENCE / "first"), tuning
 
 
 def curve(cell: Cell) -> tuple[np.ndarray, np.ndarray]:
@@ -201,9 +202,9 @@ HEAD = """# Where credit pays
 Sixteen clones each find a digit in a document of their own, the root copies their replies, and the return is the share
 of right cells: many clones, a graded sum, a quiet join, where counterfactual and per-part credit should win by a factor
 of k ([theory](credit.md#why-the-counterfactual-baselines-are-unbiased)). The embedded model of 0.17 M parameters, made
-tasks; nothing follows for a large model. `python benchmarks/cells.py` prints this page from `docs/evidence`, `python
-benchmarks/delegation.py --rerun cells/seed0` makes the cells of a seed again. Tuned on seed 100 and frozen, but for the
-value head of `critic` and `gae`, [mended](#before-a-mend) after its cells were seen; every reported seed is shown.
+tasks; nothing follows for a large model. `python -m studies cells` prints this page from `studies/cells/evidence`,
+`python -m studies delegation --rerun cells/seed0` makes the cells of a seed again. Tuned on seed 100 and frozen, but for
+the value head of `critic` and `gae`, [mended](#before-a-mend) after its cells were seen; every reported seed is shown.
 
 Arms differ in more than credit: `parts` sees sixteen grades and the others one sum; `rloo` alone has a KL term, with
 which it did better; the bound on the gradient's norm is 0.075 for `grpo` and `wideseek`, whose advantages are larger,
@@ -292,7 +293,3 @@ def main() -> None:
         draw(stored()[0], options.figure)
     else:
         print(page(*stored()), end="")
-
-
-if __name__ == "__main__":
-    main()

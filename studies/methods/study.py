@@ -1,13 +1,13 @@
 """Learning signals compared on delegation: the middle of docs/methods.md, from what their runs left behind.
 
-    python benchmarks/methods.py                                     # prints docs/methods.md from docs/evidence/methods
-    python benchmarks/methods.py --figure docs/methods.png           # draws its picture
-    python benchmarks/methods.py --sweep 10                          # plays the policies of budgets.yaml of a seed
-    python benchmarks/delegation.py --rerun methods_when/seed10      # all arms of a seed again, from one warm start
-    python benchmarks/delegation.py --rerun methods_when/dots/seed10 # one of them
+    python -m studies methods                                     # prints docs/methods.md from studies/methods/evidence
+    python -m studies methods --figure docs/methods.png           # draws its picture
+    python -m studies methods --sweep 10                          # plays the policies of budgets.yaml of a seed
+    python -m studies delegation --rerun methods_when/seed10      # all arms of a seed again, from one warm start
+    python -m studies delegation --rerun methods_when/dots/seed10 # one of them
 
 What stands between the page's two marks is a function of the stored cells alone; the rest of the page stays as it is.
-What a cell is stands in benchmarks/delegation.py.
+What a cell is stands in studies/delegation/study.py.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from typing import Any
 
 import numpy as np
 import yaml
-from delegation import CONFIGS, EVIDENCE, EXPERIMENTS, ROOT, cells_in, each, of, provenance, table
 
 from selfcest_env.palette import INK, LINE, MUTED, SERIES, SURFACE
 from selfcest_training.config_file import read_config
 from selfcest_training.evaluation.results import read_results
 from selfcest_training.evaluation.statistics import over_seeds
+from studies.delegation.study import CONFIGS, EXPERIMENTS, ROOT, cells_in, each, of, provenance, table
 
 Cell = Mapping[str, Any]
 Sweeps = Mapping[int, Mapping[str, Mapping[str, float]]]  # by seed, policy and budget
-FOLDER, PAGE = EVIDENCE / "methods", ROOT / "docs" / "methods.md"
+FOLDER, PAGE = Path(__file__).parent / "evidence", ROOT / "docs" / "methods.md"
 SWEEP = CONFIGS / "methods" / "budgets_frontier.yaml"
-BEGIN, END = "<!-- compared: by benchmarks/methods.py -->", "<!-- end of what is compared -->"
+BEGIN, END = "<!-- compared: by studies/methods/study.py -->", "<!-- end of what is compared -->"
 
 
 HEAD = """![What each arm earned less its baseline, every seed](methods.png)
@@ -124,7 +124,7 @@ all else but seeds 11 and 12 of the budgets, and before their own. The worst fre
 
 PROVENANCE = """### Where it comes from
 
-A cell is an arm with one seed; `python benchmarks/delegation.py --rerun methods_when/seed10` makes those of a seed
+A cell is an arm with one seed; `python -m studies delegation --rerun methods_when/seed10` makes those of a seed
 again. CPU-s are of training, its warm start included, on a shared machine."""
 
 TUNING = """### Tuning
@@ -590,7 +590,3 @@ def main() -> None:
         draw(cells_in(FOLDER), options.figure)
     else:
         print(page(cells_in(FOLDER), PAGE.read_text(encoding="utf-8")), end="")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,9 +1,9 @@
 """How far training scales: recorded episodes and an engine's throughput through the scheduling, on a simulated clock.
 
-    python benchmarks/scaling.py --record     # episodes of a policy that comes with the package
-    python benchmarks/scaling.py --measure    # throughput of the engine on that policy's model, by CPU time
-    python benchmarks/scaling.py --simulate   # everything below, from what is stored
-    python benchmarks/scaling.py --page       # the section of docs/scale.md and its figure, from what is stored
+    python -m studies scaling --record     # episodes of a policy that comes with the package
+    python -m studies scaling --measure    # throughput of the engine on that policy's model, by CPU time
+    python -m studies scaling --simulate   # everything below, from what is stored
+    python -m studies scaling --page       # the section of docs/scale.md and its figure, from what is stored
 
 What is simulated is the engine's clock. An episode here is its turns' lengths and who waits for whom;
 tests/training/test_scaling_page.py holds that to `rollout`. Parts of workers are cut by the cluster's `shares`, steps
@@ -30,7 +30,6 @@ os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}  # before t
 
 import numpy as np
 import torch
-from delegation import table
 
 from selfcest_agents.engine import TokenRequest
 from selfcest_agents.language import language_of
@@ -52,9 +51,10 @@ from selfcest_training.stages.base import TaskMenu
 from selfcest_training.stages.checks import propose
 from selfcest_training.stages.mixture import Mixture
 from selfcest_training.stages.produced import play_groups
+from studies.delegation.study import table
 
-ROOT = Path(__file__).parents[1]
-STORE, PAGE, FIGURE = ROOT / "docs" / "evidence" / "scaling", ROOT / "docs" / "scale.md", ROOT / "docs" / "scale.png"
+ROOT = Path(__file__).parents[2]
+STORE, PAGE, FIGURE = Path(__file__).parent / "evidence", ROOT / "docs" / "scale.md", ROOT / "docs" / "scale.png"
 HEADING = "## How far it scales (simulated)"
 POLICY, GROUPS, GROUP = "deciding", 48, 8  # what is recorded
 WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -558,11 +558,11 @@ STRONG_WORDS = (
 BALANCE = f"""Share of the ranks' time that computes: {STRONG} episodes, micro-batches of {BATCH:,} padded ids. *Dealt*:
 cut as one process cuts them, and dealt out in rounds of similar size. *Whole groups*: every rank gets a contiguous
 share of the groups."""
-AGAIN = """Everything is in `docs/evidence/scaling`:
+AGAIN = """Everything is in `studies/scaling/evidence`:
 
 ```bash
-python benchmarks/scaling.py --record --measure   # episodes and the measured curve
-python benchmarks/scaling.py --simulate --page    # the results, this section and its figure
+python -m studies scaling --record --measure   # episodes and the measured curve
+python -m studies scaling --simulate --page    # the results, this section and its figure
 ```
 
 With a curve of your own engine and a run's `episodes.jsonl`, `selfcest plan --curve FILE --episodes FILE` says as
@@ -592,7 +592,3 @@ def main() -> None:
         page = PAGE.read_text(encoding="utf-8") if PAGE.exists() else "# Scale\n"
         PAGE.write_text(with_section(page, section(found["results"], found["episodes"])), encoding="utf-8")
         figure(found["results"], FIGURE)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """The page of the benchmark, from the runs that are stored.
 
-selfcest bench --seconds 20 --workers 2 --out docs/evidence/bench   # makes what is missing: 7 learners, 5 seeds
-python benchmarks/scenarios.py > docs/benchmark.md
+selfcest bench --seconds 20 --workers 2 --out studies/scenarios/evidence   # makes what is missing: 7 learners, 5 seeds
+python -m studies scenarios > docs/benchmark.md
 
 Those of the learner from outside are made in its own environment; the page has its commands.
 """
@@ -16,7 +16,7 @@ from selfcest_env.symbolic.scenarios import EVALUATION_EPISODES, EVALUATION_SEED
 from selfcest_training.marl.bench.report import known_scenarios, table
 from selfcest_training.marl.bench.runs import Results, load
 
-STORE = Path(__file__).parents[1] / "docs" / "evidence" / "bench"
+STORE = Path(__file__).parent / "evidence"
 OUTSIDE = STORE / "outside"  # a learner of a library that is no dependency; in it `tuning`, on other seeds
 PLANNED_SEEDS, PLANNED_SECONDS = 5, 60
 
@@ -113,10 +113,10 @@ what a learner has more than the first one on the same scenario with the same se
 a bootstrap stratified by scenario. [Settings](#settings) are one per learner for all scenarios.
 {note}"""
 
-HOW = """![Share of runs above each normalised return](evidence/bench/profiles.png)
+HOW = """![Share of runs above each normalised return](benchmark.png)
 
-Curves are in `docs/evidence/bench`, a file per scenario, and in `results.json` as marl-eval reads them. CPU seconds
-depend on the machine and on what else runs there: compare columns of one table, not of two.
+Curves are in `studies/scenarios/evidence`, a file per scenario, and in `results.json` as marl-eval reads them. CPU
+seconds depend on the machine and on what else runs there: compare columns of one table, not of two.
 
 ```bash
 selfcest bench --list
@@ -173,7 +173,7 @@ configuration with the recipe of [the adapter](adapters.md#rllib). It had
 
 ```bash
 export PYTHONPATH=.:agents:training:docs/examples/marl
-.venv-rllib/bin/python -m selfcest_training bench {played} --seconds 20 --out docs/evidence/bench/outside
+.venv-rllib/bin/python -m selfcest_training bench {played} --seconds 20 --out studies/scenarios/evidence/outside
 ```"""
 
 TUNING = """On `noisy-c005-v1` it ends below the best play without delegation. It samples {rate} decisions per CPU
@@ -190,5 +190,6 @@ SETTINGS = """## Settings
 What every learner was run with. The policies' learning rates were the better of 0.001 and 0.003 on one seed of `chain`
 modulo 2, RLlib's settings those above; nothing was tuned on any other scenario."""
 
-if __name__ == "__main__":
+
+def main() -> None:
     sys.stdout.write(page(load(STORE), load(OUTSIDE), load(OUTSIDE / "tuning")))

@@ -1,12 +1,12 @@
 """The episodes of docs/gallery.md, and the interactive pages of the site.
 
-    python benchmarks/gallery.py --play
-    python benchmarks/gallery.py --pages OUT
-    python benchmarks/gallery.py --run runs/example
+    python -m studies gallery --play
+    python -m studies gallery --pages OUT
+    python -m studies gallery --run runs/example
 
-The first plays the episodes again and writes them to docs/evidence/gallery; the figures of the page are drawn from
+The first plays the episodes again and writes them to studies/gallery/evidence; the figures of the page are drawn from
 there by the commands that stand on it. The second writes the pages that the site embeds, from that folder and from
-the run in docs/evidence/example_run.tar.xz; the build of the site calls it. The third puts another run there: all that
+the run in example_run.tar.xz there; the build of the site calls it. The third puts another run there: all that
 a report reads, of the training episodes those of every sixth step. The policies are those that come with the package;
 where a script plays the root, the episode's name begins with `script`.
 """
@@ -47,8 +47,8 @@ from selfcest_training.evaluation.scripted_roots import OneCall, ScriptedRoot, S
 from selfcest_training.files import write_text
 from selfcest_training.shipped import model_folder
 
-EVIDENCE = Path(__file__).parents[1] / "docs" / "evidence"
-TREES, RUN = EVIDENCE / "gallery", EVIDENCE / "example_run.tar.xz"
+TREES = Path(__file__).parent / "evidence"
+RUN = TREES / "example_run.tar.xz"
 OF_A_RUN = (
     "config.yaml",
     "sessions.jsonl",
@@ -254,7 +254,3 @@ def main() -> None:
     for name, text in play_all():
         write_text(TREES / name, text)
         console.print(TREES / name, soft_wrap=True, highlight=False, markup=False)
-
-
-if __name__ == "__main__":
-    main()
