@@ -17,7 +17,10 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 SCRIPTS = sorted((ROOT / "docs" / "examples" / "marl").glob("*.py"))
 # Runs in an environment of its own, which `benchmarks/learner.py` makes.
-BENCHMARKS = sorted(set((ROOT / "benchmarks").glob("*.py")) - {ROOT / "benchmarks" / "learner_peer.py"})
+SCRIPT_FOLDERS = ("benchmarks/*.py", "studies/**/*.py", "tests/stress/*.py")
+BENCHMARKS = sorted(
+    {file for pattern in SCRIPT_FOLDERS for file in ROOT.glob(pattern)} - {ROOT / "benchmarks" / "learner_peer.py"}
+)
 
 
 owners_of_modules = functools.cache(packages_distributions)
@@ -45,6 +48,7 @@ def undeclared(file: Path, requirements: list[str]) -> set[str]:
         "selfcest_env",
         "selfcest_agents",
         "selfcest_training",
+        "studies",
         *(path.stem for path in BENCHMARKS),
         "learner_peer",
         *(path.stem for path in (ROOT / "tests" / "agents").glob("*.py")),
@@ -53,7 +57,7 @@ def undeclared(file: Path, requirements: list[str]) -> set[str]:
     return {root for root in roots if not known & {name.lower().replace("_", "-") for name in owners.get(root, [root])}}
 
 
-@pytest.mark.parametrize("file", BENCHMARKS, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", BENCHMARKS, ids=lambda file: file.relative_to(ROOT).as_posix())
 def test_the_extra_bench_has_what_benchmarks_import(file: Path) -> None:
     peers = {"envpool", "jax", "pgx"} if file.stem == "symbolic" else set()  # left out by name where they are not there
     assert undeclared(file, ["selfcest[bench]"]) == peers

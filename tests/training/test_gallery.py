@@ -65,7 +65,7 @@ def test_every_picture_is_what_the_command_below_it_draws(
 def test_nothing_lies_there_that_no_page_shows(gallery: ModuleType) -> None:
     assert {path.name for path in (DOCS / "trees").iterdir()} == {Path(line).name for line in COMMANDS}
     assert {path.stem for path in gallery.TREES.glob("*.jsonl")} == set(gallery.EPISODES)
-    assert all(f"gallery/{name}.jsonl" in GALLERY for name in gallery.EPISODES)
+    assert all(f"evidence/{name}.jsonl" in GALLERY for name in gallery.EPISODES)
 
 
 @pytest.mark.parametrize(("page", "place"), PLACES, ids=lambda one: str(one))

@@ -193,6 +193,9 @@ def run_here(page: str) -> list[str]:
     return [line for line in lines if line not in NOT_RUN and line not in BY_PYTHON]
 
 
+FOLDERS = r"benchmarks|tests|requirements|training/configs|docs/e|studies/\w+/evidence"  # of a checkout
+
+
 def test_what_commands_name_is_there() -> None:
     """Files, modules, extras and options of scripts; test_docs.py looks for options and config keys of `selfcest`."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
@@ -203,10 +206,7 @@ def test_what_commands_name_is_there() -> None:
             script = ROOT / "studies" / words[words.index("studies") + 1] / "study.py"
             assert script.is_file(), line
         for word in words:
-            if (
-                re.match(r"(benchmarks|tests|requirements|training/configs|docs/e|studies/\w+/evidence)[\w/.-]*$", word)
-                and ">" not in words
-            ):
+            if re.match(rf"({FOLDERS})[\w/.-]*$", word) and ">" not in words:
                 assert (ROOT / word).exists(), f"{line}: {word}"
             if named := re.search(r"\[([\w,-]+)\]$", word if words[:2] == ["pip", "install"] else ""):
                 assert set(named[1].split(",")) <= set(extras), line
