@@ -1,30 +1,24 @@
 """Where credit pays: the page of the experiments on `keyed_cells`, from what their runs left behind.
 
-    python -m studies cells                                # prints docs/cells.md from studies/cells/evidence/
-    python -m studies cells --figure docs/cells.png        # draws its picture
-    python -m studies delegation --rerun cells/seed0       # all arms of a seed again, from one warm start
-    python -m studies delegation --rerun cells/parts/seed0 # one of them
-
-The page is a function of the stored cells alone; what a cell is stands in studies/delegation/study.py.
+The page is a function of the stored cells. `studies/trained.py` says what a cell is; `--rerun cells/seed0` trains all
+arms of a seed again, from one warm start, and `--rerun cells/parts/seed0` one of them.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
 
 import numpy as np
 
-from studies.delegation.study import CREDIT, cells_in, each, of, provenance, sign_test, table
+from studies.delegation.study import sign_test
+from studies.runner import DOCS, Cell, Study, cells_in, each, joined, of, provenance, read_json, table, tuning_table
+from studies.trained import CREDIT, rerun
 
 EVIDENCE = Path(__file__).parent / "evidence"
-Cell = Mapping[str, Any]
 BASELINE = "rloo"
 WINDOWS = 5  # of the sampled tokens, of which means are shown
 LEARNED = 0.05  # of return that a baseline must have gained for its end to be a mark
@@ -33,7 +27,7 @@ SMOOTH = 0.2  # share of the tokens that a running mean of the return goes over
 
 def stored() -> tuple[list[Cell], list[Cell], list[Cell]]:
     """The cells of these experiments, those before a mend, and the log of tuning runs."""
-    tuning: list[Cell] = json.loads((EVIDENCE / "tuning.json").read_text(encoding="utf-8"))
+    tuning: list[Cell] = read_json(EVIDENCE / "tuning.json")
     return cells_in(EVIDENCE), cells_in(EVIDENCE / "first"), tuning
 
 
@@ -90,12 +84,10 @@ def page(cells: Sequence[Cell], first: Sequence[Cell], tuning: Sequence[Cell]) -
         arms = _sorted(of(cells, experiment))
         if arms:
             parts += [words, _returns(arms), SPEED, _speed(arms), GREEDY, _greedy(arms)]
-    columns = ("experiment", "arm", "seed", "tried", "outcome", "cpu_seconds")
-    lines = [[str(run[column]) for column in columns] for run in tuning]
     if first:
         parts += [MENDED, _returns(_sorted(of(first, CREDIT[0])))]
-    parts += [PROVENANCE, provenance(cells), TUNING, table(["", "arm", "seed", "tried", "outcome", "CPU-s"], lines)]
-    return "\n\n".join(part.strip() for part in parts) + "\n"
+    parts += [PROVENANCE, provenance(cells), TUNING, tuning_table(tuning)]
+    return joined(parts)
 
 
 def _sorted(arms: Mapping[str, list[Cell]]) -> dict[str, list[Cell]]:
@@ -285,12 +277,10 @@ TUNING = """## Tuning
 On seed 100, every run of more than four steps; mean return over every 30,000 tokens. Those before `letters_s` are of
 other settings of the task or of RL, of which most broke."""
 
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--figure", metavar="FILE", type=Path, help="draw the picture of the page")
-    options = parser.parse_args()
-    if options.figure:
-        draw(stored()[0], options.figure)
-    else:
-        print(page(*stored()), end="")
+STUDY = Study(
+    page_file=DOCS / "cells.md",
+    page=lambda: page(*stored()),
+    figures={DOCS / "cells.png": lambda file: draw(stored()[0], file)},
+    rerun=lambda name, _: rerun(name),
+    cells="EXPERIMENT[/ARM]/seedN",
+)

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -36,9 +34,9 @@ from selfcest_training.evaluation.config import StudyConfig, load_study
 from selfcest_training.evaluation.results import read_results
 from selfcest_training.families import make_families
 from selfcest_training.stages.warmstart import demonstration_pool
+from studies.runner import CONFIGS, selfcest, store_json
 
-ROOT = Path(__file__).parents[2]
-CONFIGS, EVIDENCE = ROOT / "training" / "configs", Path(__file__).parent / "evidence"
+EVIDENCE = Path(__file__).parent / "evidence"
 COSTS = ("total_tokens", "generated_tokens", "critical_path_tokens", "peak_context", "kv_token_steps", "billed_tokens")
 PLAYS = {
     "delegating": (Style.DELEGATE, ONE_BY_ONE),
@@ -119,7 +117,7 @@ def gather(name: str, runs: Path, seeds: tuple[int, ...]) -> None:
 def played(name: str, study: StudyConfig, path: Path) -> dict[str, dict[str, dict[str, list[float]]]]:
     """By family, cell and strategy: the accuracy of every seed."""
     gather(name, Path("runs"), study.seeds)
-    subprocess.run([sys.executable, "-m", "selfcest_training", "evaluate", "-c", str(path), "--resume"], check=True)
+    selfcest("evaluate", "-c", str(path), "--resume")
     right: dict[tuple[str, str, str], dict[int, list[bool]]] = {}
     for result in read_results(study.folder / "results.jsonl"):
         place = result.place
@@ -138,6 +136,4 @@ def measure(name: str) -> Path:
     study = load_study(path, [])
     looked_up = {"shown": shown(), "asked": asked()} if name == "reach" else {}
     found = {"seeds": study.seeds, "episodes": study.episodes, **looked_up, **played(name, study, path)}
-    file = EVIDENCE / f"{name}.json"
-    file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    return file
+    return store_json(EVIDENCE / f"{name}.json", found)

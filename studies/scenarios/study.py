@@ -1,20 +1,19 @@
 """The page of the benchmark, from the runs that are stored.
 
-selfcest bench --seconds 20 --workers 2 --out studies/scenarios/evidence   # makes what is missing: 7 learners, 5 seeds
-python -m studies scenarios > docs/benchmark.md
+    selfcest bench --seconds 20 --workers 2 --out studies/scenarios/evidence   # makes what is missing
 
-Those of the learner from outside are made in its own environment; the page has its commands.
+The runs of the learner from outside are made in its own environment; the page has its commands.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from selfcest_env.symbolic.scenarios import EVALUATION_EPISODES, EVALUATION_SEED, SOLVED
 from selfcest_training.marl.bench.report import known_scenarios, table
 from selfcest_training.marl.bench.runs import Results, load
+from studies.runner import DOCS, Study, joined
 
 STORE = Path(__file__).parent / "evidence"
 OUTSIDE = STORE / "outside"  # a learner of a library that is no dependency; in it `tuning`, on other seeds
@@ -33,7 +32,7 @@ def page(results: Results, outside: Results, tuning: Results) -> str:
     building = spread([run.points[0][1] for run in outside.values()])
     parts += [TUNING.format(rate=rates(outside), rate_of_others=rates(theirs), building=building, runs=runs_of(tuning))]
     parts += [ends(tuning), SETTINGS, listed]
-    return "\n\n".join(parts) + "\n"
+    return joined(parts)
 
 
 def runs_of(results: Results) -> str:
@@ -190,6 +189,8 @@ SETTINGS = """## Settings
 What every learner was run with. The policies' learning rates were the better of 0.001 and 0.003 on one seed of `chain`
 modulo 2, RLlib's settings those above; nothing was tuned on any other scenario."""
 
-
-def main() -> None:
-    sys.stdout.write(page(load(STORE), load(OUTSIDE), load(OUTSIDE / "tuning")))
+STUDY = Study(
+    page_file=DOCS / "benchmark.md",
+    page=lambda: page(load(STORE), load(OUTSIDE), load(OUTSIDE / "tuning")),
+    figures={DOCS / "benchmark.png": lambda file: file.write_bytes((STORE / "profiles.png").read_bytes())},
+)

@@ -94,8 +94,8 @@ NOT_RUN = {
     "OMP_NUM_THREADS=1 python benchmarks/kernel.py --repeats 6": MEASURES,
     "OMP_NUM_THREADS=1 python benchmarks/generation.py": MEASURES,
     "OMP_NUM_THREADS=1 python benchmarks/learner.py": MEASURES,
-    "python -m studies scaling --record --measure": MEASURES,
-    "python -m studies scaling --simulate --page": REPEATS,
+    "python -m studies scaling --rerun episodes curve": MEASURES,
+    "python -m studies scaling --rerun results --write": REPEATS,
     "python tests/stress/fuzz.py --out tests/stress/evidence/fuzz.json": REPEATS,
     "python tests/stress/soak.py --workers 2": REPEATS,
     "python tests/stress/faults.py": REPEATS,
@@ -151,7 +151,7 @@ ELSEWHERE = {
     ),
 }
 BY_PYTHON = {
-    "python -m studies gallery --play": (
+    "python -m studies gallery --rerun episodes": (
         "tests/training/test_gallery.py::test_episodes_played_again_are_those_that_are_stored"
     ),
     "python -m studies delegation": ("tests/training/test_delegation_page.py::test_the_page_is_what_the_evidence_says"),
@@ -203,8 +203,8 @@ def test_what_commands_name_is_there() -> None:
         words = shlex.split(line)
         script = next((ROOT / word for word in words if re.fullmatch(r"(benchmarks|tests/stress)/\w+\.py", word)), None)
         if "studies" in words:
-            script = ROOT / "studies" / words[words.index("studies") + 1] / "study.py"
-            assert script.is_file(), line
+            assert (ROOT / "studies" / words[words.index("studies") + 1] / "study.py").is_file(), line
+            script = ROOT / "studies" / "runner.py"
         for word in words:
             if re.match(rf"({FOLDERS})[\w/.-]*$", word) and ">" not in words:
                 assert (ROOT / word).exists(), f"{line}: {word}"

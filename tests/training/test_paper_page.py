@@ -22,7 +22,8 @@ CLAIMS = [
 
 @pytest.fixture
 def paper_cost(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    return importlib.import_module("studies.paper_cost.study")
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("paper_cost")
 
 
 def test_the_first_line_counts_the_claims() -> None:

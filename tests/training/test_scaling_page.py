@@ -132,4 +132,3 @@ def test_the_page_is_what_the_evidence_says(scaling: ModuleType) -> None:
     found, page = scaling.stored(), scaling.PAGE.read_text(encoding="utf-8")
     assert scaling.section(found["results"], found["episodes"]) in page
     assert scaling.with_section(page, scaling.section(found["results"], found["episodes"])) == page
-    assert scaling.FIGURE.is_file()

@@ -1,7 +1,7 @@
 """What the experiments that need a GPU would cost: tokens from the configs, hours from a stated throughput.
 
-    python -m studies paper_cost
-    python -m studies paper_cost --sampled-per-second 12000 --utilisation 0.4
+    python benchmarks/paper_cost.py
+    python benchmarks/paper_cost.py --sampled-per-second 12000 --utilisation 0.4
 
 Nothing here was measured. Exact are the counts of episodes, and their most tokens, which are their budgets. What a GPU
 does in a second and what an episode uses are assumptions, and stand in what is printed.
@@ -18,7 +18,7 @@ from selfcest_training.config import RunConfig
 from selfcest_training.config_file import load_config
 from selfcest_training.evaluation.config import StudyConfig, load_study
 
-CONFIGS = Path(__file__).parents[2] / "training" / "configs"
+CONFIGS = Path(__file__).parents[1] / "training" / "configs"
 PARAMETERS = {"hub:Qwen/Qwen3-4B": 4.0e9, "hub:Qwen/Qwen3-1.7B": 1.7e9}
 LARGEST = max(PARAMETERS.values())
 # Per weight and trained token: forward 2, again for its checkpoints 2, backward 4, old and reference log-probs 2 each.
@@ -126,7 +126,7 @@ def markdown(lines: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def main() -> None:
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sampled-per-second", type=float, default=5000, help="by a model of 4 B parameters")
     parser.add_argument("--utilisation", type=float, default=0.3, help="of the peak, in training")
