@@ -642,8 +642,8 @@ BY_HEART = """\
 **The root knows many of its clones' answers by heart.** Of the `deciding` policy that comes with the package,
 `python -m studies gallery --rerun episodes` leaves out the clones of 100 questions one by one, greedily, where the
 answer was right: the root is right all the same without {whole} that had a whole ten of digits, of which there are only
-100 with their shifts, and without {part} that had less ([one of them](gallery.md#a-clone-that-did-not-matter-and-why)). It
-learned *when* to call clones on sums of which it could have done a part alone."""
+100 with their shifts, and without {part} that had less ([one of them](gallery.md#a-clone-that-did-not-matter-and-why)).
+It learned *when* to call clones on sums of which it could have done a part alone."""
 
 VARIED = """## When window, price or shown size differ
 

@@ -59,6 +59,7 @@ def test_the_surface_is_this_and_nothing_else() -> None:
         "trace": {"--episode", "--texts", "--strategy", "--wrong", "--html", "--credit", "--svg", "--gif", "files"},
         "bench": {"scenario", "--learner", "--seeds", "--first-seed", "--seconds", "--workers", "--out", "--list"},
         "lab": {"--scheme", "--option", "--game", "--group-size", "--samples", "--seed", "--out"},
+        "playbook": {"--family", "--gold", "--most", "--playbook", "--seed", "--tasks", "study"},
         "export": {"--format", "--credit", "--option", "--denominator", "--constant-tokens", "--out", "file"},
         "credit list": set(),
         "credit apply": {"--name", "--option", "--out", "file"},

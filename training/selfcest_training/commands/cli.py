@@ -26,6 +26,7 @@ from selfcest_training.commands.bench import bench
 from selfcest_training.commands.credit import credit_app
 from selfcest_training.commands.export import export
 from selfcest_training.commands.lab import lab
+from selfcest_training.commands.playbook import playbook
 from selfcest_training.faults import Exit, exit_code, line_of
 
 app = typer.Typer(
@@ -56,6 +57,7 @@ app.add_typer(credit_app, name="credit")
 app.command()(lab)
 app.command()(bench)
 app.command()(export)
+app.command()(playbook)
 
 _CONFIG = Annotated[
     Path | None,

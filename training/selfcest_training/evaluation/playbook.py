@@ -18,7 +18,7 @@ has helped more than it harmed. In a tree there are two playbooks, of roots and 
 all agents. A model wrote the bullets, so they are untrusted parts of the prompt. Their tokens are in every context that
 holds them, and charged: a playbook for clones is paid for by each.
 
-`benchmarks/playbook.py` learns one with a model that follows instructions; the strategy `playbook` plays with it.
+`selfcest playbook` learns one with a model that follows instructions; the strategy `playbook` plays with it.
 """
 
 from __future__ import annotations
@@ -116,20 +116,18 @@ class Playbook(Checked):
     def from_file(cls, path: Path) -> Playbook:
         """Raises `ConfigError` for a file that is not there, is no playbook, or has bullets of unknown tasks."""
         if not path.is_file():
-            raise ConfigError(f"the playbook {path} does not exist; make one with benchmarks/playbook.py")
+            raise ConfigError(f"the playbook {path} does not exist; make one with `selfcest playbook`")
         with readable(path):
             text = path.read_text(encoding="utf-8")
         try:
             values = json.loads(text)
         except ValueError as error:
-            raise ConfigError(
-                f"the playbook {path} is no JSON: {error}; make one with benchmarks/playbook.py"
-            ) from error
+            raise ConfigError(f"the playbook {path} is no JSON: {error}; make one with `selfcest playbook`") from error
         found = structure(values, cls, place=str(path))
         if (found.root or found.clone) and "tasks" not in values:
             raise ConfigError(
                 f"the playbook {path} does not say which tasks it was learned from, so none could be refused; make it "
-                'again with benchmarks/playbook.py, or write "tasks": [] into it if it was learned from none'
+                'again with `selfcest playbook`, or write "tasks": [] into it if it was learned from none'
             )
         return found
 
@@ -178,7 +176,7 @@ class WithPlaybook(Strategy, Checked):
             if name_of(task, source) in self.playbook.tasks:
                 raise ConfigError(
                     f"the playbook {self.file} was learned from the task {task.task_id} that is to be played, "
-                    "and may hold its answer; make another with benchmarks/playbook.py and this study"
+                    "and may hold its answer; make another with `selfcest playbook` and this study"
                 )
 
     def play(self, instances: Sequence[Instance], seat: Seat, player: Player) -> list[Episodes]:
