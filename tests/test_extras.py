@@ -8,6 +8,7 @@ import importlib
 import re
 import sys
 import tomllib
+from fnmatch import fnmatch
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -82,3 +83,13 @@ def test_an_adapter_without_its_library_says_what_to_install(
     monkeypatch.delitem(sys.modules, f"selfcest_env.adapters.{adapter}", raising=False)
     with pytest.raises(ImportError, match=rf"needs .*{library}.*; run: pip install 'selfcest\[{adapter}\]'"):
         importlib.import_module(f"selfcest_env.adapters.{adapter}")
+
+
+def test_the_source_archive_has_what_its_tests_read() -> None:
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    included = pyproject["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    texts = [file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("*.py")]
+    named = {name for text in texts for name in re.findall(r'ROOT / f?"(\.?\w[\w.]*)', text) if (ROOT / name).exists()}
+    missing = {name for name in named if not any(fnmatch(f"/{name}", pattern) for pattern in included)}
+    assert {"benchmarks", "studies", ".ci", "docs"} <= named
+    assert missing <= {"pyproject.toml", ".git", ".gitignore"}, "hatchling adds its own; tests skip without .git"

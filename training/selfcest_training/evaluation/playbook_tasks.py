@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from selfcest_env.tasks.splits import TRAIN, HashedSplit
 from selfcest_env.types import Task
 from selfcest_training.evaluation.config import StudyConfig, load_study
 from selfcest_training.evaluation.instances import instances_of, source_of
-from selfcest_training.evaluation.playbook import Learner, Playbook, name_of
+from selfcest_training.evaluation.playbook import Gold, Learner, Playbook, name_of
 from selfcest_training.evaluation.policies import make_policy
 from selfcest_training.evaluation.strategies import Instance, Seat
 from selfcest_training.families import TEST_FRACTION
@@ -33,7 +34,7 @@ def learn_playbook(study: Path, family: str, tasks: int, file: Path, most: int, 
         TaskError: there are not so many tasks that the study does not play.
     """
     config = load_study(study)
-    learner = Learner(most, gold)
+    learner = Learner(most, cast(Gold, gold))  # which checks it
     if family not in config.tasks:
         raise ConfigError(f"--family is {family}; expected one of {', '.join(config.tasks)}")
     if config.policy is None:
