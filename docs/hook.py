@@ -27,7 +27,8 @@ def made() -> Mapping[str, bytes]:
     paths = os.pathsep.join(str(ROOT / part) for part in (".", "agents", "training"))
     with TemporaryDirectory() as folder:
         done = subprocess.run(
-            [python, str(ROOT / "benchmarks" / "gallery.py"), "--pages", folder],
+            [python, "-m", "studies.gallery.study", folder],
+            cwd=ROOT,
             env={**os.environ, "PYTHONPATH": paths},
             capture_output=True,
             text=True,

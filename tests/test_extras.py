@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from fnmatch import fnmatch
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -24,7 +25,10 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 SCRIPTS = sorted((ROOT / "docs" / "examples" / "marl").glob("*.py"))
 # Runs in an environment of its own, which `benchmarks/learner.py` makes.
-BENCHMARKS = sorted(set((ROOT / "benchmarks").glob("*.py")) - {ROOT / "benchmarks" / "learner_peer.py"})
+SCRIPT_FOLDERS = ("benchmarks/*.py", "studies/**/*.py", "tests/stress/*.py")
+BENCHMARKS = sorted(
+    {file for pattern in SCRIPT_FOLDERS for file in ROOT.glob(pattern)} - {ROOT / "benchmarks" / "learner_peer.py"}
+)
 
 
 owners_of_modules = functools.cache(packages_distributions)
@@ -57,6 +61,7 @@ def undeclared(file: Path, requirements: list[str]) -> set[str]:
         "selfcest_lab",
         "selfcest_baselines",
         "selfcest_cli",
+        "studies",
         *(path.stem for path in BENCHMARKS),
         "learner_peer",
         *(path.stem for path in (ROOT / "tests" / "agents").glob("*.py")),
@@ -65,7 +70,7 @@ def undeclared(file: Path, requirements: list[str]) -> set[str]:
     return {root for root in roots if not known & {name.lower().replace("_", "-") for name in owners.get(root, [root])}}
 
 
-@pytest.mark.parametrize("file", BENCHMARKS, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", BENCHMARKS, ids=lambda file: file.relative_to(ROOT).as_posix())
 def test_the_extra_bench_has_what_benchmarks_import(file: Path) -> None:
     peers = {"envpool", "jax", "pgx"} if file.stem == "symbolic" else set()  # left out by name where they are not there
     assert undeclared(file, ["selfcest[bench]"]) == peers
@@ -148,7 +153,7 @@ sys.meta_path.insert(0, Hides())
 from selfcest_cli.main import main
 main()
 """
-EPISODES = ROOT / "docs" / "evidence" / "gallery" / "pays.jsonl"
+EPISODES = ROOT / "studies" / "gallery" / "evidence" / "pays.jsonl"
 
 
 def test_a_plain_install_traces_an_episode_as_the_whole_one_does(
@@ -204,3 +209,13 @@ def test_options_of_trace_in_a_plain_install_are_those_of_the_whole_command() ->
         "--gif",
         "files",
     }
+
+
+def test_the_source_archive_has_what_its_tests_read() -> None:
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    included = pyproject["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    texts = [file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("*.py")]
+    named = {name for text in texts for name in re.findall(r'ROOT / f?"(\.?\w[\w.]*)', text) if (ROOT / name).exists()}
+    missing = {name for name in named if not any(fnmatch(f"/{name}", pattern) for pattern in included)}
+    assert {"benchmarks", "studies", ".ci", "docs"} <= named
+    assert missing <= {"pyproject.toml", ".git", ".gitignore"}, "hatchling adds its own; tests skip without .git"

@@ -1,4 +1,4 @@
-"""The fuzzer of `benchmarks/fuzz.py`: a small run over every target, and that it would find what it looks for."""
+"""The fuzzer of `tests/stress/fuzz.py`: a small run over every target, and that it would find what it looks for."""
 
 import random
 import runpy
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-FILE = Path(__file__).parents[1] / "benchmarks" / "fuzz.py"
+FILE = Path(__file__).parents[1] / "tests" / "stress" / "fuzz.py"
 FUZZ = SimpleNamespace(**runpy.run_path(str(FILE), run_name="fuzz"))
 TARGETS = FUZZ.targets()
 FEW = [

@@ -1,4 +1,4 @@
-"""The recount of `benchmarks/soak.py`: it agrees with the game, and finds a game that counts wrongly."""
+"""The recount of `tests/stress/soak.py`: it agrees with the game, and finds a game that counts wrongly."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ TEXT = ("kernel", "scattered", "threads", "pettingzoo", "twin")
 
 @pytest.fixture(scope="module")
 def soak() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(ROOT / "benchmarks"))
+    sys.path.insert(0, str(ROOT / "tests" / "stress"))
     import soak
 
     yield soak
-    sys.path.remove(str(ROOT / "benchmarks"))
+    sys.path.remove(str(ROOT / "tests" / "stress"))
 
 
 @pytest.mark.parametrize("kind", [*TEXT, "symbolic"])

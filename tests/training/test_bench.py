@@ -172,8 +172,7 @@ def test_pairs_are_of_one_scenario_and_one_seed() -> None:
 
 
 def test_the_page_is_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    made = importlib.import_module("scenarios")
+    made = importlib.import_module("studies.scenarios.study")
     stored, outside, tuning = load(made.STORE), load(made.OUTSIDE), load(made.OUTSIDE / "tuning")
     assert made.page(stored, outside, tuning) == (ROOT / "docs" / "benchmark.md").read_text(encoding="utf-8")
     entries, seeds = (sorted({getattr(cell, part) for cell in stored}) for part in ("entry", "seed"))

@@ -35,7 +35,7 @@ def test_it_plays_another_scenario_with_options() -> None:
 
 
 def test_its_settings_are_those_of_the_stored_runs() -> None:
-    stored = load(ROOT / "docs" / "evidence" / "bench" / "outside")
+    stored = load(ROOT / "studies" / "scenarios" / "evidence" / "outside")
     assert {run.settings for run in stored.values()} == {repr(entry_of(NAME))}
 
 

@@ -1,4 +1,4 @@
-"""The page of `benchmarks/cells.py`: figures by hand, and what stands in the documentation is what it prints."""
+"""The page of `studies/cells/study.py`: figures by hand, and what stands in the documentation is what it prints."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from types import ModuleType
 
 import pytest
 
+from studies.trained import digest_of
+
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def page() -> ModuleType:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        return importlib.import_module("cells")
+    return importlib.import_module("studies.cells.study")
 
 
 def cell(tokens: list[float], returns: list[float]) -> dict[str, object]:
@@ -44,14 +44,13 @@ def test_speed_up_by_hand(page: ModuleType) -> None:
 
 def test_the_page_is_what_the_evidence_says(page: ModuleType) -> None:
     cells, first, tuning = page.stored()
-    delegation = importlib.import_module("delegation")  # which the page has imported
     assert page.page(cells, first, tuning) == (ROOT / "docs" / "cells.md").read_text(encoding="utf-8")
     assert {found["experiment"] for found in cells} <= set(page.CREDIT)
     seeds: dict[tuple[str, str], set[int]] = {}
     for found in cells:
         seeds.setdefault((found["experiment"], found["arm"]), set()).add(found["seed"])
         assert len(found["commit"]) == 40, "of a tree without changes"
-        assert found["config"] == delegation.digest_of(found["experiment"], found["arm"])
+        assert found["config"] == digest_of(found["experiment"], found["arm"])
     assert len([arm for name, arm in seeds if name == "cells"]) == 9
     assert all(found == {0, 1, 2, 3, 4} for (name, _), found in seeds.items() if name == "cells")
     assert tuning

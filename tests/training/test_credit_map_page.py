@@ -25,9 +25,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(scope="module")
 def credit_map() -> ModuleType:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        return importlib.import_module("credit_map")
+    return importlib.import_module("studies.credit_map.study")
 
 
 def run(reached: tuple[int, int] | None = None, last: tuple[int, int, float] = (100, 10, 0.5), **more: Any) -> Any:

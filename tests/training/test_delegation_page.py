@@ -1,4 +1,4 @@
-"""The page of `benchmarks/delegation.py`: intervals by hand, and what stands in the documentation is what it prints."""
+"""The page of the study `delegation`: intervals by hand, and the page in the documentation is what it prints."""
 
 from __future__ import annotations
 
@@ -13,17 +13,14 @@ from types import ModuleType
 import pytest
 from PIL import Image, ImageChops, ImageStat
 
+from studies.trained import digest_of
+
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def delegation() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("delegation", ROOT / "benchmarks" / "delegation.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("studies.delegation.study")
 
 
 def test_intervals_over_seeds_by_hand(delegation: ModuleType) -> None:
@@ -94,7 +91,7 @@ def test_every_cell_says_what_it_was_made_of(delegation: ModuleType) -> None:
         assert len(cell["commit"].partition(" ")[0]) == 40
         assert cell["cpu_seconds"] > 0
         assert cell["curves"]
-        assert cell["config"] == delegation.digest_of(cell["experiment"], cell["arm"])
+        assert cell["config"] == digest_of(cell["experiment"], cell["arm"])
 
 
 def test_a_cell_of_no_experiment_is_refused(delegation: ModuleType) -> None:
@@ -136,7 +133,7 @@ def test_the_pictures_have_every_arm_on_light_ground(delegation: ModuleType, tmp
         kept, made = (Image.open(folder / name).convert("RGB") for folder in (ROOT / "docs", tmp_path))
         assert kept.size == made.size
         assert kept.getpixel((0, 0)) == (255, 255, 255), "readable on a dark page too"
-        assert different(kept, made) < 0.5, f"docs/{name} is not what is drawn: run `python benchmarks/delegation.py`"
+        assert different(kept, made) < 0.5, f"docs/{name} is not drawn so; run `python -m studies delegation --write`"
     readers = delegation.READERS
     for axis, cost in zip(drawn[1].axes, delegation.FRONTIER_COSTS, strict=True):
         means = {line.get_label(): line for line in axis.lines if line.get_label() in readers.values()}

@@ -1,4 +1,4 @@
-"""`benchmarks/faults.py`: some of its faults, and that it sees a run that does not keep its promise."""
+"""`tests/stress/faults.py`: some of its faults, and that it sees a run that does not keep its promise."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def faults() -> Iterator[ModuleType]:
     """With a run that is smaller still."""
-    sys.path.insert(0, str(ROOT / "benchmarks"))
+    sys.path.insert(0, str(ROOT / "tests" / "stress"))
     import faults
 
     whole = faults.RUN, faults.STEPS
@@ -30,7 +30,7 @@ def faults() -> Iterator[ModuleType]:
     faults.RUN["evaluation"]["episodes"] = 2
     yield faults
     faults.RUN, faults.STEPS = whole
-    sys.path.remove(str(ROOT / "benchmarks"))
+    sys.path.remove(str(ROOT / "tests" / "stress"))
 
 
 @pytest.fixture(scope="module")

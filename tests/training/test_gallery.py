@@ -30,9 +30,7 @@ PLACES = re.findall(r'(?:look/|src=")(\w+\.html)#([^)"]+)', GALLERY + LOOK)
 
 @pytest.fixture(scope="module")
 def gallery() -> ModuleType:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        return importlib.import_module("gallery")
+    return importlib.import_module("studies.gallery.study")
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +46,7 @@ def hook() -> ModuleType:
 
 @cache
 def episodes() -> dict[str, EpisodeRecord]:
-    files = sorted((DOCS / "evidence" / "gallery").glob("*.jsonl"))
+    files = sorted((ROOT / "studies" / "gallery" / "evidence").glob("*.jsonl"))
     return {record.episode_id: record for file in files for record in read_episodes(file)}
 
 
@@ -67,7 +65,7 @@ def test_every_picture_is_what_the_command_below_it_draws(
 def test_nothing_lies_there_that_no_page_shows(gallery: ModuleType) -> None:
     assert {path.name for path in (DOCS / "trees").iterdir()} == {Path(line).name for line in COMMANDS}
     assert {path.stem for path in gallery.TREES.glob("*.jsonl")} == set(gallery.EPISODES)
-    assert all(f"gallery/{name}.jsonl" in GALLERY for name in gallery.EPISODES)
+    assert all(f"evidence/{name}.jsonl" in GALLERY for name in gallery.EPISODES)
 
 
 @pytest.mark.parametrize(("page", "place"), PLACES, ids=lambda one: str(one))

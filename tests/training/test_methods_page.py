@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from studies.trained import digest_of
+
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def methods() -> ModuleType:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        return importlib.import_module("methods")
+    return importlib.import_module("studies.methods.study")
 
 
 def cell(arm: str, seed: int, earned: list[float]) -> dict[str, Any]:
@@ -88,9 +88,8 @@ def test_an_errorless_player_pays_the_cheaper_way_where_the_window_allows(method
 def test_the_page_is_what_the_command_prints(methods: ModuleType) -> None:
     text, cells = methods.PAGE.read_text(encoding="utf-8"), methods.cells_in(methods.FOLDER)
     assert methods.page(cells, text) == text
-    delegation = importlib.import_module("delegation")  # which the page has imported
     for found in cells:
         assert len(found["commit"]) == 40, "of a tree without changes"
-        assert found["config"] == delegation.digest_of(found["experiment"], found["arm"])
+        assert found["config"] == digest_of(found["experiment"], found["arm"])
     tuning = json.loads((methods.FOLDER / "tuning.json").read_text(encoding="utf-8"))
     assert all(run["seed"] >= 100 for run in tuning)

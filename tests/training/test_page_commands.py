@@ -94,13 +94,13 @@ NOT_RUN = {
     "OMP_NUM_THREADS=1 python benchmarks/kernel.py --repeats 6": MEASURES,
     "OMP_NUM_THREADS=1 python benchmarks/generation.py": MEASURES,
     "OMP_NUM_THREADS=1 python benchmarks/learner.py": MEASURES,
-    "python benchmarks/scaling.py --record --measure": MEASURES,
-    "python benchmarks/scaling.py --simulate --page": REPEATS,
-    "python benchmarks/fuzz.py --out docs/evidence/reliability/fuzz.json": REPEATS,
-    "python benchmarks/soak.py --workers 2": REPEATS,
-    "python benchmarks/faults.py": REPEATS,
-    "python benchmarks/faults.py --cost": REPEATS,
-    "python benchmarks/delegation.py --rerun quick/deciding/seed0": REPEATS,
+    "python -m studies scaling --rerun episodes curve": MEASURES,
+    "python -m studies scaling --rerun results --write": REPEATS,
+    "python tests/stress/fuzz.py --out tests/stress/evidence/fuzz.json": REPEATS,
+    "python tests/stress/soak.py --workers 2": REPEATS,
+    "python tests/stress/faults.py": REPEATS,
+    "python tests/stress/faults.py --cost": REPEATS,
+    "python -m studies delegation --rerun quick/deciding/seed0": REPEATS,
     "selfcest train -c training/configs/smollm2.yaml": TRAINS,
     "selfcest train -c training/configs/gpu/qwen3_ledger.yaml": GPU,
     "selfcest train -c training/configs/paper/arithmetic.yaml name=ungated "
@@ -138,7 +138,7 @@ NOT_RUN = {
     "PYTHONPATH=.:agents:training .venv-rllib/bin/python docs/examples/marl/rllib_ppo.py": OWN_ENVIRONMENT,
     "export PYTHONPATH=.:agents:training:docs/examples/marl": OWN_ENVIRONMENT,
     ".venv-rllib/bin/python -m selfcest_cli bench chain-4m2-v1 noisy-c005-v1 cells-16-v1 "
-    "--learner rllib_ppo:RllibPPO --seconds 20 --out docs/evidence/bench/outside": OWN_ENVIRONMENT,
+    "--learner rllib_ppo:RllibPPO --seconds 20 --out studies/scenarios/evidence/outside": OWN_ENVIRONMENT,
     "selfcest watch runs/quick": ENDLESS,
     "selfcest watch runs/quick --html --port 8080": ENDLESS,
 }
@@ -151,13 +151,11 @@ ELSEWHERE = {
     ),
 }
 BY_PYTHON = {
-    "python benchmarks/gallery.py --play": (
+    "python -m studies gallery --rerun episodes": (
         "tests/training/test_gallery.py::test_episodes_played_again_are_those_that_are_stored"
     ),
-    "python benchmarks/delegation.py": (
-        "tests/training/test_delegation_page.py::test_the_page_is_what_the_evidence_says"
-    ),
-    "python benchmarks/reliability.py > docs/reliability.md": (
+    "python -m studies delegation": ("tests/training/test_delegation_page.py::test_the_page_is_what_the_evidence_says"),
+    "python tests/stress/reliability.py > docs/reliability.md": (
         "tests/training/test_reliability_page.py::test_the_page_is_what_the_evidence_says"
     ),
     "pip install docs/examples/credit_plugin": (
@@ -195,14 +193,20 @@ def run_here(page: str) -> list[str]:
     return [line for line in lines if line not in NOT_RUN and line not in BY_PYTHON]
 
 
+FOLDERS = r"benchmarks|tests|requirements|training/configs|docs/e|studies/\w+/evidence"  # of a checkout
+
+
 def test_what_commands_name_is_there() -> None:
     """Files, modules, extras and options of scripts; test_docs.py looks for options and config keys of `selfcest`."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     for line in {line for text in PAGES.values() for line in commands(text)}:
         words = shlex.split(line)
-        script = next((ROOT / word for word in words if re.fullmatch(r"benchmarks/\w+\.py", word)), None)
+        script = next((ROOT / word for word in words if re.fullmatch(r"(benchmarks|tests/stress)/\w+\.py", word)), None)
+        if "studies" in words:
+            assert (ROOT / "studies" / words[words.index("studies") + 1] / "study.py").is_file(), line
+            script = ROOT / "studies" / "runner.py"
         for word in words:
-            if re.match(r"(benchmarks|tests|requirements|training/configs|docs/e)[\w/.-]*$", word) and ">" not in words:
+            if re.match(rf"({FOLDERS})[\w/.-]*$", word) and ">" not in words:
                 assert (ROOT / word).exists(), f"{line}: {word}"
             if named := re.search(r"\[([\w,-]+)\]$", word if words[:2] == ["pip", "install"] else ""):
                 assert set(named[1].split(",")) <= set(extras), line
@@ -253,7 +257,7 @@ def folder(selfcest: Console, tmp_path: Path) -> Path:
     """What the pages take for granted: a checkout, the run that `make train` leaves, and questions asked."""
     for name in ("docs", "training"):
         (tmp_path / name).symlink_to(ROOT / name)
-    with tarfile.open(DOCS / "evidence" / "example_run.tar.xz") as archive:
+    with tarfile.open(ROOT / "studies" / "gallery" / "evidence" / "example_run.tar.xz") as archive:
         archive.extractall(tmp_path / "runs", **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     shutil.copytree(tmp_path / "runs" / "example", tmp_path / "runs" / "quick")
     model = tmp_path / "runs" / "quick" / "deciding" / "seed0" / "model"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from selfcest_env.views import Observation
 from selfcest_eval.play.config import load_study
 from selfcest_eval.play.instances import instances_of, source_of
 from selfcest_eval.play.strategies import Instance, Seat, make_strategy
+from selfcest_methods.learn_playbook import run as run_command
 from selfcest_methods.playbook import (
     HEADING,
     Addition,
@@ -307,16 +307,20 @@ STUDY = "name: s\ntasks: {range_sum: {name: range_sum}}\nstrategies: {plain: {}}
 
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Script:
-    """The script as a function of the study and of its arguments; gives its exit code and what it printed."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    main = importlib.import_module("playbook").main
+    """The command as a function of the study and of its arguments; gives its exit code and what it printed."""
 
     def run(study: str, *arguments: str) -> tuple[int, str, str]:
         (tmp_path / "study.yaml").write_text(study)
-        given = ["playbook.py", str(tmp_path / "study.yaml"), "--playbook", str(tmp_path / "book.json"), *arguments]
+        given = [
+            "learn_playbook",
+            str(tmp_path / "study.yaml"),
+            "--playbook",
+            str(tmp_path / "book.json"),
+            *arguments,
+        ]
         monkeypatch.setattr(sys, "argv", given)
         try:
-            main()
+            run_command()
             code = 0
         except SystemExit as end:
             code = int(str(end.code))
@@ -375,7 +379,7 @@ def test_what_is_configured_wrongly_is_one_line(
 ) -> None:
     code, out, err = script(study, *arguments)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith("playbook: ")
+    assert err.startswith("selfcest: ")
     assert said in err
 
 
@@ -384,7 +388,7 @@ def test_the_script_is_a_command(tmp_path: Path) -> None:
     (tmp_path / "study.yaml").write_text(STUDY)
     for family, code in (("range_sum", 0), ("sums", 2)):
         done = subprocess.run(
-            [sys.executable, str(ROOT / "benchmarks" / "playbook.py"), str(tmp_path / "study.yaml"),
+            [sys.executable, "-m", "selfcest_methods.learn_playbook", str(tmp_path / "study.yaml"),
              "--family", family, "--tasks", "2", "--playbook", str(tmp_path / "book.json")],
             check=False, capture_output=True, text=True,
             env={"PYTHONPATH": ":".join([*sys.path, str(Path(__file__).parent)])},

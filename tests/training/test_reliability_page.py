@@ -1,4 +1,4 @@
-"""The page of `benchmarks/reliability.py`: what stands in the documentation is what it prints of the evidence."""
+"""The page of `tests/stress/reliability.py`: what stands in the documentation is what it prints of the evidence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def reliability() -> Iterator[ModuleType]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        patch.syspath_prepend(str(ROOT / "tests" / "stress"))
         import reliability
 
         yield reliability
@@ -30,7 +30,7 @@ def test_a_part_that_was_not_made_is_said_not_to_be_there(reliability: ModuleTyp
     assert reliability.stored(tmp_path) == {}
     said = reliability.page({})
     for part in ("fuzz", "soak", "faults"):
-        assert f"`benchmarks/{part}.py` has stored nothing yet" in said
+        assert f"`tests/stress/{part}.py` has stored nothing yet" in said
     assert "not measured" in said
 
 

@@ -1,4 +1,4 @@
-"""The simulation of `benchmarks/scaling.py`: its clock by hand and against `rollout`; the page against the evidence."""
+"""The simulation of the study `scaling`: its clock by hand and against `rollout`; the page against the evidence."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def scaling() -> ModuleType:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        return importlib.import_module("scaling")
+    return importlib.import_module("studies.scaling.study")
 
 
 def curve(scaling: ModuleType, *points: tuple[int, float]) -> Any:
@@ -134,4 +132,3 @@ def test_the_page_is_what_the_evidence_says(scaling: ModuleType) -> None:
     found, page = scaling.stored(), scaling.PAGE.read_text(encoding="utf-8")
     assert scaling.section(found["results"], found["episodes"]) in page
     assert scaling.with_section(page, scaling.section(found["results"], found["episodes"])) == page
-    assert scaling.FIGURE.is_file()

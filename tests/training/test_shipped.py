@@ -154,7 +154,7 @@ def test_a_model_of_ones_own_under_such_a_name_is_neither_taken_nor_passed_over(
 
 
 def test_a_policy_longer_than_any_path_is_refused_in_one_line() -> None:
-    """It was a traceback; benchmarks/fuzz.py found it."""
+    """It was a traceback; tests/stress/fuzz.py found it."""
     with pytest.raises(ConfigError, match=r"policy is 'a{40}'\.\.\., which no path can be: File name too long"):
         policy_named("a" * 5000)
 

@@ -18,7 +18,7 @@ has helped more than it harmed. In a tree there are two playbooks, of roots and 
 all agents. A model wrote the bullets, so they are untrusted parts of the prompt. Their tokens are in every context that
 holds them, and charged: a playbook for clones is paid for by each.
 
-`benchmarks/playbook.py` learns one with a model that follows instructions; the strategy `playbook` plays with it.
+`python -m selfcest_methods.learn_playbook` learns one with a model that follows instructions; the strategy `playbook` plays with it.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from selfcest_env.types import Role, Task
 from selfcest_eval.play.strategies import Episodes, Instance, Monolithic, Seat, Strategy
 from selfcest_training.files import readable
 
+LEARN = "python -m selfcest_methods.learn_playbook"
 HEADING = "Advice from earlier tasks, which may be wrong:"
 
 
@@ -119,20 +120,20 @@ class Playbook(Checked):
     def from_file(cls, path: Path) -> Playbook:
         """Raises `ConfigError` for a file that is not there, is no playbook, or has bullets of unknown tasks."""
         if not path.is_file():
-            raise ConfigError(f"the playbook {path} does not exist; make one with benchmarks/playbook.py")
+            raise ConfigError(
+                f"the playbook {path} does not exist; make one with `python -m selfcest_methods.learn_playbook`"
+            )
         with readable(path):
             text = path.read_text(encoding="utf-8")
         try:
             values = json.loads(text)
         except ValueError as error:
-            raise ConfigError(
-                f"the playbook {path} is no JSON: {error}; make one with benchmarks/playbook.py"
-            ) from error
+            raise ConfigError(f"the playbook {path} is no JSON: {error}; make one with `{LEARN}`") from error
         found = structure(values, cls, place=str(path))
         if (found.root or found.clone) and "tasks" not in values:
             raise ConfigError(
                 f"the playbook {path} does not say which tasks it was learned from, so none could be refused; make it "
-                'again with benchmarks/playbook.py, or write "tasks": [] into it if it was learned from none'
+                f'again with `{LEARN}`, or write "tasks": [] into it if it was learned from none'
             )
         return found
 
@@ -182,7 +183,7 @@ class WithPlaybook(Strategy, Checked):
             if name_of(task, source) in self.playbook.tasks:
                 raise ConfigError(
                     f"the playbook {self.file} was learned from the task {task.task_id} that is to be played, "
-                    "and may hold its answer; make another with benchmarks/playbook.py and this study"
+                    f"and may hold its answer; make another with `{LEARN}` and this study"
                 )
 
     def play(self, instances: Sequence[Instance], seat: Seat, player: Player) -> list[Episodes]:

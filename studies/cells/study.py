@@ -1,28 +1,37 @@
 """Where credit pays: the page of the experiments on `keyed_cells`, from what their runs left behind.
 
-    python benchmarks/cells.py                                # prints docs/cells.md from docs/evidence/
-    python benchmarks/cells.py --figure docs/cells.png        # draws its picture
-    python benchmarks/delegation.py --rerun cells/seed0       # all arms of a seed again, from one warm start
-    python benchmarks/delegation.py --rerun cells/parts/seed0 # one of them
-
-The page is a function of the stored cells alone; what a cell is stands in benchmarks/delegation.py.
+The page is a function of the stored cells. `studies/trained.py` says what a cell is; `--rerun cells/seed0` trains all
+arms of a seed again, from one warm start, and `--rerun cells/parts/seed0` one of them.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
 
 import numpy as np
-from delegation import CREDIT, EVIDENCE, FIRST, cells_in, each, evidence_line, of, provenance, sign_test, table
 
-Cell = Mapping[str, Any]
+from studies.delegation.study import sign_test
+from studies.runner import (
+    DOCS,
+    Cell,
+    Study,
+    cells_in,
+    each,
+    evidence_line,
+    joined,
+    of,
+    provenance,
+    read_json,
+    table,
+    tuning_table,
+)
+from studies.trained import CREDIT, rerun
+
+EVIDENCE = Path(__file__).parent / "evidence"
 BASELINE = "rloo"
 WINDOWS = 5  # of the sampled tokens, of which means are shown
 LEARNED = 0.05  # of return that a baseline must have gained for its end to be a mark
@@ -31,9 +40,8 @@ SMOOTH = 0.2  # share of the tokens that a running mean of the return goes over
 
 def stored() -> tuple[list[Cell], list[Cell], list[Cell]]:
     """The cells of these experiments, those before a mend, and the log of tuning runs."""
-    cells, first = ([cell for cell in cells_in(folder) if cell["experiment"] in CREDIT] for folder in (EVIDENCE, FIRST))
-    tuning: list[Cell] = json.loads((EVIDENCE / "tuning_cells.json").read_text(encoding="utf-8"))
-    return cells, first, tuning
+    tuning: list[Cell] = read_json(EVIDENCE / "tuning.json")
+    return cells_in(EVIDENCE), cells_in(EVIDENCE / "first"), tuning
 
 
 def curve(cell: Cell) -> tuple[np.ndarray, np.ndarray]:
@@ -83,18 +91,16 @@ def page(cells: Sequence[Cell], first: Sequence[Cell], tuning: Sequence[Cell]) -
         HEAD.replace(
             "RUNS",
             ", ".join(f"{count} {'run' if count == 1 else 'runs'} of `{arm}`" for arm, count in runs.most_common()),
-        ).replace("EVIDENCE_LINE", evidence_line((cell["commit"] for cell in (*cells, *first)), "`--rerun`"))
+        ).replace("EVIDENCE_LINE", evidence_line((*cells, *first), "`--rerun`"))
     ]
     for experiment, words in zip(CREDIT, (MAIN, ONE, ALL, WIDTH), strict=True):
         arms = _sorted(of(cells, experiment))
         if arms:
             parts += [words, _returns(arms), SPEED, _speed(arms), GREEDY, _greedy(arms)]
-    columns = ("experiment", "arm", "seed", "tried", "outcome", "cpu_seconds")
-    lines = [[str(run[column]) for column in columns] for run in tuning]
     if first:
         parts += [MENDED, _returns(_sorted(of(first, CREDIT[0])))]
-    parts += [PROVENANCE, provenance(cells), TUNING, table(["", "arm", "seed", "tried", "outcome", "CPU-s"], lines)]
-    return "\n\n".join(part.strip() for part in parts) + "\n"
+    parts += [PROVENANCE, provenance(cells), TUNING, tuning_table(tuning)]
+    return joined(parts)
 
 
 def _sorted(arms: Mapping[str, list[Cell]]) -> dict[str, list[Cell]]:
@@ -201,9 +207,10 @@ HEAD = """# Where credit pays
 Sixteen clones each find a digit in a document of their own, the root copies their replies, and the return is the share
 of right cells: many clones, a graded sum, a quiet join, where counterfactual and per-part credit should win by a factor
 of k ([theory](credit.md#why-the-counterfactual-baselines-are-unbiased)). The embedded model of 0.17 M parameters, made
-tasks; nothing follows for a large model. `python benchmarks/cells.py` prints this page from `docs/evidence`, `python
-benchmarks/delegation.py --rerun cells/seed0` makes the cells of a seed again. Tuned on seed 100 and frozen, but for the
-value head of `critic` and `gae`, [mended](#before-a-mend) after its cells were seen; every reported seed is shown.
+tasks; nothing follows for a large model. `python -m studies cells` prints this page from `studies/cells/evidence`,
+`python -m studies delegation --rerun cells/seed0` makes the cells of a seed again. Tuned on seed 100 and frozen, but
+for the value head of `critic` and `gae`, [mended](#before-a-mend) after its cells were seen; every reported seed is
+shown.
 
 EVIDENCE_LINE
 
@@ -285,16 +292,10 @@ TUNING = """## Tuning
 On seed 100, every run of more than four steps; mean return over every 30,000 tokens. Those before `letters_s` are of
 other settings of the task or of RL, of which most broke."""
 
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--figure", metavar="FILE", type=Path, help="draw the picture of the page")
-    options = parser.parse_args()
-    if options.figure:
-        draw(stored()[0], options.figure)
-    else:
-        print(page(*stored()), end="")
-
-
-if __name__ == "__main__":
-    main()
+STUDY = Study(
+    page_file=DOCS / "cells.md",
+    page=lambda: page(*stored()),
+    figures={DOCS / "cells.png": lambda file: draw(stored()[0], file)},
+    rerun=lambda name, _: rerun(name),
+    cells="EXPERIMENT[/ARM]/seedN",
+)

@@ -1,21 +1,17 @@
 """The episodes of docs/gallery.md, and the interactive pages of the site.
 
-    python benchmarks/gallery.py --play
-    python benchmarks/gallery.py --pages OUT
-    python benchmarks/gallery.py --run runs/example
-
-The first plays the episodes again and writes them to docs/evidence/gallery; the figures of the page are drawn from
-there by the commands that stand on it. The second writes the pages that the site embeds, from that folder and from
-the run in docs/evidence/example_run.tar.xz; the build of the site calls it. The third puts another run there: all that
-a report reads, of the training episodes those of every sixth step. The policies are those that come with the package;
-where a script plays the root, the episode's name begins with `script`.
+`--rerun episodes` plays the episodes again; the figures of the page are drawn from the evidence by the commands that
+stand on it. `--rerun runs/example` stores another run as the one that the site reports on: all that a report reads, of
+the training episodes those of every sixth step. `python -m studies.gallery.study FOLDER`, which the build of the site
+calls, writes the pages that it embeds. The policies are those that come with the package; where a script plays the
+root, the episode's name begins with `script`.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
+import sys
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir
@@ -46,9 +42,10 @@ from selfcest_training.config_file import load_config
 from selfcest_training.credit import Difference
 from selfcest_training.files import write_text
 from selfcest_training.shipped import model_folder
+from studies.runner import DOCS, Study
 
-EVIDENCE = Path(__file__).parents[1] / "docs" / "evidence"
-TREES, RUN = EVIDENCE / "gallery", EVIDENCE / "example_run.tar.xz"
+TREES = Path(__file__).parent / "evidence"
+RUN = TREES / "example_run.tar.xz"
 OF_A_RUN = (
     "config.yaml",
     "sessions.jsonl",
@@ -236,25 +233,22 @@ def _step(line: str) -> int:
     return int(found[1])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="The episodes of docs/gallery.md, and the pages of the site.")
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--play", action="store_true", help="play the episodes again, and write them down")
-    what.add_argument("--pages", type=Path, metavar="OUT", help="write the pages of the site into this folder")
-    what.add_argument("--run", type=Path, metavar="RUN", help="store this run as the one that the site reports on")
-    chosen = parser.parse_args()
-    console = Console()
-    if chosen.run is not None:
-        store_run(chosen.run)
-        return
-    if chosen.pages is not None:
-        chosen.pages.mkdir(parents=True, exist_ok=True)
-        write_pages(chosen.pages, console)
-        return
-    for name, text in play_all():
-        write_text(TREES / name, text)
-        console.print(TREES / name, soft_wrap=True, highlight=False, markup=False)
+def rerun(name: str, _: int) -> Iterator[Path]:
+    """Play the episodes again, or store another run as the example."""
+    if name == "episodes":
+        for file, text in play_all():
+            write_text(TREES / file, text)
+            yield TREES / file
+    elif Path(name).is_dir():
+        store_run(Path(name))
+        yield RUN
+    else:
+        raise SystemExit(f"--rerun is {name!r}; expected episodes, or the folder of a run named example")
 
 
-if __name__ == "__main__":
-    main()
+STUDY = Study(page_file=DOCS / "gallery.md", rerun=rerun, cells="episodes, or runs/example to store that run")
+
+if __name__ == "__main__":  # the build of the site calls this
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    write_pages(folder, Console())

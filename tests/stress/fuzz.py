@@ -1,7 +1,7 @@
 """A million hostile inputs, drawn and grown: nothing raises what it should not, takes too long, or is executed.
 
-    python benchmarks/fuzz.py --out docs/evidence/reliability/fuzz.json
-    python benchmarks/fuzz.py --target hermes.parse --seed 0 --first 4711 --inputs 1       # one input again
+    python tests/stress/fuzz.py --out tests/stress/evidence/fuzz.json
+    python tests/stress/fuzz.py --target hermes.parse --seed 0 --first 4711 --inputs 1       # one input again
 
 Targets are protocols, chat codecs of all families of templates (roles are compared on ids, markers may be split over
 parts), graders, loaders of data, configs and records. Input `i` of a target follows from (seed, target, i) alone; every
@@ -42,8 +42,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/agents"))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests/agents"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from chat_models import PLAIN_ADDED, SPECIALS, TEMPLATES, VICUNA, byte_level, chat_tokenizer
 from graders import code, task_for
@@ -65,7 +65,7 @@ from selfcest_eval.play.config import parse_study
 from selfcest_training.config_file import apply_override, load_config, parse_config
 from selfcest_training.yaml_text import read_yaml, write_yaml
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 INPUTS = 1_000_000
 LIMIT_S = 1.0  # CPU of one input
 HANG_S = 580.0  # wall-clock, after which the process shows where it is and ends
@@ -1065,7 +1065,7 @@ def write(file: Path, name: str, figures: Mapping[str, Any]) -> None:
     known = {**old["targets"], name: {**figures, "peak_mib": _peak()}}
     of = list(known.values())
     written = {
-        "command": "python benchmarks/fuzz.py --out docs/evidence/reliability/fuzz.json",
+        "command": "python tests/stress/fuzz.py --out tests/stress/evidence/fuzz.json",
         "commit": figures["commit"],
         "seed": figures["seed"],
         "python": platform.python_version(),

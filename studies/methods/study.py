@@ -1,43 +1,49 @@
 """Learning signals compared on delegation: the middle of docs/methods.md, from what their runs left behind.
 
-    python benchmarks/methods.py                                     # prints docs/methods.md from docs/evidence/methods
-    python benchmarks/methods.py --figure docs/methods.png           # draws its picture
-    python benchmarks/methods.py --sweep 10                          # plays the policies of budgets.yaml of a seed
-    python benchmarks/delegation.py --rerun methods_when/seed10      # all arms of a seed again, from one warm start
-    python benchmarks/delegation.py --rerun methods_when/dots/seed10 # one of them
-
 What stands between the page's two marks is a function of the stored cells alone; the rest of the page stays as it is.
-What a cell is stands in benchmarks/delegation.py.
+`studies/trained.py` says what a cell is. `--rerun methods_when/seed10` trains all arms of a seed again, from one warm
+start, and `--rerun sweep/seed10` plays the policies of budgets.yaml of a seed.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import math
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, stdev
 from textwrap import TextWrapper
-from typing import Any
 
 import numpy as np
 import yaml
-from delegation import CONFIGS, EVIDENCE, EXPERIMENTS, ROOT, cells_in, each, evidence_line, of, provenance, table
 
 from selfcest_env.palette import INK, LINE, MUTED, SERIES, SURFACE
 from selfcest_eval.play.results import read_results
 from selfcest_eval.stats.statistics import over_seeds
 from selfcest_training.config_file import read_config
+from studies.runner import (
+    CONFIGS,
+    DOCS,
+    Cell,
+    Study,
+    cells_in,
+    each,
+    evidence_line,
+    of,
+    provenance,
+    read_json,
+    selfcest,
+    shown,
+    store_json,
+    table,
+    tuning_table,
+)
+from studies.trained import EXPERIMENTS, rerun
 
-Cell = Mapping[str, Any]
 Sweeps = Mapping[int, Mapping[str, Mapping[str, float]]]  # by seed, policy and budget
-FOLDER, PAGE = EVIDENCE / "methods", ROOT / "docs" / "methods.md"
+FOLDER, PAGE = Path(__file__).parent / "evidence", DOCS / "methods.md"
 SWEEP = CONFIGS / "methods" / "budgets_frontier.yaml"
-BEGIN, END = "<!-- compared: by benchmarks/methods.py -->", "<!-- end of what is compared -->"
+BEGIN, END = "<!-- compared: by studies/methods/study.py -->", "<!-- end of what is compared -->"
 
 
 HEAD = """![What each arm earned less its baseline, every seed](methods.png)
@@ -126,7 +132,7 @@ all else but seeds 11 and 12 of the budgets, and before their own. The worst fre
 
 PROVENANCE = """### Where it comes from
 
-A cell is an arm with one seed; `python benchmarks/delegation.py --rerun methods_when/seed10` makes those of a seed
+A cell is an arm with one seed; `python -m studies delegation --rerun methods_when/seed10` makes those of a seed
 again. CPU-s are of training, its warm start included, on a shared machine."""
 
 TUNING = """### Tuning
@@ -218,8 +224,7 @@ def errorless(cell: Cell, *, chooses: bool) -> float:
 
 def signed(differences: Sequence[float]) -> str:
     """Their mean with its 95 % interval over seeds (Student's t)."""
-    found = over_seeds(differences)
-    return f"{found.mean:+.3f}" + ("" if math.isnan(found.high) else f" ± {found.high - found.mean:.3f}")
+    return shown(over_seeds(differences), 3, "+")
 
 
 def verdict(differences: Sequence[float]) -> str:
@@ -306,7 +311,7 @@ def sweep(seed: int) -> Path:
     """Play at every budget those policies of budgets.yaml and budgets_hidden.yaml that were trained here and are not
     stored yet; store what they earned. To play one again, take it out of the file."""
     name, kept = f"methods_budgets_seed{seed}", FOLDER / f"sweep-{seed}.json"
-    stored = json.loads(kept.read_text(encoding="utf-8"))["earned"] if kept.exists() else {}
+    stored = read_json(kept)["earned"] if kept.exists() else {}
     data = yaml.safe_load(SWEEP.read_text(encoding="utf-8").replace("seed10", f"seed{seed}"))
     strategies = {policy: given for policy, given in data["strategies"].items() if policy not in stored}
     here = {policy: given for policy, given in strategies.items() if Path(given["policy"]).is_dir()}
@@ -314,8 +319,7 @@ def sweep(seed: int) -> Path:
         sys.exit(f"nothing to play: of {', '.join(strategies) or 'none'}, with seed {seed}, no policy is in runs/")
     config = Path("runs") / f"{name}_sweep.yaml"
     config.write_text(yaml.safe_dump({**data, "seeds": [seed], "strategies": here}), encoding="utf-8")
-    study = [sys.executable, "-m", "selfcest_training", "evaluate", "-c", str(config), "--resume"]
-    subprocess.run([*study, f"name={name}_{'_'.join(here)}"], check=True)
+    selfcest("evaluate", "-c", str(config), "--resume", f"name={name}_{'_'.join(here)}")
     earned: dict[str, dict[str, dict[str, list[float]]]] = {}
     for result in read_results(Path("studies") / f"{name}_{'_'.join(here)}" / "results.jsonl", whole=True):
         place, episode = result.place, result.episodes[result.chosen]
@@ -327,13 +331,12 @@ def sweep(seed: int) -> Path:
         }
         for strategy, row in earned.items()
     }
-    kept.write_text(json.dumps({"seed": seed, "earned": stored | means}, indent=1) + "\n", encoding="utf-8")
-    return kept
+    return store_json(kept, {"seed": seed, "earned": stored | means})
 
 
 def swept() -> Sweeps:
     """What policies earned, mean over sizes."""
-    files = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(FOLDER.glob("sweep-*.json"))]
+    files = [read_json(file) for file in sorted(FOLDER.glob("sweep-*.json"))]
     return {
         file["seed"]: {
             policy: {budget: mean(sizes.values()) for budget, sizes in row.items()}
@@ -399,14 +402,11 @@ def page(cells: Sequence[Cell], text: str) -> str:
     for family in FAMILIES:
         parts += [f"### {family.title}", family.words, compared(family, of(cells, family.experiment))]
     parts += [BUDGETS.format(compute=f"{mean(used) / 1e6:.1f}"), budgets_table(seeds), distances_table(seeds)]
-    tuning = json.loads((FOLDER / "tuning.json").read_text(encoding="utf-8"))
-    columns = ("experiment", "arm", "seed", "tried", "outcome", "cpu_seconds")
-    lines = [[str(run[column]) for column in columns] for run in tuning]
     worst = {
         arm: min(final(cell, FAMILIES[1]) for cell in own) for arm, own in of(cells, "methods_confirm_when").items()
     }
     parts += [PREDICTED.format(**worst), predicted(found), PROVENANCE, provenance(cells)]
-    parts += [TUNING, table(["", "arm", "seed", "tried", "earned by each probe", "CPU-s"], lines)]
+    parts += [TUNING, tuning_table(read_json(FOLDER / "tuning.json"), "earned by each probe")]
     return "".join([before, BEGIN, "\n\n", "\n\n".join(part.strip() for part in parts), "\n\n", END, after])
 
 
@@ -444,7 +444,7 @@ def summary(cells: Sequence[Cell], found: Mapping[tuple[str, str], str]) -> str:
     aware, untold = (of(cells, experiment)["every"][0] for experiment in ("methods_budgets", "methods_budgets_hidden"))
     told = {words: signed([mean(row) for row in rows]) for words, rows in distances(swept()).items()}
     said = HEAD.format(
-        evidence=evidence_line((cell["commit"] for cell in cells), "`--rerun`"),
+        evidence=evidence_line(cells, "`--rerun`"),
         apart=sum(verdict != "undecided" for verdict in verdicts),
         compared=len(verdicts),
         sided=len(sided),
@@ -582,18 +582,17 @@ PREDICTIONS = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sweep", metavar="SEED", type=int, help="play a seed's policies of budgets.yaml, store it")
-    parser.add_argument("--figure", metavar="FILE", type=Path, help="draw the picture of the page")
-    options = parser.parse_args()
-    if options.sweep is not None:
-        print(f"written to {sweep(options.sweep)}")
-    elif options.figure:
-        draw(cells_in(FOLDER), options.figure)
-    else:
-        print(page(cells_in(FOLDER), PAGE.read_text(encoding="utf-8")), end="")
+def rerun_methods(name: str) -> list[Path]:
+    """Play `sweep/seedN`, or train a cell."""
+    if name.startswith("sweep/seed"):
+        return [sweep(int(name.removeprefix("sweep/seed")))]
+    return rerun(name)
 
 
-if __name__ == "__main__":
-    main()
+STUDY = Study(
+    page_file=PAGE,
+    page=lambda: page(cells_in(FOLDER), PAGE.read_text(encoding="utf-8")),
+    figures={DOCS / "methods.png": lambda file: draw(cells_in(FOLDER), file)},
+    rerun=lambda name, _: rerun_methods(name),
+    cells="EXPERIMENT[/ARM]/seedN or sweep/seedN",
+)

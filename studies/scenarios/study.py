@@ -1,22 +1,21 @@
 """The page of the benchmark, from the runs that are stored.
 
-selfcest bench --seconds 20 --workers 2 --out docs/evidence/bench   # makes what is missing: 7 learners, 5 seeds
-python benchmarks/scenarios.py > docs/benchmark.md
+    selfcest bench --seconds 20 --workers 2 --out studies/scenarios/evidence   # makes what is missing
 
-Those of the learner from outside are made in its own environment; the page has its commands.
+The runs of the learner from outside are made in its own environment; the page has its commands.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from selfcest_baselines.bench.report import known_scenarios, table
 from selfcest_baselines.bench.runs import Results, load
 from selfcest_env.symbolic.scenarios import EVALUATION_EPISODES, EVALUATION_SEED, SOLVED
+from studies.runner import DOCS, Study, joined
 
-STORE = Path(__file__).parents[1] / "docs" / "evidence" / "bench"
+STORE = Path(__file__).parent / "evidence"
 OUTSIDE = STORE / "outside"  # a learner of a library that is no dependency; in it `tuning`, on other seeds
 PLANNED_SEEDS, PLANNED_SECONDS = 5, 60
 
@@ -40,7 +39,7 @@ def page(results: Results, outside: Results, tuning: Results) -> str:
     building = spread([run.points[0][1] for run in outside.values()])
     parts += [TUNING.format(rate=rates(outside), rate_of_others=rates(theirs), building=building, runs=runs_of(tuning))]
     parts += [ends(tuning), SETTINGS, listed]
-    return "\n\n".join(parts) + "\n"
+    return joined(parts)
 
 
 def runs_of(results: Results) -> str:
@@ -122,10 +121,10 @@ a bootstrap stratified by scenario. [Settings](#settings) are one per learner fo
 
 *Results of version {version}. Made again, they repeat the distribution of these figures, not their digits.*"""
 
-HOW = """![Share of runs above each normalised return](evidence/bench/profiles.png)
+HOW = """![Share of runs above each normalised return](benchmark.png)
 
-Curves are in `docs/evidence/bench`, a file per scenario, and in `results.json` as marl-eval reads them. CPU seconds
-depend on the machine and on what else runs there: compare columns of one table, not of two.
+Curves are in `studies/scenarios/evidence`, a file per scenario, and in `results.json` as marl-eval reads them. CPU
+seconds depend on the machine and on what else runs there: compare columns of one table, not of two.
 
 ```bash
 selfcest bench --list
@@ -183,7 +182,7 @@ The other columns are from the table above.
 
 ```bash
 export PYTHONPATH=.:agents:training:docs/examples/marl
-.venv-rllib/bin/python -m selfcest_cli bench {played} --seconds 20 --out docs/evidence/bench/outside
+.venv-rllib/bin/python -m selfcest_cli bench {played} --seconds 20 --out studies/scenarios/evidence/outside
 ```"""
 
 TUNING = """On `noisy-c005-v1` it ends below the best play without delegation. It samples {rate} decisions per CPU
@@ -200,5 +199,8 @@ SETTINGS = """## Settings
 What every learner was run with. The policies' learning rates were the better of 0.001 and 0.003 on one seed of `chain`
 modulo 2, RLlib's settings those above; nothing was tuned on any other scenario."""
 
-if __name__ == "__main__":
-    sys.stdout.write(page(load(STORE), load(OUTSIDE), load(OUTSIDE / "tuning")))
+STUDY = Study(
+    page_file=DOCS / "benchmark.md",
+    page=lambda: page(load(STORE), load(OUTSIDE), load(OUTSIDE / "tuning")),
+    figures={DOCS / "benchmark.png": lambda file: file.write_bytes((STORE / "profiles.png").read_bytes())},
+)

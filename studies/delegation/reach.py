@@ -1,10 +1,10 @@
 """How far the policies of the long ledgers reach, and why: what a reader of docs/delegation.md will doubt first.
 
-    python benchmarks/reach.py           # after the quick cells of seeds 5 to 9 of benchmarks/delegation.py, 25 minutes
-    python benchmarks/reach.py rotary    # after the cells base_100000/reading, 10 minutes
-    python benchmarks/reach.py told      # needs no run: the shipped policy `deciding`, a minute
+    python -m studies delegation --rerun reach     # after the cells quick/seed5 to quick/seed9, 25 minutes
+    python -m studies delegation --rerun rotary    # after the cells base_100000/reading, 10 minutes
+    python -m studies delegation --rerun told      # needs no run: the shipped policy `deciding`, a minute
 
-The first writes docs/evidence/reach.json, which that page is printed from: the longest contexts of training and test,
+The first writes evidence/reach.json, which that page is printed from: the longest contexts of training and test,
 cells with a part longer than any in training, readers whose rotary positions are scaled after training, and an
 errorless reader that reads all at once. The second writes rotary.json: the same scaling of readers that were trained
 with another rotary base. The third writes told.json: how often the shipped policy `deciding` delegates when its
@@ -13,11 +13,8 @@ prompt says a wrong size, when it says none, and when the window at test is anot
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -45,9 +42,9 @@ from selfcest_training.config_file import dump_config, load_config
 from selfcest_training.families import make_families
 from selfcest_training.shipped import model_folder
 from selfcest_training.stages.warmstart import demonstration_pool
+from studies.runner import CONFIGS, selfcest, store_json
 
-ROOT = Path(__file__).parents[1]
-CONFIGS, EVIDENCE = ROOT / "training" / "configs", ROOT / "docs" / "evidence"
+EVIDENCE = Path(__file__).parent / "evidence"
 COSTS = ("total_tokens", "generated_tokens", "critical_path_tokens", "peak_context", "kv_token_steps", "billed_tokens")
 PLAYS = {
     "delegating": (Style.DELEGATE, ONE_BY_ONE),
@@ -129,7 +126,7 @@ def gather(name: str, runs: Path, seeds: tuple[int, ...]) -> None:
 def played(name: str, study: StudyConfig, path: Path) -> dict[str, dict[str, dict[str, list[float]]]]:
     """By family, cell and strategy: the accuracy of every seed."""
     gather(name, Path("runs"), study.seeds)
-    subprocess.run([sys.executable, "-m", "selfcest_training", "evaluate", "-c", str(path), "--resume"], check=True)
+    selfcest("evaluate", "-c", str(path), "--resume")
     right: dict[tuple[str, str, str], dict[int, list[bool]]] = {}
     for result in read_results(study.folder / "results.jsonl"):
         place = result.place
@@ -180,26 +177,12 @@ def told(episodes: int = 50) -> dict[str, Any]:
     return {"version": version("selfcest"), "episodes": episodes, "sizes": sizes, "windows": windows}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", nargs="?", choices=(*STUDIES, "told"), default="reach")
-    name = parser.parse_args().study
+def measure(name: str) -> Path:
+    """Play `reach`, `rotary` or `told`, store what was measured, and return its file."""
     if name == "told":
-        write_evidence(name, told())
-        return
+        return store_json(EVIDENCE / "told.json", told())
     path = CONFIGS / "cpu" / f"{name}_frontier.yaml"
     study = load_study(path, [])
     looked_up = {"shown": shown(), "asked": asked()} if name == "reach" else {}
     found = {"seeds": study.seeds, "episodes": study.episodes, **looked_up, **played(name, study, path)}
-    write_evidence(name, found)
-
-
-def write_evidence(name: str, figures: Mapping[str, Any]) -> None:
-    """Write the figures of a study to docs/evidence."""
-    file = EVIDENCE / f"{name}.json"
-    file.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    print(f"written to {file}")
-
-
-if __name__ == "__main__":
-    main()
+    return store_json(EVIDENCE / f"{name}.json", found)

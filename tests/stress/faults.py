@@ -1,8 +1,8 @@
 """Faults put into small, real training runs and studies, and what became of each.
 
-    python benchmarks/faults.py                    # what is missing of 100 faults; goes on where it stopped
-    python benchmarks/faults.py --only kill:17     # one fault again, with its folder kept
-    python benchmarks/faults.py --cost             # what a checkpoint costs of a step of the newcomer's config
+    python tests/stress/faults.py                    # what is missing of 100 faults; goes on where it stopped
+    python tests/stress/faults.py --only kill:17     # one fault again, with its folder kept
+    python tests/stress/faults.py --cost             # what a checkpoint costs of a step of the newcomer's config
 
 Every fault ends in one of three ways, or it is a finding: the *same bits* as an undisturbed run after `--resume`
 (weights, metrics, episodes, table); *counted*: groups or instances played again or left out, and booked to the token;
@@ -54,8 +54,8 @@ from typing import Any, BinaryIO
 
 import yaml
 
-ROOT = Path(__file__).parents[1]
-EVIDENCE = ROOT / "docs" / "evidence" / "reliability" / "faults.json"
+ROOT = Path(__file__).parents[2]
+EVIDENCE = ROOT / "tests" / "stress" / "evidence" / "faults.json"
 PLUGINS = ROOT / "tests" / "training"
 PLAN = {"kill": 26, "term": 10, "whole": 12, "disk": 8, "rot": 30, "engine": 8, "server": 6}
 DRAWS = 12

@@ -1,10 +1,10 @@
 """The page of reliability, from what three attacks have stored.
 
-    python benchmarks/fuzz.py --out docs/evidence/reliability/fuzz.json    # hostile texts, files and records
-    python benchmarks/soak.py --workers 2         # hostile episodes, counted again
-    python benchmarks/faults.py                   # kills, full disks, rot, servers that fail
-    python benchmarks/faults.py --cost            # what a checkpoint costs of a step
-    python benchmarks/reliability.py > docs/reliability.md
+    python tests/stress/fuzz.py --out tests/stress/evidence/fuzz.json    # hostile texts, files and records
+    python tests/stress/soak.py --workers 2         # hostile episodes, counted again
+    python tests/stress/faults.py                   # kills, full disks, rot, servers that fail
+    python tests/stress/faults.py --cost            # what a checkpoint costs of a step
+    python tests/stress/reliability.py > docs/reliability.md
 
 The page says of a part that is not stored that it is not there.
 """
@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-STORE = ROOT / "docs" / "evidence" / "reliability"
+ROOT = Path(__file__).parents[2]
+STORE = ROOT / "tests" / "stress" / "evidence"
 PARTS = ("fuzz", "soak", "faults")
 EVIDENCE_VERSION = "0.1.0"  # of the stored evidence, which names a commit and no version
 LITTLE = 0.05  # of a step: what a checkpoint may cost where at most one step is lost
@@ -79,7 +79,7 @@ def page(evidence: Mapping[str, Any]) -> str:
 HEAD = """# Reliability
 
 What was put into this project to break it, and what became of it. Three commands make the figures, one prints this page
-from what they have stored in `docs/evidence/reliability`; a test compares the two. What the project does on a fault
+from what they have stored in `tests/stress/evidence`; a test compares the two. What the project does on a fault
 is in [Faults and exit codes](faults.md).
 
 *Results of version {version} ({commits}). The commands, given again, repeat the distribution of these figures, not
@@ -88,11 +88,11 @@ their digits.*"""
 AGAIN = """## Again
 
 ```bash
-python benchmarks/fuzz.py --out docs/evidence/reliability/fuzz.json    # hostile texts, files and records
-python benchmarks/soak.py --workers 2    # hostile episodes, counted again
-python benchmarks/faults.py              # kills, full disks, rot, engines and servers
-python benchmarks/faults.py --cost       # what a checkpoint costs of a step
-python benchmarks/reliability.py > docs/reliability.md
+python tests/stress/fuzz.py --out tests/stress/evidence/fuzz.json    # hostile texts, files and records
+python tests/stress/soak.py --workers 2    # hostile episodes, counted again
+python tests/stress/faults.py              # kills, full disks, rot, engines and servers
+python tests/stress/faults.py --cost       # what a checkpoint costs of a step
+python tests/stress/reliability.py > docs/reliability.md
 ```
 
 Soak and faults go on where they stopped. Each of the first three ends with code 1 where it has a finding, and prints
@@ -100,7 +100,7 @@ what repeats it: a target with a seed, a chunk (`--only threads:17`), a fault (`
 
 
 def missing(part: str) -> str:
-    return f"Not there: `benchmarks/{part}.py` has stored nothing yet."
+    return f"Not there: `tests/stress/{part}.py` has stored nothing yet."
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -337,7 +337,7 @@ def _cost(cost: Mapping[str, Any]) -> str:
     )
 
 
-UNMEASURED = "What a checkpoint costs of a step (`benchmarks/faults.py --cost`) is not measured yet"
+UNMEASURED = "What a checkpoint costs of a step (`tests/stress/faults.py --cost`) is not measured yet"
 
 NOT_PROMISED = """## What is not promised
 

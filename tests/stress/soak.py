@@ -1,7 +1,7 @@
 """Random hostile episodes through the real game, and every one counted again: those in words from the record alone.
 
-    python benchmarks/soak.py --workers 2          # a million; goes on where it stopped
-    python benchmarks/soak.py --only threads:17    # one chunk again, with its findings in full
+    python tests/stress/soak.py --workers 2          # a million; goes on where it stopped
+    python tests/stress/soak.py --only threads:17    # one chunk again, with its findings in full
 
 Players write valid calls, reads, answers, broken ones, attacks, over-long and cut turns, replies about as long as their
 limit, and report any usage. Limits are 0, unlimited, tiny or large. `RecordRecount` reads a record as JSON and plays it
@@ -81,8 +81,8 @@ from selfcest_env.types import (
     Usage,
 )
 
-ROOT = Path(__file__).parents[1]
-EVIDENCE = ROOT / "docs" / "evidence" / "reliability" / "soak.json"
+ROOT = Path(__file__).parents[2]
+EVIDENCE = ROOT / "tests" / "stress" / "evidence" / "soak.json"
 PROTOCOLS: dict[str, ProtocolText] = {"terse": TerseProtocol(), "hermes": HermesProtocol(), "symbolic": SymbolicText()}
 PLAIN = {name: f"plain {name}" for name in ("terse", "hermes")}  # as `delegation_v0` writes them
 PROTOCOLS |= {plain: PlainTextProtocol(PROTOCOLS[name]) for name, plain in PLAIN.items()}

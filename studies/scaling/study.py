@@ -1,9 +1,7 @@
 """How far training scales: recorded episodes and an engine's throughput through the scheduling, on a simulated clock.
 
-    python benchmarks/scaling.py --record     # episodes of a policy that comes with the package
-    python benchmarks/scaling.py --measure    # throughput of the engine on that policy's model, by CPU time
-    python benchmarks/scaling.py --simulate   # everything below, from what is stored
-    python benchmarks/scaling.py --page       # the section of docs/scale.md and its figure, from what is stored
+`--rerun episodes` records episodes of a policy that comes with the package, `--rerun curve` measures the engine on that
+policy's model by CPU time, and `--rerun results` simulates everything below from both.
 
 What is simulated is the engine's clock. An episode here is its turns' lengths and who waits for whom;
 tests/training/test_scaling_page.py holds that to `rollout`. Parts of workers are cut by the cluster's `shares`, steps
@@ -13,11 +11,9 @@ to ranks by `deal`.
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import json
 import os
-import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +26,6 @@ os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}  # before t
 
 import numpy as np
 import torch
-from delegation import table
 
 from selfcest_agents.engine import TokenRequest
 from selfcest_agents.language import language_of
@@ -52,9 +47,9 @@ from selfcest_training.stages.base import TaskMenu
 from selfcest_training.stages.checks import propose
 from selfcest_training.stages.mixture import Mixture
 from selfcest_training.stages.produced import play_groups
+from studies.runner import DOCS, Study, git, read_json, table
 
-ROOT = Path(__file__).parents[1]
-STORE, PAGE, FIGURE = ROOT / "docs" / "evidence" / "scaling", ROOT / "docs" / "scale.md", ROOT / "docs" / "scale.png"
+STORE, PAGE = Path(__file__).parent / "evidence", DOCS / "scale.md"
 HEADING = "## How far it scales (simulated)"
 POLICY, GROUPS, GROUP = "deciding", 48, 8  # what is recorded
 WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -354,8 +349,7 @@ def record() -> None:
     plans = propose(Mixture(), 0, GROUPS, menu, np.random.default_rng(0))
     groups, _ = play_groups(player, plans, step=0, seed=0, temperature=arm.rl.temperature, weights={})
     episodes = [shape_of(episode) for group in groups for episode in group.episodes]
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    said = {"policy": POLICY, "temperature": arm.rl.temperature, "groups": GROUPS, "commit": commit.strip()}
+    said = {"policy": POLICY, "temperature": arm.rl.temperature, "groups": GROUPS, "commit": git("rev-parse", "HEAD")}
     _write("episodes.json", {**said, "episodes": episodes})
 
 
@@ -396,7 +390,7 @@ def measure(repeats: int = 3, prompt: int = 32, new: int = 64) -> None:
 
 
 def stored() -> dict[str, Any]:
-    return {name: json.loads((STORE / f"{name}.json").read_text(encoding="utf-8")) for name in ("episodes", "results")}
+    return {name: read_json(STORE / f"{name}.json") for name in ("episodes", "results")}
 
 
 def curves() -> dict[str, Curve]:
@@ -405,7 +399,7 @@ def curves() -> dict[str, Curve]:
 
 def run() -> None:
     """Everything that the page shows."""
-    pool = json.loads((STORE / "episodes.json").read_text(encoding="utf-8"))["episodes"]
+    pool = read_json(STORE / "episodes.json")["episodes"]
     found: dict[str, Any] = {"balance": {tail: list(balance(pool, tail)) for tail in ("recorded", "heavy")}}
     for kind, curve in curves().items():
         for tail in ("recorded", "heavy"):
@@ -558,11 +552,11 @@ STRONG_WORDS = (
 BALANCE = f"""Share of the ranks' time that computes: {STRONG} episodes, micro-batches of {BATCH:,} padded ids. *Dealt*:
 cut as one process cuts them, and dealt out in rounds of similar size. *Whole groups*: every rank gets a contiguous
 share of the groups."""
-AGAIN = """Everything is in `docs/evidence/scaling`:
+AGAIN = """Everything is in `studies/scaling/evidence`:
 
 ```bash
-python benchmarks/scaling.py --record --measure   # episodes and the measured curve
-python benchmarks/scaling.py --simulate --page    # the results, this section and its figure
+python -m studies scaling --rerun episodes curve   # episodes and the measured curve
+python -m studies scaling --rerun results --write  # the results, this section and its figure
 ```
 
 With a curve of your own engine and a run's `episodes.jsonl`, `selfcest plan --curve FILE --episodes FILE` says as
@@ -578,21 +572,25 @@ def with_section(page: str, text: str) -> str:
     return before + text + (following + after if following else "")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("record", "measure", "simulate", "page"):
-        parser.add_argument(f"--{name}", action="store_true")
-    asked = parser.parse_args()
+def written_page() -> str:
+    found = stored()
+    return with_section(PAGE.read_text(encoding="utf-8"), section(found["results"], found["episodes"]))
+
+
+def rerun(name: str, _: int) -> list[Path]:
+    """Record episodes, measure the engine's curve, or simulate the results."""
+    makers = {"episodes": record, "curve": measure, "results": run}
+    if name not in makers:
+        raise SystemExit(f"--rerun is {name!r}; expected one of {', '.join(makers)}")
     torch.set_num_threads(1)
-    for wanted, does in ((asked.record, record), (asked.measure, measure), (asked.simulate, run)):
-        if wanted:
-            does()
-    if asked.page:
-        found = stored()
-        page = PAGE.read_text(encoding="utf-8") if PAGE.exists() else "# Scale\n"
-        PAGE.write_text(with_section(page, section(found["results"], found["episodes"])), encoding="utf-8")
-        figure(found["results"], FIGURE)
+    makers[name]()
+    return [STORE]
 
 
-if __name__ == "__main__":
-    main()
+STUDY = Study(
+    page_file=PAGE,
+    page=written_page,
+    figures={DOCS / "scale.png": lambda file: figure(stored()["results"], file)},
+    rerun=rerun,
+    cells="episodes, curve or results",
+)

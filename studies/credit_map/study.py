@@ -1,10 +1,7 @@
 """The credit map: which credit learns one grade for many clones with fewer sampled decisions, and when none does.
 
-    python benchmarks/credit_map.py --tune --workers 2    # every scheme's learning rate, on seeds of its own
-    python benchmarks/credit_map.py --run --workers 2     # the reported seeds, at the rates that tuning chose
-    python benchmarks/credit_map.py --run --only additive-16/diff_loo    # one cell of the map
-    python benchmarks/credit_map.py > docs/credit_map.md  # the page, from what is stored
-    python benchmarks/credit_map.py --figure docs/credit_map.png
+`--rerun tuning` makes every scheme's runs that choose its learning rate, on seeds of their own; `--rerun runs` makes
+the reported ones at these rates, and `--rerun additive-16/diff_loo` one cell of the map.
 
 The game is `cells`: k clones each answer one of eight, the replies are handed in, a coupling says what they are worth
 together. A run ends when the greedy policy is `GOAL` of the way from random to optimal play, or at the budget. What it
@@ -14,14 +11,11 @@ of an episode or a replay. A run is stored as one line when it ends, and is not 
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import math
 import multiprocessing
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -34,7 +28,6 @@ os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}  # before t
 
 import numpy as np
 import torch
-from delegation import evidence_line, table
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch.nn import functional as F
@@ -50,9 +43,9 @@ from selfcest_env.stored import stored_as, stored_fields, stored_text
 from selfcest_env.symbolic import BatchDelegation, SymbolicRules, make_rules, optimal_return
 from selfcest_env.symbolic.scenarios import EVALUATION_SEED
 from selfcest_eval.stats.statistics import Estimate
+from studies.runner import DOCS, Study, evidence_line, git, table
 
-ROOT = Path(__file__).parents[1]
-STORE, TUNED = (ROOT / "docs" / "evidence" / name for name in ("credit_map.jsonl", "credit_map_tuning.jsonl"))
+STORE, TUNED = (Path(__file__).parent / "evidence" / name for name in ("cells.jsonl", "tuning.jsonl"))
 MODULUS, EPISODES, GROUP, HIDDEN = 8, 64, 8, (64, 64)
 RATES = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
 TUNING_SEEDS, SEEDS = (100, 101), tuple(range(10))
@@ -158,12 +151,11 @@ def play(job: Job) -> dict[str, Any]:
                 reached = curve[-1][:2]
             if reached or progress.decisions >= BUDGET:
                 break
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     step = max(1, math.ceil(len(curve) / 20))
     return {
         **stored_fields(job),
         "config": job.config,
-        "commit": commit.strip(),
+        "commit": git("rev-parse", "HEAD"),
         "cpu_seconds": round(time.process_time() - begun, 1),
         "reached": reached,
         "curve": [*curve[:-1:step], curve[-1]],
@@ -302,7 +294,7 @@ def cells(runs: Sequence[Run]) -> dict[tuple[str, str], list[Run]]:
 def page(runs: Sequence[Run], tuning: Sequence[Run]) -> str:
     """`docs/credit_map.md`."""
     found, others = cells(runs), [scheme for scheme in SCHEMES if scheme != BASELINE]
-    line = evidence_line((run["commit"] for run in runs), "`--run`")
+    line = evidence_line(runs, "`--rerun`")
     parts = [HEAD, line, _verdict(found)]
     for price in PRICES:
         lines = []
@@ -408,7 +400,7 @@ episodes an update, one step each, Adam): means over {len(SEEDS)} seeds with 95 
 lie above 1. A replay keeps what the siblings did: it takes no decision, and one join. "≥" and "≤": some runs of
 `{BASELINE}`, or of the credit, did not get there, and count as if at the budget, in the interval too; "~": of both.
 
-`python benchmarks/credit_map.py` prints this page from `docs/evidence/credit_map.jsonl`; `--run --only
+`python -m studies credit_map` prints this page from `studies/credit_map/evidence/cells.jsonl`; `--rerun
 additive-16/diff_loo` makes a cell of it again. "Predicted" is what earlier simulations gave for the best credit with
 replays; "none": nobody's interval lay above 1; -: not simulated.
 
@@ -476,24 +468,23 @@ def figure(runs: Sequence[Run], file: Path) -> None:
     drawing.savefig(file, dpi=110)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tune", action="store_true", help="make the runs that choose the rates")
-    parser.add_argument("--run", action="store_true", help="make the reported runs")
-    parser.add_argument("--only", help="of these the ones of a game, or a game and a scheme: additive-16/diff_loo")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--figure", type=Path, help="draw the map instead")
-    asked = parser.parse_args()
-    if asked.tune or asked.run:
-        for _ in range(2 if asked.tune else 1):  # what a second round tunes depends on the first
-            wanted = tuning_jobs(stored(TUNED)) if asked.tune else jobs()
-            only = [job for job in wanted if f"{job.game}/{job.scheme}/".startswith(f"{asked.only or ''}/".lstrip("/"))]
-            make(only, TUNED if asked.tune else STORE, asked.workers)
-    elif asked.figure:
-        figure(stored(STORE), asked.figure)
-    else:
-        sys.stdout.write(page(stored(STORE), stored(TUNED)))
+def rerun(name: str, workers: int) -> list[Path]:
+    """Make what is missing of the tuning runs, of all reported runs, or of those of a game or of a cell."""
+    if name == "tuning":
+        for _ in range(2):  # the first round decides which outer rates the second one tries
+            make(list(tuning_jobs(stored(TUNED))), TUNED, workers)
+        return [TUNED]
+    wanted = [job for job in jobs() if name == "runs" or f"{job.game}/{job.scheme}/".startswith(f"{name}/")]
+    if not wanted:
+        raise SystemExit(f"no cell is named {name}; expected tuning, runs, or GAME[/CREDIT] with {', '.join(GAMES)}")
+    make(wanted, STORE, workers)
+    return [STORE]
 
 
-if __name__ == "__main__":
-    main()
+STUDY = Study(
+    page_file=DOCS / "credit_map.md",
+    page=lambda: page(stored(STORE), stored(TUNED)),
+    figures={DOCS / "credit_map.png": lambda file: figure(stored(STORE), file)},
+    rerun=rerun,
+    cells="tuning, runs, or GAME[/CREDIT]",
+)

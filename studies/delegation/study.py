@@ -1,284 +1,75 @@
 """Where delegating pays, and when a policy does it: the page of all experiments, from what their runs left behind.
 
-    python benchmarks/delegation.py                                 # prints docs/delegation.md from docs/evidence/
-    python benchmarks/delegation.py --figure docs/delegation.png    # draws its picture
-    python benchmarks/delegation.py --frontier docs/frontier.png    # draws accuracy against costs
-    python benchmarks/delegation.py --rerun quick/deciding/seed0    # trains and plays a cell again, in 3 to 10 minutes
-
-A cell is an arm of an experiment with one seed. It leaves a small JSON: digest of its config, commit, CPU seconds of
-training, figures of every size, learning curves. The page is a function of these files alone.
+The page is a function of the stored cells. `studies/trained.py` says what a cell is; `--rerun quick/deciding/seed0`
+trains and plays one again, in 3 to 10 minutes.
 """
 
 from __future__ import annotations
 
-import argparse
-import hashlib
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median
-from typing import TYPE_CHECKING, Any
-
-import yaml
+from typing import TYPE_CHECKING
 
 from selfcest_env.palette import INK, LINE, MUTED, SERIES, SURFACE
-from selfcest_env.stored import to_stored
-from selfcest_eval.play.results import Result
-from selfcest_eval.report.training_run import EvaluationStage, Part, results_of, study_of
-from selfcest_eval.stats.decision import judge, means
-from selfcest_eval.stats.decision_table import Decided, decided
-from selfcest_eval.stats.statistics import Estimate, over_seeds
-from selfcest_training.config_file import load_config, read_config, with_stored_keys
+from selfcest_eval.stats.statistics import over_seeds
+from studies.runner import (
+    DOCS,
+    STUDIES,
+    Cell,
+    Study,
+    cell_name,
+    cells_in,
+    each,
+    evidence_line,
+    joined,
+    of,
+    provenance,
+    read_json,
+    shown,
+    table,
+    tuning_table,
+)
+from studies.trained import CHAT, COSTS, ROTARY, SCARCE, SEPARATE, VARIANTS, rerun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-ROOT = Path(__file__).parents[1]
-EVIDENCE, CONFIGS = ROOT / "docs" / "evidence", ROOT / "training" / "configs"
+EVIDENCE = STUDIES / "delegation" / "evidence"
 FIRST = EVIDENCE / "first"  # by the configuration before the one that is there now
-VARIANTS = ("window_76", "window_88", "exact", "no_window", "kv", "dear")
 CHAT_STYLES = {"delegating": "delegate", "full_text": "solve", "reading": "read"}
-SEPARATE, SCARCE, ROTARY, CHAT = "separate", "scarce", "base_100000", "smollm2_long"
-CREDIT = ("cells", "cells_one", "cells_all", "cells_width")  # on a page of their own, by benchmarks/cells.py
-METHODS = (
-    "when",
-    "cells",
-    "budgets",
-    "budgets_hidden",
-    "confirm_when",
-    "confirm_cells",
-)  # likewise, by benchmarks/methods.py, and in a folder of their own
-EXPERIMENTS = {
-    "quick": CONFIGS / "quick.yaml",
-    "long_ledgers": CONFIGS / "long_ledgers.yaml",
-    **{name: CONFIGS / f"{name}.yaml" for name in (SCARCE, ROTARY, CHAT)},
-    **{name: CONFIGS / "when" / f"{name}.yaml" for name in (*VARIANTS, SEPARATE)},
-    **{name: CONFIGS / f"{name}.yaml" for name in CREDIT},
-    **{f"methods_{name}": CONFIGS / "methods" / f"{name}.yaml" for name in METHODS},
-}
-COSTS = (
-    "total_tokens",
-    "generated_tokens",
-    "critical_path_tokens",
-    "peak_context",
-    "kv_token_steps",
-    "billed_tokens",
-    "billed_tokens_cached",
-)
-REACH, TRAINED_REACH = EVIDENCE / "reach.json", EVIDENCE / "rotary.json"  # of benchmarks/reach.py
-TOLD = EVIDENCE / "told.json"  # of benchmarks/reach.py told
-LEFT_OUT = EVIDENCE / "gallery" / "left_out.json"  # of benchmarks/gallery.py
-EVIDENCE_VERSION = "0.1.0"  # of the stored cells, which name a commit and no version
+REACH, TRAINED_REACH = EVIDENCE / "reach.json", EVIDENCE / "rotary.json"  # of studies/delegation/reach.py
+LEFT_OUT = STUDIES / "gallery" / "evidence" / "left_out.json"  # of studies/gallery/study.py
+TOLD = EVIDENCE / "told.json"  # of studies/delegation/reach.py
 _WINDOW_TERMS, _CLASS = 10, 5  # terms that the window of `quick` holds, and that a size in its prompts stands for
-_MAX_COMMITS = 3  # that a page's line names one by one; its table of cells names each
 NEW = 5  # the first seed that no earlier configuration was reported or looked at with
 LEARNED = 0.9  # the accuracy on sizes of training below which a cell is no evidence on others
-CURVE_POINTS = 40
 READERS = {"delegating": "delegating", "reading": "reading", "reading_long": "reading, shown up to 168 entries"}
 FRONTIER_COSTS = {"total_tokens": "total tokens", "critical_path_tokens": "critical path, tokens"}
 LOOKS = [(tone.light, mark) for tone, mark in zip(SERIES, "os^Dv*", strict=True)]  # no meaning hangs on colour alone
 DPI = 200
 
-Cell = Mapping[str, Any]
-
-
-# One cell
-
-
-def rerun(name: str) -> list[Path]:
-    """Train, play and store one cell, or all arms of a seed in one run, where those that differ in RL alone share their
-    warm start. What is there of it is not done again. Returns their files."""
-    experiment, *arm, seed = name.split("/")
-    if experiment not in EXPERIMENTS or len(arm) > 1 or not seed.removeprefix("seed").isdecimal():
-        known = ", ".join(EXPERIMENTS)
-        raise SystemExit(f"--rerun is {name!r}; expected EXPERIMENT[/ARM]/seedN with an experiment of {known}")
-    arms = list(read_config(EXPERIMENTS[experiment])["arms"])
-    if set(arm) - set(arms):
-        raise SystemExit(f"--rerun is {name!r}, and the arms of {experiment} are {', '.join(arms)}")
-    number, label = int(seed.removeprefix("seed")), name.replace("/", "_")
-    folder = Path("runs") / label
-    folder.mkdir(parents=True, exist_ok=True)
-    alone, trained_by = folder / "cell.yaml", folder / "commit.txt"
-    alone.write_text(config_of(experiment, *(arm or arms)), encoding="utf-8")
-    if not trained_by.exists():
-        changed = " and changes" if _git("status", "--porcelain", "--untracked-files=no") else ""
-        trained_by.write_text(_git("rev-parse", "HEAD") + changed, encoding="utf-8")
-    options = [f"seeds=[{number}]", f"name={label}", "workers=1"]
-    train = [sys.executable, "-m", "selfcest_training", "train", "-c", str(alone), "--resume", *options]
-    subprocess.run(train, check=True)
-    config = load_config(alone, options)
-    (results, _), study = results_of(config, whole=True), study_of(config)
-    choices = decided(study, results)
-    files = []
-    for one in arm or arms:
-        first, last = (Part(one, stage, config.evaluation.temperatures[0]).label(config) for stage in EvaluationStage)
-        by_itself = [result for result in results if result.place.strategy == last]
-        before = [result for result in results if result.place.strategy == first and first != last]
-        cell = {
-            "experiment": experiment,
-            "arm": one,
-            "seed": number,
-            "config": digest_of(experiment, one),
-            "commit": trained_by.read_text(encoding="utf-8"),
-            **_training(folder / one / f"seed{number}"),
-            "sizes": _figures(result for result in by_itself if result.place.style is None),
-            "before_rl": _figures(result for result in before if result.place.style is None),
-            "errorless": _errorless(result for result in by_itself if result.place.style is not None),
-            "decisions": {
-                ("after" if item.trio.free == last else "before"): _decisions(item)
-                for item in choices
-                if item.trio.free in (first, last)
-            },
-        }
-        kept = EVIDENCE / "methods" if experiment.startswith("methods_") else EVIDENCE
-        files.append(kept / f"{experiment}_{one}_seed{number}.json")
-        files[-1].parent.mkdir(exist_ok=True)
-        files[-1].write_text(json.dumps(cell, indent=1) + "\n", encoding="utf-8")
-    return files
-
-
-def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-
-
-def config_of(experiment: str, *arms: str) -> str:
-    """The config of these arms alone, as YAML."""
-    data = read_config(EXPERIMENTS[experiment])
-    return yaml.safe_dump({**data, "arms": {arm: data["arms"][arm] for arm in arms}})
-
-
-def digest_of(experiment: str, arm: str) -> str:
-    """Of all that decides what a cell is, apart from its seed and the code."""
-    data = with_stored_keys(yaml.safe_load(config_of(experiment, arm)))
-    return hashlib.blake2b(yaml.safe_dump({**data, "seeds": None}).encode(), digest_size=8).hexdigest()
-
-
-def _training(folder: Path) -> dict[str, Any]:
-    """What a job used, its probes, and its curves, means of neighbouring rows: loss of the warm start, return and
-    tokens of RL, each against the tokens used when the last of them was done; and what probes in RL found, as it is."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    keys = {"warmstart": ("loss",), "rl": ("return", "total_tokens", "clones")}
-    curves = {}
-    for stage, names in keys.items():
-        found = [row for row in rows if row["stage"] == stage]
-        count = min(len(found), CURVE_POINTS)
-        points = [found[i * len(found) // count : (i + 1) * len(found) // count] for i in range(count)]
-        if points:
-            used = {name: [part[-1][name] for part in points] for name in ("compute_tokens", "sampled_tokens")}
-            means = {name: [round(mean(row[name] for row in part), 4) for part in points] for name in names}
-            curves[stage] = {**used, **means}
-    if probed := [row for row in rows if any(name.startswith("probe/") for name in row)]:
-        names = ["compute_tokens", *(name for name in probed[0] if name.startswith("probe/"))]
-        curves["probes"] = {name: [round(row[name], 4) for row in probed] for name in names}
-    probes = [row for row in rows if row["stage"] == "probe"]
-    return {
-        "cpu_seconds": round(rows[-1]["cpu_seconds"], 1),
-        "compute_tokens": int(rows[-1]["compute_tokens"]),
-        "attempts": 1 + max((row["attempt"] for row in probes), default=0),
-        "learned": all(row["passed"] for row in probes[-1:]),
-        "curves": curves,
-    }
-
-
-def _by_size(results: Iterable[Result]) -> dict[str, list[Result]]:
-    sizes: dict[str, list[Result]] = {}
-    for result in results:
-        sizes.setdefault(result.place.size, []).append(result)
-    return sizes
-
-
-def _costs(results: Sequence[Result]) -> dict[str, float]:
-    paid = [result.costs for result in results if result.costs is not None]
-    return {cost: round(mean(costs[cost] for costs in paid), 1) for cost in COSTS if paid}
-
-
-def _terms(results: Sequence[Result]) -> dict[str, float]:
-    scored = [result.episodes[result.chosen].reward_terms or {} for result in results]
-    return {name: round(mean(terms.get(name, 0.0) for terms in scored), 4) for name in scored[0]}
-
-
-def _figures(results: Iterable[Result]) -> dict[str, Any]:
-    """By size: accuracy, reward and what each of its terms adds, share delegated and mean costs."""
-    return {
-        size: {
-            "n": len(found),
-            "shift": found[0].place.shift,
-            "accuracy": round(mean(result.grade.correct for result in found), 4),
-            "reward": round(mean(result.episodes[result.chosen].team_return for result in found), 4),
-            "delegated": round(mean(result.episodes[result.chosen].cost.clones > 0 for result in found), 4),
-            "terms": _terms(found),
-            **_costs(found),
-        }
-        for size, found in _by_size(results).items()
-    }
-
-
-def _errorless(results: Iterable[Result]) -> dict[str, Any]:
-    """By size and style: mean costs of errorless players; `lifted` of `n` instances needed limits lifted."""
-    return {
-        size: {
-            str(style): {
-                "n": sum(result.costs is not None for result in played),
-                "lifted": sum(bool(result.lifted) for result in played),
-                **_costs(played),
-            }
-            for style in dict.fromkeys(result.place.style for result in found)
-            for played in [[result for result in found if result.place.style is style]]
-        }
-        for size, found in _by_size(results).items()
-    }
-
-
-def _decisions(item: Decided) -> dict[str, Any]:
-    """By size what the policy and both forced choices did, and what its choices were worth."""
-    judged = to_stored(judge([choice for played in item.sizes.values() for choice in played]))
-    ways = ("free", "always", "never")
-    return {
-        "n": sum(map(len, item.sizes.values())),
-        **judged,
-        "threshold": None if math.isinf(judged["threshold"]) else judged["threshold"],
-        "sizes": {
-            size: {way: to_stored(means([getattr(choice, way) for choice in played])) for way in ways}
-            for size, played in item.sizes.items()
-        },
-    }
-
 
 # The page
 
 
-def cells_in(folder: Path) -> list[Cell]:
-    files = sorted(folder.glob("*_seed*.json"), key=lambda file: (len(file.stem), file.stem))
-    return [json.loads(file.read_text(encoding="utf-8")) for file in files]
-
-
 def stored() -> tuple[list[Cell], list[Cell], list[Cell]]:
     """All cells, those of the first configuration, and the log of tuning runs."""
-    tuning: list[Cell] = json.loads((EVIDENCE / "tuning.json").read_text(encoding="utf-8"))
-    return [cell for cell in cells_in(EVIDENCE) if cell["experiment"] not in CREDIT], cells_in(FIRST), tuning
-
-
-def of(cells: Iterable[Cell], *experiments: str) -> dict[str, list[Cell]]:
-    """Cells of experiments by arm."""
-    arms: dict[str, list[Cell]] = {}
-    for cell in cells:
-        if cell["experiment"] in experiments:
-            arms.setdefault(cell["arm"], []).append(cell)
-    return arms
+    tuning: list[Cell] = read_json(EVIDENCE / "tuning.json")
+    return cells_in(EVIDENCE), cells_in(FIRST), tuning
 
 
 def page(cells: Sequence[Cell], first: Sequence[Cell], tuning: Sequence[Cell]) -> str:
     """`docs/delegation.md`."""
     ledgers, sums = of(cells, "quick", "long_ledgers"), of(cells, "quick").get("deciding", [])
     ledgers = {arm: found for arm, found in ledgers.items() if arm != "deciding"}
-    line = evidence_line((cell["commit"] for cell in (*cells, *first)), "`--rerun`")
+    line = evidence_line((*cells, *first), "`--rerun`")
     parts = [HEAD.replace("EVIDENCE_LINE", line), *_failures(cells), PREDICTIONS, _predictions(ledgers, sums)]
     parts += [_ledgers(ledgers)] if ledgers else []
-    parts += [_reach(json.loads(REACH.read_text(encoding="utf-8")))] if REACH.exists() else []
+    parts += [_reach(read_json(REACH))] if REACH.exists() else []
     rotary = of(cells, ROTARY).get("reading", [])
     parts += [_rotary(rotary)] if rotary else []
     parts += [WINDOWED] if ledgers else []
@@ -293,24 +84,8 @@ def page(cells: Sequence[Cell], first: Sequence[Cell], tuning: Sequence[Cell]) -
     chat = of(cells, CHAT)
     parts += [_chat(chat)] if chat else []
     parts.append(_first(first))
-    columns = ("experiment", "arm", "seed", "tried", "outcome", "cpu_seconds")
-    lines = [[str(run[column]) for column in columns] for run in tuning]
-    parts += [PROVENANCE, provenance(cells), TUNING, table(["", "arm", "seed", "tried", "outcome", "CPU-s"], lines)]
-    return "\n\n".join(part.strip() for part in parts) + "\n"
-
-
-def table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(line)} |" for line in (heads, ["---"] * len(heads), *lines))
-
-
-def shown(found: Estimate, digits: int = 2) -> str:
-    """A mean with its 95 % interval over seeds."""
-    half = "" if math.isnan(found.high) else f" ± {found.high - found.mean:.{digits}f}"
-    return f"{found.mean:.{digits}f}{half}"
-
-
-def each(values: Iterable[float | None], digits: int = 2) -> str:
-    return " ".join("-" if value is None else f"{value:.{digits}f}" for value in values)
+    parts += [PROVENANCE, provenance(cells), TUNING, tuning_table(tuning)]
+    return joined(parts)
 
 
 def spread(values: Sequence[float]) -> str:
@@ -328,36 +103,6 @@ def sign_test(gaps: Sequence[float]) -> float:
     above = sum(gap > 0 for gap in gaps)
     tail = sum(math.comb(len(gaps), k) for k in range(max(above, len(gaps) - above), len(gaps) + 1))
     return min(1.0, 2 * tail / 2 ** len(gaps))
-
-
-def _name(cell: Cell) -> str:
-    return f"{cell['experiment']}/{cell['arm']}/seed{cell['seed']}"
-
-
-def evidence_line(commits: Iterable[str], repeat: str) -> str:
-    """The line of a page of evidence: which version ran it, at which commits, and what running it again repeats.
-
-    Args:
-        commits: of the stored results; a checkout that had changes says so after the hash.
-        repeat: the command or option that makes a result again, in code marks.
-    """
-    hashes = sorted({commit[:7] for commit in commits})
-    named = ", ".join(f"`{name}`" for name in hashes) if len(hashes) <= _MAX_COMMITS else f"{len(hashes)} commits"
-    return (
-        f"*Results of version {EVIDENCE_VERSION} ({named}). {repeat} repeats the distribution of these figures, not "
-        "their digits.*"
-    )
-
-
-def provenance(cells: Sequence[Cell]) -> str:
-    lines = [
-        [
-            *(_name(cell), f"`{cell['config']}`", f"`{cell['commit'][:7]}`", str(cell["attempts"])),
-            *(f"{cell['compute_tokens'] / 1e6:.2f}", f"{cell['cpu_seconds']:.0f}"),
-        ]
-        for cell in cells
-    ]
-    return table(["cell", "config", "commit", "warm starts", "compute, M tokens", "CPU-s of training"], lines)
 
 
 def _accuracy(cells: Iterable[Cell], size: str) -> list[float]:
@@ -378,10 +123,10 @@ def _failures(cells: Sequence[Cell]) -> list[str]:
         low = {size: value for size, value in _inside(cell).items() if value < LEARNED}
         if low:
             sizes = ", ".join(f"{size} {value:.2f}" for size, value in low.items())
-            lines.append(f"- {_name(cell)} is below {LEARNED} on sizes that it was trained on: {sizes}")
+            lines.append(f"- {cell_name(cell)} is below {LEARNED} on sizes that it was trained on: {sizes}")
         if cell["attempts"] > 1:
             end = "" if cell["learned"] else ", and had not learned when it ended"
-            lines.append(f"- {_name(cell)}: the warm start began {cell['attempts']} times{end}")
+            lines.append(f"- {cell_name(cell)}: the warm start began {cell['attempts']} times{end}")
     return ["**What did not come out:**\n\n" + "\n".join(lines)] if lines else [NO_FAILURE]
 
 
@@ -453,7 +198,7 @@ def _beside(arms: Mapping[str, Sequence[Cell]]) -> str:
 
 
 def _reach(found: Cell) -> str:
-    """What `benchmarks/reach.py` found out."""
+    """What `studies/delegation/reach.py` found out."""
     names, sizes = list(next(iter(found["asked"].values()))), list(found["asked"])
     contexts = [
         [
@@ -604,7 +349,7 @@ def _varied(cells: Sequence[Cell], sums: Sequence[Cell]) -> str:
         judged = cell["decisions"]["after"]
         threshold = "never" if judged["threshold"] is None else str(judged["threshold"])
         rewards = [judged[way]["reward"] for way in ("free", "always", "never")]
-        lines.append([_name(cell), threshold, each(_share(cell, "before")), each(_share(cell, "after"))])
+        lines.append([cell_name(cell), threshold, each(_share(cell, "before")), each(_share(cell, "after"))])
         lines[-1] += [each(rewards, 3), each([judged["regret"]], 3), each([judged["f1"]])]
     heads = ["cell", "best threshold", "share delegated by size, before RL", "after", "reward after, always, never"]
     guessing = [_guessed(cell) for cell in cells if cell["experiment"] == "dear"]
@@ -691,7 +436,7 @@ def _predictions(ledgers: Mapping[str, Sequence[Cell]], sums: Sequence[Cell]) ->
 
     cells = [cell for found in (*ledgers.values(), sums) for cell in found]
     for least, among in ((0.95, [cell for found in ledgers.values() for cell in found]), (0.9, cells)):
-        inside = {_name(cell): min(_inside(cell).values()) for cell in among}
+        inside = {cell_name(cell): min(_inside(cell).values()) for cell in among}
         lowest = min(inside, key=lambda name: inside[name])
         what = "ledgers, on sizes of training: every arm" if among is not cells else "every arm on sizes of training"
         say(f"{what} {least} or more", "lowest", f"{inside[lowest]:.2f} ({lowest})", inside[lowest] >= least)
@@ -751,7 +496,7 @@ def draw(cells: Sequence[Cell], path: Path) -> None:
             means_of = [mean(c[j][1] for c in curves) for j in range(len(entries))]
             left.plot(entries, means_of, mark, linestyle="-", color=colour, label=label)
     if REACH.exists():
-        reach = json.loads(REACH.read_text(encoding="utf-8"))
+        reach = read_json(REACH)
         played = {**reach["scaled"], **reach["far"]}
         points = [
             (math.prod(map(int, size.split("x"))), mean(cell["reading, base x 2"])) for size, cell in played.items()
@@ -831,9 +576,9 @@ def _against_entries(cell: Cell, figure: str = "accuracy") -> list[tuple[int, fl
 HEAD = """# Where delegating pays, and when
 
 Experiments with the embedded model (0.17 M parameters) on made tasks, copying and sums modulo ten; nothing follows for
-a large model. `python benchmarks/delegation.py` prints this page from the files in `docs/evidence`, one for every arm
-and seed; `--rerun EXPERIMENT/ARM/seedN` makes any of them again. The configuration was tuned on seeds from 100 on and
-then frozen; every reported seed that was run stands here, and so do those of [the one
+a large model. `python -m studies delegation` prints this page from the files in `studies/delegation/evidence`, one
+for every arm and seed; `--rerun EXPERIMENT/ARM/seedN` makes any of them again. The configuration was tuned on
+seeds from 100 on and then frozen; every reported seed that was run stands here, and so do those of [the one
 before](#the-first-configuration), of which two failed. A seed is an independent repetition of everything: initial
 weights, demonstrations, rollouts. Test instances are the same for all seeds; play is greedy. ± is a 95 % interval over
 seeds (Student's t). [What a hostile reader would say](hostile.md) is answered apart.
@@ -889,8 +634,9 @@ arm's own strategy: the expert on the same instances."""
 
 REACHED = """## How far, and why
 
-`python benchmarks/reach.py`. Contexts are in tokens. The reader is asked for contexts that it has not seen; no agent
-of a delegating tree ever is: **that is what delegating does here**. It keeps every context within what was learned."""
+`python -m studies delegation --rerun reach`. Contexts are in tokens. The reader is asked for contexts that it has not
+seen; no agent of a delegating tree ever is: **that is what delegating does here**. It keeps every context within what
+was learned."""
 
 SCALED = """Readers whose rotary positions are changed after training, to bring long contexts into what was learned:
 `positions / 2` divides them, `base x 2` and `base x 4` slow the slower rotations more than the faster ones. Every
@@ -924,8 +670,8 @@ x0.43 of its cache reads, x0.59 of its largest context and x0.25 of its critical
 ROTATED = """Readers *trained* with ten times the rotary base (`base_100000.yaml`), fresh seeds, predicted at chance
 from 72 entries on like the others:"""
 
-AFTERWARDS = """The same with two and four times their own base, set after training, as `python benchmarks/reach.py
-rotary` found. Every seed:"""
+AFTERWARDS = """The same with two and four times their own base, set after training, as
+`python -m studies delegation --rerun rotary` found. Every seed:"""
 
 SCARCELY = """## Has RL a part in where?
 
@@ -950,10 +696,10 @@ earns than the policy. Decision F1 is that of delegating where it is worth it.""
 
 BY_HEART = """\
 **The root knows many of its clones' answers by heart.** Of the `deciding` policy that comes with the package,
-`python benchmarks/gallery.py --play` leaves out the clones of 100 questions one by one, greedily, where the answer was
-right: the root is right all the same without {whole} that had a whole ten of digits, of which there are only 100 with
-their shifts, and without {part} that had less ([one of them](gallery.md#a-clone-that-did-not-matter-and-why)). It
-learned *when* to call clones on sums of which it could have done a part alone."""
+`python -m studies gallery --rerun episodes` leaves out the clones of 100 questions one by one, greedily, where the
+answer was right: the root is right all the same without {whole} that had a whole ten of digits, of which there are only
+100 with their shifts, and without {part} that had less ([one of them](gallery.md#a-clone-that-did-not-matter-and-why)).
+It learned *when* to call clones on sums of which it could have done a part alone."""
 
 SIZE_TOLD = """### What the decision follows
 
@@ -961,8 +707,8 @@ SIZE_TOLD = """### What the decision follows
 (seed 0 of `quick`) was asked {episodes} sums of each size, greedily, with every size in the prompt that it knows, and
 with none. Each cell is the share in which the root's first turn calls clones, then the accuracy. Told a wrong size, it
 follows that size in all 20 combinations, in {least:.2f} or more of the sums: it calls clones for 4 terms and none for
-23. Told no size, it never calls. `python benchmarks/reach.py told` makes both tables again in 20 seconds (here by
-version {version}); `selfcest solve "5:[40]-[59];[10]" --policy deciding` shows one such sum."""
+23. Told no size, it never calls. `python -m studies delegation --rerun told` makes both tables again in 20
+seconds (here by version {version}); `selfcest solve "5:[40]-[59];[10]" --policy deciding` shows one such sum."""
 
 WINDOW_TOLD = """With the right size in the prompt and another window at test, the decision does not move. Under 40
 tokens every call is refused for want of room, and the policy makes it all the same."""
@@ -1020,22 +766,22 @@ ledgers both ways half and half, with unreliable calls, never, 60 to 40 always; 
 labelled subtotals at the end, or read all at once, .08, .15 and .17 on 4x6."""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rerun", metavar="CELL", help="EXPERIMENT[/ARM]/seedN: train and play it, store its file")
-    parser.add_argument("--figure", metavar="FILE", type=Path, help="draw the picture of the page")
-    parser.add_argument("--frontier", metavar="FILE", type=Path, help="draw accuracy against costs on long ledgers")
-    options = parser.parse_args()
-    if options.rerun:
-        for file in rerun(options.rerun):
-            print(f"written to {file}")
-    elif options.figure:
-        draw(stored()[0], options.figure)
-    elif options.frontier:
-        draw_frontier(stored()[0], options.frontier)
-    else:
-        print(page(*stored()), end="")
+def rerun_delegation(name: str) -> list[Path]:
+    """Play `reach`, `rotary` or `told`, or train a cell."""
+    if name in (REACH.stem, TRAINED_REACH.stem, TOLD.stem):
+        from studies.delegation import reach  # imports torch, which the page does not need
+
+        return [reach.measure(name)]
+    return rerun(name)
 
 
-if __name__ == "__main__":
-    main()
+STUDY = Study(
+    page_file=DOCS / "delegation.md",
+    page=lambda: page(*stored()),
+    figures={
+        DOCS / "delegation.png": lambda file: draw(stored()[0], file),
+        DOCS / "frontier.png": lambda file: draw_frontier(stored()[0], file),
+    },
+    rerun=lambda name, _: rerun_delegation(name),
+    cells="EXPERIMENT[/ARM]/seedN, reach, rotary or told",
+)

@@ -1,0 +1,177 @@
+"""The command line, the stored evidence and the tables that all studies share.
+
+python -m studies NAME                # prints the page from the stored evidence
+python -m studies NAME --check        # ends with code 1 if the page in docs/ differs from the evidence
+python -m studies NAME --write        # writes the page and its figures into docs/
+python -m studies NAME --rerun CELL   # plays a cell again and stores its evidence
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from selfcest_eval.stats.statistics import Estimate
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+STUDIES = ROOT / "studies"
+CONFIGS = ROOT / "training" / "configs"
+FIRST_VERSION = "0.1.0"  # of stored results that name a commit and no version
+MAX_COMMITS = 3  # that a page's line names one by one; its table of cells names each
+TUNING_COLUMNS = ("experiment", "arm", "seed", "tried", "outcome", "cpu_seconds")
+
+Cell = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Study:
+    """One study, as the command line needs it.
+
+    Attributes:
+        page_file: the page in docs/.
+        page: returns the text of that file; a page that is written by hand has none.
+        figures: for each picture of the page, the function that draws it into a file.
+        rerun: plays a cell, given its name and the number of workers, and returns the files that it wrote.
+        cells: the names that `rerun` takes, in words.
+    """
+
+    page_file: Path
+    page: Callable[[], str] | None = None
+    figures: Mapping[Path, Callable[[Path], None]] = field(default_factory=dict)
+    rerun: Callable[[str, int], Iterable[Path]] | None = None
+    cells: str = ""
+
+
+def run_study(name: str, study: Study, arguments: Sequence[str]) -> None:
+    """Do what the command line asks of a study. Ends with code 1 where `--check` finds a difference."""
+    parser = argparse.ArgumentParser(prog=f"python -m studies {name}")
+    if study.rerun:
+        parser.add_argument("--rerun", nargs="+", default=[], metavar="CELL", help=f"play and store: {study.cells}")
+        parser.add_argument("--workers", type=int, default=2, help="processes, where a study plays cells side by side")
+    if study.page:
+        parser.add_argument("--check", action="store_true", help="compare the page in docs/ with the evidence")
+        parser.add_argument("--write", action="store_true", help="write the page and its figures into docs/")
+    options = vars(parser.parse_args(arguments))
+    for cell in options.get("rerun", []):
+        assert study.rerun is not None
+        for file in study.rerun(cell, options["workers"]):
+            print(f"written to {file}")
+    if study.page is None:
+        if not options.get("rerun"):
+            parser.error(f"{study.page_file.relative_to(ROOT)} is written by hand; give --rerun")
+    elif options["write"]:
+        study.page_file.write_text(study.page(), encoding="utf-8")
+        for file, draw in study.figures.items():
+            draw(file)
+    elif options["check"]:
+        if study.page() != study.page_file.read_text(encoding="utf-8"):
+            sys.exit(f"{study.page_file.relative_to(ROOT)} differs from its evidence; write it with --write")
+    elif not options.get("rerun"):
+        print(study.page(), end="")
+
+
+# Evidence
+
+
+def git(*arguments: str) -> str:
+    """What git prints about this checkout."""
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def selfcest(*arguments: str) -> None:
+    """Run a command of `selfcest` in a process of its own. Raises `CalledProcessError` if it fails."""
+    subprocess.run([sys.executable, "-m", "selfcest_cli", *arguments], check=True)
+
+
+def read_json(file: Path) -> Any:
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def store_json(file: Path, values: Mapping[str, Any]) -> Path:
+    """Write evidence, and return its file."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    return file
+
+
+def cells_in(folder: Path) -> list[Cell]:
+    files = sorted(folder.glob("*_seed*.json"), key=lambda file: (len(file.stem), file.stem))
+    return [read_json(file) for file in files]
+
+
+def of(cells: Iterable[Cell], *experiments: str) -> dict[str, list[Cell]]:
+    """Cells of experiments by arm."""
+    arms: dict[str, list[Cell]] = {}
+    for cell in cells:
+        if cell["experiment"] in experiments:
+            arms.setdefault(cell["arm"], []).append(cell)
+    return arms
+
+
+# Pages
+
+
+def joined(parts: Iterable[str]) -> str:
+    """The parts of a page, with an empty line between them."""
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def table(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in (heads, ["---"] * len(heads), *lines))
+
+
+def shown(found: Estimate, digits: int = 2, sign: str = "") -> str:
+    """A mean with its 95 % interval over seeds; `sign` is "+" where it is a difference."""
+    half = "" if math.isnan(found.high) else f" ± {found.high - found.mean:.{digits}f}"
+    return f"{found.mean:{sign}.{digits}f}{half}"
+
+
+def each(values: Iterable[float | None], digits: int = 2) -> str:
+    return " ".join("-" if value is None else f"{value:.{digits}f}" for value in values)
+
+
+def cell_name(cell: Cell) -> str:
+    return f"{cell['experiment']}/{cell['arm']}/seed{cell['seed']}"
+
+
+def evidence_line(results: Iterable[Mapping[str, Any]], repeat: str) -> str:
+    """The line of a page of evidence: which version ran it, at which commits, and what running it again repeats.
+
+    Args:
+        results: as they are stored, with `commit`, and with `version` unless they are older than that key.
+        repeat: the command or option that makes a result again, in code marks.
+    """
+    results = list(results)
+    versions = ", ".join(sorted({result.get("version", FIRST_VERSION) for result in results}))
+    hashes = sorted({result["commit"][:7] for result in results})
+    named = ", ".join(f"`{name}`" for name in hashes) if len(hashes) <= MAX_COMMITS else f"{len(hashes)} commits"
+    return (
+        f"*Results of version {versions} ({named}). {repeat} repeats the distribution of these figures, not "
+        "their digits.*"
+    )
+
+
+def provenance(cells: Sequence[Cell]) -> str:
+    """Where each cell comes from: digest of its config, commit and compute."""
+    lines = [
+        [
+            *(cell_name(cell), f"`{cell['config']}`", f"`{cell['commit'][:7]}`", str(cell["attempts"])),
+            *(f"{cell['compute_tokens'] / 1e6:.2f}", f"{cell['cpu_seconds']:.0f}"),
+        ]
+        for cell in cells
+    ]
+    return table(["cell", "config", "commit", "warm starts", "compute, M tokens", "CPU-s of training"], lines)
+
+
+def tuning_table(runs: Iterable[Cell], outcome: str = "outcome") -> str:
+    """The log of tuning runs."""
+    lines = [[str(run[column]) for column in TUNING_COLUMNS] for run in runs]
+    return table(["", "arm", "seed", "tried", outcome, "CPU-s"], lines)

@@ -1,0 +1,209 @@
+"""Trains and plays the cells of the studies that compare arms of a config, and stores them.
+
+A cell is an arm of an experiment with one seed. Its JSON holds the digest of its config, the commit, the CPU seconds of
+training, the figures of every size and the learning curves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import yaml
+
+from selfcest_env import __version__
+from selfcest_env.stored import to_stored
+from selfcest_eval.play.results import Result
+from selfcest_eval.report.training_run import EvaluationStage, Part, results_of, study_of
+from selfcest_eval.stats.decision import judge, means
+from selfcest_eval.stats.decision_table import Decided, decided
+from selfcest_training.config_file import load_config, read_config, with_stored_keys
+from studies.runner import CONFIGS, STUDIES, git, selfcest, store_json
+
+VARIANTS = ("window_76", "window_88", "exact", "no_window", "kv", "dear")
+SEPARATE, SCARCE, ROTARY, CHAT = "separate", "scarce", "base_100000", "smollm2_long"
+CREDIT = ("cells", "cells_one", "cells_all", "cells_width")  # on a page of their own, by studies/cells/study.py
+METHODS = (
+    "when",
+    "cells",
+    "budgets",
+    "budgets_hidden",
+    "confirm_when",
+    "confirm_cells",
+)  # likewise, by studies/methods/study.py, and in a folder of their own
+EXPERIMENTS = {
+    "quick": CONFIGS / "quick.yaml",
+    "long_ledgers": CONFIGS / "long_ledgers.yaml",
+    **{name: CONFIGS / f"{name}.yaml" for name in (SCARCE, ROTARY, CHAT)},
+    **{name: CONFIGS / "when" / f"{name}.yaml" for name in (*VARIANTS, SEPARATE)},
+    **{name: CONFIGS / f"{name}.yaml" for name in CREDIT},
+    **{f"methods_{name}": CONFIGS / "methods" / f"{name}.yaml" for name in METHODS},
+}
+COSTS = (
+    "total_tokens",
+    "generated_tokens",
+    "critical_path_tokens",
+    "peak_context",
+    "kv_token_steps",
+    "billed_tokens",
+    "billed_tokens_cached",
+)
+CURVE_POINTS = 40
+
+
+def rerun(name: str) -> list[Path]:
+    """Train, play and store one cell, or all arms of a seed in one run, where those that differ in RL alone share their
+    warm start. What is there of it is not done again. Returns their files."""
+    experiment, *arm, seed = name.split("/")
+    if experiment not in EXPERIMENTS or len(arm) > 1 or not seed.removeprefix("seed").isdecimal():
+        known = ", ".join(EXPERIMENTS)
+        raise SystemExit(f"--rerun is {name!r}; expected EXPERIMENT[/ARM]/seedN with an experiment of {known}")
+    arms = list(read_config(EXPERIMENTS[experiment])["arms"])
+    if set(arm) - set(arms):
+        raise SystemExit(f"--rerun is {name!r}, and the arms of {experiment} are {', '.join(arms)}")
+    number, label = int(seed.removeprefix("seed")), name.replace("/", "_")
+    folder = Path("runs") / label
+    folder.mkdir(parents=True, exist_ok=True)
+    alone, trained_by = folder / "cell.yaml", folder / "commit.txt"
+    alone.write_text(config_of(experiment, *(arm or arms)), encoding="utf-8")
+    if not trained_by.exists():
+        changed = " and changes" if git("status", "--porcelain", "--untracked-files=no") else ""
+        trained_by.write_text(git("rev-parse", "HEAD") + changed, encoding="utf-8")
+    options = [f"seeds=[{number}]", f"name={label}", "workers=1"]
+    selfcest("train", "-c", str(alone), "--resume", *options)
+    config = load_config(alone, options)
+    (results, _), study = results_of(config, whole=True), study_of(config)
+    choices = decided(study, results)
+    files = []
+    for one in arm or arms:
+        first, last = (Part(one, stage, config.evaluation.temperatures[0]).label(config) for stage in EvaluationStage)
+        by_itself = [result for result in results if result.place.strategy == last]
+        before = [result for result in results if result.place.strategy == first and first != last]
+        cell = {
+            "experiment": experiment,
+            "arm": one,
+            "seed": number,
+            "config": digest_of(experiment, one),
+            "version": __version__,
+            "commit": trained_by.read_text(encoding="utf-8"),
+            **_training(folder / one / f"seed{number}"),
+            "sizes": _figures(result for result in by_itself if result.place.style is None),
+            "before_rl": _figures(result for result in before if result.place.style is None),
+            "errorless": _errorless(result for result in by_itself if result.place.style is not None),
+            "decisions": {
+                ("after" if item.trio.free == last else "before"): _decisions(item)
+                for item in choices
+                if item.trio.free in (first, last)
+            },
+        }
+        owner = "methods" if experiment.startswith("methods_") else "cells" if experiment in CREDIT else "delegation"
+        files.append(store_json(STUDIES / owner / "evidence" / f"{experiment}_{one}_seed{number}.json", cell))
+    return files
+
+
+def config_of(experiment: str, *arms: str) -> str:
+    """The config of these arms alone, as YAML."""
+    data = read_config(EXPERIMENTS[experiment])
+    return yaml.safe_dump({**data, "arms": {arm: data["arms"][arm] for arm in arms}})
+
+
+def digest_of(experiment: str, arm: str) -> str:
+    """Of all that decides what a cell is, apart from its seed and the code."""
+    data = with_stored_keys(yaml.safe_load(config_of(experiment, arm)))
+    return hashlib.blake2b(yaml.safe_dump({**data, "seeds": None}).encode(), digest_size=8).hexdigest()
+
+
+def _training(folder: Path) -> dict[str, Any]:
+    """What a job used, its probes, and its curves, means of neighbouring rows: loss of the warm start, return and
+    tokens of RL, each against the tokens used when the last of them was done; and what probes in RL found, as it is."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    keys = {"warmstart": ("loss",), "rl": ("return", "total_tokens", "clones")}
+    curves = {}
+    for stage, names in keys.items():
+        found = [row for row in rows if row["stage"] == stage]
+        count = min(len(found), CURVE_POINTS)
+        points = [found[i * len(found) // count : (i + 1) * len(found) // count] for i in range(count)]
+        if points:
+            used = {name: [part[-1][name] for part in points] for name in ("compute_tokens", "sampled_tokens")}
+            means = {name: [round(mean(row[name] for row in part), 4) for part in points] for name in names}
+            curves[stage] = {**used, **means}
+    if probed := [row for row in rows if any(name.startswith("probe/") for name in row)]:
+        names = ["compute_tokens", *(name for name in probed[0] if name.startswith("probe/"))]
+        curves["probes"] = {name: [round(row[name], 4) for row in probed] for name in names}
+    probes = [row for row in rows if row["stage"] == "probe"]
+    return {
+        "cpu_seconds": round(rows[-1]["cpu_seconds"], 1),
+        "compute_tokens": int(rows[-1]["compute_tokens"]),
+        "attempts": 1 + max((row["attempt"] for row in probes), default=0),
+        "learned": all(row["passed"] for row in probes[-1:]),
+        "curves": curves,
+    }
+
+
+def _by_size(results: Iterable[Result]) -> dict[str, list[Result]]:
+    sizes: dict[str, list[Result]] = {}
+    for result in results:
+        sizes.setdefault(result.place.size, []).append(result)
+    return sizes
+
+
+def _costs(results: Sequence[Result]) -> dict[str, float]:
+    paid = [result.costs for result in results if result.costs is not None]
+    return {cost: round(mean(costs[cost] for costs in paid), 1) for cost in COSTS if paid}
+
+
+def _terms(results: Sequence[Result]) -> dict[str, float]:
+    scored = [result.episodes[result.chosen].reward_terms or {} for result in results]
+    return {name: round(mean(terms.get(name, 0.0) for terms in scored), 4) for name in scored[0]}
+
+
+def _figures(results: Iterable[Result]) -> dict[str, Any]:
+    """By size: accuracy, reward and what each of its terms adds, share delegated and mean costs."""
+    return {
+        size: {
+            "n": len(found),
+            "shift": found[0].place.shift,
+            "accuracy": round(mean(result.grade.correct for result in found), 4),
+            "reward": round(mean(result.episodes[result.chosen].team_return for result in found), 4),
+            "delegated": round(mean(result.episodes[result.chosen].cost.clones > 0 for result in found), 4),
+            "terms": _terms(found),
+            **_costs(found),
+        }
+        for size, found in _by_size(results).items()
+    }
+
+
+def _errorless(results: Iterable[Result]) -> dict[str, Any]:
+    """By size and style: mean costs of errorless players; `lifted` of `n` instances needed limits lifted."""
+    return {
+        size: {
+            str(style): {
+                "n": sum(result.costs is not None for result in played),
+                "lifted": sum(bool(result.lifted) for result in played),
+                **_costs(played),
+            }
+            for style in dict.fromkeys(result.place.style for result in found)
+            for played in [[result for result in found if result.place.style is style]]
+        }
+        for size, found in _by_size(results).items()
+    }
+
+
+def _decisions(item: Decided) -> dict[str, Any]:
+    """By size what the policy and both forced choices did, and what its choices were worth."""
+    judged = to_stored(judge([choice for played in item.sizes.values() for choice in played]))
+    ways = ("free", "always", "never")
+    return {
+        "n": sum(map(len, item.sizes.values())),
+        **judged,
+        "threshold": None if math.isinf(judged["threshold"]) else judged["threshold"],
+        "sizes": {
+            size: {way: to_stored(means([getattr(choice, way) for choice in played])) for way in ways}
+            for size, played in item.sizes.items()
+        },
+    }

@@ -1,0 +1,94 @@
+"""The runner of the studies: every printed page is its evidence, and what the command line refuses."""
+
+import shutil
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from selfcest_eval.stats.statistics import over_seeds
+from studies import runner
+from studies.__main__ import NAMES
+from studies.runner import DOCS, ROOT, Study, run_study, shown, store_json
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_printed_page_is_its_evidence(name: str) -> None:
+    study: Study = import_module(f"studies.{name}.study").STUDY
+    assert study.page_file.is_file()
+    assert all(file.is_file() for file in study.figures)
+    if study.page is not None:
+        run_study(name, study, ["--check"])
+
+
+def test_a_page_that_differs_is_found_and_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "ROOT", tmp_path)
+    file = tmp_path / "example.md"
+    drawn: list[Path] = []
+    study = Study(file, lambda: "evidence\n", {tmp_path / "a.png": drawn.append})
+    file.write_text("other\n")
+    with pytest.raises(SystemExit, match=r"example\.md differs from its evidence; write it with --write"):
+        run_study("example", study, ["--check"])
+    assert file.read_text() == "other\n", "a check writes nothing"
+    run_study("example", study, ["--write"])
+    run_study("example", study, ["--check"])
+    assert drawn == [tmp_path / "a.png"]
+
+
+def test_cells_are_played_in_order_and_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    study = Study(DOCS / "cells.md", lambda: "page", rerun=lambda name, workers: [Path(f"{name}-{workers}")])
+    run_study("cells", study, ["--rerun", "b", "a", "--workers", "3"])
+    assert capsys.readouterr().out == "written to b-3\nwritten to a-3\n"
+    run_study("cells", study, [])
+    assert capsys.readouterr().out == "page"
+
+
+@pytest.mark.parametrize("arguments", [["--check"], ["--write"], []])
+def test_a_page_written_by_hand_is_never_overwritten(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    study: Study = import_module("studies.gallery.study").STUDY
+    with pytest.raises(SystemExit) as end:
+        run_study("gallery", study, arguments)
+    assert end.value.code == 2
+    assert "gallery" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "cell", "said"),
+    [
+        ("credit_map", "additive-16/other", "no cell is named additive-16/other"),
+        ("scaling", "other", "expected one of episodes, curve, results"),
+        ("gallery", "other", "expected episodes, or the folder"),
+        ("cells", "other/seed0", "expected EXPERIMENT"),
+        ("delegation", "quick/other/seed0", "the arms of quick are"),
+    ],
+)
+def test_an_unknown_cell_plays_nothing(name: str, cell: str, said: str) -> None:
+    with pytest.raises(SystemExit, match=said):
+        run_study(name, import_module(f"studies.{name}.study").STUDY, ["--rerun", cell])
+
+
+def test_an_unknown_study_is_one_line() -> None:
+    done = subprocess.run([sys.executable, "-m", "studies", "delegatoin"], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith("no study is named delegatoin; NAME is one of cells, credit_map")
+
+
+def test_an_interval_is_that_of_the_evaluation() -> None:
+    found = over_seeds([0.9, 1.0])
+    assert shown(found, 3, "+") == "+0.950 ± 0.635"
+    assert shown(over_seeds([0.25])) == "0.25", "one seed has no interval"
+
+
+def test_git_keeps_studies_of_the_project_and_ignores_those_of_a_user(tmp_path: Path) -> None:
+    shutil.copy(ROOT / ".gitignore", tmp_path)
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    kept = ["studies/runner.py", "studies/new/study.py", "studies/new/evidence/a_seed0.json"]
+    ignored = ["studies/mine/results.jsonl", "studies/mine/config.yaml", "studies/cells/table.md"]
+    done = subprocess.run(["git", "check-ignore", *kept, *ignored], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.split() == ignored
+
+
+def test_evidence_ends_with_a_line(tmp_path: Path) -> None:
+    assert store_json(tmp_path / "new" / "a.json", {"a": 1}).read_text() == '{\n "a": 1\n}\n'
