@@ -18,7 +18,7 @@ has helped more than it harmed. In a tree there are two playbooks, of roots and 
 all agents. A model wrote the bullets, so they are untrusted parts of the prompt. Their tokens are in every context that
 holds them, and charged: a playbook for clones is paid for by each.
 
-`python -m selfcest_methods.learn_playbook` learns one with a model that follows instructions; the strategy `playbook` plays with it.
+`LEARN` learns one with a model that follows instructions; the strategy `playbook` plays with it.
 """
 
 from __future__ import annotations
