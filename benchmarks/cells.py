@@ -83,7 +83,7 @@ def page(cells: Sequence[Cell], first: Sequence[Cell], tuning: Sequence[Cell]) -
         HEAD.replace(
             "RUNS",
             ", ".join(f"{count} {'run' if count == 1 else 'runs'} of `{arm}`" for arm, count in runs.most_common()),
-        ).replace("EVIDENCE_LINE", evidence_line((cell["commit"] for cell in (*cells, *first)), "`--rerun`"))
+        ).replace("EVIDENCE_LINE", evidence_line((*cells, *first), "`--rerun`"))
     ]
     for experiment, words in zip(CREDIT, (MAIN, ONE, ALL, WIDTH), strict=True):
         arms = _sorted(of(cells, experiment))

@@ -39,6 +39,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch.nn import functional as F
 
+from selfcest_env import __version__
 from selfcest_env.seeding import stream_seed
 from selfcest_env.symbolic import BatchDelegation, SymbolicRules, make_rules, optimal_return
 from selfcest_env.symbolic.scenarios import EVALUATION_SEED
@@ -160,6 +161,7 @@ def play(job: Job) -> dict[str, Any]:
     return {
         **asdict(job),
         "config": job.config,
+        "version": __version__,
         "commit": commit.strip(),
         "cpu_seconds": round(time.process_time() - begun, 1),
         "reached": reached,
@@ -299,8 +301,7 @@ def cells(runs: Sequence[Run]) -> dict[tuple[str, str], list[Run]]:
 def page(runs: Sequence[Run], tuning: Sequence[Run]) -> str:
     """`docs/credit_map.md`."""
     found, others = cells(runs), [scheme for scheme in SCHEMES if scheme != BASELINE]
-    line = evidence_line((run["commit"] for run in runs), "`--run`")
-    parts = [HEAD, line, _verdict(found)]
+    parts = [HEAD, evidence_line(runs, "`--run`"), _verdict(found)]
     for price in PRICES:
         lines = []
         for name, game in GAMES.items():

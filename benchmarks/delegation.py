@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from selfcest_env import __version__
 from selfcest_env.palette import INK, LINE, MUTED, SERIES, SURFACE
 from selfcest_training.config_file import load_config, read_config
 from selfcest_training.evaluation.decision import judge, means
@@ -72,7 +73,7 @@ COSTS = (
 REACH, TRAINED_REACH = EVIDENCE / "reach.json", EVIDENCE / "rotary.json"  # of benchmarks/reach.py
 TOLD = EVIDENCE / "told.json"  # of benchmarks/reach.py told
 LEFT_OUT = EVIDENCE / "gallery" / "left_out.json"  # of benchmarks/gallery.py
-EVIDENCE_VERSION = "0.1.0"  # of the stored cells, which name a commit and no version
+FIRST_VERSION = "0.1.0"  # of stored results that name a commit and no version
 _WINDOW_TERMS, _CLASS = 10, 5  # terms that the window of `quick` holds, and that a size in its prompts stands for
 _MAX_COMMITS = 3  # that a page's line names one by one; its table of cells names each
 NEW = 5  # the first seed that no earlier configuration was reported or looked at with
@@ -123,6 +124,7 @@ def rerun(name: str) -> list[Path]:
             "arm": one,
             "seed": number,
             "config": digest_of(experiment, one),
+            "version": __version__,
             "commit": trained_by.read_text(encoding="utf-8"),
             **_training(folder / one / f"seed{number}"),
             "sizes": _figures(result for result in by_itself if result.place.style is None),
@@ -275,7 +277,7 @@ def page(cells: Sequence[Cell], first: Sequence[Cell], tuning: Sequence[Cell]) -
     """`docs/delegation.md`."""
     ledgers, sums = of(cells, "quick", "long_ledgers"), of(cells, "quick").get("deciding", [])
     ledgers = {arm: found for arm, found in ledgers.items() if arm != "deciding"}
-    line = evidence_line((cell["commit"] for cell in (*cells, *first)), "`--rerun`")
+    line = evidence_line((*cells, *first), "`--rerun`")
     parts = [HEAD.replace("EVIDENCE_LINE", line), *_failures(cells), PREDICTIONS, _predictions(ledgers, sums)]
     parts += [_ledgers(ledgers)] if ledgers else []
     parts += [_reach(json.loads(REACH.read_text(encoding="utf-8")))] if REACH.exists() else []
@@ -334,17 +336,19 @@ def _name(cell: Cell) -> str:
     return f"{cell['experiment']}/{cell['arm']}/seed{cell['seed']}"
 
 
-def evidence_line(commits: Iterable[str], repeat: str) -> str:
+def evidence_line(results: Iterable[Mapping[str, Any]], repeat: str) -> str:
     """The line of a page of evidence: which version ran it, at which commits, and what running it again repeats.
 
     Args:
-        commits: of the stored results; a checkout that had changes says so after the hash.
+        results: as they are stored, with `commit`, and with `version` unless they are older than that key.
         repeat: the command or option that makes a result again, in code marks.
     """
-    hashes = sorted({commit[:7] for commit in commits})
+    results = list(results)
+    versions = ", ".join(sorted({result.get("version", FIRST_VERSION) for result in results}))
+    hashes = sorted({result["commit"][:7] for result in results})
     named = ", ".join(f"`{name}`" for name in hashes) if len(hashes) <= _MAX_COMMITS else f"{len(hashes)} commits"
     return (
-        f"*Results of version {EVIDENCE_VERSION} ({named}). {repeat} repeats the distribution of these figures, not "
+        f"*Results of version {versions} ({named}). {repeat} repeats the distribution of these figures, not "
         "their digits.*"
     )
 

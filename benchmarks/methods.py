@@ -444,7 +444,7 @@ def summary(cells: Sequence[Cell], found: Mapping[tuple[str, str], str]) -> str:
     aware, untold = (of(cells, experiment)["every"][0] for experiment in ("methods_budgets", "methods_budgets_hidden"))
     told = {words: signed([mean(row) for row in rows]) for words, rows in distances(swept()).items()}
     said = HEAD.format(
-        evidence=evidence_line((cell["commit"] for cell in cells), "`--rerun`"),
+        evidence=evidence_line(cells, "`--rerun`"),
         apart=sum(verdict != "undecided" for verdict in verdicts),
         compared=len(verdicts),
         sided=len(sided),

@@ -2,7 +2,7 @@
 
     python benchmarks/reach.py           # after the quick cells of seeds 5 to 9 of benchmarks/delegation.py, 25 minutes
     python benchmarks/reach.py rotary    # after the cells base_100000/reading, 10 minutes
-    python benchmarks/reach.py told      # needs no run: the shipped policy `deciding`, a minute
+    python benchmarks/reach.py told      # needs no run: the shipped policy `deciding`, 20 seconds
 
 The first writes docs/evidence/reach.json, which that page is printed from: the longest contexts of training and test,
 cells with a part longer than any in training, readers whose rotary positions are scaled after training, and an
@@ -21,7 +21,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -32,6 +31,7 @@ from selfcest_agents.language import language_of
 from selfcest_agents.policy import ScriptedPolicy
 from selfcest_agents.rollout import RolloutRequest, rollout
 from selfcest_agents.scripted import OracleActor
+from selfcest_env import __version__
 from selfcest_env.reward import make_reward
 from selfcest_env.tasks import Style
 from selfcest_env.tasks.long_ledgers import AT_ONCE, ONE_BY_ONE, LongLedgers
@@ -142,7 +142,7 @@ def played(name: str, study: StudyConfig, path: Path) -> dict[str, dict[str, dic
     return found
 
 
-def told(episodes: int = 50) -> dict[str, Any]:
+def measure_told_sizes(episodes: int = 50) -> dict[str, Any]:
     """How often the shipped `deciding` calls clones, and how often it is right, by what its prompt says of the size.
 
     Returns:
@@ -177,7 +177,7 @@ def told(episodes: int = 50) -> dict[str, Any]:
             str(window or 0): {str(size): measure_decisions(size, -(-size // 5) * 5, window) for size in TRUE_SIZES}
             for window in (None, 40, 100)
         }
-    return {"version": version("selfcest"), "episodes": episodes, "sizes": sizes, "windows": windows}
+    return {"version": __version__, "episodes": episodes, "sizes": sizes, "windows": windows}
 
 
 def main() -> None:
@@ -185,7 +185,7 @@ def main() -> None:
     parser.add_argument("study", nargs="?", choices=(*STUDIES, "told"), default="reach")
     name = parser.parse_args().study
     if name == "told":
-        write_evidence(name, told())
+        write_evidence(name, measure_told_sizes())
         return
     path = CONFIGS / "cpu" / f"{name}_frontier.yaml"
     study = load_study(path, [])
