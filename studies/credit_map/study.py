@@ -38,6 +38,7 @@ from selfcest_baselines.learner import Learner
 from selfcest_baselines.loss import OnePass
 from selfcest_baselines.networks import Actor
 from selfcest_baselines.rollout import collect
+from selfcest_env import __version__
 from selfcest_env.seeding import stream_seed
 from selfcest_env.stored import stored_as, stored_fields, stored_text
 from selfcest_env.symbolic import BatchDelegation, SymbolicRules, make_rules, optimal_return
@@ -155,6 +156,7 @@ def play(job: Job) -> dict[str, Any]:
     return {
         **stored_fields(job),
         "config": job.config,
+        "version": __version__,
         "commit": git("rev-parse", "HEAD"),
         "cpu_seconds": round(time.process_time() - begun, 1),
         "reached": reached,

@@ -2,7 +2,7 @@
 
     python -m studies delegation --rerun reach     # after the cells quick/seed5 to quick/seed9, 25 minutes
     python -m studies delegation --rerun rotary    # after the cells base_100000/reading, 10 minutes
-    python -m studies delegation --rerun told      # needs no run: the shipped policy `deciding`, a minute
+    python -m studies delegation --rerun told      # needs no run: the shipped policy `deciding`, 20 seconds
 
 The first writes evidence/reach.json, which that page is printed from: the longest contexts of training and test,
 cells with a part longer than any in training, readers whose rotary positions are scaled after training, and an
@@ -18,7 +18,6 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -29,6 +28,7 @@ from selfcest_agents.language import language_of
 from selfcest_agents.policy import ScriptedPolicy
 from selfcest_agents.rollout import RolloutRequest, rollout
 from selfcest_agents.scripted import OracleActor
+from selfcest_env import __version__
 from selfcest_env.reward import make_reward
 from selfcest_env.tasks import Style
 from selfcest_env.tasks.long_ledgers import AT_ONCE, ONE_BY_ONE, LongLedgers
@@ -139,7 +139,7 @@ def played(name: str, study: StudyConfig, path: Path) -> dict[str, dict[str, dic
     return found
 
 
-def told(episodes: int = 50) -> dict[str, Any]:
+def measure_told_sizes(episodes: int = 50) -> dict[str, Any]:
     """How often the shipped `deciding` calls clones, and how often it is right, by what its prompt says of the size.
 
     Returns:
@@ -174,13 +174,13 @@ def told(episodes: int = 50) -> dict[str, Any]:
             str(window or 0): {str(size): measure_decisions(size, -(-size // 5) * 5, window) for size in TRUE_SIZES}
             for window in (None, 40, 100)
         }
-    return {"version": version("selfcest"), "episodes": episodes, "sizes": sizes, "windows": windows}
+    return {"version": __version__, "episodes": episodes, "sizes": sizes, "windows": windows}
 
 
 def measure(name: str) -> Path:
     """Play `reach`, `rotary` or `told`, store what was measured, and return its file."""
     if name == "told":
-        return store_json(EVIDENCE / "told.json", told())
+        return store_json(EVIDENCE / "told.json", measure_told_sizes())
     path = CONFIGS / "cpu" / f"{name}_frontier.yaml"
     study = load_study(path, [])
     looked_up = {"shown": shown(), "asked": asked()} if name == "reach" else {}

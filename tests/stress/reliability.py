@@ -18,10 +18,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from selfcest_env import __version__
+
 ROOT = Path(__file__).parents[2]
 STORE = ROOT / "tests" / "stress" / "evidence"
 PARTS = ("fuzz", "soak", "faults")
-EVIDENCE_VERSION = "0.1.0"  # of the stored evidence, which names a commit and no version
+FIRST_VERSION = "0.1.0"  # of stored evidence that names a commit and no version
 LITTLE = 0.05  # of a step: what a checkpoint may cost where at most one step is lost
 
 
@@ -33,9 +35,11 @@ def commit() -> str:
 
 
 def written(path: Path, found: Mapping[str, Any]) -> None:
-    """Store evidence as JSON, with the commit it is of."""
+    """Store evidence as JSON, with the version and the commit it is of."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"commit": commit(), **found}, indent=1) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps({"version": __version__, "commit": commit(), **found}, indent=1) + "\n", encoding="utf-8"
+    )
 
 
 def stored(folder: Path = STORE) -> dict[str, Any]:
@@ -57,10 +61,11 @@ def _commits_in(evidence: Any) -> Iterator[str]:
 def page(evidence: Mapping[str, Any]) -> str:
     """`docs/reliability.md`."""
     fuzz, soak, faults = (evidence.get(part) for part in PARTS)
+    versions = sorted({part.get("version", FIRST_VERSION) for part in evidence.values()})
     commits = sorted({name[:7] for part in evidence.values() for name in _commits_in(part)})
     return "\n\n".join(
         [
-            HEAD.format(version=EVIDENCE_VERSION, commits=", ".join(f"`{name}`" for name in commits)),
+            HEAD.format(version=", ".join(versions), commits=", ".join(f"`{name}`" for name in commits)),
             promise(fuzz, soak, faults),
             "## Faults",
             _faults(faults) if faults else missing("faults"),

@@ -252,6 +252,7 @@ class ReplacedByItsReply(Swap):
 class LastOfSecondRound(Branches):
     """In the second round the clone that was born last is replayed alone."""
 
+    null_player: ClassVar[bool] = False
     nested: bool = True
 
     def more_replays(self, episode: EpisodeRecord, shapes: Shapes) -> Sequence[Replay]:

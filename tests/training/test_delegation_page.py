@@ -62,7 +62,7 @@ def test_the_shipped_policy_follows_the_size_in_its_prompt(monkeypatch: pytest.M
     """Played again, with fewer sums: the decision is that of the size in the prompt, whatever the true size is."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     reach = importlib.import_module("reach")
-    figures = reach.told(episodes=4)
+    figures = reach.measure_told_sizes(episodes=4)
     for size, by_hint in figures["sizes"].items():
         for hint, cell in by_hint.items():
             assert cell["called"] == pytest.approx(float(int(hint) > 10), abs=0.25), f"{size} terms, told {hint}"
@@ -73,9 +73,12 @@ def test_the_shipped_policy_follows_the_size_in_its_prompt(monkeypatch: pytest.M
 
 
 def test_a_page_of_evidence_says_its_version_and_what_a_rerun_repeats(delegation: ModuleType) -> None:
-    line = delegation.evidence_line(["abcdef0123", "abcdef0999", "1234567 with changes"], "`--rerun`")
-    assert line.startswith("*Results of version 0.1.0 (`1234567`, `abcdef0`). `--rerun` repeats the distribution")
-    assert "(4 commits)" in delegation.evidence_line([f"{n}234567" for n in range(4)], "`--run`")
+    results = [{"commit": "abcdef0123"}, {"commit": "abcdef0999"}, {"commit": "1234567 changed", "version": "0.2.0"}]
+    line = delegation.evidence_line(results, "`--rerun`")
+    assert line.startswith(
+        "*Results of version 0.1.0, 0.2.0 (`1234567`, `abcdef0`). `--rerun` repeats the distribution"
+    )
+    assert "(4 commits)" in delegation.evidence_line([{"commit": f"{n}234567"} for n in range(4)], "`--run`")
     for page in ("benchmark", "cells", "credit_map", "delegation", "methods", "reliability"):
         text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
         assert "*Results of version 0.1.0" in text, page
