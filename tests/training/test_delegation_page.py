@@ -60,13 +60,12 @@ def test_the_page_is_what_the_evidence_says(delegation: ModuleType) -> None:
 
 def test_the_shipped_policy_follows_the_size_in_its_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Played again, with fewer sums: the decision is that of the size in the prompt, whatever the true size is."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    reach = importlib.import_module("reach")
+    reach = importlib.import_module("studies.delegation.reach")
     figures = reach.measure_told_sizes(episodes=4)
     for size, by_hint in figures["sizes"].items():
         for hint, cell in by_hint.items():
             assert cell["called"] == pytest.approx(float(int(hint) > 10), abs=0.25), f"{size} terms, told {hint}"
-    stored = json.loads((ROOT / "docs" / "evidence" / "told.json").read_text(encoding="utf-8"))
+    stored = json.loads((ROOT / "studies" / "delegation" / "evidence" / "told.json").read_text(encoding="utf-8"))
     assert {size: list(cells) for size, cells in stored["sizes"].items()} == {
         size: list(cells) for size, cells in figures["sizes"].items()
     }

@@ -51,7 +51,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "env"))
 from renamed import renamed
 
 ROOT = Path(__file__).parents[2]
-EVIDENCE = ROOT / "docs" / "evidence"
+STUDIES = ROOT / "studies"
 
 # A strategy that routes to others, by a built-in name with options of its own.
 ROUTED = {
@@ -244,7 +244,7 @@ def test_what_stages_remember() -> None:
 
 
 def test_settings_of_every_stored_run_of_the_benchmark() -> None:
-    stored = {cell.entry: run.settings for cell, run in load(EVIDENCE / "bench").items()}
+    stored = {cell.entry: run.settings for cell, run in load(STUDIES / "scenarios" / "evidence").items()}
     assert stored.keys() <= ENTRIES.keys()
     assert len(stored) >= 6
     with renamed(our_classes()):
@@ -262,8 +262,8 @@ def test_settings_of_a_learner_of_ones_own() -> None:
 @pytest.fixture(scope="module")
 def credit_map() -> ModuleType:
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        return importlib.import_module("credit_map")
+        patch.syspath_prepend(str(ROOT))
+        return importlib.import_module("studies.credit_map.study")
 
 
 def test_configs_of_every_stored_run_of_the_credit_map(credit_map: ModuleType) -> None:
@@ -277,8 +277,8 @@ def test_configs_of_every_stored_run_of_the_credit_map(credit_map: ModuleType) -
 def test_a_renamed_config_key_keeps_the_configs_of_stored_cells(
     credit_map: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    delegation = importlib.import_module("delegation")
-    config = EVIDENCE / "quick_deciding_seed0.json"
+    delegation = importlib.import_module("studies.trained")
+    config = STUDIES / "delegation" / "evidence" / "quick_deciding_seed0.json"
     stored = json.loads(config.read_text(encoding="utf-8"))["config"]
     assert delegation.digest_of("quick", "deciding") == stored
     written = delegation.config_of
