@@ -221,7 +221,7 @@ def test_the_evaluation_page_names_every_key_strategy_and_option_with_its_defaul
 
 
 def test_what_there_is_names_every_command_credit_scheme_and_protocol() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.count("|") == 3]
     rows = {cells[0]: set(re.findall(r"`(?:selfcest )?(\w+)`", cells[1])) for cells in cells}
     assert rows["commands"] == set(COMMANDS)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,11 @@ from selfcest_env.record import read_episodes
 from selfcest_env.symbolic.rules import SymbolicRules
 from selfcest_env.symbolic.tasks import make_task
 from selfcest_eval.play.config import StudyConfig
+from selfcest_eval.play.strategies import STRATEGIES
 from selfcest_training.config_file import parse_as, parse_config
+from selfcest_training.credit import SCHEMES
 from selfcest_training.run.job import Job, JobId
+from selfcest_training.stages.registry import GATES, REWARD_SCHEDULES, TASK_SAMPLERS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
@@ -31,7 +36,7 @@ ROWS = [
 
 
 def test_every_path_of_the_page_is_there() -> None:
-    for path in re.findall(r"`((?:selfcest_env|agents|training)/[\w/.]+)`", PAGE):
+    for path in re.findall(r"`((?:selfcest_env|agents|training|studies|tests|benchmarks)/[\w/.]+)`", PAGE):
         assert (ROOT / path).exists(), path
     for room in re.findall(r"^\| (`[^|]+`)", PAGE.partition("| room |")[2].partition("##")[0], flags=re.M):
         for name in re.findall(r"`([\w/.]+)`", room):
@@ -137,3 +142,33 @@ def test_what_came_from_outside_is_in_the_records(trace: Path) -> None:
     assert {episode.task.source for episode in episodes} == {"echo"}
     assert {len(episode.by_turn.get("praise", {})) for episode in episodes} == {0, 1}, "some were brief"
     assert len(episodes) == 2 * (3 + 2 + 3), "the gate leaves out the first of 2 + 3 + 2 + 3"
+
+
+# Names of methods that are plain words too, and stand as such in the product.
+PLAIN_WORDS = {"board", "branches", "budgets", "critic", "decision", "dots", "planner", "scale"}
+
+
+def test_nothing_outside_the_methods_names_one_of_their_plug_ins() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    names = {name for group in project["entry-points"].values() for name in group}
+    assert len(names) > 30
+    for file in [*ROOT.glob("selfcest_env/**/*.py"), *ROOT.glob("agents/**/*.py"), *ROOT.glob("training/**/*.py")]:
+        if "selfcest_methods" in file.parts:
+            continue
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                assert node.value not in names - PLAIN_WORDS, f"{file}:{node.lineno}"
+                assert not node.value.startswith("selfcest_methods."), f"{file}:{node.lineno}"
+
+
+def test_every_method_is_found_as_a_strangers_plug_in_is() -> None:
+    """Each entry point leads to a class of the kind of its group, and no registry has it built in."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    registries = {r.group: r for r in (SCHEMES, TASK_SAMPLERS, GATES, REWARD_SCHEDULES, STRATEGIES)}
+    assert registries.keys() == project["entry-points"].keys()
+    for group, references in project["entry-points"].items():
+        registry = registries[group]
+        for name, reference in references.items():
+            assert name not in registry.builtins
+            assert registry[name] == reference
+            assert registry.load(name).__module__.startswith("selfcest_methods.")

@@ -77,7 +77,7 @@ def test_the_surface_is_this_and_nothing_else() -> None:
         "to_go",
         "per_role",
     }
-    methods = {"branches", "critic", "gae", "swap", "wideseek"}
+    methods = {"branches", "critic", "gae", "wideseek"}
     methods |= {"adora", "d3s", "decision", "downsampled", "frozen_clones", "hapo", "salt", "state_zero"}
     assert selfcest_training.credit.SCHEMES.builtins.keys() == core
     assert set(selfcest_training.credit.SCHEMES) == core | methods

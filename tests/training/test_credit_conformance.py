@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import pytest
 from lab_schemes import OneReplayed, OneReplayedByOwnDraw
+from swap_scheme import Swap
 
 from selfcest_env.errors import CreditError, PlugInError
 from selfcest_env.plugin import PlugIn
@@ -18,7 +19,6 @@ from selfcest_env.types import ROOT, AgentId, TurnKey
 from selfcest_methods.branches import Branches
 from selfcest_methods.downsampled import Downsampled
 from selfcest_methods.state_zero import StateZero
-from selfcest_methods.swap import Swap
 from selfcest_methods.wideseek import WideSeek
 from selfcest_training.credit import (
     Coma,

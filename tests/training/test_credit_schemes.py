@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from records import agent, group, three_agents, turn
+from swap_scheme import Swap
 
 from selfcest_env.errors import ConfigError, CreditError, PlugInError
 from selfcest_env.plugin import PlugIn, build
@@ -16,7 +17,6 @@ from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Intervention, Replay
 from selfcest_env.types import ROOT, AgentId, Outcome, Status, TurnKey
 from selfcest_methods.branches import Branches
-from selfcest_methods.swap import Swap
 from selfcest_methods.wideseek import WideSeek
 from selfcest_training.credit import (
     Coma,

@@ -33,6 +33,7 @@ from lab_schemes import (
     OwnCoins,
     OwnRewardsAlone,
 )
+from swap_scheme import Swap
 from typer.testing import CliRunner
 
 import selfcest_cli.main as cli
@@ -64,7 +65,6 @@ from selfcest_lab.tabular import Floats, Streams, TabularPolicy
 from selfcest_methods.branches import Branches
 from selfcest_methods.gae import Gae
 from selfcest_methods.state_zero import StateZero
-from selfcest_methods.swap import Swap
 from selfcest_training.credit import (
     Coma,
     Credit,

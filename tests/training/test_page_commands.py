@@ -47,10 +47,10 @@ NOT_RUN = {
     "selfcest train name=example workers=1 log_groups=1 evaluation.episodes=40": TRAINS,
     "pip install -e .": INSTALLS,
     'pip install -e ".[train]"': INSTALLS,
-    'pip install "selfcest @ git+URL@v0.1.0"': INSTALLS,
-    'pip install "selfcest[train] @ git+URL@v0.1.0"': INSTALLS,
-    "pip install selfcest-0.1.0-py3-none-any.whl": INSTALLS,
-    'pip install "selfcest-0.1.0-py3-none-any.whl[train]"': INSTALLS,
+    'pip install "selfcest @ git+URL@v0.2.0"': INSTALLS,
+    'pip install "selfcest[train] @ git+URL@v0.2.0"': INSTALLS,
+    "pip install selfcest-0.2.0-py3-none-any.whl": INSTALLS,
+    'pip install "selfcest-0.2.0-py3-none-any.whl[train]"': INSTALLS,
     'selfcest solve "Who chairs the meeting in June?" --server http://127.0.0.1:8000/v1 --name my-model '
     "--documents minutes/": NEEDS_A_MODEL,
     'selfcest solve "Name three primes." --policy smollm2 --temperature 0.7 --seed 1 --out asked.jsonl '
