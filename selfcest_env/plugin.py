@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
+import sys
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -108,11 +110,30 @@ def only_trusted(modules: Iterable[str]) -> Iterator[None]:
 
     For commands that look at files of others: a config may name any class, and importing it runs its module.
     """
-    token = _trusted.set(tuple(modules))
+    modules = tuple(modules)
+    for module in modules:
+        if not _is_module(module):
+            raise PlugInError(
+                f"--trust {module}: there is no such module; expected its import name, as in --trust package.module"
+            )
+    token = _trusted.set(modules)
     try:
         yield
     finally:
         _trusted.reset(token)
+
+
+def only_looks() -> bool:
+    """Whether the command at work only looks: it runs no code of a config's and contacts no network."""
+    return _trusted.get() is not None
+
+
+def _is_module(name: str) -> bool:
+    """Whether a module can be found. Only its top level is looked up: a look at a submodule imports its package."""
+    top = name.partition(".")[0]
+    if not all(part.isidentifier() for part in name.split(".")):
+        return False
+    return top in sys.modules or importlib.util.find_spec(top) is not None
 
 
 def _is_within(module: str, packages: Iterable[str]) -> bool:
