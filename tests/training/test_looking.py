@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,13 +16,17 @@ import yaml
 from test_job import config
 from test_study_run import run, small
 
+from selfcest_env.errors import ConfigError
 from selfcest_env.graders import Grade
+from selfcest_env.plugin import PlugIn, only_trusted
 from selfcest_env.types import Status
 from selfcest_training.commands import cli
+from selfcest_training.commands.trace import _config_of
 from selfcest_training.config import Cell, EvaluationConfig
 from selfcest_training.config_file import dump_config
 from selfcest_training.evaluation.results import Place, Result, write_result
 from selfcest_training.evaluation.training_run import Stage
+from selfcest_training.planning.shapes import model_shape
 
 STRANGER = """
 from pathlib import Path
