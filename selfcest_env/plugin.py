@@ -110,17 +110,21 @@ def only_trusted(modules: Iterable[str]) -> Iterator[None]:
 
     For commands that look at files of others: a config may name any class, and importing it runs its module.
     """
-    modules = tuple(modules)
-    for module in modules:
-        if not _is_module(module):
-            raise PlugInError(
-                f"--trust {module}: there is no such module; expected its import name, as in --trust package.module"
-            )
-    token = _trusted.set(modules)
+    token = _trusted.set(tuple(modules))
     try:
         yield
     finally:
         _trusted.reset(token)
+
+
+def check_modules(modules: list[str] | None) -> list[str] | None:
+    """The modules that a user trusts. Raises `PlugInError` for one that cannot be found; nothing is imported."""
+    for module in modules or []:
+        if not _is_module(module):
+            raise PlugInError(
+                f"--trust {module}: there is no such module; expected its import name, as in --trust package.module"
+            )
+    return modules
 
 
 def only_looks() -> bool:

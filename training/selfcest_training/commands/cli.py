@@ -22,6 +22,7 @@ except ImportError as error:  # a plain install brings the game alone
 
 from selfcest_env import __version__
 from selfcest_env.errors import ConfigError
+from selfcest_env.plugin import check_modules
 from selfcest_training.commands.bench import bench
 from selfcest_training.commands.credit import credit_app
 from selfcest_training.commands.export import export
@@ -80,7 +81,9 @@ _ADDRESS = Annotated[
 _TRUST = Annotated[
     list[str] | None,
     typer.Option(
-        help="A module or package whose plug-ins a config may name here; may be repeated.", show_default=False
+        help="A module or package whose plug-ins a config may name here; may be repeated.",
+        show_default=False,
+        callback=check_modules,
     ),
 ]
 
