@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import sys
 import typing
@@ -153,6 +154,29 @@ def only_trusted(modules: Iterable[str]) -> Iterator[None]:
         yield
     finally:
         _trusted.reset(token)
+
+
+def check_modules(modules: list[str] | None) -> list[str] | None:
+    """The modules that a user trusts. Raises `PlugInError` for one that cannot be found; nothing is imported."""
+    for module in modules or []:
+        if not _is_module(module):
+            raise PlugInError(
+                f"--trust {module}: there is no such module; expected its import name, as in --trust package.module"
+            )
+    return modules
+
+
+def only_looks() -> bool:
+    """Whether the command at work only looks: it runs no code of a config's and contacts no network."""
+    return _trusted.get() is not None
+
+
+def _is_module(name: str) -> bool:
+    """Whether a module can be found. Only its top level is looked up: a look at a submodule imports its package."""
+    top = name.partition(".")[0]
+    if not all(part.isidentifier() for part in name.split(".")):
+        return False
+    return top in sys.modules or importlib.util.find_spec(top) is not None
 
 
 def _is_within(module: str, packages: Iterable[str]) -> bool:

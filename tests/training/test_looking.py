@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,12 +17,16 @@ from test_job import config
 from test_study_run import run, small
 
 import selfcest_cli.main as cli
+from selfcest_cli.trace import _config_of
+from selfcest_env.errors import ConfigError
 from selfcest_env.graders import Grade
+from selfcest_env.plugin import PlugIn, only_trusted
 from selfcest_env.types import Status
 from selfcest_eval.play.results import Place, Result, write_result
 from selfcest_eval.report.training_run import EvaluationStage
 from selfcest_training.config import Cell, EvaluationConfig
 from selfcest_training.config_file import dump_config
+from selfcest_training.planning.shapes import model_shape
 
 STRANGER = """
 from pathlib import Path
@@ -138,3 +143,41 @@ def test_a_module_beside_a_config_hides_no_library(
     selfcest(monkeypatch, capsys, "leaks", "missing.yaml")
     assert sys.path[-1] == str(folder)
     assert str(folder) not in sys.path[:-1]
+
+
+@pytest.mark.parametrize("name", ["nowhere", "nowhere.inside", "not a module", "", "a..b", "x:Class"])
+def test_a_module_to_trust_that_is_not_there_is_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = leaky(a=questions("a"), b=questions("b"))
+    code, printed = selfcest(monkeypatch, capsys, "leaks", config, "--trust", name)
+    assert (code, "there is no such module" in printed) == (2, True), printed
+
+
+def test_plan_builds_no_plug_in_that_it_was_not_told_to(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, printed = selfcest(monkeypatch, capsys, "plan", "model.name=stranger:Eager")
+    assert (code, "--trust stranger" in printed) == (2, True), printed
+    assert not Path("imported").exists()
+
+
+def test_a_page_looks_for_no_config_above_the_run() -> None:
+    job = Path("outer/run/arm/seed0")
+    job.mkdir(parents=True)
+    file = job / "episodes.jsonl"
+    Path("config.yaml").touch()
+    Path("outer/config.yaml").touch()
+    assert _config_of(file) is None
+    assert _config_of(Path("outer/run/episodes.jsonl")) is None
+    Path("outer/run/config.yaml").touch()
+    assert _config_of(file) == Path("outer/run/config.yaml").absolute()
+
+
+def test_a_command_that_looks_downloads_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(*_: object) -> None:
+        raise AssertionError("a network was contacted")
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    with only_trusted([]), pytest.raises(ConfigError, match="contacts no network"):
+        model_shape(PlugIn("chat", {"source": "hub:nobody/nothing"}))
