@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -137,15 +138,46 @@ def test_report_runs_nothing_at_all(
     assert not Path("imported").exists()
 
 
-def test_a_module_beside_a_config_hides_no_library(
+def test_no_library_takes_a_module_of_the_working_directory(folder: Path) -> None:
+    config = leaky(a=questions("a"), b=questions("b"))
+    for name in (
+        "brotli",
+        "brotlicffi",
+        "h2",
+        "dill",
+        "zstandard",
+        "random",
+        "pickle",
+        "torch",
+        "yaml",
+        "selfcest_cli",
+    ):
+        (folder / f"{name}.py").write_text(f"open('ran', 'a').write('{name}')", encoding="utf-8")
+    for command in (["selfcest"], [sys.executable, "-m", "selfcest_cli.__main__"]):
+        command[0] = str(Path(sys.executable).with_name(command[0]))
+        if len(command) > 1:
+            (folder / "selfcest_cli.py").unlink()  # Python itself looks for the module of `-m` there
+            for name in ("random", "pickle", "torch"):
+                assert (folder / f"{name}.py").is_file()
+        done = subprocess.run([*command, "leaks", config], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert not Path("ran").exists(), Path("ran").read_text(encoding="utf-8")
+
+
+def test_a_module_beside_a_config_is_on_no_path(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     selfcest(monkeypatch, capsys, "leaks", "missing.yaml")
-    assert sys.path[-1] == str(folder)
-    assert str(folder) not in sys.path[:-1]
+    assert str(folder) not in sys.path
 
 
-@pytest.mark.parametrize("name", ["nowhere", "nowhere.inside", "not a module", "", "a..b", "x:Class"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nowhere", "nowhere.inside", "not a module", "", "a..b", "x:Class", "json.nonexistent", "stranger.inside",
+        "selfcest_env.no_such", "json.decoder.deeper", "typer.nonexistent", ".", "stranger.", "xml.etree.nonexistent",
+    ],
+)  # fmt: skip
 def test_a_module_to_trust_that_is_not_there_is_refused(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

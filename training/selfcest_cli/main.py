@@ -29,6 +29,7 @@ from selfcest_cli.export import export
 from selfcest_cli.lab import lab
 from selfcest_env import __version__
 from selfcest_env.errors import ConfigError
+from selfcest_env.local_modules import search_folder
 from selfcest_env.plugin import check_modules
 from selfcest_training.faults import Exit, exit_code, line_of
 
@@ -407,8 +408,8 @@ def trace(
 
 def main() -> None:
     """Entry point: an exception is one line and an exit code, see `faults`; a defect in no log shows its trace."""
-    sys.path.append(os.getcwd())  # plug-ins of one's own may lie in the working directory, but hide no library
     try:
+        search_folder(os.getcwd())
         app()
     except Exception as error:
         if exit_code(error) is Exit.DEFECT and not hasattr(error, "__notes__"):
