@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import sys
 import typing
@@ -11,12 +12,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
+from importlib.machinery import PathFinder
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
 from typing_extensions import get_protocol_members, is_protocol
 
 from selfcest_env.errors import ConfigError, PlugInError, did_you_mean
+from selfcest_env.local_modules import local_modules
 from selfcest_env.stored import stored_as
 from selfcest_env.structure import construct
 
@@ -121,6 +124,9 @@ def _import(reference: str, known: Mapping[str, str], what: str, place: str) -> 
             f"{place}{what} {reference!r} is code that a command which only looks does not run; if you trust it, add "
             f"--trust {module_name}"
         )
+    local = local_modules()
+    if reference not in known and local is not None:
+        local.allow(module_name.partition(".")[0])
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
@@ -153,6 +159,40 @@ def only_trusted(modules: Iterable[str]) -> Iterator[None]:
         yield
     finally:
         _trusted.reset(token)
+
+
+def check_modules(modules: list[str] | None) -> list[str] | None:
+    """The modules that a user trusts. Raises `PlugInError` for one that cannot be found; nothing is imported."""
+    for module in modules or []:
+        if not _is_module(module):
+            raise PlugInError(
+                f"--trust {module}: there is no such module; expected its import name, as in --trust package.module"
+            )
+    return modules
+
+
+def only_looks() -> bool:
+    """Whether the command at work only looks: it runs no code of a config's and contacts no network."""
+    return _trusted.get() is not None
+
+
+def _is_module(name: str) -> bool:
+    """Whether a module can be found, also one of the folder that is searched for plug-ins. Nothing is imported."""
+    if name in sys.modules:
+        return True
+    parts = name.split(".")
+    if not all(part.isidentifier() for part in parts):
+        return False
+    local = local_modules()
+    try:
+        spec = importlib.util.find_spec(parts[0]) or (local.look_up(parts[0]) if local else None)
+    except ValueError:  # a module that was made by hand
+        return False
+    for i in range(1, len(parts)):
+        # Not `find_spec` of the whole name, which imports the package around it.
+        locations = spec.submodule_search_locations if spec else None
+        spec = PathFinder.find_spec(".".join(parts[: i + 1]), locations) if locations is not None else None
+    return spec is not None
 
 
 def _is_within(module: str, packages: Iterable[str]) -> bool:

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import random
+import re
 import threading
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -23,6 +24,7 @@ T = TypeVar("T")
 
 RETRIED_STATUS = frozenset({408, 409, 425, 429})  # and all from 500 on
 EXCERPT = 300  # characters of a server's own words in an error
+MASKED_KEY = 16  # characters; shorter keys are placeholders, as EMPTY, which answers may hold as words
 REACH_S = 10.0  # for a connection, at the start
 HEAD_S = 2.0  # for what is said to it: a server that is busy is there all the same
 _UNREACHED = (
@@ -110,11 +112,11 @@ class Client(Generic[T]):
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
         self.num_retries = 0
-        key = os.environ.get(config.api_key_variable)
+        self._key = _read_key(config.api_key_variable)
         self._http = httpx2.AsyncClient(
             base_url=config.base_url.rstrip("/") + "/",
             # Not compressed: a short answer that unpacks to a long one would pass max_answer_bytes.
-            headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {}),
+            headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {}),
             timeout=None,  # one deadline for the whole, in _send
             limits=httpx2.Limits(max_connections=config.max_concurrent),
         )
@@ -228,6 +230,8 @@ class Client(Generic[T]):
                         )
         except httpx2.HTTPError as error:
             raise InfrastructureError(f"{type(error).__name__}: {error}") from error
+        if len(self._key) >= MASKED_KEY:  # a server may echo the header, and errors are logged
+            body = body.replace(self._key.encode(), b"[key]")
         said = body[: 4 * EXCERPT].decode(errors="replace")[:EXCERPT]
         if response.status_code in RETRIED_STATUS or response.status_code >= 500:
             busy = _Busy(f"status {response.status_code}: {said!r}")
@@ -248,6 +252,21 @@ class Client(Generic[T]):
         jitter = random.Random(stream_seed("backoff", name, attempt)).uniform(0.5, 1.0)
         own: float = min(config.backoff_s * 2**attempt, config.max_backoff_s) * jitter
         return max(own, min(asked, config.max_backoff_s))
+
+
+def _read_key(variable: str) -> str:
+    """The key in an environment variable without the spaces around it; empty: none is sent.
+
+    Raises:
+        ConfigError: what is there cannot stand in a header. The message does not show it.
+    """
+    key = os.environ.get(variable, "").strip()
+    if not re.fullmatch(r"[!-~]*", key):
+        raise ConfigError(
+            f"the environment variable {variable} holds spaces, line breaks or letters that are not ASCII; expected a "
+            "key of printable ASCII characters: set it again"
+        )
+    return key
 
 
 def _seconds(text: str | None) -> float:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from selfcest_agents.chat import ChatCodec, ChatConfig
 from selfcest_agents.weights import check_no_pickle
 from selfcest_env.errors import ConfigError, install_hint
+from selfcest_env.plugin import only_looks
 from selfcest_env.protocol import Brief, ProtocolText
 from selfcest_env.rules import Rules
 from selfcest_env.structure import Checked, OneOf
@@ -258,6 +259,8 @@ def _checkpoint(source: str) -> str:
 
 def _resolve(source: str | Path) -> str | Path:
     path = Path(source)
+    if str(source).startswith(HUB) and only_looks():
+        return _downloaded(str(source))
     if str(source).startswith(HUB):
         return str(source).removeprefix(HUB)
     if path.suffix == ".gguf":
@@ -271,6 +274,19 @@ def _resolve(source: str | Path) -> str | Path:
             f"{source} is no model folder; expected one, a .gguf file, or for a model of the hub hub:OWNER/NAME"
         )
     return source
+
+
+def _downloaded(source: str) -> str:
+    """The folder of a model of the hub that was downloaded before. No network is contacted."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return snapshot_download(source.removeprefix(HUB), local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{source} is not on this machine, and a command that only looks contacts no network; download it first, "
+            "or name its folder"
+        ) from error
 
 
 def _load(auto: str, source: str | Path, **options: Any) -> Any:

@@ -20,7 +20,7 @@ import pytest
 from selfcest_agents import openai_client
 from selfcest_agents.codec import TerseCodec
 from selfcest_agents.engine import Completion, FailedRequest, TokenRequest, check_trainable
-from selfcest_agents.openai_client import ServerConfig, check_reachable
+from selfcest_agents.openai_client import Client, ServerConfig, check_reachable
 from selfcest_agents.openai_engine import OpenAIEngine, OpenAIPolicy
 from selfcest_agents.policy import EnginePolicy, SamplingConfig
 from selfcest_agents.rollout import RolloutRequest, UnplayedError, rollout
@@ -691,3 +691,31 @@ def test_a_cut_answer_is_none_and_the_field_of_the_limit_can_be_named(serve: Ser
     assert record.agents[0].turns[0].facts.outcome is Outcome.MALFORMED
     body = server.seen[0][1]
     assert ("max_tokens" in body, body["max_completion_tokens"], body["reasoning_effort"]) == (False, 40, "low")
+
+
+@pytest.mark.parametrize("key", ["sk-1 2345", "sk-1\n2345", "sk-\r\nX: y", "sk-ü", "sk-\x1b[0m", "\u202esk", "a\tb"])
+def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY holds") as caught:
+        Client(ServerConfig("http://127.0.0.1:1/v1", "m"))
+    assert key not in str(caught.value)
+
+
+@pytest.mark.parametrize("status", [400, 503, 200])
+def test_a_key_with_a_line_end_is_sent_without_it_and_an_echo_of_it_is_masked(
+    status: int, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(lambda *_: Reply({"echo": "Bearer sk-0123456789abcdef"}, status=status))
+    monkeypatch.setenv("OPENAI_API_KEY", " sk-0123456789abcdef\r\n")
+    client = Client[str](ServerConfig(server.url, "m", max_retries=0))
+    try:
+        client.submit("r", "completions", {}, str)
+        try:
+            shown = str(client.poll())
+        except PolicyError as error:
+            shown = str(error)
+    finally:
+        client.close()
+    assert server.keys == ["Bearer sk-0123456789abcdef"]
+    assert "[key]" in shown
+    assert "0123456789" not in shown

@@ -36,7 +36,7 @@ def test_the_surface_is_this_and_nothing_else() -> None:
     commands |= {f"{group} {name}": command for group, inner in groups.items() for name, command in inner.items()}
     found = {name: {opt for param in command.params for opt in param.opts} for name, command in commands.items()}
     assert found == {
-        "plan": {"--config", "-c", "--memory", "--episodes", "--curve", "overrides"},
+        "plan": {"--config", "-c", "--memory", "--episodes", "--curve", "--trust", "overrides"},
         "train": {"--config", "-c", "--ray-address", "--resume", "overrides"},
         "warmstart": {"--config", "-c", "--resume", "overrides"},
         "evaluate": {"--config", "-c", "--page", "--resume", "overrides"},
@@ -57,7 +57,18 @@ def test_the_surface_is_this_and_nothing_else() -> None:
         },
         "report": {"--html", "--trust", "folders"},
         "watch": {"--html", "--once", "--port", "--trust", "folder"},
-        "trace": {"--episode", "--texts", "--strategy", "--wrong", "--html", "--credit", "--svg", "--gif", "files"},
+        "trace": {
+            "--episode",
+            "--texts",
+            "--strategy",
+            "--wrong",
+            "--html",
+            "--credit",
+            "--svg",
+            "--gif",
+            "--trust",
+            "files",
+        },
         "bench": {"scenario", "--learner", "--seeds", "--first-seed", "--seconds", "--workers", "--out", "--list"},
         "lab": {"--scheme", "--option", "--game", "--group-size", "--samples", "--seed", "--out"},
         "export": {"--format", "--credit", "--option", "--denominator", "--constant-tokens", "--out", "file"},

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,8 +20,10 @@ from test_study_run import small
 from selfcest_cli.report import report_folder
 from selfcest_env.errors import ConfigError
 from selfcest_eval.play.config import StudyConfig
-from selfcest_training import lock
+from selfcest_training import lock, session
 from selfcest_training.config_file import dump_config, parse_as
+from selfcest_training.faults import logged
+from selfcest_training.files import Extent, Growing, replace_text, write_text
 from selfcest_training.lock import locked
 from selfcest_training.run.experiment import run
 
@@ -29,6 +31,8 @@ ROOT = Path(__file__).parents[2]
 OWNER = """
 import os, signal, sys, time
 from pathlib import Path
+from selfcest_training.faults import logged
+from selfcest_training.files import Extent, Growing, replace_text, write_text
 from selfcest_training.lock import locked
 # Who runs in the background inherits that these are ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -144,3 +148,45 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         (tmp_path / "closed").mkdir(mode=0o500)
         with pytest.raises(ConfigError, match="cannot be written"), locked(tmp_path / "closed"):
             pass
+
+
+@pytest.mark.parametrize("kind", ["symbolic", "dangling", "hard", "chain"])
+@pytest.mark.parametrize("name", [".lock", "errors.log", "metrics.jsonl", "sessions.jsonl"])
+def test_no_file_of_a_run_is_written_through_a_link(kind: str, name: str, tmp_path: Path) -> None:
+    folder, target = tmp_path / "run", tmp_path / "target"
+    folder.mkdir()
+    if kind != "dangling":
+        target.write_text("mine", encoding="utf-8")
+    if kind == "hard":
+        os.link(target, folder / name)
+    elif kind == "chain":
+        (tmp_path / "between").symlink_to(target)
+        (folder / name).symlink_to(tmp_path / "between")
+    else:
+        (folder / name).symlink_to(target)
+    if name == ".lock":
+        with pytest.raises(ConfigError, match=r"\.lock is a (symbolic|hard) link"), locked(folder):
+            pass
+    elif name == "errors.log":
+        with pytest.raises(ZeroDivisionError), logged(folder):
+            raise ZeroDivisionError
+    elif name == "sessions.jsonl":
+        with pytest.raises(ConfigError, match="link"):
+            session._append(folder / name, {"a": 1})
+    else:
+        with pytest.raises(ConfigError, match="link"):
+            Growing(folder / name, Extent()).append("x")
+    assert not target.exists() if kind == "dangling" else target.read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.parametrize("write", [write_text, replace_text])
+@pytest.mark.parametrize("name", ["page.html", ".partial.page.html"])
+def test_a_whole_file_replaces_a_link_and_spares_its_target(
+    write: Callable[[Path, str], None], name: str, tmp_path: Path
+) -> None:
+    target = tmp_path / "target"
+    target.write_text("mine", encoding="utf-8")
+    (tmp_path / name).symlink_to(target)
+    write(tmp_path / "page.html", "new")
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == "new"
+    assert target.read_text(encoding="utf-8") == "mine"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,12 +18,16 @@ from test_job import config
 from test_study_run import run, small
 
 import selfcest_cli.main as cli
+from selfcest_cli.trace import _config_of
+from selfcest_env.errors import ConfigError
 from selfcest_env.graders import Grade
+from selfcest_env.plugin import PlugIn, only_trusted
 from selfcest_env.types import Status
 from selfcest_eval.play.results import Place, Result, write_result
 from selfcest_eval.report.training_run import EvaluationStage
 from selfcest_training.config import Cell, EvaluationConfig
 from selfcest_training.config_file import dump_config
+from selfcest_training.planning.shapes import model_shape
 
 STRANGER = """
 from pathlib import Path
@@ -132,9 +138,78 @@ def test_report_runs_nothing_at_all(
     assert not Path("imported").exists()
 
 
-def test_a_module_beside_a_config_hides_no_library(
+def test_no_library_takes_a_module_of_the_working_directory(folder: Path) -> None:
+    config = leaky(a=questions("a"), b=questions("b"))
+    for name in (
+        "brotli",
+        "brotlicffi",
+        "h2",
+        "dill",
+        "zstandard",
+        "random",
+        "pickle",
+        "torch",
+        "yaml",
+        "selfcest_cli",
+    ):
+        (folder / f"{name}.py").write_text(f"open('ran', 'a').write('{name}')", encoding="utf-8")
+    for command in (["selfcest"], [sys.executable, "-m", "selfcest_cli.__main__"]):
+        command[0] = str(Path(sys.executable).with_name(command[0]))
+        if len(command) > 1:
+            (folder / "selfcest_cli.py").unlink()  # Python itself looks for the module of `-m` there
+            for name in ("random", "pickle", "torch"):
+                assert (folder / f"{name}.py").is_file()
+        done = subprocess.run([*command, "leaks", config], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert not Path("ran").exists(), Path("ran").read_text(encoding="utf-8")
+
+
+def test_a_module_beside_a_config_is_on_no_path(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     selfcest(monkeypatch, capsys, "leaks", "missing.yaml")
-    assert sys.path[-1] == str(folder)
-    assert str(folder) not in sys.path[:-1]
+    assert str(folder) not in sys.path
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nowhere", "nowhere.inside", "not a module", "", "a..b", "x:Class", "json.nonexistent", "stranger.inside",
+        "selfcest_env.no_such", "json.decoder.deeper", "typer.nonexistent", ".", "stranger.", "xml.etree.nonexistent",
+    ],
+)  # fmt: skip
+def test_a_module_to_trust_that_is_not_there_is_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = leaky(a=questions("a"), b=questions("b"))
+    code, printed = selfcest(monkeypatch, capsys, "leaks", config, "--trust", name)
+    assert (code, "there is no such module" in printed) == (2, True), printed
+
+
+def test_plan_builds_no_plug_in_that_it_was_not_told_to(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, printed = selfcest(monkeypatch, capsys, "plan", "model.name=stranger:Eager")
+    assert (code, "--trust stranger" in printed) == (2, True), printed
+    assert not Path("imported").exists()
+
+
+def test_a_page_looks_for_no_config_above_the_run() -> None:
+    job = Path("outer/run/arm/seed0")
+    job.mkdir(parents=True)
+    file = job / "episodes.jsonl"
+    Path("config.yaml").touch()
+    Path("outer/config.yaml").touch()
+    assert _config_of(file) is None
+    assert _config_of(Path("outer/run/episodes.jsonl")) is None
+    Path("outer/run/config.yaml").touch()
+    assert _config_of(file) == Path("outer/run/config.yaml").absolute()
+
+
+def test_a_command_that_looks_downloads_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(*_: object) -> None:
+        raise AssertionError("a network was contacted")
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    with only_trusted([]), pytest.raises(ConfigError, match="contacts no network"):
+        model_shape(PlugIn("chat", {"source": "hub:nobody/nothing"}))

@@ -29,6 +29,8 @@ from selfcest_cli.export import export
 from selfcest_cli.lab import lab
 from selfcest_env import __version__
 from selfcest_env.errors import ConfigError
+from selfcest_env.local_modules import search_folder
+from selfcest_env.plugin import check_modules
 from selfcest_training.faults import Exit, exit_code, line_of
 
 app = typer.Typer(
@@ -83,7 +85,9 @@ _ADDRESS = Annotated[
 _TRUST = Annotated[
     list[str] | None,
     typer.Option(
-        help="A module or package whose plug-ins a config may name here; may be repeated.", show_default=False
+        help="A module or package whose plug-ins a config may name here; may be repeated.",
+        show_default=False,
+        callback=check_modules,
     ),
 ]
 
@@ -106,17 +110,20 @@ def plan(
         Path | None,
         typer.Option(help="A JSON file of an engine's measured throughput, for the times.", show_default=False),
     ] = None,
+    trust: _TRUST = None,
 ) -> None:
     """Print what a run will need before it starts: memory part by part, tokens, pushed bytes, time where it is known.
 
     No weights are loaded. What does not fit is refused (exit code 2), with what to change.
     """
     from selfcest_cli.plan import print_plan
+    from selfcest_env.plugin import only_trusted
     from selfcest_training.config_file import load_config
     from selfcest_training.run.experiment import default_config
 
-    spec = load_config(config or default_config(), overrides or [])
-    print_plan(spec, Console(), memory=memory, episodes=episodes, curve=curve)
+    with only_trusted(trust or []):
+        spec = load_config(config or default_config(), overrides or [])
+        print_plan(spec, Console(), memory=memory, episodes=episodes, curve=curve)
 
 
 @app.command()
@@ -366,6 +373,7 @@ def trace(
             help="Draw it growing, as a GIF: a frame before the first turn and one after each.", show_default=False
         ),
     ] = None,
+    trust: _TRUST = None,
 ) -> None:
     """Print an episode's tree: who asked what of whom, what came back, what it cost, what it earned.
 
@@ -378,7 +386,16 @@ def trace(
     if figures and html is not None:
         raise ConfigError(f"--html is a page of many episodes and {figures[0]} a figure of one; ask for one of them")
     if html is not None:
-        write_page(files, html, Console(), episode_id=episode, schemes=credit or [], strategy=strategy, wrong=wrong)
+        write_page(
+            files,
+            html,
+            Console(),
+            episode_id=episode,
+            schemes=credit or [],
+            strategy=strategy,
+            wrong=wrong,
+            trusted=trust or [],
+        )
         return
     if len(files) > 1 or credit:
         what = "--credit is" if credit else f"{len(files)} files are"
@@ -391,8 +408,8 @@ def trace(
 
 def main() -> None:
     """Entry point: an exception is one line and an exit code, see `faults`; a defect in no log shows its trace."""
-    sys.path.append(os.getcwd())  # plug-ins of one's own may lie in the working directory, but hide no library
     try:
+        search_folder(os.getcwd())
         app()
     except Exception as error:
         if exit_code(error) is Exit.DEFECT and not hasattr(error, "__notes__"):

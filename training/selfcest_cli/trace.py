@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from warnings import warn
 
 from selfcest_env.errors import ConfigError, RecordError, SelfcestError, did_you_mean
+from selfcest_env.plugin import only_trusted
 from selfcest_env.record import read_episodes
 from selfcest_env.render import render_record
 from selfcest_env.replay import replayed_episode
@@ -118,6 +120,7 @@ def write_page(
     schemes: Sequence[str] = (),
     strategy: str | None = None,
     wrong: bool = False,
+    trusted: Sequence[str] = (),
 ) -> None:
     """Write episodes as one page, and say where and how large it is.
 
@@ -128,6 +131,7 @@ def write_page(
         episode_id: only this episode and its replays.
         schemes: credit to show, by name. Of a study there is none: its episodes are no groups.
         strategy, wrong: see `print_trace`.
+        trusted: modules whose plug-ins the config of a file's run may name.
 
     Raises:
         ConfigError: a scheme, or a place for the page, that cannot be.
@@ -153,7 +157,8 @@ def write_page(
                 left_out.append(str(error))
         several = str(file) if len(files) > 1 else ""
         shown += [replace(item, file=number, played_as=item.played_as or several) for item in here]
-        faces += faces_of(file)
+        with only_trusted(trusted):
+            faces += faces_of(file)
     if not shown:
         raise RecordError(f"{', '.join(map(str, files))}: no {'wrong answer' if wrong else 'episode'} there to show")
     if episode_id is not None:
@@ -226,14 +231,23 @@ def faces_of(file: Path) -> list[Face]:
     from selfcest_training.config_file import load_config
 
     faces = list[Face]()
-    run = next((place / "config.yaml" for place in file.absolute().parents if (place / "config.yaml").is_file()), None)
     with suppress(SelfcestError, OSError):  # a page does without
+        run = _config_of(file)
         if run is not None:
             faces.append(_of_language(language_of(load_config(run).model)))
     faces.append(_of_language(TinyLanguage()))
     faces += [Face(Rules(LEAST, HermesProtocol(), counter)) for counter in (WordCounter(), ByteCounter())]
     faces += [Face(Rules(LEAST, TerseProtocol(), counter)) for counter in (WordCounter(), ByteCounter())]
     return faces
+
+
+def _config_of(file: Path) -> Path | None:
+    """The config of the run RUN that a file RUN/ARM/seedN/FILE or RUN/FILE belongs to. Nothing above is looked at."""
+    path = file.absolute()
+    folder = path if path.is_dir() else path.parent
+    in_job = re.fullmatch(r"seed\d+", folder.name) is not None
+    config = (folder.parents[1] if in_job else folder) / "config.yaml"
+    return config if config.is_file() else None
 
 
 def _of_language(language: Language) -> Face:

@@ -11,6 +11,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from selfcest_env.errors import ConfigError, InfrastructureError, SelfcestError, StoppedError, install_hint
+from selfcest_training.files import refuse_link
 
 LOG = "errors.log"
 # Modules that commands import late, by the extra that installs them.
@@ -50,8 +51,8 @@ def logged(folder: Path) -> Iterator[None]:
         raise
     except Exception as error:
         trace, now = traceback.format_exc(), datetime.now().astimezone().isoformat(" ", "seconds")
-        with suppress(OSError):  # a full disk must not hide what it has caused
-            with (folder / LOG).open("a", encoding="utf-8", errors="backslashreplace") as file:
+        with suppress(OSError, ConfigError):  # a full disk must not hide what it has caused
+            with refuse_link(folder / LOG).open("a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(f"{now}\n{trace}\n")
             error.add_note(f"the whole trace is in {folder / LOG}")
         raise

@@ -29,6 +29,28 @@ def readable(path: Path) -> Iterator[None]:
         ) from error
 
 
+def refuse_link(path: Path) -> Path:
+    """The path itself. A file is never written through a link, which may lead out of a stranger's folder.
+
+    Raises:
+        ConfigError: the path is a symbolic link, or a file that has another name too.
+    """
+    if path.is_symlink():
+        what = "is a symbolic link"
+    elif path.is_file() and path.stat().st_nlink > 1:
+        what = "is a hard link"
+    else:
+        return path
+    raise ConfigError(f"{path} {what}; expected a file of its own: remove the link, or copy its target to this place")
+
+
+def open_for_append(path: Path) -> BinaryIO:
+    """A file at its end, made if it is not there. Raises `ConfigError` for a link, see `refuse_link`."""
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # non-blocking: a pipe would hang
+    handle = os.open(refuse_link(path), flags, 0o666)
+    return os.fdopen(handle, "ab", buffering=0)
+
+
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """Where to write what will be the file or the folder `path`.
@@ -74,6 +96,7 @@ def write_text(path: Path, text: str) -> None:
 def replace_text(path: Path, text: str) -> None:
     """A file of this text for whoever reads it now: never half of it, and on the disk when the system likes."""
     partial = path.with_name(f"{_PARTIAL}{path.name}")
+    _delete(partial)  # a link of this name would be written through
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
 
@@ -88,7 +111,7 @@ def remove(folder: Path, but: Path | None = None) -> None:
     folder.rename(hidden)
     if but is not None:
         but.rename(folder)
-    shutil.rmtree(hidden)
+    _delete(hidden)
 
 
 def tidy(folder: Path) -> None:
@@ -99,7 +122,7 @@ def tidy(folder: Path) -> None:
 
 
 def _delete(path: Path) -> None:
-    if path.is_dir():
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
@@ -150,7 +173,7 @@ class Growing:
     """
 
     def __init__(self, path: Path, extent: Extent) -> None:
-        self._path = path
+        self._path = refuse_link(path)
         self._hash = _hash_of(path, extent)
         self._size = extent.size
         if path.exists() and path.stat().st_size > extent.size:
@@ -162,7 +185,7 @@ class Growing:
         data = text.encode()
         try:
             if self._file is None:
-                self._file = self._path.open("ab", buffering=0)
+                self._file = open_for_append(self._path)
                 _sync(self._path.parent)
             if self._file.write(data) != len(data):  # what fits, fits; the rest meets the error
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

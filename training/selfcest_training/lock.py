@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TextIO
 
 from selfcest_env.errors import ConfigError
+from selfcest_training.files import refuse_link
 
 LOCK = ".lock"
 
@@ -79,7 +80,8 @@ def _lock_file(folder: Path) -> TextIO:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
-        return (folder / LOCK).open("a+", encoding="utf-8")
+        handle = os.open(refuse_link(folder / LOCK), os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        return os.fdopen(handle, "r+", encoding="utf-8")
     except OSError as error:
         raise ConfigError(
             f"the folder {folder} cannot be written ({error.strerror or error}); set output= to a folder you own"

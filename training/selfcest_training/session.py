@@ -18,6 +18,7 @@ from typing import Any
 from selfcest_env.errors import RecordError
 from selfcest_env.record import read_json_lines
 from selfcest_env.structure import plain
+from selfcest_training.files import refuse_link
 
 SESSIONS = "sessions.jsonl"
 _PACKAGES = ("selfcest", "torch", "transformers", "numpy")
@@ -67,6 +68,7 @@ def gpu_seconds(sessions: list[dict[str, Any]]) -> float | None:
 
 
 def _append(file: Path, values: Mapping[str, Any]) -> None:
+    refuse_link(file)
     known = file.read_bytes() if file.exists() else b""
     if known:
         os.truncate(file, known.rfind(b"\n") + 1)  # after it is a line that a kill has cut

@@ -23,6 +23,7 @@ from selfcest_eval.play.results import (
     write_unplayable,
     write_value,
 )
+from selfcest_training.files import refuse_link
 
 
 class Store:
@@ -38,7 +39,7 @@ class Store:
         check_store(folder)
         self._load()
         if self._results.exists():  # while a study plays its results are no whole
-            with self._played.open("ab") as file:
+            with refuse_link(self._played).open("ab") as file:
                 file.write(self._results.read_bytes())
                 _flush(file)
             self._results.unlink()
@@ -60,7 +61,7 @@ class Store:
         results = list(results)
         if not results:
             return
-        with self._played.open("ab") as file:
+        with refuse_link(self._played).open("ab") as file:
 
             def share(value: object) -> str:
                 name, line = write_value(value)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from selfcest_env.errors import ConfigError, InfrastructureError, install_hint
+from selfcest_env.local_modules import local_modules
 from selfcest_training.cluster.config import ClusterConfig, Resources, check_resources
 
 _REACHED = 5.0  # seconds within which a host must take a connection
@@ -67,14 +68,36 @@ def join(config: ClusterConfig) -> str:
     ray = import_ray()
     if not ray.is_initialized():
         # A local cluster ends with the thread that starts it, so that must be one that lasts.
-        _within(_JOINED, config.address) if config.address else ray.init("local", include_dashboard=False, **_QUIET)
+        options = {**_QUIET, "job_config": _job_config()}
+        if config.address:
+            _within(_JOINED, config.address, options)
+        else:
+            ray.init("local", include_dashboard=False, **options)
     return str(ray.get_runtime_context().gcs_address)
 
 
 _QUIET = {"log_to_driver": False, "logging_level": "error", "configure_logging": True}
 
 
-def _within(seconds: float, address: str) -> None:
+def _job_config() -> Any:
+    """Ray's `JobConfig`; where a folder is searched for plug-ins, workers do not get it on their `sys.path`.
+
+    Ray puts the driver's working directory there, before the standard library, unless it has been told of a directory
+    to upload.
+    """
+    from ray.job_config import JobConfig
+
+    if local_modules() is None:
+        return JobConfig()
+
+    class JobConfigWithoutPath(JobConfig):  # type: ignore[misc, unused-ignore]
+        def _runtime_env_has_working_dir(self) -> bool:
+            return True
+
+    return JobConfigWithoutPath()
+
+
+def _within(seconds: float, address: str, options: dict[str, Any]) -> None:
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), _REACHED).close()
@@ -87,7 +110,7 @@ def _within(seconds: float, address: str) -> None:
 
     def init() -> None:
         try:
-            import_ray().init(address, **_QUIET)
+            import_ray().init(address, **options)
         except BaseException as error:
             failures.append(error)
 

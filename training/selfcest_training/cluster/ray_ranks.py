@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from selfcest_env.errors import InfrastructureError, SelfcestError
+from selfcest_env.local_modules import child_environment
 from selfcest_training.cluster.answers import Answer
 from selfcest_training.cluster.config import ClusterConfig
 from selfcest_training.cluster.connection import actor_options, death_errors, import_ray, join, result_of, started_of
@@ -65,7 +66,7 @@ class RayRanks(HostedRanks):
         super().__init__(config.learner_ranks)
         join(config)
         ray, ranks = import_ray(), config.learner_ranks
-        environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
+        environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive", **child_environment()}
         actor = ray.remote(RankActor).options(
             **actor_options(config.learner_resources), max_restarts=0, runtime_env={"env_vars": environment}
         )

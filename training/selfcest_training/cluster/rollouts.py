@@ -29,6 +29,7 @@ from selfcest_agents.replay import PlayedReplay
 from selfcest_agents.rollout import RolloutRequest, Unplayed, all_of, what_played
 from selfcest_agents.samplers import make_sampler
 from selfcest_env.errors import InfrastructureError, PolicyError
+from selfcest_env.local_modules import child_environment
 from selfcest_env.plugin import PlugIn
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.replay import Replay
@@ -242,9 +243,10 @@ class RolloutWorkers:
 
     def _new(self) -> Any:
         threads = {"OMP_NUM_THREADS": str(self._spec.threads), "OMP_WAIT_POLICY": "passive"}
+        environment = threads | child_environment()
         options = actor_options(self._config.rollout_resources)
         actor = import_ray().remote(RolloutWorker)
-        return actor.options(**options, max_restarts=0, runtime_env={"env_vars": threads}).remote(self._spec)
+        return actor.options(**options, max_restarts=0, runtime_env={"env_vars": environment}).remote(self._spec)
 
     def close(self) -> None:
         """End the actors; the cluster stays."""
