@@ -16,6 +16,7 @@ from marl_games import Same
 from typer.testing import CliRunner
 
 from selfcest_baselines.__main__ import app
+from selfcest_baselines.bench.entries import ENTRIES, OfTheGrid
 from selfcest_baselines.counterfactual import record
 from selfcest_baselines.credit import CREDITS, Broadcast, Coma, Credit, Credited, Difference, Shapley, Value
 from selfcest_baselines.credit.base import leave_one_out
@@ -31,6 +32,7 @@ from selfcest_baselines.train import train
 from selfcest_env.adapters.smac import SymbolicSMAC
 from selfcest_env.errors import ConfigError, PlugInError, SelfcestError
 from selfcest_env.symbolic import make_rules
+from selfcest_env.symbolic.scenarios import scenario
 from selfcest_env.symbolic.streams import seeds_of
 
 SMALL = make_rules("chain", {"items": (2, 4), "modulus": 2, "window": 2, "splits": [2]}, max_depth=1, max_clones=2)
@@ -40,6 +42,51 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 CELLS = pytest.mark.parametrize(("credit", "loss"), list(itertools.product(CREDITS, LOSSES)))
+
+
+# Decisions so far and mean return of the batch after each of the first updates on `chain-4m2-v1` with seed 3.
+FIRST_UPDATES = {
+    "broadcast": [(653, 0.4296875), (1331, 0.4765625), (2006, 0.53125), (2706, 0.51171875), (3340, 0.5859375)],
+    "value": [(682, 0.53125), (1353, 0.45703125), (2011, 0.54296875), (2685, 0.50390625), (3336, 0.5703125)],
+    "coma": [(163, 0.53125), (340, 0.546875), (490, 0.46875), (679, 0.609375), (839, 0.5)],
+    "difference": [(1035, 0.4296875), (2051, 0.53125), (3153, 0.53515625), (4267, 0.55859375), (5300, 0.59375)],
+    "diff_loo": [(1035, 0.4296875), (2041, 0.5234375), (3143, 0.5234375), (4257, 0.546875), (5280, 0.62109375)],
+    "shapley": [(1226, 0.4296875), (2474, 0.484375), (3728, 0.4921875), (5052, 0.53125), (6298, 0.51953125)],
+}
+
+
+@pytest.mark.parametrize("name", FIRST_UPDATES)
+def test_learning_curves_are_pinned(name: str) -> None:
+    entry = ENTRIES[name]
+    assert isinstance(entry, OfTheGrid)
+    games = KernelGames(scenario("chain-4m2-v1").rules, entry.learner.episodes, 3, group_size=entry.learner.group_size)
+    updates = entry.learner.learn(games, entry.credit, entry.loss, 3)
+    curve = [
+        (update.decisions, float(games.kernel.state.team_return.mean())) for update in itertools.islice(updates, 5)
+    ]
+    assert curve == FIRST_UPDATES[name]
+
+
+# The same with seed 1 and settings that no learner of the benchmark has: the other loss, exploration, small networks.
+FIRST_UPDATES_ONE_PASS = {
+    "broadcast": [(182, 0.53125), (362, 0.359375), (518, 0.453125), (712, 0.546875), (853, 0.578125)],
+    "value": [(179, 0.515625), (341, 0.4375), (506, 0.453125), (688, 0.484375), (835, 0.515625)],
+    "coma": [(188, 0.515625), (356, 0.484375), (539, 0.453125), (721, 0.453125), (862, 0.4375)],
+    "difference": [(298, 0.53125), (587, 0.453125), (861, 0.484375), (1159, 0.5), (1337, 0.46875)],
+    "diff_loo": [(298, 0.53125), (587, 0.453125), (861, 0.484375), (1159, 0.5), (1337, 0.46875)],
+    "shapley": [(356, 0.53125), (650, 0.46875), (968, 0.484375), (1330, 0.5), (1570, 0.421875)],
+}
+
+
+@pytest.mark.parametrize("name", FIRST_UPDATES_ONE_PASS)
+def test_learning_curves_of_the_policy_gradient_are_pinned(name: str) -> None:
+    learner = Learner(episodes=64, hidden=(64, 64), learning_rate=3e-3, floor=(0.1, 0.0), anneal=2000)
+    games = KernelGames(scenario("chain-4m2-v1").rules, 64, 1, group_size=8)
+    updates = learner.learn(games, CREDITS.load(name)(), OnePass(), 1)
+    curve = [
+        (update.decisions, float(games.kernel.state.team_return.mean())) for update in itertools.islice(updates, 5)
+    ]
+    assert curve == FIRST_UPDATES_ONE_PASS[name]
 
 
 def uniform(seed: int = 0):
