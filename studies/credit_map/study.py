@@ -19,7 +19,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -32,15 +32,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch.nn import functional as F
 
-from selfcest_baselines.credit import Broadcast, Credit, Difference, DiffLoo, Shapley, Value
+from selfcest_baselines.broadcast import BroadcastLearner
+from selfcest_baselines.diff_loo import DiffLooLearner
+from selfcest_baselines.difference import DifferenceLearner
 from selfcest_baselines.games import KernelGames
-from selfcest_baselines.learner import Learner
-from selfcest_baselines.loss import OnePass
-from selfcest_baselines.networks import Actor
+from selfcest_baselines.learner import PolicyGradientLearner
+from selfcest_baselines.networks import ActorNetwork
 from selfcest_baselines.rollout import collect
+from selfcest_baselines.shapley import ShapleyLearner
+from selfcest_baselines.value import ValueLearner
 from selfcest_env import __version__
 from selfcest_env.seeding import stream_seed
-from selfcest_env.stored import stored_as, stored_fields, stored_text
+from selfcest_env.stored import stored_as, stored_fields
 from selfcest_env.symbolic import BatchDelegation, SymbolicRules, make_rules, optimal_return
 from selfcest_env.symbolic.scenarios import EVALUATION_SEED
 from selfcest_eval.stats.statistics import Estimate
@@ -58,12 +61,12 @@ EVERY, GRADED = 10, 500  # updates between evaluations, and episodes of one
 BASELINE = "broadcast"
 SUMMED = {"shapley": "difference"}
 Run = Mapping[str, Any]
-SCHEMES: dict[str, Credit] = {
-    BASELINE: Broadcast(std_floor=None),
-    "value": Value(std_floor=None, critic_learning_rate=3e-3, critic_batch=4096),
-    "difference": Difference(),
-    "diff_loo": DiffLoo(),
-    "shapley": Shapley(),
+SCHEMES: dict[str, PolicyGradientLearner] = {  # with the options of their credits; `play` sets the others
+    BASELINE: BroadcastLearner(std_floor=None),
+    "value": ValueLearner(std_floor=None, critic_learning_rate=3e-3, critic_batch=4096),
+    "difference": DifferenceLearner(),
+    "diff_loo": DiffLooLearner(),
+    "shapley": ShapleyLearner(),
 }
 
 
@@ -126,7 +129,7 @@ class Job:
     def config(self) -> str:
         """A hash of all that the run is made of, code and budget apart."""
         game = {name: value for name, value in stored_fields(GAMES[self.game]).items() if name != "predicted"}
-        made = (game, stored_text(SCHEMES[self.scheme]), self.rate, MODULUS, EPISODES, GROUP, HIDDEN)
+        made = (game, SCHEMES[self.scheme].credit_text(), self.rate, MODULUS, EPISODES, GROUP, HIDDEN)
         said = json.dumps([*made, GOAL, EVERY, GRADED], sort_keys=True, default=list)
         return hashlib.blake2b(said.encode(), digest_size=8).hexdigest()
 
@@ -140,10 +143,18 @@ def play(job: Job) -> dict[str, Any]:
     game, begun = GAMES[job.game], time.process_time()
     rules, random = game.rules, _random(game)
     best = optimal_return(rules).success
-    learner = Learner(episodes=EPISODES, group_size=GROUP, hidden=HIDDEN, learning_rate=job.rate, entropy=0.0)
+    learner = replace(
+        SCHEMES[job.scheme],
+        episodes=EPISODES,
+        group_size=GROUP,
+        hidden=HIDDEN,
+        learning_rate=job.rate,
+        entropy=0.0,
+        loss="one_pass",
+    )
     games = KernelGames(rules, EPISODES, job.seed, group_size=GROUP)
-    scheme, curve, reached = SCHEMES[job.scheme], [], None
-    updates = learner.learn(games, scheme, OnePass(), job.seed, prepare=lambda actor: teach(actor, game, job.seed))
+    curve, reached = [], None
+    updates = learner.updates(games, job.seed, prepare=lambda actor: teach(actor, game, job.seed))
     for number, progress in enumerate(updates):
         if number % EVERY == 0:
             score = (_greedy(progress.actor, game) - random) / (best - random)
@@ -164,7 +175,7 @@ def play(job: Job) -> dict[str, Any]:
     }
 
 
-def teach(actor: Actor, game: Game, seed: int) -> None:
+def teach(actor: ActorNetwork, game: Game, seed: int) -> None:
     """Some of the 64 sums, drawn by the seed: right with probability 0.98; of all others nothing, each reply alike."""
     if not game.known:
         return
@@ -193,7 +204,7 @@ def teach(actor: Actor, game: Game, seed: int) -> None:
         optimizer.step()
 
 
-def _greedy(actor: Actor, game: Game) -> float:
+def _greedy(actor: ActorNetwork, game: Game) -> float:
     games = KernelGames(game.rules, GRADED, EVALUATION_SEED)
     collect(games, actor.best)
     return float(games.kernel.scores.mean())

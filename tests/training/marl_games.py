@@ -11,8 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from selfcest_baselines.broadcast import BroadcastLearner
+from selfcest_baselines.counterfactual import Recording
+from selfcest_baselines.diff_loo import DiffLooLearner
+from selfcest_baselines.difference import DifferenceLearner
 from selfcest_baselines.games import KernelGames
-from selfcest_baselines.networks import Actor
+from selfcest_baselines.learner import PolicyGradientLearner
+from selfcest_baselines.networks import ActorNetwork
+from selfcest_baselines.rollout import Act
+from selfcest_baselines.shapley import ShapleyLearner
 from selfcest_env.symbolic import BatchDelegation, State, SymbolicRules, make_rules
 from selfcest_env.symbolic.streams import Keys
 from selfcest_env.symbolic.tasks import Chain, Instances
@@ -64,17 +71,19 @@ def kernel_at(state: State, copies: int = 1) -> BatchDelegation:
     return kernel
 
 
-def actor(seed: int = 0) -> Actor:
+def actor(seed: int = 0) -> ActorNetwork:
     """A policy that is far from uniform, in double precision."""
     torch.manual_seed(seed)
     kernel = kernel_at(first_state())
-    policy = Actor(kernel.observations().shape[-1], kernel.num_actions, (8,), torch.Generator().manual_seed(seed))
+    policy = ActorNetwork(
+        kernel.observations().shape[-1], kernel.num_actions, (8,), torch.Generator().manual_seed(seed)
+    )
     for parameter in policy.parameters():
         torch.nn.init.normal_(parameter, std=0.7)
     return policy.double()
 
 
-def log_probs(policy: Actor, state: State) -> Tensor:
+def log_probs(policy: ActorNetwork, state: State) -> Tensor:
     """Of all agents, [N, A]."""
     kernel = kernel_at(state)
     return policy(torch.from_numpy(kernel.observations()[0]).double(), torch.from_numpy(kernel.action_masks()[0]))
@@ -92,7 +101,7 @@ def joints(state: State) -> list[tuple[int, ...]]:
     return list(itertools.product(*(np.flatnonzero(mask) for mask in masks)))
 
 
-def value(policy: Actor, state: State) -> Tensor:
+def value(policy: ActorNetwork, state: State) -> Tensor:
     """Expected team return, with its gradient, by listing everything that can happen."""
     if state.terminated[0]:
         return torch.tensor(state.team_return[0])
@@ -105,7 +114,7 @@ def joint_log_prob(logs: Tensor, joint: tuple[int, ...]) -> Tensor:
     return logs[torch.arange(len(joint)), torch.tensor(joint)].sum()
 
 
-def action_values(policy: Actor, state: State, joint: tuple[int, ...], agent: int) -> Tensor:
+def action_values(policy: ActorNetwork, state: State, joint: tuple[int, ...], agent: int) -> Tensor:
     """Q of each action of an agent while the others keep theirs, [A]; 1e6 for illegal ones, which nothing may read."""
     legal = kernel_at(state).action_masks()[0, agent]
     values = [
@@ -115,7 +124,7 @@ def action_values(policy: Actor, state: State, joint: tuple[int, ...], agent: in
     return torch.tensor(values, dtype=torch.float64)
 
 
-def steps(policy: Actor, state: State, reach: float = 1.0) -> Iterator[tuple[float, State, tuple[int, ...]]]:
+def steps(policy: ActorNetwork, state: State, reach: float = 1.0) -> Iterator[tuple[float, State, tuple[int, ...]]]:
     """Every (probability, state, joint action) that can occur."""
     if state.terminated[0]:
         return
@@ -126,6 +135,16 @@ def steps(policy: Actor, state: State, reach: float = 1.0) -> Iterator[tuple[flo
         yield from steps(policy, after(state, joint), probability)
 
 
-def gradient(policy: Actor, objective: Tensor) -> Tensor:
+def gradient(policy: ActorNetwork, objective: Tensor) -> Tensor:
     parts = torch.autograd.grad(objective, list(policy.parameters()), retain_graph=True)
     return torch.cat([part.flatten() for part in parts])
+
+
+def advantages_of(learner: PolicyGradientLearner, recording: Recording, act: Act) -> Tensor:
+    """What a learner without a critic gives the decisions of these episodes, [B]."""
+    if isinstance(learner, BroadcastLearner):
+        return learner.advantages(recording.rollout)
+    if isinstance(learner, ShapleyLearner):
+        return learner.advantages(recording, act, np.random.default_rng(0))[0]
+    assert isinstance(learner, DifferenceLearner | DiffLooLearner)
+    return learner.advantages(recording, act)[0]

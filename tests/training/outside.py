@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,10 +16,10 @@ from selfcest_agents.language import Language
 from selfcest_agents.samplers import Sampler
 from selfcest_agents.tiny import TinyLanguage
 from selfcest_agents.transformers.engine import TransformersEngine
-from selfcest_baselines.bench import Entry
-from selfcest_baselines.credit import Assign, Batch, Credited, Start
-from selfcest_baselines.credit import Credit as GameCredit
+from selfcest_baselines.broadcast import BroadcastLearner
+from selfcest_baselines.learner import MarlLearner
 from selfcest_baselines.progress import Examiner
+from selfcest_baselines.rollout import Rollout
 from selfcest_env.graders import Grade
 from selfcest_env.process import ProcessTerm, Step
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
@@ -215,35 +215,20 @@ class Short(Chain):
 
 
 @dataclass(frozen=True)
-class Blunt(GameCredit):
+class Blunt(BroadcastLearner):
     """A MARL credit: the return as it is."""
 
     scale: float = 1.0
 
-    def start(self, start: Start) -> Assign:
-        def assign(batch: Batch) -> Credited:
-            seen["MARL credit"] += 1
-            return Credited(self.scale * batch.rollout.returns[batch.rollout.game])
-
-        return assign
+    def advantages(self, rollout: Rollout) -> Tensor:
+        seen["MARL credit"] += 1
+        return self.scale * rollout.returns[rollout.game]
 
 
 @dataclass(frozen=True)
-class Idle(Entry):
+class Idle(MarlLearner):
     """A MARL learner that learns nothing."""
 
     def learn(self, rules: SymbolicRules, seed: int, examiner: Examiner) -> None:
         while not examiner(seen["MARL learner"], lambda observations, masks: masks.int().argmax(-1)):
             seen["MARL learner"] += 1
-
-
-@dataclass(frozen=True)
-class Halves:
-    """A MARL loss: the policy gradient, in two steps."""
-
-    def minibatches(self, rows: Tensor, generator: torch.Generator) -> Iterator[Tensor]:
-        seen["MARL loss"] += 1
-        yield from rows.tensor_split(2)
-
-    def gain(self, log_probs: Tensor, behavior: Tensor, advantages: Tensor) -> Tensor:
-        return advantages * log_probs

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from selfcest_baselines.bench import Cell, play
-from selfcest_baselines.learner import Learner
+from selfcest_baselines.learner import LEARNERS
 from selfcest_baselines.train import train
 from selfcest_cli.study import run_study
 from selfcest_env import symbolic_v0
@@ -104,7 +104,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     job.run(lambda: None)
     run_study(parse_as(StudyConfig, {**STUDY, "output": str(folder)}), resume=False, console=Console(quiet=True))
     chain = SymbolicRules(make_task("outside:Short"), max_clones=2)
-    train("outside:Blunt", chain, loss="outside:Halves", learner=Learner(episodes=16, hidden=(8,)), decisions=50)
+    train(LEARNERS.make("outside:Blunt", {"episodes": 16, "hidden": [8]}, where=""), chain, decisions=50)
     play(Cell("chain-4m2-v1", "outside:Idle", 0), seconds=0.01)
     outside.seen["symbolic task"] += symbolic_v0.parallel_env("outside:Short").reset(seed=0)[0] != {}
     return job.folder
@@ -132,7 +132,7 @@ def test_the_table_has_every_row_and_no_other() -> None:
     assert [row[0] for row in ROWS] == [
         "task source", "grader", "reward term", "process reward", "reward schedule", "task sampler", "gate",
         "credit scheme", "loss term", "engine", "language", "protocol", "strategy", "cost", "symbolic task",
-        "MARL credit", "MARL learner", "MARL loss",
+        "MARL credit", "MARL learner",
     ]  # fmt: skip
 
 

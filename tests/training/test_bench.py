@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from selfcest_baselines.bench import ENTRIES, Cell, Entry, Run, aggregate, interquartile_mean, play, profile, scores
+from selfcest_baselines.bench import ENTRIES, Cell, Run, aggregate, interquartile_mean, play, profile, scores
 from selfcest_baselines.bench.report import known_scenarios, table
-from selfcest_baselines.bench.runs import entry_of, export, load, play_all, store
+from selfcest_baselines.bench.runs import entry_of, export, load, play_all, settings_of, store
 from selfcest_baselines.bench.summary import mean, paired
+from selfcest_baselines.learner import LEARNERS, MarlLearner
 from selfcest_cli.main import app
 from selfcest_env.errors import ConfigError, PlugInError
 from selfcest_env.structure import Checked, Count, Share
@@ -30,7 +31,7 @@ def run(*returns: float) -> Run:
     return Run(1.0, "made up", "0", tuple((10 * i, 0.1 * i, value) for i, value in enumerate(returns)))
 
 
-class Guess(Entry):
+class Guess(MarlLearner):
     """Plays the first legal action and learns nothing; never asks whether it is over before its third batch."""
 
     def learn(self, rules, seed, examiner):
@@ -45,13 +46,15 @@ class Tuned(Checked, Guess):
     widths: tuple[Count, ...] = (8,)
 
 
-class Silent(Entry):
+class Silent(MarlLearner):
     def learn(self, rules, seed, examiner):
         pass
 
 
 def test_the_learners_are_these() -> None:
     assert tuple(ENTRIES) == ("broadcast", "value", "coma", "difference", "diff_loo", "shapley", "maskable_ppo")
+    assert tuple(LEARNERS) == tuple(ENTRIES)
+    assert {name: type(entry) for name, entry in ENTRIES.items()} == {name: LEARNERS.load(name) for name in LEARNERS}
 
 
 def test_interquartile_mean_by_hand() -> None:
@@ -179,7 +182,7 @@ def test_the_page_is_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(stored) == {Cell(*cell) for cell in product(SCENARIOS, entries, range(len(seeds)))}
     assert len({run.budget for run in stored.values()}) == 1
     for cell, run in stored.items():
-        assert run.settings == repr(ENTRIES[cell.entry]), f"{cell} was made with other settings"
+        assert run.settings == settings_of(ENTRIES[cell.entry], cell.entry), f"{cell} was made with other settings"
     played = ("chain-4m2-v1", "noisy-c005-v1", "cells-16-v1")
     assert set(outside) == {Cell(name, "rllib_ppo:RllibPPO", seed) for name in played for seed in range(5)}
     assert {run.budget for run in (*outside.values(), *tuning.values())} == {run.budget for run in stored.values()}
@@ -189,7 +192,7 @@ def test_the_page_is_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_only_what_is_lacking_is_made(tmp_path: Path) -> None:
-    there = {Cell(QUICK, "coma", 0): replace(run(0.125), settings=repr(ENTRIES["coma"]))}
+    there = {Cell(QUICK, "coma", 0): replace(run(0.125), settings=settings_of(ENTRIES["coma"], "coma"))}
     store(there, tmp_path, QUICK)
     made: list[Cell] = []
     cells = [Cell(QUICK, "coma", 0), Cell(QUICK, "broadcast", 0)]
@@ -204,7 +207,11 @@ def test_only_what_is_lacking_is_made(tmp_path: Path) -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    store({Cell(QUICK, "coma", 0): replace(run(0.125, 1.0), settings=repr(ENTRIES["coma"]))}, tmp_path, QUICK)
+    store(
+        {Cell(QUICK, "coma", 0): replace(run(0.125, 1.0), settings=settings_of(ENTRIES["coma"], "coma"))},
+        tmp_path,
+        QUICK,
+    )
     asked = ["bench", QUICK, "--learner", "coma", "--seeds", "1", "--seconds", "1", "--out", str(tmp_path)]
     done = CliRunner().invoke(app, asked)
     assert done.exit_code == 0, done.output

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from marl_games import advantages_of
 
 from selfcest_baselines.counterfactual import record
-from selfcest_baselines.credit import Batch, Start
 from selfcest_baselines.games import KernelGames
-from selfcest_baselines.networks import Actor
+from selfcest_baselines.networks import ActorNetwork
 from selfcest_env.symbolic import BatchDelegation, RandomPolicy
 from selfcest_env.symbolic import play as play_random
 from selfcest_env.symbolic.vectors import observation_size
@@ -69,7 +69,9 @@ def test_random_play_is_what_is_computed(credit_map: ModuleType) -> None:
 
 def test_what_a_policy_is_taught_is_the_share_that_is_said(credit_map: ModuleType) -> None:
     game = credit_map.GAMES["and-4"]
-    actor = Actor(observation_size(game.rules), game.rules.num_actions, (64, 64), torch.Generator().manual_seed(0))
+    actor = ActorNetwork(
+        observation_size(game.rules), game.rules.num_actions, (64, 64), torch.Generator().manual_seed(0)
+    )
     credit_map.teach(actor, game, seed=3)
     kernel = BatchDelegation(game.rules, 2000)
     kernel.reset(7)
@@ -83,7 +85,9 @@ def test_what_a_policy_is_taught_is_the_share_that_is_said(credit_map: ModuleTyp
     by_sum = torch.stack([right[number == n].mean() for n in range(64)])
     assert sum(by_sum > 0.9) == round(game.known * 64)
     assert by_sum[by_sum < 0.9].max() < 0.4
-    untaught = Actor(observation_size(game.rules), game.rules.num_actions, (64, 64), torch.Generator().manual_seed(0))
+    untaught = ActorNetwork(
+        observation_size(game.rules), game.rules.num_actions, (64, 64), torch.Generator().manual_seed(0)
+    )
     before = [weight.clone() for weight in untaught.parameters()]
     credit_map.teach(untaught, credit_map.GAMES["additive-4"], seed=3)
     assert all(torch.equal(*pair) for pair in zip(before, untaught.parameters(), strict=True))
@@ -98,13 +102,13 @@ def test_credits_that_are_the_same_learner(credit_map: ModuleType) -> None:
     for name in ("and-4", "additive-4"):
         game = credit_map.GAMES[name]
         games = KernelGames(game.rules, 64, 0, group_size=8)
-        actor = Actor(observation_size(game.rules), game.rules.num_actions, (8,), torch.Generator().manual_seed(0))
+        actor = ActorNetwork(
+            observation_size(game.rules), game.rules.num_actions, (8,), torch.Generator().manual_seed(0)
+        )
         credit_map.teach(actor, credit_map.GAMES["and-4"], 0)
         recording = record(games, actor.sample)
-        batch = Batch(recording.rollout, actor, 8, recording)
-        start = Start(games, (8,), 1.0, torch.Generator().manual_seed(0))
         for credit, other in game.same.items():
-            own, its = (credit_map.SCHEMES[one].start(start)(batch).advantages for one in (credit, other))
+            own, its = (advantages_of(credit_map.SCHEMES[one], recording, actor.sample) for one in (credit, other))
             factor = 8 / 7 if name == "and-4" else 1.0  # the mean of a group holds one's own return
             assert own.abs().max() > 0
             assert torch.allclose(own, factor * its, atol=1e-6)

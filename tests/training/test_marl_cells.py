@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from selfcest_baselines.counterfactual import Cost, play_without, record
+from selfcest_baselines.counterfactual import ReplayCost, play_without, record
 from selfcest_baselines.games import KernelGames
 from selfcest_baselines.networks import draw
 from selfcest_baselines.train import train
@@ -19,10 +19,10 @@ EASY = make_rules("cells", {"cells": 4, "modulus": 2}, max_clones=4)
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.mark.parametrize("credit", ["broadcast", "coma", "difference", "diff_loo", "shapley"])
-def test_every_credit_learns_four_cells(credit: str) -> None:
+@pytest.mark.parametrize("learner", ["broadcast", "coma", "difference", "diff_loo", "shapley"])
+def test_every_credit_learns_four_cells(learner: str) -> None:
     """A pair of bits has four values; chance is a half of the cells."""
-    curve = train(credit, EASY, seed=0, decisions=200_000, seconds=20, until=0.98, every=0.2)
+    curve = train(learner, EASY, seed=0, decisions=200_000, seconds=20, until=0.98, every=0.2)
     assert curve.points[-1].success >= 0.98
 
 
@@ -50,4 +50,4 @@ def test_without_a_clone_its_own_summand_is_missing() -> None:
         graded = games.rules.task.grade(right[game] & ~absent[:, 1:])  # type: ignore[attr-defined]
         # 13 (opening), 6 (call), 7 (replies), 1 (handed in), and five clones for 3 + 1.
         assert replayed.returns.numpy() == pytest.approx(graded - 0.001 * (27 + 20), abs=1e-6)
-        assert replayed.cost == Cost(0, 32 * 6)  # what is kept costs nothing
+        assert replayed.cost == ReplayCost(0, 32 * 6)  # what is kept costs nothing

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from marl_games import (
     TWO_CLONES,
     action_values,
     actor,
+    advantages_of,
     after,
     first_state,
     games,
@@ -28,15 +28,23 @@ from marl_games import (
 )
 from torch import Tensor
 
-from selfcest_baselines.counterfactual import Cost, Recording, play_without, record
-from selfcest_baselines.credit import Batch, Broadcast, Credit, Credited, Difference, DiffLoo, Shapley, Start
-from selfcest_baselines.credit.coma import coma_advantages
-from selfcest_baselines.credit.diff_loo import less_others
-from selfcest_baselines.credit.difference import difference_credit
-from selfcest_baselines.credit.shapley import calls, needed, sampled_orders, shapley_credit, shapley_values
+from selfcest_baselines.broadcast import BroadcastLearner
+from selfcest_baselines.coma import coma_advantages
+from selfcest_baselines.counterfactual import Recording, ReplayCost, play_without, record
+from selfcest_baselines.diff_loo import DiffLooLearner, subtract_same_clones
+from selfcest_baselines.difference import DifferenceLearner, difference_returns
 from selfcest_baselines.games import KernelGames
-from selfcest_baselines.networks import ILLEGAL, Actor, draw, entropy, floored, taken
-from selfcest_baselines.rollout import Act, collect, lambda_returns, row_targets
+from selfcest_baselines.learner import PolicyGradientLearner
+from selfcest_baselines.networks import ILLEGAL, ActorNetwork, draw, entropy, floored, taken
+from selfcest_baselines.rollout import collect, lambda_returns, row_targets
+from selfcest_baselines.shapley import (
+    ShapleyLearner,
+    calls_by_size,
+    needed_coalitions,
+    sample_orders,
+    shapley_credit,
+    shapley_values,
+)
 from selfcest_env.symbolic import make_rules
 from selfcest_env.symbolic.rules import WAIT
 from selfcest_env.symbolic.vectors import FEATURES, replies, segments
@@ -164,7 +172,7 @@ def test_a_dummy_gets_nothing() -> None:
 
     recording = record(arena, with_split(deaf))
     assert (recording.moments[-1].num_born == 3).all()
-    assert not difference_credit(recording, deaf, 2)[0].any()
+    assert not difference_returns(recording, deaf, 2)[0].any()
     assert not shapley_credit(recording, deaf, 2, np.random.default_rng(0))[0].any()
     policy, state = actor(), after(first_state(), (SPLIT, WAIT, WAIT))
     with torch.no_grad():
@@ -187,7 +195,7 @@ def test_shapley_is_efficient_and_symmetric() -> None:
     for joint in JOINTS:
         values = coalition_values(rewards, joint)
         assert abs(float(shapley_values(values, ALL_ORDERS).sum() - (values[0, 7] - values[0, 0]))) < 1e-15
-    some = torch.from_numpy(sampled_orders(1, 3, 2, np.random.default_rng(0)))
+    some = torch.from_numpy(sample_orders(1, 3, 2, np.random.default_rng(0)))
     values = coalition_values(rewards, (1, 2, 1))
     torch.testing.assert_close(shapley_values(values, some).sum(), values[0, 7] - values[0, 0])  # any orders will do
     symmetric = rewards + rewards.transpose(1, 2)
@@ -205,7 +213,7 @@ def test_shapley_is_efficient_and_symmetric() -> None:
     assert credit.abs().sum() > 0
 
 
-def adding(policy: Actor):
+def adding(policy: ActorNetwork):
     """A root that answers the sum of the replies it got, and clones that play a policy."""
 
     def act(observations: Tensor, masks: Tensor) -> Tensor:
@@ -346,8 +354,8 @@ def test_replay_trap_recorded_later_actions_are_biased_and_resampled_ones_are_no
     arena, with_split = split_games(20_000)
     single = actor().float()
     recording = record(arena, with_split(single.sample))
-    credit, cost = difference_credit(recording, single.sample, 1)
-    assert cost == Cost(2 * 20_000, 2 * 20_000)  # the root answers anew, the sibling keeps what it said
+    credit, cost = difference_returns(recording, single.sample, 1)
+    assert cost == ReplayCost(2 * 20_000, 2 * 20_000)  # the root answers anew, the sibling keeps what it said
     sibling = replies(recording.moments[-1])[:, 2] + ANSWER_0
     for other, baseline in baselines.items():
         played = (recording.rollout.returns - credit[:, 1])[torch.from_numpy(sibling == other)]
@@ -383,7 +391,7 @@ def test_permuting_clones_permutes_advantages() -> None:
     items = segments(recording.moments[0], TWO_CLONES)[:, 0]
     zero_one, one_zero = (torch.from_numpy((items == pair).all(1)) for pair in ([0, 1], [1, 0]))
     for credit in (
-        difference_credit(recording, always_zero, 1)[0],
+        difference_returns(recording, always_zero, 1)[0],
         shapley_credit(recording, always_zero, 2, np.random.default_rng(0))[0],
     ):
         assert zero_one.any()
@@ -422,14 +430,14 @@ def test_replays_know_agents_by_their_place_in_the_tree() -> None:
     assert not told[:, 0].any()  # clone 1 is missing
     assert (told[:, 1].argmax(-1).numpy() == replies(recording.moments[-1])[:, 2]).all()
     # the root's answer alone: clone 2's split, its own answer and those of its clones are kept
-    assert outcome.cost == Cost(32, 32)
-    sizes = {clones.shape[1]: len(game) for game, clones, _ in calls(recording)}
+    assert outcome.cost == ReplayCost(32, 32)
+    sizes = {clones.shape[1]: len(game) for game, clones, _ in calls_by_size(recording)}
     assert sizes == {2: 3 * 32}
 
 
 def test_only_needed_coalitions_are_played() -> None:
     # Orders 0 1 2 and 0 2 1: nobody, {0}, {0, 1}, {0, 2} and all.
-    table = needed(np.array([[[0, 1, 2], [0, 2, 1]]]))
+    table = needed_coalitions(np.array([[[0, 1, 2], [0, 2, 1]]]))
     assert np.flatnonzero(table[0]).tolist() == [0b000, 0b001, 0b011, 0b101, 0b111]
 
 
@@ -447,14 +455,16 @@ def scripted(scripts: Sequence[tuple[int, ...]]) -> Recording:
     return record(games(len(scripts)), lambda seen, masks: next(cycles))
 
 
-def credited(credit: Credit, recording: Recording, group_size: int, act: Act) -> Credited:
-    start = Start(games(), (8,), 1.0, torch.Generator().manual_seed(0))
-    batch = Batch(recording.rollout, SimpleNamespace(sample=act), group_size, recording)
-    return credit.start(start)(batch)
+PAIRS: list[PolicyGradientLearner] = [
+    BroadcastLearner(std_floor=None, group_size=2),
+    DifferenceLearner(group_size=2),
+    DiffLooLearner(group_size=2),
+    ShapleyLearner(group_size=2),
+]
 
 
-@pytest.mark.parametrize("credit", [Broadcast(std_floor=None), Difference(), DiffLoo(), Shapley()], ids=list(SHARE))
-def test_the_expected_gradient_of_a_credit(credit: Credit, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("learner", PAIRS, ids=list(SHARE))
+def test_the_expected_gradient_of_a_credit(learner: PolicyGradientLearner, request: pytest.FixtureRequest) -> None:
     policy = actor()
     recording = scripted([script for pair in itertools.product(SCRIPTS, repeat=2) for script in pair])
     rollout = recording.rollout
@@ -472,16 +482,16 @@ def test_the_expected_gradient_of_a_credit(credit: Credit, request: pytest.Fixtu
             chances[one.numpy().tobytes()] = policy(one.double()[None], mask[None])[0].exp().detach()
         return masks.float().argmax(-1)
 
-    credited(credit, recording, 2, look)
-    assert len(chances) == {Broadcast: 0, Shapley: 5}.get(type(credit), 4)
+    advantages_of(learner, recording, look)
+    assert len(chances) == {BroadcastLearner: 0, ShapleyLearner: 5}.get(type(learner), 4)
     expected, total = torch.zeros(len(rollout.actions), dtype=torch.float64), 0.0
     for answers in itertools.product((ANSWER_0, ANSWER_1), repeat=len(chances)):
         table = dict(zip(chances, answers, strict=True))
         chance = float(torch.stack([torch.tensor(1.0), *(chances[o][a] for o, a in table.items())]).prod())
-        outcome = credited(
-            credit, recording, 2, lambda seen, _, t=table: torch.tensor([t[one.numpy().tobytes()] for one in seen])
+        advantages = advantages_of(
+            learner, recording, lambda seen, _, t=table: torch.tensor([t[one.numpy().tobytes()] for one in seen])
         )
-        expected, total = expected + chance * outcome.advantages, total + chance
+        expected, total = expected + chance * advantages, total + chance
     assert total == pytest.approx(1)
     found = gradient(policy, (weight[rollout.game // 2] * expected * logs).sum() / 2)
     exact = gradient(policy, value(policy, first_state()))
@@ -499,7 +509,7 @@ def test_the_same_clone_of_other_episodes_by_hand() -> None:
     credit[:3, 1] = torch.tensor([0.6, 0.3, 0.0])
     credit[:3, 2] = torch.tensor([1.0, 0.0, 0.0])
     credit[4, 1:] = torch.tensor([0.7, 0.2])  # the group's only clones: nothing to compare with
-    compared = less_others(credit, recording, 4)
+    compared = subtract_same_clones(credit, recording, 4)
     # 0.6 less the mean of 0.3 and 0, 0.3 less that of 0.6 and 0, 0 less that of 0.6 and 0.3
     assert compared[:3, 1].tolist() == pytest.approx([0.45, 0.0, -0.45])
     assert compared[:3, 2].tolist() == pytest.approx([1.0, -0.5, -0.5])

@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,21 +17,23 @@ from marl_games import Same
 from typer.testing import CliRunner
 
 from selfcest_baselines.__main__ import app
-from selfcest_baselines.counterfactual import record
-from selfcest_baselines.credit import CREDITS, Broadcast, Coma, Credit, Credited, Difference, Shapley, Value
-from selfcest_baselines.credit.base import leave_one_out
-from selfcest_baselines.credit.broadcast import group_advantages
-from selfcest_baselines.credit.coma import critic_inputs
+from selfcest_baselines.bench.entries import ENTRIES
+from selfcest_baselines.broadcast import BroadcastLearner, group_advantages
+from selfcest_baselines.coma import ComaLearner, critic_inputs
+from selfcest_baselines.counterfactual import ReplayCost, record
+from selfcest_baselines.difference import DifferenceLearner
 from selfcest_baselines.games import KernelGames, SmacGames
-from selfcest_baselines.learner import Learner
-from selfcest_baselines.loss import LOSSES, Clipped, OnePass
-from selfcest_baselines.networks import draw
-from selfcest_baselines.progress import Curve, Point, evaluate
-from selfcest_baselines.rollout import Rollout, collect
+from selfcest_baselines.learner import LEARNERS, PolicyGradientLearner
+from selfcest_baselines.networks import clipped_gain, draw
+from selfcest_baselines.progress import CurvePoint, LearningCurve, evaluate
+from selfcest_baselines.rollout import Rollout, collect, leave_one_out
+from selfcest_baselines.shapley import ShapleyLearner
 from selfcest_baselines.train import train
+from selfcest_baselines.value import ValueLearner
 from selfcest_env.adapters.smac import SymbolicSMAC
 from selfcest_env.errors import ConfigError, PlugInError, SelfcestError
 from selfcest_env.symbolic import make_rules
+from selfcest_env.symbolic.scenarios import scenario
 from selfcest_env.symbolic.streams import seeds_of
 
 SMALL = make_rules("chain", {"items": (2, 4), "modulus": 2, "window": 2, "splits": [2]}, max_depth=1, max_clones=2)
@@ -39,7 +42,56 @@ SMALL = make_rules("chain", {"items": (2, 4), "modulus": 2, "window": 2, "splits
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-CELLS = pytest.mark.parametrize(("credit", "loss"), list(itertools.product(CREDITS, LOSSES)))
+NAMES = ("broadcast", "value", "coma", "difference", "diff_loo", "shapley")
+BOTH_LOSSES = pytest.mark.parametrize(("name", "loss"), list(itertools.product(NAMES, ("one_pass", "clipped"))))
+
+
+def make(name: str, **options: Any) -> PolicyGradientLearner:
+    learner = LEARNERS.make(name, options, where="")
+    assert isinstance(learner, PolicyGradientLearner)
+    return learner
+
+
+def first_updates(learner: PolicyGradientLearner, seed: int) -> list[tuple[int, float]]:
+    """Decisions so far and mean return of the batch after each of five updates on `chain-4m2-v1`."""
+    games = KernelGames(scenario("chain-4m2-v1").rules, learner.episodes, seed, group_size=learner.group_size)
+    updates = itertools.islice(learner.updates(games, seed), 5)
+    return [(update.decisions, float(games.kernel.state.team_return.mean())) for update in updates]
+
+
+# Decisions so far and mean return of the batch after each of the first updates on `chain-4m2-v1` with seed 3.
+FIRST_UPDATES = {
+    "broadcast": [(653, 0.4296875), (1331, 0.4765625), (2006, 0.53125), (2706, 0.51171875), (3340, 0.5859375)],
+    "value": [(682, 0.53125), (1353, 0.45703125), (2011, 0.54296875), (2685, 0.50390625), (3336, 0.5703125)],
+    "coma": [(163, 0.53125), (340, 0.546875), (490, 0.46875), (679, 0.609375), (839, 0.5)],
+    "difference": [(1035, 0.4296875), (2051, 0.53125), (3153, 0.53515625), (4267, 0.55859375), (5300, 0.59375)],
+    "diff_loo": [(1035, 0.4296875), (2041, 0.5234375), (3143, 0.5234375), (4257, 0.546875), (5280, 0.62109375)],
+    "shapley": [(1226, 0.4296875), (2474, 0.484375), (3728, 0.4921875), (5052, 0.53125), (6298, 0.51953125)],
+}
+
+
+@pytest.mark.parametrize("name", FIRST_UPDATES)
+def test_learning_curves_are_pinned(name: str) -> None:
+    learner = ENTRIES[name]
+    assert isinstance(learner, PolicyGradientLearner)
+    assert first_updates(learner, 3) == FIRST_UPDATES[name]
+
+
+# The same with seed 1 and settings that no learner of the benchmark has: the other loss, exploration, small networks.
+FIRST_UPDATES_ONE_PASS = {
+    "broadcast": [(182, 0.53125), (362, 0.359375), (518, 0.453125), (712, 0.546875), (853, 0.578125)],
+    "value": [(179, 0.515625), (341, 0.4375), (506, 0.453125), (688, 0.484375), (835, 0.515625)],
+    "coma": [(188, 0.515625), (356, 0.484375), (539, 0.453125), (721, 0.453125), (862, 0.4375)],
+    "difference": [(298, 0.53125), (587, 0.453125), (861, 0.484375), (1159, 0.5), (1337, 0.46875)],
+    "diff_loo": [(298, 0.53125), (587, 0.453125), (861, 0.484375), (1159, 0.5), (1337, 0.46875)],
+    "shapley": [(356, 0.53125), (650, 0.46875), (968, 0.484375), (1330, 0.5), (1570, 0.421875)],
+}
+
+
+@pytest.mark.parametrize("name", FIRST_UPDATES_ONE_PASS)
+def test_learning_curves_of_the_policy_gradient_are_pinned(name: str) -> None:
+    options = {"episodes": 64, "hidden": (64, 64), "learning_rate": 3e-3, "floor": (0.1, 0.0), "anneal": 2000}
+    assert first_updates(make(name, loss="one_pass", **options), 1) == FIRST_UPDATES_ONE_PASS[name]
 
 
 def uniform(seed: int = 0):
@@ -52,25 +104,20 @@ def rollouts_agree(one: Rollout, other: Rollout) -> None:
         assert torch.equal(getattr(one, item.name), getattr(other, item.name)), item.name
 
 
-def test_the_tables_of_names() -> None:
-    assert list(CREDITS) == ["broadcast", "value", "coma", "difference", "diff_loo", "shapley"]
-    assert list(LOSSES) == ["one_pass", "clipped"]
-
-
-@CELLS
-def test_same_seed_same_run(credit: str, loss: str) -> None:
-    learner = Learner(episodes=16, hidden=(8,))
-    runs = [train(credit, SMALL, 5, loss=loss, decisions=300, every=0.0, learner=learner) for _ in range(2)]
+@BOTH_LOSSES
+def test_same_seed_same_run(name: str, loss: str) -> None:
+    learner = make(name, loss=loss, episodes=16, hidden=(8,))
+    runs = [train(learner, SMALL, 5, decisions=300, every=0.0) for _ in range(2)]
     first, second = ([point._replace(seconds=0.0) for point in run.points] for run in runs)
     assert first == second
     assert len(first) > 1
     assert first[-2].decisions < 300 <= first[-1].decisions
 
 
-@CELLS
-def test_updates_change_the_policy_and_decisions_are_counted(credit: str, loss: str) -> None:
-    learner = Learner(episodes=16, hidden=(8,))
-    updates = learner.learn(KernelGames(SMALL, 16, 0, group_size=8), CREDITS.load(credit)(), LOSSES.load(loss)(), 0)
+@BOTH_LOSSES
+def test_updates_change_the_policy_and_decisions_are_counted(name: str, loss: str) -> None:
+    learner = make(name, loss=loss, episodes=16, hidden=(8,))
+    updates = learner.updates(KernelGames(SMALL, 16, 0, group_size=8), 0)
     first = next(updates)
     before = [parameter.clone() for parameter in first.actor.parameters()]
     second = next(updates)
@@ -80,18 +127,17 @@ def test_updates_change_the_policy_and_decisions_are_counted(credit: str, loss: 
 
 
 def test_replays_are_what_costs_more() -> None:
-    learner, costs = Learner(episodes=16, hidden=(8,)), {}
-    for name in CREDITS:
-        credit = CREDITS.load(name)
-        games = KernelGames(SMALL, 16, 0, group_size=8)
-        costs[name] = next(learner.learn(games, credit(), OnePass(), 0)).decisions
+    costs = {}
+    for name in NAMES:
+        learner = make(name, loss="one_pass", episodes=16, hidden=(8,))
+        costs[name] = next(learner.updates(KernelGames(SMALL, 16, 0, group_size=8), 0)).decisions
     assert costs["broadcast"] < costs["difference"] == costs["diff_loo"] < costs["shapley"]
 
 
 def test_a_floor_falls_from_first_to_last() -> None:
-    learner = Learner(episodes=16, hidden=(8,), floor=(0.5, 0.25), anneal=100)
+    learner = BroadcastLearner(episodes=16, hidden=(8,), floor=(0.5, 0.25), anneal=100, loss="one_pass")
     floors = []
-    for progress in learner.learn(KernelGames(SMALL, 16, 0, group_size=8), Broadcast(), OnePass(), 0):
+    for progress in learner.updates(KernelGames(SMALL, 16, 0, group_size=8), 0):
         seen = torch.rand(4, progress.actor.logits[0].in_features)
         probs = progress.actor(seen, torch.tensor([False, True, True, False]).expand(4, 4)).exp()
         assert float(probs.detach()[:, 1:3].min()) >= progress.actor.floor / 2 - 1e-6
@@ -161,32 +207,31 @@ def test_group_advantages_by_hand() -> None:
     assert leave_one_out(returns, 4)[:2].tolist() == pytest.approx([1.0, -1 / 3])
 
 
-def test_gains_by_hand() -> None:
+def test_the_clipped_gain_by_hand() -> None:
     # ratios 2, 2, 0.5, 0.5 with advantages of both signs, clipped to 0.8 .. 1.2; the lesser of clipped and not.
     logs, advantages = torch.tensor([2.0, 2.0, 0.5, 0.5]).log(), torch.tensor([1.0, -1.0, 1.0, -1.0])
-    assert Clipped().gain(logs, torch.zeros(4), advantages).tolist() == pytest.approx([1.2, -2.0, 0.5, -0.8])
-    gain = OnePass().gain(logs, torch.zeros(4), advantages)
-    assert gain.tolist() == pytest.approx([np.log(2), -np.log(2), -np.log(2), np.log(2)])
+    assert clipped_gain(logs, torch.zeros(4), advantages, 0.2).tolist() == pytest.approx([1.2, -2.0, 0.5, -0.8])
 
 
 def test_every_pass_takes_every_row_once() -> None:
     rows, generator = torch.arange(10, 23), torch.Generator().manual_seed(0)
-    assert [step.tolist() for step in OnePass().minibatches(rows, generator)] == [rows.tolist()]
-    steps = [step.tolist() for step in Clipped(passes=2, steps=3).minibatches(rows, generator)]
+    one_pass = BroadcastLearner(loss="one_pass")
+    assert [step.tolist() for step in one_pass.minibatches(rows, generator)] == [rows.tolist()]
+    steps = [step.tolist() for step in BroadcastLearner(passes=2, steps=3).minibatches(rows, generator)]
     assert [len(step) for step in steps] == [5, 4, 4] * 2
     for one in (steps[:3], steps[3:]):
         assert sorted(itertools.chain.from_iterable(one)) == rows.tolist()
-    assert len(list(Clipped(passes=1, steps=4).minibatches(rows[:2], generator))) == 2
-    for loss in (OnePass(), Clipped()):
-        assert not list(loss.minibatches(rows[:0], generator))
+    assert len(list(BroadcastLearner(passes=1, steps=4).minibatches(rows[:2], generator))) == 2
+    for learner in (one_pass, BroadcastLearner()):
+        assert not list(learner.minibatches(rows[:0], generator))
 
 
 def test_one_pass_of_one_step_is_clipped_without_its_clip() -> None:
     """The gradient of a ratio that is 1 is that of its log-probability."""
     policies = []
-    for loss in (OnePass(), Clipped(passes=1, steps=1)):
-        games = KernelGames(SMALL, 64, 0, group_size=8)
-        progress = next(Learner(episodes=64, hidden=(8,)).learn(games, Broadcast(), loss, 0))
+    for options in ({"loss": "one_pass"}, {"loss": "clipped", "passes": 1, "steps": 1}):
+        learner = make("broadcast", episodes=64, hidden=(8,), **options)
+        progress = next(learner.updates(KernelGames(SMALL, 64, 0, group_size=8), 0))
         policies.append(torch.cat([parameter.detach().flatten() for parameter in progress.actor.parameters()]))
     torch.testing.assert_close(*policies, rtol=0, atol=1e-4)  # Adam's first step is 1e-3 however small the gradient
 
@@ -218,38 +263,29 @@ def test_evaluation_of_a_known_policy() -> None:
 
 
 def test_curves_say_when_a_success_was_reached() -> None:
-    curve = Curve((Point(10, 1.0, 0.5, 0.5), Point(20, 2.0, 0.95, 0.9), Point(30, 3.0, 0.9, 0.9)))
-    assert curve.reached(0.9) == Point(20, 2.0, 0.95, 0.9)
+    curve = LearningCurve(
+        (CurvePoint(10, 1.0, 0.5, 0.5), CurvePoint(20, 2.0, 0.95, 0.9), CurvePoint(30, 3.0, 0.9, 0.9))
+    )
+    assert curve.reached(0.9) == CurvePoint(20, 2.0, 0.95, 0.9)
     assert curve.reached(0.96) is None
 
 
-ALONE = Learner(episodes=4, group_size=1, hidden=(8,))
-PAIRS = Learner(episodes=4, group_size=2, hidden=(8,))
+PAIRS: dict[str, Any] = {"loss": "one_pass", "episodes": 4, "group_size": 2, "hidden": (8,)}
 
 
-def learn_cut(credit):
-    return PAIRS.learn(KernelGames(SMALL, 4, 0, group_size=2, max_cycles=3), credit, OnePass(), 0)
+def learn_cut(name: str):
+    return make(name, **PAIRS).updates(KernelGames(SMALL, 4, 0, group_size=2, max_cycles=3), 0)
 
 
-def learn_smac(credit):
+def learn_smac(name: str):
     envs = [SymbolicSMAC(SMALL.task, max_clones=2, max_depth=1, seed=seed) for seed in (0, 0, 1, 1)]
-    return PAIRS.learn(SmacGames(envs, group_size=2), credit, OnePass(), 0)
+    return make(name, **PAIRS).updates(SmacGames(envs, group_size=2), 0)
 
 
-@pytest.mark.parametrize("credit", [name for name in CREDITS if CREDITS.load(name).least_group == 2])
-def test_groups_of_one_have_nothing_to_compare(credit: str) -> None:
+@pytest.mark.parametrize("name", ["broadcast", "difference", "diff_loo", "shapley"])
+def test_groups_of_one_have_nothing_to_compare(name: str) -> None:
     with pytest.raises(ConfigError, match="group_size is 1; expected 2 or more episodes of the same problem"):
-        train(credit, SMALL, decisions=1, learner=ALONE)
-
-
-class Broken(Credit):
-    """Gives what it is told to."""
-
-    def __init__(self, give) -> None:
-        self.give = give
-
-    def start(self, start):
-        return lambda batch: Credited(self.give(batch.rollout))
+        make(name, group_size=1)
 
 
 @pytest.mark.parametrize(
@@ -261,14 +297,36 @@ class Broken(Credit):
     ],
 )
 def test_a_credit_that_gives_something_else_is_an_error(give, words: str) -> None:
-    games = KernelGames(SMALL, 4, 0, group_size=2)
-    with pytest.raises(PlugInError, match=f"Broken gave {words}"):
-        next(PAIRS.learn(games, Broken(give), OnePass(), 0))
+    class Broken(BroadcastLearner):
+        def advantages(self, rollout):
+            return give(rollout)
+
+    class BrokenWithReplays(DifferenceLearner):
+        def advantages(self, recording, act):
+            return give(recording.rollout), ReplayCost()
+
+    for learner in (Broken, BrokenWithReplays):
+        games = KernelGames(SMALL, 4, 0, group_size=2)
+        with pytest.raises(PlugInError, match=f"{learner.__name__} gave {words}"):
+            next(learner(**PAIRS).updates(games, 0))
 
 
-@pytest.mark.parametrize("credit", [name for name in CREDITS if not CREDITS.load(name).replays])
-def test_credits_without_replays_play_smac_and_games_that_are_cut(credit: str) -> None:
-    for updates in (learn_smac(CREDITS.load(credit)()), learn_cut(CREDITS.load(credit)())):
+def test_the_cost_of_replays_of_ones_own_credit_is_counted() -> None:
+    class Dear(DifferenceLearner):
+        def advantages(self, recording, act):
+            advantages, cost = super().advantages(recording, act)
+            return advantages, cost + ReplayCost(1000, 7)
+
+    plain, dear = (
+        next(learner(**PAIRS).updates(KernelGames(SMALL, 4, 0, group_size=2), 0))
+        for learner in (DifferenceLearner, Dear)
+    )
+    assert (dear.decisions, dear.episodes) == (plain.decisions + 1000, plain.episodes + 7)
+
+
+@pytest.mark.parametrize("name", ["broadcast", "value", "coma"])
+def test_learners_without_replays_play_smac_and_games_that_are_cut(name: str) -> None:
+    for updates in (learn_smac(name), learn_cut(name)):
         first = next(updates)
         assert 4 <= first.decisions < next(updates).decisions
         assert all(torch.isfinite(parameter).all() for parameter in first.actor.parameters())
@@ -277,25 +335,26 @@ def test_credits_without_replays_play_smac_and_games_that_are_cut(credit: str) -
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: train("comma", SMALL, decisions=1), "^unknown credit 'comma'.*Did you mean 'coma'"),
-        (lambda: train("coma", SMALL, loss="clip", decisions=1), "^unknown loss 'clip'.*Did you mean 'clipped'"),
-        (lambda: train("selfcest_baselines.learner:Learner", SMALL, decisions=1), "no subclass of .*Credit"),
+        (lambda: train("comma", SMALL, decisions=1), "^unknown learner 'comma'.*Did you mean 'coma'"),
+        (lambda: make("coma", loss="clip"), "loss is 'clip'; expected .*clipped"),
+        (lambda: make("coma", loss="one_pass", clip=0.1), "clip is 0.1, which changes nothing: loss is one_pass"),
+        (lambda: train("selfcest_baselines.games:KernelGames", SMALL, decisions=1), "no subclass of .*MarlLearner"),
         (lambda: train("coma", SMALL), "no budget is given"),
-        (lambda: Learner(episodes="9"), "episodes is '9'"),
-        (lambda: Learner(learning_rate=0.0), "learning_rate is 0.0"),
-        (lambda: Learner(episodes=10, group_size=4), "episodes is 10; expected a multiple of group_size = 4"),
-        (lambda: Learner(floor=(1.0, 0.0)), "floor.* is 1.0"),
-        (lambda: Difference(samples=0), "samples is 0"),
-        (lambda: Shapley(orders=0), "orders is 0"),
-        (lambda: Coma(lambda_=1.5), "lambda_ is 1.5"),
-        (lambda: Clipped(clip=0.0), "clip is 0.0"),
+        (lambda: BroadcastLearner(episodes="9"), "episodes is '9'"),
+        (lambda: BroadcastLearner(learning_rate=0.0), "learning_rate is 0.0"),
+        (lambda: BroadcastLearner(episodes=10, group_size=4), "episodes is 10; expected a multiple of group_size = 4"),
+        (lambda: BroadcastLearner(floor=(1.0, 0.0)), "floor.* is 1.0"),
+        (lambda: DifferenceLearner(samples=0), "samples is 0"),
+        (lambda: ShapleyLearner(orders=0), "orders is 0"),
+        (lambda: ComaLearner(lambda_=1.5), "lambda_ is 1.5"),
+        (lambda: BroadcastLearner(clip=0.0), "clip is 0.0"),
         (lambda: KernelGames(SMALL, 10, 0, group_size=4), "there are 10 games.*multiple of group_size = 4"),
         (lambda: SmacGames([]), "envs is empty"),
         (lambda: record(KernelGames(SMALL, 4, 0, max_cycles=3), uniform()), "max_cycles is 3; expected None"),
-        (lambda: ALONE.learn(KernelGames(SMALL, 2, 0), Value(), OnePass(), 0), "are 4 and 1; expected .* 2 and 1"),
-        (lambda: learn_cut(Difference()), "max_cycles is 3; expected None"),
-        (lambda: learn_cut(Shapley()), "max_cycles is 3; expected None"),
-        (lambda: learn_smac(Difference()), "games are SmacGames; expected KernelGames"),
+        (lambda: ValueLearner(episodes=4, group_size=1).updates(KernelGames(SMALL, 2, 0), 0), "4 and 1; .* 2 and 1"),
+        (lambda: learn_cut("difference"), "max_cycles is 3; expected None"),
+        (lambda: learn_cut("shapley"), "max_cycles is 3; expected None"),
+        (lambda: learn_smac("difference"), "games are SmacGames; expected KernelGames"),
     ],
 )
 def test_bad_input(call, message: str) -> None:
@@ -316,19 +375,20 @@ def test_command(tmp_path: Path) -> None:
         "--decisions",
         "200",
     ]
-    settings = ["episodes=16", "credit.samples=2", "loss.passes=1"]
+    settings = ["episodes=16", "samples=2", "passes=1"]
     done = CliRunner().invoke(app, [*words, "--out", str(out), *settings])
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["decisions", "CPU", "s", "success", "return"]
     stored = json.loads(out.read_text())
-    assert (stored["credit"], stored["loss"], stored["seed"]) == ("difference", "clipped", 0)
+    assert (stored["learner"], stored["seed"]) == ("difference", 0)
+    assert stored["options"] == {"episodes": 16, "samples": 2, "passes": 1}
     assert int(lines[-1].split()[0]) == stored["points"][-1]["decisions"] >= 200
-    for word, meant in (("episode=16", "episodes"), ("credit.sample=1", "samples"), ("loss.clipp=1", "clip")):
+    for word, meant in (("episode=16", "episodes"), ("sample=1", "samples"), ("clipp=1", "clip")):
         wrong = CliRunner().invoke(app, [*words, word])
         assert wrong.exit_code == 1
         assert f"Did you mean '{meant}'" in str(wrong.exception)
-    wrong = CliRunner().invoke(app, [*words, "--loss", "one_pass", "loss.clip=0.1"])
-    assert "loss.clip is unknown; OnePass has no options" in str(wrong.exception)
+    wrong = CliRunner().invoke(app, [*words, "--loss", "one_pass", "clip=0.1"])
+    assert "clip is 0.1, which changes nothing: loss is one_pass" in str(wrong.exception)
 
 
 def test_command_as_a_module() -> None:
@@ -348,21 +408,28 @@ def test_the_trivial_game_is_not_solved_by_chance() -> None:
 
 
 @pytest.mark.slow
-@CELLS
+@BOTH_LOSSES
 @pytest.mark.parametrize("seed", [0, 1])
-def test_every_cell_learns_a_trivial_game(credit: str, loss: str, seed: int) -> None:
-    options = {"critic_learning_rate": 1e-2} if credit in ("value", "coma") else {}
-    learner = Learner(episodes=64, learning_rate=1e-2, hidden=(32, 32))
-    made = CREDITS.load(credit)(**options)
-    curve = train(made, TRIVIAL, seed, loss=loss, learner=learner, decisions=250_000, until=0.99, every=0.1)
+def test_every_learner_learns_a_trivial_game(name: str, loss: str, seed: int) -> None:
+    options = {"critic_learning_rate": 1e-2} if name in ("value", "coma") else {}
+    learner = make(name, loss=loss, episodes=64, learning_rate=1e-2, hidden=(32, 32), **options)
+    curve = train(learner, TRIVIAL, seed, decisions=250_000, until=0.99, every=0.1)
     assert curve.reached(0.99) is not None, curve.points[-1]
 
 
 @pytest.mark.slow
 def test_coma_learns_through_smac() -> None:
     games = SmacGames([SymbolicSMAC(SMALL.task, max_clones=2, max_depth=1, seed=seed) for seed in range(32)])
-    learner = Learner(episodes=32, group_size=1, hidden=(64, 64), learning_rate=3e-3, floor=(0.1, 0.0))
-    for progress in learner.learn(games, Coma(critic_learning_rate=3e-3), OnePass(), 0):
+    learner = ComaLearner(
+        loss="one_pass",
+        episodes=32,
+        group_size=1,
+        hidden=(64, 64),
+        learning_rate=3e-3,
+        critic_learning_rate=3e-3,
+        floor=(0.1, 0.0),
+    )
+    for progress in learner.updates(games, 0):
         if progress.decisions > 40_000:
             break
     assert evaluate(progress.actor.best, SMALL).success > 0.9
@@ -374,8 +441,8 @@ def test_a_value_plays_noisy_within_five_percent_of_the_optimum() -> None:
 
     rules = make_rules("noisy", token_cost=0.002)
     best = optimal_return(rules).team_return
-    learner = Learner(group_size=1, learning_rate=3e-3, hidden=(64, 64), per="decision")
-    updates = learner.learn(KernelGames(rules, 256, 0), Value(critic_learning_rate=3e-3), Clipped(), 0)
+    learner = ValueLearner(group_size=1, learning_rate=3e-3, critic_learning_rate=3e-3, hidden=(64, 64), per="decision")
+    updates = learner.updates(KernelGames(rules, 256, 0), 0)
     assert evaluate(next(updates).actor.best, rules).team_return < 0.8 * best
     for update, progress in enumerate(updates):
         if update % 20 == 0 and evaluate(progress.actor.best, rules).team_return >= 0.97 * best:

@@ -162,7 +162,7 @@ BY_PYTHON = {
         "tests/training/test_credit_plugins.py::test_the_example_package_is_listed"
     ),
     "python -m selfcest_baselines diff_loo --loss one_pass --option items=[2,8] --option modulus=2 "
-    "learning_rate=0.003 credit.samples=2": "tests/training/test_marl_train.py::test_command_as_a_module",
+    "learning_rate=0.003 samples=2": "tests/training/test_marl_train.py::test_command_as_a_module",
     'python -c "import selfcest_env; print(selfcest_env.__version__)"': (
         "tests/test_version.py::test_the_version_is_that_of_the_metadata"
     ),

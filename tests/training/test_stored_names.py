@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +21,7 @@ from study_players import OneClone
 from selfcest_agents.openai_client import ServerConfig
 from selfcest_baselines.bench.entries import ENTRIES
 from selfcest_baselines.bench.runs import Run, load, settings_of
+from selfcest_baselines.broadcast import BroadcastLearner
 from selfcest_env.graders import Grade
 from selfcest_env.graders.grade import Part
 from selfcest_env.graders.qa import Overlap
@@ -251,10 +252,20 @@ def test_settings_of_every_stored_run_of_the_benchmark() -> None:
         assert {name: settings_of(ENTRIES[name], name) for name in stored} == stored
 
 
+@dataclass(frozen=True)
+class WithCredit(BroadcastLearner):
+    """A credit of one's own, which has no stored name: it must not be taken for the learner that it derives from."""
+
+    scale: float = 1.0
+
+
 def test_settings_of_a_learner_of_ones_own() -> None:
     class Bare:
         """No dataclass, so its settings are not known."""
 
+    credit = BroadcastLearner(learning_rate=0.003)
+    assert settings_of(WithCredit(), "mine:WithCredit").startswith("WithCredit(episodes=256, ")
+    assert settings_of(credit, "broadcast").startswith("OfTheGrid(credit=Broadcast(std_floor=0.25), ")
     assert settings_of(Bare(), "mine:Own steps=512") == "mine:Own"  # type: ignore[arg-type]
     assert settings_of(OneClone(3), "mine:Own clones=3") == "OneClone(clones=3)"  # type: ignore[arg-type]
 

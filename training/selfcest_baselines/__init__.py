@@ -1,4 +1,4 @@
-"""Multi-agent learners for the symbolic game in plain PyTorch: a grid of credit and loss, each in one file to read.
+"""Multi-agent learners for the symbolic game in plain PyTorch, each in one file that reads from top to bottom.
 
-`train` runs any cell of it; `python -m selfcest_baselines coma --loss one_pass` does too (`--help` says how).
+`train` runs any of them; `python -m selfcest_baselines coma --loss one_pass` does too (`--help` says how).
 """

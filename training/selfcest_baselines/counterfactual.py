@@ -70,19 +70,19 @@ class Recording:
 
 
 @dataclass(frozen=True)
-class Cost:
+class ReplayCost:
     """Of replays, all together. What is kept in them costs nothing."""
 
     decisions: int = 0  # sampled anew
     replays: int = 0
 
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(self.decisions + other.decisions, self.replays + other.replays)
+    def __add__(self, other: ReplayCost) -> ReplayCost:
+        return ReplayCost(self.decisions + other.decisions, self.replays + other.replays)
 
 
 class Replayed(NamedTuple):
     returns: Tensor  # [R] of the team
-    cost: Cost
+    cost: ReplayCost
 
 
 def check_replayable(games: Games) -> KernelGames:
@@ -140,7 +140,7 @@ def play_without(recording: Recording, game: Index, cycle: Index, absent: NDArra
         sampled += int(anew.sum())
     returns = np.empty(len(game), np.float32)
     returns[order] = kernel.state.team_return
-    return Replayed(torch.from_numpy(returns), Cost(sampled, len(game)))
+    return Replayed(torch.from_numpy(returns), ReplayCost(sampled, len(game)))
 
 
 def paths(state: State) -> Keys:

@@ -24,7 +24,7 @@ def mlp(sizes: list[int], generator: torch.Generator, *, last_gain: float) -> nn
     return nn.Sequential(*layers[:-1])
 
 
-class Actor(nn.Module):
+class ActorNetwork(nn.Module):
     """One policy for all agents: log-probabilities of the legal actions given an agent's own observation.
 
     Attributes:
@@ -72,6 +72,21 @@ def entropy(log_probs: Tensor) -> Tensor:
 def taken(values: Tensor, actions: Tensor) -> Tensor:
     """The entry of every row that its action names: [B, A] and [B] to [B]."""
     return values.gather(-1, actions[:, None])[:, 0]
+
+
+def clipped_gain(new: Tensor, old: Tensor, advantages: Tensor, clip: float) -> Tensor:
+    """PPO's clipped surrogate, min(ρ A, clip(ρ, 1 ± clip) A) with ρ = new probability / old probability; all [b].
+
+    Source: Schulman et al. 2017 (arXiv 1707.06347), equation 7.
+
+    Args:
+        new: log-probabilities of the actions taken, by the policy as it is now; the gradient flows through these.
+        old: log-probabilities of the same actions, by the policy that played.
+        advantages: of the same decisions.
+        clip: how far ρ may leave 1.
+    """
+    ratio = (new - old).exp()
+    return torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
 
 
 def descend(optimizer: torch.optim.Optimizer, loss: Tensor, max_gradient: float) -> None:

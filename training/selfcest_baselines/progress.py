@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from selfcest_baselines.games import KernelGames
-from selfcest_baselines.networks import Actor
+from selfcest_baselines.networks import ActorNetwork
 from selfcest_baselines.rollout import Act, collect
 from selfcest_env.errors import ConfigError
 from selfcest_env.symbolic.rules import SymbolicRules
@@ -21,17 +21,17 @@ class Progress(NamedTuple):
 
     decisions: int
     episodes: int
-    actor: Actor
+    actor: ActorNetwork
 
 
-class Point(NamedTuple):
+class CurvePoint(NamedTuple):
     decisions: int
     seconds: float  # of CPU time spent on learning
     success: float
     team_return: float
 
 
-class Score(NamedTuple):
+class GreedyScore(NamedTuple):
     success: float
     team_return: float
     tokens: float  # of the whole tree, mean
@@ -39,24 +39,24 @@ class Score(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Curve:
+class LearningCurve:
     """One run; points in order."""
 
-    points: tuple[Point, ...]
+    points: tuple[CurvePoint, ...]
 
-    def reached(self, success: float) -> Point | None:
+    def reached(self, success: float) -> CurvePoint | None:
         """The first point at which this success was reached, if any."""
         return next((point for point in self.points if point.success >= success), None)
 
 
 def evaluate(
     act: Act, rules: SymbolicRules, *, episodes: int = EVALUATION_EPISODES, seed: int = EVALUATION_SEED
-) -> Score:
+) -> GreedyScore:
     """Mean outcome over episodes whose problems are the same for everybody. A small game's are trained on as well."""
     games = KernelGames(rules, episodes, seed)
     collect(games, act)
     state, tokens = games.kernel.state, games.kernel.total_tokens()
-    return Score(
+    return GreedyScore(
         float(games.kernel.scores.mean()),
         float(state.team_return.mean()),
         float(tokens.mean()),
@@ -87,13 +87,13 @@ class Examiner:
         seconds: float = math.inf,
         until: float = math.inf,
         every: float = 1.0,
-        report: Callable[[Point], object] = lambda point: None,
+        report: Callable[[CurvePoint], object] = lambda point: None,
     ) -> None:
         if not min(decisions, seconds) < math.inf:
             raise ConfigError("no budget is given; expected decisions, seconds or both: until may never be reached")
         self.rules, self.decisions, self.seconds, self.until = rules, decisions, seconds, until
         self.every, self.report = every, report
-        self.points: list[Point] = []
+        self.points: list[CurvePoint] = []
         self._begun = time.process_time()
 
     def __call__(self, decisions: int, act: Act) -> bool:
@@ -103,7 +103,7 @@ class Examiner:
         if not over and self.points and now < self.points[-1].seconds + self.every:
             return False
         score = evaluate(act, self.rules)
-        self.points.append(Point(decisions, now, score.success, score.team_return))
+        self.points.append(CurvePoint(decisions, now, score.success, score.team_return))
         self.report(self.points[-1])
         self._begun = time.process_time() - now
         return over or score.success >= self.until

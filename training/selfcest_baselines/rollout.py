@@ -95,6 +95,12 @@ def collect(games: Games, act: Act, *, central: bool = False, watch: Callable[[]
     return Rollout(*columns, *dense)
 
 
+def leave_one_out(returns: Tensor, group_size: int) -> Tensor:
+    """Each return less the mean of the others of its group, [G] to [G]: unbiased (Kool et al. 2019)."""
+    groups = returns.view(-1, group_size)
+    return ((groups - groups.mean(1, keepdim=True)) * (group_size / (group_size - 1))).flatten()
+
+
 def lambda_returns(rewards: Tensor, discounts: Tensor, values: Tensor, lambdas: Tensor) -> Tensor:
     """TD(λ) targets, all arguments and the result [T, ...]; `values` and `lambdas` at t belong to what follows step t.
 

@@ -19,7 +19,7 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.examples.rl_modules.classes.action_masking_rlm import ActionMaskingTorchRLModule
 
-from selfcest_baselines.bench import Entry
+from selfcest_baselines.learner import MarlLearner
 from selfcest_baselines.progress import Examiner
 from selfcest_env.adapters.rllib import SymbolicRLlib
 from selfcest_env.structure import Checked, Count, NotNegative, Positive
@@ -57,7 +57,7 @@ def make_config(game: Mapping[str, Any], seed: int, **training: Any) -> PPOConfi
 
 
 @dataclass(frozen=True)
-class RllibPPO(Checked, Entry):
+class RllibPPO(Checked, MarlLearner):
     """A row of the benchmark: this recipe on any scenario, as `selfcest bench --learner rllib_ppo:RllibPPO`.
 
     All of it runs in one process, building the algorithm is on the clock. Processes that Ray starts beside it idle and

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from selfcest_baselines.bench.entries import ENTRIES, Entry
+from selfcest_baselines.bench.entries import ENTRIES
+from selfcest_baselines.learner import LEARNERS, MarlLearner, PolicyGradientLearner
 from selfcest_baselines.progress import Examiner
 from selfcest_env import __version__
 from selfcest_env.errors import ConfigError, PlugInError
-from selfcest_env.plugin import Registry
 from selfcest_env.stored import by_field, stored_as, stored_text, to_stored
 from selfcest_env.symbolic.scenarios import SCENARIOS, Scenario, scenario
 from selfcest_training.files import write_text
@@ -65,20 +65,13 @@ class Run:
 
 Results = dict[Cell, Run]
 
-LEARNERS = Registry(
-    Entry,
-    "learner",
-    "selfcest.marl_learner",
-    {name: f"{type(entry).__module__}:{type(entry).__qualname__}" for name, entry in ENTRIES.items()},
-)
 
-
-def entry_of(name: str) -> Entry:
+def entry_of(name: str) -> MarlLearner:
     """A key of `ENTRIES`; or `package.module:Class` with its options after it, as in "mine:Own steps=512 decay=true".
 
     Raises:
         ConfigError: an unknown name or option, or options of a built-in learner, whose settings are those of the table.
-            `PlugInError`: the reference leads to no `Entry`.
+            `PlugInError`: the reference leads to no `MarlLearner`.
     """
     if name in ENTRIES:
         return ENTRIES[name]
@@ -101,8 +94,10 @@ def play(cell: Cell, seconds: float) -> Run:
     return Run(seconds, settings_of(entry, cell.entry), __version__, points)
 
 
-def settings_of(entry: Entry, name: str) -> str:
+def settings_of(entry: MarlLearner, name: str) -> str:
     """As text. Those of a class that is no dataclass are not known, and the class stands for them, as `name` has it."""
+    if isinstance(entry, PolicyGradientLearner):
+        return entry.settings_text()
     return stored_text(entry) if hasattr(type(entry), "__dataclass_fields__") else (shlex.split(name) or [""])[0]
 
 
