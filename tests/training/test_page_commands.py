@@ -161,6 +161,7 @@ BY_PYTHON = {
     "pip install docs/examples/credit_plugin": (
         "tests/training/test_credit_plugins.py::test_the_example_package_is_listed"
     ),
+    "python -m selfcest_baselines my_package.my_module:RootOnly share=0.5": OF_ONES_OWN,
     "python -m selfcest_baselines diff_loo --loss one_pass --option items=[2,8] --option modulus=2 "
     "learning_rate=0.003 samples=2": "tests/training/test_marl_train.py::test_command_as_a_module",
     'python -c "import selfcest_env; print(selfcest_env.__version__)"': (
