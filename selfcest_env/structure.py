@@ -2,7 +2,8 @@
 
 `structure` takes what JSON, YAML or a caller gives and makes what a type asks for: dataclasses from mappings, tuples
 from lists, enums and literals from their values. Nothing else is converted: a bool is no number, "5" is no number, 2.0
-is no whole number; an int where a float is asked for becomes one. Bounds stand on the field they bound,
+is no whole number; an int where a float is asked for becomes one, and one value becomes a list where `OrOne` allows
+it. Bounds stand on the field they bound,
 
     rank: Annotated[int, AtLeast(1)] = 16
     cap: Annotated[float, AtLeast(1), ".inf: not truncated"] = 2.0
@@ -148,6 +149,10 @@ class Distinct(Bound):
 
     def __str__(self) -> str:
         return "with each one once"
+
+
+class OrOne:
+    """Beside the bounds of a list that may hold one value only: `seeds: 3` is then read as `seeds: [3]`."""
 
 
 Count = Annotated[int, AtLeast(1)]
@@ -395,6 +400,20 @@ def _annotated(base: Any, metadata: Sequence[Any], expected: str) -> _Read:
         if not all(bound.holds(made) for bound in bounds):
             raise Misfit.of(value, expected, choices)
         return made
+
+    return _or_one(read, expected) if any(isinstance(item, OrOne) for item in metadata) else read
+
+
+def _or_one(read_list: _Read, expected: str) -> _Read:
+    def read(value: Any) -> Any:
+        if value is None or isinstance(value, (list, tuple, Mapping)):
+            return read_list(value)
+        try:
+            return read_list([value])
+        except Misfit as misfit:
+            if misfit.path:  # the value itself is wrong, and the message must not say `[0]`
+                raise Misfit(misfit.says) from None
+            raise Misfit.of(value, expected) from None
 
     return read
 

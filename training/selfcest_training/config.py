@@ -20,6 +20,7 @@ from selfcest_env.structure import (
     Name,
     NotEmpty,
     NotNegative,
+    OrOne,
     Positive,
     Seed,
     Share,
@@ -195,7 +196,7 @@ class ArmConfig:
     warmstart: WarmStartConfig
     rl: RLConfig = RLConfig()
     limits: Mapping[str, int | None] = field(default_factory=dict)
-    evaluated_on: tuple[str, ...] = ()
+    evaluated_on: Annotated[tuple[str, ...], OrOne()] = ()
     forced: bool = False
 
     @property
@@ -240,7 +241,7 @@ class EvaluationConfig(Checked):
     cells: tuple[Cell, ...] = ()
     episodes: Count = 500
     seed: Seed = 20_000
-    temperatures: Annotated[tuple[Annotated[NotNegative, "0: greedy"], ...], NotEmpty(), Distinct()] = (0.0,)
+    temperatures: Annotated[tuple[Annotated[NotNegative, "0: greedy"], ...], OrOne(), NotEmpty(), Distinct()] = (0.0,)
     costs: Mapping[str, PlugIn] = field(default_factory=lambda: dict(ADDED_COSTS))
 
     def __post_init__(self) -> None:
@@ -275,7 +276,7 @@ class RunConfig(Checked):
     arms: Annotated[Mapping[Annotated[str, FileName(",")], ArmConfig], NotEmpty()]
     evaluation: EvaluationConfig = EvaluationConfig()
     output: Name = "runs"
-    seeds: Annotated[tuple[Seed, ...], NotEmpty(), Distinct()] = (0,)
+    seeds: Annotated[tuple[Seed, ...], OrOne(), NotEmpty(), Distinct()] = (0,)
     workers: Count = 2
     threads: Count = 1
     compute_tokens: Annotated[Count | None, "null: rl.steps says when it ends"] = None
@@ -289,7 +290,7 @@ class RunConfig(Checked):
     lora: LoraOptions | None = None
     checkpoint_every: Count = 1
     log_groups: Size = 2
-    logging: Annotated[tuple[BoardName, ...], Distinct()] = ("tensorboard",)
+    logging: Annotated[tuple[BoardName, ...], OrOne(), Distinct()] = ("tensorboard",)
     cluster: ClusterConfig | None = None
 
     def __post_init__(self) -> None:

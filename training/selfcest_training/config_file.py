@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from selfcest_env.errors import ConfigError
+from selfcest_env.errors import ConfigError, did_you_mean
 from selfcest_env.structure import plain, show, structure
 from selfcest_training.config import RunConfig
 from selfcest_training.files import digest
@@ -21,21 +25,112 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     Raises:
         ConfigError: names the key, what was found, and what to do.
     """
-    return parse_config(read_config(path, overrides))
+    return load_as(RunConfig, parse_config, path, overrides)
+
+
+def load_as(kind: type[T], parse: Callable[[dict[str, Any]], T], path: Path, overrides: Sequence[str]) -> T:
+    """Read a file with its overrides, and parse the values.
+
+    Args:
+        kind: the config dataclass that `parse` returns.
+        parse: makes it of plain values.
+        path: of the YAML file.
+        overrides: of its keys.
+
+    Raises:
+        ConfigError: also for a misspelt name of an arm, a task or a strategy, which would begin an entry of its own.
+    """
+    additions: list[_Addition] = []
+    data = _read(path, (), additions)
+    for override in overrides:
+        before = copy.deepcopy(data)
+        apply_override(data, override)
+        additions += _added_keys(f"override {show(override)}", before, data)
+    try:
+        return parse(data)
+    except ConfigError as error:
+        for addition in additions:
+            if str(error).startswith((f"{addition.place}.", f"{addition.place} ")) and addition.is_entry_of(kind):
+                raise addition.blame(error) from error
+        raise
 
 
 def read_config(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """The plain values of a YAML file, with what it extends and the overrides. Raises `ConfigError`."""
-    data = _read(path, seen=())
+    data = _read(path, (), [])
     for override in overrides:
         apply_override(data, override)
     return data
 
 
-def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Addition:
+    """A key that an override, or a file that extends another one, adds to a mapping.
+
+    Attributes:
+        source: the override or the file, in words.
+        keys: the path of the key; numbers are positions in lists.
+        known: the keys that the mapping had.
+    """
+
+    source: str
+    keys: tuple[str | int, ...]
+    known: tuple[str, ...]
+
+    @property
+    def place(self) -> str:
+        return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in self.keys).removeprefix(".")
+
+    def is_entry_of(self, kind: Any) -> bool:
+        """Whether the last key is a name that the user chooses, as that of an arm, and no field of a dataclass."""
+        is_entry = False
+        for key in self.keys:
+            members = [member for member in typing.get_args(kind) if member is not types.NoneType]
+            origin = typing.get_origin(kind)
+            if origin in (typing.Union, types.UnionType) and len(members) == 1:
+                (kind,) = members
+                members = list(typing.get_args(kind))
+                origin = typing.get_origin(kind)
+            is_entry = isinstance(origin, type) and issubclass(origin, Mapping)
+            if is_dataclass(kind):
+                kind = typing.get_type_hints(kind).get(str(key), Any)
+            elif members:
+                kind = members[1] if is_entry else members[0]
+            else:
+                return False
+        return is_entry and is_dataclass(kind)
+
+    def blame(self, error: ConfigError) -> ConfigError:
+        """The error, which says first that the name is new, and which name may have been meant."""
+        name = str(self.keys[-1])
+        meant = did_you_mean(name, self.known)
+        return ConfigError(
+            f"{self.source} names {self.place}, which is not there.{meant} Known are {', '.join(self.known)}; as a new "
+            f"entry: {error}"
+        )
+
+
+def _added_keys(source: str, before: Any, after: Any, keys: tuple[str | int, ...] = ()) -> Iterator[_Addition]:
+    if isinstance(before, list) and isinstance(after, list):
+        for position, (old, new) in enumerate(zip(before, after, strict=False)):
+            yield from _added_keys(source, old, new, (*keys, position))
+    if not isinstance(before, dict) or not isinstance(after, dict):
+        return
+    for key, value in after.items():
+        if key in before:
+            yield from _added_keys(source, before[key], value, (*keys, key))
+        elif before:
+            yield _Addition(source, (*keys, str(key)), tuple(map(str, before)))
+
+
+def _read(path: Path, seen: tuple[Path, ...], additions: list[_Addition]) -> dict[str, Any]:
     """A YAML mapping; `extends: other.yaml` names a file beside it, whose keys it changes or adds to."""
     if not path.is_file():
-        raise ConfigError(f"there is no config file {path}; give the path of a YAML file, as in training/configs/")
+        meant = did_you_mean(path.name, (file.name for file in path.parent.glob("*.y*ml")))
+        why = "is a folder" if path.is_dir() else "does not exist"
+        raise ConfigError(
+            f"there is no config file {path}: it {why}.{meant} Give the path of a YAML file, as in training/configs/"
+        )
     if path.resolve() in seen:
         raise ConfigError(f"{path} extends itself; remove one 'extends'")
     data = read_yaml(_text(path), str(path))
@@ -46,7 +141,13 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
         return data
     if not isinstance(base, str) or not base.isprintable():
         raise ConfigError(f"{path}: extends is {show(base)}; expected the path of another config file")
-    return _merged(_read(path.parent / base, (*seen, path.resolve())), data)
+    try:
+        extended = _read(path.parent / base, (*seen, path.resolve()), additions)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: extends is {show(base)}: {error}") from error
+    merged = _merged(extended, data)
+    additions += _added_keys(str(path), extended, merged)
+    return merged
 
 
 def _text(path: Path) -> str:

@@ -24,6 +24,16 @@ class _Dumper(yaml.SafeDumper):
     """Puts texts that the loader would take for numbers in quotes."""
 
 
+def _read_float(loader: _Loader, node: yaml.ScalarNode) -> float | int:
+    """A whole number in exponent notation is an int, so that `compute_tokens: 5e6` is a number of tokens."""
+    value = loader.construct_yaml_float(node)
+    # Python writes floats below 1e16 without an exponent, so a float that `write_yaml` wrote stays a float.
+    is_whole_exponent = _EXPONENT.match(node.value) and value.is_integer() and abs(value) < 1e16
+    return int(value) if is_whole_exponent else value
+
+
+_Loader.add_constructor("tag:yaml.org,2002:float", _read_float)
+
 for _class in (_Loader, _Dumper):  # YAML 1.1 takes 1e-4, without a point, for a text
     _class.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
 

@@ -21,6 +21,7 @@ from selfcest_env.structure import (
     Name,
     NotEmpty,
     NotNegative,
+    OrOne,
     Printable,
     Seed,
 )
@@ -29,7 +30,7 @@ from selfcest_env.types import Limits
 from selfcest_eval.play.costs import Price, measures_of
 from selfcest_eval.play.policies import policy_named
 from selfcest_training.config import ADDED_COSTS, Cell, FileName, changed_limits, check_cells, check_families
-from selfcest_training.config_file import parse_as, read_config
+from selfcest_training.config_file import load_as, parse_as
 
 Temperature = Annotated[NotNegative, "0: greedy"]
 Label = Annotated[str, Printable(), NotEmpty()]
@@ -55,8 +56,8 @@ class StrategySpec(Checked):
     policy: PlugIn | None = None
     temperature: Temperature | None = None
     limits: Mapping[str, int | None] = field(default_factory=dict)
-    families: tuple[str, ...] = ()
-    styles: Annotated[tuple[Style, ...], Distinct()] | None = None
+    families: Annotated[tuple[str, ...], OrOne()] = ()
+    styles: Annotated[tuple[Style, ...], OrOne(), Distinct()] | None = None
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class StudyConfig(Checked):
     tasks: Mapping[Name, PlugIn]
     cells: Annotated[tuple[Cell, ...], NotEmpty()]
     strategies: Annotated[Mapping[Label, StrategySpec], NotEmpty()]
-    budgets: Annotated[tuple[Count | None, ...], NotEmpty(), Distinct()] = (None,)
+    budgets: Annotated[tuple[Count | None, ...], OrOne(), NotEmpty(), Distinct()] = (None,)
     swept: Literal["total_tokens", "generated_tokens"] = "total_tokens"
     limits: Limits = Limits()
     subject: str = ""
@@ -104,10 +105,10 @@ class StudyConfig(Checked):
     reward: PlugIn = PlugIn("correct", {"grader": {"name": "by_source"}})
     costs: Mapping[str, PlugIn] = field(default_factory=lambda: dict(ADDED_COSTS))
     price: Price | None = None
-    compared: tuple[str, ...] = ()
+    compared: Annotated[tuple[str, ...], OrOne()] = ()
     output: Name = "studies"
     episodes: Annotated[Count | None, "null: all there are"] = 100
-    seeds: Annotated[tuple[Seed, ...], NotEmpty(), Distinct()] = (0,)
+    seeds: Annotated[tuple[Seed, ...], OrOne(), NotEmpty(), Distinct()] = (0,)
     task_seed: Seed = 20_000
     held_out: bool = False
     batch: Count = 64
@@ -187,7 +188,7 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> StudyConfig:
 
     A policy may be written as one text, see `policies.policy_named`. Without `cells` each family is one of `size` all.
     """
-    return parse_study(read_config(path, overrides))
+    return load_as(StudyConfig, parse_study, path, overrides)
 
 
 def parse_study(data: dict[str, Any]) -> StudyConfig:
