@@ -44,7 +44,7 @@ def cpu_seconds(checkout: Path, arguments: list[str]) -> float:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, places))}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(
-        [sys.executable, "-m", "selfcest_training", *arguments],
+        [sys.executable, "-m", "selfcest_cli", *arguments],
         env=environment,
         check=True,
         stdout=subprocess.DEVNULL,

@@ -75,7 +75,9 @@ def test_the_game_alone_from_a_tag_in_an_empty_environment(tagged: Path, tmp_pat
     assert f"v{version}" == TAG
     assert torch == "None"
     assert Path(file).is_relative_to(tmp_path)
-    traced = run(tmp_path, python.with_name("selfcest"), "trace", ROOT / "docs" / "evidence" / "gallery" / "pays.jsonl")
+    traced = run(
+        tmp_path, python.with_name("selfcest"), "trace", ROOT / "studies" / "gallery" / "evidence" / "pays.jsonl"
+    )
     assert "root" in traced
     assert "reward: " in traced
 

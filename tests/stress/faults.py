@@ -275,7 +275,7 @@ def from_shell(arguments: list[str], **options: Any) -> subprocess.Popen[str]:
     paths = [str(ROOT), str(ROOT / "agents"), str(ROOT / "training"), str(PLUGINS)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        [sys.executable, "-m", "selfcest_training", *arguments],
+        [sys.executable, "-m", "selfcest_cli", *arguments],
         env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, **options,
     )  # fmt: skip
 

@@ -188,7 +188,7 @@ ENVIRONMENT = {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1", "PATH": ""}
 
 
 def selfcest(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "selfcest_training", *arguments]
+    command = [sys.executable, "-m", "selfcest_cli", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, env=ENVIRONMENT)
 
 
@@ -281,7 +281,7 @@ def test_an_error_in_a_worker_reaches_the_user_as_one_line(tmp_path: Path) -> No
 def test_a_run_killed_outright_resumes_to_the_same_table(tmp_path: Path) -> None:
     whole = selfcest("train", "-c", str(write(tmp_path)), "name=whole")
     assert whole.returncode == 0, whole.stderr
-    command = [sys.executable, "-m", "selfcest_training", "train", "-c", str(tmp_path / "c.yaml"), "name=killed"]
+    command = [sys.executable, "-m", "selfcest_cli", "train", "-c", str(tmp_path / "c.yaml"), "name=killed"]
     victim = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     run = tmp_path / "runs" / "killed"
     deadline = time.monotonic() + 120
@@ -307,7 +307,7 @@ def test_a_study_killed_outright_resumes_to_the_same_results(tmp_path: Path) -> 
     file.write_text(yaml.safe_dump(data), encoding="utf-8")
     whole = selfcest("evaluate", "-c", str(file), "name=whole")
     assert whole.returncode == 0, whole.stderr
-    command = [sys.executable, "-m", "selfcest_training", "evaluate", "-c", str(file), "name=killed"]
+    command = [sys.executable, "-m", "selfcest_cli", "evaluate", "-c", str(file), "name=killed"]
     victim = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     played, deadline = tmp_path / "killed" / "played.jsonl", time.monotonic() + 120
     while not played.exists() or played.stat().st_size < 100_000:

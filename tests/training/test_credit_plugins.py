@@ -71,7 +71,7 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_the_example_package_is_listed(installed: Path) -> None:
-    listed = run(installed, "-m", "selfcest_training", "credit", "list")
+    listed = run(installed, "-m", "selfcest_cli", "credit", "list")
     assert listed.returncode == 0, listed.stderr
     assert "aristocrat (unbiased; aristocrat:Aristocrat)" in listed.stdout
 

@@ -123,6 +123,7 @@ NOT_RUN = {
     "selfcest train name=longer compute_tokens=30000000 workers=1 reward.options.token_cost.price=0.05": TRAINS,
     'selfcest train name=greedy_and_sampled "evaluation.temperatures=[0.0, 0.8]" limits.total_tokens=400': TRAINS,
     "selfcest evaluate -c study.yaml": OF_ONES_OWN,
+    "python -m selfcest_baselines my_package.my_module:RootOnly share=0.5": OF_ONES_OWN,
     "selfcest lab --samples 500 --out runs/lab": JUDGES,
     'selfcest lab --scheme rloo --scheme "coma samples=8" --game pair_noisy': JUDGES,
     "selfcest lab --samples 500 --game pair --game pair_noisy --scheme rloo --scheme coma --scheme "
@@ -161,7 +162,6 @@ BY_PYTHON = {
     "pip install docs/examples/credit_plugin": (
         "tests/training/test_credit_plugins.py::test_the_example_package_is_listed"
     ),
-    "python -m selfcest_baselines my_package.my_module:RootOnly share=0.5": OF_ONES_OWN,
     "python -m selfcest_baselines diff_loo --loss one_pass --option items=[2,8] --option modulus=2 "
     "learning_rate=0.003 samples=2": "tests/training/test_marl_train.py::test_command_as_a_module",
     'python -c "import selfcest_env; print(selfcest_env.__version__)"': (

@@ -394,12 +394,12 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def selfcest(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "selfcest_training", *arguments]
+    command = [sys.executable, "-m", "selfcest_cli", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment(**more))
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "selfcest_training", *arguments]
+    command = [sys.executable, "-m", "selfcest_cli", *arguments]
     heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # tests in the background of a shell do not
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(command, **streams, text=True, env=environment(), preexec_fn=heeds)

@@ -512,7 +512,7 @@ def test_a_strange_line_is_named(base: Job, tmp_path: Path, line: bytes) -> None
 
 def start(*arguments: str, **options: object) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "selfcest_training", *arguments],
+        [sys.executable, "-m", "selfcest_cli", *arguments],
         env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options,
     )  # fmt: skip
 

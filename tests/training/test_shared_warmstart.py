@@ -103,7 +103,7 @@ def test_a_run_with_a_shared_warm_start_is_killed_and_resumes_to_the_same_files(
     file.write_text(dump_config(dataclasses.replace(spec, evaluation=cells)), encoding="utf-8")
     whole = selfcest("train", "-c", str(file), "name=whole")
     assert whole.returncode == 0, whole.stderr
-    command = [sys.executable, "-m", "selfcest_training", "train", "-c", str(file), "name=killed"]
+    command = [sys.executable, "-m", "selfcest_cli", "train", "-c", str(file), "name=killed"]
     for found in ("delegating/seed0/checkpoints/warmstart_*", "other/seed0/checkpoints/rl_*"):
         victim = subprocess.Popen([*command, "--resume"], env=ENVIRONMENT, stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + 240

@@ -1,0 +1,52 @@
+"""Overrides and `extends`: a misspelt name is blamed first, and a clear value is taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from selfcest_env.errors import ConfigError
+from selfcest_eval.play.config import load_study
+from selfcest_training.config_file import load_config
+
+CONFIGS = Path(__file__).parents[2] / "training" / "configs"
+QUICK = CONFIGS / "quick.yaml"
+
+
+def test_one_value_stands_for_a_list_of_one() -> None:
+    config = load_config(QUICK, ["seeds=0", "evaluation.temperatures=0.8", "logging=tensorboard"])
+    assert config.seeds == (0,)
+    assert config.evaluation.temperatures == (0.8,)
+    assert config.logging == ("tensorboard",)
+    assert load_study(CONFIGS / "cpu" / "frontier.yaml", ["seeds=3", "budgets=240"]).budgets == (240,)
+
+
+@pytest.mark.parametrize(("text", "expected"), [("5e7", 50_000_000), ("1e9", 10**9), ("2.5e7", 25_000_000)])
+def test_a_whole_number_in_exponent_notation_is_a_number_of_tokens(text: str, expected: int) -> None:
+    assert load_config(QUICK, [f"compute_tokens={text}"]).compute_tokens == expected
+
+
+@pytest.mark.parametrize("text", ["5.5", "1e-3", "1.0"])
+def test_what_is_no_whole_number_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="compute_tokens"):
+        load_config(QUICK, [f"compute_tokens={text}"])
+
+
+def test_a_misspelt_arm_is_blamed_and_not_its_missing_warm_start() -> None:
+    with pytest.raises(ConfigError, match=r"names arms.decidng, which is not there. Did you mean 'deciding'\?"):
+        load_config(QUICK, ["arms.decidng.rl.steps=3"])
+
+
+@pytest.mark.parametrize("value", ["seeds=x", "seeds=-1", "seeds=[]", "seeds={}"])
+def test_a_wrong_scalar_is_named_by_its_key(value: str) -> None:
+    with pytest.raises(ConfigError, match="^seeds") as caught:
+        load_config(QUICK, [value])
+    assert "seeds[0]" not in str(caught.value)
+
+
+def test_a_missing_extends_names_the_file_that_extends(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("extends: nowhere.yaml\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"mine.yaml: extends is 'nowhere.yaml': there is no config file"):
+        load_config(file)
