@@ -432,8 +432,8 @@ VERDICT = """**What came out:**
 - *Undecided*: for four clones and a sum {small} by means and {small_median} by medians: {stuck} of ten runs of
   `broadcast` stay stuck, at a rate that did well on both tuning seeds. With the hidden part of ten runs there arrive
   {hidden}.
-- *No difference seen* under AND, where one could be: intervals reach from half to more than twice. `and-16` is of twenty seeds:
-  all of the first ten of `broadcast` had arrived, which was luck.
+- *No difference seen* under AND, where one could be: intervals reach from half to more than twice. `and-16` is
+  of twenty seeds: all of the first ten of `broadcast` had arrived, which was luck.
 - A value of one's own observation, which wins on `chain`, does not help here: what all the others did stays in its
   advantage, and {value} of ten runs of `additive-16` arrive. Of it, too, the policy's rate alone was tuned.
 
