@@ -391,10 +391,9 @@ def test_a_library_that_says_full_in_its_own_way_is_understood(tmp_path: Path) -
     assert caught.value.errno == errno.ENOSPC
 
 
-def test_a_log_that_does_not_fit_says_which(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
-    log = Growing(tmp_path / "metrics.jsonl", Extent())
-    with pytest.raises(OSError, match=r"No space left on device: '.*metrics.jsonl'"):
+def test_a_log_that_does_not_fit_says_which() -> None:
+    log = Growing(Path("/dev/full"), Extent())
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
         log.append("row\n")
     log.close()
 

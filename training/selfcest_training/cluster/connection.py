@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from selfcest_env.errors import ConfigError, InfrastructureError, install_hint
@@ -97,7 +98,7 @@ def _job_config() -> Any:
     return JobConfigWithoutPath()
 
 
-def _within(seconds: float, address: str, options: dict[str, Any]) -> None:
+def _within(seconds: float, address: str, options: Mapping[str, Any] = MappingProxyType(_QUIET)) -> None:
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), _REACHED).close()
