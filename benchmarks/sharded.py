@@ -31,7 +31,7 @@ from selfcest_training.cluster.processes import ProcessRanks
 from selfcest_training.cluster.rank import LearnerSpec
 from selfcest_training.learner.batch import Sample
 from selfcest_training.learner.options import ForwardOptions, LossConfig, OptimizerConfig, Precision, Rows
-from selfcest_training.learner.update import AnyLearner, Learner
+from selfcest_training.learner.update import Learner, LearnerProtocol
 
 # Without momentum and clipping, the first moment after a step is its gradient.
 BARE = OptimizerConfig(warmup_steps=0, beta1=0.0, max_grad_norm=float("inf"))
@@ -71,7 +71,7 @@ def alone(spec: LearnerSpec) -> Learner:
     return Learner(model, spec.optimizer, pad_id=0, micro_batch_tokens=tokens, rows=spec.rows, forward=spec.forward)
 
 
-def gradient(learner: AnyLearner) -> Mapping[str, torch.Tensor]:
+def gradient(learner: LearnerProtocol) -> Mapping[str, torch.Tensor]:
     return {name: tensor for name, tensor in learner.state().moments.items() if name.endswith("/exp_avg")}
 
 
@@ -125,7 +125,7 @@ def main() -> None:
         print(
             f"a step: {mine[0]:.2f} CPU-seconds in one process, {', '.join(f'{each:.2f}' for each in theirs)} in ranks"
         )
-        held = ", ".join(f"{size / 2**20:.1f}" for size in ranks.call("held"))
+        held = ", ".join(f"{size / 2**20:.1f}" for size in ranks.call("local_bytes"))
         start = time.monotonic()
         state = several.state()
         seconds = time.monotonic() - start

@@ -15,7 +15,7 @@ from selfcest_agents.openai_engine import OpenAIPolicy
 from selfcest_agents.policy import EnginePolicy, Policy, RolePolicy, SamplingConfig
 from selfcest_agents.replay import PlayedReplay, play_replays
 from selfcest_agents.rollout import RolloutRequest, Unplayed, all_of, rollout, what_played
-from selfcest_agents.samplers import Sampler, SamplerByRole, TakesWeights
+from selfcest_agents.samplers import Sampler, SamplerByRole, WeightSyncTarget
 from selfcest_env.errors import InfrastructureError
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.replay import Replay
@@ -85,7 +85,7 @@ class TrainedPlayer(Player, Protocol):
     def limits(self) -> Limits: ...
 
     @property
-    def sampler(self) -> TakesWeights: ...
+    def sampler(self) -> WeightSyncTarget: ...
 
     def unjudged(self) -> Player:
         """The same, without a reward: its records stay unscored."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class TakesWeights(Protocol):
+class WeightSyncTarget(Protocol):
     """Whoever samples, as a trainer knows it: an engine of this process, or workers elsewhere.
 
     Attributes:
@@ -71,7 +71,7 @@ class Sampler:
         check_trainable(self.engine)
 
     def sync(self, model: PreTrainedModel, policy_version: int) -> None:
-        """See `TakesWeights`."""
+        """See `WeightSyncTarget`."""
         if self.shared:
             self.engine.policy_version = policy_version
         else:
@@ -80,7 +80,7 @@ class Sampler:
             self.push(merged_weights(model), policy_version)
 
     def push(self, weights: Iterable[tuple[str, Tensor]], policy_version: int) -> None:
-        """See `TakesWeights`."""
+        """See `WeightSyncTarget`."""
         self.engine.load_weights(weights, policy_version)
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class SamplerByRole:
         return all(sampler.exact for sampler in self.by_role.values())
 
     def sync(self, model: PreTrainedModel, policy_version: int) -> None:
-        """See `TakesWeights`."""
+        """See `WeightSyncTarget`."""
         from selfcest_agents.lora import acting_as
 
         for role, sampler in self.by_role.items():
@@ -113,7 +113,7 @@ class SamplerByRole:
                 sampler.sync(model, policy_version)
 
     def push(self, weights: Iterable[tuple[str, Tensor]], policy_version: int) -> None:
-        """See `TakesWeights`: the same weights for every role."""
+        """See `WeightSyncTarget`: the same weights for every role."""
         weights = list(weights)
         for sampler in self.by_role.values():
             sampler.push(weights, policy_version)

@@ -6,7 +6,7 @@ policy's model by CPU time, and `--rerun results` simulates everything below fro
 What is simulated is the engine's clock. An episode here is its turns' lengths and who waits for whom;
 tests/training/test_scaling_page.py holds that to `rollout`. Parts of workers are cut by the cluster's `shares`, steps
 begin in the order and with the weights that `RolloutsAhead` gives them, micro-batches are cut by `bucketed` and dealt
-to ranks by `deal`.
+to ranks by `partition`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from selfcest_env.record import EpisodeRecord
 from selfcest_env.seeding import stream_seed
 from selfcest_eval.report.figures import MARKS
 from selfcest_training.cluster.config import shares
-from selfcest_training.cluster.deal import busy_share
+from selfcest_training.cluster.partition import busy_share
 from selfcest_training.config_file import load_config
 from selfcest_training.families import make_families
 from selfcest_training.learner.batch import bucketed
@@ -524,10 +524,10 @@ INTRO = f"""A clock is simulated here, and nothing else is. No run on more than 
 was at hand. Episodes are recorded ones, as lengths of turns and who waits for whom. An engine decodes at most {SLOTS}
 rows at the speed that its curve gives for so many; prompts, pushes and messages take no time. Parts are cut by the
 cluster's `shares`, steps begin in the order and with the weights that `RolloutsAhead` gives them, micro-batches are cut
-by `bucketed` and dealt by `deal`: the code that runs. That an episode on this clock takes what it takes in `rollout` is
-a test. *Tail overlapped* is simulated with one engine, which begins the next step, once its weights are there, behind
-what it still decodes. [`cluster.overlap`](#the-tail-of-a-step) has two sets of workers for that, and two steps at a
-time. Where these share their devices, and rows cost less together than apart, its figures are at most these.
+by `bucketed` and assigned by `partition`, as in a run. A test compares the duration of an episode on this clock with
+`rollout`. *Tail overlapped* is simulated with one engine, which begins the next step, once its weights are there,
+behind what it still decodes. [`cluster.overlap`](#the-tail-of-a-step) has two sets of workers for that, and two steps
+at a time. Where these share their devices, and rows cost less together than apart, its figures are at most these.
 
 An update takes {UPDATE:g} of the seconds that the workers would need for a step at full rate: an assumption."""
 FACTS = (

@@ -141,7 +141,7 @@ def gradient(samples: list[Sample], micro_batch_tokens: int, denominator_scale: 
         model, OptimizerConfig(max_grad_norm=1e9, learning_rate=1e-9), pad_id=0, micro_batch_tokens=micro_batch_tokens
     )
     kept: list[torch.Tensor] = []
-    learner._step = lambda progress: (
+    learner._optimizer_step = lambda progress: (
         kept.append(  # type: ignore[method-assign]
             torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
         )

@@ -27,7 +27,7 @@ from selfcest_training.cluster.config import ClusterConfig, check_resources, sha
 from selfcest_training.cluster.snapshot import WeightSnapshot
 from selfcest_training.config_file import apply_override, dump_run, load_config
 from selfcest_training.learner.options import Rows
-from selfcest_training.learner.tree_rows import cut, most_micro_batches
+from selfcest_training.learner.tree_rows import cut_into_micro_batches, most_micro_batches
 from selfcest_training.run import experiment
 from selfcest_training.run.job import Job, JobId, check_cluster, check_own_weights
 from selfcest_training.session import read_sessions, session
@@ -145,11 +145,11 @@ def test_no_samples_are_cut_into_more_micro_batches_than_are_possible(rows: Rows
     for seed in range(30):
         samples, _ = random_samples(seed)
         longest, limit = max(map(len, samples)), int(rng.integers(4, 400))
-        found = list(cut(samples, rows, max_tokens=limit, hidden_size=32))
+        found = list(cut_into_micro_batches(samples, rows, max_tokens=limit, hidden_size=32))
         assert len(found) <= most_micro_batches(len(samples), longest, rows, max_tokens=limit)
     alike = [replace(samples[0], episode_id=str(i)) for i in range(7)]
     if rows != Rows.TREE:  # which joins them
-        found = list(cut(alike, rows, max_tokens=2 * len(samples[0]), hidden_size=32))
+        found = list(cut_into_micro_batches(alike, rows, max_tokens=2 * len(samples[0]), hidden_size=32))
         assert len(found) == most_micro_batches(7, len(samples[0]), rows, max_tokens=2 * len(samples[0])) == 4
 
 
@@ -174,8 +174,8 @@ def test_ray_is_imported_by_who_asks_for_it_alone() -> None:
 
 def test_an_address_where_nobody_listens_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "import_ray", lambda: pytest.fail("it must not come so far"))
-    with pytest.raises(ConfigError, match=r"address is 127\.0\.0\.1:1, and nobody answers there .*refused"):
-        connection._within(60, "127.0.0.1:1")
+    with pytest.raises(ConfigError, match=r"address is 127\.0\.0\.1:1, which does not accept connections .*refused"):
+        connection._init_within(60, "127.0.0.1:1")
 
 
 def test_an_override_fills_a_block_that_is_null() -> None:

@@ -206,7 +206,7 @@ def test_a_model_that_gives_all_logits_is_not_read_at_the_wrong_places() -> None
             return super().forward(*args, **given)
 
     model, batch = built(Generous, LlamaConfig(**SMALL)), some_batch()
-    with pytest.raises(ConfigError, match="Generous gives the logits of all positions.*set forward.logit_chunk"):
+    with pytest.raises(ConfigError, match="Generous computes the logits of all positions.*set forward.logit_chunk"):
         Forward(model, ForwardOptions(logit_chunk=0)).logprobs(batch)
     torch.testing.assert_close(Forward(model).logprobs(batch), plain_logprobs(model, batch), rtol=1e-4, atol=1e-4)
 

@@ -39,7 +39,7 @@ from selfcest_training.credit import (
     make_assigner,
 )
 from selfcest_training.credit.testing import ConformanceError, check_assigner
-from selfcest_training.learner.internals import look_into
+from selfcest_training.learner.internals import compute_internals
 from selfcest_training.learner.options import OptimizerConfig, Rows
 from selfcest_training.learner.update import Learner
 from selfcest_training.run.job import Job, JobId
@@ -64,7 +64,7 @@ def some_groups() -> list[EpisodeGroup]:
 def test_states_and_entropies_are_those_of_every_context_by_itself(layout: Rows) -> None:
     model, groups = tiny("sdpa"), some_groups()
     learner = Learner(model, OptimizerConfig(), pad_id=0, micro_batch_tokens=200, rows=layout)
-    found, computed = look_into(learner, groups, frozenset(Internal))
+    found, computed = compute_internals(learner, groups, frozenset(Internal))
     turns = {key for one in groups for episode in one.episodes for key, _ in episode.turns()}
     assert found.keys() == turns
     contexts = 0
@@ -96,10 +96,10 @@ def test_states_and_entropies_are_those_of_every_context_by_itself(layout: Rows)
 
 def test_what_is_not_asked_for_is_not_computed() -> None:
     learner = Learner(tiny("sdpa"), OptimizerConfig(), pad_id=0, micro_batch_tokens=200)
-    found, computed = look_into(learner, some_groups(), {Internal.HIDDEN})
+    found, computed = compute_internals(learner, some_groups(), {Internal.HIDDEN})
     assert {(len(each.before), len(each.entropies)) for each in found.values()} == {(SHAPE.hidden_size, 0)}
     assert computed > 0
-    nothing, none = look_into(learner, some_groups(), ())
+    nothing, none = compute_internals(learner, some_groups(), ())
     assert none == 0
     assert {len(each.before) + len(each.logprobs) for each in nothing.values()} == {0}
 

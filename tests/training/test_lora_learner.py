@@ -27,7 +27,7 @@ from selfcest_training.learner.options import (
     Precision,
     Rows,
 )
-from selfcest_training.learner.update import Learner, Reading, mean_metrics
+from selfcest_training.learner.update import ForwardOutput, Learner, mean_metrics
 
 SHAPE = TinyConfig(hidden_size=32, num_layers=2, num_heads=4, intermediate_size=48)
 OPTIMIZER = OptimizerConfig(learning_rate=0.01, warmup_steps=0, max_grad_norm=1e9)
@@ -235,10 +235,10 @@ def test_what_is_read_of_a_context_is_its_role_s_and_in_order() -> None:
     learner, plain, trained = learner_of(model), learner_of(build_tiny(SHAPE, seed=0)), learner_of(adapted())
     roots, clones = samples(3), of_clones(samples(3))
     mixed = [sample for pair in zip(roots, clones, strict=True) for sample in pair]
-    found, _ = learner.read(mixed, Reading.LOGPROBS)
+    found, _ = learner.compute(mixed, ForwardOutput.LOGPROBS)
     for own, expected in (
-        (found[::2], plain.read(roots, Reading.LOGPROBS)[0]),
-        (found[1::2], trained.read(clones, Reading.LOGPROBS)[0]),
+        (found[::2], plain.compute(roots, ForwardOutput.LOGPROBS)[0]),
+        (found[1::2], trained.compute(clones, ForwardOutput.LOGPROBS)[0]),
     ):
         for one, other in zip(own, expected, strict=True):
             np.testing.assert_allclose(one, other, atol=1e-5)
@@ -250,7 +250,7 @@ def test_a_state_holds_both_and_goes_on_to_the_same_step() -> None:
     learner, made = learner_of(model), [*samples(), *of_clones(samples())]
     learner.policy_step(made, LossConfig())
     other = learner_of(by_role())
-    other.restore(learner.state().mapped(lambda _, tensor: tensor.clone()), learner.num_steps)
+    other.restore(learner.state().map_tensors(lambda _, tensor: tensor.clone()), learner.num_steps)
     for each in (learner, other):
         each.policy_step(made, LossConfig())
     assert all(torch.equal(p, q) for p, q in zip(learner.model.parameters(), other.model.parameters(), strict=True))

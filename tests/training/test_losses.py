@@ -45,7 +45,7 @@ from selfcest_training.learner.options import (
     OptimizerConfig,
     Rows,
 )
-from selfcest_training.learner.update import Learner, check_agreement, mean_metrics, reference_point
+from selfcest_training.learner.update import Learner, check_agreement, mean_metrics, reference_logprobs_of
 
 # By hand: four tokens in two rows, the last of the second outside the mask.
 OLD = torch.tensor([[-1.0, -1.0], [-1.0, 0.0]])
@@ -163,7 +163,7 @@ def test_gradients_of_tree_and_bucketed_rows_are_equal_however_they_are_cut(loss
     found = []
     for rows, micro_batch_tokens in ((Rows.BUCKETED, 100_000), (Rows.BUCKETED, 100), (Rows.TREE, 300)):
         settings = {"rows": rows, "micro_batch_tokens": micro_batch_tokens}
-        _, frozen = learner_of(deepcopy(before), **settings).freeze([[], samples], loss)  # type: ignore[arg-type]
+        _, frozen = learner_of(deepcopy(before), **settings).attach_old_logprobs([[], samples], loss)  # type: ignore[arg-type]
         learner = learner_of(deepcopy(model), **settings)  # type: ignore[arg-type]
         kept = gradients(learner)
         metrics = learner.policy_step(frozen, loss)
@@ -219,7 +219,7 @@ def test_later_mini_batches_take_the_ratio_against_the_learner_before_the_first(
     with torch.no_grad():
         old = {id(s): forward(learner.model, s) for s in samples}
     kept = gradients(learner)
-    frozen = learner.freeze(minibatches, loss)
+    frozen = learner.attach_old_logprobs(minibatches, loss)
     assert learner.num_steps == 0
     for expected_from, samples_now in zip(minibatches, frozen, strict=True):
         reference = [old[id(s)] for s in expected_from]
@@ -237,14 +237,14 @@ def test_later_mini_batches_take_the_ratio_against_the_learner_before_the_first(
     assert metrics.mean_ratio > 1.5, "the first update has moved the ratios of the second"
 
 
-def test_without_weights_nothing_is_frozen_and_the_sampler_is_the_reference_point() -> None:
+def test_without_weights_nothing_is_frozen_and_the_sampler_is_the_reference() -> None:
     samples, _ = random_samples(1)
     learner = learner_of(tiny())
-    assert learner.freeze([samples[:4], samples[4:]], LossConfig()) == [samples[:4], samples[4:]]
+    assert learner.attach_old_logprobs([samples[:4], samples[4:]], LossConfig()) == [samples[:4], samples[4:]]
     batch = collate(samples, pad_id=0)
     logprobs = learner.logprobs(batch)
-    assert reference_point(Importance(), batch, logprobs) is batch.behavior_logprobs
-    own = reference_point(Importance(ImportanceLevel.TOKEN), batch, logprobs)
+    assert reference_logprobs_of(Importance(), batch, logprobs) is batch.behavior_logprobs
+    own = reference_logprobs_of(Importance(ImportanceLevel.TOKEN), batch, logprobs)
     assert torch.equal(own, logprobs)
     assert not own.requires_grad
 
@@ -314,7 +314,7 @@ def test_a_loss_of_your_own_trains(name: str) -> None:
     usual.policy_step(samples, LossConfig("cispo", importance=Importance(ImportanceLevel.TOKEN, cap=math.inf)))
     # The usual one weighs tokens by the ratio to the sampler; with a sampler that is the learner both are REINFORCE.
     assert not torch.allclose(found[0], 2 * expected[0])
-    exact = [s for batch in usual.micro_batches(samples) for s in batch.measured(usual.logprobs(batch))]
+    exact = [s for batch in usual.micro_batches(samples) for s in batch.with_old_logprobs(usual.logprobs(batch))]
     fresh = [replace(s, behavior_logprobs=s.old_logprobs, old_logprobs=None) for s in exact]
     doubled.model.load_state_dict(usual.model.state_dict())
     doubled.policy_step(fresh, config)
@@ -422,7 +422,9 @@ def test_agreement_is_exact_in_float32_and_on_average_otherwise() -> None:
     learner = learner_of(tiny())
     for shift, exact, average in ((0.0, True, True), (0.1, False, True), (0.4, False, False)):
         rng = random.Random(0)
-        measured = [s for batch in learner.micro_batches(samples) for s in batch.measured(learner.logprobs(batch))]
+        measured = [
+            s for batch in learner.micro_batches(samples) for s in batch.with_old_logprobs(learner.logprobs(batch))
+        ]
         fresh = [
             replace(s, behavior_logprobs=s.old_logprobs + rng.choice((-shift, shift)) * s.loss_mask, old_logprobs=None)  # type: ignore[operator]
             for s in measured

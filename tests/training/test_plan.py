@@ -31,7 +31,7 @@ from selfcest_env.plugin import PlugIn
 from selfcest_env.types import Limits
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import load_config
-from selfcest_training.learner.footprint import RowShape, allocated, one_pass, pass_bytes, without_weights
+from selfcest_training.learner.footprint import RowShape, pass_bytes, record_peak, run_one_pass, without_weights
 from selfcest_training.learner.forward import Forward
 from selfcest_training.learner.options import ForwardOptions, LossConfig, LossTermConfig, OptimizerConfig, Precision
 from selfcest_training.learner.update import Learner
@@ -95,7 +95,7 @@ def test_weights_gradients_and_moments_are_those_of_a_step(lora: LoraOptions | N
     if lora is not None:
         add_lora(model, lora, 0)
     learner = Learner(model, OptimizerConfig(), pad_id=0, micro_batch_tokens=512)
-    one_pass(learner._forward, RowShape(2, 8, dense=False))
+    run_one_pass(learner._forward, RowShape(2, 8, dense=False))
 
     def held(tensors: Any) -> int:
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
@@ -174,8 +174,8 @@ def measured(config: PreTrainedConfig, lora: LoraOptions | None, forward: Forwar
     peaks: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Forward, "in_blocks", False)
-        with allocated(peaks):
-            one_pass(run, rows)
+        with record_peak(peaks):
+            run_one_pass(run, rows)
     return peaks[0]
 
 
@@ -210,7 +210,7 @@ def test_what_layers_add_is_the_same_for_each() -> None:
     make = partial(without_weights, dtype=torch.float32, attention="sdpa")
     forward, rows = ForwardOptions(gradient_checkpointing=True), RowShape(4, 64, dense=False)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("selfcest_training.learner.footprint._FEW", (5, 5))
+        patch.setattr("selfcest_training.learner.footprint._FEW_LAYERS", (5, 5))
         whole = pass_bytes(make, config, forward, rows)
     assert pass_bytes(make, config, forward, rows) == whole
 

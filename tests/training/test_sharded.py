@@ -30,14 +30,14 @@ from selfcest_env.errors import ConfigError, InfrastructureError, RecordError
 from selfcest_env.plugin import PlugIn
 from selfcest_env.record import read_episodes
 from selfcest_training.cluster import sharded
-from selfcest_training.cluster.answers import Answer
-from selfcest_training.cluster.deal import busy_share, check_ranks, deal, dummy
 from selfcest_training.cluster.group import HostedRanks, LearnerGroup
+from selfcest_training.cluster.partition import busy_share, check_ranks, partition, zero_weight_sample
 from selfcest_training.cluster.processes import ProcessRanks
-from selfcest_training.cluster.rank import LearnerSpec, Place, Rank
+from selfcest_training.cluster.rank import LearnerSpec, Rank, RankSpec
+from selfcest_training.cluster.timed_result import TimedResult
 from selfcest_training.credit import Internal
 from selfcest_training.learner.batch import Sample
-from selfcest_training.learner.internals import look_into
+from selfcest_training.learner.internals import compute_internals
 from selfcest_training.learner.options import (
     ForwardOptions,
     Importance,
@@ -49,7 +49,7 @@ from selfcest_training.learner.options import (
     Rows,
 )
 from selfcest_training.learner.state import LearnerState
-from selfcest_training.learner.update import AnyLearner, Learner, UpdateMetrics
+from selfcest_training.learner.update import Learner, LearnerProtocol, UpdateMetrics
 from selfcest_training.run.account import JobAccount
 from selfcest_training.run.checkpoint import TrainState, load_checkpoint, save_checkpoint
 from selfcest_training.run.job import Job, JobId
@@ -62,18 +62,18 @@ BARE = OptimizerConfig(learning_rate=1e-3, warmup_steps=0, beta1=0.0, max_grad_n
 KL = LossConfig(terms={"kl": LossTermConfig(0.1)})
 
 
-# The deal
+# Partition
 
 
 def test_a_deal_is_rounds_of_similar_size_with_fewer_dummies_than_ranks() -> None:
-    assert deal([10, 40, 30], 2) == [[1, 0], [2, None]]
-    assert deal([5, 5, 5, 5], 1) == [[0, 1, 2, 3]]
-    assert deal([7], 3) == [[0], [None], [None]]
-    assert deal([], 2) == [[], []]
+    assert partition([10, 40, 30], 2) == [[1, 0], [2, None]]
+    assert partition([5, 5, 5, 5], 1) == [[0, 1, 2, 3]]
+    assert partition([7], 3) == [[0], [None], [None]]
+    assert partition([], 2) == [[], []]
     rng = np.random.default_rng(0)
     for _ in range(200):
         sizes, ranks = rng.integers(1, 99, rng.integers(1, 40)).tolist(), int(rng.integers(1, 9))
-        dealt = deal(sizes, ranks)
+        dealt = partition(sizes, ranks)
         assert len({len(own) for own in dealt}) == 1, "as many passes on every rank"
         given = [index for own in dealt for index in own if index is not None]
         assert sorted(given) == list(range(len(sizes)))
@@ -98,23 +98,23 @@ def test_more_ranks_than_micro_batches_are_refused_with_both_numbers() -> None:
 class Scripted(HostedRanks):
     """Ranks of whom each hearing says what is written, and which note that they were ended."""
 
-    def __init__(self, count: int, *hearings: dict[int, Answer | Exception]) -> None:
+    def __init__(self, count: int, *hearings: dict[int, TimedResult | Exception]) -> None:
         super().__init__(count)
         self.hearings, self.waits = list(hearings), list[float | None]()
 
-    def _ask(self, method: str, args: tuple[Any, ...]) -> None:
+    def _send(self, method: str, args: tuple[Any, ...]) -> None:
         pass
 
-    def _hear(self, seconds: float | None) -> list[tuple[int, Answer | Exception]]:
+    def _receive(self, seconds: float | None) -> list[tuple[int, TimedResult | Exception]]:
         self.waits.append(seconds)
         return list(self.hearings.pop(0).items())
 
-    def _end(self) -> None:
+    def _kill(self) -> None:
         self.hearings = []
 
 
 def test_the_first_rank_s_answer_counts_and_everybody_s_seconds() -> None:
-    ranks = Scripted(3, {2: Answer(None, 3.0)}, {0: Answer("found", 1.0), 1: Answer(None, 2.0)})
+    ranks = Scripted(3, {2: TimedResult(None, 3.0)}, {0: TimedResult("found", 1.0), 1: TimedResult(None, 2.0)})
     assert ranks.call("read") == "found"
     assert ranks.cpu_seconds == 6.0
     assert ranks.waits == [None, None], "however long it takes"
@@ -125,19 +125,19 @@ def test_the_first_rank_s_answer_counts_and_everybody_s_seconds() -> None:
     [
         ([{0: RuntimeError("waits for 2")}, {2: InfrastructureError("gone"), 1: ConfigError("refused")}], "gone"),
         ([{1: RuntimeError("waits for 2"), 0: RuntimeError("so do I")}, {2: ConfigError("refused")}], "refused"),
-        ([{1: RuntimeError("waits"), 0: Answer(None, 0.0)}, {}], "waits"),
-        ([{1: RuntimeError("second")}, {0: RuntimeError("first"), 2: Answer(None, 0.0)}], "first"),
+        ([{1: RuntimeError("waits"), 0: TimedResult(None, 0.0)}, {}], "waits"),
+        ([{1: RuntimeError("second")}, {0: RuntimeError("first"), 2: TimedResult(None, 0.0)}], "first"),
     ],
 )
 def test_of_several_failures_the_cause_is_raised_and_all_ranks_are_ended(
-    hearings: list[dict[int, Answer | Exception]], cause: str
+    hearings: list[dict[int, TimedResult | Exception]], cause: str
 ) -> None:
     ranks = Scripted(3, *hearings)
     with pytest.raises(Exception, match=f"^{cause}$"), ranks:
         ranks.call("state")
     assert ranks.waits == [None, 2.0], "for a moment, once something is wrong"
     assert not ranks.hearings
-    with pytest.raises(InfrastructureError, match="start them anew"):
+    with pytest.raises(InfrastructureError, match="resume the run to start new ones"):
         ranks.call("state")
 
 
@@ -173,13 +173,13 @@ def alone(spec: LearnerSpec) -> Learner:
     )
 
 
-def gradient(learner: AnyLearner) -> Tensor:
+def gradient(learner: LearnerProtocol) -> Tensor:
     """Of the one step that was made; see `BARE`."""
     moments = learner.state().moments
     return torch.cat([tensor.flatten() for name, tensor in moments.items() if name.endswith("/exp_avg")])
 
 
-def assert_same_gradient(found: AnyLearner, expected: AnyLearner) -> None:
+def assert_same_gradient(found: LearnerProtocol, expected: LearnerProtocol) -> None:
     """Up to the rounding of sums in another order: to 1e-8 where the largest is 0.01."""
     difference, size = (gradient(found) - gradient(expected)).abs().max(), gradient(expected).abs().max()
     assert 1e-3 < size < 2e-2
@@ -202,12 +202,12 @@ class OneRank:
     """`Ranks` of one, in this process."""
 
     def __init__(self, folder: Path) -> None:
-        self.built: object = None
+        self.owner: object = None
         self.cpu_seconds = 0.0  # it is not elsewhere
-        self.rank = Rank(Place(0, 1, (folder / "store").as_uri(), timeout=60.0))
+        self.rank = Rank(RankSpec(0, 1, (folder / "store").as_uri(), timeout=60.0))
 
     def call(self, method: str, *args: Any) -> Any:
-        return self.rank.call(method, *args).found
+        return self.rank.call(method, *args).value
 
     def close(self) -> None:
         self.rank.close()
@@ -234,11 +234,13 @@ def test_one_rank_computes_what_no_rank_does_and_dummies_change_nothing(
 ) -> None:
     setting = spec(rows=Rows.TREE, reference=warm)
     found, expected = LearnerGroup(one, setting), alone(setting)
-    monkeypatch.setattr("selfcest_training.cluster.sharded.deal", lambda sizes, _: [[None, *range(len(sizes)), None]])
+    monkeypatch.setattr(
+        "selfcest_training.cluster.sharded.partition", lambda sizes, _: [[None, *range(len(sizes)), None]]
+    )
     assert found.exact == expected.exact
     first, second = samples_of(3), samples_of(4)
     loss = replace(KL, importance=Importance(ImportanceLevel.TOKEN))
-    batches, plain = (each.freeze([first, second], loss) for each in (found, expected))
+    batches, plain = (each.attach_old_logprobs([first, second], loss) for each in (found, expected))
     assert_same_metrics(found.policy_step(batches[0], loss), expected.policy_step(plain[0], loss))
     assert_same_gradient(found, expected)
     assert_same_metrics(found.policy_step(batches[1], loss), expected.policy_step(plain[1], loss))
@@ -257,7 +259,7 @@ def test_one_rank_computes_what_no_rank_does_and_dummies_change_nothing(
     assert_same_weights(again, expected, 1e-6)
 
 
-def assert_same_weights(found: AnyLearner, expected: AnyLearner, tolerance: float) -> None:
+def assert_same_weights(found: LearnerProtocol, expected: LearnerProtocol, tolerance: float) -> None:
     own, others = dict(found.weights()), dict(expected.weights())
     assert own.keys() == others.keys()
     assert max(float((tensor - others[name]).abs().max()) for name, tensor in own.items()) <= tolerance
@@ -271,7 +273,7 @@ def test_what_cannot_be_is_refused_before_work(one: OneRank) -> None:
     learner = LearnerGroup(one, spec())
     with pytest.raises(RecordError, match="load it with the model and LoRA options it had"):
         learner.restore(alone(spec(model=PlugIn("tiny", {**SHAPE, "hidden_size": 16}))).state(), 0)
-    assert dummy().weight == 0
+    assert zero_weight_sample().weight == 0
 
 
 def test_a_rank_loads_on_the_cpu_and_computes_when_it_is_sharded(one: OneRank, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,7 +295,7 @@ def test_a_rank_loads_on_the_cpu_and_computes_when_it_is_sharded(one: OneRank, m
 
 
 def test_a_model_whose_logits_are_more_than_its_head_s_is_refused_on_ranks_too(one: OneRank) -> None:
-    with pytest.raises(ConfigError, match="logit_chunk is 256 and the logits of Scaled are not what its output"):
+    with pytest.raises(ConfigError, match="logit_chunk is 256 and the logits of Scaled are not those of its output"):
         LearnerGroup(one, spec(model=PlugIn("uneven:Scales", SHAPE)))
 
 
@@ -305,16 +307,16 @@ def test_a_rank_takes_no_other_files_than_those_of_who_sent_it(
     (Path("run/model") / ".cache").mkdir()
     (Path("run/model") / ".cache" / "when").write_text("which no model is read from")
     setting = spec(folder=Path("run/model"), reference=Path("run/model"), **LORA)
-    sent = setting.sent()
+    sent = setting.resolve()
     assert sent.folder == sent.reference == tmp_path / "run" / "model"
     assert list(sent.files) == ["weights"], "once"
     assert set(sent.files["weights"]) == {path.name for path in warm.iterdir()}
     monkeypatch.chdir("/")  # where a rank may be
     (tmp_path / "run" / "model" / ".cache" / "when").unlink()
     one.call("build", sent)
-    assert spec(reference=warm).sent().files.keys() == {"reference"}
+    assert spec(reference=warm).resolve().files.keys() == {"reference"}
     (tmp_path / "run" / "model" / "more.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"more\.json is one too many, and is not where the run was started: rank 0"):
+    with pytest.raises(ConfigError, match=r"more\.json exists here but not where the run was started: rank 0"):
         one.call("build", sent)
     (tmp_path / "run" / "model" / "more.json").unlink()
     weights = tmp_path / "run" / "model" / "model.safetensors"
@@ -323,10 +325,10 @@ def test_a_rank_takes_no_other_files_than_those_of_who_sent_it(
     weights.write_bytes(data)
     host, to_do = re.escape(socket.gethostname()), "share the folder between the machines, or copy it to the same path"
     where = rf"where the run was started: rank 0 of 1 of the learner is on {host}; {to_do}"
-    with pytest.raises(ConfigError, match=rf"^{re.escape(str(weights))} is not the one {where}"):
+    with pytest.raises(ConfigError, match=rf"^{re.escape(str(weights))} differs from the file {where}"):
         one.call("build", sent)
     weights.unlink()
-    with pytest.raises(ConfigError, match=rf"^{re.escape(str(weights))} is not there, but is {where}"):
+    with pytest.raises(ConfigError, match=rf"^{re.escape(str(weights))} is missing here but exists {where}"):
         one.call("build", sent)
 
 
@@ -337,7 +339,7 @@ def test_a_chat_model_s_folder_is_the_same_for_ranks_elsewhere(
     tokenizer = chat_tokenizer(VICUNA)
     tiny_llama(tokenizer).save_pretrained("models/x")
     tokenizer.save_pretrained("models/x")
-    sent = LearnerSpec(PlugIn("chat", {"source": "models/x"}), OptimizerConfig(), 512).sent()
+    sent = LearnerSpec(PlugIn("chat", {"source": "models/x"}), OptimizerConfig(), 512).resolve()
     assert sent.model.options["source"] == str(tmp_path / "models" / "x")
     assert list(sent.files) == ["weights"]
     monkeypatch.chdir("/")
@@ -433,7 +435,7 @@ LOSSES = {
 def test_two_ranks_have_the_gradient_of_every_loss(two: ProcessRanks, warm: Path, name: str) -> None:
     setting, loss = spec(rows=Rows.TREE, reference=warm), LOSSES[name]
     found, expected = LearnerGroup(two, setting), alone(setting)
-    batches, plain = (each.freeze([[], samples_of(3)], loss) for each in (found, expected))
+    batches, plain = (each.attach_old_logprobs([[], samples_of(3)], loss) for each in (found, expected))
     assert_same_metrics(found.policy_step(batches[1], loss), expected.policy_step(plain[1], loss))
     assert_same_gradient(found, expected)
 
@@ -448,7 +450,7 @@ def test_two_ranks_imitate_and_show_what_a_value_head_looks_at(two: ProcessRanks
         assert ours.trained_tokens == theirs.trained_tokens
     assert_same_weights(found, expected, 1e-5)
     (ours, counted), (theirs, count) = (
-        look_into(each, some_groups(), frozenset(Internal)) for each in (found, expected)
+        compute_internals(each, some_groups(), frozenset(Internal)) for each in (found, expected)
     )
     assert counted == count
     assert ours.keys() == theirs.keys()
@@ -463,11 +465,11 @@ def test_ranks_have_parts_and_a_sampler_is_given_merged_weights_in_its_dtype(two
     half.policy_step(samples_of(3), LossConfig())
     state = half.state()
     whole = sum(tensor.nbytes for own in (state.weights, state.moments) for tensor in own.values())
-    assert two.call("held") == pytest.approx([whole / 2] * 2, rel=0.05), "each has a part of all"
+    assert two.call("local_bytes") == pytest.approx([whole / 2] * 2, rel=0.05), "each has a part of all"
     setting = spec(**LORA, folder=warm)
-    learner, model = LearnerGroup(two, setting, sampled="bfloat16"), alone(setting).model
+    learner, model = LearnerGroup(two, setting, sampler_dtype="bfloat16"), alone(setting).model
     learner.policy_step(samples_of(3), LossConfig())
-    learner.fill(model)
+    learner.copy_weights_to(model)
     expected = dict(merged_weights(model))
     found = dict(learner.weights())
     assert found.keys() == expected.keys()
@@ -488,7 +490,7 @@ def test_more_ranks_than_micro_batches_are_refused_at_the_first_update_alone(two
 # Checkpoints
 
 
-def steps(learner: AnyLearner, seeds: Sequence[int]) -> None:
+def steps(learner: LearnerProtocol, seeds: Sequence[int]) -> None:
     for seed in seeds:
         learner.policy_step(samples_of(seed), KL)
 
@@ -534,7 +536,7 @@ def test_a_checkpoint_of_three_ranks_goes_on_on_two_and_two_micro_batches_are_re
         fresh = LearnerGroup(three, replace(setting, rows=Rows.PACKED, micro_batch_tokens=250))
         with pytest.raises(ConfigError, match=r"learner_ranks is 3 and the first mini-batch has 2 micro-batches:"):
             fresh.policy_step(samples_of(5), LossConfig())
-        with pytest.raises(InfrastructureError, match="start them anew"):
+        with pytest.raises(InfrastructureError, match="resume the run to start new ones"):
             fresh.state()
     learner = LearnerGroup(two, setting)
     learner.restore(middle, 2)

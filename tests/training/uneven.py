@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 from selfcest_agents.tiny import TinyLanguage
 from selfcest_training.cluster import sharded
-from selfcest_training.cluster.deal import deal
+from selfcest_training.cluster.partition import partition
 from selfcest_training.learner.losses import LossInputs
 
 LOADED: list[tuple[str, int]] = []  # devices and bytes
@@ -26,7 +26,7 @@ class Uneven(TinyLanguage):
     """The first rank computes all micro-batches, the other dummies beside it."""
 
     def load(self, seed: int, folder: Path | None = None, dtype: str | None = None) -> PreTrainedModel:
-        sharded.deal = lambda sizes, ranks: [[*range(len(sizes))], *[[None] * len(sizes)] * (ranks - 1)]
+        sharded.partition = lambda sizes, ranks: [[*range(len(sizes))], *[[None] * len(sizes)] * (ranks - 1)]
         return super().load(seed, folder, dtype)
 
 
@@ -35,7 +35,7 @@ class Even(TinyLanguage):
     """As it is."""
 
     def load(self, seed: int, folder: Path | None = None, dtype: str | None = None) -> PreTrainedModel:
-        sharded.deal = deal
+        sharded.partition = partition
         return super().load(seed, folder, dtype)
 
 

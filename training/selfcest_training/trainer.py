@@ -11,15 +11,15 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from selfcest_agents.player import Player, TrainedPlayer
-from selfcest_agents.samplers import TakesWeights
+from selfcest_agents.samplers import WeightSyncTarget
 from selfcest_env.errors import TrainingError
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.seeding import stream_seed
 from selfcest_training.credit import fit
 from selfcest_training.learner.batch import mini_batches
-from selfcest_training.learner.internals import look_into
+from selfcest_training.learner.internals import compute_internals
 from selfcest_training.learner.options import Denominator, LossConfig
-from selfcest_training.learner.update import AnyLearner, check_agreement, mean_metrics
+from selfcest_training.learner.update import LearnerProtocol, check_agreement, mean_metrics
 from selfcest_training.stages.ahead import Lane, RolloutsAhead
 from selfcest_training.stages.base import Admission, PlannedGroup, Stages, TaskMenu
 from selfcest_training.stages.checks import admit, observe, propose, weights_at
@@ -94,8 +94,8 @@ class Trainer:
     def __init__(
         self,
         player: Player,
-        sampler: TakesWeights,
-        learner: AnyLearner,
+        sampler: WeightSyncTarget,
+        learner: LearnerProtocol,
         menu: TaskMenu,
         stages: Stages,
         settings: StepSettings,
@@ -118,7 +118,7 @@ class Trainer:
         self.account.spend(sampled=produced.sampled_tokens)
         scheme, groups, internals = self.stages.credit, produced.learned_from, None
         if scheme.internals:
-            internals, read = look_into(self.learner, groups, scheme.internals)
+            internals, read = compute_internals(self.learner, groups, scheme.internals)
             self.account.spend(read=read)
         credit = credit_step(scheme, groups, produced.replayed, internals)
         metrics = self.update(produced, credit)
@@ -169,7 +169,7 @@ class Trainer:
             replayed=records_of(produced.replayed),
         )
         metrics = []
-        for samples in self.learner.freeze(batches, settings.loss):
+        for samples in self.learner.attach_old_logprobs(batches, settings.loss):
             metrics.append(self.learner.policy_step(samples, settings.loss, self.account.progress()))
             if lag == 0 and sum(step.num_rows > 0 for step in metrics) == 1:  # the first with anything to train
                 check_agreement(metrics[-1], exact=self.sampler.exact and self.learner.exact)

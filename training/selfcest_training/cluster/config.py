@@ -1,4 +1,4 @@
-"""The `cluster` block of a run's config: what it runs on, which is no part of what it is."""
+"""The `cluster` block of a run's config: the machines on which it computes, which are not part of its identity."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ def _one_core() -> Resources:
 
 @dataclass(frozen=True)
 class ClusterConfig(Checked):
-    """Rollout workers on Ray; a run resumes with any other of these, or with none.
+    """Rollout workers and learner ranks on Ray. A run resumes with any other cluster block, or without one.
 
     Attributes:
-        address: HOST:PORT of a cluster's head; `None`: Ray is started on this machine, and ends with the run.
-        rollout_workers: that share every rollout in equal, contiguous parts.
-        rollout_resources: of each, by Ray's names (`CPU`, `GPU`, `memory` in bytes, or one's own).
-        overlap: as many workers again, which have every other step and begin it while the last episodes of the one
-            before are played.
-        learner_ranks: processes that share the learner; with 1 it is in the job's own, and takes no resources of Ray.
-        learner_resources: of each rank, if there are several.
-        backend: of their collective operations.
-        retries: how often a part is played again when its worker dies, before the run stops.
-        start_seconds: within which all workers must have started.
+        address: HOST:PORT of a cluster's head; `None`: Ray is started on this machine and ends with the run.
+        rollout_workers: number of workers that share every rollout in equal, contiguous parts.
+        rollout_resources: resources of each worker by Ray's names (`CPU`, `GPU`, `memory` in bytes, or custom ones).
+        overlap: a second set of workers plays every other step, and starts it during the last episodes of the previous
+            step.
+        learner_ranks: number of processes that share the learner. 1: the job's own process, without resources of Ray.
+        learner_resources: resources of each rank, if there are several.
+        backend: of the ranks' collective operations.
+        retries: number of times that a part is played again when its worker dies, before the run stops.
+        start_seconds: time within which all workers must start.
     """
 
     address: Annotated[str, "HOST:PORT"] | None = None
@@ -54,8 +54,8 @@ class ClusterConfig(Checked):
             )
 
     @property
-    def asked(self) -> Mapping[str, tuple[int, Resources]]:
-        """How many actors want which resources each, by their place in the config."""
+    def requested(self) -> Mapping[str, tuple[int, Resources]]:
+        """Number of actors and resources of each actor, by kind (`rollout`, `learner`)."""
         ranks = self.learner_ranks if self.learner_ranks > 1 else 0
         return {
             "rollout": (self.rollout_workers * (2 if self.overlap else 1), self.rollout_resources),
@@ -64,48 +64,58 @@ class ClusterConfig(Checked):
 
 
 def check_resources(config: ClusterConfig, nodes: Sequence[Mapping[str, float]]) -> None:
-    """Refuse what can never be placed, whoever else uses the cluster.
+    """Refuse actors that the cluster could never place, even if it were idle.
 
     Args:
-        config: what is wanted.
-        nodes: the resources of each node as a whole, by name.
+        config: the requested actors.
+        nodes: the total resources of each node by name.
 
     Raises:
-        ConfigError: names the resource that the nodes lack together, or what no node has together.
+        ConfigError: no set of nodes has room for the actors of one kind, or the nodes together lack a resource.
     """
-    for kind, (count, each) in config.asked.items():
-        if not count:
+    for kind, (count, resources) in config.requested.items():
+        if not count or not resources:
             continue
-        what = f"cluster.{kind}_resources is {dict(each)}"
-        room = sum(min(int(node.get(name, 0.0) / wanted) for name, wanted in each.items()) for node in nodes if each)
-        if each and room < count:
-            number = "learner_ranks" if kind == "learner" else "rollout_workers"
+        room = 0
+        for node in nodes:
+            room += min(int(node.get(name, 0.0) / amount) for name, amount in resources.items())
+        if room < count:
+            key = "learner_ranks" if kind == "learner" else "rollout_workers"
             twice = ", twice for cluster.overlap" if kind == "rollout" and config.overlap else ""
             raise ConfigError(
-                f"{what} and cluster.{number} is {getattr(config, number)}{twice}, but the cluster has room for "
-                f"{room}: its nodes have {_listed(nodes)}; start nodes that have more, or ask for less"
+                f"cluster.{kind}_resources is {dict(resources)} and cluster.{key} is {getattr(config, key)}{twice}, "
+                f"but the cluster has room for {room}: its nodes have {_describe(nodes)}; start nodes that have more, "
+                "or ask for less"
             )
     totals: dict[str, float] = {}
-    for count, each in config.asked.values():
-        for name, wanted in each.items():
-            totals[name] = totals.get(name, 0.0) + count * wanted
-    for name, wanted in totals.items():
-        there = sum(node.get(name, 0.0) for node in nodes)
-        if wanted > there:
+    for count, resources in config.requested.values():
+        for name, amount in resources.items():
+            totals[name] = totals.get(name, 0.0) + count * amount
+    for name, amount in totals.items():
+        available = sum(node.get(name, 0.0) for node in nodes)
+        if amount > available:
             raise ConfigError(
-                f"cluster.rollout_resources and cluster.learner_resources ask for {wanted:g} {name} together, but the "
-                f"cluster has {there:g}: its nodes have {_listed(nodes)}; start nodes that have more, or ask for less"
+                f"cluster.rollout_resources and cluster.learner_resources ask for {amount:g} {name} together, but the "
+                f"cluster has {available:g}: its nodes have {_describe(nodes)}; start nodes that have more, or ask for "
+                "less"
             )
 
 
-def _listed(nodes: Sequence[Mapping[str, float]]) -> str:
-    """Their resources but those that Ray makes up for each node."""
-    shown = [{name: value for name, value in node.items() if not name.startswith("node:")} for node in nodes]
-    found = [", ".join(f"{name} {value:g}" for name, value in sorted(node.items())) for node in shown]
-    return "; ".join(f"{found.count(one)} x ({one})" for one in dict.fromkeys(found)) or "nothing"
+def _describe(nodes: Sequence[Mapping[str, float]]) -> str:
+    """Describe the nodes' resources, equal nodes together, as `2 x (CPU 8, GPU 1)`."""
+    descriptions = []
+    for node in nodes:
+        # Ray gives every node a resource of its own name, which nobody requests.
+        resources = sorted((name, amount) for name, amount in node.items() if not name.startswith("node:"))
+        descriptions.append(", ".join(f"{name} {amount:g}" for name, amount in resources))
+    counted = [f"{descriptions.count(text)} x ({text})" for text in dict.fromkeys(descriptions)]
+    return "; ".join(counted) or "nothing"
 
 
 def shares(count: int, workers: int) -> list[slice]:
-    """Contiguous parts, not empty, whose sizes differ by one at most: a function of the two numbers alone."""
+    """Split `count` items into contiguous, non-empty parts whose sizes differ by at most one.
+
+    A pure function of the two numbers, so that a run plays the same parts again.
+    """
     ends = [count * (i + 1) // workers for i in range(workers)]
     return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False) if start < end]

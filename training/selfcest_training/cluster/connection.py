@@ -1,4 +1,4 @@
-"""Joining a Ray cluster, or starting one on this machine. Ray is imported here, and only when it is asked for."""
+"""The connection to a Ray cluster, or to one that is started on this machine. Only this module imports Ray."""
 
 from __future__ import annotations
 
@@ -18,18 +18,24 @@ from selfcest_env.errors import ConfigError, InfrastructureError, install_hint
 from selfcest_env.local_modules import local_modules
 from selfcest_training.cluster.config import ClusterConfig, Resources, check_resources
 
-_REACHED = 5.0  # seconds within which a host must take a connection
-_JOINED = 60.0  # seconds within which Ray must answer; by itself it tries for much longer, and without a word
+_CONNECT_SECONDS = 5.0  # within which a host must accept a connection
+_JOIN_SECONDS = 60.0  # within which Ray must answer; Ray itself retries silently for much longer
 
 
 def import_ray() -> Any:
-    """The module. Raises `ConfigError` that says what to install."""
-    # A cluster that is started has a lock where its machine has a token, and who joins has none unless told to.
-    token = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ
-    token = token or (Path.home() / ".ray" / "auth_token").is_file()
-    if token and "ray" not in sys.modules:  # which reads it when it is imported
+    """Import Ray and return the module.
+
+    Raises:
+        ConfigError: Ray is not installed.
+    """
+    # Ray requires a token from processes that join a cluster whose machine has one, but a joining process uses its
+    # token only in this mode, which Ray reads on import.
+    has_token = "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ
+    has_token = has_token or (Path.home() / ".ray" / "auth_token").is_file()
+    if has_token and "ray" not in sys.modules:
         os.environ.setdefault("RAY_AUTH_MODE", "token")
-    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # the first of several workers' is raised, and enough
+    # Where several workers fail, the first error is raised; Ray would also print the others.
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     try:
         import ray
         import ray.exceptions
@@ -43,19 +49,20 @@ def import_ray() -> Any:
 
 @contextmanager
 def connected(config: ClusterConfig) -> Iterator[ClusterConfig]:
-    """This process joins the cluster for as long as the block lasts; one of this machine lasts no longer.
+    """Join the cluster for the length of the block; a cluster that was started on this machine ends with the block.
 
     Yields:
         The config with the address that other processes join.
 
     Raises:
-        ConfigError: Ray is not installed, nobody answers at the address, or the cluster lacks what is asked for.
+        ConfigError: Ray is not installed, the address does not answer, or the cluster lacks the resources.
     """
     ray = import_ray()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     address = join(config)
     if threading.current_thread() is threading.main_thread():
-        for number, handler in before.items():  # Ray sets its own, which would end the process without a checkpoint
+        # Ray installs handlers that would end the process without a checkpoint.
+        for number, handler in handlers.items():
             signal.signal(number, handler)
     try:
         check_resources(config, [node["Resources"] for node in ray.nodes() if node["Alive"]])
@@ -65,26 +72,26 @@ def connected(config: ClusterConfig) -> Iterator[ClusterConfig]:
 
 
 def join(config: ClusterConfig) -> str:
-    """Join the cluster unless this process has; its address. Raises `ConfigError` as `connected`."""
+    """Join the cluster unless this process has, and return its address. Raises `ConfigError` as `connected`."""
     ray = import_ray()
     if not ray.is_initialized():
-        # A local cluster ends with the thread that starts it, so that must be one that lasts.
-        options = {**_QUIET, "job_config": _job_config()}
+        options = {**_LOGGING, "job_config": _job_config()}
         if config.address:
-            _within(_JOINED, config.address, options)
+            _init_within(_JOIN_SECONDS, config.address, options)
         else:
+            # In this thread and not in a helper thread: a local cluster ends with the thread that starts it.
             ray.init("local", include_dashboard=False, **options)
     return str(ray.get_runtime_context().gcs_address)
 
 
-_QUIET = {"log_to_driver": False, "logging_level": "error", "configure_logging": True}
+_LOGGING = {"log_to_driver": False, "logging_level": "error", "configure_logging": True}
 
 
 def _job_config() -> Any:
-    """Ray's `JobConfig`; where a folder is searched for plug-ins, workers do not get it on their `sys.path`.
+    """Return a `JobConfig` that keeps the driver's working directory off the `sys.path` of workers.
 
-    Ray puts the driver's working directory there, before the standard library, unless it has been told of a directory
-    to upload.
+    Ray puts that directory before the standard library unless a directory is uploaded. Where plug-ins of a folder are
+    used, the project's own import finds them (`selfcest_env.local_modules`).
     """
     from ray.job_config import JobConfig
 
@@ -98,14 +105,15 @@ def _job_config() -> Any:
     return JobConfigWithoutPath()
 
 
-def _within(seconds: float, address: str, options: Mapping[str, Any] = MappingProxyType(_QUIET)) -> None:
+def _init_within(seconds: float, address: str, options: Mapping[str, Any] = MappingProxyType(_LOGGING)) -> None:
+    """Join a running cluster, and raise `ConfigError` if it does not answer in time."""
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _REACHED).close()
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
         raise ConfigError(
-            f"cluster.address is {address}, and nobody answers there ({error}); start its head with `ray start "
-            "--head`, or set cluster.address=null for Ray on this machine alone"
+            f"cluster.address is {address}, which does not accept connections ({error}); start its head with "
+            "`ray start --head`, or set cluster.address=null for Ray on this machine alone"
         ) from error
     failures: list[BaseException] = []
 
@@ -119,37 +127,47 @@ def _within(seconds: float, address: str, options: Mapping[str, Any] = MappingPr
     thread.start()
     thread.join(seconds)
     if thread.is_alive() or failures:
-        why = failures[0].__cause__ or failures[0] if failures else f"no answer in {seconds:g} s"
+        reason = failures[0].__cause__ or failures[0] if failures else f"no answer in {seconds:g} s"
         raise ConfigError(
-            f"cluster.address is {address}, and its Ray cannot be joined ({' '.join(str(why).split())[:500]}); is it "
-            "the head of a Ray cluster of this version, and has this machine its token (`ray get-auth-token`)?"
+            f"cluster.address is {address}, which cannot be joined ({' '.join(str(reason).split())[:500]}); check "
+            "that it is the head of a cluster with this version of Ray and that this machine has its token "
+            "(`ray get-auth-token`)"
         ) from (failures[0] if failures else None)
 
 
 def actor_options(resources: Resources) -> dict[str, Any]:
-    """As Ray's `options` takes them."""
-    own = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-    others = {name: value for name, value in resources.items() if name not in own}
-    return {"num_cpus": 0, "resources": others} | {own[name]: resources[name] for name in own if name in resources}
+    """Return the arguments of Ray's `options`, which names three kinds of resources and takes others as a mapping."""
+    argument_of = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+    options: dict[str, Any] = {"num_cpus": 0}
+    options["resources"] = {name: value for name, value in resources.items() if name not in argument_of}
+    for name, argument in argument_of.items():
+        if name in resources:
+            options[argument] = resources[name]
+    return options
 
 
 def death_errors() -> tuple[type[BaseException], ...]:
-    """What Ray raises when the process or the node that worked for a call is gone, and when only its answer is."""
-    of = import_ray().exceptions
-    return (of.RayActorError, of.WorkerCrashedError, of.NodeDiedError, of.ObjectLostError)
+    """Return the errors that Ray raises when a worker's process or node has died, or when its result is lost."""
+    exceptions = import_ray().exceptions
+    return (
+        exceptions.RayActorError,
+        exceptions.WorkerCrashedError,
+        exceptions.NodeDiedError,
+        exceptions.ObjectLostError,
+    )
 
 
-def started_of(reference: Any, what: str) -> Any:
-    """What an actor's first call returned. Raises `InfrastructureError` if it died instead."""
+def started_of(reference: Any, actor_name: str) -> Any:
+    """Return the result of an actor's first call. Raises `InfrastructureError` if the actor died."""
     try:
         return result_of(reference)
     except death_errors() as error:
-        said = " ".join(str(error).split())[:300]
-        raise InfrastructureError(f"a {what} died while it started: {said}") from error
+        reason = " ".join(str(error).split())[:300]
+        raise InfrastructureError(f"a {actor_name} died while it started: {reason}") from error
 
 
 def result_of(reference: Any) -> Any:
-    """What a call returned. Raises what it raised, with Ray's trace of it as the cause."""
+    """Return the result of a call, or raise the call's exception with Ray's trace as the cause."""
     ray = import_ray()
     try:
         return ray.get(reference)

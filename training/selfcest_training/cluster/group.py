@@ -1,4 +1,4 @@
-"""The driver's side of a sharded learner: the methods of `Learner`, each a call on all ranks."""
+"""The driver of a sharded learner: each method of `Learner` is a call on all ranks."""
 
 from __future__ import annotations
 
@@ -12,33 +12,34 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from selfcest_agents.lora import load_trainable_state, trainable_state
-from selfcest_agents.samplers import TakesWeights
+from selfcest_agents.samplers import WeightSyncTarget
 from selfcest_env.errors import InfrastructureError, SelfcestError
-from selfcest_training.cluster.answers import Answer
 from selfcest_training.cluster.rank import LearnerSpec
+from selfcest_training.cluster.timed_result import TimedResult
 from selfcest_training.learner.batch import Sample
 from selfcest_training.learner.options import LossConfig
 from selfcest_training.learner.state import LearnerState
-from selfcest_training.learner.update import ImitationMetrics, Reading, UpdateMetrics, freeze
+from selfcest_training.learner.update import ForwardOutput, ImitationMetrics, UpdateMetrics, attach_old_logprobs
 
 
 class Ranks(Protocol):
-    """All ranks of a group, wherever they are.
+    """All ranks of a group, in any processes.
 
     Attributes:
-        built: the `LearnerGroup` whose learner they hold, which that sets; `None` at first.
-        cpu_seconds: that they have used so far, all together, in processes other than this one.
+        owner: the `LearnerGroup` whose learner the ranks hold. The group sets it; `None` at first.
+        cpu_seconds: total CPU time of the ranks so far, in processes other than this one.
     """
 
-    built: object
+    owner: object
     cpu_seconds: float
 
     def call(self, method: str, *args: Any) -> Any:
-        """`Rank.call` on every rank at once; what the first gives.
+        """Call `Rank.call` on every rank at once and return the first rank's result.
 
         Raises:
-            SelfcestError: a rank raised it. `InfrastructureError`: a rank is gone. In either case all ranks have been
-                ended, since those that are left would wait for it.
+            SelfcestError: a rank raised it.
+            InfrastructureError: a rank has died. In both cases all ranks are ended, since the remaining ranks would
+                wait for the failed one.
         """
         ...
 
@@ -47,65 +48,74 @@ class Ranks(Protocol):
         ...
 
 
-_GRACE = 2.0  # seconds in which another rank may turn out to be the cause
+# Seconds to wait after a first failure for the rank that caused it: ranks that wait for a failed rank fail too.
+_GRACE = 2.0
 
 
 class HostedRanks(ABC):
-    """`Ranks` in processes of their own, however these are reached; use it in a `with`. One that fails ends all.
+    """`Ranks` in processes of their own, over any transport; use it in a `with`. A rank that fails ends all ranks.
 
     Args:
-        count: of the ranks.
+        count: number of ranks.
     """
 
     def __init__(self, count: int) -> None:
-        self.built: object = None
+        self.owner: object = None
         self.cpu_seconds = 0.0
-        self._count, self._ended = count, False
+        self._count = count
+        self._is_closed = False
 
     @abstractmethod
-    def _ask(self, method: str, args: tuple[Any, ...]) -> None:
+    def _send(self, method: str, args: tuple[Any, ...]) -> None:
         """Send a call to every rank."""
 
     @abstractmethod
-    def _hear(self, seconds: float | None) -> Iterable[tuple[int, Answer | Exception]]:
-        """Wait that long (`None`: without end) for ranks that have not answered yet; what those say that now have.
+    def _receive(self, seconds: float | None) -> Iterable[tuple[int, TimedResult | Exception]]:
+        """Wait for ranks that have not answered yet, and return the answers that have arrived.
 
-        An `InfrastructureError` is of a rank that is gone, any other exception was raised by it.
+        Args:
+            seconds: longest wait; `None`: no limit.
+
+        Returns:
+            Pairs of rank and result. An `InfrastructureError` means that the rank has died; the rank raised any other
+            exception.
         """
 
     @abstractmethod
-    def _end(self) -> None:
-        """End all ranks, whatever they are at."""
+    def _kill(self) -> None:
+        """End all ranks at once."""
 
     def call(self, method: str, *args: Any) -> Any:
         """See `Ranks`."""
-        if self._ended:
-            raise InfrastructureError("the ranks of the learner have ended; start them anew and resume")
-        self._ask(method, args)
-        return self._answer()
+        if self._is_closed:
+            raise InfrastructureError("the ranks of the learner have ended; resume the run to start new ones")
+        self._send(method, args)
+        return self._first_result()
 
-    def _answer(self) -> Any:
-        """What the first rank says, once all have."""
-        found, failed = dict[int, Answer](), dict[int, Exception]()
-        while len(found) + len(failed) < self._count:
-            heard = list(self._hear(_GRACE if failed else None))
-            if not heard:
+    def _first_result(self) -> Any:
+        """Wait for all ranks and return the first rank's result."""
+        results: dict[int, TimedResult] = {}
+        errors: dict[int, Exception] = {}
+        while len(results) + len(errors) < self._count:
+            answers = list(self._receive(_GRACE if errors else None))
+            if not answers:
                 break
-            for rank, said in heard:
-                if isinstance(said, Answer):
-                    found[rank] = said
+            for rank, answer in answers:
+                if isinstance(answer, TimedResult):
+                    results[rank] = answer
                 else:
-                    failed[rank] = said
-        self.cpu_seconds += sum(said.cpu_seconds for said in found.values())
-        if failed:
+                    errors[rank] = answer
+        self.cpu_seconds += sum(result.cpu_seconds for result in results.values())
+        if errors:
             self.close()
-            raise min(failed.items(), key=lambda one: (_remoteness(one[1]), one[0]))[1]
-        return found[0].found
+            cause = min(errors, key=lambda rank: (_distance_from_cause(errors[rank]), rank))
+            raise errors[cause]
+        return results[0].value
 
     def close(self) -> None:
         """See `Ranks`."""
-        self._ended = True
-        self._end()
+        self._is_closed = True
+        self._kill()
 
     def __enter__(self) -> Self:
         return self
@@ -114,35 +124,39 @@ class HostedRanks(ABC):
         self.close()
 
 
-def _remoteness(error: Exception) -> int:
-    """From the cause: who waits for a rank that is gone, or that has refused something, fails too."""
-    return 0 if isinstance(error, InfrastructureError) else 1 if isinstance(error, SelfcestError) else 2
+def _distance_from_cause(error: Exception) -> int:
+    """Return 0 for the likeliest cause: ranks that wait for a rank that died or refused a call fail as well."""
+    if isinstance(error, InfrastructureError):
+        return 0
+    return 1 if isinstance(error, SelfcestError) else 2
 
 
 class LearnerGroup:
-    """A learner on other processes; for the trainer it is a `Learner`.
+    """A learner on other processes with the interface of `Learner`.
 
     Args:
-        ranks: that have joined their group. They stay the caller's, and hold one learner at a time: the last.
+        ranks: that have joined their group. The caller closes them. They hold one learner at a time, the last built.
         spec: of the learner.
-        sampled: dtype in which samplers are given weights, as `bfloat16`; `None`: the model's own.
+        sampler_dtype: dtype in which samplers are given weights, such as `bfloat16`; `None`: the model's own.
 
     Raises:
-        ConfigError: what `ShardedLearner` refuses; a rank that finds other files than this process.
+        ConfigError: `ShardedLearner` refuses the spec, or a rank finds other files than this process.
     """
 
-    def __init__(self, ranks: Ranks, spec: LearnerSpec, sampled: str | None = None) -> None:
-        self._ranks, self._sampled = ranks, sampled
-        ranks.built = self
-        self.pad_id, self.num_steps = spec.pad_id, 0
-        self.exact = bool(self._call("build", spec.sent()))
+    def __init__(self, ranks: Ranks, spec: LearnerSpec, sampler_dtype: str | None = None) -> None:
+        self._ranks = ranks
+        self._sampler_dtype = sampler_dtype
+        ranks.owner = self
+        self.pad_id = spec.pad_id
+        self.num_steps = 0
+        self.exact = bool(self._call("build", spec.resolve()))
 
     def _call(self, method: str, *args: Any) -> Any:
-        assert self._ranks.built is self, "another learner has taken this one's place"
+        assert self._ranks.owner is self, "the ranks hold another learner now"
         return self._ranks.call(method, *args)
 
-    def freeze(self, minibatches: Sequence[Sequence[Sample]], loss: LossConfig) -> list[Sequence[Sample]]:
-        return freeze(self, minibatches, loss)
+    def attach_old_logprobs(self, minibatches: Sequence[Sequence[Sample]], loss: LossConfig) -> list[Sequence[Sample]]:
+        return attach_old_logprobs(self, minibatches, loss)
 
     def policy_step(self, samples: Sequence[Sample], loss: LossConfig, progress: float = 0.0) -> UpdateMetrics:
         metrics: UpdateMetrics = self._call("policy_step", samples, loss, progress)
@@ -154,27 +168,27 @@ class LearnerGroup:
         self.num_steps += 1
         return metrics
 
-    def read(self, samples: Sequence[Sample], what: Reading) -> tuple[list[np.ndarray], int]:
-        found: tuple[list[np.ndarray], int] = self._call("read", samples, what)
-        return found
+    def compute(self, samples: Sequence[Sample], output: ForwardOutput) -> tuple[list[np.ndarray], int]:
+        result: tuple[list[np.ndarray], int] = self._call("compute", samples, output)
+        return result
 
-    def sync(self, sampler: TakesWeights, policy_version: int) -> None:
+    def sync(self, sampler: WeightSyncTarget, policy_version: int) -> None:
         sampler.push(self.weights(), policy_version)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        yield from self._call("weights", self._sampled).items()
+        yield from self._call("weights", self._sampler_dtype).items()
 
     def state(self) -> LearnerState:
-        found: LearnerState = self._call("state")
-        return found
+        state: LearnerState = self._call("state")
+        return state
 
     def restore(self, state: LearnerState, num_steps: int) -> None:
         self._call("restore", state, num_steps)
         self.num_steps = num_steps
 
-    def take(self, model: PreTrainedModel) -> None:
-        """Begin with what trains in this model, as it is now."""
-        self.restore(LearnerState(trainable_state(model), {}).mapped(lambda _, tensor: tensor.cpu()), 0)
+    def load_weights_from(self, model: PreTrainedModel) -> None:
+        """Start training from the present trained weights of this model, with a new optimiser."""
+        self.restore(LearnerState(trainable_state(model), {}).map_tensors(lambda _, tensor: tensor.cpu()), 0)
 
-    def fill(self, model: PreTrainedModel) -> None:
+    def copy_weights_to(self, model: PreTrainedModel) -> None:
         load_trainable_state(model, self.state().weights)

@@ -1,4 +1,4 @@
-"""Ranks in processes of this machine: several GPUs, or the cores of a CPU, without Ray."""
+"""Ranks in processes of this machine, on several GPUs or the cores of a CPU, without Ray."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ import torch
 from torch import Tensor
 
 from selfcest_env.errors import InfrastructureError, SelfcestError
-from selfcest_training.cluster.answers import Answer
 from selfcest_training.cluster.group import HostedRanks
-from selfcest_training.cluster.rank import TIMEOUT, Place, Rank
+from selfcest_training.cluster.rank import TIMEOUT, Rank, RankSpec
+from selfcest_training.cluster.timed_result import TimedResult
 
 
 class ProcessRanks(HostedRanks):
-    """`Ranks` in as many processes; use it in a `with`. They end with this process, and with the first that fails.
+    """`Ranks` in processes of this machine; use it in a `with`. They end with this process or with the first failure.
 
     Args:
-        ranks: how many.
-        backend, timeout: see `Place`.
+        ranks: number of ranks.
+        backend, timeout: see `RankSpec`.
 
     Raises:
         InfrastructureError: a rank did not start.
@@ -45,37 +45,39 @@ class ProcessRanks(HostedRanks):
         self._connections: list[Connection] = []
         self.processes = []
         for rank in range(ranks):
-            ours, theirs = context.Pipe()
-            place = Place(rank, ranks, address, backend, timeout)
-            process = context.Process(target=_serve, args=(place, theirs), daemon=True, name=f"rank {rank}")
+            driver_end, rank_end = context.Pipe()
+            spec = RankSpec(rank, ranks, address, backend, timeout)
+            process = context.Process(target=_serve, args=(spec, rank_end), daemon=True, name=f"rank {rank}")
             process.start()
-            theirs.close()  # or its end would not be seen
-            self._connections.append(ours)
+            # With a copy of its end open here, the death of the rank would not close the pipe.
+            rank_end.close()
+            self._connections.append(driver_end)
             self.processes.append(process)
-        self._asked = dict(zip(self._connections, range(ranks), strict=True))
-        self._answer()
+        # Ranks that have not answered yet, by connection.
+        self._pending = dict(zip(self._connections, range(ranks), strict=True))
+        self._first_result()
 
-    def _ask(self, method: str, args: tuple[Any, ...]) -> None:
-        message = _packed((method, args))
+    def _send(self, method: str, args: tuple[Any, ...]) -> None:
+        message = _serialise((method, args))
         for connection in self._connections:
-            with suppress(OSError):  # it is gone, which its silence will say
+            with suppress(OSError):  # a dead rank; `_receive` reports it
                 connection.send_bytes(message)
-        self._asked = dict(zip(self._connections, range(self._count), strict=True))
+        self._pending = dict(zip(self._connections, range(self._count), strict=True))
 
-    def _hear(self, seconds: float | None) -> Iterator[tuple[int, Answer | Exception]]:
-        for connection in wait(list(self._asked), seconds):
+    def _receive(self, seconds: float | None) -> Iterator[tuple[int, TimedResult | Exception]]:
+        for connection in wait(list(self._pending), seconds):
             assert isinstance(connection, Connection)
-            rank = self._asked.pop(connection)
+            rank = self._pending.pop(connection)
             try:
-                said: Answer | SelfcestError | str = pickle.loads(connection.recv_bytes())
+                answer: TimedResult | SelfcestError | str = pickle.loads(connection.recv_bytes())
             except (EOFError, OSError):
-                said = InfrastructureError(f"rank {rank} of {self._count} of the learner has ended without a word")
-            if isinstance(said, str):
-                yield rank, RuntimeError(f"rank {rank} of {self._count} of the learner failed:\n{said}")
+                answer = InfrastructureError(f"rank {rank} of {self._count} of the learner has ended without a word")
+            if isinstance(answer, str):
+                yield rank, RuntimeError(f"rank {rank} of {self._count} of the learner failed:\n{answer}")
             else:
-                yield rank, said
+                yield rank, answer
 
-    def _end(self) -> None:
+    def _kill(self) -> None:
         for process in self.processes:
             process.kill()
         for process in self.processes:
@@ -87,42 +89,43 @@ class ProcessRanks(HostedRanks):
 
 
 class _Pickler(pickle.Pickler):
-    """Tensors as bytes. What a pipe does with them by itself needs more shared memory than containers have."""
+    """Pickles tensors as bytes: torch's own way over a pipe needs more shared memory than containers have."""
 
     def reducer_override(self, value: object) -> Any:
         if type(value) is not Tensor:
             return NotImplemented
-        return _tensor, (value.contiguous().view(-1).view(torch.uint8).numpy(), value.dtype, value.shape)
+        return _tensor_of, (value.contiguous().view(-1).view(torch.uint8).numpy(), value.dtype, value.shape)
 
 
-def _tensor(values: npt.NDArray[np.uint8], dtype: torch.dtype, shape: torch.Size) -> Tensor:
+def _tensor_of(values: npt.NDArray[np.uint8], dtype: torch.dtype, shape: torch.Size) -> Tensor:
     return torch.from_numpy(values).view(dtype).view(shape)
 
 
-def _packed(message: object) -> bytes:
+def _serialise(message: object) -> bytes:
     file = io.BytesIO()
     _Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(message)
     return file.getvalue()
 
 
-def _serve(place: Place, driver: Connection) -> None:
-    """Answer calls, with an `Answer` or with what went wrong, until the driver is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to answer
+def _serve(spec: RankSpec, driver: Connection) -> None:
+    """Answer each call with a `TimedResult`, an error or a traceback, until the driver is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles Ctrl-C
     with suppress(EOFError, OSError):  # the driver is gone
         try:
-            rank = Rank(place)
+            rank = Rank(spec)
         except Exception:
-            driver.send_bytes(_packed(traceback.format_exc()))
+            driver.send_bytes(_serialise(traceback.format_exc()))
             return
-        driver.send_bytes(_packed(Answer(None, 0.0)))
+        driver.send_bytes(_serialise(TimedResult(None, 0.0)))
         while True:
             message = driver.recv_bytes()
-            said: Answer | SelfcestError | str
+            answer: TimedResult | SelfcestError | str
             try:
                 method, args = pickle.loads(message)
-                said = rank.call(method, *args)
+                answer = rank.call(method, *args)
             except SelfcestError as error:
-                said = error
-            except Exception:  # it stays until it is ended: whoever waits for it would fail, and hide why
-                said = traceback.format_exc()
-            driver.send_bytes(_packed(said))
+                answer = error
+            except Exception:
+                # The rank stays alive: if it ended, the ranks that wait for it would fail too and hide the cause.
+                answer = traceback.format_exc()
+            driver.send_bytes(_serialise(answer))

@@ -1,7 +1,7 @@
-"""One rank of the sharded learner: what lives in a process of its own, whoever started that.
+"""One rank of the sharded learner, in a process of its own.
 
-A rank joins the group once and is told what to do by a driver: the same call on every rank, at about the same time. It
-knows no files of a run and no transport; an actor, a plain process or `torchrun` can hold it.
+A rank joins its group once. Then a driver makes the same call on every rank at about the same time. A rank knows no
+files of a run and no transport, so an actor, a plain process or `torchrun` can host it.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from selfcest_agents.lora import add_lora
 from selfcest_agents.lora_options import LoraOptions
 from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import PlugIn
-from selfcest_training.cluster.answers import Answer, CpuClock
 from selfcest_training.cluster.sharded import ShardedLearner
+from selfcest_training.cluster.timed_result import CpuClock, TimedResult
 from selfcest_training.files import digests
 from selfcest_training.learner.options import ForwardOptions, OptimizerConfig, Rows
 from selfcest_training.learner.update import Learner
 
-# CPU tensors and plain objects always travel by gloo.
+# Device and process-group backend by name. CPU tensors and plain objects always travel over gloo.
 BACKENDS = {"gloo": ("cpu", "gloo"), "nccl": ("cuda", "cpu:gloo,cuda:nccl")}
-TIMEOUT = 600.0  # seconds; longer than the slowest rank takes to load its model
+TIMEOUT = 600.0  # seconds; longer than the slowest rank needs to load its model
 
 
 @dataclass(frozen=True)
-class Place:
-    """A rank's place in the group.
+class RankSpec:
+    """The position of a rank in its group, and how it joins.
 
     Attributes:
-        rank, ranks: which of how many.
-        address: where they meet: `tcp://HOST:PORT` on the first rank's machine, or `file:///PATH` that all can reach.
+        rank, ranks: index of the rank, and number of ranks.
+        address: rendezvous of the ranks, `tcp://HOST:PORT` on the first rank's machine, or a shared `file:///PATH`.
         backend: `gloo` (CPU) or `nccl` (GPU).
-        timeout: seconds that a rank waits for the others within a call, before it gives up with an error.
+        timeout: seconds that a rank waits for the others in a call before it raises.
     """
 
     rank: int
@@ -55,17 +55,17 @@ class Place:
 
 @dataclass(frozen=True)
 class LearnerSpec:
-    """What a rank builds its learner from.
+    """The options from which a rank builds its learner.
 
     Attributes:
-        model: its language, as in a config.
+        model: the language, as in a config.
         optimizer, micro_batch_tokens, rows, forward, pad_id: see `Learner`.
-        seed: draws initial weights.
-        folder: written by `Language.save`, of other initial weights.
-        lora, lora_seed: an adapter put into them.
-        reference: such a folder, of the frozen model for terms that need it. With `lora` it must be `folder`: the
-            reference then is what the adapter is put into.
-        files: what `sent` found, for ranks to compare; empty: nothing is compared.
+        seed: of the initial weights.
+        folder: initial weights, written by `Language.save`; `None`: drawn from `seed`.
+        lora, lora_seed: an adapter that is added to the initial weights.
+        reference: folder of the frozen model for loss terms that need one. With `lora` it must be `folder`, since the
+            reference is then the model without its adapter.
+        files: SHA-256 by folder and file that `resolve` computed, for ranks to compare; empty: nothing is compared.
     """
 
     model: PlugIn
@@ -81,79 +81,93 @@ class LearnerSpec:
     pad_id: int = 0
     files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
-    def sent(self) -> LearnerSpec:
-        """With absolute paths, and SHA-256 of what lies in the folders that ranks are to load."""
-        folder, reference = (path and path.resolve() for path in (self.folder, self.reference))
-        found = replace(self, model=_absolute(self.model), folder=folder, reference=reference)
-        folders = found.folders(language_of(found.model))
-        files = {what: digests(path, hidden=False) for what, path in folders.items() if path.is_dir()}
-        return replace(found, files=files)
+    def resolve(self) -> LearnerSpec:
+        """Return the spec with absolute paths and the SHA-256 of all files in the folders that ranks load."""
+        absolute = replace(
+            self,
+            model=_absolute(self.model),
+            folder=self.folder and self.folder.resolve(),
+            reference=self.reference and self.reference.resolve(),
+        )
+        folders = absolute.folders(language_of(absolute.model))
+        files = {name: digests(path, hidden=False) for name, path in folders.items() if path.is_dir()}
+        return replace(absolute, files=files)
 
     def folders(self, language: Language) -> dict[str, Path]:
-        """What this machine would load from where, each folder once; a model of the hub is in none that is known."""
-        found = {"weights": self.folder or (language.checkpoint and Path(language.checkpoint))}
+        """Return the folders that this machine loads from, each once; a model of a hub has none."""
+        folders = {"weights": self.folder or (language.checkpoint and Path(language.checkpoint))}
         if self.reference != self.folder:
-            found["reference"] = self.reference
-        return {what: path for what, path in found.items() if path}
+            folders["reference"] = self.reference
+        return {name: path for name, path in folders.items() if path}
 
 
 class Rank:
-    """Joins the group, which waits until all have come.
+    """A rank that joins its group; the constructor waits for all ranks.
+
+    Args:
+        spec: position and rendezvous.
 
     Raises:
-        RuntimeError: some did not come within the timeout.
+        RuntimeError: a rank did not join within the timeout.
     """
 
-    def __init__(self, place: Place) -> None:
-        self.place, self._clock = place, CpuClock()
-        device, backend = BACKENDS[place.backend]
-        if device == "cuda":  # one GPU is visible to each, or all of the machine to all
-            torch.cuda.set_device(place.rank % torch.cuda.device_count())
+    def __init__(self, spec: RankSpec) -> None:
+        self.spec = spec
+        self._clock = CpuClock()
+        device, backend = BACKENDS[spec.backend]
+        if device == "cuda":
+            # Each rank sees either one GPU or all GPUs of its machine.
+            torch.cuda.set_device(spec.rank % torch.cuda.device_count())
         dist.init_process_group(
             backend,
-            init_method=place.address,
-            rank=place.rank,
-            world_size=place.ranks,
-            timeout=timedelta(seconds=place.timeout),
+            init_method=spec.address,
+            rank=spec.rank,
+            world_size=spec.ranks,
+            timeout=timedelta(seconds=spec.timeout),
         )
-        self._mesh = init_device_mesh(device, (place.ranks,))
+        self._mesh = init_device_mesh(device, (spec.ranks,))
         self._learner: ShardedLearner | None = None
 
-    def call(self, method: str, *args: Any) -> Answer:
-        """`build`, `weights`, `held` (see there), or a method of `ShardedLearner`.
+    def call(self, method: str, *args: Any) -> TimedResult:
+        """Call a method of the rank or of its learner.
 
-        Those are `policy_step`, `imitation_step`, `read`, `state` and `restore`.
+        After an error the group is unusable, and its host must end all ranks, since some may wait for this one.
 
-        Only the first rank's answer has what was found. After an error the group is of no more use, and all
-        ranks must be ended by whoever hosts them: some may wait for this one.
+        Args:
+            method: `build`, `weights` or `local_bytes` of this class, or `policy_step`, `imitation_step`, `compute`,
+                `state` or `restore` of `ShardedLearner`.
+            args: of the method.
+
+        Returns:
+            The result on the first rank, `None` on the others, and the CPU time.
         """
-        if method in ("build", "weights", "held"):
-            found = getattr(self, method)(*args)
+        if method in ("build", "weights", "local_bytes"):
+            value = getattr(self, method)(*args)
         else:
-            found = getattr(self.learner, method)(*args)
-        return self._clock.answer(found if self.place.rank == 0 else None)
+            value = getattr(self.learner, method)(*args)
+        return self._clock.measure(value if self.spec.rank == 0 else None)
 
     @property
     def learner(self) -> ShardedLearner:
-        assert self._learner is not None, "`build` comes first"
+        assert self._learner is not None, "call `build` first"
         return self._learner
 
     def build(self, spec: LearnerSpec) -> bool:
-        """A new learner in the place of any before it; whether it is `exact`.
+        """Build a learner that replaces any earlier one, and return whether it is `exact`.
 
-        Models are loaded into the machine's memory, and come to the mesh's device layer by layer as they are sharded.
+        Models are loaded into the machine's memory and moved to the mesh's device layer by layer as they are sharded.
 
         Raises:
-            ConfigError: a folder does not hold here what it held where the spec was sent, or the model is not here.
+            ConfigError: a folder has other files here than on the driver's machine, or the model is missing.
         """
-        self._learner = None  # before there are two
+        self._learner = None  # free the memory of the earlier learner first
         try:
             language = language_of(_on_cpu(spec.model))
         except ConfigError as error:
-            raise ConfigError(f"{error}: {self._where}") from error
+            raise ConfigError(f"{error}: {self._location}") from error
         folders = spec.folders(language)
-        for what, files in spec.files.items():
-            self._check_folder(folders[what], files)
+        for name, files in spec.files.items():
+            self._check_folder(folders[name], files)
         model = language.load(spec.seed, spec.folder)
         if spec.lora is not None:
             add_lora(model, spec.lora, spec.lora_seed)
@@ -173,32 +187,44 @@ class Rank:
         return self._learner.exact
 
     def _check_folder(self, folder: Path, expected: Mapping[str, str]) -> None:
-        found = digests(folder, hidden=False)
-        for name in sorted(expected.keys() | found.keys()):
-            if found.get(name) != expected.get(name):
-                wrong = "is not the one" if name in found else "is not there, but is"
-                wrong = wrong if name in expected else "is one too many, and is not"
-                raise ConfigError(f"{folder / name} {wrong} where the run was started: {self._where}")
+        actual = digests(folder, hidden=False)
+        for name in sorted(expected.keys() | actual.keys()):
+            if actual.get(name) == expected.get(name):
+                continue
+            if name not in expected:
+                difference = "exists here but not"
+            elif name not in actual:
+                difference = "is missing here but exists"
+            else:
+                difference = "differs from the file"
+            raise ConfigError(f"{folder / name} {difference} where the run was started: {self._location}")
 
     @property
-    def _where(self) -> str:
+    def _location(self) -> str:
         return (
-            f"rank {self.place.rank} of {self.place.ranks} of the learner is on {socket.gethostname()}; share the "
+            f"rank {self.spec.rank} of {self.spec.ranks} of the learner is on {socket.gethostname()}; share the "
             "folder between the machines, or copy it to the same path on each"
         )
 
     def weights(self, dtype: str | None = None) -> dict[str, Tensor]:
-        """Those that a sampler is given, in its dtype (as `bfloat16`) or the model's own; on the first rank's CPU."""
-        whole = self.learner.weights(None if dtype is None else getattr(torch, dtype))
-        return {name: tensor.cpu() for name, tensor in whole if self.place.rank == 0}
+        """Return full weights for a sampler on the first rank's CPU, and nothing on the other ranks.
 
-    def held(self) -> list[int]:
-        """Bytes of weights and moments that each rank has, those of all others not counted."""
+        Args:
+            dtype: of the sampler, such as `bfloat16`; `None`: the model's own.
+        """
+        full = self.learner.weights(None if dtype is None else getattr(torch, dtype))
+        # A collective: every rank consumes all weights, and the first one stores them.
+        return {name: tensor.cpu() for name, tensor in full if self.spec.rank == 0}
+
+    def local_bytes(self) -> list[int]:
+        """Return, for each rank, the bytes of its shards of weights and moments."""
         state = Learner.state(self.learner)
-        parts = [t.to_local() if isinstance(t, DTensor) else t for own in vars(state).values() for t in own.values()]
-        found = [0] * self.place.ranks
-        dist.all_gather_object(found, sum(part.nbytes for part in parts), group=self._mesh.get_group())
-        return found
+        num_bytes = 0
+        for tensor in (*state.weights.values(), *state.moments.values()):
+            num_bytes += (tensor.to_local() if isinstance(tensor, DTensor) else tensor).nbytes
+        bytes_by_rank = [0] * self.spec.ranks
+        dist.all_gather_object(bytes_by_rank, num_bytes, group=self._mesh.get_group())
+        return bytes_by_rank
 
     def close(self) -> None:
         """Leave the group."""
@@ -207,7 +233,7 @@ class Rank:
 
 
 def _absolute(model: PlugIn) -> PlugIn:
-    """Ranks have other working directories: a `source` that is a folder or a file here is named whole."""
+    """Make a `source` that exists here an absolute path, since ranks have other working directories."""
     source = model.options.get("source")
     if not isinstance(source, str) or source == "smollm2" or not Path(source).exists():
         return model
@@ -215,5 +241,5 @@ def _absolute(model: PlugIn) -> PlugIn:
 
 
 def _on_cpu(model: PlugIn) -> PlugIn:
-    """Before it is sharded a whole model may be more than a GPU has."""
+    """Load the model on the CPU, since the full model may not fit on one GPU before it is sharded."""
     return replace(model, options={**model.options, "device": "cpu"}) if "device" in model.options else model

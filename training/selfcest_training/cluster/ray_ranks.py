@@ -1,4 +1,4 @@
-"""Ranks of the learner as Ray actors, on whatever machines the cluster has."""
+"""Ranks of the learner as Ray actors on the machines of a cluster."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ import torch
 
 from selfcest_env.errors import InfrastructureError, SelfcestError
 from selfcest_env.local_modules import child_environment
-from selfcest_training.cluster.answers import Answer
 from selfcest_training.cluster.config import ClusterConfig
 from selfcest_training.cluster.connection import actor_options, death_errors, import_ray, join, result_of, started_of
 from selfcest_training.cluster.group import HostedRanks
-from selfcest_training.cluster.rank import TIMEOUT, Place, Rank
+from selfcest_training.cluster.rank import TIMEOUT, Rank, RankSpec
+from selfcest_training.cluster.timed_result import TimedResult
 
 
 class RankActor:
-    """The actor: a rank, once all have started and the first has said where they meet."""
+    """The actor of a rank. The rank joins its group when all actors have started and the rendezvous is known."""
 
     def __init__(self, threads: int) -> None:
         torch.set_num_threads(threads)
         self._rank: Rank | None = None
 
     def start(self) -> tuple[int, str]:
-        """Its process, and an address on its machine where a group could meet."""
+        """Return the process id, and an address on this machine that a group can use as rendezvous."""
         host = import_ray().util.get_node_ip_address()
         with socket.socket() as free:
             free.bind(("", 0))
             return os.getpid(), f"tcp://{host}:{free.getsockname()[1]}"
 
-    def meet(self, place: Place) -> Answer:
-        self._rank = Rank(place)
-        return Answer(None, 0.0)
+    def join_group(self, spec: RankSpec) -> TimedResult:
+        self._rank = Rank(spec)
+        return TimedResult(None, 0.0)
 
-    def call(self, method: str, args: tuple[Any, ...]) -> Answer:
+    def call(self, method: str, args: tuple[Any, ...]) -> TimedResult:
         assert self._rank is not None
         try:
             return self._rank.call(method, *args)
@@ -45,68 +45,72 @@ class RankActor:
             raise
         except Exception:
             raise RuntimeError(
-                f"rank {self._rank.place.rank} of the learner failed:\n{traceback.format_exc()}"
+                f"rank {self._rank.spec.rank} of the learner failed:\n{traceback.format_exc()}"
             ) from None
 
 
 class RayRanks(HostedRanks):
-    """`Ranks` in as many actors as `config.learner_ranks`; use it in a `with`. They end with the first that fails.
+    """`Ranks` in `config.learner_ranks` actors; use it in a `with`. They end with the first failure.
 
     Args:
-        config: how many, on what, and how long they may take to start.
-        threads: of each one's matrix products.
-        timeout: see `Place`.
+        config: number of ranks, their resources and the time that they may take to start.
+        threads: of each rank's matrix products.
+        timeout: see `RankSpec`.
 
     Raises:
-        ConfigError: Ray cannot be had.
-        InfrastructureError: not all have started in time.
+        ConfigError: Ray is not installed or the cluster cannot be joined.
+        InfrastructureError: not all ranks started in time.
     """
 
     def __init__(self, config: ClusterConfig, threads: int, timeout: float = TIMEOUT) -> None:
         super().__init__(config.learner_ranks)
         join(config)
-        ray, ranks = import_ray(), config.learner_ranks
+        ray = import_ray()
+        ranks = config.learner_ranks
         environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive", **child_environment()}
         actor = ray.remote(RankActor).options(
             **actor_options(config.learner_resources), max_restarts=0, runtime_env={"env_vars": environment}
         )
         self._actors = [actor.remote(threads) for _ in range(ranks)]
-        self._asked: dict[Any, int] = {}  # which rank has not answered yet, by the reference to what it will
+        # Ranks that have not answered yet, by the reference of their pending result.
+        self._pending: dict[Any, int] = {}
         try:
-            starting = [one.start.remote() for one in self._actors]
+            starting = [actor.start.remote() for actor in self._actors]
             _, missing = ray.wait(starting, num_returns=ranks, timeout=config.start_seconds)
             if missing:
                 raise InfrastructureError(
                     f"{len(missing)} of {ranks} ranks of the learner, which want {dict(config.learner_resources)} "
                     f"each, did not start in cluster.start_seconds = {config.start_seconds:g}; look at `ray status`"
                 )
-            started = [started_of(one, "rank of the learner") for one in starting]
+            started = [started_of(reference, "rank of the learner") for reference in starting]
             self.pids = [pid for pid, _ in started]
-            places = [Place(rank, ranks, started[0][1], config.backend, timeout) for rank in range(ranks)]
-            self._asked = {self._actors[place.rank].meet.remote(place): place.rank for place in places}
-            self._answer()
+            _, rendezvous = started[0]
+            for rank, rank_actor in enumerate(self._actors):
+                spec = RankSpec(rank, ranks, rendezvous, config.backend, timeout)
+                self._pending[rank_actor.join_group.remote(spec)] = rank
+            self._first_result()
         except BaseException:
             self.close()
             raise
 
-    def _ask(self, method: str, args: tuple[Any, ...]) -> None:
-        given = import_ray().put(args)  # once, however many read it
-        self._asked = {actor.call.remote(method, given): rank for rank, actor in enumerate(self._actors)}
+    def _send(self, method: str, args: tuple[Any, ...]) -> None:
+        shared_args = import_ray().put(args)  # stored once for all ranks
+        self._pending = {actor.call.remote(method, shared_args): rank for rank, actor in enumerate(self._actors)}
 
-    def _hear(self, seconds: float | None) -> Iterator[tuple[int, Answer | Exception]]:
-        done, _ = import_ray().wait(list(self._asked), num_returns=1, timeout=seconds)
-        for one in done:
-            rank = self._asked.pop(one)
+    def _receive(self, seconds: float | None) -> Iterator[tuple[int, TimedResult | Exception]]:
+        done, _ = import_ray().wait(list(self._pending), num_returns=1, timeout=seconds)
+        for reference in done:
+            rank = self._pending.pop(reference)
             try:
-                yield rank, result_of(one)
+                yield rank, result_of(reference)
             except death_errors() as error:
-                said = " ".join(str(error).split())[:300]
-                yield rank, InfrastructureError(f"rank {rank} of {self._count} of the learner has died: {said}")
+                reason = " ".join(str(error).split())[:300]
+                yield rank, InfrastructureError(f"rank {rank} of {self._count} of the learner has died: {reason}")
             except Exception as error:
                 yield rank, error
 
-    def _end(self) -> None:
-        """The cluster stays."""
+    def _kill(self) -> None:
+        """End the actors; the cluster stays."""
         ray = import_ray()
         if ray.is_initialized():
             for actor in self._actors:

@@ -1,9 +1,9 @@
-"""Rollout workers as Ray actors, and the player that shares its requests out to them.
+"""Rollout workers as Ray actors, and the player that splits its requests among them.
 
-A worker holds nothing that matters: the weights are an argument of every call, so one that died is replaced, and its
-part is played again by the same seeds with the same weights. (Ray's own retry would call a fresh actor, which has the
-initial weights.) Parts are contiguous and a function of the numbers of requests and workers alone, never of who is
-free: what is sampled together decides how matrix products round.
+A worker keeps no state that matters. The weights are an argument of every call, so a worker that died is replaced, and
+its part is played again with the same seeds and weights. (Ray's own retry would call a new actor with the initial
+weights.) Parts are contiguous and depend on the numbers of requests and workers only, never on which worker is free,
+because the requests that are sampled together decide how matrix products round.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from selfcest_env.record import EpisodeRecord
 from selfcest_env.replay import Replay
 from selfcest_env.reward import make_reward
 from selfcest_env.types import Limits
-from selfcest_training.cluster.answers import Answer, CpuClock
 from selfcest_training.cluster.config import ClusterConfig, shares
 from selfcest_training.cluster.connection import actor_options, death_errors, import_ray, join, result_of, started_of
 from selfcest_training.cluster.snapshot import WeightSnapshot
+from selfcest_training.cluster.timed_result import CpuClock, TimedResult
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """What a worker builds its player from.
+    """The options from which a worker builds its player.
 
     Attributes:
         model, sampler, reward: as in the run's config.
-        limits: of requests without limits of their own.
-        threads: of its matrix products; as many as the job's, or they round differently.
+        limits: of requests that have no limits of their own.
+        threads: of matrix products; equal to the job's, since their number changes rounding.
     """
 
     model: PlugIn
@@ -60,7 +60,7 @@ class WorkerSpec:
 
 @dataclass(frozen=True)
 class WorkerFacts:
-    """A worker that has started: its process, its node, and whether it samples in float32."""
+    """A started worker: process id, node id, and whether it samples in float32."""
 
     pid: int
     node: str
@@ -68,11 +68,12 @@ class WorkerFacts:
 
 
 class RolloutWorker:
-    """The actor. What it cannot build is an error of the first call, not of its process."""
+    """The actor. It builds its player in the first call, so that an error there is raised and does not kill it."""
 
     def __init__(self, spec: WorkerSpec) -> None:
-        self._spec, self._clock = spec, CpuClock()
-        self._loaded = ""
+        self._spec = spec
+        self._clock = CpuClock()
+        self._loaded_weights = ""
 
     @cached_property
     def _player(self) -> ModelPlayer:
@@ -96,10 +97,10 @@ class RolloutWorker:
         temperature: float,
         reward_weights: Mapping[str, float] | None,
         wrap: Wrapper | None,
-    ) -> Answer:
-        """Records, and what could not be played."""
-        player = self._with(weights, judged)
-        return self._clock.answer(what_played(lambda: player.play(requests, temperature, reward_weights, wrap)))
+    ) -> TimedResult:
+        """Play requests; the result holds records and the episodes that failed."""
+        player = self._player_with(weights, judged)
+        return self._clock.measure(what_played(lambda: player.play(requests, temperature, reward_weights, wrap)))
 
     def play_replays(
         self,
@@ -108,55 +109,63 @@ class RolloutWorker:
         factual: Sequence[EpisodeRecord],
         replays: Sequence[Replay],
         temperature: float,
-    ) -> Answer:
-        """Episodes by replay, and what could not be played."""
-        player = self._with(weights, judged)
-        return self._clock.answer(what_played(lambda: player.play_replays(factual, replays, temperature)))
+    ) -> TimedResult:
+        """Play replays; the result holds episodes by replay and the replays that failed."""
+        player = self._player_with(weights, judged)
+        return self._clock.measure(what_played(lambda: player.play_replays(factual, replays, temperature)))
 
-    def _with(self, weights: Sequence[Any], judged: bool) -> ModelPlayer:
-        """The player with the weights that a reference, in a list lest Ray fetch it for every call, stands for."""
+    def _player_with(self, weights: Sequence[Any], judged: bool) -> ModelPlayer:
+        """Return the player after loading weights, unless it has them already.
+
+        Args:
+            weights: a list of one reference to a `WeightSnapshot`. Ray would fetch a bare reference for every call.
+            judged: whether records are scored.
+        """
         (reference,) = weights
-        # By the reference, not the version: a warm start pushes several weights as version 0.
-        if reference.hex() != self._loaded:
-            self._loaded = ""
+        # Compare references and not versions: a warm start pushes several weights as version 0.
+        if reference.hex() != self._loaded_weights:
+            self._loaded_weights = ""
             snapshot: WeightSnapshot = import_ray().get(reference)
             self._player.sampler.push(snapshot.tensors(), snapshot.version)
-            self._loaded = reference.hex()
+            self._loaded_weights = reference.hex()
         return self._player if judged else replace(self._player, reward=None)
 
 
 class RolloutWorkers:
-    """The actors of a job, and the weights that they play with: `TakesWeights`.
+    """The workers of a job and the weights that they play with; a `WeightSyncTarget`.
 
     Args:
-        config: how many, and on what.
-        spec: what they are built from.
-        dtype: that the sampler computes in, and weights travel in; `None`: the model's.
+        config: number of workers, their resources and retries.
+        spec: options of each worker.
+        dtype: dtype of the sampler, in which weights are sent; `None`: the model's own.
 
     Attributes:
-        replaced: how many have died and were replaced.
-        cpu_seconds: of all answers so far. What a worker used for one that it did not live to give is lost.
+        replaced: number of workers that died and were replaced.
+        cpu_seconds: CPU time of all results so far. The time of a worker that died before its result is lost.
 
     Raises:
-        ConfigError: Ray cannot be had, or a worker cannot be built so.
-        InfrastructureError: not all have started in time.
+        ConfigError: Ray is not installed, the cluster cannot be joined, or a worker cannot build its player.
+        InfrastructureError: not all workers started in time.
     """
 
     shared = False
 
     def __init__(self, config: ClusterConfig, spec: WorkerSpec, dtype: torch.dtype | None) -> None:
-        self._config, self._spec, self._dtype = config, spec, dtype
+        self._config = config
+        self._spec = spec
+        self._dtype = dtype
         self._weights: Any = None
-        self._calls = threading.Lock()  # parts of one call at a time: rollouts may run ahead in a thread of their own
+        # One call at a time, since asynchronous rollouts run in a thread of their own.
+        self._lock = threading.Lock()
         self.address = join(config)
         self.replaced = 0
         self.cpu_seconds = 0.0
         ray = import_ray()
-        self._actors = [self._new() for _ in range(config.rollout_workers)]
+        self._actors = [self._start_actor() for _ in range(config.rollout_workers)]
         try:
             starting = [actor.start.remote() for actor in self._actors]
             ready, missing = ray.wait(starting, num_returns=len(starting), timeout=config.start_seconds)
-            self.facts: list[WorkerFacts] = [started_of(one, "rollout worker") for one in ready]
+            self.facts: list[WorkerFacts] = [started_of(reference, "rollout worker") for reference in ready]
             if missing:
                 raise InfrastructureError(
                     f"{len(missing)} of {len(starting)} rollout workers, which want {dict(config.rollout_resources)} "
@@ -172,76 +181,79 @@ class RolloutWorkers:
 
     @property
     def exact(self) -> bool:
-        return all(one.exact for one in self.facts)
+        return all(facts.exact for facts in self.facts)
 
     def sync(self, model: PreTrainedModel, policy_version: int) -> None:
-        """See `TakesWeights`."""
+        """See `WeightSyncTarget`."""
         self.push(merged_weights(model), policy_version)
 
     def push(self, weights: Iterable[tuple[str, Tensor]], policy_version: int) -> None:
-        """See `TakesWeights`. Nothing is sent to a worker before its next call."""
+        """See `WeightSyncTarget`. Workers load the weights in their next call."""
         self.hand_over(import_ray().put(WeightSnapshot.of(weights, policy_version, self._dtype)))
 
     def hand_over(self, snapshot: Any) -> None:
-        """Play with a `WeightSnapshot` that is in the object store already, of which this is the reference."""
+        """Use a `WeightSnapshot` that is in the object store already; `snapshot` is its reference."""
         self._weights = snapshot
 
-    def ask(self, method: str, parts: Sequence[tuple[Any, ...]], judged: bool) -> list[Any]:
-        """Call a worker for each part, the first for the first; results in the order of the parts.
+    def call(self, method: str, parts: Sequence[tuple[Any, ...]], judged: bool) -> list[Any]:
+        """Call worker i for part i and return the results in the order of the parts.
 
         Raises:
-            InfrastructureError: a part whose workers have died once too often.
-            Exception: whatever a worker raised.
+            InfrastructureError: workers died more than `retries` times at one part.
+            Exception: the exception that a worker raised.
         """
         if not parts:
             return []
         if self._weights is None:
             raise PolicyError("the rollout workers have no weights; sync or push before playing")
-        with self._calls:
-            return self._ask(method, parts, judged)
+        with self._lock:
+            return self._call(method, parts, judged)
 
-    def _ask(self, method: str, parts: Sequence[tuple[Any, ...]], judged: bool) -> list[Any]:
-        ray, weights, deaths = import_ray(), self._weights, Counter[int]()
+    def _call(self, method: str, parts: Sequence[tuple[Any, ...]], judged: bool) -> list[Any]:
+        ray = import_ray()
+        weights = self._weights
+        deaths = Counter[int]()
 
-        def call(i: int) -> Any:
+        def submit(i: int) -> Any:
             return getattr(self._actors[i], method).remote([weights], judged, *parts[i])
 
-        asked, found = {call(i): i for i in range(len(parts))}, dict[int, Any]()
-        while asked:
-            (done,), _ = ray.wait(list(asked), num_returns=1)
-            i = asked.pop(done)
+        pending = {submit(i): i for i in range(len(parts))}
+        results: dict[int, Any] = {}
+        while pending:
+            (done,), _ = ray.wait(list(pending), num_returns=1)
+            i = pending.pop(done)
             try:
-                answer: Answer = result_of(done)
+                result: TimedResult = result_of(done)
             except death_errors() as error:
                 deaths[i] += 1
-                said = " ".join(str(error).split())[:300]
+                reason = " ".join(str(error).split())[:300]
                 if deaths[i] > self._config.retries:
                     raise InfrastructureError(
                         f"rollout worker {i} died {deaths[i]} times at the same part, and cluster.retries is "
-                        f"{self._config.retries}; the last: {said}"
+                        f"{self._config.retries}; the last: {reason}"
                     ) from error
-                warnings.warn(f"rollout worker {i} died; another plays its part again: {said}", stacklevel=4)
+                warnings.warn(f"rollout worker {i} died; another plays its part again: {reason}", stacklevel=4)
                 self._replace(i)
-                asked[call(i)] = i
+                pending[submit(i)] = i
                 continue
-            found[i] = answer.found
-            self.cpu_seconds += answer.cpu_seconds
-        return [found[i] for i in range(len(parts))]
+            results[i] = result.value
+            self.cpu_seconds += result.cpu_seconds
+        return [results[i] for i in range(len(parts))]
 
     def _replace(self, i: int) -> None:
         ray = import_ray()
-        ray.kill(self._actors[i])  # of whom nothing was heard may be alive
-        self._actors[i] = self._new()
+        ray.kill(self._actors[i])  # an actor that does not answer may still run
+        self._actors[i] = self._start_actor()
         started, _ = ray.wait([self._actors[i].start.remote()], timeout=self._config.start_seconds)
-        if not started:  # as when a whole node is gone
+        if not started:  # for example when a whole node is gone
             raise InfrastructureError(
-                f"rollout worker {i} died, and no other, which wants {dict(self._config.rollout_resources)}, started "
-                f"in cluster.start_seconds = {self._config.start_seconds:g}; go on with --resume and fewer "
+                f"rollout worker {i} died, and a new one, which needs {dict(self._config.rollout_resources)}, did not "
+                f"start in cluster.start_seconds = {self._config.start_seconds:g}; resume with --resume and fewer "
                 "rollout_workers"
             )
         self.replaced += 1
 
-    def _new(self) -> Any:
+    def _start_actor(self) -> Any:
         threads = {"OMP_NUM_THREADS": str(self._spec.threads), "OMP_WAIT_POLICY": "passive"}
         environment = threads | child_environment()
         options = actor_options(self._config.rollout_resources)
@@ -259,13 +271,13 @@ class RolloutWorkers:
 
 @dataclass(frozen=True)
 class RolloutPool(Player):
-    """Plays on the workers; the same requests give the same parts.
+    """A player that plays on the workers; the same requests give the same parts.
 
     Attributes:
         language: of the model.
-        limits: of requests without limits of their own.
-        sampler: the workers, which are told the weights.
-        judged: records are scored, by the workers.
+        limits: of requests that have no limits of their own.
+        sampler: the workers, which receive the weights.
+        judged: whether the workers score the records.
     """
 
     language: Language
@@ -286,23 +298,28 @@ class RolloutPool(Player):
         if len({request.episode_id for request in requests}) != len(requests):
             raise PolicyError("episode ids of one rollout must be unique")
         parts = [(requests[part], temperature, weights, wrap) for part in shares(len(requests), self.sampler.number)]
-        found = self.sampler.ask("play", parts, self.judged)
-        return all_of([record for records, _ in found for record in records], _unplayed(found))
+        records: list[EpisodeRecord] = []
+        failed: list[Unplayed] = []
+        for part_records, part_failed in self.sampler.call("play", parts, self.judged):
+            records += part_records
+            failed += part_failed
+        return all_of(records, failed)
 
     def play_replays(
         self, factual: Sequence[EpisodeRecord], replays: Sequence[Replay], temperature: float
     ) -> dict[Replay, PlayedReplay]:
-        wanted = list(dict.fromkeys(replays))
+        distinct = list(dict.fromkeys(replays))
         parts = []
-        for part in shares(len(wanted), self.sampler.number):
-            names = {replay.episode_id for replay in wanted[part]}
-            parts.append(([one for one in factual if one.episode_id in names], wanted[part], temperature))
-        found = self.sampler.ask("play_replays", parts, self.judged)
-        return all_of({replay: one for played, _ in found for replay, one in played.items()}, _unplayed(found))
+        for part in shares(len(distinct), self.sampler.number):
+            episode_ids = {replay.episode_id for replay in distinct[part]}
+            episodes = [episode for episode in factual if episode.episode_id in episode_ids]
+            parts.append((episodes, distinct[part], temperature))
+        played: dict[Replay, PlayedReplay] = {}
+        failed: list[Unplayed] = []
+        for part_played, part_failed in self.sampler.call("play_replays", parts, self.judged):
+            played.update(part_played)
+            failed += part_failed
+        return all_of(played, failed)
 
     def close(self) -> None:
         self.sampler.close()
-
-
-def _unplayed(found: Sequence[tuple[Any, tuple[Unplayed, ...]]]) -> list[Unplayed]:
-    return [one for _, unplayed in found for one in unplayed]

@@ -1,8 +1,8 @@
-"""The learner over several ranks: FSDP2 (`fully_shard`), each rank with a part of every weight, gradient and moment.
+"""The learner over several ranks with FSDP2 (`fully_shard`): a rank holds a shard of every weight, gradient and moment.
 
 Every rank calls the same methods with the same arguments and gets the same results, those of `Learner` up to rounding.
-It computes its share of the micro-batches; weights are gathered layer by layer as a pass needs them, and gradients
-summed into the parts.
+A rank computes its share of the micro-batches. Weights are gathered layer by layer during a pass, and gradients are
+summed into the shards.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from selfcest_agents.lora import has_roles, merged_weights, trainable_state
-from selfcest_agents.samplers import TakesWeights
+from selfcest_agents.samplers import WeightSyncTarget
 from selfcest_env.errors import ConfigError
-from selfcest_training.cluster.deal import check_ranks, deal, dummy
+from selfcest_training.cluster.partition import check_ranks, partition, zero_weight_sample
 from selfcest_training.learner.batch import Sample, TokenBatch, collate
 from selfcest_training.learner.forward import Forward, check_output_layer
 from selfcest_training.learner.options import ForwardOptions, LossConfig, OptimizerConfig, Rows
@@ -34,10 +34,11 @@ Result = TypeVar("Result")
 Passed = TypeVar("Passed", Tensor, tuple[Tensor, Tensor], None)
 
 
-class Whole(nn.Module):
-    """One module around a model, whose `forward` is whatever is computed with it.
+class ModelWrapper(nn.Module):
+    """A module around a model whose `forward` runs any computation with that model.
 
-    The learner calls decoder and output layer apart, and so would pass by the hooks that gather the model's weights.
+    FSDP gathers weights in hooks of `forward`. The learner calls decoder and output layer separately, so without this
+    wrapper the hooks of the outermost module would not run.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -48,27 +49,27 @@ class Whole(nn.Module):
         return compute()
 
 
-def shard(whole: Whole, mesh: DeviceMesh) -> None:
-    """Spread the model's weights over the ranks of a mesh, in place, layer by layer.
+def shard(wrapper: ModelWrapper, mesh: DeviceMesh) -> None:
+    """Shard the model's weights over the ranks of a mesh, in place, layer by layer.
 
     Gradients are summed over ranks, not averaged: samples carry the denominator of the whole mini-batch.
     """
-    layers = [module for module in whole.modules() if isinstance(module, GradientCheckpointingLayer)]
-    for module in (*layers, whole):
+    layers = [module for module in wrapper.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for module in (*layers, wrapper):
         fully_shard(module, mesh=mesh)
-    for module in whole.modules():
+    for module in wrapper.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo has no sum that scales first
 
 
 class ShardedForward(Forward):
-    """`Forward` of a model that it shards and takes to the mesh's device, layer by layer, before it computes."""
+    """A `Forward` that shards its model and moves it to the mesh's device, layer by layer."""
 
     def __init__(self, model: PreTrainedModel, options: ForwardOptions, mesh: DeviceMesh) -> None:
         super().__init__(model, options, check_head=False)
-        self._whole = Whole(model)
-        shard(self._whole, mesh)
+        self._wrapper = ModelWrapper(model)
+        shard(self._wrapper, mesh)
         if options.logit_chunk:
             with torch.no_grad():
                 self._pass(partial(check_output_layer, model, options))
@@ -83,10 +84,11 @@ class ShardedForward(Forward):
         return self._pass(partial(super().hidden, batch))
 
     def _pass(self, compute: Callable[[], Passed]) -> Passed:
-        found: Passed = self._whole(compute)
-        if not torch.is_grad_enabled():  # no backward pass will come that lets go of the outermost weights
-            self._whole.reshard()  # type: ignore[operator]
-        return found
+        result: Passed = self._wrapper(compute)
+        # Without gradients no backward pass follows, which would free the gathered weights of the outermost module.
+        if not torch.is_grad_enabled():
+            self._wrapper.reshard()  # type: ignore[operator]
+        return result
 
 
 class ShardedLearner(Learner):
@@ -100,7 +102,7 @@ class ShardedLearner(Learner):
 
     Raises:
         ConfigError: what `Learner` refuses, `forward.compile`, which has not been tried on a sharded model, and an
-            adapter per role, whose micro-batches cannot be dealt out side by side.
+            adapter per role, since ranks compute micro-batches of both roles at the same time.
     """
 
     def __init__(
@@ -125,7 +127,8 @@ class ShardedLearner(Learner):
                 f"lora.per_role is true and cluster.learner_ranks is {mesh.size()}; ranks would compute roots and "
                 "clones at the same time with one adapter, so set lora.per_role to false"
             )
-        self._mesh, self._first = mesh, True
+        self._mesh = mesh
+        self._is_first_step = True
         super().__init__(
             model,
             optimizer,
@@ -140,76 +143,87 @@ class ShardedLearner(Learner):
         """As `Learner.policy_step`.
 
         Raises:
-            ConfigError: the first mini-batch has fewer micro-batches than there are ranks. A later one may: a gate that
-                dropped most of a step is no reason to lose a run.
+            ConfigError: the first mini-batch has fewer micro-batches than there are ranks. A later one may have fewer,
+                because a group filter that drops most of a step must not end a run.
         """
-        if samples and self._first:
+        if samples and self._is_first_step:
             check_ranks(self._mesh.size(), len(self._cut(samples)), "the first mini-batch")
-            self._first = False
+            self._is_first_step = False
         return super().policy_step(samples, loss, progress)
 
-    def sync(self, sampler: TakesWeights, policy_version: int) -> None:
-        """Give every rank's own sampler whole weights."""
+    def sync(self, sampler: WeightSyncTarget, policy_version: int) -> None:
+        """Give every rank's own sampler the full weights."""
         sampler.push(self.weights(), policy_version)
 
     def weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Whole, one after another, in a sampler's dtype, or the model's own. All ranks must go through all of them."""
+        """Yield full weights in this dtype or the model's own. A collective: every rank must consume all of them."""
         for name, tensor in merged_weights(self.model):
-            yield name, _gathered(tensor if dtype is None else tensor.to(dtype))
+            yield name, _gather(tensor if dtype is None else tensor.to(dtype))
 
     def state(self) -> LearnerState:
-        """Whole, on the first rank's CPU; other ranks, which must call it too, get tensors without numbers."""
-        first = self._mesh.get_local_rank() == 0
+        """Return the full state on the first rank's CPU. Other ranks must call it too and get empty tensors."""
+        is_first_rank = self._mesh.get_local_rank() == 0
 
-        def whole(tensor: Tensor) -> Tensor:
-            found = _gathered(tensor)
-            return found.to("cpu", copy=True) if first else found.new_empty(0)
+        def gather_to_cpu(name: str, tensor: Tensor) -> Tensor:
+            full = _gather(tensor)
+            return full.to("cpu", copy=True) if is_first_rank else full.new_empty(0)
 
-        return super().state().mapped(lambda _, tensor: whole(tensor))
+        return super().state().map_tensors(gather_to_cpu)
 
     def restore(self, state: LearnerState, num_steps: int) -> None:
-        """Go on from the whole state that any number of ranks has written; every rank is given all of it."""
-        own = trainable_state(self.model)
-        places = {str(index): tensor for index, tensor in enumerate(own.values())}
+        """Continue from the full state, which any number of ranks may have written; every rank gets all of it."""
+        sharded_weights = trainable_state(self.model)
+        weight_by_index = {str(index): tensor for index, tensor in enumerate(sharded_weights.values())}
 
-        def part(name: str, tensor: Tensor) -> Tensor:
+        def shard_tensor(name: str, tensor: Tensor) -> Tensor:
+            # `NAME` is a weight, `INDEX/KIND` a moment of the weight at this index; `step` is a scalar of AdamW.
             index, _, kind = name.rpartition("/")
-            like = own.get(name) if not index else places.get(index) if kind != "step" else None
-            if not isinstance(like, DTensor) or like.shape != tensor.shape:
+            if not index:
+                target = sharded_weights.get(name)
+            elif kind == "step":
+                target = None
+            else:
+                target = weight_by_index.get(index)
+            if not isinstance(target, DTensor) or target.shape != tensor.shape:
                 return tensor.clone()
             return distribute_tensor(
-                tensor.to(like.device, copy=True), like.device_mesh, like.placements, src_data_rank=None
+                tensor.to(target.device, copy=True), target.device_mesh, target.placements, src_data_rank=None
             )
 
-        super().restore(state.mapped(part), num_steps)
-        self._first = num_steps == 0  # a run that goes on may begin with a step that a gate has thinned
+        super().restore(state.map_tensors(shard_tensor), num_steps)
+        # A resumed run may continue with a step that a group filter has made small.
+        self._is_first_step = num_steps == 0
 
-    def _forward_of(self, model: PreTrainedModel, options: ForwardOptions) -> Forward:
+    def _make_forward(self, model: PreTrainedModel, options: ForwardOptions) -> Forward:
         return ShardedForward(model, options, self._mesh)
 
-    def _each(
-        self, samples: Sequence[Sample], work: Callable[[TokenBatch], Result]
+    def _map_micro_batches(
+        self, samples: Sequence[Sample], function: Callable[[TokenBatch], Result]
     ) -> list[tuple[Sequence[Sample], Result]]:
-        micros = self._cut(samples)
-        own = []
-        for index in deal([micro.size for micro in micros], self._mesh.size())[self._mesh.get_local_rank()]:
+        micro_batches = self._cut(samples)
+        assignment = partition([micro_batch.size for micro_batch in micro_batches], self._mesh.size())
+        local_results: list[tuple[int, Result]] = []
+        for index in assignment[self._mesh.get_local_rank()]:
             if index is None:
-                work(collate([dummy()], self.pad_id).to(self.model.device))
+                # Every rank makes the same number of passes, since each pass gathers layers from all ranks.
+                function(collate([zero_weight_sample()], self.pad_id).to(self.model.device))
             else:
-                own.append((index, work(self._collated(micros[index]))))
-        everybody: list[list[tuple[int, Result]]] = [[] for _ in range(self._mesh.size())]
-        dist.all_gather_object(everybody, own, group=self._mesh.get_group())
-        found = dict(pair for one in everybody for pair in one)
-        return [(micro.samples, found[index]) for index, micro in enumerate(micros)]
+                local_results.append((index, function(self._collate(micro_batches[index]))))
+        gathered: list[list[tuple[int, Result]]] = [[] for _ in range(self._mesh.size())]
+        dist.all_gather_object(gathered, local_results, group=self._mesh.get_group())
+        result_by_index: dict[int, Result] = {}
+        for results in gathered:
+            result_by_index.update(results)
+        return [(micro_batch.samples, result_by_index[index]) for index, micro_batch in enumerate(micro_batches)]
 
-    def _clip(self, parameters: Iterable[Tensor]) -> Tensor:
-        return _gathered(super()._clip(parameters))
+    def _clip_gradient(self, parameters: Iterable[Tensor]) -> Tensor:
+        return _gather(super()._clip_gradient(parameters))
 
 
 @torch.no_grad()
-def _gathered(tensor: Tensor) -> Tensor:
-    """The whole of a tensor; a collective if ranks have parts of it."""
+def _gather(tensor: Tensor) -> Tensor:
+    """Return the full tensor; a collective if the ranks hold shards of it."""
     if not isinstance(tensor, DTensor):
         return tensor.detach()
-    whole: Tensor = tensor.full_tensor()
-    return whole
+    full: Tensor = tensor.full_tensor()
+    return full

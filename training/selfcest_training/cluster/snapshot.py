@@ -1,6 +1,6 @@
-"""Weights as arrays: what goes through Ray's object store, whose readers on a node share one copy and read it in place.
+"""Weights as arrays for Ray's object store, whose readers on a node share one copy and read it in place.
 
-bfloat16, which NumPy lacks, travels as uint16; nothing else is that.
+bfloat16, which NumPy lacks, is stored as uint16, and no other dtype is.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class WeightSnapshot:
-    """Every tensor of a model at one version.
+    """All tensors of a model at one policy version.
 
     Attributes:
-        version: of the policy.
+        version: policy version.
         names: of the tensors.
         arrays: their values, in the order of the names; bfloat16 as uint16.
     """
@@ -34,33 +34,41 @@ class WeightSnapshot:
     def of(
         cls, weights: Iterable[tuple[str, Tensor]], version: int, dtype: torch.dtype | None = None
     ) -> WeightSnapshot:
-        """Tensors as they are now, rounded to `dtype` (`None`: each in its own).
+        """Build a snapshot of the present weights.
 
-        What needs no rounding and lies in this machine's memory is a view, which sees the tensor change: put it away
-        before it does.
+        Arrays of CPU tensors that need no rounding are views, so store the snapshot before the weights change.
+
+        Args:
+            weights: names and tensors.
+            version: policy version.
+            dtype: to round to; `None`: each tensor's own.
         """
-        named = [(name, tensor.detach().to("cpu", dtype or tensor.dtype).contiguous()) for name, tensor in weights]
-        return cls(version, tuple(name for name, _ in named), tuple(_array(tensor) for _, tensor in named))
+        names = []
+        arrays = []
+        for name, tensor in weights:
+            names.append(name)
+            arrays.append(_array_of(tensor.detach().to("cpu", dtype or tensor.dtype).contiguous()))
+        return cls(version, tuple(names), tuple(arrays))
 
     @property
     def num_bytes(self) -> int:
         return sum(array.nbytes for array in self.arrays)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Views of the arrays, to be read and not written, for `Engine.load_weights`."""
+        """Yield names and read-only views of the arrays, for `Engine.load_weights`."""
         for name, array in zip(self.names, self.arrays, strict=True):
-            yield name, _tensor(array)
+            yield name, _tensor_of(array)
 
 
-def _array(tensor: Tensor) -> npt.NDArray[Any]:
+def _array_of(tensor: Tensor) -> npt.NDArray[Any]:
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(np.uint16)
     return tensor.numpy()
 
 
-def _tensor(array: npt.NDArray[Any]) -> Tensor:
-    half = array.dtype == np.uint16
+def _tensor_of(array: npt.NDArray[Any]) -> Tensor:
+    is_bfloat16 = array.dtype == np.uint16
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nor does anybody write it
-        tensor = torch.from_numpy(array.view(np.int16) if half else array)
-    return tensor.view(torch.bfloat16) if half else tensor
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # readers do not write
+        tensor = torch.from_numpy(array.view(np.int16) if is_bfloat16 else array)
+    return tensor.view(torch.bfloat16) if is_bfloat16 else tensor

@@ -1,7 +1,7 @@
-"""Records and credit to samples, samples to token batches. One sample is one agent's context.
+"""From records and credit to samples, and from samples to token batches. One sample is one agent's context.
 
-Denominators count episodes or a constant, never rows, clones or tokens that happen to train: how an episode is cut into
-rows cannot change its weight.
+Loss denominators count episodes or a constant, never rows, clones or trained tokens. So the way in which an episode is
+cut into rows cannot change its weight (rule 8 of the design).
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from selfcest_training.learner.options import Denominator
 
 @dataclass(frozen=True)
 class Sample:
-    """One agent's context with its credit. All arrays are [T], aligned.
+    """One agent's context with its credit. All arrays are [T] and aligned.
 
     Attributes:
-        episode_id, agent_id: whose context.
+        episode_id, agent_id: the agent whose context it is.
         token_ids: prompt blocks and generations in order.
-        loss_mask: True where a generated token trains.
-        behavior_logprobs, advantages: 0 where the mask is False.
-        temperature: 1 where the mask is False.
-        weight: one over the loss denominator, the same for every token of an episode, or where credit weighs turns [T]
-            with its factors.
-        old_logprobs: the learner's at a moment before this sample's update, 0 where the mask is False; `None`: not
-            computed, see `Learner.freeze`.
+        loss_mask: True where a generated token is trained.
+        behavior_logprobs, advantages: of the sampler and of the credit scheme; 0 where the mask is False.
+        temperature: sampling temperature; 1 where the mask is False.
+        weight: one over the loss denominator, a number that all tokens of an episode share; [T] where the credit
+            scheme also weighs turns.
+        old_logprobs: the learner's log-probs before the update, 0 where the mask is False; `None`: not computed, see
+            `Learner.attach_old_logprobs`.
 
     Example (a prompt of two ids, one turn of three):
         token_ids [2, 9, 21, 17, 13]; loss_mask [F, F, T, T, T]; advantages [0, 0, .5, .5, .5]
@@ -57,14 +57,14 @@ class Sample:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Where the model computes a batch's tokens if not where the batch has them: R rows of N columns.
+    """The rows in which the model computes a batch, where they differ from the batch's rows: R rows of N columns.
 
     Attributes:
         token_ids: [R, N].
-        positions: [R, N], a token's place in its own context; `None`: its column.
-        visible: [R, N, N], True where the second column is in the context of the first; `None`: where its context
-            begins, at position 0, up to its column.
-        sources: [2, M] row and column of the token before each one that trains, in the order of `loss_mask`.
+        positions: [R, N] position of a token in its own context; `None`: its column.
+        visible: [R, N, N] True where the token of the first column attends to the token of the second; `None`: each
+            token attends to its context, from the last column with position 0 up to its own column.
+        sources: [2, M] row and column of the token before each trained token, in the order of `loss_mask`.
     """
 
     token_ids: Tensor
@@ -75,10 +75,14 @@ class RowLayout:
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Rows of similar length, padded on the right. All tensors are [B, T].
+    """Samples as rows of similar length, padded on the right. All tensors are [B, T].
 
-    `samples` are the rows', in order; `old_logprobs` is `None` if theirs are. `num_tokens` is how many ids the model
-    computes, padding not counted; without a `layout`, those of the rows.
+    Attributes:
+        token_ids, loss_mask, behavior_logprobs, advantages, temperature, old_logprobs: as in `Sample`.
+        weights: one over the loss denominator, per token.
+        samples: B samples in the order of the rows.
+        num_tokens: ids that the model computes, padding excluded.
+        layout: other rows for the model's forward pass; `None`: the rows of the batch.
     """
 
     token_ids: Tensor
@@ -93,26 +97,26 @@ class TokenBatch:
     layout: RowLayout | None = None
 
     def to(self, device: torch.device) -> TokenBatch:
-        """The same batch with its tensors there."""
-        return _moved(self, device)
+        """Return the batch with its tensors on the device."""
+        return _move(self, device)
 
-    def measured(self, logprobs: Tensor) -> list[Sample]:
-        """The samples with their rows of `logprobs` [B, T], from any device, as `old_logprobs`."""
-        found = torch.where(self.loss_mask, logprobs.detach(), 0.0).cpu().numpy()
-        pairs = zip(self.samples, found, strict=True)
+    def with_old_logprobs(self, logprobs: Tensor) -> list[Sample]:
+        """Return the samples with their rows of `logprobs` [B, T], from any device, as `old_logprobs`."""
+        rows = torch.where(self.loss_mask, logprobs.detach(), 0.0).cpu().numpy()
+        pairs = zip(self.samples, rows, strict=True)
         return [replace(sample, old_logprobs=row[: len(sample)].copy()) for sample, row in pairs]
 
 
 Tensors = TypeVar("Tensors", RowLayout, TokenBatch)
 
 
-def _moved(tensors: Tensors, device: torch.device) -> Tensors:
+def _move(tensors: Tensors, device: torch.device) -> Tensors:
     values = {field.name: getattr(tensors, field.name) for field in fields(tensors)}
     for name, value in values.items():
         if isinstance(value, Tensor):
             values[name] = value.to(device)
         elif isinstance(value, RowLayout):
-            values[name] = _moved(value, device)
+            values[name] = _move(value, device)
     return type(tensors)(**values)
 
 
@@ -126,11 +130,18 @@ def mini_batches(
     planned_episodes: int,
     replayed: Sequence[Replayed] | None = None,
 ) -> list[list[Sample]]:
-    """A step's samples in exactly `count` mini-batches, their groups as even as they go, in order.
+    """Split a step into exactly `count` mini-batches of samples.
 
-    Each stands for its share of the episodes that were planned for the step, whatever a gate has dropped.
+    Args:
+        groups: of the step; they are split evenly, in order.
+        credits: one per group.
+        count: number of mini-batches.
+        denominator, constant: see `build_samples`.
+        planned_episodes: episodes that were planned for the step. Each mini-batch stands for an equal share of them,
+            so groups that a filter dropped do not raise the weight of the others.
+        replayed: counterfactual records per group, where the credit scheme trains them.
     """
-    cuts = [i * len(groups) // count for i in range(count + 1)]
+    boundaries = [i * len(groups) // count for i in range(count + 1)]
     return [
         build_samples(
             groups[start:end],
@@ -140,7 +151,7 @@ def mini_batches(
             num_episodes=planned_episodes / count,
             replayed=None if replayed is None else replayed[start:end],
         )
-        for start, end in pairwise(cuts)
+        for start, end in pairwise(boundaries)
     ]
 
 
@@ -153,14 +164,22 @@ def build_samples(
     num_episodes: float | None = None,
     replayed: Sequence[Replayed] | None = None,
 ) -> list[Sample]:
-    """Samples of one mini-batch of tasks: one per agent that has a turn to train, in an episode or in a replay.
+    """Build the samples of one mini-batch: one per agent with a trained turn, in an episode or in a replay.
 
-    The weight of an episode's tokens is 1 / (episodes that the mini-batch stands for x denominator); by default those
-    that it has. Tokens of its replays, and of replays of these, weigh the same, and no denominator counts them. An
-    agent whose turns are all excluded gives no sample, and the denominator does not notice.
+    The weight of an episode's tokens is 1 / (num_episodes x denominator). Tokens of its replays, and of replays of
+    these, have the same weight, and no denominator counts them. An agent whose turns are all excluded gives no sample
+    and stays in the denominator.
+
+    Args:
+        groups: of the mini-batch.
+        credits: one per group.
+        denominator: a constant, or the episode's own number of generated tokens.
+        constant: tokens, for the constant denominator.
+        num_episodes: episodes that the mini-batch stands for; `None`: those of `groups`.
+        replayed: counterfactual records per group.
 
     Raises:
-        ConfigError: a record without token ids: text-only policies cannot be trained.
+        ConfigError: a record has no token ids (a text-only policy cannot be trained), or `constant` is not above 0.
     """
     if not constant > 0:
         raise ConfigError(f"the loss denominator constant is {constant!r}; expected a number > 0")
@@ -174,7 +193,8 @@ def build_samples(
             weights[episode.episode_id] = 1.0 / (num_episodes * tokens)
         records = [(episode, weights[episode.episode_id]) for episode in group.episodes]
         trained = {key.episode_id for key in credit.advantage} - weights.keys()
-        for replay, record in branches.items():  # replays of replays come after these
+        # A replay of a replay comes after the replay that it branches from, so its weight is known.
+        for replay, record in branches.items():
             weights[record.episode_id] = weights[replay.episode_id]
             if record.episode_id in trained:
                 records.append((record, weights[record.episode_id]))
@@ -187,14 +207,30 @@ def build_samples(
 
 
 def agent_sample(episode_id: str, agent: AgentRecord, credit: Credit, weight: float) -> Sample | None:
-    """One agent's context; `None` if none of its turns has an advantage. Raises `ConfigError` without token ids."""
+    """Build the sample of one agent's context.
+
+    Args:
+        episode_id: of the agent's episode.
+        agent: its record.
+        credit: advantages by turn; turns without one are not trained.
+        weight: of the episode's tokens.
+
+    Returns:
+        The sample, or `None` if no turn has an advantage.
+
+    Raises:
+        ConfigError: a turn has no token ids.
+    """
     ids = np.array(agent.context_ids, dtype=np.int64)
     loss_mask = np.zeros(len(ids), dtype=bool)
-    behavior, advantages = np.zeros(len(ids), dtype=np.float32), np.zeros(len(ids), dtype=np.float32)
-    temperature, weights = np.ones((2, len(ids)), dtype=np.float32)
+    behavior = np.zeros(len(ids), dtype=np.float32)
+    advantages = np.zeros(len(ids), dtype=np.float32)
+    temperature = np.ones(len(ids), dtype=np.float32)
+    turn_weights = np.ones(len(ids), dtype=np.float32)
     position = 0
     for index, turn in enumerate(agent.turns):
-        generation, key = turn.generation, TurnKey(episode_id, agent.agent_id, index)
+        generation = turn.generation
+        key = TurnKey(episode_id, agent.agent_id, index)
         if not generation.token_ids:
             raise ConfigError(
                 f"{key} has no token ids; only episodes sampled by a token-level policy can be trained on"
@@ -205,19 +241,27 @@ def agent_sample(episode_id: str, agent: AgentRecord, credit: Credit, weight: fl
             loss_mask[start:position] = True
             behavior[start:position] = generation.behavior_logprobs
             advantages[start:position] = credit.advantage[key]
-            weights[start:position] = credit.weight.get(key, 1.0)
+            turn_weights[start:position] = credit.weight.get(key, 1.0)
             temperature[start:position] = generation.temperature
     if not loss_mask.any():
         return None
-    scaled = weight * weights if credit.weight else weight
-    return Sample(episode_id, agent.agent_id, ids, loss_mask, behavior, advantages, temperature, scaled)
+    return Sample(
+        episode_id=episode_id,
+        agent_id=agent.agent_id,
+        token_ids=ids,
+        loss_mask=loss_mask,
+        behavior_logprobs=behavior,
+        advantages=advantages,
+        temperature=temperature,
+        weight=weight * turn_weights if credit.weight else weight,
+    )
 
 
 Row = TypeVar("Row", bound=Sized)
 
 
 def bucketed(rows: Sequence[Row], max_tokens: int) -> Iterator[list[Row]]:
-    """Cut rows into micro-batches of similar length, each at most `max_tokens` when padded (or a single row)."""
+    """Yield micro-batches of rows of similar length, of at most `max_tokens` padded ids each or of a single row."""
     bucket: list[Row] = []
     for row in sorted(rows, key=len):
         if bucket and (len(bucket) + 1) * len(row) > max_tokens:
@@ -229,17 +273,20 @@ def bucketed(rows: Sequence[Row], max_tokens: int) -> Iterator[list[Row]]:
 
 
 def collate(samples: Sequence[Sample], pad_id: int) -> TokenBatch:
-    """Pad rows on the right. Under a causal mask no real position ever sees a pad, so no attention mask is needed."""
+    """Pad the samples on the right into a batch.
+
+    Under a causal mask no real token attends to a pad on its right, so no attention mask is needed.
+    """
     longest = max(len(sample) for sample in samples)
 
     def pad(rows: Sequence[np.ndarray], fill: float) -> Tensor:
-        out = np.full((len(rows), longest), fill, dtype=rows[0].dtype)
+        padded = np.full((len(rows), longest), fill, dtype=rows[0].dtype)
         for i, row in enumerate(rows):
-            out[i, : len(row)] = row
-        return torch.from_numpy(out)
+            padded[i, : len(row)] = row
+        return torch.from_numpy(padded)
 
-    old = [sample.old_logprobs for sample in samples if sample.old_logprobs is not None]
-    assert len(old) in (0, len(samples)), "either all samples of a batch have old log-probs or none"
+    old_logprobs = [sample.old_logprobs for sample in samples if sample.old_logprobs is not None]
+    assert len(old_logprobs) in (0, len(samples)), "either all samples of a batch have old log-probs or none"
     return TokenBatch(
         token_ids=pad([s.token_ids for s in samples], pad_id),
         loss_mask=pad([s.loss_mask for s in samples], False),
@@ -249,5 +296,5 @@ def collate(samples: Sequence[Sample], pad_id: int) -> TokenBatch:
         weights=pad([np.full(len(s), s.weight, dtype=np.float32) for s in samples], 0.0),
         samples=tuple(samples),
         num_tokens=sum(map(len, samples)),
-        old_logprobs=pad(old, 0.0) if old else None,
+        old_logprobs=pad(old_logprobs, 0.0) if old_logprobs else None,
     )

@@ -1,7 +1,7 @@
-"""Attention under a sparse mask on a CPU: queries in blocks, each over the keys that any of them sees.
+"""Attention under a sparse mask on a CPU: blocks of queries, each over the keys that any query of the block attends to.
 
-A tree row holds many contexts and a token sees its own alone, yet a dense product pays for all pairs: at two thousand
-ids as much as all linear layers of a small model together.
+A tree row holds many contexts, and a token attends to its own context only. A dense product computes all pairs: at two
+thousand ids this takes as long as all linear layers of a small model together.
 """
 
 from __future__ import annotations
@@ -16,32 +16,35 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 NAME = "selfcest_blocks"
-BLOCK = 128  # queries; fewer see fewer keys, more make fewer calls
+BLOCK = 128  # queries; a smaller block has fewer keys, a larger block makes fewer calls
 
 
 def block_attention(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **options: Any
 ) -> tuple[Tensor, None]:
-    """What transformers' `sdpa` gives, up to rounding.
+    """Compute the result of transformers' `sdpa`, up to rounding.
 
     Args:
         module, options: as `sdpa` takes them.
         query: [rows, heads, length, head_dim].
         key, value: [rows, kv_heads, length, head_dim].
-        attention_mask: [rows, 1, length, length], 0 where a query sees a key, else -inf; every query sees one.
+        attention_mask: [rows, 1, length, length], 0 where a query attends to a key, else -inf. Every query attends to
+            at least one key.
 
     Returns:
-        [rows, length, heads, head_dim], and no weights.
+        [rows, length, heads, head_dim], and `None` for the attention weights.
     """
     rows = []
-    for at in range(len(query)):
-        row, blocks = slice(at, at + 1), []
+    for index in range(len(query)):
+        row = slice(index, index + 1)
         masks = torch.split(attention_mask[row], BLOCK, dim=2)
+        blocks = []
         for queries, mask in zip(torch.split(query[row], BLOCK, dim=2), masks, strict=True):
-            seen = (mask[0, 0] == 0).any(dim=0).nonzero()[:, 0]
-            keys, values = (each[row].index_select(2, seen) for each in (key, value))
-            out, _ = sdpa_attention_forward(module, queries, keys, values, mask.index_select(3, seen), **options)
-            blocks.append(out)
+            visible = (mask[0, 0] == 0).any(dim=0).nonzero()[:, 0]
+            keys = key[row].index_select(2, visible)
+            values = value[row].index_select(2, visible)
+            block, _ = sdpa_attention_forward(module, queries, keys, values, mask.index_select(3, visible), **options)
+            blocks.append(block)
         rows.append(torch.cat(blocks, dim=1))
     return torch.cat(rows), None
 
@@ -51,17 +54,20 @@ AttentionInterface.register(NAME, block_attention)
 
 @contextmanager
 def in_blocks(model: PreTrainedModel) -> Iterator[None]:
-    """Use it where transformers' `sdpa` would be, in passes with such a mask."""
+    """Use attention in blocks instead of transformers' `sdpa`, for passes with a dense mask."""
     config = model.config.get_text_config()
-    given = config._attn_implementation
+    previous = config._attn_implementation
     config._attn_implementation = NAME
     try:
         yield
     finally:
-        config._attn_implementation = given
+        config._attn_implementation = previous
 
 
 def same_attention(model: PreTrainedModel) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Contexts of a layer that is being computed, and of its being computed again: with the same attention."""
-    now = model.config.get_text_config()._attn_implementation == NAME
-    return nullcontext(), in_blocks(model) if now else nullcontext()
+    """Return the contexts of a checkpointed layer's forward pass and of its recomputation, with the same attention.
+
+    The recomputation happens in the backward pass, outside the block of `in_blocks`.
+    """
+    uses_blocks = model.config.get_text_config()._attn_implementation == NAME
+    return nullcontext(), in_blocks(model) if uses_blocks else nullcontext()

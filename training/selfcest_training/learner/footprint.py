@@ -1,7 +1,7 @@
-"""What the learner's forward and backward pass hold in memory, found by doing them on tensors without data.
+"""The memory of the learner's forward and backward pass, measured on tensors without data.
 
-The pass is the learner's own `Forward`, on fake tensors of a CPU: shapes, dtypes and what autograd keeps are those of a
-real pass, and nothing is allocated. What a kernel takes for itself while it works is not seen.
+The pass is the learner's own `Forward` on fake CPU tensors. Shapes, dtypes and the tensors that autograd saves are
+those of a real pass, and no memory is allocated. The workspace of single kernels is not counted.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from selfcest_training.learner.batch import RowLayout
 from selfcest_training.learner.forward import Forward
 from selfcest_training.learner.options import ForwardOptions
 
-_FEW = (3, 4)  # layers that a pass is done with where all are alike: what each of the others adds is the difference
+# Where all layers are alike, two passes with few layers give the memory that each further layer adds.
+_FEW_LAYERS = (3, 4)
 
 
 @dataclass(frozen=True)
 class RowShape:
-    """Rows of one micro-batch.
+    """The shape of one micro-batch.
 
     Attributes:
         rows, length: ids are [rows, length].
-        dense: what a token sees is given by a mask [rows, length, length], as for tree rows.
+        dense: whether attention takes a mask [rows, length, length], as for tree rows.
     """
 
     rows: int
@@ -45,41 +46,47 @@ class RowShape:
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of storages that operations make inside it: `now`, and at `peak`."""
+    """Counts the bytes of the storages that operations create inside it: present (`now`) and largest (`peak`)."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.now = self.peak = 0
-        self._seen: set[int] = set()
+        self.now = 0
+        self.peak = 0
+        self._known_storages: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._note((args, kwargs), counted=False)  # what was there before, which an operation may return
-        out = func(*args, **(kwargs or {}))
-        self._note(out, counted=True)
-        return out
+        # An operation may return its inputs, which existed before and are not counted.
+        self._register((args, kwargs), counted=False)
+        result = func(*args, **(kwargs or {}))
+        self._register(result, counted=True)
+        return result
 
-    def _note(self, values: Any, counted: bool) -> None:
+    def _register(self, values: Any, counted: bool) -> None:
         for tensor in tree_leaves(values):
-            if isinstance(tensor, Tensor) and (storage := tensor.untyped_storage())._cdata not in self._seen:
-                self._seen.add(storage._cdata)
-                size = storage.nbytes() if counted else 0
-                self.now += size
-                self.peak = max(self.peak, self.now)
-                weakref.finalize(storage, self._gone, storage._cdata, size)
+            if not isinstance(tensor, Tensor):
+                continue
+            storage = tensor.untyped_storage()
+            if storage._cdata in self._known_storages:
+                continue
+            self._known_storages.add(storage._cdata)
+            size = storage.nbytes() if counted else 0
+            self.now += size
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self._release, storage._cdata, size)
 
-    def _gone(self, place: int, size: int) -> None:
-        self._seen.discard(place)
+    def _release(self, address: int, size: int) -> None:
+        self._known_storages.discard(address)
         self.now -= size
 
 
 def without_weights(
     config: PreTrainedConfig, dtype: torch.dtype, attention: str, lora: LoraOptions | None = None
 ) -> PreTrainedModel:
-    """The model with parameters that have shapes and no data, its adapter in place."""
+    """Build the model and its adapter with parameters that have shapes and no data (the meta device)."""
     with torch.device("meta"), no_init_weights():
         build: Any = AutoModelForCausalLM
         model: PreTrainedModel = build.from_config(deepcopy(config), dtype=dtype, attn_implementation=attention).eval()
-        model.tie_weights()  # which is left out with the initial weights
+        model.tie_weights()  # `no_init_weights` skips it
         if lora is not None:
             add_lora(model, lora, 0)
     return model
@@ -91,83 +98,89 @@ def pass_bytes(
     forward: ForwardOptions,
     rows: RowShape,
 ) -> int:
-    """Bytes at the peak of one micro-batch's forward and backward pass, beside weights and gradients.
+    """Return the peak bytes of one micro-batch's forward and backward pass, without weights and gradients.
 
-    Every id of the rows but the first of each trains, and gradients of an earlier micro-batch are there already.
+    All ids of a row except its first are trained, and the gradients of an earlier micro-batch exist already.
 
     Args:
-        make: the model `without_weights`, by its config.
-        config: of the whole model.
-        forward: how it is computed.
-        rows: what it is given.
+        make: builds the model `without_weights` from a config.
+        config: of the full model.
+        forward: options of the forward pass.
+        rows: shape of the micro-batch.
     """
 
-    def peak(layers: int) -> int:
-        few = deepcopy(config)
-        few.num_hidden_layers = layers
-        if getattr(few, "layer_types", None):
-            few.layer_types = few.layer_types[:layers]
-        return _peak(make(few), forward, rows)
+    def peak_with(layers: int) -> int:
+        shortened = deepcopy(config)
+        shortened.num_hidden_layers = layers
+        if getattr(shortened, "layer_types", None):
+            shortened.layer_types = shortened.layer_types[:layers]
+        return _peak_bytes(make(shortened), forward, rows)
 
-    count = int(config.num_hidden_layers)
-    if count <= _FEW[1] or len(set(getattr(config, "layer_types", None) or [0])) > 1:
-        return peak(count)
-    less, more = (peak(layers) for layers in _FEW)
-    return more + (count - _FEW[1]) * (more - less)
+    num_layers = int(config.num_hidden_layers)
+    fewer, more = _FEW_LAYERS
+    has_unequal_layers = len(set(getattr(config, "layer_types", None) or [0])) > 1
+    if num_layers <= more or has_unequal_layers:
+        return peak_with(num_layers)
+    peak_of_more = peak_with(more)
+    bytes_per_layer = peak_of_more - peak_with(fewer)
+    return peak_of_more + (num_layers - more) * bytes_per_layer
 
 
-def _peak(model: PreTrainedModel, options: ForwardOptions, rows: RowShape) -> int:
+def _peak_bytes(model: PreTrainedModel, options: ForwardOptions, rows: RowShape) -> int:
     with FakeTensorMode():
-        _without_data(model, lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))
+        _replace_tensors(model, lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))
         for parameter in model.parameters():
             parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
         with LiveBytes() as live:
-            one_pass(_FakeForward(model, options, check_head=False), rows)
+            run_one_pass(_FakeForward(model, options, check_head=False), rows)
     return int(live.peak)
 
 
-def one_pass(forward: Forward, shape: RowShape) -> None:
-    """Forward and backward over ids that are 0, each trained but the first of a row."""
+def run_one_pass(forward: Forward, shape: RowShape) -> None:
+    """Run forward and backward over ids of 0, all of them trained except the first of each row."""
     ids = torch.zeros(shape.rows, shape.length, dtype=torch.long)
-    kept = torch.arange(shape.rows * (shape.length - 1))
-    sources = torch.stack((kept // (shape.length - 1), kept % (shape.length - 1)))
-    positions = visible = None
+    trained_per_row = shape.length - 1
+    trained = torch.arange(shape.rows * trained_per_row)
+    sources = torch.stack((trained // trained_per_row, trained % trained_per_row))
+    positions = None
+    visible = None
     if shape.dense:
         positions = torch.arange(shape.length).expand(shape.rows, -1)
         visible = torch.ones(shape.length, shape.length, dtype=torch.bool).tril().repeat(shape.rows, 1, 1)
     layout = RowLayout(ids, positions, visible, sources)
-    torch.autograd.backward(forward.at(layout, ids[:, 1:].flatten(), torch.ones(len(kept))).sum())
+    torch.autograd.backward(forward.compute_at(layout, ids[:, 1:].flatten(), torch.ones(len(trained))).sum())
 
 
 class _FakeForward(Forward):
     @property
     def in_blocks(self) -> bool:
-        """Looks at values, and on a GPU a mask is dense."""
+        # Attention in blocks depends on values, which fake tensors lack; on a GPU the mask is dense.
         return False
 
 
-def _without_data(model: nn.Module, make: Callable[[Tensor], Tensor]) -> None:
-    """Put other tensors into the place of parameters and buffers; what is tied stays so."""
-    made: dict[int, nn.Parameter] = {}
+def _replace_tensors(model: nn.Module, make: Callable[[Tensor], Tensor]) -> None:
+    """Replace parameters and buffers by `make(tensor)`; tied parameters stay tied."""
+    replacements: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                if id(parameter) not in made:
-                    made[id(parameter)] = nn.Parameter(make(parameter), parameter.requires_grad)
-                module._parameters[name] = made[id(parameter)]
+                if id(parameter) not in replacements:
+                    replacements[id(parameter)] = nn.Parameter(make(parameter), parameter.requires_grad)
+                module._parameters[name] = replacements[id(parameter)]
         for name, buffer in module._buffers.items():
             module._buffers[name] = None if buffer is None else make(buffer)
 
 
 @contextmanager
-def allocated(peaks: list[int]) -> Iterator[None]:
-    """Append to `peaks` what torch's allocator of the CPU held at most inside the block, beyond its beginning."""
+def record_peak(peaks: list[int]) -> Iterator[None]:
+    """Append to `peaks` the largest bytes that torch's CPU allocator held inside the block, beyond its start."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         yield
     results: Any = profile.profiler
     changes = [event.nbytes() for event in results.kineto_results.events() if event.name() == "[memory]"]
-    held = peak = 0
+    allocated = 0
+    peak = 0
     for change in changes:
-        held += change
-        peak = max(peak, held)
+        allocated += change
+        peak = max(peak, allocated)
     peaks.append(peak)

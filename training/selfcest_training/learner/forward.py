@@ -1,4 +1,4 @@
-"""The learner's forward pass: log-probs of the ids that train, and never more logits than a chunk of them has."""
+"""The learner's forward pass: log-probs of the trained ids, with the logits of one chunk of positions at a time."""
 
 from __future__ import annotations
 
@@ -20,107 +20,127 @@ from selfcest_training.learner.block_attention import in_blocks, same_attention
 from selfcest_training.learner.losses.functions import chosen_logprobs, entropies
 from selfcest_training.learner.options import ForwardOptions, Precision
 
-Read = Callable[[Tensor, Tensor, Tensor], Tensor]  # from logits [M, V], ids [M] and temperature [M] to [M, ...]
+# From logits [M, V], ids [M] and temperature [M] to values [M, ...].
+LogitFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Forward:
-    """A model and how it is computed. The model stays in evaluation mode: log-probs must be those of the sampler.
+    """A model and the options of its forward pass.
+
+    The model stays in evaluation mode, since its log-probs must be those of the sampler.
 
     Args:
         model: a causal language model of transformers, or such a model with adapters of peft.
-        options: see there.
-        check_head: whether to compare logits, which takes a model with values.
+        options: precision, chunks of logits, gradient checkpointing, compilation.
+        check_head: whether to compare the output layer with the model's logits. A model without values (on the meta
+            device) cannot be compared.
 
     Raises:
-        ConfigError: the model's logits are more than its output layer gives, so that they cannot be made in chunks; it
-            has no layers that can be computed again; its trained weights are half precision.
+        ConfigError: the model changes the logits of its output layer, so they cannot be computed in chunks; it has no
+            layers that can be checkpointed; its trained weights are half precision.
     """
 
     def __init__(
         self, model: PreTrainedModel, options: ForwardOptions = ForwardOptions(), *, check_head: bool = True
     ) -> None:
         _check_weights(model)
-        self.model, self.options = model, options
+        self.model = model
+        self.options = options
         self._layers = _checkpointed_layers(model) if options.gradient_checkpointing else []
         trunk: Any = model
         if options.logit_chunk:
-            trunk, self._head = _parts(model)
+            trunk, self._head = _split_output_layer(model)
             if check_head:
                 check_output_layer(model, options)
         self._trunk: Callable[..., Any] = torch.compile(trunk) if options.compile else trunk
 
     @property
     def in_blocks(self) -> bool:
-        """Whether tree rows are computed so that what a token does not see costs next to nothing."""
+        """Whether tree rows use attention in blocks, where pairs of tokens that do not attend cost next to nothing."""
         attention = self.model.config.get_text_config()._attn_implementation
         return self.model.device.type == "cpu" and attention == "sdpa" and not self.options.compile
 
     def logprobs(self, batch: TokenBatch) -> Tensor:
-        """[B, T] float32 log-prob of each id at its temperature where `loss_mask` is True; 0 elsewhere.
+        """Return [B, T] log-probs of the ids at their temperature where `loss_mask` is True, 0 elsewhere.
 
-        float64 if the model is. An id that nothing precedes has 0.
+        float32, or float64 if the model is. The first id of a context has 0.
         """
-        return self._placed(batch, chosen_logprobs)
+        return self._compute_per_token(batch, chosen_logprobs)
 
     def logprobs_and_entropy(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
-        """`logprobs`, and in the same way the entropy of the distribution that each id was drawn from."""
-        logprobs, entropy = self._placed(batch, _chosen_and_entropy).unbind(-1)
+        """Return `logprobs`, and likewise the entropy in nats of the distribution that each id was drawn from."""
+        logprobs, entropy = self._compute_per_token(batch, _chosen_and_entropy).unbind(-1)
         return logprobs, entropy
 
     def hidden(self, batch: TokenBatch) -> Tensor:
-        """[M, H] float32 hidden state of the last layer at the token before each id that trains, in their order."""
-        layout = _layout(batch)
-        decoder, _ = _parts(self.model)
-        given = {"attention_mask": self._mask(layout), "position_ids": layout.positions}
-        with self._computing(layout):
-            states: Tensor = decoder(input_ids=layout.token_ids, **given, use_cache=False).last_hidden_state
+        """Return [M, H] float32 hidden states of the last layer at the token before each trained id, in their order."""
+        layout = _layout_of(batch)
+        decoder, _ = _split_output_layer(self.model)
+        with self._precision_and_attention(layout):
+            states: Tensor = decoder(
+                input_ids=layout.token_ids,
+                attention_mask=self._attention_mask(layout),
+                position_ids=layout.positions,
+                use_cache=False,
+            ).last_hidden_state
         rows, columns = layout.sources
         return states[rows, columns].float()
 
-    def _placed(self, batch: TokenBatch, read: Read) -> Tensor:
-        """[B, T, ...] what is read off the logits that predict each id that trains; 0 elsewhere."""
+    def _compute_per_token(self, batch: TokenBatch, function: LogitFunction) -> Tensor:
+        """Return [B, T, ...] the function of the logits that predict each trained id, 0 elsewhere."""
+        # The logits at position t - 1 predict the id at t, hence the shift by one.
         trained = batch.loss_mask[:, 1:]
-        layout = _layout(batch)
-        ids, temperature = batch.token_ids[:, 1:][trained], batch.temperature[:, 1:][trained]
-        once, again = _distinct(layout, ids, temperature)
-        layout = replace(layout, sources=layout.sources[:, once])
-        found = self.at(layout, ids[once], temperature[once], read)[again]
-        placed = found.new_zeros((*trained.shape, *found.shape[1:]))
-        placed = placed.masked_scatter(trained.view(*trained.shape, *(1,) * (found.dim() - 1)), found)
-        return torch.cat([torch.zeros_like(placed[:, :1]), placed], 1)
+        layout = _layout_of(batch)
+        ids = batch.token_ids[:, 1:][trained]
+        temperature = batch.temperature[:, 1:][trained]
+        representative, inverse = _deduplicate(layout, ids, temperature)
+        layout = replace(layout, sources=layout.sources[:, representative])
+        values = self.compute_at(layout, ids[representative], temperature[representative], function)[inverse]
+        per_token = values.new_zeros((*trained.shape, *values.shape[1:]))
+        mask = trained.view(*trained.shape, *(1,) * (values.dim() - 1))
+        per_token = per_token.masked_scatter(mask, values)
+        return torch.cat([torch.zeros_like(per_token[:, :1]), per_token], 1)
 
-    def at(self, layout: RowLayout, ids: Tensor, temperature: Tensor, read: Read = chosen_logprobs) -> Tensor:
-        """[M, ...] what is read off the logits at `layout.sources`, of ids [M] at temperature [M]."""
-        with self._computing(layout), self._computed_again():
-            return self._read(layout, ids, temperature, read)
+    def compute_at(
+        self, layout: RowLayout, ids: Tensor, temperature: Tensor, function: LogitFunction = chosen_logprobs
+    ) -> Tensor:
+        """Return [M, ...] the function of the logits at `layout.sources`, of ids [M] at temperature [M]."""
+        with self._precision_and_attention(layout), self._checkpointing():
+            return self._compute_at(layout, ids, temperature, function)
 
-    def _read(self, layout: RowLayout, ids: Tensor, temperature: Tensor, read: Read) -> Tensor:
-        """[M, ...] of the ids that train."""
-        given = {"attention_mask": self._mask(layout), "position_ids": layout.positions}
-        run = partial(self._trunk, input_ids=layout.token_ids, **given, use_cache=False)
+    def _compute_at(self, layout: RowLayout, ids: Tensor, temperature: Tensor, function: LogitFunction) -> Tensor:
+        run = partial(
+            self._trunk,
+            input_ids=layout.token_ids,
+            attention_mask=self._attention_mask(layout),
+            position_ids=layout.positions,
+            use_cache=False,
+        )
         rows, columns = layout.sources
         if not self.options.logit_chunk:
-            kept, columns = torch.unique(columns, return_inverse=True)
-            logits = run(logits_to_keep=kept).logits
-            if logits.shape[1] != len(kept):
+            needed_columns, columns = torch.unique(columns, return_inverse=True)
+            logits = run(logits_to_keep=needed_columns).logits
+            if logits.shape[1] != len(needed_columns):
                 raise ConfigError(
-                    f"forward.logit_chunk is 0 and {type(self.model).__name__} gives the logits of all positions, "
-                    "whatever is asked for; set forward.logit_chunk to 256"
+                    f"forward.logit_chunk is 0 and {type(self.model).__name__} computes the logits of all positions, "
+                    "since it ignores logits_to_keep; set forward.logit_chunk to 256"
                 )
-            return read(logits[rows, columns], ids, temperature)
+            return function(logits[rows, columns], ids, temperature)
         hidden = run().last_hidden_state[rows, columns]
-        chunks = zip(*(values.split(self.options.logit_chunk) for values in (hidden, ids, temperature)), strict=True)
-        again = partial(checkpoint, self._chunk, use_reentrant=False, preserve_rng_state=False)
-        return torch.cat([again(*chunk, read) for chunk in chunks])
+        size = self.options.logit_chunk
+        chunks = zip(*(values.split(size) for values in (hidden, ids, temperature)), strict=True)
+        # Each chunk's logits are freed after use and recomputed in the backward pass.
+        recomputed = partial(checkpoint, self._apply_head, use_reentrant=False, preserve_rng_state=False)
+        return torch.cat([recomputed(*chunk, function) for chunk in chunks])
 
-    def _chunk(self, hidden: Tensor, ids: Tensor, temperature: Tensor, read: Read) -> Tensor:
-        return read(self._head(hidden), ids, temperature)
+    def _apply_head(self, hidden: Tensor, ids: Tensor, temperature: Tensor, function: LogitFunction) -> Tensor:
+        return function(self._head(hidden), ids, temperature)
 
-    def _mask(self, layout: RowLayout) -> Tensor | None:
-        """Additive, because eager attention adds whatever it is given: True would be + 1."""
+    def _attention_mask(self, layout: RowLayout) -> Tensor | None:
+        """Return an additive mask, because eager attention adds the mask: True would add 1."""
         if layout.visible is None:
             return None
-        # In the dtype of the queries, or every layer would keep its own copy; autocast leaves float64 alone.
+        # In the dtype of the queries, or every layer would keep a converted copy. Autocast leaves float64 alone.
         dtype = torch.bfloat16 if self._half and self.model.dtype == torch.float32 else self.model.dtype
         mask = torch.zeros(layout.visible.shape, dtype=dtype, device=layout.visible.device)
         return mask.masked_fill_(~layout.visible, float("-inf"))[:, None]
@@ -130,15 +150,16 @@ class Forward:
         return self.options.autocast == Precision.BFLOAT16
 
     @contextmanager
-    def _computing(self, layout: RowLayout) -> Iterator[None]:
+    def _precision_and_attention(self, layout: RowLayout) -> Iterator[None]:
         attention = in_blocks(self.model) if layout.visible is not None and self.in_blocks else nullcontext()
-        half = torch.autocast(self.model.device.type, torch.bfloat16, enabled=self._half)
-        with half, attention:
+        precision = torch.autocast(self.model.device.type, torch.bfloat16, enabled=self._half)
+        with precision, attention:
             yield
 
     @contextmanager
-    def _computed_again(self) -> Iterator[None]:
-        """Layers are checkpointed in training mode alone; theirs is set, that of what drops out within them is not."""
+    def _checkpointing(self) -> Iterator[None]:
+        # transformers checkpoints a layer only in training mode. The flag is set on the layer itself and not on its
+        # modules, so that dropout stays off.
         for layer in self._layers:
             layer.training = True
         try:
@@ -148,23 +169,27 @@ class Forward:
                 layer.training = False
 
 
-def _layout(batch: TokenBatch) -> RowLayout:
+def _layout_of(batch: TokenBatch) -> RowLayout:
     return batch.layout or RowLayout(batch.token_ids, None, None, batch.loss_mask[:, 1:].nonzero().T)
 
 
-def _distinct(layout: RowLayout, ids: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-    """[K] which of the M ids that train to read, and [M] where each finds itself among them.
+def _deduplicate(layout: RowLayout, ids: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the trained ids that share source, id and temperature, which tree rows have many of.
 
-    Samples that a tree row has joined share sources, and most of them ids too: over a large vocabulary that is most of
-    what reading costs.
+    Over a large vocabulary the logits are most of the cost, so each distinct triple is computed once.
+
+    Returns:
+        [K] index of a representative for each of K distinct triples, and [M] the triple of each of the M trained ids.
     """
     rows, columns = layout.sources
-    temperatures, kind = torch.unique(temperature, return_inverse=True)
-    place = rows * layout.token_ids.shape[1] + columns
-    key = (place * len(temperatures) + kind) * (int(ids.max()) + 1 if len(ids) else 1) + ids
-    distinct, again = torch.unique(key, return_inverse=True)
-    once = again.new_empty(len(distinct)).scatter_(0, again, torch.arange(len(ids), device=ids.device))
-    return once, again
+    temperatures, temperature_index = torch.unique(temperature, return_inverse=True)
+    position = rows * layout.token_ids.shape[1] + columns
+    vocabulary = int(ids.max()) + 1 if len(ids) else 1
+    key = (position * len(temperatures) + temperature_index) * vocabulary + ids
+    distinct_keys, inverse = torch.unique(key, return_inverse=True)
+    indices = torch.arange(len(ids), device=ids.device)
+    representative = inverse.new_empty(len(distinct_keys)).scatter_(0, inverse, indices)
+    return representative, inverse
 
 
 def _chosen_and_entropy(logits: Tensor, ids: Tensor, temperature: Tensor) -> Tensor:
@@ -180,27 +205,24 @@ def _check_weights(model: PreTrainedModel) -> None:
             )
 
 
-def _parts(model: Any) -> tuple[Any, Any]:
-    """The model without its output layer, and that layer; `None` if it has none."""
+def _split_output_layer(model: Any) -> tuple[Any, Any]:
+    """Return the model without its output layer, and that layer or `None`."""
     return model.get_decoder(), model.get_output_embeddings()
 
 
 @torch.no_grad()
 def check_output_layer(model: PreTrainedModel, options: ForwardOptions) -> None:
-    """Raise `ConfigError` unless, on the same hidden states, the model's logits are its output layer's, bit for bit.
-
-    Two ids tell.
-    """
+    """Raise `ConfigError` unless the model's logits are those of its output layer, bit for bit, on two ids."""
     ids = torch.tensor([[0, 1]], device=model.device)
-    trunk, head = _parts(model)
+    trunk, head = _split_output_layer(model)
     if head is not None:
         expected = model(input_ids=ids, use_cache=False).logits
-        found = head(trunk(input_ids=ids, use_cache=False).last_hidden_state)
-        if torch.equal(found.to(expected.dtype), expected):
+        logits = head(trunk(input_ids=ids, use_cache=False).last_hidden_state)
+        if torch.equal(logits.to(expected.dtype), expected):
             return
     raise ConfigError(
-        f"forward.logit_chunk is {options.logit_chunk} and the logits of {type(model).__name__} are not what its "
-        "output layer gives (some models scale or cap them); set forward.logit_chunk to 0"
+        f"forward.logit_chunk is {options.logit_chunk} and the logits of {type(model).__name__} are not those of its "
+        "output layer (some models scale or cap them); set forward.logit_chunk to 0"
     )
 
 
@@ -209,8 +231,8 @@ def _checkpointed_layers(model: PreTrainedModel) -> list[GradientCheckpointingLa
     if not layers:
         raise ConfigError(
             f"forward.gradient_checkpointing is true and {type(model).__name__} has no layers that transformers can "
-            "compute again; set it to false"
+            "checkpoint; set it to false"
         )
-    again = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": partial(same_attention, model)}
-    model.gradient_checkpointing_enable(again)
+    options = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": partial(same_attention, model)}
+    model.gradient_checkpointing_enable(options)
     return layers

@@ -1,4 +1,4 @@
-"""What credit may look at in the policy: hidden states and entropies of an episode's turns, by forward passes alone."""
+"""Hidden states, log-probs and entropies of an episode's turns for credit schemes, by forward passes."""
 
 from __future__ import annotations
 
@@ -11,22 +11,31 @@ from selfcest_env.record import AgentRecord, EpisodeGroup
 from selfcest_env.types import TurnKey
 from selfcest_training.credit import Credit, Internal, TurnInternals
 from selfcest_training.learner.batch import Sample, agent_sample
-from selfcest_training.learner.update import AnyLearner, Reading
+from selfcest_training.learner.update import ForwardOutput, LearnerProtocol
 
-_NOTHING = np.zeros(0, dtype=np.float32)
+_EMPTY = np.zeros(0, dtype=np.float32)
 
 
 @dataclass(frozen=True)
 class _Context:
-    """One agent's context with every generated token marked, and where its turns begin and end in it."""
+    """One agent's context with every generated token marked as trained, and the span of each turn in it."""
 
     sample: Sample
     spans: Mapping[TurnKey, tuple[int, int]]
 
-    def ends(self, pad_id: int) -> Sample:
-        """Marked are the tokens that follow those which the states are wanted of; a pad follows the last."""
+    @property
+    def boundaries(self) -> list[int]:
+        """Positions at which turns begin and end, sorted, each once."""
+        return sorted({position for span in self.spans.values() for position in span})
+
+    def boundary_sample(self, pad_id: int) -> Sample:
+        """Return a sample whose hidden states are those at the boundaries of turns.
+
+        A hidden state is computed at the token *before* a trained token, so the tokens at the boundaries are marked. A
+        pad is appended, since the last turn ends at the last token.
+        """
         marks = np.zeros(len(self.sample) + 1, dtype=bool)
-        marks[[place for span in self.spans.values() for place in span]] = True
+        marks[self.boundaries] = True
         zeros = np.zeros(len(marks), dtype=np.float32)
         return replace(
             self.sample,
@@ -38,42 +47,50 @@ class _Context:
         )
 
 
-def look_into(
-    learner: AnyLearner, groups: Sequence[EpisodeGroup], wanted: Collection[Internal]
+def compute_internals(
+    learner: LearnerProtocol, groups: Sequence[EpisodeGroup], wanted: Collection[Internal]
 ) -> tuple[dict[TurnKey, TurnInternals], int]:
-    """What is wanted of every turn of the groups' episodes, and how many ids were computed for it.
+    """Compute internals of the policy for every turn of the groups' episodes.
 
-    Raises `ConfigError` for a record without token ids.
+    Args:
+        learner: computes the forward passes.
+        groups: whose episodes.
+        wanted: hidden states, entropies, or both; the other fields of `TurnInternals` stay empty.
+
+    Returns:
+        Internals by turn, and the number of ids that went through the model.
+
+    Raises:
+        ConfigError: a record has no token ids.
     """
-    contexts = [
-        _context(episode.episode_id, agent)
-        for group in groups
-        for episode in group.episodes
-        for agent in episode.agents
-        if agent.turns
-    ]
-    found = {key: TurnInternals(*(_NOTHING,) * 4) for context in contexts for key in context.spans}
-    computed = 0
+    contexts: list[_Context] = []
+    for group in groups:
+        for episode in group.episodes:
+            contexts += [_context_of(episode.episode_id, agent) for agent in episode.agents if agent.turns]
+    internals: dict[TurnKey, TurnInternals] = {}
+    for context in contexts:
+        internals.update(dict.fromkeys(context.spans, TurnInternals(_EMPTY, _EMPTY, _EMPTY, _EMPTY)))
+    num_computed = 0
     if Internal.HIDDEN in wanted:
-        states, ids = learner.read([context.ends(learner.pad_id) for context in contexts], Reading.HIDDEN)
-        computed += ids
-        for context, own in zip(contexts, states, strict=True):
-            marked = sorted({place for span in context.spans.values() for place in span})
-            places = {place: row for row, place in enumerate(marked)}
+        samples = [context.boundary_sample(learner.pad_id) for context in contexts]
+        hidden, num_tokens = learner.compute(samples, ForwardOutput.HIDDEN)
+        num_computed += num_tokens
+        for context, states in zip(contexts, hidden, strict=True):
+            row_of = {position: row for row, position in enumerate(context.boundaries)}
             for key, (start, end) in context.spans.items():
-                found[key] = replace(found[key], before=own[places[start]], after=own[places[end]])
+                internals[key] = replace(internals[key], before=states[row_of[start]], after=states[row_of[end]])
     if Internal.ENTROPY in wanted:
-        read, ids = learner.read([context.sample for context in contexts], Reading.ENTROPY)
-        computed += ids
-        for context, (logprobs, entropies) in zip(contexts, read, strict=True):
+        outputs, num_tokens = learner.compute([context.sample for context in contexts], ForwardOutput.ENTROPY)
+        num_computed += num_tokens
+        for context, (logprobs, entropies) in zip(contexts, outputs, strict=True):
             for key, (start, end) in context.spans.items():
-                tokens = {"logprobs": logprobs[start:end], "entropies": entropies[start:end]}
-                found[key] = replace(found[key], **tokens)
-    return found, computed
+                internals[key] = replace(internals[key], logprobs=logprobs[start:end], entropies=entropies[start:end])
+    return internals, num_computed
 
 
-def _context(episode_id: str, agent: AgentRecord) -> _Context:
-    spans, position = {}, 0
+def _context_of(episode_id: str, agent: AgentRecord) -> _Context:
+    spans = {}
+    position = 0
     for index, turn in enumerate(agent.turns):
         start = position + len(turn.generation.prompt_ids)
         position = start + len(turn.generation.token_ids)

@@ -1,4 +1,4 @@
-"""Memory that a process no longer uses goes back to the system."""
+"""Return freed memory of this process to the operating system."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LARGE = 2 << 30  # bytes
 
 
 def resident_bytes() -> int | None:
-    """What this process holds in memory, `None` where the system does not say."""
+    """Return the resident memory of this process, or `None` where the system has no `/proc`."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except OSError:
@@ -19,12 +19,14 @@ def resident_bytes() -> int | None:
 
 
 def release_memory(above: int = LARGE) -> None:
-    """Give freed pages back to the system, if this process holds more than `above` bytes.
+    """Give freed pages back to the system if this process holds more than `above` bytes.
 
-    Rows of ever other lengths leave the C library's heap full of holes, which it keeps. A smaller process would lose
-    more time getting pages again than they are worth. Nothing happens on systems without glibc.
+    Rows of varying lengths fragment the heap of the C library, which keeps the holes. A small process would lose more
+    time by requesting pages again. The function does nothing on systems without glibc.
     """
-    held = resident_bytes()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if held is not None else None
-    if held is not None and held > above and trim is not None:
+    resident = resident_bytes()
+    if resident is None or resident <= above:
+        return
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
         trim(0)

@@ -1,4 +1,4 @@
-"""The learner's options: what a config says of it. Nothing here computes, and nothing imports torch."""
+"""The options of the learner in a config. This module imports no torch, so that reading a config is fast."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from selfcest_env.structure import Above, AtLeast, Below, Checked, Finite, NotNe
 
 
 class Denominator(StrEnum):
-    """What an episode's summed token losses are divided by.
+    """The divisor of an episode's summed token losses (rule 8 of the design).
 
-    CONSTANT: a constant number of tokens; this is the policy gradient.
-    EPISODE_MEAN: the episode's own number of generated tokens, excluded ones too; equal weight per episode, biased.
+    CONSTANT: a constant number of tokens; the sum is the policy gradient.
+    EPISODE_MEAN: the episode's own number of generated tokens, excluded turns included. Episodes have equal
+        weight; biased.
     """
 
     CONSTANT = "constant"
@@ -22,11 +23,11 @@ class Denominator(StrEnum):
 
 
 class Rows(StrEnum):
-    """How samples become rows.
+    """The layout of samples in rows.
 
-    BUCKETED: a row per sample, rows of similar length together, padded.
-    TREE: samples that share enough of a prefix in one row; bucketed where nothing is shared.
-    PACKED: samples one after another in one row, without padding; for attention that knows where each begins.
+    BUCKETED: one row per sample, padded, with rows of similar length in a batch.
+    TREE: samples that share a long prefix in one row; bucketed rows for the others.
+    PACKED: samples one after another in one row, without padding; for variable-length attention.
     """
 
     BUCKETED = "bucketed"
@@ -35,7 +36,7 @@ class Rows(StrEnum):
 
 
 class Precision(StrEnum):
-    """What the layers compute in. Weights, gradients, optimiser and log-softmax are float32 in both."""
+    """The dtype of the layers' computation. Weights, gradients, optimiser and log-softmax are float32 in both cases."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
@@ -43,14 +44,14 @@ class Precision(StrEnum):
 
 @dataclass(frozen=True)
 class ForwardOptions(Checked):
-    """Speed and memory of the learner. None of them but `autocast` changes a gradient by more than rounding.
+    """Speed and memory of the learner. Only `autocast` changes a gradient by more than rounding.
 
     Attributes:
-        autocast: what the layers compute in.
-        logit_chunk: positions whose logits exist at a time; the backward pass makes them again. 0: the logits of all
-            positions that train, made once and kept.
-        gradient_checkpointing: keep what enters each layer only; the backward pass computes the layers again.
-        compile: `torch.compile`; minutes at first, and once more for a new kind of rows.
+        autocast: dtype of the layers' computation.
+        logit_chunk: number of positions whose logits exist at a time; the backward pass recomputes them. 0: the logits
+            of all trained positions, computed once and kept.
+        gradient_checkpointing: whether to keep the inputs of layers only and recompute the layers in the backward pass.
+        compile: whether to use `torch.compile`, which takes minutes at the start and again for a new shape of rows.
     """
 
     autocast: Precision = Precision.FLOAT32
@@ -66,7 +67,15 @@ class ForwardOptions(Checked):
 
 @dataclass(frozen=True)
 class OptimizerConfig(Checked):
-    """AdamW. `warmup_steps` rise linearly; `decay_share` is the last share of a run of known length that falls to 0."""
+    """Options of AdamW.
+
+    Attributes:
+        learning_rate: largest learning rate.
+        warmup_steps: steps of linear warmup.
+        decay_share: last share of the run over which the learning rate decays linearly to 2 % of `learning_rate`.
+        beta1, beta2, weight_decay: of AdamW.
+        max_grad_norm: bound of the gradient's norm.
+    """
 
     learning_rate: Annotated[Positive, "as in 4e-4"] = 4e-4
     warmup_steps: Annotated[Size, "0: full rate at once"] = 5
@@ -77,7 +86,7 @@ class OptimizerConfig(Checked):
     max_grad_norm: Annotated[float, Above(0), ".inf: no clipping"] = 1.0
 
     def rate(self, step: int, progress: float) -> float:
-        """Learning rate of step `step` (from 0), at `progress` in [0, 1] of the run."""
+        """Return the learning rate of a step (from 0) at `progress` in [0, 1] of the run."""
         rate = self.learning_rate * min(1.0, (step + 1) / max(1, self.warmup_steps))
         if self.decay_share and progress > 1 - self.decay_share:
             rate *= max(0.02, (1 - progress) / self.decay_share)
@@ -85,12 +94,12 @@ class OptimizerConfig(Checked):
 
 
 class ImportanceLevel(StrEnum):
-    """What a weight belongs to.
+    """The unit of an importance weight.
 
-    NONE: no weights; the surrogate's ratio is against the sampler.
-    TOKEN: each token has its own.
-    SEQUENCE: a sample, that is one agent's context: the product over its trained tokens. Exact for the sample but for
-        the cap, and of a variance that grows with length.
+    NONE: no weights; the loss's ratio is against the sampler.
+    TOKEN: one weight per token.
+    SEQUENCE: one weight per sample (an agent's context), the product over its trained tokens. Exact up to the cap, with
+        a variance that grows with the length.
     """
 
     NONE = "none"
@@ -100,7 +109,7 @@ class ImportanceLevel(StrEnum):
 
 @dataclass(frozen=True)
 class Importance(Checked):
-    """How the mismatch between sampler and learner is weighed. `cap` is the largest weight."""
+    """Truncated importance weights for the mismatch between sampler and learner. `cap` is the largest weight."""
 
     level: ImportanceLevel = ImportanceLevel.NONE
     cap: Annotated[float, AtLeast(1), ".inf: not truncated"] = 2.0
@@ -112,11 +121,11 @@ class Importance(Checked):
 
 @dataclass(frozen=True)
 class LossTermConfig(Checked):
-    """Something added to the policy's loss.
+    """A term that is added to the policy's loss.
 
     Attributes:
-        weight: of the term in the sum; a bonus has a negative one.
-        name: built in (`kl`, `entropy`), installed, or `package.module:Class`; empty: the term's key.
+        weight: of the term in the sum; negative for a bonus.
+        name: a built-in name (`kl`, `entropy`), an installed one, or `package.module:Class`; empty: the term's key.
         options: of the term.
     """
 
@@ -127,12 +136,13 @@ class LossTermConfig(Checked):
 
 @dataclass(frozen=True)
 class LossConfig(Checked):
-    """The loss: the policy's term, and others that are added to it.
+    """The loss: the policy's term and added terms.
 
     Attributes:
-        name, options: the policy's term: built in (`clipped`, `cispo`), installed, or `package.module:Class`.
-        importance: weights of the policy's term for a sampler that is not quite the learner.
-        terms: what is added, by name, as `kl: {weight: 0.05}` for the KL to the warm start.
+        name, options: the policy's term, a built-in name (`clipped`, `cispo`), an installed one, or
+            `package.module:Class`.
+        importance: weights of the policy's term for a sampler whose probabilities differ from the learner's.
+        terms: added terms by name, such as `kl: {weight: 0.05}` for the KL to the warm start.
     """
 
     name: str = "clipped"

@@ -1,7 +1,8 @@
-"""Packed rows: samples one after another, for attention kernels that take the lengths of what a row holds.
+"""Packed rows: samples one after another in one row without padding, for variable-length attention kernels.
 
-transformers tells contexts in a row apart by their positions, which begin again at 0: its flash attention gets their
-lengths, flex attention a mask in blocks. `sdpa` and `eager` get a dense mask, exact but work quadratic in the row.
+transformers tells the contexts of a row apart by their positions, which restart at 0. Its flash attention gets their
+lengths, and flex attention a block mask. `sdpa` and `eager` get a dense mask, which is exact but whose work is
+quadratic in the length of the row.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ SPARSE = ("flash_attention_2", "flash_attention_3", "flex_attention")
 
 
 def packed(samples: Sequence[Sample], max_tokens: int) -> Iterator[list[Sample]]:
-    """Cut samples, in their order, into rows of at most `max_tokens` ids (or a single sample)."""
+    """Yield rows of consecutive samples, each of at most `max_tokens` ids or of a single sample."""
     row: list[Sample] = []
     for sample in samples:
         if row and sum(map(len, row)) + len(sample) > max_tokens:
@@ -33,7 +34,7 @@ def packed(samples: Sequence[Sample], max_tokens: int) -> Iterator[list[Sample]]
 
 
 def collate_packed(samples: Sequence[Sample], pad_id: int) -> TokenBatch:
-    """The batch of these samples, computed in a single row."""
+    """Build the batch of the samples, which the model computes in a single row."""
     starts = np.cumsum([0, *map(len, samples)])
     trained = [np.flatnonzero(sample.loss_mask[1:]) + start for sample, start in zip(samples, starts, strict=False)]
     columns = np.concatenate(trained)
@@ -47,15 +48,21 @@ def collate_packed(samples: Sequence[Sample], pad_id: int) -> TokenBatch:
 
 
 def check_packed(model: str, attention: str, layers: Set[str]) -> None:
-    """Warn of a dense mask.
+    """Check that a model keeps the contexts of a packed row apart, and warn if it does so with a dense mask.
+
+    Args:
+        model: name of its class.
+        attention: name of its attention implementation.
+        layers: the types of its layers.
 
     Raises:
-        ConfigError: transformers would not keep the contexts of a row apart in these layers or with this attention.
+        ConfigError: transformers would mix the contexts of a row in these layers or with this attention.
     """
-    if other := layers - {"full_attention", "sliding_attention"}:
+    unsupported = layers - {"full_attention", "sliding_attention"}
+    if unsupported:
         raise ConfigError(
-            f"rows is 'packed' and {model} has layers of {', '.join(sorted(other))}, whose state runs from one context "
-            "of a row into the next; set rows to 'bucketed'"
+            f"rows is 'packed' and {model} has layers of {', '.join(sorted(unsupported))}, which carry state from one "
+            "context of a row into the next; set rows to 'bucketed'"
         )
     if attention not in (*DENSE, *SPARSE):
         raise ConfigError(

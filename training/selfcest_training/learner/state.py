@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a learner: whole tensors, whoever has which parts of them while it learns."""
+"""The learner's part of a checkpoint: full tensors, also where ranks hold shards of them during training."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # slow to import, and checkpoints are also listed where no model is
+if TYPE_CHECKING:  # slow to import, and commands that list checkpoints need no model
     import torch
     from torch import Tensor
     from transformers import PreTrainedModel
@@ -14,9 +14,11 @@ if TYPE_CHECKING:  # slow to import, and checkpoints are also listed where no mo
 
 @dataclass(frozen=True)
 class LearnerState:
-    """Attributes:
-    weights: those that train, by name.
-    moments: of the optimiser, as `INDEX/NAME` with the weight's place among those that train.
+    """Weights and optimiser moments.
+
+    Attributes:
+        weights: trained weights by name.
+        moments: of the optimiser, by `INDEX/NAME` with the index of the weight among the trained weights.
     """
 
     weights: Mapping[str, Tensor]
@@ -24,18 +26,21 @@ class LearnerState:
 
     @classmethod
     def of(cls, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> LearnerState:
-        """The tensors themselves, not copies."""
+        """Return the state of a model and its optimiser; the tensors are not copies."""
         from selfcest_agents.lora import trainable_state
 
-        moments = {
-            f"{index}/{name}": tensor
-            for index, own in optimizer.state_dict()["state"].items()
-            for name, tensor in own.items()
-        }
+        moments: dict[str, Tensor] = {}
+        for index, tensors in optimizer.state_dict()["state"].items():
+            for name, tensor in tensors.items():
+                moments[f"{index}/{name}"] = tensor
         return cls(trainable_state(model), moments)
 
-    def put(self, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> None:
-        """Put them back. Raises `RecordError` where they are of another model, or of other `LoraOptions`."""
+    def load_into(self, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> None:
+        """Load the state into a model and its optimiser.
+
+        Raises:
+            RecordError: the state belongs to another model or to other `LoraOptions`.
+        """
         from selfcest_agents.lora import load_trainable_state
 
         load_trainable_state(model, self.weights)
@@ -45,7 +50,8 @@ class LearnerState:
             state.setdefault(int(index), {})[name] = tensor
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
-    def mapped(self, of: Callable[[str, Tensor], Tensor]) -> LearnerState:
-        """Every tensor replaced by what `of` gives for its name and itself, weights first, in order."""
-        weights = {name: of(name, tensor) for name, tensor in self.weights.items()}
-        return LearnerState(weights, {name: of(name, tensor) for name, tensor in self.moments.items()})
+    def map_tensors(self, function: Callable[[str, Tensor], Tensor]) -> LearnerState:
+        """Return the state with every tensor replaced by `function(name, tensor)`, weights first, in order."""
+        weights = {name: function(name, tensor) for name, tensor in self.weights.items()}
+        moments = {name: function(name, tensor) for name, tensor in self.moments.items()}
+        return LearnerState(weights, moments)

@@ -1,11 +1,12 @@
-"""Shared-prefix tree rows: what several samples begin with is computed once, and each continuation attends to it.
+"""Tree rows: a prefix that several samples share is computed once, and each continuation attends to it.
 
-The episodes of a group share their prompt, clones their system prompt, a replay the context before it branches. Sorted
-by their ids, samples that share a prefix are neighbours, and what a sample shares with the one before it is the longest
-prefix that it shares with any before: a row is a trie of contexts laid out in that order, and needs no other structure.
+The episodes of a group share their prompt, clones share their system prompt, and a replay shares the context before its
+branch. Samples that share a prefix are neighbours when sorted by their ids. The prefix that a sample shares with its
+predecessor is the longest that it shares with any earlier sample. So a row is a trie of contexts in sorted order, and
+needs no other data structure.
 
-Gradients equal those of padded rows up to rounding: a token sees its own context and nothing else, at the positions it
-would have alone, and every sample keeps its own credit even where tokens are shared.
+Gradients equal those of padded rows up to rounding. A token attends to its own context only, at its own positions, and
+every sample keeps its own credit even where tokens are shared.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from selfcest_training.learner.packed_rows import DENSE, check_packed, collate_p
 
 @dataclass(frozen=True)
 class TreeRow:
-    """Samples laid out in one row, shared prefixes once. `len` is the number of ids to compute.
+    """Samples in one row with shared prefixes once; `len` is the number of ids to compute.
 
     Attributes:
         samples: in order of their token ids.
@@ -42,28 +43,33 @@ class TreeRow:
 
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> TreeRow:
-        """A row of these samples, which must be sorted by their token ids."""
-        return cls(tuple(samples), (0, *(_common_prefix(before, after) for before, after in pairwise(samples))))
+        """Build a row of samples, which must be sorted by their token ids."""
+        shared = [_common_prefix(before, after) for before, after in pairwise(samples)]
+        return cls(tuple(samples), (0, *shared))
 
     def __len__(self) -> int:
         return sum(map(len, self.samples)) - sum(self.shared)
 
     def paths(self) -> Iterator[np.ndarray]:
-        """Per sample, [T] columns of its tokens in the row."""
-        path, width = np.empty(0, dtype=np.int64), 0
+        """Yield, for each sample, the columns [T] of its tokens in the row."""
+        path = np.empty(0, dtype=np.int64)
+        width = 0
         for sample, shared in zip(self.samples, self.shared, strict=True):
-            new = len(sample) - shared
-            path = np.concatenate([path[:shared], np.arange(width, width + new)])
-            width += new
+            num_new = len(sample) - shared
+            path = np.concatenate([path[:shared], np.arange(width, width + num_new)])
+            width += num_new
             yield path
 
 
 def tree_rows(samples: Sequence[Sample], *, max_tokens: int, hidden_size: int | None) -> list[TreeRow]:
-    """Samples in rows of at most `max_tokens` ids (or a single sample), joined where that is less work than apart.
+    """Join samples into rows of at most `max_tokens` ids (or of a single sample), where joining saves work.
 
-    Where a row's attention is dense, a long row of samples that share only a few ids would cost more than it saves.
-    Work is then estimated for a Llama of width `hidden_size`: see `_work`. `None`: what is not seen costs nothing, so
-    rows are as full as they go.
+    Args:
+        samples: in any order.
+        max_tokens: ids of a row.
+        hidden_size: width of the model, for an estimate of the work (`_estimate_work`). With dense attention a long row
+            of samples that share few ids costs more than it saves. `None`: attention in blocks, where pairs of tokens
+            that do not attend cost nothing, so rows are filled up.
     """
     rows: list[list[Sample]] = []
     size = 0
@@ -79,14 +85,16 @@ def tree_rows(samples: Sequence[Sample], *, max_tokens: int, hidden_size: int | 
 
 
 def _is_less_work(joined: int, first: int, second: int, hidden_size: int | None) -> bool:
-    return hidden_size is None or _work(joined, hidden_size) < _work(first, hidden_size) + _work(second, hidden_size)
+    if hidden_size is None:
+        return True
+    separate_work = _estimate_work(first, hidden_size) + _estimate_work(second, hidden_size)
+    return _estimate_work(joined, hidden_size) < separate_work
 
 
-def _work(num_tokens: int, hidden_size: int) -> int:
-    """Of a row, in units of 4 x hidden_size operations per layer.
-
-    A token's linear maps take about 24 hidden_size^2 operations and its attention 4 hidden_size per id of the row.
-    """
+def _estimate_work(num_tokens: int, hidden_size: int) -> int:
+    """Estimate the work of a row with dense attention, in units of 4 x hidden_size operations per layer."""
+    # For a Llama: the linear maps of a token take about 24 hidden_size^2 operations, its attention 4 hidden_size per
+    # id of the row.
     return num_tokens * (6 * hidden_size + num_tokens)
 
 
@@ -98,12 +106,12 @@ def _common_prefix(first: Sample, second: Sample) -> int:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Samples that go through the model together, before they are tensors.
+    """Samples that go through the model together, before they become tensors.
 
     Attributes:
         samples: in the order of the batch's rows.
-        size: ids that the model computes for them, padding included.
-        collate: makes the batch, given the id of a pad.
+        size: ids that the model computes, padding included.
+        collate: builds the batch from the id of a pad.
     """
 
     samples: tuple[Sample, ...]
@@ -111,47 +119,48 @@ class MicroBatch:
     collate: Callable[[int], TokenBatch]
 
 
-def cut(samples: Sequence[Sample], rows: Rows, *, max_tokens: int, hidden_size: int | None) -> Iterator[MicroBatch]:
-    """Every sample once, in micro-batches of at most `max_tokens` padded ids (or a single row)."""
-    alone = samples
+def cut_into_micro_batches(
+    samples: Sequence[Sample], rows: Rows, *, max_tokens: int, hidden_size: int | None
+) -> Iterator[MicroBatch]:
+    """Yield micro-batches of at most `max_tokens` padded ids (or of a single row) that hold every sample once."""
+    unshared = samples
     if rows == Rows.PACKED:
         for row in packed(samples, max_tokens):
             yield MicroBatch(tuple(row), sum(map(len, row)), partial(collate_packed, row))
         return
     if rows == Rows.TREE:
         trees = tree_rows(samples, max_tokens=max_tokens, hidden_size=hidden_size)
-        alone = [tree.samples[0] for tree in trees if len(tree.samples) == 1]
+        unshared = [tree.samples[0] for tree in trees if len(tree.samples) == 1]
         for bucket in bucketed([tree for tree in trees if len(tree.samples) > 1], max_tokens):
-            held = tuple(sample for tree in bucket for sample in tree.samples)
-            yield MicroBatch(held, len(bucket) * max(map(len, bucket)), partial(collate_trees, bucket))
-    for alike in bucketed(alone, max_tokens):
-        yield MicroBatch(tuple(alike), len(alike) * max(map(len, alike)), partial(collate, alike))
+            tree_samples = tuple(chain.from_iterable(tree.samples for tree in bucket))
+            yield MicroBatch(tree_samples, len(bucket) * max(map(len, bucket)), partial(collate_trees, bucket))
+    for row_samples in bucketed(unshared, max_tokens):
+        size = len(row_samples) * max(map(len, row_samples))
+        yield MicroBatch(tuple(row_samples), size, partial(collate, row_samples))
 
 
 def most_micro_batches(samples: int, longest: int, rows: Rows, *, max_tokens: int) -> int:
-    """How many micro-batches `cut` can make of so many samples of at most `longest` ids.
-
-    A micro-batch is closed when the next row would be too much, so it has as many of the longest as go into it. Tree
-    rows are joined where that is less work, which depends on the ids.
-    """
-    each = 1 if rows == Rows.TREE else max(1, max_tokens // longest)
-    return -(-samples // each)
+    """Return an upper bound on the number of micro-batches of `samples` samples with at most `longest` ids each."""
+    # Tree rows are joined depending on their ids, so each sample may stay in a micro-batch of its own. Otherwise a
+    # micro-batch holds at least as many samples as the longest ones fit into it.
+    least_per_batch = 1 if rows == Rows.TREE else max(1, max_tokens // longest)
+    return -(-samples // least_per_batch)
 
 
 def collate_trees(rows: Sequence[TreeRow], pad_id: int) -> TokenBatch:
-    """The batch of all the rows' samples, with the layout in which the model computes them."""
+    """Build the batch of the rows' samples, with the layout in which the model computes them."""
     longest = max(map(len, rows))
     token_ids = np.full((len(rows), longest), pad_id, dtype=np.int64)
     positions = np.zeros_like(token_ids)
-    # Pads see themselves: a softmax over nothing is NaN.
+    # Pads attend to themselves, since a softmax over nothing is NaN.
     visible = np.broadcast_to(np.eye(longest, dtype=bool), (len(rows), longest, longest)).copy()
     sources = []
     for i, row in enumerate(rows):
         for sample, shared, path in zip(row.samples, row.shared, row.paths(), strict=True):
-            new = path[shared:]
-            token_ids[i, new] = sample.token_ids[shared:]
-            positions[i, new] = np.arange(shared, len(sample))
-            visible[i, new[:, None], path] = np.tri(len(new), len(path), shared, dtype=bool)
+            new_columns = path[shared:]
+            token_ids[i, new_columns] = sample.token_ids[shared:]
+            positions[i, new_columns] = np.arange(shared, len(sample))
+            visible[i, new_columns[:, None], path] = np.tri(len(new_columns), len(path), shared, dtype=bool)
             columns = path[:-1][sample.loss_mask[1:]]
             sources.append(np.stack([np.full_like(columns, i), columns]))
     layout = RowLayout(

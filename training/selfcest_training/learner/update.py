@@ -1,4 +1,8 @@
-"""One optimiser step. However many rows a mini-batch has, and however it is cut, it makes exactly one."""
+"""The learner: forward passes, losses and optimiser steps of one policy.
+
+`Learner.policy_step` makes exactly one optimiser step for a mini-batch, however many rows the mini-batch has and
+however it is cut into micro-batches (rule 8 of the design).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ from selfcest_agents.lora import (
     parameters_by_role,
     without_lora,
 )
-from selfcest_agents.samplers import TakesWeights
+from selfcest_agents.samplers import WeightSyncTarget
 from selfcest_env.errors import ConfigError, TrainingError
 from selfcest_env.types import Role
 from selfcest_training.learner.batch import Sample, TokenBatch
@@ -37,28 +41,30 @@ from selfcest_training.learner.losses import (
     make_loss_sum,
     weighted_sum,
 )
-from selfcest_training.learner.mismatch import Mismatch, flattened, measure
+from selfcest_training.learner.mismatch import Mismatch, flatten_mismatch, measure_mismatch
 from selfcest_training.learner.options import ForwardOptions, Importance, LossConfig, OptimizerConfig, Rows
 from selfcest_training.learner.state import LearnerState
-from selfcest_training.learner.tree_rows import MicroBatch, check_model, cut
+from selfcest_training.learner.tree_rows import MicroBatch, check_model, cut_into_micro_batches
 
 
 @dataclass(frozen=True)
 class UpdateMetrics:
-    """Numbers of one optimiser step; means are over the tokens that train.
+    """Metrics of one optimiser step. Means are taken over the trained tokens.
 
     Attributes:
-        grad_norm: of the whole gradient, before it is clipped.
-        role_grad_norms: likewise, of each role's adapter where there is one per role, which is clipped by itself.
-        terms: of what is added to the policy's loss, by name, before its weight.
-        mean_ratio: of exp(log-prob now - that of the reference point, see `reference_point`).
+        loss: value of the whole loss, after weights and denominator.
+        grad_norm: norm of the whole gradient before clipping.
+        role_grad_norms: norm per role before clipping, where each role has an adapter of its own; else empty.
+        terms: mean of each added loss term by name, before its weight.
+        mean_ratio: mean of exp(log-prob now - reference log-prob); see `reference_logprobs_of`.
         clip_share: share of tokens with an advantage whose gradient the loss has cut to 0.
-        max_logprob_gap, mean_logprob_gap: of |log-prob now - behaviour log-prob|; before the first step on fresh
+        max_logprob_gap, mean_logprob_gap: of |log-prob now - behaviour log-prob|. Before the first update on fresh
             samples this is the difference between sampler and learner.
-        temperature: the lowest that was sampled at; log-probs are off by what logits are, divided by it.
-        mismatch: of the sampler and the learner as it was before the update, by role and depth; see `measure`.
-        trained_tokens: ids that went through forward and backward, prompts included, padding not; those that
+        temperature: the lowest sampling temperature. The error of a log-prob is the error of the logits divided by it.
+        mismatch: between the sampler and the learner before the update, by role and depth; see `measure_mismatch`.
+        trained_tokens: ids that went through forward and backward, prompts included, padding excluded. Ids that
             samples share in a tree row count once.
+        num_rows: trained samples.
     """
 
     loss: float
@@ -77,36 +83,41 @@ class UpdateMetrics:
 
 @dataclass(frozen=True)
 class ImitationMetrics:
-    """Numbers of one step of the warm start; `trained_tokens` as in `UpdateMetrics`."""
+    """Metrics of one step of the warm start; `trained_tokens` as in `UpdateMetrics`."""
 
     loss: float
     trained_tokens: int
 
 
 def mean_metrics(steps: Sequence[UpdateMetrics]) -> dict[str, float]:
-    """Means over the optimiser steps of one rollout, for the log.
+    """Average the metrics of a rollout's optimiser steps for the log.
 
-    Gaps and mismatch are the first step's, whose learner is the one that the rollout began with; rows are summed. Steps
-    without a row to train take no part; if all are, there is nothing but `rows`. Added terms are `loss/NAME`, norms of
-    a role's gradient `grad_norm/ROLE`.
+    Log-prob gaps and mismatch are those of the first step, since its learner is the one that sampled. Row counts are
+    summed. Steps without a trained row are left out; if there is no other, the result has `rows` only.
+
+    Returns:
+        Metrics by name; added loss terms are `loss/NAME`, gradient norms of a role `grad_norm/ROLE`.
     """
     steps = [step for step in steps if step.num_rows]
     if not steps:
         return {"rows": 0.0}
-    names = ("loss", "grad_norm", "mean_ratio", "clip_share")
-    means = {name: sum(getattr(step, name) for step in steps) / len(steps) for name in names}
-    terms = {f"loss/{name}": sum(step.terms[name] for step in steps) / len(steps) for name in steps[0].terms}
-    terms |= {
-        f"grad_norm/{role}": sum(step.role_grad_norms[role] for step in steps) / len(steps)
-        for role in steps[0].role_grad_norms
-    }
     first = steps[0]
-    gaps = {"logprob_gap": first.max_logprob_gap, "mean_logprob_gap": first.mean_logprob_gap}
-    return {**means, **terms, **gaps, **flattened(first.mismatch), "rows": float(sum(step.num_rows for step in steps))}
+    means: dict[str, float] = {}
+    for name in ("loss", "grad_norm", "mean_ratio", "clip_share"):
+        means[name] = sum(getattr(step, name) for step in steps) / len(steps)
+    for name in first.terms:
+        means[f"loss/{name}"] = sum(step.terms[name] for step in steps) / len(steps)
+    for role in first.role_grad_norms:
+        means[f"grad_norm/{role}"] = sum(step.role_grad_norms[role] for step in steps) / len(steps)
+    means["logprob_gap"] = first.max_logprob_gap
+    means["mean_logprob_gap"] = first.mean_logprob_gap
+    means.update(flatten_mismatch(first.mismatch))
+    means["rows"] = float(sum(step.num_rows for step in steps))
+    return means
 
 
-# On fresh samples in float32 sampler and learner differ by rounding alone, a few 1e-6 of the largest logit: 1e-6 for
-# small models, 2e-4 for logits of 30; anything near this is a bug.
+# On fresh samples in float32 sampler and learner differ by rounding, a few 1e-6 of the largest logit: 1e-6 for
+# small models, 2e-4 for logits of 30. A gap near this bound is a bug.
 MAX_LOGPROB_GAP = 1e-2
 # With bfloat16 on either side single tokens differ by up to 0.6, and the mean by up to 0.05 (vLLM on a CPU).
 MEAN_LOGPROB_GAP = 0.25
@@ -115,37 +126,49 @@ MEAN_LOGPROB_GAP = 0.25
 def check_agreement(metrics: UpdateMetrics, exact: bool = True) -> None:
     """Raise `TrainingError` if the learner's log-probs of fresh samples are not the sampler's.
 
-    `exact`: sampler and learner both compute in float32, so every token must agree; else their mean.
+    Args:
+        metrics: of the first optimiser step after a rollout.
+        exact: sampler and learner both compute in float32, so every token must agree; else the mean must.
     """
     if exact:
         bound = MAX_LOGPROB_GAP / min(1.0, metrics.temperature)
-        gap, where = metrics.max_logprob_gap, "in the log-prob of a token"
+        gap = metrics.max_logprob_gap
+        measure = "in the log-prob of a token"
     else:
-        gap, bound, where = metrics.mean_logprob_gap, MEAN_LOGPROB_GAP, "in log-prob on average over the tokens"
-    if not gap <= bound:  # as every comparison with NaN
+        bound = MEAN_LOGPROB_GAP
+        gap = metrics.mean_logprob_gap
+        measure = "in log-prob on average over the tokens"
+    # `not <=` instead of `>`: a gap that is NaN must fail too.
+    if not gap <= bound:
         raise TrainingError(
-            f"sampler and learner disagree by {gap:.3g} {where}, more than {bound:.3g}: the learner does not train on "
-            "the ids, weights or temperature sampled with"
+            f"sampler and learner disagree by {gap:.3g} {measure}, more than {bound:.3g}: the learner does not train "
+            "on the ids, weights or temperature that the sampler used"
         )
 
 
-def reference_point(importance: Importance, batch: TokenBatch, logprobs: Tensor) -> Tensor:
-    """[B, T] log-probs that the loss takes the ratio against; `logprobs` are the learner's now.
+def reference_logprobs_of(importance: Importance, batch: TokenBatch, logprobs: Tensor) -> Tensor:
+    """Return the [B, T] log-probs that the denominator of the loss's ratio uses.
 
-    The sampler's, or with importance weights the learner's own from before the rollout's first update: those of the
-    samples if they were frozen, else those of now.
+    Without importance weights these are the sampler's. With them they are the learner's before the first update of
+    the rollout: those attached to the samples, or the present ones in the first mini-batch (decoupled PPO, Hilton et
+    al. 2021, arXiv 2110.00641).
+
+    Args:
+        importance: options of the importance weights.
+        batch: the micro-batch.
+        logprobs: [B, T] of the learner now.
     """
     if not importance.on:
         return batch.behavior_logprobs
     return logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
 
 
-class Reading(StrEnum):
-    """What `Learner.read` gives of a sample of T ids, M of which train, as one array.
+class ForwardOutput(StrEnum):
+    """What `Learner.compute` returns as one array for a sample of T ids, M of which are trained.
 
     LOGPROBS: [T], see `Forward.logprobs`.
-    ENTROPY: [2, T], log-probs, and in the same way entropies of the distributions that the ids were drawn from.
-    HIDDEN: [M, H] hidden state of the last layer at the token before each id that trains.
+    ENTROPY: [2, T], log-probs and the entropies of the distributions that the ids were drawn from.
+    HIDDEN: [M, H], hidden state of the last layer at the token before each trained id.
     """
 
     LOGPROBS = "logprobs"
@@ -153,8 +176,8 @@ class Reading(StrEnum):
     HIDDEN = "hidden"
 
 
-class AnyLearner(Protocol):
-    """What trainer, warm start and job ask of a learner, in this process or elsewhere; see `Learner`."""
+class LearnerProtocol(Protocol):
+    """The interface of a learner for trainer, warm start and job, in this process or in others; see `Learner`."""
 
     pad_id: int
     num_steps: int
@@ -162,15 +185,17 @@ class AnyLearner(Protocol):
     @property
     def exact(self) -> bool: ...
 
-    def freeze(self, minibatches: Sequence[Sequence[Sample]], loss: LossConfig) -> list[Sequence[Sample]]: ...
+    def attach_old_logprobs(
+        self, minibatches: Sequence[Sequence[Sample]], loss: LossConfig
+    ) -> list[Sequence[Sample]]: ...
 
     def policy_step(self, samples: Sequence[Sample], loss: LossConfig, progress: float = 0.0) -> UpdateMetrics: ...
 
     def imitation_step(self, samples: Sequence[Sample], progress: float) -> ImitationMetrics: ...
 
-    def read(self, samples: Sequence[Sample], what: Reading) -> tuple[list[np.ndarray], int]: ...
+    def compute(self, samples: Sequence[Sample], output: ForwardOutput) -> tuple[list[np.ndarray], int]: ...
 
-    def sync(self, sampler: TakesWeights, policy_version: int) -> None: ...
+    def sync(self, sampler: WeightSyncTarget, policy_version: int) -> None: ...
 
     def weights(self) -> Iterator[tuple[str, Tensor]]: ...
 
@@ -178,22 +203,31 @@ class AnyLearner(Protocol):
 
     def restore(self, state: LearnerState, num_steps: int) -> None: ...
 
-    def fill(self, model: PreTrainedModel) -> None: ...
+    def copy_weights_to(self, model: PreTrainedModel) -> None: ...
 
 
-def freeze(learner: AnyLearner, minibatches: Sequence[Sequence[Sample]], loss: LossConfig) -> list[Sequence[Sample]]:
-    """The mini-batches of one rollout, ready for one `policy_step` each; to be called before the first.
+def attach_old_logprobs(
+    learner: LearnerProtocol, minibatches: Sequence[Sequence[Sample]], loss: LossConfig
+) -> list[Sequence[Sample]]:
+    """Attach the learner's present log-probs to the samples of a rollout, before its first `policy_step`.
 
-    With importance weights, samples of later mini-batches get the log-probs of the weights as they are now. The first
-    needs none: its step begins with these weights.
+    Only importance weights need them. The first mini-batch needs none, since its step begins with these weights.
+
+    Args:
+        learner: computes the log-probs.
+        minibatches: of one rollout, in the order of their steps.
+        loss: options of the loss.
+
+    Returns:
+        The mini-batches in the same order.
     """
     if not loss.importance.on:
         return list(minibatches)
-    later = []
+    prepared: list[Sequence[Sample]] = list(minibatches[:1])
     for samples in minibatches[1:]:
-        read, _ = learner.read(samples, Reading.LOGPROBS)
-        later.append([replace(sample, old_logprobs=row) for sample, row in zip(samples, read, strict=True)])
-    return [*minibatches[:1], *later]
+        logprobs, _ = learner.compute(samples, ForwardOutput.LOGPROBS)
+        prepared.append([replace(sample, old_logprobs=row) for sample, row in zip(samples, logprobs, strict=True)])
+    return prepared
 
 
 Result = TypeVar("Result")
@@ -203,17 +237,18 @@ class Learner:
     """A model and its optimiser.
 
     Args:
-        model: a causal language model of transformers; shared with the sampler, which sees every step at once. Where it
-            has an adapter per role, every context is computed with that of its agent's role.
-        optimizer: AdamW settings.
-        pad_id: any id; pads are never seen.
-        micro_batch_tokens: padded ids in one forward pass.
-        reference: a frozen model, for terms that need it; with LoRA the model itself, whose adapter is then left out.
-        rows: how samples are laid out.
+        model: a causal language model of transformers. The sampler may share it and then sees every step at once.
+            Where it has an adapter per role, each context is computed with the adapter of its agent's role.
+        optimizer: options of AdamW.
+        pad_id: any id; no trained token attends to a pad.
+        micro_batch_tokens: largest number of ids in one forward pass, padding included.
+        reference: a frozen model for loss terms that need it. With LoRA it is the model itself, computed without its
+            adapter.
+        rows: how samples are laid out in rows.
         forward: how the models are computed.
 
     Raises:
-        ConfigError: a model that cannot be computed in such rows or with these options.
+        ConfigError: the model cannot be computed in such rows or with these options.
     """
 
     def __init__(
@@ -228,190 +263,233 @@ class Learner:
         forward: ForwardOptions = ForwardOptions(),
     ) -> None:
         check_model(model, rows)
-        self.model, self.config, self.reference = model, optimizer, reference
-        self._forward = self._forward_of(model, forward)
+        self.model = model
+        self.config = optimizer
+        self.reference = reference
+        self.pad_id = pad_id
+        self.num_steps = 0
+        self._micro_batch_tokens = micro_batch_tokens
+        self._rows = rows
+        # Before the optimiser: a sharded learner replaces the parameters here.
+        self._forward = self._make_forward(model, forward)
         self._reference_forward: Forward | None = None
-        if reference is not None:
-            own = reference is model
-            self._reference_forward = self._forward if own else self._forward_of(reference, forward)
-        self.pad_id, self._micro_batch_tokens, self._rows = pad_id, micro_batch_tokens, rows
+        if reference is model:
+            self._reference_forward = self._forward
+        elif reference is not None:
+            self._reference_forward = self._make_forward(reference, forward)
         self.optimizer = torch.optim.AdamW(
             [weight for weight in model.parameters() if weight.requires_grad],
             lr=optimizer.learning_rate,
             betas=(optimizer.beta1, optimizer.beta2),
             weight_decay=optimizer.weight_decay,
-            fused=True,  # a tenth of the time on a CPU
+            fused=True,  # ten times faster on a CPU
         )
-        self.num_steps = 0
-        self._loss: tuple[LossConfig, LossSum] | None = None
+        self._built_loss: tuple[LossConfig, LossSum] | None = None
 
     @property
     def exact(self) -> bool:
         """Whether it computes in float32, so that a float32 sampler must agree with it token for token."""
         return self._forward.options.exact and self.model.dtype == torch.float32
 
-    def freeze(self, minibatches: Sequence[Sequence[Sample]], loss: LossConfig) -> list[Sequence[Sample]]:
-        """See `freeze`."""
-        return freeze(self, minibatches, loss)
+    def attach_old_logprobs(self, minibatches: Sequence[Sequence[Sample]], loss: LossConfig) -> list[Sequence[Sample]]:
+        """See the function `attach_old_logprobs`."""
+        return attach_old_logprobs(self, minibatches, loss)
 
     def policy_step(self, samples: Sequence[Sample], loss: LossConfig, progress: float = 0.0) -> UpdateMetrics:
-        """Accumulate the loss's gradient over micro-batches and make one step.
+        """Accumulate the gradient of the loss over micro-batches and make one optimiser step.
 
-        A mini-batch without a single row to train (every turn excluded) makes no step and says so: `num_rows` is 0.
+        Args:
+            samples: one mini-batch. Without a sample (every turn is excluded) no step is made and `num_rows` is 0.
+            loss: options of the loss.
+            progress: share of the run that is done, in [0, 1], for the learning rate.
+
+        Raises:
+            ConfigError: a loss term needs a reference model and the learner has none.
+            TrainingError: the loss has the wrong shape or no gradient, or the gradient is not finite.
         """
-        built = self._built(loss)
-        if Need.REFERENCE in built.needs and self.reference is None:
-            raise ConfigError("a term of the loss needs the reference model, and there is none")
+        loss_sum = self._build_loss(loss)
+        if Need.REFERENCE in loss_sum.needs and self.reference is None:
+            raise ConfigError("a term of the loss needs the reference model, and the learner has none")
         if not samples:
-            return _metrics([], built.added, 0.0, {})
-        sums = self._each(samples, partial(self._accumulate, loss, built))
-        return _metrics(sums, built.added, *self._step(progress))
+            return _combine_metrics([], loss_sum.added, 0.0, {})
+        sums = self._map_micro_batches(samples, partial(self._accumulate_gradient, loss, loss_sum))
+        grad_norm, role_grad_norms = self._optimizer_step(progress)
+        return _combine_metrics(sums, loss_sum.added, grad_norm, role_grad_norms)
 
     def imitation_step(self, samples: Sequence[Sample], progress: float) -> ImitationMetrics:
-        """One step of cross-entropy on demonstrations, mean over their generated tokens."""
-        count = sum(int(sample.loss_mask.sum()) for sample in samples)
+        """Make one step of cross-entropy on demonstrations, as a mean over their generated tokens."""
+        num_trained = sum(int(sample.loss_mask.sum()) for sample in samples)
 
         def accumulate(batch: TokenBatch) -> tuple[float, int]:
-            mean = -self.logprobs(batch)[batch.loss_mask & (batch.weights != 0)].sum() / count
-            torch.autograd.backward(mean)
-            return float(mean.detach()), batch.num_tokens
+            trained = batch.loss_mask & (batch.weights != 0)
+            cross_entropy = -self.logprobs(batch)[trained].sum() / num_trained
+            torch.autograd.backward(cross_entropy)
+            return float(cross_entropy.detach()), batch.num_tokens
 
-        found = [result for _, result in self._each(samples, accumulate)]
-        self._step(progress)
-        return ImitationMetrics(sum(loss for loss, _ in found), sum(computed for _, computed in found))
+        results = [result for _, result in self._map_micro_batches(samples, accumulate)]
+        self._optimizer_step(progress)
+        return ImitationMetrics(
+            loss=sum(loss for loss, _ in results), trained_tokens=sum(num_tokens for _, num_tokens in results)
+        )
 
     @torch.no_grad()
-    def read(self, samples: Sequence[Sample], what: Reading) -> tuple[list[np.ndarray], int]:
-        """Per sample, in order, what is asked for, and how many ids were computed; no step is made."""
+    def compute(self, samples: Sequence[Sample], output: ForwardOutput) -> tuple[list[np.ndarray], int]:
+        """Compute one kind of output for every sample, without a step.
 
-        def look(batch: TokenBatch) -> tuple[list[np.ndarray], int]:
-            if what == Reading.HIDDEN:
-                counts = batch.loss_mask[:, 1:].sum(1).tolist()
-                parts = torch.split(self.hidden(batch), counts)
+        Returns:
+            One array per sample, in the order of `samples`, and the number of ids that went through the model.
+        """
+
+        def compute_batch(batch: TokenBatch) -> tuple[list[np.ndarray], int]:
+            if output == ForwardOutput.HIDDEN:
+                num_trained = batch.loss_mask[:, 1:].sum(1).tolist()
+                parts = torch.split(self.hidden(batch), num_trained)
                 return [part.cpu().numpy() for part in parts], batch.num_tokens
-            if what == Reading.LOGPROBS:
-                found = self.logprobs(batch)[:, None]
+            if output == ForwardOutput.LOGPROBS:
+                values = self.logprobs(batch)[:, None]
             else:
-                found = torch.stack(self.logprobs_and_entropy(batch), 1)
-            rows = zip(batch.samples, found.cpu().numpy(), strict=True)
-            cut_off = [row[:, : len(sample)].copy() for sample, row in rows]
-            return [row[0] if what == Reading.LOGPROBS else row for row in cut_off], batch.num_tokens
+                values = torch.stack(self.logprobs_and_entropy(batch), 1)
+            arrays = []
+            for sample, row in zip(batch.samples, values.cpu().numpy(), strict=True):
+                unpadded = row[:, : len(sample)].copy()
+                arrays.append(unpadded[0] if output == ForwardOutput.LOGPROBS else unpadded)
+            return arrays, batch.num_tokens
 
-        rows, computed = dict[int, np.ndarray](), 0
-        for held, (found, ids) in self._each(samples, look):
-            rows.update(zip(map(id, held), found, strict=True))
-            computed += ids
-        return [rows[id(sample)] for sample in samples], computed
+        # Micro-batches reorder the samples.
+        array_of: dict[int, np.ndarray] = {}
+        num_computed = 0
+        for batch_samples, (arrays, num_tokens) in self._map_micro_batches(samples, compute_batch):
+            for sample, array in zip(batch_samples, arrays, strict=True):
+                array_of[id(sample)] = array
+            num_computed += num_tokens
+        return [array_of[id(sample)] for sample in samples], num_computed
 
-    def sync(self, sampler: TakesWeights, policy_version: int) -> None:
-        """Tell the sampler that the weights are now these."""
+    def sync(self, sampler: WeightSyncTarget, policy_version: int) -> None:
+        """Give the sampler the present weights as this policy version."""
         sampler.sync(self.model, policy_version)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """What a sampler is given; see `merged_weights`. Without an adapter these are the model's own."""
+        """Yield the weights that a sampler loads, adapters merged in; see `merged_weights`."""
         return merged_weights(self.model)
 
     def state(self) -> LearnerState:
-        """For a checkpoint; the tensors themselves, which the next step changes."""
+        """Return weights and moments for a checkpoint. They are not copies, so the next step changes them."""
         return LearnerState.of(self.model, self.optimizer)
 
     def restore(self, state: LearnerState, num_steps: int) -> None:
-        """Go on from there. Raises `RecordError` where it is of another model, or of other `LoraOptions`."""
-        state.put(self.model, self.optimizer)
+        """Continue from a checkpoint.
+
+        Raises:
+            RecordError: the state belongs to another model or to other `LoraOptions`.
+        """
+        state.load_into(self.model, self.optimizer)
         self.num_steps = num_steps
 
-    def fill(self, model: PreTrainedModel) -> None:
-        """Put what it has trained into a whole model of the same kind; nothing if that is the one it trains."""
+    def copy_weights_to(self, model: PreTrainedModel) -> None:
+        """Copy the trained weights into a model of the same kind, unless that is the trained model itself."""
         if model is not self.model:
             load_trainable_state(model, self.state().weights)
 
     def micro_batches(self, samples: Sequence[Sample]) -> Iterator[TokenBatch]:
-        """The batches in which `policy_step` accumulates its gradient."""
-        return (self._collated(micro) for micro in self._cut(samples))
+        """Yield the batches over which `policy_step` accumulates its gradient."""
+        return (self._collate(micro_batch) for micro_batch in self._cut(samples))
 
     def _cut(self, samples: Sequence[Sample]) -> list[MicroBatch]:
+        # Attention in blocks costs nothing for what a token does not see, so rows need no estimate of their work.
         hidden_size = None if self._forward.in_blocks else self.model.config.get_text_config().hidden_size
-        alike = _by_role(samples) if has_roles(self.model) else [samples]
-        parts = [cut(some, self._rows, max_tokens=self._micro_batch_tokens, hidden_size=hidden_size) for some in alike]
-        return [micro for part in parts for micro in part]
+        # One forward pass has one adapter, so a micro-batch has one role.
+        parts = _split_by_role(samples) if has_roles(self.model) else [samples]
+        micro_batches: list[MicroBatch] = []
+        for part in parts:
+            micro_batches += cut_into_micro_batches(
+                part, self._rows, max_tokens=self._micro_batch_tokens, hidden_size=hidden_size
+            )
+        return micro_batches
 
-    def _collated(self, micro: MicroBatch) -> TokenBatch:
-        return micro.collate(self.pad_id).to(self.model.device)
+    def _collate(self, micro_batch: MicroBatch) -> TokenBatch:
+        return micro_batch.collate(self.pad_id).to(self.model.device)
 
-    def _each(
-        self, samples: Sequence[Sample], work: Callable[[TokenBatch], Result]
+    def _map_micro_batches(
+        self, samples: Sequence[Sample], function: Callable[[TokenBatch], Result]
     ) -> list[tuple[Sequence[Sample], Result]]:
-        """What `work` gives for every micro-batch, and the samples that each holds, in order."""
-        found: list[tuple[Sequence[Sample], Result]] = []
-        for micro in self._cut(samples):
-            with acting_as(self.model, _role(micro.samples[0])):
-                found.append((micro.samples, work(self._collated(micro))))
-        return found
+        """Return the samples of every micro-batch and the function's result on it, in order."""
+        results: list[tuple[Sequence[Sample], Result]] = []
+        for micro_batch in self._cut(samples):
+            with acting_as(self.model, _role_of(micro_batch.samples[0])):
+                results.append((micro_batch.samples, function(self._collate(micro_batch))))
+        return results
 
-    def _forward_of(self, model: PreTrainedModel, options: ForwardOptions) -> Forward:
-        """How a model is computed; called before the optimiser is given its weights."""
+    def _make_forward(self, model: PreTrainedModel, options: ForwardOptions) -> Forward:
         return Forward(model, options)
 
     def logprobs(self, batch: TokenBatch) -> Tensor:
-        """[B, T] log-probs of the ids that train under the weights being trained, at the sampling temperature."""
+        """Return [B, T] log-probs of the trained ids under the trained weights, at the sampling temperature."""
         return self._forward.logprobs(batch)
 
     @torch.no_grad()
     def logprobs_and_entropy(self, batch: TokenBatch) -> tuple[Tensor, Tensor]:
-        """[B, T] each, as `logprobs`, and of the distributions that the ids were drawn from."""
+        """Return [B, T] `logprobs`, and [B, T] entropies of the distributions that the ids were drawn from."""
         return self._forward.logprobs_and_entropy(batch)
 
     @torch.no_grad()
     def hidden(self, batch: TokenBatch) -> Tensor:
-        """[M, H] hidden state of the last layer at the token before each id that trains, in their order."""
+        """Return [M, H] hidden states of the last layer at the token before each trained id, in their order."""
         return self._forward.hidden(batch)
 
-    def _built(self, config: LossConfig) -> LossSum:
-        if self._loss is None or self._loss[0] != config:
-            self._loss = config, make_loss_sum(config)
-        return self._loss[1]
+    def _build_loss(self, config: LossConfig) -> LossSum:
+        if self._built_loss is None or self._built_loss[0] != config:
+            self._built_loss = config, make_loss_sum(config)
+        return self._built_loss[1]
 
-    def _accumulate(self, loss: LossConfig, built: LossSum, batch: TokenBatch) -> _Sums:
-        """Add the gradient of one micro-batch."""
-        computed: tuple[Tensor, ...]
-        if Need.ENTROPY in built.needs:
-            computed = self._forward.logprobs_and_entropy(batch)
+    def _accumulate_gradient(self, config: LossConfig, loss_sum: LossSum, batch: TokenBatch) -> MicroBatchSums:
+        """Add the gradient of one micro-batch to the parameters' gradients."""
+        outputs: tuple[Tensor, ...]
+        if Need.ENTROPY in loss_sum.needs:
+            outputs = self._forward.logprobs_and_entropy(batch)
         else:
-            computed = (self.logprobs(batch),)
-        # The slope at the log-probs is asked for twice, and hooks of a model in parts may see one backward pass alone.
-        logprobs, *entropy = leaves = [values.detach().requires_grad_() for values in computed]
+            outputs = (self.logprobs(batch),)
+        # The gradient at the log-probs is needed twice (here and for `clip_share`), and the hooks of a sharded model
+        # may see one backward pass only. So the loss is differentiated down to detached leaves first.
+        leaves = [values.detach().requires_grad_() for values in outputs]
+        logprobs = leaves[0]
         depths = [[sample.agent_id.depth] for sample in batch.samples]
         inputs = LossInputs(
-            logprobs,
-            reference_point(loss.importance, batch, logprobs),
-            batch.behavior_logprobs,
-            batch.advantages,
-            batch.loss_mask,
-            torch.tensor(depths, device=logprobs.device),
-            self._reference_logprobs(batch) if Need.REFERENCE in built.needs else None,
-            entropy[0] if entropy else None,
+            logprobs=logprobs,
+            old_logprobs=reference_logprobs_of(config.importance, batch, logprobs),
+            behavior_logprobs=batch.behavior_logprobs,
+            advantages=batch.advantages,
+            loss_mask=batch.loss_mask,
+            depth=torch.tensor(depths, device=logprobs.device),
+            reference_logprobs=self._reference_logprobs(batch) if Need.REFERENCE in loss_sum.needs else None,
+            entropy=leaves[1] if len(leaves) > 1 else None,
         )
-        per_token, clipped = self._surrogate(loss, built.policy, inputs)
-        terms = {}
-        for name, (weight, term) in built.added.items():
-            value = _checked(name, term(inputs), inputs)
+        per_token, clipped = self._policy_loss(config, loss_sum.policy, inputs)
+        term_sums = {}
+        for name, (weight, term) in loss_sum.added.items():
+            value = _check_shape(name, term(inputs), inputs)
             per_token = per_token + weight * value
-            terms[name] = float(value.detach()[batch.loss_mask].sum())
+            term_sums[name] = float(value.detach()[batch.loss_mask].sum())
         objective = weighted_sum(per_token, batch.weights, batch.loss_mask)
         torch.autograd.backward(objective)
-        sloping = [(values, leaf.grad) for values, leaf in zip(computed, leaves, strict=True) if leaf.grad is not None]
-        torch.autograd.backward([values for values, _ in sloping], [slope for _, slope in sloping])
-        return _Sums.of(batch, float(objective.detach()), terms, logprobs.detach(), inputs.old_logprobs, clipped)
+        # One backward pass through the model, from the gradients at the leaves that have one.
+        pairs = [(values, leaf.grad) for values, leaf in zip(outputs, leaves, strict=True) if leaf.grad is not None]
+        torch.autograd.backward([values for values, _ in pairs], [gradient for _, gradient in pairs])
+        return MicroBatchSums.of(
+            batch, float(objective.detach()), term_sums, logprobs.detach(), inputs.old_logprobs, clipped
+        )
 
-    def _surrogate(self, config: LossConfig, term: LossTerm, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-        """[B, T] the policy's term with its importance weight, and where it has cut its own gradient to 0."""
-        per_token = _checked(config.name, term(inputs), inputs)
+    def _policy_loss(self, config: LossConfig, term: LossTerm, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+        """Return [B, T] the policy's loss with its importance weight, and where it has cut its own gradient to 0."""
+        per_token = _check_shape(config.name, term(inputs), inputs)
         if not per_token.requires_grad:
-            raise TrainingError(f"the loss '{config.name}' does not depend on inputs.logprobs; it has nothing to teach")
-        (slope,) = torch.autograd.grad(per_token.sum(), inputs.logprobs, retain_graph=True)
-        cut = (slope == 0) & (inputs.advantages != 0)
+            raise TrainingError(
+                f"the loss '{config.name}' does not depend on inputs.logprobs, so it has no gradient; compute it from "
+                "inputs.logprobs"
+            )
+        (gradient,) = torch.autograd.grad(per_token.sum(), inputs.logprobs, retain_graph=True)
+        clipped = (gradient == 0) & (inputs.advantages != 0)
         weights = importance_weights(config.importance, inputs.old_logprobs, inputs.behavior_logprobs, inputs.loss_mask)
-        return weights * per_token, cut
+        return weights * per_token, clipped
 
     def _reference_logprobs(self, batch: TokenBatch) -> Tensor:
         assert self.reference is not None
@@ -419,37 +497,48 @@ class Learner:
         with torch.no_grad(), without_lora(self.reference):
             return self._reference_forward.logprobs(batch)
 
-    def _clip(self, parameters: Iterable[Tensor]) -> Tensor:
-        """Bound the gradient of these together; its norm before that."""
+    def _clip_gradient(self, parameters: Iterable[Tensor]) -> Tensor:
+        """Clip the common norm of these parameters' gradients and return the norm before clipping."""
         return torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm)
 
-    def _step(self, progress: float) -> tuple[float, dict[str, float]]:
-        """The norm of the gradient before it was clipped, and those of each role's adapter where it has its own."""
+    def _optimizer_step(self, progress: float) -> tuple[float, dict[str, float]]:
+        """Clip the gradient and make one step.
+
+        Returns:
+            The norm of the gradient before clipping, and the norm of each role's adapter where roles have adapters.
+        """
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.rate(self.num_steps, progress)
-        # One norm for both adapters would let a large gradient of one role make the other's steps smaller.
-        by_role = {str(role): float(self._clip(own)) for role, own in parameters_by_role(self.model).items()}
-        norm = math.hypot(*by_role.values()) if by_role else float(self._clip(self.model.parameters()))
+        # Each adapter is clipped by itself: with a common norm, a large gradient of one role would shrink the steps
+        # of the other role.
+        role_norms: dict[str, float] = {}
+        for role, parameters in parameters_by_role(self.model).items():
+            role_norms[str(role)] = float(self._clip_gradient(parameters))
+        if role_norms:
+            norm = math.hypot(*role_norms.values())
+        else:
+            norm = float(self._clip_gradient(self.model.parameters()))
         if not math.isfinite(norm):
             raise TrainingError(f"the gradient norm of step {self.num_steps} is {norm}; lower learning_rate")
         self.optimizer.step()
-        increment_version(self.model.parameters())  # fused AdamW does not, and a sampler packs what has changed
+        # Fused AdamW does not raise the version counters by which a sampler notices that its packed copy is stale.
+        increment_version(self.model.parameters())
         self.optimizer.zero_grad(set_to_none=True)
         self.num_steps += 1
-        return norm, by_role
+        return norm, role_norms
 
 
-def _role(sample: Sample) -> Role:
+def _role_of(sample: Sample) -> Role:
     return Role.CLONE if sample.agent_id.depth else Role.ROOT
 
 
-def _by_role(samples: Sequence[Sample]) -> list[list[Sample]]:
-    """The samples of each role that there are any of, in order."""
-    parts = [[sample for sample in samples if _role(sample) is role] for role in Role]
+def _split_by_role(samples: Sequence[Sample]) -> list[list[Sample]]:
+    """Split the samples by role, in order, without empty parts."""
+    parts = [[sample for sample in samples if _role_of(sample) is role] for role in Role]
     return [part for part in parts if part]
 
 
-def _checked(name: str, per_token: Tensor, inputs: LossInputs) -> Tensor:
+def _check_shape(name: str, per_token: Tensor, inputs: LossInputs) -> Tensor:
     if per_token.shape != inputs.logprobs.shape:
         raise TrainingError(
             f"the loss '{name}' returned shape {tuple(per_token.shape)} for log-probs of shape "
@@ -459,10 +548,19 @@ def _checked(name: str, per_token: Tensor, inputs: LossInputs) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Sums:
-    """Of one micro-batch, over its tokens that train. Small: it may travel between processes.
+class MicroBatchSums:
+    """Sums over the trained tokens of one micro-batch, from which `UpdateMetrics` are computed.
+
+    Small, because ranks send it between processes.
 
     Attributes:
+        loss: the micro-batch's part of the objective.
+        terms: sum of each added term by name.
+        ratio, clipped, gap: sums of the ratio, of clipped tokens, and of |log-prob - behaviour log-prob|.
+        max_gap: the largest |log-prob - behaviour log-prob|.
+        temperature: the lowest.
+        num_trained: trained tokens.
+        num_tokens: ids that the model computed, padding excluded.
         old_logprobs: per sample, for the mismatch; `None` where the samples have their own.
     """
 
@@ -473,56 +571,68 @@ class _Sums:
     gap: float
     max_gap: float
     temperature: float
-    tokens: int
-    computed: int
+    num_trained: int
+    num_tokens: int
     old_logprobs: list[np.ndarray] | None
 
     @classmethod
     def of(
-        cls, batch: TokenBatch, loss: float, terms: Mapping[str, float], logprobs: Tensor, old: Tensor, clipped: Tensor
-    ) -> _Sums:
+        cls,
+        batch: TokenBatch,
+        loss: float,
+        terms: Mapping[str, float],
+        logprobs: Tensor,
+        reference: Tensor,
+        clipped: Tensor,
+    ) -> MicroBatchSums:
+        """Sum over the batch; `logprobs`, `reference` and `clipped` are [B, T]."""
         trained = batch.loss_mask
         gap = (logprobs - batch.behavior_logprobs)[trained].abs()
-        measured = [row for sample in batch.measured(logprobs) if (row := sample.old_logprobs) is not None]
+        old_logprobs = None
+        if batch.old_logprobs is None:
+            samples = batch.with_old_logprobs(logprobs)
+            old_logprobs = [sample.old_logprobs for sample in samples if sample.old_logprobs is not None]
         return cls(
             loss=loss,
             terms=terms,
-            ratio=float((logprobs - old)[trained].exp().sum()),
+            ratio=float((logprobs - reference)[trained].exp().sum()),
             clipped=float(clipped[trained].sum()),
             gap=float(gap.sum()),
             max_gap=float(gap.max()),
             temperature=float(batch.temperature[trained].min()),
-            tokens=gap.numel(),
-            computed=batch.num_tokens,
-            old_logprobs=measured if batch.old_logprobs is None else None,
+            num_trained=gap.numel(),
+            num_tokens=batch.num_tokens,
+            old_logprobs=old_logprobs,
         )
 
 
-def _metrics(
-    found: Sequence[tuple[Sequence[Sample], _Sums]],
+def _combine_metrics(
+    results: Sequence[tuple[Sequence[Sample], MicroBatchSums]],
     terms: Iterable[str],
     grad_norm: float,
     role_grad_norms: Mapping[str, float],
 ) -> UpdateMetrics:
-    sums = [of for _, of in found]
-    tokens = sum(of.tokens for of in sums)
-    count = max(1, tokens)
-    measured = [
-        sample if of.old_logprobs is None else replace(sample, old_logprobs=of.old_logprobs[i])
-        for samples, of in found
-        for i, sample in enumerate(samples)
-    ]
+    """Combine the sums of a step's micro-batches into its metrics."""
+    all_sums = [sums for _, sums in results]
+    num_trained = sum(sums.num_trained for sums in all_sums)
+    divisor = max(1, num_trained)
+    samples_with_old: list[Sample] = []
+    for samples, sums in results:
+        for i, sample in enumerate(samples):
+            if sums.old_logprobs is not None:
+                sample = replace(sample, old_logprobs=sums.old_logprobs[i])
+            samples_with_old.append(sample)
     return UpdateMetrics(
-        loss=sum((of.loss for of in sums), 0.0),
+        loss=sum((sums.loss for sums in all_sums), 0.0),
         grad_norm=grad_norm,
         role_grad_norms=role_grad_norms,
-        terms={name: sum((of.terms[name] for of in sums), 0.0) / count for name in terms},
-        mean_ratio=sum(of.ratio for of in sums) / count if tokens else 1.0,
-        clip_share=sum((of.clipped for of in sums), 0.0) / count,
-        max_logprob_gap=max((of.max_gap for of in sums), default=0.0),
-        mean_logprob_gap=sum((of.gap for of in sums), 0.0) / count,
-        temperature=min((of.temperature for of in sums), default=math.inf),
-        mismatch=measure(measured),
-        trained_tokens=sum(of.computed for of in sums),
-        num_rows=len(measured),
+        terms={name: sum((sums.terms[name] for sums in all_sums), 0.0) / divisor for name in terms},
+        mean_ratio=sum(sums.ratio for sums in all_sums) / divisor if num_trained else 1.0,
+        clip_share=sum((sums.clipped for sums in all_sums), 0.0) / divisor,
+        max_logprob_gap=max((sums.max_gap for sums in all_sums), default=0.0),
+        mean_logprob_gap=sum((sums.gap for sums in all_sums), 0.0) / divisor,
+        temperature=min((sums.temperature for sums in all_sums), default=math.inf),
+        mismatch=measure_mismatch(samples_with_old),
+        trained_tokens=sum(sums.num_tokens for sums in all_sums),
+        num_rows=len(samples_with_old),
     )

@@ -117,7 +117,9 @@ def places(config: RunConfig, arm: str, shape: ModelShape, *, passes: bool = Tru
             loading,
             host,
         ),
-        Place("rollout worker", sampler, cluster.asked["rollout"][0], rollout_share if gpu else 1.0, unknown=unknown),
+        Place(
+            "rollout worker", sampler, cluster.requested["rollout"][0], rollout_share if gpu else 1.0, unknown=unknown
+        ),
     )
 
 

@@ -26,7 +26,7 @@ from selfcest_training.learner.state import LearnerState
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from selfcest_training.learner.update import AnyLearner
+    from selfcest_training.learner.update import LearnerProtocol
 
 _MODEL, _OPTIMIZER, _STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 # What a trainer's stages remember: plain values, with tensors kept apart.
@@ -218,7 +218,7 @@ def read_state(path: Path) -> TrainState:
         raise RecordError(f"{path / _STATE} is no checkpoint state: {error}") from error
 
 
-def load_checkpoint(path: Path, learner: AnyLearner) -> TrainState:
+def load_checkpoint(path: Path, learner: LearnerProtocol) -> TrainState:
     """Put trained weights and the moments of the optimiser back. Raises `RecordError` on a mismatch."""
     from safetensors.torch import load_file
 

@@ -17,15 +17,15 @@ from selfcest_agents.language import Language, language_of
 from selfcest_agents.lora import acting_as, add_lora, has_roles, merge_lora
 from selfcest_agents.player import ModelPlayer, TrainedPlayer
 from selfcest_agents.rollout import RolloutRequest, what_played
-from selfcest_agents.samplers import SamplerByRole, SamplerSpec, TakesWeights, make_sampler
+from selfcest_agents.samplers import SamplerByRole, SamplerSpec, WeightSyncTarget, make_sampler
 from selfcest_env.errors import ConfigError, StoppedError
 from selfcest_env.reward import make_reward
 from selfcest_env.seeding import stream_seed
 from selfcest_env.structure import plain
 from selfcest_env.tasks import TaskSource
 from selfcest_env.types import Role
-from selfcest_training.cluster.deal import check_ranks
 from selfcest_training.cluster.group import LearnerGroup, Ranks
+from selfcest_training.cluster.partition import check_ranks
 from selfcest_training.cluster.rank import LearnerSpec
 from selfcest_training.cluster.rollouts import RolloutPool, RolloutWorkers, WorkerSpec
 from selfcest_training.config import CLONES, RLConfig, RunConfig, changed_limits
@@ -38,7 +38,7 @@ from selfcest_training.learner.losses import Need, make_loss_sum
 from selfcest_training.learner.memory import release_memory
 from selfcest_training.learner.options import Denominator, OptimizerConfig
 from selfcest_training.learner.tree_rows import most_micro_batches
-from selfcest_training.learner.update import AnyLearner, Learner
+from selfcest_training.learner.update import Learner, LearnerProtocol
 from selfcest_training.run.account import JobAccount
 from selfcest_training.run.boards import BOARDS, BoardJob, check_boards
 from selfcest_training.run.checkpoint import (
@@ -202,7 +202,7 @@ class Job:
         self.model = self.language.load(self._initial_seed("weights"), base)
         self._add_lora()
         self.player: TrainedPlayer = self._player()
-        self.sampler: TakesWeights = self.player.sampler
+        self.sampler: WeightSyncTarget = self.player.sampler
         self._opened.callback(self.player.close)
 
     def _player(self) -> TrainedPlayer:
@@ -230,10 +230,10 @@ class Job:
         again = (self.state.attempt,) if self.state.attempt else ()
         return stream_seed(what, self.id.seed, *key, *again)
 
-    def _learner(self, stage: str, checkpoint: Path | None = None) -> AnyLearner:
+    def _learner(self, stage: str, checkpoint: Path | None = None) -> LearnerProtocol:
         optimizer = self.arm.warmstart.optimizer if stage == "warmstart" else self.arm.rl.optimizer
         refers = stage == "rl" and Need.REFERENCE in self.loss_needs
-        learner: AnyLearner
+        learner: LearnerProtocol
         if self._ranks is not None:
             learner = self._group(self._ranks, stage, optimizer, refers)
         else:
@@ -269,8 +269,8 @@ class Job:
             rows=self.config.rows,
             forward=self.config.forward,
         )
-        group = LearnerGroup(ranks, spec, sampled=getattr(self.sampler_spec, "dtype", None))
-        group.take(self.model)
+        group = LearnerGroup(ranks, spec, sampler_dtype=getattr(self.sampler_spec, "dtype", None))
+        group.load_weights_from(self.model)
         return group
 
     def _warm_start(self, checkpoint: Path | None, log: MetricsLog) -> None:
@@ -307,7 +307,7 @@ class Job:
                 return False
             self._after_step(learner)
         self._checkpoint(learner)
-        learner.fill(self.model)
+        learner.copy_weights_to(self.model)
         return True
 
     def _log_pool(self, log: MetricsLog, pool: Pool, progress: float) -> None:
@@ -348,10 +348,10 @@ class Job:
                 self._log(log, step, self._probe(learner, before))
                 self._after_step(learner, trainer)
         self._checkpoint(learner, trainer)
-        learner.fill(self.model)
+        learner.copy_weights_to(self.model)
         self.sampler.sync(self.model, self.state.step)
 
-    def _probe(self, learner: AnyLearner, before: float) -> dict[str, float]:
+    def _probe(self, learner: LearnerProtocol, before: float) -> dict[str, float]:
         """What the policy can do by now, if a probe is due: RL had come as far as `before` a step ago.
 
         The same instances every time. A family draws them by itself, so that arms with other families play the same
@@ -391,14 +391,14 @@ class Job:
             note = f"{note}; probe: return {np.mean(returns):.2f}"
         self.on_progress("RL", self.account.progress(), note)
 
-    def _after_step(self, learner: AnyLearner, trainer: Trainer | None = None) -> None:
+    def _after_step(self, learner: LearnerProtocol, trainer: Trainer | None = None) -> None:
         stop = self._asked_to_stop()
         if stop or self.state.step % self.config.checkpoint_every == 0:
             self._checkpoint(learner, trainer)
         if stop:
             raise StoppedError("stopped after a checkpoint")
 
-    def _checkpoint(self, learner: AnyLearner, trainer: Trainer | None = None) -> None:
+    def _checkpoint(self, learner: LearnerProtocol, trainer: Trainer | None = None) -> None:
         memory = {} if trainer is None else trainer.state_dict()
         extents = {**self._evaluated, **{name: log.extent() for name, log in self._logs.items()}}
         manifest = Manifest(run_digest(self.config), extents, self._warm_files)
@@ -537,7 +537,7 @@ def check_cluster(config: RunConfig, sampler: SamplerSpec) -> None:
             f"model.options.device is {'cuda' if cuda else 'cpu'} and cluster.backend is {cluster.backend}, by which "
             f"ranks would train on {'the CPU' if cuda else 'GPUs'}; set cluster.backend={'nccl' if cuda else 'gloo'}"
         )
-    for kind, (count, each) in cluster.asked.items():
+    for kind, (count, each) in cluster.requested.items():
         if cuda and count and not each.get("GPU"):
             raise ConfigError(
                 f"model.options.device is cuda and cluster.{kind}_resources gives none; set "

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from selfcest_agents.samplers import TakesWeights
-from selfcest_training.learner.update import AnyLearner
+from selfcest_agents.samplers import WeightSyncTarget
+from selfcest_training.learner.update import LearnerProtocol
 from selfcest_training.stages.produced import Produced
 
 
@@ -39,7 +39,7 @@ class Lane:
     """
 
     produce: Callable[[int], Produced]
-    sampler: TakesWeights
+    sampler: WeightSyncTarget
     version: int | None = None
     thread: ThreadPoolExecutor = field(default_factory=_thread)
 
@@ -58,8 +58,8 @@ class RolloutsAhead:
     def __init__(
         self,
         produce: Callable[[int], Produced],
-        sampler: TakesWeights,
-        learner: AnyLearner,
+        sampler: WeightSyncTarget,
+        learner: LearnerProtocol,
         *,
         max_policy_lag: int,
         steps: int,

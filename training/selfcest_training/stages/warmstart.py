@@ -30,7 +30,7 @@ from selfcest_training.credit import Credit
 from selfcest_training.families import draw_family
 from selfcest_training.learner.batch import Sample, bucketed, build_samples
 from selfcest_training.learner.options import Denominator
-from selfcest_training.learner.update import AnyLearner
+from selfcest_training.learner.update import LearnerProtocol
 from selfcest_training.stages.probe import by_family, probe_requests
 
 _DRAWS = 8
@@ -110,7 +110,7 @@ class WarmStart:
         self,
         config: WarmStartConfig,
         player: TrainedPlayer,
-        learner: AnyLearner,
+        learner: LearnerProtocol,
         families: Mapping[str, TaskSource],
         reward: Reward,
         *,

@@ -1,4 +1,4 @@
-"""What the loss is made of: pure functions from what a micro-batch holds to one number per token."""
+"""The terms of the loss: pure functions from a micro-batch to one number per token."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Need(StrEnum):
-    """What is computed for a term that asks for it alone."""
+    """An input that is computed only for a term that needs it."""
 
     REFERENCE = "reference"
     ENTROPY = "entropy"
@@ -19,21 +19,21 @@ class Need(StrEnum):
 
 @dataclass(frozen=True)
 class LossInputs:
-    """What a term may look at. All are [B, T] but the last two; a row is one sample, that is one agent's context.
+    """The inputs of a term. All are [B, T] except `depth`; a row is one sample, which is one agent's context.
 
     Only positions where `loss_mask` is True count. The others hold finite numbers.
 
     Attributes:
-        logprobs: under the weights being trained; with `entropy` all that has a gradient.
-        old_logprobs: the fixed reference point of the ratio exp(logprobs - old_logprobs): those of the sampler, or with
-            importance weights those of the learner before the first update.
-        behavior_logprobs: those that the sampler drew with.
+        logprobs: under the trained weights. Only `logprobs` and `entropy` have a gradient.
+        old_logprobs: the fixed denominator of the ratio exp(logprobs - old_logprobs): the sampler's log-probs, or with
+            importance weights the learner's before the first update.
+        behavior_logprobs: the sampler's log-probs.
         advantages: of every token.
-        loss_mask: True where a token trains.
-        depth: [B, 1] of the agent whose context it is; 0 is the root.
-        reference_logprobs: under the warm-started model; only for a term that needs them.
-        entropy: of the distribution that each id was drawn from, in nats, at the sampling temperature; only for a term
-            that needs it.
+        loss_mask: True where a token is trained.
+        depth: [B, 1] depth of the agent; 0 is the root.
+        reference_logprobs: under the warm-started model; `None` unless a term needs them.
+        entropy: of the distribution that each id was drawn from, in nats, at the sampling temperature; `None` unless a
+            term needs it.
     """
 
     logprobs: Tensor
@@ -47,26 +47,26 @@ class LossInputs:
 
     @property
     def is_clone(self) -> Tensor:
-        """[B, 1] the agent's role."""
+        """[B, 1] True for a clone's context."""
         return self.depth > 0
 
 
 class LossTerm(Protocol):
-    """A summand of the loss; its options are its constructor's arguments.
+    """A term of the loss; its options are its constructor's arguments.
 
-    A class that needs more than every micro-batch has says so by an attribute `needs`, a collection of `Need`.
+    A class that needs optional inputs declares them in an attribute `needs`, a collection of `Need`.
     """
 
     def __call__(self, inputs: LossInputs) -> Tensor:
-        """[B, T], before importance weights, the term's own weight and the denominator.
+        """Return [B, T] the term, before importance weights, the term's own weight and the denominator.
 
-        What is returned outside of the mask must be finite. Rows must not influence each other, because which rows
-        share a batch is a matter of memory.
+        Values outside of the mask must be finite. Rows must not influence each other, because memory decides which rows
+        share a batch.
         """
         ...
 
 
 def needs_of(term: LossTerm | type[LossTerm]) -> frozenset[Need]:
-    """What a term, or its class, asks for. Raises `ValueError` for what is no `Need`."""
+    """Return the optional inputs that a term or its class needs. Raises `ValueError` for an unknown name."""
     needs: Collection[str] = getattr(term, "needs", ())
     return frozenset(map(Need, needs))

@@ -30,8 +30,8 @@ class Clipped(Checked):
 
     Attributes:
         clip_low, clip_high: rho has a gradient down to 1 - clip_low (A < 0) and up to 1 + clip_high (A > 0).
-        delta: a cap on rho where A < 0, which nothing else bounds from above; null for none.
-        level: what rho belongs to, a `token` or the whole `sequence` (a sample: one agent's context).
+        delta: a cap on rho where A < 0, which the clip does not bound from above; null for none.
+        level: the unit of rho, a `token` or the whole `sequence` (a sample: one agent's context).
     """
 
     clip_low: _Clip = 0.2
@@ -47,7 +47,8 @@ class Clipped(Checked):
             )
 
     def __call__(self, inputs: LossInputs) -> Tensor:
-        log_ratio, advantages = inputs.logprobs - inputs.old_logprobs, inputs.advantages
+        advantages = inputs.advantages
+        log_ratio = inputs.logprobs - inputs.old_logprobs
         if self.level == "sequence":
             count = inputs.loss_mask.sum(-1, keepdim=True).clamp(min=1)
             log_ratio = (trained_sum(log_ratio, inputs.loss_mask) / count).expand_as(log_ratio)

@@ -1,6 +1,6 @@
-"""`entropy`: that of the distribution each token was drawn from, at the sampling temperature, in nats.
+"""`entropy`: entropy in nats of the distribution that each token was drawn from, at the sampling temperature.
 
-With a negative weight it is a bonus that keeps the policy from settling too early (Williams and Peng 1991).
+With a negative weight it is a bonus that delays premature convergence of the policy (Williams and Peng 1991).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from selfcest_training.learner.losses.base import LossInputs, Need
 
 @dataclass(frozen=True)
 class Entropy:
-    """It has no options."""
+    """The term has no options."""
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.ENTROPY})
 

@@ -1,9 +1,9 @@
-"""`kl`: an estimate of KL(policy || warm start), from the tokens that were sampled.
+"""`kl`: an estimate of KL(policy || warm start) from the sampled tokens.
 
     with d = reference log-prob - log-prob:    k1 = -d,    k2 = d^2 / 2,    k3 = exp(d) - d - 1
 
 Source: Schulman 2020, "Approximating KL divergence". k1 is unbiased as a number, but on policy its gradient is zero in
-expectation: as a loss it holds nothing back. On policy k2 has the gradient of KL(policy || warm start), and k3, the
+expectation, so as a loss it has no effect. On policy k2 has the gradient of KL(policy || warm start), and k3, the
 default, which is never negative, that of KL(warm start || policy).
 """
 
@@ -20,7 +20,11 @@ from selfcest_training.learner.losses.functions import kl_to_reference
 
 @dataclass(frozen=True)
 class Kl:
-    """`estimator`: see above."""
+    """Options.
+
+    Attributes:
+        estimator: see the formulas above.
+    """
 
     estimator: Literal["k1", "k2", "k3"] = "k3"
 

@@ -1,7 +1,6 @@
 """Terms of the loss by name: built in, installed by another package, or `package.module:Class`.
 
-A package installs one by an entry point in the group `selfcest.loss`; nothing of it is imported before a config
-names it.
+A package installs a term by an entry point in the group `selfcest.loss`. It is imported when a config names it.
 """
 
 from __future__ import annotations
@@ -29,16 +28,17 @@ LOSSES = Registry(
 
 
 def find_loss(reference: str) -> type[LossTerm]:
-    """The class of a term.
+    """Return the class of a term.
 
     Raises:
-        ConfigError: no such name. `PlugInError`: it does not import, or its objects cannot be called.
+        ConfigError: the name is unknown.
+        PlugInError: the class cannot be imported, or its objects cannot be called.
     """
     return LOSSES.load(reference)
 
 
 def make_loss(reference: str, options: Mapping[str, Any], *, where: str) -> LossTerm:
-    """A term with its options, each checked against its annotation; errors name `where.option`."""
+    """Build a term, each option checked against its annotation; errors name `where.option`."""
     term = build(find_loss(reference), options, where=where)
     try:
         needs_of(term)
@@ -49,7 +49,7 @@ def make_loss(reference: str, options: Mapping[str, Any], *, where: str) -> Loss
 
 @dataclass(frozen=True)
 class LossSum:
-    """A loss with its terms built: the policy's, and what is added to it by name, each with its weight."""
+    """A loss with its terms built: the policy's term, and added terms by name with their weights."""
 
     policy: LossTerm
     added: Mapping[str, tuple[float, LossTerm]]
@@ -60,7 +60,7 @@ class LossSum:
 
 
 def make_loss_sum(config: LossConfig, where: str = "loss") -> LossSum:
-    """Raises `ConfigError` or `PlugInError` that names the place in the config."""
+    """Build the terms of a loss. Raises `ConfigError` or `PlugInError` that names the config key."""
     added = {
         name: (term.weight, make_loss(term.name or name, term.options, where=f"{where}.terms.{name}.options"))
         for name, term in config.terms.items()
