@@ -48,7 +48,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         f"training/selfcest_training/credit/{name}.py": _CREDIT
         for name in ("base", "counterfactual", "difference", "gated", "grpo", "per_role", "rloo", "shapley")
     },
-    "training/selfcest_eval/stats/statistics.py": ("tests/training/test_study_statistics.py",),
+    "training/selfcest_eval/stats/statistics.py": ("tests/eval/test_study_statistics.py",),
 }
 
 _OPERATORS: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,13 @@ def ci(checkout: Path, sets: str, **pretended: str) -> str:
         ["bash", "-c", command], cwd=checkout, env=environment, capture_output=True, text=True, check=True
     )
     return done.stdout
+
+
+def test_every_folder_of_tests_is_in_a_slow_set() -> None:
+    sets = re.findall(r"^(?:slow_set|lab_tests=).*", RUN.read_text(encoding="utf-8"), re.MULTILINE)
+    listed = re.findall(r"tests/(?:{(.*?)}|(\w+)(?=[ )]|$))", "\n".join(sets), re.MULTILINE)
+    folders = {path.parent.name for path in RUN.parents[1].glob("tests/*/test_*.py")}
+    assert {name for several, single in listed for name in (single or several).split(",")} >= folders
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,9 @@
 """The mutants are small, whole and of what decides; the list of what is mutated names files that there are."""
 
 import ast
-import sys
-from pathlib import Path
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 import mutants
+import pytest
 
 SOURCE = '''\
 """Text of 3 words."""

@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "requirements"))
 
 import release  # noqa: E402
 

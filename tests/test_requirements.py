@@ -16,7 +16,6 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "requirements"
-sys.path.insert(0, str(FOLDER))
 
 import audit  # noqa: E402
 import bounds  # noqa: E402

@@ -4,7 +4,7 @@
 policy's model by CPU time, and `--rerun results` simulates everything below from both.
 
 What is simulated is the engine's clock. An episode here is its turns' lengths and who waits for whom;
-tests/training/test_scaling_page.py holds that to `rollout`. Parts of workers are cut by the cluster's `shares`, steps
+tests/studies/test_scaling_page.py holds that to `rollout`. Parts of workers are cut by the cluster's `shares`, steps
 begin in the order and with the weights that `RolloutsAhead` gives them, micro-batches are cut by `bucketed` and dealt
 to ranks by `partition`.
 """

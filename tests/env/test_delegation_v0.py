@@ -5,10 +5,8 @@ from __future__ import annotations
 import copy
 import pickle
 import random
-import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +15,7 @@ import pytest
 from pettingzoo.test import api_test, parallel_api_test, parallel_seed_test, render_test, seed_test
 from pettingzoo.test.state_test import state_test
 from pettingzoo.utils import parallel_to_aec
+from text_play import HOSTILE, LIMITS, Sums, backwards, call, finish, make, play, read, shuffled, texts
 
 from selfcest_env import delegation_v0
 from selfcest_env.errors import ConfigError, GameError, RewardError, TaskError
@@ -27,9 +26,6 @@ from selfcest_env.text.spaces import FreeText
 from selfcest_env.text.vectors import FEATURES, STATUS_CODES
 from selfcest_env.types import Limits, Status, Task
 from selfcest_env.views import observe
-
-sys.path.insert(0, str(Path(__file__).parent))
-from text_play import HOSTILE, LIMITS, Sums, backwards, call, finish, make, play, read, shuffled, texts
 
 POPULATIONS = ("dynamic", "persistent", "fixed")
 TASK = Task("one", "What is 2 + 3?", "5", "test", context={"A": "2", "B": "3"}, aliases=("five",))

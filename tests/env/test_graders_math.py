@@ -1,11 +1,11 @@
 """Mathematical graders by hand: boxes, exact values, forms of answers, and what only math-verify can tell."""
 
 import re
-import sys
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from growth import growth
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,9 +23,6 @@ from selfcest_env.graders.rational import rational
 from selfcest_env.reward import make_reward
 from selfcest_env.tasks import SOURCES
 from selfcest_env.types import Task
-
-sys.path.insert(0, str(Path(__file__).parent))
-from growth import growth
 
 
 def task(

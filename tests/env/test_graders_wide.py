@@ -2,14 +2,13 @@
 
 import json
 import random
-import sys
 from dataclasses import replace
 from datetime import date
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
+from growth import growth
 
 from selfcest_env.errors import ConfigError, RewardError
 from selfcest_env.graders import NO_ANSWER, Part
@@ -27,9 +26,6 @@ from selfcest_env.graders.wide import (
 )
 from selfcest_env.reward import make_reward
 from selfcest_env.types import Task
-
-sys.path.insert(0, str(Path(__file__).parent))
-from growth import growth
 
 TEXT = {"preprocess": ["norm_str"], "metric": ["exact_match"]}
 NUMBER = {"preprocess": ["extract_number"], "metric": ["number_near"], "criterion": 0.1}

@@ -1,9 +1,10 @@
 """Episodes worked by hand, at the prices of plain_game.py."""
 
 import sys
-from pathlib import Path
 
 import pytest
+from growth import growth
+from plain_game import A, B, Plain, ask, game, play
 
 from selfcest_env.budget import Amounts
 from selfcest_env.counterfactual import fork_before
@@ -28,10 +29,6 @@ from selfcest_env.types import (
     Usage,
 )
 from selfcest_env.views import observe
-
-sys.path.insert(0, str(Path(__file__).parent))
-from growth import growth
-from plain_game import A, B, Plain, ask, game, play
 
 
 def last(kernel, agent=ROOT):

@@ -1,10 +1,9 @@
 """Text for readers of text: nothing that a task, a document, an agent or a clone said is a role, a token or a call."""
 
 import re
-import sys
-from pathlib import Path
 
 import pytest
+from growth import growth
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -30,9 +29,6 @@ from selfcest_env.types import (
     Task,
     Usage,
 )
-
-sys.path.insert(0, str(Path(__file__).parent))
-from growth import growth
 
 FAMILIES = {
     "llama2": "<s> </s> <unk> [INST] [/INST] <<SYS>> <</SYS>> <0x0A>",

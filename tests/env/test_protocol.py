@@ -2,12 +2,11 @@
 
 import json
 import re
-import sys
 import tracemalloc
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from growth import growth
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
@@ -32,9 +31,6 @@ from selfcest_env.types import (
     Role,
     Status,
 )
-
-sys.path.insert(0, str(Path(__file__).parent))
-from growth import growth
 
 HERMES, TERSE = HermesProtocol(), TerseProtocol()
 BAD, NONE = Malformed(Fault.BAD_CALL), Malformed(Fault.NO_ANSWER)

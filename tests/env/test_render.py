@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from text_play import LIMITS, Sums, call, make, play
 
 from selfcest_env import delegation_v0
 from selfcest_env.counterfactual import again
@@ -24,9 +24,6 @@ from selfcest_env.render import (
 )
 from selfcest_env.strokes import _LETTERS, write
 from selfcest_env.types import ROOT, AgentId, Limits, Status, Task
-
-sys.path.insert(0, str(Path(__file__).parent))
-from text_play import LIMITS, Sums, call, make, play
 
 TASK = Task("one", "What is 2 + 3?", "5", "test")
 

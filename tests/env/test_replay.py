@@ -7,14 +7,13 @@ one more answer.
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_game import A, B, Plain, Unit, ask, game, play
 
 from selfcest_env.budget import Amounts
 from selfcest_env.counterfactual import begin, check_replay, fork_before, replay_seed, restore
@@ -28,9 +27,6 @@ from selfcest_env.rules import Rules
 from selfcest_env.seeding import turn_seed
 from selfcest_env.types import ROOT, AgentId, Answer, Limits, Outcome, Status, Task, Usage
 from selfcest_env.views import observe
-
-sys.path.insert(0, str(Path(__file__).parent))
-from plain_game import A, B, Plain, Unit, ask, game, play
 
 DEFAULT, RESAMPLE = Intervention.DEFAULT, Intervention.RESAMPLE
 C, D = ROOT.child(2), ROOT.child(3)

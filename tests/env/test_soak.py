@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from text_play import make, play
 
 from selfcest_env import grants, kernel
 from selfcest_env.budget import ZERO, Amounts, Ledger
@@ -21,21 +21,15 @@ from selfcest_env.symbolic.transition import Transition
 from selfcest_env.text.counters import WordCounter
 from selfcest_env.types import Boundary, Fault, Limits
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from text_play import make, play
-
 ROOT = Path(__file__).parents[2]
 TEXT = ("kernel", "scattered", "threads", "pettingzoo", "twin")
 
 
 @pytest.fixture(scope="module")
-def soak() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(ROOT / "tests" / "stress"))
+def soak() -> ModuleType:
     import soak
 
-    yield soak
-    sys.path.remove(str(ROOT / "tests" / "stress"))
+    return soak
 
 
 @pytest.mark.parametrize("kind", [*TEXT, "symbolic"])

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, fields
-from pathlib import Path
 
 import pytest
+from renamed import renamed
 
 from selfcest_env.protocol import Note, ProtocolText, Wording, wording_name
 from selfcest_env.seeding import stream_seed, turn_seed
 from selfcest_env.stored import by_field, stored_as, stored_fields, stored_text, to_stored
 from selfcest_env.text.wordings import Tell, TellBoard, TellClones, TellTurns
 from selfcest_env.types import ROOT, AgentId, Limits
-
-sys.path.insert(0, str(Path(__file__).parent))
-from renamed import renamed
 
 # What records call the wordings of the game. They stand in stored episodes.
 WORDINGS: list[tuple[Wording, str]] = [

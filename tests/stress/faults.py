@@ -56,7 +56,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 EVIDENCE = ROOT / "tests" / "stress" / "evidence" / "faults.json"
-PLUGINS = ROOT / "tests" / "training"
+PLUGINS = ROOT / "tests" / "support"
 PLAN = {"kill": 26, "term": 10, "whole": 12, "disk": 8, "rot": 30, "engine": 8, "server": 6}
 DRAWS = 12
 JOB = Path("delegating") / "seed0"

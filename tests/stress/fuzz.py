@@ -42,7 +42,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests/agents"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests/support"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from chat_models import PLAIN_ADDED, SPECIALS, TEMPLATES, VICUNA, byte_level, chat_tokenizer

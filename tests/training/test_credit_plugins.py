@@ -89,7 +89,7 @@ def test_the_example_package_passes_its_own_tests(installed: Path) -> None:
 @pytest.mark.slow
 def test_the_example_package_trains(installed: Path, tmp_path: Path) -> None:
     program = (
-        "import sys; sys.path.insert(0, sys.argv[2])\n"
+        "import sys; sys.path[:0] = sys.argv[2:]\n"
         "from pathlib import Path; from test_job import config, play, rows\n"
         "credit = {'name': 'aristocrat', 'options': {'absence': 0.25}}\n"
         "mix = {'choice': {'share': 1, 'styles': {'delegate': 1, 'solve': 1}}}\n"
@@ -97,6 +97,7 @@ def test_the_example_package_trains(installed: Path, tmp_path: Path) -> None:
         "          'arms__delegating__warmstart__phases': [{'tokens': 8000, 'mix': mix}]}\n"
         "print(sum(row['credit/replays'] for row in rows(play(config(Path(sys.argv[1]), **change)))))"
     )
-    done = run(installed, "-c", program, str(tmp_path), str(Path(__file__).parent))
+    folders = [str(ROOT / "tests" / part) for part in ("training", "support")]
+    done = run(installed, "-c", program, str(tmp_path), *folders)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) > 0

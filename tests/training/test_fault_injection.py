@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -19,7 +18,6 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def faults() -> Iterator[ModuleType]:
     """With a run that is smaller still."""
-    sys.path.insert(0, str(ROOT / "tests" / "stress"))
     import faults
 
     whole = faults.RUN, faults.STEPS
@@ -30,7 +28,6 @@ def faults() -> Iterator[ModuleType]:
     faults.RUN["evaluation"]["episodes"] = 2
     yield faults
     faults.RUN, faults.STEPS = whole
-    sys.path.remove(str(ROOT / "tests" / "stress"))
 
 
 @pytest.fixture(scope="module")

@@ -60,7 +60,7 @@ def address() -> Iterator[str]:
     """Of a cluster of this machine, whose workers find the tests' plug-ins."""
     torch.set_num_threads(1)
     before = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = f"{PYTHONPATH}:{Path(__file__).parents[1] / 'agents'}"
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     try:
         with connected(ClusterConfig()) as cluster:
             assert cluster.address is not None

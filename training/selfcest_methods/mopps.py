@@ -16,7 +16,7 @@ rolled out, where here every step counts: the policy moves on meanwhile.
 Left open there and chosen here: the belief is of a bucket, the family and size of a task, since tasks are drawn afresh.
 Each task has a draw of its own, but draws of a bucket that was seen often lie together, so a step may be of one bucket
 alone. With the options as they come, 8 rollouts a task and five buckets that succeed at 0.05 to 0.95, 29 % of steps of
-2 tasks are, and 9 % of 4; with three at 0.1, 0.5 and 0.9, 54 and 40 % (`tests/training/test_sampling.py` counts them).
+2 tasks are, and 9 % of 4; with three at 0.1, 0.5 and 0.9, 54 and 40 % (`tests/methods/test_sampling.py` counts them).
 The nearest are the paper's choice, so that is kept. Families come into the pool by their configured weights.
 
 Against `dots`, which ranks by point estimates softened by a temperature and carries them to neighbouring sizes, this

@@ -696,7 +696,6 @@ def run(*arguments: str) -> tuple[int, str]:
 
 
 def test_the_command_passes_right_schemes_and_fails_wrong_ones(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
     code, output = run("--scheme", "rloo", "--scheme", "difference samples=2", "--out", str(tmp_path))
     assert code == 0
     assert "kept: 2 of 2 exact cells" in output

@@ -1,17 +1,17 @@
+from __future__ import annotations
+
 import sys
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
-import torch
 
 from selfcest_env import local_modules
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "agents"))  # for its models
-sys.path.insert(0, str(Path(__file__).parent))
-
 
 @pytest.fixture
-def one_thread():
+def one_thread() -> Iterator[None]:
+    import torch  # here, since the tests of the game run without it
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -20,7 +20,7 @@ def one_thread():
 
 @pytest.fixture(autouse=True)
 def no_searched_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a command changes in its process, which it has to itself outside of tests, ends with the test."""
+    """Undo after each test what a command changes in its process, which outside of tests ends with the command."""
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     for variable in (local_modules.VARIABLE, "PYTHONSAFEPATH"):
         monkeypatch.setenv(variable, "")

@@ -28,15 +28,15 @@ TRAINS = (
     "it trains for minutes to hours; a smaller run with all its files is test_cli.py::test_a_whole_run_and_its_files"
 )
 INSTALLS = "it would install into the environment of the tests; tests/test_wheel.py installs into others"
-NEEDS_A_MODEL = "it needs a model or a server that is not here; tests/training/test_solve.py asks small ones"
+NEEDS_A_MODEL = "it needs a model or a server that is not here; tests/cli/test_solve.py asks small ones"
 MEASURES = "it measures a machine for minutes to hours, and stores evidence that is committed"
 REPEATS = "it plays for minutes to hours; the page that it prints is compared with its evidence by a test of its name"
 OWN_ENVIRONMENT = "it needs an environment of its own, made from its lock; CI makes it"
 OF_ONES_OWN = "it names a file, a package or a run of the reader's own"
 DATA = "it needs data that are not in the repository"
 GPU = "it needs GPUs"
-JUDGES = "it judges many schemes for minutes; tests/training/test_lab.py judges few"
-ENDLESS = "it goes on until it is stopped; tests/training/test_watch.py stops it"
+JUDGES = "it judges many schemes for minutes; tests/lab/test_lab.py judges few"
+ENDLESS = "it goes on until it is stopped; tests/cli/test_watch.py stops it"
 NOT_RUN = {
     "make train": TRAINS,
     'make train ARGS="-c training/configs/three_arms_3seeds.yaml"': TRAINS,
@@ -145,25 +145,25 @@ NOT_RUN = {
 }
 # By tests of their own: of a page all of it, or the lines that match.
 ELSEWHERE = {
-    "docs/tutorial.md": ("", "tests/training/test_tutorial.py::test_the_page_runs_from_top_to_bottom"),
+    "docs/tutorial.md": ("", "tests/cli/test_tutorial.py::test_the_page_runs_from_top_to_bottom"),
     "docs/gallery.md": (
         "selfcest trace",
-        "tests/training/test_gallery.py::test_every_picture_is_what_the_command_below_it_draws",
+        "tests/studies/test_gallery.py::test_every_picture_is_what_the_command_below_it_draws",
     ),
 }
 BY_PYTHON = {
     "python -m studies gallery --rerun episodes": (
-        "tests/training/test_gallery.py::test_episodes_played_again_are_those_that_are_stored"
+        "tests/studies/test_gallery.py::test_episodes_played_again_are_those_that_are_stored"
     ),
-    "python -m studies delegation": ("tests/training/test_delegation_page.py::test_the_page_is_what_the_evidence_says"),
+    "python -m studies delegation": ("tests/studies/test_delegation_page.py::test_the_page_is_what_the_evidence_says"),
     "python tests/stress/reliability.py > docs/reliability.md": (
-        "tests/training/test_reliability_page.py::test_the_page_is_what_the_evidence_says"
+        "tests/studies/test_reliability_page.py::test_the_page_is_what_the_evidence_says"
     ),
     "pip install docs/examples/credit_plugin": (
         "tests/training/test_credit_plugins.py::test_the_example_package_is_listed"
     ),
     "python -m selfcest_baselines diff_loo --loss one_pass --option items=[2,8] --option modulus=2 "
-    "learning_rate=0.003 samples=2": "tests/training/test_marl_train.py::test_command_as_a_module",
+    "learning_rate=0.003 samples=2": "tests/baselines/test_marl_train.py::test_command_as_a_module",
     'python -c "import selfcest_env; print(selfcest_env.__version__)"': (
         "tests/test_version.py::test_the_version_is_that_of_the_metadata"
     ),

@@ -183,7 +183,7 @@ strategies: {delegate: {}, monolithic: {}}
 tasks: {choice: {name: "trivial:Choice"}}
 cells: [{family: choice, size: any}]
 """
-PYTHONPATH = ":".join(str(ROOT / part) for part in ("", "agents", "training", "tests/training"))
+PYTHONPATH = ":".join(str(ROOT / part) for part in ("", "agents", "training", "tests/support"))
 ENVIRONMENT = {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1", "PATH": ""}
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from records import three_agents
+from renamed import renamed
 from study_players import OneClone
 
 from selfcest_agents.openai_client import ServerConfig
@@ -47,9 +48,6 @@ from selfcest_training.run.checkpoint import Manifest, TrainState
 from selfcest_training.shipped import Manifest as ShippedManifest
 from selfcest_training.stages.base import Stages
 from selfcest_training.stages.outages import Outages
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "env"))
-from renamed import renamed
 
 ROOT = Path(__file__).parents[2]
 STUDIES = ROOT / "studies"
