@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
+import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -212,3 +216,138 @@ def test_an_extra_does_its_one_thing(wheel: Path, tmp_path: Path, extra: str) ->
     )
     assert where.split() == [str(site / "selfcest_env" / "__init__.py"), "False"]
     assert run(tmp_path, python, "use.py").strip() == said
+
+
+# The methods of the literature stand in the same wheel. Here they are taken out of it and packed as a package of their
+# own, as if somebody else had written them.
+METHODS = "selfcest_methods"
+OTHER_PACKAGE = "published_methods"
+
+
+def is_of_methods(line: str) -> bool:
+    """Whether a line of RECORD or of the entry points is about the package of methods."""
+    return line.startswith(f"{METHODS}/") or re.search(rf"= {METHODS}[.:]", line) is not None
+
+
+def without_methods(wheel: Path, folder: Path) -> Path:
+    """The wheel with neither the package of methods nor its entry points."""
+    smaller = folder / wheel.name
+    with zipfile.ZipFile(wheel) as whole, zipfile.ZipFile(smaller, "w") as rest:
+        for name in whole.namelist():
+            if name.startswith(f"{METHODS}/"):
+                continue
+            content = whole.read(name)
+            if name.endswith(("/RECORD", "/entry_points.txt")):
+                lines = content.decode().splitlines(keepends=True)
+                content = "".join(line for line in lines if not is_of_methods(line)).encode()
+            rest.writestr(name, content)
+    return smaller
+
+
+def methods_alone(wheel: Path, folder: Path) -> Path:
+    """A wheel with another name, which has the package of methods and its entry points and nothing else."""
+    other = folder / f"{OTHER_PACKAGE}-1.0-py3-none-any.whl"
+    info = f"{OTHER_PACKAGE}-1.0.dist-info"
+    with zipfile.ZipFile(wheel) as whole, zipfile.ZipFile(other, "w") as package:
+        (entry_points,) = (name for name in whole.namelist() if name.endswith("/entry_points.txt"))
+        modules = [name for name in whole.namelist() if name.startswith(f"{METHODS}/")]
+        for name in modules:
+            package.writestr(name, whole.read(name))
+        lines = whole.read(entry_points).decode().splitlines(keepends=True)
+        package.writestr(
+            f"{info}/entry_points.txt", "".join(line for line in lines if line.startswith("[") or is_of_methods(line))
+        )
+        package.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {OTHER_PACKAGE}\nVersion: 1.0\n")
+        package.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        files = [*modules, *(f"{info}/{name}" for name in ("entry_points.txt", "METADATA", "WHEEL", "RECORD"))]
+        package.writestr(f"{info}/RECORD", "".join(f"{name},,\n" for name in files))
+    return other
+
+
+@pytest.fixture(scope="module")
+def trainer_alone(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment that has the wheel without the methods, and beneath it the libraries of this one."""
+    folder = tmp_path_factory.mktemp("alone")
+    run(folder, sys.executable, "-m", "venv", "--without-pip", "venv")
+    python = folder / "venv" / "bin" / "python"
+    (site,) = (folder / "venv").glob("lib/python*/site-packages")
+    # Python ignores the .pth files of these folders, so that the checkout's editable install is not found through them.
+    libraries = [folder for folder in sys.path if Path(folder).name == "site-packages"]
+    (site / "beneath.pth").write_text("\n".join(libraries), encoding="utf-8")
+    install(python, without_methods(wheel, folder))
+    return python
+
+
+def install(python: Path, wheel: Path) -> None:
+    pip = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-compile", "--no-index")
+    run(wheel.parent, *pip, "--no-deps", "--force-reinstall", wheel)
+
+
+CELLS = """[
+{family: ledgers, size: small, options: {min_named: 1, max_named: 1, min_length: 2, max_length: 2}},
+{family: sums, size: small, options: {min_length: 2, max_length: 5}}]"""
+SMALL_RUN = [
+    *(
+        f"arms.{arm}.warmstart.phases.{i}.{change}"
+        for arm, phases in {"delegating": 5, "reading": 6, "deciding": 1}.items()
+        for i in range(phases)
+        for change in ("tokens=1000", "learned=null")
+    ),
+    *(f"arms.deciding.rl.{change}" for change in ("steps=2", "tasks_per_step=2", "group_size=2")),
+    "evaluation.episodes=1",
+    f"evaluation.cells={CELLS}",
+]
+
+
+def test_the_default_run_trains_without_the_methods(trainer_alone: Path, tmp_path: Path) -> None:
+    look = f"import importlib.util as u, selfcest_training as t; print(t.__file__, u.find_spec('{METHODS}'))"
+    file, methods = run(tmp_path, trainer_alone, "-c", look).split()
+    assert Path(file).is_relative_to(trainer_alone.parents[1])
+    assert methods == "None"
+    printed = run(tmp_path, trainer_alone.with_name("selfcest"), "train", *SMALL_RUN, OMP_NUM_THREADS="1")
+    trained = tmp_path / "runs" / "quick"
+    assert "deciding, after RL" in printed
+    assert {path.parts[-3] for path in trained.glob("*/seed0/model")} == {"delegating", "reading", "deciding"}
+    assert (trained / "deciding" / "seed0" / "checkpoints" / "rl_000002").is_dir()
+    assert "deciding, after RL" in (trained / "table.md").read_text(encoding="utf-8")
+
+
+LOAD = """
+import importlib.metadata, json, sys
+from selfcest_env.errors import ConfigError
+from selfcest_eval.play.strategies import STRATEGIES
+from selfcest_training.credit import SCHEMES
+from selfcest_training.stages.registry import GATES, REWARD_SCHEDULES, TASK_SAMPLERS
+
+registries = {registry.group: registry for registry in (SCHEMES, TASK_SAMPLERS, GATES, REWARD_SCHEDULES, STRATEGIES)}
+loaded = {}
+for group, names in json.loads(sys.argv[1]).items():
+    for name in names:
+        try:
+            cls = registries[group].load(name)
+        except ConfigError as error:
+            loaded[f"{group} {name}"] = str(error).partition(";")[0]
+        else:
+            (entry,) = importlib.metadata.entry_points(group=group, name=name)
+            loaded[f"{group} {name}"] = f"{entry.dist.name} {entry.value == f'{cls.__module__}:{cls.__qualname__}'}"
+print(json.dumps(loaded))
+"""
+
+
+def test_each_method_loads_from_a_package_of_its_own(trainer_alone: Path, wheel: Path, tmp_path: Path) -> None:
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
+    plug_ins = {
+        group: [name for name, reference in references.items() if reference.startswith(f"{METHODS}.")]
+        for group, references in groups.items()
+    }
+    assert len(plug_ins) == 5
+    ask = (trainer_alone, "-c", LOAD, json.dumps(plug_ins))
+    unknown = json.loads(run(tmp_path, *ask))
+    assert [*unknown] == [f"{group} {name}" for group, names in plug_ins.items() for name in names]
+    assert all(re.fullmatch(rf"unknown [a-z ]+ '{key.split()[1]}'", message) for key, message in unknown.items())
+    install(trainer_alone, methods_alone(wheel, tmp_path))
+    try:
+        assert json.loads(run(tmp_path, *ask)) == dict.fromkeys(unknown, f"{OTHER_PACKAGE} True")
+    finally:
+        pip = (sys.executable, "-m", "pip", "--python", trainer_alone, "uninstall", "--quiet", "--yes")
+        run(tmp_path, *pip, OTHER_PACKAGE)
