@@ -201,7 +201,9 @@ def trees_by_clone(brood: int = 24) -> dict[AgentId, tuple[tuple[AgentRecord, ..
     siblings = born(ROOT, 2)
 
     # Several answers, so that a scheme that looks at a hash or a parity of one sees different values.
-    endings = [(_with_text(_turn(tokens), text), Status.ANSWERED, text) for tokens, text in _ENDINGS]
+    endings: list[tuple[Turn, Status, str | None]] = [
+        (_with_text(_turn(tokens), text), Status.ANSWERED, text) for tokens, text in _ENDINGS
+    ]
     endings.append((_turn(2, Outcome.MALFORMED), Status.OUT_OF_TURNS, None))
 
     def endings_of(first: AgentRecord, second: AgentRecord) -> tuple[_Tree, ...]:
