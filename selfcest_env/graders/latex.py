@@ -22,7 +22,7 @@ _UPRIGHT = re.compile(r"\\mathrm\s+([a-zA-Z])(?![a-zA-Z])")
 _UNIT = re.compile(
     r"(?<=[0-9)}])\s*\\(?:text|mbox|textrm|mathrm)\s*\{\s*"
     # Not a unit: a conjunction, a verb, a denial, a scale, a change of the value such as "doubled" or "below zero".
-    r"(?!(?:or|and|but|to|is|was|isn['’]t|not|no|if|than|plus|minus|times|over|wrong|false|negative|below|maybe|perhaps"
+    r"(?!(?:or|and|but|to|is|was|isn['’]t|not|no|if|than|plus|minus|times|over|wrong|false|negative|below|maybe|perhaps|more|less|fewer|half|factorials?|k|short"
     r"|hundreds?|thousands?|\w{1,6}illions?|dozens?|[a-z]+ed)\b)[A-Za-z][^{}]*\}(?:\^\{?[23]\}?)?[\s.,;:]*$"
 )
 _NAMED = re.compile(r"^\s*(?:[A-Za-z]|\\(?!pi\b|infty\b|not\b|neg\b|lnot\b)[a-z]+)\s*(?:=|\\in(?![A-Za-z]))\s*(?=\S)")

@@ -191,7 +191,8 @@ def test_the_strict_rule_of_words_takes_markup(answer: str) -> None:
 @pytest.mark.parametrize(
     ("answer", "correct"),
     [
-        (r"3\text{ million}", False), (r"3\text{ is wrong}", False), (r"3\text{ doubled}", False), ("3'", False),
+        (r"3\text{ million}", False), (r"3\text{ is wrong}", False), (r"3\text{ doubled}", False),
+        (r"3\text{ half}", False), ("3'", False),
         (r"\phantom{3}", False), (r"3 \ldots", False), ("3^T", False), ("3_2", False), (r"3 \bmod 7", False),
         (r"\gcd(3, 99)", False), (r"3\text{ cm}", True), (r"\boldsymbol{3}", True), (r"\mathbf{\frac{6}{2}}", True),
         (r"\therefore 3", True), (r"3 \checkmark", True), ("{3}", True), (r"3\text{ thousandths}", True),
