@@ -75,5 +75,5 @@ release: ## build sdist and wheel into dist/, with an SBOM and their provenance,
 	$(VENV)-tools/bin/python requirements/release.py dist $(ARGS)
 
 clean: ## remove the environment, caches and build outputs; runs/ stays
-	rm -rf $(VENV) $(VENV)-docs $(VENV)-lock site build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-docs $(VENV)-lock $(VENV)-tools site build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find $(PACKAGES) tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -9,9 +9,9 @@ Answers that contain code would leave a file behind if anything executed them; a
 once at the end, and must leave it. Ends with exit code 1 if a grader is over its limit, raises, takes a hostile answer
 for right, or executes one.
 
-`--odd` grades 2,000 right and 2,000 wrong answers in odd forms instead, and prints a table of the disagreements. The
-labels are written by hand, beside forms such as `half of {}`: a form has one label for every truth that it is put
-around, so that no grader has a part in it.
+`--odd` grades right and wrong answers in odd forms instead, and prints tables of the disagreements. The labels are
+written by hand in `odd_forms.json`, beside forms such as `half of {}`: a form has one label for every truth that it is
+put around, so that no grader has a part in it.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ TASK = Task(
     aliases=("81",),
     metadata={"cells": "AB", "numbers": "3 7 9 9 9 9", "target": 24},
 )
+LENIENT_NUMBER = "number, not strict"
 TABLE_TASK = Task(
     "hostile",
     "Which rivers?",
@@ -172,55 +173,25 @@ def measure(grader: Grader, task: Task, answers: list[tuple[str, str]]) -> tuple
     return worst, faults
 
 
-# Ways to write an answer, in which `{}` is the truth; each list has the label that a reader would give.
+# Truths around which the forms of `odd_forms.json` are put: per grader, right and wrong ways to write an answer, in
+# which `{}` is the truth. A form may name it twice, and of a puzzle also the target.
 
-NUMBERS = (
-    *("2", "3", "7", "8", "11", "12", "14", "17", "18", "19", "21", "24", "29", "35", "42", "48", "56", "64", "75"),
-    *("81", "96", "120", "250", "365", "1024", "27", "33", "45", "60", "72", "144", "500", "640"),
+FORMS: dict[str, dict[str, list[str]]] = json.loads((Path(__file__).parent / "odd_forms.json").read_text())
+NUMBERS = ("2", "18", "250", "1024")
+QUESTION = (
+    "Tom, Mary and Ann have two brothers. Each of the five friends sells twice as many apples, coins, eggs and marbles "
+    "as before. They make some dollars more every week than Ben. How many miles do they walk, and how many are left?"
 )
-RIGHT_NUMBERS = (
-    "{}", "${}$", "$\\boxed{{{}}}$", "So it is **{}**.", "She makes {} dollars every day.", "The answer is {}.",
-    "Half of it is gone, so {} are left.", "{} km/h", "\\({}\\)", "It is not less; it is {}.", "{} minutes!", "{}.00",
-    "<answer>{}</answer>", "Twice a week he runs, {} miles in all", "The result – {} apples", "+{}", "0{}", "{}e0",
-    "{} × 10^0", "(= {})", "Tom, who is not tall, has {} marbles", "{} per day", "exactly {}", "x = {}", "{}cm",
-    "{} more than Tom has", "It takes over {} weeks", "{} times", "€{}", "{} (in words, too)", "That's it: {}!",
-    "the {}th", "{}-year-old", "In total {}, no more.",
-)  # fmt: skip
-WRONG_NUMBERS = (
-    "-{}", "–{}", "minus {}", "not {}", "half of {}", "{}²", "√{}", "{} million", "less than {}", "at least {}",
-    "{} or nineteen", "twice {}", "{}%", "{}!", "1/{}", "{}k", "negative {}", "a third of {}", "{} and a half", "{}x",
-    "one in {}", "{}½", "~~{}~~", "more than {}", "isn't {}", "{} squared", "{} dozen", "the square root of {}",
-    "ten times {}", "{} or more", "{}e3", "anything but {}", "{} is wrong", "{} point five", "0.0{}", "{}0", "± {}",
-    "I got {}, a wrong result", "the day before the {}th", "{} fewer than ten", "the answer is opposite in sign to {}",
-)  # fmt: skip
 MATHEMATICS = (
     *("3", "14", r"\frac{1}{2}", r"-\frac{7}{3}", "0.25", "(1,2)", r"\{1,2\}", "[0,1)", "1,2,5", r"2\sqrt{3}"),
     *("x<5", r"\text{Monday}", "(3,-4)", r"\frac{3}{8}", "17", "-6", "[2,9]", "2,3", "2^{10}", "120"),
     *("y=2x+8", "6-5i", r"\frac{\pi}{3}", "0.375", r"\text{(C)}", r"\text{even}", "(0,4]", "-1", "1000", r"16\pi"),
 )
-RIGHT_MATHEMATICS = (
-    "{}", "${}$", "$${}$$", "\\({}\\)", "\\[{}\\]", "\\boxed{{{}}}", "\\fbox{{{}}}", "The answer is ${}$.",
-    "**Answer:** {}",
-    "First \\boxed{{77}}, no: \\boxed{{{}}}", "**{}**", " {} ", "{}.", "So $\\boxed{{ {} }}$ it is", "Answer: \\({}\\)",
-)  # fmt: skip
-WRONG_MATHEMATICS = (
-    "not {}", "\\not= {}", "\\neq {}", "{} \\neq x", "99 = {}", "{} \\approx 99", "{}, 99", "{} or 99", "99{}", "2({})",
-    "\\boxed{{{}}} \\boxed{{99}}", "\\{{{}, 99\\}}", "({}, 99)", "{} + 1", "the answer is {} or not",
-)  # fmt: skip
 WORDS = (
     *("A", "B", "5", "-5", "C#", "C++", "Paris", "New York", "yes", "no", "Vitamin A", "U.S.", "1.5", "1/2", "50%"),
     *("The Beatles", "Ann Lee", "1990-91", "O'Brien", "St. John", "river", "May 5, 1999", "Ulm", "C", "AT&T", "Rhine"),
     *("blue", "The Hague", "seven", "Ångström"),
 )
-RIGHT_WORDS = (
-    "{}", "{}.", " {} ", "\\boxed{{{}}}", "\\boxed{{\\text{{{}}}}}", "The answer is {}.", "Answer: {}", "**{}**",
-    '"{}"',
-    "My final answer is: {}", "So $\\boxed{{{}}}$.", "({})", "{},", "The answer is **{}**.", "'{}'",
-)  # fmt: skip
-WRONG_WORDS = (
-    "...", "the", "not {}", "{} or London", "un{}", "The answer is not {}", "\\boxed{{London}} {}", "{}{}", "{} {}",
-    "London", "no {} at all", "neither {} nor London", "{} and London", "anti-{}", "The answer is {} or London.",
-)  # fmt: skip
 # Pairs of a truth and a wrong answer that differ by a symbol.
 WRONG_SYMBOLS = (
     ("5", "-5"), ("-5", "5"), ("C#", "C++"), ("C++", "C"), ("5", "5%"), ("15", "1.5"), ("12", "1/2"), ("130", "1:30"),
@@ -228,27 +199,14 @@ WRONG_SYMBOLS = (
     ("non-fiction", "fiction"), ("AT&T", "ATT"), ("~5", "5"), ("<5", "5"), (">5", "<5"), ("5=6", "56"), ("a/b", "ab"),
 )  # fmt: skip
 CELLS = ("100", "42", "7", "1950", "860", "33", "12", "9999", "205", "61")
-RIGHT_CELLS = ("{}", "{} people", "**{}**", "{}.0", "about {}", " {} ", "+{}", "{} in all", "= {}", "{} m")
-WRONG_CELLS = (
-    "{} or 5", "{} million", "–{}", "-{}", "{}%", "not {}", "{}-9000", "half of {}", "{}k", "less than {}",
-    "{} squared", "5 or {}", "{}/2", "", "N/A", "minus {}", "twice {}", "{} thousand", "≠ {}", "{} and a half",
-)  # fmt: skip
-PUZZLES = (("6*4", "4 6", 24), ("(9-3)*4", "3 4 9", 24), ("8/(3-1)", "1 3 8", 4), ("7+9-2", "2 7 9", 14))
-RIGHT_PUZZLES = (
-    "{}",
-    "{} = {}",
-    "{1} = {0}",
-    "\\boxed{{{}}}",
-    "${}$",
-    "({})",
-    "The answer is {}",
-    "--({})",
-    "+({})",
-    "{}.",
+PUZZLES = (
+    ("6*4", "4 6", 24),
+    ("(9-3)*4", "3 4 9", 24),
+    ("8/(3-1)", "1 3 8", 4),
+    ("7+9-2", "2 7 9", 14),
+    ("(5+7)/(6-2)", "2 5 6 7", 3),
+    ("8-3*2", "2 3 8", 2),
 )
-WRONG_PUZZLES = (
-    "{1}", "{}%", "{}*100%", "{}+0", "({})^1", "{} = 99", "-({})", "{}*1", "{} or 1+1", "not {}", "({})!", "{}/100%",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -262,61 +220,56 @@ class OddAnswer:
     right: bool
 
 
-def odd_answers() -> list[OddAnswer]:
-    """2,000 right and 2,000 wrong answers, spread evenly over all forms; always the same ones."""
-    by_label: dict[bool, list[OddAnswer]] = {True: [], False: []}
-    for grader, tasks, right, wrong in _odd_families():
-        for label, forms in ((True, right), (False, wrong)):
-            for form in forms:
+def odd_answers() -> Iterator[OddAnswer]:
+    """All forms of all graders around all truths; always the same ones."""
+    for grader, tasks in _odd_tasks().items():
+        forms = FORMS["number" if grader == LENIENT_NUMBER else grader]
+        for label in ("right", "wrong"):
+            for form in forms[label]:
+                shown = f"| k | v |\n| --- | --- |\n| Ulm | {form} |" if grader == "wide" else form
                 for task, values in tasks:
-                    # A form may name the truth twice, and of a puzzle also the target; one that names it once takes it.
-                    by_label[label].append(OddAnswer(grader, task, form, form.format(*values), label))
-    return [answer for label in (True, False) for answer in _spread(by_label[label], 2000)]
-
-
-def _odd_families() -> Iterator[tuple[str, list[tuple[Task, tuple[str, ...]]], tuple[str, ...], tuple[str, ...]]]:
-    def plain(values: tuple[str, ...], prompt: str = "Which one?") -> list[tuple[Task, tuple[str, ...]]]:
-        return [(Task("odd", prompt, value, "odd"), (value, value)) for value in values]
-
-    yield "number", plain(NUMBERS), RIGHT_NUMBERS, WRONG_NUMBERS
-    yield "math", plain(MATHEMATICS), RIGHT_MATHEMATICS, WRONG_MATHEMATICS
-    yield "question_answer", plain(WORDS), RIGHT_WORDS, WRONG_WORDS
+                    yield OddAnswer(grader, task, form, shown.format(*values), label == "right")
     for truth, answer in WRONG_SYMBOLS:
-        yield "question_answer", plain((truth,)), (), (answer,)
-    cells = []
+        yield OddAnswer("question_answer", Task("odd", "Which one?", truth, "odd"), answer, answer, False)
+
+
+def _odd_tasks() -> dict[str, list[tuple[Task, tuple[str, ...]]]]:
+    """Per grader: tasks, and what the fields of a form become."""
+
+    def plain(values: tuple[str, ...], prompt: str = "Which one?") -> list[tuple[Task, tuple[str, ...]]]:
+        return [(Task("odd", prompt, value, "odd"), (value,) * 4) for value in values]
+
+    cells: list[tuple[Task, tuple[str, ...]]] = []
     for value in CELLS:
         table = TABLE_TASK.answer.replace("100", value)
         metadata = {"evaluation": str(TABLE_TASK.metadata["evaluation"]).replace("0.1", "0.0")}
-        cells.append((Task("odd", "Which?", table, "wide_tables", metadata=metadata), (value, value)))
-    row = "| k | v |\n| --- | --- |\n| Ulm | "
-    right_cells = tuple(f"{row}{form} |" for form in RIGHT_CELLS)
-    wrong_cells = tuple(f"{row}{form} |" for form in WRONG_CELLS)
-    yield "wide", cells, right_cells, wrong_cells
-    puzzles = []
+        cells.append((Task("odd", "Which?", table, "wide_tables", metadata=metadata), (value,) * 4))
+    puzzles: list[tuple[Task, tuple[str, ...]]] = []
     for solution, numbers, target in PUZZLES:
         metadata_of_puzzle: dict[str, str | int | float | bool] = {"numbers": numbers, "target": target}
-        puzzles.append(
-            (Task("odd", "Make it.", solution, "countdown", metadata=metadata_of_puzzle), (solution, str(target)))
-        )
-    yield "countdown", puzzles, RIGHT_PUZZLES, WRONG_PUZZLES
-
-
-def _spread(answers: list[OddAnswer], count: int) -> list[OddAnswer]:
-    """So many of them, at even distances."""
-    if len(answers) < count:
-        raise ValueError(f"{len(answers)} answers; expected at least {count}: add forms or truths")
-    return [answers[index * len(answers) // count] for index in range(count)]
+        task = Task("odd", "Make it.", solution, "countdown", metadata=metadata_of_puzzle)
+        puzzles.append((task, (solution, str(target))))
+    return {
+        "number": plain(NUMBERS, QUESTION),
+        LENIENT_NUMBER: plain(NUMBERS, QUESTION),
+        "math": plain(MATHEMATICS),
+        "question_answer": plain(WORDS),
+        "wide": cells,
+        "countdown": puzzles,
+    }
 
 
 def odd_graders(symbolic: bool) -> dict[str, Grader]:
-    """The graders as they train: strict where they can be."""
+    """The graders as they train, strict where they can be; and `number` as it is by default."""
     options: dict[str, dict[str, object]] = {
+        "number": {"strict": True},
         "math": {"symbolic": symbolic},
         "question_answer": {"strict": True, "extract_answer": True},
         "wide": {"strict": True},
     }
     names = ("number", "math", "question_answer", "wide", "countdown")
-    return {name: GRADERS.make(name, options.get(name, {}), where=name) for name in names}
+    graders_by_name = {name: GRADERS.make(name, options.get(name, {}), where=name) for name in names}
+    return {**graders_by_name, LENIENT_NUMBER: GRADERS.make("number", {}, where="number")}
 
 
 def disagreements(symbolic: bool) -> list[OddAnswer]:
@@ -325,22 +278,32 @@ def disagreements(symbolic: bool) -> list[OddAnswer]:
     return [odd for odd in odd_answers() if by_name[odd.grader].grade(odd.task, odd.answer).correct is not odd.right]
 
 
+def row_start(odd: OddAnswer) -> str:
+    """The cells of the page that say which form of which grader a row is about."""
+    form = json.dumps(odd.form, ensure_ascii=False)[1:-1].replace("\\\\", "\\").replace("|", "\\|")
+    return f"| {odd.grader} | `` {form} `` | {'right' if odd.right else 'wrong'} |"
+
+
 def print_disagreements() -> int:
-    """Prints a table with a row for every form that a grader judges against its label, with one of its answers."""
-    answers = odd_answers()
-    by_form: dict[tuple[str, str], list[OddAnswer]] = {}
-    for odd in disagreements(symbolic=True):
-        by_form.setdefault((odd.grader, odd.form), []).append(odd)
-    count = sum(map(len, by_form.values()))
-    right = sum(odd.right for odd in answers)
-    print(f"{right} right and {len(answers) - right} wrong answers, {count} disagreements")
-    print("\n| grader | truth | answer | is | graded | answers of this form |\n|---|---|---|---|---|---|")
-    for (grader, _), odds in by_form.items():
-        odd = odds[0]
-        truth = odd.task.answer.split("\n")[-1].strip("| ")
-        answer = odd.answer.split("\n")[-1].strip("| ")
-        label, verdict = ("right", "wrong") if odd.right else ("wrong", "right")
-        print(f"| `{grader}` | `{truth}` | `{answer}` | {label} | {verdict} | {len(odds)} |")
+    """Prints how many answers each grader judged, and a row for every form that it judges against its label."""
+    answers = list(odd_answers())
+    wrong_verdicts = disagreements(symbolic=True)
+    print("| grader | right answers | refused | wrong answers | accepted |\n|---|---|---|---|---|")
+    for grader in _odd_tasks():
+        counts: list[int] = []
+        for right in (True, False):
+            counts += [
+                sum(odd.grader == grader and odd.right is right for odd in group) for group in (answers, wrong_verdicts)
+            ]
+        print(f"| {grader} | {' | '.join(map(str, counts))} |")
+    by_row: dict[str, list[OddAnswer]] = {}
+    for odd in wrong_verdicts:
+        by_row.setdefault(row_start(odd), []).append(odd)
+    print("\n| grader | form, with `{}` for the truth | is | answers judged otherwise | truth of the first |")
+    print("|---|---|---|---|---|")
+    for row, odds in by_row.items():
+        truth = odds[0].task.answer.split("\n")[-1].strip("| ")
+        print(f"{row} {len(odds)} | `{truth}` |")
     return 0
 
 

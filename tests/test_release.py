@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -87,20 +88,47 @@ def test_every_lock_is_read_whole() -> None:
         ]
 
 
-def test_the_workflow_runs_the_fast_set_on_every_python_that_the_locks_are_for() -> None:
+def test_the_workflow_runs_the_fast_set_on_every_python_that_the_locks_are_for(tmp_path: Path) -> None:
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
     job = workflow["jobs"]["fast"]
     assert job["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13"]
     commands = [step["run"] for step in job["steps"] if "run" in step]
     assert commands[-1] == "make test"
     assert 'run_for "$budget" make test' in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    printed = subprocess.run(
-        ["bash", "-c", commands[0].removesuffix(" | bash -ex")], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
+    *prepare, run = commands[0].splitlines()
+    assert run == 'bash -ex "$RUNNER_TEMP/torch.sh"'
+    environment = {**os.environ, "RUNNER_TEMP": str(tmp_path)}
+    subprocess.run(["bash", "-ec", "\n".join(prepare)], cwd=ROOT, env=environment, check=True)
+    script = (tmp_path / "torch.sh").read_text(encoding="utf-8").splitlines()
     (pin,) = release.pins(ROOT / "requirements" / "torch.txt")
-    assert printed[0] == "python3 -m venv .venv"
-    assert f"torch=={pin[1]} --index-url" in printed[1]
-    assert len(printed) == 2
+    assert script[0] == "python3 -m venv .venv"
+    assert f"torch=={pin[1]} --index-url" in script[1]
+    assert len(script) == 2
+
+
+def test_the_workflow_stops_where_the_commands_for_torch_are_missing(tmp_path: Path) -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
+    commands = next(step["run"] for step in workflow["jobs"]["fast"]["steps"] if "run" in step)
+    (tmp_path / "requirements").mkdir()
+    (tmp_path / "requirements" / "torch.txt").write_text("torch==2.13.0\n", encoding="utf-8")
+    environment = {**os.environ, "RUNNER_TEMP": str(tmp_path)}
+    done = subprocess.run(["bash", "-ec", commands], cwd=tmp_path, env=environment, capture_output=True, check=False)
+    assert done.returncode == 1
+
+
+def test_the_workflow_pins_every_action_by_its_commit_and_can_write_nothing() -> None:
+    text = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    uses = re.findall(r"uses: (.*)", text)
+    assert len(uses) == 2
+    assert all(re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v[0-9.]+", action) for action in uses)
+    assert yaml.safe_load(text)["permissions"] == {"contents": "read"}
+
+
+def test_clean_removes_every_environment_that_make_sets_up() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    environments = {*re.findall(r"-m venv (\S+)", makefile)}
+    (removed,) = re.findall(r"^\trm -rf (\$\(VENV\) .*)$", makefile, re.MULTILINE)
+    assert environments <= {*removed.split()}
 
 
 @pytest.mark.slow

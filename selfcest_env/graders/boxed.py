@@ -1,4 +1,4 @@
-r"""Where mathematical solutions and answers put their result: in the last `\boxed{...}`, or after "the answer is"."""
+r"""Where solutions put their result: in the last `\boxed{...}` or `<answer>`, or after "the answer is"."""
 
 from __future__ import annotations
 
@@ -6,20 +6,27 @@ import re
 
 SEARCHED_CHARACTERS = 50_000  # at the end of a text: what an answer to a task never fills
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*(\{|[^\s{}$]+)?")
-_ANSWER_IS = re.compile(r"\banswer\s*(?:is\b\s*:?|:\**)", re.IGNORECASE)
+_ANSWER_IS = re.compile(
+    r"(?<!wrong\s)(?<!incorrect\s)(?<!false\s)(?<!not the\s)\banswer\s*(?:is\b\s*:?|:\**|\*\*:)", re.IGNORECASE
+)
+_ANSWER_TAG = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.IGNORECASE | re.DOTALL)
+_HOPE = re.compile(r"\.\s*I hope it is correct\.?\s*$")  # the end of an answer in Minerva's prompt
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
 def final_answer(text: str) -> str:
-    """What stands in the last box, else all that follows the last "answer is" or "answer:", else the whole text.
+    """What stands in the last box, else in the last `<answer>`, else after the last "answer is", else the whole text.
 
     Only the last `SEARCHED_CHARACTERS` are looked at for either.
     """
     box = last_boxed(text)
     if box is not None:
         return box
+    tags = _ANSWER_TAG.findall(text, max(0, len(text) - SEARCHED_CHARACTERS))
+    if tags and tags[-1].strip():
+        text = tags[-1].strip()
     found = [match.end() for match in _ANSWER_IS.finditer(text, max(0, len(text) - SEARCHED_CHARACTERS))]
-    return (text[found[-1] :].strip() if found else "") or text
+    return _HOPE.sub("", text[found[-1] :].strip() if found else "") or text
 
 
 def last_boxed(text: str) -> str | None:

@@ -33,6 +33,7 @@ FITTING: Mapping[str, str] = {
 
 # Options of the fitting graders that training wants and published scores do not have.
 STRICT_OPTIONS: Mapping[str, Mapping[str, bool]] = {
+    "number": {"strict": True},
     "question_answer": {"strict": True, "extract_answer": True},
     "wide": {"strict": True},
 }

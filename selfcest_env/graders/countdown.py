@@ -14,6 +14,8 @@ from selfcest_env.graders.rational import MAX_CHARACTERS, NotRational, evaluate,
 from selfcest_env.types import Task
 
 _OTHER_OPERATIONS = re.compile(r"[!^.%]")
+_BOLD = re.compile(r"\*\*[^*].*[^*]\*\*")
+_CHANGES = re.compile(r"[!^%]")
 
 
 def verify_countdown(expression: str, numbers: tuple[int, ...], target: int, use_all: bool = True) -> str:
@@ -29,7 +31,7 @@ def verify_countdown(expression: str, numbers: tuple[int, ...], target: int, use
     if len(sides) == 2:
         first = rational(sides[0]) == target and sides[0].strip().isdecimal()
         expression, result = (sides[1], sides[0]) if first else (sides[0], sides[1])
-        if rational(result) != target:
+        if rational(result) != target or len(evaluate(result).numbers) > 1 or _CHANGES.search(result):
             return "the equation does not end in the target"
     elif len(sides) > 2:
         return "more than one equals sign"
@@ -67,6 +69,8 @@ class CountdownMatch:
         text = final_answer(answer)
         if len(text) > MAX_CHARACTERS:
             return Grade(0.0, False, False, "answer too long")
-        text = normalise(text)
+        if "°" in text or "\\circ" in text or "\\degree" in text:
+            return Grade(0.0, False, False)
+        text = normalise(text.strip()[2:-2] if _BOLD.fullmatch(text.strip()) else text)
         fault = verify_countdown(text, numbers, target, bool(task.metadata.get("use_all", True)))
         return Grade(float(not fault), not fault, rational(text.split("=")[0]) is not None)

@@ -12,14 +12,18 @@ from dataclasses import dataclass
 
 _DROPPED = re.compile(
     r"\\\\|\\(?:left|right|[bB]ig[lr]?|displaystyle)(?![A-Za-z])|\\[!,;:>()\[\] ]|\\q?quad(?![A-Za-z])|~|\$|\\\$"
+    r"|\\(?:therefore|checkmark|blacksquare|qed|bf|rm|large|Large|boldsymbol|mathbf|textbf)(?![A-Za-z])"
     r"|\^\s*\{?\s*\\circ\s*\}?|\^\s*\{?\s*\\degree\s*\}?|°|`"
 )
 _BOLD = re.compile(r"(?<![\w)])\*\*([^*]+)\*\*(?![\w(])")
 _KEPT = {"\\\\": "\\\\", "\\quad": " ", "\\qquad": " ", "~": " ", "\\ ": " "}
-_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
+_TEXT = re.compile(r"\\(?:text|textit|textrm|mathrm|mbox|operatorname)\s*\{([^{}]*)\}")
 _UPRIGHT = re.compile(r"\\mathrm\s+([a-zA-Z])(?![a-zA-Z])")
 _UNIT = re.compile(
-    r"(?<=[0-9)}])\s*\\(?:text|mbox|textrm|mathrm)\s*\{\s*(?!or\b|and\b)[A-Za-z][^{}]*\}(?:\^\{?[23]\}?)?[\s.,;:]*$"
+    r"(?<=[0-9)}])\s*\\(?:text|mbox|textrm|mathrm)\s*\{\s*"
+    # Not a unit: a conjunction, a verb, a denial, a scale, a change of the value such as "doubled" or "below zero".
+    r"(?!(?:or|and|but|to|is|was|isn['’]t|not|no|if|than|plus|minus|times|over|wrong|false|negative|below|maybe|perhaps|more|less|fewer|half|factorials?|k|short"
+    r"|hundreds?|thousands?|\w{1,6}illions?|dozens?|[a-z]+ed)\b)[A-Za-z][^{}]*\}(?:\^\{?[23]\}?)?[\s.,;:]*$"
 )
 _NAMED = re.compile(r"^\s*(?:[A-Za-z]|\\(?!pi\b|infty\b|not\b|neg\b|lnot\b)[a-z]+)\s*(?:=|\\in(?![A-Za-z]))\s*(?=\S)")
 _NAMED_TUPLE = re.compile(r"^\s*\(\s*((?:[A-Za-z]|\\[a-z]+)(?:\s*,\s*(?:[A-Za-z]|\\[a-z]+))+)\s*\)\s*=\s*(?=\()")
@@ -70,6 +74,16 @@ def normalise(text: str, *, drop_percent: bool = False) -> str:
     text = re.sub(r"\s+", " ", text).strip().rstrip(".,;:!? " if "!" not in text else ".,;:? ").strip()
     if drop_percent:
         text = _PERCENT.sub("", text)
+    return _without_braces(re.sub(r"^=\s*(?![=>])", "", text))
+
+
+def _without_braces(text: str) -> str:
+    """The text without braces around all of it, as a font command leaves them; `{1, 2}` is a set and keeps them."""
+    if text.startswith("{") and text.endswith("}"):
+        inner = text[1:-1].strip()
+        parts = _split(inner)
+        if parts is not None and len(parts) == 1:
+            return inner
     return text
 
 

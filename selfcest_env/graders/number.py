@@ -11,12 +11,14 @@ from fractions import Fraction
 from selfcest_env.graders.boxed import final_answer, last_boxed
 from selfcest_env.graders.grade import NO_ANSWER, Grade
 from selfcest_env.graders.latex import normalise
+from selfcest_env.graders.vocabulary import only_known_words
+from selfcest_env.structure import Checked
 from selfcest_env.types import Task
 
 MAX_CHARACTERS = 1000
 ASKS_FOR_PERCENT = re.compile(r"per ?cent|%", re.IGNORECASE)
 
-_DIGITS = r"[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?(?![0-9])|[0-9]+(?:\.[0-9]+)?|\.[0-9]+"
+_DIGITS = r"(?!0,)[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?(?![0-9])|[0-9]+(?:\.[0-9]+)?|\.[0-9]+"
 _DASHES = "-\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"  # hyphens, figure dash, en dash, minus signs
 # `1.8e1`, `1.8 x 10^1`, `1.8 \times 10^{1}` and `1.8 × 10¹`.
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
@@ -26,9 +28,11 @@ _POWER_OF_TEN = re.compile(
     r"|(?P<raised>[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]{1,3})))(?![0-9])"
 )
 _NUMBER = re.compile(_DIGITS)
-# What is struck out, raised or lowered is not the number that the digits say.
-_ALTERED = re.compile(r"~~|</?(?:s|del|strike|sup|sub)>", re.IGNORECASE)
+# What is struck out, hidden, raised or lowered is not the number that the digits say.
+_ALTERED = re.compile(r"~~|<!--|</?(?:s|del|strike|sup|sub)>", re.IGNORECASE)
 _TAG = re.compile(r"</?[A-Za-z][^<>]*>")
+_BOLD_ITALIC = re.compile(r"(?<![\w)*])\*\*\*([^*]+)\*\*\*(?![\w(*])")
+_POWER_OF_UNIT = re.compile(r"(?<=[0-9])(\s?(?:[mcdk]?m|in|ft|yd|mi))\s?\^\s?\{?[23]\}?")  # `18 cm^2`
 _ITALIC = re.compile(r"(?<![\w)*])\*([^*\s](?:[^*]*[^*\s])?)\*(?![\w(*])|(?<!\w)_{1,2}([^_]+)_{1,2}(?!\w)")
 _PRESENTATION = re.compile(
     r"\\(?:therefore|implies|Rightarrow|rightarrow|approx|textdollar|pounds)(?![A-Za-z])|[-=]+>|[→⇒∴]"
@@ -44,24 +48,28 @@ _FILLERS = (
     r"(?:\s+(?:be|been|being|equals?|equal\s+to|exactly|precisely|quite|just|actually|really|necessarily|as\s+much\s+as"
     r"|as\s+many\s+as|come\s+to|amount\s+to|add\s+up\s+to|total|the|an?|of|about|around|even|number|value))*"
 )
+_FALSE = r"(?:wrong|incorrect|false|untrue|mistaken|mistake|error|invalid)"
 # Each ends where the number begins. A space, brackets, quotes and a currency may stand between.
 _REFUSED_BEFORE = tuple(
     re.compile(rf"(?<![\w'’])(?:{words})[\s-]*$", re.IGNORECASE)
     for words in (
         rf"(?:not|never|nor|neither|cannot|hardly|by\s+no\s+means|no\s+longer|no\s+way|\w*n['’]t){_FILLERS}",
+        r"(?:not|never|\w*n['’]t|no)\s+[A-Za-z]+(?:\s+it\s+is)?|none\s+of|no|nobody\s+\w+|doubt\s+it\s+is",
+        rf"{_FALSE}(?:\s+(?:answer|guess|result|solution|value|number|to\s+say))?\s*(?::|is|was|would\s+be)?",
         r"(?:any|every)(?:thing|\s+number|\s+value)\s+but|except(?:\s+for)?|excluding|other\s+than|rather\s+than|instead\s+of|without",
         r"unequal\s+to|different\s+from|far\s+from|short\s+of|close\s+to|almost|nearly|not\s+quite|barely",
         r"than(?:\s+(?:or\s+equal\s+to|about|around|roughly|the|an?))*|at\s+least|at\s+most|under|below|above|beneath|beyond|exceed(?:s|ing)?|(?<!adds\s)(?<!add\s)(?<!sums\s)(?<!sum\s)(?<!comes\s)up\s+to|less|more|fewer",
         r"a\s+minimum\s+of|a\s+maximum\s+of|minimum|maximum",
-        r"half|double|twice|thrice|triple|treble|quadruple|(?:half|double|twice|triple)\s+(?:of|the|that|this)",
+        r"half|double|twice|thrice|triple|treble|quadruple|(?:half|twice|thrice|\w+\s+times)\s+as\s+(?:many|much)(?:\s+\w+)?\s+as|(?:half|double|twice|triple)\s+(?:of|the|that|this)",
         rf"{_PARTS}\s+(?:of|the)(?:\s+the)?",
         r"(?:square|cube|root|power|powers|reciprocal|inverse|opposite|negative|negation|multiple|multiples|factor|factors|divisor"
         r"|divisors|logarithm|log|factorial|absolute\s+value|complement|percent|per\s+cent|percentage|fraction|%|[½⅓⅔¼¾⅕⅛])\s+of"
         r"(?:\s+the)?",
         r"times|multiplied\s+by|divided\s+by|over\s+the|modulo|mod|raised\s+to|to\s+the\s+power(?:\s+of)?|choose",
+        r"(?:number|integer|value|day|one)\s+(?:before|after)(?:\s+the)?",
         r"sqrt|square\s+root|cube\s+root|root|log|ln|exp|sin|cos|tan|abs|factorial|squared?|cubed?|base",
         r"non|sub|mid|pre|post|anti|point|neg|negated|\((?:minus|negative)\)",
-        rf"{_WORD_NUMBERS}\s*(?:,|or|and|to|plus|minus|point|out\s+of|of|in)(?:\s+the)?",
+        rf"{_WORD_NUMBERS}\s*(?:,|or|and|to|plus|minus|point|out\s+of|of|in|from|added\s+to|subtracted\s+from)(?:\s+the)?",
         r"one\s*(?:out\s+of|in|or|and|to|plus|minus|point|-)(?:\s+the)?",
         r"(?<!\w)[A-Za-z]\s+(?:plus|minus|or)",
     )
@@ -71,8 +79,8 @@ _OVER = re.compile(r"(?<!\w)(?:just\s+|well\s+)?over\s*$", re.IGNORECASE)  # "ov
 _TIME = re.compile(
     r"\s*-?\s*(?:seconds?|minutes?|hours?|days?|weeks?|months?|years?|sessions?|trips?)\b", re.IGNORECASE
 )
-_SYMBOL_BEFORE = re.compile(r"(?:[!</>~:]=|=/=|<>|[<>≤≥≠≮≯⩽⩾≲≳≪≫≦≧±∓√∛∜*×·÷/^¬|∖%‰&]|[A-Za-z]_|\+/-)\s*$")
-_LETTERS_BEFORE = re.compile(r"[A-Za-z_]+$")
+_SYMBOL_BEFORE = re.compile(r"(?:[!</>~:]=|=/=|<>|[<>≤≥≠≢≮≯⩽⩾≲≳≪≫≦≧±∓√∛∜∑∏∫∂∆*×·÷/^¬|∖%‰&✗✘❌✖]|[A-Za-z]_|\+/-)\s*$")
+_LETTERS_BEFORE = re.compile(r"(?:[^\W\d]|_)+$")
 _CURRENCY_CODES = {"usd", "eur", "gbp", "us", "rs", "inr", "aud", "cad", "jpy", "chf", "cny"}
 _SIGN_WORD = re.compile(r"(?:^|(?<=[\s(\[{=:\"'“,]))(?P<word>minus|negative|plus|positive)[\s-]*$", re.IGNORECASE)
 _OPENING = re.compile(rf"[\s(\[{{\"'“‘{_CURRENCY}]*$")
@@ -85,19 +93,26 @@ _UNIT_LETTERS = "hgmsdlLCFWVcp"
 _REFUSED_AFTER = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
-        r"[\s-]*(?:k|hundreds?|thousands?|(?:m|b|tr|quadr)illions?|mio|mn|bn|mln|dozens?|lakhs?|crores?|grand|tens)\b(?!-[A-Za-z])",
+        r"[\s-]*(?:k|hundreds?|thousands?|\w{1,6}illions?|mio|mn|bn|mln|dozens?|lakhs?|crores?|grand|tens)\b(?!-[A-Za-z])",
         r"[\s-]*(?:squared|cubed|factorials?|sqrt|root|halves|thirds|fourths|fifths|sixths|sevenths|eighths|ninths|tenths"
-        r"|(?:hundred|thousand|million|billion|trillion)ths|per\s+thousand|ppm|reciprocal|ln|log|sin|cos|(?:half|third|quarter)s?\s+of|basis\s+points?|pi|choose)\b",
+        r"|(?:hundred|thousand|million|billion|trillion)ths|per\s+thousand|ppm|reciprocal|ln|log|sin|cos|(?:half|third|quarter)s?\s+of|basis\s+points?|bps|pp|per\s+mille|pi|choose)\b",
         r"\s*(?:raised\s+to|to\s+the\s+(?:(?:\w+\s+)?power|second|third|fourth|fifth|tenth|n?th)\b|(?:in\s+)?base\b|in\s+(?:hex|octal|binary|hexadecimal))",
         r"[\s,]*(?:or|and)\s+(?:more|less|fewer|above|below|over|under|up|upwards?|greater|higher|lower|another)\b",
         rf"[\s(]*(?:[-,/+*]|or|and|to|plus|minus|times|over|point|divided\s+by|multiplied\s+by|less|(?:more|less|fewer)\s+than"
         rf"|mod(?:ulo)?)[\s-]*(?:an?\s+|one\s+)?(?:{_WORD_NUMBERS}|{_PARTS})\b(?!\s+(?:dollars?|cents?|\w+s)\s+(?:each|per))",
         r"[\s(]*(?:plus|minus|times|over|divided\s+by|multiplied\s+by|mod(?:ulo)?)\s+(?:one|[b-z])\b(?!['’])",
         r"\s*(?:is|was|are|would\s+be)\s*(?:n['’]t|\s*not)\s+(?:correct|right|the|it|my|our|possible|true|what|enough)\b",
-        r"\s*(?:is|was|are|would\s+be)\s+(?:wrong|incorrect|false|impossible"
-        r"|too\s+(?:low|high|small|large|big|little|many|few|much))\b",
-        rf"\s*(?:[<>≤≥≠⩽⩾≲≳≪≫≦≧±√∛×·÷^*+‰]|!=|/=|[{_DASHES}]\s*(?:[A-Za-z]\b|\())",
+        rf"\s*(?:is|was|are|would\s+be)\s+(?:{_FALSE}|impossible|too\s+(?:low|high|small|large|big|little|many|few|much))\b",
+        # "18, which is wrong", "18. That is a mistake", "18, a wrong result", but not "18 answers were wrong"
+        rf"[^\n]*?(?:\b(?:is|was|['’]s)\s+(?:an?\s+)?|[,;(–—]\s*an?\s+){_FALSE}\b",
+        r"\s*(?:°\s?[CFK]|degrees?(?:\s+(?:Celsius|Fahrenheit))?)?\s+below\s+zero\b",
+        r"[\s(-]*(?:doubled|halved|tripled|quadrupled|negated|reversed|swapped|(?:but\s+)?negative)\b",
+        rf"\s*(?:[<>≤≥≠≢⩽⩾≲≳≪≫≦≧±√∛×·÷^*+‰✗✘❌✖]|!=|/=|[{_DASHES}]\s*(?:[A-Za-z]\b|\(|$))",
         r"[|(_]",
+        # another value: "18 or XIX", "18, perhaps seventeen", "18; nineteen"
+        r"[\s,;.(]*(?:or\b(?!\s+so\b(?!\s+more\b)|,)|alternatively|possibly|perhaps|maybe)",
+        rf"[^\w(]{{1,4}}(?:{_WORD_NUMBERS}|one|oh|naught)[\s.!]*$",
+        r"[\s(]*in\s+(?:hundreds|thousands|\w{1,6}illions)\b",
         r"['’]s\s+(?:square|cube|half|root|reciprocal|double|inverse)\b",
         r"[\s,(?]*(?:no|not|wrong|incorrect|false)\)?[\s.!]*$",
         r"[\s,(]*(?:plus|minimum|maximum|max|at\s+(?:the\s+)?(?:least|most|minimum|maximum))\)?[\s.!]*$",
@@ -112,7 +127,9 @@ _COMMAND = re.compile(r"\\[A-Za-z]")
 _CALL = re.compile(r"[A-Za-z]\(\s*$|!$")
 
 
-def only_number(text: str, *, drop_percent: bool = True, prose: bool = False) -> Fraction | None:
+def only_number(
+    text: str, *, drop_percent: bool = True, prose: bool = False, sources: tuple[str, ...] | None = None
+) -> Fraction | None:
     """The value of a text that has exactly one number and no sign of another meaning beside it.
 
     Commas and leading zeros do not matter. A sign, "minus" and "negative" count, and so do powers of ten (`1.8e1`).
@@ -123,12 +140,13 @@ def only_number(text: str, *, drop_percent: bool = True, prose: bool = False) ->
         drop_percent: whether a percent sign is a mere unit, as where the question asks for a percentage; else it is a
             hundredth.
         prose: whether the text continues a sentence, so that a final `!` is no factorial.
+        sources: if given, there is no value either where a word stands that `only_known_words` does not know from them.
     """
     if _ALTERED.search(text):
         return None
-    text = html.unescape(_TAG.sub(" ", text.replace("{,}", ",")))
-    text = normalise(_ITALIC.sub(lambda match: match[1] or match[2], text))
-    text = _PRESENTATION.sub(" ", text)
+    text = _readable(text)
+    if _has_another_numeral(text):
+        return None
     exponents = [*_POWER_OF_TEN.finditer(text)]
     if len(exponents) > 1:
         return None
@@ -138,6 +156,8 @@ def only_number(text: str, *, drop_percent: bool = True, prose: bool = False) ->
         digits = (power["e"] or power["caret"] or power["raised"]).translate(_SUPERSCRIPTS)
         exponent = int(re.sub(f"[{_DASHES}]", "-", digits))
         text = text[: power.start()] + text[power.end() :]
+    if sources is not None and not only_known_words(text, *sources):
+        return None
     numbers = [*_NUMBER.finditer(text)]
     if len(numbers) != 1 or _COMMAND.search(text):
         return None
@@ -159,6 +179,27 @@ def only_number(text: str, *, drop_percent: bool = True, prose: bool = False) ->
         return None
     value = sign * Fraction(numbers[0][0].replace(",", "")) * Fraction(10) ** exponent
     return value / 100 if percent and not drop_percent else value
+
+
+def _readable(text: str) -> str:
+    """The text without markup and presentation."""
+    text = html.unescape(_TAG.sub(" ", text.replace("{,}", ",")))
+    text = _BOLD_ITALIC.sub(r"\1", text)
+    text = normalise(_ITALIC.sub(lambda match: match[1] or match[2], text))
+    return _POWER_OF_UNIT.sub(r"\1", _PRESENTATION.sub(" ", text))
+
+
+def _has_another_numeral(text: str) -> bool:
+    """Whether a text has a numeral of another script or form, as `١٩`, `Ⅸ`, `⑲` or `½`; `m²` is a unit."""
+    previous = ""
+    for character in text:
+        if not character.isascii() and character.isnumeric():
+            is_power_of_unit = character in "²³" and previous.isalpha()
+            is_exponent = character in "⁰¹²³⁴⁵⁶⁷⁸⁹" and (previous.isdecimal() or previous in "⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺")
+            if not is_power_of_unit and not is_exponent:
+                return True
+        previous = character
+    return False
 
 
 def _sign_before(before: str) -> int | None:
@@ -226,13 +267,19 @@ def _is_factorial(before: str, after: str, prose: bool) -> bool:
 
 
 @dataclass(frozen=True)
-class NumberMatch:
+class NumberMatch(Checked):
     """Right if the one number of the answer, as `final_answer` finds it, equals the truth or an alias.
 
     "$2,125.00", "025", "18 dollars", "1.8e1" and "minus 18" are 2125, 25, 18, 18 and -18. Two numbers are no answer,
     and neither is an expression, "not 18", "half of 18" or "18 million". A percent is a hundredth, but a unit where
     the question asks for a percentage.
+
+    Attributes:
+        strict: whether the answer may hold no other words than those of the question, units and plain words such as
+            "she has" and "per day". For training: any other word could deny the number or offer a second one.
     """
+
+    strict: bool = False
 
     def grade(self, task: Task, answer: str | None) -> Grade:
         percent = bool(ASKS_FOR_PERCENT.search(task.prompt))
@@ -247,5 +294,6 @@ class NumberMatch:
         if len(text) > MAX_CHARACTERS:
             return Grade(0.0, False, False, "answer too long")
         prose = text != answer and last_boxed(answer) is None
-        value = only_number(text, drop_percent=percent, prose=prose)
+        sources = (task.prompt,) if self.strict else None
+        value = only_number(text, drop_percent=percent, prose=prose, sources=sources)
         return Grade(float(value in truths), value in truths, value is not None)

@@ -53,24 +53,29 @@ def normalize_answer(text: str) -> str:
 _SIGN = re.compile(r"(?<!\w)-\s?(?=[$£€]?\.?[0-9])")
 _THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 _BETWEEN_DIGITS = re.compile(r"(?<=[0-9])[.,:/*^=-](?=[0-9])|(?<![0-9])\.(?=[0-9])")
-_BEFORE_A_NUMBER = re.compile(r"[<>](?=\s?[0-9])")
-_AFTER_A_WORD = re.compile(r"(?<=\w)(?:\+\+|\s?[#%+!^](?!\w))")
+_MEANT_ANYWHERE = re.compile(r"[&/<=@\\^|~]")
+# `#5`, `-Ulm` and `!Ulm`, but not a heading, a list or a quote in Markdown, nor a hyphen within a word.
+_MEANT_BEFORE = re.compile(r"[<>](?=\s?[0-9])|(?<!\w)[!#>-](?=[\w−])|(?<!\w)\+(?=[^\W\d])")
+_AFTER_A_WORD = re.compile(r"(?<=[\w.])(?:[#%+]+|\s?[#%+!^](?!\w))")
 _MEANT = str.maketrans({"#": "♯", "%": "％", "+": "＋", "!": "！", "^": "＾", " ": None})
-_LEADING_ARTICLE = re.compile(r"^(?:an?|the)\s+(?=\S)|\bthe\s+(?=\w)")
+_LEADING_ARTICLE = re.compile(
+    r"^(?:an?|the)\s+(?=\S)(?!(?:(?:an?|the)(?:\s+|$))+$)|^the\s+(?=an?$)|\bthe\s+(?=\w)(?!an?$)"
+)
 
 
 def normalize_strictly(text: str) -> str:
     """As `normalize_answer`, but without dropping a sign or symbol that tells answers apart.
 
-    A minus sign, `C++` and `C#`, percents, decimals, fractions, times and ranges keep their signs. `a` and `an` are
-    dropped at the start only and no article at the end, so that "vitamin A" is no "vitamin". An answer without a word
-    is what it is.
+    A minus sign, `C++` and `C#`, percents, decimals, fractions, times and ranges keep their signs, and so do `&`, `/`,
+    `~` and other symbols that are no punctuation. `a` and `an` are dropped at the start only and no article at the
+    end, so that "vitamin A" is no "vitamin". An answer without a word is what it is.
     """
     text = " ".join(text.lower().split())
     text = _THOUSANDS.sub("", text)
     text = _SIGN.sub("−", text)
     text = _BETWEEN_DIGITS.sub(lambda match: chr(ord(match[0]) + 0xFEE0), text)  # full-width, which is no ASCII
-    text = _BEFORE_A_NUMBER.sub(lambda match: chr(ord(match[0]) + 0xFEE0), text)
+    text = _MEANT_BEFORE.sub(lambda match: chr(ord(match[0]) + 0xFEE0), text)
+    text = _MEANT_ANYWHERE.sub(lambda match: chr(ord(match[0]) + 0xFEE0), text)
     # An exclamation mark after a word is punctuation, after a digit it is a factorial.
     text = _AFTER_A_WORD.sub(
         lambda match: (
@@ -167,8 +172,11 @@ class QuestionAnswer:
 
 
 _LATEX_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
+_MARKUP = re.compile(r"</?(?:b|i|em|strong|p|u|code|span|div)>", re.IGNORECASE)
+_UNDERLINED = re.compile(r"^(_{1,2})([^_].*[^_]|[^_])\1$")
 
 
 def _without_latex(text: str) -> str:
-    r"""The words of `\text{Paris}`, `$Paris$` and `**Paris**`."""
-    return _LATEX_TEXT.sub(r"\1", text).strip().strip("$*").strip()
+    r"""The words of `\text{Paris}`, `$Paris$`, `**Paris**`, `<b>Paris</b>`, `_Paris_` and `“Paris”`."""
+    text = _MARKUP.sub("", _LATEX_TEXT.sub(r"\1", text)).strip()
+    return _UNDERLINED.sub(r"\2", text).strip("$*“”‘’ ")

@@ -212,9 +212,9 @@ METRICS: Mapping[str, Callable[[str, str, float], bool]] = {
 }
 
 
-def _strict_number(text: str) -> float | None:
-    """The one number of a cell; a percent is a hundredth."""
-    value = only_number(text, drop_percent=False) if len(text) <= _MAX_NUMBER else None
+def _strict_number(text: str, *sources: str) -> float | None:
+    """The one number of a cell with no other words than those of the sources; a percent is a hundredth."""
+    value = only_number(text, drop_percent=False, sources=sources) if len(text) <= _MAX_NUMBER else None
     return None if value is None else float(value)
 
 
@@ -261,15 +261,17 @@ class Column:
             cell = PREPARE[name](cell)
         return cell
 
-    def strictly_agrees(self, ours: str, truth: str) -> bool:
+    def strictly_agrees(self, ours: str, truth: str, question: str) -> bool:
         """Whether two raw cells mean the same beyond doubt; asked of those whose prepared texts agree.
 
-        A number may not be one of several, nor stand beside a word that changes it. Of `in_match` the answer has to be
+        A number may not be one of several, nor stand beside a word that could change it: only words of the question
+        and of the truth, units and plain words may. Of `in_match` the answer has to be
         whole words, at least half of the truth or of one of its listed parts. A truth that is no single number itself
         is left to the official rule.
         """
         if "extract_number" in self.prepare:
-            value, answer = _strict_number(truth), _strict_number(ours)
+            value = _strict_number(truth, question, truth)
+            answer = _strict_number(ours, question, truth)
             if value is not None:
                 return answer is not None and abs(answer - value) <= abs(value) * self.criterion
         return "in_match" not in self.metrics or _is_most_of(ours, truth)
@@ -335,13 +337,13 @@ class TableRules:
             rows.setdefault(tuple(prepared[place] for place in keys), KeyedRow(prepared, raw))
         return rows
 
-    def right_cells(self, ours: KeyedRow, truth: KeyedRow, strict: bool) -> int:
-        """How many cells of two rows with equal keys agree."""
+    def right_cells(self, ours: KeyedRow, truth: KeyedRow, strict_question: str | None) -> int:
+        """How many cells of two rows with equal keys agree, strictly where there is a question to be strict about."""
         count = 0
         for place, column in enumerate(self.columns):
             agrees = column.agrees(ours.prepared[place], truth.prepared[place])
-            if agrees and strict and column.name not in self.unique:
-                agrees = column.strictly_agrees(ours.raw[place], truth.raw[place])
+            if agrees and strict_question is not None and column.name not in self.unique:
+                agrees = column.strictly_agrees(ours.raw[place], truth.raw[place], strict_question)
             count += agrees
         return count
 
@@ -477,7 +479,8 @@ def wide_scores(task: Task, answer: str | None, judged: Judged = "refuse", stric
     readable = found is not None and rules.fits(found)
     ours = rules.keyed(found) if found is not None and readable else {}
     width = len(rules.columns)
-    by_row = tuple(rules.right_cells(ours[key], row, strict) if key in ours else 0 for key, row in truth.items())
+    question = task.prompt if strict else None
+    by_row = tuple(rules.right_cells(ours[key], row, question) if key in ours else 0 for key, row in truth.items())
     return WideScores(
         Hits(sum(by_row), len(ours) * width, len(truth) * width),
         Hits(sum(right == width for right in by_row), len(ours), len(truth)),

@@ -1,8 +1,8 @@
 """The corpus of the benchmark, against every grader that needs no worker: nothing raises, nothing is executed."""
 
-import re
 import runpy
 import time
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -41,11 +41,12 @@ def test_code_reaches_math_verify_and_is_not_executed(tmp_path: Path) -> None:
 
 
 def test_answers_in_odd_forms_are_judged_as_a_reader_would_but_for_the_rows_of_the_page() -> None:
-    answers = BENCHMARK.odd_answers()
-    assert (sum(odd.right for odd in answers), sum(not odd.right for odd in answers)) == (2000, 2000)
-    assert {odd.grader for odd in answers if odd.right} == {odd.grader for odd in answers if not odd.right}
-    page = (FILE.parents[1] / "docs" / "data.md").read_text(encoding="utf-8")
-    for odd in BENCHMARK.disagreements(symbolic=False):
-        form = odd.form.split("\n")[-1].strip("| ").format(*[".*"] * 2) if "{" in odd.form else odd.form
-        row = rf"^\| `{odd.grader}` \| `[^`]*` \| `{form}` \| {'right' if odd.right else 'wrong'} \|"
-        assert re.search(row, page, re.MULTILINE), (odd.grader, odd.task.answer, odd.answer)
+    labels = Counter((odd.grader, odd.right) for odd in BENCHMARK.odd_answers())
+    assert len(labels) == 12
+    assert min(labels.values()) >= 300
+    page = (FILE.parents[1] / "docs" / "odd_answers.md").read_text(encoding="utf-8")
+    disagreements = BENCHMARK.disagreements(symbolic=False)
+    for row in {BENCHMARK.row_start(odd) for odd in disagreements}:
+        assert f"\n{row} " in page
+    # As it trains, no grader takes a wrong answer for right.
+    assert {odd.grader for odd in disagreements if not odd.right} == {BENCHMARK.LENIENT_NUMBER}

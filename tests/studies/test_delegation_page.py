@@ -78,7 +78,10 @@ def test_a_page_of_evidence_says_its_version_and_what_a_rerun_repeats(delegation
         "*Results of version 0.1.0, 0.2.0 (`1234567`, `abcdef0`). `--rerun` repeats the distribution"
     )
     assert "(4 commits)" in delegation.evidence_line([{"commit": f"{n}234567"} for n in range(4)], "`--run`")
-    for page in ("benchmark", "cells", "credit_map", "delegation", "methods", "reliability"):
+    with_figures = ("benchmark", "cells", "credit_map", "delegation", "methods", "reliability", "gallery", "symbolic")
+    history = [f"history/{file.stem}" for file in (ROOT / "docs" / "history").glob("*.md")]
+    assert len(history) == 3
+    for page in (*with_figures, *history):
         text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
         assert "*Results of version 0.1.0" in text, page
         assert "the distribution of these figures, not" in text, page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -295,6 +296,40 @@ class OneOfEachCall(Difference):
             yield TurnKey(episode.episode_id, sorted(clones)[chance], 0)
 
 
+class ReplayedByTheEnd(Difference):
+    """All clones of an episode are replayed or none, by what the root wrote in the end or how the tree turned out."""
+
+    null_player: ClassVar[bool] = False
+
+    def chosen(self, episode: EpisodeRecord) -> bool:
+        return zlib.crc32((episode.answer or "").encode()) % 2 == 0
+
+    def _starts(self, episode: EpisodeRecord) -> Iterator[TurnKey]:
+        for agent in episode.agents[1:]:
+            if agent.turns and self.chosen(episode):
+                yield TurnKey(episode.episode_id, agent.agent_id, 0)
+
+
+class ReplayedByLengthOfAnswer(ReplayedByTheEnd):
+    def chosen(self, episode: EpisodeRecord) -> bool:
+        return len(episode.answer or "") % 2 == 0
+
+
+class ReplayedByStatusOfRoot(ReplayedByTheEnd):
+    def chosen(self, episode: EpisodeRecord) -> bool:
+        return episode.agents[0].failed
+
+
+class ReplayedByTotal(ReplayedByTheEnd):
+    def chosen(self, episode: EpisodeRecord) -> bool:
+        return episode.cost.total_tokens % 2 == 0
+
+
+class ReplayedByNumberOfAgents(ReplayedByTheEnd):
+    def chosen(self, episode: EpisodeRecord) -> bool:
+        return len(episode.agents) % 2 == 0
+
+
 @pytest.mark.parametrize("assigner", [SharesOfItsOwn(), OneOfEachCall()], ids=lambda a: type(a).__name__)
 def test_chances_that_no_clone_moves_pass(assigner: CreditAssigner) -> None:
     check_assigner(assigner)
@@ -337,6 +372,11 @@ class InMemory(Rloo):
         (LeavesReplayed(), ConformanceError, "whether root.0 is replayed"),
         (AnsweredReplayed(), ConformanceError, "whether root.0 is replayed"),
         (TokensReplayed(), ConformanceError, "whether root.0 is replayed"),
+        (ReplayedByTheEnd(), ConformanceError, "whether root.0 is replayed"),
+        (ReplayedByLengthOfAnswer(), ConformanceError, "whether root.0 is replayed"),
+        (ReplayedByStatusOfRoot(), ConformanceError, "whether root.0 is replayed"),
+        (ReplayedByTotal(), ConformanceError, "whether root.0 is replayed"),
+        (ReplayedByNumberOfAgents(), ConformanceError, "whether root.0 is replayed"),
         (LastTurnResampled(), ConformanceError, "or with what in its place, depends on what that clone did"),
         (ReplacedByItsReply(), ConformanceError, "or with what in its place, depends on what that clone did"),
         (LastOfSecondRound(), ConformanceError, "whether root.1.0 is replayed"),

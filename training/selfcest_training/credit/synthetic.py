@@ -26,6 +26,7 @@ NESTED = SECOND.child(0)
 NULL = (FIRST, NESTED)
 _VALUES = {FIRST: 0.0, SECOND: 1.0, THIRD: 0.5, NESTED: 0.0}
 _DOCUMENTS = {FIRST: "A", SECOND: "B", THIRD: "C", NESTED: "D"}
+_ENDINGS = ((4, "2"), (7, "12"), (5, "313"), (1, "x"))  # tokens and text of answers of the root and of a clone
 _TASK = Task("synthetic", "?", "1", "synthetic")
 
 
@@ -158,8 +159,9 @@ def _agents(failed: bool) -> tuple[AgentRecord, ...]:
 def trees_by_clone(brood: int = 24) -> dict[AgentId, tuple[tuple[AgentRecord, ...], ...]]:
     """For two clones, trees of agents that differ only in events that the clone's first turn can have caused.
 
-    The first tree of a clone is the smallest one. The others change the clone's own turns and reply, or give it, its
-    parent or the root more clones after its first turn.
+    The first tree of a clone is the smallest one. The others change the clone's own turns and reply, give it, its
+    parent or the root more clones after its first turn, or change what the root writes in the end and whether it
+    answers.
 
     Args:
         brood: number of clones of the largest calls, more than a fixed number of replays is likely to be.
@@ -170,20 +172,42 @@ def trees_by_clone(brood: int = 24) -> dict[AgentId, tuple[tuple[AgentRecord, ..
     def born(parent: AgentId, start: int) -> tuple[AgentId, ...]:
         return tuple(parent.child(index) for index in range(start, start + brood))
 
-    def tree(first: AgentRecord, second: AgentRecord, below: tuple[AgentId, ...] = (), at: int = 0) -> _Tree:
-        """The tree of a root that calls two clones; `below` are more clones, born at turn `at` of their parent."""
+    def tree(
+        first: AgentRecord,
+        second: AgentRecord,
+        below: tuple[AgentId, ...] = (),
+        at: int = 0,
+        last: Turn | None = None,
+        status: Status = Status.ANSWERED,
+        reply: str | None = "1",
+    ) -> _Tree:
+        """The tree of a root that calls two clones; `below` are more clones, born at turn `at` of their parent.
+
+        `last` is the root's last turn, an answer if left out; `status` and `reply` are what becomes of the root.
+        """
         later = below if below and below[0].parent == ROOT else ()
-        root = (_turn(2, children=(FIRST, SECOND)), *((_turn(1, children=later),) if later else ()), _turn(3))
+        turns = (_turn(2, children=(FIRST, SECOND)), *((_turn(1, children=later),) if later else ()), last or _turn(3))
+        root = replace(_agent(ROOT, None, turns, status), reply=reply)
         nested = (_agent(NESTED, 0, answer),) if len(second.turns) > 1 else ()
-        agents = (_agent(ROOT, None, root), first, second, *nested, *(_agent(child, at, answer) for child in below))
+        agents = (root, first, second, *nested, *(_agent(child, at, answer) for child in below))
         return tuple(sorted(agents, key=lambda agent: agent.agent_id))
 
     plain = _agent(FIRST, 0, answer)
     failed = _agent(FIRST, 0, (_turn(2, Outcome.MALFORMED), _turn(1, Outcome.MALFORMED)), Status.OUT_OF_TURNS)
     wordy = replace(_agent(FIRST, 0, (_turn(40),)), reply="2")
+    others = [replace(_agent(FIRST, 0, (_with_text(_turn(size), text),)), reply=text) for size, text in _ENDINGS]
     children = born(FIRST, 0)
     parent = _agent(FIRST, 0, (_turn(2, children=children), _turn(1)))
     siblings = born(ROOT, 2)
+
+    # Several answers, so that a scheme that looks at a hash or a parity of one sees different values.
+    endings: list[tuple[Turn, Status, str | None]] = [
+        (_with_text(_turn(tokens), text), Status.ANSWERED, text) for tokens, text in _ENDINGS
+    ]
+    endings.append((_turn(2, Outcome.MALFORMED), Status.OUT_OF_TURNS, None))
+
+    def endings_of(first: AgentRecord, second: AgentRecord) -> tuple[_Tree, ...]:
+        return tuple(tree(first, second, last=last, status=status, reply=reply) for last, status, reply in endings)
 
     calls = _turn(1, children=(NESTED,))
     above = _agent(SECOND, 0, (calls, _turn(2)))
@@ -194,13 +218,18 @@ def trees_by_clone(brood: int = 24) -> dict[AgentId, tuple[tuple[AgentRecord, ..
             tree(plain, sibling),
             tree(failed, sibling),
             tree(wordy, sibling),
+            *(tree(first, sibling) for first in others),
             tree(parent, sibling, children),
             tree(plain, sibling, siblings, at=1),
+            tree(plain, sibling, siblings[:1], at=1),
+            *endings_of(plain, sibling),
         ),
         NESTED: (
             tree(plain, above),
             tree(plain, above_twice, cousins, at=1),
             tree(plain, above, siblings, at=1),
+            tree(plain, above, siblings[:1], at=1),
+            *endings_of(plain, above),
         ),
     }
 
@@ -212,6 +241,10 @@ def _agent(
     return AgentRecord(
         agent_id, "", documents, None, born_at, status, turns, "1" if status is Status.ANSWERED else None
     )
+
+
+def _with_text(turn: Turn, text: str) -> Turn:
+    return replace(turn, generation=replace(turn.generation, text=text))
 
 
 def _turn(tokens: int, outcome: Outcome = Outcome.ANSWERED, children: tuple[AgentId, ...] = ()) -> Turn:
