@@ -47,12 +47,16 @@ class Registry(Mapping[str, str], Generic[T]):
         what: what messages call one, as "task source".
         group: the entry point group, as "selfcest.task_source".
         builtins: `package.module:Class` by name.
+        old_group: what the entry point group was called; a plug-in that is declared there is refused with its new name.
+        old_members: members of `kind` that were renamed, the new name by the old one; likewise.
     """
 
     kind: type[T]
     what: str
     group: str
     builtins: Mapping[str, str]
+    old_group: str = ""
+    old_members: Mapping[str, str] = field(default_factory=dict)
 
     def references(self) -> dict[str, str]:
         """All references by name. Raises `PlugInError` if two packages claim one name."""
@@ -78,8 +82,19 @@ class Registry(Mapping[str, str], Generic[T]):
                 `only_trusted`).
         """
         place = f"{where}: " if where else ""
-        cls = _import(reference, self.references(), self.what, place)
-        check_kind(cls, self.kind, f"{place}{self.what} {reference!r}")
+        references, who = self.references(), f"{place}{self.what} {reference!r}"
+        if reference not in references:
+            for name, _, owner in _installed(self.old_group, tuple(sys.path)) if self.old_group else ():
+                if name == reference:
+                    raise PlugInError(
+                        f"{who}: {owner} declares it in the entry point group {self.old_group}, which is now called "
+                        f"{self.group}; rename the group in that package"
+                    )
+        cls = _import(reference, references, self.what, place)
+        for old, new in self.old_members.items():
+            if hasattr(cls, old) and not hasattr(cls, new):
+                raise PlugInError(f"{who}: {cls.__name__} has {old}, which is now called {new}; rename it")
+        check_kind(cls, self.kind, who)
         return cls
 
     def make(self, reference: str, options: Mapping[str, Any], *, where: str) -> T:

@@ -263,7 +263,7 @@ def test_the_training_page_names_every_stage_and_option_with_its_default() -> No
     page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
     table = page.partition("| stage | option | default |")[2].partition("\n\n")[0]
     rows = [[cell.strip() for cell in line.split("|")] for line in table.splitlines()[2:]]
-    for stages in (registry.TASK_SAMPLERS, registry.GATES):
+    for stages in (registry.TASK_SAMPLERS, registry.GROUP_FILTERS):
         for name, reference in stages.items():
             assert f"`{name}`" in page
             module, _, cls = reference.partition(":")

@@ -10,7 +10,7 @@ import torch
 
 from selfcest_env.record import EpisodeGroup
 from selfcest_training.credit import Credit, Internals, Replayed, Rloo, broadcast
-from selfcest_training.stages.base import Admission, PlannedGroup, TaskMenu
+from selfcest_training.stages.base import FilterResult, PlannedGroup, TaskMenu
 
 
 class SparesTheEasy:
@@ -34,16 +34,16 @@ class SparesTheEasy:
 
 
 class AsksOnceMore:
-    """A gate: every second step it asks for one more task, and it drops the first group that it is shown."""
+    """A group filter: every second step it asks for one more task, and it drops the first group that it is shown."""
 
     def __init__(self) -> None:
         self.steps = 0
 
-    def admit(self, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> Admission:
+    def filter(self, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> FilterResult:
         if rounds == 1 and self.steps % 2:
-            return Admission((), more=1)
+            return FilterResult((), more=1)
         self.steps += 1
-        return Admission(tuple(groups[1:]))
+        return FilterResult(tuple(groups[1:]))
 
     def state_dict(self) -> Mapping[str, Any]:
         return {"steps": self.steps}
@@ -113,7 +113,7 @@ class Forgets(AsksOnceMore):
 
 
 class KeepsOne:
-    """A gate for the last group."""
+    """A group filter for the last group."""
 
-    def admit(self, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> Admission:
-        return Admission(tuple(groups[-1:]))
+    def filter(self, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> FilterResult:
+        return FilterResult(tuple(groups[-1:]))

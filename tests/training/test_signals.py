@@ -704,7 +704,7 @@ def test_a_killed_run_with_all_of_it_resumes_to_the_same_end(tmp_path: Path, lag
     rl = "arms__delegating__rl"
     changes: dict[str, Any] = {
         f"{rl}__steps": 6,
-        f"{rl}__max_policy_lag": lag,
+        f"{rl}__max_staleness": lag,
         f"{rl}__task_sampler": {"name": "budgets", "options": {"totals": [40, 60, 80]}},
         f"{rl}__reward_schedule": {
             "name": "lagrangian",

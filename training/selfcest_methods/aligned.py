@@ -22,7 +22,7 @@ designer's guess. With a credit that divides by a group's std (`grpo`) the balan
 it.
 
 In a tree a term is of the whole tree, as the return is, and a covariance says nothing of who earned it. All that was
-played counts, what a gate drops too. A cost is a negative term: one that is paid by right episodes above all (a token
+played counts, what a filter drops too. A cost is a negative term: one that is paid by right episodes above all (a token
 price of a policy that must delegate to be right) counts as misleading and goes to 0, where `lagrangian` would keep it.
 Degenerate cases: groups of one, or whose primary term is equal in all, say nothing and are left out, with their spread
 of the heuristics too: else the more tasks are solved, or hopeless, the smaller every correlation would be. A step of

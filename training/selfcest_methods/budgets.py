@@ -12,7 +12,7 @@ rates would be means over all budgets, or those of the arm's limit, and never th
 
 In a tree the budget is the tree's: root and clones pay from nested accounts, and every clone is told its own grant.
 Other limits stay as they are. Draws may not be above the arm's own total_tokens, which bounds contexts and the model.
-A gate that joins groups of one task must keep those of different budgets apart. Degenerate case: one total is that
+A filter that joins groups of one task must keep those of different budgets apart. Degenerate case: one total is that
 limit for all.
 """
 

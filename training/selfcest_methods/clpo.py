@@ -13,8 +13,8 @@ reference by difficulty (v1), which is the loss term `kl` here, the same for all
 
 Only the abstract and how the sets are cut could be read, not the values of the thresholds, nor how rewritten problems
 are mixed with others. Chosen here: 0.25 and 0.75; twins of a round come with the next one, in the next step or in the
-same one when a gate asks for more, in the order in which their tasks were proposed, and are at most `share` of it; the
-rest is drawn as ever. A twin has no twin of its own. Twins are searched for among `tries` fresh draws of the family
+same one when a filter asks for more, in the order in which their tasks were proposed, and are at most `share` of it;
+the rest is drawn as ever. A twin has no twin of its own. Twins are searched for among `tries` fresh draws of the family
 (its training part); where there is none, as of the family's smallest size, a fresh task stands in its place. Sizes that
 are no numbers have no order: such a task has no easier twin.
 

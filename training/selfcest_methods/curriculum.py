@@ -3,8 +3,8 @@
     budget = start + (end - start) * progress      progress: step / steps, or the share of `steps` steps that went well
 
 From wide to tight, a policy learns to be right before it learns to be short; from tight to wide, the other way round.
-By `success` a step moves it on if at least `target` of its rollouts, retries of a gate left out, were right, so that a
-budget that cannot be met holds it where it is.
+By `success` a step moves it on if at least `target` of its rollouts, retries of a filter left out, were right, so that
+a budget that cannot be met holds it where it is.
 
 Source: Train Long, Think Short (arXiv 2508.08940), whose budget tightens by steps of a schedule and is a term of the
 reward; here it is the limit itself, which nobody can overrun, and the return is what it was. `success` is ours.

@@ -14,7 +14,7 @@ expectation keeps its direction within a task and its length is multiplied by n 
 near 0 and 1 count for more, which is the paper's aim (its later versions derive it from a concave objective). With
 more than two returns the direction changes too. `reweigh` takes that back in expectation given the group: a right
 episode stands for all that were right. What is left then is the factor n / N, which the paper's rounds make random,
-and what stopping early does to the baseline, which nothing here can undo (see the gate `reinforce_ada`).
+and what stopping early does to the baseline, which nothing here can undo (see the group filter `reinforce_ada`).
 
 A tree trains whole or not at all, as do turns of its replays. Degenerate cases: a group of n or fewer trains whole;
 one without both outcomes trains n of what there is.

@@ -13,9 +13,9 @@ the oscillation of the integral alone. They leave the scale of the error open: h
 that one `rate` does for tokens and shares alike; a bound of 0 divides by nothing.
 
 In a tree a cost is that of the whole tree (or its longest chain), and the bound holds on average over episodes of all
-families and budgets that are drawn; what no cost counts is not bounded. What was played counts,
-whatever a gate makes of it, and so do rollouts that a gate asked for again by outcomes: the mean is over what was paid
-for. With rollouts ahead the multiplier moves with the rollouts. With a credit that divides by a group's std (`grpo`)
+families and budgets that are drawn; what no cost counts is not bounded. What was played counts, whatever a filter
+makes of it, and so do rollouts that a filter asked for again by outcomes: the mean is over what was paid for.
+With rollouts ahead the multiplier moves with the rollouts. With a credit that divides by a group's std (`grpo`)
 the balance of terms is another one than the multiplier says; `rloo` keeps it.
 
 Degenerate cases: a bound that always holds brings the weight to 0, one that cannot hold to `most`. A term that pays

@@ -26,7 +26,7 @@ from selfcest_agents.language import Language, language_of
 from selfcest_agents.lora import merged_weights
 from selfcest_agents.player import ModelPlayer, Player, Wrapper
 from selfcest_agents.replay import PlayedReplay
-from selfcest_agents.rollout import RolloutRequest, Unplayed, all_of, what_played
+from selfcest_agents.rollout import FailedEpisode, RolloutRequest, all_of, collect_failures
 from selfcest_agents.samplers import make_sampler
 from selfcest_env.errors import InfrastructureError, PolicyError
 from selfcest_env.local_modules import child_environment
@@ -99,7 +99,7 @@ class RolloutWorker:
     ) -> Answer:
         """Records, and what could not be played."""
         player = self._with(weights, judged)
-        return self._clock.answer(what_played(lambda: player.play(requests, temperature, reward_weights, wrap)))
+        return self._clock.answer(collect_failures(lambda: player.play(requests, temperature, reward_weights, wrap)))
 
     def play_replays(
         self,
@@ -111,7 +111,7 @@ class RolloutWorker:
     ) -> Answer:
         """Episodes by replay, and what could not be played."""
         player = self._with(weights, judged)
-        return self._clock.answer(what_played(lambda: player.play_replays(factual, replays, temperature)))
+        return self._clock.answer(collect_failures(lambda: player.play_replays(factual, replays, temperature)))
 
     def _with(self, weights: Sequence[Any], judged: bool) -> ModelPlayer:
         """The player with the weights that a reference, in a list lest Ray fetch it for every call, stands for."""
@@ -304,5 +304,5 @@ class RolloutPool(Player):
         self.sampler.close()
 
 
-def _unplayed(found: Sequence[tuple[Any, tuple[Unplayed, ...]]]) -> list[Unplayed]:
+def _unplayed(found: Sequence[tuple[Any, tuple[FailedEpisode, ...]]]) -> list[FailedEpisode]:
     return [one for _, unplayed in found for one in unplayed]

@@ -140,8 +140,8 @@ class ShardedLearner(Learner):
         """As `Learner.policy_step`.
 
         Raises:
-            ConfigError: the first mini-batch has fewer micro-batches than there are ranks. A later one may: a gate that
-                dropped most of a step is no reason to lose a run.
+            ConfigError: the first mini-batch has fewer micro-batches than there are ranks. A later one may: a filter
+                that dropped most of a step is no reason to lose a run.
         """
         if samples and self._first:
             check_ranks(self._mesh.size(), len(self._cut(samples)), "the first mini-batch")
@@ -182,7 +182,7 @@ class ShardedLearner(Learner):
             )
 
         super().restore(state.mapped(part), num_steps)
-        self._first = num_steps == 0  # a run that goes on may begin with a step that a gate has thinned
+        self._first = num_steps == 0  # a run that goes on may begin with a step that a group filter has thinned
 
     def _forward_of(self, model: PreTrainedModel, options: ForwardOptions) -> Forward:
         return ShardedForward(model, options, self._mesh)

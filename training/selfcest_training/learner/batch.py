@@ -128,7 +128,7 @@ def mini_batches(
 ) -> list[list[Sample]]:
     """A step's samples in exactly `count` mini-batches, their groups as even as they go, in order.
 
-    Each stands for its share of the episodes that were planned for the step, whatever a gate has dropped.
+    Each stands for its share of the episodes that were planned for the step, whatever a group filter has dropped.
     """
     cuts = [i * len(groups) // count for i in range(count + 1)]
     return [
