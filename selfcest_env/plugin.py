@@ -10,17 +10,18 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.machinery import PathFinder
 from importlib.metadata import entry_points
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 from typing_extensions import get_protocol_members, is_protocol
 
 from selfcest_env.errors import ConfigError, PlugInError, did_you_mean
 from selfcest_env.local_modules import local_modules
-from selfcest_env.stored import stored_as
+from selfcest_env.stored import by_field, stored_as, stored_fields
 from selfcest_env.structure import construct
 
 T = TypeVar("T")
@@ -33,6 +34,78 @@ class PlugIn:
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Configured:
+    """Base of a plug-in that is more than its options: `options` are frozen, whatever else it holds is beside them.
+
+    A subclass has a frozen dataclass `Options` inside, whose arguments are its constructor's, as in `Dots(decay=0.9)`.
+    One that needs more overrides `__init__`, which begins with `super().__init__(*arguments, **options)`.
+
+    Raises:
+        TypeError: when a class is defined whose `Options` are no frozen dataclass.
+    """
+
+    Options: ClassVar[type[Any]]
+    options: Any
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.options = self.Options(*arguments, **options)
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        options = vars(cls).get("Options")
+        if options is not None and not is_frozen(options):
+            raise TypeError(f"{cls.__qualname__}.Options is {options!r}; expected a frozen dataclass")
+
+
+@runtime_checkable
+class HasState(Protocol):
+    """What changes while a plug-in works. Its values go into checkpoints."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Dicts with string keys, lists, texts, numbers, booleans, None and tensors."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        ...
+
+
+S = TypeVar("S", bound=HasState)
+
+
+class Stateful(Configured, Generic[S]):
+    """Base of a plug-in that remembers: `options` are frozen, and all that changes is another object, `state`."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.state = self.initial_state()
+
+    def initial_state(self) -> S:
+        """The state before anything has happened; the options are there already."""
+        raise NotImplementedError(f"{type(self).__name__} does not override initial_state")
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return self.state.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.state.load_state_dict(state)
+
+
+class PlainState:
+    """Base of a state that is a dataclass of plain values; these, by their stored names, are its `state_dict`."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return deepcopy(stored_fields(self))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(deepcopy(by_field(type(self), state)))
+
+
+def is_frozen(cls: type) -> bool:
+    """Whether a class is itself, not by a base class alone, a frozen dataclass."""
+    return "__dataclass_params__" in vars(cls) and bool(vars(cls)["__dataclass_params__"].frozen)
 
 
 @dataclass(frozen=True)
@@ -244,6 +317,15 @@ def check_kind(cls: type, kind: type, who: str) -> None:
         raise PlugInError(
             f"{who}: {cls.__name__} lacks {', '.join(lacking)}; declare it on the class, as "
             f"{kind.__module__}:{kind.__name__} does"
+        )
+
+
+def check_state_apart(cls: type, who: str, remembers: bool) -> None:
+    """Raise `PlugInError` for a frozen dataclass that remembers: it would change although it is frozen."""
+    if remembers and is_frozen(cls):
+        raise PlugInError(
+            f"{who}: {cls.__name__} is a frozen dataclass and has state_dict; expected frozen options and a state "
+            "apart from them: derive it from selfcest_env.plugin:Stateful, or write an ordinary class"
         )
 
 

@@ -303,7 +303,7 @@ def test_steps_that_begin_with_the_same_weights_share_one_push() -> None:
     learner = Learner(model, OptimizerConfig(), pad_id=0, micro_batch_tokens=64)
     rollouts = AsyncRollouts(produce, samplers.Sampler(engine, False, True), learner, max_staleness=2, steps=5)
     for step in range(5):
-        assert rollouts.take(step).policy_lag(step) == 0, "nobody played"
+        assert rollouts.take(step).staleness(step) == 0, "nobody played"
     rollouts.close()
     assert played == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 2)]
     assert pushed == [0, 1, 2], "before the first step, which the two after it share, and for each later one"

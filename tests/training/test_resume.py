@@ -36,7 +36,7 @@ from selfcest_eval.report.curves import metrics_of
 from selfcest_eval.report.training_run import RunEvaluation
 from selfcest_training import files
 from selfcest_training.config import RunConfig
-from selfcest_training.config_file import dump_run
+from selfcest_training.config_file import dump_run, run_digest
 from selfcest_training.credit.offline import read_groups
 from selfcest_training.files import Extent, Growing, digest, digests, tidy, whole, write_text
 from selfcest_training.learner.state import LearnerState
@@ -360,7 +360,7 @@ def test_a_refused_run_is_no_session_and_nothing_of_it_changes(base: Job, tmp_pa
     (folder / "evaluation").mkdir(exist_ok=True)
     write_text(spec.folder / "config.yaml", dump_run(spec))
     for path in folder.glob("checkpoints/*/manifest.json"):  # as if they were of this folder's config
-        contents = json.loads(path.read_bytes())["contents"] | {"config": digest(dump_run(spec))}
+        contents = json.loads(path.read_bytes())["contents"] | {"config": run_digest(spec)}
         path.write_text(json.dumps({"sha256": digest(json.dumps(contents)), "contents": contents}), encoding="utf-8")
     (folder / name).write_text("{}\n{}\n", encoding="utf-8")
     before = digests(spec.folder)

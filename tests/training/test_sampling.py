@@ -149,16 +149,16 @@ def test_tallies_by_hand() -> None:
     remembers.observe(0, [played("a", [RIGHT, WRONG, WRONG, WRONG], tokens=20)])
     remembers.observe(0, [played("a", [RIGHT] * 4, tokens=40), played("a", [RIGHT], size=2)])
     remembers.observe(1, [played("a", [WRONG] * 2)])
-    small, large = (remembers.memory.tallies[Bucket("a", size)] for size in (1, 2))
+    small, large = (remembers.tallies.by_bucket[Bucket("a", size)] for size in (1, 2))
     assert small == Tally(0.5 * 8 + 2, 0.5 * 5, 0.5 * (80 + 160) + 20)
     assert (small.rate, small.tokens_each) == (2.5 / 6, 140 / 6)
     assert large == Tally(0.5, 0.5, 5.0)
     spread.observe(0, [played("a", [RIGHT, WRONG, WRONG, WRONG]), played("a", [RIGHT] * 4)])
     spread.observe(1, [played("a", [WRONG] * 2)])
-    assert spread.memory.tallies == {Bucket("a", 1): Spread(0.5 * 8 + 2, 0.5 * 2 + 1, 0.5 * 0.1875, 0.5, 0.5 * 0.75)}
+    assert spread.tallies.by_bucket == {Bucket("a", 1): Spread(0.5 * 8 + 2, 0.5 * 2 + 1, 0.5 * 0.1875, 0.5, 0.5 * 0.75)}
     for one, again in ((remembers, Knapsack(decay=0.5)), (spread, Eva(decay=0.5))):
         again.load_state_dict(json.loads(json.dumps(one.state_dict())))
-        assert again.memory == one.memory
+        assert again.tallies == one.tallies
 
 
 def test_a_bucket_that_has_faded_out_is_forgotten() -> None:
@@ -178,7 +178,7 @@ def test_eva_needs_no_success() -> None:
     episodes = tuple(replace(e, reward_terms={"score": e.reward_terms["correct"]}) for e in group.episodes)  # type: ignore[index]
     sampler = Eva()
     sampler.observe(0, [EpisodeGroup(group.task, episodes)])
-    assert sampler.memory.tallies[Bucket("a", 1)].gap == 1
+    assert sampler.tallies.by_bucket[Bucket("a", 1)].gap == 1
     for name, options in (("eva", {"term": "correct"}), ("eva", {"tokens": "reads"}), ("dots", {"tokens": "reads"})):
         with pytest.raises(ConfigError, match=next(iter(options))):
             make_task_sampler(PlugIn(name, options), "rl.task_sampler")
@@ -583,19 +583,19 @@ def test_active_draws_where_doubt_goes_with_errors() -> None:
     ]
     sampler = Active(decay=0.5, floor=0.001)
     sampler.observe(0, groups)
-    assert sampler.memory.tallies[Bucket("sound", 1)] == Doubts(2, 1, pytest.approx(0.2)), "of root and clone alike"
-    assert sampler.memory.tallies[Bucket("proud", 1)].consistency == pytest.approx(-0.2)
+    assert sampler.tallies.by_bucket[Bucket("sound", 1)] == Doubts(2, 1, pytest.approx(0.2)), "of root and clone alike"
+    assert sampler.tallies.by_bucket[Bucket("proud", 1)].consistency == pytest.approx(-0.2)
     weights = [sampler.weigher()(Bucket(family, 1)) for family in ("sound", "proud", "solved", "new")]
     assert weights == pytest.approx([0.201, 0.001, 0.001, 0.201])
     found = shares(proposed(sampler, menu(sound=(1,), proud=(1,), solved=(1,)), 32), "family")
     assert found["sound"] > 0.9
     again = Active(decay=0.5, floor=0.001)
     again.load_state_dict(json.loads(json.dumps(sampler.state_dict())))
-    assert again.memory == sampler.memory
+    assert again.tallies == sampler.tallies
     one, other = groups[0].episodes
     silent = replace(one, agents=(replace(one.agents[0], turns=()),))
     sampler.observe(1, [EpisodeGroup(groups[0].task, (silent, other))])
-    assert sampler.memory.tallies[Bucket("sound", 1)] == Doubts(3, 1.5, pytest.approx(0.1)), "one alone says nothing"
+    assert sampler.tallies.by_bucket[Bucket("sound", 1)] == Doubts(3, 1.5, pytest.approx(0.1)), "one alone says nothing"
 
 
 # CLPO

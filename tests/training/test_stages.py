@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, dataclass, replace
+from functools import cached_property
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
@@ -14,16 +15,18 @@ from typing import Any
 import pytest
 import torch
 from records import group, three_agents
+from remembering import RunningMean, SparesTheEasy
 from test_job import Crash, config, play, rows, weights
 from test_outages import LIMITS, PLANS, player
 
 from selfcest_env import plugin
 from selfcest_env.errors import ConfigError, CreditError, PlugInError, RewardError, TrainingError
-from selfcest_env.plugin import PlugIn
+from selfcest_env.plugin import PlugIn, Registry, Stateful
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, from_json, read_episodes, to_json
 from selfcest_env.reward import make_reward
 from selfcest_training.config import RLConfig, RunConfig
-from selfcest_training.credit import Credit, Rloo, assign_step, make_assigner
+from selfcest_training.credit import SCHEMES, Credit, CreditAssigner, Rloo, assign_step, make_assigner, overrides
+from selfcest_training.credit.registry import check_scheme
 from selfcest_training.learner.batch import build_samples, mini_batches
 from selfcest_training.learner.options import Denominator
 from selfcest_training.run.checkpoint import _plain, _restored, checkpoints, read_memory
@@ -31,7 +34,15 @@ from selfcest_training.run.job import Job, JobId
 from selfcest_training.stages import checks
 from selfcest_training.stages.base import FilterResult, PlannedGroup, Stages, TaskMenu
 from selfcest_training.stages.group_filters import KeepAll, KeepVaried
-from selfcest_training.stages.registry import make_group_filter, make_reward_schedule, make_stages, make_task_sampler
+from selfcest_training.stages.registry import (
+    GROUP_FILTERS,
+    REWARD_SCHEDULES,
+    TASK_SAMPLERS,
+    make_group_filter,
+    make_reward_schedule,
+    make_stages,
+    make_task_sampler,
+)
 from selfcest_training.stages.schedules import Constant, Linear
 from selfcest_training.trainer import Trainer
 
@@ -355,6 +366,45 @@ def test_half_a_memory_is_refused() -> None:
         PlugInError, match="group filter 'remembering:Forgets': Forgets has state_dict and lacks load_state"
     ):
         make_group_filter(PlugIn("remembering:Forgets"), "rl.group_filter")
+
+
+def test_a_frozen_dataclass_that_remembers_is_refused() -> None:
+    with pytest.raises(
+        PlugInError, match="'remembering:Melts': Melts is a frozen dataclass and has state_dict; expect"
+    ):
+        make_group_filter(PlugIn("remembering:Melts"), "rl.group_filter")
+    scheme = dataclass(frozen=True)(type("Melts", (RunningMean,), {"name": "melts"}))
+    with pytest.raises(PlugInError, match="Melts is a frozen dataclass and has state_dict"):
+        check_scheme(scheme, "credit scheme 'melts'")
+    check_scheme(RunningMean, "credit scheme 'running_mean'")
+
+
+@pytest.mark.parametrize("registry", [TASK_SAMPLERS, GROUP_FILTERS, REWARD_SCHEDULES, SCHEMES])
+def test_no_stage_that_is_installed_hides_what_it_remembers(registry: Registry[object]) -> None:
+    """Options are frozen, and what changes is no cached property of them."""
+    for name in registry:
+        stage = registry.load(name)
+        assert not [base for base in stage.__mro__ for item in vars(base).values() if isinstance(item, cached_property)]
+        remembers = (
+            overrides(stage, "state_dict") if issubclass(stage, CreditAssigner) else hasattr(stage, "state_dict")
+        )
+        assert issubclass(stage, Stateful) == remembers, name
+
+
+def test_options_of_a_stage_are_read_like_those_of_a_dataclass() -> None:
+    sampler = make_task_sampler(PlugIn("remembering:SparesTheEasy", {"least": 3}), "rl.task_sampler")
+    assert isinstance(sampler, SparesTheEasy)
+    assert sampler.options == SparesTheEasy.Options(least=3) == SparesTheEasy(3).options
+    with pytest.raises(FrozenInstanceError):
+        sampler.options.least = 4  # type: ignore[misc]
+    with pytest.raises(ConfigError, match=r"^rl.task_sampler.options.least is 0; expected a whole number >= 1"):
+        make_task_sampler(PlugIn("remembering:SparesTheEasy", {"least": 0}), "rl.task_sampler")
+    with pytest.raises(ConfigError, match=r"options.leest is unknown; SparesTheEasy has least. Did you mean 'least'"):
+        make_task_sampler(PlugIn("remembering:SparesTheEasy", {"leest": 3}), "rl.task_sampler")
+    with pytest.raises(ConfigError, match=r"^SparesTheEasy.least is 0"):
+        SparesTheEasy(least=0)
+    with pytest.raises(TypeError, match=r"Thaws.Options is .*; expected a frozen dataclass"):
+        type("Thaws", (Stateful,), {"Options": dataclass(type("Options", (), {}))})
 
 
 class OldGate:

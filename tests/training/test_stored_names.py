@@ -234,7 +234,7 @@ def test_names_in_checkpoints_and_evidence() -> None:
 
 def test_what_stages_remember() -> None:
     sampler = Clpo()
-    sampler._memory.step, sampler._memory.waiting = 2, [Original(Bucket("ledger", 4), "t", easier=True)]
+    sampler.state.step, sampler.state.originals = 2, [Original(Bucket("ledger", 4), "t", easier=True)]
     state = {"step": 2, "waiting": [{"bucket": {"family": "ledger", "size": 4}, "task_id": "t", "easier": True}]}
     assert sampler.state_dict() == state
     restored = Clpo()

@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from selfcest_env.plugin import HasState
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.tasks import TaskSource
 from selfcest_env.types import Limits, Task
@@ -132,11 +133,11 @@ class Stages:
     rewards: RewardSchedule
     credit: CreditAssigner
 
-    def remembering(self) -> dict[str, Stateful]:
+    def remembering(self) -> dict[str, HasState]:
         """Those that have a state."""
         # The names stand in checkpoints.
         stages = {"tasks": self.tasks, "gate": self.group_filter, "rewards": self.rewards, "credit": self.credit}
-        remembering = {name: stage for name, stage in stages.items() if isinstance(stage, Stateful)}
+        remembering = {name: stage for name, stage in stages.items() if isinstance(stage, HasState)}
         if not overrides(self.credit, "state_dict"):
             del remembering["credit"]  # every scheme has the method; of most it is the empty one of the base class
         return remembering
@@ -163,12 +164,3 @@ class Stages:
 
 class FixedSize:
     """Mixin of a task sampler or group filter with which no step has more episodes than the config says."""
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """A stage, or a credit scheme, that remembers."""
-
-    def state_dict(self) -> Mapping[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from selfcest_env.errors import ConfigError, PlugInError
-from selfcest_env.plugin import PlugIn, Registry, build
+from selfcest_env.plugin import PlugIn, Registry, build, check_state_apart
 from selfcest_env.tasks import TaskSource
 from selfcest_training.config import RLConfig, RunConfig
 from selfcest_training.credit import make_assigner
@@ -72,12 +72,16 @@ def _make(plug_in: PlugIn, registry: Registry[T], where: str) -> T:
 
 
 def _check_memory(cls: type, who: str) -> None:
-    """Raise `PlugInError` for a class with one of the two methods: what it remembers would be lost without a word."""
+    """Raise `PlugInError` for a class with one of the two methods: what it remembers would be lost without a word.
+
+    Likewise for a frozen dataclass with both, which could only change by getting round its freeze.
+    """
     methods = ("state_dict", "load_state_dict")
     memory = [name for name in methods if callable(getattr(cls, name, None))]
     if len(memory) == 1:
         (missing,) = set(methods) - set(memory)
         raise PlugInError(f"{who}: {cls.__name__} has {memory[0]} and lacks {missing}; declare both of them or none")
+    check_state_apart(cls, who, bool(memory))
 
 
 def make_stages(config: RLConfig, place: str = "rl") -> Stages:
