@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -120,14 +120,15 @@ class LabReport:
 
     config: LabConfig
     cells: tuple[Measurement, ...]
-    broken: tuple[Measurement, ...] = field(init=False)
-    p_value: float = field(init=False)
+    broken: tuple[Measurement, ...]
+    p_value: float
 
-    def __post_init__(self) -> None:
-        judged = [cell for cell in self.cells if cell.evidence is not None]
+    @classmethod
+    def of(cls, config: LabConfig, cells: Sequence[Measurement]) -> LabReport:
+        """The verdict on these cells."""
+        judged = [cell for cell in cells if cell.evidence is not None]
         evidence = [cell.evidence for cell in judged if cell.evidence is not None]
-        object.__setattr__(self, "broken", tuple(judged[index] for index in broken(evidence)))
-        object.__setattr__(self, "p_value", joint_p_value(evidence))
+        return cls(config, tuple(cells), tuple(judged[index] for index in broken(evidence)), joint_p_value(evidence))
 
 
 def run_lab(
@@ -147,7 +148,7 @@ def run_lab(
         for assigner in assigners:
             on_cell(name, label(assigner))
             cells.append(measure(assigner, solved, config))
-    return LabReport(config, tuple(cells))
+    return LabReport.of(config, cells)
 
 
 def measure(assigner: CreditAssigner, solved: Solved, config: LabConfig) -> Measurement:
