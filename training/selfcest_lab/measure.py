@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from selfcest_env.plugin import PlugIn
+from selfcest_env.plugin import Configured, PlugIn
 from selfcest_env.seeding import stream_seed
 from selfcest_env.structure import AtLeast, Checked, OneOf
 from selfcest_lab.estimate import Estimates, sample_groups
@@ -196,9 +196,10 @@ def _where(bias: Floats, solved: Solved) -> dict[str, float]:
 
 def label(assigner: CreditAssigner) -> str:
     """A scheme's name with its options that differ from the default, as in `gated(scheme=coma(samples=4))`."""
-    fields = getattr(type(assigner), "__dataclass_fields__", {})
-    options = {name: getattr(assigner, name) for name, spec in fields.items()}
-    return _called(assigner.name, {name: value for name, value in options.items() if value != fields[name].default})
+    options = assigner.options if isinstance(assigner, Configured) else assigner
+    fields = getattr(type(options), "__dataclass_fields__", {})
+    values = {name: getattr(options, name) for name in fields}
+    return _called(assigner.name, {name: value for name, value in values.items() if value != fields[name].default})
 
 
 def _called(name: str, options: Mapping[str, Any]) -> str:
