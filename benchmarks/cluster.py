@@ -35,7 +35,7 @@ from selfcest_training.cluster.config import ClusterConfig  # noqa: E402
 from selfcest_training.cluster.connection import connected, import_ray  # noqa: E402
 from selfcest_training.cluster.rollouts import RolloutPool, RolloutWorkers, WorkerSpec  # noqa: E402
 from selfcest_training.cluster.snapshot import WeightSnapshot  # noqa: E402
-from selfcest_training.config_file import load_config  # noqa: E402
+from selfcest_training.config_file import load_stored_config  # noqa: E402
 from selfcest_training.families import make_families  # noqa: E402
 from selfcest_training.shipped import model_folder  # noqa: E402
 
@@ -83,7 +83,7 @@ def main() -> None:
     args = parser.parse_args()
     ray, repeats = import_ray(), args.repeats
     folder = model_folder(ARM)
-    config = load_config(folder.parents[2] / "config.yaml")
+    config = load_stored_config(folder.parents[2] / "config.yaml")
     config = replace(config, sampler=PlugIn("transformers", {"dtype": "float32"}))
     language, limits = language_of(config.model), config.limits_of(ARM)
     model = language.load(0, folder)

@@ -10,17 +10,18 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.machinery import PathFinder
 from importlib.metadata import entry_points
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 from typing_extensions import get_protocol_members, is_protocol
 
 from selfcest_env.errors import ConfigError, PlugInError, did_you_mean
 from selfcest_env.local_modules import local_modules
-from selfcest_env.stored import stored_as
+from selfcest_env.stored import by_field, stored_as, stored_fields
 from selfcest_env.structure import construct
 
 T = TypeVar("T")
@@ -35,6 +36,78 @@ class PlugIn:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
+class Configured:
+    """Base of a plug-in that is more than its options: `options` are frozen, whatever else it holds is beside them.
+
+    A subclass has a frozen dataclass `Options` inside, whose arguments are its constructor's, as in `Dots(decay=0.9)`.
+    One that needs more overrides `__init__`, which begins with `super().__init__(*arguments, **options)`.
+
+    Raises:
+        TypeError: when a class is defined whose `Options` are no frozen dataclass.
+    """
+
+    Options: ClassVar[type[Any]]
+    options: Any
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.options = self.Options(*arguments, **options)
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        options = vars(cls).get("Options")
+        if options is not None and not is_frozen(options):
+            raise TypeError(f"{cls.__qualname__}.Options is {options!r}; expected a frozen dataclass")
+
+
+@runtime_checkable
+class HasState(Protocol):
+    """What changes while a plug-in works. Its values go into checkpoints."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Dicts with string keys, lists, texts, numbers, booleans, None and tensors."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        ...
+
+
+S = TypeVar("S", bound=HasState)
+
+
+class Stateful(Configured, Generic[S]):
+    """Base of a plug-in that remembers: `options` are frozen, and all that changes is another object, `state`."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.state = self.initial_state()
+
+    def initial_state(self) -> S:
+        """The state before anything has happened; the options are there already."""
+        raise NotImplementedError(f"{type(self).__name__} does not override initial_state")
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return self.state.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.state.load_state_dict(state)
+
+
+class PlainState:
+    """Base of a state that is a dataclass of plain values; these, by their stored names, are its `state_dict`."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return deepcopy(stored_fields(self))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(deepcopy(by_field(type(self), state)))
+
+
+def is_frozen(cls: type) -> bool:
+    """Whether a class is itself, not by a base class alone, a frozen dataclass."""
+    return "__dataclass_params__" in vars(cls) and bool(vars(cls)["__dataclass_params__"].frozen)
+
+
 @dataclass(frozen=True)
 class Registry(Mapping[str, str], Generic[T]):
     """The plug-ins of one kind as references by name: those built in, and those that installed packages declare.
@@ -47,12 +120,16 @@ class Registry(Mapping[str, str], Generic[T]):
         what: what messages call one, as "task source".
         group: the entry point group, as "selfcest.task_source".
         builtins: `package.module:Class` by name.
+        old_group: what the entry point group was called; a plug-in that is declared there is refused with its new name.
+        old_members: members of `kind` that were renamed, the new name by the old one; likewise.
     """
 
     kind: type[T]
     what: str
     group: str
     builtins: Mapping[str, str]
+    old_group: str = ""
+    old_members: Mapping[str, str] = field(default_factory=dict)
 
     def references(self) -> dict[str, str]:
         """All references by name. Raises `PlugInError` if two packages claim one name."""
@@ -78,8 +155,19 @@ class Registry(Mapping[str, str], Generic[T]):
                 `only_trusted`).
         """
         place = f"{where}: " if where else ""
-        cls = _import(reference, self.references(), self.what, place)
-        check_kind(cls, self.kind, f"{place}{self.what} {reference!r}")
+        references, who = self.references(), f"{place}{self.what} {reference!r}"
+        if reference not in references:
+            for name, _, owner in _installed(self.old_group, tuple(sys.path)) if self.old_group else ():
+                if name == reference:
+                    raise PlugInError(
+                        f"{who}: {owner} declares it in the entry point group {self.old_group}, which is now called "
+                        f"{self.group}; rename the group in that package"
+                    )
+        cls = _import(reference, references, self.what, place)
+        for old, new in self.old_members.items():
+            if hasattr(cls, old) and not hasattr(cls, new):
+                raise PlugInError(f"{who}: {cls.__name__} has {old}, which is now called {new}; rename it")
+        check_kind(cls, self.kind, who)
         return cls
 
     def make(self, reference: str, options: Mapping[str, Any], *, where: str) -> T:
@@ -229,6 +317,15 @@ def check_kind(cls: type, kind: type, who: str) -> None:
         raise PlugInError(
             f"{who}: {cls.__name__} lacks {', '.join(lacking)}; declare it on the class, as "
             f"{kind.__module__}:{kind.__name__} does"
+        )
+
+
+def check_state_apart(cls: type, who: str, remembers: bool) -> None:
+    """Raise `PlugInError` for a frozen dataclass that remembers: it would change although it is frozen."""
+    if remembers and is_frozen(cls):
+        raise PlugInError(
+            f"{who}: {cls.__name__} is a frozen dataclass and has state_dict; expected frozen options and a state "
+            "apart from them: derive it from selfcest_env.plugin:Stateful, or write an ordinary class"
         )
 
 

@@ -177,7 +177,8 @@ class Checked:
             try:
                 read(getattr(self, name))
             except Misfit as misfit:
-                raise ConfigError(misfit.at(f"{type(self).__name__}.{name}")) from None
+                owner = type(self).__qualname__.removesuffix(".Options").rpartition(".")[2]
+                raise ConfigError(misfit.at(f"{owner}.{name}")) from None
 
 
 def check_order(holder: Any, low: str, high: str) -> None:
@@ -576,9 +577,11 @@ class _Parameters:
 
 @cache
 def _parameters(cls: type) -> _Parameters:
-    hints = _hints(cls)
+    options: Any = getattr(cls, "Options", None)  # see `plugin.Configured`
+    described: type = options if isinstance(options, type) and is_dataclass(options) else cls
+    hints = _hints(described)
     readers, required, other = {}, {}, None
-    for name, parameter in inspect.signature(cls).parameters.items():
+    for name, parameter in inspect.signature(described).parameters.items():
         type_ = hints.get(name, Any)
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             other = _reader(Any)

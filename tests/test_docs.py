@@ -252,7 +252,7 @@ def test_the_credit_page_names_every_scheme_and_option_with_its_default() -> Non
     for name in SCHEMES:
         scheme = find_scheme(name)
         assert f"| `{name}` |" in page
-        for option in dataclasses.fields(scheme):  # type: ignore[arg-type]
+        for option in dataclasses.fields(getattr(scheme, "Options", scheme)):  # type: ignore[arg-type]
             (default,) = [cells[3] for cells in rows if f"`{name}`" in cells[1] and f"`{option.name}`" in cells[2]]
             assert yaml.safe_load(default) == (
                 list(option.default) if isinstance(option.default, tuple) else option.default
@@ -263,11 +263,12 @@ def test_the_training_page_names_every_stage_and_option_with_its_default() -> No
     page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
     table = page.partition("| stage | option | default |")[2].partition("\n\n")[0]
     rows = [[cell.strip() for cell in line.split("|")] for line in table.splitlines()[2:]]
-    for stages in (registry.TASK_SAMPLERS, registry.GATES):
+    for stages in (registry.TASK_SAMPLERS, registry.GROUP_FILTERS):
         for name, reference in stages.items():
             assert f"`{name}`" in page
             module, _, cls = reference.partition(":")
-            for option in dataclasses.fields(getattr(importlib.import_module(module), cls)):
+            stage = getattr(importlib.import_module(module), cls)
+            for option in dataclasses.fields(getattr(stage, "Options", stage)):
                 (default,) = [cells[3] for cells in rows if f"`{name}`" in cells[1] and cells[2] == f"`{option.name}`"]
                 if isinstance(option.default, int | float | str | None):
                     assert yaml.safe_load(default) == option.default, (name, option.name)

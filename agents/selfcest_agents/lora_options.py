@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from selfcest_env.errors import ConfigError
 from selfcest_env.structure import AtLeast, AtMost, Checked, OneOf
 
 _Rank = Annotated[int, AtLeast(1), AtMost(2**16)]
@@ -30,3 +31,30 @@ class LoraOptions(Checked):
     dropout: Annotated[float, OneOf(0.0), "with dropout the log-probs would not be those of what was sampled from"] = (
         0.0
     )
+
+    def check_roles(
+        self, place: str, *, on_cluster: bool, on_ranks: bool, sampler: str, max_staleness: int, compiled: bool
+    ) -> None:
+        """Raise `ConfigError` if adapters per role would be trained or played where only one policy is known.
+
+        Args:
+            place: of the block in the config that `max_staleness` stands in.
+            on_cluster, on_ranks: other processes play, or learn.
+            sampler: its name.
+            max_staleness: steps that rollouts run ahead of the learner.
+            compiled: the learner compiles its model.
+        """
+        if not self.per_role:
+            return
+        for key, value, untried, without in (
+            ("cluster", "there", on_cluster, "null"),
+            ("ranks", "there", on_ranks, "None"),
+            ("sampler.name", sampler, sampler == "vllm", "transformers"),
+            (f"{place}.max_staleness", max_staleness, max_staleness > 0, "0"),
+            ("forward.compile", "true", compiled, "false"),
+        ):
+            if untried:
+                raise ConfigError(
+                    f"lora.per_role is true and {key} is {value}: that is for one policy of all agents; set "
+                    f"{key}={without}, or lora.per_role=false"
+                )

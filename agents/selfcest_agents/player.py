@@ -14,7 +14,7 @@ from selfcest_agents.openai_client import ServerConfig
 from selfcest_agents.openai_engine import OpenAIPolicy
 from selfcest_agents.policy import EnginePolicy, Policy, RolePolicy, SamplingConfig
 from selfcest_agents.replay import PlayedReplay, play_replays
-from selfcest_agents.rollout import RolloutRequest, Unplayed, all_of, rollout, what_played
+from selfcest_agents.rollout import FailedEpisode, RolloutRequest, all_of, collect_failures, rollout
 from selfcest_agents.samplers import Sampler, SamplerByRole, WeightSyncTarget
 from selfcest_env.errors import InfrastructureError
 from selfcest_env.record import EpisodeRecord
@@ -130,7 +130,7 @@ class LocalPlayer(Player):
         requests = [replace(request, limits=own) for request, own in zip(requests, limits, strict=True)]
         rules, *_ = [self.rules(own) for own in dict.fromkeys(limits)]  # all are checked
         played = policy if wrap is None else wrap(policy, self.codec)
-        records, unplayed = what_played(partial(rollout, requests, played, rules))
+        records, unplayed = collect_failures(partial(rollout, requests, played, rules))
         scored, unjudged = self._scored([(record, weights, record.cost.generated_tokens) for record in records])
         return all_of(scored, [*unplayed, *unjudged])
 
@@ -139,7 +139,7 @@ class LocalPlayer(Player):
     ) -> dict[Replay, PlayedReplay]:
         rules = self.rules(factual[0].limits if factual else self.limits)
         weights = {record.episode_id: record.weights for record in factual}
-        found, unplayed = what_played(partial(play_replays, factual, replays, self.policy(temperature), rules))
+        found, unplayed = collect_failures(partial(play_replays, factual, replays, self.policy(temperature), rules))
         items = [(play.record, weights[one.episode_id], play.generated_tokens) for one, play in found.items()]
         scored, unjudged = self._scored(items)
         records = {record.episode_id: record for record in scored}
@@ -151,7 +151,7 @@ class LocalPlayer(Player):
 
     def _scored(
         self, played: Sequence[tuple[EpisodeRecord, Mapping[str, float] | None, int]]
-    ) -> tuple[list[EpisodeRecord], list[Unplayed]]:
+    ) -> tuple[list[EpisodeRecord], list[FailedEpisode]]:
         """Of records with their weights and prices those that could be judged, scored, and the others."""
         if self.reward is None:
             return [record for record, *_ in played], []
@@ -161,7 +161,7 @@ class LocalPlayer(Player):
             try:
                 scored.append(self.reward.score(record, weights))
             except InfrastructureError as error:
-                unjudged.append(Unplayed(record.episode_id, error, tokens))
+                unjudged.append(FailedEpisode(record.episode_id, error, tokens))
         return scored, unjudged
 
 

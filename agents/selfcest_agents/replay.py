@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
 from selfcest_agents.policy import Policy
-from selfcest_agents.rollout import Generations, all_of, rollout, what_played
+from selfcest_agents.rollout import Generations, all_of, collect_failures, rollout
 from selfcest_env.counterfactual import begin, check_replay, replay_seed, restore
 from selfcest_env.errors import CreditError, did_you_mean
 from selfcest_env.kernel import Kernel
@@ -130,7 +130,7 @@ def play_replays(
     Arguments and errors as `replay_requests`, and `UnplayedError` as `rollout`.
     """
     requests = replay_requests(factual, replays, rules)
-    records, unplayed = what_played(partial(rollout, requests, policy, rules, max_concurrent=max_concurrent))
+    records, unplayed = collect_failures(partial(rollout, requests, policy, rules, max_concurrent=max_concurrent))
     found = {record.episode_id: record for record in records}
     return all_of(
         {r.replay: played(r, found[r.episode_id], rules) for r in requests if r.episode_id in found}, unplayed

@@ -30,7 +30,7 @@ Generations = Mapping[tuple[AgentId, int], Generation]
 
 
 @dataclass(frozen=True)
-class Unplayed:
+class FailedEpisode:
     """An episode that could not be played to its end, or judged, for a fault that was nobody's answer.
 
     Attributes:
@@ -52,10 +52,10 @@ class UnplayedError(InfrastructureError):
     """
 
     played: Any
-    unplayed: tuple[Unplayed, ...]
+    unplayed: tuple[FailedEpisode, ...]
 
     @classmethod
-    def of(cls, played: Any, unplayed: Sequence[Unplayed]) -> UnplayedError:
+    def of(cls, played: Any, unplayed: Sequence[FailedEpisode]) -> UnplayedError:
         first = unplayed[0]
         error = cls(f"episodes not played: {len(unplayed)}, the first is {first.episode_id}: {first.cause}")
         error.played, error.unplayed = played, tuple(unplayed)
@@ -164,10 +164,10 @@ class _Episode:
             self.generations[agent_id, key.turn] = generation
             kernel.play(agent_id, generation.text, Usage(used, generation.finish_reason))
 
-    def found(self) -> EpisodeRecord | Unplayed:
+    def found(self) -> EpisodeRecord | FailedEpisode:
         request = self.request
         if self.failure is not None:
-            return Unplayed(request.episode_id, self.failure, self.generated_tokens)
+            return FailedEpisode(request.episode_id, self.failure, self.generated_tokens)
         return build_record(self.kernel, self.generations, episode_id=request.episode_id, seed=request.seed)
 
 
@@ -197,7 +197,7 @@ def rollout(
         raise PolicyError("episode ids of one rollout must be unique")
     waiting = list(reversed(requests))
     playing: dict[str, _Episode] = {}
-    found: dict[str, EpisodeRecord | Unplayed] = {}
+    found: dict[str, EpisodeRecord | FailedEpisode] = {}
     idle_polls = 0
     while waiting or playing:
         asks: list[PolicyRequest] = []
@@ -214,17 +214,17 @@ def rollout(
             found[episode_id] = playing.pop(episode_id).found()
     ended = [found[request.episode_id] for request in requests]
     records = [one for one in ended if isinstance(one, EpisodeRecord)]
-    return all_of(records, [one for one in ended if isinstance(one, Unplayed)])
+    return all_of(records, [one for one in ended if isinstance(one, FailedEpisode)])
 
 
-def all_of(played: T, unplayed: Sequence[Unplayed]) -> T:
+def all_of(played: T, unplayed: Sequence[FailedEpisode]) -> T:
     """What was played. Raises `UnplayedError` if something was not."""
     if unplayed:
         raise UnplayedError.of(played, unplayed)
     return played
 
 
-def what_played(play: Callable[[], T]) -> tuple[T, tuple[Unplayed, ...]]:
+def collect_failures(play: Callable[[], T]) -> tuple[T, tuple[FailedEpisode, ...]]:
     """What a call returned, or would have returned, and what it could not play."""
     try:
         return play(), ()

@@ -223,3 +223,40 @@ SAMPLERS = Registry(
 def make_sampler(name: str, options: Mapping[str, object]) -> SamplerSpec:
     """`transformers`, `vllm` or `package.module:Class` with its options. Raises `ConfigError`."""
     return SAMPLERS.make(name, options, where="sampler.options")
+
+
+def check_positions(spec: SamplerSpec, longest: int | None, place: str) -> None:
+    """Raise `ConfigError` if contexts of `longest` ids, `None`: of any length, could outgrow the engine.
+
+    `place` has the limits in the config.
+    """
+    if spec.max_positions is not None and (longest is None or longest > spec.max_positions):
+        raise ConfigError(
+            f"{place}: contexts of {'inf' if longest is None else longest} tokens could outgrow "
+            f"sampler.options.max_positions = {spec.max_positions}; raise it, or lower limits.context_tokens"
+        )
+
+
+def check_own_weights(
+    spec: SamplerSpec, place: str, *, max_staleness: int, on_cluster: bool, on_ranks: bool = False
+) -> None:
+    """Raise `ConfigError` if the sampler sees this process's weights where it must have its own.
+
+    Args:
+        spec: of a model without adapters, which always have a copy.
+        place: of the block in the config that `max_staleness` stands in.
+        max_staleness: steps that rollouts run ahead of the learner.
+        on_cluster: other processes play.
+        on_ranks: other processes learn.
+    """
+    if not spec.shared:
+        return
+    if max_staleness:
+        why = f"{place}.max_staleness is {max_staleness}, and the sampler uses the learner's own weights, which change"
+    elif on_cluster:
+        why = "there is a cluster block, and the sampler uses the learner's own weights, which no rollout worker has"
+    elif on_ranks:
+        why = "the weights are trained on ranks of their own, and the sampler uses this process's"
+    else:
+        return
+    raise ConfigError(f"{why}; set sampler.options.dtype (as float32), so that it has weights of its own")

@@ -38,7 +38,7 @@ from selfcest_eval.play.config import StudyConfig, load_study
 from selfcest_eval.play.policies import make_policy, run_file
 from selfcest_eval.play.results import read_results
 from selfcest_training.config import RunConfig
-from selfcest_training.config_file import dump_config, load_config
+from selfcest_training.config_file import dump_config, load_config, load_stored_config
 from selfcest_training.families import make_families
 from selfcest_training.shipped import model_folder
 from selfcest_training.stages.warmstart import demonstration_pool
@@ -148,7 +148,7 @@ def measure_told_sizes(episodes: int = 50) -> dict[str, Any]:
             prompt.
     """
     folder = model_folder("deciding")
-    limits = load_config(run_file(folder)).limits_of("deciding")
+    limits = load_stored_config(run_file(folder)).limits_of("deciding")
     source = make_policy("model", {"folder": "deciding"}, "policy")
     reward = make_reward("correct")
     with closing(source.load(0)) as player:

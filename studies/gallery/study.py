@@ -38,7 +38,7 @@ from selfcest_env.types import ROOT, Answer, CloneRequest, Delegate, Task
 from selfcest_env.views import Observation
 from selfcest_eval.play.policies import make_policy, run_file
 from selfcest_eval.play.scripted_roots import OneCall, ScriptedRoot, SpawnJoin
-from selfcest_training.config_file import load_config
+from selfcest_training.config_file import load_stored_config
 from selfcest_training.credit import Difference
 from selfcest_training.files import write_text
 from selfcest_training.shipped import model_folder
@@ -77,7 +77,7 @@ class Calls:
 @cache
 def player(arm: str) -> ModelPlayer:
     """A policy that comes with the package, under the limits and the reward that it was trained with."""
-    run = load_config(run_file(model_folder(arm)))
+    run = load_stored_config(run_file(model_folder(arm)))
     made = make_policy("model", {"folder": arm}, "policy").load(0)
     assert isinstance(made, ModelPlayer)
     return replace(made, limits=run.limits_of(arm), reward=make_reward(run.reward.name, **run.reward.options))

@@ -83,7 +83,7 @@ picture a stroke is a seed, the line a 95 % interval over seeds.
 WHEN = """\
 `training/configs/methods/when.yaml`: sums of 2 to 24 terms under a window that holds 15, where the policy must find
 out from which size on calls pay. All arms of a seed have one warm start and may use 2 M tokens of compute in RL
-(sampled, rounds that a gate asks for and reading for credit included, and three times those trained on; probes are
+(sampled, rounds that a filter asks for and reading for credit included, and three times those trained on; probes are
 free for all). *Earned* is right answers less what tokens cost, greedily on 500 held-out instances, mean over five
 sizes; then what RL added to that; what it is above `default` with the same seed; the same for the mean over eight
 probes on the way, which are of two families in the place of five sizes; each with a 95 % interval over seeds

@@ -5,7 +5,7 @@ policy's model by CPU time, and `--rerun results` simulates everything below fro
 
 What is simulated is the engine's clock. An episode here is its turns' lengths and who waits for whom;
 tests/studies/test_scaling_page.py holds that to `rollout`. Parts of workers are cut by the cluster's `shares`, steps
-begin in the order and with the weights that `RolloutsAhead` gives them, micro-batches are cut by `bucketed` and dealt
+begin in the order and with the weights that `AsyncRollouts` gives them, micro-batches are cut by `bucketed` and dealt
 to ranks by `partition`.
 """
 
@@ -37,16 +37,16 @@ from selfcest_env.seeding import stream_seed
 from selfcest_eval.report.figures import MARKS
 from selfcest_training.cluster.config import shares
 from selfcest_training.cluster.partition import busy_share
-from selfcest_training.config_file import load_config
+from selfcest_training.config_file import load_stored_config
 from selfcest_training.families import make_families
 from selfcest_training.learner.batch import bucketed
 from selfcest_training.planning.speed import Curve, read_curve
 from selfcest_training.shipped import HERE
-from selfcest_training.stages.ahead import RolloutsAhead
+from selfcest_training.stages.async_rollouts import AsyncRollouts
 from selfcest_training.stages.base import TaskMenu
 from selfcest_training.stages.checks import propose
 from selfcest_training.stages.mixture import Mixture
-from selfcest_training.stages.produced import play_groups
+from selfcest_training.stages.rollout_batch import play_groups
 from studies.runner import DOCS, Study, git, read_json, table
 
 STORE, PAGE = Path(__file__).parent / "evidence", DOCS / "scale.md"
@@ -193,14 +193,14 @@ class _Weights(torch.nn.Linear):
 
 
 def order_of_steps(lag: int, steps: int) -> list[int]:
-    """By step, the version of the weights that `RolloutsAhead` has it played with; steps are played in order."""
+    """By step, the version of the weights that `AsyncRollouts` has it played with; steps are played in order."""
     engine, played = _Engine(), list[tuple[int, int]]()
 
     def produce(step: int) -> Any:
         played.append((step, engine.policy_version))
 
-    ahead = RolloutsAhead(produce, Sampler(engine, shared=False, exact=True), _Weights(1, 1),
-                          max_policy_lag=lag, steps=steps)  # type: ignore[arg-type]  # fmt: skip
+    ahead = AsyncRollouts(produce, Sampler(engine, shared=False, exact=True), _Weights(1, 1),
+                          max_staleness=lag, steps=steps)  # type: ignore[arg-type]  # fmt: skip
     for step in range(steps):
         ahead.take(step)
     ahead.close()
@@ -213,7 +213,7 @@ def timeline(parts: Sequence[Sequence[float]], lag: int, update: float) -> list[
 
     Args:
         parts: [steps][workers] seconds of each part.
-        lag: `max_policy_lag`.
+        lag: `max_staleness`.
         update: seconds of one.
     """
     taken, played, ends = list[float](), 0.0, list[float]()
@@ -341,7 +341,7 @@ def micro_batches(episodes: Sequence[Episode]) -> list[int]:
 def record() -> None:
     """Play groups with a policy that comes with the package, at the temperature that it was trained with."""
     folder = HERE / "quick"
-    config = load_config(folder / "config.yaml")
+    config = load_stored_config(folder / "config.yaml")
     arm, language = config.arms[POLICY], language_of(config.model)
     model = language.load(0, folder / POLICY / "seed0" / "model")
     player = ModelPlayer(language, TransformersSampler().start(language, model), limits=config.limits_of(POLICY))
@@ -368,7 +368,7 @@ def shape_of(episode: EpisodeRecord) -> list[list[tuple[int, int, list[int]]]]:
 def measure(repeats: int = 3, prompt: int = 32, new: int = 64) -> None:
     """Ids per CPU-second of the transformers engine, by rows that decode together; the best of so many repeats."""
     folder = HERE / "quick"
-    config = load_config(folder / "config.yaml")
+    config = load_stored_config(folder / "config.yaml")
     language = language_of(config.model)
     model, points = language.load(0, folder / POLICY / "seed0" / "model"), []
     rng = np.random.default_rng(0)
@@ -523,7 +523,7 @@ def figure(results: Mapping[str, Any], file: Path) -> None:
 INTRO = f"""A clock is simulated here, and nothing else is. No run on more than one machine has been timed, and no GPU
 was at hand. Episodes are recorded ones, as lengths of turns and who waits for whom. An engine decodes at most {SLOTS}
 rows at the speed that its curve gives for so many; prompts, pushes and messages take no time. Parts are cut by the
-cluster's `shares`, steps begin in the order and with the weights that `RolloutsAhead` gives them, micro-batches are cut
+cluster's `shares`, steps begin in the order and with the weights that `AsyncRollouts` gives them, micro-batches are cut
 by `bucketed` and assigned by `partition`, as in a run. A test compares the duration of an episode on this clock with
 `rollout`. *Tail overlapped* is simulated with one engine, which begins the next step, once its weights are there,
 behind what it still decodes. [`cluster.overlap`](#the-tail-of-a-step) has two sets of workers for that, and two steps

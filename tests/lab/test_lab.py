@@ -614,7 +614,7 @@ def test_a_sampled_cell_is_never_said_to_be_kept() -> None:
     high = replace(cell("coma", 4.0, 0.0), exact=False, evidence=Evidence(0.01, 0.4))
     wrong = replace(cell("difference", 4.0, 0.0), evidence=Evidence(0.3))
     silent = cell("grpo", 4.0, 0.0, Promise.BIASED)
-    report = LabReport(LabConfig(), (exact, low, high, wrong, silent))
+    report = LabReport.of(LabConfig(), (exact, low, high, wrong, silent))
     assert [verdict_on(found, report) for found in report.cells] == [
         "kept",
         "not refuted, p = 0.0014",

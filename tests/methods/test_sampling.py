@@ -1,4 +1,4 @@
-"""Task samplers and gates of the literature: which tasks, how many rollouts; each on a case small enough to know."""
+"""Task samplers and filters of the literature: which tasks, how many rollouts; each on a case small enough to know."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ from selfcest_training.credit import Credit, CreditAssigner, Rloo, make_assigner
 from selfcest_training.families import Bucket
 from selfcest_training.run.job import Job, JobId
 from selfcest_training.stages import checks
-from selfcest_training.stages.base import Admission, PlannedGroup, TaskMenu
+from selfcest_training.stages.base import FilterResult, PlannedGroup, TaskMenu
 from selfcest_training.stages.crediting import counterfactuals
-from selfcest_training.stages.produced import Produced, play_groups, without
 from selfcest_training.stages.registry import make_task_sampler
+from selfcest_training.stages.rollout_batch import RolloutBatch, play_groups, without
 
 PLAY: dict[str, Any] = {"step": 0, "seed": 0, "temperature": 1.0, "weights": {}}
 
@@ -74,7 +74,7 @@ def test_limits_that_are_none_are_refused_by_the_sampler_s_name() -> None:
         checks.propose(Odd(), 3, 4, None, None)  # type: ignore[arg-type]
 
 
-# Groups that a gate has made of episodes
+# Groups that a group filter has made of episodes
 
 
 def test_groups_that_a_gate_has_made_wait_in_a_checkpoint_with_their_replays() -> None:
@@ -85,8 +85,8 @@ def test_groups_that_a_gate_has_made_wait_in_a_checkpoint_with_their_replays() -
     part = EpisodeGroup(PLANS[2].task, first[2].episodes[1:3])
     played = counterfactuals(scheme, (joined, part), partial(playing.play_replays, temperature=1.0))
     groups = (*first, *second)
-    produced = Produced(groups, (joined, part), played, planned_episodes=12, rounds=2)
-    assert Produced.from_json(json.loads(json.dumps(produced.to_json())), scheme) == produced
+    produced = RolloutBatch(groups, (joined, part), played, planned_episodes=12, rounds=2)
+    assert RolloutBatch.from_json(json.loads(json.dumps(produced.to_json())), scheme) == produced
     dropped = [*first[1].episodes, first[2].episodes[0], first[2].episodes[3]]
     found = produced.diagnostics()
     assert (found["gate/dropped_groups"], found["gate/rounds"]) == (1, 2)
@@ -149,16 +149,16 @@ def test_tallies_by_hand() -> None:
     remembers.observe(0, [played("a", [RIGHT, WRONG, WRONG, WRONG], tokens=20)])
     remembers.observe(0, [played("a", [RIGHT] * 4, tokens=40), played("a", [RIGHT], size=2)])
     remembers.observe(1, [played("a", [WRONG] * 2)])
-    small, large = (remembers.memory.tallies[Bucket("a", size)] for size in (1, 2))
+    small, large = (remembers.tallies.by_bucket[Bucket("a", size)] for size in (1, 2))
     assert small == Tally(0.5 * 8 + 2, 0.5 * 5, 0.5 * (80 + 160) + 20)
     assert (small.rate, small.tokens_each) == (2.5 / 6, 140 / 6)
     assert large == Tally(0.5, 0.5, 5.0)
     spread.observe(0, [played("a", [RIGHT, WRONG, WRONG, WRONG]), played("a", [RIGHT] * 4)])
     spread.observe(1, [played("a", [WRONG] * 2)])
-    assert spread.memory.tallies == {Bucket("a", 1): Spread(0.5 * 8 + 2, 0.5 * 2 + 1, 0.5 * 0.1875, 0.5, 0.5 * 0.75)}
+    assert spread.tallies.by_bucket == {Bucket("a", 1): Spread(0.5 * 8 + 2, 0.5 * 2 + 1, 0.5 * 0.1875, 0.5, 0.5 * 0.75)}
     for one, again in ((remembers, Knapsack(decay=0.5)), (spread, Eva(decay=0.5))):
         again.load_state_dict(json.loads(json.dumps(one.state_dict())))
-        assert again.memory == one.memory
+        assert again.tallies == one.tallies
 
 
 def test_a_bucket_that_has_faded_out_is_forgotten() -> None:
@@ -178,7 +178,7 @@ def test_eva_needs_no_success() -> None:
     episodes = tuple(replace(e, reward_terms={"score": e.reward_terms["correct"]}) for e in group.episodes)  # type: ignore[index]
     sampler = Eva()
     sampler.observe(0, [EpisodeGroup(group.task, episodes)])
-    assert sampler.memory.tallies[Bucket("a", 1)].gap == 1
+    assert sampler.tallies.by_bucket[Bucket("a", 1)].gap == 1
     for name, options in (("eva", {"term": "correct"}), ("eva", {"tokens": "reads"}), ("dots", {"tokens": "reads"})):
         with pytest.raises(ConfigError, match=next(iter(options))):
             make_task_sampler(PlugIn(name, options), "rl.task_sampler")
@@ -269,29 +269,29 @@ def test_a_knapsack_of_a_group_size_that_it_cannot_hand_out() -> None:
 
 def test_a_task_goes_on_until_it_has_enough_of_both() -> None:
     """Two rounds of four: the first task is done at once, the second after a round, the third never."""
-    gate = ReinforceAda(size=4, max_rounds=3)
+    group_filter = ReinforceAda(size=4, max_rounds=3)
     done = played("a", [RIGHT, WRONG, RIGHT, WRONG], name="g0")
     slow, hopeless = played("b", [RIGHT, WRONG, WRONG, WRONG], name="g1"), played("c", [WRONG] * 4, name="g2")
-    first = checks.admit(gate, 0, [done, slow, hopeless], 3, 1)
+    first = checks.filter_groups(group_filter, 0, [done, slow, hopeless], 3, 1)
     assert first.again == (PlannedGroup(slow.task, 4, Limits()), PlannedGroup(hopeless.task, 4, Limits()))
     more = played("b", [WRONG, WRONG, RIGHT, WRONG], name="g3", of=slow)
     again = played("c", [WRONG] * 4, name="g4", of=hopeless)
-    second = checks.admit(gate, 0, [done, slow, hopeless, more, again], 3, 2)
+    second = checks.filter_groups(group_filter, 0, [done, slow, hopeless, more, again], 3, 2)
     assert [plan.task for plan in second.again] == [hopeless.task]
     assert second.kept == (
         done,
         EpisodeGroup(slow.task, slow.episodes + more.episodes),
         EpisodeGroup(hopeless.task, hopeless.episodes + again.episodes),
     )
-    third = checks.admit(gate, 0, [done, slow, hopeless, more, again], 3, 3)
+    third = checks.filter_groups(group_filter, 0, [done, slow, hopeless, more, again], 3, 3)
     assert third.again == (), "no more rounds"
     assert third.kept == second.kept
-    positive = checks.admit(replace(gate, enough="positive"), 0, [done, slow, hopeless], 3, 1)
+    positive = checks.filter_groups(replace(group_filter, enough="positive"), 0, [done, slow, hopeless], 3, 1)
     assert [plan.task for plan in positive.again] == [hopeless.task]
-    assert ReinforceAda(max_rounds=1).admit(0, [done, slow], 2, 1) == Admission((done, slow))
+    assert ReinforceAda(max_rounds=1).filter(0, [done, slow], 2, 1) == FilterResult((done, slow))
     tight = Limits(total_tokens=100)
     other = EpisodeGroup(slow.task, tuple(replace(episode, limits=tight) for episode in more.episodes))
-    apart = gate.admit(0, [slow, more, other], 3, 1)
+    apart = group_filter.filter(0, [slow, more, other], 3, 1)
     assert [len(group.episodes) for group in apart.kept] == [8, 4], "drawn twice it is one task; of other limits, two"
     assert apart.again == (PlannedGroup(slow.task, 4, tight),)
 
@@ -357,15 +357,15 @@ def test_what_down_sampling_does_to_the_gradient_exactly(rate: float) -> None:
 
 
 def adaptive(rate: float, enough: str, rounds: int = 2) -> tuple[float, float]:
-    """Exact expectations of a group's mean and of its ascent per planned rollout, of rounds of two through the gate."""
-    gate, mean, gain = ReinforceAda(size=2, max_rounds=rounds, enough=enough), 0.0, 0.0  # type: ignore[arg-type]
+    """Exact expectations of a group's mean and of its ascent per planned rollout, in rounds of two."""
+    group_filter, mean, gain = ReinforceAda(size=2, max_rounds=rounds, enough=enough), 0.0, 0.0  # type: ignore[arg-type]
     for probability, right in outcomes(rate, 2 * rounds):
         groups = [played("a", right[:2], name="g0")]
-        while again := gate.admit(0, groups, 1, len(groups)).again:
+        while again := group_filter.filter(0, groups, 1, len(groups)).again:
             (plan,) = again
             start = 2 * len(groups)
             groups.append(played("a", right[start : start + plan.num_rollouts], name=f"g{start}", of=groups[0]))
-        (whole,) = gate.admit(0, groups, 1, rounds).kept
+        (whole,) = group_filter.filter(0, groups, 1, rounds).kept
         mean += probability * sum(e.team_return for e in whole.episodes) / len(whole.episodes)
         gain += probability * ascent(whole, Rloo().assign(whole, {}), rate) / 2
     return mean, gain
@@ -583,19 +583,19 @@ def test_active_draws_where_doubt_goes_with_errors() -> None:
     ]
     sampler = Active(decay=0.5, floor=0.001)
     sampler.observe(0, groups)
-    assert sampler.memory.tallies[Bucket("sound", 1)] == Doubts(2, 1, pytest.approx(0.2)), "of root and clone alike"
-    assert sampler.memory.tallies[Bucket("proud", 1)].consistency == pytest.approx(-0.2)
+    assert sampler.tallies.by_bucket[Bucket("sound", 1)] == Doubts(2, 1, pytest.approx(0.2)), "of root and clone alike"
+    assert sampler.tallies.by_bucket[Bucket("proud", 1)].consistency == pytest.approx(-0.2)
     weights = [sampler.weigher()(Bucket(family, 1)) for family in ("sound", "proud", "solved", "new")]
     assert weights == pytest.approx([0.201, 0.001, 0.001, 0.201])
     found = shares(proposed(sampler, menu(sound=(1,), proud=(1,), solved=(1,)), 32), "family")
     assert found["sound"] > 0.9
     again = Active(decay=0.5, floor=0.001)
     again.load_state_dict(json.loads(json.dumps(sampler.state_dict())))
-    assert again.memory == sampler.memory
+    assert again.tallies == sampler.tallies
     one, other = groups[0].episodes
     silent = replace(one, agents=(replace(one.agents[0], turns=()),))
     sampler.observe(1, [EpisodeGroup(groups[0].task, (silent, other))])
-    assert sampler.memory.tallies[Bucket("sound", 1)] == Doubts(3, 1.5, pytest.approx(0.1)), "one alone says nothing"
+    assert sampler.tallies.by_bucket[Bucket("sound", 1)] == Doubts(3, 1.5, pytest.approx(0.1)), "one alone says nothing"
 
 
 # CLPO
@@ -844,12 +844,12 @@ IN_A_RUN = {
     "active": {f"{RL}__task_sampler": {"name": "active"}},
     "rounds": {
         "sampler": {"name": "transformers", "options": {"dtype": "float32"}},
-        f"{RL}__max_policy_lag": 2,
+        f"{RL}__max_staleness": 2,
         f"{RL}__task_sampler": {
             "name": "curriculum",
             "options": {"start": 80, "end": 60, "steps": 4, "by": "success", "target": 0.1, "sampler": SCALER},
         },
-        f"{RL}__gate": {"name": "reinforce_ada", "options": {"size": 4, "max_rounds": 2}},
+        f"{RL}__group_filter": {"name": "reinforce_ada", "options": {"size": 4, "max_rounds": 2}},
         f"{RL}__credit": {"name": "downsampled", "options": {"size": 4, "scheme": {"name": "branches"}}},
     },
 }

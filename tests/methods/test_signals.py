@@ -18,7 +18,7 @@ from trivial import Choice
 
 from selfcest_env.errors import ConfigError, RewardError
 from selfcest_env.graders import Grade
-from selfcest_env.plugin import PlugIn
+from selfcest_env.plugin import HasState, PlugIn
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, Turn, read_episodes
 from selfcest_env.reward import make_reward
 from selfcest_env.text.terse import bucket
@@ -52,7 +52,7 @@ from selfcest_training.credit import (
 )
 from selfcest_training.credit.testing import check_assigner
 from selfcest_training.run.job import Job, JobId
-from selfcest_training.stages.base import RewardSchedule, Stateful, TaskMenu, TaskSampler
+from selfcest_training.stages.base import RewardSchedule, TaskMenu, TaskSampler
 from selfcest_training.stages.registry import make_reward_schedule, make_task_sampler
 from selfcest_training.stages.warmstart import demonstration_pool
 
@@ -628,8 +628,8 @@ def test_tasks_are_those_of_the_sampler_inside_and_its_memory_is_kept() -> None:
     sampler.observe(0, [group(alone("a", 1.0), alone("b", 1.0))])
     (plan,) = sampler.propose(1, 1, menu(), np.random.default_rng(1))
     assert plan.num_rollouts == 3, "a group without variance takes one away"
-    assert isinstance(sampler, Stateful)
-    assert isinstance(other, Stateful)
+    assert isinstance(sampler, HasState)
+    assert isinstance(other, HasState)
     other.load_state_dict(sampler.state_dict())
     assert other.propose(1, 1, menu(), np.random.default_rng(1)) == [plan]
     alike = make_task_sampler(PlugIn("mixture"), "rl").propose(0, 1, menu(), np.random.default_rng(5))
@@ -687,7 +687,7 @@ def test_recipes_are_built_and_their_warm_starts_can_be_shown(name: str, arm: st
         pool = demonstration_pool(job.language, limits, job.reward, job.families, phase, 0, index, 1000)
         openings |= {job.language.codec.decode(one.token_ids[:2].tolist()) for one in pool if one.agent_id == ROOT}
     if name == "budgets":
-        totals = job.stages.tasks.totals  # type: ignore[attr-defined]
+        totals = job.stages.tasks.options.totals  # type: ignore[attr-defined]
         assert openings == {f"<root>[{bucket(total)}]" for total in totals}, "RL meets no budget for the first time"
         assert len(openings) == len(totals)
     else:
@@ -704,7 +704,7 @@ def test_a_killed_run_with_all_of_it_resumes_to_the_same_end(tmp_path: Path, lag
     rl = "arms__delegating__rl"
     changes: dict[str, Any] = {
         f"{rl}__steps": 6,
-        f"{rl}__max_policy_lag": lag,
+        f"{rl}__max_staleness": lag,
         f"{rl}__task_sampler": {"name": "budgets", "options": {"totals": [40, 60, 80]}},
         f"{rl}__reward_schedule": {
             "name": "lagrangian",

@@ -88,7 +88,7 @@ RUN: dict[str, Any] = {
             "rl": {
                 "steps": STEPS, "tasks": {"choice": 1}, "tasks_per_step": 4, "group_size": 4, "temperature": 1.0,
                 "optimizer": {"learning_rate": 3e-3, "warmup_steps": 1}, "constant_tokens": 10.0,
-                "max_policy_lag": 1, "credit": {"name": "difference"}, "max_dropped_share": 0.5,
+                "max_staleness": 1, "credit": {"name": "difference"}, "max_failed_fraction": 0.5,
             },
         }
     },

@@ -20,6 +20,7 @@ from renamed import renamed
 from study_players import OneClone
 
 from selfcest_agents.openai_client import ServerConfig
+from selfcest_agents.retries import FailureStats
 from selfcest_baselines.bench.entries import ENTRIES
 from selfcest_baselines.bench.runs import Run, load, settings_of
 from selfcest_baselines.broadcast import BroadcastLearner
@@ -47,7 +48,6 @@ from selfcest_training.families import Bucket
 from selfcest_training.run.checkpoint import Manifest, TrainState
 from selfcest_training.shipped import Manifest as ShippedManifest
 from selfcest_training.stages.base import Stages
-from selfcest_training.stages.outages import Outages
 
 ROOT = Path(__file__).parents[2]
 STUDIES = ROOT / "studies"
@@ -221,7 +221,7 @@ def test_names_in_checkpoints_and_evidence() -> None:
     state = ["stage", "step", "attempt", "num_updates", *compute, "sampled_at_rl", "cpu_seconds"]
     assert list(to_stored(TrainState())) == state
     assert list(to_stored(Manifest())) == ["config", "logs", "warm_start", "files"]
-    assert list(to_stored(Outages())) == ["dropped_groups", "failures", "tokens", "cause"]
+    assert list(to_stored(FailureStats())) == ["dropped_groups", "failures", "tokens", "cause"]
     assert list(to_stored(ShippedManifest("", "", 0, {}))) == ["command", "commit", "seed", "weights"]
     assert list(to_stored(Run(1.0, "", "", ()))) == ["budget", "settings", "version", "points"]
     means = Means(0.0, 0.0, 0.0, 0.0)
@@ -232,7 +232,7 @@ def test_names_in_checkpoints_and_evidence() -> None:
 
 def test_what_stages_remember() -> None:
     sampler = Clpo()
-    sampler._memory.step, sampler._memory.waiting = 2, [Original(Bucket("ledger", 4), "t", easier=True)]
+    sampler.state.step, sampler.state.originals = 2, [Original(Bucket("ledger", 4), "t", easier=True)]
     state = {"step": 2, "waiting": [{"bucket": {"family": "ledger", "size": 4}, "task_id": "t", "easier": True}]}
     assert sampler.state_dict() == state
     restored = Clpo()

@@ -33,7 +33,7 @@ from selfcest_eval.play.costs import EpisodeCost
 from selfcest_eval.play.strategies import Strategy
 from selfcest_training.credit import Credit, CreditAssigner, Promise, Replayed, broadcast
 from selfcest_training.learner.losses import LossInputs
-from selfcest_training.stages.base import Admission, PlannedGroup, TaskMenu
+from selfcest_training.stages.base import FilterResult, PlannedGroup, TaskMenu
 
 seen: Counter[str] = Counter()  # by the row of the table
 
@@ -111,11 +111,11 @@ class Twins:
 
 
 class NotTheFirst:
-    """A gate."""
+    """A group filter."""
 
-    def admit(self, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> Admission:
-        seen["gate"] += 1
-        return Admission(tuple(groups[1:]))
+    def filter(self, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> FilterResult:
+        seen["group filter"] += 1
+        return FilterResult(tuple(groups[1:]))
 
 
 class Raw(CreditAssigner):

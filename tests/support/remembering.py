@@ -3,47 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from selfcest_env.plugin import PlainState, Stateful
 from selfcest_env.record import EpisodeGroup
+from selfcest_env.structure import Checked, Count
 from selfcest_training.credit import Credit, Internals, Replayed, Rloo, broadcast
-from selfcest_training.stages.base import Admission, PlannedGroup, TaskMenu
+from selfcest_training.stages.base import FilterResult, PlannedGroup, TaskMenu
 
 
-class SparesTheEasy:
+@dataclass
+class EasyGroups(PlainState):
+    easy: int = 0
+
+
+class SparesTheEasy(Stateful[EasyGroups]):
     """A task sampler: one rollout fewer per task for every group so far whose returns were all equal, two at least."""
 
-    def __init__(self) -> None:
-        self.easy = 0
+    @dataclass(frozen=True)
+    class Options(Checked):
+        least: Count = 2
+
+    options: Options
+
+    def initial_state(self) -> EasyGroups:
+        return EasyGroups()
 
     def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> list[PlannedGroup]:
         (source,) = menu.sources.values()
-        return [PlannedGroup(source.draw(rng), max(2, menu.group_size - self.easy)) for _ in range(num_tasks)]
+        count = max(self.options.least, menu.group_size - self.state.easy)
+        return [PlannedGroup(source.draw(rng), count) for _ in range(num_tasks)]
 
     def observe(self, step: int, groups: Sequence[EpisodeGroup]) -> None:
-        self.easy += sum(len({episode.team_return for episode in group.episodes}) == 1 for group in groups)
-
-    def state_dict(self) -> Mapping[str, Any]:
-        return {"easy": self.easy}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.easy = state["easy"]
+        self.state.easy += sum(len({episode.team_return for episode in group.episodes}) == 1 for group in groups)
 
 
 class AsksOnceMore:
-    """A gate: every second step it asks for one more task, and it drops the first group that it is shown."""
+    """A group filter: every second step it asks for one more task, and it drops the first group that it is shown."""
 
     def __init__(self) -> None:
         self.steps = 0
 
-    def admit(self, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> Admission:
+    def filter(self, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> FilterResult:
         if rounds == 1 and self.steps % 2:
-            return Admission((), more=1)
+            return FilterResult((), more=1)
         self.steps += 1
-        return Admission(tuple(groups[1:]))
+        return FilterResult(tuple(groups[1:]))
 
     def state_dict(self) -> Mapping[str, Any]:
         return {"steps": self.steps}
@@ -112,8 +121,13 @@ class Forgets(AsksOnceMore):
     load_state_dict = None  # type: ignore[assignment]
 
 
-class KeepsOne:
-    """A gate for the last group."""
+@dataclass(frozen=True)
+class Melts(AsksOnceMore):
+    """A frozen dataclass that remembers."""
 
-    def admit(self, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> Admission:
-        return Admission(tuple(groups[-1:]))
+
+class KeepsOne:
+    """A group filter for the last group."""
+
+    def filter(self, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> FilterResult:
+        return FilterResult(tuple(groups[-1:]))

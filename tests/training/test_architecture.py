@@ -25,7 +25,7 @@ from selfcest_eval.play.strategies import STRATEGIES
 from selfcest_training.config_file import parse_as, parse_config
 from selfcest_training.credit import SCHEMES
 from selfcest_training.run.job import Job, JobId
-from selfcest_training.stages.registry import GATES, REWARD_SCHEDULES, TASK_SAMPLERS
+from selfcest_training.stages.registry import GROUP_FILTERS, REWARD_SCHEDULES, TASK_SAMPLERS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
@@ -71,7 +71,7 @@ RUN: dict[str, Any] = {
                 "tasks_per_step": 4,
                 "group_size": 2,
                 "task_sampler": {"name": "outside:Twins"},
-                "gate": {"name": "outside:NotTheFirst"},
+                "group_filter": {"name": "outside:NotTheFirst"},
                 "reward_schedule": {"name": "outside:Halving"},
                 "credit": {"name": "outside:Raw"},
                 "loss": {
@@ -130,7 +130,7 @@ def test_it_is_named_where_the_row_says(row: list[str]) -> None:
 
 def test_the_table_has_every_row_and_no_other() -> None:
     assert [row[0] for row in ROWS] == [
-        "task source", "grader", "reward term", "process reward", "reward schedule", "task sampler", "gate",
+        "task source", "grader", "reward term", "process reward", "reward schedule", "task sampler", "group filter",
         "credit scheme", "loss term", "engine", "language", "protocol", "strategy", "cost", "symbolic task",
         "MARL credit", "MARL learner",
     ]  # fmt: skip
@@ -141,7 +141,7 @@ def test_what_came_from_outside_is_in_the_records(trace: Path) -> None:
     assert {episode.weights["per_turn"] for episode in episodes} == {1.0, 0.5}
     assert {episode.task.source for episode in episodes} == {"echo"}
     assert {len(episode.by_turn.get("praise", {})) for episode in episodes} == {0, 1}, "some were brief"
-    assert len(episodes) == 2 * (3 + 2 + 3), "the gate leaves out the first of 2 + 3 + 2 + 3"
+    assert len(episodes) == 2 * (3 + 2 + 3), "the group filter leaves out the first of 2 + 3 + 2 + 3"
 
 
 # Names of methods that are plain words too, and stand as such in the product.
@@ -164,7 +164,7 @@ def test_nothing_outside_the_methods_names_one_of_their_plug_ins() -> None:
 def test_every_method_is_found_as_a_strangers_plug_in_is() -> None:
     """Each entry point leads to a class of the kind of its group, and no registry has it built in."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    registries = {r.group: r for r in (SCHEMES, TASK_SAMPLERS, GATES, REWARD_SCHEDULES, STRATEGIES)}
+    registries = {r.group: r for r in (SCHEMES, TASK_SAMPLERS, GROUP_FILTERS, REWARD_SCHEDULES, STRATEGIES)}
     assert registries.keys() == project["entry-points"].keys()
     for group, references in project["entry-points"].items():
         registry = registries[group]

@@ -29,7 +29,7 @@ from selfcest_training.config_file import apply_override, dump_run, load_config
 from selfcest_training.learner.options import Rows
 from selfcest_training.learner.tree_rows import cut_into_micro_batches, most_micro_batches
 from selfcest_training.run import experiment
-from selfcest_training.run.job import Job, JobId, check_cluster, check_own_weights
+from selfcest_training.run.job import Job, JobId, check_options
 from selfcest_training.session import read_sessions, session
 
 OWN = {"name": "transformers", "options": {"dtype": "float32"}}
@@ -67,19 +67,17 @@ def test_what_cannot_be_is_refused_by_name(tmp_path: Path, changes: dict[str, An
 
 def test_weights_of_an_adapter_s_sampler_are_its_own(tmp_path: Path) -> None:
     pytest.importorskip("peft")
-    check_own_weights(
-        clustered(tmp_path, sampler={"name": "transformers"}, lora={}), "delegating", TransformersSampler()
-    )
+    check_options(clustered(tmp_path, sampler={"name": "transformers"}, lora={}), "delegating", TransformersSampler())
 
 
 def test_a_worker_has_the_gpus_that_its_engine_spreads_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     sampler = VllmSampler(tensor_parallel=4)
     gpus = {"rollout_resources": {"CPU": 4, "GPU": 4}}
-    check_cluster(clustered(tmp_path, cluster=gpus), sampler)
+    check_options(clustered(tmp_path, cluster=gpus), "delegating", sampler)
     gpus["rollout_resources"]["GPU"] = 2
     with pytest.raises(ConfigError, match=r"tensor_parallel is 4, and .* a worker 2 GPU; set .*\.GPU=4"):
-        check_cluster(clustered(tmp_path, cluster=gpus), sampler)
+        check_options(clustered(tmp_path, cluster=gpus), "delegating", sampler)
 
 
 @pytest.mark.parametrize(
@@ -91,9 +89,9 @@ def test_a_worker_has_the_gpus_that_its_engine_spreads_over(tmp_path: Path, monk
         ({"micro_batch_tokens": 60}, 384),
         ({"rows": "tree"}, 384),
         ({"limits__context_tokens": 40}, 384 // 50 + 1),
-        ({"arms__delegating__rl__gate__name": "varied"}, 384 // 25 + 1),
+        ({"arms__delegating__rl__group_filter__name": "varied"}, 384 // 25 + 1),
         # Who decides how many episodes there are, or what of replays trains, is asked when they are there.
-        ({"arms__delegating__rl__gate__name": "reinforce_ada"}, None),
+        ({"arms__delegating__rl__group_filter__name": "reinforce_ada"}, None),
         ({"arms__delegating__rl__task_sampler__name": "knapsack"}, None),
         ({"arms__delegating__rl__credit": {"name": "branches"}}, None),
         ({"arms__delegating__rl__steps": 0}, None),
@@ -118,13 +116,13 @@ def test_more_ranks_than_there_can_be_micro_batches_are_refused_before_work(
 
 
 SCHEDULE = {"term": "correct", "measure": "total_tokens", "at_most": 30}
-LAG = {"arms__delegating__rl__max_policy_lag": 1, "cluster": {"overlap": True}}
+LAG = {"arms__delegating__rl__max_staleness": 1, "cluster": {"overlap": True}}
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"max_policy_lag": 0}, "overlap is true and arms.delegating.rl.max_policy_lag is 0.*set max_policy_lag"),
+        ({"max_staleness": 0}, "overlap is true and arms.delegating.rl.max_staleness is 0.*set max_staleness"),
         ({"task_sampler": {"name": "dots"}}, "arms.delegating.rl.task_sampler remembers .*set cluster.overlap=false"),
         ({"reward_schedule": {"name": "lagrangian", "options": SCHEDULE}}, "rl.reward_schedule remembers"),
     ],

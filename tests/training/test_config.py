@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -17,7 +18,19 @@ import yaml
 
 from selfcest_env.errors import ConfigError
 from selfcest_training.config import RunConfig
-from selfcest_training.config_file import apply_override, dump_config, load_config, parse_as, parse_config
+from selfcest_training.config_file import (
+    apply_override,
+    dump_config,
+    dump_run,
+    load_config,
+    load_stored_config,
+    parse_as,
+    parse_config,
+    run_digest,
+    with_current_keys,
+    with_stored_keys,
+)
+from selfcest_training.files import digest
 from selfcest_training.learner.options import Denominator, ImportanceLevel, Precision, Rows
 from selfcest_training.yaml_text import read_yaml, write_yaml
 
@@ -105,7 +118,7 @@ def test_shipped_configs_load(path: Path) -> None:
         ("threads", 0, ["threads is 0", ">= 1"]),
         ("lora", {"rank": 0}, ["lora.rank is 0"]),
         ("forward", {"autocast": "float16"}, ["forward.autocast is 'float16'; expected one of float32, bfloat16"]),
-        ("arms.delegating.rl.max_policy_lag", -1, ["rl.max_policy_lag is -1"]),
+        ("arms.delegating.rl.max_staleness", -1, ["rl.max_staleness is -1"]),
         ("checkpoint_every", 0, ["checkpoint_every is 0"]),
         ("micro_batch_tokens", 0, ["micro_batch_tokens is 0"]),
         ("rows", "trees", ["rows is 'trees'; expected one of bucketed, tree, packed"]),
@@ -219,6 +232,48 @@ def test_a_number_without_a_point_is_a_number(tmp_path: Path) -> None:
 def test_values_that_json_does_not_know_are_refused(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=f"^the text {re.escape(said)}" if said.startswith("has") else said):
         read_yaml(text, "the text")
+
+
+OLD_KEYS = {"gate": {"name": "varied"}, "max_policy_lag": 2, "group_tries": 5, "max_dropped_share": 0.5}
+NEW_KEYS = {"group_filter": {"name": "varied"}, "max_staleness": 2, "max_retries": 4, "max_failed_fraction": 0.5}
+
+
+@pytest.mark.parametrize(("old", "new"), list(zip(OLD_KEYS, NEW_KEYS, strict=True)))
+def test_a_renamed_key_is_refused_with_its_new_name_and_value(tmp_path: Path, old: str, new: str) -> None:
+    said = f"arms.delegating.rl.{old} is now called {new}: write {new}: {NEW_KEYS[new]!r}"
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        parse_config(edited(f"arms.delegating.rl.{old}", OLD_KEYS[old]))
+    file = tmp_path / "small.yaml"
+    file.write_text(write_yaml(small()), encoding="utf-8")
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        load_config(file, [f"arms.delegating.rl.{old}={json.dumps(OLD_KEYS[old])}"])
+
+
+def test_a_config_that_an_earlier_release_stored_is_read_and_has_its_digest(tmp_path: Path) -> None:
+    data = small()
+    data["arms"]["delegating"]["rl"] |= NEW_KEYS
+    spec = parse_config(data)
+    values = yaml.safe_load(dump_run(spec))
+    values["arms"]["delegating"]["rl"] = {
+        {"group_filter": "gate", "max_staleness": "max_policy_lag", "max_retries": "group_tries",
+         "max_failed_fraction": "max_dropped_share"}.get(key, key): 5 if key == "max_retries" else value
+        for key, value in values["arms"]["delegating"]["rl"].items()
+    }  # fmt: skip
+    stored = tmp_path / "config.yaml"
+    stored.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+    assert load_stored_config(stored) == spec
+    assert run_digest(spec) == digest(write_yaml(values)), "checkpoints of that release match"
+    stored.write_text(dump_run(spec), encoding="utf-8")
+    assert load_stored_config(stored) == spec, "a current one is read as it is"
+
+
+def test_a_renamed_key_has_its_own_meaning_elsewhere() -> None:
+    """`max_retries` is an option of the client of a server too, whose stored configs have that name."""
+    values = {"reward": {"options": {"max_retries": 5}}, "gate": 1, "rl": {"max_retries": 2, "max_staleness": True}}
+    assert with_stored_keys(values) == {
+        "reward": {"options": {"max_retries": 5}}, "gate": 1, "rl": {"group_tries": 3, "max_policy_lag": True}
+    }  # fmt: skip
+    assert with_current_keys(with_stored_keys(values)) == values
 
 
 def test_an_index_of_thousands_of_digits_leads_nowhere() -> None:

@@ -292,7 +292,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({f"{RL}__loss": {"terms": {"entropy": {"weight": -0.1}}}}, "TRL's trainer has `clipped` by token alone"),
         ({f"{RL}__minibatches": 2}, "rl.minibatches is 2"),
         ({f"{RL}__credit": {"name": "critic"}}, "'critic' looks into the learner"),
-        ({f"{RL}__max_policy_lag": 2}, "arms.delegating.rl.max_policy_lag is 2; set it to 1"),
+        ({f"{RL}__max_staleness": 2}, "arms.delegating.rl.max_staleness is 2; set it to 1"),
         ({f"{RL}__sampled_tokens": 500}, "arms.delegating.rl.sampled_tokens is 500; set it to null: TRL ends"),
         ({"compute_tokens": 500000}, "compute_tokens is 500000; set it to null: TRL ends"),
         ({"lora": {"rank": 2}}, "set it to null, and give TRL a peft_config"),

@@ -19,7 +19,7 @@ from selfcest_env.errors import ConfigError
 from selfcest_training.config import RunConfig
 from selfcest_training.export.trl import Rollouts, async_grpo_trainer, opened_trainer
 from selfcest_training.run.job import Job, JobId
-from selfcest_training.stages.produced import Produced
+from selfcest_training.stages.rollout_batch import RolloutBatch
 from selfcest_training.trainer import Trainer
 
 needs_trl = pytest.mark.skipif(
@@ -49,7 +49,7 @@ class Watch:
     """What a trainer played, and what its model was and had as a gradient at every update."""
 
     def __init__(self) -> None:
-        self.produced: list[Produced] = []
+        self.produced: list[RolloutBatch] = []
         self.weights: list[torch.Tensor] = []
         self.gradients: list[torch.Tensor] = []
 
@@ -88,7 +88,7 @@ def by_trl(
     with opened_trainer(run, "delegating", 0, warm) as trainer:
         produce = trainer.produce
 
-        def noted(step: int) -> Produced:
+        def noted(step: int) -> RolloutBatch:
             watch.produced.append(produce(step))
             return watch.produced[-1]
 
@@ -115,8 +115,8 @@ def with_a_lag(run: RunConfig, warm: Path) -> Iterator[Trainer]:
     with opened_trainer(run, "delegating", 0, warm) as made:
         sampler = make_sampler("transformers", {"dtype": "float32"}).start(made.player.language, made.learner.model)  # type: ignore[attr-defined]
         player = replace(made.player, sampler=sampler)  # type: ignore[type-var]
-        settings = replace(made.settings, max_policy_lag=1)
-        with Trainer(player, sampler, made.learner, made.menu, made.stages, settings, made.account, seed=0) as trainer:
+        rl = replace(made.config, max_staleness=1)
+        with Trainer(player, sampler, made.learner, made.menu, made.stages, rl, made.account, seed=0) as trainer:
             yield trainer
 
 

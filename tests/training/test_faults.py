@@ -16,7 +16,7 @@ from test_job import config
 from test_study_unplayable import study
 
 import selfcest_cli.main as cli
-from selfcest_agents.rollout import Unplayed, UnplayedError
+from selfcest_agents.rollout import FailedEpisode, UnplayedError
 from selfcest_env.errors import ConfigError, DataError, InfrastructureError, PolicyError
 from selfcest_training.faults import LOG, Exit, exit_code, line_of, logged
 from selfcest_training.run.experiment import run
@@ -40,7 +40,7 @@ class OutOfMemoryError(RuntimeError):
         (DataError("x"), Exit.MISTAKE),
         (PolicyError("x"), Exit.MISTAKE),
         (InfrastructureError("x"), Exit.INFRASTRUCTURE),
-        (UnplayedError.of([], [Unplayed("e", InfrastructureError("x"), 0)]), Exit.INFRASTRUCTURE),
+        (UnplayedError.of([], [FailedEpisode("e", InfrastructureError("x"), 0)]), Exit.INFRASTRUCTURE),
         (OSError(28, "No space left on device"), Exit.INFRASTRUCTURE),
         (OutOfMemoryError("x"), Exit.INFRASTRUCTURE),
         (BrokenProcessPool("x"), Exit.INFRASTRUCTURE),

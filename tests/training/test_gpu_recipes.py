@@ -21,7 +21,8 @@ from selfcest_training.cluster.config import check_resources
 from selfcest_training.config_file import load_config
 from selfcest_training.planning.memory import longest_context
 from selfcest_training.planning.shapes import model_shape
-from selfcest_training.run.job import Job, JobId, check_cluster, check_micro_batches, check_own_weights, make_stages
+from selfcest_training.run.job import Job, JobId, check_options, check_stages
+from selfcest_training.stages.registry import make_stages
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "training" / "configs" / "gpu").glob("*.yaml"))
@@ -61,10 +62,9 @@ def test_a_recipe_for_a_cluster_can_be_placed_on_it_and_on_nothing_less(
     config = load_config(path)
     cluster, sampler = config.cluster, make_sampler(config.sampler.name, config.sampler.options)
     assert cluster is not None
-    check_cluster(config, sampler)
     for arm in config.arms:
-        check_own_weights(config, arm, sampler)
-        check_micro_batches(config, arm, make_stages(config.arms[arm].rl))
+        check_options(config, arm, sampler)
+        check_stages(config, arm, make_stages(config.arms[arm].rl))
     nodes = [{"CPU": 32.0, "GPU": float(gpus)} for gpus in NODES[path.stem]]
     check_resources(cluster, nodes)
     assert sum(NODES[path.stem]) == cluster.rollout_workers + cluster.learner_ranks, "none is left idle"
@@ -72,9 +72,9 @@ def test_a_recipe_for_a_cluster_can_be_placed_on_it_and_on_nothing_less(
     with pytest.raises(ConfigError, match="GPU together, but the cluster has|but the cluster has room for"):
         check_resources(cluster, nodes)
     with pytest.raises(ConfigError, match="device is cuda and cluster.backend is gloo.*set cluster.backend=nccl"):
-        check_cluster(replace(config, cluster=replace(cluster, backend="gloo")), sampler)
+        check_options(replace(config, cluster=replace(cluster, backend="gloo")), arm, sampler)
     with pytest.raises(ConfigError, match=r"cluster.learner_resources gives none; set cluster.learner_resources.GPU=1"):
-        check_cluster(replace(config, cluster=replace(cluster, learner_resources={"CPU": 2})), sampler)
+        check_options(replace(config, cluster=replace(cluster, learner_resources={"CPU": 2})), arm, sampler)
 
 
 @pytest.mark.parametrize("path", CLUSTERED, ids=lambda path: path.stem)

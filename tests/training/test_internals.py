@@ -190,8 +190,8 @@ def test_critic_by_hand() -> None:
     """V and Q are told apart by states that stand for the values themselves: Q = 3 after, V = 2 before."""
     assert [(ROOT, 0), (ROOT, 1), (CLONES[0], 0), (CLONES[1], 0)] == ORDER
     critic = Critic(ridge=1e-9)
-    critic._value.fit(SPREAD, 2 * SPREAD[:, 0])
-    critic._action_value.fit(SPREAD, 3 * SPREAD[:, 0])
+    critic.state.value.fit(SPREAD, 2 * SPREAD[:, 0])
+    critic.state.action_value.fit(SPREAD, 3 * SPREAD[:, 0])
     internals = seen(PAIR, [7, 7, 0.5, 0.25], [7, 7, 1.0, 0.0])
     (credit,) = assign_step(critic, [PAIR], [{}], internals)
     for episode, root in (("e0", 1.0), ("e1", -1.0)):
@@ -201,8 +201,8 @@ def test_critic_by_hand() -> None:
 
 def test_the_critic_reads_what_the_parent_saw_at_the_call() -> None:
     critic = Critic(ridge=1e-9)
-    critic._value.fit(SPREAD, 2 * SPREAD[:, 1])
-    critic._action_value.fit(SPREAD, 5 * SPREAD[:, 1])
+    critic.state.value.fit(SPREAD, 2 * SPREAD[:, 1])
+    critic.state.action_value.fit(SPREAD, 5 * SPREAD[:, 1])
     (credit,) = assign_step(critic, [PAIR], [{}], seen(PAIR, [9, 9, 9, 9], [0.5, 9, 9, 9]))
     assert credit.advantage[TurnKey("e0", CLONES[0], 0)] == pytest.approx((5 - 2) * 0.5, abs=1e-3)
 
@@ -210,7 +210,7 @@ def test_the_critic_reads_what_the_parent_saw_at_the_call() -> None:
 def test_gae_by_hand() -> None:
     """The root's values are .2 and .6, its return 1: deltas .4 and .4."""
     scheme = Gae(lam=0.5, ridge=1e-9)
-    scheme._value.fit(SPREAD, SPREAD[:, 0])
+    scheme.state.fit(SPREAD, SPREAD[:, 0])
     (credit,) = assign_step(scheme, [PAIR], [{}], seen(PAIR, [0.2, 0.6, 0.3, 0.9], [0, 0, 0, 0]))
     found = [credit.advantage[TurnKey("e0", *place)] for place in ORDER]
     assert found == pytest.approx([0.4 + 0.5 * 0.4, 0.4, 0.7, 0.1], abs=1e-4)
@@ -342,7 +342,7 @@ class KnowsItsPlace(Critic):
 
     def assign_step(self, groups: Any, replayed: Any, internals: Internals) -> Sequence[Credit]:
         credits = super().assign_step(groups, replayed, internals)
-        if not self._value.fitted:
+        if not self.state.value.fitted:
             return credits
         late = {key: sum(key.agent_id.path) for credit in credits for key in credit.advantage}
         return [Credit({key: value + late[key] for key, value in credit.advantage.items()}) for credit in credits]

@@ -370,8 +370,8 @@ def test_what_a_server_leaves_unplayed_is_left_out_of_a_probe(base: Job) -> None
 
 
 def test_probes_and_rollouts_ahead_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="probes is 1 and max_policy_lag 2"):
-        config(tmp_path, arms__delegating__rl__probes=1, arms__delegating__rl__max_policy_lag=2)
+    with pytest.raises(ConfigError, match="probes is 1 and max_staleness 2"):
+        config(tmp_path, arms__delegating__rl__probes=1, arms__delegating__rl__max_staleness=2)
 
 
 def test_sampled_tokens_end_the_run_with_replays_counted(warm: Job, tmp_path: Path) -> None:

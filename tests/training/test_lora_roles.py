@@ -87,7 +87,7 @@ def test_each_role_is_played_trained_written_and_read_with_its_own(warm: Job, tm
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({f"{RL}__max_policy_lag": 1}, "max_policy_lag is 1"),
+        ({f"{RL}__max_staleness": 1}, "max_staleness is 1"),
         ({"forward": {"compile": True}}, "forward.compile is true"),
         ({"cluster": {}, "workers": 1}, "cluster is there"),
     ],

@@ -33,8 +33,8 @@ from selfcest_training.learner.options import OptimizerConfig
 from selfcest_training.learner.update import Learner
 from selfcest_training.run.checkpoint import checkpoints
 from selfcest_training.run.job import Job, JobId
-from selfcest_training.stages.ahead import Lane, RolloutsAhead
-from selfcest_training.stages.produced import Produced
+from selfcest_training.stages.async_rollouts import AsyncRollouts, RolloutPipeline
+from selfcest_training.stages.rollout_batch import RolloutBatch
 from selfcest_training.trainer import Trainer
 
 RL = "arms__delegating__rl"
@@ -242,7 +242,7 @@ def test_with_lora_the_kl_to_the_warm_start_needs_no_second_model(
 
 
 def ahead(output: Path, lag: int, **changes: Any) -> RunConfig:
-    given: dict[str, Any] = {"lora": None, "sampler": COPY, "log_groups": 4, f"{RL}__max_policy_lag": lag}
+    given: dict[str, Any] = {"lora": None, "sampler": COPY, "log_groups": 4, f"{RL}__max_staleness": lag}
     return lora_config(output, **given | changes)
 
 
@@ -295,15 +295,15 @@ def test_steps_that_begin_with_the_same_weights_share_one_push() -> None:
             kept.append(weights)
             super().load_weights(weights, policy_version)
 
-    def produce(step: int) -> Produced:
+    def produce(step: int) -> RolloutBatch:
         played.append((step, engine.policy_version))
-        return Produced((), (), (), 0, 1)
+        return RolloutBatch((), (), (), 0, 1)
 
     engine, played = Engine(deepcopy(model), stop_ids=()), list[tuple[int, int]]()
     learner = Learner(model, OptimizerConfig(), pad_id=0, micro_batch_tokens=64)
-    rollouts = RolloutsAhead(produce, samplers.Sampler(engine, False, True), learner, max_policy_lag=2, steps=5)
+    rollouts = AsyncRollouts(produce, samplers.Sampler(engine, False, True), learner, max_staleness=2, steps=5)
     for step in range(5):
-        assert rollouts.take(step).policy_lag(step) == 0, "nobody played"
+        assert rollouts.take(step).staleness(step) == 0, "nobody played"
     rollouts.close()
     assert played == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 2)]
     assert pushed == [0, 1, 2], "before the first step, which the two after it share, and for each later one"
@@ -319,18 +319,18 @@ def test_with_a_second_sampler_a_step_begins_before_the_one_in_front_has_ended_w
         engines = [TransformersEngine(deepcopy(model), stop_ids=()) for _ in range(1 + twice)]
         played, begun = dict[int, tuple[int, int, float]](), [threading.Event() for _ in range(steps)]
 
-        def produce(step: int, lane: int) -> Produced:
+        def produce(step: int, lane: int) -> RolloutBatch:
             begun[step].set()
             if twice and step + 1 < steps:
                 assert begun[step + 1].wait(20), "it waits for the one after it"
             weight = float(next(engines[lane]._model.parameters()).detach().sum())
             played[step] = (lane, engines[lane].policy_version, weight)
-            return Produced((), (), (), 0, 1)
+            return RolloutBatch((), (), (), 0, 1)
 
         own = [samplers.Sampler(engine, False, True) for engine in engines]
-        beside = Lane(partial(produce, lane=1), own[1]) if twice else None
-        rollouts = RolloutsAhead(
-            partial(produce, lane=0), own[0], learner, max_policy_lag=lag, steps=steps, beside=beside
+        second = RolloutPipeline(partial(produce, lane=1), own[1]) if twice else None
+        rollouts = AsyncRollouts(
+            partial(produce, lane=0), own[0], learner, max_staleness=lag, steps=steps, second=second
         )
         with torch.no_grad():
             weight = next(model.parameters())
@@ -453,7 +453,7 @@ def refused(spec: RunConfig) -> str:
         ({"sampler": {"name": "trivial:NoSampler"}}, ["sampler 'trivial:NoSampler': NoSampler lacks start()"]),
         ({f"{RL}__loss": {"options": {"clip_low": -1}}}, ["rl.loss.options.clip_low is -1; expected a number >= 0"]),
         ({f"{RL}__loss": {"options": {"clip_lo": 0.1}}}, ["rl.loss.options.clip_lo is unknown", "'clip_low'"]),
-        ({f"{RL}__max_policy_lag": 1}, ["arms.delegating.rl.max_policy_lag is 1", "set sampler.options.dtype"]),
+        ({f"{RL}__max_staleness": 1}, ["arms.delegating.rl.max_staleness is 1", "set sampler.options.dtype"]),
     ],
 )  # fmt: skip
 def test_what_cannot_be_right_is_named_before_any_work(

@@ -14,6 +14,7 @@ from test_job import counterfactual, play
 from typer.testing import CliRunner
 
 from selfcest_agents.replay import PlayedReplay, play_replays
+from selfcest_agents.retries import FailureStats
 from selfcest_agents.rollout import rollout
 from selfcest_cli.main import app
 from selfcest_env.errors import CreditError, RecordError, TrainingError
@@ -29,8 +30,7 @@ from selfcest_training.credit import Coma, Grpo, Rloo, make_assigner
 from selfcest_training.credit.offline import apply, credit_lines, read_groups
 from selfcest_training.stages import crediting
 from selfcest_training.stages.crediting import counterfactuals, credit_step
-from selfcest_training.stages.outages import Outages
-from selfcest_training.stages.produced import Produced
+from selfcest_training.stages.rollout_batch import RolloutBatch
 
 
 def write(path: Path, *records: EpisodeRecord) -> Path:
@@ -145,11 +145,11 @@ def test_both_rounds_of_replays_are_stored_and_read(tmp_path: Path) -> None:
     stored = read_groups(write(tmp_path / "e.jsonl", *replays, *records))
     again = apply(scheme, stored)
     assert [credit.advantage for credit in again] == [credit.advantage for credit in credits]
-    lost = Outages(1, 3, 40, "status 503")
-    produced = Produced(tuple(groups), tuple(groups), played, planned_episodes=16, rounds=1, outages=lost)
-    assert Produced.from_json(json.loads(json.dumps(produced.to_json())), scheme) == produced
+    lost = FailureStats(1, 3, 40, "status 503")
+    produced = RolloutBatch(tuple(groups), tuple(groups), played, planned_episodes=16, rounds=1, failures=lost)
+    assert RolloutBatch.from_json(json.loads(json.dumps(produced.to_json())), scheme) == produced
     for other in (Branches(), Branches(samples=2), Branches(samples=2, nested=True), Rloo()):
         with pytest.raises(TrainingError, match=f"that credit scheme '{other.name}' does not ask for"):
-            Produced.from_json(produced.to_json(), other)
+            RolloutBatch.from_json(produced.to_json(), other)
     with pytest.raises(TrainingError, match="that credit scheme 'branches' does not ask for"):
-        Produced.from_json(replace(produced, replayed=tuple({} for _ in groups)).to_json(), scheme)
+        RolloutBatch.from_json(replace(produced, replayed=tuple({} for _ in groups)).to_json(), scheme)

@@ -16,6 +16,7 @@ from test_job import config, play, rows, weights
 
 from selfcest_agents.player import LocalPlayer
 from selfcest_agents.policy import Policy, PolicyRequest, ScriptedPolicy
+from selfcest_agents.retries import FailureStats, RetryOptions
 from selfcest_agents.rollout import RolloutRequest, UnplayedError
 from selfcest_agents.scripted import RandomActor
 from selfcest_env.errors import ConfigError, InfrastructureError
@@ -30,8 +31,8 @@ from selfcest_env.types import ROOT, Limits, Task, TurnKey
 from selfcest_training.credit import make_assigner
 from selfcest_training.stages.base import PlannedGroup
 from selfcest_training.stages.crediting import counterfactuals
-from selfcest_training.stages.outages import Outages, replay_groups
-from selfcest_training.stages.produced import play_groups
+from selfcest_training.stages.failures import replay_groups
+from selfcest_training.stages.rollout_batch import play_groups
 
 RL = "arms__delegating__rl"
 LIMITS = Limits(total_tokens=200, turn_tokens=40, reply_tokens=4, answer_reserve=4, max_turns=3)
@@ -86,19 +87,19 @@ def player(**fails: int) -> LosingPlayer:
 
 
 def groups_of(player: LosingPlayer, tries: int = 1, **named: Any) -> Any:
-    return play_groups(player, PLANS, step=0, seed=0, temperature=1.0, weights={}, tries=tries, **named)
+    return play_groups(player, PLANS, step=0, seed=0, temperature=1.0, weights={}, max_retries=tries - 1, **named)
 
 
 def test_a_failed_request_s_group_is_played_again_whole_with_the_same_seeds() -> None:
     """One failed request was the end of the run."""
     expected, none = groups_of(player())
-    assert none == Outages()
+    assert none == FailureStats()
     flaky = player(s0_g1_e2__root__turn0=1)
     groups, outages = groups_of(flaky, tries=2)
     assert groups == expected
     assert flaky.asked[1:] == [[f"s0.g1.e{k}" for k in range(4)]]
     others = [episode for episode in expected[1].episodes if episode.episode_id != "s0.g1.e2"]
-    assert outages == Outages(0, 1, sum(e.cost.generated_tokens for e in others), str(DOWN))
+    assert outages == FailureStats(0, 1, sum(e.cost.generated_tokens for e in others), str(DOWN))
 
 
 def test_a_group_that_fails_in_every_try_is_dropped_and_counted() -> None:
@@ -158,16 +159,16 @@ def test_what_else_is_under_way_for_a_lost_episode_is_waited_for_and_paid() -> N
 
 
 def test_above_the_limit_the_run_stops_with_one_line() -> None:
-    lost = Outages(2, 6, 100, "status 503")
-    lost.check(3, 8, 0.25)
+    lost = FailureStats(2, 6, 100, "status 503")
+    lost.check(3, 8, RetryOptions(2, 0.25))
     with pytest.raises(
         InfrastructureError, match=r"step 3: 2 of 7 groups were lost .* the last: status 503\. Look"
     ) as one:
-        lost.check(3, 7, 0.25)
+        lost.check(3, 7, RetryOptions(2, 0.25))
     assert "\n" not in str(one.value)
     with pytest.raises(InfrastructureError, match="2 of 2"):
-        lost.check(3, 2, 1.0)
-    Outages().check(3, 0, 0.0)
+        lost.check(3, 2, RetryOptions(2, 1.0))
+    FailureStats().check(3, 0, RetryOptions(2, 0.0))
 
 
 def replays_of(flaky: LosingPlayer, tries: int) -> Any:
@@ -180,7 +181,7 @@ def replays_of(flaky: LosingPlayer, tries: int) -> Any:
     return (
         groups,
         counterfactuals(scheme, groups, lambda *a: player().play_replays(*a, 1.0)),
-        replay_groups(scheme, groups, played, tries),
+        replay_groups(scheme, groups, played, tries - 1),
     )
 
 
@@ -319,8 +320,8 @@ def test_an_outage_of_everything_stops_the_run_with_its_cause(tmp_path: Path) ->
     with pytest.raises(InfrastructureError, match=r"step 1: 4 of 4 groups were lost .* at last by 503\. Look at"):
         play(spec)
     assert len(rows_of(spec)) == 1
-    spec = flaky_run(tmp_path / "none", ["s0.g0.e1/root/turn0"], 99, **{f"{RL}__max_dropped_share": 0.0})
-    with pytest.raises(InfrastructureError, match="step 0: 1 of 4 groups were lost .* rl.max_dropped_share is 0;"):
+    spec = flaky_run(tmp_path / "none", ["s0.g0.e1/root/turn0"], 99, **{f"{RL}__max_failed_fraction": 0.0})
+    with pytest.raises(InfrastructureError, match="step 0: 1 of 4 groups were lost .* rl.max_failed_fraction is 0;"):
         play(spec)
 
 
@@ -329,7 +330,7 @@ def rows_of(spec: Any) -> list[str]:
     return [line for line in lines if '"stage": "rl"' in line]
 
 
-@pytest.mark.parametrize(("key", "value"), [("group_tries", 0), ("max_dropped_share", 1.5)])
+@pytest.mark.parametrize(("key", "value"), [("max_retries", -1), ("max_failed_fraction", 1.5)])
 def test_limits_that_cannot_be_are_refused(tmp_path: Path, key: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"{key} is {value}"):
         config(tmp_path, **{f"{RL}__{key}": value})

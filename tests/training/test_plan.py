@@ -231,7 +231,7 @@ def test_activations_of_smollm2(rows: RowShape, checkpointing: bool, lora: LoraO
 def test_a_reference_and_waiting_copies_are_counted(tmp_path: Path) -> None:
     config = job_config(tmp_path)
     arm = config.arms["delegating"]
-    rl = replace(arm.rl, loss=LossConfig(terms={"kl": LossTermConfig(0.1)}), max_policy_lag=2)
+    rl = replace(arm.rl, loss=LossConfig(terms={"kl": LossTermConfig(0.1)}), max_staleness=2)
     config = replace(
         config, arms={"delegating": replace(arm, rl=rl)}, sampler=PlugIn("transformers", {"dtype": "float32"})
     )

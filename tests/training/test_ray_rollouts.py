@@ -213,7 +213,7 @@ def _noting(calls: list[str]) -> Callable[..., list[Any]]:
 
 
 def test_rollouts_run_ahead_of_the_learner_in_order(address: str, tmp_path: Path) -> None:
-    changes = {**SHORT, "arms__delegating__rl__max_policy_lag": 1}
+    changes = {**SHORT, "arms__delegating__rl__max_staleness": 1}
     one, two = play(config(tmp_path / "one", **changes)), play(config(tmp_path / "two", **changes, **on(address)))
     two.close()
     assert [row["policy_lag"] for row in rows(two)] == [0, 1, 1, 1]
@@ -236,7 +236,7 @@ def test_steps_that_overlap_play_what_they_play_one_after_another(
             under_way[0] -= 1
 
     monkeypatch.setattr(RolloutWorkers, "ask", asking)
-    changes, jobs = {**SHORT, "arms__delegating__rl__max_policy_lag": 1}, {}
+    changes, jobs = {**SHORT, "arms__delegating__rl__max_staleness": 1}, {}
     quarter = {"rollout_resources": {"CPU": 0.25}}
     for name, cluster in {
         "here": {},

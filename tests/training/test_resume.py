@@ -36,7 +36,7 @@ from selfcest_eval.report.curves import metrics_of
 from selfcest_eval.report.training_run import RunEvaluation
 from selfcest_training import files
 from selfcest_training.config import RunConfig
-from selfcest_training.config_file import dump_run
+from selfcest_training.config_file import dump_run, run_digest
 from selfcest_training.credit.offline import read_groups
 from selfcest_training.files import Extent, Growing, digest, digests, tidy, whole, write_text
 from selfcest_training.learner.state import LearnerState
@@ -231,6 +231,26 @@ def test_another_config_does_not_go_on_where_config_yaml_is_gone_and_a_damaged_o
     assert yaml.safe_load((folder / "config.yaml").read_text())["micro_batch_tokens"] == spec.micro_batch_tokens
 
 
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_run_of_an_earlier_release_goes_on_though_keys_were_renamed(begun: bool, tmp_path: Path) -> None:
+    spec = config(tmp_path, **SHORT)
+    spec.folder.mkdir(parents=True)
+    if begun:
+        Job(spec, ID, lambda *_: None).run(lambda: None, only_warm_start=True)
+    stored = spec.folder / "config.yaml"
+    old = dump_run(spec).replace("max_retries: 2", "group_tries: 3").replace("max_staleness:", "max_policy_lag:")
+    assert old != dump_run(spec)
+    stored.write_text(old, encoding="utf-8")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        experiment.prepare(spec, resume=True)
+    assert stored.read_text(encoding="utf-8") == dump_run(spec)
+    stored.write_text(old.replace("group_tries: 3", "group_tries: 4"), encoding="utf-8")
+    if not begun:
+        with pytest.raises(ConfigError, match=r"config.yaml differs from this config"):
+            experiment.prepare(spec, resume=True)
+
+
 # Kills
 
 
@@ -320,7 +340,7 @@ def test_who_is_asked_to_stop_does_so_after_a_checkpoint_and_resumes_to_the_same
 
 @pytest.mark.parametrize("ahead", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_bits_do_not_depend_on_when_checkpoints_are_written(tmp_path: Path, ahead: bool) -> None:
-    lag = {"arms__delegating__rl__max_policy_lag": 1, "sampler": {"name": "transformers", "options": COPY}}
+    lag = {"arms__delegating__rl__max_staleness": 1, "sampler": {"name": "transformers", "options": COPY}}
     often, seldom = (
         play(config(tmp_path / str(every), **SHORT | {"checkpoint_every": every} | (lag if ahead else {})))
         for every in (1, 100)
@@ -340,7 +360,7 @@ def test_a_refused_run_is_no_session_and_nothing_of_it_changes(base: Job, tmp_pa
     (folder / "evaluation").mkdir(exist_ok=True)
     write_text(spec.folder / "config.yaml", dump_run(spec))
     for path in folder.glob("checkpoints/*/manifest.json"):  # as if they were of this folder's config
-        contents = json.loads(path.read_bytes())["contents"] | {"config": digest(dump_run(spec))}
+        contents = json.loads(path.read_bytes())["contents"] | {"config": run_digest(spec)}
         path.write_text(json.dumps({"sha256": digest(json.dumps(contents)), "contents": contents}), encoding="utf-8")
     (folder / name).write_text("{}\n{}\n", encoding="utf-8")
     before = digests(spec.folder)

@@ -484,7 +484,7 @@ def test_more_ranks_than_micro_batches_are_refused_at_the_first_update_alone(two
     learner = LearnerGroup(two, spec())
     assert learner.policy_step([], LossConfig()).num_rows == 0
     learner.policy_step(samples_of(3), LossConfig())
-    assert learner.policy_step(few, LossConfig()).num_rows == 1, "a gate may leave one"
+    assert learner.policy_step(few, LossConfig()).num_rows == 1, "a group filter may leave one"
 
 
 # Checkpoints

@@ -3,38 +3,53 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, dataclass, replace
+from functools import cached_property
+from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from records import group, three_agents
+from remembering import RunningMean, SparesTheEasy
 from test_job import Crash, config, play, rows, weights
 from test_outages import LIMITS, PLANS, player
 
+from selfcest_env import plugin
 from selfcest_env.errors import ConfigError, CreditError, PlugInError, RewardError, TrainingError
-from selfcest_env.plugin import PlugIn
+from selfcest_env.plugin import PlugIn, Registry, Stateful
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, from_json, read_episodes, to_json
 from selfcest_env.reward import make_reward
-from selfcest_training.config import RunConfig
-from selfcest_training.credit import Credit, Rloo, assign_step, make_assigner
+from selfcest_training.config import RLConfig, RunConfig
+from selfcest_training.credit import SCHEMES, Credit, CreditAssigner, Rloo, assign_step, make_assigner, overrides
+from selfcest_training.credit.registry import check_scheme
 from selfcest_training.learner.batch import build_samples, mini_batches
-from selfcest_training.learner.options import Denominator, LossConfig
+from selfcest_training.learner.options import Denominator
 from selfcest_training.run.checkpoint import _plain, _restored, checkpoints, read_memory
-from selfcest_training.run.job import Job, JobId, make_stages
+from selfcest_training.run.job import Job, JobId
 from selfcest_training.stages import checks
-from selfcest_training.stages.base import Admission, PlannedGroup, Stages, TaskMenu
-from selfcest_training.stages.gates import AdmitAll, AdmitVaried
-from selfcest_training.stages.registry import make_gate, make_reward_schedule, make_task_sampler
+from selfcest_training.stages.base import FilterResult, PlannedGroup, Stages, TaskMenu
+from selfcest_training.stages.group_filters import KeepAll, KeepVaried
+from selfcest_training.stages.registry import (
+    GROUP_FILTERS,
+    REWARD_SCHEDULES,
+    TASK_SAMPLERS,
+    make_group_filter,
+    make_reward_schedule,
+    make_stages,
+    make_task_sampler,
+)
 from selfcest_training.stages.schedules import Constant, Linear
-from selfcest_training.trainer import StepSettings, Trainer
+from selfcest_training.trainer import Trainer
 
 RL = "arms__delegating__rl"
 MEMORY = {
     f"{RL}__task_sampler": {"name": "remembering:SparesTheEasy"},
-    f"{RL}__gate": {"name": "remembering:AsksOnceMore"},
+    f"{RL}__group_filter": {"name": "remembering:AsksOnceMore"},
     f"{RL}__reward_schedule": {"name": "remembering:ByMeanTokens"},
     f"{RL}__credit": {"name": "remembering:RunningMean"},
 }
@@ -45,40 +60,44 @@ def pair(name: str, first: float, second: float) -> EpisodeGroup:
     return group(three_agents(f"{name}.e0", first), three_agents(f"{name}.e1", second))
 
 
-# Gates
+# Group filters
 
 
 def test_all_admits_everything_and_asks_for_nothing() -> None:
     groups = [pair("g0", 1.0, 1.0), pair("g1", 1.0, 0.0)]
-    assert AdmitAll().admit(0, groups, wanted=2, rounds=1) == Admission(tuple(groups))
+    assert KeepAll().filter(0, groups, wanted=2, rounds=1) == FilterResult(tuple(groups))
 
 
 def test_varied_drops_equal_groups_and_refills_up_to_its_bound() -> None:
     equal, varied, close = pair("g0", 1.0, 1.0), pair("g1", 1.0, 0.0), pair("g2", 0.5, 0.51)
-    gate = AdmitVaried(max_rounds=2)
-    assert gate.admit(0, [equal, varied, equal], wanted=3, rounds=1) == Admission((varied,), more=2)
-    assert gate.admit(0, [equal, varied, equal, close, equal], wanted=3, rounds=2) == Admission((varied, close))
-    assert gate.admit(0, [varied, close, varied], wanted=2, rounds=2) == Admission((varied, close)), (
+    group_filter = KeepVaried(max_rounds=2)
+    assert group_filter.filter(0, [equal, varied, equal], wanted=3, rounds=1) == FilterResult((varied,), more=2)
+    assert group_filter.filter(0, [equal, varied, equal, close, equal], wanted=3, rounds=2) == FilterResult(
+        (varied, close)
+    )
+    assert group_filter.filter(0, [varied, close, varied], wanted=2, rounds=2) == FilterResult((varied, close)), (
         "no more than wanted"
     )
-    assert AdmitVaried(tolerance=0.02).admit(0, [varied, close], wanted=1, rounds=1) == Admission((varied,))
+    assert KeepVaried(tolerance=0.02).filter(0, [varied, close], wanted=1, rounds=1) == FilterResult((varied,))
 
 
 @pytest.mark.parametrize("options", [{"tolerance": -1.0}, {"tolerance": float("nan")}, {"max_rounds": 0}])
 def test_a_gate_of_wrong_options_is_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=f"rl.gate.options.*{next(iter(options))} is"):
-        make_gate(PlugIn("varied", options), "rl.gate")
+    with pytest.raises(ConfigError, match=f"rl.group_filter.options.*{next(iter(options))} is"):
+        make_group_filter(PlugIn("varied", options), "rl.group_filter")
 
 
 def test_a_gate_may_only_choose() -> None:
     mine, other = pair("g0", 1.0, 0.0), pair("g1", 1.0, 0.0)
     both = group(*mine.episodes, other.episodes[1])
     for kept in ((other,), (both,), (group(mine.episodes[1]), other)):
-        admission = Admission(kept)
-        assert checks.admit(Odd(admit=admission), 3, [mine, other], 1, 1) is admission
+        admission = FilterResult(kept)
+        assert checks.filter_groups(Odd(filter=admission), 3, [mine, other], 1, 1) is admission
     for kept in ((pair("g0", 1.0, 0.0),), (mine, mine), (mine, both)):
-        with pytest.raises(TrainingError, match="gate Odd, step 3: kept episode g.*, which it was not given, or kept"):
-            checks.admit(Odd(admit=Admission(kept)), 3, [mine, other], 1, 1)
+        with pytest.raises(
+            TrainingError, match="group filter Odd, step 3: kept episode g.*, which it was not given, or kept"
+        ):
+            checks.filter_groups(Odd(filter=FilterResult(kept)), 3, [mine, other], 1, 1)
 
 
 # Mini-batches of rule 8
@@ -148,7 +167,11 @@ def test_a_schedule_of_an_unknown_term_stops_before_any_work(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("make", "what"),
-    [(make_task_sampler, "task sampler"), (make_gate, "gate"), (make_reward_schedule, "reward schedule")],
+    [
+        (make_task_sampler, "task sampler"),
+        (make_group_filter, "group filter"),
+        (make_reward_schedule, "reward schedule"),
+    ],
 )
 def test_what_is_no_stage_is_refused_by_name(make: Any, what: str) -> None:
     with pytest.raises(ConfigError, match=f"unknown {what} 'other'"):
@@ -166,7 +189,7 @@ def test_a_scheme_of_whole_steps_gives_one_credit_a_group() -> None:
         assign_step(Short(), [pair("g0", 1.0, 0.0)], [{}])
 
 
-def test_retries_that_a_gate_chose_by_outcomes_are_shown_to_rewards_alone() -> None:
+def test_retries_that_a_group_filter_chose_by_outcomes_are_shown_to_rewards_alone() -> None:
     class Watches:
         def __init__(self) -> None:
             self.seen: list[list[str]] = []
@@ -181,15 +204,17 @@ def test_retries_that_a_gate_chose_by_outcomes_are_shown_to_rewards_alone() -> N
             self.seen.append([group.episodes[0].episode_id for group in groups])
 
     class Again:
-        def admit(self, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> Admission:
+        def filter(self, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> FilterResult:
             again = (PlannedGroup(groups[0].task, 2),) if rounds < 3 else ()
-            return Admission(tuple(groups), more=int(rounds == 1), again=again)
+            return FilterResult(tuple(groups), more=int(rounds == 1), again=again)
 
     tasks, rewards = Watches(), Watches()
     stages = Stages(tasks, Again(), rewards, Rloo())
-    settings = StepSettings(1, 1, 1, 1.0, LossConfig(), Denominator.CONSTANT, 1.0, 0, 1, 0.0)
+    rl = RLConfig(
+        steps=1, tasks_per_step=1, temperature=1.0, constant_tokens=1.0, max_retries=0, max_failed_fraction=0.0
+    )
     menu = TaskMenu({}, {}, 4, LIMITS)
-    trainer = Trainer(player(), None, None, menu, stages, settings, None, seed=0)  # type: ignore[arg-type]
+    trainer = Trainer(player(), None, None, menu, stages, rl, None, seed=0)  # type: ignore[arg-type]
     produced = trainer.produce(0)
     names = [f"s0.g{i}.e0" for i in range(6)]
     assert [group.episodes[0].episode_id for group in produced.groups] == names
@@ -229,7 +254,7 @@ def test_every_stage_has_its_say(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("lag", [0, 2])
 def test_a_killed_run_with_a_memory_resumes_to_the_same_end(tmp_path: Path, lag: int) -> None:
-    changes = {f"{RL}__max_policy_lag": lag, "sampler": COPY} if lag else {}
+    changes = {f"{RL}__max_staleness": lag, "sampler": COPY} if lag else {}
     whole, spec = play(run(tmp_path / "whole", **changes)), run(tmp_path / "killed", **changes)
 
     def crash(stage: str, share: float, line: str) -> None:
@@ -255,7 +280,7 @@ def test_turns_of_replays_train_and_a_killed_run_resumes_to_the_same_end(tmp_pat
         f"{RL}__minibatches": 2,
         f"{RL}__credit": {"name": "branches", "options": {"samples": 2, "max_share": 0.8}},
         f"{RL}__loss": {"name": "clipped", "terms": {"kl": {"weight": 0.05}}},
-        f"{RL}__max_policy_lag": lag,
+        f"{RL}__max_staleness": lag,
         "log_groups": 9,
         "rows": "tree",
     } | ({"sampler": COPY} if lag else {})
@@ -287,7 +312,7 @@ def test_a_memory_that_no_checkpoint_can_hold_says_so(tmp_path: Path, monkeypatc
 def test_a_memory_of_other_stages_is_refused(tmp_path: Path) -> None:
     play(run(tmp_path))
     with pytest.raises(TrainingError, match=r"memory of the stages \['credit', 'gate', 'rewards', 'tasks'\], and here"):
-        play(run(tmp_path, **{f"{RL}__gate": {"name": "all"}, f"{RL}__steps": 8}))
+        play(run(tmp_path, **{f"{RL}__group_filter": {"name": "all"}, f"{RL}__steps": 8}))
 
 
 # Stages and schemes that are not what they seem
@@ -305,8 +330,8 @@ class Odd:
     def weights(self, *_: Any) -> Any:
         return self.returns["weights"]
 
-    def admit(self, *_: Any) -> Any:
-        return self.returns["admit"]
+    def filter(self, *_: Any) -> Any:
+        return self.returns["filter"]
 
     def observe(self, *_: Any) -> None:
         raise IndexError("far")
@@ -318,14 +343,16 @@ def test_a_stage_fails_by_name() -> None:
     for planned in (5, [], [plan], [groups[0].task]):
         with pytest.raises(TrainingError, match="task sampler Odd, step 3: (raised TypeError|proposed .* expected)"):
             checks.propose(Odd(propose=planned), 3, 4, None, None)  # type: ignore[arg-type]
-    for admission in (None, Admission(tuple(groups), more=-1)):
-        with pytest.raises(TrainingError, match="gate Odd, step 3: returned .*; expected an Admission with more >= 0"):
-            checks.admit(Odd(admit=admission), 3, groups, 1, 1)
-    with pytest.raises(TrainingError, match=r"gate Odd, step 3: again is \(.*; expected PlannedGroups"):
-        checks.admit(Odd(admit=Admission((), again=(plan,))), 3, groups, 1, 1)
-    for admission in (Admission((), more=1), Admission((), again=(replace(plan, num_rollouts=1),))):
-        with pytest.raises(TrainingError, match="gate Odd, step 3: asks for more after 1000 rounds"):
-            checks.admit(Odd(admit=admission), 3, groups, 1, checks.MAX_ROUNDS)
+    for admission in (None, FilterResult(tuple(groups), more=-1)):
+        with pytest.raises(
+            TrainingError, match="group filter Odd, step 3: returned .*; expected a FilterResult with more >= 0"
+        ):
+            checks.filter_groups(Odd(filter=admission), 3, groups, 1, 1)
+    with pytest.raises(TrainingError, match=r"group filter Odd, step 3: again is \(.*; expected PlannedGroups"):
+        checks.filter_groups(Odd(filter=FilterResult((), again=(plan,))), 3, groups, 1, 1)
+    for admission in (FilterResult((), more=1), FilterResult((), again=(replace(plan, num_rollouts=1),))):
+        with pytest.raises(TrainingError, match="group filter Odd, step 3: asks for more after 1000 rounds"):
+            checks.filter_groups(Odd(filter=admission), 3, groups, 1, checks.MAX_ROUNDS)
     with pytest.raises(TrainingError, match="reward schedule Odd, step 3: weights are None; expected a mapping"):
         checks.weights_at(Odd(weights=None), 3)
     with pytest.raises(TrainingError, match="Odd.observe, step 3: raised IndexError: far"):
@@ -335,8 +362,75 @@ def test_a_stage_fails_by_name() -> None:
 def test_half_a_memory_is_refused() -> None:
     with pytest.raises(PlugInError, match="FitsAlone has fit and lacks state_dict, load_state_dict"):
         make_assigner("remembering:FitsAlone", {}, where="")
-    with pytest.raises(PlugInError, match="gate 'remembering:Forgets': Forgets has state_dict and lacks load_state"):
-        make_gate(PlugIn("remembering:Forgets"), "rl.gate")
+    with pytest.raises(
+        PlugInError, match="group filter 'remembering:Forgets': Forgets has state_dict and lacks load_state"
+    ):
+        make_group_filter(PlugIn("remembering:Forgets"), "rl.group_filter")
+
+
+def test_a_frozen_dataclass_that_remembers_is_refused() -> None:
+    with pytest.raises(
+        PlugInError, match="'remembering:Melts': Melts is a frozen dataclass and has state_dict; expect"
+    ):
+        make_group_filter(PlugIn("remembering:Melts"), "rl.group_filter")
+    scheme = dataclass(frozen=True)(type("Melts", (RunningMean,), {"name": "melts"}))
+    with pytest.raises(PlugInError, match="Melts is a frozen dataclass and has state_dict"):
+        check_scheme(scheme, "credit scheme 'melts'")
+    check_scheme(RunningMean, "credit scheme 'running_mean'")
+
+
+@pytest.mark.parametrize("registry", [TASK_SAMPLERS, GROUP_FILTERS, REWARD_SCHEDULES, SCHEMES])
+def test_no_stage_that_is_installed_hides_what_it_remembers(registry: Registry[object]) -> None:
+    """Options are frozen, and what changes is no cached property of them."""
+    for name in registry:
+        stage = registry.load(name)
+        assert not [base for base in stage.__mro__ for item in vars(base).values() if isinstance(item, cached_property)]
+        remembers = (
+            overrides(stage, "state_dict") if issubclass(stage, CreditAssigner) else hasattr(stage, "state_dict")
+        )
+        assert issubclass(stage, Stateful) == remembers, name
+
+
+def test_options_of_a_stage_are_read_like_those_of_a_dataclass() -> None:
+    sampler = make_task_sampler(PlugIn("remembering:SparesTheEasy", {"least": 3}), "rl.task_sampler")
+    assert isinstance(sampler, SparesTheEasy)
+    assert sampler.options == SparesTheEasy.Options(least=3) == SparesTheEasy(3).options
+    with pytest.raises(FrozenInstanceError):
+        sampler.options.least = 4  # type: ignore[misc]
+    with pytest.raises(ConfigError, match=r"^rl.task_sampler.options.least is 0; expected a whole number >= 1"):
+        make_task_sampler(PlugIn("remembering:SparesTheEasy", {"least": 0}), "rl.task_sampler")
+    with pytest.raises(ConfigError, match=r"options.leest is unknown; SparesTheEasy has least. Did you mean 'least'"):
+        make_task_sampler(PlugIn("remembering:SparesTheEasy", {"leest": 3}), "rl.task_sampler")
+    with pytest.raises(ConfigError, match=r"^SparesTheEasy.least is 0"):
+        SparesTheEasy(least=0)
+    with pytest.raises(TypeError, match=r"Thaws.Options is .*; expected a frozen dataclass"):
+        type("Thaws", (Stateful,), {"Options": dataclass(type("Options", (), {}))})
+
+
+class OldGate:
+    """A group filter of release 0.1."""
+
+    def admit(self, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> FilterResult:
+        return FilterResult(tuple(groups))
+
+
+def test_a_group_filter_of_release_0_1_is_refused_with_the_new_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "old_package", ModuleType("old_package"))
+    vars(sys.modules["old_package"])["OldGate"] = OldGate
+    with pytest.raises(PlugInError, match=r"'old_package:OldGate': OldGate has admit, which is now called filter;"):
+        make_group_filter(PlugIn("old_package:OldGate"), "rl.group_filter")
+
+    def entry_points(*, group: str) -> list[EntryPoint]:
+        return [EntryPoint("old", "old_package:OldGate", group)] if group == "selfcest.gate" else []
+
+    monkeypatch.setattr(plugin, "entry_points", entry_points)
+    plugin._installed.cache_clear()
+    with pytest.raises(PlugInError, match=r"'old': .* group selfcest.gate, which is now called selfcest.group_filter;"):
+        make_group_filter(PlugIn("old"), "rl.group_filter")
+    with pytest.raises(ConfigError, match="unknown group filter 'older'"):
+        make_group_filter(PlugIn("older"), "rl.group_filter")
+    assert make_group_filter(PlugIn("all"), "rl.group_filter") == KeepAll(), "what is built in is not in the way"
+    plugin._installed.cache_clear()
 
 
 def test_tensors_of_equal_paths_are_kept_apart(tmp_path: Path) -> None:
@@ -349,9 +443,9 @@ def test_tensors_of_equal_paths_are_kept_apart(tmp_path: Path) -> None:
 
 
 def test_empty_mini_batches_take_no_part_in_metrics_and_agreement(tmp_path: Path) -> None:
-    """The gate keeps one group of four for two mini-batches: the first is empty, the second is checked."""
-    gate = {"name": "remembering:KeepsOne"}
-    job = play(config(tmp_path, **{f"{RL}__steps": 1, f"{RL}__minibatches": 2, f"{RL}__gate": gate}))
+    """The group filter keeps one group of four for two mini-batches: the first is empty, the second is checked."""
+    group_filter = {"name": "remembering:KeepsOne"}
+    job = play(config(tmp_path, **{f"{RL}__steps": 1, f"{RL}__minibatches": 2, f"{RL}__group_filter": group_filter}))
     (row,) = rows(job)
     assert row["rows"] > 0
     assert 0 < row["logprob_gap"] < 1e-4, "of the one that trained"

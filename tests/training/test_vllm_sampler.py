@@ -33,7 +33,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Job]:
 def test_every_step_samples_with_the_weights_of_its_version(tmp_path: Path, warm: tuple[Path, Job], lag: int) -> None:
     torch.set_num_threads(1)
     source, start = warm
-    spec = chat_config(source, tmp_path, sampler=SAMPLER, log_groups=2, **{f"{RL}__max_policy_lag": lag})
+    spec = chat_config(source, tmp_path, sampler=SAMPLER, log_groups=2, **{f"{RL}__max_staleness": lag})
     job = play_from(start, spec)
     assert isinstance(job.sampler.engine, VllmEngine)
     found = rows(job)

@@ -28,7 +28,7 @@ from selfcest_eval.html.playing import Face
 from selfcest_eval.html.viewer import Shown, viewer_page
 from selfcest_eval.play.digest import digest
 from selfcest_eval.play.policies import arm_of, check_servers, make_policy, policy_named, run_file
-from selfcest_training.config_file import apply_override, load_config, parse_as
+from selfcest_training.config_file import apply_override, load_stored_config, parse_as
 from selfcest_training.shipped import model_folder
 
 LAST_WORDS = 400  # characters of what a root without an answer said last
@@ -158,7 +158,7 @@ def _named(policy: str) -> tuple[PlugIn, Limits]:
 
 def _arm_limits(folder: Path) -> Limits:
     file = run_file(folder)
-    run, arm = load_config(file), arm_of(folder)
+    run, arm = load_stored_config(file), arm_of(folder)
     if arm not in run.arms:
         raise ConfigError(
             f"--policy {folder}: {file} has no arm '{arm}' ({', '.join(run.arms)}).{did_you_mean(arm, run.arms)}"

@@ -228,13 +228,13 @@ def faces_of(file: Path) -> list[Face]:
     from selfcest_agents.language import language_of
     from selfcest_agents.tiny import TinyLanguage
     from selfcest_eval.play.policies import LEAST
-    from selfcest_training.config_file import load_config
+    from selfcest_training.config_file import load_stored_config
 
     faces = list[Face]()
     with suppress(SelfcestError, OSError):  # a page does without
         run = _config_of(file)
         if run is not None:
-            faces.append(_of_language(language_of(load_config(run).model)))
+            faces.append(_of_language(language_of(load_stored_config(run).model)))
     faces.append(_of_language(TinyLanguage()))
     faces += [Face(Rules(LEAST, HermesProtocol(), counter)) for counter in (WordCounter(), ByteCounter())]
     faces += [Face(Rules(LEAST, TerseProtocol(), counter)) for counter in (WordCounter(), ByteCounter())]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -129,7 +128,7 @@ class Solved:
     value: float
     gradient: Floats
 
-    @cached_property
+    @property
     def clone_gradient(self) -> Floats:
         return np.asarray(self.gradient[self.parameters.is_clone])
 

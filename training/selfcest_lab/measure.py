@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
 
-from selfcest_env.plugin import PlugIn
+from selfcest_env.plugin import Configured, PlugIn
 from selfcest_env.seeding import stream_seed
 from selfcest_env.structure import AtLeast, Checked, OneOf
 from selfcest_lab.estimate import Estimates, sample_groups
@@ -120,14 +120,15 @@ class LabReport:
 
     config: LabConfig
     cells: tuple[Measurement, ...]
-    broken: tuple[Measurement, ...] = field(init=False)
-    p_value: float = field(init=False)
+    broken: tuple[Measurement, ...]
+    p_value: float
 
-    def __post_init__(self) -> None:
-        judged = [cell for cell in self.cells if cell.evidence is not None]
+    @classmethod
+    def of(cls, config: LabConfig, cells: Sequence[Measurement]) -> LabReport:
+        """The verdict on these cells."""
+        judged = [cell for cell in cells if cell.evidence is not None]
         evidence = [cell.evidence for cell in judged if cell.evidence is not None]
-        object.__setattr__(self, "broken", tuple(judged[index] for index in broken(evidence)))
-        object.__setattr__(self, "p_value", joint_p_value(evidence))
+        return cls(config, tuple(cells), tuple(judged[index] for index in broken(evidence)), joint_p_value(evidence))
 
 
 def run_lab(
@@ -147,7 +148,7 @@ def run_lab(
         for assigner in assigners:
             on_cell(name, label(assigner))
             cells.append(measure(assigner, solved, config))
-    return LabReport(config, tuple(cells))
+    return LabReport.of(config, cells)
 
 
 def measure(assigner: CreditAssigner, solved: Solved, config: LabConfig) -> Measurement:
@@ -195,9 +196,10 @@ def _where(bias: Floats, solved: Solved) -> dict[str, float]:
 
 def label(assigner: CreditAssigner) -> str:
     """A scheme's name with its options that differ from the default, as in `gated(scheme=coma(samples=4))`."""
-    fields = getattr(type(assigner), "__dataclass_fields__", {})
-    options = {name: getattr(assigner, name) for name, spec in fields.items()}
-    return _called(assigner.name, {name: value for name, value in options.items() if value != fields[name].default})
+    options = assigner.options if isinstance(assigner, Configured) else assigner
+    fields = getattr(type(options), "__dataclass_fields__", {})
+    values = {name: getattr(options, name) for name in fields}
+    return _called(assigner.name, {name: value for name, value in values.items() if value != fields[name].default})
 
 
 def _called(name: str, options: Mapping[str, Any]) -> str:

@@ -50,34 +50,39 @@ class Doubts(Sums):
     consistency: float = 0.0
 
 
-@dataclass(frozen=True)
 class Active(RemembersBuckets[Doubts]):
-    """Attributes, besides those of `RemembersBuckets`:
-
-    term: an episode succeeds if this term of the reward is above 0.
-    floor: what every bucket is worth besides, in nats.
-    pool: tasks to choose each from.
-    """
+    """Tasks of buckets whose rollouts tell right from wrong by their doubt."""
 
     kept: ClassVar = Doubts
 
-    term: str = "correct"
-    floor: Positive = 0.02
-    pool: Annotated[Count, "1: no choice"] = 4
+    @dataclass(frozen=True)
+    class Options(RemembersBuckets.Options):
+        """Attributes, besides those of `RemembersBuckets`:
+
+        term: an episode succeeds if this term of the reward is above 0.
+        floor: what every bucket is worth besides, in nats.
+        pool: tasks to choose each from.
+        """
+
+        term: str = "correct"
+        floor: Positive = 0.02
+        pool: Annotated[Count, "1: no choice"] = 4
+
+    options: Options
 
     def tally(self, group: EpisodeGroup) -> Doubts:
-        found = [(succeeded(e, self.term), _doubt(e)) for e in group.episodes]
+        found = [(succeeded(e, self.options.term), _doubt(e)) for e in group.episodes]
         return Doubts(len(found), 1.0, consistency([pair for pair in found if not np.isnan(pair[1])]))
 
     def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> Sequence[PlannedGroup]:
-        tasks = pick(menu, num_tasks, self.pool, self.weigher(), rng)
+        tasks = pick(menu, num_tasks, self.options.pool, self.weigher(), rng)
         return [PlannedGroup(task, menu.group_size) for task in tasks]
 
     def weigher(self) -> Callable[[Bucket], float]:
         """What the probability of a bucket is in proportion to, as of now."""
         known = {bucket: max(0.0, tally.consistency / tally.groups) for bucket, tally in self.seen()}
         most = max(known.values(), default=0.0)
-        return lambda bucket: self.floor + known.get(bucket, most)
+        return lambda bucket: self.options.floor + known.get(bucket, most)
 
 
 def consistency(found: Sequence[tuple[bool, float]]) -> float:

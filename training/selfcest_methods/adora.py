@@ -35,7 +35,6 @@ from selfcest_training.credit.base import Advantage, Credit, Promise, Replayed, 
 from selfcest_training.credit.wrapping import Wrapping
 
 
-@dataclass(frozen=True)
 class Adora(Wrapping):
     """Options: `scheme`, `{name, options}` or null (default) for `grpo`; `factor` (default 0.1) and `gain` (default 1);
     `rule`, `length` (default) or `difficulty`; `length`, a cost (default `generated_tokens`); `at_most`, the share of
@@ -50,28 +49,34 @@ class Adora(Wrapping):
     promise: ClassVar[Promise] = Promise.BIASED
     null_player: ClassVar[bool] = False
 
-    factor: NotNegative = 0.1
-    length: Annotated[str, OneOf(*cost_measures())] = "generated_tokens"
-    term: str = "correct"
-    rule: Literal["length", "difficulty"] = "length"
-    at_most: Share = 0.5
-    gain: NotNegative = 1.0
+    @dataclass(frozen=True)
+    class Options(Wrapping.Options):
+        factor: NotNegative = 0.1
+        length: Annotated[str, OneOf(*cost_measures())] = "generated_tokens"
+        term: str = "correct"
+        rule: Literal["length", "difficulty"] = "length"
+        at_most: Share = 0.5
+        gain: NotNegative = 1.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_unused(self, f"rule is {self.rule}", "at_most" if self.rule == "length" else "length")
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_unused(self, f"rule is {self.rule}", "at_most" if self.rule == "length" else "length")
+
+    options: Options
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         credit = checks.assign(self.inside, group, replayed)
-        right = [getattr(e.cost, self.length) for e in group.episodes if succeeded(e, self.term)]
-        if self.rule == "length":
+        right = [getattr(e.cost, self.options.length) for e in group.episodes if succeeded(e, self.options.term)]
+        if self.options.rule == "length":
             wrong = [
-                getattr(e.cost, self.length) for e in group.episodes if not succeeded(e, self.term) and not _was_cut(e)
+                getattr(e.cost, self.options.length)
+                for e in group.episodes
+                if not succeeded(e, self.options.term) and not _was_cut(e)
             ]
             favoured = bool(right) and (not wrong or max(right) > np.mean(wrong))
         else:
-            favoured = 0 < len(right) <= self.at_most * len(group.episodes)
-        factor = self.gain if favoured else self.factor
+            favoured = 0 < len(right) <= self.options.at_most * len(group.episodes)
+        factor = self.options.gain if favoured else self.options.factor
         advantage: dict[TurnKey, Advantage] = {
             key: tuple(factor * one for one in value) if isinstance(value, tuple) else factor * value
             for key, value in credit.advantage.items()

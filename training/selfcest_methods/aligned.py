@@ -22,7 +22,7 @@ designer's guess. With a credit that divides by a group's std (`grpo`) the balan
 it.
 
 In a tree a term is of the whole tree, as the return is, and a covariance says nothing of who earned it. All that was
-played counts, what a gate drops too. A cost is a negative term: one that is paid by right episodes above all (a token
+played counts, what a filter drops too. A cost is a negative term: one that is paid by right episodes above all (a token
 price of a policy that must delegate to be right) counts as misleading and goes to 0, where `lagrangian` would keep it.
 Degenerate cases: groups of one, or whose primary term is equal in all, say nothing and are left out, with their spread
 of the heuristics too: else the more tasks are solved, or hopeless, the smaller every correlation would be. A step of
@@ -33,86 +33,102 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 
 from selfcest_env.errors import ConfigError
+from selfcest_env.plugin import PlainState, Stateful
 from selfcest_env.record import EpisodeGroup
+from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked, NotEmpty, NotNegative, Positive
 from selfcest_methods.buckets import Floats
 from selfcest_methods.measures import measured
 
 
-@dataclass(frozen=True)
-class Aligned(Checked):
-    """Attributes:
-    terms: heuristic terms, with the weights that they begin with.
-    primary: the term that counts.
-    rate: of a weight, per step and unit of correlation.
-    shrink: pull towards 0, in units of correlation per unit of weight.
-    most: upper bound of a weight.
+@stored_as(weights="weights", step="step", sums="sums")
+@dataclass
+class Weighing(PlainState):
+    """The weights before the step that was observed last, that step, and its sums.
+
+    Attributes:
+        sums: of each term the products with the primary term, of the primary term and of its own.
     """
 
-    terms: Annotated[Mapping[str, NotNegative], NotEmpty()]
-    primary: str = "correct"
-    rate: Positive = 0.1
-    shrink: NotNegative = 0.0
-    most: Positive = 2.0
+    weights: dict[str, float]
+    step: int
+    sums: dict[str, list[float]]
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.primary in self.terms:
-            raise ConfigError(
-                f"terms has '{self.primary}', the primary term, whose weight stays; name heuristics alone"
-            )
-        for name, weight in self.terms.items():
-            if weight > self.most:
-                raise ConfigError(f"terms.{name} is {weight:g}, above most = {self.most:g}; lower it, or raise most")
+
+class Aligned(Stateful[Weighing]):
+    """Weights that follow the correlation of terms with the primary one."""
+
+    @dataclass(frozen=True)
+    class Options(Checked):
+        """Attributes:
+        terms: heuristic terms, with the weights that they begin with.
+        primary: the term that counts.
+        rate: of a weight, per step and unit of correlation.
+        shrink: pull towards 0, in units of correlation per unit of weight.
+        most: upper bound of a weight.
+        """
+
+        terms: Annotated[Mapping[str, NotNegative], NotEmpty()]
+        primary: str = "correct"
+        rate: Positive = 0.1
+        shrink: NotNegative = 0.0
+        most: Positive = 2.0
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if self.primary in self.terms:
+                raise ConfigError(
+                    f"terms has '{self.primary}', the primary term, whose weight stays; name heuristics alone"
+                )
+            for name, weight in self.terms.items():
+                if weight > self.most:
+                    raise ConfigError(
+                        f"terms.{name} is {weight:g}, above most = {self.most:g}; lower it, or raise most"
+                    )
+
+    options: Options
 
     def weights(self, step: int) -> Mapping[str, float]:
         """The primary term is named as well, so that a reward without it is refused before any work."""
-        return {self.primary: 1.0, **self._moved()}
+        return {self.options.primary: 1.0, **self._moved()}
 
     def observe(self, step: int, groups: Sequence[EpisodeGroup]) -> None:
         """Weights move once per step, by all its rounds."""
-        state = self._memory
-        if state["step"] != step:
-            state.update(weights=self._moved(), step=step, sums=self._nothing())
-        values = {name: _by_group(name, groups) for name in (self.primary, *self.terms)}
-        telling = [i for i, of_group in enumerate(values[self.primary]) if np.ptp(of_group) > 0]
+        state = self.state
+        if state.step != step:
+            state.weights, state.step = self._moved(), step
+            state.sums = self._no_sums()
+        values = {name: _by_group(name, groups) for name in (self.options.primary, *self.options.terms)}
+        telling = [i for i, of_group in enumerate(values[self.options.primary]) if np.ptp(of_group) > 0]
         centred = {name: _centred([found[i] for i in telling]) for name, found in values.items()}
-        primary = centred[self.primary]
-        for name, before in state["sums"].items():
+        primary = centred[self.options.primary]
+        for name, before in state.sums.items():
             term = centred[name]
             found = (primary @ term, primary @ primary, term @ term)
-            state["sums"] = {**state["sums"], name: [a + float(b) for a, b in zip(before, found, strict=True)]}
+            state.sums = {**state.sums, name: [a + float(b) for a, b in zip(before, found, strict=True)]}
 
     def _moved(self) -> dict[str, float]:
         """The weights after the step that was observed last."""
-        weights = dict(self._memory["weights"])
-        if self._memory["step"] < 0:
+        weights = dict(self.state.weights)
+        if self.state.step < 0:
             return weights
-        for name, (both, primary, term) in self._memory["sums"].items():
+        for name, (both, primary, term) in self.state.sums.items():
             scale = np.sqrt(primary * term)
             correlation = both / scale if scale > 0 else 0.0
-            moved = weights[name] + self.rate * (correlation - self.shrink * weights[name])
-            weights[name] = float(np.clip(moved, 0.0, self.most))
+            moved = weights[name] + self.options.rate * (correlation - self.options.shrink * weights[name])
+            weights[name] = float(np.clip(moved, 0.0, self.options.most))
         return weights
 
-    def _nothing(self) -> dict[str, list[float]]:
-        return {name: [0.0, 0.0, 0.0] for name in self.terms}
+    def _no_sums(self) -> dict[str, list[float]]:
+        return {name: [0.0, 0.0, 0.0] for name in self.options.terms}
 
-    def state_dict(self) -> Mapping[str, Any]:
-        return dict(self._memory)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._memory.update(state)
-
-    @cached_property
-    def _memory(self) -> dict[str, Any]:
-        return {"weights": dict(self.terms), "step": -1, "sums": self._nothing()}
+    def initial_state(self) -> Weighing:
+        return Weighing(dict(self.options.terms), -1, self._no_sums())
 
 
 def _by_group(term: str, groups: Sequence[EpisodeGroup]) -> list[Floats]:

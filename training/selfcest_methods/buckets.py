@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
-from functools import cached_property
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from selfcest_env.plugin import Stateful
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.structure import Checked, Share
 from selfcest_env.types import Task
@@ -76,54 +76,74 @@ T = TypeVar("T", bound=Sums)
 
 
 @dataclass
-class Memory(Generic[T]):
-    """Tallies by bucket, as of a step."""
-
-    step: int = -1
-    tallies: dict[Bucket, T] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class RemembersBuckets(Checked, Generic[T]):
-    """Base of the samplers that go by what came of buckets.
+class Tallies(Generic[T]):
+    """Sums by bucket, as of a step.
 
     Attributes:
-        decay: what a step's sums count of the next one's. A bucket of which next to nothing is left is forgotten.
+        kept: the class of the sums.
     """
+
+    kept: type[T]
+    step: int = -1
+    by_bucket: dict[Bucket, T] = field(default_factory=dict)
+
+    def begin(self, step: int, decay: float) -> None:
+        """Let sums of earlier steps count for less, if this is another one; forget what next to nothing is left of."""
+        if step != self.step:
+            faded = {bucket: tally.times(decay) for bucket, tally in self.by_bucket.items()}
+            self.by_bucket = {bucket: tally for bucket, tally in faded.items() if tally.rollouts > FORGOTTEN}
+            self.step = step
+
+    def add(self, bucket: Bucket, tally: T) -> None:
+        self.by_bucket[bucket] = self.by_bucket[bucket] + tally if bucket in self.by_bucket else tally
+
+    def state_dict(self) -> Mapping[str, Any]:
+        rows = [[bucket.family, bucket.size, *astuple(tally)] for bucket, tally in self.by_bucket.items()]
+        return {"step": self.step, "tallies": rows}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.step = state["step"]
+        self.by_bucket = {Bucket(family, size): self.kept(*sums) for family, size, *sums in state["tallies"]}
+
+
+class RemembersBuckets(Stateful[Any], Generic[T]):
+    """Base of the samplers that go by what came of buckets."""
 
     kept: ClassVar[type[Any]]  # the sums, T
 
-    decay: Share = 0.9
+    @dataclass(frozen=True)
+    class Options(Checked):
+        """Base of the samplers that go by what came of buckets.
+
+        Attributes:
+            decay: what a step's sums count of the next one's. A bucket of which next to nothing is left is forgotten.
+        """
+
+        decay: Share = 0.9
+
+    options: Options
 
     def tally(self, group: EpisodeGroup) -> T:
         """What is kept of a group. Raises `RewardError` if the reward has no such term."""
         raise NotImplementedError
 
+    def initial_state(self) -> Any:
+        return Tallies(self.kept)
+
+    @property
+    def tallies(self) -> Tallies[T]:
+        """What is remembered of buckets."""
+        tallies: Tallies[T] = self.state
+        return tallies
+
     def observe(self, step: int, groups: Sequence[EpisodeGroup]) -> None:
-        memory = self.memory
-        if step != memory.step:
-            faded = {bucket: tally.times(self.decay) for bucket, tally in self.seen()}
-            memory.tallies = {bucket: tally for bucket, tally in faded.items() if tally.rollouts > FORGOTTEN}
-            memory.step = step
+        self.tallies.begin(step, self.options.decay)
         for group in groups:
-            bucket, tally = Bucket.of(group.task), self.tally(group)
-            memory.tallies[bucket] = memory.tallies[bucket] + tally if bucket in memory.tallies else tally
+            self.tallies.add(Bucket.of(group.task), self.tally(group))
 
     def seen(self) -> list[tuple[Bucket, T]]:
         """Every bucket that is remembered, with its sums."""
-        return list(self.memory.tallies.items())
-
-    def state_dict(self) -> Mapping[str, Any]:
-        found = [[bucket.family, bucket.size, *astuple(tally)] for bucket, tally in self.seen()]
-        return {"step": self.memory.step, "tallies": found}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.memory.step = state["step"]
-        self.memory.tallies = {Bucket(family, size): self.kept(*sums) for family, size, *sums in state["tallies"]}
-
-    @cached_property
-    def memory(self) -> Memory[T]:
-        return Memory()
+        return list(self.tallies.by_bucket.items())
 
 
 def draw(menu: TaskMenu, rng: np.random.Generator) -> Task:

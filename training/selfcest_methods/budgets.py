@@ -12,7 +12,7 @@ rates would be means over all budgets, or those of the arm's limit, and never th
 
 In a tree the budget is the tree's: root and clones pay from nested accounts, and every clone is told its own grant.
 Other limits stay as they are. Draws may not be above the arm's own total_tokens, which bounds contexts and the model.
-A gate that joins groups of one task must keep those of different budgets apart. Degenerate case: one total is that
+A filter that joins groups of one task must keep those of different budgets apart. Degenerate case: one total is that
 limit for all.
 """
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -33,23 +33,31 @@ from selfcest_training.config import changed_limits
 from selfcest_training.stages.base import PlannedGroup, TaskMenu
 
 
-@dataclass(frozen=True)
 class Budgets(SetsLimit):
-    """Attributes, besides those of `SetsLimit`:
+    """A budget of total tokens for every group."""
 
-    totals: budgets in tokens.
-    between: the smallest and the largest budget, both included; one of the two.
-    """
+    @dataclass(frozen=True)
+    class Options(SetsLimit.Options):
+        """Attributes, besides those of `SetsLimit`:
 
-    totals: Annotated[tuple[Count, ...], Distinct()] = ()
-    between: tuple[Count, Count] | None = None
+        totals: budgets in tokens.
+        between: the smallest and the largest budget, both included; one of the two.
+        """
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if bool(self.totals) == (self.between is not None):
-            raise ConfigError(f"totals is {list(self.totals)} and between is {self.between}; set one of the two")
-        if self.between is not None and self.between[0] > self.between[1]:
-            raise ConfigError(f"between is {list(self.between)}; expected the smaller number first")
+        totals: Annotated[tuple[Count, ...], Distinct()] = ()
+        between: tuple[Count, Count] | None = None
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if bool(self.totals) == (self.between is not None):
+                raise ConfigError(f"totals is {list(self.totals)} and between is {self.between}; set one of the two")
+            if self.between is not None and self.between[0] > self.between[1]:
+                raise ConfigError(f"between is {list(self.between)}; expected the smaller number first")
+
+    options: Options
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         for name, inside in self.insides():
             if isinstance(inside, Knapsack):
                 raise ConfigError(
@@ -63,7 +71,7 @@ class Budgets(SetsLimit):
         return "total_tokens"
 
     def check_menu(self, menu: TaskMenu) -> None:
-        for total in self.totals or self.between or ():
+        for total in self.options.totals or self.options.between or ():
             self._limits(menu.limits, total)
         super().check_menu(menu)
 
@@ -72,9 +80,9 @@ class Budgets(SetsLimit):
         return [replace(plan, limits=self._limits(plan.limits or menu.limits, self._draw(rng))) for plan in plans]
 
     def _draw(self, rng: np.random.Generator) -> int:
-        if self.between is None:
-            return self.totals[int(rng.integers(len(self.totals)))]
-        low, high = self.between
+        if self.options.between is None:
+            return self.options.totals[int(rng.integers(len(self.options.totals)))]
+        low, high = self.options.between
         return min(high, int(math.exp(rng.uniform(math.log(low), math.log(high + 1)))))
 
     def _limits(self, limits: Limits, total: int) -> Limits:

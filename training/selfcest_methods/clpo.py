@@ -13,8 +13,8 @@ reference by difficulty (v1), which is the loss term `kl` here, the same for all
 
 Only the abstract and how the sets are cut could be read, not the values of the thresholds, nor how rewritten problems
 are mixed with others. Chosen here: 0.25 and 0.75; twins of a round come with the next one, in the next step or in the
-same one when a gate asks for more, in the order in which their tasks were proposed, and are at most `share` of it; the
-rest is drawn as ever. A twin has no twin of its own. Twins are searched for among `tries` fresh draws of the family
+same one when a filter asks for more, in the order in which their tasks were proposed, and are at most `share` of it;
+the rest is drawn as ever. A twin has no twin of its own. Twins are searched for among `tries` fresh draws of the family
 (its training part); where there is none, as of the family's smallest size, a fresh task stands in its place. Sizes that
 are no numbers have no order: such a task has no easier twin.
 
@@ -28,11 +28,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from selfcest_env.plugin import Stateful
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.stored import by_field, stored_as, to_stored
 from selfcest_env.structure import Checked, Count, Share, check_order
@@ -52,28 +52,51 @@ class Original:
     easier: bool
 
 
-@dataclass(frozen=True)
-class Clpo(Checked):
-    """Attributes:
+@dataclass
+class Waiting:
+    """Tasks whose twins have not been proposed yet, and the step that they are of."""
 
-    hard, medium: the highest accuracy of a hard task, and of one of medium difficulty.
-    share: of a step's tasks that are twins at most.
-    tries: draws of a family in search of a twin.
-    term: an episode is right if this term of the reward is above 0.
-    """
+    step: int = -1
+    originals: list[Original] = field(default_factory=list)
 
-    hard: Share = 0.25
-    medium: Share = 0.75
-    share: Share = 0.5
-    tries: Count = 64
-    term: str = "correct"
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"step": self.step, "waiting": [to_stored(original) for original in self.originals]}
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_order(self, "hard", "medium")
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.step, self.originals = state["step"], []
+        for stored in state["waiting"]:
+            values = by_field(Original, stored)
+            values["bucket"] = Bucket(**by_field(Bucket, values["bucket"]))
+            self.originals.append(Original(**values))
+
+
+class Clpo(Stateful[Waiting]):
+    """Tasks and twins of earlier ones."""
+
+    @dataclass(frozen=True)
+    class Options(Checked):
+        """Attributes:
+
+        hard, medium: the highest accuracy of a hard task, and of one of medium difficulty.
+        share: of a step's tasks that are twins at most.
+        tries: draws of a family in search of a twin.
+        term: an episode is right if this term of the reward is above 0.
+        """
+
+        hard: Share = 0.25
+        medium: Share = 0.75
+        share: Share = 0.5
+        tries: Count = 64
+        term: str = "correct"
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_order(self, "hard", "medium")
+
+    options: Options
 
     def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> list[PlannedGroup]:
-        waiting, room = self._memory.waiting, int(self.share * num_tasks)
+        waiting, room = self.state.originals, int(self.options.share * num_tasks)
         found = [self._twin(original, menu, rng) for original in waiting[:room]]
         del waiting[:room]
         twins = [twin for twin in found if twin is not None]
@@ -82,19 +105,20 @@ class Clpo(Checked):
 
     def observe(self, step: int, groups: Sequence[EpisodeGroup]) -> None:
         """Twins of an earlier step's tasks that found no room are forgotten."""
-        memory = self._memory
-        if step != memory.step:
-            memory.step, memory.waiting = step, []
+        if step != self.state.step:
+            self.state.step, self.state.originals = step, []
         for group in groups:
-            accuracy = Tally.of(group, self.term).rate
-            if accuracy <= self.medium and "twin" not in group.task.metadata:
-                memory.waiting.append(Original(Bucket.of(group.task), group.task.task_id, accuracy <= self.hard))
+            accuracy = Tally.of(group, self.options.term).rate
+            if accuracy <= self.options.medium and "twin" not in group.task.metadata:
+                self.state.originals.append(
+                    Original(Bucket.of(group.task), group.task.task_id, accuracy <= self.options.hard)
+                )
 
     def _twin(self, original: Original, menu: TaskMenu, rng: np.random.Generator) -> Task | None:
         bucket, best = original.bucket, None
         if original.easier and bucket.number is None:
             return None
-        for _ in range(self.tries):
+        for _ in range(self.options.tries):
             task = draw_task(bucket.family, menu.sources[bucket.family], rng, twin=1)
             other = Bucket.of(task)
             if not original.easier:
@@ -104,28 +128,8 @@ class Clpo(Checked):
                 best = task
         return best
 
-    def state_dict(self) -> Mapping[str, Any]:
-        return {"step": self._memory.step, "waiting": [to_stored(original) for original in self._memory.waiting]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        waiting = []
-        for stored in state["waiting"]:
-            values = by_field(Original, stored)
-            values["bucket"] = Bucket(**by_field(Bucket, values["bucket"]))
-            waiting.append(Original(**values))
-        self._memory.step, self._memory.waiting = state["step"], waiting
-
-    @cached_property
-    def _memory(self) -> _Memory:
-        return _Memory()
-
-
-@dataclass
-class _Memory:
-    """Tasks whose twins have not been proposed yet, and the step that they are of."""
-
-    step: int = -1
-    waiting: list[Original] = field(default_factory=list)
+    def initial_state(self) -> Waiting:
+        return Waiting()
 
 
 def _size(of: Task | Bucket) -> float:

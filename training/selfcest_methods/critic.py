@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,8 +27,22 @@ from selfcest_methods.value_head import FittedValues, ValueHead, features
 from selfcest_training.credit.base import Credit, Internals, Replayed, broadcast, leave_one_out
 
 
-@dataclass(frozen=True)
-class Critic(FittedValues):
+@dataclass
+class Heads:
+    """The value before a turn, and after it."""
+
+    value: ValueHead
+    action_value: ValueHead
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"value": self.value.state_dict(), "action_value": self.action_value.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.value.load_state_dict(state["value"])
+        self.action_value.load_state_dict(state["action_value"])
+
+
+class Critic(FittedValues[Heads]):
     """Options: `decay` and `ridge`, see `FittedValues`."""
 
     name: ClassVar[str] = "critic"
@@ -43,15 +56,15 @@ class Critic(FittedValues):
 
     def _assign(self, group: EpisodeGroup, internals: Internals) -> Credit:
         advantage = broadcast(group, leave_one_out(group))
-        if not self._value.fitted:
+        if not self.state.value.fitted:
             return Credit(advantage)
         errors, returns = [], []
         for episode in group.episodes:
             clones = _clones(episode)
             keys = [TurnKey(episode.episode_id, c.agent_id, t) for c in clones for t in range(len(c.turns))]
             if keys:
-                after = self._action_value(features(episode, clones, internals, after=True))
-                before = self._value(features(episode, clones, internals))
+                after = self.state.action_value(features(episode, clones, internals, after=True))
+                before = self.state.value(features(episode, clones, internals))
                 advantage.update(zip(keys, (after - before).tolist(), strict=True))
                 errors += (episode.team_return - after).tolist()
                 returns += [episode.team_return] * len(keys)
@@ -66,23 +79,11 @@ class Critic(FittedValues):
         if not found:
             return
         returns = np.array([e.team_return for e, clones in found for c in clones for _ in c.turns])
-        for head, after in ((self._value, False), (self._action_value, True)):
+        for head, after in ((self.state.value, False), (self.state.action_value, True)):
             head.fit(np.concatenate([features(*pair, internals, after=after) for pair in found]), returns)
 
-    def state_dict(self) -> Mapping[str, Any]:
-        return {"value": self._value.state_dict(), "action_value": self._action_value.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._value.load_state_dict(state["value"])
-        self._action_value.load_state_dict(state["action_value"])
-
-    @cached_property
-    def _value(self) -> ValueHead:
-        return ValueHead(self.decay, self.ridge)
-
-    @cached_property
-    def _action_value(self) -> ValueHead:
-        return ValueHead(self.decay, self.ridge)
+    def initial_state(self) -> Heads:
+        return Heads(self.new_head(), self.new_head())
 
 
 def _clones(episode: EpisodeRecord) -> list[AgentRecord]:

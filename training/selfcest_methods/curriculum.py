@@ -3,8 +3,8 @@
     budget = start + (end - start) * progress      progress: step / steps, or the share of `steps` steps that went well
 
 From wide to tight, a policy learns to be right before it learns to be short; from tight to wide, the other way round.
-By `success` a step moves it on if at least `target` of its rollouts, retries of a gate left out, were right, so that a
-budget that cannot be met holds it where it is.
+By `success` a step moves it on if at least `target` of its rollouts, retries of a filter left out, were right, so that
+a budget that cannot be met holds it where it is.
 
 Source: Train Long, Think Short (arXiv 2508.08940), whose budget tightens by steps of a schedule and is a term of the
 reward; here it is the limit itself, which nobody can overrun, and the return is what it was. `success` is ours.
@@ -20,17 +20,17 @@ Around another sampler that sets limits the two must set different ones. Degener
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from selfcest_env.errors import ConfigError
+from selfcest_env.plugin import PlainState
 from selfcest_env.record import EpisodeGroup
-from selfcest_env.stored import by_field, stored_as, stored_fields
+from selfcest_env.stored import stored_as
 from selfcest_env.structure import Count, OneOf, Share
-from selfcest_methods.limit_changing import SetsLimit
+from selfcest_methods.limit_changing import Inside, SetsLimit
 from selfcest_training.config import changed_limits
 from selfcest_training.credit import succeeded
 from selfcest_training.stages.base import PlannedGroup, TaskMenu
@@ -40,7 +40,7 @@ _LIMITS = ("total_tokens", "generated_tokens", "turn_tokens", "max_turns", "max_
 
 @stored_as(moves="moves", step="step", rollouts="rollouts", right="right")
 @dataclass
-class _Progress:
+class _Progress(PlainState):
     """Steps that moved it on, the step under way, and what came of its rollouts."""
 
     moves: int = 0
@@ -49,43 +49,50 @@ class _Progress:
     right: int = 0
 
 
-@dataclass(frozen=True)
 class Curriculum(SetsLimit):
-    """Attributes, besides those of `SetsLimit`:
+    """A limit that moves over training."""
 
-    start, end: of the limit.
-    steps: from one to the other.
-    by: `steps` or `success`.
-    limit: which.
-    target: share of a step's rollouts that must be right to move on.
-    term: an episode is right if this term of the reward is above 0.
-    """
+    @dataclass(frozen=True)
+    class Options(SetsLimit.Options):
+        """Attributes, besides those of `SetsLimit`:
 
-    start: Count
-    end: Count
-    steps: Count
-    by: Literal["steps", "success"] = "steps"
-    limit: Annotated[str, OneOf(*_LIMITS)] = "total_tokens"
-    target: Share = 0.5
-    term: str = "correct"
+        start, end: of the limit.
+        steps: from one to the other.
+        by: `steps` or `success`.
+        limit: which.
+        target: share of a step's rollouts that must be right to move on.
+        term: an episode is right if this term of the reward is above 0.
+        """
+
+        start: Count
+        end: Count
+        steps: Count
+        by: Literal["steps", "success"] = "steps"
+        limit: Annotated[str, OneOf(*_LIMITS)] = "total_tokens"
+        target: Share = 0.5
+        term: str = "correct"
+
+    options: Options
+    state: _State
 
     @property
     def limit_set(self) -> str:
-        return self.limit
+        return self.options.limit
 
     def check_menu(self, menu: TaskMenu) -> None:
-        most = getattr(menu.limits, self.limit)
-        if most is not None and max(self.start, self.end) > most:
+        start, end, limit = self.options.start, self.options.end, self.options.limit
+        most = getattr(menu.limits, limit)
+        if most is not None and max(start, end) > most:
             raise ConfigError(
-                f"start is {self.start} and end {self.end}, and {self.limit} of the arm's limits is {most}; expected "
-                f"no more than that: raise limits.{self.limit}"
+                f"start is {start} and end {end}, and {limit} of the arm's limits is {most}; expected no more than "
+                f"that: raise limits.{limit}"
             )
-        for value in (self.start, self.end):
-            changed_limits(menu.limits, {self.limit: value}, "task sampler 'curriculum': limits")
+        for value in (start, end):
+            changed_limits(menu.limits, {limit: value}, "task sampler 'curriculum': limits")
         super().check_menu(menu)
 
     def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> list[PlannedGroup]:
-        now = {self.limit: self.at(step)}
+        now = {self.options.limit: self.at(step)}
         limits = replace(menu.limits, **now)
         plans = self.inside.propose(step, num_tasks, replace(menu, limits=limits), rng)
         return [replace(plan, limits=replace(plan.limits or limits, **now)) for plan in plans]
@@ -93,31 +100,35 @@ class Curriculum(SetsLimit):
     def at(self, step: int) -> int:
         """The limit at a step."""
         self._close(step)
-        share = min(1.0, (step if self.by == "steps" else self._progress.moves) / self.steps)
-        return round(self.start + (self.end - self.start) * share)
+        share = min(1.0, (step if self.options.by == "steps" else self.state.progress.moves) / self.options.steps)
+        return round(self.options.start + (self.options.end - self.options.start) * share)
 
     def observe(self, step: int, groups: Sequence[EpisodeGroup]) -> None:
         super().observe(step, groups)
         self._close(step)
-        if self.by == "success":
-            right = [succeeded(episode, self.term) for group in groups for episode in group.episodes]
-            self._progress.rollouts += len(right)
-            self._progress.right += sum(right)
+        if self.options.by == "success":
+            right = [succeeded(episode, self.options.term) for group in groups for episode in group.episodes]
+            self.state.progress.rollouts += len(right)
+            self.state.progress.right += sum(right)
 
     def _close(self, step: int) -> None:
         """End the step before this one."""
-        now = self._progress
+        now = self.state.progress
         if step != now.step:
-            now.moves += now.rollouts > 0 and now.right >= self.target * now.rollouts
+            now.moves += now.rollouts > 0 and now.right >= self.options.target * now.rollouts
             now.step, now.rollouts, now.right = step, 0, 0
 
+    def initial_state(self) -> _State:
+        return _State(super().initial_state().sampler)
+
+
+@dataclass
+class _State(Inside):
+    progress: _Progress = field(default_factory=_Progress)
+
     def state_dict(self) -> Mapping[str, Any]:
-        return {"progress": stored_fields(self._progress), **super().state_dict()}
+        return {"progress": self.progress.state_dict(), **super().state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        vars(self._progress).update(by_field(_Progress, state["progress"]))
+        self.progress.load_state_dict(state["progress"])
         super().load_state_dict(state)
-
-    @cached_property
-    def _progress(self) -> _Progress:
-        return _Progress()

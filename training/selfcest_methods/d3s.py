@@ -43,7 +43,6 @@ from selfcest_training.credit.wrapping import CountsSteps, Wrapping
 Kept = Annotated[float, Above(0), AtMost(1)]
 
 
-@dataclass(frozen=True)
 class D3s(CountsSteps, Wrapping):
     """Options: `scheme`, `{name, options}` or null (default) for `grpo`; `rollouts`, `tokens` (default 0.5 each), the
     shares kept at first; `steps` (default 100), after which all are; `across`, `step` (default) or `group`."""
@@ -57,10 +56,14 @@ class D3s(CountsSteps, Wrapping):
     null_player: ClassVar[bool] = False
     internals: ClassVar[frozenset[Internal]] = frozenset({Internal.ENTROPY})
 
-    rollouts: Kept = 0.5
-    tokens: Kept = 0.5
-    steps: Count = 100
-    across: Literal["step", "group"] = "step"
+    @dataclass(frozen=True)
+    class Options(Wrapping.Options):
+        rollouts: Kept = 0.5
+        tokens: Kept = 0.5
+        steps: Count = 100
+        across: Literal["step", "group"] = "step"
+
+    options: Options
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         """What it is without entropies: the scheme inside."""
@@ -71,12 +74,12 @@ class D3s(CountsSteps, Wrapping):
     ) -> Sequence[Credit]:
         credits = [self.assign(group, found) for group, found in zip(groups, replayed, strict=True)]
         pairs = list(zip(groups, credits, strict=True))
-        pools = [pairs] if self.across == "step" else [[pair] for pair in pairs]
+        pools = [pairs] if self.options.across == "step" else [[pair] for pair in pairs]
         return [one for pool in pools for one in self._down_sampled(pool, internals)]
 
     def _down_sampled(self, pool: Sequence[tuple[EpisodeGroup, Credit]], internals: Internals) -> list[Credit]:
-        relaxed = min(1.0, self.steps_done / self.steps)
-        rollouts, tokens = (share + (1 - share) * relaxed for share in (self.rollouts, self.tokens))
+        relaxed = min(1.0, self.state.steps / self.options.steps)
+        rollouts, tokens = (share + (1 - share) * relaxed for share in (self.options.rollouts, self.options.tokens))
         episodes = [(episode, credit) for group, credit in pool for episode in group.episodes]
         chosen = _most_varied([_mean_advantage(*pair) for pair in episodes], rollouts)
         kept = {episodes[i][0].episode_id for i in chosen}

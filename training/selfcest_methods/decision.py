@@ -33,7 +33,6 @@ from selfcest_training.credit.base import Advantage, Credit, Promise, Replayed
 from selfcest_training.credit.wrapping import Wrapping
 
 
-@dataclass(frozen=True)
 class Decision(Wrapping):
     """Options: `scheme`, `{name, options}` or null (default) for `rloo`; `average` (default true); `tokens` (default
     null: the whole turn)."""
@@ -45,8 +44,12 @@ class Decision(Wrapping):
     null_player: ClassVar[bool] = False
     default: ClassVar[str] = "rloo"
 
-    average: bool = True
-    tokens: Annotated[Count | None, "null: the whole turn"] = None
+    @dataclass(frozen=True)
+    class Options(Wrapping.Options):
+        average: bool = True
+        tokens: Annotated[Count | None, "null: the whole turn"] = None
+
+    options: Options
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         credit = checks.assign(self.inside, group, replayed)
@@ -60,9 +63,9 @@ class Decision(Wrapping):
         alike = {choice: [own[key] for key in own if delegated[key] is choice] or [0.0] for choice in (True, False)}
         advantage: dict[TurnKey, Advantage] = {}
         for key, value in own.items():
-            chosen = float(np.mean(alike[delegated[key]])) if self.average else value
+            chosen = float(np.mean(alike[delegated[key]])) if self.options.average else value
             length = len(found[key].generation.token_ids)
-            first = length if self.tokens is None else min(self.tokens, length)
+            first = length if self.options.tokens is None else min(self.options.tokens, length)
             advantage[key] = chosen if first == length else (chosen,) * first + (0.0,) * (length - first)
         every = (key for episode in group.episodes for key, _ in episode.turns())
         gap = {"gap": float(np.mean(alike[True]) - np.mean(alike[False]))} if len(set(delegated.values())) == 2 else {}

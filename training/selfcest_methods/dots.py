@@ -38,43 +38,48 @@ from selfcest_training.families import Bucket
 from selfcest_training.stages.base import PlannedGroup, TaskMenu
 
 
-@dataclass(frozen=True)
 class Dots(RemembersBuckets[Tally]):
-    """Attributes, besides those of `RemembersBuckets`:
-
-    term: an episode succeeds if this term of the reward is above 0.
-    target: success rate to aim at.
-    temperature: of the softmax, in units of the success rate.
-    width: e-fold distance of sizes, in units of their logarithm.
-    across: what a rollout of another family counts.
-    prior: rollouts that an estimate begins with, half of them right.
-    pool: tasks to choose each from.
-    """
+    """Tasks of buckets whose estimated success rate is near a target."""
 
     kept: ClassVar = Tally
 
-    term: str = "correct"
-    target: Share = 0.5
-    temperature: Positive = 0.1
-    width: Positive = 0.3
-    across: Share = 0.0
-    prior: Positive = 1.0
-    pool: Annotated[Count, "1: no choice"] = 4
+    @dataclass(frozen=True)
+    class Options(RemembersBuckets.Options):
+        """Attributes, besides those of `RemembersBuckets`:
+
+        term: an episode succeeds if this term of the reward is above 0.
+        target: success rate to aim at.
+        temperature: of the softmax, in units of the success rate.
+        width: e-fold distance of sizes, in units of their logarithm.
+        across: what a rollout of another family counts.
+        prior: rollouts that an estimate begins with, half of them right.
+        pool: tasks to choose each from.
+        """
+
+        term: str = "correct"
+        target: Share = 0.5
+        temperature: Positive = 0.1
+        width: Positive = 0.3
+        across: Share = 0.0
+        prior: Positive = 1.0
+        pool: Annotated[Count, "1: no choice"] = 4
+
+    options: Options
 
     def tally(self, group: EpisodeGroup) -> Tally:
-        return Tally.of(group, self.term)
+        return Tally.of(group, self.options.term)
 
     def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> Sequence[PlannedGroup]:
-        tasks = pick(menu, num_tasks, self.pool, self.weight, rng)
+        tasks = pick(menu, num_tasks, self.options.pool, self.weight, rng)
         return [PlannedGroup(task, menu.group_size) for task in tasks]
 
     def weight(self, bucket: Bucket) -> float:
         """What its probability is in proportion to."""
-        return float(np.exp(-abs(self.rate(bucket) - self.target) / self.temperature))
+        return float(np.exp(-abs(self.rate(bucket) - self.options.target) / self.options.temperature))
 
     def rate(self, bucket: Bucket) -> float:
         """Its estimated success rate."""
-        right, all_ = self.prior / 2, self.prior
+        right, all_ = self.options.prior / 2, self.options.prior
         for other, tally in self.seen():
             similar = self._similar(bucket, other)
             right, all_ = right + similar * tally.successes, all_ + similar * tally.rollouts
@@ -84,7 +89,7 @@ class Dots(RemembersBuckets[Tally]):
         if one == other:
             return 1.0
         if one.family != other.family:
-            return self.across
+            return self.options.across
         if one.number is None or other.number is None:
             return 0.0
-        return float(np.exp(-abs(np.log1p(one.number) - np.log1p(other.number)) / self.width))
+        return float(np.exp(-abs(np.log1p(one.number) - np.log1p(other.number)) / self.options.width))

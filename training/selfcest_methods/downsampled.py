@@ -14,7 +14,7 @@ expectation keeps its direction within a task and its length is multiplied by n 
 near 0 and 1 count for more, which is the paper's aim (its later versions derive it from a concave objective). With
 more than two returns the direction changes too. `reweigh` takes that back in expectation given the group: a right
 episode stands for all that were right. What is left then is the factor n / N, which the paper's rounds make random,
-and what stopping early does to the baseline, which nothing here can undo (see the gate `reinforce_ada`).
+and what stopping early does to the baseline, which nothing here can undo (see the group filter `reinforce_ada`).
 
 A tree trains whole or not at all, as do turns of its replays. Degenerate cases: a group of n or fewer trains whole;
 one without both outcomes trains n of what there is.
@@ -34,7 +34,6 @@ from selfcest_training.credit.chance import draw
 from selfcest_training.credit.wrapping import Wrapping
 
 
-@dataclass(frozen=True)
 class Downsampled(Wrapping):
     """Options: `scheme`, `{name, options}` or null (default) for `rloo`; `size` (8), n; `term` (`correct`), the term of
     the reward that is above 0 for a right episode; `reweigh` (false)."""
@@ -47,16 +46,20 @@ class Downsampled(Wrapping):
 
     default: ClassVar[str] = "rloo"
 
-    size: Count = 8
-    term: str = "correct"
-    reweigh: bool = False
+    @dataclass(frozen=True)
+    class Options(Wrapping.Options):
+        size: Count = 8
+        term: str = "correct"
+        reweigh: bool = False
+
+    options: Options
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         credit = checks.assign(self.inside, group, replayed)
         factors = self._factors(group)
         advantage = {key: value for key, value in credit.advantage.items() if root_episode(key.episode_id) in factors}
         weight = {key: value for key, value in credit.weight.items() if key in advantage}
-        if self.reweigh:
+        if self.options.reweigh:
             weight = {key: weight.get(key, 1.0) * factors[root_episode(key.episode_id)] for key in advantage}
         every = {key for episode in group.episodes for key, _ in episode.turns()}
         share = len(factors) / len(group.episodes)
@@ -67,8 +70,8 @@ class Downsampled(Wrapping):
         """The episodes that train, each with the factor that lets it stand for those of its outcome."""
         sides: tuple[list[EpisodeRecord], list[EpisodeRecord]] = ([], [])
         for episode in group.episodes:
-            sides[not succeeded(episode, self.term)].append(episode)
-        total, size = len(group.episodes), min(self.size, len(group.episodes))
+            sides[not succeeded(episode, self.options.term)].append(episode)
+        total, size = len(group.episodes), min(self.options.size, len(group.episodes))
         right = min(len(sides[0]), max(size // 2, size - len(sides[1])))
         factors = {}
         for side, (episodes, count) in enumerate(zip(sides, (right, size - right), strict=True)):

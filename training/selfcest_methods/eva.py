@@ -44,20 +44,25 @@ class Spread(Sums):
     mean_gap: float = 0.0
 
 
-@dataclass(frozen=True)
 class Eva(RemembersBuckets[Spread]):
-    """Attributes, besides those of `RemembersBuckets`:
-
-    info: see above.
-    floor: what every bucket is worth besides, so that none is forgotten; in units of the return (of its square).
-    pool: tasks to choose each from.
-    """
+    """Tasks of buckets whose rollouts differ most."""
 
     kept: ClassVar = Spread
 
-    info: Literal["gap", "mean_gap", "variance"] = "gap"
-    floor: Positive = 0.05
-    pool: Annotated[Count, "1: no choice"] = 4
+    @dataclass(frozen=True)
+    class Options(RemembersBuckets.Options):
+        """Attributes, besides those of `RemembersBuckets`:
+
+        info: see above.
+        floor: what every bucket is worth besides, so that none is forgotten; in units of the return (of its square).
+        pool: tasks to choose each from.
+        """
+
+        info: Literal["gap", "mean_gap", "variance"] = "gap"
+        floor: Positive = 0.05
+        pool: Annotated[Count, "1: no choice"] = 4
+
+    options: Options
 
     def tally(self, group: EpisodeGroup) -> Spread:
         returns = np.array([episode.team_return for episode in group.episodes])
@@ -67,12 +72,12 @@ class Eva(RemembersBuckets[Spread]):
         )
 
     def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> Sequence[PlannedGroup]:
-        tasks = pick(menu, num_tasks, self.pool, self.weigher(), rng)
+        tasks = pick(menu, num_tasks, self.options.pool, self.weigher(), rng)
         return [PlannedGroup(task, menu.group_size) for task in tasks]
 
     def weigher(self) -> Callable[[Bucket], float]:
         """What the probability of a bucket is in proportion to, as of now."""
-        known = {bucket: getattr(tally, self.info) / tally.groups for bucket, tally in self.seen()}
+        known = {bucket: getattr(tally, self.options.info) / tally.groups for bucket, tally in self.seen()}
         most = max(known.values(), default=0.0)
 
-        return lambda bucket: float(self.floor + known.get(bucket, most))
+        return lambda bucket: float(self.options.floor + known.get(bucket, most))

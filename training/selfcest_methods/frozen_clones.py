@@ -29,7 +29,6 @@ from selfcest_training.credit.base import Credit, Promise, Replayed
 from selfcest_training.credit.wrapping import CountsSteps, Wrapping
 
 
-@dataclass(frozen=True)
 class FrozenClones(CountsSteps, Wrapping):
     """Options: `scheme`, `{name, options}` or null (default) for `grpo`; `steps` (default 20)."""
 
@@ -39,11 +38,15 @@ class FrozenClones(CountsSteps, Wrapping):
     promise: ClassVar[Promise] = Promise.BIASED
     null_player: ClassVar[bool] = False
 
-    steps: Size = 20
+    @dataclass(frozen=True)
+    class Options(Wrapping.Options):
+        steps: Size = 20
+
+    options: Options
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         credit = checks.assign(self.inside, group, replayed)
-        if self.steps_done >= self.steps:
+        if self.state.steps >= self.options.steps:
             return credit
         kept = {key: value for key, value in credit.advantage.items() if key.agent_id == ROOT}
         clones = {key for episode in group.episodes for key, _ in episode.turns() if key.agent_id != ROOT}

@@ -13,10 +13,9 @@ same for every `lam`. Degenerate case: until V has been fitted once, it is `rloo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -27,20 +26,23 @@ from selfcest_methods.value_head import FittedValues, ValueHead, features
 from selfcest_training.credit.base import Advantage, Credit, Internals, Replayed
 
 
-@dataclass(frozen=True)
-class Gae(FittedValues):
+class Gae(FittedValues[ValueHead]):
     """Options: `lam` (default 0.95); `decay` and `ridge`, see `FittedValues`."""
 
     name: ClassVar[str] = "gae"
     formula: ClassVar[str] = "every agent: A_t = sum_l lam^l delta_(t + l), delta = V(next turn) - V, at its end R - V"
     source: ClassVar[str] = "Schulman et al. (arXiv 1506.02438)"
 
-    lam: Share = 0.95
+    @dataclass(frozen=True)
+    class Options(FittedValues.Options):
+        lam: Share = 0.95
+
+    options: Options
 
     def assign_step(
         self, groups: Sequence[EpisodeGroup], replayed: Sequence[Replayed], internals: Internals
     ) -> Sequence[Credit]:
-        if not self._value.fitted:
+        if not self.state.fitted:
             return [self.assign(group, found) for group, found in zip(groups, replayed, strict=True)]
         return [self._assign(group, internals) for group in groups]
 
@@ -48,11 +50,11 @@ class Gae(FittedValues):
         advantage: dict[TurnKey, Advantage] = {}
         for episode in group.episodes:
             for agent in _acted(episode):
-                values = self._value(features(episode, [agent], internals))
+                values = self.state(features(episode, [agent], internals))
                 delta = np.diff(values, append=episode.team_return)
                 later = 0.0
                 for turn in reversed(range(len(delta))):
-                    later = float(delta[turn]) + self.lam * later
+                    later = float(delta[turn]) + self.options.lam * later
                     advantage[TurnKey(episode.episode_id, agent.agent_id, turn)] = later
         return Credit(advantage)
 
@@ -61,17 +63,10 @@ class Gae(FittedValues):
         if not episodes:
             return
         returns = np.array([episode.team_return for episode in episodes for a in _acted(episode) for _ in a.turns])
-        self._value.fit(np.concatenate([features(e, _acted(e), internals) for e in episodes]), returns)
+        self.state.fit(np.concatenate([features(e, _acted(e), internals) for e in episodes]), returns)
 
-    def state_dict(self) -> Mapping[str, Any]:
-        return self._value.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._value.load_state_dict(state)
-
-    @cached_property
-    def _value(self) -> ValueHead:
-        return ValueHead(self.decay, self.ridge)
+    def initial_state(self) -> ValueHead:
+        return self.new_head()
 
 
 def _acted(episode: EpisodeRecord) -> list[AgentRecord]:

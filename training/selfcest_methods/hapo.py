@@ -7,7 +7,7 @@
 
 So on policy, where every ratio of the learner to the sampler is 1, tokens of low entropy get less, down to 0 for the
 lowest with `beta: 1`, and the others all of it; where the learner has moved away, tokens of high entropy get more. The
-ratio is that before a step's first update, not of every mini-batch: with one mini-batch or many, under `max_policy_lag:
+ratio is that before a step's first update, not of every mini-batch: with one mini-batch or many, under `max_staleness:
 0` it is 1 but for rounding, and the second of these never comes about.
 
 Source: HAPO (Liu et al. 2025, arXiv 2509.16591), "token-level group average" and "differential advantage

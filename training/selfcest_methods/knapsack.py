@@ -43,37 +43,43 @@ TokenCost = Annotated[str, OneOf(*cost_measures())]
 _ENOUGH = 0.9  # probability of both outcomes that is enough, as released
 
 
-@dataclass(frozen=True)
 class Knapsack(RemembersBuckets[Tally]):
-    """Attributes, besides those of `RemembersBuckets`:
-
-    term: an episode succeeds if this term of the reward is above 0.
-    tokens: which cost of an episode is meant by its tokens.
-    min_rollouts, max_rollouts: of a task.
-    edge: rates no further from 0 or 1 count as these.
-    resolution: units that the budget is cut into.
-    """
+    """Rollouts where they are expected to teach most."""
 
     kept: ClassVar = Tally
 
-    term: str = "correct"
-    tokens: TokenCost = "total_tokens"
-    min_rollouts: Count = 2
-    max_rollouts: Count = 64
-    edge: Annotated[float, Between(0, 0.5)] = 0.02
-    resolution: Count = 4096
+    @dataclass(frozen=True)
+    class Options(RemembersBuckets.Options):
+        """Attributes, besides those of `RemembersBuckets`:
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_order(self, "min_rollouts", "max_rollouts")
+        term: an episode succeeds if this term of the reward is above 0.
+        tokens: which cost of an episode is meant by its tokens.
+        min_rollouts, max_rollouts: of a task.
+        edge: rates no further from 0 or 1 count as these.
+        resolution: units that the budget is cut into.
+        """
+
+        term: str = "correct"
+        tokens: TokenCost = "total_tokens"
+        min_rollouts: Count = 2
+        max_rollouts: Count = 64
+        edge: Annotated[float, Between(0, 0.5)] = 0.02
+        resolution: Count = 4096
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_order(self, "min_rollouts", "max_rollouts")
+
+    options: Options
 
     def tally(self, group: EpisodeGroup) -> Tally:
-        return Tally.of(group, self.term, self.tokens)
+        return Tally.of(group, self.options.term, self.options.tokens)
 
     def check_menu(self, menu: TaskMenu) -> None:
-        if not self.min_rollouts <= menu.group_size <= self.max_rollouts:
+        fewest, most = self.options.min_rollouts, self.options.max_rollouts
+        if not fewest <= menu.group_size <= most:
             raise ConfigError(
-                f"min_rollouts is {self.min_rollouts} and max_rollouts {self.max_rollouts}, and rl.group_size is "
+                f"min_rollouts is {fewest} and max_rollouts {most}, and rl.group_size is "
                 f"{menu.group_size}; expected it between them: the budget is that of group_size rollouts of each task"
             )
 
@@ -84,7 +90,7 @@ class Knapsack(RemembersBuckets[Tally]):
 
     def rates(self, tasks: Sequence[Task], menu: TaskMenu) -> Floats:
         """[N] expected success rates; not a number where nothing is known."""
-        tallies = self.memory.tallies
+        tallies = self.tallies.by_bucket
         buckets = [Bucket.of(task) for task in tasks]
         return np.array([tallies[bucket].rate if bucket in tallies else np.nan for bucket in buckets])
 
@@ -97,24 +103,26 @@ class Knapsack(RemembersBuckets[Tally]):
     def sizes(self, rates: Floats, tokens: Floats, group_size: int) -> list[int]:
         """[N] rollouts of each task, of these rates and tokens a rollout."""
         sizes = np.full(len(rates), group_size)
-        zero, one = rates <= self.edge, rates >= 1 - self.edge
+        zero, one = rates <= self.options.edge, rates >= 1 - self.options.edge
         live = ~np.isnan(rates) & ~zero & ~one
         if not (live | zero).any():
             return sizes.tolist()
-        sizes[zero | one] = self.min_rollouts
+        sizes[zero | one] = self.options.min_rollouts
         left = group_size * tokens.sum() - (sizes * tokens)[~live].sum()
         if live.any():
-            counts = np.arange(self.min_rollouts, self.max_rollouts + 1)
+            counts = np.arange(self.options.min_rollouts, self.options.max_rollouts + 1)
             need = np.log(1 - _ENOUGH) / np.log(np.maximum(rates[live], 1 - rates[live]))
             needed = np.clip(np.ceil(need), counts[0], counts[-1]) @ tokens[live]
             budget = min(left, needed) if zero.any() else left
-            sizes[live] = counts[best_choice(value(rates[live], counts), counts, tokens[live], budget, self.resolution)]
+            sizes[live] = counts[
+                best_choice(value(rates[live], counts), counts, tokens[live], budget, self.options.resolution)
+            ]
             left -= (sizes * tokens)[live].sum()
         given = True
         while given:  # what is left, one rollout each in turn
             given = False
             for i in np.flatnonzero(zero):
-                if sizes[i] < self.max_rollouts and tokens[i] <= left:
+                if sizes[i] < self.options.max_rollouts and tokens[i] <= left:
                     sizes[i], left, given = sizes[i] + 1, left - tokens[i], True
         return sizes.tolist()
 

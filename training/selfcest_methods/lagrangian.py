@@ -13,9 +13,9 @@ the oscillation of the integral alone. They leave the scale of the error open: h
 that one `rate` does for tokens and shares alike; a bound of 0 divides by nothing.
 
 In a tree a cost is that of the whole tree (or its longest chain), and the bound holds on average over episodes of all
-families and budgets that are drawn; what no cost counts is not bounded. What was played counts,
-whatever a gate makes of it, and so do rollouts that a gate asked for again by outcomes: the mean is over what was paid
-for. With rollouts ahead the multiplier moves with the rollouts. With a credit that divides by a group's std (`grpo`)
+families and budgets that are drawn; what no cost counts is not bounded. What was played counts, whatever a filter
+makes of it, and so do rollouts that a filter asked for again by outcomes: the mean is over what was paid for.
+With rollouts ahead the multiplier moves with the rollouts. With a credit that divides by a group's std (`grpo`)
 the balance of terms is another one than the multiplier says; `rloo` keeps it.
 
 Degenerate cases: a bound that always holds brings the weight to 0, one that cannot hold to `most`. A term that pays
@@ -26,13 +26,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 
 from selfcest_env.errors import ConfigError
+from selfcest_env.plugin import PlainState, Stateful
 from selfcest_env.record import EpisodeGroup
+from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked, Finite, NotNegative, Positive
 from selfcest_methods.measures import measured
 from selfcest_training.stages.schedules import Weights
@@ -40,68 +41,83 @@ from selfcest_training.stages.schedules import Weights
 _Bound = Annotated[float, Finite()] | None
 
 
-@dataclass(frozen=True)
-class Lagrangian(Checked):
-    """Attributes:
-    term: whose weight is the multiplier.
-    measure: what is bounded, a cost of `record.Cost` or a reward term.
-    at_most, at_least: the bound on its mean; one of the two.
-    rate: of the integral, per step and unit of relative error.
-    proportional: of the error itself; 0: dual ascent alone.
-    start: the multiplier at step 0.
-    most: its upper bound.
-    terms: weights of other terms, which stay.
-    """
+@stored_as(integral="integral", step="step", sum="sum", count="count")
+@dataclass
+class Multiplier(PlainState):
+    """The integral before the step that was observed last, that step, and the measure's sum over its episodes."""
 
-    term: str
-    measure: str
-    at_most: _Bound = None
-    at_least: _Bound = None
-    rate: Positive = 0.1
-    proportional: NotNegative = 0.0
-    start: NotNegative = 1.0
-    most: Positive = 10.0
-    terms: Weights = field(default_factory=dict)
+    integral: float
+    step: int = -1
+    sum: float = 0.0
+    count: int = 0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if (self.at_most is None) == (self.at_least is None):
-            raise ConfigError(f"at_most is {self.at_most} and at_least is {self.at_least}; set one of the two")
-        if self.start > self.most:
-            raise ConfigError(f"start is {self.start:g}, above most = {self.most:g}; lower it, or raise most")
-        if self.term in self.terms:
-            raise ConfigError(f"terms names '{self.term}', whose weight is the multiplier; leave it out")
+    @property
+    def mean(self) -> float | None:
+        return self.sum / self.count if self.count else None
+
+
+class Lagrangian(Stateful[Multiplier]):
+    """The multiplier of a bound as the weight of a term."""
+
+    @dataclass(frozen=True)
+    class Options(Checked):
+        """Attributes:
+        term: whose weight is the multiplier.
+        measure: what is bounded, a cost of `record.Cost` or a reward term.
+        at_most, at_least: the bound on its mean; one of the two.
+        rate: of the integral, per step and unit of relative error.
+        proportional: of the error itself; 0: dual ascent alone.
+        start: the multiplier at step 0.
+        most: its upper bound.
+        terms: weights of other terms, which stay.
+        """
+
+        term: str
+        measure: str
+        at_most: _Bound = None
+        at_least: _Bound = None
+        rate: Positive = 0.1
+        proportional: NotNegative = 0.0
+        start: NotNegative = 1.0
+        most: Positive = 10.0
+        terms: Weights = field(default_factory=dict)
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if (self.at_most is None) == (self.at_least is None):
+                raise ConfigError(f"at_most is {self.at_most} and at_least is {self.at_least}; set one of the two")
+            if self.start > self.most:
+                raise ConfigError(f"start is {self.start:g}, above most = {self.most:g}; lower it, or raise most")
+            if self.term in self.terms:
+                raise ConfigError(f"terms names '{self.term}', whose weight is the multiplier; leave it out")
+
+    options: Options
 
     def weights(self, step: int) -> Mapping[str, float]:
-        state = self._memory
-        mean = state["sum"] / state["count"] if state["count"] else None
-        integral, error = self._moved(state["integral"], mean)
-        return {**self.terms, self.term: float(np.clip(integral + self.proportional * error, 0.0, self.most))}
+        integral, error = self._moved(self.state.integral, self.state.mean)
+        return {
+            **self.options.terms,
+            self.options.term: float(np.clip(integral + self.options.proportional * error, 0.0, self.options.most)),
+        }
 
     def observe(self, step: int, groups: Sequence[EpisodeGroup]) -> None:
         """The multiplier moves once per step: by the mean over all rounds of the step before."""
-        state = self._memory
-        if state["step"] != step:
-            mean = state["sum"] / state["count"] if state["count"] else None
-            state.update(integral=self._moved(state["integral"], mean)[0], step=step, sum=0.0, count=0)
-        found = measured(self.measure, groups, "lagrangian")
-        state.update(sum=state["sum"] + sum(found), count=state["count"] + len(found))
+        state = self.state
+        if state.step != step:
+            state.integral, _ = self._moved(state.integral, state.mean)
+            state.step, state.sum, state.count = step, 0.0, 0
+        found = measured(self.options.measure, groups, "lagrangian")
+        state.sum += sum(found)
+        state.count += len(found)
 
     def _moved(self, integral: float, mean: float | None) -> tuple[float, float]:
         """The integral after a step of this mean, and its error."""
         if mean is None:
             return integral, 0.0
-        bound = self.at_most if self.at_most is not None else self.at_least
+        bound = self.options.at_most if self.options.at_most is not None else self.options.at_least
         assert bound is not None
-        error = (mean - bound if self.at_most is not None else bound - mean) / (abs(bound) or 1.0)
-        return float(np.clip(integral + self.rate * error, 0.0, self.most)), error
+        error = (mean - bound if self.options.at_most is not None else bound - mean) / (abs(bound) or 1.0)
+        return float(np.clip(integral + self.options.rate * error, 0.0, self.options.most)), error
 
-    def state_dict(self) -> Mapping[str, Any]:
-        return dict(self._memory)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._memory.update(state)
-
-    @cached_property
-    def _memory(self) -> dict[str, Any]:
-        return {"integral": self.start, "step": -1, "sum": 0.0, "count": 0}
+    def initial_state(self) -> Multiplier:
+        return Multiplier(self.options.start)

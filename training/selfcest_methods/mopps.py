@@ -44,32 +44,37 @@ from selfcest_training.stages.base import PlannedGroup, TaskMenu
 _UNKNOWN = Tally()
 
 
-@dataclass(frozen=True)
 class Mopps(RemembersBuckets[Tally]):
-    """Attributes, besides those of `RemembersBuckets`:
-
-    term: an episode succeeds if this term of the reward is above 0.
-    target: success rate to aim at.
-    pool: tasks to choose each from.
-    """
+    """Tasks whose drawn success rate is near a target."""
 
     kept: ClassVar = Tally
 
-    decay: Share = 0.5
-    term: str = "correct"
-    target: Share = 0.5
-    pool: Annotated[Count, "1: no choice"] = 4
+    @dataclass(frozen=True)
+    class Options(RemembersBuckets.Options):
+        """Attributes, besides those of `RemembersBuckets`:
+
+        term: an episode succeeds if this term of the reward is above 0.
+        target: success rate to aim at.
+        pool: tasks to choose each from.
+        """
+
+        decay: Share = 0.5
+        term: str = "correct"
+        target: Share = 0.5
+        pool: Annotated[Count, "1: no choice"] = 4
+
+    options: Options
 
     def tally(self, group: EpisodeGroup) -> Tally:
-        return Tally.of(group, self.term)
+        return Tally.of(group, self.options.term)
 
     def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> Sequence[PlannedGroup]:
-        tasks = [draw(menu, rng) for _ in range(num_tasks * self.pool)]
+        tasks = [draw(menu, rng) for _ in range(num_tasks * self.options.pool)]
         drawn = np.array([rng.beta(*self.belief(Bucket.of(task))) for task in tasks])
-        chosen = np.argsort((drawn - self.target) ** 2, kind="stable")[:num_tasks]
+        chosen = np.argsort((drawn - self.options.target) ** 2, kind="stable")[:num_tasks]
         return [PlannedGroup(tasks[i], menu.group_size) for i in sorted(chosen)]
 
     def belief(self, bucket: Bucket) -> tuple[float, float]:
         """Both parameters of the Beta distribution of a bucket's success rate."""
-        tally = self.memory.tallies.get(bucket, _UNKNOWN)
+        tally = self.tallies.by_bucket.get(bucket, _UNKNOWN)
         return 1 + tally.successes, 1 + tally.rollouts - tally.successes

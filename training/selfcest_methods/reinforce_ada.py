@@ -7,9 +7,9 @@ Source: Reinforce-Ada (arXiv 2510.04996), its sequential sampling with the exits
 released code (4 rounds). Learn from its groups with the credit scheme `downsampled`: the baseline then is of all
 rollouts and n of them train, as in the paper. Without, all of them train.
 
-Left open there and chosen here. It is a gate, so that any task sampler may choose the tasks; a later round has as many
-rollouts of a task as its first had. A task that is not done in the last round is kept as it is: without both outcomes
-a group baseline gives it 0, and it has been paid for either way. A task that was drawn twice is one group.
+Left open there and chosen here. It is a filter, so that any task sampler may choose the tasks; a later round has as
+many rollouts of a task as its first had. A task that is not done in the last round is kept as it is: without both
+outcomes a group baseline gives it 0, and it has been paid for either way. A task that was drawn twice is one group.
 
 Its bias. When to stop depends on the outcomes, so the group's mean is no fair estimate of the success rate: with one
 rollout a round and `positive` the mean of 1 / N is above p, and a step that ends by the first success has exactly one.
@@ -30,7 +30,7 @@ from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.structure import AtLeast, Checked, Count
 from selfcest_env.types import Limits
 from selfcest_training.credit import succeeded
-from selfcest_training.stages.base import Admission, PlannedGroup
+from selfcest_training.stages.base import FilterResult, PlannedGroup
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class ReinforceAda(Checked):
     max_rounds: Count = 4
     term: str = "correct"
 
-    def admit(self, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> Admission:
+    def filter(self, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> FilterResult:
         joined: list[_Joined] = []
         for group in groups:
             limits = group.episodes[0].limits
@@ -58,7 +58,9 @@ class ReinforceAda(Checked):
             one.episodes += group.episodes
         open_ = [one for one in joined if not self._done(one.episodes)] if rounds < self.max_rounds else []
         again = [PlannedGroup(one.first.task, len(one.first.episodes), one.limits) for one in open_]
-        return Admission(tuple(EpisodeGroup(one.first.task, tuple(one.episodes)) for one in joined), again=tuple(again))
+        return FilterResult(
+            tuple(EpisodeGroup(one.first.task, tuple(one.episodes)) for one in joined), again=tuple(again)
+        )
 
     def _done(self, episodes: Sequence[EpisodeRecord]) -> bool:
         right = sum(succeeded(episode, self.term) for episode in episodes)

@@ -36,7 +36,6 @@ from selfcest_training.credit.base import Credit, Promise, Replayed
 from selfcest_training.credit.wrapping import Wrapping
 
 
-@dataclass(frozen=True)
 class Salt(Wrapping):
     """Options: `scheme`, `{name, options}` or null (default) for `grpo`; `history` (default null: all of the past);
     `thoughts` (default false)."""
@@ -47,8 +46,12 @@ class Salt(Wrapping):
     promise: ClassVar[Promise] = Promise.BIASED
     null_player: ClassVar[bool] = False
 
-    history: Annotated[Count | None, "null: all of the past"] = None
-    thoughts: bool = False
+    @dataclass(frozen=True)
+    class Options(Wrapping.Options):
+        history: Annotated[Count | None, "null: all of the past"] = None
+        thoughts: bool = False
+
+    options: Options
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         credit = checks.assign(self.inside, group, replayed)
@@ -72,8 +75,11 @@ class Salt(Wrapping):
         for turn in agent.turns:
             generation = turn.generation
             seen = (*seen, (generation.prompt_ids, *_replies(episode, agent, len(found))))
-            action = (*_action(episode, agent, len(found)), *((generation.text, generation.token_ids) * self.thoughts))
-            state = seen if self.history is None else seen[-2 * self.history + 1 :: 2]
+            action = (
+                *_action(episode, agent, len(found)),
+                *((generation.text, generation.token_ids) * self.options.thoughts),
+            )
+            state = seen if self.options.history is None else seen[-2 * self.options.history + 1 :: 2]
             found.append((agent.agent_id, agent.objective, agent.shared_context, state, action))
             seen = (*seen, action)
         return found

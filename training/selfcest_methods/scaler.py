@@ -25,12 +25,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Annotated, Any
 
 import numpy as np
 
 from selfcest_env.errors import ConfigError, did_you_mean
+from selfcest_env.plugin import Stateful
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.structure import (
     AtLeast,
@@ -96,32 +96,57 @@ class Track:
     accuracies: list[float] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Scaler(Checked):
-    """Attributes:
+@dataclass
+class Standings:
+    """Active families, and how all stand."""
 
-    knobs: by family.
-    active: families that are drawn from at a time; `None`: all.
-    target: accuracy to hold.
-    gain, max_move: levels per unit of accuracy, and per round at most.
-    stuck, saturated, window: rounds, see above.
-    term: an episode is right if this term of the reward is above 0.
-    """
+    active: list[str] = field(default_factory=list)
+    tracks: dict[str, Track] = field(default_factory=dict)
 
-    knobs: Mapping[str, Knob]
-    active: Annotated[Count | None, "null: all"] = None
-    target: Share = 0.5
-    gain: Positive = 2.0
-    max_move: Positive = 1.0
-    stuck: Count = 5
-    saturated: Count = 5
-    window: Annotated[int, AtLeast(2)] = 50
-    term: str = "correct"
+    def state_dict(self) -> Mapping[str, Any]:
+        tracks = {name: [track.level, track.levels, track.accuracies] for name, track in self.tracks.items()}
+        return {"active": self.active, "tracks": tracks}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.active = list(state["active"])
+        self.tracks = {name: Track(*track) for name, track in state["tracks"].items()}
+
+
+class Scaler(Stateful[Standings]):
+    """Families whose level follows their accuracy."""
+
+    @dataclass(frozen=True)
+    class Options(Checked):
+        """Attributes:
+
+        knobs: by family.
+        active: families that are drawn from at a time; `None`: all.
+        target: accuracy to hold.
+        gain, max_move: levels per unit of accuracy, and per round at most.
+        stuck, saturated, window: rounds, see above.
+        term: an episode is right if this term of the reward is above 0.
+        """
+
+        knobs: Mapping[str, Knob]
+        active: Annotated[Count | None, "null: all"] = None
+        target: Share = 0.5
+        gain: Positive = 2.0
+        max_move: Positive = 1.0
+        stuck: Count = 5
+        saturated: Count = 5
+        window: Annotated[int, AtLeast(2)] = 50
+        term: str = "correct"
+
+    options: Options
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._sources: dict[tuple[str, int], TaskSource] = {}  # made once for each family and level
 
     def check_menu(self, menu: TaskMenu) -> None:
         """That every knob is of a family that is drawn from, and that its source takes the lowest and highest level."""
         names = _families(menu)
-        for name, knob in self.knobs.items():
+        for name, knob in self.options.knobs.items():
             if name not in names:
                 raise ConfigError(
                     f"knobs has the family '{name}', which rl.tasks does not draw from ({', '.join(names)})."
@@ -132,7 +157,7 @@ class Scaler(Checked):
 
     def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> list[PlannedGroup]:
         self._curate(_families(menu), rng)
-        weights = {name: menu.weights[name] for name in self._state.active}
+        weights = {name: menu.weights[name] for name in self.state.active}
         plans = []
         for _ in range(num_tasks):
             family = draw_family(weights, rng)
@@ -147,7 +172,7 @@ class Scaler(Checked):
         for group in groups:
             family, level = str(group.task.metadata["family"]), int(group.task.metadata.get("level", 0))
             right = found.setdefault(family, {}).setdefault(level, [])
-            right += [succeeded(episode, self.term) for episode in group.episodes]
+            right += [succeeded(episode, self.options.term) for episode in group.episodes]
         for family, by_level in found.items():
             self._move(family, {level: sum(right) / len(right) for level, right in by_level.items()})
 
@@ -158,15 +183,17 @@ class Scaler(Checked):
         if not total:  # levels that the family has left say nothing of where it is
             return
         accuracy = sum(share[level] * accuracies[level] for level in share) / total
-        track.levels = [*track.levels, track.level][-self.window :]
-        track.accuracies = [*track.accuracies, accuracy][-self.window :]
-        move = min(self.max_move, max(-self.max_move, self.gain * (accuracy - self.target)))
+        track.levels = [*track.levels, track.level][-self.options.window :]
+        track.accuracies = [*track.accuracies, accuracy][-self.options.window :]
+        move = min(
+            self.options.max_move, max(-self.options.max_move, self.options.gain * (accuracy - self.options.target))
+        )
         track.level = min(float(self._top(family)), max(0.0, track.level + move))
 
     def _curate(self, names: Sequence[str], rng: np.random.Generator) -> None:
         """Fill the active set, and let those rest that teach no more, one each for one that rests."""
-        state = self._state
-        count = len(names) if self.active is None else min(self.active, len(names))
+        state = self.state
+        count = len(names) if self.options.active is None else min(self.options.active, len(names))
         state.active = [name for name in state.active if name in names]
         state.active += [name for name in names if name not in state.active][: count - len(state.active)]
         for place, family in enumerate(state.active):
@@ -178,61 +205,42 @@ class Scaler(Checked):
 
     def _teaches_no_more(self, family: str) -> bool:
         track, top = self._track(family), self._top(family)
-        wrong = track.accuracies[-self.stuck :]
-        if len(wrong) == self.stuck and not any(wrong):
+        wrong = track.accuracies[-self.options.stuck :]
+        if len(wrong) == self.options.stuck and not any(wrong):
             return True
         if not top:
             return False
-        high = track.levels[-self.saturated :]
-        if len(high) == self.saturated and all(level == top for level in high):
+        high = track.levels[-self.options.saturated :]
+        if len(high) == self.options.saturated and all(level == top for level in high):
             return True
-        return len(track.levels) == self.window and np.polyfit(range(self.window), track.levels, 1)[0] <= 0
+        return (
+            len(track.levels) == self.options.window and np.polyfit(range(self.options.window), track.levels, 1)[0] <= 0
+        )
 
     def _draw_level(self, family: str, rng: np.random.Generator) -> int:
         low = math.floor(level := self._track(family).level)
         return low + int(rng.random() < level - low)
 
     def _source(self, family: str, level: int, menu: TaskMenu) -> TaskSource:
-        if family not in self.knobs:
+        if family not in self.options.knobs:
             return menu.sources[family]
         if menu.remake is None:
             raise ConfigError(f"knobs.{family} changes options of a source, and these families are as they are")
         known = self._sources
         if (family, level) not in known:
-            known[family, level] = menu.remake(family, self.knobs[family].at(level))
+            known[family, level] = menu.remake(family, self.options.knobs[family].at(level))
         return known[family, level]
 
     def _top(self, family: str) -> int:
-        return self.knobs[family].top if family in self.knobs else 0
+        return self.options.knobs[family].top if family in self.options.knobs else 0
 
     def _track(self, family: str) -> Track:
-        start = self.knobs[family].start if family in self.knobs else 0.0
-        return self._state.tracks.setdefault(family, Track(start))
+        start = self.options.knobs[family].start if family in self.options.knobs else 0.0
+        return self.state.tracks.setdefault(family, Track(start))
 
-    def state_dict(self) -> Mapping[str, Any]:
-        tracks = {name: [track.level, track.levels, track.accuracies] for name, track in self._state.tracks.items()}
-        return {"active": self._state.active, "tracks": tracks}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._state.active = list(state["active"])
-        self._state.tracks = {name: Track(*track) for name, track in state["tracks"].items()}
-
-    @cached_property
-    def _state(self) -> _State:
-        return _State()
-
-    @cached_property
-    def _sources(self) -> dict[tuple[str, int], TaskSource]:
-        return {}
+    def initial_state(self) -> Standings:
+        return Standings()
 
 
 def _families(menu: TaskMenu) -> list[str]:
     return [name for name, weight in menu.weights.items() if weight > 0]
-
-
-@dataclass
-class _State:
-    """Active families, and how all stand."""
-
-    active: list[str] = field(default_factory=list)
-    tracks: dict[str, Track] = field(default_factory=dict)

@@ -20,12 +20,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from selfcest_env.plugin import Stateful
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.structure import Above, Checked, Share
 from selfcest_env.types import Limits, Task
@@ -134,8 +134,7 @@ def _sigmoid(x: Floats) -> Floats:
     return np.asarray(1 / (1 + np.exp(-np.clip(x, -30, 30))))
 
 
-@dataclass(frozen=True)
-class StateZero(CreditAssigner, Checked):
+class StateZero(Stateful[TaskValue], CreditAssigner):
     """Options: `decay` (default 0.9), the weight of a step's returns against the next's; `ridge` (default 0.1), in
     rollouts."""
 
@@ -145,27 +144,24 @@ class StateZero(CreditAssigner, Checked):
     promise: ClassVar[Promise] = Promise.UNBIASED
     null_player: ClassVar[bool] = False
 
-    decay: Share = 0.9
-    ridge: Annotated[float, Above(0)] = 0.1
+    @dataclass(frozen=True)
+    class Options(Checked):
+        decay: Share = 0.9
+        ridge: Annotated[float, Above(0)] = 0.1
+
+    options: Options
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         returns = [episode.team_return for episode in group.episodes]
-        if not self._value.fitted:
+        if not self.state.fitted:
             return Credit(broadcast(group, leave_one_out(group) if len(returns) > 1 else returns))
-        errors = [r - self._value(cell_of(e.task, e.limits)) for r, e in zip(returns, group.episodes, strict=True)]
+        errors = [r - self.state(cell_of(e.task, e.limits)) for r, e in zip(returns, group.episodes, strict=True)]
         missed = {"state_zero_error": float(np.mean(np.square(errors)))}
         return Credit(broadcast(group, errors), diagnostics=missed)
 
     def fit(self, groups: Sequence[EpisodeGroup], internals: Internals) -> None:
         episodes = [episode for group in groups for episode in group.episodes]
-        self._value.fit([(cell_of(episode.task, episode.limits), episode.team_return) for episode in episodes])
+        self.state.fit([(cell_of(episode.task, episode.limits), episode.team_return) for episode in episodes])
 
-    def state_dict(self) -> Mapping[str, Any]:
-        return self._value.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._value.load_state_dict(state)
-
-    @cached_property
-    def _value(self) -> TaskValue:
-        return TaskValue(self.decay, self.ridge, "identity")
+    def initial_state(self) -> TaskValue:
+        return TaskValue(self.options.decay, self.options.ridge, "identity")

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Annotated, Any
 
 import numpy as np
@@ -26,38 +25,53 @@ import numpy as np
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.structure import Above
 from selfcest_env.types import Task
-from selfcest_methods.buckets import Floats
+from selfcest_methods.buckets import Floats, Tallies, Tally
 from selfcest_methods.knapsack import Knapsack
 from selfcest_methods.state_zero import TaskValue, cell_of
 from selfcest_training.credit import succeeded
 from selfcest_training.stages.base import TaskMenu
 
 
-@dataclass(frozen=True)
 class V0(Knapsack):
-    """Attributes, besides those of `Knapsack`:
+    """`Knapsack` with success rates that a regression predicts."""
 
-    ridge: of the regression, in rollouts.
-    """
+    @dataclass(frozen=True)
+    class Options(Knapsack.Options):
+        """Attributes, besides those of `Knapsack`:
 
-    ridge: Annotated[float, Above(0)] = 0.1
+        ridge: of the regression, in rollouts.
+        """
+
+        ridge: Annotated[float, Above(0)] = 0.1
+
+    options: Options
+    state: _State
 
     def rates(self, tasks: Sequence[Task], menu: TaskMenu) -> Floats:
-        return np.array([self._value(cell_of(task, menu.limits)) for task in tasks])
+        return np.array([self.state.value(cell_of(task, menu.limits)) for task in tasks])
 
     def observe(self, step: int, groups: Sequence[EpisodeGroup]) -> None:
         """A later round of a step is fitted as a step of its own."""
         super().observe(step, groups)
         episodes = [episode for group in groups for episode in group.episodes]
-        self._value.fit([(cell_of(e.task, e.limits), float(succeeded(e, self.term))) for e in episodes])
+        self.state.value.fit([(cell_of(e.task, e.limits), float(succeeded(e, self.options.term))) for e in episodes])
+
+    def initial_state(self) -> _State:
+        return _State(Tallies(self.kept), TaskValue(self.options.decay, self.options.ridge, "logit"))
+
+    @property
+    def tallies(self) -> Tallies[Tally]:
+        return self.state.tallies
+
+
+@dataclass
+class _State:
+    tallies: Tallies[Tally]
+    value: TaskValue
 
     def state_dict(self) -> Mapping[str, Any]:
-        return {"buckets": super().state_dict(), "value": self._value.state_dict()}
+        return {"buckets": self.tallies.state_dict(), "value": self.value.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state["buckets"])
-        self._value.load_state_dict(state["value"])
-
-    @cached_property
-    def _value(self) -> TaskValue:
-        return TaskValue(self.decay, self.ridge, "logit")
+        self.tallies.load_state_dict(state["buckets"])
+        self.value.load_state_dict(state["value"])

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from selfcest_env.errors import CreditError
+from selfcest_env.plugin import HasState, Stateful
 from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord
 from selfcest_env.structure import Above, Checked, Share
 from selfcest_env.types import TurnKey
@@ -32,6 +33,7 @@ from selfcest_training.credit.base import (
 )
 
 Floats = npt.NDArray[np.float64]
+S = TypeVar("S", bound=HasState)
 
 
 @dataclass
@@ -95,8 +97,7 @@ class ValueHead:
             self._solve()
 
 
-@dataclass(frozen=True)
-class FittedValues(CreditAssigner, Checked):
+class FittedValues(Stateful[S], CreditAssigner):
     """Base of the schemes with value heads. Options: `decay` (default 0.95), the weight of a step's returns against the
     next's; `ridge` (default 0.01)."""
 
@@ -104,8 +105,15 @@ class FittedValues(CreditAssigner, Checked):
     null_player: ClassVar[bool] = False
     internals: ClassVar[frozenset[Internal]] = frozenset({Internal.HIDDEN})
 
-    decay: Share = 0.95
-    ridge: Annotated[float, Above(0)] = 0.01
+    @dataclass(frozen=True)
+    class Options(Checked):
+        decay: Share = 0.95
+        ridge: Annotated[float, Above(0)] = 0.01
+
+    options: Options
+
+    def new_head(self) -> ValueHead:
+        return ValueHead(self.options.decay, self.options.ridge)
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         """What it is without having learned: `rloo`."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from selfcest_agents.lora_options import LoraOptions
+from selfcest_agents.retries import RetryOptions
 from selfcest_env.errors import ConfigError, did_you_mean
 from selfcest_env.plugin import PlugIn
 from selfcest_env.structure import (
@@ -131,7 +132,7 @@ class RLConfig(Checked):
     """Group-relative policy gradient on rollouts.
 
     Attributes:
-        task_sampler, gate, reward_schedule, credit: the stages of a step; see `stages` and `credit`.
+        task_sampler, group_filter, reward_schedule, credit: the stages of a step; see `stages` and `credit`.
         steps: rollout-and-update steps at most; 0 leaves the warm start as it is.
         sampled_tokens: RL ends with its first step at or above so many generated tokens, those of replays included.
         tasks: weights of task families to draw from.
@@ -139,9 +140,9 @@ class RLConfig(Checked):
         minibatches: optimiser steps per rollout; the step's tasks are split evenly, whatever the number of clones.
         temperature: of sampling, and of the learner's log-probs.
         denominator, constant_tokens: see `Denominator`.
-        max_policy_lag: rollouts run so many steps ahead of the learner, with weights that many steps old; 0: none.
-        group_tries: at a group whose episodes a server's fault leaves unplayed or unjudged, before it is dropped.
-        max_dropped_share: share of a step's groups that may be dropped so; above it the run stops.
+        max_staleness: rollouts run so many steps ahead of the learner, with weights that many steps old; 0: none.
+        max_retries: further tries of a group that an infrastructure failure hits, before it is dropped.
+        max_failed_fraction: share of a step's groups that may be dropped so; above it the run stops.
         probes: how often in RL, evenly over it, the policy plays greedily by itself, instances of the training part.
         probe_episodes: of each family in a probe.
     """
@@ -158,12 +159,12 @@ class RLConfig(Checked):
     denominator: Denominator = Denominator.CONSTANT
     constant_tokens: Positive = 100.0
     task_sampler: PlugIn = PlugIn("mixture")
-    gate: PlugIn = PlugIn("all")
+    group_filter: PlugIn = PlugIn("all")
     reward_schedule: PlugIn = PlugIn("constant")
     credit: PlugIn = PlugIn("gated")
-    max_policy_lag: Size = 0
-    group_tries: Count = 3
-    max_dropped_share: Annotated[float, Between(0, 1)] = 0.25
+    max_staleness: Size = 0
+    max_retries: Size = 2
+    max_failed_fraction: Annotated[float, Between(0, 1)] = 0.25
     probes: Size = 0
     probe_episodes: Count = 64
 
@@ -171,15 +172,20 @@ class RLConfig(Checked):
         super().__post_init__()
         if self.probes > self.steps > 0:
             raise ConfigError(f"probes is {self.probes}; expected at most one a step, and steps is {self.steps}")
-        if self.probes and self.max_policy_lag:
+        if self.probes and self.max_staleness:
             raise ConfigError(
-                f"probes is {self.probes} and max_policy_lag {self.max_policy_lag}: the sampler is at work on coming "
+                f"probes is {self.probes} and max_staleness {self.max_staleness}: the sampler is at work on coming "
                 "steps when a probe would play; set one of the two to 0"
             )
         if self.tasks_per_step % self.minibatches:
             raise ConfigError(
                 f"minibatches is {self.minibatches}; expected a divisor of tasks_per_step = {self.tasks_per_step}"
             )
+
+    @property
+    def retry(self) -> RetryOptions:
+        """What is done about infrastructure failures."""
+        return RetryOptions(self.max_retries, self.max_failed_fraction)
 
 
 @dataclass(frozen=True)

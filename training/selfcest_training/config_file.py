@@ -170,8 +170,14 @@ def _merged(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_config(data: Mapping[str, Any]) -> RunConfig:
-    """Plain values to a `RunConfig`; unknown keys and wrong types are errors that name the key."""
+    """Plain values to a `RunConfig`; unknown and renamed keys and wrong types are errors that name the key."""
+    _check_renamed(data)
     return parse_as(RunConfig, data)
+
+
+def load_stored_config(path: Path) -> RunConfig:
+    """The config that a run has stored in its folder, whose keys may have been renamed since. Raises `ConfigError`."""
+    return parse_config(with_current_keys(read_config(path)))
 
 
 def parse_as(kind: type[T], data: Mapping[str, Any]) -> T:
@@ -193,16 +199,66 @@ def _run_values(config: RunConfig) -> dict[str, Any]:
     return {key: value for key, value in plain(config).items() if key != "cluster"}
 
 
-# Keys of configs that were renamed, each with the name that it had when it was first stored. Digests of configs are of
-# those names, so that stored cells and checkpoints still match their configs when a key is renamed.
-STORED_KEYS: dict[str, str] = {}
+# Keys of configs that were renamed, each with the name that it had when it was first stored. A key that is
+# renamed in one block of a config only has the key of that block in front. Digests of configs are of the stored names,
+# so that stored cells and checkpoints still match their configs when a key is renamed.
+STORED_KEYS: dict[str, str] = {
+    "rl.group_filter": "gate",
+    "rl.max_staleness": "max_policy_lag",
+    "rl.max_retries": "group_tries",
+    "rl.max_failed_fraction": "max_dropped_share",
+}
+# What is added to the value of such a key: `group_tries` counted the first try too.
+_STORED_OFFSETS = {"rl.max_retries": 1}
 
 
-def with_stored_keys(data: Any) -> Any:
-    """Plain values of a config with every key as digests have it."""
+def with_stored_keys(data: Any, parent: str = "") -> Any:
+    """Plain values of a config with every key as digests have it; `parent` is the key that holds them."""
     if isinstance(data, Mapping):
-        return {STORED_KEYS.get(key, key): with_stored_keys(value) for key, value in data.items()}
-    return [with_stored_keys(value) for value in data] if isinstance(data, list) else data
+        stored = {}
+        for key, value in data.items():
+            place = f"{parent}.{key}"
+            name = STORED_KEYS.get(place, STORED_KEYS.get(key, key))
+            stored[name] = _shifted(with_stored_keys(value, key), _STORED_OFFSETS.get(place, 0))
+        return stored
+    return [with_stored_keys(value, parent) for value in data] if isinstance(data, list) else data
+
+
+def with_current_keys(data: Any, parent: str = "") -> Any:
+    """The inverse of `with_stored_keys`; keys that are current already stay."""
+    if isinstance(data, Mapping):
+        current = {}
+        for key, value in data.items():
+            name = _current_key(parent, key)
+            offset = 0 if name == key else _STORED_OFFSETS.get(f"{parent}.{name}", 0)
+            current[name] = _shifted(with_current_keys(value, key), -offset)
+        return current
+    return [with_current_keys(value, parent) for value in data] if isinstance(data, list) else data
+
+
+def _current_key(parent: str, key: Any) -> Any:
+    """The present name of a key that was renamed, else the key."""
+    for new, old in STORED_KEYS.items():
+        holder, _, name = new.rpartition(".")
+        if old == key and holder in ("", parent):
+            return name
+    return key
+
+
+def _shifted(value: Any, offset: int) -> Any:
+    return value + offset if offset and type(value) is int else value
+
+
+def _check_renamed(data: Any, place: str = "", parent: str = "") -> None:
+    """Raise `ConfigError` for a key that has another name now."""
+    items = data.items() if isinstance(data, Mapping) else enumerate(data) if isinstance(data, list) else ()
+    for key, value in items:
+        where = f"{place}[{key}]" if isinstance(data, list) else f"{place}.{key}".removeprefix(".")
+        name = key if isinstance(data, list) else _current_key(parent, key)
+        if name != key:
+            current = with_current_keys({key: value}, parent)
+            raise ConfigError(f"{where} is now called {name}: write {name}: {show(current[name])}")
+        _check_renamed(value, where, parent if isinstance(data, list) else str(key))
 
 
 def run_digest(config: RunConfig) -> str:

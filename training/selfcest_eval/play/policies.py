@@ -29,7 +29,7 @@ from selfcest_env.text.markers import Markers, PlainTextProtocol
 from selfcest_env.types import Boundary, Fault, Limits, Message, Role
 from selfcest_eval.play.digest import digest
 from selfcest_training.config import CLONES, RunConfig
-from selfcest_training.config_file import load_config
+from selfcest_training.config_file import load_stored_config
 from selfcest_training.shipped import model_folder, shipped_policies
 
 SEED = "{seed}"
@@ -144,7 +144,7 @@ class ModelPolicy:
                 f"folder is {self.folder}, and there is no {file} that says which model it is; train first, "
                 "name a model folder that a run wrote, or give policy.options.model"
             )
-        return load_config(file)
+        return load_stored_config(file)
 
     def trained_on(self) -> dict[str, PlugIn]:
         """The task families that the folder's run has trained its arm on; none if no run is known."""
@@ -152,7 +152,7 @@ class ModelPolicy:
         file, arm = run_file(folder), arm_of(folder)
         if not self.folder or not file.is_file():
             return {}
-        run = load_config(file)
+        run = load_stored_config(file)
         return {name: run.tasks[name] for name in run.arms[arm].families} if arm in run.arms else {}
 
     @property

@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 
 from selfcest_agents.player import Player
-from selfcest_agents.rollout import UnplayedError
+from selfcest_agents.retries import drop_failed
 from selfcest_env.errors import ConfigError, InfrastructureError
 from selfcest_env.graders.qa import Overlap
 from selfcest_env.kernel import Kernel
@@ -33,7 +33,7 @@ from selfcest_eval.play.policies import LEAST, PolicySource, check_servers, make
 from selfcest_eval.play.results import Place, Result
 from selfcest_eval.play.store import Store
 from selfcest_eval.play.strategies import Episodes, Instance, Seat, Strategy, make_strategy, shown_name
-from selfcest_eval.play.unplayable import PatientPlayer
+from selfcest_eval.play.unplayable import RetryingPlayer
 from selfcest_training.config import Cell
 
 OnPlayed = Callable[[int, str], None]  # instances done since the last report, and which
@@ -230,21 +230,17 @@ class Study:
         self, items: Sequence[Keyed], block: Block, strategy: Strategy, seat: Seat, player: Player
     ) -> list[tuple[Keyed, Episodes]]:
         """The episodes of those instances that can be played; the others are noted."""
-        patient = PatientPlayer(player, self.config.tries)
-        while items:
-            try:
-                found = strategy.play([item.instance for item in items], seat, patient)
-            except UnplayedError as error:
-                causes = {lost.episode_id.rpartition(".")[0]: str(lost.cause) for lost in error.unplayed}
-                hit = [item for item in items if item.instance.name in causes]
-                if not hit:  # a strategy that names its episodes otherwise
-                    raise
-                for item in hit:
-                    self._lose(item, block, causes[item.instance.name])
-                items = [item for item in items if item not in hit]
-            else:
-                return list(zip(items, found, strict=True))
-        return []
+        retrying = RetryingPlayer(player, self.config.tries - 1)
+
+        def play(items: Sequence[Keyed]) -> list[Episodes]:
+            return strategy.play([item.instance for item in items], seat, retrying) if items else []
+
+        played, left, dropped = drop_failed(
+            items, play, lambda item, episode: episode.rpartition(".")[0] == item.instance.name
+        )
+        for item, failure in dropped:
+            self._lose(item, block, str(failure.cause))
+        return list(zip(left, played, strict=True))
 
     def _judged(self, block: Block, played: Sequence[tuple[Keyed, Sequence[EpisodeRecord], float]]) -> Iterator[Result]:
         """The results of those episodes, with their seconds, that can be judged; the others are noted."""

@@ -7,30 +7,29 @@ fails is rarely random (the long ones ask more often), it is said beside what an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 
 from selfcest_agents.player import Player, Wrapper
 from selfcest_agents.replay import PlayedReplay
-from selfcest_agents.rollout import RolloutRequest, Unplayed, all_of, what_played
+from selfcest_agents.retries import Retries, Try
+from selfcest_agents.rollout import RolloutRequest, all_of, collect_failures
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.replay import Replay
 from selfcest_eval.play.costs import at_most
 from selfcest_eval.play.results import Place, Result, Unplayable
 
 
-@dataclass(frozen=True)
-class PatientPlayer(Player):
-    """Asks another player again for episodes that a server's fault left unplayed, and for none twice.
+class RetryingPlayer(Player):
+    """Asks another player again for episodes that an infrastructure failure hit, and for none twice.
 
-    Attributes:
+    Args:
         player: who plays; it is not closed with this one.
-        tries: at an episode, by the same seed.
+        max_retries: further tries of an episode, by the same seed.
     """
 
-    player: Player
-    tries: int
-    _found: dict[tuple[str, float], EpisodeRecord] = field(default_factory=dict, init=False, repr=False)
+    def __init__(self, player: Player, max_retries: int) -> None:
+        self._player = player
+        self._retries = Retries[tuple[str, float], EpisodeRecord](max_retries)
 
     def play(
         self,
@@ -39,20 +38,21 @@ class PatientPlayer(Player):
         weights: Mapping[str, float] | None = None,
         wrap: Wrapper | None = None,
     ) -> list[EpisodeRecord]:
-        unplayed: tuple[Unplayed, ...] = ()
-        for _ in range(self.tries):
-            missing = [request for request in requests if (request.episode_id, temperature) not in self._found]
-            records, unplayed = what_played(partial(self.player.play, missing, temperature, weights, wrap))
-            self._found.update({(record.episode_id, temperature): record for record in records})
-            if not unplayed:
-                break
+        request_of = {(request.episode_id, temperature): request for request in requests}
+
+        def one_try(missing: list[tuple[str, float]]) -> Try[tuple[str, float], EpisodeRecord]:
+            of_missing = [request_of[key] for key in missing]
+            records, failed = collect_failures(partial(self._player.play, of_missing, temperature, weights, wrap))
+            return Try({(record.episode_id, temperature): record for record in records}, failed)
+
         keys = [(request.episode_id, temperature) for request in requests]
-        return all_of([self._found[key] for key in keys if key in self._found], unplayed)
+        results, failed = collect_failures(partial(self._retries.play, keys, one_try))
+        return all_of([results[key] for key in keys if key in results], failed)
 
     def play_replays(
         self, factual: Sequence[EpisodeRecord], replays: Sequence[Replay], temperature: float
     ) -> dict[Replay, PlayedReplay]:
-        return self.player.play_replays(factual, replays, temperature)
+        return self._player.play_replays(factual, replays, temperature)
 
     def close(self) -> None:
         """Nothing of its own is open."""

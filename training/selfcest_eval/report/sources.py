@@ -20,7 +20,7 @@ from selfcest_eval.report.warm_starts import given_up_lines, warm_start_warnings
 from selfcest_eval.stats.decision_table import Decided, decided, trios
 from selfcest_eval.stats.table import Curves, curves_of
 from selfcest_training.config import Cell, RunConfig
-from selfcest_training.config_file import load_config
+from selfcest_training.config_file import load_stored_config
 from selfcest_training.credit.offline import read_groups
 from selfcest_training.files import readable
 from selfcest_training.session import read_sessions
@@ -106,7 +106,7 @@ def config_of(folder: Path) -> RunConfig | StudyConfig:
         if (folder / "study.yaml").is_file():
             return replace(load_study(folder / "study.yaml"), output=output, name=name)
         if (folder / "config.yaml").is_file():
-            return replace(load_config(folder / "config.yaml"), output=output, name=name)
+            return replace(load_stored_config(folder / "config.yaml"), output=output, name=name)
     raise ConfigError(f"{folder} holds no config.yaml of a run and no study.yaml; give the folder of one of them")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -61,6 +61,59 @@ class ClusterConfig(Checked):
             "rollout": (self.rollout_workers * (2 if self.overlap else 1), self.rollout_resources),
             "learner": (ranks, self.learner_resources),
         }
+
+    def check_devices(self, *, cuda: bool, tensor_parallel: int, compiled: bool) -> None:
+        """Raise `ConfigError` for resources that could not play or learn as the rest of the config says.
+
+        Args:
+            cuda: the model is on a GPU.
+            tensor_parallel: GPUs that the sampler takes.
+            compiled: the learner compiles its model.
+        """
+        gpus = self.rollout_resources.get("GPU", 0)
+        if tensor_parallel > max(gpus, 1):
+            raise ConfigError(
+                f"sampler.options.tensor_parallel is {tensor_parallel}, and cluster.rollout_resources gives a worker "
+                f"{gpus:g} GPU; set cluster.rollout_resources.GPU={tensor_parallel}"
+            )
+        if self.learner_ranks > 1 and cuda != (self.backend == "nccl"):
+            device, other, backend = ("cuda", "the CPU", "nccl") if cuda else ("cpu", "GPUs", "gloo")
+            raise ConfigError(
+                f"model.options.device is {device} and cluster.backend is {self.backend}, by which ranks would train "
+                f"on {other}; set cluster.backend={backend}"
+            )
+        for kind, (count, each) in self.requested.items():
+            if cuda and count and not each.get("GPU"):
+                raise ConfigError(
+                    f"model.options.device is cuda and cluster.{kind}_resources gives none; set "
+                    f"cluster.{kind}_resources.GPU=1"
+                )
+        if self.learner_ranks > 1 and compiled:
+            raise ConfigError(
+                f"cluster.learner_ranks is {self.learner_ranks} and forward.compile is true, which has not been tried "
+                "on ranks; set forward.compile=false"
+            )
+
+    def check_overlap(self, place: str, max_staleness: int, remembering: Iterable[str]) -> None:
+        """Raise `ConfigError` where no step of RL could begin before the one in front of it has ended.
+
+        Args:
+            place: of RL's block in the config.
+            max_staleness: steps that rollouts run ahead of the learner.
+            remembering: keys of that block whose stages remember earlier steps and decide what is played.
+        """
+        if not self.overlap:
+            return
+        if not max_staleness:
+            raise ConfigError(
+                f"cluster.overlap is true and {place}.max_staleness is 0, so that a step waits for the update "
+                "before it; set max_staleness to 1 or more, or cluster.overlap=false"
+            )
+        for key in remembering:
+            raise ConfigError(
+                f"cluster.overlap is true and {place}.{key} remembers what it has seen, which at the "
+                "beginning of a step would depend on how far the one before it has come; set cluster.overlap=false"
+            )
 
 
 def check_resources(config: ClusterConfig, nodes: Sequence[Mapping[str, float]]) -> None:

@@ -26,7 +26,7 @@ from selfcest_agents.language import Language, language_of
 from selfcest_agents.lora import merged_weights
 from selfcest_agents.player import ModelPlayer, Player, Wrapper
 from selfcest_agents.replay import PlayedReplay
-from selfcest_agents.rollout import RolloutRequest, Unplayed, all_of, what_played
+from selfcest_agents.rollout import FailedEpisode, RolloutRequest, all_of, collect_failures
 from selfcest_agents.samplers import make_sampler
 from selfcest_env.errors import InfrastructureError, PolicyError
 from selfcest_env.local_modules import child_environment
@@ -100,7 +100,7 @@ class RolloutWorker:
     ) -> TimedResult:
         """Play requests; the result holds records and the episodes that failed."""
         player = self._player_with(weights, judged)
-        return self._clock.measure(what_played(lambda: player.play(requests, temperature, reward_weights, wrap)))
+        return self._clock.measure(collect_failures(lambda: player.play(requests, temperature, reward_weights, wrap)))
 
     def play_replays(
         self,
@@ -112,7 +112,7 @@ class RolloutWorker:
     ) -> TimedResult:
         """Play replays; the result holds episodes by replay and the replays that failed."""
         player = self._player_with(weights, judged)
-        return self._clock.measure(what_played(lambda: player.play_replays(factual, replays, temperature)))
+        return self._clock.measure(collect_failures(lambda: player.play_replays(factual, replays, temperature)))
 
     def _player_with(self, weights: Sequence[Any], judged: bool) -> ModelPlayer:
         """Return the player after loading weights, unless it has them already.
@@ -299,7 +299,7 @@ class RolloutPool(Player):
             raise PolicyError("episode ids of one rollout must be unique")
         parts = [(requests[part], temperature, weights, wrap) for part in shares(len(requests), self.sampler.number)]
         records: list[EpisodeRecord] = []
-        failed: list[Unplayed] = []
+        failed: list[FailedEpisode] = []
         for part_records, part_failed in self.sampler.call("play", parts, self.judged):
             records += part_records
             failed += part_failed
@@ -315,7 +315,7 @@ class RolloutPool(Player):
             episodes = [episode for episode in factual if episode.episode_id in episode_ids]
             parts.append((episodes, distinct[part], temperature))
         played: dict[Replay, PlayedReplay] = {}
-        failed: list[Unplayed] = []
+        failed: list[FailedEpisode] = []
         for part_played, part_failed in self.sampler.call("play_replays", parts, self.judged):
             played.update(part_played)
             failed += part_failed

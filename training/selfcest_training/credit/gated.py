@@ -24,7 +24,6 @@ from selfcest_training.credit.base import Credit, Promise, Replayed
 from selfcest_training.credit.wrapping import Wrapping
 
 
-@dataclass(frozen=True)
 class Gated(Wrapping):
     """Options: `scheme`, `{name, options}` or null (default) for `grpo`; `sides`: `positive` (default) or `both`."""
 
@@ -34,7 +33,11 @@ class Gated(Wrapping):
     promise: ClassVar[Promise] = Promise.BIASED
     null_player: ClassVar[bool] = False
 
-    sides: Literal["positive", "both"] = "positive"
+    @dataclass(frozen=True)
+    class Options(Wrapping.Options):
+        sides: Literal["positive", "both"] = "positive"
+
+    options: Options
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         credit = checks.assign(self.inside, group, replayed)
@@ -54,7 +57,7 @@ class Gated(Wrapping):
         gated = {
             key
             for key, value in credit.advantage.items()
-            if (key.episode_id, key.agent_id) in failed and (self.sides == "both" or np.mean(value) >= 0)
+            if (key.episode_id, key.agent_id) in failed and (self.options.sides == "both" or np.mean(value) >= 0)
         }
         kept = {key: value for key, value in credit.advantage.items() if key not in gated}
         names = {episode.episode_id for episode in group.episodes}

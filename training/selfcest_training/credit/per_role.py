@@ -12,21 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from selfcest_env.errors import ConfigError
-from selfcest_env.plugin import PlugIn
+from selfcest_env.plugin import Configured, PlugIn
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay
+from selfcest_env.structure import Checked
 from selfcest_env.types import ROOT, Role, TurnKey
 from selfcest_training.credit import checks
 from selfcest_training.credit.base import Advantage, Credit, CreditAssigner, Promise, Replayed, Shapes
 from selfcest_training.credit.registry import make_assigner, require_pure
 
 
-@dataclass(frozen=True)
-class PerRole(CreditAssigner):
+class PerRole(Configured, CreditAssigner):
     """Options: `roots` and `clones`, each `{name, options}` or null (default) for frozen."""
 
     name: ClassVar[str] = "per_role"
@@ -35,12 +34,24 @@ class PerRole(CreditAssigner):
     promise: ClassVar[Promise] = Promise.BIASED
     null_player: ClassVar[bool] = False
 
-    roots: PlugIn | None = None
-    clones: PlugIn | None = None
+    @dataclass(frozen=True)
+    class Options(Checked):
+        roots: PlugIn | None = None
+        clones: PlugIn | None = None
 
-    def __post_init__(self) -> None:
-        for role, part in self._parts.items():
-            require_pure(part, f"{role}s")
+    options: Options
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        chosen = {Role.ROOT: self.options.roots, Role.CLONE: self.options.clones}
+        # The schemes of the roles that train.
+        self._parts: Mapping[Role, CreditAssigner] = {
+            role: make_assigner(part.name, part.options, where=f"{role}s.options")
+            for role, part in chosen.items()
+            if part is not None
+        }
+        for role, scheme in self._parts.items():
+            require_pure(scheme, f"{role}s")
         if not self._parts:
             raise ConfigError("roots and clones are both null, so nobody would train; name a scheme for one of them")
 
@@ -67,16 +78,6 @@ class PerRole(CreditAssigner):
             diagnostics.update((f"{role}/{name}", value) for name, value in credit.diagnostics.items())
         every = (key for episode in group.episodes for key, _ in episode.turns())
         return Credit(advantage, frozenset(key for key in every if key not in advantage), diagnostics, weight)
-
-    @cached_property
-    def _parts(self) -> Mapping[Role, CreditAssigner]:
-        """The schemes of the roles that train."""
-        chosen = {Role.ROOT: self.roots, Role.CLONE: self.clones}
-        return {
-            role: make_assigner(part.name, part.options, where=f"{role}s.options")
-            for role, part in chosen.items()
-            if part is not None
-        }
 
 
 def _role(key: TurnKey) -> Role:

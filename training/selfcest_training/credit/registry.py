@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from selfcest_env.errors import ConfigError, PlugInError
-from selfcest_env.plugin import Registry, build, check_kind
+from selfcest_env.plugin import Registry, build, check_kind, check_state_apart
 from selfcest_training.credit.base import CreditAssigner, Internal, Promise, overrides
 
 # By reference, so that those that wrap others, themselves among them, may look these up.
@@ -90,6 +90,7 @@ def check_scheme(cls: type[CreditAssigner], who: str) -> None:
         raise PlugInError(
             f"{who}: {cls.__name__} has {', '.join(memory)} and lacks {missing}; override all of them or none"
         )
+    check_state_apart(cls, who, bool(memory))
 
 
 def make_assigner(reference: str, options: Mapping[str, Any], *, where: str) -> CreditAssigner:

@@ -10,8 +10,8 @@ say (turns from those intervened on, what descends from them, and the noise) and
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from dataclasses import replace
+from functools import cache, partial
 from types import MappingProxyType
 
 from selfcest_env.counterfactual import is_anew
@@ -80,16 +80,16 @@ def _source(replay: Replay, episode: EpisodeRecord, source: Source, clone: Agent
     return str(replay) if is_anew(replay, episode, clone, last) else source(clone)
 
 
-@dataclass(frozen=True)
 class World:
-    """Everything that is random is a function of `seed`."""
+    """Everything that is random is a function of `seed`.
 
-    seed: int
-    size: int = 4
+    Attributes:
+        group: `size` episodes.
+    """
 
-    @cached_property
-    def group(self) -> EpisodeGroup:
-        return EpisodeGroup(_TASK, tuple(self._episode(f"w{self.seed}.e{k}", k) for k in range(self.size)))
+    def __init__(self, seed: int, size: int = 4) -> None:
+        self.seed = seed
+        self.group = EpisodeGroup(_TASK, tuple(self._episode(f"w{seed}.e{k}", k) for k in range(size)))
 
     def play(self, replays: Sequence[Replay], first: Replayed = MappingProxyType({})) -> dict[Replay, EpisodeRecord]:
         """Scored records of replays of `group`, or of the replays of it that are in `first`."""

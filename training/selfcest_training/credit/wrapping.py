@@ -2,40 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
-from selfcest_env.plugin import PlugIn
+from selfcest_env.plugin import Configured, PlainState, PlugIn, Stateful
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay
+from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked
 from selfcest_training.credit import checks
 from selfcest_training.credit.base import CreditAssigner, Internals, Shapes
 from selfcest_training.credit.registry import make_assigner, require_pure
 
 
-@dataclass(frozen=True)
-class Wrapping(CreditAssigner, Checked):
+class Wrapping(Configured, CreditAssigner):
     """Base of a scheme around another one, which must be a pure function of one group. It asks for what that one asks.
 
-    Option: `scheme`, `{name, options}` or null (default) for `default`.
+    Attributes:
+        inside: the scheme that is wrapped.
     """
 
     default: ClassVar[str] = "grpo"
 
-    scheme: PlugIn | None = None
+    @dataclass(frozen=True)
+    class Options(Checked):
+        """Option: `scheme`, `{name, options}` or null (default) for the class's `default`."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+        scheme: PlugIn | None = None
+
+    options: Options
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        chosen = self.options.scheme or PlugIn(self.default)
+        self.inside = make_assigner(chosen.name, chosen.options, where="scheme.options")
         require_pure(self.inside, "scheme")
-
-    @cached_property
-    def inside(self) -> CreditAssigner:
-        """The scheme that is wrapped."""
-        chosen = self.scheme or PlugIn(self.default)
-        return make_assigner(chosen.name, chosen.options, where="scheme.options")
 
     def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
         return checks.ask(self.inside, group)
@@ -47,23 +49,20 @@ class Wrapping(CreditAssigner, Checked):
         return self.inside.more_replays(episode, shapes)
 
 
-class CountsSteps(CreditAssigner):
+@stored_as(steps="steps")
+@dataclass
+class StepCount(PlainState):
+    """Steps of the learner so far."""
+
+    steps: int = 0
+
+
+class CountsSteps(Stateful[StepCount], CreditAssigner):
     """Base of a scheme that changes with the steps of the learner, which are counted here and kept in checkpoints."""
+
+    def initial_state(self) -> StepCount:
+        return StepCount()
 
     def fit(self, groups: Sequence[EpisodeGroup], internals: Internals) -> None:
         """Count the step."""
-        self._memory["steps"] += 1
-
-    @property
-    def steps_done(self) -> int:
-        return self._memory["steps"]
-
-    def state_dict(self) -> Mapping[str, Any]:
-        return dict(self._memory)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._memory.update(state)
-
-    @cached_property
-    def _memory(self) -> dict[str, int]:
-        return {"steps": 0}
+        self.state.steps += 1

@@ -32,7 +32,7 @@ from selfcest_agents.player import ModelPlayer
 from selfcest_agents.samplers import make_sampler
 from selfcest_env.errors import ConfigError, TrainingError, install_hint
 from selfcest_env.reward import make_reward
-from selfcest_training.config import RunConfig
+from selfcest_training.config import RLConfig, RunConfig
 from selfcest_training.credit import fit
 from selfcest_training.export.stored import group_of
 from selfcest_training.families import make_families
@@ -41,11 +41,12 @@ from selfcest_training.learner.losses import Clipped, make_loss_sum
 from selfcest_training.learner.update import Learner
 from selfcest_training.run.account import JobAccount
 from selfcest_training.run.checkpoint import TrainState
-from selfcest_training.run.job import check_contexts, make_stages, step_settings, task_menu
+from selfcest_training.run.job import check_contexts
 from selfcest_training.run.metrics import describe
 from selfcest_training.stages.checks import check_menu
 from selfcest_training.stages.crediting import credit_step, records_of
-from selfcest_training.trainer import StepSettings, Trainer
+from selfcest_training.stages.registry import make_stages, task_menu
+from selfcest_training.trainer import Trainer
 
 if TYPE_CHECKING:
     from trl.experimental.async_grpo import AsyncGRPOTrainer
@@ -128,7 +129,7 @@ class Rollouts:
     """
 
     def __init__(self, trainer: Trainer, *, rows: int, micro_batches: int = 1) -> None:
-        _clipping(trainer.settings)
+        _clipping(trainer.config)
         if trainer.stages.credit.internals:
             raise ConfigError(
                 f"credit scheme '{trainer.stages.credit.name}' looks into the learner, which is TRL's here; take a "
@@ -197,7 +198,7 @@ class Rollouts:
         if self._found:  # of the step before, which TRL is about to learn from
             self.metrics_queue.put(self._found)
             self._found = {}
-        rows = self._play() if self.trainer.next_step < self.trainer.settings.steps else []
+        rows = self._play() if self.trainer.next_step < self.trainer.config.steps else []
         names = {name: i for i, name in enumerate(dict.fromkeys(row.group for row in rows))}
         return [
             RolloutSample(
@@ -216,26 +217,26 @@ class Rollouts:
         ]
 
     def _play(self) -> list[Row]:
-        trainer, settings, scheme = self.trainer, self.trainer.settings, self.trainer.stages.credit
+        trainer, config, scheme = self.trainer, self.trainer.config, self.trainer.stages.credit
         step = trainer.next_step
-        produced = trainer.produce(step)
-        credit = credit_step(scheme, produced.learned_from, produced.replayed)
-        fit(scheme, produced.learned_from, None)
-        trainer.account.spend(sampled=produced.sampled_tokens)
+        rollouts = trainer.produce(step)
+        credit = credit_step(scheme, rollouts.train_groups, rollouts.replayed)
+        fit(scheme, rollouts.train_groups, None)
+        trainer.account.spend(sampled=rollouts.sampled_tokens)
         (samples,) = mini_batches(
-            produced.learned_from,
+            rollouts.train_groups,
             credit.credits,
             1,
-            denominator=settings.denominator,
-            constant=settings.constant_tokens,
-            planned_episodes=produced.planned_episodes,
-            replayed=records_of(produced.replayed),
+            denominator=config.denominator,
+            constant=config.constant_tokens,
+            planned_episodes=rollouts.planned_episodes,
+            replayed=records_of(rollouts.replayed),
         )
         hot = sorted({float(value) for sample in samples for value in sample.temperature[sample.loss_mask]})
-        assert all(np.isclose(value, settings.temperature) for value in hot), hot
+        assert all(np.isclose(value, config.temperature) for value in hot), hot
         trainer.next_step += 1
-        found = {**describe(produced.groups), **produced.diagnostics(), **credit.diagnostics()}
-        found["policy_lag"] = produced.policy_lag(step)
+        found = {**describe(rollouts.groups), **rollouts.diagnostics(), **credit.diagnostics()}
+        found["policy_lag"] = rollouts.staleness(step)
         self._found = {f"selfcest/{name}": value for name, value in found.items()}
         return rows_of(samples)
 
@@ -254,17 +255,17 @@ class _OnDemand(queue.Queue[Any]):
         return super().get(block, timeout)
 
 
-def _clipping(settings: StepSettings) -> tuple[float, float]:
-    """Lower and upper bound of the loss's ratio. Raises `ConfigError` for settings that TRL's trainer does not have."""
-    policy = make_loss_sum(settings.loss).policy
+def _clipping(config: RLConfig) -> tuple[float, float]:
+    """Lower and upper bound of the loss's ratio. Raises `ConfigError` for a config that TRL's trainer does not have."""
+    policy = make_loss_sum(config.loss).policy
     plain = isinstance(policy, Clipped) and policy.delta is None and policy.level == "token"
-    if not isinstance(policy, Clipped) or not plain or settings.loss.terms or settings.loss.importance.on:
+    if not isinstance(policy, Clipped) or not plain or config.loss.terms or config.loss.importance.on:
         raise ConfigError(
-            f"rl.loss is {settings.loss}; TRL's trainer has `clipped` by token alone: no delta, importance or terms"
+            f"rl.loss is {config.loss}; TRL's trainer has `clipped` by token alone: no delta, importance or terms"
         )
-    if settings.minibatches != 1:
+    if config.minibatches != 1:
         raise ConfigError(
-            f"rl.minibatches is {settings.minibatches}; TRL's trainer makes one update of a step: set it to 1"
+            f"rl.minibatches is {config.minibatches}; TRL's trainer makes one update of a step: set it to 1"
         )
     return policy.clip_low, policy.clip_high
 
@@ -281,8 +282,8 @@ def opened_trainer(config: RunConfig, arm: str, seed: int, model: Path | str) ->
     rl, language = config.arms[arm].rl, language_of(config.model)
     for name, found, expected in (
         (
-            f"arms.{arm}.rl.max_policy_lag",
-            rl.max_policy_lag if rl.max_policy_lag > 1 else None,
+            f"arms.{arm}.rl.max_staleness",
+            rl.max_staleness if rl.max_staleness > 1 else None,
             "1, as it always is with TRL's trainer",
         ),
         (f"arms.{arm}.rl.sampled_tokens", rl.sampled_tokens, "null: TRL ends after rl.steps"),
@@ -305,8 +306,8 @@ def opened_trainer(config: RunConfig, arm: str, seed: int, model: Path | str) ->
     learner = Learner(weights, rl.optimizer, pad_id=0, micro_batch_tokens=config.micro_batch_tokens)
     account = JobAccount(TrainState(), rl, None)
     try:
-        settings = replace(step_settings(rl), max_policy_lag=0)  # the trainer itself runs nothing ahead
-        with Trainer(player, sampler, learner, menu, stages, settings, account, seed=seed) as trainer:
+        rl = replace(rl, max_staleness=0)  # the trainer itself runs nothing ahead
+        with Trainer(player, sampler, learner, menu, stages, rl, account, seed=seed) as trainer:
             yield trainer
     finally:
         player.close()
@@ -315,7 +316,7 @@ def opened_trainer(config: RunConfig, arm: str, seed: int, model: Path | str) ->
 def async_grpo_trainer(
     rollouts: Rollouts, model: Path | str, output_dir: Path | str, **arguments: Any
 ) -> AsyncGRPOTrainer:
-    """TRL's trainer with these rollouts, on one process; `.train()` trains `settings.steps` steps.
+    """TRL's trainer with these rollouts, on one process; `.train()` trains `config.steps` steps.
 
     Args:
         rollouts: what it learns from.
@@ -336,11 +337,11 @@ def async_grpo_trainer(
         raise ConfigError(
             f"there are {processes} processes; this door has one, in which rollouts and updates alternate"
         )
-    settings = rollouts.trainer.settings
-    low, high = _clipping(settings)
+    config = rollouts.trainer.config
+    low, high = _clipping(config)
     ours = {
-        "max_steps": settings.steps,
-        "temperature": settings.temperature,
+        "max_steps": config.steps,
+        "temperature": config.temperature,
         "epsilon": low,
         "epsilon_high": high,
         "token_budget": 0,  # else it asks a server of vLLM for one

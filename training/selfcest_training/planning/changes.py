@@ -64,9 +64,9 @@ def _changes(config: RunConfig) -> Iterator[Change]:
             yield f"micro_batch_tokens={tokens}", _micro(tokens)
     if forward.autocast != Precision.BFLOAT16:
         yield "forward.autocast=bfloat16", _forward(autocast=Precision.BFLOAT16)
-    ahead = [arm for arm, of_arm in config.arms.items() if of_arm.rl.max_policy_lag]
+    ahead = [arm for arm, of_arm in config.arms.items() if of_arm.rl.max_staleness]
     if ahead:
-        yield " ".join(f"arms.{arm}.rl.max_policy_lag=0" for arm in ahead), _no_lag
+        yield " ".join(f"arms.{arm}.rl.max_staleness=0" for arm in ahead), _no_lag
     cache = config.sampler.options.get("kv_cache_gib")
     for share in (2, 4):
         if cache is not None and cache / share >= 1:
@@ -89,7 +89,7 @@ def _micro(tokens: int) -> Callable[[RunConfig], RunConfig]:
 
 
 def _no_lag(config: RunConfig) -> RunConfig:
-    arms = {name: replace(arm, rl=replace(arm.rl, max_policy_lag=0)) for name, arm in config.arms.items()}
+    arms = {name: replace(arm, rl=replace(arm.rl, max_staleness=0)) for name, arm in config.arms.items()}
     return replace(config, arms=arms)
 
 

@@ -142,9 +142,9 @@ def learner_parts(
         parts.append(Part("reference model", _sharded(weights, ranks), f"for a term of the loss{of}", weights=True))
     if ranks > 1:
         parts.append(Part("gathered layers", _gathered(model), "two layers and the embeddings whole, with gradients"))
-    elif rl.max_policy_lag:
-        size = rl.max_policy_lag * _bytes(shape.model.parameters())
-        parts.append(Part("copies that wait", size, f"of the weights, for max_policy_lag {rl.max_policy_lag}"))
+    elif rl.max_staleness:
+        size = rl.max_staleness * _bytes(shape.model.parameters())
+        parts.append(Part("copies that wait", size, f"of the weights, for max_staleness {rl.max_staleness}"))
     if not passes:
         return tuple(parts)
     rows = row_shape(config, longest_context(config.limits_of(arm), shape), shape.attention)

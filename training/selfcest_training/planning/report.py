@@ -44,7 +44,7 @@ def plan_lines(
     yield f"\nSpeed\n  pushed after a step: {_pushed(config, shape)}"
     yield f"  engine: {_curve(curve)}"
     for name, (lengths, step) in steps.items():
-        yield from _step_lines(name, config.arms[name].rl.max_policy_lag, lengths, step, curve)
+        yield from _step_lines(name, config.arms[name].rl.max_staleness, lengths, step, curve)
 
 
 def _place_lines(place: Place, device: tuple[int, str] | None) -> Iterator[str]:
@@ -103,7 +103,7 @@ def _step_lines(arm: str, lag: int, lengths: Lengths, step: StepPlan, curve: Cur
         yield "    update and step: unknown, the curve has no trained_tokens_per_second"
     else:
         update = f"    update on {step.ranks} ranks {step.update:.1f} s"
-        yield f"{update}; a step {whole[0]:.1f} to {whole[1]:.1f} s at max_policy_lag {lag}"
+        yield f"{update}; a step {whole[0]:.1f} to {whole[1]:.1f} s at max_staleness {lag}"
 
 
 def _number(value: float) -> str:

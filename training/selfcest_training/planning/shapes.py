@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,7 @@ class ModelShape:
         dtype: the learner's weights have, adapters apart.
         device: that the config names, as `cuda`.
         attention: `eager`, or `sdpa` for all whose memory grows with tokens and not with their square.
+        model: its parameters have shapes and no data.
     """
 
     name: str
@@ -73,11 +74,7 @@ class ModelShape:
     dtype: torch.dtype
     device: str
     attention: str
-
-    @cached_property
-    def model(self) -> PreTrainedModel:
-        """Its parameters have shapes and no data."""
-        return without_weights(self.config, self.dtype, self.attention)
+    model: PreTrainedModel
 
     def with_lora(self, lora: LoraOptions | None) -> PreTrainedModel:
         """Like `model`, an adapter in place."""
@@ -112,18 +109,21 @@ def model_shape(model: PlugIn) -> ModelShape:
 
 @lru_cache(maxsize=16)
 def _shape(name: str, said: str) -> ModelShape:
-    model = PlugIn(name, json.loads(said))
+    spec = PlugIn(name, json.loads(said))
     if name == "chat":
-        options = construct(ChatOptions, model.options, place="model.options")
+        options = construct(ChatOptions, spec.options, place="model.options")
         config, source = _config_of(options.source)
         attention = "eager" if options.attention == "eager" else "sdpa"
         called = options.source.removeprefix(HUB)
-        return ModelShape(called, source, config, getattr(torch, options.dtype), options.device, attention)
-    language = language_of(model)
+        dtype = getattr(torch, options.dtype)
+        model = without_weights(config, dtype, attention)
+        return ModelShape(called, source, config, dtype, options.device, attention, model)
+    language = language_of(spec)
     with torch.device("meta"):
         found = language.load(0)  # it says what it is by being made
     attention = "eager" if found.config._attn_implementation == "eager" else "sdpa"
-    return ModelShape(name, "the model's own options", found.config, found.dtype, "cpu", attention)
+    model = without_weights(found.config, found.dtype, attention)
+    return ModelShape(name, "the model's own options", found.config, found.dtype, "cpu", attention, model)
 
 
 def _config_of(source: str) -> tuple[PreTrainedConfig, str]:

@@ -24,7 +24,7 @@ from selfcest_env.errors import ConfigError, RecordError, SelfcestError, Stopped
 from selfcest_training.cluster.connection import connected
 from selfcest_training.cluster.ray_ranks import RayRanks
 from selfcest_training.config import RunConfig
-from selfcest_training.config_file import dump_run, run_digest, shipped_config
+from selfcest_training.config_file import dump_run, load_stored_config, run_digest, shipped_config
 from selfcest_training.faults import logged
 from selfcest_training.files import write_text
 from selfcest_training.lock import locked
@@ -134,14 +134,24 @@ def prepare(config: RunConfig, resume: bool) -> None:
         )
     known = _configs_of(begun)
     if known == {run_digest(config)}:
-        if stored.exists() and stored.read_bytes() != text.encode():
+        if stored.exists() and not _is_same(stored, config):
             warnings.warn(f"{stored} is not the config that its checkpoints have; it is written again", stacklevel=2)
-    elif known or (stored.exists() and stored.read_bytes() != text.encode()):
+    elif known or (stored.exists() and not _is_same(stored, config)):
         raise ConfigError(
             f"{stored} differs from this config, so --resume would mix two runs; use the stored file as "
             "the config, or set name= to start another run"
         )
     write_text(stored, text)
+
+
+def _is_same(stored: Path, config: RunConfig) -> bool:
+    """Whether a stored file says what the config says, if need be in keys that have been renamed since."""
+    if stored.read_bytes() == dump_run(config).encode():
+        return True
+    try:
+        return dump_run(load_stored_config(stored)) == dump_run(config)
+    except ConfigError:  # a damaged file
+        return False
 
 
 def check_files(config: RunConfig, jobs: Sequence[JobId], evaluator: Evaluator) -> None:

@@ -16,27 +16,31 @@ import torch
 from selfcest_agents.language import Language, language_of
 from selfcest_agents.lora import acting_as, add_lora, has_roles, merge_lora
 from selfcest_agents.player import ModelPlayer, TrainedPlayer
-from selfcest_agents.rollout import RolloutRequest, what_played
-from selfcest_agents.samplers import SamplerByRole, SamplerSpec, WeightSyncTarget, make_sampler
+from selfcest_agents.rollout import RolloutRequest, collect_failures
+from selfcest_agents.samplers import (
+    SamplerByRole,
+    SamplerSpec,
+    WeightSyncTarget,
+    check_own_weights,
+    check_positions,
+    make_sampler,
+)
 from selfcest_env.errors import ConfigError, StoppedError
 from selfcest_env.reward import make_reward
 from selfcest_env.seeding import stream_seed
 from selfcest_env.structure import plain
-from selfcest_env.tasks import TaskSource
-from selfcest_env.types import Role
+from selfcest_env.types import Limits, Role
 from selfcest_training.cluster.group import LearnerGroup, Ranks
 from selfcest_training.cluster.partition import check_ranks
 from selfcest_training.cluster.rank import LearnerSpec
 from selfcest_training.cluster.rollouts import RolloutPool, RolloutWorkers, WorkerSpec
-from selfcest_training.config import CLONES, RLConfig, RunConfig, changed_limits
+from selfcest_training.config import CLONES, RunConfig, changed_limits
 from selfcest_training.config_file import run_digest
-from selfcest_training.credit import make_assigner, overrides
-from selfcest_training.credit.wrapping import Wrapping
-from selfcest_training.families import make_families, split
+from selfcest_training.families import make_families
 from selfcest_training.files import Extent, Growing, digests, extent_of, tidy, whole
 from selfcest_training.learner.losses import Need, make_loss_sum
 from selfcest_training.learner.memory import release_memory
-from selfcest_training.learner.options import Denominator, OptimizerConfig
+from selfcest_training.learner.options import OptimizerConfig
 from selfcest_training.learner.tree_rows import most_micro_batches
 from selfcest_training.learner.update import Learner, LearnerProtocol
 from selfcest_training.run.account import JobAccount
@@ -53,14 +57,12 @@ from selfcest_training.run.checkpoint import (
 )
 from selfcest_training.run.evaluator import EvaluationStage
 from selfcest_training.run.metrics import MetricsLog, describe, describe_probe, episode_lines
-from selfcest_training.stages.base import Stages, TaskMenu
+from selfcest_training.stages.base import Stages
 from selfcest_training.stages.checks import check_menu, weights_at
-from selfcest_training.stages.gates import AdmitAll, AdmitVaried
-from selfcest_training.stages.mixture import Mixture
 from selfcest_training.stages.probe import by_family, probe_requests
-from selfcest_training.stages.registry import make_gate, make_reward_schedule, make_task_sampler
+from selfcest_training.stages.registry import make_reward_schedule, make_stages, task_menu
 from selfcest_training.stages.warmstart import Pool, WarmStart
-from selfcest_training.trainer import Step, StepSettings, Trainer
+from selfcest_training.trainer import Step, Trainer
 
 OnProgress = Callable[[str, float, str], None]  # stage, share done, what it is at
 _LOGS = ("metrics.jsonl", "episodes.jsonl")
@@ -109,16 +111,13 @@ class Job:
         self.reward = make_reward(config.reward.name, **config.reward.options)
         check_boards(config.logging)
         check_contexts(config, job_id.arm, self.language, self.sampler_spec)
-        check_own_weights(config, job_id.arm, self.sampler_spec, on_ranks=ranks is not None)
-        check_roles(config, job_id.arm, ranks)
-        check_cluster(config, self.sampler_spec)
+        check_options(config, job_id.arm, self.sampler_spec, ranks)
         self.families = make_families(config.tasks, "train")
         for name, source in self.families.items():
             self.reward.check([source.draw(np.random.default_rng(0))], f"tasks.{name}")
         place = f"arms.{job_id.arm}.rl"
         self.stages = make_stages(self.arm.rl, place)
-        check_micro_batches(config, job_id.arm, self.stages)
-        check_overlap(config, job_id.arm, self.stages)
+        check_stages(config, job_id.arm, self.stages)
         check_menu(self.stages.tasks, task_menu(config, job_id.arm, self.families))
         # Of a schedule of its own: the run's is asked once per step.
         schedule = make_reward_schedule(self.arm.rl.reward_schedule, f"{place}.reward_schedule")
@@ -320,7 +319,6 @@ class Job:
 
     def _reinforce(self, checkpoint: Path | None, log: MetricsLog) -> None:
         config, learner = self.arm.rl, self._learner("rl", checkpoint)
-        settings = step_settings(config)
         menu = task_menu(self.config, self.id.arm, self.families)
         beside = None
         if self.config.cluster is not None and self.config.cluster.overlap:
@@ -332,7 +330,7 @@ class Job:
             learner,
             menu,
             self.stages,
-            settings,
+            config,
             account=self.account,
             seed=self.id.seed,
             beside=beside,
@@ -367,7 +365,7 @@ class Job:
             asked |= probe_requests(alone, config.probe_episodes, rng, f"probe{number}.{family}")
         learner.sync(self.sampler, self.state.step)
         requests = [request for each in asked.values() for request in each]
-        records, _ = what_played(partial(self.player.play, requests, temperature=0.0))
+        records, _ = collect_failures(partial(self.player.play, requests, temperature=0.0))
         self.account.pause()
         return describe_probe(by_family(asked, records), config.probe_episodes)
 
@@ -375,17 +373,17 @@ class Job:
         return math.floor(self.arm.rl.probes * progress + 1e-9)  # 3 x (1 / 3) is 3 of 3
 
     def _log(self, log: MetricsLog, step: Step, probed: Mapping[str, float]) -> None:
-        produced, credit = step.produced, step.credit
+        batch, credit = step.batch, step.credit
         found = {
-            **describe(produced.groups),
-            **produced.diagnostics(),
+            **describe(batch.groups),
+            **batch.diagnostics(),
             **credit.diagnostics(),
             **step.metrics,
             **probed,
         }
         log.write("rl", self.state.step - 1, {**found, **self.account.metrics()})
         logged = self.config.log_groups
-        self._logs["episodes.jsonl"].append(episode_lines(produced.learned_from[:logged], credit.replayed[:logged]))
+        self._logs["episodes.jsonl"].append(episode_lines(batch.train_groups[:logged], credit.replayed[:logged]))
         note = f"step {self.state.step} of {self.arm.rl.steps}, {found['total_tokens']:.0f} tokens an episode"
         if returns := [value for name, value in probed.items() if name.endswith("/return")]:
             note = f"{note}; probe: return {np.mean(returns):.2f}"
@@ -405,49 +403,6 @@ class Job:
         save_checkpoint(self.folder / "checkpoints", learner.state(), self.state, memory, manifest)
 
 
-def step_settings(config: RLConfig) -> StepSettings:
-    """The numbers of a step, as a config of RL has them."""
-    return StepSettings(
-        steps=config.steps,
-        tasks_per_step=config.tasks_per_step,
-        minibatches=config.minibatches,
-        temperature=config.temperature,
-        loss=config.loss,
-        denominator=config.denominator,
-        constant_tokens=config.constant_tokens,
-        max_policy_lag=config.max_policy_lag,
-        group_tries=config.group_tries,
-        max_dropped_share=config.max_dropped_share,
-    )
-
-
-def task_menu(config: RunConfig, arm: str, families: Mapping[str, TaskSource]) -> TaskMenu:
-    """What an arm's task sampler chooses from; `families` are the training parts of the config's tasks."""
-    return TaskMenu(
-        families,
-        config.arms[arm].rl.tasks,
-        config.arms[arm].rl.group_size,
-        limits=config.limits_of(arm),
-        remake=lambda name, changes: split(config.tasks[name], "train", changes, where=f"tasks.{name}"),
-    )
-
-
-def make_stages(config: RLConfig, place: str = "rl") -> Stages:
-    """Raises `ConfigError` or `PlugInError` that names the place in the config."""
-    credit = make_assigner(config.credit.name, config.credit.options, where=f"{place}.credit.options")
-    if config.denominator is Denominator.CONSTANT:
-        try:
-            credit.check_constant(config.constant_tokens)
-        except ConfigError as error:
-            raise ConfigError(f"{place}.credit.options: {error}") from error
-    return Stages(
-        make_task_sampler(config.task_sampler, f"{place}.task_sampler"),
-        make_gate(config.gate, f"{place}.gate"),
-        make_reward_schedule(config.reward_schedule, f"{place}.reward_schedule"),
-        credit,
-    )
-
-
 def check_contexts(config: RunConfig, arm: str, language: Language, sampler: SamplerSpec) -> None:
     """Raise `ConfigError` if a context of the arm, or of a phase of its warm start, could outgrow model or engine."""
     limits = config.limits_of(arm)
@@ -456,113 +411,58 @@ def check_contexts(config: RunConfig, arm: str, language: Language, sampler: Sam
         for i, phase in enumerate(config.arms[arm].warmstart.phases)
     }
     for place, (limits, by_engine) in played.items():
-        longest = min(bound for bound in (limits.context_tokens, limits.total_tokens, math.inf) if bound is not None)
-        if by_engine and sampler.max_positions is not None and longest > sampler.max_positions:
-            raise ConfigError(
-                f"{place}: contexts of {longest} tokens could outgrow sampler.options.max_positions = "
-                f"{sampler.max_positions}; raise it, or lower limits.context_tokens"
-            )
+        if by_engine:
+            check_positions(sampler, _longest_context(limits), place)
         try:
             language.rules(limits)
         except ConfigError as error:
             raise ConfigError(f"{place}: {error}") from error
 
 
-def check_own_weights(config: RunConfig, arm: str, sampler: SamplerSpec, *, on_ranks: bool = False) -> None:
-    """Raise `ConfigError` if the sampler sees this process's weights where it must have its own."""
-    if not sampler.shared or config.lora is not None:
-        return
-    if lag := config.arms[arm].rl.max_policy_lag:
-        why = f"arms.{arm}.rl.max_policy_lag is {lag}, and the sampler uses the learner's own weights, which change"
-    elif config.cluster is not None:
-        why = "there is a cluster block, and the sampler uses the learner's own weights, which no rollout worker has"
-    elif on_ranks:
-        why = "the weights are trained on ranks of their own, and the sampler uses this process's"
-    else:
-        return
-    raise ConfigError(f"{why}; set sampler.options.dtype (as float32), so that it has weights of its own")
+def check_options(config: RunConfig, arm: str, sampler: SamplerSpec, ranks: Ranks | None = None) -> None:
+    """Have the sampler, the adapters and the cluster check their options against the rest of the config.
 
-
-def check_micro_batches(config: RunConfig, arm: str, stages: Stages) -> None:
-    """Raise `ConfigError` for more learner ranks than a mini-batch of RL can ever have micro-batches.
-
-    Where stages decide how many episodes a step has, or credit has replays to train on, that shows at the first update.
+    Raises `ConfigError`.
     """
-    rl, limits, cluster, credit = config.arms[arm].rl, config.limits_of(arm), config.cluster, stages.credit
-    while isinstance(credit, Wrapping):
-        credit = credit.inside
-    fixed = isinstance(stages.tasks, Mixture) and isinstance(stages.gate, AdmitAll | AdmitVaried)
-    fixed = fixed and not overrides(credit, "replays")
-    agents = 1 if not limits.delegation else None if limits.max_clones is None else 1 + limits.max_clones
-    if cluster is None or not rl.steps or not fixed or agents is None:
+    rl, cluster, lora = config.arms[arm].rl, config.cluster, config.lora
+    if lora is None:  # an adapter is merged into a copy
+        check_own_weights(
+            sampler,
+            f"arms.{arm}.rl",
+            max_staleness=rl.max_staleness,
+            on_cluster=cluster is not None,
+            on_ranks=ranks is not None,
+        )
+    else:
+        lora.check_roles(
+            f"arms.{arm}.rl",
+            on_cluster=cluster is not None,
+            on_ranks=ranks is not None,
+            sampler=config.sampler.name,
+            max_staleness=rl.max_staleness,
+            compiled=config.forward.compile,
+        )
+    if cluster is not None:
+        cluster.check_devices(
+            cuda=str(config.model.options.get("device", "cpu")).startswith("cuda"),
+            tensor_parallel=getattr(sampler, "tensor_parallel", 1),
+            compiled=config.forward.compile,
+        )
+
+
+def check_stages(config: RunConfig, arm: str, stages: Stages) -> None:
+    """Have the cluster check its options against the stages of an arm. Raises `ConfigError`."""
+    rl, cluster, limits = config.arms[arm].rl, config.cluster, config.limits_of(arm)
+    if cluster is None or not rl.steps:
         return
-    contexts = rl.tasks_per_step // rl.minibatches * rl.group_size * agents
-    bounds = [bound for bound in (limits.context_tokens, limits.total_tokens) if bound is not None]
-    longest = min(bounds, default=config.micro_batch_tokens)
-    most = most_micro_batches(contexts, longest, config.rows, max_tokens=config.micro_batch_tokens)
-    check_ranks(cluster.learner_ranks, most, f"a mini-batch of arms.{arm}.rl, at its fullest,")
+    contexts = stages.most_contexts(rl, limits)
+    if contexts is not None:
+        longest = _longest_context(limits) or config.micro_batch_tokens
+        most = most_micro_batches(contexts, longest, config.rows, max_tokens=config.micro_batch_tokens)
+        check_ranks(cluster.learner_ranks, most, f"a mini-batch of arms.{arm}.rl, at its fullest,")
+    cluster.check_overlap(f"arms.{arm}.rl", rl.max_staleness, stages.remembering_keys())
 
 
-def check_overlap(config: RunConfig, arm: str, stages: Stages) -> None:
-    """Raise `ConfigError` where no step of RL could begin before the one in front of it has ended."""
-    if config.cluster is None or not config.cluster.overlap or not config.arms[arm].rl.steps:
-        return
-    if not config.arms[arm].rl.max_policy_lag:
-        raise ConfigError(
-            f"cluster.overlap is true and arms.{arm}.rl.max_policy_lag is 0, so that a step waits for the update "
-            "before it; set max_policy_lag to 1 or more, or cluster.overlap=false"
-        )
-    names = {"tasks": "task_sampler", "gate": "gate", "rewards": "reward_schedule"}
-    for stage in sorted(stages.remembering().keys() & names.keys()):
-        raise ConfigError(
-            f"cluster.overlap is true and arms.{arm}.rl.{names[stage]} remembers what it has seen, which at the "
-            "beginning of a step would depend on how far the one before it has come; set cluster.overlap=false"
-        )
-
-
-def check_cluster(config: RunConfig, sampler: SamplerSpec) -> None:
-    """Raise `ConfigError` for a cluster that could not play or learn as the rest of the config says."""
-    cluster = config.cluster
-    if cluster is None:
-        return
-    gpus, wanted = cluster.rollout_resources.get("GPU", 0), getattr(sampler, "tensor_parallel", 1)
-    if wanted > max(gpus, 1):
-        raise ConfigError(
-            f"sampler.options.tensor_parallel is {wanted}, and cluster.rollout_resources gives a worker {gpus:g} GPU; "
-            f"set cluster.rollout_resources.GPU={wanted}"
-        )
-    cuda = str(config.model.options.get("device", "cpu")).startswith("cuda")
-    if cluster.learner_ranks > 1 and cuda != (cluster.backend == "nccl"):
-        raise ConfigError(
-            f"model.options.device is {'cuda' if cuda else 'cpu'} and cluster.backend is {cluster.backend}, by which "
-            f"ranks would train on {'the CPU' if cuda else 'GPUs'}; set cluster.backend={'nccl' if cuda else 'gloo'}"
-        )
-    for kind, (count, each) in cluster.requested.items():
-        if cuda and count and not each.get("GPU"):
-            raise ConfigError(
-                f"model.options.device is cuda and cluster.{kind}_resources gives none; set "
-                f"cluster.{kind}_resources.GPU=1"
-            )
-    if cluster.learner_ranks > 1 and config.forward.compile:
-        raise ConfigError(
-            f"cluster.learner_ranks is {cluster.learner_ranks} and forward.compile is true, which has not been tried "
-            "on ranks; set forward.compile=false"
-        )
-
-
-def check_roles(config: RunConfig, arm: str, ranks: Ranks | None = None) -> None:
-    """Raise `ConfigError` if adapters per role would be trained or played where one policy alone is known."""
-    if config.lora is None or not config.lora.per_role:
-        return
-    for key, value, untried, without in (
-        ("cluster", "there", config.cluster is not None, "null"),
-        ("ranks", "there", ranks is not None, "None"),
-        ("sampler.name", config.sampler.name, config.sampler.name == "vllm", "transformers"),
-        (f"arms.{arm}.rl.max_policy_lag", lag := config.arms[arm].rl.max_policy_lag, lag > 0, "0"),
-        ("forward.compile", "true", config.forward.compile, "false"),
-    ):
-        if untried:
-            raise ConfigError(
-                f"lora.per_role is true and {key} is {value}: that is for one policy of all agents; set "
-                f"{key}={without}, or lora.per_role=false"
-            )
+def _longest_context(limits: Limits) -> int | None:
+    """Tokens that one context can have; `None`: any number."""
+    return min((bound for bound in (limits.context_tokens, limits.total_tokens) if bound is not None), default=None)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.stored import stored_as, to_stored
-from selfcest_training.config_file import dump_config, load_config
+from selfcest_training.config_file import dump_config, load_stored_config
 from selfcest_training.files import whole
 
 HERE = Path(__file__).parent
@@ -64,7 +64,7 @@ def ship(run: Path, *, command: str, commit: str, seed: int, place: Path = HERE)
     Raises:
         ConfigError: an arm has no model of this seed yet. Nothing has changed then.
     """
-    config = load_config(run / "config.yaml")
+    config = load_stored_config(run / "config.yaml")
     models = {arm: Path(arm, f"seed{seed}", "model") for arm in config.arms}
     for model in models.values():
         if not (run / model / _WEIGHTS).is_file():

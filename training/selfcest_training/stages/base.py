@@ -14,10 +14,13 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from selfcest_env.plugin import HasState
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.tasks import TaskSource
 from selfcest_env.types import Limits, Task
+from selfcest_training.config import RLConfig
 from selfcest_training.credit import CreditAssigner, overrides
+from selfcest_training.credit.wrapping import Wrapping
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class TaskSampler(Protocol):
     """Which tasks are rolled out, and how often each."""
 
     def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> Sequence[PlannedGroup]:
-        """Tasks of a step, or of another round of it when a gate asks for more.
+        """Tasks of a step, or of another round of it when a group filter asks for more.
 
         Args:
             step: from 0.
@@ -64,10 +67,10 @@ class TaskSampler(Protocol):
         ...
 
     def observe(self, step: int, groups: Sequence[EpisodeGroup]) -> None:
-        """The scored groups of a round that it proposed, whatever a gate makes of them.
+        """The scored groups of a round that it proposed, whatever a group filter makes of them.
 
-        Not those that a gate had rolled out again (`Admission.again`): which tasks these are of was decided by their
-        outcomes, so a success rate over both is that of neither.
+        Not those that a filter had rolled out again (`FilterResult.again`): which tasks these are of was decided by
+        their outcomes, so a success rate over both is that of neither.
         """
         ...
 
@@ -82,8 +85,8 @@ class MenuBound(Protocol):
 
 
 @dataclass(frozen=True)
-class Admission:
-    """What a gate says of the groups of a step.
+class FilterResult:
+    """What a group filter says of the groups of a step.
 
     Attributes:
         kept: the groups to learn from, in their order; each is one of those that it was given, or made of episodes of
@@ -97,10 +100,10 @@ class Admission:
     again: tuple[PlannedGroup, ...] = ()
 
 
-class Gate(Protocol):
+class GroupFilter(Protocol):
     """Which groups are learned from. What it drops has been paid for, and is counted."""
 
-    def admit(self, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> Admission:
+    def filter(self, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> FilterResult:
         """Judge all groups of a step so far, `rounds` rounds of them; the step was planned with `wanted` groups."""
         ...
 
@@ -113,9 +116,9 @@ class RewardSchedule(Protocol):
         ...
 
     def observe(self, step: int, groups: Sequence[EpisodeGroup]) -> None:
-        """The scored groups of a round, whatever a gate makes of them, and those that it had rolled out again.
+        """The scored groups of a round, whatever a group filter makes of them, and those that it had rolled out again.
 
-        What was played is what was paid for; where a gate has tasks rolled out again by their outcomes, means over
+        What was played is what was paid for; where a filter has tasks rolled out again by their outcomes, means over
         episodes lean to such tasks.
         """
         ...
@@ -126,24 +129,38 @@ class Stages:
     """What can be exchanged in a step of training."""
 
     tasks: TaskSampler
-    gate: Gate
+    group_filter: GroupFilter
     rewards: RewardSchedule
     credit: CreditAssigner
 
-    def remembering(self) -> dict[str, Stateful]:
+    def remembering(self) -> dict[str, HasState]:
         """Those that have a state."""
         # The names stand in checkpoints.
-        stages = {"tasks": self.tasks, "gate": self.gate, "rewards": self.rewards, "credit": self.credit}
-        remembering = {name: stage for name, stage in stages.items() if isinstance(stage, Stateful)}
+        stages = {"tasks": self.tasks, "gate": self.group_filter, "rewards": self.rewards, "credit": self.credit}
+        remembering = {name: stage for name, stage in stages.items() if isinstance(stage, HasState)}
         if not overrides(self.credit, "state_dict"):
             del remembering["credit"]  # every scheme has the method; of most it is the empty one of the base class
         return remembering
 
+    def remembering_keys(self) -> list[str]:
+        """Config keys of those stages with a state that decide what is played."""
+        keys = {"tasks": "task_sampler", "gate": "group_filter", "rewards": "reward_schedule"}
+        return [keys[name] for name in sorted(self.remembering().keys() & keys.keys())]
 
-@runtime_checkable
-class Stateful(Protocol):
-    """A stage, or a credit scheme, that remembers."""
+    def most_contexts(self, config: RLConfig, limits: Limits) -> int | None:
+        """Contexts of a mini-batch at its fullest; `None` where that shows only when a step has been played.
 
-    def state_dict(self) -> Mapping[str, Any]: ...
+        That is where stages decide how many episodes a step has, or credit has replays to train on.
+        """
+        credit = self.credit
+        while isinstance(credit, Wrapping):
+            credit = credit.inside
+        agents = 1 if not limits.delegation else None if limits.max_clones is None else 1 + limits.max_clones
+        fixed = isinstance(self.tasks, FixedSize) and isinstance(self.group_filter, FixedSize)
+        if not fixed or overrides(credit, "replays") or agents is None:
+            return None
+        return config.tasks_per_step // config.minibatches * config.group_size * agents
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+class FixedSize:
+    """Mixin of a task sampler or group filter with which no step has more episodes than the config says."""

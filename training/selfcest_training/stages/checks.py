@@ -11,8 +11,8 @@ from selfcest_env.record import EpisodeGroup
 from selfcest_env.types import Limits
 from selfcest_training.credit.checks import called
 from selfcest_training.stages.base import (
-    Admission,
-    Gate,
+    FilterResult,
+    GroupFilter,
     MenuBound,
     PlannedGroup,
     RewardSchedule,
@@ -20,7 +20,7 @@ from selfcest_training.stages.base import (
     TaskSampler,
 )
 
-MAX_ROUNDS = 1000  # a gate that has not had enough by then never will
+MAX_ROUNDS = 1000  # a group filter that has not had enough by then never will
 
 
 def check_menu(sampler: TaskSampler, menu: TaskMenu) -> None:
@@ -63,19 +63,21 @@ def observe(stage: TaskSampler | RewardSchedule, step: int, groups: Sequence[Epi
     called(f"{type(stage).__name__}.observe, step {step}", lambda: stage.observe(step, groups), TrainingError)
 
 
-def admit(gate: Gate, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> Admission:
-    """Raises `TrainingError` unless it is an `Admission` of what it was given, or if the gate never has enough."""
-    who = f"gate {type(gate).__name__}, step {step}"
-    admission: object = called(who, lambda: gate.admit(step, groups, wanted, rounds), TrainingError)
-    if not isinstance(admission, Admission) or admission.more < 0:
-        raise TrainingError(f"{who}: returned {admission!r}; expected an Admission with more >= 0")
-    again: tuple[object, ...] = admission.again
+def filter_groups(
+    group_filter: GroupFilter, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int
+) -> FilterResult:
+    """Raises `TrainingError` unless it is a `FilterResult` of what it was given, or if it never has enough."""
+    who = f"group filter {type(group_filter).__name__}, step {step}"
+    result: object = called(who, lambda: group_filter.filter(step, groups, wanted, rounds), TrainingError)
+    if not isinstance(result, FilterResult) or result.more < 0:
+        raise TrainingError(f"{who}: returned {result!r}; expected a FilterResult with more >= 0")
+    again: tuple[object, ...] = result.again
     if not all(isinstance(plan, PlannedGroup) and _playable(plan) for plan in again):
         raise TrainingError(f"{who}: again is {again!r}; expected PlannedGroups with num_rollouts >= 1")
-    if (admission.more or admission.again) and rounds >= MAX_ROUNDS:
-        raise TrainingError(f"{who}: asks for more after {rounds} rounds; bound the rounds of the gate")
+    if (result.more or result.again) and rounds >= MAX_ROUNDS:
+        raise TrainingError(f"{who}: asks for more after {rounds} rounds; bound the rounds of the group filter")
     given = {id(episode) for group in groups for episode in group.episodes}
-    for group in admission.kept:
+    for group in result.kept:
         for episode in group.episodes:
             if id(episode) not in given:
                 raise TrainingError(
@@ -83,4 +85,4 @@ def admit(gate: Gate, step: int, groups: Sequence[EpisodeGroup], wanted: int, ro
                     "join groups of one task, and nothing else"
                 )
             given.remove(id(episode))
-    return admission
+    return result

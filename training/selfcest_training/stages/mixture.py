@@ -9,11 +9,11 @@ import numpy as np
 
 from selfcest_env.record import EpisodeGroup
 from selfcest_training.families import draw_family
-from selfcest_training.stages.base import PlannedGroup, TaskMenu
+from selfcest_training.stages.base import FixedSize, PlannedGroup, TaskMenu
 
 
 @dataclass(frozen=True)
-class Mixture:
+class Mixture(FixedSize):
     """The default task sampler. It has no options and remembers nothing."""
 
     def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> list[PlannedGroup]:

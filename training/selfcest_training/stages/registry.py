@@ -1,16 +1,22 @@
 """Stages by name: built in, installed by another package, or `package.module:Class`.
 
-A package installs one by an entry point in the group `selfcest.task_sampler`, `selfcest.gate` or
+A package installs one by an entry point in the group `selfcest.task_sampler`, `selfcest.group_filter` or
 `selfcest.reward_schedule`; nothing of it is imported before a config names it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TypeVar
 
-from selfcest_env.errors import PlugInError
-from selfcest_env.plugin import PlugIn, Registry, build
-from selfcest_training.stages.base import Gate, RewardSchedule, TaskSampler
+from selfcest_env.errors import ConfigError, PlugInError
+from selfcest_env.plugin import PlugIn, Registry, build, check_state_apart
+from selfcest_env.tasks import TaskSource
+from selfcest_training.config import RLConfig, RunConfig
+from selfcest_training.credit import make_assigner
+from selfcest_training.families import split
+from selfcest_training.learner.options import Denominator
+from selfcest_training.stages.base import GroupFilter, RewardSchedule, Stages, TaskMenu, TaskSampler
 
 T = TypeVar("T")
 
@@ -22,14 +28,16 @@ TASK_SAMPLERS = Registry(
         "mixture": "selfcest_training.stages.mixture:Mixture",
     },
 )
-GATES = Registry(
-    Gate,
-    "gate",
-    "selfcest.gate",
+GROUP_FILTERS = Registry(
+    GroupFilter,
+    "group filter",
+    "selfcest.group_filter",
     {
-        "all": "selfcest_training.stages.gates:AdmitAll",
-        "varied": "selfcest_training.stages.gates:AdmitVaried",
+        "all": "selfcest_training.stages.group_filters:KeepAll",
+        "varied": "selfcest_training.stages.group_filters:KeepVaried",
     },
+    old_group="selfcest.gate",
+    old_members={"admit": "filter"},
 )
 REWARD_SCHEDULES = Registry(
     RewardSchedule,
@@ -47,9 +55,9 @@ def make_task_sampler(plug_in: PlugIn, where: str) -> TaskSampler:
     return _make(plug_in, TASK_SAMPLERS, where)
 
 
-def make_gate(plug_in: PlugIn, where: str) -> Gate:
+def make_group_filter(plug_in: PlugIn, where: str) -> GroupFilter:
     """Raises `ConfigError` or `PlugInError` that names the place in the config."""
-    return _make(plug_in, GATES, where)
+    return _make(plug_in, GROUP_FILTERS, where)
 
 
 def make_reward_schedule(plug_in: PlugIn, where: str) -> RewardSchedule:
@@ -64,9 +72,40 @@ def _make(plug_in: PlugIn, registry: Registry[T], where: str) -> T:
 
 
 def _check_memory(cls: type, who: str) -> None:
-    """Raise `PlugInError` for a class with one of the two methods: what it remembers would be lost without a word."""
+    """Raise `PlugInError` for a class with one of the two methods: what it remembers would be lost without a word.
+
+    Likewise for a frozen dataclass with both, which could only change by getting round its freeze.
+    """
     methods = ("state_dict", "load_state_dict")
     memory = [name for name in methods if callable(getattr(cls, name, None))]
     if len(memory) == 1:
         (missing,) = set(methods) - set(memory)
         raise PlugInError(f"{who}: {cls.__name__} has {memory[0]} and lacks {missing}; declare both of them or none")
+    check_state_apart(cls, who, bool(memory))
+
+
+def make_stages(config: RLConfig, place: str = "rl") -> Stages:
+    """Raises `ConfigError` or `PlugInError` that names the place in the config."""
+    credit = make_assigner(config.credit.name, config.credit.options, where=f"{place}.credit.options")
+    if config.denominator is Denominator.CONSTANT:
+        try:
+            credit.check_constant(config.constant_tokens)
+        except ConfigError as error:
+            raise ConfigError(f"{place}.credit.options: {error}") from error
+    return Stages(
+        make_task_sampler(config.task_sampler, f"{place}.task_sampler"),
+        make_group_filter(config.group_filter, f"{place}.group_filter"),
+        make_reward_schedule(config.reward_schedule, f"{place}.reward_schedule"),
+        credit,
+    )
+
+
+def task_menu(config: RunConfig, arm: str, families: Mapping[str, TaskSource]) -> TaskMenu:
+    """What an arm's task sampler chooses from; `families` are the training parts of the config's tasks."""
+    return TaskMenu(
+        families,
+        config.arms[arm].rl.tasks,
+        config.arms[arm].rl.group_size,
+        limits=config.limits_of(arm),
+        remake=lambda name, changes: split(config.tasks[name], "train", changes, where=f"tasks.{name}"),
+    )

@@ -1,4 +1,4 @@
-"""Gates: `all` learns from every group, `varied` drops groups without variance and refills the step."""
+"""Group filters: `all` learns from every group, `varied` drops groups without variance and refills the step."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Annotated
 
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.structure import Checked, Count, NotNegative
-from selfcest_training.stages.base import Admission
+from selfcest_training.stages.base import FilterResult, FixedSize
 
 
 @dataclass(frozen=True)
-class AdmitAll:
-    """The default gate."""
+class KeepAll(FixedSize):
+    """The default group filter."""
 
-    def admit(self, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> Admission:
-        return Admission(tuple(groups))
+    def filter(self, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> FilterResult:
+        return FilterResult(tuple(groups))
 
 
 @dataclass(frozen=True)
-class AdmitVaried(Checked):
+class KeepVaried(FixedSize, Checked):
     """Dynamic sampling: a group whose returns are all equal teaches a group baseline nothing.
 
     Source: DAPO (arXiv 2503.14476), section 3.2, which keeps prompts whose accuracy is neither 0 nor 1 and samples
@@ -36,9 +36,9 @@ class AdmitVaried(Checked):
     tolerance: NotNegative = 0.0
     max_rounds: Annotated[Count, "1: no refill"] = 4
 
-    def admit(self, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> Admission:
+    def filter(self, step: int, groups: Sequence[EpisodeGroup], wanted: int, rounds: int) -> FilterResult:
         kept = [group for group in groups if self._varied(group)][:wanted]
-        return Admission(tuple(kept), wanted - len(kept) if rounds < self.max_rounds else 0)
+        return FilterResult(tuple(kept), wanted - len(kept) if rounds < self.max_rounds else 0)
 
     def _varied(self, group: EpisodeGroup) -> bool:
         returns = [episode.team_return for episode in group.episodes]

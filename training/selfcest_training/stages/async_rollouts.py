@@ -1,6 +1,6 @@
 """Rollouts of coming steps while the learner works, with a bound on how old their weights may be.
 
-With `max_policy_lag` 0 a step is rolled out with the weights that it then updates. With a lag of n, step s is rolled
+With `max_staleness` 0 a step is rolled out with the weights that it then updates. With a lag of n, step s is rolled
 out with the weights of step s - n, neither older nor younger, in a thread of its own, while the learner is still at
 work on earlier ones; so a run with a lag repeats as one without does. The first n steps have the first weights. What is
 under way when a checkpoint is written is waited for and goes into it.
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from selfcest_agents.samplers import WeightSyncTarget
 from selfcest_training.learner.update import LearnerProtocol
-from selfcest_training.stages.produced import Produced
+from selfcest_training.stages.rollout_batch import RolloutBatch
 
 
 def _thread() -> ThreadPoolExecutor:
@@ -29,8 +29,8 @@ def _thread() -> ThreadPoolExecutor:
 
 
 @dataclass
-class Lane:
-    """Where steps are produced one after another.
+class RolloutPipeline:
+    """Plays the rollouts of steps, one step after another.
 
     Attributes:
         produce: plays a step with whatever weights the sampler has.
@@ -38,84 +38,89 @@ class Lane:
         version: of the weights that it was given.
     """
 
-    produce: Callable[[int], Produced]
+    produce: Callable[[int], RolloutBatch]
     sampler: WeightSyncTarget
     version: int | None = None
     thread: ThreadPoolExecutor = field(default_factory=_thread)
 
 
-class RolloutsAhead:
-    """Produces steps in order, at most `max_policy_lag` ahead of the one that is taken.
+class AsyncRollouts:
+    """Produces steps in order, at most `max_staleness` ahead of the one that is taken.
 
     Args:
-        produce, sampler: see `Lane`.
+        produce, sampler: see `RolloutPipeline`.
         learner: has the weights being trained. A copy is kept for each step that waits for those before it.
-        max_policy_lag: see above.
+        max_staleness: see above.
         steps: none at or after this one is produced.
-        beside: a second lane, which has every other step; with a lag alone.
+        second: a second pipeline, which has every other step; only with a `max_staleness` above 0.
     """
 
     def __init__(
         self,
-        produce: Callable[[int], Produced],
+        produce: Callable[[int], RolloutBatch],
         sampler: WeightSyncTarget,
         learner: LearnerProtocol,
         *,
-        max_policy_lag: int,
+        max_staleness: int,
         steps: int,
-        beside: Lane | None = None,
+        second: RolloutPipeline | None = None,
     ) -> None:
-        assert not (max_policy_lag and sampler.shared)
-        assert max_policy_lag or beside is None
-        self._lanes, self._learner = [Lane(produce, sampler), *([] if beside is None else [beside])], learner
-        self._lag, self._steps = max_policy_lag, steps
-        self._ahead: dict[int, Future[Produced]] = {}
+        assert not (max_staleness and sampler.shared)
+        assert max_staleness or second is None
+        self._pipelines = [RolloutPipeline(produce, sampler), *([] if second is None else [second])]
+        self._learner, self._max_staleness, self._steps = learner, max_staleness, steps
+        self._begun: dict[int, Future[RolloutBatch]] = {}
 
-    def take(self, step: int) -> Produced:
-        """What `step` learns from; steps after it begin before this returns. Call it in order, between updates."""
-        if len(self._lanes) > 1:  # those after it need not wait for it
-            self._begin(range(step, step + self._lag + 1), step)
-        if step in self._ahead:
-            produced = self._ahead.pop(step).result()
+    def take(self, step: int) -> RolloutBatch:
+        """The rollouts that `step` learns from; steps after it begin before this returns.
+
+        Call it in the order of the steps, between updates.
+        """
+        if len(self._pipelines) > 1:  # those after it need not wait for it
+            self._begin(range(step, step + self._max_staleness + 1), step)
+        if step in self._begun:
+            batch = self._begun.pop(step).result()
         else:
-            (lane,) = self._lanes
-            self._learner.sync(lane.sampler, step)
-            lane.version = step
-            produced = lane.produce(step)
-        self._begin(range(step + 1, step + self._lag + 1), step)
-        return produced
+            (pipeline,) = self._pipelines
+            self._learner.sync(pipeline.sampler, step)
+            pipeline.version = step
+            batch = pipeline.produce(step)
+        self._begin(range(step + 1, step + self._max_staleness + 1), step)
+        return batch
 
     def _begin(self, steps: range, policy_version: int) -> None:
         """Have those of them that have not begun produced with the weights as they are now."""
-        missing = [step for step in steps if step < self._steps and step not in self._ahead]
+        missing = [step for step in steps if step < self._steps and step not in self._begun]
         weights = [(name, tensor.clone()) for name, tensor in self._learner.weights()] if missing else []
         _settle(weights)  # before this thread's learner or the other's engine goes on
         for step in missing:
-            lane = self._lanes[step % len(self._lanes)]
-            self._ahead[step] = lane.thread.submit(self._start, lane, step, list(weights), policy_version)
+            pipeline = self._pipelines[step % len(self._pipelines)]
+            self._begun[step] = pipeline.thread.submit(self._start, pipeline, step, list(weights), policy_version)
 
-    def waiting(self) -> dict[int, Produced]:
+    def waiting(self) -> dict[int, RolloutBatch]:
         """Steps that were begun and not taken, once they are produced; after `close` without those it cancelled."""
-        return {step: future.result() for step, future in self._ahead.items() if not future.cancelled()}
+        return {step: future.result() for step, future in self._begun.items() if not future.cancelled()}
 
-    def put(self, step: int, produced: Produced) -> None:
+    def put(self, step: int, batch: RolloutBatch) -> None:
         """What was waiting when a checkpoint was written waits again; before the first `take`."""
-        self._ahead[step] = Future()
-        self._ahead[step].set_result(produced)
+        self._begun[step] = Future()
+        self._begun[step].set_result(batch)
 
-    def _start(self, lane: Lane, step: int, weights: list[tuple[str, Tensor]], policy_version: int) -> Produced:
-        if lane.version != policy_version:
-            lane.sampler.push(weights, policy_version)
+    def _start(
+        self, pipeline: RolloutPipeline, step: int, weights: list[tuple[str, Tensor]], policy_version: int
+    ) -> RolloutBatch:
+        if pipeline.version != policy_version:
+            pipeline.sampler.push(weights, policy_version)
             _settle(weights)
-            lane.version = policy_version
+            pipeline.version = policy_version
         weights.clear()  # the engine has its own by now
-        return lane.produce(step)
+        return pipeline.produce(step)
 
     def close(self) -> None:
         """Wait for what is under way, and begin nothing more."""
         for wait in (False, True):
-            for lane in self._lanes:
-                lane.thread.shutdown(wait=wait, cancel_futures=True)
+            for pipeline in self._pipelines:
+                pipeline.thread.shutdown(wait=wait, cancel_futures=True)
 
 
 def _settle(weights: list[tuple[str, Tensor]]) -> None:
