@@ -36,7 +36,7 @@ from selfcest_eval.report.curves import metrics_of
 from selfcest_eval.report.training_run import RunEvaluation
 from selfcest_training import files
 from selfcest_training.config import RunConfig
-from selfcest_training.config_file import dump_run
+from selfcest_training.config_file import differing_keys, dump_run
 from selfcest_training.credit.offline import read_groups
 from selfcest_training.files import Extent, Growing, digest, digests, tidy, whole, write_text
 from selfcest_training.learner.state import LearnerState
@@ -229,6 +229,107 @@ def test_another_config_does_not_go_on_where_config_yaml_is_gone_and_a_damaged_o
     with pytest.warns(UserWarning, match=r"config.yaml is not the config that its checkpoints have"):
         experiment.prepare(spec, resume=True)
     assert yaml.safe_load((folder / "config.yaml").read_text())["micro_batch_tokens"] == spec.micro_batch_tokens
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"seeds": (0, 1)}, r"(seeds is [0] in the stored file and [0, 1] here), so --resume would mix two runs"),
+        (
+            {"threads": 2, "checkpoint_every": 5},
+            "(threads is 1 in the stored file and 2 here; checkpoint_every is 1 in the stored file and 5",
+        ),
+        ({"micro_batch_tokens": 77, "threads": 2, "workers": 1, "checkpoint_every": 5, "seeds": (3,)}, "; and 1 more)"),
+        ({"logging": ("tensorboard", "wandb")}, "(logging is ['tensorboard'] in the stored file and ['tensorboard', "),
+    ],
+)
+def test_a_resume_with_another_config_names_the_keys_that_differ(
+    tmp_path: Path, changes: dict[str, object], words: str
+) -> None:
+    spec = config(tmp_path, **SHORT)
+    spec.folder.mkdir()
+    experiment.prepare(spec, resume=False)
+    with pytest.raises(ConfigError, match=re.escape(words)) as caught:
+        experiment.prepare(replace(spec, **changes), resume=True)
+    assert len(str(caught.value).splitlines()) == 1
+    assert yaml.safe_load((spec.folder / "config.yaml").read_text())["threads"] == spec.threads
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "phrases"),
+    [
+        ("arms__delegating__rl__steps", 4, ["arms.delegating.rl.steps is 3 in the stored file and 4 here"]),
+        (
+            "arms__delegating__warmstart__phases",
+            [{"tokens": 900, "mix": {"choice": {"share": 1, "styles": {"delegate": 1}}}}],
+            [
+                "arms.delegating.warmstart.phases[0].tokens is 1000 in the stored file and 900 here",
+                "arms.delegating.warmstart.phases[0].mix.choice.styles.solve stands only in the stored file, as 1.0",
+            ],
+        ),
+        ("tasks__other", {"name": "trivial:Choice"}, ["tasks.other stands only here, as {'name': 'trivial:Choice', "]),
+    ],
+)
+def test_differing_keys_are_named_by_their_whole_path(
+    tmp_path: Path, path: str, value: object, phrases: list[str]
+) -> None:
+    spec, given = config(tmp_path, **SHORT), config(tmp_path, **{**SHORT, path: value})
+    differences = differing_keys(dump_run(spec), given, "config.yaml")
+    for difference, phrase in zip(differences, phrases, strict=True):
+        assert difference.startswith(phrase)
+    assert differing_keys(dump_run(spec), spec, "config.yaml") == []
+
+
+def test_a_stored_config_in_another_form_is_the_same_run(tmp_path: Path) -> None:
+    """A comment in it, before there is a checkpoint, refused every resume."""
+    spec = config(tmp_path, **SHORT)
+    spec.folder.mkdir()
+    experiment.prepare(spec, resume=False)
+    stored = spec.folder / "config.yaml"
+    stored.write_text(f"# mine\n{stored.read_text()}")
+    with pytest.warns(UserWarning, match="is not the config that"):
+        experiment.prepare(spec, resume=True)
+    assert stored.read_text() == dump_run(spec)
+
+
+@pytest.mark.parametrize(
+    ("name", "as_folder"),
+    [
+        ("delegating/seed0/checkpoints/rl_000003", False),
+        ("delegating/seed0/checkpoints/rl_000099", False),
+        ("delegating/seed0/checkpoints", False),
+        ("delegating/seed0/warmstart_model", False),
+        ("delegating/seed0/model", False),
+        ("delegating/seed0/evaluation", False),
+        ("delegating/seed0", False),
+        ("delegating", False),
+        ("delegating/seed0/metrics.jsonl", True),
+        ("delegating/seed0/evaluation/results.jsonl", True),
+        ("config.yaml", True),
+        ("table.md", True),
+    ],
+)
+def test_a_file_in_the_place_of_a_folder_is_refused_before_any_work(
+    base: Job, tmp_path: Path, name: str, as_folder: bool
+) -> None:
+    """Each ended hours later with exit code 3 and a promise to resume, which no resumed run could keep."""
+    spec, _ = copy(base, tmp_path)
+    write_text(spec.folder / "config.yaml", dump_run(spec))
+    path = spec.folder / name
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(exist_ok=True)
+    if as_folder:
+        path.mkdir()
+    else:
+        path.write_text("?")
+    before = {file: file.read_bytes() for file in spec.folder.rglob("*") if file.is_file() and file.name != ".lock"}
+    kinds = ("a folder", "a file") if as_folder else ("a file", "a folder")
+    with pytest.raises(ConfigError, match=rf"{name} is {kinds[0]}; expected {kinds[1]}: move it away, then resume"):
+        experiment.run(spec, resume=True, console=Console(quiet=True))
+    after = {file: file.read_bytes() for file in spec.folder.rglob("*") if file.is_file() and file.name != ".lock"}
+    assert after == before
 
 
 # Kills

@@ -49,10 +49,12 @@ from selfcest_eval.play.study import Study
 from selfcest_eval.report import study_report as report
 from selfcest_eval.report.comparison import compare_studies
 from selfcest_eval.report.reading import players
+from selfcest_eval.report.sources import read_sources
 from selfcest_eval.stats.frontier import Verdict, compare_frontiers, match
 from selfcest_eval.stats.statistics import Estimate
 from selfcest_eval.stats.table import curves_of
 from selfcest_training.config_file import dump_config, parse_as
+from selfcest_training.faults import Exit, exit_code
 from selfcest_training.files import write_text
 
 __all__ = ["serve"]  # a fixture
@@ -1195,3 +1197,32 @@ def test_a_refused_study_is_no_session_and_its_results_stay(tmp_path: Path) -> N
         run_study(config, resume=True, console=QUIET)
     assert (config.folder / "results.jsonl").read_text(encoding="utf-8") == "{}\n{}\n"
     assert not (config.folder / "sessions.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"cells": [{"family": "range", "size": "2-6"}]},
+            r"the cell 'ledger 4-12', .* expected one of \['range 2-6'\]",
+        ),
+        ({"seeds": [0]}, r"the seed 1, .* expected one of \[0\]: put the seed back"),
+        ({"budgets": [60]}, r"the budget 240, .* expected one of \[60\]"),
+        ({"strategies": {"delegate": {}, "monolithic": {}}}, "the strategy 'self_consistency'"),
+    ],
+)
+def test_results_that_the_config_lacks_are_named_with_their_file(
+    tmp_path: Path, finished: Path, change: dict[str, Any], words: str
+) -> None:
+    write_text(finished / "study.yaml", dump_config(parse_as(StudyConfig, small(tmp_path, **change))))
+    for report_of in (lambda: report_folder(finished, QUIET), lambda: read_sources([finished])):
+        with pytest.raises(RecordError, match=rf"results\.jsonl has a result of {words}") as caught:
+            report_of()
+        assert exit_code(caught.value) is Exit.MISTAKE
+
+
+def test_a_folder_in_the_place_of_a_study_s_file_is_refused_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "s" / "results.jsonl").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"results\.jsonl is a folder; expected a file: move it away"):
+        run(small(tmp_path), resume=True)
+    assert played() == 0

@@ -14,7 +14,7 @@ from selfcest_eval.play.results import Result, read_results, read_unplayable
 from selfcest_eval.play.unplayable import leave_out, unplayable_lines
 from selfcest_eval.report.curves import metrics_of
 from selfcest_eval.report.pathologies import Count, Pathologies
-from selfcest_eval.report.reading import Reading, reading_of
+from selfcest_eval.report.reading import Reading, check_places, reading_of
 from selfcest_eval.report.training_run import arms_of, in_order, parts_of, results_of, study_of
 from selfcest_eval.report.warm_starts import given_up_lines, warm_start_warnings
 from selfcest_eval.stats.decision_table import Decided, decided, trios
@@ -178,6 +178,7 @@ def _study(config: StudyConfig) -> Source:
     if not file.is_file():
         raise ConfigError(f"{config.folder} holds no results.jsonl: the study is not finished; add --resume to go on")
     every, unplayable = list(read_results(file, whole=bool(trios(config)), experts=True)), read_unplayable(file)
+    check_places(config, every, file)
     results = leave_out(every, unplayable)
     reading = reading_of(config)
     final = [name for name in config.strategies if name not in reading.aside]

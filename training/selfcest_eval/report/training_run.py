@@ -29,7 +29,7 @@ from selfcest_eval.report.curves import (
     plot_curves,
     write_curves,
 )
-from selfcest_eval.report.reading import headline, reading_of
+from selfcest_eval.report.reading import check_places, headline, reading_of
 from selfcest_eval.report.run_verdict import run_verdict
 from selfcest_eval.report.study_report import write_report
 from selfcest_eval.report.warm_starts import given_up_lines, warm_start_warnings
@@ -160,7 +160,8 @@ def results_of(config: RunConfig, *, whole: bool = False) -> tuple[list[Result],
     Raises:
         ConfigError: there is nothing, or an earlier version wrote it.
     """
-    found = {part: dict(_stored(config, part, whole)) for part in parts_of(config)}
+    study = study_of(config)
+    found = {part: dict(_stored(config, study, part, whole)) for part in parts_of(config)}
     found = {part: by_seed for part, by_seed in found.items() if by_seed}
     if not found:
         old = next(config.folder.glob("*/seed*/evaluation*.jsonl"), None)
@@ -182,13 +183,15 @@ def results_of(config: RunConfig, *, whole: bool = False) -> tuple[list[Result],
     return leave_out(results, lost), [*notes, *unplayable_lines(results, lost)]
 
 
-def _stored(config: RunConfig, part: Part, whole: bool) -> Iterator[tuple[int, list[Result]]]:
+def _stored(config: RunConfig, study: StudyConfig, part: Part, whole: bool) -> Iterator[tuple[int, list[Result]]]:
     for seed in config.seeds:
         path, label = _file(config, part, seed), part.label(config)
         if path.exists():
             # Whole where it was forced, for what it decided is read off its episodes.
             found = read_results(path, whole=whole or config.arms[part.arm].forced, experts=True)
-            yield seed, [result for result in found if result.place.strategy == label]
+            results = [result for result in found if result.place.strategy == label]
+            check_places(replace(study, seeds=(seed,)), results, path)
+            yield seed, results
 
 
 def _file(config: RunConfig, part: Part, seed: int) -> Path:

@@ -24,18 +24,22 @@ from selfcest_env.errors import ConfigError, RecordError, SelfcestError, Stopped
 from selfcest_training.cluster.connection import connected
 from selfcest_training.cluster.ray_ranks import RayRanks
 from selfcest_training.config import RunConfig
-from selfcest_training.config_file import dump_run, run_digest, shipped_config
-from selfcest_training.faults import logged
-from selfcest_training.files import write_text
+from selfcest_training.config_file import differing_keys, dump_run, run_digest, shipped_config
+from selfcest_training.faults import LOG, logged
+from selfcest_training.files import check_kind, write_text
 from selfcest_training.lock import locked
 from selfcest_training.planning.memory import check_device
-from selfcest_training.run.checkpoint import checkpoints, newest_whole, read_manifest
+from selfcest_training.run.checkpoint import WARM_START, checkpoints, newest_whole, read_manifest
 from selfcest_training.run.display import EVERY, Display, print_report
 from selfcest_training.run.evaluator import EvaluationStage, Evaluator
-from selfcest_training.run.job import Job, JobId
+from selfcest_training.run.job import FINAL_MODEL, LOGS, Job, JobId
 from selfcest_training.run.progress import DONE, PROGRESS, ProgressFile
 from selfcest_training.run.shared_warmstart import hand_over, shared_warm_starts
-from selfcest_training.session import session
+from selfcest_training.session import SESSIONS, session
+
+MOST_DIFFERENCES = 4  # keys of two configs that an error names
+RUN_FILES = ("config.yaml", "table.md", "results.csv")
+RESULT_FILES = ("results.jsonl", "played.jsonl")  # of an evaluation's folder
 
 
 class _Flag(Protocol):
@@ -86,6 +90,7 @@ def _machines(config: RunConfig) -> Iterator[RunConfig]:
 def _run(config: RunConfig, resume: bool, only_warm_start: bool, console: Console, evaluator: Evaluator) -> None:
     jobs = [JobId(arm, seed) for seed in config.seeds for arm in config.arms]
     try:
+        check_layout(config, jobs)
         prepare(config, resume)
         check_files(config, jobs, evaluator)
         for job in jobs:  # what an earlier start has said of them
@@ -133,15 +138,51 @@ def prepare(config: RunConfig, resume: bool) -> None:
             f"{config.folder} already holds a run; add --resume to go on with it, or set name= to start another"
         )
     known = _configs_of(begun)
-    if known == {run_digest(config)}:
-        if stored.exists() and stored.read_bytes() != text.encode():
+    differs = stored.exists() and stored.read_bytes() != text.encode()
+    differences = _differences(stored, config) if differs else []
+    if known == {run_digest(config)} or (not known and differences == []):
+        if differs:
             warnings.warn(f"{stored} is not the config that its checkpoints have; it is written again", stacklevel=2)
-    elif known or (stored.exists() and stored.read_bytes() != text.encode()):
+    elif known or differs:
+        if differences:
+            more = len(differences) - MOST_DIFFERENCES
+            first = "; ".join(differences[:MOST_DIFFERENCES])
+            which = f" ({first}{f'; and {more} more' if more > 0 else ''})"
+        else:
+            which = f", or checkpoints were written under another one in {config.folder}" if known else ""
         raise ConfigError(
-            f"{stored} differs from this config, so --resume would mix two runs; use the stored file as "
-            "the config, or set name= to start another run"
+            f"{stored} differs from this config{which}, so --resume would mix two runs; use the stored file as the "
+            "config, or set name= to start another run"
         )
     write_text(stored, text)
+
+
+def _differences(stored: Path, config: RunConfig) -> list[str] | None:
+    """See `differing_keys`; `None` for a stored config that cannot be read."""
+    try:
+        return differing_keys(stored.read_text(encoding="utf-8"), config, str(stored))
+    except (OSError, UnicodeDecodeError, ConfigError):
+        return None
+
+
+def check_layout(config: RunConfig, jobs: Sequence[JobId]) -> None:
+    """Raise `ConfigError` where a run's folder holds a file in the place of a folder, or the reverse; see `check_kind`.
+
+    Work that met it after hours would end with a promise to resume, which no resumed run could keep.
+    """
+    for name in (*RUN_FILES, SESSIONS, LOG):
+        check_kind(config.folder / name, folder=False)
+    for job in jobs:
+        folder = config.folder / job.arm / f"seed{job.seed}"
+        stages = [folder / stage for stage in EvaluationStage]
+        places = [folder.parent, folder, folder / WARM_START, folder / FINAL_MODEL, *stages, folder / "checkpoints"]
+        for path in (*places, *checkpoints(folder / "checkpoints")):
+            check_kind(path, folder=True)
+        for name in (*LOGS, PROGRESS):
+            check_kind(folder / name, folder=False)
+        for stage in stages:
+            for name in RESULT_FILES:
+                check_kind(stage / name, folder=False)
 
 
 def check_files(config: RunConfig, jobs: Sequence[JobId], evaluator: Evaluator) -> None:

@@ -63,7 +63,8 @@ from selfcest_training.stages.warmstart import Pool, WarmStart
 from selfcest_training.trainer import Step, StepSettings, Trainer
 
 OnProgress = Callable[[str, float, str], None]  # stage, share done, what it is at
-_LOGS = ("metrics.jsonl", "episodes.jsonl")
+LOGS = ("metrics.jsonl", "episodes.jsonl")
+FINAL_MODEL = "model"  # folder of the trained model in the job's folder
 _EVALUATED = f"{EvaluationStage.BEFORE}/results.jsonl"
 
 
@@ -156,7 +157,7 @@ class Job:
         checkpoint, manifest = newest_whole(self.folder) or (None, Manifest())
         if checkpoint is not None:
             self.account = self._account_of(read_state(checkpoint))
-        self._logs = {name: Growing(self.folder / name, manifest.logs.get(name, Extent())) for name in _LOGS}
+        self._logs = {name: Growing(self.folder / name, manifest.logs.get(name, Extent())) for name in LOGS}
         self._open()
         board_job = BoardJob(self.config.name, str(self.id), self.folder, plain(self.config))
         with closing(self._logs["episodes.jsonl"]), MetricsLog(self._logs["metrics.jsonl"]) as log:
@@ -178,7 +179,7 @@ class Job:
                 elif (self.folder / _EVALUATED).exists():
                     self._evaluated = {_EVALUATED: extent_of(self.folder / _EVALUATED)}
                 self._reinforce(checkpoint, log)
-                self._save("model")
+                self._save(FINAL_MODEL)
 
     def _save(self, name: str) -> None:
         """Write the model as a folder that transformers loads; an adapter is merged for good.
