@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import multiprocessing
 import os
 import pickle
 import re
@@ -44,6 +45,7 @@ from selfcest_training.run import experiment
 from selfcest_training.run.checkpoint import TrainState, checkpoints, newest_whole, read_state, save_checkpoint
 from selfcest_training.run.job import Job, JobId
 
+QUIET = Console(quiet=True)
 COPY = {"dtype": "float32"}  # a sampler with weights of its own, as rollouts ahead need
 ID = JobId("delegating", 0)
 SHORT = {
@@ -537,6 +539,68 @@ def test_who_is_asked_to_stop_in_the_report_finishes_it(tmp_path: Path, monkeypa
         signal.signal(signal.SIGTERM, before)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_run_says_which_signal_has_stopped_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: signal.Signals,
+) -> None:
+    def stop(*_: object) -> None:
+        os.kill(os.getpid(), number)
+        raise StoppedError("delegating/seed0: stopped after a checkpoint")
+
+    monkeypatch.setattr(experiment, "_run_jobs", stop)
+    monkeypatch.setattr(cli, "app", lambda: experiment.run(config(tmp_path, **SHORT), resume=False, console=QUIET))
+    before = signal.signal(number, signal.SIG_DFL)  # tests in the background of a shell may ignore it
+    try:
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        assert signal.getsignal(number) == signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
+    assert caught.value.code == 128 + number
+    said = capsys.readouterr().err
+    words = (
+        f"selfcest: delegating/seed0: stopped after a checkpoint, as signal {number:d} ({number.name}) asked; the same"
+    )
+    assert said.startswith(words)
+    assert len(said.splitlines()) == 1
+
+
+def test_a_run_under_nohup_goes_on_after_sighup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiment, "_run_jobs", lambda *_: os.kill(os.getpid(), signal.SIGHUP))
+    monkeypatch.setattr(experiment, "print_report", lambda *_: None)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        experiment.run(config(tmp_path, **SHORT), resume=False, console=QUIET)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (signal.SIGKILL, "was killed by signal 9 (SIGKILL), often the out-of-memory killer"),
+        (signal.SIGSEGV, "was killed by signal 11 (SIGSEGV)"),
+        (signal.SIGTERM, "was killed by signal 15 (SIGTERM)"),
+    ],
+)
+def test_a_worker_that_was_killed_is_named_by_its_signal(number: signal.Signals, words: str) -> None:
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=time.sleep, args=(60,)) for _ in range(2)]
+    try:
+        for process in processes:
+            process.start()
+        assert processes[0].pid is not None
+        os.kill(processes[0].pid, number)
+        assert experiment.first_end(processes) == words
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
 def test_errors_come_back_from_a_worker_as_they_are() -> None:
     for error in (StoppedError("why"), OSError(errno.ENOSPC, "No space left on device", "file")):
         assert str(pickle.loads(pickle.dumps(error))) == str(error)
@@ -643,7 +707,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["SIGTERM", "SIGTERM to all", "a killed worker", "a full disk"])
+@pytest.mark.parametrize("fault", ["SIGTERM", "SIGTERM to all", "SIGHUP to all", "a killed worker", "a full disk"])
 def test_a_run_that_the_machine_stops_ends_in_one_line_and_resumes_to_the_same_table(
     tmp_path: Path, undisturbed: list[dict[str, str]], fault: str
 ) -> None:
@@ -658,13 +722,24 @@ def test_a_run_that_the_machine_stops_ends_in_one_line_and_resumes_to_the_same_t
         wait_for(folder, "delegating/seed0/checkpoints/rl_*")
         if fault == "SIGTERM":
             process.terminate()
-        elif fault == "SIGTERM to all":
-            os.killpg(process.pid, signal.SIGTERM)
+        elif fault.endswith("to all"):
+            os.killpg(process.pid, getattr(signal, fault.split()[0]))
         else:
             for child in children(process.pid):
                 os.kill(child, signal.SIGKILL)
     _, said = process.communicate(timeout=400)
-    assert process.returncode == 3, said
+    ending = {
+        "SIGTERM": (143, "as signal 15 (SIGTERM) asked; the same command"),
+        "SIGTERM to all": (143, "as signal 15 (SIGTERM) asked; the same command"),
+        "SIGHUP to all": (129, "as signal 1 (SIGHUP) asked; the same command"),
+        "a killed worker": (
+            3,
+            "a worker process was killed by signal 9 (SIGKILL), often the out-of-memory killer; the",
+        ),
+        "a full disk": (3, ""),
+    }
+    assert process.returncode == ending[fault][0], said
+    assert ending[fault][1] in said
     assert len(said.splitlines()) == 1
     assert f"the same command with --resume goes on from the newest checkpoints in {folder}" in said
     assert ("delegating/seed0/checkpoints/" in said) or fault == "a full disk"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from signal import SIGINT
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from selfcest_env.errors import ConfigError
+from selfcest_env.errors import ConfigError, signal_name
 from selfcest_eval.play.config import StudyConfig
 from selfcest_eval.play.leaks import leaked
 from selfcest_eval.play.results import read_results, read_unplayable
@@ -21,10 +22,12 @@ from selfcest_eval.report.study_report import write_page, write_report
 from selfcest_eval.stats.decision_table import decided, trios
 from selfcest_eval.stats.table import curves_of
 from selfcest_training.config_file import dump_config, shipped_config
-from selfcest_training.faults import logged
+from selfcest_training.faults import SignalExit, logged
 from selfcest_training.files import check_kind, write_text
 from selfcest_training.lock import locked
 from selfcest_training.session import SESSIONS, session
+
+RESUME_HINT = "the same command with --resume plays what is missing"
 
 
 def run_study(
@@ -63,7 +66,10 @@ def _run(study: Study, resume: bool, page: Path | None, command: str, console: C
         with session(folder):
             _play(study, store, console)
     except KeyboardInterrupt:
-        console.print("interrupted; the same command with --resume plays what is missing")
+        console.print(f"interrupted by {signal_name(SIGINT)}; {RESUME_HINT}", soft_wrap=True)
+        raise
+    except SignalExit as error:
+        error.add_note(RESUME_HINT)
         raise
     text = print_study(config, console, notes, study.crossed)
     if page is not None:

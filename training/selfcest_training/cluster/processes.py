@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from selfcest_env.errors import InfrastructureError, SelfcestError
+from selfcest_env.errors import InfrastructureError, SelfcestError, exit_cause
 from selfcest_training.cluster.answers import Answer
 from selfcest_training.cluster.group import HostedRanks
 from selfcest_training.cluster.rank import TIMEOUT, Place, Rank
@@ -69,7 +69,11 @@ class ProcessRanks(HostedRanks):
             try:
                 said: Answer | SelfcestError | str = pickle.loads(connection.recv_bytes())
             except (EOFError, OSError):
-                said = InfrastructureError(f"rank {rank} of {self._count} of the learner has ended without a word")
+                process = self.processes[rank]
+                process.join(1.0)  # its pipe may close a moment before it has ended
+                said = InfrastructureError(
+                    f"rank {rank} of {self._count} of the learner {exit_cause(process.exitcode)}, without a word"
+                )
             if isinstance(said, str):
                 yield rank, RuntimeError(f"rank {rank} of {self._count} of the learner failed:\n{said}")
             else:

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -13,6 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Protocol
 
@@ -20,12 +22,12 @@ import torch
 from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 
-from selfcest_env.errors import ConfigError, RecordError, SelfcestError, StoppedError
+from selfcest_env.errors import ConfigError, RecordError, SelfcestError, StoppedError, exit_cause, signal_name
 from selfcest_training.cluster.connection import connected
 from selfcest_training.cluster.ray_ranks import RayRanks
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import differing_keys, dump_run, run_digest, shipped_config
-from selfcest_training.faults import LOG, logged
+from selfcest_training.faults import ENDING_SIGNALS, LOG, logged
 from selfcest_training.files import check_kind, write_text
 from selfcest_training.lock import locked
 from selfcest_training.planning.memory import check_device
@@ -95,7 +97,7 @@ def _run(config: RunConfig, resume: bool, only_warm_start: bool, console: Consol
         check_files(config, jobs, evaluator)
         for job in jobs:  # what an earlier start has said of them
             (config.folder / str(job) / PROGRESS).unlink(missing_ok=True)
-        with _stop_on_sigterm() as stop:
+        with _stop_on_signal() as stop:
             with session(config.folder, config.cluster), Display(config, console) as display:
                 shared = shared_warm_starts(config)
                 _run_jobs(config, list(shared), True, display, stop, evaluator)
@@ -104,11 +106,15 @@ def _run(config: RunConfig, resume: bool, only_warm_start: bool, console: Consol
                         hand_over(config, leader, follower)
                 _run_jobs(config, jobs, only_warm_start, display, stop, evaluator)
             print_report(config, console, evaluator)  # with nothing left to play: who is asked to stop here finishes
-    except (OSError, BrokenProcessPool, StoppedError) as error:
-        why = "a worker process was killed" if isinstance(error, BrokenProcessPool) else error
-        raise StoppedError(f"{why}; {where_it_goes_on(config)}") from error
+    except (OSError, StoppedError) as error:
+        number = error.signal_number if isinstance(error, StoppedError) else None
+        why = f"{error}, as {signal_name(number)} asked" if number else error
+        stopped = StoppedError(f"{why}; {where_it_goes_on(config)}")
+        stopped.signal_number = number
+        raise stopped from error
     except KeyboardInterrupt:
-        console.print(f"interrupted; {where_it_goes_on(config)}", soft_wrap=True, highlight=False, markup=False)
+        line = f"interrupted by {signal_name(signal.SIGINT)}; {where_it_goes_on(config)}"
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
         raise
 
 
@@ -210,22 +216,35 @@ def _configs_of(manifests: Sequence[Path]) -> set[str]:
 
 
 @contextmanager
-def _stop_on_sigterm() -> Iterator[_Flag]:
-    """A flag that processes share, and that a first SIGTERM sets; a second one ends this process at once."""
+def _stop_on_signal() -> Iterator[_Flag]:
+    """A flag that processes share, and that a first SIGTERM or SIGHUP sets; a second one ends this process at once.
+
+    A `StoppedError` of the block is then of that signal. A SIGHUP that is ignored, as under `nohup`, stays so.
+    """
     stop: _Flag = multiprocessing.get_context("spawn").RawValue("b", 0)
     if threading.current_thread() is not threading.main_thread():  # which alone is sent signals
         yield stop
         return
 
-    def ask(*_: object) -> None:
-        stop.value = 1
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    def ask(number: int, _: object) -> None:
+        stop.value = number
+        signal.signal(number, signal.SIG_DFL)
 
-    before = signal.signal(signal.SIGTERM, ask)
+    before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
+    heeded = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+    # Python's tracker of semaphores would die of a SIGHUP to all, with a trace. It inherits that one is ignored.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    resource_tracker.ensure_running()
+    for number in heeded:
+        signal.signal(number, ask)
     try:
         yield stop
+    except StoppedError as error:
+        error.signal_number = stop.value or None
+        raise
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number in heeded:
+            signal.signal(number, before[number])
 
 
 def _run_jobs(
@@ -239,6 +258,7 @@ def _run_jobs(
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin starve whoever shares the cores
     with ProcessPoolExecutor(config.workers, context, _start_worker, (stop, config.threads)) as pool:
         futures: list[Future[None]] = [pool.submit(_run_job, config, job, only_warm_start, evaluator) for job in jobs]
+        processes = list(pool._processes.values())
         try:
             while not all(future.done() for future in futures):
                 wait([future for future in futures if not future.done()], EVERY, FIRST_COMPLETED)
@@ -246,13 +266,27 @@ def _run_jobs(
                 for future in futures:
                     if future.done() and not isinstance(future.exception(), StoppedError | None):
                         future.result()
-        except BaseException:
-            for process in list((pool._processes or {}).values()):
+        except BaseException as error:
+            end = first_end(processes) if isinstance(error, BrokenProcessPool) else ""
+            for process in processes:
                 process.kill()  # a checkpoint is whole whenever that comes
             pool.shutdown(wait=False, cancel_futures=True)
+            if end:
+                raise StoppedError(f"a worker process {end}") from error
             raise
         for future in futures:
             future.result()
+
+
+def first_end(processes: Sequence[multiprocessing.process.BaseProcess]) -> str:
+    """How that process ended which broke a pool; the pool asks all others to end, by SIGTERM."""
+    deadline = time.monotonic() + 1.0
+    codes: list[int] = []
+    while not codes and time.monotonic() < deadline:
+        codes = [process.exitcode for process in processes if process.exitcode is not None]
+        time.sleep(0.01)
+    first = [code for code in codes if code != -signal.SIGTERM] or codes
+    return exit_cause(first[0] if first else None)
 
 
 def _start_worker(stop: _Flag, threads: int) -> None:
@@ -260,7 +294,8 @@ def _start_worker(stop: _Flag, threads: int) -> None:
     _stop = stop
     threading.Thread(target=_die_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted, and ends its workers
-    signal.signal(signal.SIGTERM, lambda *_: None)  # likewise; programs that a worker starts do not inherit this one
+    for number in ENDING_SIGNALS:  # likewise; programs that a worker starts do not inherit these
+        signal.signal(number, lambda *_: None)
     torch.set_num_threads(threads)
     disable_progress_bar()  # type: ignore[no-untyped-call]  # of loading and saving: ours is the one that counts
 
