@@ -10,6 +10,7 @@ from signal import SIGINT
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from selfcest_agents.server_counts import server_lines
 from selfcest_env.errors import ConfigError, signal_name
 from selfcest_eval.play.config import StudyConfig
 from selfcest_eval.play.leaks import leaked
@@ -25,6 +26,7 @@ from selfcest_training.config_file import dump_config, shipped_config
 from selfcest_training.faults import SignalExit, logged
 from selfcest_training.files import check_kind, write_text
 from selfcest_training.lock import locked
+from selfcest_training.servers import read_counts
 from selfcest_training.session import SESSIONS, session
 
 RESUME_HINT = "the same command with --resume plays what is missing"
@@ -85,7 +87,8 @@ def print_study(config: StudyConfig, console: Console, notes: Sequence[str] = ()
         raise ConfigError(f"{config.folder} holds no results.jsonl: the study is not finished; add --resume to go on")
     every, unplayable = list(read_results(file, whole=bool(trios(config)), experts=True)), read_unplayable(file)
     check_places(config, every, file)
-    results, lost = leave_out(every, unplayable), unplayable_lines(every, unplayable)
+    results = leave_out(every, unplayable)
+    lost = [*unplayable_lines(every, unplayable), *server_lines(read_counts([config.folder]))]
     cells, reading, choices = curves_of(results), reading_of(config, crossed=crossed), decided(config, results)
     head = headline(config, cells, reading)
     shown, text = write_report(config.folder, cells, reading, head, [*notes, *lost], decisions=choices)

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from selfcest_agents.player import Player
+from selfcest_agents.server_counts import server_lines
 from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import PlugIn
 from selfcest_env.reward import make_reward
@@ -37,6 +38,7 @@ from selfcest_eval.stats.decision_table import decided
 from selfcest_eval.stats.table import curves_of
 from selfcest_training.config import RunConfig
 from selfcest_training.run.evaluator import EvaluationStage, Evaluator
+from selfcest_training.servers import read_counts
 
 FORCED = ("always_delegates", "never_delegates")
 _PLOTS = ("total_tokens", "critical_path_tokens")  # a plot takes a second, and every run pays it
@@ -202,7 +204,8 @@ def report_run(config: RunConfig) -> str:
     """Write tables, CSV and plots of what a run's folder holds. Returns what a terminal shows: one line per family and
     arm; what there is to say of single jobs is in table.md alone."""
     curves = learning_curves(config)
-    warnings = [f"warning: {line}" for line in warm_start_warnings(config)]
+    servers = server_lines(read_counts(server_folders(config)))
+    warnings = [f"warning: {line}" for line in (*warm_start_warnings(config), *servers)]
     begun_again = given_up_lines(config)
     lines = [*curve_lines(curves), *begun_again, *compute_lines(config)]
     if curves:
@@ -230,6 +233,12 @@ def report_run(config: RunConfig) -> str:
         arms=arms_of(config, {result.place.strategy for result in results}),
     )
     return "\n".join([*notes, *begun_again, shown])
+
+
+def server_folders(config: RunConfig) -> list[Path]:
+    """Where jobs and their evaluations count what servers did."""
+    jobs = [_folder(config, arm, seed) for arm in config.arms for seed in config.seeds]
+    return [folder for job in jobs for folder in (job, *(job / stage for stage in EvaluationStage))]
 
 
 def arms_of(config: RunConfig, played: Collection[str]) -> dict[str, str | None]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from selfcest_agents.server_counts import NO_COUNTS, Counts
 
 
 @dataclass(frozen=True)
@@ -14,10 +16,12 @@ class Answer:
     Attributes:
         found: what was asked for.
         cpu_seconds: of the process since its last answer, or since it could be asked. Those of one that dies are lost.
+        servers: what servers, as those of judges, did for it.
     """
 
     found: Any
     cpu_seconds: float
+    servers: Counts = field(default_factory=lambda: NO_COUNTS)
 
 
 class CpuClock:
@@ -26,7 +30,7 @@ class CpuClock:
     def __init__(self) -> None:
         self._last = time.process_time()
 
-    def answer(self, found: object) -> Answer:
+    def answer(self, found: object, servers: Counts = NO_COUNTS) -> Answer:
         """What was found, and the seconds since the answer before."""
         last, self._last = self._last, time.process_time()
-        return Answer(found, self._last - last)
+        return Answer(found, self._last - last, servers)

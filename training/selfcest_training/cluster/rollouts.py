@@ -28,6 +28,7 @@ from selfcest_agents.player import ModelPlayer, Player, Wrapper
 from selfcest_agents.replay import PlayedReplay
 from selfcest_agents.rollout import RolloutRequest, Unplayed, all_of, what_played
 from selfcest_agents.samplers import make_sampler
+from selfcest_agents.server_counts import count, tallied
 from selfcest_env.errors import InfrastructureError, PolicyError
 from selfcest_env.local_modules import child_environment
 from selfcest_env.plugin import PlugIn
@@ -99,7 +100,9 @@ class RolloutWorker:
     ) -> Answer:
         """Records, and what could not be played."""
         player = self._with(weights, judged)
-        return self._clock.answer(what_played(lambda: player.play(requests, temperature, reward_weights, wrap)))
+        with tallied() as tally:
+            played = what_played(lambda: player.play(requests, temperature, reward_weights, wrap))
+        return self._clock.answer(played, tally.take())
 
     def play_replays(
         self,
@@ -111,7 +114,9 @@ class RolloutWorker:
     ) -> Answer:
         """Episodes by replay, and what could not be played."""
         player = self._with(weights, judged)
-        return self._clock.answer(what_played(lambda: player.play_replays(factual, replays, temperature)))
+        with tallied() as tally:
+            played = what_played(lambda: player.play_replays(factual, replays, temperature))
+        return self._clock.answer(played, tally.take())
 
     def _with(self, weights: Sequence[Any], judged: bool) -> ModelPlayer:
         """The player with the weights that a reference, in a list lest Ray fetch it for every call, stands for."""
@@ -226,6 +231,7 @@ class RolloutWorkers:
                 continue
             found[i] = answer.found
             self.cpu_seconds += answer.cpu_seconds
+            count(answer.servers)
         return [found[i] for i in range(len(parts))]
 
     def _replace(self, i: int) -> None:

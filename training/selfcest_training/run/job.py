@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from selfcest_agents.lora import acting_as, add_lora, has_roles, merge_lora
 from selfcest_agents.player import ModelPlayer, TrainedPlayer
 from selfcest_agents.rollout import RolloutRequest, what_played
 from selfcest_agents.samplers import SamplerByRole, SamplerSpec, TakesWeights, make_sampler
+from selfcest_agents.server_counts import Counts, server_metrics, tallied
 from selfcest_env.errors import ConfigError, StoppedError
 from selfcest_env.reward import make_reward
 from selfcest_env.seeding import stream_seed
@@ -53,6 +54,7 @@ from selfcest_training.run.checkpoint import (
 )
 from selfcest_training.run.evaluator import EvaluationStage
 from selfcest_training.run.metrics import MetricsLog, describe, describe_probe, episode_lines
+from selfcest_training.servers import store_counts
 from selfcest_training.stages.base import Stages, TaskMenu
 from selfcest_training.stages.checks import check_menu, weights_at
 from selfcest_training.stages.gates import AdmitAll, AdmitVaried
@@ -160,14 +162,20 @@ class Job:
         self._logs = {name: Growing(self.folder / name, manifest.logs.get(name, Extent())) for name in LOGS}
         self._open()
         board_job = BoardJob(self.config.name, str(self.id), self.folder, plain(self.config))
-        with closing(self._logs["episodes.jsonl"]), MetricsLog(self._logs["metrics.jsonl"]) as log:
+        with (
+            closing(self._logs["episodes.jsonl"]),
+            MetricsLog(self._logs["metrics.jsonl"]) as log,
+            self._counted_servers(),
+        ):
             for name in self.config.logging:
                 log.tell(BOARDS[name](board_job))
             if self.state.stage == "warmstart":
                 self._warm_start(checkpoint, log)
                 self._save(WARM_START)
                 self.sampler.sync(self.model, 0)
+                self._store_server_counts()
                 on_warm()
+                self._servers.take()  # what the evaluation asked of servers is counted in its own folder
                 self.account.begin_rl()
                 self._add_lora()
                 checkpoint = None
@@ -383,6 +391,7 @@ class Job:
             **credit.diagnostics(),
             **step.metrics,
             **probed,
+            **server_metrics(self._store_server_counts()),
         }
         log.write("rl", self.state.step - 1, {**found, **self.account.metrics()})
         logged = self.config.log_groups
@@ -391,6 +400,20 @@ class Job:
         if returns := [value for name, value in probed.items() if name.endswith("/return")]:
             note = f"{note}; probe: return {np.mean(returns):.2f}"
         self.on_progress("RL", self.account.progress(), note)
+
+    @contextmanager
+    def _counted_servers(self) -> Iterator[None]:
+        with tallied() as self._servers:
+            try:
+                yield
+            finally:
+                self._store_server_counts()
+
+    def _store_server_counts(self) -> Counts:
+        """What servers did since the last call, such as those of judges; it is in the job's folder by now."""
+        counts = self._servers.take()
+        store_counts(self.folder, counts)
+        return counts
 
     def _after_step(self, learner: AnyLearner, trainer: Trainer | None = None) -> None:
         stop = self._asked_to_stop()
