@@ -44,18 +44,6 @@ def refuse_link(path: Path) -> Path:
     raise ConfigError(f"{path} {what}; expected a file of its own: remove the link, or copy its target to this place")
 
 
-def check_kind(path: Path, *, folder: bool) -> None:
-    """Refuse a file where a folder must lie, or the reverse: a run that found it later could never be resumed.
-
-    Raises:
-        ConfigError: something else lies there. Nothing there is fine.
-    """
-    if not os.path.lexists(path) or (path.is_dir() if folder else path.is_file()):
-        return
-    kind = "a folder" if path.is_dir() else "a file" if path.is_file() else "neither a file nor a folder"
-    raise ConfigError(f"{path} is {kind}; expected {'a folder' if folder else 'a file'}: move it away, then resume")
-
-
 def open_for_append(path: Path) -> BinaryIO:
     """A file at its end, made if it is not there. Raises `ConfigError` for a link, see `refuse_link`."""
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # non-blocking: a pipe would hang
@@ -131,6 +119,18 @@ def tidy(folder: Path) -> None:
     for prefix in (_PARTIAL, _REMOVED):
         for path in folder.glob(f"{prefix}*"):
             _delete(path)
+
+
+def check_kind(path: Path, *, folder: bool) -> None:
+    """Refuse a file where a folder must lie, or the reverse: a run that found it later could never be resumed.
+
+    Raises:
+        ConfigError: something else lies there. Nothing there is fine.
+    """
+    if not os.path.lexists(path) or (path.is_dir() if folder else path.is_file()):
+        return
+    kind = "a folder" if path.is_dir() else "a file" if path.is_file() else "neither a file nor a folder"
+    raise ConfigError(f"{path} is {kind}; expected {'a folder' if folder else 'a file'}: move it away, then resume")
 
 
 def _delete(path: Path) -> None:
