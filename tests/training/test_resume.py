@@ -39,6 +39,7 @@ from selfcest_training import files
 from selfcest_training.config import RunConfig
 from selfcest_training.config_file import differing_keys, dump_run
 from selfcest_training.credit.offline import read_groups
+from selfcest_training.faults import exit_code
 from selfcest_training.files import Extent, Growing, digest, digests, tidy, whole, write_text
 from selfcest_training.learner.state import LearnerState
 from selfcest_training.run import experiment
@@ -566,6 +567,25 @@ def test_a_run_says_which_signal_has_stopped_it(
     )
     assert said.startswith(words)
     assert len(said.splitlines()) == 1
+
+
+def test_a_terminal_that_is_gone_is_a_hangup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was printed after it failed: exit code 3, and a line about input and output."""
+
+    def stop(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(experiment, "_run_jobs", stop)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with pytest.raises(
+            StoppedError, match=r"stopped \(.*Input/output error\), as signal 1 \(SIGHUP\) asked"
+        ) as caught:
+            experiment.run(config(tmp_path, **SHORT), resume=False, console=QUIET)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert exit_code(caught.value) == 129
 
 
 def test_a_run_under_nohup_goes_on_after_sighup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -242,6 +242,12 @@ def _stop_on_signal() -> Iterator[_Flag]:
     except StoppedError as error:
         error.signal_number = stop.value or None
         raise
+    except OSError as error:
+        if not stop.value:
+            raise
+        stopped = StoppedError(f"stopped ({error})")
+        stopped.signal_number = stop.value
+        raise stopped from error
     finally:
         for number in heeded:
             signal.signal(number, before[number])
@@ -262,7 +268,11 @@ def _run_jobs(
         try:
             while not all(future.done() for future in futures):
                 wait([future for future in futures if not future.done()], EVERY, FIRST_COMPLETED)
-                display.update()
+                try:
+                    display.update()
+                except OSError:
+                    if not stop.value:  # a closed terminal sends SIGHUP; jobs go on to their checkpoints
+                        raise
                 for future in futures:
                     if future.done() and not isinstance(future.exception(), StoppedError | None):
                         future.result()
