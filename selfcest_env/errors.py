@@ -7,6 +7,7 @@ A message says what was found, what was expected, and what to do.
 from __future__ import annotations
 
 import difflib
+import signal
 from collections.abc import Iterable
 from numbers import Integral
 
@@ -54,8 +55,13 @@ class TrainingError(SelfcestError, RuntimeError):
 class StoppedError(SelfcestError, RuntimeError):
     """Work that something outside it has stopped, as a full disk or a signal. The same command with `--resume` goes on.
 
-    The command line ends with exit code 3, and with 2 for every other `SelfcestError`.
+    The command line ends with exit code 3, or 128 + the signal's number, and with 2 for every other `SelfcestError`.
+
+    Attributes:
+        signal_number: of the signal that this process was sent; `None`: it was none.
     """
+
+    signal_number: int | None = None
 
 
 class PlugInError(SelfcestError, ImportError):
@@ -72,6 +78,24 @@ class DataError(TaskError):
 
 class WorkerError(SelfcestError, RuntimeError):
     """A worker process that cannot be started, or lacks what it needs."""
+
+
+def signal_name(number: int) -> str:
+    """A signal in words, as "signal 15 (SIGTERM)"."""
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:  # real-time signals have no name
+        return f"signal {number}"
+
+
+def exit_cause(code: int | None) -> str:
+    """How a process ended, by its exit code as Python has it: below 0 is minus the number of a signal."""
+    if code is None:
+        return "ended, and its exit code is unknown"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    often = ", often the out-of-memory killer" if code == -signal.SIGKILL else ""
+    return f"was killed by {signal_name(-code)}{often}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -3,7 +3,7 @@
 python -m studies NAME                # prints the page from the stored evidence
 python -m studies NAME --check        # ends with code 1 if the page in docs/ differs from the evidence
 python -m studies NAME --write        # writes the page and its figures into docs/
-python -m studies NAME --rerun CELL   # plays a cell again and stores its evidence
+python -m studies NAME --rerun CELL   # plays a cell anew into runs/rerun/NAME; with --store into the evidence
 """
 
 from __future__ import annotations
@@ -32,6 +32,36 @@ Cell = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
+class Rerun:
+    """How cells are played again.
+
+    Attributes:
+        evidence: folder of the study's evidence.
+        folder: where results are written; the evidence itself with `--store`.
+        workers: processes, where a study plays cells side by side.
+        resume: whether results that are there already are kept, and only the missing ones played.
+    """
+
+    evidence: Path
+    folder: Path
+    workers: int = 2
+    resume: bool = False
+
+    def input(self, name: str) -> Path:
+        """A file that results are made from: of this rerun if it has made one, else of the evidence."""
+        own = self.folder / name
+        return own if own.exists() else self.evidence / name
+
+    def check_new(self, folder: Path) -> None:
+        """End with one line if a command has written into a folder before, and would play nothing again there."""
+        if not self.resume and folder.exists():
+            sys.exit(
+                f"{folder} holds what an earlier rerun has trained or played; expected no such folder: remove it to "
+                "play the cell anew, or add --resume to play only what it lacks and to write its results again"
+            )
+
+
+@dataclass(frozen=True)
 class Study:
     """One study, as the command line needs it.
 
@@ -39,14 +69,14 @@ class Study:
         page_file: the page in docs/.
         page: returns the text of that file; a page that is written by hand has none.
         figures: for each picture of the page, the function that draws it into a file.
-        rerun: plays a cell, given its name and the number of workers, and returns the files that it wrote.
+        rerun: plays the cell of a name, and returns the files that it wrote.
         cells: the names that `rerun` takes, in words.
     """
 
     page_file: Path
     page: Callable[[], str] | None = None
     figures: Mapping[Path, Callable[[Path], None]] = field(default_factory=dict)
-    rerun: Callable[[str, int], Iterable[Path]] | None = None
+    rerun: Callable[[str, Rerun], Iterable[Path]] | None = None
     cells: str = ""
 
 
@@ -54,18 +84,27 @@ def run_study(name: str, study: Study, arguments: Sequence[str]) -> None:
     """Do what the command line asks of a study. Ends with code 1 where `--check` finds a difference."""
     parser = argparse.ArgumentParser(prog=f"python -m studies {name}")
     if study.rerun:
-        parser.add_argument("--rerun", nargs="+", default=[], metavar="CELL", help=f"play and store: {study.cells}")
+        parser.add_argument("--rerun", nargs="+", default=[], metavar="CELL", help=f"play anew: {study.cells}")
+        parser.add_argument("--store", action="store_true", help="write the results into the evidence")
+        parser.add_argument("--resume", action="store_true", help="keep what the last rerun wrote, and play the rest")
         parser.add_argument("--workers", type=int, default=2, help="processes, where a study plays cells side by side")
     if study.page:
         parser.add_argument("--check", action="store_true", help="compare the page in docs/ with the evidence")
         parser.add_argument("--write", action="store_true", help="write the page and its figures into docs/")
     options = vars(parser.parse_args(arguments))
-    for cell in options.get("rerun", []):
+    cells = options.get("rerun", [])
+    if cells:
         assert study.rerun is not None
-        for file in study.rerun(cell, options["workers"]):
-            print(f"written to {file}")
+        evidence = STUDIES / name / "evidence"
+        folder = evidence if options["store"] else rerun_folder(name, resume=options["resume"])
+        how = Rerun(evidence, folder, options["workers"], options["resume"])
+        for cell in cells:
+            for file in study.rerun(cell, how):
+                print(f"written to {file}")
+    elif options.get("store") or options.get("resume"):
+        parser.error("--store and --resume say how a cell is played again; give --rerun CELL")
     if study.page is None:
-        if not options.get("rerun"):
+        if not cells:
             parser.error(f"{study.page_file.relative_to(ROOT)} is written by hand; give --rerun")
     elif options["write"]:
         study.page_file.write_text(study.page(), encoding="utf-8")
@@ -74,8 +113,20 @@ def run_study(name: str, study: Study, arguments: Sequence[str]) -> None:
     elif options["check"]:
         if study.page() != study.page_file.read_text(encoding="utf-8"):
             sys.exit(f"{study.page_file.relative_to(ROOT)} differs from its evidence; write it with --write")
-    elif not options.get("rerun"):
+    elif not cells:
         print(study.page(), end="")
+
+
+def rerun_folder(name: str, *, resume: bool) -> Path:
+    """A new folder for the results of a rerun; to resume, that of the last one."""
+    folder = Path("runs") / "rerun" / name
+    numbers = [int(path.name) for path in folder.glob("*") if path.name.isdecimal()]
+    last = max(numbers, default=0)
+    if resume and not last:
+        sys.exit(f"{folder} holds no rerun to resume; expected one: leave --resume out, or add --store")
+    new = folder / str(last if resume else last + 1)
+    new.mkdir(parents=True, exist_ok=resume)
+    return new
 
 
 # Evidence

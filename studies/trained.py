@@ -23,7 +23,7 @@ from selfcest_eval.report.training_run import EvaluationStage, Part, results_of,
 from selfcest_eval.stats.decision import judge, means
 from selfcest_eval.stats.decision_table import Decided, decided
 from selfcest_training.config_file import load_config, read_config, with_stored_keys
-from studies.runner import CONFIGS, STUDIES, git, selfcest, store_json
+from studies.runner import CONFIGS, STUDIES, Rerun, git, selfcest, store_json
 
 VARIANTS = ("window_76", "window_88", "exact", "no_window", "kv", "dear")
 SEPARATE, SCARCE, ROTARY, CHAT = "separate", "scarce", "base_100000", "smollm2_long"
@@ -56,9 +56,9 @@ COSTS = (
 CURVE_POINTS = 40
 
 
-def rerun(name: str) -> list[Path]:
+def rerun(name: str, how: Rerun) -> list[Path]:
     """Train, play and store one cell, or all arms of a seed in one run, where those that differ in RL alone share their
-    warm start. What is there of it is not done again. Returns their files."""
+    warm start. Returns their files."""
     experiment, *arm, seed = name.split("/")
     if experiment not in EXPERIMENTS or len(arm) > 1 or not seed.removeprefix("seed").isdecimal():
         known = ", ".join(EXPERIMENTS)
@@ -68,6 +68,7 @@ def rerun(name: str) -> list[Path]:
         raise SystemExit(f"--rerun is {name!r}, and the arms of {experiment} are {', '.join(arms)}")
     number, label = int(seed.removeprefix("seed")), name.replace("/", "_")
     folder = Path("runs") / label
+    how.check_new(folder)
     folder.mkdir(parents=True, exist_ok=True)
     alone, trained_by = folder / "cell.yaml", folder / "commit.txt"
     alone.write_text(config_of(experiment, *(arm or arms)), encoding="utf-8")
@@ -102,7 +103,8 @@ def rerun(name: str) -> list[Path]:
             },
         }
         owner = "methods" if experiment.startswith("methods_") else "cells" if experiment in CREDIT else "delegation"
-        files.append(store_json(STUDIES / owner / "evidence" / f"{experiment}_{one}_seed{number}.json", cell))
+        stored_in = STUDIES / owner / "evidence" if how.folder == how.evidence else how.folder
+        files.append(store_json(stored_in / f"{experiment}_{one}_seed{number}.json", cell))
     return files
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import os
 import random
 import re
@@ -16,7 +17,8 @@ from typing import Any, Generic, TypeVar
 
 import httpx2
 
-from selfcest_env.errors import ConfigError, InfrastructureError, PolicyError
+from selfcest_agents.server_counts import ServerCounts, ServerModel, count
+from selfcest_env.errors import ConfigError, InfrastructureError, PolicyError, is_whole
 from selfcest_env.seeding import stream_seed
 from selfcest_env.structure import Checked, Count, Positive, Size
 
@@ -24,6 +26,8 @@ T = TypeVar("T")
 
 RETRIED_STATUS = frozenset({408, 409, 425, 429})  # and all from 500 on
 EXCERPT = 300  # characters of a server's own words in an error
+COUNT_BOUND = 2**31  # of tokens that a server may say it counted
+LONGEST_TOKEN = 256  # characters; vocabularies hold runs of 128 spaces
 MASKED_KEY = 16  # characters; shorter keys are placeholders, as EMPTY, which answers may hold as words
 REACH_S = 10.0  # for a connection, at the start
 HEAD_S = 2.0  # for what is said to it: a server that is busy is there all the same
@@ -106,12 +110,12 @@ class Client(Generic[T]):
     other requests that fail meanwhile are not.
 
     Attributes:
-        num_retries: tries beyond the first of all requests that ended. A server may have charged for them.
+        counts: of all requests that ended, see `ServerCounts`; also added to every open tally.
     """
 
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
-        self.num_retries = 0
+        self.counts = ServerCounts()
         self._key = _read_key(config.api_key_variable)
         self._http = httpx2.AsyncClient(
             base_url=config.base_url.rstrip("/") + "/",
@@ -122,7 +126,7 @@ class Client(Generic[T]):
         )
         self._gate = asyncio.Semaphore(config.max_concurrent)
         self._said_until = 0.0  # on the loop's clock: the end of the wait that was logged last
-        self._futures: dict[Future[tuple[T | InfrastructureError, int]], str] = {}
+        self._futures: dict[Future[tuple[T | InfrastructureError, ServerCounts]], str] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="selfcest-client", daemon=True)
         self._thread.start()
@@ -140,14 +144,23 @@ class Client(Generic[T]):
         Raises:
             PolicyError: the body holds half of a surrogate pair, which is no text.
         """
+        sent = {**body, **self.config.extra}
+        grant = body.get(self.config.max_tokens_field, body.get("max_tokens"))
+
+        def read_counted(answer: Any) -> tuple[T, ServerCounts]:
+            value = read(answer)  # first: it says what is wrong with an answer that is none
+            return value, _doubts(answer, sent.get("model"), grant)
+
         try:
-            content = json.dumps({**body, **self.config.extra}, ensure_ascii=False).encode()
+            content = json.dumps(sent, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             found = error.object[error.start : error.end]
             raise PolicyError(
                 f"request {name!r} has half of a surrogate pair in it, {found!a}; clean the texts"
             ) from error
-        self._futures[asyncio.run_coroutine_threadsafe(self._send(name, path, content, read), self._loop)] = name
+        self._futures[asyncio.run_coroutine_threadsafe(self._send(name, path, content, read_counted), self._loop)] = (
+            name
+        )
 
     def poll(self) -> list[tuple[str, T | InfrastructureError]]:
         """Wait for an answer; return all that came by name, `[]` if none is awaited.
@@ -161,8 +174,9 @@ class Client(Generic[T]):
         answers = []
         for future in done:
             name = self._futures.pop(future)
-            answer, retries = future.result()
-            self.num_retries += retries
+            answer, counts = future.result()
+            self.counts += counts
+            count({ServerModel(self.config.base_url, self.config.model): counts})
             answers.append((name, answer))
         return answers
 
@@ -190,15 +204,16 @@ class Client(Generic[T]):
         await self._http.aclose()
 
     async def _send(
-        self, name: str, path: str, content: bytes, read: Callable[[Any], T]
-    ) -> tuple[T | InfrastructureError, int]:
+        self, name: str, path: str, content: bytes, read: Callable[[Any], tuple[T, ServerCounts]]
+    ) -> tuple[T | InfrastructureError, ServerCounts]:
         config, attempt = self.config, 0
         async with self._gate:
             while True:
                 try:
                     async with asyncio.timeout(config.timeout_s):
                         answer = await self._try(path, content)
-                    return read(answer), attempt
+                    value, counts = read(answer)
+                    return value, counts + ServerCounts(answers=1, retries=attempt)
                 except TimeoutError:
                     reason = InfrastructureError(f"no whole answer in {config.timeout_s:g} s")
                 except InfrastructureError as error:
@@ -207,7 +222,7 @@ class Client(Generic[T]):
                     return InfrastructureError(
                         f"request {name!r} to {self._http.base_url}{path} failed {attempt + 1} times, at last by "
                         f"{reason}; look at the server, or raise timeout_s or max_retries"
-                    ), attempt
+                    ), ServerCounts(retries=attempt, failures=1)
                 delay = self._delay(name, attempt, reason.seconds if isinstance(reason, _Busy) else 0.0)
                 attempt += 1
                 if self._loop.time() >= self._said_until:
@@ -272,6 +287,52 @@ def _read_key(variable: str) -> str:
 def _seconds(text: str | None) -> float:
     """`Retry-After` in seconds; its other form, a date, is taken for nothing asked."""
     return float(text) if text is not None and text.strip().isdecimal() else 0.0
+
+
+def _doubts(answer: Any, model: object, grant: int | None) -> ServerCounts:
+    """What an answer says of itself that is not as it was asked."""
+    named = answer.get("model")
+    fault = usage_fault(answer, grant)
+    other = named is not None and named != model
+    return ServerCounts(
+        other_model=int(other),
+        false_usage=int(bool(fault)),
+        first_model=excerpt(named) if other else "",
+        first_usage=fault,
+    )
+
+
+def usage_fault(answer: Mapping[str, Any], grant: int | None) -> str:
+    """Why an answer's `usage` cannot be true; empty where it can, or where there is none.
+
+    Args:
+        answer: a completion whose first choice has been found right.
+        grant: tokens that it was allowed to generate at most.
+    """
+    usage = answer.get("usage")
+    if usage is None:
+        return ""
+    if not isinstance(usage, dict):
+        return f"usage is {excerpt(usage)}"
+    counts: dict[str, int] = {}
+    for name, least in (("prompt_tokens", 1), ("completion_tokens", 0), ("total_tokens", 1)):
+        value = usage.get(name)
+        if value is not None and not is_whole(value, least, COUNT_BOUND):
+            return f"{name} is {excerpt(value)}"
+        if value is not None:
+            counts[name] = int(value)
+    generated = counts.get("completion_tokens")
+    if generated is None:
+        return ""
+    if grant is not None and generated > grant:
+        return f"completion_tokens is {generated} of {grant} granted"
+    message = answer["choices"][0].get("message")
+    text = (message.get("content") or "") if isinstance(message, dict) else ""
+    if generated < math.ceil(len(text) / LONGEST_TOKEN):
+        return f"completion_tokens is {generated} for {len(text)} characters"
+    if len(counts) == 3 and counts["total_tokens"] != counts["prompt_tokens"] + generated:
+        return f"total_tokens is {counts['total_tokens']} of {counts['prompt_tokens']} + {generated}"
+    return ""
 
 
 def choice_of(answer: Any, what: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from selfcest_agents.engine import Completion, FailedRequest, TokenRequest, check_requests
-from selfcest_agents.openai_client import Client, ServerConfig, choice_of, excerpt, text_of
+from selfcest_agents.openai_client import LONGEST_TOKEN, Client, ServerConfig, choice_of, excerpt, text_of, usage_fault
 from selfcest_agents.policy import PolicyRequest, SamplingConfig
 from selfcest_env.errors import InfrastructureError, PolicyError, is_whole
 from selfcest_env.record import Generation
@@ -30,7 +30,6 @@ T = TypeVar("T")
 SEED_BITS = 31  # the widest integer that every server takes
 ID_BOUND = 2**31  # of ids where the vocabulary is not known, and of counts
 LOGPROB_ROUNDING = 1e-3  # a log-softmax in bfloat16 may end so far above 0
-LONGEST_TOKEN = 256  # characters; vocabularies hold runs of 128 spaces
 # Servers fill what is not said from their model's folder, and then sample from another distribution.
 NEUTRAL_SAMPLING = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 
@@ -46,7 +45,7 @@ class _Served(Generic[T]):
     @property
     def num_retries(self) -> int:
         """Tries beyond the first, over all requests."""
-        return self._client.num_retries
+        return self._client.counts.retries
 
     def close(self) -> None:
         """End the connections; what is pending is dropped."""
@@ -226,10 +225,11 @@ def _read(name: str, grant: int, answer: Any) -> Generation:
     choice = choice_of(answer, what)
     finish = _finish(choice, what)
     text = text_of(choice.get("message"), what)
-    # A count that the text belies is as good as none, and what no grant could hold is charged above it.
+    # A usage that cannot be true is as good as none. What no grant could hold is charged above it, and so dropped.
     least = math.ceil(len(text) / LONGEST_TOKEN)
     counted = _completion_tokens(answer)
-    charged = max(grant, least) if counted is None or counted < least else counted
+    unknown = counted is None or (counted <= grant and usage_fault(answer, grant))
+    charged = max(grant, least) if unknown else counted
     return Generation(text, finish, charged_tokens=charged)
 
 

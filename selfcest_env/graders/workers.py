@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from selfcest_env.errors import WorkerError
+from selfcest_env.errors import WorkerError, exit_cause
 
 START_S = 60.0
 MEMORY_BYTES = 4 << 30
@@ -81,7 +81,9 @@ class Worker:
             died = self.close()
         if -died in _CRASHES:
             return Result(failure="crash")
-        raise WorkerError(f"worker {self.module}: ended twice on one request, {_cause(died)}; it was not judged")
+        raise WorkerError(
+            f"worker {self.module}: ended twice on one request; the last one {exit_cause(died)}. It was not judged"
+        )
 
     def close(self) -> int:
         """Kill the process, whatever it does; its exit code, that of an earlier end if it had ended."""
@@ -151,13 +153,6 @@ class Worker:
             timer.cancel()
             timer.join()
         return None if late.is_set() else found
-
-
-def _cause(code: int) -> str:
-    if code >= 0:
-        return f"with exit code {code}"
-    killed = "; is the machine out of memory?" if code == -signal.SIGKILL else ""
-    return f"by signal {-code} ({signal.strsignal(-code)}{killed})"
 
 
 class WorkerPool:

@@ -296,6 +296,6 @@ STUDY = Study(
     page_file=DOCS / "cells.md",
     page=lambda: page(*stored()),
     figures={DOCS / "cells.png": lambda file: draw(stored()[0], file)},
-    rerun=lambda name, _: rerun(name),
+    rerun=rerun,
     cells="EXPERIMENT[/ARM]/seedN",
 )

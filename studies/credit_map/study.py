@@ -6,7 +6,8 @@ the reported ones at these rates, and `--rerun additive-16/diff_loo` one cell of
 The game is `cells`: k clones each answer one of eight, the replies are handed in, a coupling says what they are worth
 together. A run ends when the greedy policy is `GOAL` of the way from random to optimal play, or at the budget. What it
 cost by then is counted in decisions, of which a replay that keeps all siblings takes none, plus a price for every join
-of an episode or a replay. A run is stored as one line when it ends, and is not made again.
+of an episode or a replay. A run is stored as one line when it ends. `--rerun` makes it again, with `--resume` only what
+is not stored yet.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from selfcest_env.stored import stored_as, stored_fields
 from selfcest_env.symbolic import BatchDelegation, SymbolicRules, make_rules, optimal_return
 from selfcest_env.symbolic.scenarios import EVALUATION_SEED
 from selfcest_eval.stats.statistics import Estimate
-from studies.runner import DOCS, Study, evidence_line, git, table
+from studies.runner import DOCS, Rerun, Study, evidence_line, git, table
 
 STORE, TUNED = (Path(__file__).parent / "evidence" / name for name in ("cells.jsonl", "tuning.jsonl"))
 MODULUS, EPISODES, GROUP, HIDDEN = 8, 64, 8, (64, 64)
@@ -270,9 +271,9 @@ def cost(run: Run, price: float) -> float:
     return decisions + price * episodes
 
 
-def make(todo: Sequence[Job], file: Path, workers: int) -> None:
-    """Every run that is not stored yet, appended to the file as it ends."""
-    there = {job_of(run) for run in stored(file) if run["reached"] or run["curve"][-1][0] >= BUDGET}
+def make(todo: Sequence[Job], file: Path, workers: int, *, resume: bool) -> None:
+    """Make runs, each appended to the file as it ends; with `resume` those that the file lacks."""
+    there = {job_of(run) for run in stored(file) if run["reached"] or run["curve"][-1][0] >= BUDGET} if resume else ()
     waiting = [job for job in todo if job not in there]
     columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     console, context = Console(stderr=True), multiprocessing.get_context("spawn")
@@ -486,17 +487,21 @@ def figure(runs: Sequence[Run], file: Path) -> None:
     drawing.savefig(file, dpi=110)
 
 
-def rerun(name: str, workers: int) -> list[Path]:
-    """Make what is missing of the tuning runs, of all reported runs, or of those of a game or of a cell."""
+def rerun(name: str, how: Rerun) -> list[Path]:
+    """Make the tuning runs, all reported runs, or those of a game or of a cell."""
     if name == "tuning":
-        for _ in range(2):  # the first round decides which outer rates the second one tries
-            make(list(tuning_jobs(stored(TUNED))), TUNED, workers)
-        return [TUNED]
+        file = how.folder / TUNED.name
+        inner = list(tuning_jobs([]))
+        make(inner, file, how.workers, resume=how.resume)
+        outer = [job for job in tuning_jobs(stored(file)) if job not in inner]  # the inner rates decide which
+        make(outer, file, how.workers, resume=how.resume)
+        return [file]
     wanted = [job for job in jobs() if name == "runs" or f"{job.game}/{job.scheme}/".startswith(f"{name}/")]
     if not wanted:
         raise SystemExit(f"no cell is named {name}; expected tuning, runs, or GAME[/CREDIT] with {', '.join(GAMES)}")
-    make(wanted, STORE, workers)
-    return [STORE]
+    file = how.folder / STORE.name
+    make(wanted, file, how.workers, resume=how.resume)
+    return [file]
 
 
 STUDY = Study(

@@ -42,9 +42,8 @@ from selfcest_training.config_file import dump_config, load_config, load_stored_
 from selfcest_training.families import make_families
 from selfcest_training.shipped import model_folder
 from selfcest_training.stages.warmstart import demonstration_pool
-from studies.runner import CONFIGS, selfcest, store_json
+from studies.runner import CONFIGS, Rerun, selfcest, store_json
 
-EVIDENCE = Path(__file__).parent / "evidence"
 COSTS = ("total_tokens", "generated_tokens", "critical_path_tokens", "peak_context", "kv_token_steps", "billed_tokens")
 PLAYS = {
     "delegating": (Style.DELEGATE, ONE_BY_ONE),
@@ -177,12 +176,13 @@ def measure_told_sizes(episodes: int = 50) -> dict[str, Any]:
     return {"version": __version__, "episodes": episodes, "sizes": sizes, "windows": windows}
 
 
-def measure(name: str) -> Path:
+def measure(name: str, how: Rerun) -> Path:
     """Play `reach`, `rotary` or `told`, store what was measured, and return its file."""
     if name == "told":
-        return store_json(EVIDENCE / "told.json", measure_told_sizes())
+        return store_json(how.folder / "told.json", measure_told_sizes())
     path = CONFIGS / "cpu" / f"{name}_frontier.yaml"
     study = load_study(path, [])
+    how.check_new(study.folder)
     looked_up = {"shown": shown(), "asked": asked()} if name == "reach" else {}
     found = {"seeds": study.seeds, "episodes": study.episodes, **looked_up, **played(name, study, path)}
-    return store_json(EVIDENCE / f"{name}.json", found)
+    return store_json(how.folder / f"{name}.json", found)

@@ -19,6 +19,7 @@ from studies.runner import (
     DOCS,
     STUDIES,
     Cell,
+    Rerun,
     Study,
     cell_name,
     cells_in,
@@ -766,13 +767,13 @@ ledgers both ways half and half, with unreliable calls, never, 60 to 40 always; 
 labelled subtotals at the end, or read all at once, .08, .15 and .17 on 4x6."""
 
 
-def rerun_delegation(name: str) -> list[Path]:
+def rerun_delegation(name: str, how: Rerun) -> list[Path]:
     """Play `reach`, `rotary` or `told`, or train a cell."""
     if name in (REACH.stem, TRAINED_REACH.stem, TOLD.stem):
         from studies.delegation import reach  # imports torch, which the page does not need
 
-        return [reach.measure(name)]
-    return rerun(name)
+        return [reach.measure(name, how)]
+    return rerun(name, how)
 
 
 STUDY = Study(
@@ -782,6 +783,6 @@ STUDY = Study(
         DOCS / "delegation.png": lambda file: draw(stored()[0], file),
         DOCS / "frontier.png": lambda file: draw_frontier(stored()[0], file),
     },
-    rerun=lambda name, _: rerun_delegation(name),
+    rerun=rerun_delegation,
     cells="EXPERIMENT[/ARM]/seedN, reach, rotary or told",
 )

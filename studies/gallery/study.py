@@ -42,7 +42,7 @@ from selfcest_training.config_file import load_stored_config
 from selfcest_training.credit import Difference
 from selfcest_training.files import write_text
 from selfcest_training.shipped import model_folder
-from studies.runner import DOCS, Study
+from studies.runner import DOCS, Rerun, Study
 
 TREES = Path(__file__).parent / "evidence"
 RUN = TREES / "example_run.tar.xz"
@@ -212,10 +212,10 @@ def write_pages(out: Path, console: Console) -> None:
             report_page([Path("example")], out / "report.html", console)
 
 
-def store_run(run: Path) -> None:
-    """Keep a run of the name `example` as evidence. Every line that is kept is kept as it was."""
+def store_run(run: Path, file: Path) -> None:
+    """Keep a run of the name `example` in an archive. Every line that is kept is kept as it was."""
     files = [path for name in OF_A_RUN for path in sorted(run.glob(name))]
-    with tarfile.open(RUN, "w:xz", preset=9) as archive:
+    with tarfile.open(file, "w:xz", preset=9) as archive:
         for path in files:
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
             if path.name == "episodes.jsonl":
@@ -233,15 +233,15 @@ def _step(line: str) -> int:
     return int(found[1])
 
 
-def rerun(name: str, _: int) -> Iterator[Path]:
+def rerun(name: str, how: Rerun) -> Iterator[Path]:
     """Play the episodes again, or store another run as the example."""
     if name == "episodes":
         for file, text in play_all():
-            write_text(TREES / file, text)
-            yield TREES / file
+            write_text(how.folder / file, text)
+            yield how.folder / file
     elif Path(name).is_dir():
-        store_run(Path(name))
-        yield RUN
+        store_run(Path(name), how.folder / RUN.name)
+        yield how.folder / RUN.name
     else:
         raise SystemExit(f"--rerun is {name!r}; expected episodes, or the folder of a run named example")
 

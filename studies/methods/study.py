@@ -25,6 +25,7 @@ from studies.runner import (
     CONFIGS,
     DOCS,
     Cell,
+    Rerun,
     Study,
     cells_in,
     each,
@@ -307,21 +308,24 @@ def predicted(found: Mapping[tuple[str, str], str]) -> str:
 # One policy for many budgets
 
 
-def sweep(seed: int) -> Path:
-    """Play at every budget those policies of budgets.yaml and budgets_hidden.yaml that were trained here and are not
-    stored yet; store what they earned. To play one again, take it out of the file."""
-    name, kept = f"methods_budgets_seed{seed}", FOLDER / f"sweep-{seed}.json"
+def sweep(seed: int, how: Rerun) -> Path:
+    """Play at every budget those policies of budgets.yaml and budgets_hidden.yaml that were trained here; store what
+    they earned, beside what is stored of the others."""
+    name, kept = f"methods_budgets_seed{seed}", how.folder / f"sweep-{seed}.json"
     stored = read_json(kept)["earned"] if kept.exists() else {}
+    done = stored if how.resume else {}
     data = yaml.safe_load(SWEEP.read_text(encoding="utf-8").replace("seed10", f"seed{seed}"))
-    strategies = {policy: given for policy, given in data["strategies"].items() if policy not in stored}
+    strategies = {policy: given for policy, given in data["strategies"].items() if policy not in done}
     here = {policy: given for policy, given in strategies.items() if Path(given["policy"]).is_dir()}
     if not here:
         sys.exit(f"nothing to play: of {', '.join(strategies) or 'none'}, with seed {seed}, no policy is in runs/")
     config = Path("runs") / f"{name}_sweep.yaml"
     config.write_text(yaml.safe_dump({**data, "seeds": [seed], "strategies": here}), encoding="utf-8")
-    selfcest("evaluate", "-c", str(config), "--resume", f"name={name}_{'_'.join(here)}")
+    study = Path("studies") / f"{name}_{'_'.join(here)}"
+    how.check_new(study)
+    selfcest("evaluate", "-c", str(config), "--resume", f"name={study.name}")
     earned: dict[str, dict[str, dict[str, list[float]]]] = {}
-    for result in read_results(Path("studies") / f"{name}_{'_'.join(here)}" / "results.jsonl", whole=True):
+    for result in read_results(study / "results.jsonl", whole=True):
         place, episode = result.place, result.episodes[result.chosen]
         sizes = earned.setdefault(place.strategy, {}).setdefault(str(place.budget), {})
         sizes.setdefault(place.size, []).append(episode.team_return)
@@ -582,17 +586,17 @@ PREDICTIONS = {
 }
 
 
-def rerun_methods(name: str) -> list[Path]:
+def rerun_methods(name: str, how: Rerun) -> list[Path]:
     """Play `sweep/seedN`, or train a cell."""
     if name.startswith("sweep/seed"):
-        return [sweep(int(name.removeprefix("sweep/seed")))]
-    return rerun(name)
+        return [sweep(int(name.removeprefix("sweep/seed")), how)]
+    return rerun(name, how)
 
 
 STUDY = Study(
     page_file=PAGE,
     page=lambda: page(cells_in(FOLDER), PAGE.read_text(encoding="utf-8")),
     figures={DOCS / "methods.png": lambda file: draw(cells_in(FOLDER), file)},
-    rerun=lambda name, _: rerun_methods(name),
+    rerun=rerun_methods,
     cells="EXPERIMENT[/ARM]/seedN or sweep/seedN",
 )

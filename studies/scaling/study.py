@@ -47,9 +47,10 @@ from selfcest_training.stages.base import TaskMenu
 from selfcest_training.stages.checks import propose
 from selfcest_training.stages.mixture import Mixture
 from selfcest_training.stages.rollout_batch import play_groups
-from studies.runner import DOCS, Study, git, read_json, table
+from studies.runner import DOCS, Rerun, Study, git, read_json, table
 
 STORE, PAGE = Path(__file__).parent / "evidence", DOCS / "scale.md"
+EVIDENCE = Rerun(STORE, STORE)
 HEADING = "## How far it scales (simulated)"
 POLICY, GROUPS, GROUP = "deciding", 48, 8  # what is recorded
 WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -338,7 +339,7 @@ def micro_batches(episodes: Sequence[Episode]) -> list[int]:
 # What is recorded and measured
 
 
-def record() -> None:
+def record(how: Rerun) -> None:
     """Play groups with a policy that comes with the package, at the temperature that it was trained with."""
     folder = HERE / "quick"
     config = load_stored_config(folder / "config.yaml")
@@ -350,7 +351,7 @@ def record() -> None:
     groups, _ = play_groups(player, plans, step=0, seed=0, temperature=arm.rl.temperature, weights={})
     episodes = [shape_of(episode) for group in groups for episode in group.episodes]
     said = {"policy": POLICY, "temperature": arm.rl.temperature, "groups": GROUPS, "commit": git("rev-parse", "HEAD")}
-    _write("episodes.json", {**said, "episodes": episodes})
+    _write(how.folder / "episodes.json", {**said, "episodes": episodes})
 
 
 def shape_of(episode: EpisodeRecord) -> list[list[tuple[int, int, list[int]]]]:
@@ -365,7 +366,7 @@ def shape_of(episode: EpisodeRecord) -> list[list[tuple[int, int, list[int]]]]:
     ]
 
 
-def measure(repeats: int = 3, prompt: int = 32, new: int = 64) -> None:
+def measure(how: Rerun, repeats: int = 3, prompt: int = 32, new: int = 64) -> None:
     """Ids per CPU-second of the transformers engine, by rows that decode together; the best of so many repeats."""
     folder = HERE / "quick"
     config = load_stored_config(folder / "config.yaml")
@@ -385,36 +386,35 @@ def measure(repeats: int = 3, prompt: int = 32, new: int = 64) -> None:
             best = max(best, rows * new / (time.process_time() - begun))
         points.append([rows, round(best, 1)])
     curve = {"engine": "TransformersEngine", "model": "the tiny model, 0.2 M weights", "machine": "one x86 core"}
-    how = f"measured: ids per CPU-second, {prompt} prompt ids and {new} new ids a row, best of {repeats}"
-    _write("tiny_curve.json", {**curve, "measured": how, "points": points})
+    method = f"measured: ids per CPU-second, {prompt} prompt ids and {new} new ids a row, best of {repeats}"
+    _write(how.folder / "tiny_curve.json", {**curve, "measured": method, "points": points})
 
 
 def stored() -> dict[str, Any]:
     return {name: read_json(STORE / f"{name}.json") for name in ("episodes", "results")}
 
 
-def curves() -> dict[str, Curve]:
-    return {name: read_curve(STORE / file) for name, file in CURVES.items()}
+def curves(how: Rerun = EVIDENCE) -> dict[str, Curve]:
+    return {name: read_curve(how.input(file)) for name, file in CURVES.items()}
 
 
-def run() -> None:
+def run(how: Rerun) -> None:
     """Everything that the page shows."""
-    pool = read_json(STORE / "episodes.json")["episodes"]
+    pool = read_json(how.input("episodes.json"))["episodes"]
     found: dict[str, Any] = {"balance": {tail: list(balance(pool, tail)) for tail in ("recorded", "heavy")}}
-    for kind, curve in curves().items():
+    for kind, curve in curves(how).items():
         for tail in ("recorded", "heavy"):
             for weak in (True, False):
                 name = f"{kind} curve, {tail} tail, {'weak' if weak else 'strong'} scaling"
                 begun = time.process_time()
                 found[name] = list(simulate(pool, curve, tail, weak=weak))
                 print(name, f"{time.process_time() - begun:.0f} CPU-s", flush=True)
-    _write("results.json", found)
+    _write(how.folder / "results.json", found)
 
 
-def _write(name: str, values: Mapping[str, Any]) -> None:
-    STORE.mkdir(parents=True, exist_ok=True)
+def _write(file: Path, values: Mapping[str, Any]) -> None:
     lines = ",\n".join(f"  {json.dumps(key)}: {_listed(value)}" for key, value in values.items())
-    (STORE / name).write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+    file.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
 
 
 def _listed(value: Any) -> str:
@@ -555,8 +555,8 @@ share of the groups."""
 AGAIN = """Everything is in `studies/scaling/evidence`:
 
 ```bash
-python -m studies scaling --rerun episodes curve   # episodes and the measured curve
-python -m studies scaling --rerun results --write  # the results, this section and its figure
+python -m studies scaling --rerun episodes curve --store   # episodes and the measured curve
+python -m studies scaling --rerun results --store --write  # the results, this section and its figure
 ```
 
 With a curve of your own engine and a run's `episodes.jsonl`, `selfcest plan --curve FILE --episodes FILE` says as
@@ -577,14 +577,19 @@ def written_page() -> str:
     return with_section(PAGE.read_text(encoding="utf-8"), section(found["results"], found["episodes"]))
 
 
-def rerun(name: str, _: int) -> list[Path]:
+def rerun(name: str, how: Rerun) -> list[Path]:
     """Record episodes, measure the engine's curve, or simulate the results."""
-    makers = {"episodes": record, "curve": measure, "results": run}
+    makers = {
+        "episodes": (record, "episodes.json"),
+        "curve": (measure, "tiny_curve.json"),
+        "results": (run, "results.json"),
+    }
     if name not in makers:
         raise SystemExit(f"--rerun is {name!r}; expected one of {', '.join(makers)}")
     torch.set_num_threads(1)
-    makers[name]()
-    return [STORE]
+    make, file = makers[name]
+    make(how)
+    return [how.folder / file]
 
 
 STUDY = Study(

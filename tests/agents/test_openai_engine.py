@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -24,6 +25,7 @@ from selfcest_agents.openai_client import Client, ServerConfig, check_reachable
 from selfcest_agents.openai_engine import OpenAIEngine, OpenAIPolicy
 from selfcest_agents.policy import EnginePolicy, SamplingConfig
 from selfcest_agents.rollout import RolloutRequest, UnplayedError, rollout
+from selfcest_agents.server_counts import ServerCounts, ServerModel, server_lines, server_metrics, tallied
 from selfcest_agents.tiny import TinyTokenizer
 from selfcest_env.errors import ConfigError, InfrastructureError, PolicyError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, from_json, to_json
@@ -719,3 +721,121 @@ def test_a_key_with_a_line_end_is_sent_without_it_and_an_echo_of_it_is_masked(
     assert server.keys == ["Bearer sk-0123456789abcdef"]
     assert "[key]" in shown
     assert "0123456789" not in shown
+
+
+# What servers do that no text shows
+
+WHOLE = {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12}
+
+
+def played_with(serve: Serve, answer: Callable[[int], Any], **changes: Any) -> tuple[EpisodeRecord, ServerCounts]:
+    """One episode of one turn; the n-th try is answered by `answer(n)` beside its text, a status, or what it is."""
+
+    def reply(path: str, body: dict[str, Any], n: int) -> Reply:
+        said = answer(n)
+        return said if isinstance(said, Reply) else Reply({**chat("Answer: 46", used=None).body, **said})
+
+    server = serve(reply)
+    rules = Rules(LIMITS, HermesProtocol(), WordCounter())
+    with OpenAIPolicy(config(server, **changes), SamplingConfig()) as policy, tallied() as tally:
+        (record,) = rollout([RolloutRequest("e0", TASK, 1)], policy, rules)
+    ((asked, counts),) = tally.take().items()
+    assert asked == ServerModel(server.url, "m")
+    assert tally.take() == {}
+    return record, counts
+
+
+@pytest.mark.parametrize(
+    ("usage", "why", "charged"),
+    [
+        (WHOLE, "", 7),
+        (None, "", 40),
+        ({}, "", 40),
+        ({"completion_tokens": 7}, "", 7),
+        ({"completion_tokens": 40}, "", 40),
+        ({**WHOLE, "prompt_tokens": 0}, "prompt_tokens is '0'", 40),
+        ({**WHOLE, "prompt_tokens": -3}, "prompt_tokens is '-3'", 40),
+        ({**WHOLE, "prompt_tokens": 5.0}, "prompt_tokens is '5.0'", 40),
+        ({**WHOLE, "completion_tokens": -7}, "completion_tokens is '-7'", 40),
+        ({**WHOLE, "completion_tokens": "7"}, "completion_tokens is '7'", 40),
+        ({**WHOLE, "completion_tokens": True}, "completion_tokens is 'True'", 40),
+        ({**WHOLE, "completion_tokens": 10**30}, f"completion_tokens is '{10**30}'", 40),
+        ({"completion_tokens": 41}, "completion_tokens is 41 of 40 granted", 40),
+        ({"completion_tokens": 0}, "completion_tokens is 0 for 10 characters", 40),
+        ({**WHOLE, "total_tokens": 11}, "total_tokens is 11 of 5 + 7", 40),
+        ({**WHOLE, "total_tokens": 300}, "total_tokens is 300 of 5 + 7", 40),
+        ({**WHOLE, "total_tokens": 0}, "total_tokens is '0'", 40),
+        ([5, 7], "usage is '[5, 7]'", 40),
+        ("7", "usage is '7'", 40),
+    ],
+)
+def test_a_usage_that_cannot_be_true_is_counted_and_charged_the_whole_grant(
+    serve: Serve, usage: Any, why: str, charged: int
+) -> None:
+    record, counts = played_with(serve, lambda n: {"usage": usage})
+    asked = len(record.root.turns)  # more than one where a text was dropped
+    assert counts == ServerCounts(answers=asked, false_usage=asked * bool(why), first_usage=why)
+    assert record.root.turns[0].facts.generated_tokens == charged
+
+
+@pytest.mark.parametrize(
+    ("model", "extra", "named"),
+    [
+        (None, {}, ""),
+        ("m", {}, ""),
+        ("m-2026-01-01", {}, "'m-2026-01-01'"),
+        ("M", {}, "'M'"),
+        ("", {}, "''"),
+        (7, {}, "'7'"),
+        ("\u001b[31mm", {}, r"'\x1b[31mm'"),
+        ("big", {"model": "big"}, ""),
+        ("m", {"model": "big"}, "'m'"),
+    ],
+)
+def test_another_model_s_name_is_counted(serve: Serve, model: Any, extra: dict[str, Any], named: str) -> None:
+    _, counts = played_with(serve, lambda n: {} if model is None else {"model": model}, extra=extra)
+    assert counts == ServerCounts(answers=1, other_model=int(bool(named)), first_model=named)
+
+
+def test_retries_are_counted_and_the_record_is_the_same(serve: Serve) -> None:
+    steady, _ = played_with(serve, lambda n: {"usage": WHOLE})
+    flaky, counts = played_with(serve, lambda n: Reply("busy", status=503) if n < 2 else {"usage": WHOLE})
+    assert counts == ServerCounts(answers=1, retries=2)
+    assert to_json(flaky) == to_json(steady)
+
+
+def test_a_request_that_is_given_up_is_counted_with_its_retries(serve: Serve) -> None:
+    client = Client[str](config(serve(lambda *_: Reply("busy", status=503)), max_retries=2))
+    with closing(client), tallied() as outer, tallied() as inner:
+        client.submit("r", "completions", {}, str)
+        client.poll()
+    expected = ServerCounts(retries=2, failures=1)
+    assert client.counts == expected
+    assert [*outer.take().values()] == [*inner.take().values()] == [expected]
+
+
+def test_an_engine_of_ids_counts_too(serve: Serve) -> None:
+    server = serve(lambda path, body, n: Reply({**tokens(5, 9).body, "model": "other", "usage": {"prompt_tokens": 0}}))
+    with engine_over(server) as engine, tallied() as tally:
+        engine.submit([ASK])
+        drain(engine)
+    assert [*tally.take().values()] == [ServerCounts(1, 0, 0, 1, 1, "'other'", "prompt_tokens is '0'")]
+
+
+def test_lines_and_numbers_of_what_servers_did() -> None:
+    server = ServerModel("http://127.0.0.1:1/v1", "m")
+    counts = ServerCounts(9, 3, 1, 2, 4, "'n'", "prompt_tokens is '0'") + ServerCounts(1, first_model="'o'")
+    assert server_lines({server: counts}) == [
+        "server http://127.0.0.1:1/v1, model m: 3 retries, 1 requests given up; 2 answers name another model, the "
+        "first 'n'; 4 answers report a usage that cannot be true, the first because prompt_tokens is '0'; their whole "
+        "grant is charged (10 answers)"
+    ]
+    assert server_lines({server: ServerCounts(answers=5)}) == []
+    assert server_metrics({}) == {}
+    assert server_metrics({server: counts, ServerModel("x", "m"): ServerCounts(retries=1)}) == {
+        "server/answers": 10,
+        "server/retries": 4,
+        "server/failed_requests": 1,
+        "server/other_model": 2,
+        "server/false_usage": 4,
+    }

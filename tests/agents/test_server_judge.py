@@ -11,6 +11,7 @@ import pytest
 from chat_models import VICUNA, chat_tokenizer, tiny_llama
 from test_openai_engine import Reply, Serve, Server, config, serve
 
+from selfcest_agents.server_counts import ServerCounts, tallied
 from selfcest_agents.server_judge import ServerJudge
 from selfcest_env.errors import ConfigError, InfrastructureError, PolicyError
 from selfcest_env.process import Step
@@ -124,3 +125,16 @@ def test_it_is_a_reward_term_by_its_reference(serve: Serve) -> None:
     assert (term.role, term.server.model) == (Role.ROOT, "m")
     with pytest.raises(ConfigError, match=r"reward\.judged\.tries is 0; expected a whole number >= 1"):
         make_reward("correct", judged={**judged, "tries": 0})
+
+
+def test_what_a_judge_s_server_did_is_counted(serve: Serve) -> None:
+    def answer(path: str, body: dict[str, Any], n: int) -> Reply:
+        if n == 0:
+            return Reply("busy", status=503)
+        body = says("Mark: 7")(path, body, n).body
+        return Reply({**body, "model": "other", "usage": {"completion_tokens": 513}})
+
+    with tallied() as tally:
+        assert judge_over(serve(answer)).judge([CLONE]) == [pytest.approx(0.07)]
+    counts = ServerCounts(1, 1, 0, 1, 1, "'other'", "completion_tokens is 513 of 512 granted")
+    assert [*tally.take().values()] == [counts]

@@ -89,7 +89,10 @@ def test_after_a_death_a_fresh_worker_is_asked_once_more(worker: Worker, tmp_pat
 
 
 def test_who_dies_twice_from_outside_has_judged_nothing(worker: Worker, tmp_path: Path) -> None:
-    with pytest.raises(WorkerError, match=r"hostile_worker: ended twice on one request, by signal 9 \(Killed; is"):
+    with pytest.raises(
+        WorkerError,
+        match=r"hostile_worker: ended twice on one request; the last one was killed by signal 9 \(SIGKILL\)",
+    ):
         worker.ask(lives(tmp_path, 2, signal.SIGKILL), 20)
     assert worker.ask("a", 20).value[0] == "a"
 

@@ -218,6 +218,17 @@ def test_warm_starts_that_began_again_or_have_not_learned_are_in_terminal_and_ta
     assert kept in report_run(replace(run, evaluation=EvaluationConfig()))
 
 
+def test_a_stored_cell_that_the_config_lacks_is_a_mistake_and_no_defect(trained: RunConfig, tmp_path: Path) -> None:
+    run = copied(trained, tmp_path)
+    fewer = replace(run, evaluation=replace(run.evaluation, cells=run.evaluation.cells[:1]))
+    words = r"results\.jsonl has a result of the cell 'choice again', which the config of its folder lacks"
+    with pytest.raises(RecordError, match=words):
+        report_run(fewer)
+    (run.folder / "config.yaml").write_text(dump_config(fewer), encoding="utf-8")
+    with pytest.raises(RecordError, match=words):
+        read_sources([run.folder])
+
+
 def test_report_reads_a_folder_wherever_it_is(trained: RunConfig, tmp_path: Path) -> None:
     run = copied(trained, tmp_path)
     file = run.folder / "results.csv"

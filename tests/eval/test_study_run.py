@@ -23,6 +23,7 @@ from test_openai_engine import Reply, Serve, chat, serve
 
 from selfcest_agents.chat import ChatCodec
 from selfcest_agents.openai_client import ServerConfig
+from selfcest_agents.server_counts import ServerCounts, ServerModel, server_lines
 from selfcest_agents.tiny import TinyConfig, TinyTokenizer, build_tiny, save_pretrained
 from selfcest_cli.report import report_folder
 from selfcest_cli.study import default_study, run_study
@@ -49,11 +50,14 @@ from selfcest_eval.play.study import Study
 from selfcest_eval.report import study_report as report
 from selfcest_eval.report.comparison import compare_studies
 from selfcest_eval.report.reading import players
+from selfcest_eval.report.sources import read_sources
 from selfcest_eval.stats.frontier import Verdict, compare_frontiers, match
 from selfcest_eval.stats.statistics import Estimate
 from selfcest_eval.stats.table import curves_of
 from selfcest_training.config_file import dump_config, parse_as
+from selfcest_training.faults import Exit, exit_code
 from selfcest_training.files import write_text
+from selfcest_training.servers import read_counts
 
 __all__ = ["serve"]  # a fixture
 
@@ -1195,3 +1199,96 @@ def test_a_refused_study_is_no_session_and_its_results_stay(tmp_path: Path) -> N
         run_study(config, resume=True, console=QUIET)
     assert (config.folder / "results.jsonl").read_text(encoding="utf-8") == "{}\n{}\n"
     assert not (config.folder / "sessions.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"cells": [{"family": "range", "size": "2-6"}]},
+            r"the cell 'ledger 4-12', .* expected one of \['range 2-6'\]",
+        ),
+        ({"seeds": [0]}, r"the seed 1, .* expected one of \[0\]: put the seed back"),
+        ({"budgets": [60]}, r"the budget 240, .* expected one of \[60\]"),
+        ({"strategies": {"delegate": {}, "monolithic": {}}}, "the strategy 'self_consistency'"),
+    ],
+)
+def test_results_that_the_config_lacks_are_named_with_their_file(
+    tmp_path: Path, finished: Path, change: dict[str, Any], words: str
+) -> None:
+    write_text(finished / "study.yaml", dump_config(parse_as(StudyConfig, small(tmp_path, **change))))
+    for report_of in (lambda: report_folder(finished, QUIET), lambda: read_sources([finished])):
+        with pytest.raises(RecordError, match=rf"results\.jsonl has a result of {words}") as caught:
+            report_of()
+        assert exit_code(caught.value) is Exit.MISTAKE
+
+
+def test_a_folder_in_the_place_of_a_study_s_file_is_refused_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "s" / "results.jsonl").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"results\.jsonl is a folder; expected a file: move it away"):
+        run(small(tmp_path), resume=True)
+    assert played() == 0
+
+
+def test_what_a_server_did_is_stored_and_shown_with_the_verdict(tmp_path: Path, serve: Serve) -> None:
+    """Retries, another model and a false usage were told to nobody."""
+
+    def answer(path: str, body: dict[str, Any], n: int) -> Reply:
+        if n == 0 and "Solve" in body["messages"][0]["content"]:
+            return Reply("busy", status=503)
+        usage = {"prompt_tokens": 0, "completion_tokens": 7}
+        return Reply({**chat("Answer: 7").body, "model": "other", "usage": usage})
+
+    server = serve(answer)
+    options = {"server": {"base_url": server.url, "model": "m", "backoff_s": 0.001}}
+    changes = {"strategies": {"delegate": {}}, "budgets": [1000], "episodes": 3, "seeds": [0]}
+    cells = [{"family": "range", "size": "2-6"}]
+    data = small(tmp_path, **changes, cells=cells, policy={"name": "server", "options": options})
+    console = Console(width=300, record=True, file=io.StringIO())
+    folder = run_study(parse_as(StudyConfig, data), resume=False, console=console)
+    counts = ServerCounts(3, 3, 0, 3, 3, "'other'", "prompt_tokens is '0'")
+    assert read_counts([folder]) == {ServerModel(server.url, "m"): counts}
+    (line,) = server_lines(read_counts([folder]))
+    assert line.startswith(
+        f"server {server.url}, model m: 3 retries; 3 answers name another model, the first 'other'; 3 "
+    )
+    assert f"warning: {line}" in console.export_text()
+    assert line in (folder / "table.md").read_text(encoding="utf-8")
+    (source,) = read_sources([folder])
+    assert line in source.warnings
+
+    run({**data, "episodes": 5}, resume=True)
+    assert [*read_counts([folder]).values()] == [ServerCounts(5, 5, 0, 5, 5, "'other'", "prompt_tokens is '0'")]
+    stored = (folder / "servers.jsonl").read_bytes()
+    run({**data, "episodes": 5}, resume=True)
+    assert (folder / "servers.jsonl").read_bytes() == stored, "nothing was asked"
+
+
+def test_counts_of_a_study_that_a_server_stops_are_stored(tmp_path: Path, serve: Serve) -> None:
+    server = serve(lambda path, body, n: Reply("busy", status=503))
+    options = {"server": {"base_url": server.url, "model": "m", "backoff_s": 0.001, "max_retries": 1}}
+    changes = {"strategies": {"delegate": {}}, "budgets": [1000], "episodes": 2, "seeds": [0], "tries": 1}
+    data = small(tmp_path, **changes, policy={"name": "server", "options": options})
+    with pytest.raises(InfrastructureError, match="could not be played"):
+        run(data)
+    assert [*read_counts([tmp_path / "s"]).values()] == [ServerCounts(retries=2, failures=2)]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("[]", "line 1 has no base_url and model; delete that line"),
+        ('{"base_url": "u"}', "line 1 has no base_url and model"),
+        ('{"base_url": "u", "model": "m", "retries": "1"}', r"line 1\.retries is '1'"),
+        ('{"base_url": "u", "model": "m", "other": 1}', r"line 1\.other is unknown"),
+    ],
+)
+def test_a_strange_line_of_counts_is_named(tmp_path: Path, line: str, words: str) -> None:
+    (tmp_path / "servers.jsonl").write_text(line + "\n", encoding="utf-8")
+    with pytest.raises(RecordError, match=words):
+        read_counts([tmp_path])
+
+
+def test_studies_without_a_server_have_no_counts(finished: Path) -> None:
+    assert not (finished / "servers.jsonl").exists()
+    assert read_counts([finished]) == {}

@@ -63,7 +63,8 @@ JOB = Path("delegating") / "seed0"
 STEPS = 4
 DEADLINE_S = 300
 # docs/faults.md: 2 a mistake, here files that no run can go on from; 3 infrastructure.
-DOCUMENTED = (2, 3)
+STOPPED = 128 + signal.SIGTERM
+DOCUMENTED = (2, 3, STOPPED)
 
 RUN: dict[str, Any] = {
     "name": "run",
@@ -654,7 +655,7 @@ def term(bench: Bench, fault: Fault, output: Path, rng: random.Random) -> None:
     ended = start(train(output), install)
     fault.hits = noted(output)
     # What is done already ends well: the table is written all the same.
-    bench.stopped(fault, ended, (3, 0))
+    bench.stopped(fault, ended, (STOPPED, 0))
     if not fault.hits:
         return
     bench.behind(fault, output)
@@ -687,7 +688,7 @@ def whole(bench: Bench, fault: Fault, output: Path, rng: random.Random) -> None:
     if not fault.hits:
         fault.cpu_s += ended.cpu_s
         return
-    bench.stopped(fault, ended, (-signal.SIGKILL,) if what == WHOLE[0] else (3,))
+    bench.stopped(fault, ended, {WHOLE[0]: (-signal.SIGKILL,), WHOLE[1]: (3,)}.get(what, (STOPPED,)))
     time.sleep(2)  # workers whose parent was killed notice
     bench.behind(fault, output)
     bench.judge(fault, output, _waited(from_shell(train(output, resume=True))))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,9 +17,11 @@ from marl_games import advantages_of
 from selfcest_baselines.counterfactual import record
 from selfcest_baselines.games import KernelGames
 from selfcest_baselines.networks import ActorNetwork
+from selfcest_env.stored import stored_fields
 from selfcest_env.symbolic import BatchDelegation, RandomPolicy
 from selfcest_env.symbolic import play as play_random
 from selfcest_env.symbolic.vectors import observation_size
+from studies.runner import Rerun
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -124,6 +128,45 @@ def test_a_run_is_stored_whole_and_again_the_same(
     assert first["curve"] == again["curve"]
     assert first["curve"][-1][1] * 4 == first["curve"][-1][0] * 5, "a replay for every clone, and no decision in it"
     assert {**first, "cpu_seconds": 0} == {**again, "cpu_seconds": 0}
+
+
+def test_a_rerun_plays_stored_runs_again(
+    credit_map: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It found every run of the cell in the evidence, played none and said that it was written."""
+    played: list[Any] = []
+
+    class Pool:
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        def __enter__(self) -> Pool:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def submit(self, play: object, job: Any) -> Future[Any]:
+            played.append(job)
+            future: Future[Any] = Future()
+            rate = (400 if job.rate == credit_map.RATES[1] else 500, 10)
+            future.set_result({**stored_fields(job), "reached": rate, "curve": [[*rate, 1.0]], "cpu_seconds": 0.0})
+            return future
+
+    monkeypatch.setattr(credit_map, "ProcessPoolExecutor", Pool)
+    how = Rerun(credit_map.STORE.parent, tmp_path)
+    before = credit_map.STORE.read_bytes(), credit_map.TUNED.read_bytes()
+    assert credit_map.rerun("additive-16/diff_loo", how) == [tmp_path / "cells.jsonl"]
+    assert [(job.game, job.scheme, job.seed) for job in played] == [("additive-16", "diff_loo", n) for n in range(10)]
+    assert len(credit_map.stored(tmp_path / "cells.jsonl")) == 10
+    credit_map.rerun("additive-16/diff_loo", replace(how, resume=True))
+    assert len(played) == 10, "with --resume what the rerun has stored is kept"
+    credit_map.rerun("additive-16/diff_loo", how)
+    assert len(played) == 20
+    played.clear()
+    credit_map.rerun("tuning", how)
+    inner, cells = list(credit_map.tuning_jobs([])), len(credit_map.GAMES) * len(credit_map.SCHEMES)
+    assert played[: len(inner)] == inner
+    assert [job.rate for job in played[len(inner) :]] == [credit_map.RATES[0]] * 2 * cells
+    assert (credit_map.STORE.read_bytes(), credit_map.TUNED.read_bytes()) == before
 
 
 def test_the_page_is_what_the_evidence_says(credit_map: ModuleType) -> None:

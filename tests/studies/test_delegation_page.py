@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 from PIL import Image, ImageChops, ImageStat
 
+from studies.runner import Rerun
 from studies.trained import digest_of
 
 ROOT = Path(__file__).parents[2]
@@ -99,11 +100,12 @@ def test_every_cell_says_what_it_was_made_of(delegation: ModuleType) -> None:
         assert cell["config"] == digest_of(cell["experiment"], cell["arm"])
 
 
-def test_a_cell_of_no_experiment_is_refused(delegation: ModuleType) -> None:
+def test_a_cell_of_no_experiment_is_refused(delegation: ModuleType, tmp_path: Path) -> None:
+    how = Rerun(delegation.EVIDENCE, tmp_path)
     with pytest.raises(SystemExit, match=r"--rerun is 'whenever/a/seed0'; expected EXPERIMENT\[/ARM\]/seedN"):
-        delegation.rerun("whenever/a/seed0")
+        delegation.rerun("whenever/a/seed0", how)
     with pytest.raises(SystemExit, match="the arms of long_ledgers are reading_far, reading_long"):
-        delegation.rerun("long_ledgers/reading/seed0")
+        delegation.rerun("long_ledgers/reading/seed0", how)
 
 
 def different(one: Image.Image, other: Image.Image) -> float:

@@ -7,11 +7,12 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import yaml
 
 from selfcest_eval.stats.statistics import over_seeds
 from studies import runner
 from studies.__main__ import NAMES
-from studies.runner import DOCS, ROOT, Study, run_study, shown, store_json
+from studies.runner import DOCS, ROOT, STUDIES, Rerun, Study, read_json, run_study, shown, store_json
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -37,8 +38,11 @@ def test_a_page_that_differs_is_found_and_can_be_written(tmp_path: Path, monkeyp
     assert drawn == [tmp_path / "a.png"]
 
 
-def test_cells_are_played_in_order_and_nothing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    study = Study(DOCS / "cells.md", lambda: "page", rerun=lambda name, workers: [Path(f"{name}-{workers}")])
+def test_cells_are_played_in_order_and_nothing_is_printed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    study = Study(DOCS / "cells.md", lambda: "page", rerun=lambda name, how: [Path(f"{name}-{how.workers}")])
     run_study("cells", study, ["--rerun", "b", "a", "--workers", "3"])
     assert capsys.readouterr().out == "written to b-3\nwritten to a-3\n"
     run_study("cells", study, [])
@@ -64,9 +68,98 @@ def test_a_page_written_by_hand_is_never_overwritten(arguments: list[str], capsy
         ("delegation", "quick/other/seed0", "the arms of quick are"),
     ],
 )
-def test_an_unknown_cell_plays_nothing(name: str, cell: str, said: str) -> None:
+def test_an_unknown_cell_plays_nothing(
+    name: str, cell: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match=said):
         run_study(name, import_module(f"studies.{name}.study").STUDY, ["--rerun", cell])
+
+
+def test_a_rerun_writes_into_the_evidence_only_when_it_is_asked_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked: list[tuple[Path, bool]] = []
+
+    def play(name: str, how: Rerun) -> list[Path]:
+        asked.append((how.folder, how.resume))
+        return []
+
+    study = Study(DOCS / "cells.md", lambda: "page", rerun=play)
+    with pytest.raises(SystemExit, match="holds no rerun to resume; expected one: leave --resume out"):
+        run_study("cells", study, ["--rerun", "a", "--resume"])
+    for options in ([], [], ["--resume"], ["--store"], ["--store", "--resume"]):
+        run_study("cells", study, ["--rerun", "a", *options])
+    runs, evidence = Path("runs/rerun/cells"), STUDIES / "cells" / "evidence"
+    assert asked == [(runs / "1", False), (runs / "2", False), (runs / "2", True), (evidence, False), (evidence, True)]
+    with pytest.raises(SystemExit) as end:
+        run_study("cells", study, ["--store"])
+    assert end.value.code == 2
+    assert "say how a cell is played again; give --rerun CELL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "cell", "folder"),
+    [
+        ("delegation", "quick/deciding/seed0", "runs/quick_deciding_seed0"),
+        ("cells", "cells/seed0", "runs/cells_seed0"),
+        ("methods", "methods_when/seed10", "runs/methods_when_seed10"),
+        ("delegation", "reach", "studies/reach"),
+        ("delegation", "rotary", "studies/rotary"),
+    ],
+)
+def test_a_rerun_where_a_command_would_play_nothing_again_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, cell: str, folder: str
+) -> None:
+    """Each resumed what an earlier rerun had left, and stored its results as new ones."""
+    monkeypatch.chdir(tmp_path)
+    Path(folder).mkdir(parents=True)
+    study: Study = import_module(f"studies.{name}.study").STUDY
+    with pytest.raises(
+        SystemExit, match=f"^{folder} holds what an earlier rerun has trained or played; .* add --resume"
+    ):
+        run_study(name, study, ["--rerun", cell])
+    assert not list(Path(folder).iterdir())
+
+
+@pytest.mark.parametrize("policies", [("every",), ("every", "only_160")])
+def test_a_sweep_plays_stored_policies_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policies: tuple[str, ...]
+) -> None:
+    methods = import_module("studies.methods.study")
+    monkeypatch.chdir(tmp_path)
+    given = yaml.safe_load(methods.SWEEP.read_text(encoding="utf-8"))["strategies"]
+    for policy in policies:
+        Path(given[policy]["policy"]).mkdir(parents=True)
+    commands: list[tuple[str, ...]] = []
+    monkeypatch.setattr(methods, "selfcest", lambda *words: commands.append(words))
+    monkeypatch.setattr(methods, "read_results", lambda *_, **__: [])
+    evidence = tmp_path / "evidence"
+    file = store_json(evidence / "sweep-10.json", {"seed": 10, "earned": {policy: {} for policy in given}})
+    methods.sweep(10, Rerun(evidence, evidence))
+    assert [words[-1] for words in commands] == [f"name=methods_budgets_seed10_{'_'.join(policies)}"]
+    assert read_json(file)["earned"].keys() == given.keys(), "policies that are not here stay stored"
+    with pytest.raises(SystemExit, match="nothing to play"):
+        methods.sweep(10, Rerun(evidence, evidence, resume=True))
+
+
+def test_results_of_a_rerun_are_made_from_what_it_has_made(tmp_path: Path) -> None:
+    evidence, folder = tmp_path / "evidence", tmp_path / "rerun"
+    how = Rerun(evidence, folder)
+    assert how.input("episodes.json") == evidence / "episodes.json"
+    store_json(folder / "episodes.json", {})
+    assert how.input("episodes.json") == folder / "episodes.json"
+
+
+def test_episodes_of_a_rerun_leave_the_evidence_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gallery = import_module("studies.gallery.study")
+    monkeypatch.setattr(gallery, "play_all", lambda: iter([("pays.jsonl", "new\n")]))
+    how = Rerun(gallery.TREES, tmp_path)
+    before = (gallery.TREES / "pays.jsonl").read_bytes()
+    assert list(gallery.rerun("episodes", how)) == [tmp_path / "pays.jsonl"]
+    assert (tmp_path / "pays.jsonl").read_text() == "new\n"
+    assert (gallery.TREES / "pays.jsonl").read_bytes() == before
 
 
 def test_an_unknown_study_is_one_line() -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
 import sys
+import time
+import warnings
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from pathlib import Path
 
 import flaky
@@ -13,12 +18,17 @@ import pytest
 import yaml
 from rich.console import Console
 from test_job import config
+from test_study_run import small
 from test_study_unplayable import study
 
 import selfcest_cli.main as cli
+import selfcest_cli.study as study_command
 from selfcest_agents.rollout import FailedEpisode, UnplayedError
-from selfcest_env.errors import ConfigError, DataError, InfrastructureError, PolicyError
-from selfcest_training.faults import LOG, Exit, exit_code, line_of, logged
+from selfcest_cli.study import run_study
+from selfcest_env.errors import ConfigError, DataError, InfrastructureError, PolicyError, exit_cause
+from selfcest_eval.play.config import StudyConfig
+from selfcest_training.config_file import parse_as
+from selfcest_training.faults import LOG, Exit, exit_code, line_of, logged, signals_raise
 from selfcest_training.run.experiment import run
 
 
@@ -124,3 +134,95 @@ def test_a_run_on_a_dead_engine_says_whose_job_and_keeps_the_worker_s_trace(tmp_
         run(spec, resume=False, console=Console(quiet=True))
     trace = (spec.folder / LOG).read_text(encoding="utf-8")
     assert "in produce" in trace, "of the worker, and not of who waited for it"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_command_in_one_line_with_its_number(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ended every command but `train` without a word."""
+    closed: list[str] = []
+
+    def work() -> None:
+        try:
+            with suppress(Exception):  # as a retry or a plug-in's wrapper does
+                os.kill(os.getpid(), number)
+                time.sleep(60)
+        finally:
+            closed.append("lock")
+
+    monkeypatch.setattr(cli, "app", work)
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+    finally:
+        signal.signal(number, before)
+    assert caught.value.code == 128 + number
+    assert capsys.readouterr().err == f"selfcest: ended by signal {number:d} ({number.name})\n"
+    assert closed == ["lock"]
+
+
+def test_a_signal_that_is_ignored_or_handled_stays_so() -> None:
+    seen: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGTERM)}
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda number, _: seen.append(number))
+        with signals_raise():
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert seen == [signal.SIGTERM]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_a_forked_child_is_ended_as_it_would_be() -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with warnings.catch_warnings(), signals_raise():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+            if child == 0:
+                with suppress(BaseException):
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    time.sleep(60)
+                os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_study_that_a_signal_ends_says_how_to_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = parse_as(StudyConfig, small(tmp_path))
+    monkeypatch.setattr(study_command, "_play", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(cli, "app", lambda: run_study(config, resume=False, console=Console(quiet=True)))
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert caught.value.code == 143
+    assert capsys.readouterr().err == (
+        "selfcest: ended by signal 15 (SIGTERM); the same command with --resume plays what is missing\n"
+    )
+    assert not (config.folder / LOG).exists(), "it is no fault"
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (0, "ended with exit code 0"),
+        (1, "ended with exit code 1"),
+        (-9, "was killed by signal 9 (SIGKILL), often the out-of-memory killer"),
+        (-15, "was killed by signal 15 (SIGTERM)"),
+        (-40, "was killed by signal 40"),
+        (None, "ended, and its exit code is unknown"),
+    ],
+)
+def test_how_a_process_ended(code: int | None, words: str) -> None:
+    assert exit_cause(code) == words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections import Counter
 from collections.abc import Sequence
@@ -13,12 +14,14 @@ import pytest
 import torch
 from flaky import FlakyJudge
 from test_job import config, play, rows, weights
+from test_openai_engine import Reply, Serve, chat, serve
 
 from selfcest_agents.player import LocalPlayer
 from selfcest_agents.policy import Policy, PolicyRequest, ScriptedPolicy
 from selfcest_agents.retries import FailureStats, RetryOptions
 from selfcest_agents.rollout import RolloutRequest, UnplayedError
 from selfcest_agents.scripted import RandomActor
+from selfcest_agents.server_counts import ServerCounts, ServerModel, count, server_lines, tallied
 from selfcest_env.errors import ConfigError, InfrastructureError
 from selfcest_env.graders import Grade
 from selfcest_env.record import EpisodeRecord, Generation, read_episodes
@@ -28,11 +31,19 @@ from selfcest_env.rules import Rules
 from selfcest_env.text.counters import WordCounter
 from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import ROOT, Limits, Task, TurnKey
+from selfcest_eval.report.sources import read_sources
+from selfcest_eval.report.training_run import RunEvaluation, report_run, server_folders
+from selfcest_training.cluster.timed_result import CpuClock
 from selfcest_training.credit import make_assigner
+from selfcest_training.run import experiment
+from selfcest_training.run.job import JobId
+from selfcest_training.servers import read_counts
 from selfcest_training.stages.base import PlannedGroup
 from selfcest_training.stages.crediting import counterfactuals
 from selfcest_training.stages.failures import replay_groups
 from selfcest_training.stages.rollout_batch import play_groups
+
+__all__ = ["serve"]  # a fixture
 
 RL = "arms__delegating__rl"
 LIMITS = Limits(total_tokens=200, turn_tokens=40, reply_tokens=4, answer_reserve=4, max_turns=3)
@@ -334,3 +345,58 @@ def rows_of(spec: Any) -> list[str]:
 def test_limits_that_cannot_be_are_refused(tmp_path: Path, key: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"{key} is {value}"):
         config(tmp_path, **{f"{RL}__{key}": value})
+
+
+def test_what_a_judge_s_server_did_is_in_metrics_and_in_the_report_of_a_run(tmp_path: Path, serve: Serve) -> None:
+    """In the job's folder and its rows; what an evaluation asks is counted in the evaluation's folder, once."""
+
+    def answer(path: str, body: dict[str, Any], n: int) -> Reply:
+        if n == 0:
+            return Reply("busy", status=503)
+        return Reply({**chat("Mark: 7").body, "model": "other", "usage": {"completion_tokens": -1}})
+
+    server = serve(answer)
+    judge = {
+        "name": "selfcest_agents.server_judge:ServerJudge",
+        "server": {"base_url": server.url, "model": "m", "backoff_s": 0.001, "max_concurrent": 2},
+        "role": "root",
+    }
+    evaluation = {"cells": [{"family": "choice", "size": "any"}], "episodes": 3}
+    phases = [{"tokens": 1000, "mix": {"choice": {"share": 1, "styles": {"delegate": 1, "solve": 1}}}}]
+    spec = config(
+        tmp_path,
+        reward={"name": "correct", "options": {"judge": judge}},
+        evaluation=evaluation,
+        arms__delegating__warmstart__phases=phases,
+        arms__delegating__rl__steps=2,
+    )
+    spec.folder.mkdir()
+    experiment.prepare(spec, resume=False)
+    experiment._play_job(spec, JobId("delegating", 0), False, RunEvaluation())
+    folder = spec.folder / "delegating" / "seed0"
+    of_rl = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    numbers = [row for row in of_rl if row["stage"] == "rl" and "server/answers" in row]
+    assert numbers
+    for row in numbers:
+        assert row["server/answers"] == row["server/other_model"] == row["server/false_usage"] > 0
+    by_folder = {name: read_counts([folder / name]) for name in (".", "evaluation_before_rl", "evaluation")}
+    (of_job,) = by_folder["."].values()
+    assert of_job.answers >= sum(row["server/answers"] for row in numbers)
+    total = sum((counts for found in by_folder.values() for counts in found.values()), ServerCounts())
+    assert total.retries > 0
+    assert total.answers + total.retries == len(server.seen), "every request is counted once"
+    (line,) = server_lines(read_counts(server_folders(spec)))
+    start = f"server {server.url}, model m: {total.retries} retries; {total.answers} answers name another model"
+    assert line.startswith(start)
+    assert f"warning: {line}" in report_run(spec)
+    (source,) = read_sources([spec.folder])
+    assert line in source.warnings
+
+
+def test_counts_cross_from_a_rollout_worker() -> None:
+    counts = {ServerModel("u", "m"): ServerCounts(answers=2, retries=1)}
+    answer = pickle.loads(pickle.dumps(CpuClock().answer("records", counts)))
+    with tallied() as tally:
+        count(answer.servers)
+    assert tally.take() == counts
+    assert CpuClock().answer("records").servers == {}

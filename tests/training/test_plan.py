@@ -29,19 +29,21 @@ from selfcest_cli.plan import print_plan
 from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import PlugIn
 from selfcest_env.types import Limits
-from selfcest_training.config import RunConfig
+from selfcest_training.cluster.config import ClusterConfig
+from selfcest_training.config import Cell, EvaluationConfig, RunConfig
 from selfcest_training.config_file import load_config
 from selfcest_training.learner.footprint import RowShape, pass_bytes, record_peak, run_one_pass, without_weights
 from selfcest_training.learner.forward import Forward
 from selfcest_training.learner.options import ForwardOptions, LossConfig, LossTermConfig, OptimizerConfig, Precision
 from selfcest_training.learner.update import Learner
 from selfcest_training.planning import memory
-from selfcest_training.planning.changes import missing_bytes, what_helps
+from selfcest_training.planning.changes import missing_bytes, refuse, what_helps
 from selfcest_training.planning.lengths import Lengths, allowed, recorded
 from selfcest_training.planning.memory import GIB, Part, Place, places, token_bytes
 from selfcest_training.planning.report import _place_lines
 from selfcest_training.planning.shapes import KNOWN, model_shape
 from selfcest_training.planning.speed import Curve, read_curve, step_plan
+from selfcest_training.planning.totals import job_totals
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -324,6 +326,96 @@ def test_the_plan_says_what_is_unknown(tmp_path: Path) -> None:
     assert "its speed is unknown (--curve FILE)" in said
     assert "the most that limits allow" in said
     assert "nothing, the sampler uses the learner's own weights" in said
+
+
+def test_totals_of_a_job_by_hand(tmp_path: Path) -> None:
+    config = job_config(tmp_path)  # 24,000 demonstration tokens, 10 steps of 4 x 8 episodes
+    cells = (Cell("choice", "any"), Cell("choice", "again"))
+    evaluation = EvaluationConfig(cells, episodes=5, temperatures=(0.0, 0.8))
+    config = replace(config, seeds=(0, 1), evaluation=evaluation)
+    lengths = Lengths("", 40.0, 50.0, (20.0,))
+    step = step_plan(config, "delegating", lengths, CURVE, slots=4)
+    totals = job_totals(config, "delegating", lengths, step, CURVE)
+    assert (totals.steps, totals.ended_by) == (10, "rl.steps")
+    assert (totals.demonstrations, totals.sampled, totals.trained) == (24_000, 10 * 32 * 40, 10 * 32 * 50)
+    assert totals.compute == 10 * 32 * 40 + 3 * (24_000 + 10 * 32 * 50)
+    assert totals.evaluated == 3 * 2 * 5 * 40, "before RL greedily, after it at two temperatures"
+    per_step = step.seconds(0)
+    assert per_step is not None
+    assert totals.seconds == (240 + 10 * per_step[0], 240 + 10 * per_step[1]), "24,000 ids at 100 a second"
+
+    # A step is 32 x (40 + 3 x 50) = 6,080 tokens of compute, 32 x 40 = 1,280 of them sampled.
+    budget = replace(config, compute_tokens=72_000 + 3 * 6080 + 1)
+    ended = job_totals(budget, "delegating", lengths, step, None)
+    assert (ended.steps, ended.ended_by, ended.seconds) == (4, "compute_tokens", None)
+    sampled = replace(config.arms["delegating"].rl, sampled_tokens=2 * 1280)
+    config = replace(config, arms={"delegating": replace(config.arms["delegating"], rl=sampled)})
+    ended = job_totals(config, "delegating", lengths, step, CURVE)
+    assert (ended.steps, ended.ended_by) == (2, "rl.sampled_tokens")
+    imitating = job_totals(config, "delegating", lengths, None, CURVE)
+    assert (imitating.steps, imitating.sampled, imitating.seconds) == (0, 0.0, (240.0, 240.0))
+
+
+def test_the_plan_gives_the_totals_of_a_run_and_its_time_where_a_curve_is_known(tmp_path: Path) -> None:
+    config = replace(job_config(tmp_path), seeds=(0, 1))
+    said = printed(config)
+    assert "Whole run: 1 arm(s) x 2 seed(s)" in said
+    assert "10 steps of RL (until rl.steps) that generate 25,600 tokens" in said
+    assert "in all: RL generates 51,200 tokens" in said
+    assert "time: unknown without a curve" in said
+    file = tmp_path / "curve.json"
+    values = {"engine": "e", "model": "m", "machine": "c", "measured": "by hand", "points": [[1, 100.0]]}
+    file.write_text(json.dumps(values))
+    assert "time: unknown without a curve (--curve FILE) that has trained_tokens_per_second" in printed(
+        config, curve=file
+    )
+    file.write_text(json.dumps({**values, "trained_tokens_per_second": 100.0}))
+    assert re.search(r"time: \d+\.\d\d to \d+\.\d\d h, one job after another", printed(config, curve=file))
+
+
+def test_totals_without_a_bound_say_so(tmp_path: Path) -> None:
+    config = replace(job_config(tmp_path), compute_tokens=10**6)
+    lengths = Lengths("", math.inf, math.inf, (math.inf,))
+    step = step_plan(config, "delegating", lengths, None, slots=4)
+    totals = job_totals(config, "delegating", lengths, step, None)
+    assert (totals.steps, totals.sampled, totals.compute) == (10, math.inf, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "each", "changes", "note"),
+    [
+        (2, {"GPU": 1.0}, ["cluster.learner_ranks=8"], "8 learner ranks in place of 2 (6 GPU more)"),
+        (2, {"GPU": 0.5, "CPU": 2.0}, ["workers=1", "cluster.learner_ranks=4"], "4 learner ranks in place of 2 (1 GPU"),
+        (2, {}, ["cluster.learner_ranks=4"], "4 learner ranks in place of 2"),
+        (4, {"GPU": 1.0}, ["cluster.learner_ranks=8", "cluster.learner_ranks=16"], "16 learner ranks in place of 4"),
+    ],
+)
+def test_a_proposal_that_needs_more_hardware_says_so(
+    tmp_path: Path, ranks: int, each: dict[str, float], changes: list[str], note: str
+) -> None:
+    cluster = ClusterConfig(learner_ranks=ranks, learner_resources=each)
+    config = replace(job_config(tmp_path), cluster=cluster, workers=1)
+    assert f"it would, but that needs more hardware: {note}" in str(refuse("does not fit", config, changes))
+    assert "hardware" not in str(refuse("does not fit", config, ["lora={rank: 32, alpha: 64}"]))
+    assert "hardware" not in str(refuse("does not fit", replace(config, cluster=None), ["workers=1"]))
+
+
+def test_ranks_are_proposed_where_they_help(tmp_path: Path) -> None:
+    options = {"hidden_size": 64, "num_layers": 2, "num_heads": 2, "intermediate_size": 4096, "max_positions": 96}
+    cluster = ClusterConfig(learner_ranks=2, learner_resources={"GPU": 1.0})
+    config = replace(
+        job_config(tmp_path, model={"name": "tiny", "options": options}),
+        cluster=cluster,
+        workers=1,
+        micro_batch_tokens=512,
+        forward=ForwardOptions(Precision.BFLOAT16, gradient_checkpointing=True, logit_chunk=256),
+        lora=None,
+    )
+    held = max(place.size for place in places(config, "delegating", model_shape(config.model)))
+    with pytest.raises(
+        ConfigError, match=r"does not fit.*cluster\.learner_ranks=\d+ it would, but that needs more hardw"
+    ):
+        printed(config, memory=0.8 * held / GIB)
 
 
 def test_what_does_not_fit_is_refused_by_name_and_the_change_helps(

@@ -448,7 +448,7 @@ def test_a_lost_driver_goes_on_to_the_same_bits_and_without_a_cluster_to_the_sam
     assert_same_weights(one, alone)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 3), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_who_is_stopped_leaves_no_process_behind(tmp_path: Path, number: signal.Signals, code: int) -> None:
     psutil = pytest.importorskip("psutil")
     cluster = {"cluster": {"rollout_workers": 2, "rollout_resources": {"CPU": 0.5}}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import multiprocessing
 import os
 import pickle
 import re
@@ -36,14 +37,16 @@ from selfcest_eval.report.curves import metrics_of
 from selfcest_eval.report.training_run import RunEvaluation
 from selfcest_training import files
 from selfcest_training.config import RunConfig
-from selfcest_training.config_file import dump_run, run_digest
+from selfcest_training.config_file import differing_keys, dump_run, run_digest
 from selfcest_training.credit.offline import read_groups
+from selfcest_training.faults import exit_code
 from selfcest_training.files import Extent, Growing, digest, digests, tidy, whole, write_text
 from selfcest_training.learner.state import LearnerState
 from selfcest_training.run import experiment
 from selfcest_training.run.checkpoint import TrainState, checkpoints, newest_whole, read_state, save_checkpoint
 from selfcest_training.run.job import Job, JobId
 
+QUIET = Console(quiet=True)
 COPY = {"dtype": "float32"}  # a sampler with weights of its own, as rollouts ahead need
 ID = JobId("delegating", 0)
 SHORT = {
@@ -251,6 +254,108 @@ def test_a_run_of_an_earlier_release_goes_on_though_keys_were_renamed(begun: boo
             experiment.prepare(spec, resume=True)
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"seeds": (0, 1)}, r"(seeds is [0] in the stored file and [0, 1] here), so --resume would mix two runs"),
+        (
+            {"threads": 2, "checkpoint_every": 5},
+            "(threads is 1 in the stored file and 2 here; checkpoint_every is 1 in the stored file and 5",
+        ),
+        ({"micro_batch_tokens": 77, "threads": 2, "workers": 1, "checkpoint_every": 5, "seeds": (3,)}, "; and 1 more)"),
+        ({"logging": ("tensorboard", "wandb")}, "(logging is ['tensorboard'] in the stored file and ['tensorboard', "),
+    ],
+)
+def test_a_resume_with_another_config_names_the_keys_that_differ(
+    tmp_path: Path, changes: dict[str, object], words: str
+) -> None:
+    spec = config(tmp_path, **SHORT)
+    spec.folder.mkdir()
+    experiment.prepare(spec, resume=False)
+    with pytest.raises(ConfigError, match=re.escape(words)) as caught:
+        experiment.prepare(replace(spec, **changes), resume=True)
+    assert len(str(caught.value).splitlines()) == 1
+    assert yaml.safe_load((spec.folder / "config.yaml").read_text())["threads"] == spec.threads
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "phrases"),
+    [
+        ("arms__delegating__rl__steps", 4, ["arms.delegating.rl.steps is 3 in the stored file and 4 here"]),
+        (
+            "arms__delegating__warmstart__phases",
+            [{"tokens": 900, "mix": {"choice": {"share": 1, "styles": {"delegate": 1}}}}],
+            [
+                "arms.delegating.warmstart.phases[0].tokens is 1000 in the stored file and 900 here",
+                "arms.delegating.warmstart.phases[0].mix.choice.styles.solve stands only in the stored file, as 1.0",
+            ],
+        ),
+        ("tasks__other", {"name": "trivial:Choice"}, ["tasks.other stands only here, as {'name': 'trivial:Choice', "]),
+    ],
+)
+def test_differing_keys_are_named_by_their_whole_path(
+    tmp_path: Path, path: str, value: object, phrases: list[str]
+) -> None:
+    spec, given = config(tmp_path, **SHORT), config(tmp_path, **{**SHORT, path: value})
+    differences = differing_keys(dump_run(spec), given, "config.yaml")
+    for difference, phrase in zip(differences, phrases, strict=True):
+        assert difference.startswith(phrase)
+    assert differing_keys(dump_run(spec), spec, "config.yaml") == []
+
+
+def test_a_stored_config_in_another_form_is_the_same_run(tmp_path: Path) -> None:
+    """A comment in it, before there is a checkpoint, refused every resume."""
+    spec = config(tmp_path, **SHORT)
+    spec.folder.mkdir()
+    experiment.prepare(spec, resume=False)
+    stored = spec.folder / "config.yaml"
+    stored.write_text(f"# mine\n{stored.read_text()}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        experiment.prepare(spec, resume=True)
+    assert stored.read_text() == dump_run(spec)
+
+
+@pytest.mark.parametrize(
+    ("name", "as_folder"),
+    [
+        ("delegating/seed0/checkpoints/rl_000003", False),
+        ("delegating/seed0/checkpoints/rl_000099", False),
+        ("delegating/seed0/checkpoints", False),
+        ("delegating/seed0/warmstart_model", False),
+        ("delegating/seed0/model", False),
+        ("delegating/seed0/evaluation", False),
+        ("delegating/seed0", False),
+        ("delegating", False),
+        ("delegating/seed0/metrics.jsonl", True),
+        ("delegating/seed0/evaluation/results.jsonl", True),
+        ("config.yaml", True),
+        ("table.md", True),
+    ],
+)
+def test_a_file_in_the_place_of_a_folder_is_refused_before_any_work(
+    base: Job, tmp_path: Path, name: str, as_folder: bool
+) -> None:
+    """Each ended hours later with exit code 3 and a promise to resume, which no resumed run could keep."""
+    spec, _ = copy(base, tmp_path)
+    write_text(spec.folder / "config.yaml", dump_run(spec))
+    path = spec.folder / name
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(exist_ok=True)
+    if as_folder:
+        path.mkdir()
+    else:
+        path.write_text("?")
+    before = {file: file.read_bytes() for file in spec.folder.rglob("*") if file.is_file() and file.name != ".lock"}
+    kinds = ("a folder", "a file") if as_folder else ("a file", "a folder")
+    with pytest.raises(ConfigError, match=rf"{name} is {kinds[0]}; expected {kinds[1]}: move it away, then resume"):
+        experiment.run(spec, resume=True, console=Console(quiet=True))
+    after = {file: file.read_bytes() for file in spec.folder.rglob("*") if file.is_file() and file.name != ".lock"}
+    assert after == before
+
+
 # Kills
 
 
@@ -456,6 +561,87 @@ def test_who_is_asked_to_stop_in_the_report_finishes_it(tmp_path: Path, monkeypa
         signal.signal(signal.SIGTERM, before)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_run_says_which_signal_has_stopped_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: signal.Signals,
+) -> None:
+    def stop(*_: object) -> None:
+        os.kill(os.getpid(), number)
+        raise StoppedError("delegating/seed0: stopped after a checkpoint")
+
+    monkeypatch.setattr(experiment, "_run_jobs", stop)
+    monkeypatch.setattr(cli, "app", lambda: experiment.run(config(tmp_path, **SHORT), resume=False, console=QUIET))
+    before = signal.signal(number, signal.SIG_DFL)  # tests in the background of a shell may ignore it
+    try:
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        assert signal.getsignal(number) == signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
+    assert caught.value.code == 128 + number
+    said = capsys.readouterr().err
+    words = (
+        f"selfcest: delegating/seed0: stopped after a checkpoint, as signal {number:d} ({number.name}) asked; the same"
+    )
+    assert said.startswith(words)
+    assert len(said.splitlines()) == 1
+
+
+def test_a_terminal_that_is_gone_is_a_hangup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was printed after it failed: exit code 3, and a line about input and output."""
+
+    def stop(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(experiment, "_run_jobs", stop)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with pytest.raises(
+            StoppedError, match=r"stopped \(.*Input/output error\), as signal 1 \(SIGHUP\) asked"
+        ) as caught:
+            experiment.run(config(tmp_path, **SHORT), resume=False, console=QUIET)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert exit_code(caught.value) == 129
+
+
+def test_a_run_under_nohup_goes_on_after_sighup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiment, "_run_jobs", lambda *_: os.kill(os.getpid(), signal.SIGHUP))
+    monkeypatch.setattr(experiment, "print_report", lambda *_: None)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        experiment.run(config(tmp_path, **SHORT), resume=False, console=QUIET)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (signal.SIGKILL, "was killed by signal 9 (SIGKILL), often the out-of-memory killer"),
+        (signal.SIGSEGV, "was killed by signal 11 (SIGSEGV)"),
+        (signal.SIGTERM, "was killed by signal 15 (SIGTERM)"),
+    ],
+)
+def test_a_worker_that_was_killed_is_named_by_its_signal(number: signal.Signals, words: str) -> None:
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=time.sleep, args=(60,)) for _ in range(2)]
+    try:
+        for process in processes:
+            process.start()
+        assert processes[0].pid is not None
+        os.kill(processes[0].pid, number)
+        assert experiment.first_end(processes) == words
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
 def test_errors_come_back_from_a_worker_as_they_are() -> None:
     for error in (StoppedError("why"), OSError(errno.ENOSPC, "No space left on device", "file")):
         assert str(pickle.loads(pickle.dumps(error))) == str(error)
@@ -562,7 +748,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["SIGTERM", "SIGTERM to all", "a killed worker", "a full disk"])
+@pytest.mark.parametrize("fault", ["SIGTERM", "SIGTERM to all", "SIGHUP to all", "a killed worker", "a full disk"])
 def test_a_run_that_the_machine_stops_ends_in_one_line_and_resumes_to_the_same_table(
     tmp_path: Path, undisturbed: list[dict[str, str]], fault: str
 ) -> None:
@@ -577,13 +763,24 @@ def test_a_run_that_the_machine_stops_ends_in_one_line_and_resumes_to_the_same_t
         wait_for(folder, "delegating/seed0/checkpoints/rl_*")
         if fault == "SIGTERM":
             process.terminate()
-        elif fault == "SIGTERM to all":
-            os.killpg(process.pid, signal.SIGTERM)
+        elif fault.endswith("to all"):
+            os.killpg(process.pid, getattr(signal, fault.split()[0]))
         else:
             for child in children(process.pid):
                 os.kill(child, signal.SIGKILL)
     _, said = process.communicate(timeout=400)
-    assert process.returncode == 3, said
+    ending = {
+        "SIGTERM": (143, "as signal 15 (SIGTERM) asked; the same command"),
+        "SIGTERM to all": (143, "as signal 15 (SIGTERM) asked; the same command"),
+        "SIGHUP to all": (129, "as signal 1 (SIGHUP) asked; the same command"),
+        "a killed worker": (
+            3,
+            "a worker process was killed by signal 9 (SIGKILL), often the out-of-memory killer; the",
+        ),
+        "a full disk": (3, ""),
+    }
+    assert process.returncode == ending[fault][0], said
+    assert ending[fault][1] in said
     assert len(said.splitlines()) == 1
     assert f"the same command with --resume goes on from the newest checkpoints in {folder}" in said
     assert ("delegating/seed0/checkpoints/" in said) or fault == "a full disk"

@@ -559,7 +559,11 @@ def assert_close(found: LearnerState, expected: LearnerState, tolerance: float) 
     ("loss", "error", "message"),
     [
         ("uneven:Fails", RuntimeError, r"(?s)rank 1 of 2 of the learner failed:.*ZeroDivisionError: on purpose"),
-        ("uneven:Dies", InfrastructureError, "rank 1 of 2 of the learner has ended without a word"),
+        (
+            "uneven:Dies",
+            InfrastructureError,
+            r"rank 1 of 2 of the learner was killed by signal 9 \(SIGKILL\), often the out-of-memory killer, without",
+        ),
         ("uneven:Hangs", RuntimeError, r"(?s)rank 0 of 2 of the learner failed:.*[Tt]imed out"),
     ],
 )

@@ -28,10 +28,10 @@ from selfcest_cli.credit import credit_app
 from selfcest_cli.export import export
 from selfcest_cli.lab import lab
 from selfcest_env import __version__
-from selfcest_env.errors import ConfigError
+from selfcest_env.errors import ConfigError, signal_name
 from selfcest_env.local_modules import search_folder
 from selfcest_env.plugin import check_modules
-from selfcest_training.faults import Exit, exit_code, line_of
+from selfcest_training.faults import Exit, SignalExit, exit_code, line_of, signals_raise
 
 app = typer.Typer(
     name="selfcest",
@@ -410,9 +410,18 @@ def main() -> None:
     """Entry point: an exception is one line and an exit code, see `faults`; a defect in no log shows its trace."""
     try:
         search_folder(os.getcwd())
-        app()
+        with signals_raise():
+            app()
+    except SignalExit as error:
+        _print_error(f"ended by {signal_name(error.signal_number)}", *getattr(error, "__notes__", ()))
+        raise
     except Exception as error:
-        if exit_code(error) is Exit.DEFECT and not hasattr(error, "__notes__"):
+        if exit_code(error) == Exit.DEFECT and not hasattr(error, "__notes__"):
             traceback.print_exc()
-        print(f"selfcest: {line_of(error)}", file=sys.stderr)
+        _print_error(line_of(error))
         raise SystemExit(int(exit_code(error))) from error
+
+
+def _print_error(*parts: str) -> None:
+    with suppress(OSError):  # after SIGHUP there may be no terminal
+        print(f"selfcest: {'; '.join(parts)}", file=sys.stderr)

@@ -14,6 +14,7 @@ from selfcest_training.planning.memory import GIB, places, slots
 from selfcest_training.planning.report import plan_lines
 from selfcest_training.planning.shapes import device_memory, model_shape
 from selfcest_training.planning.speed import read_curve, step_plan
+from selfcest_training.planning.totals import job_totals
 
 
 def print_plan(
@@ -37,14 +38,16 @@ def print_plan(
     asked = device_memory(shape.device)
     device = (int(memory * GIB), "--memory") if memory is not None else (asked, "says torch") if asked else None
     measured = None if curve is None else read_curve(curve)
-    lengths = {
-        arm: allowed(config.limits_of(arm)) if episodes is None else recorded(episodes)
+    lengths = {arm: allowed(config.limits_of(arm)) if episodes is None else recorded(episodes) for arm in config.arms}
+    steps = {
+        arm: step_plan(config, arm, lengths[arm], measured, slots(config))
         for arm, of_arm in config.arms.items()
         if of_arm.rl.steps
     }
-    steps = {arm: (of_arm, step_plan(config, arm, of_arm, measured, slots(config))) for arm, of_arm in lengths.items()}
+    totals = {arm: job_totals(config, arm, lengths[arm], steps.get(arm), measured) for arm in config.arms}
     found = {arm: places(config, arm, shape) for arm in config.arms}
-    for line in plan_lines(config, shape, found, steps, measured, device):
+    of_arms = {arm: (lengths[arm], step) for arm, step in steps.items()}
+    for line in plan_lines(config, shape, found, of_arms, totals, measured, device):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     if device is None or not missing_bytes(config, device[0]):
         return
@@ -55,5 +58,6 @@ def print_plan(
     raise refuse(
         f"does not fit: a {misfit.name} needs {misfit.size / GIB:.1f} GiB ({names}), "
         f"{misfit.missing(device[0]) / GIB:.1f} more than the {room:.1f} it has",
+        config,
         what_helps(config, device[0]),
     )

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from selfcest_agents.openai_client import ServerConfig
 from selfcest_agents.policy import SamplingConfig
+from selfcest_agents.server_counts import server_lines, tallied
 from selfcest_cli.live_tree import LiveRequest, LiveTree
 from selfcest_cli.trace import check_place, save_page
 from selfcest_env.errors import ConfigError, DataError, RecordError, did_you_mean
@@ -201,7 +202,7 @@ def play_question(
     with progress.status("loading the policy"):
         check_servers([source])
         player = source.load(seed)
-    with closing(player), LiveTree(progress) as tree:
+    with closing(player), LiveTree(progress) as tree, tallied() as tally:
         request = LiveRequest(episode_id, task, seed, config.limits, tree)
         (record,) = player.play([request], temperature, wrap=tree.over)
     if task.answer:
@@ -209,7 +210,8 @@ def play_question(
     if out is not None:
         with out.open("a", encoding="utf-8") as lines:
             lines.write(write_episode(record))
-    console.print(describe(record, rules), markup=False, highlight=False, soft_wrap=True)
+    for line in (describe(record, rules), *server_lines(tally.take())):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     if html is not None:
         page = viewer_page(shorten(task.prompt), [Shown(record)], [Face(rules)], [])
         save_page(page, html, 1, console)

@@ -5,26 +5,31 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from signal import SIGINT
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from selfcest_env.errors import ConfigError
+from selfcest_agents.server_counts import server_lines
+from selfcest_env.errors import ConfigError, signal_name
 from selfcest_eval.play.config import StudyConfig
 from selfcest_eval.play.leaks import leaked
 from selfcest_eval.play.results import read_results, read_unplayable
 from selfcest_eval.play.store import Store
 from selfcest_eval.play.study import Study
 from selfcest_eval.play.unplayable import leave_out, unplayable_lines
-from selfcest_eval.report.reading import headline, reading_of
+from selfcest_eval.report.reading import check_places, headline, reading_of
 from selfcest_eval.report.study_report import write_page, write_report
 from selfcest_eval.stats.decision_table import decided, trios
 from selfcest_eval.stats.table import curves_of
 from selfcest_training.config_file import dump_config, shipped_config
-from selfcest_training.faults import logged
-from selfcest_training.files import write_text
+from selfcest_training.faults import SignalExit, logged
+from selfcest_training.files import check_kind, write_text
 from selfcest_training.lock import locked
-from selfcest_training.session import session
+from selfcest_training.servers import read_counts
+from selfcest_training.session import SESSIONS, session
+
+RESUME_HINT = "the same command with --resume plays what is missing"
 
 
 def run_study(
@@ -45,6 +50,8 @@ def _run(study: Study, resume: bool, page: Path | None, command: str, console: C
     import torch  # slow to import, and a report of a finished study plays nothing
 
     config, folder = study.config, study.config.folder
+    for name in ("study.yaml", "played.jsonl", "results.jsonl", "table.md", "results.csv", SESSIONS):
+        check_kind(folder / name, folder=False)
     if not resume and any((folder / name).exists() for name in ("played.jsonl", "results.jsonl")):
         raise ConfigError(
             f"{folder} already holds a study; add --resume to play only what it lacks, or set name= to start another"
@@ -61,7 +68,10 @@ def _run(study: Study, resume: bool, page: Path | None, command: str, console: C
         with session(folder):
             _play(study, store, console)
     except KeyboardInterrupt:
-        console.print("interrupted; the same command with --resume plays what is missing")
+        console.print(f"interrupted by {signal_name(SIGINT)}; {RESUME_HINT}", soft_wrap=True)
+        raise
+    except SignalExit as error:
+        error.add_note(RESUME_HINT)
         raise
     text = print_study(config, console, notes, study.crossed)
     if page is not None:
@@ -76,7 +86,9 @@ def print_study(config: StudyConfig, console: Console, notes: Sequence[str] = ()
     if not file.is_file():
         raise ConfigError(f"{config.folder} holds no results.jsonl: the study is not finished; add --resume to go on")
     every, unplayable = list(read_results(file, whole=bool(trios(config)), experts=True)), read_unplayable(file)
-    results, lost = leave_out(every, unplayable), unplayable_lines(every, unplayable)
+    check_places(config, every, file)
+    results = leave_out(every, unplayable)
+    lost = [*unplayable_lines(every, unplayable), *server_lines(read_counts([config.folder]))]
     cells, reading, choices = curves_of(results), reading_of(config, crossed=crossed), decided(config, results)
     head = headline(config, cells, reading)
     shown, text = write_report(config.folder, cells, reading, head, [*notes, *lost], decisions=choices)

@@ -266,6 +266,56 @@ def run_digest(config: RunConfig) -> str:
     return digest(write_yaml(with_stored_keys(_run_values(config))))
 
 
+def differing_keys(stored: str, config: RunConfig, where: str) -> list[str]:
+    """What differs between the text of a stored config and a config, one phrase for each key.
+
+    Args:
+        stored: text of a run's `config.yaml`.
+        config: of the run that is to be resumed.
+        where: name of the stored file, for its errors.
+
+    Returns:
+        Keys with another value first, then keys that only one of the two has; `[]` for equal configs.
+
+    Raises:
+        ConfigError: the text is no YAML mapping.
+    """
+    data = read_yaml(stored, where)
+    if not isinstance(data, dict):
+        raise ConfigError(f"{where} holds {type(data).__name__}; expected a mapping of config keys")
+    given = read_yaml(dump_run(config), "the config")  # as it would be read, so that both have the same kinds of number
+    differences = sorted(_differences(data, given, ""), key=lambda difference: difference[0])
+    return [phrase for _, phrase in differences]
+
+
+def _differences(stored: Any, given: Any, place: str) -> Iterator[tuple[int, str]]:
+    """Phrases with a rank: 0 for another value of a key, 1 for a key that one side lacks, 2 for another order."""
+    if isinstance(stored, dict) and isinstance(given, dict):
+        for key in [*stored, *(key for key in given if key not in stored)]:
+            inner = f"{place}.{_shown_key(key)}".removeprefix(".")
+            if key not in given:
+                yield 1, f"{inner} stands only in the stored file, as {show(stored[key])}"
+            elif key not in stored:
+                yield 1, f"{inner} stands only here, as {show(given[key])}"
+            else:
+                yield from _differences(stored[key], given[key], inner)
+        if stored.keys() == given.keys() and list(stored) != list(given):  # arms are trained in their order
+            yield 2, f"the keys of {place or 'the config'} stand in another order"
+    elif isinstance(stored, list) and isinstance(given, list) and len(stored) == len(given) and _has_mapping(given):
+        for position, (old, new) in enumerate(zip(stored, given, strict=True)):
+            yield from _differences(old, new, f"{place}[{position}]")
+    elif repr(stored) != repr(given):  # 1, 1.0 and True are equal, and different texts of a config
+        yield 0, f"{place} is {show(stored)} in the stored file and {show(given)} here"
+
+
+def _has_mapping(values: Sequence[Any]) -> bool:
+    return any(isinstance(value, dict) for value in values)
+
+
+def _shown_key(key: object) -> str:
+    return key if isinstance(key, str) and key.isprintable() else ascii(key)
+
+
 def shipped_config(name: str) -> Path:
     """A config that comes with the project: beside the package in a checkout, inside it in a wheel."""
     package = Path(__file__).parent

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor
@@ -14,6 +16,7 @@ from selfcest_env.errors import ConfigError, InfrastructureError, SelfcestError,
 from selfcest_training.files import refuse_link
 
 LOG = "errors.log"
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)  # SIGINT is Python's KeyboardInterrupt
 # Modules that commands import late, by the extra that installs them.
 EXTRA_OF_MODULE = {
     "httpx2": "openai",
@@ -67,7 +70,10 @@ def line_of(error: Exception) -> str:
     return "; ".join([said, *getattr(error, "__notes__", ())])
 
 
-def exit_code(error: Exception) -> Exit:
+def exit_code(error: Exception) -> int:
+    """An `Exit`, or 128 + the number of the signal that has stopped the work, as shells report it."""
+    if isinstance(error, StoppedError) and error.signal_number is not None:
+        return 128 + error.signal_number
     if isinstance(error, InfrastructureError | StoppedError):
         return Exit.INFRASTRUCTURE
     if isinstance(error, SelfcestError) or _missing_extra(error):
@@ -76,6 +82,45 @@ def exit_code(error: Exception) -> Exit:
     out_of_memory = any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
     machine = out_of_memory or isinstance(error, OSError | MemoryError | BrokenExecutor)
     return Exit.INFRASTRUCTURE if machine else Exit.DEFECT
+
+
+class SignalExit(SystemExit):
+    """A signal from outside ends this process; no `except Exception` on the way takes it for a fault.
+
+    Attributes:
+        signal_number: of the signal; the exit code is 128 + it, as shells report it.
+    """
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(128 + signal_number)
+        self.signal_number = signal_number
+
+
+@contextmanager
+def signals_raise() -> Iterator[None]:
+    """Within the block SIGTERM and SIGHUP raise `SignalExit` in the main thread, so that files and locks are closed.
+
+    Signals that are ignored stay so, as SIGHUP under `nohup`. A forked child is ended as it would be without this.
+    """
+    owner = os.getpid()
+
+    def leave(number: int, _: object) -> None:
+        if os.getpid() != owner:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        raise SignalExit(number)
+
+    before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
+    for number, handler in before.items():
+        if handler == signal.SIG_DFL:
+            signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler == signal.SIG_DFL:
+                signal.signal(number, handler)
 
 
 def _missing_extra(error: Exception) -> str | None:

@@ -121,6 +121,18 @@ def tidy(folder: Path) -> None:
             _delete(path)
 
 
+def check_kind(path: Path, *, folder: bool) -> None:
+    """Refuse a file where a folder must lie, or the reverse: a run that found it later could never be resumed.
+
+    Raises:
+        ConfigError: something else lies there. Nothing there is fine.
+    """
+    if not os.path.lexists(path) or (path.is_dir() if folder else path.is_file()):
+        return
+    kind = "a folder" if path.is_dir() else "a file" if path.is_file() else "neither a file nor a folder"
+    raise ConfigError(f"{path} is {kind}; expected {'a folder' if folder else 'a file'}: move it away, then resume")
+
+
 def _delete(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)

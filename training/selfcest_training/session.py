@@ -34,12 +34,12 @@ def session(folder: Path, cluster: object = None) -> Iterator[None]:
     """
     file, start = folder / SESSIONS, time.monotonic()
     on = {} if cluster is None else {"cluster": plain(cluster)}
-    _append(file, {"started": _now(), "command": _command(), "versions": _versions(), **_machine(), **on})
+    append_json(file, {"started": _now(), "command": _command(), "versions": _versions(), **_machine(), **on})
     try:
         yield
     finally:
         with suppress(OSError):  # a full disk must not hide what it has caused
-            _append(file, {"ended": _now(), "seconds": round(time.monotonic() - start, 3)})
+            append_json(file, {"ended": _now(), "seconds": round(time.monotonic() - start, 3)})
 
 
 def read_sessions(folder: Path) -> list[dict[str, Any]]:
@@ -67,7 +67,8 @@ def gpu_seconds(sessions: list[dict[str, Any]]) -> float | None:
     return float(sum(gpus * (seconds or 0.0) for gpus, seconds in held))
 
 
-def _append(file: Path, values: Mapping[str, Any]) -> None:
+def append_json(file: Path, values: Mapping[str, Any]) -> None:
+    """Add a line to a file of JSON lines. Half of one, which a kill has left, is removed; a link is refused."""
     refuse_link(file)
     known = file.read_bytes() if file.exists() else b""
     if known:

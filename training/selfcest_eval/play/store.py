@@ -34,6 +34,7 @@ class Store:
     """
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self._results, self._played = folder / "results.jsonl", folder / "played.jsonl"
         folder.mkdir(parents=True, exist_ok=True)
         check_store(folder)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from selfcest_agents.player import Player
 from selfcest_agents.retries import drop_failed
+from selfcest_agents.server_counts import tallied
 from selfcest_env.errors import ConfigError, InfrastructureError
 from selfcest_env.graders.qa import Overlap
 from selfcest_env.kernel import Kernel
@@ -35,6 +36,7 @@ from selfcest_eval.play.store import Store
 from selfcest_eval.play.strategies import Episodes, Instance, Seat, Strategy, make_strategy, shown_name
 from selfcest_eval.play.unplayable import RetryingPlayer
 from selfcest_training.config import Cell
+from selfcest_training.servers import store_counts
 
 OnPlayed = Callable[[int, str], None]  # instances done since the last report, and which
 
@@ -169,6 +171,18 @@ class Study:
             ConfigError: nobody answers where a policy that has something left to play has its server.
             InfrastructureError: more than `max_unplayable_share` of a cell's instances cannot be played.
         """
+        with tallied() as tally:
+
+            def report_counted(done: int, line: str) -> None:
+                store_counts(store.folder, tally.take())
+                report(done, line)
+
+            try:
+                return self._play(store, report_counted, player)
+            finally:
+                store_counts(store.folder, tally.take())
+
+    def _play(self, store: Store, report: OnPlayed, player: Player | None) -> Path:
         waiting = [block for block in self.blocks() if block.style is None]
         if player is None:
             check_servers(policy for policy in self._policies.values() if self._lacks(policy, waiting, store))

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from selfcest_env.errors import RecordError
+from selfcest_env.structure import show
 from selfcest_eval.play.config import StudyConfig
 from selfcest_eval.play.policies import is_seeded
+from selfcest_eval.play.results import Result
 from selfcest_eval.play.strategies import find_strategy, shown_name
 from selfcest_eval.stats.decision_table import trios
 from selfcest_eval.stats.statistics import Resampler
@@ -84,6 +88,29 @@ def reading_of(config: StudyConfig, *, crossed: bool | None = None, subjects: Se
         confidence=config.confidence,
         min_difference=config.min_difference,
     )
+
+
+def check_places(config: StudyConfig, results: Sequence[Result], file: Path) -> None:
+    """Refuse stored results of another study than the config's, as of a config that was edited since.
+
+    Raises:
+        RecordError: a result of a cell, a strategy, a budget or a seed that the config lacks.
+    """
+    known: dict[str, Sequence[object]] = {
+        "cell": [(cell.family, cell.size) for cell in config.cells],
+        "strategy": list(config.strategies),
+        "budget": config.budgets,
+        "seed": config.seeds,
+    }
+    for place in (result.place for result in results):
+        for what, value in zip(known, (place.cell, place.strategy, place.budget, place.seed), strict=True):
+            if value not in known[what]:
+                shown = " ".join(value) if isinstance(value, tuple) else value
+                choices = [" ".join(one) if isinstance(one, tuple) else one for one in known[what]]
+                raise RecordError(
+                    f"{file} has a result of the {what} {show(shown)}, which the config of its folder lacks; expected "
+                    f"one of {show(choices)}: put the {what} back into the config, or move the file away and --resume"
+                )
 
 
 def headline(config: StudyConfig, cells: Sequence[Curves], reading: Reading) -> str:

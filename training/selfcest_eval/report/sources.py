@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from selfcest_agents.server_counts import server_lines
 from selfcest_env.errors import ConfigError
 from selfcest_env.structure import plain
 from selfcest_eval.play.config import StudyConfig, load_study
@@ -14,8 +15,8 @@ from selfcest_eval.play.results import Result, read_results, read_unplayable
 from selfcest_eval.play.unplayable import leave_out, unplayable_lines
 from selfcest_eval.report.curves import metrics_of
 from selfcest_eval.report.pathologies import Count, Pathologies
-from selfcest_eval.report.reading import Reading, reading_of
-from selfcest_eval.report.training_run import arms_of, in_order, parts_of, results_of, study_of
+from selfcest_eval.report.reading import Reading, check_places, reading_of
+from selfcest_eval.report.training_run import arms_of, in_order, parts_of, results_of, server_folders, study_of
 from selfcest_eval.report.warm_starts import given_up_lines, warm_start_warnings
 from selfcest_eval.stats.decision_table import Decided, decided, trios
 from selfcest_eval.stats.table import Curves, curves_of
@@ -23,6 +24,7 @@ from selfcest_training.config import Cell, RunConfig
 from selfcest_training.config_file import load_stored_config
 from selfcest_training.credit.offline import read_groups
 from selfcest_training.files import readable
+from selfcest_training.servers import read_counts
 from selfcest_training.session import read_sessions
 
 _OF_A_FOLDER = ("name", "output", "seeds", "workers", "logging")  # keys in which runs of one experiment may differ
@@ -149,6 +151,7 @@ def _run(configs: Sequence[RunConfig]) -> Source:
             *notes,
             *(line for one in configs for line in warm_start_warnings(one)),
             *(line for one in configs for line in given_up_lines(one)),
+            *server_lines(read_counts(folder for one in configs for folder in server_folders(one))),
         ],
         sessions=[line for one in configs for line in read_sessions(one.folder)],
     )
@@ -178,6 +181,7 @@ def _study(config: StudyConfig) -> Source:
     if not file.is_file():
         raise ConfigError(f"{config.folder} holds no results.jsonl: the study is not finished; add --resume to go on")
     every, unplayable = list(read_results(file, whole=bool(trios(config)), experts=True)), read_unplayable(file)
+    check_places(config, every, file)
     results = leave_out(every, unplayable)
     reading = reading_of(config)
     final = [name for name in config.strategies if name not in reading.aside]
@@ -195,7 +199,7 @@ def _study(config: StudyConfig) -> Source:
         before={},
         jobs=[],
         pathologies=found.finish(),
-        warnings=unplayable_lines(every, unplayable),
+        warnings=[*unplayable_lines(every, unplayable), *server_lines(read_counts([config.folder]))],
         sessions=read_sessions(config.folder),
     )
 

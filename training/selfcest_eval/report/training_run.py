@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from selfcest_agents.player import Player
+from selfcest_agents.server_counts import server_lines
 from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import PlugIn
 from selfcest_env.reward import make_reward
@@ -29,7 +30,7 @@ from selfcest_eval.report.curves import (
     plot_curves,
     write_curves,
 )
-from selfcest_eval.report.reading import headline, reading_of
+from selfcest_eval.report.reading import check_places, headline, reading_of
 from selfcest_eval.report.run_verdict import run_verdict
 from selfcest_eval.report.study_report import write_report
 from selfcest_eval.report.warm_starts import given_up_lines, warm_start_warnings
@@ -37,6 +38,7 @@ from selfcest_eval.stats.decision_table import decided
 from selfcest_eval.stats.table import curves_of
 from selfcest_training.config import RunConfig
 from selfcest_training.run.evaluator import EvaluationStage, Evaluator
+from selfcest_training.servers import read_counts
 
 FORCED = ("always_delegates", "never_delegates")
 _PLOTS = ("total_tokens", "critical_path_tokens")  # a plot takes a second, and every run pays it
@@ -160,7 +162,8 @@ def results_of(config: RunConfig, *, whole: bool = False) -> tuple[list[Result],
     Raises:
         ConfigError: there is nothing, or an earlier version wrote it.
     """
-    found = {part: dict(_stored(config, part, whole)) for part in parts_of(config)}
+    study = study_of(config)
+    found = {part: dict(_stored(config, study, part, whole)) for part in parts_of(config)}
     found = {part: by_seed for part, by_seed in found.items() if by_seed}
     if not found:
         old = next(config.folder.glob("*/seed*/evaluation*.jsonl"), None)
@@ -182,13 +185,15 @@ def results_of(config: RunConfig, *, whole: bool = False) -> tuple[list[Result],
     return leave_out(results, lost), [*notes, *unplayable_lines(results, lost)]
 
 
-def _stored(config: RunConfig, part: Part, whole: bool) -> Iterator[tuple[int, list[Result]]]:
+def _stored(config: RunConfig, study: StudyConfig, part: Part, whole: bool) -> Iterator[tuple[int, list[Result]]]:
     for seed in config.seeds:
         path, label = _file(config, part, seed), part.label(config)
         if path.exists():
             # Whole where it was forced, for what it decided is read off its episodes.
             found = read_results(path, whole=whole or config.arms[part.arm].forced, experts=True)
-            yield seed, [result for result in found if result.place.strategy == label]
+            results = [result for result in found if result.place.strategy == label]
+            check_places(replace(study, seeds=(seed,)), results, path)
+            yield seed, results
 
 
 def _file(config: RunConfig, part: Part, seed: int) -> Path:
@@ -199,7 +204,8 @@ def report_run(config: RunConfig) -> str:
     """Write tables, CSV and plots of what a run's folder holds. Returns what a terminal shows: one line per family and
     arm; what there is to say of single jobs is in table.md alone."""
     curves = learning_curves(config)
-    warnings = [f"warning: {line}" for line in warm_start_warnings(config)]
+    servers = server_lines(read_counts(server_folders(config)))
+    warnings = [f"warning: {line}" for line in (*warm_start_warnings(config), *servers)]
     begun_again = given_up_lines(config)
     lines = [*curve_lines(curves), *begun_again, *compute_lines(config)]
     if curves:
@@ -227,6 +233,12 @@ def report_run(config: RunConfig) -> str:
         arms=arms_of(config, {result.place.strategy for result in results}),
     )
     return "\n".join([*notes, *begun_again, shown])
+
+
+def server_folders(config: RunConfig) -> list[Path]:
+    """Where jobs and their evaluations count what servers did."""
+    jobs = [_folder(config, arm, seed) for arm in config.arms for seed in config.seeds]
+    return [folder for job in jobs for folder in (job, *(job / stage for stage in EvaluationStage))]
 
 
 def arms_of(config: RunConfig, played: Collection[str]) -> dict[str, str | None]:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from selfcest_env.errors import InfrastructureError, SelfcestError
+from selfcest_env.errors import InfrastructureError, SelfcestError, exit_cause
 from selfcest_training.cluster.group import HostedRanks
 from selfcest_training.cluster.rank import TIMEOUT, Rank, RankSpec
 from selfcest_training.cluster.timed_result import TimedResult
@@ -71,7 +71,11 @@ class ProcessRanks(HostedRanks):
             try:
                 answer: TimedResult | SelfcestError | str = pickle.loads(connection.recv_bytes())
             except (EOFError, OSError):
-                answer = InfrastructureError(f"rank {rank} of {self._count} of the learner has ended without a word")
+                process = self.processes[rank]
+                process.join(1.0)  # the pipe may close a moment before the process has ended
+                answer = InfrastructureError(
+                    f"rank {rank} of {self._count} of the learner {exit_cause(process.exitcode)}, without a word"
+                )
             if isinstance(answer, str):
                 yield rank, RuntimeError(f"rank {rank} of {self._count} of the learner failed:\n{answer}")
             else:

@@ -28,6 +28,7 @@ from selfcest_agents.player import ModelPlayer, Player, Wrapper
 from selfcest_agents.replay import PlayedReplay
 from selfcest_agents.rollout import FailedEpisode, RolloutRequest, all_of, collect_failures
 from selfcest_agents.samplers import make_sampler
+from selfcest_agents.server_counts import count, tallied
 from selfcest_env.errors import InfrastructureError, PolicyError
 from selfcest_env.local_modules import child_environment
 from selfcest_env.plugin import PlugIn
@@ -100,7 +101,9 @@ class RolloutWorker:
     ) -> TimedResult:
         """Play requests; the result holds records and the episodes that failed."""
         player = self._player_with(weights, judged)
-        return self._clock.measure(collect_failures(lambda: player.play(requests, temperature, reward_weights, wrap)))
+        with tallied() as tally:
+            played = collect_failures(lambda: player.play(requests, temperature, reward_weights, wrap))
+        return self._clock.measure(played, tally.take())
 
     def play_replays(
         self,
@@ -112,7 +115,9 @@ class RolloutWorker:
     ) -> TimedResult:
         """Play replays; the result holds episodes by replay and the replays that failed."""
         player = self._player_with(weights, judged)
-        return self._clock.measure(collect_failures(lambda: player.play_replays(factual, replays, temperature)))
+        with tallied() as tally:
+            played = collect_failures(lambda: player.play_replays(factual, replays, temperature))
+        return self._clock.measure(played, tally.take())
 
     def _player_with(self, weights: Sequence[Any], judged: bool) -> ModelPlayer:
         """Return the player after loading weights, unless it has them already.
@@ -238,6 +243,7 @@ class RolloutWorkers:
                 continue
             results[i] = result.value
             self.cpu_seconds += result.cpu_seconds
+            count(result.servers)
         return [results[i] for i in range(len(parts))]
 
     def _replace(self, i: int) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from selfcest_agents.server_counts import NO_COUNTS, Counts
 
 
 @dataclass(frozen=True)
@@ -15,10 +17,12 @@ class TimedResult:
         value: the result.
         cpu_seconds: CPU time of the process since its last result, or since its start. The time of a process that dies
             before it answers is lost.
+        servers: what servers, such as those of judges, did for the call.
     """
 
     value: Any
     cpu_seconds: float
+    servers: Counts = field(default_factory=lambda: NO_COUNTS)
 
 
 class CpuClock:
@@ -27,8 +31,8 @@ class CpuClock:
     def __init__(self) -> None:
         self._last = time.process_time()
 
-    def measure(self, value: object) -> TimedResult:
+    def measure(self, value: object, servers: Counts = NO_COUNTS) -> TimedResult:
         """Return the value with the CPU time since the previous call."""
         previous = self._last
         self._last = time.process_time()
-        return TimedResult(value, self._last - previous)
+        return TimedResult(value, self._last - previous, servers)

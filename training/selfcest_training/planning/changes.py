@@ -15,6 +15,7 @@ from selfcest_training.planning.memory import places
 from selfcest_training.planning.shapes import model_shape
 
 Change = tuple[str, Callable[[RunConfig], RunConfig]]
+_RANKS_KEY = "cluster.learner_ranks="
 
 
 def missing_bytes(config: RunConfig, device: int) -> int:
@@ -73,7 +74,7 @@ def _changes(config: RunConfig) -> Iterator[Change]:
             yield f"sampler.options.kv_cache_gib={cache / share:g}", _sampler({"kv_cache_gib": cache / share})
     now = 1 if config.cluster is None else config.cluster.learner_ranks
     for ranks in (2 * now, 4 * now, 8 * now) if now > 1 else ():
-        yield f"cluster.learner_ranks={ranks}", _ranks(ranks)
+        yield f"{_RANKS_KEY}{ranks}", _ranks(ranks)
     if config.lora is None:
         yield "lora={rank: 32, alpha: 64}", lambda c: replace(c, lora=LoraOptions(32, 64))
     if config.model.name == "chat" and config.model.options.get("dtype", "float32") == "float32":
@@ -112,8 +113,19 @@ def _half(config: RunConfig) -> RunConfig:
     return replace(config, model=PlugIn("chat", {**config.model.options, "dtype": "bfloat16"}))
 
 
-def refuse(missing: str, changes: Sequence[str]) -> ConfigError:
+def refuse(missing: str, config: RunConfig, changes: Sequence[str]) -> ConfigError:
     """What does not fit, by how much, and what to change."""
     said = " ".join(f'"{change}"' if "{" in change else change for change in changes)
     helps = f"with {said} it would" if changes else "no change of this config that is known here would make it fit"
-    return ConfigError(f"{missing}; {helps}")
+    return ConfigError(f"{missing}; {helps}{hardware_note(config, changes)}")
+
+
+def hardware_note(config: RunConfig, changes: Sequence[str]) -> str:
+    """What changes of `what_helps` need beyond the hardware that the config has; empty if nothing."""
+    ranks = [int(change.removeprefix(_RANKS_KEY)) for change in changes if change.startswith(_RANKS_KEY)]
+    if config.cluster is None or not ranks:
+        return ""
+    now = config.cluster.learner_ranks
+    each = config.cluster.learner_resources
+    more = ", ".join(f"{(ranks[-1] - now) * amount:g} {name} more" for name, amount in each.items())
+    return f", but that needs more hardware: {ranks[-1]} learner ranks in place of {now}{more and f' ({more})'}"

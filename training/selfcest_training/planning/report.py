@@ -10,6 +10,7 @@ from selfcest_training.planning.lengths import Lengths, mean_parallel
 from selfcest_training.planning.memory import GIB, Place, pushed_bytes
 from selfcest_training.planning.shapes import ModelShape
 from selfcest_training.planning.speed import Curve, StepPlan
+from selfcest_training.planning.totals import JobTotals
 
 TIGHT = 0.9  # of a device: what is not counted (context, workspaces, fragments) needs some of the rest
 
@@ -19,6 +20,7 @@ def plan_lines(
     shape: ModelShape,
     found: Mapping[str, Sequence[Place]],
     steps: Mapping[str, tuple[Lengths, StepPlan]],
+    totals: Mapping[str, JobTotals],
     curve: Curve | None,
     device: tuple[int, str] | None,
 ) -> Iterator[str]:
@@ -29,6 +31,7 @@ def plan_lines(
         shape: of its model.
         found: places by arm.
         steps: lengths and one step by arm.
+        totals: of one job by arm.
         curve: of the engine, if there is one.
         device: its bytes and who says so, if anybody does.
     """
@@ -45,6 +48,7 @@ def plan_lines(
     yield f"  engine: {_curve(curve)}"
     for name, (lengths, step) in steps.items():
         yield from _step_lines(name, config.arms[name].rl.max_staleness, lengths, step, curve)
+    yield from _total_lines(config, totals)
 
 
 def _place_lines(place: Place, device: tuple[int, str] | None) -> Iterator[str]:
@@ -104,6 +108,34 @@ def _step_lines(arm: str, lag: int, lengths: Lengths, step: StepPlan, curve: Cur
     else:
         update = f"    update on {step.ranks} ranks {step.update:.1f} s"
         yield f"{update}; a step {whole[0]:.1f} to {whole[1]:.1f} s at max_staleness {lag}"
+
+
+def _total_lines(config: RunConfig, totals: Mapping[str, JobTotals]) -> Iterator[str]:
+    seeds, jobs = len(config.seeds), totals.values()
+    yield f"\nWhole run: {len(totals)} arm(s) x {seeds} seed(s), with episodes of the lengths above"
+    for arm, job in totals.items():
+        rl = "no RL"
+        if job.steps:
+            rl = f"{job.steps:,} steps of RL (until {job.ended_by}) that generate {_number(job.sampled)} tokens"
+        yield f"  a job of arm {arm}: warm start on {job.demonstrations:,} tokens, {rl}"
+        yield f"    compute (sampled + 3 x trained) at most {_number(job.compute)} tokens"
+        yield f"    evaluation generates {_number(job.evaluated)} tokens"
+    sampled = seeds * sum(job.sampled for job in jobs)
+    compute = seeds * sum(job.compute for job in jobs)
+    evaluated = seeds * sum(job.evaluated for job in jobs)
+    yield f"  in all: RL generates {_number(sampled)} tokens, the evaluation {_number(evaluated)}"
+    yield f"    compute at most {_number(compute)} tokens"
+    yield "  not counted: replays, probes, refills, further attempts at the warm start"
+    known = [job.seconds for job in jobs if job.seconds is not None]
+    if len(known) < len(totals):
+        yield "  time: unknown without a curve (--curve FILE) that has trained_tokens_per_second"
+        return
+    low, high = (seeds * sum(seconds[end] for seconds in known) / 3600 for end in (0, 1))
+    yield f"  time: {_hours(low)} to {_hours(high)} h, one job after another, without the evaluation"
+
+
+def _hours(value: float) -> str:
+    return f"{value:,.2f}" if isfinite(value) else "without a bound"
 
 
 def _number(value: float) -> str:

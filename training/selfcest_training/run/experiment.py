@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -13,6 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Protocol
 
@@ -20,22 +22,26 @@ import torch
 from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 
-from selfcest_env.errors import ConfigError, RecordError, SelfcestError, StoppedError
+from selfcest_env.errors import ConfigError, RecordError, SelfcestError, StoppedError, exit_cause, signal_name
 from selfcest_training.cluster.connection import connected
 from selfcest_training.cluster.ray_ranks import RayRanks
 from selfcest_training.config import RunConfig
-from selfcest_training.config_file import dump_run, load_stored_config, run_digest, shipped_config
-from selfcest_training.faults import logged
-from selfcest_training.files import write_text
+from selfcest_training.config_file import differing_keys, dump_run, load_stored_config, run_digest, shipped_config
+from selfcest_training.faults import ENDING_SIGNALS, LOG, logged
+from selfcest_training.files import check_kind, write_text
 from selfcest_training.lock import locked
 from selfcest_training.planning.memory import check_device
-from selfcest_training.run.checkpoint import checkpoints, newest_whole, read_manifest
+from selfcest_training.run.checkpoint import WARM_START, checkpoints, newest_whole, read_manifest
 from selfcest_training.run.display import EVERY, Display, print_report
 from selfcest_training.run.evaluator import EvaluationStage, Evaluator
-from selfcest_training.run.job import Job, JobId
+from selfcest_training.run.job import FINAL_MODEL, LOGS, Job, JobId
 from selfcest_training.run.progress import DONE, PROGRESS, ProgressFile
 from selfcest_training.run.shared_warmstart import hand_over, shared_warm_starts
-from selfcest_training.session import session
+from selfcest_training.session import SESSIONS, session
+
+MOST_DIFFERENCES = 4  # keys of two configs that an error names
+RUN_FILES = ("config.yaml", "table.md", "results.csv")
+RESULT_FILES = ("results.jsonl", "played.jsonl")  # of an evaluation's folder
 
 
 class _Flag(Protocol):
@@ -86,11 +92,12 @@ def _machines(config: RunConfig) -> Iterator[RunConfig]:
 def _run(config: RunConfig, resume: bool, only_warm_start: bool, console: Console, evaluator: Evaluator) -> None:
     jobs = [JobId(arm, seed) for seed in config.seeds for arm in config.arms]
     try:
+        check_layout(config, jobs)
         prepare(config, resume)
         check_files(config, jobs, evaluator)
         for job in jobs:  # what an earlier start has said of them
             (config.folder / str(job) / PROGRESS).unlink(missing_ok=True)
-        with _stop_on_sigterm() as stop:
+        with _stop_on_signal() as stop:
             with session(config.folder, config.cluster), Display(config, console) as display:
                 shared = shared_warm_starts(config)
                 _run_jobs(config, list(shared), True, display, stop, evaluator)
@@ -99,11 +106,15 @@ def _run(config: RunConfig, resume: bool, only_warm_start: bool, console: Consol
                         hand_over(config, leader, follower)
                 _run_jobs(config, jobs, only_warm_start, display, stop, evaluator)
             print_report(config, console, evaluator)  # with nothing left to play: who is asked to stop here finishes
-    except (OSError, BrokenProcessPool, StoppedError) as error:
-        why = "a worker process was killed" if isinstance(error, BrokenProcessPool) else error
-        raise StoppedError(f"{why}; {where_it_goes_on(config)}") from error
+    except (OSError, StoppedError) as error:
+        number = error.signal_number if isinstance(error, StoppedError) else None
+        why = f"{error}, as {signal_name(number)} asked" if number else error
+        stopped = StoppedError(f"{why}; {where_it_goes_on(config)}")
+        stopped.signal_number = number
+        raise stopped from error
     except KeyboardInterrupt:
-        console.print(f"interrupted; {where_it_goes_on(config)}", soft_wrap=True, highlight=False, markup=False)
+        line = f"interrupted by {signal_name(signal.SIGINT)}; {where_it_goes_on(config)}"
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
         raise
 
 
@@ -133,25 +144,58 @@ def prepare(config: RunConfig, resume: bool) -> None:
             f"{config.folder} already holds a run; add --resume to go on with it, or set name= to start another"
         )
     known = _configs_of(begun)
-    if known == {run_digest(config)}:
-        if stored.exists() and not _is_same(stored, config):
+    differs = stored.exists() and stored.read_bytes() != text.encode()
+    differences = _differences(stored, config) if differs else []
+    if known == {run_digest(config)} or (not known and differences == []):
+        if differences != []:
             warnings.warn(f"{stored} is not the config that its checkpoints have; it is written again", stacklevel=2)
-    elif known or (stored.exists() and not _is_same(stored, config)):
+    elif known or differs:
+        if differences:
+            more = len(differences) - MOST_DIFFERENCES
+            first = "; ".join(differences[:MOST_DIFFERENCES])
+            which = f" ({first}{f'; and {more} more' if more > 0 else ''})"
+        else:
+            which = f", or checkpoints were written under another one in {config.folder}" if known else ""
         raise ConfigError(
-            f"{stored} differs from this config, so --resume would mix two runs; use the stored file as "
-            "the config, or set name= to start another run"
+            f"{stored} differs from this config{which}, so --resume would mix two runs; use the stored file as the "
+            "config, or set name= to start another run"
         )
     write_text(stored, text)
 
 
-def _is_same(stored: Path, config: RunConfig) -> bool:
-    """Whether a stored file says what the config says, if need be in keys that have been renamed since."""
-    if stored.read_bytes() == dump_run(config).encode():
-        return True
+def _differences(stored: Path, config: RunConfig) -> list[str] | None:
+    """See `differing_keys`; `None` for a stored config that cannot be read."""
     try:
-        return dump_run(load_stored_config(stored)) == dump_run(config)
-    except ConfigError:  # a damaged file
-        return False
+        text = dump_run(load_stored_config(stored))  # keys that have been renamed since are no difference
+    except ConfigError:
+        try:
+            text = stored.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            return None
+    try:
+        return differing_keys(text, config, str(stored))
+    except ConfigError:
+        return None
+
+
+def check_layout(config: RunConfig, jobs: Sequence[JobId]) -> None:
+    """Raise `ConfigError` where a run's folder holds a file in the place of a folder, or the reverse; see `check_kind`.
+
+    Work that met it after hours would end with a promise to resume, which no resumed run could keep.
+    """
+    for name in (*RUN_FILES, SESSIONS, LOG):
+        check_kind(config.folder / name, folder=False)
+    for job in jobs:
+        folder = config.folder / job.arm / f"seed{job.seed}"
+        stages = [folder / stage for stage in EvaluationStage]
+        places = [folder.parent, folder, folder / WARM_START, folder / FINAL_MODEL, *stages, folder / "checkpoints"]
+        for path in (*places, *checkpoints(folder / "checkpoints")):
+            check_kind(path, folder=True)
+        for name in (*LOGS, PROGRESS):
+            check_kind(folder / name, folder=False)
+        for stage in stages:
+            for name in RESULT_FILES:
+                check_kind(stage / name, folder=False)
 
 
 def check_files(config: RunConfig, jobs: Sequence[JobId], evaluator: Evaluator) -> None:
@@ -179,22 +223,41 @@ def _configs_of(manifests: Sequence[Path]) -> set[str]:
 
 
 @contextmanager
-def _stop_on_sigterm() -> Iterator[_Flag]:
-    """A flag that processes share, and that a first SIGTERM sets; a second one ends this process at once."""
+def _stop_on_signal() -> Iterator[_Flag]:
+    """A flag that processes share, and that a first SIGTERM or SIGHUP sets; a second one ends this process at once.
+
+    A `StoppedError` of the block is then of that signal. A SIGHUP that is ignored, as under `nohup`, stays so.
+    """
     stop: _Flag = multiprocessing.get_context("spawn").RawValue("b", 0)
     if threading.current_thread() is not threading.main_thread():  # which alone is sent signals
         yield stop
         return
 
-    def ask(*_: object) -> None:
-        stop.value = 1
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    def ask(number: int, _: object) -> None:
+        stop.value = number
+        signal.signal(number, signal.SIG_DFL)
 
-    before = signal.signal(signal.SIGTERM, ask)
+    before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
+    heeded = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+    # Python's tracker of semaphores would die of a SIGHUP to all, with a trace. It inherits that one is ignored.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    resource_tracker.ensure_running()
+    for number in heeded:
+        signal.signal(number, ask)
     try:
         yield stop
+    except StoppedError as error:
+        error.signal_number = stop.value or None
+        raise
+    except OSError as error:
+        if not stop.value:
+            raise
+        stopped = StoppedError(f"stopped ({error})")
+        stopped.signal_number = stop.value
+        raise stopped from error
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number in heeded:
+            signal.signal(number, before[number])
 
 
 def _run_jobs(
@@ -208,20 +271,39 @@ def _run_jobs(
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that spin starve whoever shares the cores
     with ProcessPoolExecutor(config.workers, context, _start_worker, (stop, config.threads)) as pool:
         futures: list[Future[None]] = [pool.submit(_run_job, config, job, only_warm_start, evaluator) for job in jobs]
+        processes = list(pool._processes.values())
         try:
             while not all(future.done() for future in futures):
                 wait([future for future in futures if not future.done()], EVERY, FIRST_COMPLETED)
-                display.update()
+                try:
+                    display.update()
+                except OSError:
+                    if not stop.value:  # a closed terminal sends SIGHUP; jobs go on to their checkpoints
+                        raise
                 for future in futures:
                     if future.done() and not isinstance(future.exception(), StoppedError | None):
                         future.result()
-        except BaseException:
-            for process in list((pool._processes or {}).values()):
+        except BaseException as error:
+            end = first_end(processes) if isinstance(error, BrokenProcessPool) else ""
+            for process in processes:
                 process.kill()  # a checkpoint is whole whenever that comes
             pool.shutdown(wait=False, cancel_futures=True)
+            if end:
+                raise StoppedError(f"a worker process {end}") from error
             raise
         for future in futures:
             future.result()
+
+
+def first_end(processes: Sequence[multiprocessing.process.BaseProcess]) -> str:
+    """How that process ended which broke a pool; the pool asks all others to end, by SIGTERM."""
+    deadline = time.monotonic() + 1.0
+    codes: list[int] = []
+    while not codes and time.monotonic() < deadline:
+        codes = [process.exitcode for process in processes if process.exitcode is not None]
+        time.sleep(0.01)
+    first = [code for code in codes if code != -signal.SIGTERM] or codes
+    return exit_cause(first[0] if first else None)
 
 
 def _start_worker(stop: _Flag, threads: int) -> None:
@@ -229,7 +311,8 @@ def _start_worker(stop: _Flag, threads: int) -> None:
     _stop = stop
     threading.Thread(target=_die_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted, and ends its workers
-    signal.signal(signal.SIGTERM, lambda *_: None)  # likewise; programs that a worker starts do not inherit this one
+    for number in ENDING_SIGNALS:  # likewise; programs that a worker starts do not inherit these
+        signal.signal(number, lambda *_: None)
     torch.set_num_threads(threads)
     disable_progress_bar()  # type: ignore[no-untyped-call]  # of loading and saving: ours is the one that counts
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from selfcest_agents.samplers import (
     check_positions,
     make_sampler,
 )
+from selfcest_agents.server_counts import Counts, server_metrics, tallied
 from selfcest_env.errors import ConfigError, StoppedError
 from selfcest_env.reward import make_reward
 from selfcest_env.seeding import stream_seed
@@ -57,6 +58,7 @@ from selfcest_training.run.checkpoint import (
 )
 from selfcest_training.run.evaluator import EvaluationStage
 from selfcest_training.run.metrics import MetricsLog, describe, describe_probe, episode_lines
+from selfcest_training.servers import store_counts
 from selfcest_training.stages.base import Stages
 from selfcest_training.stages.checks import check_menu, weights_at
 from selfcest_training.stages.probe import by_family, probe_requests
@@ -65,7 +67,8 @@ from selfcest_training.stages.warmstart import Pool, WarmStart
 from selfcest_training.trainer import Step, Trainer
 
 OnProgress = Callable[[str, float, str], None]  # stage, share done, what it is at
-_LOGS = ("metrics.jsonl", "episodes.jsonl")
+LOGS = ("metrics.jsonl", "episodes.jsonl")
+FINAL_MODEL = "model"  # folder of the trained model in the job's folder
 _EVALUATED = f"{EvaluationStage.BEFORE}/results.jsonl"
 
 
@@ -155,17 +158,23 @@ class Job:
         checkpoint, manifest = newest_whole(self.folder) or (None, Manifest())
         if checkpoint is not None:
             self.account = self._account_of(read_state(checkpoint))
-        self._logs = {name: Growing(self.folder / name, manifest.logs.get(name, Extent())) for name in _LOGS}
+        self._logs = {name: Growing(self.folder / name, manifest.logs.get(name, Extent())) for name in LOGS}
         self._open()
         board_job = BoardJob(self.config.name, str(self.id), self.folder, plain(self.config))
-        with closing(self._logs["episodes.jsonl"]), MetricsLog(self._logs["metrics.jsonl"]) as log:
+        with (
+            closing(self._logs["episodes.jsonl"]),
+            MetricsLog(self._logs["metrics.jsonl"]) as log,
+            self._counted_servers(),
+        ):
             for name in self.config.logging:
                 log.tell(BOARDS[name](board_job))
             if self.state.stage == "warmstart":
                 self._warm_start(checkpoint, log)
                 self._save(WARM_START)
                 self.sampler.sync(self.model, 0)
+                self._store_server_counts()
                 on_warm()
+                self._servers.take()  # what the evaluation asked of servers is counted in its own folder
                 self.account.begin_rl()
                 self._add_lora()
                 checkpoint = None
@@ -177,7 +186,7 @@ class Job:
                 elif (self.folder / _EVALUATED).exists():
                     self._evaluated = {_EVALUATED: extent_of(self.folder / _EVALUATED)}
                 self._reinforce(checkpoint, log)
-                self._save("model")
+                self._save(FINAL_MODEL)
 
     def _save(self, name: str) -> None:
         """Write the model as a folder that transformers loads; an adapter is merged for good.
@@ -380,6 +389,7 @@ class Job:
             **credit.diagnostics(),
             **step.metrics,
             **probed,
+            **server_metrics(self._store_server_counts()),
         }
         log.write("rl", self.state.step - 1, {**found, **self.account.metrics()})
         logged = self.config.log_groups
@@ -388,6 +398,20 @@ class Job:
         if returns := [value for name, value in probed.items() if name.endswith("/return")]:
             note = f"{note}; probe: return {np.mean(returns):.2f}"
         self.on_progress("RL", self.account.progress(), note)
+
+    @contextmanager
+    def _counted_servers(self) -> Iterator[None]:
+        with tallied() as self._servers:
+            try:
+                yield
+            finally:
+                self._store_server_counts()
+
+    def _store_server_counts(self) -> Counts:
+        """What servers did since the last call, such as those of judges; it is in the job's folder by now."""
+        counts = self._servers.take()
+        store_counts(self.folder, counts)
+        return counts
 
     def _after_step(self, learner: LearnerProtocol, trainer: Trainer | None = None) -> None:
         stop = self._asked_to_stop()
