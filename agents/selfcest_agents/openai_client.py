@@ -10,9 +10,11 @@ import os
 import random
 import re
 import threading
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Any, Generic, TypeVar
 
 import httpx2
@@ -29,6 +31,8 @@ EXCERPT = 300  # characters of a server's own words in an error
 COUNT_BOUND = 2**31  # of tokens that a server may say it counted
 LONGEST_TOKEN = 256  # characters; vocabularies hold runs of 128 spaces
 MASKED_KEY = 16  # characters; shorter keys are placeholders, as EMPTY, which answers may hold as words
+# A config of a stranger may name a variable, and has its value sent to a server of theirs.
+KEY_VARIABLE = re.compile(r"([A-Z][A-Z0-9_]*_)?API_KEY|SELFCEST_[A-Z0-9_]+")
 REACH_S = 10.0  # for a connection, at the start
 HEAD_S = 2.0  # for what is said to it: a server that is busy is there all the same
 _UNREACHED = (
@@ -47,9 +51,11 @@ class ServerConfig(Checked):
     """Where the server is, and how patient to be with it.
 
     Attributes:
-        base_url: up to the version, as in `http://127.0.0.1:8000/v1`.
+        base_url: up to the version, as in `http://127.0.0.1:8000/v1`. No password or query can stand in it, since
+            messages show it.
         model: the name the server knows it by.
-        api_key_variable: environment variable with the key, so that no key stands in a config. Unset: none is sent.
+        api_key_variable: environment variable with the key, so that no key stands in a config: a name that ends in
+            `API_KEY` or begins with `SELFCEST_`. Unset: none is sent.
         max_concurrent: requests on their way at once; the others wait here.
         timeout_s: seconds from a request's being sent to the last byte of its answer, however it drips.
         max_answer_bytes: of one answer; what is longer is dropped as it comes.
@@ -78,6 +84,17 @@ class ServerConfig(Checked):
         if not self.base_url.startswith(("http://", "https://")):
             raise ConfigError(
                 f"base_url is {self.base_url!r}; expected http:// or https://, as http://127.0.0.1:8000/v1"
+            )
+        if any(char in self.base_url for char in "@?#"):  # not shown: it may be a password
+            raise ConfigError(
+                "base_url holds an @, ? or #, as of a password or a query; expected an address without them, as "
+                "http://127.0.0.1:8000/v1: put the key into the variable that api_key_variable names"
+            )
+        if not KEY_VARIABLE.fullmatch(self.api_key_variable):
+            raise ConfigError(
+                f"api_key_variable is {self.api_key_variable!r}, whose value would be sent to {self.base_url}; "
+                "expected a name that ends in API_KEY or begins with SELFCEST_: to send another variable's value, copy it, "
+                "as SELFCEST_KEY=$NAME, and name that"
             )
 
 
@@ -117,6 +134,7 @@ class Client(Generic[T]):
         self.config = config
         self.counts = ServerCounts()
         self._key = _read_key(config.api_key_variable)
+        _warn_of_plain_http(config.base_url)
         self._http = httpx2.AsyncClient(
             base_url=config.base_url.rstrip("/") + "/",
             # Not compressed: a short answer that unpacks to a long one would pass max_answer_bytes.
@@ -244,10 +262,9 @@ class Client(Generic[T]):
                             f"an answer of more than max_answer_bytes = {self.config.max_answer_bytes}"
                         )
         except httpx2.HTTPError as error:
-            raise InfrastructureError(f"{type(error).__name__}: {error}") from error
-        if len(self._key) >= MASKED_KEY:  # a server may echo the header, and errors are logged
-            body = body.replace(self._key.encode(), b"[key]")
-        said = body[: 4 * EXCERPT].decode(errors="replace")[:EXCERPT]
+            # Without its cause, which a trace would show: it quotes the server, and the server may quote the key.
+            raise InfrastructureError(self._masked(f"{type(error).__name__}: {error}")) from None
+        said = self._masked(body[: 8 * EXCERPT].decode(errors="replace"))[:EXCERPT]
         if response.status_code in RETRIED_STATUS or response.status_code >= 500:
             busy = _Busy(f"status {response.status_code}: {said!r}")
             busy.seconds = _seconds(response.headers.get("retry-after"))
@@ -258,9 +275,16 @@ class Client(Generic[T]):
                 "not take this request however often it is sent"
             )
         try:
-            return json.loads(body)
+            answer = json.loads(body)
+            if len(self._key) >= MASKED_KEY and self._key in (text := json.dumps(answer, ensure_ascii=False)):
+                answer = json.loads(self._masked(text))
+            return answer
         except (ValueError, RecursionError) as error:  # no JSON, or nested deeper than can be read
             raise InfrastructureError(f"an answer that is no JSON: {said!r} ({type(error).__name__})") from error
+
+    def _masked(self, text: str) -> str:
+        """A text of the server without the key: a server may echo the header, and errors are printed and logged."""
+        return text.replace(self._key, "[key]") if self._key else text
 
     def _delay(self, name: str, attempt: int, asked: float) -> float:
         config = self.config
@@ -276,12 +300,28 @@ def _read_key(variable: str) -> str:
         ConfigError: what is there cannot stand in a header. The message does not show it.
     """
     key = os.environ.get(variable, "").strip()
-    if not re.fullmatch(r"[!-~]*", key):
+    if not re.fullmatch(r"[!#-\[\]-~]*", key):
         raise ConfigError(
-            f"the environment variable {variable} holds spaces, line breaks or letters that are not ASCII; expected a "
-            "key of printable ASCII characters: set it again"
+            f"the environment variable {variable} holds spaces, line breaks, quotes or letters that are not ASCII; "
+            "expected a key of printable ASCII characters: set it again"
         )
     return key
+
+
+def _warn_of_plain_http(base_url: str) -> None:
+    """Warn if texts and the key go to another machine without encryption."""
+    url = httpx2.URL(base_url)
+    try:
+        address = ip_address(url.host)
+        here = address.is_loopback or address.is_unspecified
+    except ValueError:  # a name
+        here = url.host == "localhost" or url.host.endswith(".localhost")
+    if url.scheme == "http" and not here:
+        warnings.warn(
+            f"base_url {base_url} is plain http to another machine: whoever is on the way can read the texts and the "
+            "key; use https, or a tunnel to 127.0.0.1",
+            stacklevel=3,
+        )
 
 
 def _seconds(text: str | None) -> float:

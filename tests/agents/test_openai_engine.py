@@ -10,6 +10,8 @@ import re
 import socket
 import threading
 import time
+import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -695,7 +697,9 @@ def test_a_cut_answer_is_none_and_the_field_of_the_limit_can_be_named(serve: Ser
     assert ("max_tokens" in body, body["max_completion_tokens"], body["reasoning_effort"]) == (False, 40, "low")
 
 
-@pytest.mark.parametrize("key", ["sk-1 2345", "sk-1\n2345", "sk-\r\nX: y", "sk-ü", "sk-\x1b[0m", "\u202esk", "a\tb"])
+@pytest.mark.parametrize(
+    "key", ["sk-1 2345", "sk-1\n2345", "sk-\r\nX: y", "sk-ü", "sk-\x1b[0m", "\u202esk", "a\tb", 's"k', "s\\k"]
+)
 def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", key)
     with pytest.raises(ConfigError, match="OPENAI_API_KEY holds") as caught:
@@ -839,3 +843,94 @@ def test_lines_and_numbers_of_what_servers_did() -> None:
         "server/other_model": 2,
         "server/false_usage": 4,
     }
+
+
+@pytest.mark.parametrize(
+    "echo",
+    [
+        "Bearer sk-0123456789abcdef",
+        "Bearer sk-\\u0030\\u0031\\u0032\\u0033456789abcdef",
+        "x" * 290 + "sk-0123456789abcdef",
+        "sk-0123456789abcdef" * 100,
+        "é" * 200 + "sk-0123456789abcdef",
+    ],
+    ids=["plain", "escaped", "at the cut", "many", "after wide letters"],
+)
+@pytest.mark.parametrize("status", [200, 401, 404, 429, 500])
+def test_a_key_that_a_server_echoes_in_any_place_is_masked(
+    echo: str, status: int, serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = serve(lambda *_: Reply(f'{{"{echo}": "{echo}", "id": ["{echo}"]}}', status=status))
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-0123456789abcdef")
+    client = Client[Any](ServerConfig(server.url, "m", max_retries=1, backoff_s=0.01))
+    with closing(client):
+        client.submit("r", "completions", {}, lambda answer: answer)
+        try:
+            shown = str(client.poll())
+        except PolicyError as error:
+            shown = "".join(traceback.format_exception(error))
+    assert "012345" not in shown + caplog.text
+
+
+def test_a_key_in_a_header_that_breaks_the_protocol_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = "sk-0123456789abcdef"
+    monkeypatch.setenv("SELFCEST_KEY", key)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(f"HTTP/1.1 200 OK\r\nBearer {key}\r\n\r\n".encode())
+
+        threading.Thread(target=answer, daemon=True).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        client = Client[Any](ServerConfig(url, "m", "SELFCEST_KEY", max_retries=0))
+        with closing(client):
+            client.submit("r", "completions", {}, lambda answer: answer)
+            ((_, error),) = client.poll()
+    assert isinstance(error, InfrastructureError)
+    assert key not in "".join(traceback.format_exception(error))
+
+
+@pytest.mark.parametrize(
+    "variable",
+    ["AWS_SECRET_ACCESS_KEY", "HOME", "GITHUB_TOKEN", "HF_TOKEN", "PATH", "", "OPENAI_API_KEY_OLD", "api_key",
+     "SELFCEST", "SELFCEST_", "SSH_AUTH_SOCK", "MY_SELFCEST_KEY", "OPENAI_API_KEY\n", "ÖPENAI_API_KEY", "OPENAI API_KEY"],
+)  # fmt: skip
+def test_no_other_variable_is_sent_than_a_key(variable: str) -> None:
+    with pytest.raises(ConfigError, match="api_key_variable is .* would be sent to http"):
+        ServerConfig("http://127.0.0.1:1/v1", "m", variable)
+
+
+@pytest.mark.parametrize("variable", ["OPENAI_API_KEY", "API_KEY", "A1_API_KEY", "SELFCEST_KEY", "SELFCEST_JUDGE_2"])
+def test_a_variable_of_a_key_is_taken(variable: str) -> None:
+    assert ServerConfig("http://127.0.0.1:1/v1", "m", variable).api_key_variable == variable
+
+
+@pytest.mark.parametrize(
+    "url", ["https://me:secret@host/v1", "http://secret@host", "http://h/v1?key=secret", "http://h#secret"]
+)
+def test_a_secret_in_the_address_is_refused_and_not_shown(url: str) -> None:
+    with pytest.raises(ConfigError, match="base_url holds") as caught:
+        ServerConfig(url, "m")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "warned"),
+    [("http://127.0.0.1:8000/v1", False), ("http://localhost/v1", False), ("http://[::1]:1/v1", False),
+     ("http://127.9.9.9/v1", False), ("http://0.0.0.0:1/v1", False), ("http://a.localhost/v1", False),
+     ("https://example.org/v1", False), ("http://example.org/v1", True), ("http://10.0.0.1/v1", True),
+     ("http://localhost.evil.org/v1", True), ("http://127.0.0.1.evil.org/v1", True), ("http://[fe80::1]/v1", True),
+     ("HTTP://LOCALHOST/v1", None), ("http://notlocalhost/v1", True), ("http://[2001:db8::7]/v1", True)],
+)  # fmt: skip
+def test_plain_http_to_another_machine_warns(url: str, warned: bool | None) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            Client[Any](ServerConfig(url, "m")).close()
+        except ConfigError:
+            assert warned is None
+    assert bool(caught) == bool(warned)
+    assert all("plain http to another machine" in str(one.message) for one in caught)

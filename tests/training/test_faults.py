@@ -62,7 +62,7 @@ class OutOfMemoryError(RuntimeError):
 def test_exit_codes(
     error: Exception, code: Exit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def app() -> None:
+    def app(standalone_mode: bool) -> None:
         raise error
 
     monkeypatch.setattr(cli, "app", app)
@@ -77,7 +77,7 @@ def test_exit_codes(
 def test_the_trace_of_an_exception_and_its_cause_is_in_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def app() -> None:
+    def app(standalone_mode: bool) -> None:
         with logged(tmp_path):
             try:
                 raise ValueError("inner \ud83d")

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -18,14 +18,21 @@ from test_study_run import run as run_study
 from test_study_run import small
 
 from selfcest_cli.report import report_folder
-from selfcest_env.errors import ConfigError
+from selfcest_cli.solve import _count
+from selfcest_env.errors import ConfigError, RecordError
+from selfcest_env.graders import Grade
+from selfcest_env.types import Status
 from selfcest_eval.play.config import StudyConfig
+from selfcest_eval.play.results import Place, Result
+from selfcest_eval.play.store import Store
+from selfcest_eval.report.page import write_report_page
 from selfcest_training import lock, session
 from selfcest_training.config_file import dump_config, parse_as
 from selfcest_training.faults import logged
-from selfcest_training.files import Extent, Growing, replace_text, write_text
+from selfcest_training.files import Extent, Growing, open_for_append, replace_text, write_text
 from selfcest_training.lock import locked
 from selfcest_training.run.experiment import run
+from selfcest_training.run.progress import ProgressFile
 
 ROOT = Path(__file__).parents[2]
 OWNER = """
@@ -150,33 +157,124 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
             pass
 
 
-@pytest.mark.parametrize("kind", ["symbolic", "dangling", "hard", "chain"])
-@pytest.mark.parametrize("name", [".lock", "errors.log", "metrics.jsonl", "sessions.jsonl"])
-def test_no_file_of_a_run_is_written_through_a_link(kind: str, name: str, tmp_path: Path) -> None:
-    folder, target = tmp_path / "run", tmp_path / "target"
-    folder.mkdir()
+def link(kind: str, place: Path, target: Path) -> None:
+    """A link of a stranger in the place of a file of a run, and the file of the user to which it leads."""
+    place.parent.mkdir(parents=True, exist_ok=True)
     if kind != "dangling":
         target.write_text("mine", encoding="utf-8")
     if kind == "hard":
-        os.link(target, folder / name)
+        os.link(target, place)
     elif kind == "chain":
-        (tmp_path / "between").symlink_to(target)
-        (folder / name).symlink_to(tmp_path / "between")
+        (target.parent / "between").symlink_to(target)
+        place.symlink_to(target.parent / "between")
+    elif kind == "relative":
+        place.symlink_to(os.path.relpath(target, place.parent))
     else:
-        (folder / name).symlink_to(target)
+        place.symlink_to(target)
+
+
+def write_into(folder: Path, name: str) -> None:
+    """Write a file of a run or a study by the code that does so in a command."""
     if name == ".lock":
-        with pytest.raises(ConfigError, match=r"\.lock is a (symbolic|hard) link"), locked(folder):
+        with locked(folder):
             pass
     elif name == "errors.log":
-        with pytest.raises(ZeroDivisionError), logged(folder):
+        with suppress(ZeroDivisionError), logged(folder):
             raise ZeroDivisionError
     elif name == "sessions.jsonl":
-        with pytest.raises(ConfigError, match="link"):
-            session._append(folder / name, {"a": 1})
+        session._append(folder / name, {"a": 1})
+    elif name == "metrics.jsonl":
+        Growing(folder / name, Extent()).append("x")
+    elif name == "progress.json":
+        ProgressFile(folder).report("rl", 0.5, "", 7)
+    elif name == "episodes.jsonl":
+        _count(folder / name)
     else:
-        with pytest.raises(ConfigError, match="link"):
-            Growing(folder / name, Extent()).append("x")
+        store = Store(folder)
+        store.add([RESULT])
+        store.finish([(RESULT.key, RESULT.place)], {})
+
+
+RESULT = Result(
+    "k", "p", Place("f", "any", "in", "s", None, 0, "t"), (), 0, Grade(1.0, True, True), Status.ANSWERED, {}
+)
+REFUSED = (".lock", "errors.log", "metrics.jsonl", "sessions.jsonl", "played.jsonl", "episodes.jsonl")
+REPLACED = ("progress.json", ".partial.progress.json", "results.partial", "played.partial")
+
+
+@pytest.mark.parametrize("kind", ["symbolic", "dangling", "hard", "chain", "relative"])
+@pytest.mark.parametrize("name", [*REFUSED, *REPLACED])
+def test_no_file_of_a_run_is_written_through_a_link(kind: str, name: str, tmp_path: Path) -> None:
+    folder, target = tmp_path / "run", tmp_path / "target"
+    link(kind, folder / name, target)
+    with suppress(RecordError):  # of a file that is no part of a study
+        if name in REFUSED and name != "errors.log":
+            with pytest.raises(ConfigError, match=f"{name} is a (symbolic|hard) link, and nothing is written"):
+                write_into(folder, name)
+        else:
+            write_into(folder, name.removeprefix(".partial."))
     assert not target.exists() if kind == "dangling" else target.read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_link_that_comes_after_a_look_is_not_followed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a race would do: every look at a name says that there is no link."""
+    folder, target = tmp_path / "run", tmp_path / "target"
+    link("symbolic", folder / name, target)
+    monkeypatch.setattr(Path, "is_symlink", lambda path: False)
+    monkeypatch.setattr(os.path, "islink", lambda path: False)
+    with suppress(ConfigError, RecordError):
+        write_into(folder, name)
+    assert target.read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.parametrize("name", ["played.jsonl", "errors.log", ".lock", "sessions.jsonl"])
+def test_a_pipe_in_the_place_of_a_file_is_refused_and_nothing_waits_for_it(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name)
+    if name == "errors.log":
+        write_into(tmp_path, name)
+        return
+    with pytest.raises(ConfigError, match="is a pipe or a device"):
+        open_for_append(tmp_path / name)
+
+
+FOLDERS = ("delegating", "delegating/seed0", "delegating/seed0/checkpoints", "delegating/seed0/tensorboard",
+           "delegating/seed0/after", "delegating/seed0/wandb", "plots", "delegating/seed0/model")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_no_folder_inside_of_a_run_is_a_link(name: str, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    spec = config(tmp_path)
+    place = spec.folder / name
+    place.parent.mkdir(parents=True)
+    place.symlink_to(outside)
+    (spec.folder / "config.yaml").write_text(dump_config(spec), encoding="utf-8")
+    for command in (
+        lambda: run(spec, resume=True, console=Console(quiet=True)),
+        lambda: report_folder(spec.folder, Console(quiet=True)),
+    ):
+        with pytest.raises(ConfigError, match=f"{place.name} is a symbolic link"):
+            command()
+    assert not list(outside.iterdir())
+
+
+def test_a_run_may_be_linked_as_a_whole_and_so_may_what_wandb_keeps(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere" / "wandb" / "run-1").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "wandb" / "latest-run").symlink_to("run-1")
+    (tmp_path / "run").symlink_to(tmp_path / "elsewhere")
+    with locked(tmp_path / "run"):
+        assert "process" in (tmp_path / "elsewhere" / lock.LOCK).read_text(encoding="utf-8")
+
+
+def test_a_page_writes_its_figures_into_no_linked_folder(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "report_files").symlink_to(tmp_path / "outside")
+    with pytest.raises(ConfigError, match="report_files is a symbolic link"):
+        write_report_page([], tmp_path / "report.html", lambda file: [])
 
 
 @pytest.mark.parametrize("write", [write_text, replace_text])

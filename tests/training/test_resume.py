@@ -538,7 +538,9 @@ def test_a_run_that_is_stopped_says_in_one_line_where_it_goes_on(
 
     monkeypatch.setattr(experiment, "_run_jobs", fail)
     monkeypatch.setattr(experiment, "prepare", lambda *_: None)
-    monkeypatch.setattr(cli, "app", lambda: experiment.run(spec, resume=True, console=Console(quiet=True)))
+    monkeypatch.setattr(
+        cli, "app", lambda standalone_mode: experiment.run(spec, resume=True, console=Console(quiet=True))
+    )
     with pytest.raises(SystemExit) as caught:
         cli.main()
     assert caught.value.code == 3

@@ -17,6 +17,7 @@ from selfcest_env.errors import ConfigError, SelfcestError
 from selfcest_env.plugin import build
 from selfcest_env.symbolic.rules import SymbolicRules
 from selfcest_env.symbolic.tasks import TASKS, make_task
+from selfcest_training.files import write_text
 from selfcest_training.yaml_text import read_yaml
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -55,9 +56,8 @@ def main(
         raise SystemExit(f"selfcest: {error}") from error
     if out is not None:
         points = [point._asdict() for point in curve.points]
-        out.write_text(
-            json.dumps({"learner": learner, "options": options, "seed": seed, "points": points}, indent=1) + "\n"
-        )
+        text = json.dumps({"learner": learner, "options": options, "seed": seed, "points": points}, indent=1)
+        write_text(out, f"{text}\n")
 
 
 def _pairs(words: list[str] | None) -> dict[str, Any]:

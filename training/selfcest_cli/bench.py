@@ -34,15 +34,15 @@ def bench(
     OUT gets a file per scenario, results.json as marl-eval reads it, table.md, and profiles.png. A run that was
     interrupted goes on with the same command.
     """
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from selfcest_baselines.bench import ENTRIES, Cell, Run
     from selfcest_baselines.bench.report import known_scenarios, table, write
     from selfcest_baselines.bench.runs import load, play_all
+    from selfcest_cli.terminal import Terminal
     from selfcest_env.symbolic.scenarios import SCENARIOS
 
-    console = Console()
+    console = Terminal()
     if listed:
         print(known_scenarios(), f"\nLearners: {', '.join(ENTRIES)}.", sep="\n")
         return
@@ -52,8 +52,9 @@ def bench(
         for name in scenario or SCENARIOS
         for entry in learner or ENTRIES
     ]
-    errors, there = Console(stderr=True), len(load(out).keys() & set(cells))
-    columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    errors, there = Terminal(stderr=True), len(load(out).keys() & set(cells))
+    last_run = TextColumn("{task.description}", markup=False)
+    columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), last_run)
     with Progress(*columns, console=errors, transient=True) as progress:
         bar = progress.add_task("", total=len(cells), completed=there)
 

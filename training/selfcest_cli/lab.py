@@ -39,23 +39,24 @@ def lab(
 ) -> None:
     """Judge credit schemes against the exact gradient of small games; exit code 1 if one breaks its promise."""
     import torch
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from selfcest_cli.terminal import Terminal
     from selfcest_lab import GAMES, LabConfig, run_lab
     from selfcest_lab.summary import print_report, write_report
     from selfcest_training.credit import make_assigner
     from selfcest_training.yaml_text import read_option
 
     torch.set_num_threads(1)  # tables are small
-    console, assigners = Console(), []
+    console, assigners = Terminal(), []
     for text in scheme or _SCHEMES:
         name, *own = shlex.split(text) or [""]
         options = dict(map(read_option, (*(option or []), *own)))
         assigners.append(make_assigner(name, options, where="--option"))
     config = LabConfig(tuple(game or GAMES), group_size, samples, seed)
-    errors, size = Console(stderr=True), len(config.games) * len(assigners)
-    columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    errors, size = Terminal(stderr=True), len(config.games) * len(assigners)
+    current = TextColumn("{task.description}", markup=False)
+    columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), current)
     with Progress(*columns, console=errors, transient=True) as progress:
         bar = progress.add_task("", total=size, completed=-1)
 

@@ -17,7 +17,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 try:
     import typer
     import yaml  # noqa: F401, of every config
-    from rich.console import Console
 except ModuleNotFoundError:  # a plain install has the packages of the game only
     from selfcest_cli import plain
 
@@ -27,6 +26,8 @@ from selfcest_cli.bench import bench
 from selfcest_cli.credit import credit_app
 from selfcest_cli.export import export
 from selfcest_cli.lab import lab
+from selfcest_cli.masking import masked_output
+from selfcest_cli.terminal import Terminal
 from selfcest_env import __version__
 from selfcest_env.errors import ConfigError, signal_name
 from selfcest_env.local_modules import search_folder
@@ -123,7 +124,7 @@ def plan(
 
     with only_trusted(trust or []):
         spec = load_config(config or default_config(), overrides or [])
-        print_plan(spec, Console(), memory=memory, episodes=episodes, curve=curve)
+        print_plan(spec, Terminal(), memory=memory, episodes=episodes, curve=curve)
 
 
 @app.command()
@@ -145,7 +146,7 @@ def train(
 
     on = [] if ray_address is None else [f"cluster.address={json.dumps(ray_address)}"]
     spec = load_config(config or default_config(), [*(overrides or []), *on])
-    run(spec, resume=resume, console=Console(), evaluator=RunEvaluation())
+    run(spec, resume=resume, console=Terminal(), evaluator=RunEvaluation())
 
 
 @app.command()
@@ -159,7 +160,7 @@ def warmstart(config: _CONFIG = None, overrides: _OVERRIDES = None, resume: _RES
     from selfcest_training.run.experiment import default_config, run
 
     spec = load_config(config or default_config(), overrides or [])
-    run(spec, resume=resume, only_warm_start=True, console=Console(), evaluator=RunEvaluation())
+    run(spec, resume=resume, only_warm_start=True, console=Terminal(), evaluator=RunEvaluation())
 
 
 @app.command()
@@ -192,7 +193,7 @@ def evaluate(
 
     spec = load_study(config or default_study(), overrides or [])
     typed = command_line(config, page, overrides or [])
-    run_study(spec, resume=resume, page=page, command=typed, console=Console())
+    run_study(spec, resume=resume, page=page, command=typed, console=Terminal())
 
 
 @app.command()
@@ -204,7 +205,7 @@ def compare(
     """Compare two finished studies strategy by strategy, paired on the instances that they share."""
     from selfcest_eval.report.comparison import compare_studies
 
-    compare_studies(first, second, Console(), trust or [])
+    compare_studies(first, second, Terminal(), trust or [])
 
 
 @app.command()
@@ -217,7 +218,7 @@ def leaks(
     """Print which questions the files behind these configs share, as training and test sets should not."""
     from selfcest_eval.play.leaks import report_leaks
 
-    report_leaks(configs, Console(), trust or [])
+    report_leaks(configs, Terminal(), trust or [])
 
 
 @app.command()
@@ -272,8 +273,8 @@ def solve(
         seed=seed,
         out=out,
         html=html,
-        console=Console(),
-        progress=Console(stderr=True),
+        console=Terminal(),
+        progress=Terminal(stderr=True),
     )
 
 
@@ -304,10 +305,10 @@ def report(
 
     with only_trusted(trust or []):
         if html is not None:
-            report_page(folders, html, Console())
+            report_page(folders, html, Terminal())
             return
         for folder in folders:
-            report_folder(folder, Console())
+            report_folder(folder, Terminal())
 
 
 @app.command()
@@ -328,7 +329,7 @@ def watch(
         from selfcest_env.plugin import only_trusted
 
         with only_trusted(trust or []):
-            watch_run(folder, Console(), once=once, html=html, port=port)
+            watch_run(folder, Terminal(), once=once, html=html, port=port)
 
 
 @app.command()
@@ -389,7 +390,7 @@ def trace(
         write_page(
             files,
             html,
-            Console(),
+            Terminal(),
             episode_id=episode,
             schemes=credit or [],
             strategy=strategy,
@@ -401,22 +402,27 @@ def trace(
         what = "--credit is" if credit else f"{len(files)} files are"
         raise ConfigError(f"{what} for a page; name one with --html OUT")
     if figures:
-        write_figures(files[0], episode, Console(), svg=svg, gif=gif, strategy=strategy, wrong=wrong)
+        write_figures(files[0], episode, Terminal(), svg=svg, gif=gif, strategy=strategy, wrong=wrong)
         return
-    print_trace(files[0], episode, Console(), texts=texts, strategy=strategy, wrong=wrong)
+    print_trace(files[0], episode, Terminal(), texts=texts, strategy=strategy, wrong=wrong)
 
 
+@masked_output()
 def main() -> None:
     """Entry point: an exception is one line and an exit code, see `faults`; a defect in no log shows its trace."""
     try:
         search_folder(os.getcwd())
         with signals_raise():
-            app()
+            code = app(standalone_mode=False)
+        raise SystemExit(code or int(Exit.DONE))
     except SignalExit as error:
         _print_error(f"ended by {signal_name(error.signal_number)}", *getattr(error, "__notes__", ()))
         raise
     except Exception as error:
-        if exit_code(error) == Exit.DEFECT and not hasattr(error, "__notes__"):
+        if hasattr(error, "show") and hasattr(error, "exit_code"):  # wrong usage, by click or by typer's copy of it
+            error.show()
+            raise SystemExit(error.exit_code) from error
+        if exit_code(error) is Exit.DEFECT and not hasattr(error, "__notes__"):
             traceback.print_exc()
         _print_error(line_of(error))
         raise SystemExit(int(exit_code(error))) from error

@@ -7,6 +7,7 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 
+from selfcest_cli.masking import masked_output
 from selfcest_cli.trace import trace_text
 from selfcest_env import __version__
 from selfcest_env.errors import ConfigError, SelfcestError, install_hint
@@ -15,6 +16,7 @@ from selfcest_training.faults import exit_code, line_of
 NEEDS_EXTRA = f"all other commands and options need the extra train: {install_hint('train')}"
 
 
+@masked_output()
 def main(arguments: Sequence[str]) -> int:
     """Run `selfcest trace`, or say how to install the other commands. Returns the exit code."""
     if arguments[:1] == ["--version"]:

@@ -30,6 +30,7 @@ from selfcest_eval.html.viewer import Shown, viewer_page
 from selfcest_eval.play.digest import digest
 from selfcest_eval.play.policies import arm_of, check_servers, make_policy, policy_named, run_file
 from selfcest_training.config_file import apply_override, load_stored_config, parse_as
+from selfcest_training.files import open_for_append
 from selfcest_training.shipped import model_folder
 
 LAST_WORDS = 400  # characters of what a root without an answer said last
@@ -208,8 +209,8 @@ def play_question(
     if task.answer:
         record = make_reward("correct").score(record)
     if out is not None:
-        with out.open("a", encoding="utf-8") as lines:
-            lines.write(write_episode(record))
+        with open_for_append(out) as lines:
+            lines.write(write_episode(record).encode())
     for line in (describe(record, rules), *server_lines(tally.take())):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if html is not None:
@@ -267,8 +268,7 @@ def _count(out: Path | None) -> int:
         raise RecordError(cut)
 
     try:
-        with out.open("a", encoding="utf-8"):
-            pass
+        open_for_append(out).close()
         return sum(1 for _ in read_episodes(out, on_cut=refuse))
     except RecordError as error:
         raise ConfigError(f"--out: {error}; name a file of episodes or a new one") from error

@@ -100,7 +100,7 @@ def print_study(config: StudyConfig, console: Console, notes: Sequence[str] = ()
 
 def _play(study: Study, store: Store, console: Console) -> None:
     columns = (TextColumn("playing"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TextColumn("{task.fields[line]}"), console=console) as progress:
+    with Progress(*columns, TextColumn("{task.fields[line]}", markup=False), console=console) as progress:
         bar = progress.add_task("", total=study.size, line="")
         tenths = 0
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 
 from selfcest_lab.games import GAMES
 from selfcest_lab.judge import ALPHA, MIN_EXACT_EFFECT, MIN_SAMPLED_EFFECT
@@ -80,7 +81,7 @@ def print_report(report: LabReport, console: Console) -> None:
     """A table for every game, the crossings and the verdict."""
     texts = [dict(zip(HEADS, row, strict=True)) for row in rows(report)]
     for game in dict.fromkeys(cell.game for cell in report.cells):
-        console.print(f"[bold]{game}[/bold]: {GAMES[game].about}", highlight=False, soft_wrap=True)
+        console.print(Text.assemble((game, "bold"), f": {GAMES[game].about}"), highlight=False, soft_wrap=True)
         # On a narrow screen numbers may wrap; a name that is cut short says nothing.
         columns = [Column(head, no_wrap=head == "scheme", overflow="fold") for head in _SHOWN.values()]
         table = Table(*columns, box=None, pad_edge=False)

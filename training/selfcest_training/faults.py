@@ -13,7 +13,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from selfcest_env.errors import ConfigError, InfrastructureError, SelfcestError, StoppedError, install_hint
-from selfcest_training.files import refuse_link
+from selfcest_training.files import open_for_append
 
 LOG = "errors.log"
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)  # SIGINT is Python's KeyboardInterrupt
@@ -55,8 +55,8 @@ def logged(folder: Path) -> Iterator[None]:
     except Exception as error:
         trace, now = traceback.format_exc(), datetime.now().astimezone().isoformat(" ", "seconds")
         with suppress(OSError, ConfigError):  # a full disk must not hide what it has caused
-            with refuse_link(folder / LOG).open("a", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(f"{now}\n{trace}\n")
+            with open_for_append(folder / LOG) as file:
+                file.write(f"{now}\n{trace}\n".encode(errors="backslashreplace"))
             error.add_note(f"the whole trace is in {folder / LOG}")
         raise
 

@@ -7,11 +7,12 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
 
 from selfcest_env.errors import ConfigError, RecordError
 
@@ -29,26 +30,56 @@ def readable(path: Path) -> Iterator[None]:
         ) from error
 
 
-def refuse_link(path: Path) -> Path:
-    """The path itself. A file is never written through a link, which may lead out of a stranger's folder.
+def open_for_append(path: Path, buffering: int = -1) -> BinaryIO:
+    """A file to read and to write at its end, made if it is not there; `buffering` as in `open`.
+
+    It is never opened through a link, which may lead out of a stranger's folder. The open file is looked at, and not
+    its name, which may lead elsewhere a moment later.
 
     Raises:
-        ConfigError: the path is a symbolic link, or a file that has another name too.
+        ConfigError: the path is a symbolic link, a file that has another name too, or no file.
     """
-    if path.is_symlink():
-        what = "is a symbolic link"
-    elif path.is_file() and path.stat().st_nlink > 1:
-        what = "is a hard link"
-    else:
-        return path
-    raise ConfigError(f"{path} {what}; expected a file of its own: remove the link, or copy its target to this place")
-
-
-def open_for_append(path: Path) -> BinaryIO:
-    """A file at its end, made if it is not there. Raises `ConfigError` for a link, see `refuse_link`."""
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # non-blocking: a pipe would hang
-    handle = os.open(refuse_link(path), flags, 0o666)
-    return os.fdopen(handle, "ab", buffering=0)
+    try:
+        handle = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise _not_own(path, "a symbolic link") from error
+    state = os.fstat(handle)
+    if not stat.S_ISREG(state.st_mode) or state.st_nlink > 1:
+        os.close(handle)
+        raise _not_own(path, "a hard link" if stat.S_ISREG(state.st_mode) else "a pipe or a device")
+    return os.fdopen(handle, "a+b", buffering)
+
+
+def _not_own(path: Path, what: str) -> ConfigError:
+    return ConfigError(
+        f"{path} is {what}, and nothing is written through one; remove it, or copy what it leads to to this place"
+    )
+
+
+def create(path: Path) -> TextIO:
+    """A new file in the place of whatever has its name. Raises `FileExistsError` if a link is put there meanwhile."""
+    _delete(path)
+    return path.open("x", encoding="utf-8")
+
+
+def refuse_linked_folder(path: Path) -> None:
+    """Raise `ConfigError` if a folder is a symbolic link: files would be written through it."""
+    if path.is_symlink():
+        raise _not_own(path, "a symbolic link")
+
+
+def refuse_linked_folders(folder: Path) -> None:
+    """`refuse_linked_folder` for all folders inside of this one, which may itself be a link of its owner's.
+
+    What is inside of W&B's own folders is left alone, since W&B links its latest run.
+    """
+    for place, names, _ in os.walk(folder):
+        for name in names:
+            refuse_linked_folder(Path(place, name))
+        names[:] = [name for name in names if name != "wandb"]
 
 
 @contextmanager
@@ -89,15 +120,15 @@ def _os_error(error: Exception) -> int | None:
 
 def write_text(path: Path, text: str) -> None:
     """A file of this text, `whole`."""
-    with whole(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+    with whole(path) as partial, create(partial) as file:
+        file.write(text)
 
 
 def replace_text(path: Path, text: str) -> None:
     """A file of this text for whoever reads it now: never half of it, and on the disk when the system likes."""
     partial = path.with_name(f"{_PARTIAL}{path.name}")
-    _delete(partial)  # a link of this name would be written through
-    partial.write_text(text, encoding="utf-8")
+    with create(partial) as file:
+        file.write(text)
     partial.replace(path)
 
 
@@ -185,11 +216,15 @@ class Growing:
     """
 
     def __init__(self, path: Path, extent: Extent) -> None:
-        self._path = refuse_link(path)
-        self._hash = _hash_of(path, extent)
+        self._path = path
         self._size = extent.size
-        if path.exists() and path.stat().st_size > extent.size:
-            os.truncate(path, extent.size)
+        if os.path.lexists(path):
+            with open_for_append(path) as file:
+                self._hash = _hash_of(path, extent)
+                if file.seek(0, os.SEEK_END) > extent.size:
+                    file.truncate(extent.size)
+        else:
+            self._hash = _hash_of(path, extent)
         self._file: BinaryIO | None = None
 
     def append(self, text: str) -> None:
@@ -197,7 +232,7 @@ class Growing:
         data = text.encode()
         try:
             if self._file is None:
-                self._file = open_for_append(self._path)
+                self._file = open_for_append(self._path, buffering=0)
                 _sync(self._path.parent)
             if self._file.write(data) != len(data):  # what fits, fits; the rest meets the error
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

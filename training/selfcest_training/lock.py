@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO
 
 from selfcest_env.errors import ConfigError
-from selfcest_training.files import refuse_link
+from selfcest_training.files import open_for_append, refuse_linked_folders
 
 LOCK = ".lock"
 
@@ -28,7 +28,8 @@ def locked(folder: Path) -> Iterator[None]:
     and says who the owner is. A file system without locks, as some network ones, gives a warning instead.
 
     Raises:
-        ConfigError: another process holds the folder; the message names it. Or the folder cannot be written.
+        ConfigError: another process holds the folder; the message names it. Or the folder cannot be written, or a link
+            in it leads out of it.
     """
     with _lock_file(folder) as file:
         os.register_at_fork(after_in_child=file.close)  # a child, as vLLM's engine, would keep a dead owner's lock
@@ -36,7 +37,7 @@ def locked(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             file.seek(0)
-            owner = file.read().strip() or "another process"
+            owner = file.read().decode(errors="replace").strip() or "another process"
             raise ConfigError(
                 f"{folder} is in use by {owner}; wait until it has ended or end it, or set name= to use another folder"
             ) from error
@@ -44,7 +45,7 @@ def locked(folder: Path) -> Iterator[None]:
             warnings.warn(f"{folder} is not locked ({error.strerror}); start nothing else there", stacklevel=3)
         file.truncate(0)
         since = datetime.now().astimezone().isoformat(" ", "seconds")
-        file.write(f"process {os.getpid()} on {socket.gethostname()} since {since}\n")
+        file.write(f"process {os.getpid()} on {socket.gethostname()} since {since}\n".encode())
         file.flush()
         try:
             yield
@@ -74,14 +75,14 @@ def owner_of(folder: Path) -> str | None:
     return owner
 
 
-def _lock_file(folder: Path) -> TextIO:
+def _lock_file(folder: Path) -> BinaryIO:
     """Open. What cannot be written raises `ConfigError` now, rather than after the first checkpoint."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
-        handle = os.open(refuse_link(folder / LOCK), os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-        return os.fdopen(handle, "r+", encoding="utf-8")
+        refuse_linked_folders(folder)
+        return open_for_append(folder / LOCK)
     except OSError as error:
         raise ConfigError(
             f"the folder {folder} cannot be written ({error.strerror or error}); set output= to a folder you own"

@@ -18,7 +18,7 @@ from typing import Any
 from selfcest_env.errors import RecordError
 from selfcest_env.record import read_json_lines
 from selfcest_env.structure import plain
-from selfcest_training.files import refuse_link
+from selfcest_training.files import open_for_append
 
 SESSIONS = "sessions.jsonl"
 _PACKAGES = ("selfcest", "torch", "transformers", "numpy")
@@ -68,13 +68,11 @@ def gpu_seconds(sessions: list[dict[str, Any]]) -> float | None:
 
 
 def append_json(file: Path, values: Mapping[str, Any]) -> None:
-    """Add a line to a file of JSON lines. Half of one, which a kill has left, is removed; a link is refused."""
-    refuse_link(file)
-    known = file.read_bytes() if file.exists() else b""
-    if known:
-        os.truncate(file, known.rfind(b"\n") + 1)  # after it is a line that a kill has cut
-    with file.open("a", encoding="utf-8") as lines:
-        lines.write(json.dumps(values) + "\n")
+    """Add a line to a file of JSON lines. Half of a line, which a kill has left, is removed; a link is refused."""
+    with open_for_append(file) as lines:
+        lines.seek(0)
+        lines.truncate(lines.read().rfind(b"\n") + 1)  # after it is a line that a kill has cut
+        lines.write(f"{json.dumps(values)}\n".encode())
 
 
 def _now() -> str:

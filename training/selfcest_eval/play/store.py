@@ -23,7 +23,7 @@ from selfcest_eval.play.results import (
     write_unplayable,
     write_value,
 )
-from selfcest_training.files import refuse_link
+from selfcest_training.files import create, open_for_append
 
 
 class Store:
@@ -40,7 +40,7 @@ class Store:
         check_store(folder)
         self._load()
         if self._results.exists():  # while a study plays its results are no whole
-            with refuse_link(self._played).open("ab") as file:
+            with open_for_append(self._played) as file:
                 file.write(self._results.read_bytes())
                 _flush(file)
             self._results.unlink()
@@ -62,7 +62,7 @@ class Store:
         results = list(results)
         if not results:
             return
-        with refuse_link(self._played).open("ab") as file:
+        with open_for_append(self._played) as file:
 
             def share(value: object) -> str:
                 name, line = write_value(value)
@@ -83,7 +83,7 @@ class Store:
         What was unplayable is not remembered: a store that is opened again lacks it.
         """
         partial, kept, written = self._results.with_suffix(".partial"), set[str](), set[str]()
-        with partial.open("w", encoding="utf-8") as file:
+        with create(partial) as file:
             for key, place in order:
                 if key in unplayable and key not in self:
                     file.write(write_unplayable(Unplayable(place, unplayable[key])))
@@ -100,7 +100,7 @@ class Store:
     def _forget(self, kept: set[str]) -> None:
         """Leave in `played.jsonl` what `results.jsonl` does not have."""
         partial, written = self._played.with_suffix(".partial"), set[str]()
-        with partial.open("w", encoding="utf-8") as file:
+        with create(partial) as file:
             for offset in (offset for key, offset in self._offset_of.items() if key not in kept):
                 data = self._data(offset)
                 file.writelines(self._values_of(data, written))
@@ -142,7 +142,8 @@ class Store:
                 except RecordError as error:
                     raise RecordError(f"{self._played}, line {number}: {error}") from error
                 offset += len(line)
-        os.truncate(self._played, offset)
+        with open_for_append(self._played) as file:
+            file.truncate(offset)
 
     def _value(self, name: str) -> Any:
         if name not in self._offset_of_value:

@@ -26,7 +26,7 @@ from selfcest_eval.stats.frontier import Point
 from selfcest_eval.stats.statistics import Estimate
 from selfcest_eval.stats.table import Curves, by_family, rows_of
 from selfcest_training.config_file import dump_config
-from selfcest_training.files import whole, write_text
+from selfcest_training.files import refuse_linked_folder, whole, write_text
 from selfcest_training.session import gpu_seconds
 
 FIGURE_METRICS = 9  # panels of the figure of learning curves, the first of the page
@@ -76,6 +76,7 @@ def write_report_page(sources: Sequence[Source], out: Path, faces_of: Callable[[
         All paths, the page first.
     """
     folder = out.with_name(f"{out.stem}_files")
+    refuse_linked_folder(folder)
     folder.mkdir(exist_ok=True)
     trees = Trees(out.with_name(f"{out.stem}_trace.html"))
     written = [out]

@@ -1,0 +1,75 @@
+"""What the command line prints, without characters that a terminal obeys or hides."""
+
+from __future__ import annotations
+
+import re
+import sys
+import unicodedata
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import IO, Any
+
+# Control, format (zero width, direction), half of a surrogate pair, line and paragraph separators.
+_MASKED = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+_FILLERS = "\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0"  # letters and marks without any ink
+_PROGRESS = re.compile(r"\r?(.*?)\r?", re.DOTALL)
+
+
+def printable(text: str) -> str:
+    r"""The text with an escape, as `\x1b`, for every character that no reader sees. Line ends and tabs stay."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(char if _is_visible(char) else char.encode("unicode_escape").decode() for char in text)
+
+
+def _is_visible(char: str) -> bool:
+    return char in "\n\t" or not (unicodedata.category(char) in _MASKED or char in _FILLERS)
+
+
+class MaskedStream:
+    """A text stream to which only `printable` text is written.
+
+    Rich writes past it, by the attribute `rich_proxied_file`, since its colours are control characters: texts of
+    strangers reach Rich by a `Terminal` only.
+
+    Args:
+        stream: the stream of the terminal.
+    """
+
+    def __init__(self, stream: IO[str]) -> None:
+        self.rich_proxied_file = stream
+
+    def write(self, text: str) -> int:
+        # The progress bars of libraries begin or end with a return to the start of the line.
+        body = _PROGRESS.fullmatch(text)
+        assert body is not None
+        start, end = body.span(1)
+        self.rich_proxied_file.write(text[:start] + printable(body[1]) + text[end:])
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rich_proxied_file, name)
+
+
+@contextmanager
+def masked_output() -> Iterator[None]:
+    """Inside, all that is printed, warned and logged to the standard streams is `printable`."""
+    format_warning = warnings.formatwarning
+
+    def format_masked(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        return printable(format_warning(message, category, filename, lineno, line))
+
+    # Not only by the stream: while a table is drawn, Rich takes warnings, and would read their escape sequences.
+    warnings.formatwarning = format_masked
+    try:
+        with redirect_stdout(MaskedStream(sys.stdout)), redirect_stderr(MaskedStream(sys.stderr)):
+            yield
+    finally:
+        warnings.formatwarning = format_warning

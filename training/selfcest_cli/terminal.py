@@ -1,0 +1,36 @@
+"""The terminal that commands print to with Rich."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import IO
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.style import Style
+
+from selfcest_cli.masking import printable
+
+
+class Terminal(Console):
+    """A console on which all texts are `printable` and none is markup, a link or the name of an emoji.
+
+    Args:
+        stderr: print to the standard error.
+        file: print to this file instead.
+    """
+
+    def __init__(self, *, stderr: bool = False, file: IO[str] | None = None) -> None:
+        stream = file or (sys.stderr if stderr else sys.stdout)
+        # Rich's own control characters go past a `MaskedStream`, also while a live display wraps the stream again.
+        super().__init__(file=getattr(stream, "rich_proxied_file", stream), markup=False, emoji=False, highlight=False)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """See `Console.render`. Texts are masked before Rich measures, wraps and crops them."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text), _without_link(segment.style))
+
+
+def _without_link(style: Style | None) -> Style | None:
+    return style.update_link(None) if style is not None and style.link else style
