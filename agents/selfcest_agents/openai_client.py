@@ -93,8 +93,8 @@ class ServerConfig(Checked):
         if not KEY_VARIABLE.fullmatch(self.api_key_variable):
             raise ConfigError(
                 f"api_key_variable is {self.api_key_variable!r}, whose value would be sent to {self.base_url}; "
-                "expected a name that ends in API_KEY or begins with SELFCEST_: to send another variable's value, copy it, "
-                "as SELFCEST_KEY=$NAME, and name that"
+                "expected a name that ends in API_KEY or begins with SELFCEST_; to send another variable's value, "
+                "copy it, as SELFCEST_KEY=$NAME, and name that"
             )
 
 

@@ -896,7 +896,8 @@ def test_a_key_in_a_header_that_breaks_the_protocol_is_masked(monkeypatch: pytes
 @pytest.mark.parametrize(
     "variable",
     ["AWS_SECRET_ACCESS_KEY", "HOME", "GITHUB_TOKEN", "HF_TOKEN", "PATH", "", "OPENAI_API_KEY_OLD", "api_key",
-     "SELFCEST", "SELFCEST_", "SSH_AUTH_SOCK", "MY_SELFCEST_KEY", "OPENAI_API_KEY\n", "ÖPENAI_API_KEY", "OPENAI API_KEY"],
+     "SELFCEST", "SELFCEST_", "SSH_AUTH_SOCK", "MY_SELFCEST_KEY", "OPENAI_API_KEY\n", "ÖPENAI_API_KEY",
+     "OPENAI API_KEY"],
 )  # fmt: skip
 def test_no_other_variable_is_sent_than_a_key(variable: str) -> None:
     with pytest.raises(ConfigError, match="api_key_variable is .* would be sent to http"):
