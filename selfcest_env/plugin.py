@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from importlib.machinery import PathFinder
 from importlib.metadata import entry_points
@@ -57,6 +57,11 @@ class Configured:
         options = vars(cls).get("Options")
         if options is not None and not is_frozen(options):
             raise TypeError(f"{cls.__qualname__}.Options is {options!r}; expected a frozen dataclass")
+
+    def __repr__(self) -> str:
+        """Return the class with its options, as `Dots(decay=0.9)`: the same text in every process."""
+        values = {field.name: getattr(self.options, field.name) for field in fields(self.options)}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in values.items())})"
 
 
 @runtime_checkable

@@ -39,7 +39,7 @@ from selfcest_baselines.difference import DifferenceLearner
 from selfcest_baselines.games import KernelGames
 from selfcest_baselines.learner import PolicyGradientLearner
 from selfcest_baselines.networks import ActorNetwork
-from selfcest_baselines.rollout import collect
+from selfcest_baselines.rollout import collect_rollout
 from selfcest_baselines.shapley import ShapleyLearner
 from selfcest_baselines.value import ValueLearner
 from selfcest_env import __version__
@@ -209,7 +209,7 @@ def teach(actor: ActorNetwork, game: Game, seed: int) -> None:
 
 def _greedy(actor: ActorNetwork, game: Game) -> float:
     games = KernelGames(game.rules, GRADED, EVALUATION_SEED)
-    collect(games, actor.best)
+    collect_rollout(games, actor.greedy)
     return float(games.kernel.scores.mean())
 
 

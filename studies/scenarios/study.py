@@ -143,7 +143,7 @@ examiner with its decisions so far and a greedy policy, and to stop when that sa
 import torch
 
 from selfcest_env.symbolic import BatchDelegation
-from selfcest_baselines.bench import Cell, play
+from selfcest_baselines.bench import BenchmarkCell, play
 from selfcest_baselines.learner import MarlLearner
 
 
@@ -161,7 +161,7 @@ class Uniform(MarlLearner):
             kernel.restart()
 
 
-run = play(Cell("chain-4m2-v1", f"{__name__}:Uniform", seed=0), seconds=0.2)
+run = play(BenchmarkCell("chain-4m2-v1", f"{__name__}:Uniform", seed=0), seconds=0.2)
 print(run.last)
 ```
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from selfcest_baselines.bench import ENTRIES, Cell, Run, aggregate, interquartile_mean, play, profile, scores
+from selfcest_baselines.bench import ENTRIES, BenchmarkCell, Run, aggregate, interquartile_mean, play, profile, scores
 from selfcest_baselines.bench.report import known_scenarios, table
-from selfcest_baselines.bench.runs import entry_of, export, load, play_all, settings_of, store
+from selfcest_baselines.bench.runs import export, find_entry, load, play_all, settings_text, store
 from selfcest_baselines.bench.summary import mean, paired
 from selfcest_baselines.learner import LEARNERS, MarlLearner
 from selfcest_cli.main import app
@@ -85,25 +85,28 @@ def test_profile_by_hand() -> None:
 
 def test_scores_are_between_random_and_optimal_play() -> None:
     known = SCENARIOS[QUICK].reference
-    results = {Cell(QUICK, "coma", 0): run(0.9, known.random), Cell(QUICK, "coma", 1): run(known.optimal)}
+    results = {
+        BenchmarkCell(QUICK, "coma", 0): run(0.9, known.random),
+        BenchmarkCell(QUICK, "coma", 1): run(known.optimal),
+    }
     assert scores(results, "coma")[QUICK].tolist() == [0.0, 1.0]
     assert "| `chain-4m2-v1` | 0.749 (1 of 2) |" in table(results)
 
 
 def test_results_are_stored_and_read_back(tmp_path: Path) -> None:
-    results = {Cell(QUICK, "value", 0): run(0.5, 0.75), Cell(QUICK, "mine:Own", 3): run(0.25)}
+    results = {BenchmarkCell(QUICK, "value", 0): run(0.5, 0.75), BenchmarkCell(QUICK, "mine:Own", 3): run(0.25)}
     store(results, tmp_path, QUICK)
     assert load(tmp_path) == results
     assert load(tmp_path / "nowhere") == {}
     (tmp_path / "deep-8-v1.json").write_text('{"coma": {"seed_0": [1]}}')
-    with pytest.raises(ConfigError, match=r"deep-8-v1\.json holds no runs of the benchmark"):
+    with pytest.raises(ConfigError, match=r"deep-8-v1\.json cannot be read as runs of the benchmark"):
         load(tmp_path)
 
 
 def test_the_layout_of_marl_eval(tmp_path: Path) -> None:
     known = SCENARIOS[QUICK].reference
     short, long = run(known.random, known.optimal), run(*[known.random] * 8, known.optimal)
-    export({Cell(QUICK, "coma", 2): short, Cell(QUICK, "coma", 3): long}, tmp_path / "results.json")
+    export({BenchmarkCell(QUICK, "coma", 2): short, BenchmarkCell(QUICK, "coma", 3): long}, tmp_path / "results.json")
     seeds = json.loads((tmp_path / "results.json").read_text())["selfcest"][QUICK]["coma"]
     seed = seeds["seed_2"]
     assert list(seed) == list(seeds["seed_3"]) == [*(f"step_{k}" for k in range(31)), "absolute_metrics"]
@@ -116,47 +119,47 @@ def test_the_layout_of_marl_eval(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("entry", [*ENTRIES])
 def test_every_entry_plays(entry: str) -> None:
-    made = play(Cell("cells-16-v1" if entry == "shapley" else QUICK, entry, 0), seconds=0.3)
+    made = play(BenchmarkCell("cells-16-v1" if entry == "shapley" else QUICK, entry, 0), seconds=0.3)
     assert made.points[0][0] <= made.points[-1][0]
     assert made.points[-1][0] > 0
     assert made.points[-1][1] >= 0.3
 
 
 def test_an_entry_of_ones_own() -> None:
-    made = play(Cell(QUICK, f"{__name__}:Guess", 2), seconds=0.01)
+    made = play(BenchmarkCell(QUICK, f"{__name__}:Guess", 2), seconds=0.01)
     assert made.points[0][0] == 0
     assert made.points[-1][0] % 12 == 0
     with pytest.raises(PlugInError, match="never called its examiner"):
-        play(Cell(QUICK, f"{__name__}:Silent", 0), seconds=0.01)
+        play(BenchmarkCell(QUICK, f"{__name__}:Silent", 0), seconds=0.01)
     with pytest.raises(ConfigError, match=r"unknown learner 'comma'; .*Did you mean 'coma'"):
-        play(Cell(QUICK, "comma", 0), seconds=0.01)
+        play(BenchmarkCell(QUICK, "comma", 0), seconds=0.01)
 
 
 def test_an_entry_of_ones_own_has_options() -> None:
     named = f"{__name__}:Tuned"
-    made = play(Cell(QUICK, f"{named} floor=1 widths=[4,2]", 0), seconds=0.01)
-    assert made.settings == repr(Tuned(1.0, (4, 2))) != repr(entry_of(named))
+    made = play(BenchmarkCell(QUICK, f"{named} floor=1 widths=[4,2]", 0), seconds=0.01)
+    assert made.settings == repr(Tuned(1.0, (4, 2))) != repr(find_entry(named))
     for said, match in {
         f"{named} flor=1": r"flor is unknown; Tuned has floor, widths\. Did you mean 'floor'",
         f"{named} floor=2": r"floor is 2; expected a number from 0 to 1",
         f"{named} floor": r"the option 'floor' is not of the form key=value",
         f"{__name__}:Guess floor=1": r"floor is unknown; Guess has no options",
-        "coma floor=1": r"learner 'coma floor=1': coma plays with the settings of the table; expected no options",
+        "coma floor=1": r"learner 'coma floor=1' has options; expected 'coma' alone",
         "": r"unknown learner ''",
     }.items():
         with pytest.raises(ConfigError, match=match):
-            entry_of(said)
+            find_entry(said)
 
 
 def test_entries_with_other_options_are_other_columns(tmp_path: Path) -> None:
-    cells = [Cell(QUICK, f"{__name__}:Tuned{words}", 7) for words in ("", " floor=1", " floor=0.5")]
-    stored = {cell: replace(run(0.5), settings=repr(entry_of(cell.entry))) for cell in cells}
+    cells = [BenchmarkCell(QUICK, f"{__name__}:Tuned{words}", 7) for words in ("", " floor=1", " floor=0.5")]
+    stored = {cell: replace(run(0.5), settings=repr(find_entry(cell.entry))) for cell in cells}
     store(stored, tmp_path, QUICK)
     play_all(cells, 1.0, tmp_path, 1, lambda cell, made: pytest.fail(f"{cell} was made again"))
     assert load(tmp_path) == stored
     assert table(stored).splitlines()[0].count("Tuned") == 3
     store({cells[1]: replace(stored[cells[1]], settings=repr(Tuned(0.25)))}, tmp_path, QUICK)
-    with pytest.raises(ConfigError, match=r"Tuned floor=1 seed 7 by other settings, Tuned\(floor=0\.25"):
+    with pytest.raises(ConfigError, match=r"Tuned floor=1 seed 7 with other settings, Tuned\(floor=0\.25"):
         play_all(cells, 1.0, tmp_path, 1, lambda cell, made: None)
 
 
@@ -165,13 +168,14 @@ def test_pairs_are_of_one_scenario_and_one_seed() -> None:
     known = SCENARIOS[QUICK].reference
     ends = {("coma", 0): 0.5, ("coma", 1): 0.9, ("coma", 2): 0.0, ("value", 0): 0.2, ("value", 1): 0.4, ("value", 9): 1}
     results = {
-        Cell(QUICK, *cell): run(known.random + score * (known.optimal - known.random)) for cell, score in ends.items()
+        BenchmarkCell(QUICK, *cell): run(known.random + score * (known.optimal - known.random))
+        for cell, score in ends.items()
     }
     assert paired(results, "coma", "value")[QUICK].tolist() == pytest.approx([0.3, 0.5])
     assert aggregate([*paired(results, "coma", "value").values()], mean) == pytest.approx((0.4, 0.3, 0.5))
-    assert table(results).splitlines()[-1] == "| more than `coma`, seed by seed | - | -0.40 [-0.50, -0.30] |"
-    alone = {Cell(QUICK, "coma", 0): run(1.0), Cell(QUICK, "value", 1): run(1.0)}
-    assert table(alone).splitlines()[-1] == "| more than `coma`, seed by seed | - | - |"
+    assert table(results).splitlines()[-1] == "| mean difference to `coma`, paired by seed | - | -0.40 [-0.50, -0.30] |"
+    alone = {BenchmarkCell(QUICK, "coma", 0): run(1.0), BenchmarkCell(QUICK, "value", 1): run(1.0)}
+    assert table(alone).splitlines()[-1] == "| mean difference to `coma`, paired by seed | - | - |"
 
 
 def test_the_page_is_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,12 +183,12 @@ def test_the_page_is_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     stored, outside, tuning = load(made.STORE), load(made.OUTSIDE), load(made.OUTSIDE / "tuning")
     assert made.page(stored, outside, tuning) == (ROOT / "docs" / "benchmark.md").read_text(encoding="utf-8")
     entries, seeds = (sorted({getattr(cell, part) for cell in stored}) for part in ("entry", "seed"))
-    assert set(stored) == {Cell(*cell) for cell in product(SCENARIOS, entries, range(len(seeds)))}
+    assert set(stored) == {BenchmarkCell(*cell) for cell in product(SCENARIOS, entries, range(len(seeds)))}
     assert len({run.budget for run in stored.values()}) == 1
     for cell, run in stored.items():
-        assert run.settings == settings_of(ENTRIES[cell.entry], cell.entry), f"{cell} was made with other settings"
+        assert run.settings == settings_text(ENTRIES[cell.entry], cell.entry), f"{cell} was made with other settings"
     played = ("chain-4m2-v1", "noisy-c005-v1", "cells-16-v1")
-    assert set(outside) == {Cell(name, "rllib_ppo:RllibPPO", seed) for name in played for seed in range(5)}
+    assert set(outside) == {BenchmarkCell(name, "rllib_ppo:RllibPPO", seed) for name in played for seed in range(5)}
     assert {run.budget for run in (*outside.values(), *tuning.values())} == {run.budget for run in stored.values()}
     assert {run.settings for run in outside.values()} <= {run.settings for run in tuning.values()}
     assert not {cell.seed for cell in tuning} & set(seeds), "tuned on what is reported"
@@ -192,23 +196,23 @@ def test_the_page_is_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_only_what_is_lacking_is_made(tmp_path: Path) -> None:
-    there = {Cell(QUICK, "coma", 0): replace(run(0.125), settings=settings_of(ENTRIES["coma"], "coma"))}
+    there = {BenchmarkCell(QUICK, "coma", 0): replace(run(0.125), settings=settings_text(ENTRIES["coma"], "coma"))}
     store(there, tmp_path, QUICK)
-    made: list[Cell] = []
-    cells = [Cell(QUICK, "coma", 0), Cell(QUICK, "broadcast", 0)]
-    with pytest.raises(ConfigError, match=r"holds coma seed 0 with 1 CPU-s; expected 0\.05: give --seconds 1"):
+    made: list[BenchmarkCell] = []
+    cells = [BenchmarkCell(QUICK, "coma", 0), BenchmarkCell(QUICK, "broadcast", 0)]
+    with pytest.raises(ConfigError, match=r"holds coma seed 0 with a budget of 1 CPU seconds; expected 0\.05: pass"):
         play_all(cells, 0.05, tmp_path, 1, lambda cell, _: made.append(cell))
     play_all(cells, 1.0, tmp_path, 1, lambda cell, _: made.append(cell))
-    assert made == [Cell(QUICK, "broadcast", 0)]
-    assert load(tmp_path)[Cell(QUICK, "coma", 0)] == there[Cell(QUICK, "coma", 0)]
-    store({Cell(QUICK, "coma", 0): run(0.125)}, tmp_path, QUICK)
-    with pytest.raises(ConfigError, match="holds coma seed 0 by other settings, made up; expected those of today"):
+    assert made == [BenchmarkCell(QUICK, "broadcast", 0)]
+    assert load(tmp_path)[BenchmarkCell(QUICK, "coma", 0)] == there[BenchmarkCell(QUICK, "coma", 0)]
+    store({BenchmarkCell(QUICK, "coma", 0): run(0.125)}, tmp_path, QUICK)
+    with pytest.raises(ConfigError, match="holds coma seed 0 with other settings, made up; expected the current"):
         play_all(cells, 1.0, tmp_path, 1, lambda cell, _: made.append(cell))
 
 
 def test_the_command(tmp_path: Path) -> None:
     store(
-        {Cell(QUICK, "coma", 0): replace(run(0.125, 1.0), settings=settings_of(ENTRIES["coma"], "coma"))},
+        {BenchmarkCell(QUICK, "coma", 0): replace(run(0.125, 1.0), settings=settings_text(ENTRIES["coma"], "coma"))},
         tmp_path,
         QUICK,
     )

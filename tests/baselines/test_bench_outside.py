@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from selfcest_baselines.bench import Cell, play
-from selfcest_baselines.bench.runs import entry_of, load
+from selfcest_baselines.bench import BenchmarkCell, play
+from selfcest_baselines.bench.runs import find_entry, load
 from selfcest_baselines.progress import Examiner
 from selfcest_env.errors import ConfigError
 from selfcest_env.symbolic.scenarios import scenario
@@ -26,22 +26,22 @@ def at_hand(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_it_plays_another_scenario_with_options() -> None:
-    made = play(Cell("cells-16-v1", f"{NAME} epochs=4", 3), seconds=8)
-    assert made.settings == repr(entry_of(f"{NAME} epochs=4"))
+    made = play(BenchmarkCell("cells-16-v1", f"{NAME} epochs=4", 3), seconds=8)
+    assert made.settings == repr(find_entry(f"{NAME} epochs=4"))
     assert made.points[-1][0] > made.points[0][0] == 0
     assert made.points[-1][1] >= 8
     with pytest.raises(ConfigError, match="epochs is 0; expected a whole number >= 1"):
-        entry_of(f"{NAME} epochs=0")
+        find_entry(f"{NAME} epochs=0")
 
 
 def test_its_settings_are_those_of_the_stored_runs() -> None:
     stored = load(ROOT / "studies" / "scenarios" / "evidence" / "outside")
-    assert {run.settings for run in stored.values()} == {repr(entry_of(NAME))}
+    assert {run.settings for run in stored.values()} == {repr(find_entry(NAME))}
 
 
 def test_it_learns() -> None:
     """Random play earns 0.50; what fits the root's window and luck at the rest make 0.67."""
-    entry, rules = entry_of(NAME), scenario("chain-4m2-v1").rules
+    entry, rules = find_entry(NAME), scenario("chain-4m2-v1").rules
     entry.load()
     examiner = Examiner(rules, seconds=30, until=0.7)
     entry.learn(rules, 0, examiner)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from selfcest_baselines.counterfactual import ReplayCost, play_without, record
+from selfcest_baselines.counterfactual import ReplayCost, record_episodes, replay_without
 from selfcest_baselines.games import KernelGames
-from selfcest_baselines.networks import draw
+from selfcest_baselines.networks import sample_actions
 from selfcest_baselines.train import train
 from selfcest_env.errors import ConfigError
 from selfcest_env.symbolic import make_rules
@@ -27,7 +27,7 @@ def test_every_credit_learns_four_cells(learner: str) -> None:
 
 
 def test_shapley_says_that_calls_are_too_large_for_it() -> None:
-    with pytest.raises(ConfigError, match="a call can bring 17 clones; .* at most 16"):
+    with pytest.raises(ConfigError, match="a call can start 17 clones; expected at most 16"):
         train("shapley", make_rules("cells", {"cells": 17}, max_clones=17, total_tokens=400), decisions=1)
 
 
@@ -36,7 +36,9 @@ def test_without_a_clone_its_own_summand_is_missing() -> None:
     for coupling in ("additive", "zipf", "coverage", "threshold"):
         options = {"cells": 6, "modulus": 2, "coupling": coupling}
         games = KernelGames(make_rules("cells", options, max_clones=6, token_cost=0.001), 32, 0)
-        recording = record(games, lambda seen, masks: draw(masks.float(), torch.Generator().manual_seed(1)))
+        recording = record_episodes(
+            games, lambda seen, masks: sample_actions(masks.float(), torch.Generator().manual_seed(1))
+        )
         end = games.kernel.state
         cells = np.arange(1, 7)
         right = end.tape[:, end.start[0, 0] + np.arange(6)] == end.target
@@ -46,7 +48,7 @@ def test_without_a_clone_its_own_summand_is_missing() -> None:
         def refuse(seen: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
             raise AssertionError("nobody descends from a clone of a forced join")
 
-        replayed = play_without(recording, game, np.ones(len(game), int), absent, refuse)
+        replayed = replay_without(recording, game, np.ones(len(game), int), absent, refuse)
         graded = games.rules.task.grade(right[game] & ~absent[:, 1:])  # type: ignore[attr-defined]
         # 13 (opening), 6 (call), 7 (replies), 1 (handed in), and five clones for 3 + 1.
         assert replayed.returns.numpy() == pytest.approx(graded - 0.001 * (27 + 20), abs=1e-6)

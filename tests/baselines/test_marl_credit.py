@@ -30,13 +30,20 @@ from torch import Tensor
 
 from selfcest_baselines.broadcast import BroadcastLearner
 from selfcest_baselines.coma import coma_advantages
-from selfcest_baselines.counterfactual import Recording, ReplayCost, play_without, record
+from selfcest_baselines.counterfactual import Recording, ReplayCost, record_episodes, replay_without
 from selfcest_baselines.diff_loo import DiffLooLearner, subtract_same_clones
 from selfcest_baselines.difference import DifferenceLearner, difference_returns
 from selfcest_baselines.games import KernelGames
 from selfcest_baselines.learner import PolicyGradientLearner
-from selfcest_baselines.networks import ILLEGAL, ActorNetwork, draw, entropy, floored, taken
-from selfcest_baselines.rollout import collect, lambda_returns, row_targets
+from selfcest_baselines.networks import (
+    ILLEGAL,
+    ActorNetwork,
+    compute_entropy,
+    gather_actions,
+    mix_with_uniform,
+    sample_actions,
+)
+from selfcest_baselines.rollout import collect_rollout, lambda_returns, row_targets
 from selfcest_baselines.shapley import (
     ShapleyLearner,
     calls_by_size,
@@ -170,7 +177,7 @@ def test_a_dummy_gets_nothing() -> None:
     def deaf(observations: Tensor, masks: Tensor) -> Tensor:  # a root that does not listen: its clones are dummies
         return torch.where(observations[:, DEPTH] == 0, ANSWER_1, policy.sample(observations, masks))
 
-    recording = record(arena, with_split(deaf))
+    recording = record_episodes(arena, with_split(deaf))
     assert (recording.moments[-1].num_born == 3).all()
     assert not difference_returns(recording, deaf, 2)[0].any()
     assert not shapley_credit(recording, deaf, 2, np.random.default_rng(0))[0].any()
@@ -204,11 +211,11 @@ def test_shapley_is_efficient_and_symmetric() -> None:
 
     # In the delegation game with a root that adds up what it is told: every call shares out R - R(no clone at all).
     arena, with_split = split_games(64)
-    recording = record(arena, with_split(adding(actor().float())))
+    recording = record_episodes(arena, with_split(adding(actor().float())))
     credit, _ = shapley_credit(recording, adding(actor().float()), 2, np.random.default_rng(0))
     births = recording.births()
     both = np.isin(np.arange(3), [1, 2])[None].repeat(64, axis=0)
-    nobody = play_without(recording, np.arange(64), births.cycle[::2], both, adding(actor().float())).returns
+    nobody = replay_without(recording, np.arange(64), births.cycle[::2], both, adding(actor().float())).returns
     torch.testing.assert_close(credit.sum(1), recording.rollout.returns - nobody)
     assert credit.abs().sum() > 0
 
@@ -260,18 +267,18 @@ def test_the_terminal_reward_reaches_the_last_target_and_only_truncation_is_boot
     assert cut.tolist() == [0.75, 1.0, 1.5]
 
     policy = actor().float()
-    rollout = collect(games(256), policy.sample)
+    rollout = collect_rollout(games(256), policy.sample)
     noise = torch.rand(len(rollout.actions), generator=policy.generator)
     targets = row_targets(rollout, noise, gamma=1.0, lambda_=1.0)
     assert torch.equal(targets, rollout.returns[rollout.game])
-    ends = ~rollout.goes_on[rollout.cycle, rollout.game]
+    ends = ~rollout.continues[rollout.cycle, rollout.game]
     targets = row_targets(rollout, noise, gamma=1.0, lambda_=0.0)
     assert torch.equal(targets[ends], rollout.returns[rollout.game][ends])
     assert not torch.equal(targets[~ends], rollout.returns[rollout.game][~ends])
 
     _, with_split = split_games(32)
     cut_games = KernelGames(TWO_CLONES, 32, 3, max_cycles=1)
-    rollout = collect(cut_games, with_split(policy.sample))
+    rollout = collect_rollout(cut_games, with_split(policy.sample))
     assert cut_games.truncated.all()
     assert not rollout.learnable.all()  # the clones' moment, which is valued and not learned from
     noise = torch.rand(len(rollout.actions), generator=policy.generator)
@@ -289,9 +296,11 @@ def test_an_agent_that_can_only_wait_has_no_gradient_and_no_entropy() -> None:
     only_wait = (torch.arange(4) == WAIT).expand(5, 4)
     logs = policy(seen, only_wait)
     assert torch.equal(logs[:, WAIT], torch.zeros(5))
-    assert torch.equal(entropy(logs), torch.zeros(5))
-    assert not gradient(policy, (3.7 * taken(logs, torch.zeros(5, dtype=torch.long)) + entropy(logs)).sum()).any()
-    rollout = collect(games(32), policy.sample)
+    assert torch.equal(compute_entropy(logs), torch.zeros(5))
+    assert not gradient(
+        policy, (3.7 * gather_actions(logs, torch.zeros(5, dtype=torch.long)) + compute_entropy(logs)).sum()
+    ).any()
+    rollout = collect_rollout(games(32), policy.sample)
     assert (rollout.masks.sum(1) > 1).all()
 
 
@@ -307,7 +316,7 @@ def test_illegal_actions_have_no_part_in_baselines_and_log_probabilities() -> No
     values = torch.tensor([[0.0, 0.3, 0.8, 0.0]])
     absurd = torch.tensor([[1e6, 0.3, 0.8, -1e6]])
     for floor in (0.0, 0.2):
-        mixed = floored(logs, masks, floor)
+        mixed = mix_with_uniform(logs, masks, floor)
         assert torch.equal(mixed.exp()[~masks], torch.zeros(2))
         assert float(mixed.exp().sum()) == pytest.approx(1)
         assert float(mixed.exp()[masks].min()) >= floor / 2
@@ -316,7 +325,7 @@ def test_illegal_actions_have_no_part_in_baselines_and_log_probabilities() -> No
     # Two legal actions with logits 1 and 2: log probability of the first is -log(1 + e).
     two = torch.tensor([[ILLEGAL, 1.0, 2.0, ILLEGAL]]).log_softmax(-1)
     assert float(two[0, 1]) == pytest.approx(-np.log(1 + np.e))
-    draws = draw(logs.exp().expand(10_000, 4), policy.generator)
+    draws = sample_actions(logs.exp().expand(10_000, 4), policy.generator)
     assert set(draws.tolist()) == {1, 2}
 
 
@@ -353,7 +362,7 @@ def test_replay_trap_recorded_later_actions_are_biased_and_resampled_ones_are_no
     # The baseline that is played is this one, given what the sibling did.
     arena, with_split = split_games(20_000)
     single = actor().float()
-    recording = record(arena, with_split(single.sample))
+    recording = record_episodes(arena, with_split(single.sample))
     credit, cost = difference_returns(recording, single.sample, 1)
     assert cost == ReplayCost(2 * 20_000, 2 * 20_000)  # the root answers anew, the sibling keeps what it said
     sibling = replies(recording.moments[-1])[:, 2] + ANSWER_0
@@ -387,7 +396,7 @@ def test_permuting_clones_permutes_advantages() -> None:
         clone = observations[:, DEPTH] > 0
         return torch.where(split, SPLIT, torch.where(clone, ANSWER_0, act(observations, masks)))
 
-    recording = record(arena, always_zero)
+    recording = record_episodes(arena, always_zero)
     items = segments(recording.moments[0], TWO_CLONES)[:, 0]
     zero_one, one_zero = (torch.from_numpy((items == pair).all(1)) for pair in ([0, 1], [1, 0]))
     for credit in (
@@ -411,18 +420,18 @@ def test_replays_know_agents_by_their_place_in_the_tree() -> None:
     )
     arena, with_split = split_games(32, rules)
     rng = torch.Generator().manual_seed(0)
-    recording = record(arena, with_split(lambda seen, masks: draw(masks.float(), rng)))
+    recording = record_episodes(arena, with_split(lambda seen, masks: sample_actions(masks.float(), rng)))
     assert (recording.moments[-1].num_born == 7).all()
     asked: list[Tensor] = []
 
     def watched(seen: Tensor, masks: Tensor) -> Tensor:
         asked.append(seen)
-        return draw(masks.float(), rng)
+        return sample_actions(masks.float(), rng)
 
     births = recording.births()
     first = births.agent == 1
     absent = np.arange(7) == births.agent[first][:, None]
-    outcome = play_without(recording, births.game[first], births.cycle[first], absent, watched)
+    outcome = replay_without(recording, births.game[first], births.cycle[first], absent, watched)
     seen = torch.cat(asked)
     assert (seen[:, DEPTH] == 0).all()  # only the root is asked anew
     assert len(seen) == 32
@@ -452,7 +461,7 @@ def scripted(scripts: Sequence[tuple[int, ...]]) -> Recording:
     splits = [script[1:] for script in scripts if script[0] == SPLIT]
     turns = [[script[0] for script in scripts], [a for split in splits for a in split[:2]], [s[2] for s in splits]]
     cycles = iter([torch.tensor(turn) for turn in turns if turn])
-    return record(games(len(scripts)), lambda seen, masks: next(cycles))
+    return record_episodes(games(len(scripts)), lambda seen, masks: next(cycles))
 
 
 PAIRS: list[PolicyGradientLearner] = [
@@ -468,7 +477,7 @@ def test_the_expected_gradient_of_a_credit(learner: PolicyGradientLearner, reque
     policy = actor()
     recording = scripted([script for pair in itertools.product(SCRIPTS, repeat=2) for script in pair])
     rollout = recording.rollout
-    logs = taken(policy(rollout.observations.double(), rollout.masks), rollout.actions)
+    logs = gather_actions(policy(rollout.observations.double(), rollout.masks), rollout.actions)
     per_game = torch.zeros(len(rollout.returns), dtype=torch.float64).index_add(0, rollout.game, logs)
     weight = per_game.detach().view(-1, 2).sum(1).exp()
     assert float(weight.sum()) == pytest.approx(1)

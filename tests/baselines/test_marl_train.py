@@ -20,13 +20,13 @@ from selfcest_baselines.__main__ import app
 from selfcest_baselines.bench.entries import ENTRIES
 from selfcest_baselines.broadcast import BroadcastLearner, group_advantages
 from selfcest_baselines.coma import ComaLearner, critic_inputs
-from selfcest_baselines.counterfactual import ReplayCost, record
+from selfcest_baselines.counterfactual import ReplayCost, record_episodes
 from selfcest_baselines.difference import DifferenceLearner
 from selfcest_baselines.games import KernelGames, SmacGames
 from selfcest_baselines.learner import LEARNERS, PolicyGradientLearner
-from selfcest_baselines.networks import clipped_gain, draw
+from selfcest_baselines.networks import clipped_surrogate, sample_actions
 from selfcest_baselines.progress import CurvePoint, LearningCurve, evaluate
-from selfcest_baselines.rollout import Rollout, collect, leave_one_out
+from selfcest_baselines.rollout import Rollout, collect_rollout, leave_one_out
 from selfcest_baselines.shapley import ShapleyLearner
 from selfcest_baselines.train import train
 from selfcest_baselines.value import ValueLearner
@@ -96,7 +96,7 @@ def test_learning_curves_of_the_policy_gradient_are_pinned(name: str) -> None:
 
 def uniform(seed: int = 0):
     generator = torch.Generator().manual_seed(seed)
-    return lambda observations, masks: draw(masks.float(), generator)
+    return lambda observations, masks: sample_actions(masks.float(), generator)
 
 
 def rollouts_agree(one: Rollout, other: Rollout) -> None:
@@ -160,35 +160,38 @@ def test_smac_and_kernel_play_the_same() -> None:
             env.kernel.reset(keys=np.array([key], np.uint64))
             env.reset = lambda env=env: None  # the first episode of this key
         smac.terminated[:] = False
-        one, other = collect(kernel, uniform(), central=True), collect(smac, uniform(), central=True)
+        one, other = (
+            collect_rollout(kernel, uniform(), with_states=True),
+            collect_rollout(smac, uniform(), with_states=True),
+        )
         if max_cycles is None:
             rollouts_agree(one, other)
             assert smac.terminated.all()
         else:
             assert torch.equal(one.truncated, other.truncated)
-            assert torch.equal(one.goes_on, other.goes_on)
+            assert torch.equal(one.continues, other.continues)
             assert one.truncated.any()
             assert not one.truncated.all()
 
 
 def test_a_rollout_holds_every_decision_and_no_other() -> None:
     games = KernelGames(SMALL, 64, 0)
-    rollout = collect(games, uniform())
+    rollout = collect_rollout(games, uniform())
     assert rollout.learnable.all()
     assert (rollout.masks.sum(1) > 1).all()
-    assert torch.equal(rollout.joint[rollout.cycle, rollout.game, rollout.agent], rollout.actions)
+    assert torch.equal(rollout.joint_actions[rollout.cycle, rollout.game, rollout.agent], rollout.actions)
     assert rollout.masks.gather(1, rollout.actions[:, None]).all()
     # SMALL has no dead ends and every legal action is chosen from at least two: a decision per turn.
     turns = games.kernel.state.turns * (games.kernel.state.status > 0)
     forced = (rollout.decisions, turns.sum())
     assert forced[0] <= forced[1]
     assert rollout.returns.tolist() == games.kernel.state.team_return.tolist()
-    assert int((~rollout.goes_on).sum(0).min()) >= 1
+    assert int((~rollout.continues).sum(0).min()) >= 1
 
 
 def test_truncated_games_are_valued_after_their_last_step() -> None:
     games = KernelGames(SMALL, 64, 0, max_cycles=1)
-    rollout = collect(games, uniform())
+    rollout = collect_rollout(games, uniform())
     cut = games.truncated
     assert cut.any()
     assert not cut.all()
@@ -207,10 +210,10 @@ def test_group_advantages_by_hand() -> None:
     assert leave_one_out(returns, 4)[:2].tolist() == pytest.approx([1.0, -1 / 3])
 
 
-def test_the_clipped_gain_by_hand() -> None:
+def test_the_clipped_surrogate_by_hand() -> None:
     # ratios 2, 2, 0.5, 0.5 with advantages of both signs, clipped to 0.8 .. 1.2; the lesser of clipped and not.
     logs, advantages = torch.tensor([2.0, 2.0, 0.5, 0.5]).log(), torch.tensor([1.0, -1.0, 1.0, -1.0])
-    assert clipped_gain(logs, torch.zeros(4), advantages, 0.2).tolist() == pytest.approx([1.2, -2.0, 0.5, -0.8])
+    assert clipped_surrogate(logs, torch.zeros(4), advantages, 0.2).tolist() == pytest.approx([1.2, -2.0, 0.5, -0.8])
 
 
 def test_every_pass_takes_every_row_once() -> None:
@@ -238,13 +241,13 @@ def test_one_pass_of_one_step_is_clipped_without_its_clip() -> None:
 
 def test_the_critic_does_not_see_the_agents_own_action() -> None:
     games = KernelGames(SMALL, 32, 0)
-    rollout = collect(games, uniform(), central=True)
+    rollout = collect_rollout(games, uniform(), with_states=True)
     before = critic_inputs(rollout)
-    joint = rollout.joint.clone()
+    joint = rollout.joint_actions.clone()
     row = int((rollout.agent == 1).nonzero()[0])
     moment = rollout.cycle[row], rollout.game[row]
     joint[(*moment, rollout.agent[row])] = 0
-    after = critic_inputs(dataclasses.replace(rollout, joint=joint))
+    after = critic_inputs(dataclasses.replace(rollout, joint_actions=joint))
     assert torch.equal(before[row], after[row])
     sibling = (rollout.agent == 2) & (rollout.cycle == moment[0]) & (rollout.game == moment[1])
     assert sibling.sum() == 1
@@ -293,7 +296,7 @@ def test_groups_of_one_have_nothing_to_compare(name: str) -> None:
     [
         (lambda played: played.returns, "advantages of shape .*; expected one number per decision, "),
         (lambda played: torch.ones(()), r"advantages of shape \(\); expected one number per decision, "),
-        (lambda played: played.actions / 0.0, "[0-9]+ advantages that are not finite among those of [0-9]+ decisions"),
+        (lambda played: played.actions / 0.0, "[0-9]+ advantages that are nan or infinite, for [0-9]+ decisions"),
     ],
 )
 def test_a_credit_that_gives_something_else_is_an_error(give, words: str) -> None:
@@ -307,7 +310,7 @@ def test_a_credit_that_gives_something_else_is_an_error(give, words: str) -> Non
 
     for learner in (Broken, BrokenWithReplays):
         games = KernelGames(SMALL, 4, 0, group_size=2)
-        with pytest.raises(PlugInError, match=f"{learner.__name__} gave {words}"):
+        with pytest.raises(PlugInError, match=f"{learner.__name__} returned {words}"):
             next(learner(**PAIRS).updates(games, 0))
 
 
@@ -339,7 +342,7 @@ def test_learners_without_replays_play_smac_and_games_that_are_cut(name: str) ->
         (lambda: make("coma", loss="clip"), "loss is 'clip'; expected .*clipped"),
         (lambda: make("coma", loss="one_pass", clip=0.1), "clip is 0.1, which changes nothing: loss is one_pass"),
         (lambda: train("selfcest_baselines.games:KernelGames", SMALL, decisions=1), "no subclass of .*MarlLearner"),
-        (lambda: train("coma", SMALL), "no budget is given"),
+        (lambda: train("coma", SMALL), "no budget was given"),
         (lambda: BroadcastLearner(episodes="9"), "episodes is '9'"),
         (lambda: BroadcastLearner(learning_rate=0.0), "learning_rate is 0.0"),
         (lambda: BroadcastLearner(episodes=10, group_size=4), "episodes is 10; expected a multiple of group_size = 4"),
@@ -348,10 +351,16 @@ def test_learners_without_replays_play_smac_and_games_that_are_cut(name: str) ->
         (lambda: ShapleyLearner(orders=0), "orders is 0"),
         (lambda: ComaLearner(lambda_=1.5), "lambda_ is 1.5"),
         (lambda: BroadcastLearner(clip=0.0), "clip is 0.0"),
-        (lambda: KernelGames(SMALL, 10, 0, group_size=4), "there are 10 games.*multiple of group_size = 4"),
+        (
+            lambda: KernelGames(SMALL, 10, 0, group_size=4),
+            "there are 10 games and group_size is 4; expected a multiple",
+        ),
         (lambda: SmacGames([]), "envs is empty"),
-        (lambda: record(KernelGames(SMALL, 4, 0, max_cycles=3), uniform()), "max_cycles is 3; expected None"),
-        (lambda: ValueLearner(episodes=4, group_size=1).updates(KernelGames(SMALL, 2, 0), 0), "4 and 1; .* 2 and 1"),
+        (lambda: record_episodes(KernelGames(SMALL, 4, 0, max_cycles=3), uniform()), "max_cycles is 3; expected None"),
+        (
+            lambda: ValueLearner(episodes=4, group_size=1).updates(KernelGames(SMALL, 2, 0), 0),
+            "there are 2 games with group_size 1; expected 4 games with group_size 1",
+        ),
         (lambda: learn_cut("difference"), "max_cycles is 3; expected None"),
         (lambda: learn_cut("shapley"), "max_cycles is 3; expected None"),
         (lambda: learn_smac("difference"), "games are SmacGames; expected KernelGames"),
@@ -432,7 +441,7 @@ def test_coma_learns_through_smac() -> None:
     for progress in learner.updates(games, 0):
         if progress.decisions > 40_000:
             break
-    assert evaluate(progress.actor.best, SMALL).success > 0.9
+    assert evaluate(progress.actor.greedy, SMALL).success > 0.9
 
 
 @pytest.mark.slow
@@ -443,10 +452,10 @@ def test_a_value_plays_noisy_within_five_percent_of_the_optimum() -> None:
     best = optimal_return(rules).team_return
     learner = ValueLearner(group_size=1, learning_rate=3e-3, critic_learning_rate=3e-3, hidden=(64, 64), per="decision")
     updates = learner.updates(KernelGames(rules, 256, 0), 0)
-    assert evaluate(next(updates).actor.best, rules).team_return < 0.8 * best
+    assert evaluate(next(updates).actor.greedy, rules).team_return < 0.8 * best
     for update, progress in enumerate(updates):
-        if update % 20 == 0 and evaluate(progress.actor.best, rules).team_return >= 0.97 * best:
+        if update % 20 == 0 and evaluate(progress.actor.greedy, rules).team_return >= 0.97 * best:
             break
         assert progress.decisions < 2_000_000, "learned too slowly"
     # On problems that did not decide when to stop; four standard errors of a mean of 10,000 are below 0.02.
-    assert evaluate(progress.actor.best, rules, episodes=10_000, seed=1).team_return >= 0.95 * best
+    assert evaluate(progress.actor.greedy, rules, episodes=10_000, seed=1).team_return >= 0.95 * best

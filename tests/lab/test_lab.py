@@ -44,24 +44,24 @@ from selfcest_env.plugin import PlugIn
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay, replayed_episode
 from selfcest_lab import GAMES, LabConfig, LabReport, run_lab
-from selfcest_lab.estimate import group_gradients, lab_request, sample_groups, scored
-from selfcest_lab.exact import Exhaustive, Solved, outcomes, solve
+from selfcest_lab.estimate import group_gradients, lab_request, sample_groups, score_replays
+from selfcest_lab.exact import ScriptedNoise, SolvedGame, enumerate_outcomes, solve
 from selfcest_lab.expectation import expected_gradient
 from selfcest_lab.judge import (
     ALPHA,
     Evidence,
-    broken,
-    contrasts,
-    exact_evidence,
+    contrast_directions,
     f_survival,
-    forbidden,
-    hotelling,
+    find_broken,
+    forbidden_part,
+    hotelling_p_value,
     joint_p_value,
-    sampled_evidence,
+    judge_exact,
+    judge_samples,
 )
-from selfcest_lab.measure import Measurement, Value, label, measure
+from selfcest_lab.measure import MeasuredValue, Measurement, label, measure
 from selfcest_lab.summary import crossings, markdown, verdict, verdict_on, write_report
-from selfcest_lab.tabular import Floats, Streams, TabularPolicy
+from selfcest_lab.tabular import Floats, SeededNoise, TabularPolicy
 from selfcest_methods.branches import Branches
 from selfcest_methods.gae import Gae
 from selfcest_methods.state_zero import StateZero
@@ -90,7 +90,7 @@ LARGE = ("cells_misread", "coupled", "gated", "pair_noisy", "series")
 
 
 @cache
-def solved(name: str) -> Solved:
+def solved(name: str) -> SolvedGame:
     return solve(GAMES[name])
 
 
@@ -119,7 +119,7 @@ def test_probabilities_add_up_and_every_trajectory_is_different(name: str) -> No
 def test_the_rollout_plays_trajectories_as_often_as_they_are_probable() -> None:
     game, count = solved("coupled"), 800
     requests = [lab_request(game, 5, index, 0) for index in range(count)]
-    played = Counter(map(texts, rollout(requests, TabularPolicy(game.table, Streams()), game.rules)))
+    played = Counter(map(texts, rollout(requests, TabularPolicy(game.table, SeededNoise()), game.rules)))
     probable = {texts(outcome.value): outcome.probability for outcome in game.trajectories}
     assert set(played) <= set(probable)
     for trajectory, probability in probable.items():
@@ -128,17 +128,17 @@ def test_the_rollout_plays_trajectories_as_often_as_they_are_probable() -> None:
 
 
 def test_one_uniform_used_twice_is_one_uniform() -> None:
-    def play(noise: Exhaustive) -> tuple[int, int, int]:
+    def play(noise: ScriptedNoise) -> tuple[int, int, int]:
         first = noise.pick(1, 0, np.array([0.3, 0.7]))
         again = noise.pick(1, 0, np.array([0.5, 0.5]))
         return first, again, noise.pick(2, 0, np.array([0.25, 0.75]))
 
     joint: Counter[tuple[int, int]] = Counter()
-    for outcome in outcomes(play):
+    for outcome in enumerate_outcomes(play):
         joint[outcome.value[:2]] += outcome.probability  # type: ignore[assignment]
     # u < 0.3: (0, 0); 0.3 <= u < 0.5: (1, 0); 0.5 <= u: (1, 1)
     assert joint == pytest.approx({(0, 0): 0.3, (1, 0): 0.2, (1, 1): 0.5})
-    given = {outcome.value: outcome.probability for outcome in outcomes(play, {(1, 0): (0.4, 0.6)})}
+    given = {outcome.value: outcome.probability for outcome in enumerate_outcomes(play, {(1, 0): (0.4, 0.6)})}
     # u uniform on [0.4, 0.6): the first draw is certain, the second is even.
     assert given == pytest.approx({(1, 0, 0): 0.125, (1, 0, 1): 0.375, (1, 1, 0): 0.125, (1, 1, 1): 0.375})
 
@@ -157,7 +157,7 @@ def test_the_exact_gradient_against_finite_differences(name: str) -> None:
 
     assert np.linalg.norm(game.gradient) > 0.01
     for index in range(0, game.parameters.size, 5):
-        row, token = (game.parameters.place == index).nonzero()[0].tolist()
+        row, token = (game.parameters.index == index).nonzero()[0].tolist()
         place = contexts[row], token
         slope = (value(place, step) - value(place, -step)) / (2 * step)
         assert game.gradient[index] == pytest.approx(slope, abs=1e-8)
@@ -177,7 +177,7 @@ def test_a_grant_that_ends_early_cuts_a_generation() -> None:
 def test_a_menu_that_depends_on_what_the_context_does_not_show_is_an_error() -> None:
     menus = iter((["<ans>1<end>"], ["<ans>2<end>"]))
     game = replace(GAMES["pair"], menu=lambda observation: next(menus))
-    policy = TabularPolicy(game.table(), Streams())
+    policy = TabularPolicy(game.table(), SeededNoise())
     requests = [lab_request(solved("pair"), 0, index, 0) for index in range(2)]
     with pytest.raises(PolicyError, match="the menu of root is"):
         rollout(requests, policy, game.rules())
@@ -203,7 +203,7 @@ def test_counterfactual_schemes_are_unbiased(assigner: CreditAssigner, name: str
 def test_a_value_of_earlier_groups_is_an_unbiased_baseline() -> None:
     game, scheme = solved("pair"), StateZero()
     requests = [lab_request(game, 3, index, k) for index in range(10) for k in range(2)]
-    played = rollout(requests, TabularPolicy(game.table, Streams()), game.rules)
+    played = rollout(requests, TabularPolicy(game.table, SeededNoise()), game.rules)
     earlier = EpisodeGroup(game.game.task(), tuple(game.reward.score(record) for record in played))
     scheme.fit([earlier], {})
 
@@ -228,21 +228,23 @@ def test_shapley_is_biased_where_clones_work_together_and_not_where_one_works_al
     assert bias(Shapley(), "dummy") < 1e-12
 
 
-def of_whole_groups(assigner: CreditAssigner, game: Solved) -> Floats:
+def of_whole_groups(assigner: CreditAssigner, game: SolvedGame) -> Floats:
     """One enumeration over two episodes and all their replays at once, each group through the loss on its own."""
 
-    def play(noise: Exhaustive) -> Floats:
+    def play(noise: ScriptedNoise) -> Floats:
         policy = TabularPolicy(game.table, noise)
         requests = [lab_request(game, 0, 0, k) for k in range(2)]
         records = tuple(game.reward.score(record) for record in rollout(requests, policy, game.rules))
         groups = [EpisodeGroup(game.game.task(), records)]
         replayed = counterfactuals(
-            assigner, groups, lambda episodes, asked: scored(game, play_replays(episodes, asked, policy, game.rules))
+            assigner,
+            groups,
+            lambda episodes, asked: score_replays(game, play_replays(episodes, asked, policy, game.rules)),
         )
         credit = credit_step(assigner, groups, replayed)
         return group_gradients(game.parameters, groups, credit.credits)[0]
 
-    return np.asarray(np.sum([outcome.probability * outcome.value for outcome in outcomes(play)], axis=0))
+    return np.asarray(np.sum([outcome.probability * outcome.value for outcome in enumerate_outcomes(play)], axis=0))
 
 
 @pytest.mark.parametrize("assigner", [Difference(), Grpo()], ids=label)
@@ -297,7 +299,7 @@ def test_a_scheme_with_random_numbers_of_its_own_is_sampled_instead() -> None:
     assert expected_gradient(OwnCoins(max_share=0.0), game, group_size=2) == pytest.approx(game.gradient, abs=1e-12)
     cell = measure(OwnCoins(max_share=0.5), game, LabConfig(num_groups=100))
     assert not cell.exact
-    assert cell.bias.half > 0
+    assert cell.bias.half_width > 0
     assert cell.evidence is not None
     assert cell.evidence.p_value is not None
 
@@ -388,11 +390,11 @@ def test_what_groups_of_two_and_shallow_games_do_not_show_is_caught(
     assert caught.exact
     assert caught.bias.value > 0.01
     assert report.broken == (caught,)
-    assert next(iter(caught.where)) == place
-    assert sum(caught.where.values()) == pytest.approx(1)
+    assert next(iter(caught.bias_shares)) == place
+    assert sum(caught.bias_shares.values()) == pytest.approx(1)
     assert missed.exact
     assert missed.bias.value < 1e-12
-    assert missed.where == {}
+    assert missed.bias_shares == {}
 
 
 @pytest.mark.parametrize(
@@ -521,9 +523,9 @@ def test_reward_to_go_is_the_gradient_with_less_noise_where_turns_are_judged() -
 def test_a_wrong_counterfactual_is_caught_by_sampling_too() -> None:
     game = solved("pair")
     estimates = sample_groups(DifferenceLaterActionsKept(), game, group_size=2, num_groups=400, seed=0)
-    evidence = sampled_evidence(Promise.UNBIASED, estimates.gradients, game)
+    evidence = judge_samples(Promise.UNBIASED, estimates.gradients, game)
     assert evidence.effect > 0.2
-    assert broken([evidence]) == [0]
+    assert find_broken([evidence]) == [0]
 
 
 def test_a_promise_up_to_scale_allows_a_positive_one() -> None:
@@ -533,8 +535,8 @@ def test_a_promise_up_to_scale_allows_a_positive_one() -> None:
     assert centred.cosine == pytest.approx(1.0)
     assert report.broken == (backwards,)
     sampled = sample_groups(Backwards(), solved("pair"), group_size=2, num_groups=300, seed=0).gradients
-    assert broken([sampled_evidence(Promise.UNBIASED_UP_TO_SCALE, sampled, solved("pair"))]) == [0]
-    assert broken([sampled_evidence(Promise.UNBIASED_UP_TO_SCALE, -sampled, solved("pair"))]) == []
+    assert find_broken([judge_samples(Promise.UNBIASED_UP_TO_SCALE, sampled, solved("pair"))]) == [0]
+    assert find_broken([judge_samples(Promise.UNBIASED_UP_TO_SCALE, -sampled, solved("pair"))]) == []
 
 
 # The joint test
@@ -554,7 +556,7 @@ def test_the_survival_function_of_f() -> None:
 def test_t_squared_is_that_of_a_hand_made_sample() -> None:
     # Mean (1, 0); covariance diag(4/3, 4/3); T^2 = 4 * 1 * 3/4 = 3; F = 3 * 2 / (2 * 3) = 1 with (2, 2): 1 / (1 + 1).
     samples = np.array([[2.0, 1.0], [0.0, 1.0], [2.0, -1.0], [0.0, -1.0]])
-    assert hotelling(samples) == pytest.approx(0.5)
+    assert hotelling_p_value(samples) == pytest.approx(0.5)
 
 
 @pytest.mark.slow
@@ -562,8 +564,8 @@ def test_the_joint_test_is_calibrated() -> None:
     """On resampled errors of a real scheme, made exactly unbiased, p-values are as small as they should be."""
     game, rng = solved("pair"), np.random.default_rng(1)
     gradients = sample_groups(Rloo(), game, group_size=2, num_groups=800, seed=3).gradients
-    errors = (gradients - gradients.mean(axis=0)) @ contrasts(game)
-    p_values = np.array([hotelling(errors[rng.integers(len(errors), size=500)]) for _ in range(2000)])
+    errors = (gradients - gradients.mean(axis=0)) @ contrast_directions(game)
+    p_values = np.array([hotelling_p_value(errors[rng.integers(len(errors), size=500)]) for _ in range(2000)])
     # Binomial counts of 2000: 200 +- 13, 20 +- 4.5, 2 +- 1.4.
     assert 140 < np.sum(p_values < 0.1) < 260
     assert np.sum(p_values < 0.01) < 45
@@ -573,27 +575,27 @@ def test_the_joint_test_is_calibrated() -> None:
 def test_many_cells_are_one_test() -> None:
     cells = [Evidence(0.5, 3e-5), *[Evidence(0.5, 0.3)] * 9]
     assert joint_p_value(cells) == pytest.approx(3e-4)
-    assert broken(cells) == []
-    assert broken(cells[:3]) == [0]
-    assert broken([Evidence(0.019, 1e-9), Evidence(0.021, 1e-9)]) == [1]  # too small an effect to matter
-    assert broken([Evidence(1e-7), Evidence(1e-5)]) == [1]
+    assert find_broken(cells) == []
+    assert find_broken(cells[:3]) == [0]
+    assert find_broken([Evidence(0.019, 1e-9), Evidence(0.021, 1e-9)]) == [1]  # too small an effect to matter
+    assert find_broken([Evidence(1e-7), Evidence(1e-5)]) == [1]
     assert joint_p_value([Evidence(0.0)]) == 1.0
 
 
 def test_an_exact_effect_is_a_share_of_the_gradient() -> None:
     gradient = np.array([3.0, 4.0])
-    assert exact_evidence(Promise.UNBIASED, np.array([3.0, 5.0]), gradient).effect == pytest.approx(0.2)
-    assert exact_evidence(Promise.UNBIASED_UP_TO_SCALE, 7 * gradient, gradient).effect == pytest.approx(0.0)
-    assert exact_evidence(Promise.UNBIASED_UP_TO_SCALE, -gradient, gradient).effect == 1.0
-    off = forbidden(Promise.UNBIASED_UP_TO_SCALE, np.array([[4.0, -3.0]]), gradient)
+    assert judge_exact(Promise.UNBIASED, np.array([3.0, 5.0]), gradient).effect == pytest.approx(0.2)
+    assert judge_exact(Promise.UNBIASED_UP_TO_SCALE, 7 * gradient, gradient).effect == pytest.approx(0.0)
+    assert judge_exact(Promise.UNBIASED_UP_TO_SCALE, -gradient, gradient).effect == 1.0
+    off = forbidden_part(Promise.UNBIASED_UP_TO_SCALE, np.array([[4.0, -3.0]]), gradient)
     assert off == pytest.approx(np.array([[4.0, -3.0]]))
 
 
 def test_an_estimate_without_noise_is_judged_all_the_same() -> None:
     game = solved("pair")
     constant = np.tile(game.gradient, (100, 1))
-    assert broken([sampled_evidence(Promise.UNBIASED, constant, game)]) == []
-    assert broken([sampled_evidence(Promise.UNBIASED, 1.1 * constant, game)]) == [0]
+    assert find_broken([judge_samples(Promise.UNBIASED, constant, game)]) == []
+    assert find_broken([judge_samples(Promise.UNBIASED, 1.1 * constant, game)]) == [0]
 
 
 # Reports
@@ -601,9 +603,20 @@ def test_an_estimate_without_noise_is_judged_all_the_same() -> None:
 
 def cell(scheme: str, clone_variance: float, replayed: float, promise: Promise = Promise.UNBIASED) -> Measurement:
     evidence = None if promise is Promise.BIASED else Evidence(0.0)
-    unit = Value(1.0)
+    unit = MeasuredValue(1.0)
     return Measurement(
-        scheme, "pair", promise, True, Value(0.0), 1.0, unit, Value(clone_variance), 10.0, replayed, {}, evidence
+        scheme,
+        "pair",
+        promise,
+        True,
+        MeasuredValue(0.0),
+        1.0,
+        unit,
+        MeasuredValue(clone_variance),
+        10.0,
+        replayed,
+        {},
+        evidence,
     )
 
 
@@ -634,7 +647,7 @@ def test_crossings_by_hand() -> None:
     # Per token rloo costs 4 x 10 = 40; coma 5 x 20, 3 x 30, 1 x 38 = 38.
     cells = [cell("rloo", 4.0, 0.0), cell("coma(samples=4)", 1.0, 28.0), cell("coma", 5.0, 10.0)]
     assert crossings([*cells, cell("coma(samples=2)", 3.0, 20.0)]) == [
-        "pair: coma's clones' variance is below rloo's from n = 2, per sampled token from n = 4 (tried: 1, 2, 4)"
+        "pair: coma's clones' variance is below rloo's from n = 2, per sampled token from n = 4 (measured: n = 1, 2, 4)"
     ]
     assert crossings(cells[1:]) == []
 
@@ -671,7 +684,9 @@ def test_a_variance_is_that_of_independent_groups() -> None:
     gradients = sample_groups(Rloo(), game, group_size=2, num_groups=200, seed=0).gradients
     assert first.variance.value == pytest.approx(np.trace(np.cov(gradients.T)) / (game.gradient @ game.gradient))
     other = measure(Rloo(), game, LabConfig(num_groups=200, seed=9))
-    assert abs(first.variance.value - other.variance.value) < 3 * math.hypot(first.variance.half, other.variance.half)
+    assert abs(first.variance.value - other.variance.value) < 3 * math.hypot(
+        first.variance.half_width, other.variance.half_width
+    )
 
 
 @pytest.mark.parametrize(
@@ -737,5 +752,5 @@ def test_noise_has_no_place() -> None:
     """A sampled bias that its own interval covers is not said to sit anywhere."""
     (cell,) = run_lab([Gae(lam=1.0)], LabConfig(games=("pair",), num_groups=200)).cells
     assert not cell.exact
-    assert 0 < cell.bias.value <= cell.bias.half
-    assert cell.where == {}
+    assert 0 < cell.bias.value <= cell.bias.half_width
+    assert cell.bias_shares == {}

@@ -14,7 +14,7 @@ import pytest
 import torch
 from marl_games import advantages_of
 
-from selfcest_baselines.counterfactual import record
+from selfcest_baselines.counterfactual import record_episodes
 from selfcest_baselines.games import KernelGames
 from selfcest_baselines.networks import ActorNetwork
 from selfcest_env.stored import stored_fields
@@ -110,7 +110,7 @@ def test_credits_that_are_the_same_learner(credit_map: ModuleType) -> None:
             observation_size(game.rules), game.rules.num_actions, (8,), torch.Generator().manual_seed(0)
         )
         credit_map.teach(actor, credit_map.GAMES["and-4"], 0)
-        recording = record(games, actor.sample)
+        recording = record_episodes(games, actor.sample)
         for credit, other in game.same.items():
             own, its = (advantages_of(credit_map.SCHEMES[one], recording, actor.sample) for one in (credit, other))
             factor = 8 / 7 if name == "and-4" else 1.0  # the mean of a group holds one's own return

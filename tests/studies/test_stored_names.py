@@ -22,7 +22,7 @@ from study_players import OneClone
 from selfcest_agents.openai_client import ServerConfig
 from selfcest_agents.retries import FailureStats
 from selfcest_baselines.bench.entries import ENTRIES
-from selfcest_baselines.bench.runs import Run, load, settings_of
+from selfcest_baselines.bench.runs import Run, load, settings_text
 from selfcest_baselines.broadcast import BroadcastLearner
 from selfcest_env.graders import Grade
 from selfcest_env.graders.grade import Part
@@ -247,7 +247,7 @@ def test_settings_of_every_stored_run_of_the_benchmark() -> None:
     assert stored.keys() <= ENTRIES.keys()
     assert len(stored) >= 6
     with renamed(our_classes()):
-        assert {name: settings_of(ENTRIES[name], name) for name in stored} == stored
+        assert {name: settings_text(ENTRIES[name], name) for name in stored} == stored
 
 
 @dataclass(frozen=True)
@@ -262,10 +262,10 @@ def test_settings_of_a_learner_of_ones_own() -> None:
         """No dataclass, so its settings are not known."""
 
     credit = BroadcastLearner(learning_rate=0.003)
-    assert settings_of(WithCredit(), "mine:WithCredit").startswith("WithCredit(episodes=256, ")
-    assert settings_of(credit, "broadcast").startswith("OfTheGrid(credit=Broadcast(std_floor=0.25), ")
-    assert settings_of(Bare(), "mine:Own steps=512") == "mine:Own"  # type: ignore[arg-type]
-    assert settings_of(OneClone(3), "mine:Own clones=3") == "OneClone(clones=3)"  # type: ignore[arg-type]
+    assert settings_text(WithCredit(), "mine:WithCredit").startswith("WithCredit(episodes=256, ")
+    assert settings_text(credit, "broadcast").startswith("OfTheGrid(credit=Broadcast(std_floor=0.25), ")
+    assert settings_text(Bare(), "mine:Own steps=512") == "mine:Own"  # type: ignore[arg-type]
+    assert settings_text(OneClone(3), "mine:Own clones=3") == "OneClone(clones=3)"  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")

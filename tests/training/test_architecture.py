@@ -12,7 +12,7 @@ import outside
 import pytest
 from rich.console import Console
 
-from selfcest_baselines.bench import Cell, play
+from selfcest_baselines.bench import BenchmarkCell, play
 from selfcest_baselines.learner import LEARNERS
 from selfcest_baselines.train import train
 from selfcest_cli.study import run_study
@@ -105,7 +105,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_study(parse_as(StudyConfig, {**STUDY, "output": str(folder)}), resume=False, console=Console(quiet=True))
     chain = SymbolicRules(make_task("outside:Short"), max_clones=2)
     train(LEARNERS.make("outside:Blunt", {"episodes": 16, "hidden": [8]}, where=""), chain, decisions=50)
-    play(Cell("chain-4m2-v1", "outside:Idle", 0), seconds=0.01)
+    play(BenchmarkCell("chain-4m2-v1", "outside:Idle", 0), seconds=0.01)
     outside.seen["symbolic task"] += symbolic_v0.parallel_env("outside:Short").reset(seed=0)[0] != {}
     return job.folder
 

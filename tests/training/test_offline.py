@@ -21,10 +21,10 @@ from selfcest_env.errors import CreditError, RecordError, TrainingError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord, write_episode
 from selfcest_env.replay import Intervention, Replay
 from selfcest_env.types import ROOT
-from selfcest_lab.estimate import lab_request, scored
+from selfcest_lab.estimate import lab_request, score_replays
 from selfcest_lab.exact import solve
 from selfcest_lab.games import GAMES
-from selfcest_lab.tabular import Streams, TabularPolicy
+from selfcest_lab.tabular import SeededNoise, TabularPolicy
 from selfcest_methods.branches import Branches
 from selfcest_training.credit import Coma, Grpo, Rloo, make_assigner
 from selfcest_training.credit.offline import apply, credit_lines, read_groups
@@ -129,13 +129,13 @@ def test_list_shows_every_scheme_with_formula_source_and_promise() -> None:
 def test_both_rounds_of_replays_are_stored_and_read(tmp_path: Path) -> None:
     """In files of episodes, and in the rollouts that a checkpoint holds."""
     game, scheme = solve(GAMES["two_deep"]), make_assigner("branches", {"nested": True}, where="credit.options")
-    policy = TabularPolicy(game.table, Streams())
+    policy = TabularPolicy(game.table, SeededNoise())
     requests = [lab_request(game, 0, index, k) for index in range(8) for k in range(2)]
     records = [game.reward.score(record) for record in rollout(requests, policy, game.rules)]
     groups = [EpisodeGroup(game.game.task(), tuple(records[i : i + 2])) for i in range(0, len(records), 2)]
 
     def play(records: Sequence[EpisodeRecord], replays: Sequence[Replay]) -> dict[Replay, PlayedReplay]:
-        return scored(game, play_replays(records, replays, policy, game.rules))
+        return score_replays(game, play_replays(records, replays, policy, game.rules))
 
     played = counterfactuals(scheme, groups, play)
     credits = credit_step(scheme, groups, played).credits

@@ -1,15 +1,15 @@
-"""`diff_loo`: a clone's difference return, less those of the same clone in the group's other episodes.
+"""`diff_loo`: a clone's difference return minus those of the same clone in the group's other episodes.
 
     clone c, all its decisions:  A = D_c - mean of D_c over the group's other episodes that have c
-    root:                        A = R - mean R of the group's others
+    root:                        A = R - mean R of the group's other episodes
     where                        D_c = R - mean over n replays without c
 
 Source: Wolpert and Tumer 2001, with the leave-one-out baseline of Kool et al. 2019 for each clone. The other episodes
-tell what a clone in this place usually brings, without another replay. D is unbiased (`difference.py` says why) and the
-mean consists of other episodes only, so this is unbiased. The credit needs what `difference` needs.
-The same clone is the one with the same path in the tree: seats are given in order of birth and may differ. What the
-clone holds may differ too, where the root splits in several ways. A clone that no other episode has gets its D. A clone
-that cannot matter gets 0 in expectation, if replays are sampled anew, and not in each batch.
+estimate what a clone at this place usually contributes, without another replay. D is unbiased (see `difference.py`)
+and the baseline consists of other episodes only, so the credit is unbiased. `docs/learners.md` lists the requirements.
+
+Clones are the same if they have the same path in the tree. Their contents can differ where the root can split in
+several ways.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from selfcest_baselines.counterfactual import Recording, ReplayCost, paths, play_without, record
+from selfcest_baselines.counterfactual import Recording, ReplayCost, path_keys, record_episodes, replay_without
 from selfcest_baselines.games import Games
 from selfcest_baselines.learner import PolicyGradientLearner
-from selfcest_baselines.networks import ActorNetwork, clipped_gain, descend, entropy, taken
+from selfcest_baselines.networks import ActorNetwork, clipped_surrogate, compute_entropy, gather_actions, step_optimizer
 from selfcest_baselines.progress import Progress
 from selfcest_baselines.rollout import Act, leave_one_out
 from selfcest_env.stored import stored_as
@@ -35,7 +35,7 @@ from selfcest_env.structure import Count
 @stored_as("DiffLoo", samples="samples")
 @dataclass(frozen=True)
 class DiffLooLearner(PolicyGradientLearner):
-    """Options.
+    """Policy gradient with difference rewards and a leave-one-out baseline per clone.
 
     Attributes:
         samples: replays per clone.
@@ -52,8 +52,8 @@ class DiffLooLearner(PolicyGradientLearner):
         episodes = 0
         while True:
             # Rollout: one episode of each game, with a snapshot of each moment; rows are decisions.
-            actor.floor = self.exploration(decisions)
-            recording = record(games, actor.sample)
+            actor.floor = self.exploration_rate(decisions)
+            recording = record_episodes(games, actor.sample)
             rollout = recording.rollout
 
             # Credit.
@@ -62,27 +62,27 @@ class DiffLooLearner(PolicyGradientLearner):
 
             # Loss and update.
             with torch.no_grad():
-                old = taken(actor(rollout.observations, rollout.masks), rollout.actions)  # [B]
+                old_log_prob = gather_actions(actor(rollout.observations, rollout.masks), rollout.actions)  # [B]
             for rows in self.minibatches(rollout.learnable_rows, actor.generator):
                 log_probs = actor(rollout.observations[rows], rollout.masks[rows])  # [b, A]
-                new = taken(log_probs, rollout.actions[rows])  # [b]
+                new_log_prob = gather_actions(log_probs, rollout.actions[rows])  # [b]
                 if self.loss == "one_pass":
-                    gain = advantages[rows] * new
+                    surrogate = advantages[rows] * new_log_prob
                 else:
-                    gain = clipped_gain(new, old[rows], advantages[rows], self.clip)
-                objective = (gain + self.entropy * entropy(log_probs)).mean()
-                descend(optimizer, -objective * self.objective_scale(rollout), self.max_gradient)
+                    surrogate = clipped_surrogate(new_log_prob, old_log_prob[rows], advantages[rows], self.clip)
+                objective = (surrogate + self.entropy * compute_entropy(log_probs)).mean()
+                step_optimizer(optimizer, -objective * self.objective_scale(rollout), self.max_gradient)
 
             decisions += rollout.decisions + cost.decisions
             episodes += self.episodes + cost.replays
             yield Progress(decisions, episodes, actor)
 
     def advantages(self, recording: Recording, act: Act) -> tuple[Tensor, ReplayCost]:
-        """The advantage of each decision of the batch, [B], and the cost of the replays.
+        """Return the advantage of each decision of the batch, [B], and the cost of the replays.
 
         Args:
-            recording: the episodes of the batch; `recording.rollout` holds their decisions.
-            act: samples the actions in replays.
+            recording: episodes of the batch, whose decisions are in `recording.rollout`.
+            act: samples actions in replays.
         """
         rollout = recording.rollout
         births = recording.births()
@@ -92,7 +92,7 @@ class DiffLooLearner(PolicyGradientLearner):
         if len(births.game):
             game, agent, cycle = (column.repeat(self.samples) for column in births)  # [K samples]
             absent = np.arange(num_seats) == agent[:, None]  # [K samples, N]
-            replayed = play_without(recording, game, cycle, absent, act)
+            replayed = replay_without(recording, game, cycle, absent, act)
             without_clone = replayed.returns.view(-1, self.samples).mean(1)  # [K]
             credit[births.game, births.agent] = rollout.returns[births.game] - without_clone
             credit = subtract_same_clones(credit, recording, self.group_size)
@@ -102,16 +102,26 @@ class DiffLooLearner(PolicyGradientLearner):
 
 
 def subtract_same_clones(credit: Tensor, recording: Recording, group_size: int) -> Tensor:
-    """Credit of each clone less the mean of the same clone's in the group's other episodes, [G, N] to [G, N]."""
+    """Return each clone's credit minus the mean credit of the same clone in the group's other episodes.
+
+    Args:
+        credit: [G, N] credit of the clones.
+        recording: the recorded episodes.
+        group_size: episodes per group.
+
+    Returns:
+        [G, N]; a clone that no other episode of the group has keeps its credit.
+    """
     births = recording.births()
-    names = paths(recording.moments[-1])[births.game, births.agent]  # [K]
+    # Seats are assigned in order of birth and can differ between episodes, so clones are matched by path.
+    keys = path_keys(recording.moments[-1])[births.game, births.agent]  # [K]
     group = (births.game // group_size).astype(np.uint64)
-    _, clone_index = np.unique(np.stack([group, names], axis=1), axis=0, return_inverse=True)
+    _, clone_index = np.unique(np.stack([group, keys], axis=1), axis=0, return_inverse=True)
     clone = torch.from_numpy(clone_index.reshape(-1))  # [K]
     clone_credit = credit[births.game, births.agent]  # [K]
     total = torch.zeros(len(clone_credit)).index_add_(0, clone, clone_credit)[clone]
     count = torch.zeros(len(clone_credit)).index_add_(0, clone, torch.ones_like(clone_credit))[clone]
-    # A clone that is the only one of its path has nothing to be compared with.
+    # The mean of the other episodes, 0 where there are none.
     baseline = torch.where(count > 1, (total - clone_credit) / (count - 1).clamp(min=1), 0.0)
     compared = credit.clone()
     compared[births.game, births.agent] = clone_credit - baseline

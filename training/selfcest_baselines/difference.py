@@ -1,16 +1,15 @@
-"""`difference`: the team's return, less its return without this clone.
+"""`difference`: the team's return minus its return without this clone.
 
     clone c, all its decisions:  A = D_c = R - mean over n replays without c
-    root:                        A = R - mean R of the group's others
+    root:                        A = R - mean R of the group's other episodes
 
-Source: the wonderful life utility of Wolpert and Tumer 2001, on returns, since rewards before the end are all zero
-here. Without c: the clone is taken out when it is born and its reply is missing. What does not descend from it is kept,
-and the rest is sampled anew (`counterfactual.py`). The baseline does not depend on what c does, so this is unbiased.
-The credit needs snapshots, games that are never cut, and groups of at least two. Where a missing reply is bad in
-itself, every clone that exists looks good; `diff_loo` corrects for that. An episode without clones costs no replay. A
-clone that cannot matter gets 0, in expectation where what comes after it is sampled anew.
+Source: the wonderful life utility of Wolpert and Tumer 2001, on returns, because all rewards before the end are zero
+here. A replay without c removes the clone at its birth, so its reply is missing; `counterfactual.py` defines what is
+kept and what is sampled again. The baseline does not depend on what c does, so the credit is unbiased. Where a missing
+reply is bad in itself, every clone that exists looks good; `diff_loo` corrects for that. `docs/learners.md` lists what
+each learner needs.
 
-For a credit of your own that needs replays, derive from `DifferenceLearner` and override `advantages`.
+For a credit of your own with replays, derive from `DifferenceLearner` and override `advantages`.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from selfcest_baselines.counterfactual import Recording, ReplayCost, play_without, record
+from selfcest_baselines.counterfactual import Recording, ReplayCost, record_episodes, replay_without
 from selfcest_baselines.games import Games
 from selfcest_baselines.learner import PolicyGradientLearner
-from selfcest_baselines.networks import ActorNetwork, clipped_gain, descend, entropy, taken
+from selfcest_baselines.networks import ActorNetwork, clipped_surrogate, compute_entropy, gather_actions, step_optimizer
 from selfcest_baselines.progress import Progress
 from selfcest_baselines.rollout import Act, leave_one_out
 from selfcest_env.stored import stored_as
@@ -36,7 +35,7 @@ from selfcest_env.structure import Count
 @stored_as("Difference", samples="samples")
 @dataclass(frozen=True)
 class DifferenceLearner(PolicyGradientLearner):
-    """Options.
+    """Policy gradient with difference rewards by replays.
 
     Attributes:
         samples: replays per clone.
@@ -53,8 +52,8 @@ class DifferenceLearner(PolicyGradientLearner):
         episodes = 0
         while True:
             # Rollout: one episode of each game, with a snapshot of each moment; rows are decisions.
-            actor.floor = self.exploration(decisions)
-            recording = record(games, actor.sample)
+            actor.floor = self.exploration_rate(decisions)
+            recording = record_episodes(games, actor.sample)
             rollout = recording.rollout
 
             # Credit.
@@ -63,27 +62,27 @@ class DifferenceLearner(PolicyGradientLearner):
 
             # Loss and update.
             with torch.no_grad():
-                old = taken(actor(rollout.observations, rollout.masks), rollout.actions)  # [B]
+                old_log_prob = gather_actions(actor(rollout.observations, rollout.masks), rollout.actions)  # [B]
             for rows in self.minibatches(rollout.learnable_rows, actor.generator):
                 log_probs = actor(rollout.observations[rows], rollout.masks[rows])  # [b, A]
-                new = taken(log_probs, rollout.actions[rows])  # [b]
+                new_log_prob = gather_actions(log_probs, rollout.actions[rows])  # [b]
                 if self.loss == "one_pass":
-                    gain = advantages[rows] * new
+                    surrogate = advantages[rows] * new_log_prob
                 else:
-                    gain = clipped_gain(new, old[rows], advantages[rows], self.clip)
-                objective = (gain + self.entropy * entropy(log_probs)).mean()
-                descend(optimizer, -objective * self.objective_scale(rollout), self.max_gradient)
+                    surrogate = clipped_surrogate(new_log_prob, old_log_prob[rows], advantages[rows], self.clip)
+                objective = (surrogate + self.entropy * compute_entropy(log_probs)).mean()
+                step_optimizer(optimizer, -objective * self.objective_scale(rollout), self.max_gradient)
 
             decisions += rollout.decisions + cost.decisions
             episodes += self.episodes + cost.replays
             yield Progress(decisions, episodes, actor)
 
     def advantages(self, recording: Recording, act: Act) -> tuple[Tensor, ReplayCost]:
-        """The advantage of each decision of the batch, [B], and the cost of the replays.
+        """Return the advantage of each decision of the batch, [B], and the cost of the replays.
 
         Args:
-            recording: the episodes of the batch; `recording.rollout` holds their decisions.
-            act: samples the actions in replays.
+            recording: episodes of the batch, whose decisions are in `recording.rollout`.
+            act: samples actions in replays.
         """
         rollout = recording.rollout
         credit, cost = difference_returns(recording, act, self.samples)  # [G, N]
@@ -92,7 +91,13 @@ class DifferenceLearner(PolicyGradientLearner):
 
 
 def difference_returns(recording: Recording, act: Act, samples: int) -> tuple[Tensor, ReplayCost]:
-    """D of each clone, [G, N], with 0 for roots and the unborn; and the cost of the replays."""
+    """Return D of each clone, [G, N], with 0 for roots and agents that are not born, and the cost of the replays.
+
+    Args:
+        recording: the recorded episodes.
+        act: samples actions in replays.
+        samples: replays per clone.
+    """
     returns = recording.rollout.returns  # [G]
     births = recording.births()
     num_seats = recording.moments[0].status.shape[1]
@@ -101,7 +106,8 @@ def difference_returns(recording: Recording, act: Act, samples: int) -> tuple[Te
         return credit, ReplayCost()
     game, agent, cycle = (column.repeat(samples) for column in births)  # [K samples]
     absent = np.arange(num_seats) == agent[:, None]  # [K samples, N]
-    replayed = play_without(recording, game, cycle, absent, act)
+    # All replays of the batch are played as one batch of games.
+    replayed = replay_without(recording, game, cycle, absent, act)
     without_clone = replayed.returns.view(-1, samples).mean(1)  # [K]
     credit[births.game, births.agent] = returns[births.game] - without_clone
     return credit, replayed.cost

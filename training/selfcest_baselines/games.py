@@ -1,4 +1,7 @@
-"""What a learner plays: a batch of games side by side, on the batch kernel or behind SMAC's interface."""
+"""Vectorised games for learners, on the batch kernel or behind SMAC's interface.
+
+Shapes: G games, N agents of one game, F features of an observation, A actions, S numbers of a state.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,10 @@ from selfcest_env.symbolic.streams import seeds_of
 Index = NDArray[np.intp]
 
 
-class View(NamedTuple):
-    """What agents see and may do at one moment, in order of game, then agent: R rows, F features, A actions."""
+class GamesView(NamedTuple):
+    """Observations and action masks at one moment: R rows in order of game, then agent."""
 
-    num_agents: int  # of one game
+    num_agents: int  # N, of one game
     game: Index  # [R]
     agent: Index  # [R]
     observations: NDArray[np.float32]  # [R, F]
@@ -28,10 +31,10 @@ class View(NamedTuple):
 
 
 class Games(Protocol):
-    """Games of one kind. A game that is over stands still until all are started again.
+    """A batch of games. A game that is over does not change until all games are reset.
 
     Attributes:
-        group_size: neighbours that play the same problem.
+        group_size: number of neighbouring games that play the same problem.
     """
 
     group_size: int
@@ -40,35 +43,41 @@ class Games(Protocol):
         """Start the next episode of every game."""
         ...
 
-    def view(self) -> View:
-        """Whoever is left out can only take action 0. Of a truncated game all agents: what would be seen and could be
-        done if it went on."""
+    def view(self) -> GamesView:
+        """Return observations and masks. An agent without a row can only take action 0.
+
+        A truncated game has rows of all agents, as if the game continued: bootstrapping needs their values.
+        """
         ...
 
     def states(self) -> NDArray[np.float32]:
-        """What a centralised critic may know, [G, S]."""
+        """Return the states for a centralised critic, [G, S]."""
         ...
 
     def step(self, actions: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Play the actions [G, N]; the team rewards [G]."""
+        """Play the joint actions [G, N] and return the team rewards [G]."""
         ...
 
     @property
-    def terminated(self) -> NDArray[np.bool_]: ...
+    def terminated(self) -> NDArray[np.bool_]:
+        """Which games have ended, [G]."""
+        ...
 
     @property
-    def truncated(self) -> NDArray[np.bool_]: ...
+    def truncated(self) -> NDArray[np.bool_]:
+        """Which games were cut before their end, [G]."""
+        ...
 
 
 class KernelGames:
     """Games on the batch kernel.
 
     Args:
-        rules: of all games.
-        num_games: played side by side.
-        seed: of the problems.
-        group_size: neighbours that play the same problem.
-        max_cycles: joint steps before truncation.
+        rules: rules of all games.
+        num_games: number of games.
+        seed: seed of the problems.
+        group_size: number of neighbouring games that play the same problem.
+        max_cycles: joint steps before truncation, `None` for none.
     """
 
     def __init__(
@@ -76,24 +85,27 @@ class KernelGames:
     ) -> None:
         _check_groups(num_games, group_size)
         self.kernel = BatchDelegation(rules, num_games, max_cycles=max_cycles)
-        self.rules, self.group_size = rules, group_size
+        self.rules = rules
+        self.group_size = group_size
         self._keys = np.repeat(seeds_of(seed, num_games // group_size), group_size)
         self._started = False
 
     def reset(self) -> None:
+        # The kernel derives the keys of later episodes from the first ones, so groups stay together.
         self.kernel.reset(keys=None if self._started else self._keys)
         self._started = True
 
-    def view(self) -> View:
+    def view(self) -> GamesView:
         if not self.truncated.any():
-            return View(self.kernel.num_agents, *self.kernel.rows())
-        kernel = self._untruncated()
-        return _view_of_all(kernel.observations(), kernel.action_masks())
+            return GamesView(self.kernel.num_agents, *self.kernel.rows())
+        kernel = self._untruncated_kernel()
+        return _view_all_agents(kernel.observations(), kernel.action_masks())
 
     def states(self) -> NDArray[np.float32]:
-        return self._untruncated().states()
+        return self._untruncated_kernel().states()
 
-    def _untruncated(self) -> BatchDelegation:
+    def _untruncated_kernel(self) -> BatchDelegation:
+        """Return a kernel at the same moment in which no game is truncated."""
         if not self.truncated.any():
             return self.kernel
         kernel = BatchDelegation(self.rules, self.kernel.num_envs)
@@ -101,9 +113,9 @@ class KernelGames:
         return kernel
 
     def step(self, actions: NDArray[np.int64]) -> NDArray[np.float64]:
-        before = self.kernel.state.team_return.copy()
+        return_before = self.kernel.state.team_return.copy()
         self.kernel.step(actions)
-        return self.kernel.state.team_return - before
+        return self.kernel.state.team_return - return_before
 
     @property
     def terminated(self) -> NDArray[np.bool_]:
@@ -118,25 +130,33 @@ class SmacGames:
     """Games behind the interface of SMAC (Samvelyan et al. 2019), as PyMARL and EPyMARL drive it.
 
     Args:
-        envs: each with `reset`, `step(actions) -> (reward, terminated, info)`, `get_obs`, `get_state`,
-            `get_avail_actions`. `info["episode_limit"]` tells truncation from termination.
-        group_size: neighbours that play the same problem, in every episode: give them the same seed.
+        envs: environments with `reset`, `step(actions) -> (reward, terminated, info)`, `get_obs`, `get_state` and
+            `get_avail_actions`. `info["episode_limit"]` marks truncation.
+        group_size: number of neighbouring environments that play the same problem in every episode. Give them the same
+            seed.
+
+    Raises:
+        ConfigError: there is no environment, or their number is no multiple of `group_size`.
     """
 
     def __init__(self, envs: Sequence[Any], *, group_size: int = 1) -> None:
         if not envs:
-            raise ConfigError("envs is empty; expected at least one environment")
+            raise ConfigError("envs is empty; expected one environment or more")
         _check_groups(len(envs), group_size)
-        self.envs, self.group_size = envs, group_size
-        self.terminated, self.truncated = np.ones((2, len(envs)), bool)
+        self.envs = envs
+        self.group_size = group_size
+        # All games are over until the first reset.
+        self.terminated = np.ones(len(envs), bool)
+        self.truncated = np.ones(len(envs), bool)
 
     def reset(self) -> None:
         for env in self.envs:
             env.reset()
-        self.terminated[:] = self.truncated[:] = False
+        self.terminated[:] = False
+        self.truncated[:] = False
 
-    def view(self) -> View:
-        return _view_of_all(
+    def view(self) -> GamesView:
+        return _view_all_agents(
             np.array([env.get_obs() for env in self.envs], np.float32),
             np.array([env.get_avail_actions() for env in self.envs], bool),
         )
@@ -156,13 +176,16 @@ class SmacGames:
         return rewards
 
 
-def _view_of_all(observations: NDArray[np.float32], masks: NDArray[np.bool_]) -> View:
-    """The view of G games of N agents: [G, N, F] and [G, N, A]."""
-    games, agents = masks.shape[:2]
-    game, agent = np.divmod(np.arange(games * agents), agents)
-    return View(agents, game, agent, observations.reshape(len(game), -1), masks.reshape(len(game), -1))
+def _view_all_agents(observations: NDArray[np.float32], masks: NDArray[np.bool_]) -> GamesView:
+    """Return a view with a row for every agent, from observations [G, N, F] and masks [G, N, A]."""
+    num_games, num_agents = masks.shape[:2]
+    game, agent = np.divmod(np.arange(num_games * num_agents), num_agents)
+    return GamesView(num_agents, game, agent, observations.reshape(len(game), -1), masks.reshape(len(game), -1))
 
 
 def _check_groups(num_games: int, group_size: int) -> None:
     if group_size < 1 or num_games % group_size:
-        raise ConfigError(f"there are {num_games} games; expected a multiple of group_size = {group_size}")
+        raise ConfigError(
+            f"there are {num_games} games and group_size is {group_size}; expected a multiple of group_size as the "
+            "number of games"
+        )

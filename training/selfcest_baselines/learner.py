@@ -1,7 +1,7 @@
-"""The interface of every learner, and the options and checks that the policy-gradient learners share.
+"""The interface of learners, and the options and checks that the policy-gradient learners share.
 
-Each algorithm is one file that reads from its options to its update: `broadcast.py`, `value.py`, `coma.py`,
-`difference.py`, `diff_loo.py` and `shapley.py`. This module holds nothing that distinguishes them.
+Each algorithm is one file that reads from top to bottom: `broadcast.py`, `value.py`, `coma.py`, `difference.py`,
+`diff_loo.py` and `shapley.py`.
 """
 
 from __future__ import annotations
@@ -29,17 +29,21 @@ ExplorationRate = Annotated[float, AtLeast(0), Below(1)]
 
 
 class MarlLearner(ABC):
-    """A learner that `train`, the command line and the benchmark can run. It may use any library."""
+    """Base class of learners that `train`, the command line and the benchmark can run; it may use any library."""
 
-    def load(self) -> None:  # noqa: B027, most have nothing to do
-        """Import what is slow to import, before the clock starts."""
+    def load(self) -> None:  # noqa: B027, most learners import nothing slow
+        """Import slow libraries before the clock starts."""
 
     @abstractmethod
     def learn(self, rules: SymbolicRules, seed: int, examiner: Examiner) -> None:
-        """Learn until `examiner(decisions, act)` is true; call it before or after every update.
+        """Learn until `examiner(decisions, act)` returns true.
 
-        `act` maps observations [B, F] and masks [B, A] of agents that may decide to actions [B], greedily. Decisions
-        are those sampled so far, in replays too. CPU time counts from the making of the examiner on.
+        Args:
+            rules: rules of the games.
+            seed: seed of problems, initial weights and sampling.
+            examiner: must be called before or after every update. `decisions` is the number of decisions sampled so
+                far, replays included. `act` is the greedy policy: it maps observations [B, F] and masks [B, A] of
+                decisions to actions [B].
         """
 
 
@@ -76,30 +80,29 @@ LEARNERS = Registry(
 )
 @dataclass(frozen=True)
 class PolicyGradientLearner(Checked, MarlLearner, ABC):
-    """Options of the policy-gradient learners: one policy that the root and all clones share, trained with Adam.
+    """Options of the policy-gradient learners, which train one policy for the root and all clones with Adam.
 
     Attributes:
         episodes: episodes per update.
-        group_size: neighbouring episodes that play the same problem.
-        hidden: widths of the hidden layers of the policy and, if the learner has one, of the critic.
-        learning_rate: step size of Adam for the policy.
-        entropy: weight of the entropy bonus.
-        max_gradient: norm to which each gradient of the policy and of the critic is clipped.
-        floor: exploration ε at the first decision and after `anneal` decisions. The policy is
-            (1 - ε) softmax + ε / number of legal actions. It is what COMA explores with (Foerster et al. 2018). Every
-            learner has it, because the policy that plays must be the policy that is learned.
-        anneal: decisions over which ε changes linearly.
-        per: what the sum of the objective over decisions is divided by. `episode` is the constant number of episodes,
-            so that no decision weighs less because its episode is long. `decision` is the mean over a minibatch, as in
-            most PPO code.
-        loss: `one_pass` is the policy gradient (REINFORCE, Williams 1992): one step per batch, on policy. `clipped` is
-            the clipped surrogate of PPO (Schulman et al. 2017, arXiv 1707.06347): more steps out of the same decisions,
-            biased from the second step on.
-        passes: passes of `clipped` over each batch.
-        steps: gradient steps of `clipped` in each pass.
-        clip: how far the probability ratio of `clipped` may leave 1.
-        least_group: smallest `group_size` with which the credit is defined.
-        replays: whether the learner plays games again, which needs the batch kernel and games without `max_cycles`.
+        group_size: number of neighbouring episodes that play the same problem.
+        hidden: widths of the hidden layers of the policy and of the critic.
+        learning_rate: learning rate of Adam for the policy.
+        entropy: coefficient of the entropy bonus.
+        max_gradient: maximum gradient norm of the policy and of the critic.
+        floor: exploration rate ε at the first decision, and after `anneal` decisions. The policy is
+            (1 - ε) softmax + ε / number of legal actions, as in COMA (Foerster et al. 2018).
+        anneal: number of decisions over which ε changes linearly.
+        per: denominator of the objective. `episode` divides the sum over decisions by the number of episodes, so a
+            decision weighs the same in short and long episodes. `decision` is the mean over a minibatch, as in most PPO
+            code.
+        loss: `one_pass` is the policy gradient (REINFORCE, Williams 1992), one on-policy step per batch. `clipped` is
+            the clipped surrogate of PPO (Schulman et al. 2017, arXiv 1707.06347), with several steps per batch, which
+            are biased from the second one on.
+        passes: epochs of `clipped` per batch.
+        steps: minibatches of `clipped` per epoch.
+        clip: clipping range of the probability ratio of `clipped`.
+        least_group: smallest `group_size` for which the credit is defined.
+        replays: whether the learner replays games, which needs the batch kernel and games without `max_cycles`.
     """
 
     episodes: Count = 256
@@ -124,7 +127,7 @@ class PolicyGradientLearner(Checked, MarlLearner, ABC):
         if self.group_size < self.least_group:
             raise ConfigError(
                 f"group_size is {self.group_size}; expected {self.least_group} or more episodes of the same problem, "
-                f"which {type(self).__name__} compares"
+                f"because {type(self).__name__} compares them"
             )
         if self.episodes % self.group_size:
             raise ConfigError(f"episodes is {self.episodes}; expected a multiple of group_size = {self.group_size}")
@@ -133,15 +136,20 @@ class PolicyGradientLearner(Checked, MarlLearner, ABC):
 
     @abstractmethod
     def train_actor(self, games: Games, actor: ActorNetwork) -> Iterator[Progress]:
-        """The algorithm: one entry per update, without end. `games` have been checked and reset."""
+        """Run the algorithm and yield after each update, without end.
 
-    def check(self, games: Games) -> None:
+        Args:
+            games: games that were checked and reset.
+            actor: the policy, which is trained in place.
+        """
+
+    def check_games(self, games: Games) -> None:
         """Raise `ConfigError` if these games do not fit this learner."""
         num_games = len(games.terminated)
         if (num_games, games.group_size) != (self.episodes, self.group_size):
             raise ConfigError(
-                f"episodes and group_size are {self.episodes} and {self.group_size}; expected those of the games, "
-                f"{num_games} and {games.group_size}"
+                f"there are {num_games} games with group_size {games.group_size}; expected {self.episodes} games with "
+                f"group_size {self.group_size}, which are the learner's episodes and group_size"
             )
         if self.replays:
             check_replayable(games)
@@ -149,17 +157,17 @@ class PolicyGradientLearner(Checked, MarlLearner, ABC):
     def updates(
         self, games: Games, seed: int, *, prepare: Callable[[ActorNetwork], object] = lambda actor: None
     ) -> Iterator[Progress]:
-        """One entry per update, without end.
+        """Return an endless iterator that makes one update per step.
 
         Args:
             games: `episodes` games in groups of `group_size`.
             seed: seed of the initial weights and of the sampling.
-            prepare: called with the new policy before the first episode, to teach it something.
+            prepare: called with the new policy before the first episode, for example to pretrain it.
 
         Raises:
-            ConfigError: at once, if the games do not fit.
+            ConfigError: the games do not fit; raised by the call itself, before the first update.
         """
-        self.check(games)
+        self.check_games(games)
         games.reset()
         view = games.view()
         generator = torch.Generator().manual_seed(seed)
@@ -170,60 +178,70 @@ class PolicyGradientLearner(Checked, MarlLearner, ABC):
     def learn(self, rules: SymbolicRules, seed: int, examiner: Examiner) -> None:
         games = KernelGames(rules, self.episodes, seed, group_size=self.group_size)
         for progress in self.updates(games, seed):
-            if examiner(progress.decisions, progress.actor.best):
+            if examiner(progress.decisions, progress.actor.greedy):
                 return
 
-    def exploration(self, decisions: int) -> float:
-        """ε after so many decisions."""
+    def exploration_rate(self, decisions: int) -> float:
+        """Return ε after this number of decisions."""
         first, last = self.floor
         return last + (first - last) * max(0.0, 1 - decisions / self.anneal)
 
     def minibatches(self, rows: Tensor, generator: torch.Generator) -> Iterator[Tensor]:
-        """The rows of each gradient step, out of the learnable `rows` [B] of a batch; no step without rows."""
+        """Yield the rows of each gradient step; a batch without rows has no step.
+
+        Args:
+            rows: learnable rows of a batch.
+            generator: source of the shuffles.
+        """
         if self.loss == "one_pass":
             if len(rows):
                 yield rows
             return
         for _ in range(self.passes):
             order = rows[torch.randperm(len(rows), generator=generator)]
+            # A split is empty if there are fewer rows than steps, and its mean would be nan.
             yield from filter(len, order.tensor_split(self.steps))
 
     def objective_scale(self, rollout: Rollout) -> float:
-        """The factor that turns the mean over a minibatch into what `per` says."""
+        """Return the factor from the mean over a minibatch to the denominator that `per` names."""
         return rollout.decisions / self.episodes if self.per == "episode" else 1.0
 
     def check_advantages(self, advantages: Tensor, rollout: Rollout) -> None:
         """Raise `PlugInError` unless there is one finite number for each learnable decision of the rollout."""
-        shape, expected = tuple(advantages.shape), tuple(rollout.actions.shape)
+        shape = tuple(advantages.shape)
+        expected = tuple(rollout.actions.shape)
         name = type(self).__name__
         if shape != expected:
-            raise PlugInError(f"{name} gave advantages of shape {shape}; expected one number per decision, {expected}")
-        if bad := int((~advantages[rollout.learnable].isfinite()).sum()):
             raise PlugInError(
-                f"{name} gave {bad} advantages that are not finite among those of {expected[0]} decisions"
+                f"{name} returned advantages of shape {shape}; expected one number per decision, {expected}"
+            )
+        num_bad = int((~advantages[rollout.learnable].isfinite()).sum())
+        if num_bad:
+            raise PlugInError(
+                f"{name} returned {num_bad} advantages that are nan or infinite, for {expected[0]} decisions; expected "
+                "finite numbers"
             )
 
     def settings_text(self) -> str:
-        """The options as stored results of the benchmark name them.
-
-        Release 0.1.0 had the options in three groups, and its results are found again by that text.
-        """
-        if not declared_name(type(self)):  # a class of a user's own
+        """Return the options as text, in the form in which stored benchmark results hold them."""
+        if not declared_name(type(self)):  # a class outside this package
             return stored_text(self)
+        # Release 0.1.0 had the options in three groups. Stored results are matched by this text, so it must not change.
         options = stored_fields(self)
         loss = "OnePass()"
         if self.loss == "clipped":
-            loss = _call_text("Clipped", {name: options[name] for name in _CLIPPED_OPTIONS})
-        learner = _call_text("Learner", {name: options[name] for name in _BATCH_OPTIONS})
+            loss = _format_call("Clipped", {name: options[name] for name in _CLIPPED_OPTIONS})
+        learner = _format_call("Learner", {name: options[name] for name in _BATCH_OPTIONS})
         return f"OfTheGrid(credit={self.credit_text()}, loss={loss}, learner={learner})"
 
     def credit_text(self) -> str:
-        """The options of the credit as stored results name them, without those that all learners share."""
+        """Return the options that this learner does not share with the others, as text of stored results."""
         shared = (*_BATCH_OPTIONS, "loss", *_CLIPPED_OPTIONS)
-        own = {name: value for name, value in stored_fields(self).items() if name not in shared}
-        return _call_text(declared_name(type(self)), own)
+        credit_options = {name: value for name, value in stored_fields(self).items() if name not in shared}
+        return _format_call(declared_name(type(self)), credit_options)
 
 
+# Groups of options in stored results, in their stored order.
 _BATCH_OPTIONS = (
     "episodes",
     "group_size",
@@ -238,6 +256,6 @@ _BATCH_OPTIONS = (
 _CLIPPED_OPTIONS = ("passes", "steps", "clip")
 
 
-def _call_text(name: str, options: dict[str, Any]) -> str:
+def _format_call(name: str, options: dict[str, Any]) -> str:
     arguments = [f"{option}={stored_text(value)}" for option, value in options.items()]
     return f"{name}({', '.join(arguments)})"

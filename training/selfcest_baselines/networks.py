@@ -1,4 +1,7 @@
-"""The networks of every learner here: multi-layer perceptrons, and a policy over legal actions."""
+"""Networks that all learners share: multi-layer perceptrons, and a policy over legal actions.
+
+Shapes: B decisions, b of them in a minibatch, F features, A actions.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,18 @@ import itertools
 import torch
 from torch import Tensor, nn
 
-ILLEGAL = -1e9  # a logit whose probability is exactly 0, and still finite so that 0 * log 0 is 0
+# A logit whose probability is exactly 0. It is finite, because the entropy computes 0 * log 0 and needs 0, not nan.
+ILLEGAL = -1e9
 
 
-def mlp(sizes: list[int], generator: torch.Generator, *, last_gain: float) -> nn.Sequential:
-    """Linear layers with ReLU between them; orthogonal weights, zero biases."""
+def build_mlp(sizes: list[int], generator: torch.Generator, *, last_gain: float) -> nn.Sequential:
+    """Return linear layers with ReLU between them, with orthogonal weights and zero biases.
+
+    Args:
+        sizes: widths from the input to the output.
+        generator: source of the initial weights.
+        last_gain: gain of the last layer. A small one makes the first policy nearly uniform.
+    """
     layers: list[nn.Module] = []
     for inputs, outputs in itertools.pairwise(sizes):
         layer = nn.Linear(inputs, outputs)
@@ -20,77 +30,97 @@ def mlp(sizes: list[int], generator: torch.Generator, *, last_gain: float) -> nn
         layers += [layer, nn.ReLU()]
     last = layers[-2]
     assert isinstance(last, nn.Linear)
-    last.weight.data *= last_gain / 2**0.5
+    last.weight.data *= last_gain / 2**0.5  # every layer was initialised with ReLU's gain
     return nn.Sequential(*layers[:-1])
 
 
 class ActorNetwork(nn.Module):
-    """One policy for all agents: log-probabilities of the legal actions given an agent's own observation.
+    """One policy for all agents, from an agent's own observation to log-probabilities of its legal actions.
+
+    Args:
+        features: length F of an observation.
+        actions: number A of actions.
+        hidden: widths of the hidden layers.
+        generator: source of the initial weights and of the sampled actions.
 
     Attributes:
-        floor: ε of (1 - ε) softmax + ε / number of legal actions.
+        floor: exploration rate ε of (1 - ε) softmax + ε / number of legal actions.
     """
 
     def __init__(self, features: int, actions: int, hidden: tuple[int, ...], generator: torch.Generator) -> None:
         super().__init__()
-        self.logits = mlp([features, *hidden, actions], generator, last_gain=0.01)
-        self.generator, self.floor = generator, 0.0
+        self.logits = build_mlp([features, *hidden, actions], generator, last_gain=0.01)
+        self.generator = generator
+        self.floor = 0.0
 
     def forward(self, observations: Tensor, masks: Tensor) -> Tensor:
-        """[B, F] and [B, A] to [B, A]; about `ILLEGAL` where the mask is false."""
+        """Return log-probabilities [B, A], about `ILLEGAL` for illegal actions.
+
+        Args:
+            observations: [B, F]
+            masks: [B, A] true for legal actions.
+        """
         logits: Tensor = self.logits(observations)
-        return floored(logits.masked_fill(~masks, ILLEGAL).log_softmax(-1), masks, self.floor)
+        return mix_with_uniform(logits.masked_fill(~masks, ILLEGAL).log_softmax(-1), masks, self.floor)
 
     @torch.no_grad()
     def sample(self, observations: Tensor, masks: Tensor) -> Tensor:
-        return draw(self(observations, masks).exp(), self.generator)
+        """Sample an action per decision, [B]."""
+        return sample_actions(self(observations, masks).exp(), self.generator)
 
     @torch.no_grad()
-    def best(self, observations: Tensor, masks: Tensor) -> Tensor:
-        best: Tensor = self(observations, masks).argmax(-1)
-        return best
+    def greedy(self, observations: Tensor, masks: Tensor) -> Tensor:
+        """Return the most probable action per decision, [B]."""
+        actions: Tensor = self(observations, masks).argmax(-1)
+        return actions
 
 
-def floored(log_probs: Tensor, masks: Tensor, floor: float) -> Tensor:
-    """Log-probabilities of (1 - floor) pi + floor * uniform over the legal actions."""
+def mix_with_uniform(log_probs: Tensor, masks: Tensor, floor: float) -> Tensor:
+    """Return log-probabilities of (1 - floor) pi + floor * uniform over the legal actions, [B, A] to [B, A].
+
+    Source: the bounded softmax of COMA, Foerster et al. 2018 (arXiv 1705.08926).
+    """
     if floor == 0:
         return log_probs
+    # Illegal actions keep their log-probability. The clamp keeps the unused branch of `where` finite, since a gradient
+    # through log 0 would be nan there too.
     mixed = (1 - floor) * log_probs.exp() + floor * masks / masks.sum(-1, keepdim=True)
     return torch.where(masks, mixed.clamp(min=torch.finfo(mixed.dtype).tiny).log(), log_probs)
 
 
-def draw(probs: Tensor, generator: torch.Generator) -> Tensor:
-    """One action per row of probabilities [B, A]: the first to ring of exponential clocks with these rates."""
+def sample_actions(probs: Tensor, generator: torch.Generator) -> Tensor:
+    """Sample an action per row of probabilities, [B, A] to [B]."""
+    # Of exponential clocks with these rates, each rings first with its probability. It is a vectorised exact sampler.
     return (probs / torch.empty_like(probs).exponential_(generator=generator)).argmax(-1)
 
 
-def entropy(log_probs: Tensor) -> Tensor:
-    """[B, A] to [B]."""
+def compute_entropy(log_probs: Tensor) -> Tensor:
+    """Return the entropy of each row of log-probabilities in nats, [B, A] to [B]."""
     return -(log_probs.exp() * log_probs).sum(-1)
 
 
-def taken(values: Tensor, actions: Tensor) -> Tensor:
-    """The entry of every row that its action names: [B, A] and [B] to [B]."""
+def gather_actions(values: Tensor, actions: Tensor) -> Tensor:
+    """Return each row's value of the action taken, [B, A] and [B] to [B]."""
     return values.gather(-1, actions[:, None])[:, 0]
 
 
-def clipped_gain(new: Tensor, old: Tensor, advantages: Tensor, clip: float) -> Tensor:
-    """PPO's clipped surrogate, min(ρ A, clip(ρ, 1 ± clip) A) with ρ = new probability / old probability; all [b].
+def clipped_surrogate(new: Tensor, old: Tensor, advantages: Tensor, clip: float) -> Tensor:
+    """Return PPO's clipped surrogate, min(ρ A, clip(ρ, 1 ± clip) A) with ρ = exp(new - old), [b].
 
     Source: Schulman et al. 2017 (arXiv 1707.06347), equation 7.
 
     Args:
-        new: log-probabilities of the actions taken, by the policy as it is now; the gradient flows through these.
-        old: log-probabilities of the same actions, by the policy that played.
-        advantages: of the same decisions.
-        clip: how far ρ may leave 1.
+        new: [b] log-probabilities of the actions taken under the current policy, with gradient.
+        old: [b] log-probabilities of the same actions under the policy that played.
+        advantages: [b] advantages of the same decisions.
+        clip: maximum distance of ρ from 1.
     """
     ratio = (new - old).exp()
     return torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
 
 
-def descend(optimizer: torch.optim.Optimizer, loss: Tensor, max_gradient: float) -> None:
-    """One step of the optimiser, whose gradient is cut to a norm."""
+def step_optimizer(optimizer: torch.optim.Optimizer, loss: Tensor, max_gradient: float) -> None:
+    """Make one optimiser step with the gradient of a loss, clipped to a norm."""
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
     nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], max_gradient)

@@ -10,17 +10,17 @@ from selfcest_env.symbolic.rules import SymbolicRules
 
 
 def train(learner: str | MarlLearner, rules: SymbolicRules, seed: int = 0, **budget: Any) -> LearningCurve:
-    """Learn until a budget is used up, and evaluate the greedy policy on the way.
+    """Train a learner until its budget is spent, and evaluate the greedy policy at intervals.
 
     Args:
         learner: a key of `LEARNERS` or `package.module:Class`, with default options; or an instance.
         rules: rules of the games.
         seed: seed of the problems, the initial weights and the sampling.
-        budget: `decisions`, `seconds`, `until`, `every` and `report` of `Examiner`. Decisions count those that replays
-            sample anew.
+        budget: `decisions`, `seconds`, `until`, `every` and `report` of `Examiner`. Decisions that replays sample again
+            count too.
 
     Raises:
-        ConfigError: an unknown name, options that do not fit the games, or no budget at all.
+        ConfigError: the name is unknown, options do not fit the games, or there is no budget.
     """
     if isinstance(learner, str):
         learner = LEARNERS.make(learner, {}, where="")

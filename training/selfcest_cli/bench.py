@@ -36,7 +36,7 @@ def bench(
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from selfcest_baselines.bench import ENTRIES, Cell, Run
+    from selfcest_baselines.bench import ENTRIES, BenchmarkCell, Run
     from selfcest_baselines.bench.report import known_scenarios, table, write
     from selfcest_baselines.bench.runs import load, play_all
     from selfcest_cli.terminal import Terminal
@@ -47,7 +47,7 @@ def bench(
         print(known_scenarios(), f"\nLearners: {', '.join(ENTRIES)}.", sep="\n")
         return
     cells = [
-        Cell(name, entry, seed)
+        BenchmarkCell(name, entry, seed)
         for seed in range(first_seed, first_seed + seeds)  # first, so that what an interruption leaves is whole seeds
         for name in scenario or SCENARIOS
         for entry in learner or ENTRIES
@@ -58,7 +58,7 @@ def bench(
     with Progress(*columns, console=errors, transient=True) as progress:
         bar = progress.add_task("", total=len(cells), completed=there)
 
-        def ended(cell: Cell, run: Run) -> None:
+        def ended(cell: BenchmarkCell, run: Run) -> None:
             said = f"{cell.scenario} {cell.entry} seed {cell.seed}: {run.last:.3f}"
             progress.update(bar, advance=1, description=said)
             if not errors.is_terminal:  # where bars cannot be drawn

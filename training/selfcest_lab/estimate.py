@@ -1,7 +1,7 @@
-"""Gradient estimates of a credit scheme in a game, by training's own code.
+"""Gradient estimates of a credit scheme in a game, computed by the code of training.
 
-Groups are played by the ordinary rollout, the scheme is asked and answered by the training loop's own stage, and its
-credit becomes a gradient by `build_samples`, `collate` and the loss, with the constant denominator.
+Groups are played by the ordinary rollout, and the credit stage of the training loop plays the replays and asks the
+scheme for credit. `build_samples`, `collate` and the loss with the constant denominator turn that into a gradient.
 """
 
 from __future__ import annotations
@@ -18,28 +18,29 @@ from selfcest_agents.rollout import RolloutRequest, rollout
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay
 from selfcest_env.seeding import stream_seed
-from selfcest_lab.exact import Parameters, Solved
-from selfcest_lab.internals import internals_of
-from selfcest_lab.tabular import Floats, Streams, TabularPolicy
+from selfcest_lab.exact import Parameters, SolvedGame
+from selfcest_lab.internals import compute_internals
+from selfcest_lab.tabular import Floats, SeededNoise, TabularPolicy
 from selfcest_training.credit import Credit, CreditAssigner, Replayed, Rloo, fit, overrides
 from selfcest_training.learner.batch import Sample, build_samples, collate
 from selfcest_training.learner.losses import Clipped, LossInputs, token_logprobs, weighted_sum
 from selfcest_training.learner.options import Denominator
 from selfcest_training.stages.crediting import counterfactuals, credit_step, records_of
 
-_ROWS = 512  # samples of one forward pass
-_GROUPS = 256  # groups played at once
-_LOSS = Clipped()  # on policy the ratio is 1, so any clip leaves the gradient as it is
+_FORWARD_SAMPLES = 512  # samples of one forward pass
+_GROUPS_AT_ONCE = 256  # groups that are played together
+_LOSS = Clipped()  # on policy the ratio is 1, so clipping leaves the gradient as it is
 
 
 @dataclass(frozen=True)
 class Estimates:
-    """Sampled gradient estimates, and what they cost.
+    """Sampled gradient estimates of G groups, and their cost.
 
     Attributes:
-        gradients: [G, D], one per group.
-        reference: [G, D] those of `rloo` for the same groups.
-        sampled_tokens, replayed_tokens: generated per group, in its episodes and for its replays.
+        gradients: [G, D] the scheme's estimate for each group.
+        reference: [G, D] the estimate of `rloo` for the same groups.
+        sampled_tokens: mean number of tokens generated in a group's episodes.
+        replayed_tokens: mean number of tokens generated in a group's replays.
     """
 
     gradients: Floats
@@ -56,84 +57,123 @@ def group_gradients(
     *,
     constant: float = 1.0,
 ) -> Floats:
-    """[G, D]: minus the gradient of the loss on every group, as a mini-batch of its own."""
+    """Return minus the gradient of the loss on each group, as if the group were a mini-batch of its own.
+
+    Args:
+        parameters: the policy's parameters.
+        groups: G groups.
+        credits: the credit of each group.
+        replayed: the played replays of each group, for schemes that train on turns of replays.
+        constant: the loss denominator, which the result is multiplied by again.
+
+    Returns:
+        [G, D]
+    """
     samples: list[Sample] = []
-    owners: list[int] = []
+    group_indices: list[int] = []
     for index, (group, credit) in enumerate(zip(groups, credits, strict=True)):
         branches = None if replayed is None else [replayed[index]]
-        own = build_samples([group], [credit], denominator=Denominator.CONSTANT, constant=constant, replayed=branches)
-        samples += own
-        owners += [index] * len(own)
-    result = torch.zeros(len(groups), parameters.size, dtype=torch.float64)
-    for start in range(0, len(samples), _ROWS):
-        chunk = slice(start, start + _ROWS)
-        _accumulate(result, parameters, samples[chunk], torch.tensor(owners[chunk]))
-    return np.asarray(result.numpy()) * constant
+        group_samples = build_samples(
+            [group], [credit], denominator=Denominator.CONSTANT, constant=constant, replayed=branches
+        )
+        samples += group_samples
+        group_indices += [index] * len(group_samples)
+    gradients = torch.zeros(len(groups), parameters.size, dtype=torch.float64)
+    for start in range(0, len(samples), _FORWARD_SAMPLES):
+        chunk = slice(start, start + _FORWARD_SAMPLES)
+        _add_gradients(gradients, parameters, samples[chunk], torch.tensor(group_indices[chunk]))
+    return np.asarray(gradients.numpy()) * constant
 
 
-def _accumulate(result: torch.Tensor, parameters: Parameters, samples: Sequence[Sample], owners: torch.Tensor) -> None:
-    """Differentiate the loss by the logits at every position and add up by parameter: the chain rule of a table."""
+def _add_gradients(
+    gradients: torch.Tensor, parameters: Parameters, samples: Sequence[Sample], group_indices: torch.Tensor
+) -> None:
+    """Add minus the gradient of each sample's loss to its group's row of `gradients`, [G, D]."""
     batch = collate(samples, pad_id=0)
     rows = torch.zeros(batch.token_ids.shape, dtype=torch.int64)
     for i, sample in enumerate(samples):
         ids = tuple(sample.token_ids.tolist())
         trained = np.flatnonzero(sample.loss_mask)
+        # The logits at position t - 1 predict the id at position t.
         rows[i, trained - 1] = torch.tensor([parameters.row_of[ids[:position]] for position in trained])
+    # The copy has one row of logits per position. Its gradient is added up by parameter below, which is the chain rule
+    # of a table.
     logits = parameters.logits[rows].requires_grad_()
     logprobs = token_logprobs(logits, batch.token_ids, batch.temperature)
-    # The stored log-probs are these, rounded; without the rounding the ratio is 1 exactly.
-    same, depth = logprobs.detach(), torch.zeros(len(samples), 1, dtype=torch.int64)
-    surrogate = _LOSS(LossInputs(logprobs, same, same, batch.advantages.double(), batch.loss_mask, depth))
-    (gradient,) = torch.autograd.grad(weighted_sum(surrogate, batch.weights.double(), batch.loss_mask), logits)
-    place = parameters.place[rows]
-    used = place >= 0
-    result.index_put_((owners[:, None, None].expand_as(place)[used], place[used]), -gradient[used], accumulate=True)
+    # The stored log-probs are the same numbers in single precision. With these the ratio is exactly 1.
+    old_logprobs = logprobs.detach()
+    depth = torch.zeros(len(samples), 1, dtype=torch.int64)
+    inputs = LossInputs(logprobs, old_logprobs, old_logprobs, batch.advantages.double(), batch.loss_mask, depth)
+    loss = weighted_sum(_LOSS(inputs), batch.weights.double(), batch.loss_mask)
+    (gradient,) = torch.autograd.grad(loss, logits)
+    index = parameters.index[rows]
+    is_parameter = index >= 0
+    group_of_entry = group_indices[:, None, None].expand_as(index)
+    gradients.index_put_((group_of_entry[is_parameter], index[is_parameter]), -gradient[is_parameter], accumulate=True)
 
 
 def sample_groups(
-    assigner: CreditAssigner, solved: Solved, *, group_size: int, num_groups: int, seed: int
+    assigner: CreditAssigner, solved: SolvedGame, *, group_size: int, num_groups: int, seed: int
 ) -> Estimates:
-    """Play groups and their replays with pseudo-random streams; equal seeds play the same groups for every scheme.
+    """Play groups and their replays with pseudo-random streams, and estimate the gradient from each group.
 
-    One that learns has learned from as many groups of other seeds before.
+    Args:
+        assigner: the scheme. A scheme with a critic is copied, and the copy is fitted to as many groups of other seeds.
+        solved: the game.
+        group_size: episodes of a group.
+        num_groups: the number G of groups.
+        seed: equal seeds play the same groups for every scheme.
     """
-    policy = TabularPolicy(solved.table, Streams())
-    gradients, reference = [], []
-    sampled = replayed = 0
+    policy = TabularPolicy(solved.table, SeededNoise())
 
     def play(records: Sequence[EpisodeRecord], replays: Sequence[Replay]) -> dict[Replay, PlayedReplay]:
-        return scored(solved, play_replays(records, replays, policy, solved.rules))
+        return score_replays(solved, play_replays(records, replays, policy, solved.rules))
 
-    def groups_of(indices: range, seed: int) -> list[EpisodeGroup]:
-        requests = [lab_request(solved, seed, index, k) for index in indices for k in range(group_size)]
+    def play_groups(indices: range, seed: int) -> list[EpisodeGroup]:
+        requests: list[RolloutRequest] = []
+        for index in indices:
+            requests += [lab_request(solved, seed, index, episode) for episode in range(group_size)]
         records = [solved.reward.score(record) for record in rollout(requests, policy, solved.rules)]
-        parts = (tuple(records[i : i + group_size]) for i in range(0, len(records), group_size))
-        return [EpisodeGroup(solved.game.task(), part) for part in parts]
+        groups = []
+        for first in range(0, len(records), group_size):
+            groups.append(EpisodeGroup(solved.game.task(), tuple(records[first : first + group_size])))
+        return groups
 
-    parts = [range(start, min(start + _GROUPS, num_groups)) for start in range(0, num_groups, _GROUPS)]
+    chunks = [range(first, min(first + _GROUPS_AT_ONCE, num_groups)) for first in range(0, num_groups, _GROUPS_AT_ONCE)]
     if assigner.internals or overrides(assigner, "fit"):
+        # The critic must not have seen the groups that it gives credit for.
         assigner = copy.deepcopy(assigner)
-        for indices in parts:
-            groups = groups_of(indices, stream_seed("lab learns", seed))
-            fit(assigner, groups, internals_of(groups, solved.table))
-    for indices in parts:
-        groups = groups_of(indices, seed)
+        for indices in chunks:
+            groups = play_groups(indices, stream_seed("lab learns", seed))
+            fit(assigner, groups, compute_internals(groups, solved.table))
+    gradients: list[Floats] = []
+    reference: list[Floats] = []
+    sampled_tokens = 0
+    replayed_tokens = 0
+    for indices in chunks:
+        groups = play_groups(indices, seed)
         played = counterfactuals(assigner, groups, play)
-        internals = internals_of(groups, solved.table) if assigner.internals else None
+        internals = compute_internals(groups, solved.table) if assigner.internals else None
         credit = credit_step(assigner, groups, played, internals)
         gradients.append(group_gradients(solved.parameters, groups, credit.credits, records_of(played)))
         reference.append(group_gradients(solved.parameters, groups, [Rloo().assign(group, {}) for group in groups]))
-        sampled += sum(episode.cost.generated_tokens for group in groups for episode in group.episodes)
-        replayed += credit.sampled_tokens
-    return Estimates(np.concatenate(gradients), np.concatenate(reference), sampled / num_groups, replayed / num_groups)
+        for group in groups:
+            sampled_tokens += sum(episode.cost.generated_tokens for episode in group.episodes)
+        replayed_tokens += credit.sampled_tokens
+    return Estimates(
+        np.concatenate(gradients),
+        np.concatenate(reference),
+        sampled_tokens / num_groups,
+        replayed_tokens / num_groups,
+    )
 
 
-def lab_request(solved: Solved, seed: int, group: int, episode: int) -> RolloutRequest:
-    """The request of one episode of one group; seeds differ by game and group."""
+def lab_request(solved: SolvedGame, seed: int, group: int, episode: int) -> RolloutRequest:
+    """Return the request of one episode of one group, with a seed that differs by game and group."""
     name = f"g{group}.e{episode}"
     return RolloutRequest(name, solved.game.task(), stream_seed("lab", seed, solved.game.name, name))
 
 
-def scored(solved: Solved, played: Mapping[Replay, PlayedReplay]) -> dict[Replay, PlayedReplay]:
-    """Played replays with their records scored as the episodes are."""
+def score_replays(solved: SolvedGame, played: Mapping[Replay, PlayedReplay]) -> dict[Replay, PlayedReplay]:
+    """Return played replays whose records are scored as the episodes are."""
     return {replay: replace(play, record=solved.reward.score(play.record)) for replay, play in played.items()}

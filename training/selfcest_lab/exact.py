@@ -1,7 +1,7 @@
-"""Everything that can happen in a game, by its probability: trajectories, the value, and its exact gradient.
+"""Enumerates everything that can happen in a game, with probabilities: its trajectories, value and exact gradient.
 
-Chance enters a game only through the policy's draws. `outcomes` runs any play once for every way in which those draws
-can fall, so what is enumerated is the real kernel, rollout and replay code, and not a copy of its rules.
+Chance enters a game only through the policy's draws. `enumerate_outcomes` runs a play once for every way in which those
+draws can fall. So it enumerates the real kernel, rollout and replay code, and no copy of their rules.
 """
 
 from __future__ import annotations
@@ -20,110 +20,147 @@ from selfcest_env.record import AgentRecord, EpisodeRecord
 from selfcest_env.reward import Reward
 from selfcest_env.rules import Rules
 from selfcest_lab.games import Game
-from selfcest_lab.tabular import Floats, Ids, LogitRow, Table, TabularPolicy
+from selfcest_lab.tabular import Floats, Ids, LogitTable, TabularPolicy
 
 T = TypeVar("T")
-Drawn = Mapping[tuple[int, int], tuple[float, float]]
+# The interval that contains the uniform at a (seed, position) of the random streams.
+UniformIntervals = Mapping[tuple[int, int], tuple[float, float]]
 MAX_TRAJECTORIES = 2000
 
 
-class Exhaustive:
-    """Chance that follows a script: at each draw the script says which of the possible outcomes comes.
+class ScriptedNoise:
+    """A noise source that follows a script of draws and computes the probability of that script.
 
-    The uniform behind a (seed, position) is one number, however often it is used: every draw narrows the interval that
-    it lies in, and later draws from it are conditional on that. So shared streams are as dependent as in a real play.
+    The uniform at a (seed, position) is one number, however often a play reads it. Each draw narrows the interval that
+    contains it, and later draws from it are conditional on that interval. So streams that two replays share are as
+    dependent here as in a sampled play.
 
     Args:
-        drawn: what is known of some uniforms already.
-        script: the outcome of each draw, as an index among the possible ones; draws beyond its end take the first.
+        intervals: what is already known of some uniforms.
+        script: per draw an index into the outcomes that are still possible. Draws beyond the end take the first one.
+
+    Attributes:
+        intervals: what is known of the uniforms after the draws so far.
+        probability: probability of the draws so far.
     """
 
-    def __init__(self, drawn: Drawn, script: list[int]) -> None:
-        self.drawn = dict(drawn)
+    def __init__(self, intervals: UniformIntervals, script: list[int]) -> None:
+        self.intervals = dict(intervals)
         self.probability = 1.0
-        self._script, self._path = script, list[tuple[int, int]]()
+        self._script = script
+        self._path: list[tuple[int, int]] = []  # per draw the chosen index and the number of possible outcomes
 
     def pick(self, seed: int, position: int, probabilities: Floats) -> int:
-        low, high = self.drawn.get((seed, position), (0.0, 1.0))
+        """Return the index that the script names for the next draw; see `NoiseSource`."""
+        low, high = self.intervals.get((seed, position), (0.0, 1.0))
+        # The last edge is 1 by definition, since the cumulative sum can differ from it by rounding.
         edges = np.concatenate(([0.0], np.cumsum(probabilities[:-1]), [1.0]))
-        cells = [(i, max(low, a), min(high, b)) for i, (a, b) in enumerate(itertools.pairwise(edges))]
-        possible = [cell for cell in cells if cell[2] > cell[1]]
+        possible: list[tuple[int, float, float]] = []
+        for index, (left, right) in enumerate(itertools.pairwise(edges)):
+            start = max(low, left)
+            stop = min(high, right)
+            if stop > start:
+                possible.append((index, start, stop))
         depth = len(self._path)
         chosen = self._script[depth] if depth < len(self._script) else 0
         self._path.append((chosen, len(possible)))
-        outcome, start, stop = possible[chosen]
-        self.drawn[seed, position] = (start, stop)
+        index, start, stop = possible[chosen]
+        self.intervals[seed, position] = (start, stop)
         self.probability *= (stop - start) / (high - low)
-        return outcome
+        return index
 
     def next_script(self) -> list[int] | None:
-        """The script of the next outcome in depth-first order, `None` after the last."""
+        """Return the script of the next outcome in depth-first order, or `None` after the last one."""
         path = self._path
         while path and path[-1][0] + 1 == path[-1][1]:
             path = path[:-1]
-        return [*(chosen for chosen, _ in path[:-1]), path[-1][0] + 1] if path else None
+        if not path:
+            return None
+        script = [chosen for chosen, _ in path]
+        script[-1] += 1
+        return script
 
 
 @dataclass(frozen=True)
-class Outcome(Generic[T]):
-    """One way in which a play can go: its probability, what came of it, and what that says of the uniforms."""
+class EnumeratedOutcome(Generic[T]):
+    """One way in which a play can go.
+
+    Attributes:
+        probability: probability of its draws.
+        value: what the play returned.
+        intervals: what the draws tell of the uniforms.
+    """
 
     probability: float
     value: T
-    drawn: Drawn
+    intervals: UniformIntervals
 
 
-def outcomes(play: Callable[[Exhaustive], T], drawn: Drawn | None = None) -> Iterator[Outcome[T]]:
-    """Every way in which `play` can go; the probabilities add up to 1. `play` must draw in the same order each time."""
+def enumerate_outcomes(
+    play: Callable[[ScriptedNoise], T], intervals: UniformIntervals | None = None
+) -> Iterator[EnumeratedOutcome[T]]:
+    """Run `play` for every way in which its draws can fall.
+
+    Args:
+        play: must make the same draws in the same order whenever the earlier draws fell alike.
+        intervals: what is already known of some uniforms; the outcomes are conditional on it.
+
+    Returns:
+        The outcomes in depth-first order. Their probabilities add up to 1.
+    """
     script: list[int] | None = []
     while script is not None:
-        noise = Exhaustive(drawn or {}, script)
+        noise = ScriptedNoise(intervals or {}, script)
         value = play(noise)
-        yield Outcome(noise.probability, value, noise.drawn)
+        yield EnumeratedOutcome(noise.probability, value, noise.intervals)
         script = noise.next_script()
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """The logits that the value depends on, as a vector of length D: one per id of every row where ids have rivals.
+    """The D logits that the value depends on: one per id of every row with several ids.
 
     Attributes:
-        logits: [S, V] float64, -inf for ids that cannot follow. Row 0 stands for positions that nothing is read from.
-        place: [S, V] index of the parameter in the vector, -1 where there is none.
-        where: [D] who meets the row: role, depth and turn, several where a context is met in several places.
-        is_clone: [D] whether they are clones (`<root>` and `<clone>` start every context, so it is they alone).
+        row_of: index of the row of each context in `logits`.
+        logits: [S, V] float64, -inf for ids that cannot follow. Row 0 is the row of positions that are not trained.
+        index: [S, V] index of each logit in a parameter vector, -1 where the logit is no parameter.
+        locations: [D] role, depth and turn at which an agent meets the row, joined by "or" if there are several.
+        is_clone: [D] whether clones meet the row. A row is met by roots only or by clones only, because every context
+            starts with `<root>` or `<clone>`.
     """
 
     row_of: Mapping[Ids, int]
     logits: torch.Tensor
-    place: torch.Tensor
-    where: tuple[str, ...]
+    index: torch.Tensor
+    locations: tuple[str, ...]
     is_clone: np.ndarray
 
     @property
     def size(self) -> int:
+        """The number D of parameters."""
         return len(self.is_clone)
 
     def gather(self, gradient: torch.Tensor) -> Floats:
-        """[D] from [S, V]."""
-        return np.asarray(gradient[self.place >= 0].numpy())
+        """Return the parameters' entries, [D], of a gradient by all logits, [S, V]."""
+        # The mask reads row by row, which is the order in which the parameters are numbered.
+        return np.asarray(gradient[self.index >= 0].numpy())
 
 
 @dataclass(frozen=True)
-class Solved:
-    """A game with its policy, and all there is to know about the two.
+class SolvedGame:
+    """A game under one policy, with its exact value and gradient.
 
     Attributes:
-        trajectories: every episode, scored, under the id and seed that it was enumerated with.
-        value: E[R] under the policy.
-        gradient: [D] of the value by the parameters.
+        trajectories: every possible episode, scored. All have the same episode id and seed.
+        value: expected team return E[R] under the policy.
+        gradient: [D] gradient of the value by the parameters.
     """
 
     game: Game
-    table: Table
+    table: LogitTable
     rules: Rules
     reward: Reward
-    trajectories: tuple[Outcome[EpisodeRecord], ...]
+    trajectories: tuple[EnumeratedOutcome[EpisodeRecord], ...]
     parameters: Parameters
     value: float
     gradient: Floats
@@ -133,36 +170,47 @@ class Solved:
         return np.asarray(self.gradient[self.parameters.is_clone])
 
 
-def solve(game: Game, table: Table | None = None) -> Solved:
+def solve(game: Game, table: LogitTable | None = None) -> SolvedGame:
     """Enumerate a game under the policy of `table` (default: the game's own) and differentiate its value.
 
     Raises:
         ConfigError: more than `MAX_TRAJECTORIES` episodes are possible.
     """
-    table, rules, reward = table or game.table(), game.rules(), game.reward()
-    found = trajectories(game, table, rules, reward, RolloutRequest("exact", game.task(), 0))
-    records = [outcome.value for outcome in found]
-    parameters = _parameters(table, records)
+    if table is None:
+        table = game.table()
+    rules = game.rules()
+    reward = game.reward()
+    trajectories = enumerate_trajectories(game, table, rules, reward, RolloutRequest("exact", game.task(), 0))
+    records = [outcome.value for outcome in trajectories]
+    parameters = _number_parameters(table, records)
     logits = parameters.logits.clone().requires_grad_()
-    value = _value(logits, parameters, records)
+    value = _expected_return(logits, parameters, records)
     (gradient,) = torch.autograd.grad(value, logits)
-    return Solved(game, table, rules, reward, found, parameters, float(value.detach()), parameters.gather(gradient))
+    return SolvedGame(
+        game, table, rules, reward, trajectories, parameters, float(value.detach()), parameters.gather(gradient)
+    )
 
 
-def trajectories(
-    game: Game, table: Table, rules: Rules, reward: Reward, request: RolloutRequest
-) -> tuple[Outcome[EpisodeRecord], ...]:
-    """Every episode that a request can become, scored."""
-    found: list[Outcome[EpisodeRecord]] = []
-    for outcome in outcomes(lambda noise: rollout([request], TabularPolicy(table, noise), rules)[0]):
-        found.append(replace(outcome, value=reward.score(outcome.value)))
-        if len(found) > MAX_TRAJECTORIES:
-            raise ConfigError(f"game '{game.name}' has over {MAX_TRAJECTORIES} trajectories; expected a smaller one")
-    return tuple(found)
+def enumerate_trajectories(
+    game: Game, table: LogitTable, rules: Rules, reward: Reward, request: RolloutRequest
+) -> tuple[EnumeratedOutcome[EpisodeRecord], ...]:
+    """Return every episode that a request can become, scored.
+
+    Raises:
+        ConfigError: there are more than `MAX_TRAJECTORIES`.
+    """
+    trajectories: list[EnumeratedOutcome[EpisodeRecord]] = []
+    for outcome in enumerate_outcomes(lambda noise: rollout([request], TabularPolicy(table, noise), rules)[0]):
+        trajectories.append(replace(outcome, value=reward.score(outcome.value)))
+        if len(trajectories) > MAX_TRAJECTORIES:
+            raise ConfigError(
+                f"game '{game.name}' has more than {MAX_TRAJECTORIES} trajectories; expected fewer: shorten its menus"
+            )
+    return tuple(trajectories)
 
 
-def choices(record: EpisodeRecord) -> Iterator[tuple[AgentRecord, int, Ids, int]]:
-    """Every sampled id of an episode, before it the agent, its turn and the context that it was drawn in."""
+def sampled_ids(record: EpisodeRecord) -> Iterator[tuple[AgentRecord, int, Ids, int]]:
+    """Iterate over the sampled ids of an episode, each as (agent, turn, context before the id, id)."""
     for agent in record.agents:
         context: Ids = ()
         for number, turn in enumerate(agent.turns):
@@ -172,37 +220,46 @@ def choices(record: EpisodeRecord) -> Iterator[tuple[AgentRecord, int, Ids, int]
                 context = (*context, token)
 
 
-def _parameters(table: Table, records: list[EpisodeRecord]) -> Parameters:
-    met: dict[Ids, set[tuple[int, int]]] = {}
+def _number_parameters(table: LogitTable, records: list[EpisodeRecord]) -> Parameters:
+    met_at: dict[Ids, set[tuple[int, int]]] = {}  # depths and turns at which a context occurs
+    largest_id = 0
     for record in records:
-        for agent, number, context, _ in choices(record):
-            met.setdefault(context, set()).add((agent.depth, number))
-    contexts = sorted(met)
-    width = 1 + max(token for record in records for agent in record.agents for token in agent.context_ids)
-    logits = torch.full((1 + len(contexts), width), -torch.inf, dtype=torch.float64)
-    place = torch.full(logits.shape, -1, dtype=torch.int64)
-    logits[0] = 0.0
-    where, is_clone = list[str](), list[bool]()
-    for index, context in enumerate(contexts, 1):
-        row: LogitRow = table.rows[context]
-        logits[index, list(row.ids)] = torch.from_numpy(row.logits)
-        if len(row.ids) > 1:
-            place[index, list(row.ids)] = torch.arange(len(is_clone), len(is_clone) + len(row.ids))
-            where += [" or ".join(_place(*place) for place in sorted(met[context]))] * len(row.ids)
-            is_clone += [min(met[context])[0] > 0] * len(row.ids)
-    row_of = {context: index for index, context in enumerate(contexts, 1)}
-    return Parameters(row_of, logits, place, tuple(where), np.array(is_clone))
+        for agent, number, context, _ in sampled_ids(record):
+            met_at.setdefault(context, set()).add((agent.depth, number))
+        for agent in record.agents:
+            largest_id = max([largest_id, *agent.context_ids])
+    contexts = sorted(met_at)
+    logits = torch.full((1 + len(contexts), 1 + largest_id), -torch.inf, dtype=torch.float64)
+    logits[0] = 0.0  # a row of -inf only would make the log-softmax of untrained positions nan
+    index = torch.full(logits.shape, -1, dtype=torch.int64)
+    locations: list[str] = []
+    is_clone: list[bool] = []
+    row_of: dict[Ids, int] = {}
+    for row_index, context in enumerate(contexts, 1):
+        row_of[context] = row_index
+        row = table.rows[context]
+        ids = list(row.ids)
+        logits[row_index, ids] = torch.from_numpy(row.logits)
+        if len(ids) > 1:
+            index[row_index, ids] = torch.arange(len(is_clone), len(is_clone) + len(ids))
+            depths_and_turns = sorted(met_at[context])
+            location = " or ".join(_describe_location(depth, turn) for depth, turn in depths_and_turns)
+            smallest_depth, _ = depths_and_turns[0]
+            locations += [location] * len(ids)
+            is_clone += [smallest_depth > 0] * len(ids)
+    return Parameters(row_of, logits, index, tuple(locations), np.array(is_clone))
 
 
-def _place(depth: int, turn: int) -> str:
+def _describe_location(depth: int, turn: int) -> str:
     return f"clone at depth {depth}, turn {turn}" if depth else f"root, turn {turn}"
 
 
-def _value(logits: torch.Tensor, parameters: Parameters, records: list[EpisodeRecord]) -> torch.Tensor:
+def _expected_return(logits: torch.Tensor, parameters: Parameters, records: list[EpisodeRecord]) -> torch.Tensor:
+    """Sum over trajectories of probability times return, differentiable by the logits."""
     logprobs = torch.log_softmax(logits, dim=-1)
     value = torch.zeros((), dtype=torch.float64)
     for record in records:
-        drawn = [(parameters.row_of[context], token) for *_, context, token in choices(record)]
-        rows, tokens = torch.tensor(drawn).T
-        value = value + logprobs[rows, tokens].sum().exp() * record.team_return
+        rows_and_ids = [(parameters.row_of[context], token) for *_, context, token in sampled_ids(record)]
+        rows, ids = torch.tensor(rows_and_ids).T
+        value = value + logprobs[rows, ids].sum().exp() * record.team_return
     return value

@@ -1,11 +1,12 @@
-"""The exact expectation of a scheme's gradient estimate, where an episode and its replays have few enough outcomes.
+"""The exact expectation of a scheme's gradient estimate, for games with few enough outcomes.
 
-The gradient of a group is a sum over its episodes. For each of them every outcome is enumerated, its replays included,
-against every outcome of the other episodes, and every draw that the scheme makes by `credit.chance`. Of the *others'*
-replays one random play is taken, as most schemes do not let them matter; whether that is so is checked on the way, and
-for a scheme that does let them all plays of all episodes are enumerated together. A scheme with random numbers of its
-own, keyed by the episodes' seeds, is left to sampling, and so is one that draws in a second round of replays. On policy
-the loss is linear in the advantages, so their conditional means are enough to have its expected gradient.
+A group's gradient is a sum over its episodes. For each episode the module enumerates every outcome of the episode and
+of its replays, every outcome of the group's other episodes, and every draw that the scheme makes by `credit.chance`.
+Most schemes ignore the replays of other episodes, so one random outcome stands for those. This is checked on the way,
+and a scheme that reads them gets a joint enumeration of all replays.
+
+A scheme is sampled instead if it has random numbers of its own, or draws in a second round of replays. On policy the
+loss is linear in the advantages, so their conditional means are enough for the expected gradient.
 """
 
 from __future__ import annotations
@@ -23,247 +24,339 @@ from selfcest_env.errors import SelfcestError
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.replay import Replay
 from selfcest_env.types import TurnKey
-from selfcest_lab.estimate import group_gradients, lab_request, scored
-from selfcest_lab.exact import Exhaustive, Outcome, Solved, outcomes, trajectories
+from selfcest_lab.estimate import group_gradients, lab_request, score_replays
+from selfcest_lab.exact import (
+    EnumeratedOutcome,
+    ScriptedNoise,
+    SolvedGame,
+    enumerate_outcomes,
+    enumerate_trajectories,
+)
 from selfcest_lab.tabular import Floats, TabularPolicy
 from selfcest_training.credit import Credit, CreditAssigner, Replayed, ask, ask_more, assign, overrides
 from selfcest_training.credit.chance import picked
 
-_MAX_PLAYS = 100  # of the replays of one episode
-_MAX_DRAWS = 300  # of a scheme's own for one group
-_TOGETHER = 5  # so much fewer calls where all plays are enumerated together, which soon are too many
-_CHECK_EVERY = 16  # outcomes, of which one is tried with other seeds and another play of the others' replays
+_MAX_REPLAY_OUTCOMES = 100  # of the replays of one episode
+_MAX_SCHEME_DRAWS = 300  # outcomes of the scheme's own draws for one group
+_JOINT_COST = 5  # a joint enumeration may make so many times fewer calls, because it grows exponentially
+_CHECK_EVERY = 16  # outcomes per check that neither the seeds nor the other episodes' replays matter
 
 
 @dataclass(frozen=True)
-class _Play:
+class _ReplayOutcome:
     """One way in which the replays of an episode can go."""
 
     probability: float
     records: Mapping[Replay, EpisodeRecord]
 
 
-class _OnlySampled(SelfcestError):
-    """More outcomes than allowed, or a scheme that lets the seeds matter, or draws in its second round."""
+class _NotEnumerable(SelfcestError):
+    """There are too many outcomes, or the scheme depends on the seeds, or it draws in its second round."""
 
 
-class _Entangled(Exception):
-    """A scheme that lets the others' replays matter."""
+class _ReadsOtherReplays(Exception):
+    """The credit of an episode depends on the replays of another episode."""
 
 
 @dataclass
-class _Plays:
-    """All plays of the replays of an episode, enumerated when they are first asked for."""
+class _ReplayEnumerator:
+    """Enumerates the outcomes of an episode's replays, each set of replays once."""
 
     assigner: CreditAssigner
-    solved: Solved
-    _known: dict[tuple[str, int, tuple[Replay, ...]], list[_Play]] = field(default_factory=dict)
+    solved: SolvedGame
+    _cache: dict[tuple[str, int, tuple[Replay, ...]], list[_ReplayOutcome]] = field(default_factory=dict)
 
-    def of(self, pick: int, outcome: Outcome[EpisodeRecord], wanted: Sequence[Replay]) -> list[_Play]:
-        name = outcome.value.episode_id
-        own = tuple(replay for replay in wanted if replay.episode_id == name)
-        if (name, pick, own) not in self._known:
-            self._known[name, pick, own] = list(self._enumerate(outcome, own))
-        return self._known[name, pick, own]
+    def outcomes_of(
+        self, pick: int, trajectory: EnumeratedOutcome[EpisodeRecord], replays: Sequence[Replay]
+    ) -> list[_ReplayOutcome]:
+        """Return every outcome of those replays that start from this episode.
 
-    def _enumerate(self, outcome: Outcome[EpisodeRecord], wanted: tuple[Replay, ...]) -> Iterator[_Play]:
-        episode = outcome.value
-        alone, reseeded = (EpisodeGroup(e.task, (e,)) for e in (episode, replace(episode, seed=episode.seed + 1)))
+        Args:
+            pick: index of the trajectory among the trajectories of its place in the group.
+            trajectory: the episode.
+            replays: the replays of the whole group.
+        """
+        episode_id = trajectory.value.episode_id
+        episode_replays = tuple(replay for replay in replays if replay.episode_id == episode_id)
+        key = (episode_id, pick, episode_replays)
+        if key not in self._cache:
+            self._cache[key] = list(self._enumerate(trajectory, episode_replays))
+        return self._cache[key]
 
-        def play(noise: Exhaustive) -> Replayed:
+    def _enumerate(
+        self, trajectory: EnumeratedOutcome[EpisodeRecord], replays: tuple[Replay, ...]
+    ) -> Iterator[_ReplayOutcome]:
+        episode = trajectory.value
+        group = EpisodeGroup(episode.task, (episode,))
+        reseeded = EpisodeGroup(episode.task, (replace(episode, seed=episode.seed + 1),))
+
+        def play_both_rounds(noise: ScriptedNoise) -> Replayed:
             policy = TabularPolicy(self.solved.table, noise)
 
-            def played(episodes: Iterable[EpisodeRecord], asked: Sequence[Replay]) -> dict[Replay, EpisodeRecord]:
-                found = scored(self.solved, play_replays(episodes, asked, policy, self.solved.rules))
-                return {replay: play.record for replay, play in found.items()}
+            def play(episodes: Iterable[EpisodeRecord], replays: Sequence[Replay]) -> dict[Replay, EpisodeRecord]:
+                played = score_replays(self.solved, play_replays(episodes, replays, policy, self.solved.rules))
+                return {replay: result.record for replay, result in played.items()}
 
-            first = played([episode], wanted)
-            with picked(_refuse):
-                more = ask_more(self.assigner, alone, first)
-                if ask_more(self.assigner, reseeded, first) != more:
-                    raise _OnlySampled
-            return {**first, **played([episode, *first.values()], more)} if more else first
+            first_round = play([episode], replays)
+            with picked(_refuse_to_draw):
+                more_replays = ask_more(self.assigner, group, first_round)
+                if ask_more(self.assigner, reseeded, first_round) != more_replays:
+                    raise _NotEnumerable
+            if not more_replays:
+                return first_round
+            # A replay of the second round can start from a record of the first.
+            return {**first_round, **play([episode, *first_round.values()], more_replays)}
 
-        for count, found in enumerate(outcomes(play, outcome.drawn), 1):
-            if count > _MAX_PLAYS:
-                raise _OnlySampled
-            yield _Play(found.probability, found.value)
+        # The episode's intervals make the replays conditional on what the episode drew from shared streams.
+        for count, outcome in enumerate(enumerate_outcomes(play_both_rounds, trajectory.intervals), 1):
+            if count > _MAX_REPLAY_OUTCOMES:
+                raise _NotEnumerable
+            yield _ReplayOutcome(outcome.probability, outcome.value)
 
 
-def _refuse(name: tuple[object, ...], probabilities: Sequence[float]) -> int:
-    """Draws of a second round depend on plays, so they are not enumerated with those of the first."""
+def _refuse_to_draw(name: tuple[object, ...], probabilities: Sequence[float]) -> int:
+    """Allow only certain draws: draws of a second round depend on replays, so the first round cannot enumerate them."""
     if 1 not in probabilities:
-        raise _OnlySampled
+        raise _NotEnumerable
     return list(probabilities).index(1)
 
 
 def expected_gradient(
-    assigner: CreditAssigner, solved: Solved, *, group_size: int, max_outcomes: int = 100_000
+    assigner: CreditAssigner, solved: SolvedGame, *, group_size: int, max_outcomes: int = 100_000
 ) -> Floats | None:
-    """[D] exact expectation of the estimate of one group, or `None` where it cannot be had, as of one that learns.
+    """Return the exact expectation of the gradient estimate of one group.
 
     Args:
-        max_outcomes: calls of the scheme that may be made.
+        assigner: the scheme.
+        solved: the game.
+        group_size: episodes of a group.
+        max_outcomes: maximum number of calls of the scheme.
+
+    Returns:
+        [D], or `None` where the scheme cannot be enumerated: it has a critic, depends on the seeds, draws in its second
+        round, or has too many outcomes.
     """
     if assigner.internals or overrides(assigner, "fit"):
         return None
-    slots = [
-        trajectories(solved.game, solved.table, solved.rules, solved.reward, lab_request(solved, 0, 0, k))
-        for k in range(group_size)
-    ]
+    places = []
+    for index in range(group_size):
+        request = lab_request(solved, 0, 0, index)
+        places.append(enumerate_trajectories(solved.game, solved.table, solved.rules, solved.reward, request))
     if len(solved.trajectories) ** group_size * group_size > max_outcomes:
         return None
     try:
         try:
-            return _Expectation(assigner, solved, slots, max_outcomes, together=False).value()
-        except _Entangled:
-            return _Expectation(assigner, solved, slots, max_outcomes // _TOGETHER, together=True).value()
-    except _OnlySampled:
+            return _GroupEnumeration(assigner, solved, places, max_outcomes, joint=False).expected_gradient()
+        except _ReadsOtherReplays:
+            max_joint_outcomes = max_outcomes // _JOINT_COST
+            return _GroupEnumeration(assigner, solved, places, max_joint_outcomes, joint=True).expected_gradient()
+    except _NotEnumerable:
         return None
 
 
-Advantages = dict[TurnKey, Floats]
+TokenAdvantages = dict[TurnKey, Floats]  # per turn one advantage per generated id
 
 
 @dataclass
-class _Mean:
-    """Mean advantages per token of the episodes' turns; and those of turns of replays, each with its probability, for
-    which the turns themselves differ."""
+class _MeanAdvantages:
+    """Mean advantages of a group, which grow by one outcome of its replays at a time.
 
-    advantages: Advantages = field(default_factory=dict)
-    branches: list[tuple[float, EpisodeRecord, Advantages]] = field(default_factory=list)
+    Attributes:
+        advantages: of the episodes' turns, means over the outcomes so far.
+        branches: of the replays' turns. The turns themselves differ by outcome, so each record stands for itself with
+            its probability.
+    """
+
+    advantages: TokenAdvantages = field(default_factory=dict)
+    branches: list[tuple[float, EpisodeRecord, TokenAdvantages]] = field(default_factory=list)
 
     def add(self, credit: Credit, episodes: Iterable[EpisodeRecord], replayed: Replayed, weight: float) -> None:
+        """Add one outcome of this probability, with the credit of these episodes and of all replays."""
         for episode in episodes:
-            for key, value in _per_token(credit, episode).items():
-                self.advantages[key] = self.advantages.get(key, 0.0) + weight * value
+            for key, advantage in _token_advantages(credit, episode).items():
+                self.advantages[key] = self.advantages.get(key, 0.0) + weight * advantage
         for record in replayed.values():
-            if named := {key: value for key, value in _per_token(credit, record).items() if key in credit.advantage}:
-                self.branches.append((weight, record, named))
+            # Most schemes give no advantage to turns of replays, and these are then not trained on.
+            credited = {
+                key: advantage
+                for key, advantage in _token_advantages(credit, record).items()
+                if key in credit.advantage
+            }
+            if credited:
+                self.branches.append((weight, record, credited))
+
+    def add_scaled(self, mean: _MeanAdvantages, weight: float) -> None:
+        """Add another mean that holds with this probability."""
+        for key, advantage in mean.advantages.items():
+            self.advantages[key] = self.advantages.get(key, 0.0) + weight * advantage
+        for branch_weight, record, credited in mean.branches:
+            self.branches.append((weight * branch_weight, record, credited))
 
 
-def _per_token(credit: Credit, record: EpisodeRecord) -> Advantages:
+def _token_advantages(credit: Credit, record: EpisodeRecord) -> TokenAdvantages:
     return {key: credit.weighted(key, len(turn.generation.token_ids)) for key, turn in record.turns()}
 
 
 @dataclass
-class _Expectation:
-    """One enumeration.
+class _GroupEnumeration:
+    """Enumerates all groups of a scheme in a game.
 
     Attributes:
-        slots: per place in the group, every outcome of an episode there.
-        max_outcomes: calls of the scheme that may be made.
-        together: enumerate the plays of all episodes jointly.
+        places: per place in the group every outcome of an episode there.
+        max_outcomes: maximum number of calls of the scheme.
+        joint: whether the replays of all episodes are enumerated together.
+        calls: calls of the scheme so far.
     """
 
     assigner: CreditAssigner
-    solved: Solved
-    slots: Sequence[Sequence[Outcome[EpisodeRecord]]]
+    solved: SolvedGame
+    places: Sequence[Sequence[EnumeratedOutcome[EpisodeRecord]]]
     max_outcomes: int
-    together: bool
+    joint: bool
     calls: int = 0
 
     def __post_init__(self) -> None:
-        self._plays, self._rng = _Plays(self.assigner, self.solved), np.random.default_rng(0)
+        self._replays = _ReplayEnumerator(self.assigner, self.solved)
+        self._rng = np.random.default_rng(0)  # of the random outcomes that stand for the other episodes' replays
 
-    def value(self) -> Floats:
+    def expected_gradient(self) -> Floats:
+        """Return the expectation, [D].
+
+        Raises:
+            _NotEnumerable: the scheme must be sampled.
+            _ReadsOtherReplays: the enumeration must be joint.
+        """
         groups: list[EpisodeGroup] = []
         credits: list[Credit] = []
         weights: list[float] = []
-        for picks in itertools.product(*(range(len(slot)) for slot in self.slots)):
-            chosen = [slot[pick] for slot, pick in zip(self.slots, picks, strict=True)]
-            probability, mean = math.prod(outcome.probability for outcome in chosen), _Mean()
-            for count, drawn in enumerate(outcomes(partial(self._credited, picks, chosen)), 1):
-                if count > _MAX_DRAWS:
-                    raise _OnlySampled
-                for key, value in drawn.value.advantages.items():
-                    mean.advantages[key] = mean.advantages.get(key, 0.0) + drawn.probability * value
-                mean.branches += [
-                    (drawn.probability * weight, record, named) for weight, record, named in drawn.value.branches
-                ]
-            group = EpisodeGroup(self.solved.game.task(), tuple(outcome.value for outcome in chosen))
-            # A replay's turns weigh as in a group of this size, not of one.
-            branches = [
-                (weight / len(chosen), EpisodeGroup(group.task, (record,)), advantages)
-                for weight, record, advantages in mean.branches
-            ]
-            for weight, of, advantages in [(1.0, group, mean.advantages), *branches]:
-                parts = _in_two(advantages)
-                groups += [of] * len(parts)
-                credits += parts
-                weights += [probability * weight] * len(parts)
+
+        def add_group(weight: float, group: EpisodeGroup, advantages: TokenAdvantages) -> None:
+            for credit in _split_precision(advantages):
+                groups.append(group)
+                credits.append(credit)
+                weights.append(weight)
+
+        for picks in itertools.product(*(range(len(place)) for place in self.places)):
+            chosen = [place[pick] for place, pick in zip(self.places, picks, strict=True)]
+            probability = math.prod(trajectory.probability for trajectory in chosen)
+            mean = self._mean_advantages(picks, chosen)
+            group = EpisodeGroup(self.solved.game.task(), tuple(trajectory.value for trajectory in chosen))
+            add_group(probability, group, mean.advantages)
+            for weight, record, advantages in mean.branches:
+                # The loss divides by the number of episodes: a replay's turns weigh as in a group of this size.
+                branch_weight = weight / len(chosen)
+                add_group(probability * branch_weight, EpisodeGroup(group.task, (record,)), advantages)
         return np.asarray(np.array(weights) @ group_gradients(self.solved.parameters, groups, credits))
 
-    def _credited(self, picks: Sequence[int], chosen: Sequence[Outcome[EpisodeRecord]], noise: Exhaustive) -> _Mean:
-        """Mean advantages over the replays of these episodes, for one way in which the scheme's own draws fall."""
-        names: dict[tuple[object, ...], int] = {}
+    def _mean_advantages(
+        self, picks: Sequence[int], chosen: Sequence[EnumeratedOutcome[EpisodeRecord]]
+    ) -> _MeanAdvantages:
+        """Return the mean over the scheme's own draws and over the replays of these episodes."""
+        mean = _MeanAdvantages()
+        for count, draws in enumerate(enumerate_outcomes(partial(self._mean_given_draws, picks, chosen)), 1):
+            if count > _MAX_SCHEME_DRAWS:
+                raise _NotEnumerable
+            mean.add_scaled(draws.value, draws.probability)
+        return mean
 
-        def pick(name: tuple[object, ...], probabilities: Sequence[float]) -> int:
-            return noise.pick(names.setdefault(name, len(names)), 0, np.asarray(probabilities))
+    def _mean_given_draws(
+        self, picks: Sequence[int], chosen: Sequence[EnumeratedOutcome[EpisodeRecord]], noise: ScriptedNoise
+    ) -> _MeanAdvantages:
+        """Return the mean over the replays of these episodes, for one outcome of the scheme's own draws."""
+        seed_of: dict[tuple[object, ...], int] = {}
 
-        group = EpisodeGroup(self.solved.game.task(), tuple(outcome.value for outcome in chosen))
-        seeds = (int(self._rng.integers(2**62)) for _ in chosen)
-        reseeded = EpisodeGroup(
-            group.task, tuple(replace(e, seed=seed) for e, seed in zip(group.episodes, seeds, strict=True))
-        )
-        with picked(pick):
-            wanted = ask(self.assigner, group)
-            if ask(self.assigner, reseeded) != wanted:
-                raise _OnlySampled
-            possible = [self._plays.of(pick, outcome, wanted) for pick, outcome in zip(picks, chosen, strict=True)]
-            self._count(math.prod(map(len, possible)) if self.together else sum(map(len, possible)))
-            return (self._jointly if self.together else self._one_by_one)(group, reseeded, possible)
+        def pick_index(name: tuple[object, ...], probabilities: Sequence[float]) -> int:
+            # Equal names share a uniform, as they do in training.
+            return noise.pick(seed_of.setdefault(name, len(seed_of)), 0, np.asarray(probabilities))
 
-    def _count(self, calls: int) -> None:
+        group = EpisodeGroup(self.solved.game.task(), tuple(trajectory.value for trajectory in chosen))
+        reseeded_episodes = [replace(episode, seed=int(self._rng.integers(2**62))) for episode in group.episodes]
+        reseeded = EpisodeGroup(group.task, tuple(reseeded_episodes))
+        with picked(pick_index):
+            replays = ask(self.assigner, group)
+            if ask(self.assigner, reseeded) != replays:
+                raise _NotEnumerable
+            outcomes = [
+                self._replays.outcomes_of(pick, trajectory, replays)
+                for pick, trajectory in zip(picks, chosen, strict=True)
+            ]
+            if self.joint:
+                self._count_calls(math.prod(map(len, outcomes)))
+                return self._mean_over_all_replays(group, reseeded, outcomes)
+            self._count_calls(sum(map(len, outcomes)))
+            return self._mean_by_episode(group, reseeded, outcomes)
+
+    def _count_calls(self, calls: int) -> None:
         self.calls += calls
         if self.calls > self.max_outcomes:
-            raise _OnlySampled
+            raise _NotEnumerable
 
-    def _one_by_one(self, group: EpisodeGroup, reseeded: EpisodeGroup, possible: Sequence[list[_Play]]) -> _Mean:
-        mean = _Mean()
-        for own, episode in enumerate(group.episodes):
-            for index, play in enumerate(possible[own]):
-                replayed = self._with_others(possible, own, play)
+    def _mean_by_episode(
+        self, group: EpisodeGroup, reseeded: EpisodeGroup, outcomes: Sequence[list[_ReplayOutcome]]
+    ) -> _MeanAdvantages:
+        """Enumerate the replays of one episode at a time, with a random outcome of the other episodes' replays."""
+        mean = _MeanAdvantages()
+        for position, episode in enumerate(group.episodes):
+            for index, outcome in enumerate(outcomes[position]):
+                replayed = self._complete(outcomes, position, outcome)
                 credit = assign(self.assigner, group, replayed)
                 if index % _CHECK_EVERY == 0:
-                    looked_at = [episode, *play.records.values()]
-                    _check_same(credit, assign(self.assigner, reseeded, replayed), looked_at, _OnlySampled)
-                    others = self._with_others(possible, own, play)
-                    _check_same(credit, assign(self.assigner, group, others), looked_at, _Entangled)
-                mean.add(credit, [episode], play.records, play.probability)
+                    records = [episode, *outcome.records.values()]
+                    if _differ(credit, assign(self.assigner, reseeded, replayed), records):
+                        raise _NotEnumerable
+                    redrawn = self._complete(outcomes, position, outcome)
+                    if _differ(credit, assign(self.assigner, group, redrawn), records):
+                        raise _ReadsOtherReplays
+                mean.add(credit, [episode], outcome.records, outcome.probability)
         return mean
 
-    def _with_others(self, possible: Sequence[list[_Play]], own: int, play: _Play) -> dict[Replay, EpisodeRecord]:
-        """This play of its own replays and a random one of the others'."""
-        replayed = dict(play.records)
-        for k, plays in enumerate(possible):
-            if k != own:
-                weights = np.array([other.probability for other in plays])
-                replayed.update(plays[int(self._rng.choice(len(plays), p=weights / weights.sum()))].records)
+    def _complete(
+        self, outcomes: Sequence[list[_ReplayOutcome]], position: int, outcome: _ReplayOutcome
+    ) -> dict[Replay, EpisodeRecord]:
+        """Return this outcome of one episode's replays, and a random outcome of every other episode's."""
+        replayed = dict(outcome.records)
+        for k, episode_outcomes in enumerate(outcomes):
+            if k != position:
+                weights = np.array([each.probability for each in episode_outcomes])
+                drawn = int(self._rng.choice(len(episode_outcomes), p=weights / weights.sum()))
+                replayed.update(episode_outcomes[drawn].records)
         return replayed
 
-    def _jointly(self, group: EpisodeGroup, reseeded: EpisodeGroup, possible: Sequence[list[_Play]]) -> _Mean:
-        mean = _Mean()
-        for index, plays in enumerate(itertools.product(*possible)):
-            replayed = {name: record for play in plays for name, record in play.records.items()}
+    def _mean_over_all_replays(
+        self, group: EpisodeGroup, reseeded: EpisodeGroup, outcomes: Sequence[list[_ReplayOutcome]]
+    ) -> _MeanAdvantages:
+        """Enumerate the replays of all episodes together."""
+        mean = _MeanAdvantages()
+        for index, combination in enumerate(itertools.product(*outcomes)):
+            replayed: dict[Replay, EpisodeRecord] = {}
+            for outcome in combination:
+                replayed.update(outcome.records)
             credit = assign(self.assigner, group, replayed)
             if index % _CHECK_EVERY == 0:
-                looked_at = [*group.episodes, *replayed.values()]
-                _check_same(credit, assign(self.assigner, reseeded, replayed), looked_at, _OnlySampled)
-            mean.add(credit, group.episodes, replayed, math.prod(play.probability for play in plays))
+                records = [*group.episodes, *replayed.values()]
+                if _differ(credit, assign(self.assigner, reseeded, replayed), records):
+                    raise _NotEnumerable
+            mean.add(credit, group.episodes, replayed, math.prod(outcome.probability for outcome in combination))
         return mean
 
 
-def _check_same(credit: Credit, again: Credit, episodes: Iterable[EpisodeRecord], otherwise: type[Exception]) -> None:
-    for episode in episodes:
-        for key, turn in episode.turns():
-            ours, theirs = (found.weighted(key, len(turn.generation.token_ids)) for found in (credit, again))
-            if np.abs(ours - theirs).max(initial=0.0) > 1e-12:
-                raise otherwise
+def _differ(first: Credit, second: Credit, records: Iterable[EpisodeRecord]) -> bool:
+    """Whether two credits give some token of these records different advantages."""
+    for record in records:
+        for key, turn in record.turns():
+            num_ids = len(turn.generation.token_ids)
+            gap = np.abs(first.weighted(key, num_ids) - second.weighted(key, num_ids))
+            if gap.max(initial=0.0) > 1e-12:
+                return True
+    return False
 
 
-def _in_two(advantages: Mapping[TurnKey, Floats]) -> list[Credit]:
-    """Two credits that add up to these advantages per token: a batch stores them in single precision."""
-    coarse = {key: value.astype(np.float32).astype(np.float64) for key, value in advantages.items()}
-    rest = {key: value - coarse[key] for key, value in advantages.items()}
-    return [Credit({key: tuple(value.tolist()) for key, value in part.items()}) for part in (coarse, rest)]
+def _split_precision(advantages: Mapping[TurnKey, Floats]) -> tuple[Credit, Credit]:
+    """Return two credits that add up to these advantages, because a batch stores advantages in single precision."""
+    rounded = {key: advantage.astype(np.float32).astype(np.float64) for key, advantage in advantages.items()}
+    remainder = {key: advantage - rounded[key] for key, advantage in advantages.items()}
+    return _to_credit(rounded), _to_credit(remainder)
+
+
+def _to_credit(advantages: Mapping[TurnKey, Floats]) -> Credit:
+    return Credit({key: tuple(advantage.tolist()) for key, advantage in advantages.items()})

@@ -1,7 +1,7 @@
-"""Small delegation games, each with a way for credit to go wrong. They are played by the real kernel and rollout.
+"""Small delegation games, each of which shows a way in which credit can be wrong.
 
-An agent chooses among a handful of generations per context; payoffs are multiples of 1/32, so that returns are exact in
-every precision. "Noisy" games add a chance of their own to what comes after the join: the root's last turn.
+The real kernel and rollout play them. In each context an agent chooses among a few generations. Payoffs are multiples
+of 1/32, so returns are exact in every precision. In a noisy game the root's last turn, after the join, is random too.
 """
 
 from __future__ import annotations
@@ -21,12 +21,17 @@ from selfcest_env.rules import Rules
 from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import ROOT, Limits, Task
 from selfcest_env.views import Observation
-from selfcest_lab.tabular import Menu, Table, seeded_logit
+from selfcest_lab.tabular import LogitTable, Menu, seeded_logit
 
 
 @dataclass(frozen=True)
 class Payoff:
-    """A reward term: what the root's final answer is worth, `otherwise` for any answer not listed and for none."""
+    """A reward term by the root's final answer.
+
+    Attributes:
+        by_answer: reward of each answer.
+        otherwise: reward of any other answer, and of an episode without one.
+    """
 
     by_answer: Mapping[str, float]
     otherwise: float = 0.0
@@ -36,8 +41,8 @@ class Payoff:
 
 
 @dataclass(frozen=True)
-class Judged(ProcessTerm):
-    """A reward term: what a clone's turn is worth by what it wrote, 0 for any text not listed and for the root."""
+class CloneTurnReward(ProcessTerm):
+    """A reward term by the text of each turn of a clone, 0 for texts that are not listed and for the root."""
 
     by_text: Mapping[str, float]
 
@@ -47,19 +52,22 @@ class Judged(ProcessTerm):
 
 @dataclass(frozen=True)
 class Game:
-    """One game.
+    """A small delegation game: what agents may write, what answers are worth, and the limits.
 
     Attributes:
-        name, about: for tables.
-        menu: what an agent may write.
-        payoff: worth of the final answer.
-        judged: worth of a clone's turn by what it wrote, where turns are judged one by one besides.
-        cells: where it is graded cell by cell besides: the right answer, a character for each document of `A`, `B`, ...
-        limits: the kernel's.
-        token_price: for every token of the tree.
-        malformed_price: for every malformed turn.
-        group_size: episodes of a group, where the game is about that; `None`: as the laboratory is told.
-        draw: of the policy's logits; here the first under which the root delegates with a probability of 0.7 to 0.95.
+        name: name in tables; it keys the policy's logits too.
+        about: one line for tables.
+        menu: the generations that an agent may write in a context.
+        payoff: reward by final answer.
+        limits: limits of the kernel.
+        token_price: price of each token of the tree.
+        malformed_price: price of each malformed turn.
+        group_size: episodes per group, for games about groups of a certain size; `None` for that of the run.
+        judged: reward by text of each turn of a clone; empty for none.
+        cells: the right answers for an additional grade by document, a character for each of `A`, `B`, ...; empty for
+            none.
+        draw: number of the draw of the policy's logits: the first one under which the root of the games here delegates
+            with a probability of 0.7 to 0.95.
     """
 
     name: str
@@ -75,24 +83,31 @@ class Game:
     draw: int = 0
 
     def rules(self) -> Rules:
+        """Return the kernel's rules, with the terse protocol and a character tokenizer."""
         return Rules(self.limits, TerseProtocol(), TerseCodec(TinyTokenizer()))
 
-    def table(self) -> Table:
-        return Table(TerseCodec(TinyTokenizer()), self.menu, seeded_logit(self.name, self.draw))
+    def table(self) -> LogitTable:
+        """Return a new table of the game's policy."""
+        return LogitTable(TerseCodec(TinyTokenizer()), self.menu, seeded_logit(self.name, self.draw))
 
     def task(self) -> Task:
+        """Return the game's only task."""
         keys = ascii_uppercase[: len(self.cells)]
         return Task(self.name, "?", self.cells, "lab", dict.fromkeys(keys, "1"), metadata={"cells": keys})
 
     def reward(self) -> Reward:
+        """Return the reward: payoff, prices, and the grades that the game has."""
         terms: dict[str, RewardTerm] = {
             "payoff": self.payoff,
             "token_cost": TokenCost(self.token_price, scale=1.0),
             "malformed": MalformedCost(self.malformed_price),
         }
         if self.judged:
-            terms["judged"] = Judged(self.judged)
-        return Reward({**terms, "score": Score()}, Cells()) if self.cells else Reward(terms, ExactMatch())
+            terms["judged"] = CloneTurnReward(self.judged)
+        if self.cells:
+            terms["score"] = Score()
+            return Reward(terms, Cells())
+        return Reward(terms, ExactMatch())
 
 
 def _answers(*texts: str) -> list[str]:
@@ -104,9 +119,13 @@ def _call(*objectives: str) -> str:
 
 
 def _replies(observation: Observation) -> list[str]:
-    """All replies so far in order, 0 for one that is no number."""
+    """Return the replies to an agent so far, in order of call and clone, with "0" for a reply that is no number."""
     replies = [reply.text or "" for exchange in observation.exchanges for reply in exchange.replies]
     return [text if text.isdecimal() else "0" for text in replies]
+
+
+# The menus. "x" and "y" are objectives of a call; the root's answer joins the replies as digits, so a payoff names what
+# every clone answered.
 
 
 def _pair(noisy: bool) -> Menu:
@@ -188,13 +207,15 @@ def _trio(observation: Observation) -> Sequence[str]:
 
 def _deep(observation: Observation) -> Sequence[str]:
     replies = "".join(_replies(observation))
-    below = {"": "x", "x": "y", "y": "z"}.get("" if observation.agent_id == ROOT else observation.brief.text)
-    if below is None:
+    is_root = observation.agent_id == ROOT
+    objective_of_child = {"": "x", "x": "y", "y": "z"}.get("" if is_root else observation.brief.text)
+    if objective_of_child is None:
         return _answers("1", "2")
-    given_up = str(2 + observation.agent_id.depth) if observation.agent_id != ROOT else "0"
     if not replies:
-        return [_call(below), *_answers(given_up)]
-    return _answers(replies) if observation.agent_id == ROOT else _answers(replies, "5")
+        # An agent that does not delegate answers a digit of its own depth, so that the payoff can tell who stopped.
+        answer_alone = "0" if is_root else str(2 + observation.agent_id.depth)
+        return [_call(objective_of_child), *_answers(answer_alone)]
+    return _answers(replies) if is_root else _answers(replies, "5")
 
 
 def _two_deep(observation: Observation) -> Sequence[str]:
@@ -209,7 +230,9 @@ def _words(observation: Observation) -> Sequence[str]:
     if observation.agent_id != ROOT:
         return _answers("1", "2")
     replies = "".join(_replies(observation))
-    return _answers(replies, "3") if replies else [f"{word}{_call('x')}" for word in "ab"] + _answers("0")
+    if replies:
+        return _answers(replies, "3")
+    return [f"a{_call('x')}", f"b{_call('x')}", *_answers("0")]
 
 
 def _uneven(observation: Observation) -> Sequence[str]:
@@ -225,6 +248,7 @@ def _uneven(observation: Observation) -> Sequence[str]:
 
 
 def _coupled(observation: Observation) -> Sequence[str]:
+    # The long generations use up the budget: what the clones leave decides whether the root can call again.
     if observation.agent_id != ROOT:
         return [*_answers("1"), "9999<ans>2<end>"]
     match _replies(observation):
@@ -236,6 +260,7 @@ def _coupled(observation: Observation) -> Sequence[str]:
             return _answers("".join(replies))
 
 
+# Each payoff makes the clones' replies interact: the value of one digit depends on the others.
 _TRIO = Payoff({"0": 0.25, "111": 1.0, "112": 0.5, "121": 0.625, "211": 0.125, "122": 0.25, "221": 0.875, "222": 0.75})
 _PAIR = Payoff({"0": 0.25, "11": 1.0, "12": 0.125, "21": 0.25, "22": 0.5, "121": 0.75, "122": 0.875})
 _PRICE = 1 / 64
@@ -245,7 +270,7 @@ _ALL = (
     Game("pair_noisy", "as pair, with a root that may misread", _pair(True), _PAIR, token_price=_PRICE, draw=1),
     Game(
         "series",
-        "two calls in series; the second asks for what the first found",
+        "two calls in series; the objective of the second depends on the first reply",
         _series,
         Payoff({"0": 0.25, "11": 0.5, "21": 0.75, "111": 1.0, "122": 0.875, "212": 1.0, "221": 0.5}),
         token_price=_PRICE / 2,
@@ -261,7 +286,7 @@ _ALL = (
     ),
     Game(
         "gated",
-        "clones that may err, recover or fail",
+        "clones that may make an error, recover or fail",
         _gated,
         Payoff({"0": 0.25, "11": 1.0, "12": 0.25, "21": 0.5, "22": 0.75, "01": 0.875, "10": 0.5, "20": 0.75}),
         Limits(max_turns=2),
@@ -271,7 +296,7 @@ _ALL = (
     ),
     Game(
         "dummy",
-        "two clones, and nobody heeds the second",
+        "two clones; the reply of the second is ignored",
         _dummy,
         Payoff({"0": 0.25, "1": 1.0, "2": 0.0, "3": 0.5}),
         draw=2,
@@ -286,7 +311,7 @@ _ALL = (
     ),
     Game(
         "trio",
-        "one call of three clones, whose replies count together",
+        "one call of three clones whose replies are rewarded together",
         _trio,
         _TRIO,
         token_price=_PRICE,
@@ -302,7 +327,7 @@ _ALL = (
     ),
     Game(
         "cells",
-        "two clones that answer for a document each, and a return that is a sum over them",
+        "two clones that answer for a document each; the return is a sum over documents",
         _cells(False),
         Payoff({"0": 0.25}),
         token_price=_PRICE / 4,
@@ -311,7 +336,7 @@ _ALL = (
     ),
     Game(
         "cells_misread",
-        "as cells, with a root that misreads one reply more or less often for what the other is",
+        "as cells, with a root that may misread one reply, with a probability that depends on the other",
         _cells(True),
         Payoff({"0": 0.25}),
         token_price=_PRICE / 4,
@@ -320,7 +345,7 @@ _ALL = (
     ),
     Game(
         "two_deep",
-        "a clone that may have a clone, with few enough outcomes for two rounds of replays",
+        "a clone that may call a clone, with few enough outcomes for two rounds of replays",
         _two_deep,
         Payoff({"0": 0.25, "3": 0.5, "1": 1.0, "2": 0.125}),
         replace(Limits(max_turns=4), max_depth=2),
@@ -329,7 +354,7 @@ _ALL = (
     ),
     Game(
         "judged",
-        "as trio, with clones whose turns are judged one by one",
+        "as trio, with a reward for each turn of a clone",
         _trio,
         _TRIO,
         token_price=_PRICE,
@@ -337,14 +362,14 @@ _ALL = (
     ),
     Game(
         "words",
-        "a root that says one of two words beside its call, and decides in the end by what it said",
+        "a root that writes one of two words before its call, and whose last turn depends on that word",
         _words,
         Payoff({"0": 0.25, "1": 1.0, "2": 0.125, "3": 0.5}),
         draw=0,
     ),
     Game(
         "uneven",
-        "groups of three whose trees differ in depth, in size and in who fails",
+        "groups of three whose trees differ in depth, size and failures",
         _uneven,
         Payoff({"0": 0.25, "1": 1.0, "2": 0.5, "11": 0.75, "12": 0.125, "21": 0.875, "22": 0.375}),
         replace(Limits(max_turns=2), max_depth=2),
@@ -354,7 +379,7 @@ _ALL = (
     ),
     Game(
         "coupled",
-        "what clones leave decides what the root can still do",
+        "the tokens that clones leave decide what the root can still do",
         _coupled,
         Payoff({"0": 0.25, "11": 0.5, "12": 0.75, "21": 0.375, "22": 1.0, "111": 1.0, "121": 0.875}),
         Limits(total_tokens=46, reply_tokens=2, answer_reserve=4, max_turns=3),

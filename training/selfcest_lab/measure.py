@@ -1,4 +1,4 @@
-"""The laboratory: every scheme in every game, measured and held to what it promises."""
+"""Runs of the laboratory: each scheme is measured in each game and compared with its promise."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from selfcest_env.plugin import Configured, PlugIn
 from selfcest_env.seeding import stream_seed
 from selfcest_env.structure import AtLeast, Checked, OneOf
 from selfcest_lab.estimate import Estimates, sample_groups
-from selfcest_lab.exact import Solved, solve
+from selfcest_lab.exact import SolvedGame, solve
 from selfcest_lab.expectation import expected_gradient
 from selfcest_lab.games import GAMES
 from selfcest_lab.judge import (
     MIN_EXACT_EFFECT,
     Evidence,
-    broken,
-    exact_evidence,
+    combine_evidence,
+    find_broken,
     is_alarm,
     joint_p_value,
-    sampled_evidence,
-    weaker,
+    judge_exact,
+    judge_samples,
 )
 from selfcest_lab.tabular import Floats
 from selfcest_training.credit import CreditAssigner, Promise
 
-_NUM_BATCHES = 20  # of groups, for the intervals of variances
-_T95 = 2.093  # two-sided 95 % quantile of Student's t with 19 degrees of freedom
+_NUM_BATCHES = 20  # batches of groups for the intervals of variances
+_T95 = 2.093  # two-sided 95 % quantile of Student's t with _NUM_BATCHES - 1 = 19 degrees of freedom
 _NUM_BOOTSTRAPS = 400
 
 
 @dataclass(frozen=True)
 class LabConfig(Checked):
-    """What a run of the laboratory does.
+    """Configuration of a run of the laboratory.
 
     Attributes:
-        games: which; all by default.
-        group_size: episodes of a group, at least 2, in games that do not name their own.
+        games: names of games (default: all).
+        group_size: episodes per group, at least 2, in games that do not set their own.
         num_groups: sampled groups per scheme and game.
-        seed: of all sampling. Schemes are compared on the same episodes.
+        seed: random seed. All schemes are compared on the same episodes.
     """
 
     games: tuple[Annotated[str, OneOf(*GAMES)], ...] = tuple(GAMES)
-    group_size: Annotated[int, AtLeast(2), "they are compared with one another"] = 2
-    num_groups: Annotated[int, AtLeast(2 * _NUM_BATCHES), "for the intervals"] = 1000
+    group_size: Annotated[int, AtLeast(2), "the episodes of a group are compared with one another"] = 2
+    num_groups: Annotated[int, AtLeast(2 * _NUM_BATCHES), "the intervals of variances need so many"] = 1000
     seed: int = 0
 
 
@@ -55,67 +55,76 @@ _DEFAULT = LabConfig()
 
 
 @dataclass(frozen=True)
-class Value:
-    """A number with the half width of its 95 % interval; 0 where it is exact."""
+class MeasuredValue:
+    """A number with the half width of its 95 % interval, which is 0 if the number is exact."""
 
     value: float
-    half: float = 0.0
+    half_width: float = 0.0
 
     def __str__(self) -> str:
-        return f"{self.value:.3g}" + (f" ± {self.half:.2g}" if self.half else "")
+        return f"{self.value:.3g}" + (f" ± {self.half_width:.2g}" if self.half_width else "")
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One scheme in one game. Lengths and variances are relative to the exact gradient's (squared) length.
+    """One cell of a run: a scheme in a game.
+
+    Lengths are relative to the length of the exact gradient, and variances to its square.
 
     Attributes:
-        scheme: its name, with the options that are not the default.
+        scheme: name of the scheme with the options that differ from their defaults.
+        game: name of the game.
+        promise: the scheme's promise.
         exact: whether bias and cosine come from the exact expectation.
         bias: length of E[estimate] - gradient.
-        cosine: between E[estimate] and gradient.
+        cosine: cosine between E[estimate] and the gradient.
         variance: trace of the covariance of one group's estimate.
-        clone_variance: the same for the clones' parameters alone, over the clones' own squared gradient.
-        sampled_tokens, replayed_tokens: generated per group.
-        where: by role, depth and turn the share of the squared bias that sits there, largest first, exact or as the
-            sampled mean has it; empty where there is no bias, or none beyond its interval.
-        evidence: against what the scheme promises, `None` if it promises nothing.
+        clone_variance: the same for the clones' parameters only, relative to the clones' part of the gradient.
+        sampled_tokens: tokens generated per group in its episodes.
+        replayed_tokens: tokens generated per group in its replays.
+        bias_shares: share of the squared bias by location (role, depth and turn), largest first. Empty if there is no
+            bias, or none beyond its interval.
+        evidence: evidence against the promise, `None` if the scheme promises nothing.
     """
 
     scheme: str
     game: str
     promise: Promise
     exact: bool
-    bias: Value
+    bias: MeasuredValue
     cosine: float
-    variance: Value
-    clone_variance: Value
+    variance: MeasuredValue
+    clone_variance: MeasuredValue
     sampled_tokens: float
     replayed_tokens: float
-    where: Mapping[str, float]
+    bias_shares: Mapping[str, float]
     evidence: Evidence | None
 
     @property
     def tokens(self) -> float:
+        """Tokens generated per group."""
         return self.sampled_tokens + self.replayed_tokens
 
     @property
     def variance_cost(self) -> float:
-        """Variance x tokens: what a given precision costs."""
+        """Variance x tokens, to which the cost of a given precision is proportional."""
         return self.variance.value * self.tokens
 
     @property
     def clone_variance_cost(self) -> float:
+        """Variance x tokens for the clones' parameters."""
         return self.clone_variance.value * self.tokens
 
 
 @dataclass(frozen=True)
 class LabReport:
-    """All cells of a run and the verdict on them.
+    """All cells of a run, and the verdict on them.
 
     Attributes:
+        config: the configuration.
+        cells: the measurements, by game and then by scheme.
         broken: the cells whose promise is broken.
-        p_value: of the joint test over all sampled cells.
+        p_value: p-value of the joint test over all sampled cells.
     """
 
     config: LabConfig
@@ -128,7 +137,8 @@ class LabReport:
         """The verdict on these cells."""
         judged = [cell for cell in cells if cell.evidence is not None]
         evidence = [cell.evidence for cell in judged if cell.evidence is not None]
-        return cls(config, tuple(cells), tuple(judged[index] for index in broken(evidence)), joint_p_value(evidence))
+        refuted = tuple(judged[index] for index in find_broken(evidence))
+        return cls(config, tuple(cells), refuted, joint_p_value(evidence))
 
 
 def run_lab(
@@ -140,7 +150,8 @@ def run_lab(
 
     Args:
         assigners: the schemes.
-        on_cell: called with game and scheme as a cell begins.
+        config: games, sizes and seed.
+        on_cell: called with game and scheme before each measurement.
     """
     cells = []
     for name in config.games:
@@ -151,92 +162,112 @@ def run_lab(
     return LabReport.of(config, cells)
 
 
-def measure(assigner: CreditAssigner, solved: Solved, config: LabConfig) -> Measurement:
-    """One scheme in one game: the exact expectation where it can be had, variance and cost from sampled groups."""
-    gradient, is_clone = solved.gradient, solved.parameters.is_clone
+def measure(assigner: CreditAssigner, solved: SolvedGame, config: LabConfig) -> Measurement:
+    """Measure one scheme in one game.
+
+    Bias and cosine come from the exact expectation if the scheme can be enumerated. Variance and cost always come from
+    sampled groups.
+    """
+    gradient = solved.gradient
     length = float(np.linalg.norm(gradient))
+    is_clone = solved.parameters.is_clone
+    clone_gradient = gradient[is_clone]
     sampled = _sample(assigner, solved, config, config.seed)
-    exact = expected_gradient(assigner, solved, group_size=_group_size(solved, config))
-    mean = sampled.gradients.mean(axis=0) if exact is None else exact
-    half = _error_length(sampled.gradients, config.seed) / length if exact is None else 0.0
-    bias = Value(float(np.linalg.norm(mean - gradient)) / length, half)
+    exact_mean = expected_gradient(assigner, solved, group_size=_group_size(solved, config))
+    if exact_mean is None:
+        mean = sampled.gradients.mean(axis=0)
+        half_width = _error_bound(sampled.gradients, config.seed) / length
+    else:
+        mean = exact_mean
+        half_width = 0.0
+    bias = MeasuredValue(float(np.linalg.norm(mean - gradient)) / length, half_width)
+    is_biased = bias.value > max(bias.half_width, MIN_EXACT_EFFECT)
     return Measurement(
         scheme=label(assigner),
         game=solved.game.name,
         promise=assigner.promise,
-        exact=exact is not None,
+        exact=exact_mean is not None,
         bias=bias,
+        # An estimate of exactly zero has cosine 0, not nan.
         cosine=float(mean @ gradient) / max(float(np.linalg.norm(mean)) * length, 1e-300),
         variance=_variance(sampled.gradients, length**2),
-        clone_variance=_variance(sampled.gradients[:, is_clone], float(solved.clone_gradient @ solved.clone_gradient)),
+        clone_variance=_variance(sampled.gradients[:, is_clone], float(clone_gradient @ clone_gradient)),
         sampled_tokens=sampled.sampled_tokens,
         replayed_tokens=sampled.replayed_tokens,
-        where=_where(mean - gradient, solved) if bias.value > max(bias.half, MIN_EXACT_EFFECT) else {},
-        evidence=_evidence(assigner, sampled, exact, solved, config),
+        bias_shares=_bias_shares(mean - gradient, solved) if is_biased else {},
+        evidence=_judge(assigner, sampled, exact_mean, solved, config),
     )
 
 
-def _sample(assigner: CreditAssigner, solved: Solved, config: LabConfig, seed: int) -> Estimates:
+def _sample(assigner: CreditAssigner, solved: SolvedGame, config: LabConfig, seed: int) -> Estimates:
     size = _group_size(solved, config)
     return sample_groups(assigner, solved, group_size=size, num_groups=config.num_groups, seed=seed)
 
 
-def _group_size(solved: Solved, config: LabConfig) -> int:
+def _group_size(solved: SolvedGame, config: LabConfig) -> int:
     return solved.game.group_size or config.group_size
 
 
-def _where(bias: Floats, solved: Solved) -> dict[str, float]:
-    """Shares of the squared length by who meets the parameters."""
+def _bias_shares(bias: Floats, solved: SolvedGame) -> dict[str, float]:
+    """Return the share of the squared length of the bias, [D], at each location, largest first."""
     squares: dict[str, float] = {}
-    for place, value in zip(solved.parameters.where, bias, strict=True):
-        squares[place] = squares.get(place, 0.0) + float(value) ** 2
-    whole = sum(squares.values())
-    return {place: square / whole for place, square in sorted(squares.items(), key=lambda pair: -pair[1])}
+    for location, value in zip(solved.parameters.locations, bias, strict=True):
+        squares[location] = squares.get(location, 0.0) + float(value) ** 2
+    total = sum(squares.values())
+    largest_first = sorted(squares.items(), key=lambda pair: -pair[1])
+    return {location: square / total for location, square in largest_first}
 
 
 def label(assigner: CreditAssigner) -> str:
-    """A scheme's name with its options that differ from the default, as in `gated(scheme=coma(samples=4))`."""
+    """Return a scheme's name with the options that differ from their defaults: `gated(scheme=coma(samples=4))`."""
     options = assigner.options if isinstance(assigner, Configured) else assigner
-    fields = getattr(type(options), "__dataclass_fields__", {})
-    values = {name: getattr(options, name) for name in fields}
-    return _called(assigner.name, {name: value for name, value in values.items() if value != fields[name].default})
+    changed = {}
+    for name, spec in getattr(type(options), "__dataclass_fields__", {}).items():
+        value = getattr(options, name)
+        if value != spec.default:
+            changed[name] = value
+    return _format_call(assigner.name, changed)
 
 
-def _called(name: str, options: Mapping[str, Any]) -> str:
-    said = [
-        f"{option}={_called(value.name, value.options) if isinstance(value, PlugIn) else value}"
-        for option, value in options.items()
-    ]
-    return name + (f"({', '.join(said)})" if said else "")
+def _format_call(name: str, options: Mapping[str, Any]) -> str:
+    arguments = []
+    for option, value in options.items():
+        text = _format_call(value.name, value.options) if isinstance(value, PlugIn) else value
+        arguments.append(f"{option}={text}")
+    return f"{name}({', '.join(arguments)})" if arguments else name
 
 
-def _evidence(
-    assigner: CreditAssigner, sampled: Estimates, exact: Floats | None, solved: Solved, config: LabConfig
+def _judge(
+    assigner: CreditAssigner, sampled: Estimates, exact_mean: Floats | None, solved: SolvedGame, config: LabConfig
 ) -> Evidence | None:
-    """What speaks against the promise. An alarm is repeated on groups of its own, and the weaker of the two counts:
-    where a branch is rare, a sample that happens to miss it understates its own error."""
+    """Return the evidence against the scheme's promise."""
     promise = assigner.promise
     if promise is Promise.BIASED:
         return None
-    if exact is not None:
-        return exact_evidence(promise, exact, solved.gradient)
-    first = sampled_evidence(promise, sampled.gradients, solved, sampled.reference)
+    if exact_mean is not None:
+        return judge_exact(promise, exact_mean, solved.gradient)
+    first = judge_samples(promise, sampled.gradients, solved, sampled.reference)
     if not is_alarm(first):
         return first
-    again = _sample(assigner, solved, config, stream_seed("confirm", config.seed))
-    return weaker(first, sampled_evidence(promise, again.gradients, solved, again.reference))
+    # Where a branch is rare, a sample that happens to miss it understates its own error. So an alarm is repeated on new
+    # groups, and the weaker evidence counts.
+    repeated = _sample(assigner, solved, config, stream_seed("confirm", config.seed))
+    return combine_evidence(first, judge_samples(promise, repeated.gradients, solved, repeated.reference))
 
 
-def _variance(gradients: Floats, unit: float) -> Value:
-    """Trace of the covariance over `unit`, with an interval from independent batches of groups."""
+def _variance(gradients: Floats, unit: float) -> MeasuredValue:
+    """Return the trace of the covariance of [G, D] estimates over `unit`, with an interval by batch means."""
     squares = ((gradients - gradients.mean(axis=0)) ** 2).sum(axis=1) / unit
-    total = float(squares.sum()) / (len(squares) - 1)
-    batches = [part.mean() for part in np.array_split(squares, _NUM_BATCHES)]
-    return Value(total, _T95 * float(np.std(batches, ddof=1)) / math.sqrt(_NUM_BATCHES))
+    trace = float(squares.sum()) / (len(squares) - 1)
+    batch_means = [batch.mean() for batch in np.array_split(squares, _NUM_BATCHES)]
+    return MeasuredValue(trace, _T95 * float(np.std(batch_means, ddof=1)) / math.sqrt(_NUM_BATCHES))
 
 
-def _error_length(gradients: Floats, seed: int) -> float:
-    """95 % bound on |mean - expectation|, by the bootstrap: by the triangle inequality also of the bias's length."""
+def _error_bound(gradients: Floats, seed: int) -> float:
+    """Return a 95 % bound on the length of mean - expectation, by the bootstrap over groups.
+
+    By the triangle inequality it also bounds the error of the bias's length.
+    """
     rng = np.random.default_rng(seed)
     centred = gradients - gradients.mean(axis=0)
     weights = rng.multinomial(len(centred), np.full(len(centred), 1 / len(centred)), size=_NUM_BOOTSTRAPS)

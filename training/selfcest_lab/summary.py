@@ -1,11 +1,11 @@
-"""A laboratory run as tables, files and a plot."""
+"""Reports of a laboratory run: tables on the screen, files and a plot."""
 
 from __future__ import annotations
 
 import csv
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,7 +19,8 @@ from selfcest_lab.measure import LabReport, Measurement
 from selfcest_training.credit import Promise
 from selfcest_training.files import whole, write_text
 
-_NOTABLE = 0.05  # p-value before correction below which a sampled cell that is not refuted is named in the verdict
+_NOTABLE = 0.05  # p-value before correction below which the verdict names a sampled cell that is not refuted
+# Column heads are keys of the stored tables.
 HEADS = (
     "game",
     "scheme",
@@ -33,9 +34,11 @@ HEADS = (
     "tokens",
     "variance x tokens",
 )
-# Of a game's table on the screen, which fits 80 columns; the files have everything.
-_SHOWN = {
-    **{head: head for head in ("scheme", "bias", "cosine")},
+# Columns of a game's table on the screen, which fit 80 characters, with their heads there.
+_SCREEN_HEADS = {
+    "scheme": "scheme",
+    "bias": "bias",
+    "cosine": "cosine",
     "clones' variance": "clones' var.",
     "tokens": "tokens",
     "variance x tokens": "var. x tok.",
@@ -43,79 +46,91 @@ _SHOWN = {
 
 
 def rows(report: LabReport) -> list[tuple[str, ...]]:
-    """The table's cells as text; a bias without an interval is exact."""
-    return [
-        (
-            cell.game,
-            cell.scheme,
-            cell.promise,
-            verdict_on(cell, report),
-            "0" if cell.exact and cell.bias.value < MIN_EXACT_EFFECT else str(cell.bias),
-            where(cell, 1),
-            f"{cell.cosine:.3f}",
-            str(cell.variance),
-            str(cell.clone_variance),
-            f"{cell.sampled_tokens:.0f}" + (f" + {cell.replayed_tokens:.0f}" if cell.replayed_tokens else ""),
-            f"{cell.variance_cost:.0f}",
-        )
-        for cell in report.cells
-    ]
+    """Return a row of text per cell, with a column per head of `HEADS`; a bias without an interval is exact."""
+    return [_row(cell, report) for cell in report.cells]
+
+
+def _row(cell: Measurement, report: LabReport) -> tuple[str, ...]:
+    is_unbiased = cell.exact and cell.bias.value < MIN_EXACT_EFFECT
+    tokens = f"{cell.sampled_tokens:.0f}"
+    if cell.replayed_tokens:
+        tokens += f" + {cell.replayed_tokens:.0f}"
+    return (
+        cell.game,
+        cell.scheme,
+        cell.promise,
+        verdict_on(cell, report),
+        "0" if is_unbiased else str(cell.bias),
+        format_bias_shares(cell, 1),
+        f"{cell.cosine:.3f}",
+        str(cell.variance),
+        str(cell.clone_variance),
+        tokens,
+        f"{cell.variance_cost:.0f}",
+    )
 
 
 def verdict_on(cell: Measurement, report: LabReport) -> str:
-    """The verdict on one cell; only an exact expectation says `kept`, because a sample can only fail to refute."""
+    """Return the verdict on one cell: `kept`, `not refuted, p = ...`, `BROKEN`, or nothing without a promise."""
     if cell.evidence is None:
         return ""
     if cell in report.broken:
         return "BROKEN"
+    # A sample can fail to refute a promise, but only an exact expectation can prove it.
     p_value = cell.evidence.p_value
     return "kept" if p_value is None else f"not refuted, p = {p_value:.2g}"
 
 
-def where(cell: Measurement, most: int) -> str:
-    """Where the bias sits, the largest shares first, as `71 % clone at depth 1, turn 0`."""
-    return "; ".join(f"{share:.0%} {place}" for place, share in list(cell.where.items())[:most])
+def format_bias_shares(cell: Measurement, limit: int) -> str:
+    """Return the largest shares of the squared bias, as `71 % clone at depth 1, turn 0`."""
+    shares = list(cell.bias_shares.items())[:limit]
+    return "; ".join(f"{share:.0%} {location}" for location, share in shares)
 
 
 def print_report(report: LabReport, console: Console) -> None:
-    """A table for every game, the crossings and the verdict."""
-    texts = [dict(zip(HEADS, row, strict=True)) for row in rows(report)]
+    """Print a table for each game, the crossings and the verdict."""
+    row_by_head = [dict(zip(HEADS, row, strict=True)) for row in rows(report)]
     for game in dict.fromkeys(cell.game for cell in report.cells):
         console.print(Text.assemble((game, "bold"), f": {GAMES[game].about}"), highlight=False, soft_wrap=True)
-        # On a narrow screen numbers may wrap; a name that is cut short says nothing.
-        columns = [Column(head, no_wrap=head == "scheme", overflow="fold") for head in _SHOWN.values()]
+        # On a narrow screen numbers may wrap, but a name that is cut short cannot be told from another.
+        columns = [Column(head, no_wrap=head == "scheme", overflow="fold") for head in _SCREEN_HEADS.values()]
         table = Table(*columns, box=None, pad_edge=False)
-        for by_head, cell in zip(texts, report.cells, strict=True):
+        for row, cell in zip(row_by_head, report.cells, strict=True):
             if cell.game == game:
                 style = "red" if cell in report.broken else None
-                table.add_row(*(by_head[head] for head in _SHOWN), style=style)
+                table.add_row(*(row[head] for head in _SCREEN_HEADS), style=style)
         console.print(table)
     for line in (*crossings(report.cells), *verdict(report)):
         console.print(line, highlight=False, soft_wrap=True)
 
 
 def verdict(report: LabReport) -> list[str]:
-    """What came of the promises, in sentences."""
+    """Return the verdict on all promises, a sentence per line."""
     judged = [cell for cell in report.cells if cell.evidence is not None]
-    exact = sum(cell.exact for cell in judged)
-    sampled = len(judged) - exact
+    num_exact = sum(cell.exact for cell in judged)
+    num_sampled = len(judged) - num_exact
     lines = [
-        f"{len(judged)} cells with a promise: {exact} exact (bias below {MIN_EXACT_EFFECT:g} asked), {sampled} "
-        f"sampled (one joint test at {ALPHA:g}: p = {report.p_value:.2g}; bias above {MIN_SAMPLED_EFFECT:g} asked)"
+        f"{len(judged)} cells have a promise: {num_exact} exact (limit of the bias: {MIN_EXACT_EFFECT:g}), "
+        f"{num_sampled} sampled (limit of the bias: {MIN_SAMPLED_EFFECT:g}; one joint test at level {ALPHA:g}: "
+        f"p = {report.p_value:.2g})"
     ]
     for cell in report.broken:
         assert cell.evidence is not None
-        how = "exact" if cell.evidence.p_value is None else f"p = {cell.evidence.p_value:.2g} before correction"
-        lines.append(f"BROKEN: {cell.scheme} promises to be {cell.promise}; in {cell.game} it is off by "
-                     f"{cell.evidence.effect:.3g} of the gradient ({how}): {where(cell, 3)}")  # fmt: skip
+        p_value = cell.evidence.p_value
+        method = "exact" if p_value is None else f"p = {p_value:.2g} before correction"
+        lines.append(
+            f"BROKEN: {cell.scheme} promises to be {cell.promise}; in {cell.game} its bias is "
+            f"{cell.evidence.effect:.3g} of the gradient ({method}), found in: {format_bias_shares(cell, 3)}"
+        )
     unbroken = [cell for cell in judged if cell not in report.broken]
     not_refuted = [cell for cell in unbroken if not cell.exact]
-    if len(not_refuted) < len(unbroken):
-        lines.append(f"kept: {len(unbroken) - len(not_refuted)} of {exact} exact cells")
+    num_kept = len(unbroken) - len(not_refuted)
+    if num_kept:
+        lines.append(f"kept: {num_kept} of {num_exact} exact cells")
     if not_refuted:
         lines.append(
-            f"not refuted: {len(not_refuted)} of {sampled} sampled cells; a small bias can hide there, and those with "
-            f"p below {_NOTABLE:g} before correction follow: repeat them with more --samples"
+            f"not refuted: {len(not_refuted)} of {num_sampled} sampled cells, where a small bias can be hidden. Cells "
+            f"with p below {_NOTABLE:g} before correction are listed here; repeat them with more --samples"
         )
     for cell in not_refuted:
         if cell.evidence is not None and (cell.evidence.p_value or 0.0) < _NOTABLE:
@@ -124,86 +139,98 @@ def verdict(report: LabReport) -> list[str]:
 
 
 def crossings(cells: Sequence[Measurement]) -> list[str]:
-    """Per game, from how many samples a scheme has less clones' variance than `rloo`, and less per token."""
+    """Return per game and scheme from how many samples on it has less clones' variance than `rloo`.
+
+    Only schemes that were measured with several numbers of samples have a crossing.
+    """
     lines = []
     for game in dict.fromkeys(cell.game for cell in cells):
-        here = {cell.scheme: cell for cell in cells if cell.game == game}
-        if "rloo" not in here:
+        cell_by_scheme = {cell.scheme: cell for cell in cells if cell.game == game}
+        if "rloo" not in cell_by_scheme:
             continue
-        rivals: dict[str, list[tuple[int, Measurement]]] = {}
-        for name, cell in here.items():
-            if (match := re.fullmatch(r"(\w+)(?:\(samples=(\d+)\))?", name)) and cell.replayed_tokens:
-                rivals.setdefault(match[1], []).append((int(match[2] or 1), cell))
-        for scheme, found in rivals.items():
-            if len(found) > 1:
-                lines.append(_crossing(game, scheme, sorted(found, key=lambda pair: pair[0]), here["rloo"]))
+        by_samples: dict[str, dict[int, Measurement]] = {}  # per scheme its cells by number of samples
+        for name, cell in cell_by_scheme.items():
+            match = re.fullmatch(r"(\w+)(?:\(samples=(\d+)\))?", name)
+            if match and cell.replayed_tokens:
+                by_samples.setdefault(match[1], {})[int(match[2] or 1)] = cell
+        for scheme, cell_by_samples in by_samples.items():
+            if len(cell_by_samples) > 1:
+                lines.append(_describe_crossing(game, scheme, cell_by_samples, cell_by_scheme["rloo"]))
     return lines
 
 
-def _crossing(game: str, scheme: str, found: Sequence[tuple[int, Measurement]], rloo: Measurement) -> str:
-    tried = ", ".join(str(count) for count, _ in found)
-    below = next((n for n, cell in found if cell.clone_variance.value < rloo.clone_variance.value), None)
-    cheaper = next((n for n, cell in found if cell.clone_variance_cost < rloo.clone_variance_cost), None)
+def _describe_crossing(game: str, scheme: str, cell_by_samples: Mapping[int, Measurement], rloo: Measurement) -> str:
+    counts = sorted(cell_by_samples)
+    below = [n for n in counts if cell_by_samples[n].clone_variance.value < rloo.clone_variance.value]
+    cheaper = [n for n in counts if cell_by_samples[n].clone_variance_cost < rloo.clone_variance_cost]
     return (
-        f"{game}: {scheme}'s clones' variance is below rloo's from n = {below or 'none'}, per sampled token from "
-        f"n = {cheaper or 'none'} (tried: {tried})"
+        f"{game}: {scheme}'s clones' variance is below rloo's from n = {below[0] if below else 'none'}, per sampled "
+        f"token from n = {cheaper[0] if cheaper else 'none'} (measured: n = {', '.join(map(str, counts))})"
     )
 
 
 def markdown(report: LabReport) -> str:
-    """The table, the crossings and the verdict as Markdown, then schemes against games, a table for every number."""
-    by_head = [dict(zip(HEADS, row, strict=True)) for row in rows(report)]
-    text = _table([HEADS, *(tuple(row.values()) for row in by_head)])
-    text += "".join(f"\n{line}\n" for line in (*crossings(report.cells), *verdict(report)))
-    games, schemes = (list(dict.fromkeys(row[head] for row in by_head)) for head in ("game", "scheme"))
-    cells = {(row["scheme"], row["game"]): row for row in by_head}
+    """Return the table of cells, the crossings and the verdict, then a table of schemes by games for each quantity."""
+    row_by_head = [dict(zip(HEADS, row, strict=True)) for row in rows(report)]
+    text = _markdown_table([HEADS, *(tuple(row.values()) for row in row_by_head)])
+    for line in (*crossings(report.cells), *verdict(report)):
+        text += f"\n{line}\n"
+    games = list(dict.fromkeys(row["game"] for row in row_by_head))
+    schemes = list(dict.fromkeys(row["scheme"] for row in row_by_head))
+    row_by_cell = {(row["scheme"], row["game"]): row for row in row_by_head}
     for head in ("bias", "clones' variance", "variance x tokens"):
-        lines = [[scheme, *(cells[scheme, game][head] for game in games)] for scheme in schemes]
-        text += f"\n{head}:\n\n" + _table([["scheme", *games], *lines])
+        lines = [["scheme", *games]]
+        for scheme in schemes:
+            lines.append([scheme, *(row_by_cell[scheme, game][head] for game in games)])
+        text += f"\n{head}:\n\n" + _markdown_table(lines)
     return text
 
 
-def _table(lines: Sequence[Sequence[str]]) -> str:
-    head, *rest = lines
-    return "".join("| " + " | ".join(line) + " |\n" for line in (head, ["---"] * len(head), *rest))
+def _markdown_table(lines: Sequence[Sequence[str]]) -> str:
+    """Format lines of cells, of which the first is the head."""
+    head = lines[0]
+    return "".join("| " + " | ".join(line) + " |\n" for line in (head, ["---"] * len(head), *lines[1:]))
 
 
 def write_report(report: LabReport, folder: Path) -> list[Path]:
-    """Write lab.md, lab.csv, lab.json and lab.png; returns their paths."""
+    """Write lab.md, lab.csv, lab.json and lab.png into a folder, and return their paths in this order."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"lab.{kind}" for kind in ("md", "csv", "json", "png")]
-    write_text(paths[0], markdown(report))
-    flat = [_flat(cell) for cell in report.cells]
-    with whole(paths[1]) as partial, partial.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(flat[0]))
+    markdown_path = folder / "lab.md"
+    csv_path = folder / "lab.csv"
+    json_path = folder / "lab.json"
+    plot_path = folder / "lab.png"
+    write_text(markdown_path, markdown(report))
+    records = [_flat_record(cell) for cell in report.cells]
+    with whole(csv_path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(records[0]))
         writer.writeheader()
-        writer.writerows(flat)
-    everything = {
+        writer.writerows(records)
+    data = {
         "config": asdict(report.config),
         "p_value": report.p_value,
         "broken": [[cell.scheme, cell.game] for cell in report.broken],
-        "cells": flat,
+        "cells": records,
     }
-    write_text(paths[2], json.dumps(everything, indent=1) + "\n")
-    plot(report, paths[3])
-    return paths
+    write_text(json_path, json.dumps(data, indent=1) + "\n")
+    plot(report, plot_path)
+    return [markdown_path, csv_path, json_path, plot_path]
 
 
-def _flat(cell: Measurement) -> dict[str, str | float | bool | None]:
-    """One level of names, for files."""
+def _flat_record(cell: Measurement) -> dict[str, str | float | bool | None]:
+    """Return a cell as one flat record; its keys are columns of the stored files."""
     return {
         "game": cell.game,
         "scheme": cell.scheme,
         "promise": str(cell.promise),
         "exact": cell.exact,
         "bias": cell.bias.value,
-        "bias_half": cell.bias.half,
-        "where": where(cell, 9),
+        "bias_half": cell.bias.half_width,
+        "where": format_bias_shares(cell, 9),
         "cosine": cell.cosine,
         "variance": cell.variance.value,
-        "variance_half": cell.variance.half,
+        "variance_half": cell.variance.half_width,
         "clone_variance": cell.clone_variance.value,
-        "clone_variance_half": cell.clone_variance.half,
+        "clone_variance_half": cell.clone_variance.half_width,
         "sampled_tokens": cell.sampled_tokens,
         "replayed_tokens": cell.replayed_tokens,
         "variance_cost": cell.variance_cost,
@@ -214,23 +241,26 @@ def _flat(cell: Measurement) -> dict[str, str | float | bool | None]:
 
 
 def plot(report: LabReport, path: Path) -> None:
-    """The clones' variance against tokens per group, one panel per game; hollow: biased by its own account."""
+    """Plot the clones' variance against tokens per group, a panel per game; hollow marks are declared biased."""
     from matplotlib.figure import Figure  # slow to import, and only plots need it
 
     games = list(dict.fromkeys(cell.game for cell in report.cells))
     schemes = list(dict.fromkeys(cell.scheme for cell in report.cells))
-    across = min(4, len(games))
-    down = -(-len(games) // across)
-    figure = Figure(figsize=(3.4 * across, 3.2 * down + 0.6), layout="constrained")
-    axes = figure.subplots(down, across, squeeze=False).flatten()
+    num_columns = min(4, len(games))
+    num_rows = -(-len(games) // num_columns)
+    figure = Figure(figsize=(3.4 * num_columns, 3.2 * num_rows + 0.6), layout="constrained")
+    axes = figure.subplots(num_rows, num_columns, squeeze=False).flatten()
     for axis in axes[len(games) :]:
         axis.remove()
     for axis, game in zip(axes, games, strict=False):
-        for cell in (cell for cell in report.cells if cell.game == game):
+        for cell in report.cells:
+            if cell.game != game:
+                continue
+            # A scheme has the same colour in every panel.
             axis.errorbar(
                 cell.tokens,
                 cell.clone_variance.value,
-                yerr=cell.clone_variance.half,
+                yerr=cell.clone_variance.half_width,
                 marker="o",
                 color=f"C{schemes.index(cell.scheme) % 10}",
                 fillstyle="none" if cell.promise is Promise.BIASED else "full",

@@ -1,8 +1,8 @@
-"""A tabular language model: one row of logits per context, so that everything about it can be computed exactly.
+"""A tabular language model: one row of logits per context, so that its exact gradient can be computed.
 
-It is a policy like any other. Its contexts are ids, it samples id by id, a generation is cut where its grant ends, and
-the learner's log-probs come from the same rows. What it may write in a context is a short menu of generations; a row
-stands wherever two of them part, and an id that has no rival has probability 1.
+The policy samples id by id as an engine does, and stops where its token grant ends. In each context a short menu lists
+the generations that it may write. A row has several ids where two generations diverge; an id without an alternative has
+probability 1.
 """
 
 from __future__ import annotations
@@ -31,21 +31,29 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class LogitRow:
-    """What can follow one context: the next ids and their logits."""
+    """The ids that can follow one context, in ascending order, and their logits, [V]."""
 
     ids: Ids
     logits: Floats
 
     @property
     def logprobs(self) -> Floats:
+        """Log-softmax of the logits, [V]."""
         shifted = self.logits - self.logits.max()
         return np.asarray(shifted - np.log(np.exp(shifted).sum()))
 
 
 def seeded_logit(name: str, draw: int, spread: float = 0.8) -> Callable[[Ids, int], float]:
-    """Logits from a normal, keyed by table, draw, context and id: the same in whatever order rows are met."""
+    """Return a function that draws the logit of an id after a context from a normal distribution.
+
+    Args:
+        name: name of the table, which keys the draws.
+        draw: number of the draw, for another table of the same name.
+        spread: standard deviation of the logits.
+    """
 
     def logit(context: Ids, token: int) -> float:
+        # The seed holds the whole context, so a logit does not depend on the order in which rows are opened.
         rng = np.random.default_rng(stream_seed("logit", name, draw, *context, "id", token))
         return spread * float(rng.standard_normal())
 
@@ -53,13 +61,14 @@ def seeded_logit(name: str, draw: int, spread: float = 0.8) -> Callable[[Ids, in
 
 
 @dataclass
-class Table:
-    """Rows by context, opened when the game first gets there.
+class LogitTable:
+    """The logits of a tabular policy, with a row for each context that the game has reached so far.
 
     Attributes:
-        codec: turns blocks and menus to ids.
-        menu: generations that an agent may write; a function of what its context shows. Each ends by a stop id.
-        logit: the logit of an id after a context, when its row is opened.
+        codec: encodes observation blocks and menus as ids.
+        menu: the generations that an agent may write, which must be a function of its context. Each ends in a stop id.
+        logit: the logit of an id after a context, called once when the row is opened.
+        rows: the opened rows by context.
     """
 
     codec: Codec
@@ -68,74 +77,100 @@ class Table:
     rows: dict[Ids, LogitRow] = field(default_factory=dict)
     _menus: dict[Ids, tuple[str, ...]] = field(default_factory=dict)
 
-    def open(self, context: Ids, observation: Observation) -> None:
-        """Make the rows of every generation that may follow this context."""
+    def open_rows(self, context: Ids, observation: Observation) -> None:
+        """Add the rows of every generation that may follow this context.
+
+        Raises:
+            PolicyError: the menu is empty, or the same context had another menu before.
+        """
         menu = tuple(self.menu(observation))
-        if self._menus.setdefault(context, menu) != menu or not menu:
-            raise PolicyError(f"the menu of {observation.agent_id} is {menu}, and {self._menus[context]} elsewhere")
+        if not menu:
+            raise PolicyError(f"the menu of {observation.agent_id} is empty; expected at least one generation")
+        earlier_menu = self._menus.setdefault(context, menu)
+        if earlier_menu != menu:
+            raise PolicyError(
+                f"the menu of {observation.agent_id} is {menu}, but was {earlier_menu} in the same context; expected a "
+                "function of the context only"
+            )
         if context in self.rows:
             return
-        followers: dict[Ids, set[int]] = {}
+        next_ids: dict[Ids, set[int]] = {}
         for text in menu:
             ids = self.codec.encode_own(text)
             for position, token in enumerate(ids):
-                followers.setdefault((*context, *ids[:position]), set()).add(token)
-        for prefix, tokens in followers.items():
+                next_ids.setdefault((*context, *ids[:position]), set()).add(token)
+        for prefix, tokens in next_ids.items():
             ids = tuple(sorted(tokens))
+            # A row of one id has no parameter, because its probability is 1 whatever the logit.
             logits = [self.logit(prefix, token) if len(ids) > 1 else 0.0 for token in ids]
             self.rows[prefix] = LogitRow(ids, np.array(logits))
 
 
-class Noise(Protocol):
-    """Where chance comes from: the draw at one position of the stream with this seed."""
+class NoiseSource(Protocol):
+    """The source of a policy's random draws."""
 
-    def pick(self, seed: int, position: int, probabilities: Floats) -> int: ...
+    def pick(self, seed: int, position: int, probabilities: Floats) -> int:
+        """Return an index that is drawn by these probabilities at one position of the stream with this seed."""
+        ...
 
 
-class Streams:
-    """Pseudo-random draws by inverting the cumulative sum, as the engines draw."""
+class SeededNoise:
+    """Pseudo-random draws by inverting the cumulative distribution, as the engines draw."""
 
     def pick(self, seed: int, position: int, probabilities: Floats) -> int:
         cumulative = np.cumsum(probabilities)
+        # The last sum can differ from 1 by rounding.
         draw = _uniforms(seed)[position] * cumulative[-1]
         return min(int(np.searchsorted(cumulative, draw, side="right")), len(probabilities) - 1)
 
 
-LONGEST_TURN = 64  # ids of one generation; games are smaller
+MAX_TURN_IDS = 64  # limit of one generation in the games here, which write much less
 
 
 @lru_cache(maxsize=4096)
 def _uniforms(seed: int) -> Floats:
-    return uniform_stream(seed, LONGEST_TURN)
+    return uniform_stream(seed, MAX_TURN_IDS)
 
 
 class TabularPolicy:
-    """Plays a table; see `selfcest_agents.policy.Policy`."""
+    """A policy that samples from a table; the interface is `selfcest_agents.policy.Policy`.
 
-    def __init__(self, table: Table, noise: Noise) -> None:
-        self._table, self._noise = table, noise
+    Args:
+        table: the logits.
+        noise: the source of the draws.
+    """
+
+    def __init__(self, table: LogitTable, noise: NoiseSource) -> None:
+        self._table = table
+        self._noise = noise
         self._finished: list[tuple[TurnKey, Generation]] = []
 
     def submit(self, requests: Sequence[PolicyRequest]) -> None:
-        self._finished += [(request.key, self._write(request)) for request in requests]
+        for request in requests:
+            self._finished.append((request.key, self._generate(request)))
 
     def poll(self) -> list[tuple[TurnKey, Generation]]:
-        finished, self._finished = self._finished, []
+        finished = self._finished
+        self._finished = []
         return finished
 
-    def _write(self, request: PolicyRequest) -> Generation:
-        observation, rows = request.observation, self._table.rows
+    def _generate(self, request: PolicyRequest) -> Generation:
+        observation = request.observation
         block = self._table.codec.encode(observation.block, observation.boundary)
-        past = tuple(i for turn in request.history for ids in (turn.prompt_ids, turn.token_ids) for i in ids)
-        context = (*past, *block)
-        self._table.open(context, observation)
+        history: list[int] = []
+        for turn in request.history:
+            history += [*turn.prompt_ids, *turn.token_ids]
+        context = (*history, *block)
+        self._table.open_rows(context, observation)
         ids: list[int] = []
         logprobs: list[float] = []
-        room = LONGEST_TURN if observation.max_new_tokens is None else observation.max_new_tokens
-        while (row := rows.get((*context, *ids))) is not None and len(ids) < room:
-            choices = row.logprobs
-            chosen = self._noise.pick(request.seed, len(ids), np.exp(choices)) if len(row.ids) > 1 else 0
-            logprobs.append(float(choices[chosen]))
+        max_new_ids = MAX_TURN_IDS if observation.max_new_tokens is None else observation.max_new_tokens
+        # No row follows a stop id. A row that is still open when the grant ends means that the generation was cut.
+        while (row := self._table.rows.get((*context, *ids))) is not None and len(ids) < max_new_ids:
+            row_logprobs = row.logprobs
+            # A certain id draws nothing, so that enumeration does not branch there.
+            chosen = self._noise.pick(request.seed, len(ids), np.exp(row_logprobs)) if len(row.ids) > 1 else 0
+            logprobs.append(float(row_logprobs[chosen]))
             ids.append(row.ids[chosen])
         return Generation(
             text=self._table.codec.decode(ids),

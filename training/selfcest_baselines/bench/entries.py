@@ -1,4 +1,4 @@
-"""The rows of the benchmark: each learner with its settings, which are the same for every scenario."""
+"""The entries of the benchmark: each learner with the settings that it has on every scenario."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from selfcest_baselines.learner import MarlLearner
 from selfcest_baselines.shapley import ShapleyLearner
 from selfcest_baselines.value import ValueLearner
 
-# Networks have equal widths. The learning rates of the policies were the better of two on one seed of `chain` modulo 2.
-# COMA's loss, floor, gradient norm and small batches are as published, and the division of `value` by decisions is that
-# of most PPO code.
+# All networks have the same widths. Each learning rate of a policy is the better of two on a seed of `chain` modulo 2.
+# The loss, exploration, gradient norm and small batches of COMA are those of its paper, and `value` takes the mean over
+# decisions as most PPO code does.
 ENTRIES: dict[str, MarlLearner] = {
     "broadcast": BroadcastLearner(learning_rate=3e-3),
     "value": ValueLearner(learning_rate=1e-3, group_size=1, per="decision"),

@@ -1,4 +1,4 @@
-"""`maskable_ppo`: MaskablePPO of sb3-contrib, as a reference of another library."""
+"""`maskable_ppo`: MaskablePPO of sb3-contrib, as a reference from another library."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ from selfcest_env.symbolic.rules import SymbolicRules
 )
 @dataclass(frozen=True)
 class MaskablePPO(Checked, MarlLearner):
-    """MaskablePPO of sb3-contrib, one decision per step; needs the extra `sb3`.
+    """MaskablePPO of sb3-contrib, where each environment step is one decision; needs the extra `sb3`.
 
     Attributes:
-        games: played side by side.
-        steps: decisions of each between updates.
+        games: number of parallel environments.
+        steps: decisions per environment and update.
+        learning_rate: learning rate of Adam.
+        entropy: coefficient of the entropy bonus.
+        hidden: widths of the hidden layers of policy and critic.
     """
 
     games: Count = 64
@@ -42,17 +45,18 @@ class MaskablePPO(Checked, MarlLearner):
 
         from selfcest_env.adapters.sb3 import SymbolicVecEnv
 
-        class Watch(BaseCallback):
+        class ExaminerCallback(BaseCallback):
             model: Algorithm
-            over = False
+            stop = False
 
-            def _on_rollout_start(self) -> None:  # before the first update, then after each
-                self.over = examiner(self.num_timesteps, self.best)
+            # A rollout starts before the first update and after each later one.
+            def _on_rollout_start(self) -> None:
+                self.stop = examiner(self.num_timesteps, self.greedy)
 
             def _on_step(self) -> bool:
-                return not self.over
+                return not self.stop
 
-            def best(self, observations: Tensor, masks: Tensor) -> Tensor:
+            def greedy(self, observations: Tensor, masks: Tensor) -> Tensor:
                 actions = self.model.predict(observations.numpy(), action_masks=masks.numpy(), deterministic=True)[0]
                 return torch.from_numpy(actions)
 
@@ -70,5 +74,5 @@ class MaskablePPO(Checked, MarlLearner):
             seed=seed,
             device="cpu",
         )
-        algorithm.set_logger(Logger(None, []))  # its own leaves a folder behind
-        algorithm.learn(1 << 40, callback=Watch())
+        algorithm.set_logger(Logger(None, []))  # the default logger leaves a temporary folder behind
+        algorithm.learn(1 << 40, callback=ExaminerCallback())  # the callback ends it, not the number of steps

@@ -1,4 +1,4 @@
-"""The benchmark's tables and picture."""
+"""Tables and the plot of the benchmark."""
 
 from __future__ import annotations
 
@@ -16,67 +16,93 @@ _THRESHOLDS = np.linspace(0, 1, 101)
 
 
 def known_scenarios() -> str:
-    """What is known of every scenario before anybody learns, in Markdown."""
+    """Return a Markdown table of the scenarios with their reference returns."""
     heads = ("scenario", "what it asks for", "agents", "horizon", "idle", "random", "never", "optimal", "solved from")
     lines = []
-    for name, found in SCENARIOS.items():
-        known = found.reference
-        never = "-" if known.never is None else f"{known.never:.3f}"
-        line = [f"`{name}`", found.about, str(found.rules.num_agents), str(known.horizon), f"{known.idle:.2f}"]
-        lines.append([*line, f"{known.random:.3f}", never, f"{known.optimal:.3f}", f"{found.threshold:.3f}"])
+    for name, spec in SCENARIOS.items():
+        reference = spec.reference
+        lines.append(
+            [
+                f"`{name}`",
+                spec.about,
+                str(spec.rules.num_agents),
+                str(reference.horizon),
+                f"{reference.idle:.2f}",
+                f"{reference.random:.3f}",
+                "-" if reference.never is None else f"{reference.never:.3f}",
+                f"{reference.optimal:.3f}",
+                f"{spec.threshold:.3f}",
+            ]
+        )
     return _markdown(heads, lines)
 
 
 def table(results: Results) -> str:
-    """Median team return at the end, and how many runs solved it, by scenario and learner, in Markdown; then the
-    interquartile mean of normalised returns over the scenarios that all these learners have played, and how much more
-    each scores there than the first, on average over scenarios and the seeds that both have played."""
+    """Return the results as a Markdown table with a column per learner.
+
+    A cell is the median team return at the end of the runs, with the number of runs that solved the scenario. The last
+    rows aggregate normalised returns over the scenarios that all learners have played: the interquartile mean, and the
+    mean difference to the first learner over scenarios and common seeds.
+    """
     entries = list(dict.fromkeys(cell.entry for cell in results))
     names = list(dict.fromkeys(cell.scenario for cell in results))
-    by_entry = {entry: scores(results, entry) for entry in entries}
     lines = []
     for name in names:
         line = [f"`{name}`"]
         for entry in entries:
-            ends = [run.last for cell, run in results.items() if (cell.scenario, cell.entry) == (name, entry)]
-            solved = sum(end >= SCENARIOS[name].threshold for end in ends)
-            line.append(f"{np.median(ends):.3f} ({solved} of {len(ends)})" if ends else "-")
+            returns = [run.last for cell, run in results.items() if (cell.scenario, cell.entry) == (name, entry)]
+            num_solved = sum(final >= SCENARIOS[name].threshold for final in returns)
+            line.append(f"{np.median(returns):.3f} ({num_solved} of {len(returns)})" if returns else "-")
         lines.append(line)
-    if shared := _shared(by_entry):
-        means = [str(aggregate([found[name] for name in shared])) for found in by_entry.values()]
+    scores_by_entry = {entry: scores(results, entry) for entry in entries}
+    shared = _shared_scenarios(scores_by_entry)
+    if shared:
+        means = []
+        for entry_scores in scores_by_entry.values():
+            means.append(str(aggregate([entry_scores[name] for name in shared])))
         lines.append([f"interquartile mean, {len(shared)} scenario{'s' * (len(shared) > 1)}", *means])
-        more = [_more(paired(results, entry, entries[0]), shared) for entry in entries[1:]]
-        lines += [[f"more than `{entries[0]}`, seed by seed", "-", *more]] if more else []
+        if len(entries) > 1:
+            differences = [_mean_difference(paired(results, entry, entries[0]), shared) for entry in entries[1:]]
+            lines.append([f"mean difference to `{entries[0]}`, paired by seed", "-", *differences])
     return _markdown(["scenario", *(f"`{entry}`" for entry in entries)], lines)
 
 
-def _more(found: Mapping[str, Scores], shared: Sequence[str]) -> str:
-    return str(aggregate([found[name] for name in shared], mean)) if all(name in found for name in shared) else "-"
+def _mean_difference(differences: Mapping[str, Scores], shared: Sequence[str]) -> str:
+    # Two learners can share a scenario without sharing a seed there.
+    if any(name not in differences for name in shared):
+        return "-"
+    return str(aggregate([differences[name] for name in shared], mean))
 
 
 def write(results: Results, folder: Path) -> list[Path]:
-    """Write results.json, table.md and profiles.png; their paths."""
+    """Write results.json, table.md and profiles.png, and return their paths; nothing without results."""
     if not results:
         return []
-    files = [folder / name for name in ("results.json", "table.md", "profiles.png")]
-    export(results, files[0])
-    write_text(files[1], table(results) + "\n")
-    draw(results, files[2])
-    return files
+    json_path = folder / "results.json"
+    table_path = folder / "table.md"
+    plot_path = folder / "profiles.png"
+    export(results, json_path)
+    write_text(table_path, table(results) + "\n")
+    draw(results, plot_path)
+    return [json_path, table_path, plot_path]
 
 
 def draw(results: Results, file: Path) -> None:
-    """Performance profiles over the scenarios that all have played: the share of runs above each normalised return."""
+    """Plot performance profiles: the share of runs above each normalised return.
+
+    They cover the scenarios that all learners have played. Source: Agarwal et al. 2021 (arXiv 2108.13264).
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, axis = pyplot.subplots(figsize=(6, 3.6), layout="constrained")
-    by_entry = {entry: scores(results, entry) for entry in dict.fromkeys(cell.entry for cell in results)}
-    if shared := _shared(by_entry):
-        for entry, found in by_entry.items():
-            axis.plot(_THRESHOLDS, profile([found[name] for name in shared], _THRESHOLDS), label=entry)
+    scores_by_entry = {entry: scores(results, entry) for entry in dict.fromkeys(cell.entry for cell in results)}
+    shared = _shared_scenarios(scores_by_entry)
+    if shared:
+        for entry, entry_scores in scores_by_entry.items():
+            axis.plot(_THRESHOLDS, profile([entry_scores[name] for name in shared], _THRESHOLDS), label=entry)
         axis.legend(fontsize=8)
     axis.set_xlabel("normalised return: 0 random, 1 optimal play")
     axis.set_ylabel("share of runs above")
@@ -86,10 +112,12 @@ def draw(results: Results, file: Path) -> None:
     pyplot.close(figure)
 
 
-def _shared(by_entry: Mapping[str, Mapping[str, Scores]]) -> list[str]:
-    """Scenarios that all have played."""
-    played = list(by_entry.values())
-    return [name for name in (played[0] if played else ()) if all(name in found for found in played)]
+def _shared_scenarios(scores_by_entry: Mapping[str, Mapping[str, Scores]]) -> list[str]:
+    """Return the scenarios that all entries have played."""
+    played = list(scores_by_entry.values())
+    if not played:
+        return []
+    return [name for name in played[0] if all(name in entry_scores for entry_scores in played)]
 
 
 def _markdown(heads: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

@@ -1,4 +1,4 @@
-"""Runs of the benchmark: made in processes of their own, stored one file per scenario, read back, written for others.
+"""Runs of the benchmark: they are played in separate processes and stored in one file per scenario.
 
 FOLDER/chain-8m5-v1.json    {"coma": {"seed_0": {"points": [[decisions, seconds, return], ...], ...}, ...}, ...}
 """
@@ -28,12 +28,18 @@ from selfcest_training.files import write_text
 from selfcest_training.lock import locked
 from selfcest_training.yaml_text import read_option
 
-POINTS = 30  # of a curve
+POINTS = 30  # evaluations of a run
 
 
 @dataclass(frozen=True, order=True)
-class Cell:
-    """One run to be made: a scenario by name, an entry as `entry_of` takes it, a seed."""
+class BenchmarkCell:
+    """The key of one run.
+
+    Attributes:
+        scenario: name of the scenario.
+        entry: name of the learner, as `find_entry` takes it.
+        seed: random seed.
+    """
 
     scenario: str
     entry: str
@@ -43,13 +49,14 @@ class Cell:
 @stored_as(budget="budget", settings="settings", version="version", points="points")
 @dataclass(frozen=True)
 class Run:
-    """One run that was made.
+    """The result of one run.
 
     Attributes:
-        budget: CPU seconds of learning that it had; evaluations are off the clock.
-        settings: of the entry, as text.
-        version: of this project.
-        points: decisions, CPU seconds and mean team return of the greedy policy on the scenario's frozen problems.
+        budget: CPU seconds of learning, evaluations excluded.
+        settings: settings of the learner as text.
+        version: version of this project that played it.
+        points: per evaluation the decisions so far, the CPU seconds so far, and the mean team return of the greedy
+            policy on the frozen problems of the scenario.
     """
 
     budget: float
@@ -59,95 +66,141 @@ class Run:
 
     @property
     def last(self) -> float:
-        """Team return at the end."""
+        """The team return at the end."""
         return self.points[-1][2]
 
 
-Results = dict[Cell, Run]
+Results = dict[BenchmarkCell, Run]
 
 
-def entry_of(name: str) -> MarlLearner:
-    """A key of `ENTRIES`; or `package.module:Class` with its options after it, as in "mine:Own steps=512 decay=true".
+def find_entry(name: str) -> MarlLearner:
+    """Return the learner of an entry.
+
+    Args:
+        name: a key of `ENTRIES`, or `package.module:Class` with options: "my_package.learner:Mine steps=512".
 
     Raises:
-        ConfigError: an unknown name or option, or options of a built-in learner, whose settings are those of the table.
-            `PlugInError`: the reference leads to no `MarlLearner`.
+        ConfigError: the name or an option is unknown, or a built-in learner is given options.
+        PlugInError: the reference is no `MarlLearner`.
     """
     if name in ENTRIES:
         return ENTRIES[name]
     reference, *words = shlex.split(name) or [""]
     if reference in ENTRIES:
-        raise ConfigError(f"learner {name!r}: {reference} plays with the settings of the table; expected no options")
+        raise ConfigError(
+            f"learner {name!r} has options; expected {reference!r} alone, because the benchmark fixes the settings of "
+            f"built-in learners: train other settings with `python -m selfcest_baselines {reference}`"
+        )
     return LEARNERS.make(reference, dict(map(read_option, words)), where="")
 
 
-def play(cell: Cell, seconds: float) -> Run:
-    """Make a run in this process."""
-    torch.set_num_threads(1)
-    entry, rules = entry_of(cell.entry), scenario(cell.scenario).rules
+def play(cell: BenchmarkCell, seconds: float) -> Run:
+    """Play one run in this process.
+
+    Args:
+        cell: scenario, learner and seed.
+        seconds: budget of CPU seconds.
+
+    Raises:
+        ConfigError: the scenario or the learner is unknown.
+        PlugInError: the learner never called its examiner.
+    """
+    torch.set_num_threads(1)  # CPU seconds are compared, and threads would use several at once
+    entry = find_entry(cell.entry)
+    rules = scenario(cell.scenario).rules
     entry.load()
     examiner = Examiner(rules, seconds=seconds, every=seconds / POINTS)
     entry.learn(rules, cell.seed, examiner)
-    points = tuple((point.decisions, round(point.seconds, 3), round(point.team_return, 5)) for point in examiner.points)
-    if not points:
+    if not examiner.points:
         raise PlugInError(f"learner {cell.entry!r} never called its examiner; expected a call after every update")
-    return Run(seconds, settings_of(entry, cell.entry), __version__, points)
+    points = tuple((point.decisions, round(point.seconds, 3), round(point.team_return, 5)) for point in examiner.points)
+    return Run(seconds, settings_text(entry, cell.entry), __version__, points)
 
 
-def settings_of(entry: MarlLearner, name: str) -> str:
-    """As text. Those of a class that is no dataclass are not known, and the class stands for them, as `name` has it."""
+def settings_text(entry: MarlLearner, name: str) -> str:
+    """Return the settings of a learner as text, with which stored results are matched."""
     if isinstance(entry, PolicyGradientLearner):
         return entry.settings_text()
-    return stored_text(entry) if hasattr(type(entry), "__dataclass_fields__") else (shlex.split(name) or [""])[0]
+    if hasattr(type(entry), "__dataclass_fields__"):
+        return stored_text(entry)
+    # The options of any other class cannot be read back, so its reference stands for them.
+    reference, *_ = shlex.split(name) or [""]
+    return reference
 
 
 def play_all(
-    cells: Iterable[Cell], seconds: float, folder: Path, workers: int, report: Callable[[Cell, Run], object]
+    cells: Iterable[BenchmarkCell],
+    seconds: float,
+    folder: Path,
+    workers: int,
+    report: Callable[[BenchmarkCell, Run], object],
 ) -> None:
-    """Make what the folder lacks. A run is stored when it ends.
+    """Play the runs that a folder lacks, and store each one when it ends.
+
+    Args:
+        cells: the runs.
+        seconds: budget of CPU seconds per run.
+        folder: folder of results.
+        workers: number of processes.
+        report: called with every new run.
 
     Raises:
-        ConfigError: an unknown name; or a stored run of another budget, or by other settings of the same learner.
+        ConfigError: a name is unknown, or the folder holds a run with another budget or with other settings.
     """
-    wanted = list(cells)
-    for cell in wanted:
-        entry_of(cell.entry), scenario(cell.scenario)
+    cells = list(cells)
+    # Names are checked before anything is played.
+    for cell in cells:
+        find_entry(cell.entry)
+        scenario(cell.scenario)
     with locked(folder):
-        _play_all(wanted, seconds, folder, workers, report)
+        _play_missing(cells, seconds, folder, workers, report)
 
 
-def _play_all(
-    wanted: Sequence[Cell], seconds: float, folder: Path, workers: int, report: Callable[[Cell, Run], object]
+def _play_missing(
+    cells: Sequence[BenchmarkCell],
+    seconds: float,
+    folder: Path,
+    workers: int,
+    report: Callable[[BenchmarkCell, Run], object],
 ) -> None:
-    there, entries = load(folder), {cell.entry for cell in wanted}
-    for cell, run in there.items():
+    results = load(folder)
+    entries = {cell.entry for cell in cells}
+    for cell, run in results.items():
+        file = f"{folder / cell.scenario}.json"
         if run.budget != seconds:
             raise ConfigError(
-                f"{folder / cell.scenario}.json holds {cell.entry} seed {cell.seed} with {run.budget:g} CPU-s; "
-                f"expected {seconds:g}: give --seconds {run.budget:g}, or another --out"
+                f"{file} holds {cell.entry} seed {cell.seed} with a budget of {run.budget:g} CPU seconds; expected "
+                f"{seconds:g}: pass --seconds {run.budget:g}, or another --out"
             )
-        if cell.entry in entries and run.settings != settings_of(entry_of(cell.entry), cell.entry):
+        if cell.entry in entries and run.settings != settings_text(find_entry(cell.entry), cell.entry):
             raise ConfigError(
-                f"{folder / cell.scenario}.json holds {cell.entry} seed {cell.seed} by other settings, {run.settings}; "
-                "expected those of today: give another --out"
+                f"{file} holds {cell.entry} seed {cell.seed} with other settings, {run.settings}; expected the current "
+                "settings: pass another --out"
             )
-    waiting = [cell for cell in wanted if cell not in there]
-    os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}  # of the processes to come
+    missing = [cell for cell in cells if cell not in results]
+    # Processes read these variables when they start.
+    os.environ |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        made = {pool.submit(play, cell, seconds): cell for cell in waiting}
+        cell_of = {pool.submit(play, cell, seconds): cell for cell in missing}
         try:
-            for future in as_completed(made):
-                there[made[future]] = future.result()
-                store(there, folder, made[future].scenario)
-                report(made[future], there[made[future]])
+            for future in as_completed(cell_of):
+                cell = cell_of[future]
+                results[cell] = future.result()
+                store(results, folder, cell.scenario)
+                report(cell, results[cell])
         except BaseException:
+            # Without this the pool would play all other runs before the error is seen.
             pool.shutdown(cancel_futures=True)
             raise
 
 
 def load(folder: Path) -> Results:
-    """All runs of a folder; none if there is no such folder. Raises `ConfigError` for a file that is none of these."""
+    """Return all runs of a folder, none if the folder does not exist.
+
+    Raises:
+        ConfigError: a file holds something else.
+    """
     results: Results = {}
     for file in sorted(folder.glob("*-v*.json")):
         try:
@@ -155,21 +208,26 @@ def load(folder: Path) -> Results:
                 for seed, run in seeds.items():
                     points = tuple((int(n), float(s), float(r)) for n, s, r in run.pop("points"))
                     stored = by_field(Run, {**run, "points": points})
-                    results[Cell(file.stem, entry, int(seed.removeprefix("seed_")))] = Run(**stored)
+                    results[BenchmarkCell(file.stem, entry, int(seed.removeprefix("seed_")))] = Run(**stored)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ConfigError(f"{file} holds no runs of the benchmark ({error}); move it away") from None
-    return dict(sorted(results.items(), key=lambda pair: _place(pair[0])))
+            raise ConfigError(
+                f"{file} cannot be read as runs of the benchmark ({error}); expected a file of `selfcest bench`: move "
+                "it to another folder"
+            ) from None
+    return dict(sorted(results.items(), key=lambda pair: _sort_key(pair[0])))
 
 
-def _place(cell: Cell) -> tuple[int, int, str, int]:
-    """Scenarios and entries in the order in which they are defined, others after them."""
-    scenarios, entries = ({name: place for place, name in enumerate(known)} for known in (SCENARIOS, ENTRIES))
-    place = scenarios.get(cell.scenario, len(scenarios)), entries.get(cell.entry, len(entries))
-    return (*place, cell.entry, cell.seed)
+def _sort_key(cell: BenchmarkCell) -> tuple[int, int, str, int]:
+    """Order scenarios and entries as they are defined, and unknown ones after them."""
+    scenarios = list(SCENARIOS)
+    entries = list(ENTRIES)
+    scenario_rank = scenarios.index(cell.scenario) if cell.scenario in SCENARIOS else len(scenarios)
+    entry_rank = entries.index(cell.entry) if cell.entry in ENTRIES else len(entries)
+    return scenario_rank, entry_rank, cell.entry, cell.seed
 
 
 def store(results: Results, folder: Path, name: str) -> None:
-    """Write the file of a scenario, whole or not at all."""
+    """Write the file of one scenario atomically."""
     entries: dict[str, dict[str, Any]] = {}
     for cell, run in sorted(results.items()):
         if cell.scenario == name:
@@ -181,24 +239,25 @@ def store(results: Results, folder: Path, name: str) -> None:
 def export(results: Results, file: Path) -> None:
     """Write all runs in the layout that marl-eval reads (Gorsane et al. 2022, arXiv 2209.10485, appendix).
 
-    Environment, task, algorithm, run, then `step_k` with `step_count`, `elapsed_time` and metrics as lists, and
-    `absolute_metrics`. That reader wants the same steps of every run, so a step is a share of the budget of CPU time:
-    `step_count` is in milliseconds, and a metric the last one known by then. Metrics are `return` and, 0 for random and
-    1 for optimal play, `score`.
+    The levels are environment, task, algorithm and run, then `step_k` with `step_count`, `elapsed_time` and metrics as
+    lists, and `absolute_metrics`. The metrics are `return`, and `score` with 0 for random and 1 for optimal play.
     """
     tasks: dict[str, dict[str, dict[str, Any]]] = {}
     for cell, run in results.items():
-        named = scenario(cell.scenario)
+        spec = scenario(cell.scenario)
         steps: dict[str, Any] = {}
+        # marl-eval needs the same steps in every run. So a step is a share of the budget of CPU time, counted in
+        # milliseconds, and its metric is the last one measured by then.
         for number in range(POINTS + 1):
-            now = run.budget * number / POINTS
-            found = [value for _, seconds, value in run.points if seconds <= now] or [run.points[0][2]]
-            when = {"step_count": round(1000 * now), "elapsed_time": now}
-            steps[f"step_{number}"] = when | _metrics(named, found[-1])
-        steps["absolute_metrics"] = _metrics(named, run.last)
+            elapsed = run.budget * number / POINTS
+            returns = [team_return for _, seconds, team_return in run.points if seconds <= elapsed]
+            latest = returns[-1] if returns else run.points[0][2]
+            times = {"step_count": round(1000 * elapsed), "elapsed_time": elapsed}
+            steps[f"step_{number}"] = times | _metrics(spec, latest)
+        steps["absolute_metrics"] = _metrics(spec, run.last)
         tasks.setdefault(cell.scenario, {}).setdefault(cell.entry, {})[f"seed_{cell.seed}"] = steps
     write_text(file, json.dumps({"selfcest": tasks}) + "\n")
 
 
-def _metrics(named: Scenario, found: float) -> dict[str, list[float]]:
-    return {"return": [found], "score": [named.normalised(found)]}
+def _metrics(spec: Scenario, team_return: float) -> dict[str, list[float]]:
+    return {"return": [team_return], "score": [spec.normalised(team_return)]}

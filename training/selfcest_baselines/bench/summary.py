@@ -1,7 +1,7 @@
-"""Means that say how sure they are: interquartile means with stratified bootstrap intervals, and performance profiles.
+"""Statistics of the benchmark: interquartile means with stratified bootstrap intervals, and performance profiles.
 
 Source: Agarwal et al. 2021, Deep reinforcement learning at the edge of the statistical precipice (arXiv 2108.13264).
-Scores are team returns, 0 for random and 1 for optimal play of their scenario.
+Scores are normalised team returns: 0 for random and 1 for optimal play of the scenario.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RESAMPLES = 10_000
 
 
 class Interval(NamedTuple):
-    """A statistic and its 95 % interval, `nan` where a single run of each scenario says nothing of others."""
+    """A statistic and its 95 % interval, which is `nan` if every scenario has a single run."""
 
     value: float
     low: float
@@ -33,48 +33,50 @@ class Interval(NamedTuple):
 
 
 def scores(results: Results, entry: str) -> dict[str, Scores]:
-    """Of an entry the scores at the end, by scenario, [runs]."""
-    found: dict[str, list[float]] = {}
+    """Return the final scores of an entry's runs, [runs], by scenario."""
+    by_scenario: dict[str, list[float]] = {}
     for cell, run in results.items():
         if cell.entry == entry:
-            found.setdefault(cell.scenario, []).append(scenario(cell.scenario).normalised(run.last))
-    return {name: np.array(values) for name, values in found.items()}
+            by_scenario.setdefault(cell.scenario, []).append(scenario(cell.scenario).normalised(run.last))
+    return {name: np.array(values) for name, values in by_scenario.items()}
 
 
-def paired(results: Results, entry: str, other: str) -> dict[str, Scores]:
-    """Of an entry the scores at the end less those of another, of the seeds that both have played, by scenario."""
-    found: dict[str, list[float]] = {}
+def paired(results: Results, entry: str, baseline: str) -> dict[str, Scores]:
+    """Return the final scores of an entry minus those of a baseline entry with the same seed, [seeds], by scenario."""
+    by_scenario: dict[str, list[float]] = {}
     for cell, run in results.items():
-        against = results.get(replace(cell, entry=other))
-        if cell.entry == entry and against is not None:
+        baseline_run = results.get(replace(cell, entry=baseline))
+        if cell.entry == entry and baseline_run is not None:
             normalised = scenario(cell.scenario).normalised
-            found.setdefault(cell.scenario, []).append(normalised(run.last) - normalised(against.last))
-    return {name: np.array(values) for name, values in found.items()}
+            by_scenario.setdefault(cell.scenario, []).append(normalised(run.last) - normalised(baseline_run.last))
+    return {name: np.array(values) for name, values in by_scenario.items()}
 
 
 def mean(values: Scores) -> Scores:
-    """Along the last axis."""
-    found: Scores = values.mean(axis=-1)
-    return found
+    """Return the mean along the last axis."""
+    means: Scores = values.mean(axis=-1)
+    return means
 
 
 def interquartile_mean(values: Scores) -> Scores:
-    """The mean of the middle half along the last axis: a quarter, rounded down, is left out at either end."""
-    left_out = values.shape[-1] // 4
-    middle: Scores = np.sort(values, axis=-1)[..., left_out : values.shape[-1] - left_out].mean(axis=-1)
-    return middle
+    """Return the mean of the middle half along the last axis, without a quarter, rounded down, at either end."""
+    num_cut = values.shape[-1] // 4
+    middle = np.sort(values, axis=-1)[..., num_cut : values.shape[-1] - num_cut]
+    means: Scores = middle.mean(axis=-1)
+    return means
 
 
 def aggregate(by_scenario: Sequence[Scores], statistic: Callable[[Scores], Scores] = interquartile_mean) -> Interval:
-    """A statistic of all runs of all scenarios; runs are resampled within their scenario.
+    """Return a statistic over all runs of all scenarios, with a bootstrap interval stratified by scenario.
 
     Args:
-        by_scenario: [runs] each.
-        statistic: takes the last axis away.
+        by_scenario: the scores of each scenario, [runs].
+        statistic: reduces the last axis.
     """
     value = float(statistic(np.concatenate(by_scenario)))
     if max(map(len, by_scenario)) < 2:
         return Interval(value, np.nan, np.nan)
+    # The seed depends on the numbers of runs only, so a table is the same whenever it is printed.
     rng = np.random.default_rng(stream_seed("benchmark", *map(len, by_scenario)))
     resampled = [values[rng.integers(len(values), size=(RESAMPLES, len(values)))] for values in by_scenario]
     low, high = np.quantile(statistic(np.concatenate(resampled, axis=1)), [0.025, 0.975])
@@ -82,6 +84,6 @@ def aggregate(by_scenario: Sequence[Scores], statistic: Callable[[Scores], Score
 
 
 def profile(by_scenario: Sequence[Scores], thresholds: Scores) -> Scores:
-    """The share of runs, scenarios weighing alike, whose score is above each threshold, [thresholds]."""
+    """Return the share of runs whose score is above each threshold, [thresholds]; scenarios have equal weight."""
     shares: Scores = np.mean([(values > thresholds[:, None]).mean(axis=1) for values in by_scenario], axis=0)
     return shares
