@@ -64,7 +64,7 @@ def undeclared(file: Path, requirements: list[str]) -> set[str]:
         "studies",
         *(path.stem for path in BENCHMARKS),
         "learner_peer",
-        *(path.stem for path in (ROOT / "tests" / "agents").glob("*.py")),
+        *(path.stem for path in (ROOT / "tests" / "support").glob("*.py")),
     }
     owners, known = owners_of_modules(), declared([*PROJECT["dependencies"], *requirements])
     return {root for root in roots if not known & {name.lower().replace("_", "-") for name in owners.get(root, [root])}}

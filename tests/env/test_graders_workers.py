@@ -199,7 +199,9 @@ def test_what_hangs_is_wrong_and_what_was_not_judged_is_no_score(judge: type[Mat
     task = Task("t", "", r"\sqrt2", "math")
     timeout = Grade(0.0, False, True, "symbolic comparison: timeout")
     assert judge(timeout_s=0.8).grade(task, r"\mathrm{hang}2") == timeout
-    with pytest.raises(WorkerError, match="slow_worker: ended twice on one request, by signal 9"):
+    with pytest.raises(
+        WorkerError, match="worker slow_worker: ended twice on one request; the last one was killed by signal 9"
+    ):
         judge(timeout_s=0.8).grade(task, r"\mathrm{killed}2")
 
 

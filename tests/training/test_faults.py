@@ -143,7 +143,7 @@ def test_a_signal_ends_a_command_in_one_line_with_its_number(
     """It ended every command but `train` without a word."""
     closed: list[str] = []
 
-    def work() -> None:
+    def work(standalone_mode: bool) -> None:
         try:
             with suppress(Exception):  # as a retry or a plug-in's wrapper does
                 os.kill(os.getpid(), number)
@@ -199,7 +199,9 @@ def test_a_study_that_a_signal_ends_says_how_to_resume(
 ) -> None:
     config = parse_as(StudyConfig, small(tmp_path))
     monkeypatch.setattr(study_command, "_play", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
-    monkeypatch.setattr(cli, "app", lambda: run_study(config, resume=False, console=Console(quiet=True)))
+    monkeypatch.setattr(
+        cli, "app", lambda standalone_mode: run_study(config, resume=False, console=Console(quiet=True))
+    )
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         with pytest.raises(SystemExit) as caught:

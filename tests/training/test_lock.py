@@ -182,7 +182,7 @@ def write_into(folder: Path, name: str) -> None:
         with suppress(ZeroDivisionError), logged(folder):
             raise ZeroDivisionError
     elif name == "sessions.jsonl":
-        session._append(folder / name, {"a": 1})
+        session.append_json(folder / name, {"a": 1})
     elif name == "metrics.jsonl":
         Growing(folder / name, Extent()).append("x")
     elif name == "progress.json":

@@ -395,8 +395,8 @@ def test_what_a_judge_s_server_did_is_in_metrics_and_in_the_report_of_a_run(tmp_
 
 def test_counts_cross_from_a_rollout_worker() -> None:
     counts = {ServerModel("u", "m"): ServerCounts(answers=2, retries=1)}
-    answer = pickle.loads(pickle.dumps(CpuClock().answer("records", counts)))
+    answer = pickle.loads(pickle.dumps(CpuClock().measure("records", counts)))
     with tallied() as tally:
         count(answer.servers)
     assert tally.take() == counts
-    assert CpuClock().answer("records").servers == {}
+    assert CpuClock().measure("records").servers == {}

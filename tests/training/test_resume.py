@@ -516,7 +516,10 @@ def test_a_library_that_says_full_in_its_own_way_is_understood(tmp_path: Path) -
     assert caught.value.errno == errno.ENOSPC
 
 
-def test_a_log_that_does_not_fit_says_which() -> None:
+def test_a_log_that_does_not_fit_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        files, "open_for_append", lambda path, **_: path.open("ab", buffering=0)
+    )  # which takes no device by itself
     log = Growing(Path("/dev/full"), Extent())
     with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
         log.append("row\n")
@@ -575,7 +578,8 @@ def test_a_run_says_which_signal_has_stopped_it(
         raise StoppedError("delegating/seed0: stopped after a checkpoint")
 
     monkeypatch.setattr(experiment, "_run_jobs", stop)
-    monkeypatch.setattr(cli, "app", lambda: experiment.run(config(tmp_path, **SHORT), resume=False, console=QUIET))
+    spec = config(tmp_path, **SHORT)
+    monkeypatch.setattr(cli, "app", lambda standalone_mode: experiment.run(spec, resume=False, console=QUIET))
     before = signal.signal(number, signal.SIG_DFL)  # tests in the background of a shell may ignore it
     try:
         with pytest.raises(SystemExit) as caught:
