@@ -317,9 +317,9 @@ import importlib.metadata, json, sys
 from selfcest_env.errors import ConfigError
 from selfcest_eval.play.strategies import STRATEGIES
 from selfcest_training.credit import SCHEMES
-from selfcest_training.stages.registry import GATES, REWARD_SCHEDULES, TASK_SAMPLERS
+from selfcest_training.stages.registry import GROUP_FILTERS, REWARD_SCHEDULES, TASK_SAMPLERS
 
-registries = {registry.group: registry for registry in (SCHEMES, TASK_SAMPLERS, GATES, REWARD_SCHEDULES, STRATEGIES)}
+registries = {registry.group: registry for registry in (SCHEMES, TASK_SAMPLERS, GROUP_FILTERS, REWARD_SCHEDULES, STRATEGIES)}
 loaded = {}
 for group, names in json.loads(sys.argv[1]).items():
     for name in names:

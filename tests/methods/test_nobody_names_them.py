@@ -32,7 +32,7 @@ OTHER_MEANINGS = {
 _NAME = "|".join(sorted(map(re.escape, NAMES), key=len, reverse=True))
 # A name in quotes, with options behind it, or as the value of a key in YAML or on the command line.
 _IN_TEXT = re.compile(
-    rf"""(?:[`'"] | \b(?:name|scheme|credit|gate|task_sampler|reward_schedule)(?:[:=]\s*|\s+)["']?)
+    rf"""(?:[`'"] | \b(?:name|scheme|credit|gate|group_filter|task_sampler|reward_schedule)(?:[:=]\s*|\s+)["']?)
          (?P<name>{_NAME})
          (?=[`'",}}] | \s+\w+= | \s*$)""",
     re.VERBOSE | re.MULTILINE,

@@ -1079,7 +1079,8 @@ def _down(bench: Bench, fault: Fault, output: Path, rng: random.Random, until: i
     _failed(fault, seen)
     after = _all(output)
     touched = {name for name in before | after if before.get(name) != after.get(name)}
-    touched -= {f"study/{name}" for name in (".lock", "errors.log", "sessions.jsonl")}  # which say that it was tried
+    logs = (".lock", "errors.log", "sessions.jsonl", "servers.jsonl")  # which say that it was tried
+    touched -= {f"study/{name}" for name in logs}
     fault.claim(not touched, f"exit code 3, and changed {sorted(touched)}")
     with serving(rng, port=port) as (_, seen):
         bench.stopped(fault, start(study(output, port, resume=True)), (0,))
