@@ -319,7 +319,8 @@ from selfcest_eval.play.strategies import STRATEGIES
 from selfcest_training.credit import SCHEMES
 from selfcest_training.stages.registry import GROUP_FILTERS, REWARD_SCHEDULES, TASK_SAMPLERS
 
-registries = {registry.group: registry for registry in (SCHEMES, TASK_SAMPLERS, GROUP_FILTERS, REWARD_SCHEDULES, STRATEGIES)}
+kinds = (SCHEMES, TASK_SAMPLERS, GROUP_FILTERS, REWARD_SCHEDULES, STRATEGIES)
+registries = {registry.group: registry for registry in kinds}
 loaded = {}
 for group, names in json.loads(sys.argv[1]).items():
     for name in names:
