@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from records import agent, turn
-from test_job import Crash, config, play, rows, weights
+from test_job import config, crash_and_resume, play, rows, weights
 from test_outages import LIMITS, PLANS, player
 
 from selfcest_env.errors import ConfigError, RewardError, TrainingError
@@ -37,7 +37,6 @@ from selfcest_methods.state_zero import StateZero, TaskValue, cell_of
 from selfcest_methods.v0 import V0
 from selfcest_training.credit import Credit, CreditAssigner, Rloo, make_assigner
 from selfcest_training.families import Bucket
-from selfcest_training.run.job import Job, JobId
 from selfcest_training.stages import checks
 from selfcest_training.stages.base import FilterResult, PlannedGroup, TaskMenu
 from selfcest_training.stages.crediting import counterfactuals
@@ -860,14 +859,7 @@ IN_A_RUN = {
 def test_a_killed_run_resumes_to_the_same_end(tmp_path: Path, name: str) -> None:
     changes = {f"{RL}__steps": 6, "tasks": ECHO, "log_groups": 9, **IN_A_RUN[name]}
     whole, spec = play(config(tmp_path / "whole", **changes)), config(tmp_path / "killed", **changes)
-
-    def crash(stage: str, share: float, line: str) -> None:
-        if stage == "RL" and share >= 0.5:
-            raise Crash
-
-    with pytest.raises(Crash):
-        Job(spec, JobId("delegating", 0), crash).run(lambda: None)
-    resumed = play(spec)
+    resumed = crash_and_resume(spec)
     assert torch.equal(weights(resumed), weights(whole))
     episodes = [list(read_episodes(job.folder / "episodes.jsonl")) for job in (whole, resumed)]
     assert episodes[0] == episodes[1]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from records import TASK, agent, group, three_agents, turn
-from test_job import Crash, config, play, rows, weights
+from test_job import config, crash_and_resume, play, rows, weights
 from trivial import Choice
 
 from selfcest_env.errors import ConfigError, RewardError
@@ -716,14 +716,7 @@ def test_a_killed_run_with_all_of_it_resumes_to_the_same_end(tmp_path: Path, lag
     if lag:
         changes["sampler"] = {"name": "transformers", "options": {"dtype": "float32"}}
     whole, spec = play(config(tmp_path / "whole", **changes)), config(tmp_path / "killed", **changes)
-
-    def crash(stage: str, share: float, line: str) -> None:
-        if stage == "RL" and share >= 0.5:
-            raise Crash
-
-    with pytest.raises(Crash):
-        Job(spec, JobId("delegating", 0), crash).run(lambda: None)
-    resumed = play(spec)
+    resumed = crash_and_resume(spec)
     assert torch.equal(weights(resumed), weights(whole))
     records = list(read_episodes(whole.folder / "episodes.jsonl"))
     by_group: dict[str, set[int | None]] = {}

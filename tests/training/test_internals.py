@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from records import TASK, group, three_agents
-from test_job import Crash, config, play, rows, weights
+from test_job import config, crash_and_resume, play, rows, weights
 from test_lab import solved
 from test_tree_rows import SHAPE, random_episode, random_ids, tiny
 
@@ -42,7 +42,6 @@ from selfcest_training.credit.testing import ConformanceError, check_assigner
 from selfcest_training.learner.internals import compute_internals
 from selfcest_training.learner.options import OptimizerConfig, Rows
 from selfcest_training.learner.update import Learner
-from selfcest_training.run.job import Job, JobId
 
 RL = "arms__delegating__rl"
 CLONES = (ROOT.child(0), ROOT.child(1))
@@ -397,9 +396,7 @@ def test_what_has_learned_is_held_to_the_same_rules() -> None:
 def test_a_run_pays_for_what_it_reads_and_resumes_to_the_same_end(tmp_path: Path, scheme: str) -> None:
     changes = {f"{RL}__credit": {"name": scheme}, f"{RL}__steps": 6, f"{RL}__minibatches": 2, "rows": "tree"}
     whole, spec = play(config(tmp_path / "whole", **changes)), config(tmp_path / "killed", **changes)
-    with pytest.raises(Crash):
-        Job(spec, JobId("delegating", 0), _crash).run(lambda: None)
-    resumed = play(spec)
+    resumed = crash_and_resume(spec)
     assert torch.equal(weights(resumed), weights(whole))
     assert whole.state.read_tokens > 0
     assert rows(whole)[-1]["read_tokens"] == whole.state.read_tokens
@@ -411,8 +408,3 @@ def test_a_run_pays_for_what_it_reads_and_resumes_to_the_same_end(tmp_path: Path
     assert rows(whole)[-1]["compute_tokens"] == state.compute_tokens
     plain = play(config(tmp_path / "plain", **{f"{RL}__steps": 2}))
     assert plain.state.read_tokens == 0
-
-
-def _crash(stage: str, share: float, line: str) -> None:
-    if stage == "RL" and share >= 0.5:
-        raise Crash

@@ -146,6 +146,18 @@ class Crash(Exception):
     pass
 
 
+def crash_and_resume(spec: RunConfig) -> Job:
+    """Play a job to half of its RL, where it crashes, and resume it to its end."""
+
+    def crash(stage: str, share: float, line: str) -> None:
+        if stage == "RL" and share >= 0.5:
+            raise Crash
+
+    with pytest.raises(Crash):
+        Job(spec, JobId("delegating", 0), crash).run(lambda: None)
+    return play(spec)
+
+
 @pytest.mark.parametrize("after", [pytest.param(("warm start", 4), marks=pytest.mark.slow), ("RL", 6)])
 def test_a_killed_run_resumes_to_the_same_end(base: Job, tmp_path: Path, after: tuple[str, int]) -> None:
     spec = config(tmp_path)

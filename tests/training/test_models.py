@@ -12,7 +12,7 @@ import pytest
 import torch
 from chat_models import CHATML, byte_level, chat_tokenizer, tiny_llama
 from safetensors.torch import load_file
-from test_job import Crash, config, play, play_from, rows, weights
+from test_job import Crash, config, crash_and_resume, play, play_from, rows, weights
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from selfcest_agents import samplers
@@ -363,14 +363,7 @@ def test_a_killed_run_with_a_lag_resumes_to_the_same_end(tmp_path: Path, credit:
     """What was rolled out ahead when the checkpoint was written is in it, replays and all."""
     changes = {"checkpoint_every": 2, f"{RL}__credit": {"name": credit}, f"{RL}__steps": 6}
     whole, spec = play(ahead(tmp_path / "whole", 2, **changes)), ahead(tmp_path / "killed", 2, **changes)
-
-    def crash(at: str, share: float, line: str) -> None:
-        if at == "RL" and share >= 0.5:
-            raise Crash
-
-    with pytest.raises(Crash):
-        Job(spec, JobId("delegating", 0), crash).run(lambda: None)
-    resumed = play(spec)
+    resumed = crash_and_resume(spec)
     assert torch.equal(weights(resumed), weights(whole))
     assert (
         [row["policy_lag"] for row in rows(resumed)] == [row["policy_lag"] for row in rows(whole)] == [0, 1, 2, 2, 2, 2]

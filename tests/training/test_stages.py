@@ -16,7 +16,7 @@ import pytest
 import torch
 from records import group, three_agents
 from remembering import RunningMean, SparesTheEasy
-from test_job import Crash, config, play, rows, weights
+from test_job import Crash, config, crash_and_resume, play, rows, weights
 from test_outages import LIMITS, PLANS, player
 
 from selfcest_env import plugin
@@ -285,14 +285,7 @@ def test_turns_of_replays_train_and_a_killed_run_resumes_to_the_same_end(tmp_pat
         "rows": "tree",
     } | ({"sampler": COPY} if lag else {})
     whole, spec = play(config(tmp_path / "whole", **changes)), config(tmp_path / "killed", **changes)
-
-    def crash(stage: str, share: float, line: str) -> None:
-        if stage == "RL" and share >= 0.5:
-            raise Crash
-
-    with pytest.raises(Crash):
-        Job(spec, JobId("delegating", 0), crash).run(lambda: None)
-    resumed = play(spec)
+    resumed = crash_and_resume(spec)
     assert torch.equal(weights(resumed), weights(whole))
     assert episodes(resumed) == episodes(whole)
     first = [record for record in episodes(whole) if record.episode_id.startswith("s0.")]
