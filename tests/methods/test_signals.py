@@ -569,7 +569,7 @@ def test_hapo_redistributes_by_entropy_and_by_how_far_the_learner_has_moved() ->
 def test_the_laboratory_sees_what_entropies_cost(scheme: CreditAssigner) -> None:
     (cell,) = run_lab([scheme], LabConfig(games=("trio",), num_groups=400)).cells
     assert not cell.exact
-    assert cell.bias.value > cell.bias.half
+    assert cell.bias.value > cell.bias.half_width
     assert cell.evidence is None, "it promises nothing"
 
 

@@ -130,7 +130,7 @@ def by_ours(run: RunConfig, warm: Path, monkeypatch: pytest.MonkeyPatch) -> Watc
             step()
 
         monkeypatch.setattr(trainer.learner.optimizer, "step", noted)
-        watch.produced = [trainer.step().produced for _ in range(STEPS)]
+        watch.produced = [trainer.step().batch for _ in range(STEPS)]
     return watch
 
 

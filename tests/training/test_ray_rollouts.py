@@ -106,7 +106,7 @@ def assert_same_weights(found: Job, expected: Job) -> None:
 @contextmanager
 def killed(monkeypatch: pytest.MonkeyPatch, i: int, when: Callable[[str], bool]) -> Iterator[None]:
     """Worker `i` gets no further than the call whose first episode is so named, and is killed in it."""
-    ask, done = RolloutWorkers._ask, []
+    ask, done = RolloutWorkers._call, []
 
     def asking(self: RolloutWorkers, method: str, parts: Sequence[tuple[Any, ...]], judged: bool) -> list[Any]:
         first = parts[0][0][0].episode_id
@@ -118,7 +118,7 @@ def killed(monkeypatch: pytest.MonkeyPatch, i: int, when: Callable[[str], bool])
 
     with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        patch.setattr(RolloutWorkers, "_ask", asking)
+        patch.setattr(RolloutWorkers, "_call", asking)
         yield
     assert done
     assert [f"rollout worker {i} died; another plays" in str(one.message) for one in said].count(True) == 1
