@@ -589,7 +589,9 @@ def test_a_rank_that_finds_other_files_ends_the_job_before_any_step(tmp_path: Pa
     model = PlugIn("uneven:Elsewhere", {**spec.model.options, "folders": str(tmp_path)})
     with ProcessRanks(2, timeout=120.0) as ranks:
         job = Job(replace(spec, model=model), JobId("delegating", 0), lambda *_: None, ranks=ranks)
-        with pytest.raises(ConfigError, match=r"last/model\.safetensors differs from the file .*: rank 1 of 2") as caught:
+        with pytest.raises(
+            ConfigError, match=r"last/model\.safetensors differs from the file .*: rank 1 of 2"
+        ) as caught:
             job.run(lambda: None)
     assert "\n" not in str(caught.value)
     assert not (job.folder / "metrics.jsonl").exists()
