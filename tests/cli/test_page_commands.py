@@ -57,6 +57,7 @@ NOT_RUN = {
     "limits.total_tokens=4000": NEEDS_A_MODEL,
     "selfcest bench --seconds 60 --workers 2 --out runs/bench": MEASURES,
     'selfcest bench chain-4m2-v1 --learner "my_package.my_module:Mine learning_rate=0.001 hidden=[64,64]"': OF_ONES_OWN,
+    'selfcest bench chain-4m2-v1 --learner "my_package.my_module:RootOnly share=0.5"': OF_ONES_OWN,
     "selfcest train name=coma arms.deciding.rl.credit.name=coma "
     '"arms.deciding.rl.credit.options={samples: 2, max_share: 0.5}"': TRAINS,
     "selfcest train name=aristocrat arms.deciding.rl.credit.name=aristocrat": TRAINS,
