@@ -259,7 +259,9 @@ def folder(selfcest: Console, tmp_path: Path) -> Path:
     """What the pages take for granted: a checkout, the run that `make train` leaves, and questions asked."""
     for name in ("docs", "training"):
         (tmp_path / name).symlink_to(ROOT / name)
-    with tarfile.open(ROOT / "studies" / "gallery" / "evidence" / "example_run.tar.xz") as archive:
+    gallery = Path("studies") / "gallery" / "evidence"
+    shutil.copytree(ROOT / gallery, tmp_path / gallery)
+    with tarfile.open(ROOT / gallery / "example_run.tar.xz") as archive:
         archive.extractall(tmp_path / "runs", **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     shutil.copytree(tmp_path / "runs" / "example", tmp_path / "runs" / "quick")
     model = tmp_path / "runs" / "quick" / "deciding" / "seed0" / "model"
