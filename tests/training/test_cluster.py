@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -167,7 +168,8 @@ def test_without_ray_a_run_says_what_to_install(tmp_path: Path, monkeypatch: pyt
 def test_ray_is_imported_by_who_asks_for_it_alone() -> None:
     modules = ("selfcest_training", "selfcest_training.run.experiment", "selfcest_training.cluster.rollouts")
     code = f"import sys, {', '.join(modules)}; sys.exit('ray' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # where no package is installed
+    assert subprocess.run([sys.executable, "-c", code], check=False, env=environment).returncode == 0
 
 
 def test_an_address_where_nobody_listens_is_an_error_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

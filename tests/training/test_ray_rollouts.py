@@ -192,7 +192,7 @@ def test_replays_go_through_the_same_workers(address: str, tmp_path: Path, monke
     changes = {**SHORT, "arms__delegating__rl__steps": 2, "arms__delegating__rl__credit__name": "difference"}
     one = play(config(tmp_path / "one", **changes))
     spec, calls = config(tmp_path / "two", **changes, **on(address)), list[str]()
-    monkeypatch.setattr(RolloutWorkers, "ask", _noting(calls))
+    monkeypatch.setattr(RolloutWorkers, "call", _noting(calls))
     two = play(spec)
     two.close()
     assert calls.count("play_replays") == 2
@@ -203,7 +203,7 @@ def test_replays_go_through_the_same_workers(address: str, tmp_path: Path, monke
 
 
 def _noting(calls: list[str]) -> Callable[..., list[Any]]:
-    ask = RolloutWorkers.ask
+    ask = RolloutWorkers.call
 
     def asking(self: RolloutWorkers, method: str, parts: Sequence[tuple[Any, ...]], judged: bool) -> list[Any]:
         calls.append(method)
@@ -225,7 +225,7 @@ def test_steps_that_overlap_play_what_they_play_one_after_another(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the bit on as many workers; and the same tokens on one, and in one process."""
-    under_way, most, ask = Counter[int](), Counter[int](), RolloutWorkers.ask
+    under_way, most, ask = Counter[int](), Counter[int](), RolloutWorkers.call
 
     def asking(self: RolloutWorkers, method: str, parts: Sequence[tuple[Any, ...]], judged: bool) -> list[Any]:
         under_way[0] += 1
@@ -235,7 +235,7 @@ def test_steps_that_overlap_play_what_they_play_one_after_another(
         finally:
             under_way[0] -= 1
 
-    monkeypatch.setattr(RolloutWorkers, "ask", asking)
+    monkeypatch.setattr(RolloutWorkers, "call", asking)
     changes, jobs = {**SHORT, "arms__delegating__rl__max_staleness": 1}, {}
     quarter = {"rollout_resources": {"CPU": 0.25}}
     for name, cluster in {
@@ -330,9 +330,7 @@ def test_a_worker_that_no_other_can_replace_ends_the_run(
     gone = ClusterConfig(address=address, rollout_resources={"CPU": 0.5, "gone": 1.0}, start_seconds=3.0)
     monkeypatch.setattr(pool.sampler, "_config", gone)
     os.kill(pool.sampler.facts[1].pid, signal.SIGKILL)
-    said = (
-        r"worker 1 died, and no other, which wants .*'gone': 1.0\}, started in .*start_seconds = 3; go on with --resume"
-    )
+    said = r"worker 1 died, and a new one, which needs .*'gone': 1.0\}, did not start in .*start_seconds = 3; resume with --resume"
     with pytest.warns(UserWarning, match="worker 1 died"), pytest.raises(InfrastructureError, match=said):
         pool.play([RolloutRequest(f"e{i}", Task("t", "1?", "1", "x"), i) for i in range(4)], 1.0)
     assert pool.sampler.replaced == 0
@@ -366,7 +364,7 @@ def test_a_stranger_s_token_is_an_error_that_says_so(address: str, tmp_path: Pat
     file = written(tmp_path, on(address))
     ended = selfcest("train", "-c", str(file), RAY_AUTH_TOKEN="0" * 40)
     assert ended.returncode == 2
-    assert f"cluster.address is {address}, and its Ray cannot be joined" in ended.stderr
+    assert f"cluster.address is {address}, which cannot be joined" in ended.stderr
     assert "token" in ended.stderr
     assert not (tmp_path / "runs").exists()
 
