@@ -330,7 +330,7 @@ def test_a_worker_that_no_other_can_replace_ends_the_run(
     gone = ClusterConfig(address=address, rollout_resources={"CPU": 0.5, "gone": 1.0}, start_seconds=3.0)
     monkeypatch.setattr(pool.sampler, "_config", gone)
     os.kill(pool.sampler.facts[1].pid, signal.SIGKILL)
-    said = r"worker 1 died, and a new one, which needs .*'gone': 1.0\}, did not start in .*start_seconds = 3; resume with --resume"
+    said = r"worker 1 died, and a new one, which needs .*'gone': 1.0\}, did not start in .*start_seconds = 3; resume"
     with pytest.warns(UserWarning, match="worker 1 died"), pytest.raises(InfrastructureError, match=said):
         pool.play([RolloutRequest(f"e{i}", Task("t", "1?", "1", "x"), i) for i in range(4)], 1.0)
     assert pool.sampler.replaced == 0
