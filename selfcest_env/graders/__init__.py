@@ -4,7 +4,7 @@ Modules load when their grader is asked for.
 """
 
 from selfcest_env.graders.exact import ExactInteger, ExactMatch
-from selfcest_env.graders.grade import NO_ANSWER, Grade, Grader, Part
+from selfcest_env.graders.grade import NO_ANSWER, AnswerPart, Grade, Grader
 from selfcest_env.plugin import Registry
 
 GRADERS = Registry(
@@ -14,7 +14,7 @@ GRADERS = Registry(
     {
         "exact_match": "selfcest_env.graders.exact:ExactMatch",
         "exact_integer": "selfcest_env.graders.exact:ExactInteger",
-        "cells": "selfcest_env.graders.cells:Cells",
+        "cells": "selfcest_env.graders.cells:CellMatch",
         "number": "selfcest_env.graders.number:NumberMatch",
         "math": "selfcest_env.graders.math:MathMatch",
         "countdown": "selfcest_env.graders.countdown:CountdownMatch",
@@ -26,4 +26,4 @@ GRADERS = Registry(
     },
 )
 
-__all__ = ["GRADERS", "NO_ANSWER", "ExactInteger", "ExactMatch", "Grade", "Grader", "Part"]
+__all__ = ["GRADERS", "NO_ANSWER", "ExactInteger", "ExactMatch", "Grade", "Grader", "AnswerPart"]

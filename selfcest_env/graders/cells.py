@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from selfcest_env.graders.grade import Grade, Part
+from selfcest_env.graders.grade import AnswerPart, Grade
 from selfcest_env.structure import Checked
 from selfcest_env.types import Task
 
 
 @dataclass(frozen=True)
-class Cells(Checked):
+class CellMatch(Checked):
     """Compares cell by cell with the ground truth; right if all agree and nothing follows.
 
     Attributes:
@@ -37,5 +37,5 @@ class Cells(Checked):
         correct, well_formed = text == truth, len(text) == len(truth)
         if self.coupling == "all":
             return Grade(float(correct), correct, well_formed)
-        parts = tuple(Part(key, hit / len(keys)) for key, hit in zip(keys, right, strict=True))
+        parts = tuple(AnswerPart(key, hit / len(keys)) for key, hit in zip(keys, right, strict=True))
         return Grade(sum(right) / len(keys), correct, well_formed, parts=parts)

@@ -11,7 +11,7 @@ from selfcest_env.types import Task
 
 @stored_as(key="key", score="score")
 @dataclass(frozen=True, slots=True)
-class Part:
+class AnswerPart:
     """What one part of an answer adds to its score.
 
     Attributes:
@@ -40,7 +40,7 @@ class Grade:
     correct: bool
     well_formed: bool
     note: str = ""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[AnswerPart, ...] = ()
 
 
 class Grader(Protocol):

@@ -130,31 +130,31 @@ class Form(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SplitAnswer:
     """An answer by its outer form; a single one has itself as its only part."""
 
     form: Form
     parts: tuple[str, ...]
 
 
-def outer_form(text: str) -> Answer:
+def outer_form(text: str) -> SplitAnswer:
     r"""What a normalised answer is: `(1, 2)` is a tuple of two, `[0, 1)` an interval, `1, 2` and `5 or 6` lists."""
     parts = _split(text)
     if parts is None:
-        return Answer(Form.SINGLE, (text,))
+        return SplitAnswer(Form.SINGLE, (text,))
     if len(parts) > 1:
-        return Answer(Form.LIST, parts)
+        return SplitAnswer(Form.LIST, parts)
     if text.startswith("{") and text.endswith("}"):
         inner = _split(text[1:-1].strip())
         if inner is not None and len(inner) > 1:
-            return Answer(Form.SET, inner)
+            return SplitAnswer(Form.SET, inner)
     for form in Form:
         opened, closed = ("\\lbrace", "\\rbrace") if form is Form.SET else (form.value[:1], form.value[1:])
         if closed and text.startswith(opened) and text.endswith(closed):
             inner = _split(text[len(opened) : len(text) - len(closed)].strip())
             if inner is not None and (len(inner) > 1 or form is Form.SET):
-                return Answer(form, inner)
-    return Answer(Form.SINGLE, (text,))
+                return SplitAnswer(form, inner)
+    return SplitAnswer(Form.SINGLE, (text,))
 
 
 def _split(text: str) -> tuple[str, ...] | None:

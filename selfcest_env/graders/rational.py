@@ -27,23 +27,23 @@ class NotRational(ValueError):
 
 
 @dataclass(frozen=True)
-class Arithmetic:
+class EvaluatedExpression:
     """A value and the numbers written to get it, in order."""
 
     value: Fraction
     numbers: tuple[Fraction, ...]
 
 
-def evaluate(text: str) -> Arithmetic:
+def evaluate(text: str) -> EvaluatedExpression:
     r"""The value of numbers under + - * / ^ ! %, `\frac`, parentheses and braces.
 
     Nothing may be left out between two factors, but a mixed number, `3\frac12`, is a sum. Raises `NotRational`.
     """
-    parser = _Parser(_tokens(text))
+    parser = _RationalParser(_tokens(text))
     value = parser.sum(0)
     if parser.peek() is not None:
         raise NotRational(f"unexpected {parser.peek()!r}")
-    return Arithmetic(value, tuple(parser.numbers))
+    return EvaluatedExpression(value, tuple(parser.numbers))
 
 
 def rational(text: str) -> Fraction | None:
@@ -74,7 +74,7 @@ def _small(value: Fraction) -> Fraction:
     return value
 
 
-class _Parser:
+class _RationalParser:
     """Recursive descent: sums of products of signed powers."""
 
     def __init__(self, tokens: list[str]) -> None:

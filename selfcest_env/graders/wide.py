@@ -35,7 +35,7 @@ from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
 from selfcest_env.errors import RewardError, did_you_mean
-from selfcest_env.graders.grade import NO_ANSWER, Grade, Part
+from selfcest_env.graders.grade import NO_ANSWER, AnswerPart, Grade
 from selfcest_env.graders.number import only_number
 from selfcest_env.structure import Checked
 from selfcest_env.types import Task
@@ -532,7 +532,7 @@ class Wide(Checked):
         return Grade(hits.f1, scores.success, True, parts=_parts(task, right, hits.answered + hits.true))
 
 
-def _parts(task: Task, right: Sequence[int], below: int) -> tuple[Part, ...]:
+def _parts(task: Task, right: Sequence[int], below: int) -> tuple[AnswerPart, ...]:
     if ROW_DOCUMENTS not in task.metadata:
         return ()
     documents = json.loads(str(task.metadata[ROW_DOCUMENTS]))
@@ -543,4 +543,4 @@ def _parts(task: Task, right: Sequence[int], below: int) -> tuple[Part, ...]:
     by_document: dict[str, int] = dict.fromkeys(map(str, documents), 0)
     for key, count in zip(documents, right, strict=True):
         by_document[str(key)] += count
-    return tuple(Part(key, 2 * count / below) for key, count in by_document.items())
+    return tuple(AnswerPart(key, 2 * count / below) for key, count in by_document.items())

@@ -33,7 +33,7 @@ _CRASHES = {getattr(signal, name, None) for name in ("SIGABRT", "SIGBUS", "SIGFP
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class WorkerResult:
     """What a worker returned, or why there is nothing: "timeout", "crash", or the error it met.
 
     Attributes:
@@ -54,7 +54,7 @@ class Worker:
         self._errors: Any = None
         self._ready = False
 
-    def ask(self, request: Any, timeout_s: float) -> Result:
+    def ask(self, request: Any, timeout_s: float) -> WorkerResult:
         """The result for a request. The clock starts when the worker is ready.
 
         A worker that dies is no result: a fresh one is asked once more. If that dies too, of a fault of its own as a
@@ -74,13 +74,13 @@ class Worker:
                 if found is None:
                     self.close()
                     self._start()  # the next caller need not wait for all of it
-                    return Result(failure="timeout", seconds=seconds)
+                    return WorkerResult(failure="timeout", seconds=seconds)
                 if found.endswith(b"\n"):
                     answer = json.loads(found)
-                    return Result(answer.get("value"), answer.get("error", ""), seconds)
+                    return WorkerResult(answer.get("value"), answer.get("error", ""), seconds)
             died = self.close()
         if -died in _CRASHES:
-            return Result(failure="crash")
+            return WorkerResult(failure="crash")
         raise WorkerError(
             f"worker {self.module}: ended twice on one request; the last one {exit_cause(died)}. It was not judged"
         )
@@ -166,7 +166,7 @@ class WorkerPool:
             self._free.put(worker)
         atexit.register(self.close)
 
-    def ask(self, request: Any, timeout_s: float) -> Result:
+    def ask(self, request: Any, timeout_s: float) -> WorkerResult:
         worker = self._free.get()
         try:
             return worker.ask(request, timeout_s)

@@ -39,7 +39,7 @@ from selfcest_env.views import Observation
 SUM, CHAIN = "sum", "chain"
 
 
-class Query(NamedTuple):
+class LedgerQuery(NamedTuple):
     """What is asked. A clone's query has no keys: it is about the documents it was given.
 
     Tersely a clone that adds up is asked for part `[1]`, `[2]`, ...: the number keeps the place in the question for the
@@ -75,29 +75,29 @@ _TERSE_SUM = re.compile(r"\?([A-Za-z]+)")
 _TERSE_CHAIN = re.compile(r"\?([A-Za-z])>([0-9]{1,2})")
 _PLAIN_SUM = re.compile(r"Add up all entries of the ledgers ([A-Za-z](?:, [A-Za-z])*)\. .*", re.S)
 _PLAIN_CHAIN = re.compile(r"Start at ledger ([A-Za-z]) .* visited ([0-9]{1,2}) ledgers in all\. .*", re.S)
-_OWN = [Query(mode, (), 1, phrasing) for mode in (SUM, CHAIN) for phrasing in PHRASINGS]
+_OWN = [LedgerQuery(mode, (), 1, phrasing) for mode in (SUM, CHAIN) for phrasing in PHRASINGS]
 
 
-def parse(text: str) -> Query | None:
+def parse(text: str) -> LedgerQuery | None:
     """The query a text asks, in any mode and phrasing; `None` if it asks something else."""
     text = text.strip()
     if match := _TERSE_PART.fullmatch(text):
-        return Query(SUM, (), int(match.group(1)), TERSE)
+        return LedgerQuery(SUM, (), int(match.group(1)), TERSE)
     for query in _OWN:
         if text == query.write():
             return query
     for pattern, phrasing in ((_TERSE_CHAIN, TERSE), (_PLAIN_CHAIN, PLAIN)):
         if match := pattern.fullmatch(text):
-            return Query(CHAIN, (match.group(1),), int(match.group(2)), phrasing)
+            return LedgerQuery(CHAIN, (match.group(1),), int(match.group(2)), phrasing)
     if match := _TERSE_SUM.fullmatch(text):
-        return Query(SUM, tuple(match.group(1)), len(match.group(1)), TERSE)
+        return LedgerQuery(SUM, tuple(match.group(1)), len(match.group(1)), TERSE)
     if match := _PLAIN_SUM.fullmatch(text):
         keys = tuple(match.group(1).split(", "))
-        return Query(SUM, keys, len(keys), PLAIN)
+        return LedgerQuery(SUM, keys, len(keys), PLAIN)
     return None
 
 
-class Ledger(NamedTuple):
+class LedgerDocument(NamedTuple):
     """A document: its digits, and in a chain the key of the next document."""
 
     digits: tuple[int, ...]
@@ -114,13 +114,13 @@ _TERSE_LEDGER = re.compile(r"([A-Za-z]?)([0-9]+)")
 _PLAIN_LEDGER = re.compile(r"(?:Next ledger: ([A-Za-z])\. )?Entries: ([0-9](?:, [0-9])*)\.")
 
 
-def read_ledger(text: str) -> Ledger:
+def read_ledger(text: str) -> LedgerDocument:
     """A document in either phrasing; an unreadable one is empty."""
     if match := _TERSE_LEDGER.fullmatch(text.strip()):
-        return Ledger(tuple(map(int, match.group(2))), match.group(1))
+        return LedgerDocument(tuple(map(int, match.group(2))), match.group(1))
     if match := _PLAIN_LEDGER.fullmatch(text.strip()):
-        return Ledger(tuple(map(int, match.group(2).split(", "))), match.group(1) or "")
-    return Ledger(())
+        return LedgerDocument(tuple(map(int, match.group(2).split(", "))), match.group(1) or "")
+    return LedgerDocument(())
 
 
 _Keys = Annotated[int, Between(1, len(KEYS))]
@@ -166,9 +166,9 @@ class LedgerQA(Checked):
         # One cycle through all documents: every chain visits distinct ones, and no document stands out.
         tour = [keys[int(i)] for i in rng.permutation(count)]
         following = dict(zip(tour, tour[1:] + tour[:1], strict=True)) if self.mode == CHAIN else {}
-        ledgers = {key: Ledger(self._digits(rng), following.get(key, "")) for key in keys}
+        ledgers = {key: LedgerDocument(self._digits(rng), following.get(key, "")) for key in keys}
         visited = tour[:visits]
-        query = Query(self.mode, tuple(visited if self.mode == SUM else visited[:1]), visits, self.phrasing)
+        query = LedgerQuery(self.mode, tuple(visited if self.mode == SUM else visited[:1]), visits, self.phrasing)
         answer = sum(sum(ledgers[key].digits) for key in visited) % 10
         context = {key: ledger.write(self.phrasing) for key, ledger in ledgers.items()}
         metadata: dict[str, Scalar] = {"mode": self.mode, "size": visits, "documents": count}
@@ -195,7 +195,7 @@ class LedgerQA(Checked):
         )
 
 
-def _seen(observation: Observation) -> dict[str, Ledger]:
+def _seen(observation: Observation) -> dict[str, LedgerDocument]:
     """Every document whose text the agent has seen."""
     texts: dict[str, str] = dict(observation.brief.documents)
     for exchange in observation.exchanges:
@@ -203,7 +203,7 @@ def _seen(observation: Observation) -> dict[str, Ledger]:
     return {key: read_ledger(text) for key, text in texts.items()}
 
 
-def _own(query: Query, seen: Mapping[str, Ledger]) -> Proposal:
+def _own(query: LedgerQuery, seen: Mapping[str, LedgerDocument]) -> Proposal:
     """A clone with its document before it: digit and running total, then what was asked."""
     digits = [digit for ledger in seen.values() for digit in ledger.digits]
     if not digits:
@@ -213,7 +213,7 @@ def _own(query: Query, seen: Mapping[str, Ledger]) -> Proposal:
     return Proposal(Answer(f"{next_key}{total}"), thought)
 
 
-def _add_up(keys: Sequence[str], seen: Mapping[str, Ledger], phrasing: str) -> Proposal:
+def _add_up(keys: Sequence[str], seen: Mapping[str, LedgerDocument], phrasing: str) -> Proposal:
     """Key, then digit and running total over all documents; tersely `[1]B0` `33` `58` `[2]F8` `19` ...
 
     In the terse form a document's number says which key of the question comes next, and the restated total keeps the
@@ -234,7 +234,9 @@ def _add_up(keys: Sequence[str], seen: Mapping[str, Ledger], phrasing: str) -> P
     return Proposal(Answer(str(total)), thought)
 
 
-def _propose_sum(query: Query, seen: Mapping[str, Ledger], observation: Observation, style: Style) -> Proposal:
+def _propose_sum(
+    query: LedgerQuery, seen: Mapping[str, LedgerDocument], observation: Observation, style: Style
+) -> Proposal:
     if call := last_replies(observation):
         return combine([read_digit(reply) for reply in call[1]], query.phrasing)
     missing = tuple(key for key in query.keys if key not in seen)
@@ -247,7 +249,9 @@ def _propose_sum(query: Query, seen: Mapping[str, Ledger], observation: Observat
     return _get(ask, Proposal(Read(missing)), len(query.keys), observation, style)
 
 
-def _propose_chain(query: Query, seen: Mapping[str, Ledger], observation: Observation, style: Style) -> Proposal:
+def _propose_chain(
+    query: LedgerQuery, seen: Mapping[str, LedgerDocument], observation: Observation, style: Style
+) -> Proposal:
     key, values = query.keys[0], list[int]()
     for exchange in observation.exchanges:
         for reply in exchange.replies:
@@ -265,7 +269,7 @@ def _propose_chain(query: Query, seen: Mapping[str, Ledger], observation: Observ
     return _follow(query, seen, observation, style)
 
 
-def _follow(query: Query, seen: Mapping[str, Ledger], observation: Observation, style: Style) -> Proposal:
+def _follow(query: LedgerQuery, seen: Mapping[str, LedgerDocument], observation: Observation, style: Style) -> Proposal:
     """Walk the documents that are in sight; ask for the first that is not."""
     visited, key = list[str](), query.keys[0]
     while len(visited) < query.visits:

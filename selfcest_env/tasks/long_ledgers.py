@@ -57,7 +57,7 @@ AT_ONCE, ONE_BY_ONE = "at_once", "one_by_one"
 Entries = tuple[tuple[str, int], ...]  # field and digit
 
 
-class Query(NamedTuple):
+class LongLedgerQuery(NamedTuple):
     """What is asked: of a root about the ledgers `keys`, of a clone, as part `part` of a call, about the one it has.
 
     In words every clone is asked the same: its place in the call says which part it is.
@@ -83,14 +83,14 @@ _ENTRIES = re.compile(r"([a-z][0-9])+")
 _PLAIN_ENTRIES = re.compile(r"[a-z]+ [0-9](?:, [a-z]+ [0-9])*")
 
 
-def parse(text: str) -> Query | None:
+def parse(text: str) -> LongLedgerQuery | None:
     """The query a text asks; `None` if it asks something else."""
     if match := _PLAIN_QUERY.fullmatch(text):
         keys = tuple(match.group(1).split(", ")) if match.group(1) else ()
-        query = Query(keys, 0 if keys else 1, 10, PLAIN)
+        query = LongLedgerQuery(keys, 0 if keys else 1, 10, PLAIN)
     elif match := _QUERY.fullmatch(text):
         numbered, part, modulus = match.groups()
-        query = Query(tuple(re.findall("[A-Z]", numbered or "")), int(part or 0), int(modulus or 10))
+        query = LongLedgerQuery(tuple(re.findall("[A-Z]", numbered or "")), int(part or 0), int(modulus or 10))
     else:
         return None
     return query if query.write() == text else None
@@ -165,7 +165,7 @@ class LongLedgers:
         context = {key: _write(ledgers[key], self.phrasing) for key in sorted(ledgers)}
         metadata = {"size": sum(lengths), "named": len(named), "documents": count}
         return make_task(
-            self.name, Query(named, 0, self.modulus, self.phrasing).write(), str(answer), metadata, context
+            self.name, LongLedgerQuery(named, 0, self.modulus, self.phrasing).write(), str(answer), metadata, context
         )
 
     def _lengths(self, rng: np.random.Generator) -> list[int]:
@@ -197,7 +197,9 @@ class LongLedgers:
             return Proposal(Delegate(tuple(calls)))
         return self._read(query, documents, missing, observation)
 
-    def _read(self, query: Query, documents: dict[str, str], missing: list[str], observation: Observation) -> Proposal:
+    def _read(
+        self, query: LongLedgerQuery, documents: dict[str, str], missing: list[str], observation: Observation
+    ) -> Proposal:
         brought = {key: text for past in observation.exchanges for key, text in (past.documents or {}).items()}
         read = {key: read_entries(text) for key, text in (documents | brought).items()}
         missing = [key for key in missing if key not in read]
@@ -223,7 +225,7 @@ def _running(entries: Entries, total: int, modulus: int) -> tuple[str, int]:
     return thought, total
 
 
-def _own(query: Query, ledgers: Sequence[Entries]) -> Proposal:
+def _own(query: LongLedgerQuery, ledgers: Sequence[Entries]) -> Proposal:
     if not any(ledgers):
         return GIVE_UP
     entries = tuple(entry for ledger in ledgers for entry in ledger)
@@ -231,14 +233,14 @@ def _own(query: Query, ledgers: Sequence[Entries]) -> Proposal:
     return Proposal(Answer(str(total)), thought)
 
 
-def _join(values: Sequence[int], query: Query) -> Proposal:
+def _join(values: Sequence[int], query: LongLedgerQuery) -> Proposal:
     if query.phrasing == PLAIN:
         return combine(values, PLAIN)
     thought, total = _running(tuple((label_of(i, TERSE), value) for i, value in enumerate(values)), 0, query.modulus)
     return Proposal(Answer(str(total)), thought)
 
 
-def _at_once(query: Query, read: dict[str, Entries]) -> Proposal:
+def _at_once(query: LongLedgerQuery, read: dict[str, Entries]) -> Proposal:
     """Number, key and restated total before the entries of each ledger: `[1]C0k33a70[2]E0...`.
 
     In words a line for each ledger, see `_line`.
@@ -254,7 +256,7 @@ def _at_once(query: Query, read: dict[str, Entries]) -> Proposal:
     return Proposal(Answer(str(total)), thought)
 
 
-def _one_by_one(query: Query, ledgers: Sequence[Entries]) -> Proposal:
+def _one_by_one(query: LongLedgerQuery, ledgers: Sequence[Entries]) -> Proposal:
     """What the reader writes after so many ledgers: `=00[1]C`, then `k33a70,0=00[1]C[2]E`, ...
 
     For each ledger, entries and running total from 0. After `,` stands how the sum goes on: the sum before, `=`, the
@@ -277,7 +279,7 @@ def _one_by_one(query: Query, ledgers: Sequence[Entries]) -> Proposal:
     return Proposal(Read((query.keys[done],)), thought + plan[done - 1] + plan[done])
 
 
-def _line(query: Query, ledgers: Sequence[Entries]) -> tuple[str, int]:
+def _line(query: LongLedgerQuery, ledgers: Sequence[Entries]) -> tuple[str, int]:
     """The last ledger's line, and the sum so far: `E. cups: 3 (3); lamps: 8 (1). So far 9 + 1 = 0`."""
     before = sum(digit for ledger in ledgers[:-1] for _, digit in ledger) % 10
     thought, own = running_sum(ledgers[-1], PLAIN)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from selfcest_env.tasks.files import Record
 from selfcest_env.tasks.finite import Skipped
-from selfcest_env.tasks.plan import Plan, Step
+from selfcest_env.tasks.plan import PlanStep, QuestionPlan
 from selfcest_env.tasks.qa import QuestionSource, unique_keys
 from selfcest_env.types import Task
 
@@ -29,7 +29,7 @@ class Musique(QuestionSource):
                 raise paragraph.bad("idx", "a number that no other paragraph has")
             by_index[paragraph.whole("idx")] = key
         name, hops = record.text("id"), record.parts("question_decomposition")
-        plan = Plan(tuple(_step(hop, by_index) for hop in hops))
+        plan = QuestionPlan(tuple(_step(hop, by_index) for hop in hops))
         return self.question(
             record,
             record.text("question"),
@@ -42,8 +42,8 @@ class Musique(QuestionSource):
         )
 
 
-def _step(hop: Record, keys: dict[int, str]) -> Step:
+def _step(hop: Record, keys: dict[int, str]) -> PlanStep:
     support = hop.whole("paragraph_support_idx")
     if support not in keys:
         raise hop.bad("paragraph_support_idx", "the idx of one of the paragraphs")
-    return Step(hop.text("question"), (keys[support],), (hop.text("answer").strip(),))
+    return PlanStep(hop.text("question"), (keys[support],), (hop.text("answer").strip(),))

@@ -28,7 +28,7 @@ def stands_in(answer: str, text: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PlanStep:
     """A question that a few documents answer.
 
     Attributes:
@@ -63,10 +63,10 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class QuestionPlan:
     """Steps in an order in which they can be answered; without a comparison the last answer is the answer."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[PlanStep, ...]
     comparison: Comparison | None = None
 
     def ready(self, known: Mapping[int, str]) -> tuple[int, ...]:
@@ -103,9 +103,9 @@ class Plan:
         return json.dumps(asdict(self), ensure_ascii=False)
 
     @classmethod
-    def read(cls, text: str) -> Plan:
+    def read(cls, text: str) -> QuestionPlan:
         """Inverse of `write`."""
         data = json.loads(text)
-        steps = (Step(step["question"], tuple(step["keys"]), tuple(step["answers"])) for step in data["steps"])
+        steps = (PlanStep(step["question"], tuple(step["keys"]), tuple(step["answers"])) for step in data["steps"])
         comparison = data["comparison"] and Comparison.of(data["comparison"])
         return cls(tuple(steps), comparison or None)

@@ -14,7 +14,7 @@ import numpy as np
 from selfcest_env.errors import did_you_mean
 from selfcest_env.tasks.files import Record
 from selfcest_env.tasks.finite import FileSource
-from selfcest_env.tasks.plan import Plan, Step
+from selfcest_env.tasks.plan import PlanStep, QuestionPlan
 from selfcest_env.tasks.reader import PLAN, Reader
 from selfcest_env.tasks.source import Proposal, Style
 from selfcest_env.types import Scalar, Task
@@ -56,7 +56,7 @@ class QuestionSource(FileSource):
         answer: str,
         documents: Mapping[str, str],
         *,
-        plan: Plan | None,
+        plan: QuestionPlan | None,
         support: Sequence[str] | None,
         aliases: tuple[str, ...] = (),
         metadata: Mapping[str, Scalar],
@@ -100,9 +100,9 @@ class QuestionSource(FileSource):
         return self.reader.propose(observation, rng, style)
 
 
-def whole_plan(question: str, keys: Sequence[str], answer: str) -> Plan | None:
+def whole_plan(question: str, keys: Sequence[str], answer: str) -> QuestionPlan | None:
     """One step: the whole question, for a reader of all the documents that are needed."""
-    return Plan((Step(question.strip(), tuple(keys), (answer.strip(),)),)) if keys else None
+    return QuestionPlan((PlanStep(question.strip(), tuple(keys), (answer.strip(),)),)) if keys else None
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ PI_DIGITS = "1415926535897932384626433832795028841971693993751058209749445923078
 MAX_POSITION = 99  # [0] to [99] are single tokens of the embedded model
 
 
-class Query(NamedTuple):
+class RangeQuery(NamedTuple):
     """Sum over `start..end`, both included, of (`offset` + digit of pi) mod 10; `size` is how many terms it is said to
     have at most, 0 if that is not said."""
 
@@ -61,7 +61,7 @@ class Query(NamedTuple):
     def term(self, position: int) -> int:
         return (self.offset + int(PI_DIGITS[position - 1])) % 10
 
-    def cut(self, piece: int) -> list[Query]:
+    def cut(self, piece: int) -> list[RangeQuery]:
         """Pieces that end at multiples of `piece`; the last one ends where the range does."""
         ends = [*range(-(-self.start // piece) * piece, self.end, piece), self.end]
         starts = [self.start, *(end + 1 for end in ends[:-1])]
@@ -85,14 +85,14 @@ _PLAIN = re.compile(
 )
 
 
-def parse(text: str) -> Query | None:
+def parse(text: str) -> RangeQuery | None:
     """The query a text asks, in either phrasing; `None` if it asks something else."""
     if match := _TERSE.fullmatch(text.strip()):
         offset, start, end, size = map(int, match.groups("0"))
-        query = Query(offset, start, end, TERSE, size)
+        query = RangeQuery(offset, start, end, TERSE, size)
     elif match := _PLAIN.fullmatch(text.strip()):
         start, end, offset, size = map(int, match.groups("0"))
-        query = Query(offset, start, end, PLAIN, size)
+        query = RangeQuery(offset, start, end, PLAIN, size)
     else:
         return None
     return query if 1 <= query.start <= query.end <= MAX_POSITION else None
@@ -131,7 +131,7 @@ class RangeSum:
         start = draw_int(rng, 1, MAX_POSITION - length + 1)
         step = self.size_step
         size = min(-(-length // step) * step, MAX_POSITION) if step else 0
-        query = Query(draw_int(rng, 0, 9), start, start + length - 1, self.phrasing, size)
+        query = RangeQuery(draw_int(rng, 0, 9), start, start + length - 1, self.phrasing, size)
         return make_task(self.name, query.write(), str(query.answer), {"size": length})
 
     def understands(self, observation: Observation) -> bool:
@@ -151,13 +151,13 @@ class RangeSum:
         return _solve(query)
 
 
-def _restated(query: Query) -> str:
+def _restated(query: RangeQuery) -> str:
     if not query.size:
         return ""
     return f"[{query.size}]" if query.phrasing == TERSE else f"At most {query.size} terms. "
 
 
-def _solve(query: Query) -> Proposal:
+def _solve(query: RangeQuery) -> Proposal:
     label = "[{}]" if query.phrasing == TERSE else "i={}"
     items = [(label.format(i), query.term(i)) for i in range(query.start, query.end + 1)]
     thought, total = running_sum(items, query.phrasing)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from selfcest_env.protocol import Reply
-from selfcest_env.tasks.plan import Plan, Step
+from selfcest_env.tasks.plan import PlanStep, QuestionPlan
 from selfcest_env.tasks.source import GIVE_UP, Proposal, Style, may_delegate, may_read
 from selfcest_env.types import Action, Answer, CloneRequest, Delegate, Read, Task
 from selfcest_env.views import Observation
@@ -28,12 +28,12 @@ class Reader:
     """
 
     def __init__(self, tasks: Iterable[Task]) -> None:
-        self._plans: dict[str, list[Plan]] = defaultdict(list)
-        self._steps: dict[str, list[Step]] = defaultdict(list)
+        self._plans: dict[str, list[QuestionPlan]] = defaultdict(list)
+        self._steps: dict[str, list[PlanStep]] = defaultdict(list)
         for task in tasks:
             plans = self._plans[task.prompt]
             if PLAN in task.metadata:
-                plan = Plan.read(str(task.metadata[PLAN]))
+                plan = QuestionPlan.read(str(task.metadata[PLAN]))
                 plans.append(plan)
                 for index, step in enumerate(plan.steps):
                     self._steps[step.ask(index, plan.gold())].append(step)
@@ -60,7 +60,7 @@ def _in_sight(observation: Observation) -> dict[str, str]:
     return texts
 
 
-def _follow(plan: Plan, observation: Observation, style: Style) -> Proposal:
+def _follow(plan: QuestionPlan, observation: Observation, style: Style) -> Proposal:
     """Answer what can be answered, ask for what can be asked for, and conclude when nothing is open."""
     known, failed = _brought(plan, observation)
     thought = _read_off(plan, known, _in_sight(observation), _news(observation))
@@ -82,7 +82,7 @@ def _follow(plan: Plan, observation: Observation, style: Style) -> Proposal:
     return next((Proposal(action, "\n".join(thought)) for possible, action in ways if possible), GIVE_UP)
 
 
-def _brought(plan: Plan, observation: Observation) -> tuple[dict[int, str], set[int]]:
+def _brought(plan: QuestionPlan, observation: Observation) -> tuple[dict[int, str], set[int]]:
     """What clones answered, by step, and the steps on which one failed."""
     known: dict[int, str] = {}
     failed: set[int] = set()
@@ -108,7 +108,9 @@ def _news(observation: Observation) -> Mapping[str, str]:
     return (observation.exchanges[-1].documents or {}) if observation.exchanges else observation.brief.documents
 
 
-def _read_off(plan: Plan, known: dict[int, str], texts: Mapping[str, str], news: Mapping[str, str]) -> list[str]:
+def _read_off(
+    plan: QuestionPlan, known: dict[int, str], texts: Mapping[str, str], news: Mapping[str, str]
+) -> list[str]:
     """Add to `known` what stands in documents in sight; returns a line for each answer that is new."""
     lines = []
     while found := [index for index in plan.ready(known) if _stands(plan.steps[index], texts)]:
@@ -121,11 +123,11 @@ def _read_off(plan: Plan, known: dict[int, str], texts: Mapping[str, str], news:
     return lines
 
 
-def _stands(step: Step, texts: Mapping[str, str]) -> bool:
+def _stands(step: PlanStep, texts: Mapping[str, str]) -> bool:
     return all(key in texts for key in step.keys) and step.answered_by([texts[key] for key in step.keys])
 
 
-def _weigh(plan: Plan, known: Mapping[int, str]) -> list[str]:
+def _weigh(plan: QuestionPlan, known: Mapping[int, str]) -> list[str]:
     """The line of thought of a comparison."""
     if plan.comparison is None:
         return []

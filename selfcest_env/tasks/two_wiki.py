@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 from selfcest_env.tasks.comparison import EARLIEST, FEWEST, LATEST, LONGEST, MOST, SAME, SHORTEST, Comparison
 from selfcest_env.tasks.files import Record, read_records
 from selfcest_env.tasks.hotpotqa import described, read_context, support_keys
-from selfcest_env.tasks.plan import Plan, Step, stands_in, words
+from selfcest_env.tasks.plan import PlanStep, QuestionPlan, stands_in, words
 from selfcest_env.tasks.qa import QuestionSource, unique_keys
 from selfcest_env.types import Task
 
@@ -96,7 +96,7 @@ def read_evidences(record: Record) -> tuple[Fact, ...]:
 
 def make_plan(
     kind: str, question: str, facts: Sequence[Fact], support: Sequence[str], documents: Mapping[str, str]
-) -> Plan | None:
+) -> QuestionPlan | None:
     """Steps from evidence; `None` if the facts do not fit the kind of question."""
     links = _links(kind, facts)
     if links is None:
@@ -105,11 +105,11 @@ def make_plan(
     for index, (fact, link) in enumerate(zip(facts, links, strict=True)):
         subject = fact.subject if link is None else f"#{link + 1}"
         key = _supporting(index, fact, len(facts), support, documents)
-        steps.append(Step(f"What is the {fact.relation} of {subject}?", (key,) if key else (), fact.objects))
+        steps.append(PlanStep(f"What is the {fact.relation} of {subject}?", (key,) if key else (), fact.objects))
     if kind not in COMPARED:
-        return Plan(tuple(steps))
+        return QuestionPlan(tuple(steps))
     comparison = _comparison(question, facts, links, steps)
-    return None if comparison is None else Plan(tuple(steps), comparison)
+    return None if comparison is None else QuestionPlan(tuple(steps), comparison)
 
 
 def _links(kind: str, facts: Sequence[Fact]) -> list[int | None] | None:
@@ -156,7 +156,7 @@ def is_about(title: str, subject: str) -> bool:
 
 
 def _comparison(
-    question: str, facts: Sequence[Fact], links: Sequence[int | None], steps: Sequence[Step]
+    question: str, facts: Sequence[Fact], links: Sequence[int | None], steps: Sequence[PlanStep]
 ) -> Comparison | None:
     """What the question asks of the two things; each is named by the document of its first step."""
     first = [index for index, link in enumerate(links) if link is None]

@@ -32,7 +32,7 @@ from selfcest_env import __version__
 from selfcest_env.reward import make_reward
 from selfcest_env.tasks import Style
 from selfcest_env.tasks.long_ledgers import AT_ONCE, ONE_BY_ONE, LongLedgers
-from selfcest_env.tasks.range_sum import MAX_POSITION, TERSE, Query
+from selfcest_env.tasks.range_sum import MAX_POSITION, TERSE, RangeQuery
 from selfcest_env.tasks.source import make_task
 from selfcest_eval.play.config import StudyConfig, load_study
 from selfcest_eval.play.policies import make_policy, run_file
@@ -157,7 +157,7 @@ def measure_told_sizes(episodes: int = 50) -> dict[str, Any]:
             requests = []
             for index in range(episodes):
                 start = int(rng.integers(1, MAX_POSITION - size + 2))
-                query = Query(int(rng.integers(0, 10)), start, start + size - 1, TERSE, hint)
+                query = RangeQuery(int(rng.integers(0, 10)), start, start + size - 1, TERSE, hint)
                 task = make_task("range_sum", query.write(), str(query.answer), {"size": size})
                 requests.append(RolloutRequest(str(index), task, index, replace(limits, context_tokens=window)))
             records = [reward.score(record) for record in player.play(requests, 0.0)]

@@ -11,7 +11,7 @@ import pytest
 from growth import growth
 
 from selfcest_env.errors import ConfigError, RewardError
-from selfcest_env.graders import NO_ANSWER, Part
+from selfcest_env.graders import NO_ANSWER, AnswerPart
 from selfcest_env.graders.wide import (
     Hits,
     Table,
@@ -455,15 +455,15 @@ def test_rules_are_those_of_the_official_object() -> None:
 def test_the_parts_of_an_f1_add_up() -> None:
     task = table_task(row_documents=json.dumps(["U", "B", "J"]))
     grade = Wide().grade(task, FOUND)
-    assert grade.parts == (Part("U", 6 / 18), Part("B", 4 / 18), Part("J", 0.0))
+    assert grade.parts == (AnswerPart("U", 6 / 18), AnswerPart("B", 4 / 18), AnswerPart("J", 0.0))
     assert sum(part.score for part in grade.parts) == pytest.approx(grade.score)
     rows = Wide(score="row_f1").grade(task, FOUND)
-    assert rows.parts == (Part("U", 2 / 6), Part("B", 0.0), Part("J", 0.0))
+    assert rows.parts == (AnswerPart("U", 2 / 6), AnswerPart("B", 0.0), AnswerPart("J", 0.0))
     assert Wide(score="success").grade(task, FOUND).parts == ()
     assert Wide().grade(TASK, FOUND).parts == ()
     # One document may be that of several rows.
     shared = table_task(row_documents=json.dumps(["U", "B", "U"]))
-    assert Wide().grade(shared, GOLD).parts == (Part("U", 12 / 18), Part("B", 6 / 18))
+    assert Wide().grade(shared, GOLD).parts == (AnswerPart("U", 12 / 18), AnswerPart("B", 6 / 18))
 
 
 def test_a_further_row_lowers_the_parts_of_all() -> None:

@@ -15,7 +15,7 @@ import pytest
 from selfcest_env.errors import WorkerError
 from selfcest_env.graders import Grade, math
 from selfcest_env.graders.math import MathMatch
-from selfcest_env.graders.workers import Result, Worker, WorkerPool
+from selfcest_env.graders.workers import Worker, WorkerPool, WorkerResult
 from selfcest_env.types import Task
 
 SOURCE = """
@@ -69,7 +69,7 @@ def test_a_worker_is_one_process_for_many_requests(worker: Worker) -> None:
 def test_what_hangs_is_killed_and_what_dies_is_replaced(worker: Worker) -> None:
     before = worker.ask("a", 20).value[1]
     start = time.monotonic()
-    assert worker.ask("hang", 0.3) == Result(failure="timeout")
+    assert worker.ask("hang", 0.3) == WorkerResult(failure="timeout")
     assert time.monotonic() - start < 5
     with pytest.raises(ProcessLookupError):
         os.kill(before, 0)
@@ -85,7 +85,7 @@ def lives(tmp_path: Path, count: int, by: signal.Signals) -> dict[str, object]:
 
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
 def test_after_a_death_a_fresh_worker_is_asked_once_more(worker: Worker, tmp_path: Path, by: signal.Signals) -> None:
-    assert worker.ask(lives(tmp_path, 1, by), 20) == Result("alive")
+    assert worker.ask(lives(tmp_path, 1, by), 20) == WorkerResult("alive")
 
 
 def test_who_dies_twice_from_outside_has_judged_nothing(worker: Worker, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_who_dies_twice_from_outside_has_judged_nothing(worker: Worker, tmp_path
 
 
 def test_what_crashes_two_workers_is_to_blame_itself(worker: Worker, tmp_path: Path) -> None:
-    assert worker.ask(lives(tmp_path, 2, signal.SIGABRT), 20) == Result(failure="crash")
+    assert worker.ask(lives(tmp_path, 2, signal.SIGABRT), 20) == WorkerResult(failure="crash")
     assert worker.ask("a", 20).value[0] == "a"
 
 
@@ -116,15 +116,15 @@ def test_who_is_killed_while_it_starts_is_replaced(tmp_path: Path, monkeypatch: 
         "serve(lambda: str)\n"
     )
     worker = Worker("killed_worker")
-    assert worker.ask(5, 20) == Result("5")
+    assert worker.ask(5, 20) == WorkerResult("5")
     worker.close()
 
 
 def test_errors_prints_and_memory_stay_in_the_worker(worker: Worker) -> None:
     process = worker.ask("a", 20).value[1]
-    assert worker.ask("raise", 20) == Result(failure="KeyError")
-    assert worker.ask("huge", 20) == Result(failure="MemoryError")
-    assert worker.ask("deep", 20) == Result(failure="RecursionError")
+    assert worker.ask("raise", 20) == WorkerResult(failure="KeyError")
+    assert worker.ask("huge", 20) == WorkerResult(failure="MemoryError")
+    assert worker.ask("deep", 20) == WorkerResult(failure="RecursionError")
     assert worker.ask("loud", 20).value == ["loud", process]
 
 

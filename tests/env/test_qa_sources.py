@@ -17,7 +17,7 @@ from selfcest_env.tasks.hotpotqa import HotpotQA
 from selfcest_env.tasks.leaks import overlaps
 from selfcest_env.tasks.long_context import Babilong, Distractors, split_sentences
 from selfcest_env.tasks.musique import Musique
-from selfcest_env.tasks.plan import Plan, Step, stands_in
+from selfcest_env.tasks.plan import PlanStep, QuestionPlan, stands_in
 from selfcest_env.tasks.qa import UserQuestions, unique_keys
 from selfcest_env.tasks.support import gold_support, says_support
 from selfcest_env.tasks.two_wiki import TwoWiki
@@ -103,8 +103,8 @@ def only(source: FiniteSource) -> Task:
     return task
 
 
-def plan_of(task: Task) -> Plan:
-    return Plan.read(str(task.metadata["plan"]))
+def plan_of(task: Task) -> QuestionPlan:
+    return QuestionPlan.read(str(task.metadata["plan"]))
 
 
 # Keys
@@ -133,7 +133,7 @@ def test_hotpotqa_in_both_layouts(tmp_path: Path) -> None:
         assert {key: task.metadata[key] for key in ("id", "type", "level", "qa_rule", "documents")} == {
             "id": "5a77", "type": "comparison", "level": "hard", "qa_rule": "hotpotqa", "documents": 3,
         }  # fmt: skip
-        assert plan_of(task).steps == (Step(task.prompt, ("Alpha Post", "Beta Post"), ("Beta Post",)),)
+        assert plan_of(task).steps == (PlanStep(task.prompt, ("Alpha Post", "Beta Post"), ("Beta Post",)),)
     assert official.task_id == hub.task_id
 
 
@@ -239,9 +239,9 @@ def test_a_step_whose_answer_stands_elsewhere_is_no_plan(tmp_path: Path) -> None
 
 
 def test_a_number_sign_that_names_no_earlier_step_is_text() -> None:
-    assert Step("Who had a #1 hit?", ("A",), ("x",)).links(0) == frozenset()
-    assert Step("Who had a #1 hit?", ("A",), ("x",)).ask(0, {}) == "Who had a #1 hit?"
-    assert Step("#1 and #3 of #12", ("A",), ("x",)).ask(1, {0: "Ulm"}) == "Ulm and #3 of #12"
+    assert PlanStep("Who had a #1 hit?", ("A",), ("x",)).links(0) == frozenset()
+    assert PlanStep("Who had a #1 hit?", ("A",), ("x",)).ask(0, {}) == "Who had a #1 hit?"
+    assert PlanStep("#1 and #3 of #12", ("A",), ("x",)).ask(1, {0: "Ulm"}) == "Ulm and #3 of #12"
 
 
 def test_an_answer_stands_in_a_text_by_its_words() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from selfcest_env.errors import ConfigError, PlugInError, RewardError
-from selfcest_env.graders import ExactInteger, ExactMatch, Grade, Part
+from selfcest_env.graders import AnswerPart, ExactInteger, ExactMatch, Grade
 from selfcest_env.graders.paper import PaperArithmetic, PaperMultihop
 from selfcest_env.kernel import Kernel
 from selfcest_env.record import EpisodeRecord, Generation, build_record
@@ -286,7 +286,7 @@ def test_numpy_numbers_are_numbers() -> None:
 class Halves:
     """A grader whose answer has two parts."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[AnswerPart, ...]
     score: float = 0.75
 
     def grade(self, task: Task, answer: str | None) -> Grade:
@@ -305,23 +305,32 @@ class Squared:
 
 
 def test_only_terms_that_are_sums_over_parts_are_stored_by_part() -> None:
-    reward = Reward({"score": Score(2.0), "correct": Correct()}, Halves((Part("A", 0.5), Part("B", 0.25))))
+    reward = Reward({"score": Score(2.0), "correct": Correct()}, Halves((AnswerPart("A", 0.5), AnswerPart("B", 0.25))))
     assert reward.score(episode()).parts == {"score": {"A": 1.0, "B": 0.5}}
 
 
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ((Part("A", 0.5), Part("A", 0.25)), "grader Halves, episode e3: its parts are A, A; expected each key once"),
-        ((Part("A", 0.5),), r"grader Halves, episode e3, score: its parts add up to 0\.5; expected the whole, 0\.75"),
-        ((Part("A", math.nan),), "grader Halves, episode e3, score, part: returned nan; expected a finite number"),
+        (
+            (AnswerPart("A", 0.5), AnswerPart("A", 0.25)),
+            "grader Halves, episode e3: its parts are A, A; expected each key once",
+        ),
+        (
+            (AnswerPart("A", 0.5),),
+            r"grader Halves, episode e3, score: its parts add up to 0\.5; expected the whole, 0\.75",
+        ),
+        (
+            (AnswerPart("A", math.nan),),
+            "grader Halves, episode e3, score, part: returned nan; expected a finite number",
+        ),
     ],
 )
-def test_parts_that_are_not_the_score_are_an_error(parts: tuple[Part, ...], message: str) -> None:
+def test_parts_that_are_not_the_score_are_an_error(parts: tuple[AnswerPart, ...], message: str) -> None:
     with pytest.raises(RewardError, match=message):
         Reward({"score": Score()}, Halves(parts)).score(episode())
 
 
 def test_a_term_that_is_no_sum_of_its_parts_is_an_error() -> None:
     with pytest.raises(RewardError, match=r"'squared', episode e3: its parts add up to 0\.75; .* 0\.5625"):
-        Reward({"squared": Squared()}, Halves((Part("A", 0.5), Part("B", 0.25)))).score(episode())
+        Reward({"squared": Squared()}, Halves((AnswerPart("A", 0.5), AnswerPart("B", 0.25)))).score(episode())

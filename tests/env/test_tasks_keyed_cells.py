@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from selfcest_env.errors import ConfigError, RewardError
-from selfcest_env.graders import Grade, Part
-from selfcest_env.graders.cells import Cells
+from selfcest_env.graders import AnswerPart, Grade
+from selfcest_env.graders.cells import CellMatch
 from selfcest_env.kernel import Kernel
 from selfcest_env.protocol import ProtocolText
 from selfcest_env.record import EpisodeRecord, Generation, build_record, from_json, to_json
@@ -167,9 +167,9 @@ def test_a_reader_asks_for_all_documents_at_once() -> None:
 def test_cells_are_graded_one_by_one_or_as_a_whole(
     answer: str | None, score: float, correct: bool, well_formed: bool, cells: tuple[float, ...]
 ) -> None:
-    parts = tuple(Part(key, value) for key, value in zip("CA", cells, strict=True))
-    assert Cells().grade(TASK, answer) == Grade(score, correct, well_formed, parts=parts)
-    assert Cells("all").grade(TASK, answer) == Grade(float(correct), correct, well_formed)
+    parts = tuple(AnswerPart(key, value) for key, value in zip("CA", cells, strict=True))
+    assert CellMatch().grade(TASK, answer) == Grade(score, correct, well_formed, parts=parts)
+    assert CellMatch("all").grade(TASK, answer) == Grade(float(correct), correct, well_formed)
 
 
 @pytest.mark.parametrize(("metadata", "answer"), [({}, "a7b0"), ({"cells": "ABC"}, "a7b0"), ({"cells": ""}, "")])

@@ -7,7 +7,7 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.kernel import Kernel
 from selfcest_env.rules import Rules
 from selfcest_env.tasks import Style
-from selfcest_env.tasks.ledger_qa import Ledger, LedgerQA, Query, parse, read_ledger
+from selfcest_env.tasks.ledger_qa import LedgerDocument, LedgerQA, LedgerQuery, parse, read_ledger
 from selfcest_env.text.counters import WordCounter
 from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import ROOT, Delegate, Limits, Task, Usage
@@ -81,12 +81,12 @@ def test_named_documents_never_exceed_those_there_are() -> None:
 @pytest.mark.parametrize(
     ("query", "terse"),
     [
-        (Query("sum", ("B", "F"), 2, "terse"), "?BF"),
-        (Query("chain", ("B",), 3, "terse"), "?B>3"),
-        (Query("chain", (), 1, "terse"), ">"),
+        (LedgerQuery("sum", ("B", "F"), 2, "terse"), "?BF"),
+        (LedgerQuery("chain", ("B",), 3, "terse"), "?B>3"),
+        (LedgerQuery("chain", (), 1, "terse"), ">"),
     ],
 )
-def test_phrasings_say_the_same(query: Query, terse: str) -> None:
+def test_phrasings_say_the_same(query: LedgerQuery, terse: str) -> None:
     assert query.write() == terse
     assert parse(terse) == query
     plain = query._replace(phrasing="plain")
@@ -94,11 +94,11 @@ def test_phrasings_say_the_same(query: Query, terse: str) -> None:
 
 
 def test_ledgers_in_both_phrasings() -> None:
-    assert Ledger((3, 5), "K").write("terse") == "K35"
-    assert Ledger((3, 5), "K").write("plain") == "Next ledger: K. Entries: 3, 5."
-    for ledger in (Ledger((3, 5), "K"), Ledger((0,))):
+    assert LedgerDocument((3, 5), "K").write("terse") == "K35"
+    assert LedgerDocument((3, 5), "K").write("plain") == "Next ledger: K. Entries: 3, 5."
+    for ledger in (LedgerDocument((3, 5), "K"), LedgerDocument((0,))):
         assert all(read_ledger(ledger.write(phrasing)) == ledger for phrasing in ("terse", "plain"))
-    assert read_ledger("nothing to see") == Ledger(())
+    assert read_ledger("nothing to see") == LedgerDocument(())
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.kernel import Kernel
 from selfcest_env.rules import Rules
 from selfcest_env.tasks import Style
-from selfcest_env.tasks.long_ledgers import LongLedgers, Query, parse, read_entries
+from selfcest_env.tasks.long_ledgers import LongLedgerQuery, LongLedgers, parse, read_entries
 from selfcest_env.text.counters import WordCounter
 from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import ROOT, Limits, Task, Usage
@@ -109,16 +109,16 @@ def test_without_a_way_to_see_them_it_gives_up() -> None:
 @pytest.mark.parametrize(
     ("text", "query"),
     [
-        ("?[1]C[2]E[3]X", Query(("C", "E", "X"), 0, 10)),
-        ("?[1]C%5", Query(("C",), 0, 5)),
-        ("[12]", Query((), 12, 10)),
-        ("[2]%7", Query((), 2, 7)),
-        (WORDS.prompt, Query(("C", "E"), 0, 10, "plain")),
-        ("What is the last digit of the sum of all amounts in the ledger C?", Query(("C",), 0, 10, "plain")),
-        ("What is the last digit of the sum of all amounts in your ledger?", Query((), 1, 10, "plain")),
+        ("?[1]C[2]E[3]X", LongLedgerQuery(("C", "E", "X"), 0, 10)),
+        ("?[1]C%5", LongLedgerQuery(("C",), 0, 5)),
+        ("[12]", LongLedgerQuery((), 12, 10)),
+        ("[2]%7", LongLedgerQuery((), 2, 7)),
+        (WORDS.prompt, LongLedgerQuery(("C", "E"), 0, 10, "plain")),
+        ("What is the last digit of the sum of all amounts in the ledger C?", LongLedgerQuery(("C",), 0, 10, "plain")),
+        ("What is the last digit of the sum of all amounts in your ledger?", LongLedgerQuery((), 1, 10, "plain")),
     ],
 )
-def test_questions_read_back(text: str, query: Query) -> None:
+def test_questions_read_back(text: str, query: LongLedgerQuery) -> None:
     assert parse(text) == query
     assert query.write() == text
 

@@ -8,7 +8,7 @@ from selfcest_env.kernel import Kernel
 from selfcest_env.protocol import Reply
 from selfcest_env.rules import Rules
 from selfcest_env.tasks import Style
-from selfcest_env.tasks.range_sum import PI_DIGITS, Query, RangeSum, parse
+from selfcest_env.tasks.range_sum import PI_DIGITS, RangeQuery, RangeSum, parse
 from selfcest_env.tasks.source import Proposal, combine, read_digit
 from selfcest_env.text.counters import WordCounter
 from selfcest_env.text.terse import TerseProtocol
@@ -41,7 +41,7 @@ def first_turn(prompt: str) -> Observation:
 def test_by_hand() -> None:
     # pi = 3.14159265..., so digits 3 to 6 are 1 5 9 2; with 3 added modulo 10: 4 8 2 5, in all 19.
     query = parse("3:[3]-[6]")
-    assert query == Query(3, 3, 6, "terse")
+    assert query == RangeQuery(3, 3, 6, "terse")
     assert query.answer == 9
     source, rng = RangeSum(pieces=(5,)), np.random.default_rng(0)
     solved = source.propose(first_turn("3:[3]-[6]"), rng, Style.SOLVE)
@@ -55,7 +55,7 @@ def test_by_hand() -> None:
 def test_the_size_is_shown_restated_and_left_out_of_the_parts() -> None:
     # 4 terms, rounded up to fives: 5. The terms are those of the test above.
     source, rng = RangeSum(pieces=(5,), size_step=5), np.random.default_rng(0)
-    assert parse("3:[3]-[6];[5]") == Query(3, 3, 6, "terse", 5)
+    assert parse("3:[3]-[6];[5]") == RangeQuery(3, 3, 6, "terse", 5)
     assert source.propose(first_turn("3:[3]-[6];[5]"), rng, Style.SOLVE) == Proposal(
         Answer("9"), "[5][3]44[4]82[5]24[6]59"
     )
@@ -100,13 +100,13 @@ def test_combining_labels_values_and_running_totals() -> None:
     ],
 )
 def test_pieces_end_at_multiples(start: int, end: int, piece: int, spans: list[tuple[int, int]]) -> None:
-    assert [(part.start, part.end) for part in Query(0, start, end, "terse").cut(piece)] == spans
+    assert [(part.start, part.end) for part in RangeQuery(0, start, end, "terse").cut(piece)] == spans
 
 
 def test_both_phrasings_ask_the_same() -> None:
-    for query in (Query(3, 4, 20, "terse"), Query(0, 1, 99, "plain"), Query(3, 4, 20, "plain", 20)):
+    for query in (RangeQuery(3, 4, 20, "terse"), RangeQuery(0, 1, 99, "plain"), RangeQuery(3, 4, 20, "plain", 20)):
         assert parse(query.write()) == query
-    assert Query(3, 4, 20, "terse").write() == "3:[4]-[20]"
+    assert RangeQuery(3, 4, 20, "terse").write() == "3:[4]-[20]"
     assert [parse(text) for text in ("3:[4]-[3]", "3:[0]-[3]", "13:[4]-[5]", "3:[4]-[100]", "3:[4]-[5]x")] == [None] * 5
 
 

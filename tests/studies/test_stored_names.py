@@ -25,7 +25,7 @@ from selfcest_baselines.bench.entries import ENTRIES
 from selfcest_baselines.bench.runs import Run, load, settings_text
 from selfcest_baselines.broadcast import BroadcastLearner
 from selfcest_env.graders import Grade
-from selfcest_env.graders.grade import Part
+from selfcest_env.graders.grade import AnswerPart
 from selfcest_env.graders.qa import Overlap
 from selfcest_env.plugin import PlugIn
 from selfcest_env.record import cost_measures, to_json
@@ -201,7 +201,7 @@ def test_fingerprints_of_policies() -> None:
 
 def test_lines_of_results_and_records() -> None:
     place = Place("ledger", "4", "out", "delegate", 600, 1, "t0", Style.SOLVE)
-    grade, support = Grade(0.5, False, True, "why", (Part("A", 0.5),)), Overlap(0.0, 0.5, 1.0, 0.25)
+    grade, support = Grade(0.5, False, True, "why", (AnswerPart("A", 0.5),)), Overlap(0.0, 0.5, 1.0, 0.25)
     episode, costs = three_agents("e", 1.0), {"total_tokens": 3.0}
     result = Result(
         "k", "p", place, (episode,), 0, grade, Status.ANSWERED, costs, True, support, lifted=("total_tokens",)

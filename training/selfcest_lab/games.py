@@ -13,7 +13,7 @@ from string import ascii_uppercase
 from selfcest_agents.codec import TerseCodec
 from selfcest_agents.tiny import TinyTokenizer
 from selfcest_env.graders import ExactMatch, Grade
-from selfcest_env.graders.cells import Cells
+from selfcest_env.graders.cells import CellMatch
 from selfcest_env.process import ProcessTerm, Step
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.reward import MalformedCost, Reward, RewardTerm, Score, TokenCost
@@ -106,7 +106,7 @@ class Game:
             terms["judged"] = CloneTurnReward(self.judged)
         if self.cells:
             terms["score"] = Score()
-            return Reward(terms, Cells())
+            return Reward(terms, CellMatch())
         return Reward(terms, ExactMatch())
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from selfcest_env.errors import RecordError
 from selfcest_env.graders import Grade
-from selfcest_env.graders.grade import Part
+from selfcest_env.graders.grade import AnswerPart
 from selfcest_env.graders.qa import Overlap
 from selfcest_env.record import EpisodeRecord, from_json, json_line, read_json_lines, to_json
 from selfcest_env.stored import by_field, stored_as, to_stored
@@ -237,7 +237,7 @@ def _place(data: Mapping[str, Any]) -> Place:
 
 def _grade(data: Mapping[str, Any]) -> Grade:
     fields = by_field(Grade, dict(data))
-    fields["parts"] = [by_field(Part, part) for part in fields.get("parts", ())]
+    fields["parts"] = [by_field(AnswerPart, part) for part in fields.get("parts", ())]
     return structure(fields, Grade, place="grade", error=RecordError)
 
 
