@@ -14,12 +14,12 @@ _HOPE = re.compile(r"\.\s*I hope it is correct\.?\s*$")  # the end of an answer 
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
-def final_answer(text: str) -> str:
+def extract_final_answer(text: str) -> str:
     """What stands in the last box, else in the last `<answer>`, else after the last "answer is", else the whole text.
 
     Only the last `SEARCHED_CHARACTERS` are looked at for either.
     """
-    box = last_boxed(text)
+    box = extract_last_boxed(text)
     if box is not None:
         return box
     tags = _ANSWER_TAG.findall(text, max(0, len(text) - SEARCHED_CHARACTERS))
@@ -29,7 +29,7 @@ def final_answer(text: str) -> str:
     return _HOPE.sub("", text[found[-1] :].strip() if found else "") or text
 
 
-def last_boxed(text: str) -> str | None:
+def extract_last_boxed(text: str) -> str | None:
     r"""What stands in the last complete box, stripped; `None` if there is none.
 
     `\boxed{...}` and `\fbox{...}` with balanced braces (`\{` and `\}` do not count), and `\boxed 5` without braces. A

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
-from selfcest_env.graders.latex import Form, outer_form, unnamed, word
-from selfcest_env.graders.rational import rational
+from selfcest_env.graders.latex import Form, parse_outer_form, parse_words, strip_variable_name
+from selfcest_env.graders.rational import parse_rational
 
 PLACES = 6  # to which math-verify compares decimals with irrational values
 _DECIMAL = re.compile(r"[-+−]?\s?[0-9,]*\.[0-9]{%d,}" % PLACES)  # noqa: UP031 (the braces are the pattern's)
@@ -39,7 +39,7 @@ _LEFT_OUT = re.compile(
 Decide = Callable[[str, str], bool]
 
 
-def same(truth: str, answer: str, decide: Decide) -> bool:
+def answers_agree(truth: str, answer: str, decide: Decide) -> bool:
     r"""Whether two normalised answers are equal.
 
     Equal texts, equal exact values and equal words are equal; different values and different words are not. Of lists,
@@ -58,7 +58,7 @@ def same(truth: str, answer: str, decide: Decide) -> bool:
     by_relation = _by_relation(truth, answer, decide)
     if by_relation is not None:
         return by_relation
-    left, right = outer_form(truth), outer_form(answer)
+    left, right = parse_outer_form(truth), parse_outer_form(answer)
     if left.form is right.form is Form.SINGLE:
         exactly = _exactly(truth, answer)
         return decide(truth, answer) if exactly is None else exactly
@@ -70,7 +70,7 @@ def same(truth: str, answer: str, decide: Decide) -> bool:
     if len(left.parts) != len(right.parts):
         return False
     if left.form.ordered:
-        return all(same(a, b, decide) for a, b in zip(left.parts, right.parts, strict=True))
+        return all(answers_agree(a, b, decide) for a, b in zip(left.parts, right.parts, strict=True))
     return _matched(left.parts, right.parts, decide)
 
 
@@ -93,17 +93,17 @@ def _by_relation(truth: str, answer: str, decide: Decide) -> bool | None:
         return False
     left, right = _as_interval(truth), _as_interval(answer)
     if left is not None and right is not None:
-        return left[0] == right[0] and same(left[1], right[1], decide)
+        return left[0] == right[0] and answers_agree(left[1], right[1], decide)
     for interval, other in ((left, answer), (right, truth)):
-        if interval is not None and outer_form(other).form.is_interval:
-            return same(interval[1], other, decide)
+        if interval is not None and parse_outer_form(other).form.is_interval:
+            return answers_agree(interval[1], other, decide)
         if interval is not None and not any(sign in other for sign in _RELATIONS):
             return False
-    if _EQUALITY.search(truth) or not _EQUALITY.search(answer) or len(outer_form(answer).parts) > 1:
+    if _EQUALITY.search(truth) or not _EQUALITY.search(answer) or len(parse_outer_form(answer).parts) > 1:
         return None
     sides = [side.strip() for side in _EQUALITY.split(answer) if side.strip()]
     approximate = any(match[0] != "=" for match in _EQUALITY.finditer(answer))
-    equal = [same(truth, side, decide) for side in sides]
+    equal = [answers_agree(truth, side, decide) for side in sides]
     return any(equal) and all(
         is_equal or bool(_NAME.fullmatch(side)) or (approximate and _rounds(truth, side))
         for side, is_equal in zip(sides, equal, strict=True)
@@ -131,7 +131,7 @@ def _as_interval(text: str) -> tuple[str, str] | None:
 def _rounds(truth: str, decimal: str) -> bool:
     """Whether a decimal is the truth, rounded or cut off at as many places as it has."""
     value = _numeric(truth)
-    shown = rational(decimal)
+    shown = parse_rational(decimal)
     if value is None or shown is None:
         return False
     places = len(decimal.split(".")[1].strip()) if "." in decimal else 0
@@ -142,7 +142,7 @@ def _numeric(text: str) -> Fraction | None:
     """The value of an expression with square roots of integers and pi, as a decimal; `None` for any other."""
     text = _SQUARE_ROOT.sub(lambda match: f"({math.sqrt(int(match[1])):.12f})", text)
     text = re.sub(r"\\pi(?![A-Za-z])\s?", f"({math.pi:.12f})", text)
-    return rational(re.sub(r"(?<=[0-9)}])\s?(?=\()", "*", text))
+    return parse_rational(re.sub(r"(?<=[0-9)}])\s?(?=\()", "*", text))
 
 
 def is_precise(text: str) -> bool:
@@ -160,7 +160,7 @@ def _rounded(text: str, value: Fraction, other: Fraction) -> bool:
 def _without_name(truth: str, answer: str) -> tuple[str, str]:
     """`x = 5` may be answered by `5`, and the other way round; between two equations the name counts."""
     names = [text.split("=")[0].replace(" ", "") for text in (truth, answer) if "=" in text]
-    return (truth, answer) if len({*names}) == 2 else (unnamed(truth), unnamed(answer))
+    return (truth, answer) if len({*names}) == 2 else (strip_variable_name(truth), strip_variable_name(answer))
 
 
 def _exactly(truth: str, answer: str) -> bool | None:
@@ -170,10 +170,10 @@ def _exactly(truth: str, answer: str) -> bool | None:
     bases = [sorted(_BASE.findall(text)) for text in (truth, answer)]
     if all(bases) and bases[0] != bases[1]:  # math-verify leaves out what stands below a number
         return False
-    left, right = rational(truth), rational(answer)
+    left, right = parse_rational(truth), parse_rational(answer)
     if left is not None and right is not None:
         return left == right or _rounded(truth, left, right) or _rounded(answer, right, left)
-    words = word(truth), word(answer)
+    words = parse_words(truth), parse_words(answer)
     if None not in words and max(map(len, (truth, answer))) > 1:
         return words[0] == words[1]
     # A number is not a word of several letters; one letter may be a symbol.
@@ -196,7 +196,7 @@ def _matched(truths: tuple[str, ...], answers: tuple[str, ...], decide: Decide) 
         else:
             left.remove(found)
     for truth in undecided:
-        found = next((answer for answer in left if same(truth, answer, decide)), None)
+        found = next((answer for answer in left if answers_agree(truth, answer, decide)), None)
         if found is None:
             return False
         left.remove(found)

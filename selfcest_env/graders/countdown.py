@@ -7,10 +7,10 @@ from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 
-from selfcest_env.graders.boxed import final_answer
+from selfcest_env.graders.boxed import extract_final_answer
 from selfcest_env.graders.grade import NO_ANSWER, Grade
 from selfcest_env.graders.latex import normalise
-from selfcest_env.graders.rational import MAX_CHARACTERS, NotRational, evaluate, rational
+from selfcest_env.graders.rational import MAX_CHARACTERS, NotRational, evaluate, parse_rational
 from selfcest_env.types import Task
 
 _OTHER_OPERATIONS = re.compile(r"[!^.%]")
@@ -29,9 +29,9 @@ def verify_countdown(expression: str, numbers: tuple[int, ...], target: int, use
     """
     sides = expression.split("=")
     if len(sides) == 2:
-        first = rational(sides[0]) == target and sides[0].strip().isdecimal()
+        first = parse_rational(sides[0]) == target and sides[0].strip().isdecimal()
         expression, result = (sides[1], sides[0]) if first else (sides[0], sides[1])
-        if rational(result) != target or len(evaluate(result).numbers) > 1 or _CHANGES.search(result):
+        if parse_rational(result) != target or len(evaluate(result).numbers) > 1 or _CHANGES.search(result):
             return "the equation does not end in the target"
     elif len(sides) > 2:
         return "more than one equals sign"
@@ -51,7 +51,7 @@ def verify_countdown(expression: str, numbers: tuple[int, ...], target: int, use
 
 @dataclass(frozen=True)
 class CountdownMatch:
-    """Right if the answer, as `final_answer` finds it, solves the task, whatever solution the data set gives.
+    """Right if the answer, as `extract_final_answer` finds it, solves the task, whatever solution the data set gives.
 
     The task says in its metadata `numbers` ("3 7 9"), `target`, and `use_all` (true if left out).
     """
@@ -66,11 +66,11 @@ class CountdownMatch:
             ) from error
         if not answer or not answer.strip():
             return NO_ANSWER
-        text = final_answer(answer)
+        text = extract_final_answer(answer)
         if len(text) > MAX_CHARACTERS:
             return Grade(0.0, False, False, "answer too long")
         if "°" in text or "\\circ" in text or "\\degree" in text:
             return Grade(0.0, False, False)
         text = normalise(text.strip()[2:-2] if _BOLD.fullmatch(text.strip()) else text)
         fault = verify_countdown(text, numbers, target, bool(task.metadata.get("use_all", True)))
-        return Grade(float(not fault), not fault, rational(text.split("=")[0]) is not None)
+        return Grade(float(not fault), not fault, parse_rational(text.split("=")[0]) is not None)

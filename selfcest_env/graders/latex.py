@@ -87,7 +87,7 @@ def _without_braces(text: str) -> str:
     return text
 
 
-def unnamed(text: str) -> str:
+def strip_variable_name(text: str) -> str:
     r"""The value alone of `x = 5`, `x \in [0, 1]` or `(x, y) = (1, 2)`; any other equation stays what it is.
 
     Names of a tuple have to be in alphabetical order: `(y, x) = (1, 2)` is another point than `(1, 2)`.
@@ -102,7 +102,7 @@ def unnamed(text: str) -> str:
     return text[match.end() :].strip() if match and "=" not in text[match.end() :] else text
 
 
-def word(text: str) -> str | None:
+def parse_words(text: str) -> str | None:
     """The answer in lower case if it is words or a lettered choice, `(B)` or `B`; else `None`."""
     match = _CHOICE.fullmatch(text)
     text = match[1] if match else text
@@ -137,7 +137,7 @@ class SplitAnswer:
     parts: tuple[str, ...]
 
 
-def outer_form(text: str) -> SplitAnswer:
+def parse_outer_form(text: str) -> SplitAnswer:
     r"""What a normalised answer is: `(1, 2)` is a tuple of two, `[0, 1)` an interval, `1, 2` and `5 or 6` lists."""
     parts = _split(text)
     if parts is None:

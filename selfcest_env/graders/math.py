@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from selfcest_env.errors import ConfigError, install_hint
-from selfcest_env.graders.boxed import final_answer
-from selfcest_env.graders.compare import is_precise, same
+from selfcest_env.graders.boxed import extract_final_answer
+from selfcest_env.graders.compare import answers_agree, is_precise
 from selfcest_env.graders.grade import NO_ANSWER, Grade
 from selfcest_env.graders.latex import from_unicode, normalise
-from selfcest_env.graders.rational import rational
+from selfcest_env.graders.rational import parse_rational
 from selfcest_env.graders.workers import shared_pool
 from selfcest_env.structure import Above, Below, Checked
 from selfcest_env.types import Task
@@ -26,7 +26,7 @@ _SYMBOLIC = "selfcest_env.graders.symbolic"
 
 @dataclass(frozen=True)
 class MathMatch(Checked):
-    """Right if the answer, as `final_answer` finds it, is the truth or an alias.
+    """Right if the answer, as `extract_final_answer` finds it, is the truth or an alias.
 
     Our own comparison decides what it can decide exactly. The rest goes to math-verify in a worker process, which is
     killed when the time is up; then, or when it cannot read one of the two, the answer is wrong, with a note. Where no
@@ -51,7 +51,7 @@ class MathMatch(Checked):
     def grade(self, task: Task, answer: str | None) -> Grade:
         if not answer or not answer.strip():
             return NO_ANSWER
-        text = final_answer(answer)
+        text = extract_final_answer(answer)
         if len(text) > MAX_CHARACTERS:
             return Grade(0.0, False, False, "answer too long")
         percent = bool(_PERCENT.search(task.prompt))
@@ -59,7 +59,7 @@ class MathMatch(Checked):
         asked = Symbolic(self.timeout_s)
         decide = asked.equal if self.symbolic else _undecided
         truths = (normalise(from_unicode(truth), drop_percent=percent) for truth in (task.answer, *task.aliases))
-        correct = any(same(truth, text, decide) for truth in truths)
+        correct = any(answers_agree(truth, text, decide) for truth in truths)
         return Grade(float(correct), correct, bool(text), "" if correct else asked.note)
 
 
@@ -100,7 +100,7 @@ def _undecided(truth: str, answer: str) -> bool:
 
 def _as_latex(text: str) -> str:
     """A short decimal as the fraction that it is: math-verify would hold it for a rounded value."""
-    value = rational(text) if "." in text and not is_precise(text) else None
+    value = parse_rational(text) if "." in text and not is_precise(text) else None
     if value is not None:
         return f"{'-' if value < 0 else ''}\\frac{{{abs(value.numerator)}}}{{{value.denominator}}}"
     return text.replace("\\lbrace", "\\{").replace("\\rbrace", "\\}")

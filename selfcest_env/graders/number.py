@@ -8,10 +8,10 @@ import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
 
-from selfcest_env.graders.boxed import final_answer, last_boxed
+from selfcest_env.graders.boxed import extract_final_answer, extract_last_boxed
 from selfcest_env.graders.grade import NO_ANSWER, Grade
 from selfcest_env.graders.latex import normalise
-from selfcest_env.graders.vocabulary import only_known_words
+from selfcest_env.graders.vocabulary import has_only_known_words
 from selfcest_env.structure import Checked
 from selfcest_env.types import Task
 
@@ -127,7 +127,7 @@ _COMMAND = re.compile(r"\\[A-Za-z]")
 _CALL = re.compile(r"[A-Za-z]\(\s*$|!$")
 
 
-def only_number(
+def parse_only_number(
     text: str, *, drop_percent: bool = True, prose: bool = False, sources: tuple[str, ...] | None = None
 ) -> Fraction | None:
     """The value of a text that has exactly one number and no sign of another meaning beside it.
@@ -140,7 +140,8 @@ def only_number(
         drop_percent: whether a percent sign is a mere unit, as where the question asks for a percentage; else it is a
             hundredth.
         prose: whether the text continues a sentence, so that a final `!` is no factorial.
-        sources: if given, there is no value either where a word stands that `only_known_words` does not know from them.
+        sources: texts such as the question. If given, a text with a word that `has_only_known_words` does not know has
+            no value.
     """
     if _ALTERED.search(text):
         return None
@@ -156,7 +157,7 @@ def only_number(
         digits = (power["e"] or power["caret"] or power["raised"]).translate(_SUPERSCRIPTS)
         exponent = int(re.sub(f"[{_DASHES}]", "-", digits))
         text = text[: power.start()] + text[power.end() :]
-    if sources is not None and not only_known_words(text, *sources):
+    if sources is not None and not has_only_known_words(text, *sources):
         return None
     numbers = [*_NUMBER.finditer(text)]
     if len(numbers) != 1 or _COMMAND.search(text):
@@ -268,7 +269,7 @@ def _is_factorial(before: str, after: str, prose: bool) -> bool:
 
 @dataclass(frozen=True)
 class NumberMatch(Checked):
-    """Right if the one number of the answer, as `final_answer` finds it, equals the truth or an alias.
+    """Right if the one number of the answer, as `extract_final_answer` finds it, equals the truth or an alias.
 
     "$2,125.00", "025", "18 dollars", "1.8e1" and "minus 18" are 2125, 25, 18, 18 and -18. Two numbers are no answer,
     and neither is an expression, "not 18", "half of 18" or "18 million". A percent is a hundredth, but a unit where
@@ -283,17 +284,17 @@ class NumberMatch(Checked):
 
     def grade(self, task: Task, answer: str | None) -> Grade:
         percent = bool(ASKS_FOR_PERCENT.search(task.prompt))
-        truths = {only_number(text, drop_percent=percent) for text in (task.answer, *task.aliases)}
+        truths = {parse_only_number(text, drop_percent=percent) for text in (task.answer, *task.aliases)}
         if None in truths:
             raise ValueError(
                 f"the ground truths {(task.answer, *task.aliases)} are not all numbers; use the grader 'math'"
             )
         if answer is None:
             return NO_ANSWER
-        text = final_answer(answer)
+        text = extract_final_answer(answer)
         if len(text) > MAX_CHARACTERS:
             return Grade(0.0, False, False, "answer too long")
-        prose = text != answer and last_boxed(answer) is None
+        prose = text != answer and extract_last_boxed(answer) is None
         sources = (task.prompt,) if self.strict else None
-        value = only_number(text, drop_percent=percent, prose=prose, sources=sources)
+        value = parse_only_number(text, drop_percent=percent, prose=prose, sources=sources)
         return Grade(float(value in truths), value in truths, value is not None)

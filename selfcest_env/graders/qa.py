@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from selfcest_env.errors import RewardError
-from selfcest_env.graders.boxed import final_answer
+from selfcest_env.graders.boxed import extract_final_answer
 from selfcest_env.graders.grade import NO_ANSWER, Grade
 from selfcest_env.stored import stored_as
 from selfcest_env.types import Task
@@ -138,8 +138,8 @@ class QuestionAnswer:
         score: "exact", or "f1" for partial credit; the best over truth and aliases.
         strict: whether signs and symbols count that the official normalisation drops (`-5` is no 5, `C++` no `C#`,
             `...` no `A`). For training; published scores are without.
-        extract_answer: whether the answer may stand in a box or after "the answer is", as `final_answer` finds it.
-            For training; published scores are without.
+        extract_answer: whether `extract_final_answer` first looks for the answer in a box or after "the answer is". For
+            training; published scores are without.
     """
 
     max_characters: ClassVar[int] = 100_000
@@ -155,7 +155,7 @@ class QuestionAnswer:
         rule = str(task.metadata.get("qa_rule", SQUAD))
         if rule not in RULES:
             raise RewardError(f"task {task.task_id}: qa_rule is {rule!r}; expected one of {', '.join(RULES)}")
-        text = _without_latex(final_answer(answer)) if self.extract_answer else answer
+        text = _without_latex(extract_final_answer(answer)) if self.extract_answer else answer
         overlaps = [self._overlap(text, truth, rule) for truth in (task.answer, *task.aliases)]
         exact = max(overlap.exact for overlap in overlaps)
         if text != answer and not exact:  # a truth may itself contain "the answer is"

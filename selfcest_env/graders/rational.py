@@ -46,7 +46,7 @@ def evaluate(text: str) -> EvaluatedExpression:
     return EvaluatedExpression(value, tuple(parser.numbers))
 
 
-def rational(text: str) -> Fraction | None:
+def parse_rational(text: str) -> Fraction | None:
     """The exact value of a text, `None` if it has none that can be told."""
     try:
         return evaluate(text).value

@@ -41,7 +41,7 @@ _CHANGING_WORDS = frozenset(_NEVER.split())
 _HARMLESS = re.compile(r"[\s\w.,:;!'’\"“”()\[\]*#`$£€¥₹¢%°²³/=~≈✓✔✅\\{}+−–—-]*")
 
 
-def only_known_words(text: str, *sources: str) -> bool:
+def has_only_known_words(text: str, *sources: str) -> bool:
     """Whether nothing stands in an answer that could deny its number, or offer another one.
 
     A word that neither a source has, in any inflection, nor a list of plain words could say anything. A number in

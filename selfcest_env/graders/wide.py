@@ -36,7 +36,7 @@ from typing import Any, ClassVar, Literal
 
 from selfcest_env.errors import RewardError, did_you_mean
 from selfcest_env.graders.grade import NO_ANSWER, AnswerPart, Grade
-from selfcest_env.graders.number import only_number
+from selfcest_env.graders.number import parse_only_number
 from selfcest_env.structure import Checked
 from selfcest_env.types import Task
 
@@ -214,7 +214,7 @@ METRICS: Mapping[str, Callable[[str, str, float], bool]] = {
 
 def _strict_number(text: str, *sources: str) -> float | None:
     """The one number of a cell with no other words than those of the sources; a percent is a hundredth."""
-    value = only_number(text, drop_percent=False, sources=sources) if len(text) <= _MAX_NUMBER else None
+    value = parse_only_number(text, drop_percent=False, sources=sources) if len(text) <= _MAX_NUMBER else None
     return None if value is None else float(value)
 
 

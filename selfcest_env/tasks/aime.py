@@ -59,10 +59,10 @@ class AIME(FileSource):
         if not record.has(key):
             if self.first_year is None and self.last_year is None:
                 return None
-            raise record.bad(key, "a year, since first_year or last_year is set")
+            raise record.mismatch(key, "a year, since first_year or last_year is set")
         year = str(record.data[key])
         if not re.fullmatch(r"(?:19|20)[0-9]{2}", year):
-            raise record.bad(key, "a year")
+            raise record.mismatch(key, "a year")
         return int(year)
 
 
@@ -72,5 +72,5 @@ def _answers(record: Record) -> list[str]:
     value = record.data.get(key)
     match = _ANSWERS.fullmatch(str(value).strip()) if isinstance(value, (str, int)) else None
     if match is None:
-        raise record.bad(key, "an integer from 0 to 999, or several with 'or' between them")
+        raise record.mismatch(key, "an integer from 0 to 999, or several with 'or' between them")
     return [str(int(number)) for number in re.split(r"\s+or\s+", match[1])]

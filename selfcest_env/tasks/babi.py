@@ -15,7 +15,7 @@ import numpy as np
 from selfcest_env.errors import DataError
 from selfcest_env.structure import Between
 from selfcest_env.tasks import rooms
-from selfcest_env.tasks.files import Record, data_files, read_text
+from selfcest_env.tasks.files import Record, list_files, read_text
 from selfcest_env.tasks.finite import FileSource, squeeze
 from selfcest_env.tasks.source import Proposal, Style
 from selfcest_env.types import Task
@@ -41,11 +41,11 @@ class Babi(FileSource):
     statements_per_document: Annotated[int, Between(1, 1000)] = 5
 
     def records(self) -> Iterator[Record]:
-        for file in data_files(self.path, self.suffixes):
+        for file in list_files(self.path, self.suffixes):
             yield from _read_stories(file)
 
     def read(self, record: Record) -> Task | None:
-        documents = parts(record.texts("story"), self.statements_per_document)
+        documents = group_statements(record.texts("story"), self.statements_per_document)
         facts = record.items("facts")
         return self.make(
             record,
@@ -55,7 +55,7 @@ class Babi(FileSource):
             size=len(record.items("story")),
             documents=len(documents),
             facts=json.dumps(facts),
-            support=json.dumps(keys_of(facts, self.statements_per_document)),
+            support=json.dumps(find_document_keys(facts, self.statements_per_document)),
             qa_rule="squad",
         )
 
@@ -71,13 +71,13 @@ class Babi(FileSource):
         return rooms.propose(observation, style)
 
 
-def parts(statements: tuple[str, ...], length: int) -> dict[str, str]:
+def group_statements(statements: tuple[str, ...], length: int) -> dict[str, str]:
     """Documents `part 1`, `part 2`, ... of so many statements each."""
     starts = range(0, len(statements), length)
     return {f"part {i}": " ".join(statements[start : start + length]) for i, start in enumerate(starts, 1)}
 
 
-def keys_of(places: Iterable[int], length: int) -> list[str]:
+def find_document_keys(places: Iterable[int], length: int) -> list[str]:
     """Keys of the parts of this length in which the sentences at these places, from 0, stand."""
     return list(dict.fromkeys(f"part {place // length + 1}" for place in places))
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from selfcest_env.errors import TaskError
 from selfcest_env.graders.countdown import verify_countdown
-from selfcest_env.graders.rational import rational
+from selfcest_env.graders.rational import parse_rational
 from selfcest_env.protocol import Reply
 from selfcest_env.structure import Between, Checked, OneOf, check_order
 from selfcest_env.tasks.files import Record
@@ -169,11 +169,13 @@ class CountdownFile(FileSource, CountdownExpert):
     def read(self, record: Record) -> Task:
         numbers = record.items("nums")
         if len(numbers) < 2 or any(type(number) is not int or not 0 <= number <= MAX_VALUE for number in numbers):
-            raise record.bad("nums", f"a list of two or more whole numbers from 0 to {MAX_VALUE}")
-        problem = Problem(tuple(numbers), record.whole("target"))
+            raise record.mismatch("nums", f"a list of two or more whole numbers from 0 to {MAX_VALUE}")
+        problem = Problem(tuple(numbers), record.integer("target"))
         answer = _expression(problem.numbers, record.texts("solution"))
         if answer is None or verify_countdown(answer, problem.numbers, problem.target):
-            raise record.bad("solution", "steps such as '39+9=48' that use every number once and end in the target")
+            raise record.mismatch(
+                "solution", "steps such as '39+9=48' that use every number once and end in the target"
+            )
         return self.make(record, problem.phrase(self.phrasing), answer, **problem.metadata)
 
 
@@ -246,7 +248,7 @@ def _expression(numbers: tuple[int, ...], steps: tuple[str, ...]) -> str | None:
     values = _at_hand(numbers)
     for step in steps:
         match = _STEP.fullmatch(step.replace(" ", ""))
-        if match is None or rational(f"{match[1]}{match[2]}{match[3]}") != rational(match[4]):
+        if match is None or parse_rational(f"{match[1]}{match[2]}{match[3]}") != parse_rational(match[4]):
             return None
         operands = list[Value]()
         for number in (int(match[1]), int(match[3])):

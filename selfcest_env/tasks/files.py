@@ -52,7 +52,7 @@ class Record:
     def text(self, key: str) -> str:
         return self._typed(key, str, "a string")
 
-    def whole(self, key: str) -> int:
+    def integer(self, key: str) -> int:
         return self._typed(key, int, "a whole number")
 
     def flag(self, key: str) -> bool:
@@ -65,7 +65,7 @@ class Record:
         """A list of strings."""
         items = self.items(key)
         if any(not isinstance(item, str) for item in items):
-            raise self.bad(key, "a list of strings")
+            raise self.mismatch(key, "a list of strings")
         return tuple(items)
 
     def part(self, key: str) -> Record:
@@ -77,7 +77,7 @@ class Record:
         """A list of objects."""
         items = self.items(key)
         if any(not isinstance(item, dict) for item in items):
-            raise self.bad(key, "a list of objects")
+            raise self.mismatch(key, "a list of objects")
         return tuple(replace(self, data=item, inside=f"{self.inside}{key}[{i}].") for i, item in enumerate(items))
 
     def has(self, key: str) -> bool:
@@ -89,24 +89,24 @@ class Record:
         """File, line and number, for people."""
         return _place(self.file, self.line, self.unit, self.number)
 
-    def bad(self, key: str, expected: str) -> DataError:
+    def mismatch(self, key: str, expected: str) -> DataError:
         """The error to raise for a key that is missing or holds something else than was `expected`."""
         if key in self.data:
-            return self.fault(key, f"is {shortened(self.data[key])}; expected {expected}")
+            return self.error(key, f"is {shorten(self.data[key])}; expected {expected}")
         found = [str(name) for name in self.data]
-        return self.fault(
+        return self.error(
             key,
             f"is missing; expected {expected}. Keys found: {', '.join(found) or 'none'}.{did_you_mean(key, found)}",
         )
 
-    def fault(self, key: str, said: str) -> DataError:
+    def error(self, key: str, said: str) -> DataError:
         """The error to raise for a key, or a part of what it holds, with what is wrong about it."""
         return DataError(f"{self.place}: {self.inside}{key} {said}")
 
     def _typed(self, key: str, type_: type[T], expected: str) -> T:
         value = self.data.get(key)
         if not isinstance(value, type_) or (type_ is int and isinstance(value, bool)):
-            raise self.bad(key, expected)
+            raise self.mismatch(key, expected)
         return value
 
 
@@ -119,17 +119,17 @@ def read_records(path: str) -> Iterator[Record]:
     if path.startswith(HUB):
         yield from (Record(path, number, row) for number, row in enumerate(_hub_rows(path), 1))
         return
-    for file in data_files(path):
+    for file in list_files(path):
         text = read_text(file)
         yield from (_csv_records if file.suffix == ".csv" else _json_records)(str(file), text)
 
 
-def data_files(path: str, suffixes: tuple[str, ...] = SUFFIXES) -> list[Path]:
+def list_files(path: str, suffixes: tuple[str, ...] = SUFFIXES) -> list[Path]:
     """The file a path names, or all files with these suffixes under the folder it names, in the order of their names.
 
     `~` and environment variables are expanded.
     """
-    place = expanded(path)
+    place = expand_path(path)
     if place.is_file():
         return [place]
     if not place.is_dir():
@@ -141,7 +141,7 @@ def data_files(path: str, suffixes: tuple[str, ...] = SUFFIXES) -> list[Path]:
     return sorted(found, key=lambda file: _natural(file.relative_to(place).as_posix()))
 
 
-def expanded(path: str) -> Path:
+def expand_path(path: str) -> Path:
     """The path, with `~` and environment variables expanded."""
     return Path(os.path.expanduser(os.path.expandvars(path)))
 
@@ -163,7 +163,7 @@ def content_digest(path: str, suffixes: tuple[str, ...] = SUFFIXES) -> str:
         for row in _hub_rows(path):
             digest.update(json.dumps(row, sort_keys=True, default=str).encode() + b"\n")
         return digest.hexdigest()
-    files = data_files(path, suffixes)
+    files = list_files(path, suffixes)
     for file in files:
         if len(files) > 1:
             digest.update(f"{file.parent.name}/{file.name} {file.stat().st_size}\n".encode())
@@ -173,7 +173,7 @@ def content_digest(path: str, suffixes: tuple[str, ...] = SUFFIXES) -> str:
     return digest.hexdigest()
 
 
-def shortened(value: object) -> str:
+def shorten(value: object) -> str:
     try:
         text = repr(value)
     except RecursionError:
@@ -198,7 +198,7 @@ def _json_records(file: str, text: str) -> Iterator[Record]:
     start = _skip(text, 0)
     array = text.startswith("[", start)
     if not array and not text.startswith("{", start):
-        raise DataError(f"{file}: neither a JSON array nor JSON lines; it begins with {shortened(text[start:][:20])}")
+        raise DataError(f"{file}: neither a JSON array nor JSON lines; it begins with {shorten(text[start:][:20])}")
     position, number = _skip(text, start + array), 1
     line, counted = 1, 0
     end = text.startswith("]", position) if array else position == len(text)
@@ -243,7 +243,7 @@ def _json_object(place: str, text: str, start: int) -> tuple[dict[str, Any], int
             f"{' (is the file truncated?)' if cut else ''}"
         ) from error
     except _Repeated as error:
-        raise DataError(f"{place}: the key {shortened(error.args[0])} stands twice in one object") from error
+        raise DataError(f"{place}: the key {shorten(error.args[0])} stands twice in one object") from error
     except RecursionError as error:
         raise DataError(f"{place}: nested too deeply to be read") from error
     except ValueError as error:
@@ -252,7 +252,7 @@ def _json_object(place: str, text: str, start: int) -> tuple[dict[str, Any], int
     if lone:
         raise DataError(f"{place}: {lone} holds half a character, a surrogate without its partner (\\ud800 to \\udfff)")
     if not isinstance(data, dict):
-        raise DataError(f"{place}: {shortened(data)}; expected an object")
+        raise DataError(f"{place}: {shorten(data)}; expected an object")
     return data, end
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from selfcest_env.errors import DataError, SelfcestError, TaskError
 from selfcest_env.structure import Between, Checked, OneOf, Share
-from selfcest_env.tasks.files import HUB, SUFFIXES, Record, content_digest, read_records, shortened
+from selfcest_env.tasks.files import HUB, SUFFIXES, Record, content_digest, read_records, shorten
 from selfcest_env.tasks.source import Identifies, make_task
 from selfcest_env.tasks.splits import TEST, TRAIN
 from selfcest_env.types import Scalar, Task
@@ -84,7 +84,7 @@ class FileSource(Checked):
     def read(self, record: Record) -> Task | Skipped | None:
         """The task of a record, made by `make`, or why there is none; `None` if an option leaves it out.
 
-        What is wrong with a record is a `DataError` that names it (`record.bad`, `record.fault`).
+        What is wrong with a record is a `DataError` that names it (`record.mismatch`, `record.error`).
         """
         raise NotImplementedError(f"{type(self).__name__} has no read(record)")
 
@@ -168,7 +168,7 @@ class FileSource(Checked):
             if isinstance(found, Task) and "id" in found.metadata:
                 name = str(found.metadata["id"])
                 if name in ids:
-                    raise record.fault("id", f"is {shortened(name)}, as in {ids[name]}; expected one of its own")
+                    raise record.error("id", f"is {shorten(name)}, as in {ids[name]}; expected one of its own")
                 ids[name] = record.place
             return found
 

@@ -29,5 +29,5 @@ class GSM8K(FileSource):
         solution = record.text("answer")
         gold = solution.rpartition(_MARK)[2].strip() if _MARK in solution else ""
         if not _GOLD.fullmatch(gold) or len(gold) > MAX_CHARACTERS:
-            raise record.bad("answer", f"a solution that ends in {_MARK!r} and an integer that graders read")
+            raise record.mismatch("answer", f"a solution that ends in {_MARK!r} and an integer that graders read")
         return self.make(record, record.text("question"), gold.replace(",", ""), steps=solution.count(_STEP))

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from selfcest_env.tasks.files import Record, shortened
-from selfcest_env.tasks.qa import QuestionSource, unique_keys, whole_plan
+from selfcest_env.tasks.files import Record, shorten
+from selfcest_env.tasks.qa import QuestionSource, make_unique_keys, single_step_plan
 from selfcest_env.types import Scalar, Task
 
 Paragraph = tuple[str, tuple[str, ...]]
@@ -26,7 +26,7 @@ class HotpotQA(QuestionSource):
 
     def read(self, record: Record) -> Task | None:
         paragraphs = read_context(record)
-        keys = unique_keys(title for title, _ in paragraphs)
+        keys = make_unique_keys(title for title, _ in paragraphs)
         support = support_keys(record, paragraphs, keys)
         question, answer = record.text("question"), record.text("answer")
         texts = ("".join(sentences).strip() for _, sentences in paragraphs)
@@ -35,7 +35,7 @@ class HotpotQA(QuestionSource):
             question,
             answer,
             dict(zip(keys, texts, strict=True)),
-            plan=whole_plan(question, support, answer),
+            plan=single_step_plan(question, support, answer),
             support=support,
             metadata={**described(record), "hops": 2, "qa_rule": "hotpotqa"},
         )
@@ -44,7 +44,7 @@ class HotpotQA(QuestionSource):
 def described(record: Record) -> Mapping[str, Scalar]:
     """Id and kind, as far as they are given; the official files say `_id`, the hub `id`."""
     if not (record.has("_id") or record.has("id")):
-        raise record.bad("_id", "a string (id in the hub's layout)")
+        raise record.mismatch("_id", "a string (id in the hub's layout)")
     found = {"id": record.text("_id" if record.has("_id") else "id")}
     return found | {key: record.text(key) for key in ("type", "level") if record.has(key)}
 
@@ -55,9 +55,9 @@ def read_context(record: Record) -> tuple[Paragraph, ...]:
     found = record.data.get("context")
     pairs = _zipped(found, "title", "sentences") if isinstance(found, dict) else found
     if not isinstance(pairs, list) or not all(_is_pair(pair, list) for pair in pairs):
-        raise record.bad("context", expected)
+        raise record.mismatch("context", expected)
     if not all(isinstance(sentence, str) for _, sentences in pairs for sentence in sentences):
-        raise record.bad("context", expected)
+        raise record.mismatch("context", expected)
     return tuple((title, tuple(sentences)) for title, sentences in pairs)
 
 
@@ -66,7 +66,7 @@ def read_facts(record: Record) -> tuple[Fact, ...]:
     found = record.data.get("supporting_facts")
     pairs = _zipped(found, "title", "sent_id") if isinstance(found, dict) else found
     if not isinstance(pairs, list) or not all(_is_pair(pair, int) for pair in pairs):
-        raise record.bad(
+        raise record.mismatch(
             "supporting_facts", "a list of [title, sentence number], or the hub's {title: [], sent_id: []}"
         )
     return tuple((title, number) for title, number in pairs)
@@ -89,11 +89,11 @@ def support_keys(record: Record, paragraphs: Sequence[Paragraph], keys: Sequence
         if length is not None and 0 <= number < length:
             continue
         said = (
-            f"names {shortened(title)}, no title of the context"
+            f"names {shorten(title)}, no title of the context"
             if length is None
-            else f"is sentence {number} of {shortened(title)}; expected 0 to {length - 1}"
+            else f"is sentence {number} of {shorten(title)}; expected 0 to {length - 1}"
         )
-        raise record.fault(f"supporting_facts[{index}]", f"{said} (skip_faulty: true leaves such records out)")
+        raise record.error(f"supporting_facts[{index}]", f"{said} (skip_faulty: true leaves such records out)")
     return tuple(dict.fromkeys(named[title.casefold()] for title, _ in facts))
 
 

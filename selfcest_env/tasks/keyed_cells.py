@@ -34,8 +34,8 @@ from selfcest_env.tasks.source import (
     Style,
     check_span,
     draw_int,
+    format_label,
     is_root,
-    label_of,
     last_replies,
     make_task,
     may_delegate,
@@ -87,7 +87,7 @@ class KeyedCells(Checked):
             asked = draw_int(rng, 0, length - (1 if self.asks == "own" else 2))
             context[key] = "".join(f"{field}{digit}" for field, digit in zip(fields, digits, strict=True))
             question += key + fields[asked]
-            answer += label_of(len(answer) // 2, TERSE) + str(digits[asked + self._further(fields[asked])])
+            answer += format_label(len(answer) // 2, TERSE) + str(digits[asked + self._further(fields[asked])])
         listed = {key: context[key] for key in sorted(context)}
         return make_task(self.name, question, answer, {"size": count, "cells": "".join(keys)}, listed)
 
@@ -129,7 +129,7 @@ class KeyedCells(Checked):
 
 
 def _labelled(digits: Sequence[str]) -> str:
-    return "".join(label_of(place, TERSE) + digit for place, digit in enumerate(digits))
+    return "".join(format_label(place, TERSE) + digit for place, digit in enumerate(digits))
 
 
 def _found(entries: str, field: str, further: int) -> str:

@@ -23,7 +23,7 @@ from selfcest_env.tasks.source import (
     TERSE,
     Proposal,
     Style,
-    combine,
+    add_up_replies,
     draw_int,
     is_root,
     last_replies,
@@ -238,7 +238,7 @@ def _propose_sum(
     query: LedgerQuery, seen: Mapping[str, LedgerDocument], observation: Observation, style: Style
 ) -> Proposal:
     if call := last_replies(observation):
-        return combine([read_digit(reply) for reply in call[1]], query.phrasing)
+        return add_up_replies([read_digit(reply) for reply in call[1]], query.phrasing)
     missing = tuple(key for key in query.keys if key not in seen)
     if not missing and not (style is Style.DELEGATE and may_delegate(observation, len(query.keys))):
         return _add_up(query.keys, seen, query.phrasing)
@@ -292,7 +292,7 @@ def _hop(done: int, phrasing: str) -> str:
 def _combine_chain(values: Sequence[int], phrasing: str) -> Proposal:
     """Add up what the hops brought: number, value, running total."""
     if phrasing != TERSE:
-        return combine(values, phrasing)
+        return add_up_replies(values, phrasing)
     thought, total = running_sum([(f"[{i}]", value) for i, value in enumerate(values, 1)], phrasing)
     return Proposal(Answer(str(total)), thought)
 

@@ -18,9 +18,9 @@ import numpy as np
 from selfcest_env.errors import ConfigError, TaskError
 from selfcest_env.seeding import stream_seed
 from selfcest_env.structure import Between, Checked
-from selfcest_env.tasks.babi import Babi, keys_of, parts
+from selfcest_env.tasks.babi import Babi, find_document_keys, group_statements
 from selfcest_env.tasks.finite import MAX_SEED, FiniteSource
-from selfcest_env.tasks.plan import stands_in, words
+from selfcest_env.tasks.plan import appears_in, normalize_words
 from selfcest_env.tasks.qa import QuestionSource
 from selfcest_env.tasks.rooms import people
 from selfcest_env.tasks.source import IDENTITY, Proposal, Style, content_hash
@@ -68,13 +68,13 @@ class Distractors(Checked):
 
     def stretch(self, task: Task, rng: np.random.Generator) -> Task:
         """The same question among more paragraphs. Raises `TaskError` if there are not enough that fit."""
-        titles = {words(_NUMBERED.sub("", key)) for key in task.context}
+        titles = {normalize_words(_NUMBERED.sub("", key)) for key in task.context}
         answers = (task.answer, *task.aliases)
         added: dict[str, str] = {}
         for _ in range(_TRIES_PER_PARAGRAPH * self.paragraphs):
             key, text = self._pool[int(rng.integers(len(self._pool)))]
-            if words(key) not in titles and not any(stands_in(answer, text) for answer in answers):
-                titles.add(words(key))
+            if normalize_words(key) not in titles and not any(appears_in(answer, text) for answer in answers):
+                titles.add(normalize_words(key))
                 added[key] = text
             if len(added) == self.paragraphs:
                 break
@@ -148,12 +148,12 @@ class Babilong(Checked):
         mixed = list(filler)
         for place, statement in zip(places, story, strict=True):
             mixed.insert(place, statement)
-        context = parts(tuple(mixed), self.sentences_per_document)
+        context = group_statements(tuple(mixed), self.sentences_per_document)
         facts = [places[fact] for fact in json.loads(str(task.metadata["facts"]))]
         added: dict[str, Scalar] = {
             "added": self.sentences,
             "facts": json.dumps(facts),
-            "support": json.dumps(keys_of(facts, self.sentences_per_document)),
+            "support": json.dumps(find_document_keys(facts, self.sentences_per_document)),
             IDENTITY: self.source.identity(task),
         }
         return _rename(task, self.name, context, added)

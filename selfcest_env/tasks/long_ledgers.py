@@ -30,13 +30,13 @@ from selfcest_env.tasks.source import (
     TERSE,
     Proposal,
     Style,
+    add_up_replies,
     check_choice,
     check_int,
     check_span,
-    combine,
     draw_int,
+    format_label,
     is_root,
-    label_of,
     last_replies,
     make_task,
     may_delegate,
@@ -235,8 +235,10 @@ def _own(query: LongLedgerQuery, ledgers: Sequence[Entries]) -> Proposal:
 
 def _join(values: Sequence[int], query: LongLedgerQuery) -> Proposal:
     if query.phrasing == PLAIN:
-        return combine(values, PLAIN)
-    thought, total = _running(tuple((label_of(i, TERSE), value) for i, value in enumerate(values)), 0, query.modulus)
+        return add_up_replies(values, PLAIN)
+    thought, total = _running(
+        tuple((format_label(i, TERSE), value) for i, value in enumerate(values)), 0, query.modulus
+    )
     return Proposal(Answer(str(total)), thought)
 
 

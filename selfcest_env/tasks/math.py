@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from selfcest_env.graders.boxed import last_boxed
+from selfcest_env.graders.boxed import extract_last_boxed
 from selfcest_env.graders.rational import MAX_CHARACTERS
 from selfcest_env.structure import Between, OneOf
 from selfcest_env.tasks.files import Record
@@ -66,7 +66,7 @@ def _level(record: Record) -> int | None:
     if match:
         return None if match[1] == "?" else int(match[1])
     if isinstance(level, bool) or level not in (1, 2, 3, 4, 5):
-        raise record.bad("level", "'Level 1' to 'Level 5', 'Level ?', or 1 to 5")
+        raise record.mismatch("level", "'Level 1' to 'Level 5', 'Level ?', or 1 to 5")
     return int(level)
 
 
@@ -74,9 +74,9 @@ def _answer(record: Record) -> str:
     """The truth; empty if the solution's last box is."""
     key = "answer" if record.has("answer") else "solution"
     text = record.text(key)
-    answer = text.strip() if key == "answer" else last_boxed(text)
+    answer = text.strip() if key == "answer" else extract_last_boxed(text)
     if answer is None or (key == "answer" and not answer):
-        raise record.bad(key, r"a text with a last \boxed{answer}")
+        raise record.mismatch(key, r"a text with a last \boxed{answer}")
     if len(answer) > MAX_CHARACTERS:
-        raise record.fault(key, f"holds an answer of {len(answer)} characters; no grader reads over {MAX_CHARACTERS}")
+        raise record.error(key, f"holds an answer of {len(answer)} characters; no grader reads over {MAX_CHARACTERS}")
     return answer

@@ -8,7 +8,7 @@ from typing import ClassVar
 from selfcest_env.tasks.files import Record
 from selfcest_env.tasks.finite import Skipped
 from selfcest_env.tasks.plan import PlanStep, QuestionPlan
-from selfcest_env.tasks.qa import QuestionSource, unique_keys
+from selfcest_env.tasks.qa import QuestionSource, make_unique_keys
 from selfcest_env.types import Task
 
 
@@ -22,12 +22,12 @@ class Musique(QuestionSource):
         if record.has("answerable") and not record.flag("answerable"):
             return Skipped("not answerable")
         paragraphs = record.parts("paragraphs")
-        keys = unique_keys(paragraph.text("title") for paragraph in paragraphs)
+        keys = make_unique_keys(paragraph.text("title") for paragraph in paragraphs)
         by_index: dict[int, str] = {}
         for paragraph, key in zip(paragraphs, keys, strict=True):
-            if paragraph.whole("idx") in by_index:
-                raise paragraph.bad("idx", "a number that no other paragraph has")
-            by_index[paragraph.whole("idx")] = key
+            if paragraph.integer("idx") in by_index:
+                raise paragraph.mismatch("idx", "a number that no other paragraph has")
+            by_index[paragraph.integer("idx")] = key
         name, hops = record.text("id"), record.parts("question_decomposition")
         plan = QuestionPlan(tuple(_step(hop, by_index) for hop in hops))
         return self.question(
@@ -43,7 +43,7 @@ class Musique(QuestionSource):
 
 
 def _step(hop: Record, keys: dict[int, str]) -> PlanStep:
-    support = hop.whole("paragraph_support_idx")
+    support = hop.integer("paragraph_support_idx")
     if support not in keys:
-        raise hop.bad("paragraph_support_idx", "the idx of one of the paragraphs")
+        raise hop.mismatch("paragraph_support_idx", "the idx of one of the paragraphs")
     return PlanStep(hop.text("question"), (keys[support],), (hop.text("answer").strip(),))

@@ -17,14 +17,14 @@ _LINK = re.compile(r"#([1-9])(?![0-9])")
 _WORDS = re.compile(r"\w+")
 
 
-def words(text: str) -> str:
+def normalize_words(text: str) -> str:
     """The words of a text in lower case with single spaces: its content, whatever the punctuation."""
     return " ".join(_WORDS.findall(unicodedata.normalize("NFKC", text).casefold()))
 
 
-def stands_in(answer: str, text: str) -> bool:
+def appears_in(answer: str, text: str) -> bool:
     """Whether the words of an answer stand in a text, one after the other."""
-    return bool(words(answer)) and f" {words(answer)} " in f" {words(text)} "
+    return bool(normalize_words(answer)) and f" {normalize_words(answer)} " in f" {normalize_words(text)} "
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class PlanStep:
 
     def answered_by(self, texts: Sequence[str]) -> bool:
         """Whether the gold answer stands in these documents."""
-        return all(any(stands_in(answer, text) for text in texts) for answer in self.answers)
+        return all(any(appears_in(answer, text) for text in texts) for answer in self.answers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class QuestionPlan:
             return "a step without a document"
         if not all(step.answered_by([documents[key] for key in step.keys]) for step in self.steps):
             return "a step's answer does not stand in its document"
-        if words(self.conclude(self.gold()) or "") not in map(words, answers):
+        if normalize_words(self.conclude(self.gold()) or "") not in map(normalize_words, answers):
             return "the answers of the steps do not lead to the answer"
         return ""
 

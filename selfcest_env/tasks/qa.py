@@ -26,7 +26,7 @@ DATA_SETS = ("hotpotqa", "two_wiki", "musique")
 NO_PLAN = "no gold decomposition"
 
 
-def unique_keys(titles: Iterable[str]) -> tuple[str, ...]:
+def make_unique_keys(titles: Iterable[str]) -> tuple[str, ...]:
     """A key per document: its title, `title (2)` for the second with that title, and so on."""
     keys: dict[str, None] = {}
     for title in titles:
@@ -76,7 +76,7 @@ class QuestionSource(FileSource):
         """
         for key, value in (("question", text), ("answer", answer)):
             if not value.strip():
-                raise record.bad(key, "a text that is not empty")
+                raise record.mismatch(key, "a text that is not empty")
         fault = NO_PLAN if plan is None else plan.fault(documents, (answer, *aliases))
         facts: dict[str, Scalar] = {"documents": len(documents)}
         if support is not None:
@@ -100,7 +100,7 @@ class QuestionSource(FileSource):
         return self.reader.propose(observation, rng, style)
 
 
-def whole_plan(question: str, keys: Sequence[str], answer: str) -> QuestionPlan | None:
+def single_step_plan(question: str, keys: Sequence[str], answer: str) -> QuestionPlan | None:
     """One step: the whole question, for a reader of all the documents that are needed."""
     return QuestionPlan((PlanStep(question.strip(), tuple(keys), (answer.strip(),)),)) if keys else None
 
@@ -123,10 +123,10 @@ class UserQuestions(QuestionSource):
         documents = _documents(record) if record.has("documents") else {}
         support = record.texts("support") if record.has("support") else None
         if not documents.keys() >= {*(support or ())}:
-            raise record.bad("support", f"keys of its documents, which are {', '.join(documents) or 'none'}")
+            raise record.mismatch("support", f"keys of its documents, which are {', '.join(documents) or 'none'}")
         question = record.text("question")
         metadata = {"id": record.text("id")} if record.has("id") else dict[str, Scalar]()
-        plan = whole_plan(question, support or (), answers[0])
+        plan = single_step_plan(question, support or (), answers[0])
         aliases = answers[1:]
         return self.question(
             record, question, answers[0], documents, plan=plan, support=support, aliases=aliases, metadata=metadata
@@ -136,7 +136,7 @@ class UserQuestions(QuestionSource):
         unread = [key for key in record.data if key not in KEYS]
         for key in unread:
             if key in TEXTS_ELSEWHERE and not record.has("documents"):
-                raise record.fault(
+                raise record.error(
                     key,
                     "is not read, and there are no 'documents'; give texts under that key, or read the file by the "
                     f"source of its data set ({', '.join(DATA_SETS)})",
@@ -156,7 +156,7 @@ def _answers(record: Record) -> tuple[str, ...]:
     if isinstance(record.data.get("answer"), str):
         return (record.text("answer"),)
     if not isinstance(record.data.get("answer"), list) or not record.items("answer"):
-        raise record.bad("answer", "a string, or a list of strings that all count as right")
+        raise record.mismatch("answer", "a string, or a list of strings that all count as right")
     return record.texts("answer")
 
 
@@ -167,7 +167,7 @@ def _documents(record: Record) -> dict[str, str]:
         return {key: part.text(key) for key in found}
     items = record.items("documents")
     if all(isinstance(item, str) for item in items):
-        return dict(zip(unique_keys(f"document {i}" for i in range(1, len(items) + 1)), items, strict=True))
+        return dict(zip(make_unique_keys(f"document {i}" for i in range(1, len(items) + 1)), items, strict=True))
     parts = record.parts("documents")
-    keys = unique_keys(part.text("title") for part in parts)
+    keys = make_unique_keys(part.text("title") for part in parts)
     return {key: part.text("text") for key, part in zip(keys, parts, strict=True)}

@@ -24,10 +24,10 @@ from selfcest_env.tasks.source import (
     TERSE,
     Proposal,
     Style,
+    add_up_replies,
     check_choice,
     check_int,
     check_span,
-    combine,
     draw_int,
     is_root,
     last_replies,
@@ -142,7 +142,7 @@ class RangeSum:
         if query is None:
             return GIVE_UP
         if call := last_replies(observation):
-            return combine([read_digit(reply) for reply in call[1]], query.phrasing)
+            return add_up_replies([read_digit(reply) for reply in call[1]], query.phrasing)
         if style is Style.DELEGATE:
             pieces = query.cut(self.pieces[int(rng.integers(len(self.pieces)))])
             # A root hands over even one piece; a clone that did so would never end.

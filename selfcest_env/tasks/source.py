@@ -192,14 +192,14 @@ def running_sum(items: Sequence[tuple[str, int]], phrasing: str) -> tuple[str, i
     return ("" if phrasing == TERSE else "; ").join(pieces), total
 
 
-def combine(values: Sequence[int], phrasing: str) -> Proposal:
+def add_up_replies(values: Sequence[int], phrasing: str) -> Proposal:
     """Add up what the clones said, by label in the order of the objectives."""
-    items = [(label_of(i, phrasing), value) for i, value in enumerate(values)]
+    items = [(format_label(i, phrasing), value) for i, value in enumerate(values)]
     thought, total = running_sum(items, phrasing)
     return Proposal(Answer(str(total)), thought)
 
 
-def label_of(index: int, phrasing: str) -> str:
+def format_label(index: int, phrasing: str) -> str:
     return LABELS[index % len(LABELS)] if phrasing == TERSE else f"clone {index + 1}"
 
 

@@ -11,8 +11,8 @@ from typing import ClassVar, NamedTuple
 from selfcest_env.tasks.comparison import EARLIEST, FEWEST, LATEST, LONGEST, MOST, SAME, SHORTEST, Comparison
 from selfcest_env.tasks.files import Record, read_records
 from selfcest_env.tasks.hotpotqa import described, read_context, support_keys
-from selfcest_env.tasks.plan import PlanStep, QuestionPlan, stands_in, words
-from selfcest_env.tasks.qa import QuestionSource, unique_keys
+from selfcest_env.tasks.plan import PlanStep, QuestionPlan, appears_in, normalize_words
+from selfcest_env.tasks.qa import QuestionSource, make_unique_keys
 from selfcest_env.types import Task
 
 COMPARED = ("comparison", "bridge_comparison")
@@ -79,7 +79,7 @@ class TwoWiki(QuestionSource):
 def read_documents(record: Record) -> tuple[dict[str, str], tuple[str, ...]]:
     """Paragraphs by unique key, and the keys of those that support the answer."""
     paragraphs = read_context(record)
-    keys = unique_keys(title for title, _ in paragraphs)
+    keys = make_unique_keys(title for title, _ in paragraphs)
     documents = {key: " ".join(lines).strip() for key, (_, lines) in zip(keys, paragraphs, strict=True)}
     return documents, support_keys(record, paragraphs, keys)
 
@@ -87,7 +87,7 @@ def read_documents(record: Record) -> tuple[dict[str, str], tuple[str, ...]]:
 def read_evidences(record: Record) -> tuple[Fact, ...]:
     triples = record.items("evidences")
     if not all(isinstance(t, list) and len(t) == 3 and all(isinstance(part, str) for part in t) for t in triples):
-        raise record.bad("evidences", "a list of [subject, relation, object]")
+        raise record.mismatch("evidences", "a list of [subject, relation, object]")
     objects: dict[tuple[str, str], list[str]] = {}
     for subject, relation, found in triples:
         objects.setdefault((subject.strip(), relation.strip()), []).append(found.strip())
@@ -134,7 +134,9 @@ def _links(kind: str, facts: Sequence[Fact]) -> list[int | None] | None:
 
 def _named(subject: str, facts: Sequence[Fact]) -> int | None:
     """The first fact that has this object."""
-    found = (index for index, fact in enumerate(facts) if words(subject) in map(words, fact.objects))
+    found = (
+        index for index, fact in enumerate(facts) if normalize_words(subject) in map(normalize_words, fact.objects)
+    )
     return next(found, None)
 
 
@@ -145,14 +147,14 @@ def _supporting(
     by_title = [key for key in support if is_about(key, fact.subject)]
     by_place = [support[index]] if num_facts == len(support) else []
     for key in (*by_title, *by_place, *support):
-        if all(stands_in(found, documents[key]) for found in fact.objects):
+        if all(appears_in(found, documents[key]) for found in fact.objects):
             return key
     return None
 
 
 def is_about(title: str, subject: str) -> bool:
     """Whether a paragraph's title is a subject's name, whatever stands in brackets after either."""
-    return words(_IN_BRACKETS.sub("", title)) == words(_IN_BRACKETS.sub("", subject))
+    return normalize_words(_IN_BRACKETS.sub("", title)) == normalize_words(_IN_BRACKETS.sub("", subject))
 
 
 def _comparison(
@@ -163,8 +165,10 @@ def _comparison(
     if len(first) < len(facts):  # two films by one director share the step about him
         things = [_about(index, facts, links) for index in first]
     else:
-        subjects = dict.fromkeys(words(fact.subject) for fact in facts)
-        things = [[i for i, fact in enumerate(facts) if words(fact.subject) == subject] for subject in subjects]
+        subjects = dict.fromkeys(normalize_words(fact.subject) for fact in facts)
+        things = [
+            [i for i, fact in enumerate(facts) if normalize_words(fact.subject) == subject] for subject in subjects
+        ]
         first = [thing[0] for thing in things]
     if not all(steps[index].keys for index in first):
         return None

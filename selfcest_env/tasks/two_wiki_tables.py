@@ -19,7 +19,7 @@ from selfcest_env.graders.wide import MISSING, PREPARE, column_name, read_row, w
 from selfcest_env.structure import Between
 from selfcest_env.tasks.files import Record
 from selfcest_env.tasks.finite import ALL, FileSource, Skipped, identity_part, squeeze
-from selfcest_env.tasks.plan import stands_in
+from selfcest_env.tasks.plan import appears_in
 from selfcest_env.tasks.tables import TableExpert, TableQuestion, table_facts
 from selfcest_env.tasks.two_wiki import is_about, read_documents, read_evidences
 from selfcest_env.types import Task
@@ -77,7 +77,7 @@ class TwoWikiTables(TableExpert, FileSource):
     def find(self, key: str, text: str, column: str) -> str | None:
         """The object that the evidence gives, if it stands in the text."""
         value = self._values.get((key, column))
-        return value if value is not None and stands_in(value, text) else None
+        return value if value is not None and appears_in(value, text) else None
 
     @cached_property
     def _values(self) -> dict[tuple[str, str], str]:
@@ -140,7 +140,7 @@ def _gather(record: Record, subjects: dict[str, _Subject], keep_others: bool) ->
                 continue
             others = {other: text for other, text in documents.items() if keep_others and other != key}
             subject = subjects.setdefault(key, _Subject(record, documents[key], others, {}))
-            standing = [found for found in fact.objects if _writable(found) and stands_in(found, subject.text)]
+            standing = [found for found in fact.objects if _writable(found) and appears_in(found, subject.text)]
             if len(standing) == len(fact.objects):
                 subject.values.setdefault(fact.relation, set()).update(standing)
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from selfcest_env.errors import RewardError
 from selfcest_env.graders.wide import EVALUATION, JUDGE, TableRules, column_name, read_table, write_table
-from selfcest_env.tasks.files import HUB, Record, content_digest, data_files, expanded, read_records
+from selfcest_env.tasks.files import HUB, Record, content_digest, expand_path, list_files, read_records
 from selfcest_env.tasks.finite import FileSource
 from selfcest_env.types import Task
 
@@ -49,18 +49,18 @@ class WideSearch(FileSource):
         if self.path.startswith(HUB):
             yield from read_records(self.path)
             return
-        for file in data_files(self.path, self.suffixes):  # and not the gold tables, which may lie under it
+        for file in list_files(self.path, self.suffixes):  # and not the gold tables, which may lie under it
             yield from read_records(str(file))
 
     def read(self, record: Record) -> Task | None:
         name, query = record.text("instance_id"), record.text("query")
         if not query.strip():
-            raise record.bad("query", "a text that is not empty")
+            raise record.mismatch("query", "a text that is not empty")
         evaluation = _evaluation(record)
         try:
             rules = TableRules.of(evaluation)
         except RewardError as error:
-            raise record.fault("evaluation", f"cannot be used: {error}") from error
+            raise record.error("evaluation", f"cannot be used: {error}") from error
         if not self.judged and any(JUDGE in column.metrics for column in rules.columns):
             return None
         rows = self._gold(record, name, rules)
@@ -84,31 +84,33 @@ class WideSearch(FileSource):
 
     @property
     def _beside(self) -> list[Path]:
-        return sorted({file.parent / GOLD for file in data_files(self.path, self.suffixes)})
+        return sorted({file.parent / GOLD for file in list_files(self.path, self.suffixes)})
 
     def _gold(self, record: Record, name: str, rules: TableRules) -> list[tuple[str, ...]]:
         """The rows of the gold table, cells in the order of the rules' columns."""
         if not self.answers and record.file.startswith(HUB):
-            raise record.fault(
+            raise record.error(
                 "instance_id",
                 f"is {name!r}, but the gold tables are no part of the data set's rows; download its folder {GOLD} and "
                 f"name it in {self.name}.answers",
             )
         if not _ID.fullmatch(name):
-            raise record.bad("instance_id", "letters, digits, '_', '-' and '.': it names the file of the gold table")
-        file = (expanded(self.answers) if self.answers else Path(record.file).parent / GOLD) / f"{name}.csv"
+            raise record.mismatch(
+                "instance_id", "letters, digits, '_', '-' and '.': it names the file of the gold table"
+            )
+        file = (expand_path(self.answers) if self.answers else Path(record.file).parent / GOLD) / f"{name}.csv"
         if not file.is_file():
-            raise record.fault("instance_id", f"is {name!r}, but there is no gold table {file}")
+            raise record.error("instance_id", f"is {name!r}, but there is no gold table {file}")
         table = [*read_records(str(file))]
         names = {column_name(column): column for line in table for column in line.data}
         missing = [column.name for column in rules.columns if column.name not in names]
         if missing:
             found = ", ".join(names) or "no row"
-            raise record.fault("evaluation.required", f"names {', '.join(missing)}; found in {file}: {found}")
+            raise record.error("evaluation.required", f"names {', '.join(missing)}; found in {file}: {found}")
         rows = [tuple(" ".join(line.text(names[column.name]).split()) for column in rules.columns) for line in table]
         written = read_table(write_table([column.name for column in rules.columns], rows))
         if written is None or [*written.rows] != rows:
-            raise record.fault("instance_id", f"is {name!r}, whose gold table {file} no Markdown table can hold")
+            raise record.error("instance_id", f"is {name!r}, whose gold table {file} no Markdown table can hold")
         kept: dict[tuple[str, ...], tuple[str, ...]] = {}
         for row in rows:
             cells = zip(rules.columns, row, strict=True)
@@ -130,4 +132,4 @@ def _evaluation(record: Record) -> Any:
     try:
         return json.loads(found)
     except (ValueError, RecursionError) as error:
-        raise record.bad("evaluation", f"an object, or one as JSON ({error})") from error
+        raise record.mismatch("evaluation", f"an object, or one as JSON ({error})") from error

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.graders import Grade
-from selfcest_env.graders.boxed import final_answer, last_boxed
+from selfcest_env.graders.boxed import extract_final_answer, extract_last_boxed
 from selfcest_env.graders.by_source import FITTING, BySource
-from selfcest_env.graders.compare import same
+from selfcest_env.graders.compare import answers_agree
 from selfcest_env.graders.countdown import CountdownMatch, verify_countdown
 from selfcest_env.graders.exact import ExactInteger
-from selfcest_env.graders.latex import Form, normalise, outer_form
+from selfcest_env.graders.latex import Form, normalise, parse_outer_form
 from selfcest_env.graders.math import MathMatch
-from selfcest_env.graders.number import NumberMatch, only_number
-from selfcest_env.graders.rational import rational
+from selfcest_env.graders.number import NumberMatch, parse_only_number
+from selfcest_env.graders.rational import parse_rational
 from selfcest_env.reward import make_reward
 from selfcest_env.tasks import SOURCES
 from selfcest_env.types import Task
@@ -52,13 +52,13 @@ def task(
     ],
 )
 def test_last_boxed(text: str, box: str | None) -> None:
-    assert last_boxed(text) == box
-    assert last_boxed("{" * 10**6 + text) == box
+    assert extract_last_boxed(text) == box
+    assert extract_last_boxed("{" * 10**6 + text) == box
 
 
 def test_a_box_far_from_the_end_is_not_found() -> None:
-    assert last_boxed(r"\boxed{4}" + " " * 49_000) == "4"
-    assert last_boxed(r"\boxed{4}" + " " * 51_000) is None
+    assert extract_last_boxed(r"\boxed{4}" + " " * 49_000) == "4"
+    assert extract_last_boxed(r"\boxed{4}" + " " * 51_000) is None
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_box_far_from_the_end_is_not_found() -> None:
     ],
 )
 def test_exact_values(text: str, value: object) -> None:
-    assert rational(text) == value
+    assert parse_rational(text) == value
 
 
 @given(st.recursive(st.integers(0, 99), lambda e: st.tuples(e, st.sampled_from("+-*/"), e), max_leaves=12))
@@ -115,7 +115,7 @@ def test_exact_values_are_pythons(tree: object) -> None:
         expected: Fraction | None = compute(tree)
     except ZeroDivisionError:
         expected = None
-    assert rational(write(tree)) == expected
+    assert parse_rational(write(tree)) == expected
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_what_looks_alike_without_spaces_is_not_equal(truth: str, answer: str) -
     ],
 )
 def test_outer_form(text: str, form: Form, parts: tuple[str, ...]) -> None:
-    found = outer_form(normalise(text))
+    found = parse_outer_form(normalise(text))
     assert (found.form, found.parts) == (form, parts)
 
 
@@ -219,7 +219,7 @@ def never(truth: str, answer: str) -> bool:
     ],
 )
 def test_decided_by_our_own_comparison(truth: str, answer: str, equal: bool) -> None:
-    assert same(normalise(truth), normalise(answer), never) is equal
+    assert answers_agree(normalise(truth), normalise(answer), never) is equal
 
 
 def test_a_percent_sign_is_a_unit_where_the_question_asks_for_percent() -> None:
@@ -272,7 +272,7 @@ def test_what_the_question_asks_for_may_be_named_in_the_answer() -> None:
 
 def test_the_outer_form_takes_linear_time() -> None:
     for piece in ("1,", "1,234,", "1 or ", "(1),", "{1},"):
-        assert growth(lambda size, piece=piece: outer_form(piece * size + "1"), 2000) < 9
+        assert growth(lambda size, piece=piece: parse_outer_form(piece * size + "1"), 2000) < 9
 
 
 def test_math_without_symbolic_equivalence() -> None:
@@ -335,7 +335,7 @@ TRUTHS = [
     r"(-\infty,4)\cup(7,\infty)", "1,-2,6", r"\{2,3\}", r"\text{Monday}", r"\text{(C)}", r"\text{even}", "204_5",
     r"\begin{pmatrix}1\\2\end{pmatrix}", r"x\in[-2,7]", r"90^\circ", r"\$36", r"14\text{ inches}",
 ]  # fmt: skip
-NUMBERS = [truth for truth in TRUTHS if rational(truth) is not None]
+NUMBERS = [truth for truth in TRUTHS if parse_rational(truth) is not None]
 WRITTEN = {
     "boxed": r"So it is $\boxed{%s}$.",
     "fbox": r"\fbox{%s}",
@@ -434,7 +434,7 @@ def test_percent_is_a_hundredth_unless_the_question_asks_for_percent(percent: st
     ],
 )
 def test_where_an_answer_stands(text: str, found: str) -> None:
-    assert final_answer(text) == found
+    assert extract_final_answer(text) == found
 
 
 @pytest.mark.parametrize(
@@ -460,7 +460,7 @@ def test_where_an_answer_stands(text: str, found: str) -> None:
     ],
 )
 def test_the_one_number(text: str, value: int | None) -> None:
-    assert only_number(text) == value
+    assert parse_only_number(text) == value
 
 
 # For the truth 18: wrong because of what stands next to the number.

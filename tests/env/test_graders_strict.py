@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from selfcest_env.graders.boxed import final_answer
+from selfcest_env.graders.boxed import extract_final_answer
 from selfcest_env.graders.by_source import BySource
 from selfcest_env.graders.countdown import CountdownMatch
 from selfcest_env.graders.math import MathMatch
 from selfcest_env.graders.number import NumberMatch
 from selfcest_env.graders.qa import QuestionAnswer
-from selfcest_env.graders.vocabulary import only_known_words
+from selfcest_env.graders.vocabulary import has_only_known_words
 from selfcest_env.types import Task
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -137,8 +137,8 @@ def test_of_a_thousand_ordinary_sentences_none_becomes_wrong(strict: bool) -> No
 
 
 def test_the_words_of_an_answer_are_looked_up_in_linear_time() -> None:
-    assert growth(lambda size: only_known_words("eggs two brothers " * size, QUESTION), 500) < 8
-    assert growth(lambda size: only_known_words("x = " * size + "18", QUESTION), 500) < 8
+    assert growth(lambda size: has_only_known_words("eggs two brothers " * size, QUESTION), 500) < 8
+    assert growth(lambda size: has_only_known_words("x = " * size + "18", QUESTION), 500) < 8
 
 
 def test_the_preset_for_training_has_a_strict_number() -> None:
@@ -160,11 +160,11 @@ def test_the_preset_for_training_has_a_strict_number() -> None:
     ],
 )
 def test_where_models_put_their_answers(text: str, answer: str) -> None:
-    assert final_answer(text) == answer
+    assert extract_final_answer(text) == answer
 
 
 def test_a_final_answer_in_tags_is_looked_for_in_linear_time() -> None:
-    assert growth(lambda size: final_answer("<answer>" * size), 500) < 8
+    assert growth(lambda size: extract_final_answer("<answer>" * size), 500) < 8
 
 
 @pytest.mark.parametrize(

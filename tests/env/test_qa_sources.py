@@ -17,8 +17,8 @@ from selfcest_env.tasks.hotpotqa import HotpotQA
 from selfcest_env.tasks.leaks import overlaps
 from selfcest_env.tasks.long_context import Babilong, Distractors, split_sentences
 from selfcest_env.tasks.musique import Musique
-from selfcest_env.tasks.plan import PlanStep, QuestionPlan, stands_in
-from selfcest_env.tasks.qa import UserQuestions, unique_keys
+from selfcest_env.tasks.plan import PlanStep, QuestionPlan, appears_in
+from selfcest_env.tasks.qa import UserQuestions, make_unique_keys
 from selfcest_env.tasks.support import gold_support, says_support
 from selfcest_env.tasks.two_wiki import TwoWiki
 from selfcest_env.types import Task
@@ -111,7 +111,7 @@ def plan_of(task: Task) -> QuestionPlan:
 
 
 def test_keys_are_unique() -> None:
-    assert unique_keys(["A", "B", "A", "A (2)", "A", " ", ""]) == (
+    assert make_unique_keys(["A", "B", "A", "A (2)", "A", " ", ""]) == (
         "A", "B", "A (2)", "A (2) (2)", "A (3)", "untitled", "untitled (2)",
     )  # fmt: skip
 
@@ -245,11 +245,11 @@ def test_a_number_sign_that_names_no_earlier_step_is_text() -> None:
 
 
 def test_an_answer_stands_in_a_text_by_its_words() -> None:
-    assert stands_in("Schleswig-Holstein", "of Schleswig- Holstein.")
-    assert stands_in("35", "has 35 stores")
-    assert not stands_in("35", "in 1935")
-    assert not stands_in("America", "an American actor")
-    assert not stands_in("?", "?")
+    assert appears_in("Schleswig-Holstein", "of Schleswig- Holstein.")
+    assert appears_in("35", "has 35 stores")
+    assert not appears_in("35", "in 1935")
+    assert not appears_in("America", "an American actor")
+    assert not appears_in("?", "?")
 
 
 # 2WikiMultihopQA

@@ -9,7 +9,7 @@ from selfcest_env.protocol import Reply
 from selfcest_env.rules import Rules
 from selfcest_env.tasks import Style
 from selfcest_env.tasks.range_sum import PI_DIGITS, RangeQuery, RangeSum, parse
-from selfcest_env.tasks.source import Proposal, combine, read_digit
+from selfcest_env.tasks.source import Proposal, add_up_replies, read_digit
 from selfcest_env.text.counters import WordCounter
 from selfcest_env.text.terse import TerseProtocol
 from selfcest_env.types import ROOT, Answer, CloneRequest, Delegate, Limits, Status, Task
@@ -77,8 +77,8 @@ def test_shown_sizes(step: int, length: int, shown: int) -> None:
 
 
 def test_combining_labels_values_and_running_totals() -> None:
-    assert combine([2, 8, 4], "terse") == Proposal(Answer("4"), "a22b80c44")
-    assert combine([2, 8], "plain") == Proposal(Answer("0"), "clone 1: 2 (2); clone 2: 8 (0)")
+    assert add_up_replies([2, 8, 4], "terse") == Proposal(Answer("4"), "a22b80c44")
+    assert add_up_replies([2, 8], "plain") == Proposal(Answer("0"), "clone 1: 2 (2); clone 2: 8 (0)")
     replies = [
         Reply(text=" 7 "),
         Reply(failure=Status.OUT_OF_TOKENS),

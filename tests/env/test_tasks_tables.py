@@ -17,7 +17,7 @@ from selfcest_env.graders.wide import read_table, wide_scores
 from selfcest_env.reward import make_reward
 from selfcest_env.tasks import ExpertSource, TaskSource, make_source
 from selfcest_env.tasks.finite import FiniteSource
-from selfcest_env.tasks.plan import stands_in
+from selfcest_env.tasks.plan import appears_in
 from selfcest_env.tasks.support import gold_support
 from selfcest_env.tasks.tables import TableQuestion
 from selfcest_env.tasks.two_wiki_tables import TwoWikiTables
@@ -274,7 +274,7 @@ def test_tables_of_the_official_sample() -> None:
         table = read_table(task.answer)
         assert table is not None
         for title, *values in table.rows:
-            assert all(stands_in(value, task.context[title]) for value in values)
+            assert all(appears_in(value, task.context[title]) for value in values)
             cells += len(values)
     assert (len(tasks), sum(int(task.metadata["size"]) for task in tasks), cells) == (18, 134, 134)
     make_reward("by_source").check(tasks, "here")

@@ -11,10 +11,10 @@ from typing import ClassVar
 from selfcest_agents.player import Player
 from selfcest_env.errors import ConfigError
 from selfcest_env.graders import Grade
-from selfcest_env.graders.boxed import last_boxed
-from selfcest_env.graders.latex import normalise, unnamed
+from selfcest_env.graders.boxed import extract_last_boxed
+from selfcest_env.graders.latex import normalise, strip_variable_name
 from selfcest_env.graders.qa import normalize_answer
-from selfcest_env.graders.rational import rational
+from selfcest_env.graders.rational import parse_rational
 from selfcest_env.stored import declared_name, stored_as, to_stored
 from selfcest_env.structure import Checked, Count, Size
 from selfcest_env.tasks import Style
@@ -118,9 +118,9 @@ def normal_form(answer: str) -> str:
     Formulas keep their signs: `x-1` and `x+1` must not vote for each other. It never looks at the truth, so that a vote
     is no oracle.
     """
-    text = last_boxed(answer) or answer
-    formula = unnamed(normalise(text))
-    value = rational(formula)
+    text = extract_last_boxed(answer) or answer
+    formula = strip_variable_name(normalise(text))
+    value = parse_rational(formula)
     if value is not None:
         return str(value)
     if _WORD.search(formula) and not _OPERATION.search(formula):
