@@ -92,7 +92,7 @@ class Record:
     def mismatch(self, key: str, expected: str) -> DataError:
         """The error to raise for a key that is missing or holds something else than was `expected`."""
         if key in self.data:
-            return self.error(key, f"is {shorten(self.data[key])}; expected {expected}")
+            return self.error(key, f"is {shorten_repr(self.data[key])}; expected {expected}")
         found = [str(name) for name in self.data]
         return self.error(
             key,
@@ -173,7 +173,7 @@ def content_digest(path: str, suffixes: tuple[str, ...] = SUFFIXES) -> str:
     return digest.hexdigest()
 
 
-def shorten(value: object) -> str:
+def shorten_repr(value: object) -> str:
     try:
         text = repr(value)
     except RecursionError:
@@ -198,7 +198,9 @@ def _json_records(file: str, text: str) -> Iterator[Record]:
     start = _skip(text, 0)
     array = text.startswith("[", start)
     if not array and not text.startswith("{", start):
-        raise DataError(f"{file}: neither a JSON array nor JSON lines; it begins with {shorten(text[start:][:20])}")
+        raise DataError(
+            f"{file}: neither a JSON array nor JSON lines; it begins with {shorten_repr(text[start:][:20])}"
+        )
     position, number = _skip(text, start + array), 1
     line, counted = 1, 0
     end = text.startswith("]", position) if array else position == len(text)
@@ -243,7 +245,7 @@ def _json_object(place: str, text: str, start: int) -> tuple[dict[str, Any], int
             f"{' (is the file truncated?)' if cut else ''}"
         ) from error
     except _Repeated as error:
-        raise DataError(f"{place}: the key {shorten(error.args[0])} stands twice in one object") from error
+        raise DataError(f"{place}: the key {shorten_repr(error.args[0])} stands twice in one object") from error
     except RecursionError as error:
         raise DataError(f"{place}: nested too deeply to be read") from error
     except ValueError as error:
@@ -252,7 +254,7 @@ def _json_object(place: str, text: str, start: int) -> tuple[dict[str, Any], int
     if lone:
         raise DataError(f"{place}: {lone} holds half a character, a surrogate without its partner (\\ud800 to \\udfff)")
     if not isinstance(data, dict):
-        raise DataError(f"{place}: {shorten(data)}; expected an object")
+        raise DataError(f"{place}: {shorten_repr(data)}; expected an object")
     return data, end
 
 

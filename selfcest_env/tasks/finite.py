@@ -16,7 +16,7 @@ import numpy as np
 
 from selfcest_env.errors import DataError, SelfcestError, TaskError
 from selfcest_env.structure import Between, Checked, OneOf, Share
-from selfcest_env.tasks.files import HUB, SUFFIXES, Record, content_digest, read_records, shorten
+from selfcest_env.tasks.files import HUB, SUFFIXES, Record, content_digest, read_records, shorten_repr
 from selfcest_env.tasks.source import Identifies, make_task
 from selfcest_env.tasks.splits import TEST, TRAIN
 from selfcest_env.types import Scalar, Task
@@ -168,7 +168,7 @@ class FileSource(Checked):
             if isinstance(found, Task) and "id" in found.metadata:
                 name = str(found.metadata["id"])
                 if name in ids:
-                    raise record.error("id", f"is {shorten(name)}, as in {ids[name]}; expected one of its own")
+                    raise record.error("id", f"is {shorten_repr(name)}, as in {ids[name]}; expected one of its own")
                 ids[name] = record.place
             return found
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from selfcest_env.tasks.files import Record, shorten
+from selfcest_env.tasks.files import Record, shorten_repr
 from selfcest_env.tasks.qa import QuestionSource, make_unique_keys, single_step_plan
 from selfcest_env.types import Scalar, Task
 
@@ -89,9 +89,9 @@ def support_keys(record: Record, paragraphs: Sequence[Paragraph], keys: Sequence
         if length is not None and 0 <= number < length:
             continue
         said = (
-            f"names {shorten(title)}, no title of the context"
+            f"names {shorten_repr(title)}, no title of the context"
             if length is None
-            else f"is sentence {number} of {shorten(title)}; expected 0 to {length - 1}"
+            else f"is sentence {number} of {shorten_repr(title)}; expected 0 to {length - 1}"
         )
         raise record.error(f"supporting_facts[{index}]", f"{said} (skip_faulty: true leaves such records out)")
     return tuple(dict.fromkeys(named[title.casefold()] for title, _ in facts))

@@ -133,10 +133,10 @@ RECORD = Record("f.json", 17, {**DATA, "none": None})
 
 
 def test_typed_access() -> None:
-    assert (RECORD.text("text"), RECORD.whole("n"), RECORD.flag("yes")) == ("x", 3, True)
+    assert (RECORD.text("text"), RECORD.integer("n"), RECORD.flag("yes")) == ("x", 3, True)
     assert (RECORD.texts("names"), RECORD.items("names")) == (("a", "b"), ["a", "b"])
     assert RECORD.parts("parts")[0].text("title") == "t"
-    assert RECORD.part("o").whole("k") == 1
+    assert RECORD.part("o").integer("k") == 1
     assert [RECORD.has(key) for key in ("n", "none", "other")] == [True, False, False]
 
 
@@ -149,7 +149,7 @@ def test_typed_access() -> None:
         ),
         (lambda r: r.text("n"), "n is 3; expected a string"),
         (lambda r: r.text("none"), "none is None; expected a string"),
-        (lambda r: r.whole("yes"), "yes is True; expected a whole number"),
+        (lambda r: r.integer("yes"), "yes is True; expected a whole number"),
         (lambda r: r.flag("n"), "n is 3; expected true or false"),
         (lambda r: r.items("text"), "text is 'x'; expected a list"),
         (lambda r: r.texts("parts"), "parts is [{'title': 't'}, {'title': 5}]; expected a list of strings"),

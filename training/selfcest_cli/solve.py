@@ -23,7 +23,7 @@ from selfcest_env.record import EpisodeRecord, read_episodes, write_episode
 from selfcest_env.render import render_record, shorten
 from selfcest_env.reward import make_reward
 from selfcest_env.rules import Rules
-from selfcest_env.tasks.files import read_text, shortened
+from selfcest_env.tasks.files import read_text, shorten_repr
 from selfcest_env.types import ROOT, Boundary, Limits, Read, Status, Task
 from selfcest_eval.html.playing import Face
 from selfcest_eval.html.viewer import Shown, viewer_page
@@ -55,7 +55,7 @@ def task_of(question: str, documents: Mapping[str, str], answer: str | None) -> 
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise ConfigError(f"{shortened(text)} is no valid Unicode at character {error.start}") from error
+            raise ConfigError(f"{shorten_repr(text)} is no valid Unicode at character {error.start}") from error
     return Task(digest(question, list(documents.items()))[:16], question, answer or "", "solve", dict(documents))
 
 
@@ -93,10 +93,10 @@ def _of_file(file: Path) -> dict[str, str]:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{file} is not valid JSON: {error}; expected an object of texts by key") from error
     if not isinstance(documents, dict):
-        raise DataError(f"{file} holds {shortened(documents)}; expected an object of texts by key")
+        raise DataError(f"{file} holds {shorten_repr(documents)}; expected an object of texts by key")
     for key, document in documents.items():
         if not isinstance(document, str):
-            raise DataError(f"{file}: {key!r} is {shortened(document)}; expected a text")
+            raise DataError(f"{file}: {key!r} is {shorten_repr(document)}; expected a text")
     return documents
 
 
