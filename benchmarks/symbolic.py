@@ -58,8 +58,8 @@ def batch_rows(num_envs: int, steps: int, **rules: Any) -> Burst:
 
     def burst() -> int:
         for _ in range(steps):
-            kernel.rows()
-            kernel.step_rows(kernel.sample_rows(rng))
+            kernel.ready_agents()
+            kernel.step_ready(kernel.sample_ready(rng))
             kernel.restart()
         return steps * num_envs
 

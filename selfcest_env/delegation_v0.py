@@ -147,9 +147,9 @@ from pettingzoo.utils import wrappers  # type: ignore[import-untyped, unused-ign
 
 from selfcest_env.aec import DelegationAEC
 from selfcest_env.tasks import TaskSource
-from selfcest_env.text.parallel import DelegationEnv, Snapshot
+from selfcest_env.text.parallel import DelegationEnv, DelegationSnapshot
 
-__all__ = ["Snapshot", "TaskSource", "env", "parallel_env", "raw_env"]
+__all__ = ["DelegationSnapshot", "TaskSource", "env", "parallel_env", "raw_env"]
 
 parallel_env = DelegationEnv
 

@@ -164,10 +164,10 @@ import pettingzoo  # type: ignore[import-untyped, unused-ignore]
 from pettingzoo.utils import wrappers  # type: ignore[import-untyped, unused-ignore]
 
 from selfcest_env.aec import DelegationAEC
-from selfcest_env.symbolic.parallel import Snapshot, SymbolicEnv
+from selfcest_env.symbolic.parallel import SymbolicEnv, SymbolicSnapshot
 from selfcest_env.symbolic.scenarios import SCENARIOS
 
-__all__ = ["Snapshot", "env", "parallel_env", "raw_env"]
+__all__ = ["SymbolicSnapshot", "env", "parallel_env", "raw_env"]
 
 parallel_env = SymbolicEnv
 

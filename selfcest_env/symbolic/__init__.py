@@ -2,12 +2,12 @@
 
 from selfcest_env.symbolic.batch import BatchDelegation
 from selfcest_env.symbolic.optimum import Optimum, Plan, optimal_plan, optimal_return
-from selfcest_env.symbolic.reference import BatchPolicy, OptimalPolicy, Played, RandomPolicy, play
+from selfcest_env.symbolic.reference import BatchPolicy, OptimalPolicy, PolicyEvaluation, RandomPolicy, evaluate_policy
 from selfcest_env.symbolic.rules import SymbolicRules, make_rules
 from selfcest_env.symbolic.state import State
 from selfcest_env.symbolic.tasks import (
     TASKS,
-    Call,
+    CallKind,
     Cells,
     Chain,
     Deep,
@@ -25,7 +25,7 @@ __all__ = [
     "TASKS",
     "BatchDelegation",
     "BatchPolicy",
-    "Call",
+    "CallKind",
     "Cells",
     "Chain",
     "Deep",
@@ -36,7 +36,7 @@ __all__ = [
     "OptimalPolicy",
     "Optimum",
     "Plan",
-    "Played",
+    "PolicyEvaluation",
     "RandomPolicy",
     "State",
     "SymbolicRules",
@@ -47,6 +47,6 @@ __all__ = [
     "observation_names",
     "optimal_plan",
     "optimal_return",
-    "play",
+    "evaluate_policy",
     "replay",
 ]

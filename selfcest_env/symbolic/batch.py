@@ -25,13 +25,13 @@ from selfcest_env.symbolic.vectors import observation_size, observations, states
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 
-class Rows(NamedTuple):
+class ReadyAgents(NamedTuple):
     """What R agents see and may do, in order of environment, then number."""
 
     envs: Index  # [R]
     agents: Index  # [R]
     observations: NDArray[np.float32]  # [R, features]
-    masks: NDArray[np.bool_]  # [R, num_actions]
+    action_masks: NDArray[np.bool_]  # [R, num_actions]
 
 
 class BatchDelegation:
@@ -103,12 +103,12 @@ class BatchDelegation:
         rows: NDArray[Scalar] = values[np.arange(self.num_envs), self.next_agents]
         return rows
 
-    def rows(self) -> Rows:
+    def ready_agents(self) -> ReadyAgents:
         """What those who can act see and may do, a row each: most agents of a batch cannot act most of the time."""
         (who, code), flat = self._game.turns, self._game.flat
         seen = np.empty((len(who), observation_size(self.rules)), np.float32)
         write_rows(flat, who, self.rules, seen)
-        return Rows(*self._game.places(who), seen, self.rules.legal_table.take(code, axis=0))
+        return ReadyAgents(*self._game.places(who), seen, self.rules.legal_table.take(code, axis=0))
 
     def next_observations(self) -> NDArray[np.float32]:
         """What `next_agents` see, shape (num_envs, features); zeros where a game is over and was not truncated."""
@@ -147,11 +147,11 @@ class BatchDelegation:
     def sample_actions(self, rng: np.random.Generator) -> NDArray[np.int64]:
         """A uniform legal action for every agent, shape (num_envs, num_agents)."""
         actions: NDArray[np.int64] = np.zeros(self.state.status.shape, np.int64)
-        actions.reshape(-1)[self._game.turns[0]] = self.sample_rows(rng)
+        actions.reshape(-1)[self._game.turns[0]] = self.sample_ready(rng)
         return actions
 
-    def sample_rows(self, rng: np.random.Generator) -> NDArray[np.int64]:
-        """A uniform legal action for everyone who can act, in the order of `rows`."""
+    def sample_ready(self, rng: np.random.Generator) -> NDArray[np.int64]:
+        """A uniform legal action for everyone who can act, in the order of `ready_agents`."""
         (counts, choices), (who, code) = self._choices, self._game.turns
         nth = (rng.random(len(who), np.float32) * counts[code]).astype(np.intp)
         nth *= len(counts)
@@ -224,11 +224,11 @@ class BatchDelegation:
             who, code = who[chosen], code[chosen]
         self._play(who, code, actions.reshape(-1)[who])
 
-    def step_rows(self, actions: NDArray[np.integer[Any]]) -> None:
+    def step_ready(self, actions: NDArray[np.integer[Any]]) -> None:
         """A joint step of all who can act.
 
         Args:
-            actions: one for each, in the order of `rows`; as in `step`.
+            actions: one for each, in the order of `ready_agents`; as in `step`.
         """
         who, code = self._game.turns
         self._play(who, code, whole_numbers(actions, (len(who),), "agent that can act"))

@@ -87,7 +87,7 @@ class Optimum:
     plans: Mapping[int, Plan | None]
 
 
-class Outcome(NamedTuple):
+class PlanOutcome(NamedTuple):
     """What comes of a plan: the probability that the agent's answer is right but for luck, and whether it gives any."""
 
     reliability: float
@@ -95,7 +95,7 @@ class Outcome(NamedTuple):
     plan: Plan | None
 
 
-Outcomes = dict[Amounts, Outcome]  # the best plan for every sum that plans use up
+PlanOutcomes = dict[Amounts, PlanOutcome]  # the best plan for every sum that plans use up
 
 
 def optimal_return(rules: SymbolicRules) -> Optimum:
@@ -148,13 +148,17 @@ def _best(planner: _Planner, length: int) -> tuple[tuple[float, float], Plan | N
     return max(scored, key=lambda item: (round(item[0][0] - rules.token_cost * item[0][1], 12), -item[0][1]))
 
 
-def _score_chain(rules: SymbolicRules, spent: Amounts, outcome: Outcome, outcomes: Outcomes) -> tuple[float, float]:
+def _score_chain(
+    rules: SymbolicRules, spent: Amounts, outcome: PlanOutcome, outcomes: PlanOutcomes
+) -> tuple[float, float]:
     """(success, tokens)."""
     luck = 1 / rules.task.num_answers
     return outcome.answers * (luck + (1 - luck) * outcome.reliability), spent.total_tokens or 0
 
 
-def _score_lookup(rules: SymbolicRules, spent: Amounts, outcome: Outcome, outcomes: Outcomes) -> tuple[float, float]:
+def _score_lookup(
+    rules: SymbolicRules, spent: Amounts, outcome: PlanOutcome, outcomes: PlanOutcomes
+) -> tuple[float, float]:
     """As above, as means over the lengths of the trail: whoever finds the value sooner stops."""
     assert isinstance(rules.task, Lookup)
     assert outcome.plan is not None
@@ -165,7 +169,9 @@ def _score_lookup(rules: SymbolicRules, spent: Amounts, outcome: Outcome, outcom
     return found + (1 - found) / rules.task.values, sum(tokens[min(hops, calls)] for hops in trails) / len(trails)
 
 
-def _score_cells(rules: SymbolicRules, spent: Amounts, outcome: Outcome, outcomes: Outcomes) -> tuple[float, float]:
+def _score_cells(
+    rules: SymbolicRules, spent: Amounts, outcome: PlanOutcome, outcomes: PlanOutcomes
+) -> tuple[float, float]:
     """As above, where every clone is right with probability p, independently."""
     assert isinstance(rules.task, Cells)
     task, cells = rules.task, rules.task.cells
@@ -190,18 +196,18 @@ class _Planner:
         self.counted = rules.generated_tokens is not None
         self.of_agent = cache(self._of_agent)
 
-    def of_root(self, length: int) -> Outcomes:
+    def of_root(self, length: int) -> PlanOutcomes:
         """What plans use up holds the opening too."""
         rules, opening = self.rules, Amounts(OPENING + length)
         purse = Amounts(rules.total_tokens, rules.generated_tokens, rules.max_clones)
         outcomes = self.of_agent(length, purse.minus(opening), 0, 0)
         return {opening.plus(spent): outcome for spent, outcome in outcomes.items()}
 
-    def _of_agent(self, length: int, purse: Amounts, turns: int, depth: int) -> Outcomes:
+    def _of_agent(self, length: int, purse: Amounts, turns: int, depth: int) -> PlanOutcomes:
         """Plans from a state of one agent: symbols it holds, its balance, turns it has played, its depth."""
-        outcomes: Outcomes = {}
+        outcomes: PlanOutcomes = {}
         if self.rules.answerable[length]:
-            outcomes[Amounts(RESERVE, self.counted * RESERVE)] = Outcome(
+            outcomes[Amounts(RESERVE, self.counted * RESERVE)] = PlanOutcome(
                 self.rules.task.reliability(length), True, Plan()
             )
         for kind in range(len(self.rules.task.calls)):
@@ -215,17 +221,17 @@ class _Planner:
         least = Amounts(int(rules.least_tokens[rules.column(kind, length)]), 2 * parts + RESERVE, parts)
         return turns + 1 < rules.max_turns and depth < rules.max_depth and purse.covers(least)
 
-    def _waits(self, length: int, purse: Amounts, turns: int, depth: int) -> Outcomes:
+    def _waits(self, length: int, purse: Amounts, turns: int, depth: int) -> PlanOutcomes:
         poor = not purse.covers(Amounts(NOTICE + 2 * RESERVE, 2 * RESERVE))
         if poor or turns + 1 >= self.rules.max_turns:
-            return {ZERO: Outcome(0.0, False, None)}
+            return {ZERO: PlanOutcome(0.0, False, None)}
         notice = Amounts(NOTICE)
         later = self.of_agent(length, purse.minus(notice), turns + 1, depth)
         return {notice.plus(spent): outcome for spent, outcome in later.items()}
 
     def _calls(
         self, kind: int, length: int, purse: Amounts, turns: int, depth: int
-    ) -> Iterator[tuple[Amounts, Outcome]]:
+    ) -> Iterator[tuple[Amounts, PlanOutcome]]:
         """Every way to make one call and go on after it."""
         parts = self.rules.task.calls[kind].parts
         message = Amounts(parts + REPLIES + parts, self.counted * parts)
@@ -242,11 +248,11 @@ class _Planner:
         for spent, (reliability, plans) in joined.items():
             for more, outcome in self._after_join(parts, purse.minus(spent), turns + 1, depth).items():
                 plan = Plan(kind, plans, outcome.plan)
-                yield spent.plus(more), Outcome(reliability * outcome.reliability, outcome.answers, plan)
+                yield spent.plus(more), PlanOutcome(reliability * outcome.reliability, outcome.answers, plan)
 
-    def _after_join(self, length: int, purse: Amounts, turns: int, depth: int) -> Outcomes:
+    def _after_join(self, length: int, purse: Amounts, turns: int, depth: int) -> PlanOutcomes:
         if self.rules.joined is not None:
-            return {Amounts(RESERVE, self.counted * RESERVE): Outcome(1.0, True, None)}
+            return {Amounts(RESERVE, self.counted * RESERVE): PlanOutcome(1.0, True, None)}
         return self.of_agent(length, purse, turns, depth)
 
     def _grant(self, purse: Amounts, parts: int, depth: int) -> Amounts:
@@ -255,17 +261,17 @@ class _Planner:
         tokens, generated, clones = (None if left is None else left // parts for left in purse.minus(kept))
         return Amounts(tokens, generated, clones if depth + 1 < self.rules.max_depth else 0)
 
-    def _of_clone(self, length: int, grant: Amounts, depth: int) -> Outcomes:
+    def _of_clone(self, length: int, grant: Amounts, depth: int) -> PlanOutcomes:
         """Plans of a clone; what they use up holds its opening and its birth. Who is refused costs nothing."""
         opening = Amounts(OPENING + length)
         if not grant.covers(opening.plus(Amounts(RESERVE))):
-            return {ZERO: Outcome(0.0, False, None)}
+            return {ZERO: PlanOutcome(0.0, False, None)}
         birth = opening.plus(Amounts(clones=1))
         outcomes = self.of_agent(length, grant.minus(opening), 0, depth)
         return {birth.plus(spent): outcome for spent, outcome in outcomes.items()}
 
 
-def _keep(outcomes: Outcomes, spent: Amounts, outcome: Outcome) -> None:
+def _keep(outcomes: PlanOutcomes, spent: Amounts, outcome: PlanOutcome) -> None:
     known = outcomes.get(spent)
     if known is None or outcome[:2] > known[:2]:
         outcomes[spent] = outcome

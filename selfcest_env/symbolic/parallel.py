@@ -34,7 +34,7 @@ _STATUS_NUMBERS = tuple(NOBODY if status is None else list(Status).index(status)
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class SymbolicSnapshot:
     """All that changes while an environment is used. Picklable; may be set on any environment built alike."""
 
     agents: tuple[str, ...]
@@ -212,17 +212,17 @@ class SymbolicEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined, u
             raise GameError("the episode is not over; play until agents is empty")
         return float(self._batch.state.team_return[0])
 
-    def get_snapshot(self) -> Snapshot:
+    def get_snapshot(self) -> SymbolicSnapshot:
         """The exact state of the environment, random streams of the spaces included; later steps do not change it."""
-        return Snapshot(
+        return SymbolicSnapshot(
             tuple(self.agents),
             self._batch.get_snapshot() if self._started else None,
             {name: space.np_random.bit_generator.state for name, space in self._streams()},
         )
 
-    def set_snapshot(self, snapshot: Snapshot) -> None:
+    def set_snapshot(self, snapshot: SymbolicSnapshot) -> None:
         """Go back to a snapshot, taken here or on an environment built with the same arguments. May be repeated."""
-        check_snapshot(snapshot, Snapshot)
+        check_snapshot(snapshot, SymbolicSnapshot)
         self.agents, self._started = list(snapshot.agents), snapshot.state is not None
         if snapshot.state is None:
             self._batch = BatchDelegation(self.rules, 1, max_cycles=self.max_cycles)

@@ -100,7 +100,7 @@ class OptimalPolicy:
 
 
 @dataclass(frozen=True)
-class Played:
+class PolicyEvaluation:
     """Means over episodes; `standard_error` is that of the team return, `success` what answers are worth."""
 
     team_return: float
@@ -109,7 +109,7 @@ class Played:
     tokens: float
 
 
-def play(policy: BatchPolicy, rules: SymbolicRules, episodes: int, seed: int = 0) -> Played:
+def evaluate_policy(policy: BatchPolicy, rules: SymbolicRules, episodes: int, seed: int = 0) -> PolicyEvaluation:
     """What a policy earns in the first `episodes` problems of a seed."""
     kernel = BatchDelegation(rules, episodes)
     kernel.reset(seed)
@@ -117,4 +117,4 @@ def play(policy: BatchPolicy, rules: SymbolicRules, episodes: int, seed: int = 0
         kernel.step(policy.actions(kernel))
     returns, tokens = kernel.state.team_return, kernel.total_tokens()
     error = returns.std(ddof=1) / np.sqrt(episodes) if episodes > 1 else float("inf")
-    return Played(float(returns.mean()), float(error), float(kernel.scores.mean()), float(tokens.mean()))
+    return PolicyEvaluation(float(returns.mean()), float(error), float(kernel.scores.mean()), float(tokens.mean()))

@@ -22,7 +22,7 @@ from selfcest_env.symbolic.streams import Keys, fold, integers, uniforms
 Symbols = NDArray[np.int8]
 
 
-class Call(NamedTuple):
+class CallKind(NamedTuple):
     """One kind of call.
 
     Attributes:
@@ -76,7 +76,7 @@ class SymbolicTask(Protocol):
         ...
 
     @property
-    def calls(self) -> tuple[Call, ...]: ...
+    def calls(self) -> tuple[CallKind, ...]: ...
 
     def answerable(self, length: int) -> bool:
         """Whether a segment of this length may be answered."""
@@ -161,8 +161,8 @@ class Chain:
         return None
 
     @property
-    def calls(self) -> tuple[Call, ...]:
-        return tuple(Call(parts) for parts in self.splits)
+    def calls(self) -> tuple[CallKind, ...]:
+        return tuple(CallKind(parts) for parts in self.splits)
 
     def answerable(self, length: int) -> bool:
         return self.window is None or length <= self.window
@@ -287,8 +287,8 @@ class Cells:
         return 2
 
     @property
-    def calls(self) -> tuple[Call, ...]:
-        return (Call(self.cells),)
+    def calls(self) -> tuple[CallKind, ...]:
+        return (CallKind(self.cells),)
 
     def answerable(self, length: int) -> bool:
         return length == 2
@@ -376,8 +376,8 @@ class Lookup:
         return None
 
     @property
-    def calls(self) -> tuple[Call, ...]:
-        return (Call(1, facts=self.keys),)
+    def calls(self) -> tuple[CallKind, ...]:
+        return (CallKind(1, facts=self.keys),)
 
     def answerable(self, length: int) -> bool:
         return True

@@ -42,7 +42,7 @@ from selfcest_env.types import Limits, TokenCounter
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class DelegationSnapshot:
     """All that changes while an environment is used. Picklable; may be set on any environment built alike."""
 
     agents: tuple[str, ...]
@@ -252,9 +252,9 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
         """The team reward of the finished episode, whoever was there to receive it."""
         return self.record().team_return
 
-    def get_snapshot(self) -> Snapshot:
+    def get_snapshot(self) -> DelegationSnapshot:
         """The exact state of the environment, random streams of the spaces included; later steps do not change it."""
-        return Snapshot(
+        return DelegationSnapshot(
             tuple(self.agents),
             None if self._game is None else self._game.copy(),
             self._record,
@@ -264,9 +264,9 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
             {key: space.np_random.bit_generator.state for key, space in self._streams()},
         )
 
-    def set_snapshot(self, snapshot: Snapshot) -> None:
+    def set_snapshot(self, snapshot: DelegationSnapshot) -> None:
         """Go back to a snapshot, taken here or on an environment built with the same arguments. May be repeated."""
-        check_snapshot(snapshot, Snapshot)
+        check_snapshot(snapshot, DelegationSnapshot)
         self.agents = list(snapshot.agents)
         self._game = None if snapshot.game is None else snapshot.game.copy()
         self._record, self._truncated = snapshot.record, snapshot.truncated

@@ -187,9 +187,9 @@ def teach(actor: ActorNetwork, game: Game, seed: int) -> None:
     known = rng.permutation(len(pairs)) < round(game.known * len(pairs))
     kernel = BatchDelegation(game.rules, 512)
     kernel.reset(seed)
-    kernel.step_rows(np.full(512, game.rules.first_call))
-    rows = kernel.rows()
-    seen, masks = torch.from_numpy(rows.observations), torch.from_numpy(rows.masks)
+    kernel.step_ready(np.full(512, game.rules.first_call))
+    ready = kernel.ready_agents()
+    seen, masks = torch.from_numpy(ready.observations), torch.from_numpy(ready.action_masks)
     held = seen[:, -2 * game.rules.task.num_symbols :].view(len(seen), 2, -1).argmax(-1).numpy()
     number = held[:, 0] * MODULUS + held[:, 1]
     wanted = torch.full((len(seen), masks.shape[1]), 0.0)

@@ -155,9 +155,9 @@ class Uniform(MarlLearner):
         kernel.reset(seed)
         while not examiner(decisions, lambda observations, masks: masks.int().argmax(-1)):
             while not kernel.done.all():
-                rows = kernel.rows()
-                decisions += len(rows.envs)
-                kernel.step_rows(rows.masks.argmax(-1))
+                ready = kernel.ready_agents()
+                decisions += len(ready.envs)
+                kernel.step_ready(ready.action_masks.argmax(-1))
             kernel.restart()
 
 

@@ -14,7 +14,14 @@ from pettingzoo.test.state_test import state_test
 
 from selfcest_env import symbolic_v0
 from selfcest_env.errors import ConfigError
-from selfcest_env.symbolic import BatchDelegation, OptimalPolicy, RandomPolicy, make_rules, optimal_return, play
+from selfcest_env.symbolic import (
+    BatchDelegation,
+    OptimalPolicy,
+    RandomPolicy,
+    evaluate_policy,
+    make_rules,
+    optimal_return,
+)
 from selfcest_env.symbolic.scenarios import EVALUATION_EPISODES, EVALUATION_SEED, SCENARIOS, horizon, scenario
 from selfcest_env.symbolic.serial import SymbolicSerialVectorEnv
 from selfcest_env.symbolic.vectors import observation_names
@@ -104,7 +111,7 @@ def test_random_play_earns_and_idles_what_is_stored(name: str) -> None:
         kernel.step(policy.actions(kernel))
     assert round(float(kernel.state.team_return.mean()), 4) == known.random
     assert round(idle / steps, 3) == known.idle
-    best = play(OptimalPolicy(rules), rules, 10_000, EVALUATION_SEED)
+    best = evaluate_policy(OptimalPolicy(rules), rules, 10_000, EVALUATION_SEED)
     assert best.team_return == pytest.approx(known.optimal, abs=max(5 * best.standard_error, 5e-5))
 
 

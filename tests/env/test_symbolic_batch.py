@@ -432,17 +432,17 @@ def test_compact_rows_are_those_of_the_full_arrays(task):
     compact.reset(1)
     counts = np.zeros(3, int)  # of rows, illegal actions and games that were cut
     for _ in range(60):
-        rows, seen, masks = compact.rows(), whole.observations(), whole.action_masks()
-        assert (np.stack(rows[:2]) == np.stack(whole.can_act.nonzero())).all()
-        assert same_array(rows.observations, seen[rows.envs, rows.agents])
-        assert same_array(rows.masks, masks[rows.envs, rows.agents])
+        ready, seen, masks = compact.ready_agents(), whole.observations(), whole.action_masks()
+        assert (np.stack(ready[:2]) == np.stack(whole.can_act.nonzero())).all()
+        assert same_array(ready.observations, seen[ready.envs, ready.agents])
+        assert same_array(ready.action_masks, masks[ready.envs, ready.agents])
         assert same_array(compact.next_observations(), whole.of_next(seen))
         assert same_array(compact.next_action_masks(), whole.of_next(masks))
         actions = hostile_actions(whole, rng)
         whole.step(actions)
-        compact.step_rows(actions[rows.envs, rows.agents])
+        compact.step_ready(actions[ready.envs, ready.agents])
         assert all(same_array(getattr(whole.state, f.name), getattr(compact.state, f.name)) for f in fields(State))
-        counts += len(rows.envs), whole.state.illegal.sum(), whole.state.truncated.sum()
+        counts += len(ready.envs), whole.state.illegal.sum(), whole.state.truncated.sum()
         over = whole.done & (rng.random(20) < 0.8)
         whole.restart(over)
         compact.restart(over)
@@ -462,22 +462,22 @@ def test_sampled_rows_are_the_sampled_actions():
     batch = BatchDelegation(make_rules(), 8)
     batch.reset(0)
     for step in range(30):
-        rows = batch.rows()
-        drawn = batch.sample_rows(np.random.default_rng(step))
-        assert (drawn == batch.sample_actions(np.random.default_rng(step))[rows.envs, rows.agents]).all()
-        assert rows.masks[np.arange(len(drawn)), drawn].all()
-        batch.step_rows(drawn)
+        ready = batch.ready_agents()
+        drawn = batch.sample_ready(np.random.default_rng(step))
+        assert (drawn == batch.sample_actions(np.random.default_rng(step))[ready.envs, ready.agents]).all()
+        assert ready.action_masks[np.arange(len(drawn)), drawn].all()
+        batch.step_ready(drawn)
         batch.restart()
 
 
 def test_one_action_per_row_is_expected():
     batch = BatchDelegation(make_rules(), 2)
     with pytest.raises(GameError, match=r"call reset\(\) first"):
-        batch.step_rows(np.zeros(0, int))
+        batch.step_ready(np.zeros(0, int))
     batch.reset(0)
     for actions in (np.zeros(3, int), np.zeros(2), np.zeros((2, 1), int)):
         with pytest.raises(ConfigError, match=r"expected whole numbers, one per agent that can act: \(2,\)"):
-            batch.step_rows(actions)
+            batch.step_ready(actions)
         with pytest.raises(ConfigError, match=r"expected whole numbers, one per environment: \(2,\)"):
             batch.step_next(actions)
 

@@ -8,7 +8,7 @@ import pytest
 from selfcest_env.errors import ConfigError
 from selfcest_env.symbolic import BatchDelegation, Chain, make_rules
 from selfcest_env.symbolic.optimum import Plan, optimal_plan, optimal_return
-from selfcest_env.symbolic.reference import OptimalPolicy, RandomPolicy, play
+from selfcest_env.symbolic.reference import OptimalPolicy, RandomPolicy, evaluate_policy
 from selfcest_env.symbolic.rules import FIRST_ANSWER, WAIT
 from selfcest_env.symbolic.state import ANSWERED, UNBORN
 from selfcest_env.symbolic.vectors import segments
@@ -159,12 +159,12 @@ def closed_loop_value(first, left, right, cost, after):
 def test_the_optimal_policy_earns_what_was_predicted(arguments, episodes):
     rules = make_rules(**arguments)
     policy = OptimalPolicy(rules)
-    earned = play(policy, rules, episodes)
+    earned = evaluate_policy(policy, rules, episodes)
     predicted = policy.optimum
     assert abs(earned.team_return - predicted.team_return) <= 4 * earned.standard_error + 1e-9
     assert abs(earned.success - predicted.success) <= 4 * (0.25 / episodes) ** 0.5
     assert earned.tokens == pytest.approx(predicted.tokens, rel=0.01)
-    assert play(RandomPolicy(), rules, 5_000).team_return < earned.team_return
+    assert evaluate_policy(RandomPolicy(), rules, 5_000).team_return < earned.team_return
 
 
 def test_the_optimal_policy_is_never_illegal_and_needs_no_memory():
@@ -200,7 +200,7 @@ class Signaller:
 def test_who_gets_round_the_work_can_beat_the_optimum():
     """It is one of plans, as its module says: 48 tokens for certainty, where the signaller needs 27 or 48."""
     rules = make_rules("noisy", {"items": 8, "modulus": 2}, token_cost=0.005)
-    optimum, earned = optimal_return(rules), play(Signaller(), rules, 2_000)
+    optimum, earned = optimal_return(rules), evaluate_policy(Signaller(), rules, 2_000)
     assert (optimum.success, optimum.tokens) == (1, 48)
     assert earned.success == 1
     assert earned.tokens == pytest.approx((27 + 48) / 2, abs=1)
@@ -245,7 +245,7 @@ def test_a_root_that_can_do_nothing_waits():
     assert optimum.plans == {5: None}
     assert (optimum.success, optimum.tokens) == (0, 9)
     assert optimum.team_return == pytest.approx(-0.09)
-    assert play(OptimalPolicy(rules), rules, 10).team_return == pytest.approx(-0.09)
+    assert evaluate_policy(OptimalPolicy(rules), rules, 10).team_return == pytest.approx(-0.09)
 
 
 # What more money does

@@ -10,7 +10,7 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.symbolic import BatchDelegation, Cells, Chain, Deep, make_rules, observation_names
 from selfcest_env.symbolic.optimum import Plan, optimal_return
 from selfcest_env.symbolic.picture import render
-from selfcest_env.symbolic.reference import OptimalPolicy, RandomPolicy, play
+from selfcest_env.symbolic.reference import OptimalPolicy, RandomPolicy, evaluate_policy
 from selfcest_env.symbolic.rules import FIRST_ANSWER, WAIT
 from selfcest_env.symbolic.state import ANSWERED, OUT_OF_TURNS, READY
 from selfcest_env.symbolic.tasks import COUPLINGS
@@ -288,9 +288,9 @@ def test_the_budget_of_sixty_four_items_binds(limit, needed):
 
 def test_sixty_four_items_are_played():
     rules = make_rules("deep", {"items": 64}, **DEEP_64)
-    best = play(OptimalPolicy(rules), rules, 50)
+    best = evaluate_policy(OptimalPolicy(rules), rules, 50)
     assert (best.success, best.tokens) == (1.0, 665.0)
-    random = play(RandomPolicy(), rules, 2_000)
+    random = evaluate_policy(RandomPolicy(), rules, 2_000)
     assert random.success == pytest.approx(0.2, abs=4 * (0.16 / 2_000) ** 0.5)
 
 
@@ -316,6 +316,6 @@ def test_the_largest_cells_are_played_and_seen_small():
     batch = started(rules, 3)
     assert batch.observations().shape == (3, 65, 23)
     assert batch.states().shape == (3, 3 + 64 * 8 + 65 * (5 + 23 + 8))
-    assert play(OptimalPolicy(rules), rules, 20).success == 1
+    assert evaluate_policy(OptimalPolicy(rules), rules, 20).success == 1
     with pytest.raises(ConfigError, match="total_tokens is 514; expected a whole number from 515"):
         make_rules("cells", {"cells": 64}, max_clones=64, total_tokens=514)

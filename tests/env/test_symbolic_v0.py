@@ -32,7 +32,7 @@ from selfcest_env.palette import PAGE
 from selfcest_env.symbolic import TASKS, BatchDelegation, Chain, make_rules
 from selfcest_env.symbolic.optimum import optimal_return
 from selfcest_env.symbolic.parallel import SymbolicEnv
-from selfcest_env.symbolic.reference import RandomPolicy, play
+from selfcest_env.symbolic.reference import RandomPolicy, evaluate_policy
 from selfcest_env.symbolic.state import UNBORN
 from selfcest_env.symbolic.streams import fold
 from selfcest_env.symbolic.tasks import COUPLINGS
@@ -726,7 +726,7 @@ def test_mistakes_of_the_caller_are_named() -> None:
 
 
 def test_the_public_surface() -> None:
-    assert set(symbolic_v0.__all__) == {"Snapshot", "env", "parallel_env", "raw_env"}
+    assert set(symbolic_v0.__all__) == {"SymbolicSnapshot", "env", "parallel_env", "raw_env"}
     defaults = {name: p.default for name, p in inspect.signature(symbolic_v0.parallel_env).parameters.items()}
     assert defaults == {
         "task": "chain",
@@ -803,7 +803,7 @@ def test_the_page_gives_the_references(name: str, cost: float) -> None:
     rules = make_rules(name, token_cost=cost)
     best = optimal_return(rules)
     assert (f"{best.team_return:.2f}", f"{best.tokens:.1f}") == row.group(2, 3)
-    assert play(RandomPolicy(0), rules, 20000).team_return == pytest.approx(float(row.group(1)), abs=0.015)
+    assert evaluate_policy(RandomPolicy(0), rules, 20000).team_return == pytest.approx(float(row.group(1)), abs=0.015)
 
 
 @pytest.mark.parametrize("coupling", COUPLINGS)

@@ -18,8 +18,7 @@ from selfcest_baselines.counterfactual import record_episodes
 from selfcest_baselines.games import KernelGames
 from selfcest_baselines.networks import ActorNetwork
 from selfcest_env.stored import stored_fields
-from selfcest_env.symbolic import BatchDelegation, RandomPolicy
-from selfcest_env.symbolic import play as play_random
+from selfcest_env.symbolic import BatchDelegation, RandomPolicy, evaluate_policy
 from selfcest_env.symbolic.vectors import observation_size
 from studies.runner import Rerun
 
@@ -67,7 +66,7 @@ def test_outer_rates_are_tried_where_their_neighbour_is_best(credit_map: ModuleT
 
 def test_random_play_is_what_is_computed(credit_map: ModuleType) -> None:
     for game in credit_map.GAMES.values():
-        played = play_random(RandomPolicy(0), game.rules, 4000)
+        played = evaluate_policy(RandomPolicy(0), game.rules, 4000)
         assert played.success == pytest.approx(credit_map._random(game), abs=max(5 * played.standard_error, 1e-3))
 
 
@@ -79,10 +78,10 @@ def test_what_a_policy_is_taught_is_the_share_that_is_said(credit_map: ModuleTyp
     credit_map.teach(actor, game, seed=3)
     kernel = BatchDelegation(game.rules, 2000)
     kernel.reset(7)
-    kernel.step_rows(np.full(2000, game.rules.first_call))
-    seen = torch.from_numpy(kernel.rows().observations)
+    kernel.step_ready(np.full(2000, game.rules.first_call))
+    seen = torch.from_numpy(kernel.ready_agents().observations)
     with torch.no_grad():
-        probabilities = actor(seen, torch.from_numpy(kernel.rows().masks)).exp()
+        probabilities = actor(seen, torch.from_numpy(kernel.ready_agents().action_masks)).exp()
     held = seen[:, -2 * game.rules.task.num_symbols :].view(len(seen), 2, -1).argmax(-1)
     right = probabilities.gather(1, (1 + held.sum(1) % 8)[:, None])[:, 0]
     number = held[:, 0] * 8 + held[:, 1]

@@ -171,18 +171,18 @@ def replay_without(
     kernel.remove(replay, clone)
     num_sampled = 0
     while not kernel.done.all():
-        rows = kernel.rows()
-        decides = rows.masks.sum(-1) > 1
-        row, seat, observations, masks = (column[decides] for column in rows)
+        ready = kernel.ready_agents()
+        decides = ready.action_masks.sum(-1) > 1
+        row, seat, observations, masks = (column[decides] for column in ready)
         paths = path_keys(kernel.state)[row, seat]
         is_recorded, chosen = recording.find_actions(paths, game[row], kernel.state.turns[row, seat], observations)
         must_sample = ~(is_recorded & repeats_recording[row, seat])
         if must_sample.any():
             sampled = act(torch.from_numpy(observations[must_sample]), torch.from_numpy(masks[must_sample]))
             chosen[must_sample] = sampled.numpy()
-        actions = rows.masks.argmax(-1)  # the only legal action of agents without a choice
+        actions = ready.action_masks.argmax(-1)  # the only legal action of agents without a choice
         actions[decides] = chosen
-        kernel.step_rows(actions)
+        kernel.step_ready(actions)
         _inherit_from_parents(repeats_recording, kernel.state, num_born_at_start)
         num_sampled += int(must_sample.sum())
     returns = np.empty(len(game), np.float32)

@@ -97,7 +97,7 @@ class KernelGames:
 
     def view(self) -> GamesView:
         if not self.truncated.any():
-            return GamesView(self.kernel.num_agents, *self.kernel.rows())
+            return GamesView(self.kernel.num_agents, *self.kernel.ready_agents())
         kernel = self._untruncated_kernel()
         return _view_all_agents(kernel.observations(), kernel.action_masks())
 
