@@ -188,7 +188,7 @@ def env(*args: Any, **kwargs: Any) -> Any:
 
 def _register() -> None:
     """Put game and scenarios into Gymnasium's registry, and into PettingZoo's from its version 1.27 on."""
-    games = {"symbolic-v0": {}, **{name: found.arguments for name, found in SCENARIOS.items()}}
+    games = {"symbolic-v0": {}, **{name: found.env_kwargs for name, found in SCENARIOS.items()}}
     for name, arguments in games.items():
         if register := getattr(pettingzoo, "register", None):
             for interface, made in (("aec", "env"), ("parallel", "parallel_env")):

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from selfcest_env.errors import ConfigError, GameError, check_whole
 from selfcest_env.symbolic.rules import MAX_COUNT, SymbolicRules
-from selfcest_env.symbolic.state import READY, UNBORN, Index, State, blank
-from selfcest_env.symbolic.streams import Keys, seeds_of
-from selfcest_env.symbolic.tasks import Instances
+from selfcest_env.symbolic.state import READY, UNBORN, Index, State, make_blank_state
+from selfcest_env.symbolic.streams import Keys, make_keys
+from selfcest_env.symbolic.tasks import ProblemBatch
 from selfcest_env.symbolic.transition import Transition
-from selfcest_env.symbolic.vectors import observation_size, observations, states, write_rows
+from selfcest_env.symbolic.vectors import build_observations, build_states, observation_size, write_observations
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
@@ -54,7 +54,7 @@ class BatchDelegation:
             check_whole("max_cycles", max_cycles, 1, MAX_COUNT)
         self.rules, self.max_cycles = rules, max_cycles
         self.num_agents, self.num_actions = rules.num_agents, rules.num_actions
-        self._game, self._seeded = Transition(rules, blank(rules, num_envs)), False
+        self._game, self._seeded = Transition(rules, make_blank_state(rules, num_envs)), False
 
     # What can be asked
 
@@ -107,14 +107,14 @@ class BatchDelegation:
         """What those who can act see and may do, a row each: most agents of a batch cannot act most of the time."""
         (who, code), flat = self._game.turns, self._game.flat
         seen = np.empty((len(who), observation_size(self.rules)), np.float32)
-        write_rows(flat, who, self.rules, seen)
+        write_observations(flat, who, self.rules, seen)
         return ReadyAgents(*self._game.places(who), seen, self.rules.legal_table.take(code, axis=0))
 
     def next_observations(self) -> NDArray[np.float32]:
         """What `next_agents` see, shape (num_envs, features); zeros where a game is over and was not truncated."""
         who, flat = self._game.next[0], self._game.flat
         seen = np.empty((len(who), observation_size(self.rules)), np.float32)
-        write_rows(flat, who, self.rules, seen)
+        write_observations(flat, who, self.rules, seen)
         seen[flat.status[who] != READY] = 0
         return seen
 
@@ -138,11 +138,11 @@ class BatchDelegation:
         # A truncated game is seen as it stands: learners bootstrap from there.
         flat = self._game.flat
         who = (flat.status == READY).nonzero()[0] if self.state.truncated.any() else self._game.turns[0]
-        return observations(flat, who, self.rules, out)
+        return build_observations(flat, who, self.rules, out)
 
     def states(self) -> NDArray[np.float32]:
         """The whole game, the right answer included, for centralised critics; shape (num_envs, features)."""
-        return states(self.state, self.observations(), self.rules)
+        return build_states(self.state, self.observations(), self.rules)
 
     def sample_actions(self, rng: np.random.Generator) -> NDArray[np.int64]:
         """A uniform legal action for every agent, shape (num_envs, num_agents)."""
@@ -164,7 +164,7 @@ class BatchDelegation:
         total: NDArray[np.int64] = spent.sum(axis=1, dtype=np.int64)
         return total
 
-    def problems(self) -> Instances:
+    def problems(self) -> ProblemBatch:
         """The problems being played, as they were drawn."""
         return self._game.problems()
 
@@ -189,9 +189,9 @@ class BatchDelegation:
         which = np.ones(self.num_envs, bool) if envs is None else self._checked(envs)
         if seed is not None or keys is not None or not self._seeded:
             if keys is None:
-                keys = seeds_of(secrets.randbits(63) if seed is None else seed, self.num_envs)
+                keys = make_keys(secrets.randbits(63) if seed is None else seed, self.num_envs)
             if envs is None or not self._seeded:
-                self._bind(blank(self.rules, self.num_envs))
+                self._bind(make_blank_state(self.rules, self.num_envs))
                 self.state.keys[:] = keys
             else:
                 self._game.begin(which, keys)

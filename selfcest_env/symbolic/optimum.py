@@ -251,7 +251,7 @@ class _Planner:
                 yield spent.plus(more), PlanOutcome(reliability * outcome.reliability, outcome.answers, plan)
 
     def _after_join(self, length: int, purse: Amounts, turns: int, depth: int) -> PlanOutcomes:
-        if self.rules.joined is not None:
+        if self.rules.forced_join_task is not None:
             return {Amounts(RESERVE, self.counted * RESERVE): PlanOutcome(1.0, True, None)}
         return self.of_agent(length, purse, turns, depth)
 

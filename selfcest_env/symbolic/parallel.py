@@ -126,7 +126,7 @@ class SymbolicEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined, u
 
     def _check_action(self, agent: str, action: object) -> None:
         """Raise `GameError` for an action that `step` would not take."""
-        action_number(action, self._batch.num_actions, f"the action of {agent}")
+        parse_action(action, self._batch.num_actions, f"the action of {agent}")
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
@@ -166,7 +166,7 @@ class SymbolicEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined, u
         check_actions(actions, self.possible_agents)
         num_actions = self._batch.num_actions
         played = [
-            action_number(actions.get(agent), num_actions, f"the action of {agent}") for agent in self.possible_agents
+            parse_action(actions.get(agent), num_actions, f"the action of {agent}") for agent in self.possible_agents
         ]
         num_born = int(self._batch.state.num_born[0])
         self._batch.step(np.array([played]))
@@ -291,7 +291,7 @@ class SymbolicEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined, u
         return infos
 
 
-def action_number(action: Any, num_actions: int, what: str) -> int:
+def parse_action(action: Any, num_actions: int, what: str) -> int:
     """One agent's action as the kernel takes it: `None` is WAIT, a number that is no action is `OUTSIDE`.
 
     1.0 is the whole number 1, and so is an array that holds 1 and nothing else.

@@ -12,8 +12,8 @@ from selfcest_env.errors import GameError
 from selfcest_env.render import Node, account, branches, chip
 from selfcest_env.screen import Screen
 from selfcest_env.symbolic.rules import SymbolicRules
-from selfcest_env.symbolic.state import UNBORN, State, agent_ids
-from selfcest_env.symbolic.vectors import answer_of, segments
+from selfcest_env.symbolic.state import UNBORN, State, get_agent_ids
+from selfcest_env.symbolic.vectors import get_answer, get_segments
 from selfcest_env.types import Status
 
 RENDER_MODES = ("human", "ansi", "rgb_array")
@@ -32,8 +32,8 @@ STATUSES = (
 
 def nodes_of_state(state: State, rules: SymbolicRules) -> list[Node]:
     """Agents of a batch of one, in tree order. The objective is what an agent that can act holds now."""
-    held, nodes = segments(state, rules)[0], []
-    for seat, agent_id in agent_ids(state).items():
+    held, nodes = get_segments(state, rules)[0], []
+    for seat, agent_id in get_agent_ids(state).items():
         status = STATUSES[state.status[0, seat]]
         assert status is not None
         nodes.append(
@@ -44,7 +44,7 @@ def nodes_of_state(state: State, rules: SymbolicRules) -> list[Node]:
                 None if rules.total_tokens is None else int(state.granted[0, seat]),
                 int(state.prompt_tokens[0, seat] + state.generated_tokens[0, seat]),
                 (),
-                _symbols(answer_of(state, rules, seat), rules) if status is Status.ANSWERED else None,
+                _symbols(get_answer(state, rules, seat), rules) if status is Status.ANSWERED else None,
             )
         )
     return sorted(nodes, key=lambda node: node.agent_id)
@@ -72,12 +72,12 @@ def show(screen: Screen, state: State, rules: SymbolicRules) -> None:
 
 
 def _picture(state: State, rules: SymbolicRules) -> Image:
-    seats = {agent_id: seat for seat, agent_id in agent_ids(state).items()}
+    seats = {agent_id: seat for seat, agent_id in get_agent_ids(state).items()}
     return draw(nodes_of_state(state, rules), lambda agent_id: f"agent_{seats[agent_id]}")
 
 
 def _text(state: State, rules: SymbolicRules, chips: bool = False) -> str:
-    nodes, seats = nodes_of_state(state, rules), {agent_id: seat for seat, agent_id in agent_ids(state).items()}
+    nodes, seats = nodes_of_state(state, rules), {agent_id: seat for seat, agent_id in get_agent_ids(state).items()}
 
     def describe(node: Node) -> list[str]:
         seat = seats[node.agent_id]

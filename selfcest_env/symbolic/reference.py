@@ -13,7 +13,7 @@ from selfcest_env.symbolic.optimum import Plan, optimal_return
 from selfcest_env.symbolic.rules import FIRST_ANSWER, WAIT, SymbolicRules
 from selfcest_env.symbolic.state import READY, WAITING, Index
 from selfcest_env.symbolic.tasks import Lookup
-from selfcest_env.symbolic.vectors import segments
+from selfcest_env.symbolic.vectors import get_segments
 
 _WAITS, _ANSWERS = -2, -1  # what a node of a plan does; from 0 on it is a kind of call
 
@@ -65,7 +65,7 @@ class OptimalPolicy:
 
     def actions(self, kernel: BatchDelegation) -> NDArray[np.int64]:
         rules, does = self.rules, self._tables[0][self._nodes(kernel)]
-        held = segments(kernel.state, rules)
+        held = get_segments(kernel.state, rules)
         if isinstance(rules.task, Lookup):
             held, roots = held[..., 0], np.arange(kernel.num_agents) == 0
             found = held >= rules.task.keys
@@ -87,7 +87,7 @@ class OptimalPolicy:
             env, agent = np.nonzero(alive & (state.depth == depth))
             parent = state.parent[env, agent]
             # The parent waits for this very call, so its segment is where the replies will stand.
-            part = state.cell[env, agent] - state.start[env, parent]
+            part = state.reply_cell[env, agent] - state.segment_start[env, parent]
             call = self._after(first[env, parent], state.turns[env, parent] - 1)
             first[env, agent] = clones[call, part]
         return np.where(alive, self._after(first, state.turns), 0)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from selfcest_env.errors import ConfigError, check_whole, did_you_mean
-from selfcest_env.symbolic.tasks import JoinedTask, SymbolicTask, make_task
+from selfcest_env.symbolic.tasks import ForcedJoinTask, SymbolicTask, make_task
 from selfcest_env.types import Limits
 
 OPENING = 1  # tokens of an opening beside its symbols
@@ -77,7 +77,7 @@ class SymbolicRules:
                 f"max_depth is {self.max_depth}; expected 0 or 1: only the root of this task may name facts, so its "
                 "clones have nothing to delegate"
             )
-        if self.joined is not None:
+        if self.forced_join_task is not None:
             self._check_joined()
 
     @property
@@ -114,14 +114,14 @@ class SymbolicRules:
             check_whole("generated_tokens", self.generated_tokens, least, MAX_COUNT, "the call and every answer")
 
     @cached_property
-    def joined(self) -> JoinedTask | None:
+    def forced_join_task(self) -> ForcedJoinTask | None:
         """The task, if its joins are forced."""
-        return self.task if isinstance(self.task, JoinedTask) else None
+        return self.task if isinstance(self.task, ForcedJoinTask) else None
 
     @cached_property
     def num_targets(self) -> int:
         """Parts of the right answer: one, or one per reply that is handed in."""
-        return 1 if self.joined is None else self.max_parts
+        return 1 if self.forced_join_task is None else self.max_parts
 
     @cached_property
     def num_agents(self) -> int:
@@ -148,7 +148,7 @@ class SymbolicRules:
     @cached_property
     def places(self) -> int:
         """Of them those that an observation shows."""
-        return self.width if self.task.shown is None else min(self.width, self.task.shown)
+        return self.width if self.task.visible_symbols is None else min(self.width, self.task.visible_symbols)
 
     @cached_property
     def missing(self) -> int:
@@ -162,7 +162,7 @@ class SymbolicRules:
     @cached_property
     def tape_length(self) -> int:
         """Symbols of an episode: the root's answer, its segment, the facts, and every reply there can be."""
-        calls = self.max_clones if self.joined is None else 1  # none of them is without a clone
+        calls = self.max_clones if self.forced_join_task is None else 1  # none of them is without a clone
         return self.replies_at + calls * self.max_parts
 
     @cached_property
@@ -313,7 +313,7 @@ class SymbolicRules:
 
     @cached_property
     def observed_limits(self) -> tuple[int | None, ...]:
-        """What the amounts in an observation are shares of, in the order of `vectors.FEATURES`; `None`: unlimited."""
+        """Limits that scale the amounts of an observation, as `vectors.OBSERVATION_FEATURES`; `None` is unlimited."""
         return self.max_depth, self.max_turns, self.total_tokens, self.generated_tokens, self.max_clones, self.width
 
     @cached_property
@@ -381,5 +381,5 @@ def make_rules(
             )
     made = make_task(task, task_options)
     if limits.get("max_depth") is None:
-        limits["max_depth"] = 1 if made.num_facts or isinstance(made, JoinedTask) else 2
+        limits["max_depth"] = 1 if made.num_facts or isinstance(made, ForcedJoinTask) else 2
     return SymbolicRules(made, **limits)

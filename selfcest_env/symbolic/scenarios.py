@@ -27,7 +27,7 @@ class Reference:
         random: mean team return of uniform legal play.
         never: of the best play that delegates nothing; `None` where there is no such play.
         optimal: of the best plan (`optimal_return`).
-        horizon: joint steps that no episode of legal play exceeds (`horizon`).
+        horizon: joint steps that no episode of legal play exceeds (`find_horizon`).
         idle: share of the agent-steps of random play in which an agent can only wait, all possible agents counted.
     """
 
@@ -44,20 +44,20 @@ class Scenario:
 
     Attributes:
         name: with its version, as in "chain-8m5-v1".
-        about: what it asks for, in a line.
+        description: one line about the skill that it needs.
         task, task_options, limits: as `make_rules` takes them.
         reference: what play without learning earns.
     """
 
     name: str
-    about: str
+    description: str
     task: str
     reference: Reference
     task_options: Mapping[str, Any] = field(default_factory=dict)
     limits: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def arguments(self) -> dict[str, Any]:
+    def env_kwargs(self) -> dict[str, Any]:
         """What the environments take."""
         return {"task": self.task, "task_options": dict(self.task_options), **self.limits}
 
@@ -70,7 +70,7 @@ class Scenario:
         """Mean team return from which on it counts as solved: `SOLVED` of the way from random to optimal play."""
         return round(self.reference.random + SOLVED * (self.reference.optimal - self.reference.random), 3)
 
-    def normalised(self, team_return: float) -> float:
+    def normalize_return(self, team_return: float) -> float:
         """0 for random play, 1 for optimal play."""
         return (team_return - self.reference.random) / (self.reference.optimal - self.reference.random)
 
@@ -155,7 +155,7 @@ _ALL = (
 SCENARIOS: dict[str, Scenario] = {scenario.name: scenario for scenario in _ALL}
 
 
-def scenario(name: str) -> Scenario:
+def get_scenario(name: str) -> Scenario:
     """By name. Raises `ConfigError` for an unknown one."""
     if name not in SCENARIOS:
         raise ConfigError(
@@ -164,7 +164,7 @@ def scenario(name: str) -> Scenario:
     return SCENARIOS[name]
 
 
-def horizon(rules: SymbolicRules) -> int:
+def find_horizon(rules: SymbolicRules) -> int:
     """A bound on the joint steps of an episode in which nobody plays what is illegal; tokens may end it earlier."""
 
     @cache
@@ -173,7 +173,7 @@ def horizon(rules: SymbolicRules) -> int:
         longest = 1  # an answer
         if depth < rules.max_depth and turns > 1 and rules.call_parts:
             for below in range(clones):  # of a call one clone at least is born, and the longest of them matters
-                after = 0 if rules.joined else life(depth, clones - 1 - below, turns - 1)
+                after = 0 if rules.forced_join_task else life(depth, clones - 1 - below, turns - 1)
                 longest = max(longest, 1 + life(depth + 1, below, rules.max_turns) + after)
         return longest
 

@@ -23,10 +23,10 @@ from selfcest_env.errors import ConfigError, GameError, is_whole
 from selfcest_env.plugin import one_of
 from selfcest_env.screen import Screen
 from selfcest_env.symbolic.batch import BatchDelegation
-from selfcest_env.symbolic.parallel import action_number
+from selfcest_env.symbolic.parallel import parse_action
 from selfcest_env.symbolic.picture import RENDER_MODES, render, show
 from selfcest_env.symbolic.rules import SymbolicRules, make_rules
-from selfcest_env.symbolic.streams import fold
+from selfcest_env.symbolic.streams import fold_in
 from selfcest_env.symbolic.tasks import SymbolicTask
 from selfcest_env.symbolic.vectors import observation_size
 
@@ -78,7 +78,7 @@ class SymbolicSerialEnv(gymnasium.Env[Observations, np.int64]):
 
     def step(self, action: np.int64 | int) -> tuple[Observations, float, bool, bool, dict[str, Any]]:
         """One decision; `None` is WAIT. After the end nothing moves any more."""
-        number = action_number(action, self._game.num_actions, "the action")
+        number = parse_action(action, self._game.num_actions, "the action")
         reward = float(_decide(self._game, np.array([number]))[0])
         self._show()
         observation, info = self._seen()
@@ -205,7 +205,7 @@ def serial_spaces(rules: SymbolicRules) -> tuple[spaces.Space[Any], spaces.Discr
 
 def _start(game: BatchDelegation, seeds: Sequence[int] | None, envs: NDArray[np.bool_] | None = None) -> None:
     """The first episode of every environment, or of some, from its own seed, or the next one."""
-    keys = None if seeds is None else fold(np.array([int(seed) % (1 << 64) for seed in seeds], np.uint64), 0)
+    keys = None if seeds is None else fold_in(np.array([int(seed) % (1 << 64) for seed in seeds], np.uint64), 0)
     game.reset(keys=keys, envs=envs)
 
 

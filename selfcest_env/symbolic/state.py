@@ -40,7 +40,7 @@ class State:
     team_return: NDArray[np.float64]  # 0 until the episode terminates
     status: NDArray[np.int8]
     parent: NDArray[np.int16]
-    birth: NDArray[np.int16]  # which of its parent's clones it is
+    birth_index: NDArray[np.int16]  # which of its parent's clones it is
     depth: NDArray[np.int16]
     turns: NDArray[np.int16]  # played
     granted: NDArray[np.int32]  # tokens, at birth
@@ -49,9 +49,9 @@ class State:
     clones_left: NDArray[np.int32]
     prompt_tokens: NDArray[np.int32]  # of its own context
     generated_tokens: NDArray[np.int32]
-    start: NDArray[np.int16]  # of its segment, on the tape
-    length: NDArray[np.int16]
-    cell: NDArray[np.int16]  # where its reply goes
+    segment_start: NDArray[np.int16]  # of its segment, on the tape
+    segment_length: NDArray[np.int16]
+    reply_cell: NDArray[np.int16]  # where its reply goes
     first_clone: NDArray[np.int16]  # of the call in flight
     call_clones: NDArray[np.int16]
     num_clones: NDArray[np.int16]  # started so far
@@ -74,23 +74,23 @@ _NAMES = [item.name for item in fields(State)]
 _PER_AGENT = _NAMES[_NAMES.index("status") :]
 
 
-def flattened(state: State) -> State:
+def flatten_agents(state: State) -> State:
     """The same memory with one axis for all agents of all environments, and one for all tapes: one index, not two."""
     return replace(state, **{name: getattr(state, name).reshape(-1) for name in ("tape", *_PER_AGENT)})
 
 
-def agent_ids(state: State) -> dict[int, AgentId]:
+def get_agent_ids(state: State) -> dict[int, AgentId]:
     """The name of every agent that has been born, by seat; `state` is a batch of one."""
     ids = {0: ROOT}
     for seat in range(1, state.num_born[0]):
-        ids[seat] = ids[int(state.parent[0, seat])].child(int(state.birth[0, seat]))
+        ids[seat] = ids[int(state.parent[0, seat])].child(int(state.birth_index[0, seat]))
     return ids
 
 
-def blank(rules: SymbolicRules, envs: int) -> State:
+def make_blank_state(rules: SymbolicRules, envs: int) -> State:
     """Environments in which no episode has been started."""
     agents = (envs, rules.num_agents)
-    target = (envs,) if rules.joined is None else (envs, rules.num_targets)
+    target = (envs,) if rules.forced_join_task is None else (envs, rules.num_targets)
     # Written out, so that mypy compares every dtype with its annotation: what a type alias of NumPy holds at run time
     # changes with NumPy's version.
     return State(
@@ -106,7 +106,7 @@ def blank(rules: SymbolicRules, envs: int) -> State:
         team_return=np.zeros(envs, np.float64),
         status=np.zeros(agents, np.int8),
         parent=np.zeros(agents, np.int16),
-        birth=np.zeros(agents, np.int16),
+        birth_index=np.zeros(agents, np.int16),
         depth=np.zeros(agents, np.int16),
         turns=np.zeros(agents, np.int16),
         granted=np.zeros(agents, np.int32),
@@ -115,9 +115,9 @@ def blank(rules: SymbolicRules, envs: int) -> State:
         clones_left=np.zeros(agents, np.int32),
         prompt_tokens=np.zeros(agents, np.int32),
         generated_tokens=np.zeros(agents, np.int32),
-        start=np.zeros(agents, np.int16),
-        length=np.zeros(agents, np.int16),
-        cell=np.zeros(agents, np.int16),
+        segment_start=np.zeros(agents, np.int16),
+        segment_length=np.zeros(agents, np.int16),
+        reply_cell=np.zeros(agents, np.int16),
         first_clone=np.zeros(agents, np.int16),
         call_clones=np.zeros(agents, np.int16),
         num_clones=np.zeros(agents, np.int16),

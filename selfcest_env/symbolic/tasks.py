@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from selfcest_env.errors import ConfigError, check_whole, is_whole
 from selfcest_env.plugin import Registry, build, one_of
-from selfcest_env.symbolic.streams import Keys, fold, integers, uniforms
+from selfcest_env.symbolic.streams import Keys, draw_integers, draw_uniforms, fold_in
 
 Symbols = NDArray[np.int8]
 
@@ -35,13 +35,13 @@ class CallKind(NamedTuple):
     facts: int = 0
 
 
-class Instances(NamedTuple):
+class ProblemBatch(NamedTuple):
     """A batch of problems.
 
     Attributes:
         segments: the root's symbols, shape (batch, max_length); entries from `lengths` on mean nothing.
         lengths: shape (batch,).
-        targets: the right answer, shape (batch,); of a `JoinedTask` the right reply to each part, (batch, parts).
+        targets: the right answer, shape (batch,); of a `ForcedJoinTask` the right reply to each part, (batch, parts).
         facts: what only clones may read, shape (batch, num_facts).
     """
 
@@ -71,7 +71,7 @@ class SymbolicTask(Protocol):
         ...
 
     @property
-    def shown(self) -> int | None:
+    def visible_symbols(self) -> int | None:
         """How many symbols of its segment an agent sees, from the first on; `None` for all of them."""
         ...
 
@@ -90,11 +90,11 @@ class SymbolicTask(Protocol):
         """Symbols that each clone of a call gets, longest first; empty if that call cannot cut a segment so long."""
         ...
 
-    def draw(self, keys: Keys) -> Instances: ...
+    def draw(self, keys: Keys) -> ProblemBatch: ...
 
 
 @runtime_checkable
-class JoinedTask(SymbolicTask, Protocol):
+class ForcedJoinTask(SymbolicTask, Protocol):
     """A task whose joins are forced: when a call has ended, the replies are handed in as they are, without a decision.
 
     It has one kind of call. Only the root makes it, once, and all its parts are equally long.
@@ -157,7 +157,7 @@ class Chain:
         return self.span[1]
 
     @property
-    def shown(self) -> int | None:
+    def visible_symbols(self) -> int | None:
         return None
 
     @property
@@ -174,14 +174,14 @@ class Chain:
         parts = self.splits[call]
         return tuple(length // parts + (i < length % parts) for i in range(parts)) if length >= parts else ()
 
-    def draw(self, keys: Keys) -> Instances:
+    def draw(self, keys: Keys) -> ProblemBatch:
         low, high = self.span
-        extra = integers(fold(keys, 0), 1, high - low + 1)[0] if high > low else np.zeros(len(keys), np.int64)
+        extra = draw_integers(fold_in(keys, 0), 1, high - low + 1)[0] if high > low else np.zeros(len(keys), np.int64)
         lengths = (low + extra).astype(np.int16)
-        items = integers(fold(keys, 1), high, self.modulus).astype(np.int8)
+        items = draw_integers(fold_in(keys, 1), high, self.modulus).astype(np.int8)
         inside = np.arange(high, dtype=np.int16)[:, None] < lengths
         targets = (items * inside).sum(axis=0, dtype=np.int32) % self.modulus
-        return Instances(items.T, lengths, targets.astype(np.int8), np.empty((len(keys), 0), np.int8))
+        return ProblemBatch(items.T, lengths, targets.astype(np.int8), np.empty((len(keys), 0), np.int8))
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ class Deep(Chain):
             raise ConfigError("window is None; expected a whole number: without a window nobody needs clones (chain)")
 
     @property
-    def shown(self) -> int | None:
+    def visible_symbols(self) -> int | None:
         return self.window
 
 
@@ -240,9 +240,10 @@ class Deep(Chain):
 class Cells:
     """Many clones, one grade: each adds two numbers of its own, and what they are worth together is a coupling.
 
-    The root holds `cells` pairs of numbers and can do nothing but hand every clone one pair; the replies are handed in
-    (`JoinedTask`). The right reply to (u, v) is u + v + h modulo `modulus`. The hidden part h, which nobody sees, is
-    uniform with probability `hidden`, else 0: a clone's own observation and reply do not decide whether it was right.
+    The root holds `cells` pairs of numbers. Its one call hands every clone a pair, and the replies become its answer
+    (`ForcedJoinTask`). The right reply to (u, v) is u + v + h modulo `modulus`. No agent sees the hidden part h.
+    It is uniform with probability `hidden`, else 0. So a clone's own observation and reply do not decide
+    whether it was right.
 
     Attributes:
         cells: how many pairs, and so clones.
@@ -282,7 +283,7 @@ class Cells:
         return 2 * self.cells
 
     @property
-    def shown(self) -> int | None:
+    def visible_symbols(self) -> int | None:
         # A pair: the root, which holds them all, has no choice to make.
         return 2
 
@@ -299,14 +300,14 @@ class Cells:
     def part_lengths(self, call: int, length: int) -> tuple[int, ...]:
         return (2,) * self.cells if length == 2 * self.cells else ()
 
-    def draw(self, keys: Keys) -> Instances:
+    def draw(self, keys: Keys) -> ProblemBatch:
         batch, cells = len(keys), self.cells
-        pairs = integers(fold(keys, 0), 2 * cells, self.modulus).T
-        luck = uniforms(fold(keys, 1, np.arange(cells)[:, None])).T
-        hidden = np.where(luck < self.hidden, integers(fold(keys, 2), cells, self.modulus).T, 0)
+        pairs = draw_integers(fold_in(keys, 0), 2 * cells, self.modulus).T
+        luck = draw_uniforms(fold_in(keys, 1, np.arange(cells)[:, None])).T
+        hidden = np.where(luck < self.hidden, draw_integers(fold_in(keys, 2), cells, self.modulus).T, 0)
         targets = (pairs.reshape(batch, cells, 2).sum(axis=2) + hidden) % self.modulus
         lengths = np.full(batch, 2 * cells, np.int16)
-        return Instances(pairs.astype(np.int8), lengths, targets.astype(np.int8), np.empty((batch, 0), np.int8))
+        return ProblemBatch(pairs.astype(np.int8), lengths, targets.astype(np.int8), np.empty((batch, 0), np.int8))
 
     @property
     def least_right(self) -> int:
@@ -372,7 +373,7 @@ class Lookup:
         return 1
 
     @property
-    def shown(self) -> int | None:
+    def visible_symbols(self) -> int | None:
         return None
 
     @property
@@ -388,19 +389,19 @@ class Lookup:
     def part_lengths(self, call: int, length: int) -> tuple[int, ...]:
         return (1,)
 
-    def draw(self, keys: Keys) -> Instances:
+    def draw(self, keys: Keys) -> ProblemBatch:
         batch, rows = len(keys), np.arange(len(keys))
         low, high = self.span
-        hops = low + integers(fold(keys, 0), 1, high - low + 1)[0]
-        order = np.argsort(integers(fold(keys, 1), self.keys, 1 << 31).T, axis=1, kind="stable")
-        facts = integers(fold(keys, 2), self.keys, self.num_symbols).T
-        targets = self.keys + integers(fold(keys, 3), 1, self.values)[0]
+        hops = low + draw_integers(fold_in(keys, 0), 1, high - low + 1)[0]
+        order = np.argsort(draw_integers(fold_in(keys, 1), self.keys, 1 << 31).T, axis=1, kind="stable")
+        facts = draw_integers(fold_in(keys, 2), self.keys, self.num_symbols).T
+        targets = self.keys + draw_integers(fold_in(keys, 3), 1, self.values)[0]
         for hop in range(high):
             following = order[:, hop + 1] if hop + 1 < self.keys else targets
             on_trail = np.where(hop + 1 < hops, following, targets)
             facts[rows, order[:, hop]] = np.where(hop < hops, on_trail, facts[rows, order[:, hop]])
         segments = order[:, :1].astype(np.int8)
-        return Instances(segments, np.ones(batch, np.int16), targets.astype(np.int8), facts.astype(np.int8))
+        return ProblemBatch(segments, np.ones(batch, np.int16), targets.astype(np.int8), facts.astype(np.int8))
 
 
 # Symbols are stored in 8 bits, and a game of numbers is for small models.

@@ -24,10 +24,10 @@ from selfcest_env.symbolic.state import (
     WAITING,
     Index,
     State,
-    flattened,
+    flatten_agents,
 )
-from selfcest_env.symbolic.streams import Keys, fold, integers, uniforms
-from selfcest_env.symbolic.tasks import Instances
+from selfcest_env.symbolic.streams import Keys, draw_integers, draw_uniforms, fold_in
+from selfcest_env.symbolic.tasks import ProblemBatch
 
 STOCK = 1024  # problems that are drawn at once, at most
 
@@ -49,7 +49,7 @@ class Transition:
     """The rules at work on one state, in place."""
 
     def __init__(self, rules: SymbolicRules, state: State) -> None:
-        self.rules, self.state, self.flat = rules, state, flattened(state)
+        self.rules, self.state, self.flat = rules, state, flatten_agents(state)
         seats = np.arange(len(state.keys) * rules.num_agents)
         self._env = seats // rules.num_agents
         self._seat = (seats % rules.num_agents).astype(np.int16)
@@ -108,11 +108,13 @@ class Transition:
         """What roots' answers are worth (`BatchDelegation.scores`), in some environments."""
         state, flat, rules, roots = self.state, self.flat, self.rules, self._roots[envs]
         answered: NDArray[np.bool_] = flat.status[roots] == ANSWERED
-        if rules.joined is None:
+        if rules.forced_join_task is None:
             answered &= flat.tape[self._tape_of[roots]] == state.target[envs]
             return answered.astype(np.float64)
-        handed_in = (self._tape_of[roots] + flat.start[roots])[:, None] + np.arange(rules.num_targets)
-        scores: NDArray[np.float64] = rules.joined.grade(flat.tape.take(handed_in, mode="clip") == state.target[envs])
+        handed_in = (self._tape_of[roots] + flat.segment_start[roots])[:, None] + np.arange(rules.num_targets)
+        scores: NDArray[np.float64] = rules.forced_join_task.grade(
+            flat.tape.take(handed_in, mode="clip") == state.target[envs]
+        )
         return answered * scores
 
     def remove(self, who: Index) -> None:
@@ -146,17 +148,17 @@ class Transition:
         state.status[envs] = UNBORN
         roots = self._roots[envs]
         flat.parent[roots] = ROOT_PARENT
-        for place in (flat.depth, flat.birth, flat.cell):
+        for place in (flat.depth, flat.birth_index, flat.reply_cell):
             place[roots] = 0
-        flat.start[roots] = 1
+        flat.segment_start[roots] = 1
         self._born(roots, lengths, rules.purses)
 
-    def problems(self) -> Instances:
+    def problems(self) -> ProblemBatch:
         """The problems being played, as they were drawn."""
         return self._problems(self.state.keys, self.state.episode - 1)
 
-    def _problems(self, keys: Keys, episode: NDArray[np.int64]) -> Instances:
-        return self.rules.task.draw(fold(keys, episode, _PROBLEM))
+    def _problems(self, keys: Keys, episode: NDArray[np.int64]) -> ProblemBatch:
+        return self.rules.task.draw(fold_in(keys, episode, _PROBLEM))
 
     def _drawn(self, envs: Index) -> tuple[NDArray[np.int8], NDArray[np.int16], NDArray[np.int8]]:
         """Of the next episode of some environments: the tape, the length of the root's segment and the right answer.
@@ -217,23 +219,23 @@ class Transition:
         if self.rules.reliability is not None:
             value = self._with_errors(who, value)
         flat.status[who] = ANSWERED
-        flat.tape[self._tape_of[who] + flat.cell[who].astype(np.intp)] = value.astype(np.int8)
+        flat.tape[self._tape_of[who] + flat.reply_cell[who].astype(np.intp)] = value.astype(np.int8)
 
     def _with_errors(self, who: Index, value: Index) -> Index:
         """Answers as they come out: some are replaced by a uniform one."""
         state, flat, rules = self.state, self.flat, self.rules
         assert rules.reliability is not None
         env = self._env.take(who)
-        keys = self._paths(fold(state.keys[env], state.episode[env], _ERRORS, flat.turns[who]), who)
-        kept = uniforms(keys) < rules.reliability[flat.length[who].astype(np.intp)]
+        keys = self._paths(fold_in(state.keys[env], state.episode[env], _ERRORS, flat.turns[who]), who)
+        kept = draw_uniforms(keys) < rules.reliability[flat.segment_length[who].astype(np.intp)]
         # The low half of the word whose high half has just decided: independent of it.
-        return np.where(kept, value, integers(keys, 2, rules.task.num_answers)[1])
+        return np.where(kept, value, draw_integers(keys, 2, rules.task.num_answers)[1])
 
     def _paths(self, keys: Keys, who: Index) -> Keys:
         """Keys told apart by the path from the root to each agent: its number depends on who happened to act first."""
         flat = self.flat
         while (below := flat.parent.take(who) != ROOT_PARENT).any():
-            keys = np.where(below, fold(keys, flat.birth.take(who)), keys)
+            keys = np.where(below, fold_in(keys, flat.birth_index.take(who)), keys)
             who = self._root_of.take(who) + flat.parent.take(who) * below
         return keys
 
@@ -250,7 +252,7 @@ class Transition:
     def _call(self, who: Index, action: Index) -> None:
         """Give birth to every clone that its grant can carry; refused ones cost nothing. Parts are the first axis."""
         flat, rules = self.flat, self.rules
-        parts, column = rules.parts[action], rules.columns[action] + flat.length[who].astype(np.intp)
+        parts, column = rules.parts[action], rules.columns[action] + flat.segment_length[who].astype(np.intp)
         left = np.array([flat.tokens_left[who], flat.generated_left[who], flat.clones_left[who]])
         grants = self._grants(left, who, action)
         born = grants[0] >= rules.least_grants.take(column, axis=1)
@@ -267,19 +269,19 @@ class Transition:
         parent, nth = who[caller], part - refused[caller]
         clone = (self._root_of[who] + first_clone)[caller] + nth
         cut = part * rules.part_starts.shape[1] + column[caller]
-        begin = flat.start[parent] + rules.part_starts.take(cut)
+        begin = flat.segment_start[parent] + rules.part_starts.take(cut)
         if rules.task.num_facts:
             fact = rules.fact_at[action][caller]
             begin = np.where(fact, fact, begin)
         flat.parent[clone] = self._seat[parent]
-        flat.birth[clone] = flat.num_clones[parent] + nth.astype(np.int16)
+        flat.birth_index[clone] = flat.num_clones[parent] + nth.astype(np.int16)
         flat.depth[clone] = flat.depth[parent] + np.int16(1)
-        flat.start[clone] = begin
-        flat.cell[clone] = (first_cell[caller] + part).astype(np.int16)
+        flat.segment_start[clone] = begin
+        flat.reply_cell[clone] = (first_cell[caller] + part).astype(np.int16)
         self._born(clone, rules.part_lengths.take(cut), grants.take(caller, axis=1))
         clones = count.astype(np.int16)
         flat.status[who] = WAITING
-        flat.start[who], flat.length[who] = first_cell.astype(np.int16), parts.astype(np.int16)
+        flat.segment_start[who], flat.segment_length[who] = first_cell.astype(np.int16), parts.astype(np.int16)
         flat.first_clone[who], flat.call_clones[who] = first_clone.astype(np.int16), clones
         flat.num_clones[who] += clones
 
@@ -313,7 +315,7 @@ class Transition:
         flat = self.flat
         prompt = length.astype(np.int32) + np.int32(OPENING)
         flat.status[who] = READY
-        flat.length[who] = length
+        flat.segment_length[who] = length
         flat.granted[who], flat.generated_left[who], flat.clones_left[who] = grants
         flat.tokens_left[who] = grants[0] - prompt
         flat.prompt_tokens[who] = prompt
@@ -339,11 +341,11 @@ class Transition:
         for purse, back in zip(purses, _sums(np.array([purse[clones] for purse in purses]), end), strict=True):
             purse[who] += back
             purse[clones] = 0
-        message = flat.length[who] + np.int32(REPLIES)
+        message = flat.segment_length[who] + np.int32(REPLIES)
         flat.tokens_left[who] -= message
         flat.prompt_tokens[who] += message
         flat.status[who] = READY
-        if rules.joined is not None:
+        if rules.forced_join_task is not None:
             # A turn of the rules' own: the replies as they stand are the answer.
             self._charge(who, np.full(len(who), RESERVE, np.int32))
             flat.status[who] = ANSWERED
@@ -363,7 +365,7 @@ class Transition:
     def _codes(self, who: Index) -> Index:
         """What is legal for some agents whose turn is open."""
         flat, rules = self.flat, self.rules
-        length, tokens = flat.length[who].astype(np.intp), flat.tokens_left[who]
+        length, tokens = flat.segment_length[who].astype(np.intp), flat.tokens_left[who]
         code = rules.answerable[length]
         for kind in range(len(rules.call_parts)):
             enough = (tokens >= rules.least_tokens[rules.column(kind, length)]).astype(np.intp)

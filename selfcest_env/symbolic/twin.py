@@ -13,7 +13,7 @@ join     4_x             where joins are forced, in the root's name: all replies
 
 Errors of `noisy` are the environment's: the twin is told the answer as it came out. The hidden part of `cells` is in
 the right answer alone. What is charged is the same, what is seen is not everywhere: texts hold whole segments, of which
-`deep` and `cells` show the first symbols alone (`SymbolicTask.shown`). Nobody is to learn from the twin's texts there.
+`deep` and `cells` show the first symbols alone (`SymbolicTask.visible_symbols`). Do not train on those texts.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from selfcest_env.reward import Reward, Score, make_reward
 from selfcest_env.rules import Rules
 from selfcest_env.symbolic.batch import BatchDelegation
 from selfcest_env.symbolic.rules import FIRST_ANSWER, WAIT, SymbolicRules
-from selfcest_env.symbolic.state import ANSWERED, UNBORN, State, agent_ids
-from selfcest_env.symbolic.tasks import JoinedTask
-from selfcest_env.symbolic.vectors import answer_of, replies, segments
+from selfcest_env.symbolic.state import ANSWERED, UNBORN, State, get_agent_ids
+from selfcest_env.symbolic.tasks import ForcedJoinTask
+from selfcest_env.symbolic.vectors import get_answer, get_replies, get_segments
 from selfcest_env.text.counters import WordCounter
 from selfcest_env.types import (
     ROOT,
@@ -110,7 +110,7 @@ class SymbolicText:
 class HandedIn:
     """A grader of replies handed in as one word: what the task in numbers says of them."""
 
-    task: JoinedTask
+    task: ForcedJoinTask
 
     def grade(self, task: Task, answer: str | None) -> Grade:
         if answer is None:
@@ -134,7 +134,7 @@ def text_task(rules: SymbolicRules, start: State) -> Task:
         answer=_words(start.target.reshape(-1), rules, "_"),
         source="symbolic",
         context={f"{_KEY}{number}": str(symbol) for number, symbol in enumerate(facts)},
-        metadata={"length": int(start.length[0, 0])},
+        metadata={"length": int(start.segment_length[0, 0])},
     )
 
 
@@ -178,7 +178,7 @@ def replay(
     batch.set_snapshot(start)
     yield batch, kernel
     for actions in steps:
-        ids, before, acting = agent_ids(batch.state), batch.get_snapshot(), np.flatnonzero(batch.can_act[0])
+        ids, before, acting = get_agent_ids(batch.state), batch.get_snapshot(), np.flatnonzero(batch.can_act[0])
         legal = batch.action_masks()[0]
         batch.step(np.asarray(actions)[None])
         for seat in acting.tolist():
@@ -186,14 +186,14 @@ def replay(
             if not 0 <= action < rules.num_actions or not legal[seat, action]:
                 action = WAIT
             elif FIRST_ANSWER <= action < rules.first_call:
-                action = FIRST_ANSWER + int(replies(batch.state)[0, seat])
+                action = FIRST_ANSWER + int(get_replies(batch.state)[0, seat])
             text = action_text(rules, before, seat, action)
             kernel.play(ids[seat], text, Usage(kernel.rules.counter.count_text(text)))
-        newborn = agent_ids(batch.state).items() - ids.items()
+        newborn = get_agent_ids(batch.state).items() - ids.items()
         gone = np.array([seat for seat, agent_id in newborn if agent_id in absent], np.intp)
         batch.remove(np.zeros_like(gone), gone)
         if batch.state.status[0, 0] == ANSWERED and ROOT in kernel.ready():
-            text = _words(answer_of(batch.state, rules, 0), rules, "_")
+            text = _words(get_answer(batch.state, rules, 0), rules, "_")
             kernel.play(ROOT, text, Usage(kernel.rules.counter.count_text(text)))
         yield batch, kernel
 
@@ -211,14 +211,14 @@ def episode_record(
     record = build_record(kernel, generations, episode_id=episode_id, seed=int(start.keys[0]))
     cost = {"price": rules.token_cost, "scale": 1.0, "tokens": "total", "only_when_correct": False}
     reward = make_reward("correct", token_cost=cost)
-    if rules.joined is not None:
-        reward = Reward({"score": Score(), "token_cost": reward.terms["token_cost"]}, HandedIn(rules.joined))
+    if rules.forced_join_task is not None:
+        reward = Reward({"score": Score(), "token_cost": reward.terms["token_cost"]}, HandedIn(rules.forced_join_task))
     return reward.score(record)
 
 
 def _held(rules: SymbolicRules, state: State, seat: int) -> NDArray[np.int8]:
     """The symbols an agent holds whose turn is open."""
-    return segments(state, rules)[0, seat, : state.length[0, seat]]
+    return get_segments(state, rules)[0, seat, : state.segment_length[0, seat]]
 
 
 def _words(symbols: NDArray[np.int8], rules: SymbolicRules, between: str = " ") -> str:

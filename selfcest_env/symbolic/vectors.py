@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.symbolic.rules import SymbolicRules
-from selfcest_env.symbolic.state import ANSWERED, READY, UNBORN, WAITING, State, flattened
+from selfcest_env.symbolic.state import ANSWERED, READY, UNBORN, WAITING, State, flatten_agents
 
 # The first entries of an observation, in order; then one entry per symbol for each place of the segment.
-FEATURES = (
+OBSERVATION_FEATURES = (
     "can_act",
     "depth",  # of max_depth
     "turns",  # played, of max_turns
@@ -21,33 +21,39 @@ FEATURES = (
     "clones_left",  # it may still start, of max_clones
     "length",  # of its segment, of the longest
 )
-GLOBALS = ("over", "spent", "clones")  # then the right answer and the facts, one entry per symbol
-SEAT = ("born", "waiting", "ended", "answered", "parent")  # then the observation, then the reply, an entry per symbol
+GLOBAL_FEATURES = ("over", "spent", "clones")  # then the right answer and the facts, one entry per symbol
+AGENT_FEATURES = (
+    "born",
+    "waiting",
+    "ended",
+    "answered",
+    "parent",
+)  # then the observation, then the reply, an entry per symbol
 
 
 def observation_size(rules: SymbolicRules) -> int:
-    return len(FEATURES) + rules.places * rules.task.num_symbols
+    return len(OBSERVATION_FEATURES) + rules.places * rules.task.num_symbols
 
 
 def state_size(rules: SymbolicRules) -> int:
     symbols = rules.task.num_symbols
-    seat = len(SEAT) + observation_size(rules) + symbols
-    return len(GLOBALS) + (rules.num_targets + rules.task.num_facts) * symbols + rules.num_agents * seat
+    seat = len(AGENT_FEATURES) + observation_size(rules) + symbols
+    return len(GLOBAL_FEATURES) + (rules.num_targets + rules.task.num_facts) * symbols + rules.num_agents * seat
 
 
 def observation_names(rules: SymbolicRules) -> tuple[str, ...]:
     """The name of every entry of an observation."""
     places = [f"place_{i}_is_{v}" for i in range(rules.places) for v in range(rules.task.num_symbols)]
-    return (*FEATURES, *places)
+    return (*OBSERVATION_FEATURES, *places)
 
 
-def observations(
+def build_observations(
     flat: State, who: NDArray[np.intp], rules: SymbolicRules, out: NDArray[np.float32] | None = None
 ) -> NDArray[np.float32]:
     """One row per agent, shape (num_envs, num_agents, observation_size); zeros for whoever cannot act.
 
     Args:
-        flat: the state with one axis for all agents (`flattened`).
+        flat: the state with one axis for all agents (`flatten_agents`).
         who: those who can act.
         out: an array to write into; by default a new one.
     """
@@ -58,19 +64,19 @@ def observations(
     # One row per agent that can act, after a row of zeros for all others.
     rows = np.empty((1 + len(who), size), np.float32)
     rows[0] = 0
-    write_rows(flat, who, rules, rows[1:])
+    write_observations(flat, who, rules, rows[1:])
     row_of = np.zeros(len(flat.status), np.intp)
     row_of[who] = np.arange(1, len(rows))
     return rows.take(row_of, axis=0, out=None if out is None else out.reshape(-1, size), mode="clip").reshape(shape)
 
 
-def write_rows(flat: State, who: NDArray[np.intp], rules: SymbolicRules, rows: NDArray[np.float32]) -> None:
+def write_observations(flat: State, who: NDArray[np.intp], rules: SymbolicRules, rows: NDArray[np.float32]) -> None:
     """What agents that can act see, one row each, shape (len(who), observation_size).
 
     All of it concerns the agent alone. Without a limit what is left reads 1. A missing reply is a place without symbol.
 
     Args:
-        flat: the state with one axis for all agents (`flattened`).
+        flat: the state with one axis for all agents (`flatten_agents`).
         rows: an array to write into.
     """
     amounts: tuple[NDArray[Any], ...] = (
@@ -79,7 +85,7 @@ def write_rows(flat: State, who: NDArray[np.intp], rules: SymbolicRules, rows: N
         flat.tokens_left,
         flat.generated_left,
         flat.clones_left,
-        flat.length,
+        flat.segment_length,
     )
     columns = np.ones((len(amounts), len(who)), np.float32)
     for column, amount, limit in zip(columns, amounts, rules.observed_limits, strict=True):
@@ -87,42 +93,48 @@ def write_rows(flat: State, who: NDArray[np.intp], rules: SymbolicRules, rows: N
             column[:] = amount.take(who)
     columns *= rules.units
     rows[:, 0] = 1
-    rows[:, 1 : len(FEATURES)] = columns.T
+    rows[:, 1 : len(OBSERVATION_FEATURES)] = columns.T
     words = _words(flat, who, rules)
     symbols = rules.one_hot_words.take(words, axis=0).reshape(len(who), words.shape[1] * rules.one_hot_words.shape[1])
-    rows[:, len(FEATURES) :] = symbols[:, : rows.shape[1] - len(FEATURES)]
+    rows[:, len(OBSERVATION_FEATURES) :] = symbols[:, : rows.shape[1] - len(OBSERVATION_FEATURES)]
 
 
-def segments(state: State, rules: SymbolicRules) -> NDArray[np.int8]:
+def get_segments(state: State, rules: SymbolicRules) -> NDArray[np.int8]:
     """The symbols every agent that can act holds, shape (num_envs, num_agents, width); `pad` everywhere else."""
-    flat, out = flattened(state), np.full((state.status.size, rules.width), rules.pad, np.int8)
+    flat, out = flatten_agents(state), np.full((state.status.size, rules.width), rules.pad, np.int8)
     who = (flat.status == READY).nonzero()[0]
     places = np.arange(rules.width)
     held = flat.tape.take(_begin(flat, who, rules)[:, None] + places, mode="clip")
-    out[who] = np.where(places < flat.length.take(who)[:, None], held, rules.pad)
+    out[who] = np.where(places < flat.segment_length.take(who)[:, None], held, rules.pad)
     return out.reshape(*state.status.shape, rules.width)
 
 
-def replies(state: State) -> NDArray[np.int8]:
+def get_replies(state: State) -> NDArray[np.int8]:
     """What every agent answered, shape (num_envs, num_agents); means nothing for who did not.
 
-    `missing` of a root whose join was forced: what it handed in is `handed_in`.
+    `missing` of a root whose join was forced: what it handed in is `get_joined_replies`.
     """
-    return np.take_along_axis(state.tape, state.cell.astype(np.intp), axis=1)
+    return np.take_along_axis(state.tape, state.reply_cell.astype(np.intp), axis=1)
 
 
-def handed_in(state: State, rules: SymbolicRules) -> NDArray[np.int8]:
+def get_joined_replies(state: State, rules: SymbolicRules) -> NDArray[np.int8]:
     """The replies that a root has handed in, where joins are forced; shape (num_envs, num_targets)."""
-    return np.take_along_axis(state.tape, state.start[:, :1] + np.arange(rules.num_targets), axis=1)
+    return np.take_along_axis(state.tape, state.segment_start[:, :1] + np.arange(rules.num_targets), axis=1)
 
 
-def answer_of(state: State, rules: SymbolicRules, seat: int) -> NDArray[np.int8]:
+def get_answer(state: State, rules: SymbolicRules, seat: int) -> NDArray[np.int8]:
     """The symbols with which an agent has ended: one, or what the root handed in; `state` is a batch of one."""
-    return handed_in(state, rules)[0] if rules.joined is not None and seat == 0 else replies(state)[0, seat : seat + 1]
+    return (
+        get_joined_replies(state, rules)[0]
+        if rules.forced_join_task is not None and seat == 0
+        else get_replies(state)[0, seat : seat + 1]
+    )
 
 
-def states(state: State, seen: NDArray[np.float32], rules: SymbolicRules) -> NDArray[np.float32]:
-    """The whole game, shape (num_envs, state_size): `GLOBALS`, the right answer, the facts, then one block per seat.
+def build_states(state: State, seen: NDArray[np.float32], rules: SymbolicRules) -> NDArray[np.float32]:
+    """The whole game, shape (num_envs, state_size).
+
+    A row holds `GLOBAL_FEATURES`, the right answer, the facts, then one block per seat.
 
     Args:
         seen: the observations of all agents.
@@ -135,7 +147,7 @@ def states(state: State, seen: NDArray[np.float32], rules: SymbolicRules) -> NDA
     answered = state.status == ANSWERED
     parents = (state.parent + 1) * born / rules.num_agents  # number of the parent plus one
     flags = np.stack([born, state.status == WAITING, state.status >= ANSWERED, answered, parents], axis=-1)
-    given = one_hot.take(np.where(answered, replies(state), rules.pad), axis=0)
+    given = one_hot.take(np.where(answered, get_replies(state), rules.pad), axis=0)
     seats = np.concatenate([flags, seen, given], axis=-1)
     facts = state.tape[:, 1 + rules.task.max_length : rules.replies_at]
     truth = np.concatenate([state.target.reshape(envs, -1), facts], axis=1)
@@ -154,11 +166,11 @@ def _words(flat: State, who: NDArray[np.intp], rules: SymbolicRules) -> NDArray[
         word += tape[digit : digit + len(word)]
     # A stretch may end where the tape does: what lies beyond is read elsewhere, and not held.
     words = word.take(_begin(flat, who, rules) + rules.chunk_starts, mode="clip").astype(np.intp)
-    words += rules.chunk_held.take(flat.length.take(who).astype(np.intp), axis=1)
+    words += rules.chunk_held.take(flat.segment_length.take(who).astype(np.intp), axis=1)
     return words.T
 
 
 def _begin(flat: State, who: NDArray[np.intp], rules: SymbolicRules) -> NDArray[np.intp]:
     """Where on the tapes of all environments each segment begins."""
-    begin: NDArray[np.intp] = who // rules.num_agents * rules.tape_length + flat.start.take(who).astype(np.intp)
+    begin: NDArray[np.intp] = who // rules.num_agents * rules.tape_length + flat.segment_start.take(who).astype(np.intp)
     return begin

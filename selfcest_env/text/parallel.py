@@ -37,7 +37,14 @@ from selfcest_env.text.setup import (
     task_option,
 )
 from selfcest_env.text.spaces import FreeText, task_chars, transcript_bound, transcript_text
-from selfcest_env.text.vectors import FEATURES, Vector, agent_info, observation_vector, state_size, state_vector
+from selfcest_env.text.vectors import (
+    OBSERVATION_FEATURES,
+    Vector,
+    agent_info,
+    observation_vector,
+    state_size,
+    state_vector,
+)
 from selfcest_env.types import Limits, TokenCounter
 
 
@@ -118,7 +125,7 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
         self.possible_agents = [f"agent_{k}" for k in range(1 + limits.max_clones)]
         self._seats = {agent: k for k, agent in enumerate(self.possible_agents)}
         self._max_text = transcript_bound(limits, self.rules.protocol, max_chars, max_task_chars)
-        box = (0.0, 1.0, (len(FEATURES),), np.float32)
+        box = (0.0, 1.0, (len(OBSERVATION_FEATURES),), np.float32)
         self.observation_spaces = {
             agent: spaces.Dict({"observation": spaces.Box(*box), "text": FreeText(self._max_text)})
             for agent in self.possible_agents
@@ -214,7 +221,7 @@ class DelegationEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined,
         return self._observations(here), rewards, terminations, truncations, self._infos(here)
 
     def state(self) -> Vector:
-        """The whole tree in numbers (`vectors.GLOBALS`, then `vectors.SEAT` per possible agent), for critics."""
+        """The whole tree for critics: `vectors.GLOBAL_FEATURES`, then `vectors.AGENT_FEATURES` per possible agent."""
         game = self._playing()
         return state_vector(game.kernel, game.roster, game.cycle, self.max_cycles)
 

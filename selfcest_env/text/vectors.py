@@ -13,7 +13,7 @@ from selfcest_env.types import ROOT, AgentId, Status
 Vector = NDArray[np.float32]
 
 # Names of the entries of an observation, in order. All of them concern the agent alone.
-FEATURES = (
+OBSERVATION_FEATURES = (
     "can_act",
     "waiting",
     "is_root",
@@ -30,8 +30,8 @@ FEATURES = (
     "context",  # used, of context_tokens
     "faults",
 )
-GLOBALS = ("cycle", "spent", "reserved", "clones", "num_reads", "done")
-SEAT = ("born", "ready", "waiting", "ended", "answered", "depth", "parent", "turns", "tokens_left", "faults")
+GLOBAL_FEATURES = ("cycle", "spent", "reserved", "clones", "num_reads", "done")
+AGENT_FEATURES = ("born", "ready", "waiting", "ended", "answered", "depth", "parent", "turns", "tokens_left", "faults")
 STATUS_CODES = {status: code for code, status in enumerate(Status)}
 UNBORN = -1
 UNLIMITED = -1
@@ -56,9 +56,9 @@ def num_faults(state: AgentState) -> int:
 
 
 def observation_vector(kernel: Kernel, agent_id: AgentId | None) -> Vector:
-    """`FEATURES` of one agent; zeros for a seat nobody has been born into. An agent that has ended owns nothing."""
+    """`OBSERVATION_FEATURES` of one agent; all zeros for an agent that has not been born."""
     if agent_id is None:
-        return np.zeros(len(FEATURES), np.float32)
+        return np.zeros(len(OBSERVATION_FEATURES), np.float32)
     state, limits = kernel.agents[agent_id], kernel.limits
     turn = state.turn
     values = {
@@ -86,7 +86,7 @@ def observation_vector(kernel: Kernel, agent_id: AgentId | None) -> Vector:
             "is_last": turn.last is not None,
             "max_new_tokens": left(turn.max_new_tokens, limits.turn_tokens),
         }
-    return np.array([float(values.get(name, 0.0)) for name in FEATURES], np.float32)
+    return np.array([float(values.get(name, 0.0)) for name in OBSERVATION_FEATURES], np.float32)
 
 
 def agent_info(kernel: Kernel, roster: Roster, agent_id: AgentId | None) -> dict[str, int]:
@@ -114,11 +114,11 @@ def agent_info(kernel: Kernel, roster: Roster, agent_id: AgentId | None) -> dict
 
 
 def state_size(num_seats: int) -> int:
-    return len(GLOBALS) + num_seats * len(SEAT)
+    return len(GLOBAL_FEATURES) + num_seats * len(AGENT_FEATURES)
 
 
 def state_vector(kernel: Kernel, roster: Roster, cycle: int, max_cycles: int | None) -> Vector:
-    """The whole tree: `GLOBALS`, then one `SEAT` block per possible agent. A view for critics, never for a policy."""
+    """The whole tree for centralised critics: `GLOBAL_FEATURES`, then `AGENT_FEATURES` of every possible agent."""
     limits = kernel.limits
     spent, reserved, _ = kernel.ledger.totals()
     values = [
@@ -131,7 +131,7 @@ def state_vector(kernel: Kernel, roster: Roster, cycle: int, max_cycles: int | N
     ]
     for index in range(len(roster.names)):
         agent_id = roster.id_at(index)
-        values += [0.0] * len(SEAT) if agent_id is None else _seat(kernel, roster, agent_id)
+        values += [0.0] * len(AGENT_FEATURES) if agent_id is None else _seat(kernel, roster, agent_id)
     return np.array(values, np.float32)
 
 

@@ -96,7 +96,7 @@ print(serial.spec.reward_threshold)
 
 Gymnasium has no plug-ins since its version 1.0, so nothing can be registered by being installed: import the module, or
 write it before the id. With an older PettingZoo take
-`symbolic_v0.parallel_env(**scenario("chain-8m5-v1").arguments)` from `selfcest_env.symbolic.scenarios`.
+`symbolic_v0.parallel_env(**get_scenario("chain-8m5-v1").env_kwargs)` from `selfcest_env.symbolic.scenarios`.
 
 ## Scenarios"""
 

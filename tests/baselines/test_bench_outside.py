@@ -10,7 +10,7 @@ from selfcest_baselines.bench import BenchmarkCell, play
 from selfcest_baselines.bench.runs import find_entry, load
 from selfcest_baselines.progress import Examiner
 from selfcest_env.errors import ConfigError
-from selfcest_env.symbolic.scenarios import scenario
+from selfcest_env.symbolic.scenarios import get_scenario
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
@@ -41,7 +41,7 @@ def test_its_settings_are_those_of_the_stored_runs() -> None:
 
 def test_it_learns() -> None:
     """Random play earns 0.50; what fits the root's window and luck at the rest make 0.67."""
-    entry, rules = find_entry(NAME), scenario("chain-4m2-v1").rules
+    entry, rules = find_entry(NAME), get_scenario("chain-4m2-v1").rules
     entry.load()
     examiner = Examiner(rules, seconds=30, until=0.7)
     entry.learn(rules, 0, examiner)

@@ -41,7 +41,7 @@ def test_without_a_clone_its_own_summand_is_missing() -> None:
         )
         end = games.kernel.state
         cells = np.arange(1, 7)
-        right = end.tape[:, end.start[0, 0] + np.arange(6)] == end.target
+        right = end.tape[:, end.segment_start[0, 0] + np.arange(6)] == end.target
         absent = (np.arange(7) == cells[:, None])[np.newaxis].repeat(32, axis=0).reshape(-1, 7)
         game = np.arange(32).repeat(6)
 

@@ -54,9 +54,9 @@ from selfcest_baselines.shapley import (
 )
 from selfcest_env.symbolic import make_rules
 from selfcest_env.symbolic.rules import WAIT
-from selfcest_env.symbolic.vectors import FEATURES, replies, segments
+from selfcest_env.symbolic.vectors import OBSERVATION_FEATURES, get_replies, get_segments
 
-DEPTH = FEATURES.index("depth")
+DEPTH = OBSERVATION_FEATURES.index("depth")
 JOINTS = list(itertools.product(range(3), repeat=3))
 
 
@@ -365,7 +365,7 @@ def test_replay_trap_recorded_later_actions_are_biased_and_resampled_ones_are_no
     recording = record_episodes(arena, with_split(single.sample))
     credit, cost = difference_returns(recording, single.sample, 1)
     assert cost == ReplayCost(2 * 20_000, 2 * 20_000)  # the root answers anew, the sibling keeps what it said
-    sibling = replies(recording.moments[-1])[:, 2] + ANSWER_0
+    sibling = get_replies(recording.moments[-1])[:, 2] + ANSWER_0
     for other, baseline in baselines.items():
         played = (recording.rollout.returns - credit[:, 1])[torch.from_numpy(sibling == other)]
         assert len(played) > 1000
@@ -397,7 +397,7 @@ def test_permuting_clones_permutes_advantages() -> None:
         return torch.where(split, SPLIT, torch.where(clone, ANSWER_0, act(observations, masks)))
 
     recording = record_episodes(arena, always_zero)
-    items = segments(recording.moments[0], TWO_CLONES)[:, 0]
+    items = get_segments(recording.moments[0], TWO_CLONES)[:, 0]
     zero_one, one_zero = (torch.from_numpy((items == pair).all(1)) for pair in ([0, 1], [1, 0]))
     for credit in (
         difference_returns(recording, always_zero, 1)[0],
@@ -437,7 +437,7 @@ def test_replays_know_agents_by_their_place_in_the_tree() -> None:
     assert len(seen) == 32
     told = seen[:, -5 * rules.width :].view(32, rules.width, 5)
     assert not told[:, 0].any()  # clone 1 is missing
-    assert (told[:, 1].argmax(-1).numpy() == replies(recording.moments[-1])[:, 2]).all()
+    assert (told[:, 1].argmax(-1).numpy() == get_replies(recording.moments[-1])[:, 2]).all()
     # the root's answer alone: clone 2's split, its own answer and those of its clones are kept
     assert outcome.cost == ReplayCost(32, 32)
     sizes = {clones.shape[1]: len(game) for game, clones, _ in calls_by_size(recording)}

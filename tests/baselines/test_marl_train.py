@@ -33,8 +33,8 @@ from selfcest_baselines.value import ValueLearner
 from selfcest_env.adapters.smac import SymbolicSMAC
 from selfcest_env.errors import ConfigError, PlugInError, SelfcestError
 from selfcest_env.symbolic import make_rules
-from selfcest_env.symbolic.scenarios import scenario
-from selfcest_env.symbolic.streams import seeds_of
+from selfcest_env.symbolic.scenarios import get_scenario
+from selfcest_env.symbolic.streams import make_keys
 
 SMALL = make_rules("chain", {"items": (2, 4), "modulus": 2, "window": 2, "splits": [2]}, max_depth=1, max_clones=2)
 
@@ -54,7 +54,7 @@ def make(name: str, **options: Any) -> PolicyGradientLearner:
 
 def first_updates(learner: PolicyGradientLearner, seed: int) -> list[tuple[int, float]]:
     """Decisions so far and mean return of the batch after each of five updates on `chain-4m2-v1`."""
-    games = KernelGames(scenario("chain-4m2-v1").rules, learner.episodes, seed, group_size=learner.group_size)
+    games = KernelGames(get_scenario("chain-4m2-v1").rules, learner.episodes, seed, group_size=learner.group_size)
     updates = itertools.islice(learner.updates(games, seed), 5)
     return [(update.decisions, float(games.kernel.state.team_return.mean())) for update in updates]
 
@@ -151,7 +151,7 @@ def test_a_floor_falls_from_first_to_last() -> None:
 
 def test_smac_and_kernel_play_the_same() -> None:
     """The same problems and the same random draws behind both faces, decision by decision; also where games are cut."""
-    keys = seeds_of(7, 6)
+    keys = make_keys(7, 6)
     for max_cycles in (None, 2):
         kernel = KernelGames(SMALL, 6, 7, max_cycles=max_cycles)
         envs = [SymbolicSMAC(SMALL.task, max_clones=2, max_depth=1, max_cycles=max_cycles) for _ in range(6)]

@@ -23,7 +23,7 @@ from selfcest_env.record import EpisodeRecord, from_json, to_json
 from selfcest_env.reward import make_reward
 from selfcest_env.text.hermes import HermesProtocol
 from selfcest_env.text.spaces import FreeText
-from selfcest_env.text.vectors import FEATURES, STATUS_CODES
+from selfcest_env.text.vectors import OBSERVATION_FEATURES, STATUS_CODES
 from selfcest_env.types import Limits, Status, Task
 from selfcest_env.views import observe
 
@@ -201,7 +201,7 @@ def test_an_agent_that_has_ended_owns_nothing_and_may_say_anything() -> None:
     env.step({"agent_0": call("a", "b")})
     obs, _, _, _, infos = env.step({"agent_1": "Answer: 1"})
     assert env.agents == ["agent_0", "agent_1", "agent_2"]
-    own = dict(zip(FEATURES, obs["agent_1"]["observation"].tolist(), strict=True))
+    own = dict(zip(OBSERVATION_FEATURES, obs["agent_1"]["observation"].tolist(), strict=True))
     assert own["can_act"] == own["tokens_left"] == own["grant"] == 0.0
     assert (infos["agent_1"]["tokens_left"], infos["agent_1"]["status"]) == (0, STATUS_CODES[Status.ANSWERED])
     again, *_ = env.step({"agent_1": "Answer: 2", "agent_2": "no"})
@@ -220,7 +220,7 @@ def test_a_ready_agent_is_shown_what_the_game_shows_it() -> None:
         left, granted = seen.budget.remaining.total_tokens, seen.budget.granted.total_tokens
         assert left is not None
         assert granted is not None
-        own = dict(zip(FEATURES, obs[agent]["observation"].tolist(), strict=True))
+        own = dict(zip(OBSERVATION_FEATURES, obs[agent]["observation"].tolist(), strict=True))
         assert infos[agent]["tokens_left"] == left
         assert infos[agent]["max_new_tokens"] == seen.max_new_tokens
         assert own["tokens_left"] == pytest.approx(left / granted)

@@ -22,7 +22,7 @@ from selfcest_env.symbolic import (
     make_rules,
     optimal_return,
 )
-from selfcest_env.symbolic.scenarios import EVALUATION_EPISODES, EVALUATION_SEED, SCENARIOS, horizon, scenario
+from selfcest_env.symbolic.scenarios import EVALUATION_EPISODES, EVALUATION_SEED, SCENARIOS, find_horizon, get_scenario
 from selfcest_env.symbolic.serial import SymbolicSerialVectorEnv
 from selfcest_env.symbolic.vectors import observation_names
 
@@ -54,7 +54,7 @@ def name(request: pytest.FixtureRequest) -> str:
 def test_the_names_are_these() -> None:
     assert tuple(SCENARIOS) == NAMES
     with pytest.raises(ConfigError, match=r"unknown scenario 'chain-8m5'; .*Did you mean 'chain-8m5-v1'"):
-        scenario("chain-8m5")
+        get_scenario("chain-8m5")
 
 
 def trace_of(name: str) -> str:
@@ -82,8 +82,8 @@ def test_a_scenario_is_frozen(name: str) -> None:
 
 def test_thresholds_are_out_of_reach_of_play_that_learned_nothing(name: str) -> None:
     known = SCENARIOS[name].reference
-    assert SCENARIOS[name].normalised(known.random) == 0
-    assert SCENARIOS[name].normalised(known.optimal) == 1
+    assert SCENARIOS[name].normalize_return(known.random) == 0
+    assert SCENARIOS[name].normalize_return(known.optimal) == 1
     assert known.random < SCENARIOS[name].threshold < known.optimal
     if name == "alone-8m5-v1":
         assert known.never == known.optimal
@@ -94,9 +94,9 @@ def test_thresholds_are_out_of_reach_of_play_that_learned_nothing(name: str) -> 
 def test_optimal_and_undelegated_play_earn_what_is_stored(name: str) -> None:
     rules, known = SCENARIOS[name].rules, SCENARIOS[name].reference
     assert known.optimal == pytest.approx(optimal_return(rules).team_return, abs=5e-5)
-    assert known.horizon == horizon(rules)
+    assert known.horizon == find_horizon(rules)
     if known.never is None:
-        assert rules.joined, "there is no play without a call"
+        assert rules.forced_join_task, "there is no play without a call"
     else:
         assert known.never == pytest.approx(optimal_return(replace(rules, max_depth=0)).team_return, abs=5e-5)
 
@@ -117,11 +117,11 @@ def test_random_play_earns_and_idles_what_is_stored(name: str) -> None:
 
 def test_the_horizon_by_hand() -> None:
     # Two clones at depth one: call, reply, call, reply, answer.
-    assert horizon(make_rules("chain", {"splits": (2,)}, max_clones=2, max_depth=1)) == 5
+    assert find_horizon(make_rules("chain", {"splits": (2,)}, max_clones=2, max_depth=1)) == 5
     # One below the other: the root's call, its clone's call, two answers, and the root's.
-    assert horizon(make_rules("chain", {"splits": (2,)}, max_clones=2, max_depth=2, max_turns=2)) == 5
-    assert horizon(make_rules("chain", max_depth=0)) == 1
-    assert horizon(make_rules("cells", {"cells": 4})) == 2
+    assert find_horizon(make_rules("chain", {"splits": (2,)}, max_clones=2, max_depth=2, max_turns=2)) == 5
+    assert find_horizon(make_rules("chain", max_depth=0)) == 1
+    assert find_horizon(make_rules("cells", {"cells": 4})) == 2
 
 
 def test_no_episode_exceeds_the_horizon(name: str) -> None:
@@ -154,7 +154,7 @@ def test_in_pettingzoo(name: str) -> None:
 
 @pytest.mark.parametrize("population", ["fixed", "persistent", "dynamic"])
 def test_official_tests_pass(name: str, population: str) -> None:
-    options = {**SCENARIOS[name].arguments, "population": population}
+    options = {**SCENARIOS[name].env_kwargs, "population": population}
     cycles = 20 if name == "deep-64-v1" else 60  # which has 63 agents
     parallel_api_test(symbolic_v0.parallel_env(**options), cycles)
     api_test(symbolic_v0.env(**options), cycles)

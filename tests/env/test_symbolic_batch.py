@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from selfcest_env.errors import ConfigError, GameError, PlugInError
 from selfcest_env.symbolic import BatchDelegation, Chain, Lookup, Noisy, State, make_rules
 from selfcest_env.symbolic.rules import FIRST_ANSWER, WAIT
-from selfcest_env.symbolic.state import ABSENT, ANSWERED, READY, UNBORN, WAITING, agent_ids, blank
-from selfcest_env.symbolic.streams import fold, seeds_of
+from selfcest_env.symbolic.state import ABSENT, ANSWERED, READY, UNBORN, WAITING, get_agent_ids, make_blank_state
+from selfcest_env.symbolic.streams import fold_in, make_keys
 from selfcest_env.symbolic.tasks import COUPLINGS
-from selfcest_env.symbolic.vectors import replies
+from selfcest_env.symbolic.vectors import get_replies
 
 seeds = st.integers(0, 2**32)
 
@@ -108,11 +108,11 @@ def test_nothing_is_overspent_and_nothing_is_lost(seed):
     assert not batch.can_act.any()
     if batch.rules.total_tokens is not None:
         assert (batch.total_tokens() <= batch.rules.total_tokens).all()
-    if batch.rules.joined is None:
+    if batch.rules.forced_join_task is None:
         right = 1.0 * ((batch.state.status[:, 0] == ANSWERED) & (batch.state.tape[:, 0] == batch.state.target))
     else:
         answered = batch.state.status[:, 1 : 1 + batch.rules.num_targets] == ANSWERED
-        right = answered & (replies(batch.state)[:, 1 : 1 + batch.rules.num_targets] == batch.state.target)
+        right = answered & (get_replies(batch.state)[:, 1 : 1 + batch.rules.num_targets] == batch.state.target)
         right = batch.rules.task.grade(right) * (batch.state.status[:, 0] == ANSWERED)
     assert batch.state.team_return == pytest.approx(right - 0.001 * batch.total_tokens())
     assert batch.scores == pytest.approx(right)
@@ -142,9 +142,9 @@ def own_actions(batch):
     state, masks = batch.state, batch.action_masks()
     actions = np.zeros(state.status.shape, int)
     for env in range(batch.num_envs):
-        for seat, agent_id in agent_ids(state.take(np.array([env]))).items():
+        for seat, agent_id in get_agent_ids(state.take(np.array([env]))).items():
             if batch.can_act[env, seat]:
-                key = fold(state.keys[env : env + 1], *agent_id.path, 1000 + int(state.turns[env, seat]))[0]
+                key = fold_in(state.keys[env : env + 1], *agent_id.path, 1000 + int(state.turns[env, seat]))[0]
                 legal = np.flatnonzero(masks[env, seat])
                 legal = (
                     legal[legal >= batch.rules.first_call] if key % 4 and legal[-1] >= batch.rules.first_call else legal
@@ -158,10 +158,10 @@ def results(batch, env):
     one = batch.state.take(np.array([env]))
     names = ["status", "depth", "turns", "granted", "prompt_tokens", "generated_tokens", "num_clones", "illegal"]
     names += ["tokens_left", "generated_left", "clones_left"]
-    given = replies(one)[0]
+    given = get_replies(one)[0]
     agents = {
         agent_id: [*(int(getattr(one, name)[0, seat]) for name in names), int(given[seat])]
-        for seat, agent_id in agent_ids(one).items()
+        for seat, agent_id in get_agent_ids(one).items()
     }
     return agents, float(one.team_return[0]), one.target[0].tolist(), bool(one.terminated[0])
 
@@ -177,7 +177,7 @@ def played(rules, keys, acting=None):
 @settings(max_examples=40, deadline=None)
 @given(seeds)
 def test_one_key_is_one_episode_in_every_batch_and_order(seed):
-    rng, rules, keys = np.random.default_rng(seed), draw_rules(seed), seeds_of(seed, 5)
+    rng, rules, keys = np.random.default_rng(seed), draw_rules(seed), make_keys(seed, 5)
     if rules.max_clones > 50:
         rules = make_rules("noisy", {"items": 16}, max_clones=30, max_depth=3, total_tokens=300)
     joint = played(rules, keys)
@@ -215,8 +215,8 @@ def test_errors_do_not_depend_on_who_was_born_first():
             for agent in (first, 3 - first):
                 batch.step(two, np.arange(7)[None] == agent)
             batch.step(answers)
-            given = replies(batch.state)[0]
-            ends.append({agent_id: given[seat] for seat, agent_id in agent_ids(batch.state).items() if seat > 2})
+            given = get_replies(batch.state)[0]
+            ends.append({agent_id: given[seat] for seat, agent_id in get_agent_ids(batch.state).items() if seat > 2})
         assert ends[0] == ends[1]
 
 
@@ -225,7 +225,7 @@ def test_errors_are_as_frequent_as_said_and_uniform():
     batch = BatchDelegation(make_rules("noisy", {"items": 4, "modulus": 4, "rot": 0.2, "clear": 2}), 100_000)
     batch.reset(0)
     batch.step(np.full(batch.state.status.shape, FIRST_ANSWER + 1))
-    shares = np.bincount(replies(batch.state)[:, 0], minlength=4) / batch.num_envs
+    shares = np.bincount(get_replies(batch.state)[:, 0], minlength=4) / batch.num_envs
     error = 4 * (0.25 / batch.num_envs) ** 0.5
     assert shares == pytest.approx([0.09, 0.64 + 0.09, 0.09, 0.09], abs=error)
 
@@ -319,7 +319,16 @@ def test_only_what_is_over_is_started_again():
     born = ours.status != UNBORN
     assert (born.sum(axis=1) == 1).all()
     assert (ours.tape == theirs.tape).all()
-    for name in ("status", "turns", "tokens_left", "prompt_tokens", "length", "clones_left", "num_clones", "illegal"):
+    for name in (
+        "status",
+        "turns",
+        "tokens_left",
+        "prompt_tokens",
+        "segment_length",
+        "clones_left",
+        "num_clones",
+        "illegal",
+    ):
         assert (getattr(ours, name)[born] == getattr(theirs, name)[born]).all()
 
 
@@ -406,9 +415,9 @@ def test_arrays_that_are_no_actions_are_refused(actions, message):
 def test_what_does_not_fit_the_batch_is_refused():
     batch, zeros = BatchDelegation(make_rules(), 2), np.zeros((2, 9), int)
     with pytest.raises(ConfigError, match=r"keys are uint64 of shape \(3,\); expected .* one per environment: \(2,\)"):
-        batch.reset(keys=seeds_of(0, 3))
+        batch.reset(keys=make_keys(0, 3))
     with pytest.raises(ConfigError, match="seed is 1 and keys are given too"):
-        batch.reset(1, keys=seeds_of(0, 2))
+        batch.reset(1, keys=make_keys(0, 2))
     for seed in (1.5, "1", True):
         with pytest.raises(ConfigError, match="seed is .*; expected a whole number"):
             batch.reset(seed)
@@ -510,7 +519,7 @@ def test_the_next_agent_alone_plays_a_step():
     split, answer = batch.rules.first_call, FIRST_ANSWER
     batch.step_next(np.array([split, split, WAIT]))
     assert batch.next_agents.tolist() == [1, 1, 0]
-    assert (batch.of_next(batch.state.length) == [4, 4, 8]).all()
+    assert (batch.of_next(batch.state.segment_length) == [4, 4, 8]).all()
     batch.step_next(np.array([answer, WAIT, split]))
     assert batch.next_agents.tolist() == [2, 1, 1]
     assert batch.state.turns[:, :3].tolist() == [[1, 1, 0], [1, 1, 0], [2, 0, 0]]
@@ -552,7 +561,7 @@ def test_who_is_removed_costs_nothing_and_its_siblings_never_know():
     check_purses(batch)
     for kernel in (batch, whole):
         kernel.step(np.full((1, 9), FIRST_ANSWER + 1))
-    assert replies(state)[0, 1:5].tolist() == [1, batch.rules.missing, batch.rules.missing, 1]
+    assert get_replies(state)[0, 1:5].tolist() == [1, batch.rules.missing, batch.rules.missing, 1]
     # Two openings of 1 + 2 symbols and two answers less.
     assert batch.total_tokens()[0] == whole.total_tokens()[0] - 2 * (3 + 1)
     assert batch.state.tokens_left[0, 0] == whole.state.tokens_left[0, 0] + 2 * (3 + 1)
@@ -563,7 +572,7 @@ def test_a_call_of_which_nobody_is_left_joins_at_once():
     batch = split_in_four()
     batch.remove(np.zeros(4, int), np.arange(1, 5))
     assert batch.can_act[0].tolist() == [True] + [False] * 8
-    assert batch.state.length[0, 0] == 4
+    assert batch.state.segment_length[0, 0] == 4
     assert batch.observations()[0, 0, -batch.rules.width * batch.rules.task.num_symbols :].sum() == 0
     batch.step(np.full((1, 9), FIRST_ANSWER))
     assert batch.done.all()
@@ -655,9 +664,9 @@ def test_impossible_arguments_of_tasks_are_named_without_a_config_too(task, opti
 def test_a_blank_state_does_not_depend_on_what_an_alias_of_numpy_holds(monkeypatch):
     """The arguments of `NDArray[np.int8]` at run time changed with NumPy 2.5."""
     rules = make_rules("cells")
-    before = blank(rules, 3)
+    before = make_blank_state(rules, 3)
     monkeypatch.setattr(State, "__annotations__", dict.fromkeys(State.__annotations__, Any))
-    after = blank(rules, 3)
+    after = make_blank_state(rules, 3)
     for item in fields(State):
         array = getattr(after, item.name)
         assert array.dtype == getattr(before, item.name).dtype

@@ -11,7 +11,7 @@ from selfcest_env.symbolic.optimum import Plan, optimal_plan, optimal_return
 from selfcest_env.symbolic.reference import OptimalPolicy, RandomPolicy, evaluate_policy
 from selfcest_env.symbolic.rules import FIRST_ANSWER, WAIT
 from selfcest_env.symbolic.state import ANSWERED, UNBORN
-from selfcest_env.symbolic.vectors import segments
+from selfcest_env.symbolic.vectors import get_segments
 
 ANSWER = Plan()
 
@@ -29,7 +29,7 @@ def every_end(batch):
         yield batch.state
         return
     rules, masks, here = batch.rules, batch.action_masks()[0], batch.get_snapshot()
-    held = segments(here, rules)[0]
+    held = get_segments(here, rules)[0]
     sums = (held * (held < rules.missing)).sum(axis=1) % rules.task.num_answers
     options = []
     for seat in range(batch.num_agents):
@@ -55,7 +55,7 @@ def brute_force(rules, length):
     for end in every_end(batch):
         born = end.status[0] != UNBORN
         missing = (end.tape[0, 1 : end.tape_end[0]] == rules.missing).any()
-        kept = 0.0 if missing else np.prod([rules.task.reliability(int(n)) for n in end.length[0, born]])
+        kept = 0.0 if missing else np.prod([rules.task.reliability(int(n)) for n in end.segment_length[0, born]])
         assert missing or end.status[0, 0] != ANSWERED or end.tape[0, 0] == end.target[0]
         success = (luck + (1 - luck) * kept) if end.status[0, 0] == ANSWERED else 0.0
         tokens = (end.prompt_tokens[0] + end.generated_tokens[0])[born].sum()
@@ -186,10 +186,10 @@ class Signaller:
 
     def actions(self, kernel):
         state, rules = kernel.state, kernel.rules
-        held = segments(state, rules)[:, 0]
+        held = get_segments(state, rules)[:, 0]
         two, four = rules.first_call, rules.first_call + 1
         odd = (held * (held < rules.missing)).sum(axis=1) % 2 == 1
-        turns, length = state.turns[:, 0], state.length[:, 0]
+        turns, length = state.turns[:, 0], state.segment_length[:, 0]
         actions = np.full(state.status.shape, FIRST_ANSWER)
         first = np.where(odd, four, two)
         second = np.where(length == 4, two, FIRST_ANSWER)

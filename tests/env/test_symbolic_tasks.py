@@ -41,7 +41,7 @@ def test_cells_by_hand():
     assert batch.can_act[0].tolist() == [False, True, True, True, True]
     # 60 - 9 (opening) - 4 (call) - 5 (replies) - 1 (handed in) = 41, ten each; a clone's opening costs 3.
     assert batch.state.tokens_left[0].tolist() == [60 - 9 - 4 - 40, 7, 7, 7, 7]
-    assert batch.state.length[0, 1:].tolist() == [2, 2, 2, 2]
+    assert batch.state.segment_length[0, 1:].tolist() == [2, 2, 2, 2]
     assert (np.flatnonzero(batch.observations()[0, 4, 7:]) == [7, 8 + 7]).all()
     batch.step(FIRST_ANSWER + np.array([[0, 3, 7, 4, 6]]), np.array([[False, True, True, True, False]]))
     assert not batch.done[0]
@@ -302,9 +302,9 @@ def test_nobody_sees_more_than_may_be_answered():
         assert seen.shape == (20, 63, 2 * 5)
         symbols.append(seen.sum(axis=-1))
         ready = batch.state.status == READY
-        assert (symbols[-1][ready] <= np.minimum(batch.state.length[ready], 2)).all()
+        assert (symbols[-1][ready] <= np.minimum(batch.state.segment_length[ready], 2)).all()
         # Before they answer: whoever holds more than two items can do one thing.
-        long = ready & (batch.state.length > 2)
+        long = ready & (batch.state.segment_length > 2)
         assert (batch.action_masks()[long].sum(axis=-1) == 1).all()
         batch.step(batch.sample_actions(rng))
     assert np.max(symbols) == 2

@@ -20,7 +20,7 @@ from selfcest_env.symbolic.state import (
     OUT_OF_TURNS,
     READY,
     WAITING,
-    agent_ids,
+    get_agent_ids,
 )
 from selfcest_env.symbolic.tasks import COUPLINGS
 from selfcest_env.symbolic.twin import (
@@ -30,7 +30,7 @@ from selfcest_env.symbolic.twin import (
     replay,
     text_rules,
 )
-from selfcest_env.symbolic.vectors import answer_of
+from selfcest_env.symbolic.vectors import get_answer
 from selfcest_env.text.counters import WordCounter
 from selfcest_env.types import ROOT, AgentId, Answer, Boundary, CloneRequest, Delegate, Fault, Role, Status, Usage
 
@@ -128,7 +128,7 @@ def play(rules, seed, hostile=0.1, delegate=0.6):
 
 def check_agents(rules, batch, kernel):
     """Spends, grants, balances, statuses of everybody born so far."""
-    state, ids = batch.state, agent_ids(batch.state)
+    state, ids = batch.state, get_agent_ids(batch.state)
     assert set(ids.values()) == set(kernel.agents)
     assert {ids[seat] for seat in np.flatnonzero(batch.can_act[0])} == set(kernel.ready())
     kernel.ledger.check()
@@ -141,7 +141,7 @@ def check_agents(rules, batch, kernel):
         assert state.turns[0, seat] == len(agent.turns)
         assert state.num_clones[0, seat] == agent.num_children
         assert state.depth[0, seat] == agent_id.depth
-        given = "_".join("x" if v == rules.missing else str(v) for v in answer_of(state, rules, seat))
+        given = "_".join("x" if v == rules.missing else str(v) for v in get_answer(state, rules, seat))
         assert agent.reply == (given if agent.status is Status.ANSWERED else None)
         if rules.total_tokens is not None:
             assert state.granted[0, seat] == agent.grant.total_tokens
@@ -149,7 +149,7 @@ def check_agents(rules, batch, kernel):
             check_balance(rules, state, seat, kernel.ledger[agent_id].remaining)
         if agent.status is Status.READY:
             words = kernel.rules.counter.count_text(agent.messages[-1].content) if len(agent.turns) == 0 else None
-            assert words in (None, state.length[0, seat])
+            assert words in (None, state.segment_length[0, seat])
 
 
 def closed(kernel, agent_id):
@@ -171,9 +171,9 @@ def check_balance(rules, state, seat, remaining):
 
 def check_legality(rules, batch, kernel):
     """A call is legal just where the kernel grants it and a clone is born; an answer too, within the task's window."""
-    ids, masks = agent_ids(batch.state), batch.action_masks()[0]
+    ids, masks = get_agent_ids(batch.state), batch.action_masks()[0]
     for seat in np.flatnonzero(batch.can_act[0]):
-        length = batch.state.length[0, seat]
+        length = batch.state.segment_length[0, seat]
         assert (masks[seat, FIRST_ANSWER : rules.first_call] == rules.answerable[length]).all()
         assert masks[seat, WAIT] == (not masks[seat, 1:].any())
         for action in [FIRST_ANSWER, *range(rules.first_call, rules.num_actions)]:
@@ -195,10 +195,10 @@ def check_legality(rules, batch, kernel):
 
 def check_calls(rules, batch, kernel):
     """Who was refused, one by one."""
-    for seat, agent_id in agent_ids(batch.state).items():
+    for seat, agent_id in get_agent_ids(batch.state).items():
         if batch.state.status[0, seat] == WAITING:
             call = kernel.agents[agent_id].call
-            parts, born = batch.state.length[0, seat], batch.state.call_clones[0, seat]
+            parts, born = batch.state.segment_length[0, seat], batch.state.call_clones[0, seat]
             assert list(call.refused) == list(range(parts - born))
             assert all(fault is Fault.PROMPT_TOO_LONG for fault in call.refused.values())
             assert len(call.children) == parts
@@ -263,9 +263,9 @@ def test_who_is_removed_is_absent_in_words(seed):
         batch.step(steps[-1][None])
         gone = np.array([seat for seat in range(before, batch.state.num_born[0]) if rng.random() < 0.4], int)
         batch.remove(np.zeros_like(gone), gone)
-        absent |= {agent_ids(batch.state)[seat] for seat in gone.tolist()}
+        absent |= {get_agent_ids(batch.state)[seat] for seat in gone.tolist()}
     ends = list(replay(rules, start, steps, frozenset(absent)))
-    (again, kernel), ids = ends[-1], agent_ids(batch.state)
+    (again, kernel), ids = ends[-1], get_agent_ids(batch.state)
     assert again.state.team_return[0] == batch.state.team_return[0]
     assert {agent_id for agent_id, agent in kernel.agents.items() if agent.status is Status.ABSENT} == absent
     for seat, agent_id in ids.items():
@@ -293,7 +293,7 @@ def test_who_is_removed_from_a_forced_join_is_absent_in_words(seed):
     while not batch.done[0]:
         steps.append(batch.sample_actions(np.random.default_rng(seed))[0])
         batch.step(steps[-1][None])
-    ids = agent_ids(batch.state)
+    ids = get_agent_ids(batch.state)
     *_, (again, kernel) = replay(rules, start, steps, frozenset(ids[seat] for seat in gone.tolist()))
     assert again.state.team_return[0] == batch.state.team_return[0]
     assert kernel.done
@@ -397,4 +397,4 @@ def test_an_agent_is_named_by_its_path():
     batch.step(two)
     batch.step(four)
     paths = [(), (0,), (1,), (0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1), (1, 2), (1, 3)]
-    assert list(agent_ids(batch.state).values()) == [AgentId(path) for path in paths]
+    assert list(get_agent_ids(batch.state).values()) == [AgentId(path) for path in paths]

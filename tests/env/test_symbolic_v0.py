@@ -34,9 +34,9 @@ from selfcest_env.symbolic.optimum import optimal_return
 from selfcest_env.symbolic.parallel import SymbolicEnv
 from selfcest_env.symbolic.reference import RandomPolicy, evaluate_policy
 from selfcest_env.symbolic.state import UNBORN
-from selfcest_env.symbolic.streams import fold
+from selfcest_env.symbolic.streams import fold_in
 from selfcest_env.symbolic.tasks import COUPLINGS
-from selfcest_env.symbolic.vectors import FEATURES, GLOBALS, SEAT, observation_names
+from selfcest_env.symbolic.vectors import AGENT_FEATURES, GLOBAL_FEATURES, OBSERVATION_FEATURES, observation_names
 from selfcest_env.types import Status
 
 POPULATIONS = ("dynamic", "persistent", "fixed")
@@ -397,7 +397,7 @@ def test_a_scalar_environment_is_a_row_of_the_batch(task: str, steps: int) -> No
     envs = [make(task, max_cycles=9) for _ in range(12)]
     rules = envs[0].rules
     batch = BatchDelegation(rules, len(envs), max_cycles=9)
-    batch.reset(keys=np.concatenate([fold(np.array([40 + k], np.uint64), 0) for k in range(len(envs))]))
+    batch.reset(keys=np.concatenate([fold_in(np.array([40 + k], np.uint64), 0) for k in range(len(envs))]))
     seen = [env.reset(seed=40 + k)[0] for k, env in enumerate(envs)]
     rng, episodes = np.random.default_rng(0), 0
     for _ in range(steps):
@@ -757,8 +757,8 @@ def page(name: str) -> str:
 @pytest.mark.parametrize("name", ["docstring", "symbolic.md"])
 def test_tables_of_the_pages_are_those_of_the_code(name: str) -> None:
     text = page(name)
-    assert tuple(re.findall(r"^\| \d+ +\| (\w+) +\| ", text, re.M)[: len(FEATURES)]) == FEATURES
-    assert f"| {len(FEATURES)} + S" in text
+    assert tuple(re.findall(r"^\| \d+ +\| (\w+) +\| ", text, re.M)[: len(OBSERVATION_FEATURES)]) == OBSERVATION_FEATURES
+    assert f"| {len(OBSERVATION_FEATURES)} + S" in text
     for argument in inspect.signature(symbolic_v0.parallel_env).parameters:
         assert re.search(rf"^[*|] `{argument}`", text, re.M), argument
     for key in INFO:
@@ -790,7 +790,7 @@ def test_the_page_gives_the_defaults_and_the_layout_of_the_state() -> None:
         default = parameter.default
         shown = "`None`" if default is None else f'"{default}"' if isinstance(default, str) else default
         assert f"| `{name}` | {shown} |" in text, name
-    order = [text.index(f"`{name}`", text.index("The state, for")) for name in (*GLOBALS, *SEAT)]
+    order = [text.index(f"`{name}`", text.index("The state, for")) for name in (*GLOBAL_FEATURES, *AGENT_FEATURES)]
     assert order == sorted(order)
 
 
@@ -849,7 +849,7 @@ def test_the_docstring_runs_and_its_numbers_are_right(capsys: pytest.CaptureFixt
     shape = env.observation_space("agent_0")["observation"].shape  # type: ignore[index]
     assert f"Box({shape[0]},), action_mask=Box({env.rules.num_actions},)" in text
     assert f"({env.state_space.shape[0]},) in `chain`" in text
-    assert len(FEATURES) == int(re.search(r"\| (\d+) \+ S \* p \+ v", text).group(1))  # type: ignore[union-attr]
+    assert len(OBSERVATION_FEATURES) == int(re.search(r"\| (\d+) \+ S \* p \+ v", text).group(1))  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

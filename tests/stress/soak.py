@@ -830,7 +830,7 @@ class BatchRecount:
         shape = state.status.shape
         self.prompts, self.said, self.turns, self.joins = (np.zeros(shape, np.int64) for _ in range(4))
         self.clones_used = np.zeros(shape, np.int64)
-        self.prompts[:, 0] = 1 + state.length[:, 0]
+        self.prompts[:, 0] = 1 + state.segment_length[:, 0]
         self.claim(state.prompt_tokens[:, 0] == self.prompts[:, 0], "the root's opening")
         # Own table of prices: how many clones an action asks for.
         calls = [call.parts for call in self.rules.task.calls for _ in range(max(1, call.facts))]
@@ -860,7 +860,7 @@ class BatchRecount:
         self.prompts += on
         joined = ((before.status == numbers.WAITING) | calls) & (now.status != numbers.WAITING)
         self.prompts += np.where(joined, 1 + self.joins, 0)
-        if rules.joined is not None:  # a turn of the rules' own
+        if rules.forced_join_task is not None:  # a turn of the rules' own
             self.turns += joined
             self.said += joined
         self.balances()
@@ -877,7 +877,7 @@ class BatchRecount:
         self.clones_used += many
         self.claim(calls[envs, parents] & (many[envs, parents] <= size), "a clone that nobody called")
         self.claim(now.depth[envs, seats] == now.depth[envs, parents] + 1, "the depth of a clone")
-        opening = 1 + now.length[envs, seats]
+        opening = 1 + now.segment_length[envs, seats]
         self.prompts[envs, seats] = opening
         if rules.total_tokens is not None:
             share = (before.tokens_left[envs, parents] - size - (1 + size) - 1) // size

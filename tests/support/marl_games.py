@@ -22,7 +22,7 @@ from selfcest_baselines.rollout import Act
 from selfcest_baselines.shapley import ShapleyLearner
 from selfcest_env.symbolic import BatchDelegation, State, SymbolicRules, make_rules
 from selfcest_env.symbolic.streams import Keys
-from selfcest_env.symbolic.tasks import Chain, Instances
+from selfcest_env.symbolic.tasks import Chain, ProblemBatch
 
 ANSWER_0, ANSWER_1, SPLIT = 1, 2, 3
 
@@ -48,7 +48,7 @@ class Same(Chain):
     window: int | None = 2
     splits: tuple[int, ...] = (2,)
 
-    def draw(self, keys: Keys) -> Instances:
+    def draw(self, keys: Keys) -> ProblemBatch:
         drawn = super().draw(keys)
         first = drawn.segments[:, :1]
         return drawn._replace(segments=np.repeat(first, drawn.segments.shape[1], axis=1), targets=first[:, 0])

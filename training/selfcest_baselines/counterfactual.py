@@ -25,7 +25,7 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.symbolic.batch import BatchDelegation
 from selfcest_env.symbolic.rules import SymbolicRules
 from selfcest_env.symbolic.state import State
-from selfcest_env.symbolic.streams import Keys, fold
+from selfcest_env.symbolic.streams import Keys, fold_in
 
 Index = NDArray[np.intp]
 
@@ -55,7 +55,7 @@ class Recording:
         agent = rollout.agent.numpy()
         cycle = rollout.cycle.numpy()
         turns = np.stack([moment.turns for moment in moments])[cycle, game, agent]
-        keys = fold(path_keys(moments[-1])[game, agent], game, turns)
+        keys = fold_in(path_keys(moments[-1])[game, agent], game, turns)
         order = np.argsort(keys)  # sorted for a binary search
         self._keys = keys[order]
         self._observations = rollout.observations.numpy()[order]
@@ -83,7 +83,7 @@ class Recording:
             Whether the agent observed the same at that turn of the recording, [R], and its recorded action, [R], which
             has no meaning where it did not.
         """
-        keys = fold(path, game, turns)
+        keys = fold_in(path, game, turns)
         row = np.searchsorted(self._keys, keys).clip(max=len(self._keys) - 1)
         is_recorded = (self._keys[row] == keys) & (self._observations[row] == observations).all(1)
         return is_recorded, self._actions[row]
@@ -196,7 +196,7 @@ def path_keys(state: State) -> Keys:
     games = np.arange(len(keys))
     # A parent has a lower seat than its clones, so its key is ready.
     for seat in range(1, state.status.shape[1]):
-        keys[:, seat] = fold(keys[games, state.parent[:, seat]], state.birth[:, seat])
+        keys[:, seat] = fold_in(keys[games, state.parent[:, seat]], state.birth_index[:, seat])
     return keys
 
 

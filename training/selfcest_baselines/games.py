@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from selfcest_env.errors import ConfigError
 from selfcest_env.symbolic.batch import BatchDelegation
 from selfcest_env.symbolic.rules import SymbolicRules
-from selfcest_env.symbolic.streams import seeds_of
+from selfcest_env.symbolic.streams import make_keys
 
 Index = NDArray[np.intp]
 
@@ -87,7 +87,7 @@ class KernelGames:
         self.kernel = BatchDelegation(rules, num_games, max_cycles=max_cycles)
         self.rules = rules
         self.group_size = group_size
-        self._keys = np.repeat(seeds_of(seed, num_games // group_size), group_size)
+        self._keys = np.repeat(make_keys(seed, num_games // group_size), group_size)
         self._started = False
 
     def reset(self) -> None:

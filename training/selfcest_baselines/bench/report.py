@@ -24,7 +24,7 @@ def known_scenarios() -> str:
         lines.append(
             [
                 f"`{name}`",
-                spec.about,
+                spec.description,
                 str(spec.rules.num_agents),
                 str(reference.horizon),
                 f"{reference.idle:.2f}",

@@ -23,7 +23,7 @@ from selfcest_baselines.progress import Examiner
 from selfcest_env import __version__
 from selfcest_env.errors import ConfigError, PlugInError
 from selfcest_env.stored import by_field, stored_as, stored_text, to_stored
-from selfcest_env.symbolic.scenarios import SCENARIOS, Scenario, scenario
+from selfcest_env.symbolic.scenarios import SCENARIOS, Scenario, get_scenario
 from selfcest_training.files import write_text
 from selfcest_training.lock import locked
 from selfcest_training.yaml_text import read_option
@@ -107,7 +107,7 @@ def play(cell: BenchmarkCell, seconds: float) -> Run:
     """
     torch.set_num_threads(1)  # CPU seconds are compared, and threads would use several at once
     entry = find_entry(cell.entry)
-    rules = scenario(cell.scenario).rules
+    rules = get_scenario(cell.scenario).rules
     entry.load()
     examiner = Examiner(rules, seconds=seconds, every=seconds / POINTS)
     entry.learn(rules, cell.seed, examiner)
@@ -151,7 +151,7 @@ def play_all(
     # Names are checked before anything is played.
     for cell in cells:
         find_entry(cell.entry)
-        scenario(cell.scenario)
+        get_scenario(cell.scenario)
     with locked(folder):
         _play_missing(cells, seconds, folder, workers, report)
 
@@ -244,7 +244,7 @@ def export(results: Results, file: Path) -> None:
     """
     tasks: dict[str, dict[str, dict[str, Any]]] = {}
     for cell, run in results.items():
-        spec = scenario(cell.scenario)
+        spec = get_scenario(cell.scenario)
         steps: dict[str, Any] = {}
         # marl-eval needs the same steps in every run. So a step is a share of the budget of CPU time, counted in
         # milliseconds, and its metric is the last one measured by then.
@@ -260,4 +260,4 @@ def export(results: Results, file: Path) -> None:
 
 
 def _metrics(spec: Scenario, team_return: float) -> dict[str, list[float]]:
-    return {"return": [team_return], "score": [spec.normalised(team_return)]}
+    return {"return": [team_return], "score": [spec.normalize_return(team_return)]}

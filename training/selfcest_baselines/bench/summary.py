@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from selfcest_baselines.bench.runs import Results
 from selfcest_env.seeding import stream_seed
-from selfcest_env.symbolic.scenarios import scenario
+from selfcest_env.symbolic.scenarios import get_scenario
 
 Scores = NDArray[np.float64]
 RESAMPLES = 10_000
@@ -37,7 +37,7 @@ def scores(results: Results, entry: str) -> dict[str, Scores]:
     by_scenario: dict[str, list[float]] = {}
     for cell, run in results.items():
         if cell.entry == entry:
-            by_scenario.setdefault(cell.scenario, []).append(scenario(cell.scenario).normalised(run.last))
+            by_scenario.setdefault(cell.scenario, []).append(get_scenario(cell.scenario).normalize_return(run.last))
     return {name: np.array(values) for name, values in by_scenario.items()}
 
 
@@ -47,8 +47,9 @@ def paired(results: Results, entry: str, baseline: str) -> dict[str, Scores]:
     for cell, run in results.items():
         baseline_run = results.get(replace(cell, entry=baseline))
         if cell.entry == entry and baseline_run is not None:
-            normalised = scenario(cell.scenario).normalised
-            by_scenario.setdefault(cell.scenario, []).append(normalised(run.last) - normalised(baseline_run.last))
+            normalize_return = get_scenario(cell.scenario).normalize_return
+            difference = normalize_return(run.last) - normalize_return(baseline_run.last)
+            by_scenario.setdefault(cell.scenario, []).append(difference)
     return {name: np.array(values) for name, values in by_scenario.items()}
 
 
