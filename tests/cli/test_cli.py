@@ -36,7 +36,7 @@ def test_the_surface_is_this_and_nothing_else() -> None:
     commands |= {f"{group} {name}": command for group, inner in groups.items() for name, command in inner.items()}
     found = {name: {opt for param in command.params for opt in param.opts} for name, command in commands.items()}
     assert found == {
-        "plan": {"--config", "-c", "--memory", "--episodes", "--curve", "--trust", "overrides"},
+        "plan": {"--config", "-c", "--memory", "--episodes", "--curve", "--rehearse", "--trust", "overrides"},
         "train": {"--config", "-c", "--ray-address", "--resume", "overrides"},
         "warmstart": {"--config", "-c", "--resume", "overrides"},
         "evaluate": {"--config", "-c", "--page", "--resume", "overrides"},
@@ -120,6 +120,10 @@ def test_help_is_there(command: list[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (
+            ["plan", "--rehearse"],
+            ["model is 'tiny' on cpu; a rehearsal needs a chat model with model.options.device=cuda"],
+        ),
         (["plan", "--memory", "0"], ["--memory is 0; expected GiB"]),
         (["plan", "--episodes", "missing.jsonl"], ["--episodes missing.jsonl is no file"]),
         (["plan", "--curve", "missing.json"], ["--curve missing.json cannot be read"]),

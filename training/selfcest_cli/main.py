@@ -111,6 +111,12 @@ def plan(
         Path | None,
         typer.Option(help="A JSON file of an engine's measured throughput, for the times.", show_default=False),
     ] = None,
+    rehearse: Annotated[
+        bool,
+        typer.Option(
+            "--rehearse", help="Also run a small job of this config on a CUDA device that the CPU imitates (minutes)."
+        ),
+    ] = False,
     trust: _TRUST = None,
 ) -> None:
     """Print what a run will need before it starts: memory part by part, tokens, pushed bytes, time where it is known.
@@ -125,6 +131,10 @@ def plan(
     with only_trusted(trust or []):
         spec = load_config(config or default_config(), overrides or [])
         print_plan(spec, Terminal(), memory=memory, episodes=episodes, curve=curve)
+        if rehearse:
+            from selfcest_cli.rehearse import print_rehearsal
+
+            print_rehearsal(spec, Terminal())
 
 
 @app.command()
