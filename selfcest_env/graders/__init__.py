@@ -1,6 +1,6 @@
-"""Graders by name: each judges a final answer. Nothing that a model wrote is executed.
+"""The registry of graders. A grader judges a final answer and never executes text that a model wrote.
 
-Modules load when their grader is asked for.
+The module of a grader is imported when a config names the grader.
 """
 
 from selfcest_env.graders.exact import ExactInteger, ExactMatch

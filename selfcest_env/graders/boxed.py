@@ -1,63 +1,70 @@
-r"""Where solutions put their result: in the last `\boxed{...}` or `<answer>`, or after "the answer is"."""
+r"""Find the final answer of a solution: in the last `\boxed{...}`, in `<answer>` tags, or after "the answer is"."""
 
 from __future__ import annotations
 
 import re
 
-SEARCHED_CHARACTERS = 50_000  # at the end of a text: what an answer to a task never fills
+# Only the end of a text is searched, so that a huge answer cannot cost much time. No real answer is so long.
+SEARCHED_CHARACTERS = 50_000
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*(\{|[^\s{}$]+)?")
 _ANSWER_IS = re.compile(
     r"(?<!wrong\s)(?<!incorrect\s)(?<!false\s)(?<!not the\s)\banswer\s*(?:is\b\s*:?|:\**|\*\*:)", re.IGNORECASE
 )
 _ANSWER_TAG = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.IGNORECASE | re.DOTALL)
-_HOPE = re.compile(r"\.\s*I hope it is correct\.?\s*$")  # the end of an answer in Minerva's prompt
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+# Solutions in the style of Minerva's prompt end in this sentence (arXiv 2206.14858, appendix D).
+_MINERVA_ENDING = re.compile(r"\.\s*I hope it is correct\.?\s*$")
 
 
 def extract_final_answer(text: str) -> str:
-    """What stands in the last box, else in the last `<answer>`, else after the last "answer is", else the whole text.
+    """Return the part of a text that holds its final answer.
 
-    Only the last `SEARCHED_CHARACTERS` are looked at for either.
+    That is the content of the last box, else of the last `<answer>`, else the text after the last "answer is", else the
+    whole text. Only the last `SEARCHED_CHARACTERS` are searched.
     """
-    box = extract_last_boxed(text)
-    if box is not None:
-        return box
-    tags = _ANSWER_TAG.findall(text, max(0, len(text) - SEARCHED_CHARACTERS))
-    if tags and tags[-1].strip():
-        text = tags[-1].strip()
-    found = [match.end() for match in _ANSWER_IS.finditer(text, max(0, len(text) - SEARCHED_CHARACTERS))]
-    return _HOPE.sub("", text[found[-1] :].strip() if found else "") or text
+    boxed = extract_last_boxed(text)
+    if boxed is not None:
+        return boxed
+    tagged = _ANSWER_TAG.findall(text, max(0, len(text) - SEARCHED_CHARACTERS))
+    if tagged and tagged[-1].strip():
+        text = tagged[-1].strip()
+    phrases = list(_ANSWER_IS.finditer(text, max(0, len(text) - SEARCHED_CHARACTERS)))
+    after_phrase = text[phrases[-1].end() :].strip() if phrases else ""
+    return _MINERVA_ENDING.sub("", after_phrase) or text
 
 
 def extract_last_boxed(text: str) -> str | None:
-    r"""What stands in the last complete box, stripped; `None` if there is none.
+    r"""Return the stripped content of the last complete box, or `None` if there is no box.
 
-    `\boxed{...}` and `\fbox{...}` with balanced braces (`\{` and `\}` do not count), and `\boxed 5` without braces. A
-    box inside a box counts as the inner one. Only the last `SEARCHED_CHARACTERS` are looked at.
+    `\boxed{...}` and `\fbox{...}` need balanced braces (`\{` and `\}` do not count). `\boxed 5` needs none. Of a box
+    inside a box the inner one is returned. Only the last `SEARCHED_CHARACTERS` are searched.
     """
     text = text[-SEARCHED_CHARACTERS:]
     boxes = list(_BOX.finditer(text))
-    closing = _closing_braces(text) if boxes else {}
-    found = None
-    for match in boxes:
-        if match[1] == "{":
-            start, end = match.end(), closing.get(match.end() - 1)
-            found = found if end is None else slice(start, end)
-        elif match[1]:
-            found = slice(*match.span(1))
-    if found is None:
+    closing_braces = _match_braces(text) if boxes else {}
+    content: slice | None = None
+    for box in boxes:
+        if box[1] == "{":
+            end = closing_braces.get(box.end() - 1)
+            # A box that never closes was cut off; an earlier complete one still counts.
+            if end is not None:
+                content = slice(box.end(), end)
+        elif box[1]:
+            content = slice(*box.span(1))
+    if content is None:
         return None
-    inside = text[found].strip()
-    return inside if text[found.start - 1] == "{" else inside.rstrip(".,;:")
+    boxed = text[content].strip()
+    has_braces = text[content.start - 1] == "{"
+    return boxed if has_braces else boxed.rstrip(".,;:")
 
 
-def _closing_braces(text: str) -> dict[int, int]:
-    """Where the brace opened at each position is closed, for those that are."""
-    opened: list[int] = []
-    closing: dict[int, int] = {}
+def _match_braces(text: str) -> dict[int, int]:
+    """Return the position of the closing brace by the position of its opening brace."""
+    open_positions: list[int] = []
+    closing_braces: dict[int, int] = {}
     for match in _BRACE.finditer(text):
         if match[0] == "{":
-            opened.append(match.start())
-        elif match[0] == "}" and opened:
-            closing[opened.pop()] = match.start()
-    return closing
+            open_positions.append(match.start())
+        elif match[0] == "}" and open_positions:
+            closing_braces[open_positions.pop()] = match.start()
+    return closing_braces

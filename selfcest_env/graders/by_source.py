@@ -1,4 +1,4 @@
-"""The grader that fits the source of a task, for mixtures."""
+"""Grade each task by the grader of its source, for mixtures of sources."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.graders import GRADERS, Grade, Grader
 from selfcest_env.types import Task
 
-FITTING: Mapping[str, str] = {
+# The grader of each built-in source whose answers need more than an exact match.
+DEFAULT_GRADERS: Mapping[str, str] = {
     "aime": "number",
     "arithmetic": "exact_integer",
     "countdown": "countdown",
@@ -31,7 +32,7 @@ FITTING: Mapping[str, str] = {
     "widesearch": "wide",
 }
 
-# Options of the fitting graders that training wants and published scores do not have.
+# Options for training: a policy would learn to exploit the leniency of the official rules. Published scores need those.
 STRICT_OPTIONS: Mapping[str, Mapping[str, bool]] = {
     "number": {"strict": True},
     "question_answer": {"strict": True, "extract_answer": True},
@@ -44,10 +45,10 @@ class BySource:
     """Grades a task by the grader of its source.
 
     Attributes:
-        graders: per source, a mapping with `name` and options; others have the one that fits a built-in source.
-        other: the grader's name for a source that is in neither.
-        strict: whether fitting graders are strict where they can be, and find word answers in a box (`STRICT_OPTIONS`);
-            those in `graders` have the options given there.
+        graders: graders by source, each a mapping with `name` and the grader's options. Other built-in sources use
+            `DEFAULT_GRADERS`.
+        other: name of the grader for a source that is in neither.
+        strict: whether default graders use `STRICT_OPTIONS`. Graders in `graders` have only the options given there.
     """
 
     graders: Mapping[str, Any] = field(default_factory=dict)
@@ -56,24 +57,25 @@ class BySource:
 
     def __post_init__(self) -> None:
         for source in self.graders:
-            self._of(source)
-        self._of("")
+            self._grader_of(source)
+        self._grader_of("")
 
     def grade(self, task: Task, answer: str | None) -> Grade:
-        return self._of(task.source).grade(task, answer)
+        return self._grader_of(task.source).grade(task, answer)
 
     @cached_property
-    def _made(self) -> dict[str, Grader]:
+    def _grader_cache(self) -> dict[str, Grader]:
         return {}
 
-    def _of(self, source: str) -> Grader:
-        if source not in self._made:
-            fitting = FITTING.get(source, self.other)
-            options = STRICT_OPTIONS.get(fitting, {}) if self.strict else {}
-            spec = self.graders.get(source, {"name": fitting, **options})
+    def _grader_of(self, source: str) -> Grader:
+        """Return the grader of a source; the empty source stands for `other`."""
+        if source not in self._grader_cache:
+            default_name = DEFAULT_GRADERS.get(source, self.other)
+            default_options = STRICT_OPTIONS.get(default_name, {}) if self.strict else {}
+            spec = self.graders.get(source, {"name": default_name, **default_options})
             if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
                 raise ConfigError(f"by_source.graders.{source} is {spec!r}; expected a mapping with 'name' and options")
             options = {key: value for key, value in spec.items() if key != "name"}
             where = f"by_source.graders.{source or 'other'}"
-            self._made[source] = GRADERS.make(spec["name"], options, where=where)
-        return self._made[source]
+            self._grader_cache[source] = GRADERS.make(spec["name"], options, where=where)
+        return self._grader_cache[source]

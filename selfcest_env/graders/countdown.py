@@ -1,4 +1,4 @@
-"""Countdown: reach a target from given numbers with + - * / and parentheses."""
+"""Grade answers to Countdown: an expression of given numbers with + - * / and parentheses that equals a target."""
 
 from __future__ import annotations
 
@@ -19,18 +19,21 @@ _CHANGES = re.compile(r"[!^%]")
 
 
 def verify_countdown(expression: str, numbers: tuple[int, ...], target: int, use_all: bool = True) -> str:
-    """Why an expression does not solve a Countdown task; empty if it does.
+    """Return why an expression does not solve a Countdown task, or an empty text if it does.
 
-    Values on the way may be fractions or negative. `24 = ...` and `... = 24` are read as what stands beside the target.
+    Intermediate values may be fractions or negative. Of `24 = ...` and `... = 24` only the side without the target is
+    judged.
 
     Args:
-        numbers: each may be used once for every time it is given.
-        use_all: each must be.
+        expression: arithmetic expression, or an equation with the target.
+        numbers: the given numbers. Each may be used as often as it is given.
+        target: value that the expression must have.
+        use_all: whether every given number must be used.
     """
     sides = expression.split("=")
     if len(sides) == 2:
-        first = parse_rational(sides[0]) == target and sides[0].strip().isdecimal()
-        expression, result = (sides[1], sides[0]) if first else (sides[0], sides[1])
+        target_is_left = parse_rational(sides[0]) == target and sides[0].strip().isdecimal()
+        expression, result = reversed(sides) if target_is_left else sides
         if parse_rational(result) != target or len(evaluate(result).numbers) > 1 or _CHANGES.search(result):
             return "the equation does not end in the target"
     elif len(sides) > 2:
@@ -38,22 +41,23 @@ def verify_countdown(expression: str, numbers: tuple[int, ...], target: int, use
     if _OTHER_OPERATIONS.search(expression):
         return "other operations than + - * /"
     try:
-        found = evaluate(expression)
+        evaluated = evaluate(expression)
     except NotRational as error:
         return str(error)
-    used, given = Counter(found.numbers), Counter(Fraction(number) for number in numbers)
+    used = Counter(evaluated.numbers)
+    given = Counter(Fraction(number) for number in numbers)
     if used - given:
-        return "a number that is not given, or one too often"
+        return "a number that is not given, or that is used too often"
     if use_all and given - used:
-        return "a number is left over"
-    return "" if found.value == target else "another value than the target"
+        return "a given number that is not used"
+    return "" if evaluated.value == target else "a value other than the target"
 
 
 @dataclass(frozen=True)
 class CountdownMatch:
-    """Right if the answer, as `extract_final_answer` finds it, solves the task, whatever solution the data set gives.
+    """Right if the final answer is any expression that solves the puzzle. The data set's own solution does not matter.
 
-    The task says in its metadata `numbers` ("3 7 9"), `target`, and `use_all` (true if left out).
+    The metadata of the task hold `numbers` (such as "3 7 9"), `target`, and `use_all` (default true).
     """
 
     def grade(self, task: Task, answer: str | None) -> Grade:
@@ -62,13 +66,15 @@ class CountdownMatch:
             target = int(task.metadata["target"])
         except (KeyError, ValueError) as error:
             raise ValueError(
-                f"task {task.task_id} of {task.source!r} has no Countdown metadata ('numbers', 'target'): {error!r}"
+                f"task {task.task_id} of {task.source!r}: its metadata cannot be used ({error!r}); "
+                "expected 'numbers', integers with spaces between them, and 'target', an integer"
             ) from error
         if not answer or not answer.strip():
             return NO_ANSWER
         text = extract_final_answer(answer)
         if len(text) > MAX_CHARACTERS:
             return Grade(0.0, False, False, "answer too long")
+        # `normalise` would drop a degree sign, and the rest could be a right expression.
         if "°" in text or "\\circ" in text or "\\degree" in text:
             return Grade(0.0, False, False)
         text = normalise(text.strip()[2:-2] if _BOLD.fullmatch(text.strip()) else text)

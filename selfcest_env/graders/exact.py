@@ -1,4 +1,4 @@
-"""Answers that must be equal as texts or as integers."""
+"""Grade answers that must equal the ground truth as a text or as an integer."""
 
 from __future__ import annotations
 
@@ -15,26 +15,32 @@ class ExactMatch:
 
     def grade(self, task: Task, answer: str | None) -> Grade:
         text = (answer or "").strip()
-        correct = bool(text) and text in {right.strip() for right in (task.answer, *task.aliases)}
+        truths = {truth.strip() for truth in (task.answer, *task.aliases)}
+        correct = bool(text) and text in truths
         return Grade(float(correct), correct, bool(text))
 
 
+# `int` raises for more than 4,300 digits, and takes quadratic time below.
 MAX_INTEGER_DIGITS = 1000
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 
 
 def parse_integer(text: str) -> int | None:
-    """The integer a text is, `None` if it is none or has over `MAX_INTEGER_DIGITS` digits (`int` raises above 4300)."""
+    """Return the integer that a text writes; `None` for other texts and for more than `MAX_INTEGER_DIGITS` digits."""
     text = text.strip()
     return int(text) if len(text) <= MAX_INTEGER_DIGITS + 1 and _INTEGER.fullmatch(text) else None
 
 
 @dataclass(frozen=True)
 class ExactInteger:
-    """Right if the answer is the ground truth as an integer: `007` and `+7` are 7. Well-formed if it is an integer."""
+    """Right if the answer and the ground truth are the same integer (`007` and `+7` are 7).
+
+    An answer is well-formed if it is an integer.
+    """
 
     def grade(self, task: Task, answer: str | None) -> Grade:
-        truth, value = parse_integer(task.answer), parse_integer(answer or "")
+        truth = parse_integer(task.answer)
+        value = parse_integer(answer or "")
         if truth is None:
-            raise ValueError(f"the ground truth {task.answer!r} is no integer; use the grader 'exact_match'")
+            raise ValueError(f"the ground truth is {task.answer!r}; expected an integer; use the grader 'exact_match'")
         return Grade(float(value == truth), value == truth, value is not None)

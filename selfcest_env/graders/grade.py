@@ -1,4 +1,4 @@
-"""What a grader is, and what it says."""
+"""The interface of a grader, and the grade that it returns."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from selfcest_env.types import Task
 @stored_as(key="key", score="score")
 @dataclass(frozen=True, slots=True)
 class AnswerPart:
-    """What one part of an answer adds to its score.
+    """The contribution of one part of an answer to its score.
 
     Attributes:
-        key: what the part is about: the key of a document, so that a clone which was handed it answers for the part.
-        score: its summand.
+        key: key of the document that the part is about. The clone that was handed this document is credited with it.
+        score: summand of the score.
     """
 
     key: str
@@ -26,14 +26,14 @@ class AnswerPart:
 @stored_as(score="score", correct="correct", well_formed="well_formed", note="note", parts="parts")
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """What a grader says of a final answer.
+    """A grader's verdict on a final answer.
 
     Attributes:
-        score: in [0, 1].
+        score: score in [0, 1].
         correct: whether the answer counts as right.
-        well_formed: whether it has the form of an answer at all.
-        note: why the score is a floor and not what the rule gives, for those who count such cases; else empty.
-        parts: what the score is the sum of, each key once; empty where the grader judges the answer as a whole.
+        well_formed: whether the answer has the form that the grader expects, right or wrong.
+        note: reason why the rule could not be applied, so that such answers can be counted; else empty.
+        parts: summands of the score with distinct keys; empty if the grader judges the answer as a whole.
     """
 
     score: float
@@ -45,7 +45,7 @@ class Grade:
 
 class Grader(Protocol):
     def grade(self, task: Task, answer: str | None) -> Grade:
-        """Judge the root's final answer; `None` if the episode ended without one."""
+        """Judge the final answer of the root. The answer is `None` if the episode ended without one."""
         ...
 
 

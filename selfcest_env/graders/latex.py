@@ -1,7 +1,7 @@
-r"""Light normalisation of mathematical answers, and their outer form: one value, a list, a set, a tuple, an interval.
+r"""Normalise the LaTeX of an answer, and split it by its outer form: a value, a list, a set, a tuple or an interval.
 
-Only writing is made equal here (`\dfrac` and `\frac`, `\left(` and `(`, `\(`, units, degree signs); no mathematics is
-done.
+Only equivalent spellings become equal here: `\dfrac` and `\frac`, `\left(` and `(`, units, degree signs. Values are
+compared elsewhere.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _DROPPED = re.compile(
     r"|\^\s*\{?\s*\\circ\s*\}?|\^\s*\{?\s*\\degree\s*\}?|°|`"
 )
 _BOLD = re.compile(r"(?<![\w)])\*\*([^*]+)\*\*(?![\w(])")
-_KEPT = {"\\\\": "\\\\", "\\quad": " ", "\\qquad": " ", "~": " ", "\\ ": " "}
+_REPLACED = {"\\\\": "\\\\", "\\quad": " ", "\\qquad": " ", "~": " ", "\\ ": " "}
 _TEXT = re.compile(r"\\(?:text|textit|textrm|mathrm|mbox|operatorname)\s*\{([^{}]*)\}")
 _UPRIGHT = re.compile(r"\\mathrm\s+([a-zA-Z])(?![a-zA-Z])")
 _UNIT = re.compile(
@@ -49,36 +49,48 @@ _PER_CENT = re.compile(r"(?<=[0-9)}])\s*(?:\\(?:text|mbox|textrm|mathrm)\s*\{\s*
 
 
 def from_unicode(text: str) -> str:
-    r"""LaTeX for the symbols of mathematics that Unicode has: `2√3` is `2\sqrt{3}`, `x≤π²` is `x\le \pi ^{2}`."""
+    r"""Replace the mathematical symbols of Unicode by LaTeX: `2√3` by `2\sqrt{3}`, `x≤π²` by `x\le \pi ^{2}`."""
 
-    def root(match: re.Match[str]) -> str:
+    def write_root(match: re.Match[str]) -> str:
         index = "" if match[1] == "√" else "[3]"
-        return f"\\sqrt{index}{{{next(group for group in match.groups()[1:] if group is not None)}}}"
+        radicand = next(group for group in match.groups()[1:] if group is not None)
+        return f"\\sqrt{index}{{{radicand}}}"
 
-    text = _RAISED.sub(lambda match: f"^{{{match[0].translate(_ON_THE_LINE)}}}", _ROOT.sub(root, text))
-    return _SYMBOL.sub(lambda match: f"{_SYMBOLS[match[0]]} ", _MINUS.sub("-", text))
+    # Roots come before exponents: the pattern of a radicand allows no braces inside, and an exponent would add some.
+    text = _ROOT.sub(write_root, text)
+    text = _RAISED.sub(lambda match: f"^{{{match[0].translate(_ON_THE_LINE)}}}", text)
+    text = _MINUS.sub("-", text)
+    return _SYMBOL.sub(lambda match: f"{_SYMBOLS[match[0]]} ", text)
 
 
 def normalise(text: str, *, drop_percent: bool = False) -> str:
-    r"""The answer without what does not count: spacing, `$`, `\(`, `\[`, units, degree signs, markdown, a full stop.
+    r"""Return the answer without spacing, `$`, `\(`, `\[`, units, degree signs, Markdown and a final full stop.
 
     Args:
-        text: an answer, what stood in its box.
-        drop_percent: leave out a percent sign at the end, a mere unit where the question asks for a percentage.
+        text: an answer, such as the content of its box.
+        drop_percent: whether to drop a percent sign at the end. If the question asks for a percentage, it is a unit.
     """
-    text = _DROPPED.sub(lambda match: _KEPT.get(match[0], ""), _BOLD.sub(r"\1", text.strip()))
-    text = _UNIT.sub("", _PER_CENT.sub(r"\\%", text))
-    text = _UPRIGHT.sub(r"\1", _TEXT.sub(r" \1 ", text))
+    text = _BOLD.sub(r"\1", text.strip())
+    text = _DROPPED.sub(lambda match: _REPLACED.get(match[0], ""), text)
+    # A percent sign changes the value. It must be a sign before units are dropped.
+    text = _PER_CENT.sub(r"\\%", text)
+    text = _UNIT.sub("", text)
+    text = _TEXT.sub(r" \1 ", text)
+    text = _UPRIGHT.sub(r"\1", text)
     text = _ROOT_OF_ONE.sub(lambda match: f"\\sqrt{{{match[1] or match[2]}}}", text)
-    text = _FRAC.sub(r"\\frac", text).replace("\\{", "\\lbrace ").replace("\\}", "\\rbrace ")
-    text = re.sub(r"\s+", " ", text).strip().rstrip(".,;:!? " if "!" not in text else ".,;:? ").strip()
+    text = _FRAC.sub(r"\\frac", text)
+    # Braces of a set get names, so that all other braces are grouping.
+    text = text.replace("\\{", "\\lbrace ").replace("\\}", "\\rbrace ")
+    text = re.sub(r"\s+", " ", text).strip()
+    # A final `!` may be a factorial.
+    text = text.rstrip(".,;:? " if "!" in text else ".,;:!? ").strip()
     if drop_percent:
         text = _PERCENT.sub("", text)
-    return _without_braces(re.sub(r"^=\s*(?![=>])", "", text))
+    return _strip_outer_braces(re.sub(r"^=\s*(?![=>])", "", text))
 
 
-def _without_braces(text: str) -> str:
-    """The text without braces around all of it, as a font command leaves them; `{1, 2}` is a set and keeps them."""
+def _strip_outer_braces(text: str) -> str:
+    """Drop braces around the whole text, as a font command leaves them. `{1, 2}` is a set and keeps its braces."""
     if text.startswith("{") and text.endswith("}"):
         inner = text[1:-1].strip()
         parts = _split(inner)
@@ -88,29 +100,31 @@ def _without_braces(text: str) -> str:
 
 
 def strip_variable_name(text: str) -> str:
-    r"""The value alone of `x = 5`, `x \in [0, 1]` or `(x, y) = (1, 2)`; any other equation stays what it is.
+    r"""Return the value of `x = 5`, `x \in [0, 1]` or `(x, y) = (1, 2)`. Any other equation is returned unchanged.
 
-    Names of a tuple have to be in alphabetical order: `(y, x) = (1, 2)` is another point than `(1, 2)`.
+    The names of a tuple must be in alphabetical order, because `(y, x) = (1, 2)` is a different point than `(1, 2)`.
     """
     match = _NAMED.match(text)
     if match is None:
         match = _NAMED_TUPLE.match(text)
         names = [name.strip() for name in match[1].split(",")] if match else []
-        greek = any(name.startswith("\\") for name in names)
-        if not greek and names != sorted({*names}):
+        has_greek = any(name.startswith("\\") for name in names)
+        if not has_greek and names != sorted({*names}):
             match = None
-    return text[match.end() :].strip() if match and "=" not in text[match.end() :] else text
+    if match is None or "=" in text[match.end() :]:
+        return text
+    return text[match.end() :].strip()
 
 
 def parse_words(text: str) -> str | None:
-    """The answer in lower case if it is words or a lettered choice, `(B)` or `B`; else `None`."""
+    """Return an answer that consists of words or of a lettered choice, `(B)` or `B`, in lower case; else `None`."""
     match = _CHOICE.fullmatch(text)
     text = match[1] if match else text
     return " ".join(text.lower().split()) if _WORDS.fullmatch(text) else None
 
 
 class Form(enum.Enum):
-    """How several values are written together. The order counts in tuples and intervals, not in lists and sets."""
+    """The way in which several values are written as one answer."""
 
     SINGLE = ""
     LIST = ","
@@ -122,6 +136,7 @@ class Form(enum.Enum):
 
     @property
     def ordered(self) -> bool:
+        """Whether the order of the values counts."""
         return self not in (Form.LIST, Form.SET)
 
     @property
@@ -131,14 +146,14 @@ class Form(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class SplitAnswer:
-    """An answer by its outer form; a single one has itself as its only part."""
+    """An answer, split by its outer form. The only part of a single value is the answer itself."""
 
     form: Form
     parts: tuple[str, ...]
 
 
 def parse_outer_form(text: str) -> SplitAnswer:
-    r"""What a normalised answer is: `(1, 2)` is a tuple of two, `[0, 1)` an interval, `1, 2` and `5 or 6` lists."""
+    r"""Split a normalised answer: `(1, 2)` is a tuple, `[0, 1)` is an interval, `1, 2` and `5 or 6` are lists."""
     parts = _split(text)
     if parts is None:
         return SplitAnswer(Form.SINGLE, (text,))
@@ -149,22 +164,27 @@ def parse_outer_form(text: str) -> SplitAnswer:
         if inner is not None and len(inner) > 1:
             return SplitAnswer(Form.SET, inner)
     for form in Form:
-        opened, closed = ("\\lbrace", "\\rbrace") if form is Form.SET else (form.value[:1], form.value[1:])
-        if closed and text.startswith(opened) and text.endswith(closed):
-            inner = _split(text[len(opened) : len(text) - len(closed)].strip())
+        opening, closing = ("\\lbrace", "\\rbrace") if form is Form.SET else (form.value[:1], form.value[1:])
+        if closing and text.startswith(opening) and text.endswith(closing):
+            inner = _split(text[len(opening) : len(text) - len(closing)].strip())
             if inner is not None and (len(inner) > 1 or form is Form.SET):
                 return SplitAnswer(form, inner)
     return SplitAnswer(Form.SINGLE, (text,))
 
 
 def _split(text: str) -> tuple[str, ...] | None:
-    """The parts between separators outside all brackets, `None` if brackets do not balance or a part is empty.
+    """Split a text at the separators outside all brackets.
 
-    A comma between digits and exactly three digits separates thousands.
+    A comma between digits and exactly three digits separates thousands, not parts.
+
+    Returns:
+        The stripped parts; `None` if brackets do not balance or a part is empty.
     """
-    depth, start, parts = 0, 0, list[str]()
+    parts: list[str] = []
+    depth = 0
+    start = 0
     position = 0
-    thousands = _thousands(text)
+    thousands_commas = _find_thousands_commas(text)
     while position < len(text):
         char = text[position]
         if char in "([{" or text.startswith("\\lbrace", position):
@@ -174,7 +194,7 @@ def _split(text: str) -> tuple[str, ...] | None:
             if depth < 0:
                 return None
         match = _SEPARATOR.match(text, position) if depth == 0 else None
-        if match and position not in thousands:
+        if match and position not in thousands_commas:
             parts.append(text[start:position].strip())
             position = start = match.end()
         else:
@@ -189,8 +209,8 @@ _DIGITS_AND_COMMAS = re.compile(r"[0-9,]+")
 _THOUSANDS = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])")
 
 
-def _thousands(text: str) -> set[int]:
-    """Positions of the commas that separate thousands, in one pass over the text."""
+def _find_thousands_commas(text: str) -> set[int]:
+    """Return the positions of the commas that separate thousands, in linear time."""
     commas: set[int] = set()
     for run in _DIGITS_AND_COMMAS.finditer(text):
         number = _THOUSANDS.match(run[0])

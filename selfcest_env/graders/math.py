@@ -1,4 +1,4 @@
-"""Mathematical answers: equal in writing, in exact value, or, where that cannot tell, by symbolic equivalence."""
+"""Grade mathematical answers: by spelling, by exact value, or by symbolic equivalence where neither can decide."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _SYMBOLIC = "selfcest_env.graders.symbolic"
 
 @dataclass(frozen=True)
 class MathMatch(Checked):
-    """Right if the answer, as `extract_final_answer` finds it, is the truth or an alias.
+    """Right if the final answer equals the truth or an alias.
 
-    Our own comparison decides what it can decide exactly. The rest goes to math-verify in a worker process, which is
-    killed when the time is up; then, or when it cannot read one of the two, the answer is wrong, with a note. Where no
-    worker can judge, `grade` raises `WorkerError`.
+    `answers_agree` decides all pairs that can be compared exactly. math-verify decides the rest in a worker process,
+    which is killed after `timeout_s`. The answer is then wrong, with a note. It is also wrong, with a note, if
+    math-verify cannot parse one of the two. `grade` raises `WorkerError` if no worker can run.
 
     Attributes:
-        symbolic: whether to ask math-verify (the extra `math`); without it the rest is wrong.
-        timeout_s: for all that math-verify is asked about one answer, in seconds of wall clock of a ready worker.
+        symbolic: whether to use math-verify (the extra `math`). Without it, undecided pairs are wrong.
+        timeout_s: time limit of math-verify for one answer, in seconds of wall clock of a ready worker.
     """
 
     symbolic: bool = True
@@ -44,8 +44,8 @@ class MathMatch(Checked):
         super().__post_init__()
         if self.symbolic and importlib.util.find_spec("math_verify") is None:
             raise ConfigError(
-                "the grader 'math' needs math-verify for symbolic equivalence; set symbolic: false, or run: "
-                f"{install_hint('math')}"
+                "math-verify is not installed, and the grader 'math' uses it; set symbolic: false, or "
+                f"run: {install_hint('math')}"
             )
 
     def grade(self, task: Task, answer: str | None) -> Grade:
@@ -56,15 +56,18 @@ class MathMatch(Checked):
             return Grade(0.0, False, False, "answer too long")
         percent = bool(_PERCENT.search(task.prompt))
         text = _without_question(normalise(from_unicode(text), drop_percent=percent), task.prompt)
-        asked = Symbolic(self.timeout_s)
-        decide = asked.equal if self.symbolic else _undecided
+        comparison = SymbolicComparison(self.timeout_s)
+        decide = comparison.equal if self.symbolic else _never_equal
         truths = (normalise(from_unicode(truth), drop_percent=percent) for truth in (task.answer, *task.aliases))
         correct = any(answers_agree(truth, text, decide) for truth in truths)
-        return Grade(float(correct), correct, bool(text), "" if correct else asked.note)
+        return Grade(float(correct), correct, bool(text), "" if correct else comparison.note)
 
 
-class Symbolic:
-    """Asks math-verify as long as the time for one answer lasts; what its worker does not compute for takes none."""
+class SymbolicComparison:
+    """Asks math-verify about pairs of values until the time for one answer is used up.
+
+    Only the computing time of the worker counts, not its start and not the wait for a free worker.
+    """
 
     def __init__(self, timeout_s: float) -> None:
         self.left_s = timeout_s
@@ -85,21 +88,21 @@ class Symbolic:
 
 
 def _without_question(text: str, prompt: str) -> str:
-    """The right side of an equation whose left side stands in the prompt: `x + y = 3` where x + y is asked for."""
+    """Return the right side of an equation whose left side is in the prompt: 3 of `x + y = 3` if x + y is asked for."""
     left, equals, right = text.partition("=")
     has_symbol = re.search("[A-Za-z]", _COMMANDS.sub("", left))
     if not equals or "=" in right or not right.strip() or not has_symbol:
         return text
-    asked = re.sub(r"\s", "", normalise(from_unicode(prompt[-MAX_PROMPT_CHARACTERS:])))
-    return right.strip() if re.sub(r"\s", "", left) in asked else text
+    question = re.sub(r"\s", "", normalise(from_unicode(prompt[-MAX_PROMPT_CHARACTERS:])))
+    return right.strip() if re.sub(r"\s", "", left) in question else text
 
 
-def _undecided(truth: str, answer: str) -> bool:
+def _never_equal(truth: str, answer: str) -> bool:
     return False
 
 
 def _as_latex(text: str) -> str:
-    """A short decimal as the fraction that it is: math-verify would hold it for a rounded value."""
+    """Write a short decimal as a fraction, because math-verify would take it for a rounded value."""
     value = parse_rational(text) if "." in text and not is_precise(text) else None
     if value is not None:
         return f"{'-' if value < 0 else ''}\\frac{{{abs(value.numerator)}}}{{{value.denominator}}}"

@@ -1,4 +1,4 @@
-"""Outcome rules of the paper's released code (arXiv 2602.13262), for parity."""
+"""Outcome rules of the paper's released code (arXiv 2602.13262), kept for comparisons with it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ _FIND_INTEGER = re.compile(r"-?[0-9]+")
 class PaperArithmetic:
     """The released outcome rule: 1 if A = B, else 0.2 / log2(2 + |A - B| / sqrt|2 + max(A, B)|).
 
-    A is the last integer of the answer, B the truth. Without an integer in the answer: 0.1 if the truth is a substring
-    of it, else 0. The wrong-answer floor, to which the rule tends for far answers, is 0; it is also given, with a note,
-    where the rule divides by zero (max(A, B) = -2) or the integers are too large for floating point.
+    A is the last integer of the answer and B is the truth. An answer without an integer scores 0.1 if it contains the
+    truth as a substring, else 0.
+
+    The score of wrong answers falls to 0 with the distance. It is exactly 0, with a note, where the rule divides by
+    zero (max(A, B) = -2) and where the integers are too large for floating point.
     """
 
     floor = 0.0
@@ -27,10 +29,11 @@ class PaperArithmetic:
     def grade(self, task: Task, answer: str | None) -> Grade:
         if answer is None:
             return NO_ANSWER
-        truth, found = parse_integer(task.answer), _FIND_INTEGER.findall(answer)
-        if truth is None or not found:
+        truth = parse_integer(task.answer)
+        integers = _FIND_INTEGER.findall(answer)
+        if truth is None or not integers:
             return Grade(0.1 if task.answer.strip() in answer else 0.0, False, False)
-        value = parse_integer(found[-1])
+        value = parse_integer(integers[-1])
         if value == truth:
             return Grade(1.0, True, True)
         if value is None:
@@ -46,16 +49,17 @@ class PaperArithmetic:
 
 @dataclass(frozen=True)
 class PaperMultihop:
-    """The released outcome rule for questions: equal after lower-casing and stripping, so "Paris." is wrong.
+    """The released outcome rule for questions: texts are equal in lower case without outer space, so "Paris." is wrong.
 
     Attributes:
-        aliases: whether the task's aliases count; in the released code MuSiQue's do and 2WikiMultihopQA's do not.
+        aliases: whether the task's aliases count. In the released code those of MuSiQue do, those of 2WikiMultihopQA do
+            not.
     """
 
     aliases: bool = True
 
     def grade(self, task: Task, answer: str | None) -> Grade:
         text = (answer or "").strip().lower()
-        right = (task.answer, *task.aliases) if self.aliases else (task.answer,)
-        correct = bool(text) and text in {truth.strip().lower() for truth in right}
+        truths = (task.answer, *task.aliases) if self.aliases else (task.answer,)
+        correct = bool(text) and text in {truth.strip().lower() for truth in truths}
         return Grade(float(correct), correct, bool(text))

@@ -1,7 +1,7 @@
-"""The worker that asks math-verify whether two answers are equal. Nothing else of the project imports this library.
+"""The worker process that asks math-verify whether two answers are equal. No other module imports this library.
 
-Only its LaTeX grammar is used: its reading of plain expressions hands texts to sympy's `parse_expr`, which executes
-them. Its own timeouts are off, since the worker as a whole is killed.
+Only the LaTeX grammar of math-verify is used. Its grammar of plain expressions hands texts to sympy's `parse_expr`,
+which executes them. The timeouts of math-verify are off, because the caller kills the whole worker.
 """
 
 from __future__ import annotations
@@ -13,22 +13,30 @@ from selfcest_env.graders.workers import serve
 
 
 def load() -> Callable[[Any], Any]:
-    """Imports math-verify. The function takes {"truth", "answer"}, and gives a bool, or None if one is not read."""
+    """Import math-verify and return the comparison.
+
+    The comparison takes `{"truth": text, "answer": text}`. It returns a bool, or `None` if one text cannot be parsed.
+    """
     from math_verify import LatexExtractionConfig, parse, verify
 
     config = (LatexExtractionConfig(),)
 
     def read(text: str) -> list[Any]:
-        found: list[Any] = parse(
+        expressions: list[Any] = parse(
             f"${text}$", config, fallback_mode="no_fallback", parsing_timeout=None, raise_on_error=True
         )
-        return found
+        return expressions
 
     def equal(request: Any) -> bool | None:
-        truth, answer = read(request["truth"]), read(request["answer"])
-        return verify(truth, answer, timeout_seconds=None, raise_on_error=True) if truth and answer else None
+        truth = read(request["truth"])
+        answer = read(request["answer"])
+        if not truth or not answer:
+            return None
+        verdict: bool = verify(truth, answer, timeout_seconds=None, raise_on_error=True)
+        return verdict
 
-    equal({"truth": r"2\sqrt{2}", "answer": r"\sqrt{8}"})  # what the library does at its first use is part of the start
+    # The first comparison loads the grammar, which takes seconds. It must not count against a request's time.
+    equal({"truth": r"2\sqrt{2}", "answer": r"\sqrt{8}"})
     return equal
 
 

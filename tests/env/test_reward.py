@@ -77,7 +77,10 @@ def test_exact_integer(answer: str | None, score: float, well_formed: bool) -> N
 def test_a_truth_that_is_no_integer_is_an_error() -> None:
     reward = Reward({"correct": Correct()}, ExactInteger())
     record = episode()
-    with pytest.raises(RewardError, match=r"grader ExactInteger, episode e3: raised ValueError: the ground truth 'x'"):
+    with pytest.raises(
+        RewardError,
+        match=r"grader ExactInteger, episode e3: raised ValueError: the ground truth is 'x'; expected an integer",
+    ):
         reward.score(EpisodeRecord("e3", Task("t", "", "x", "s"), record.limits, 0, record.agents))
 
 

@@ -12,7 +12,7 @@ from selfcest_env.errors import ConfigError, DataError, TaskError
 from selfcest_env.graders import Grader
 from selfcest_env.graders.by_source import BySource
 from selfcest_env.graders.latex import normalise, parse_words
-from selfcest_env.graders.math import MathMatch, Symbolic
+from selfcest_env.graders.math import MathMatch, SymbolicComparison
 from selfcest_env.graders.rational import parse_rational
 from selfcest_env.tasks import make_source
 from selfcest_env.tasks.aime import AIME
@@ -227,7 +227,7 @@ def test_truths_of_math_equal_themselves_and_few_others() -> None:
     assert all(grader.grade(task, f"\\boxed{{{task.answer}}}").correct for task in tasks)
     truths = [normalise(task.answer) for task in tasks]
     alone = [truth for truth in truths if parse_rational(truth) is None and parse_words(truth) is None]
-    assert sum(Symbolic(5.0).equal(truth, truth) for truth in alone) >= 0.95 * len(alone)
+    assert sum(SymbolicComparison(5.0).equal(truth, truth) for truth in alone) >= 0.95 * len(alone)
     neighbours = [(task, other) for task, other in pairwise(tasks) if squeeze(task.answer) != squeeze(other.answer)]
     equal = [(task.answer, other.answer) for task, other in neighbours if grader.grade(task, other.answer).correct]
     assert len(equal) <= 0.01 * len(neighbours), equal
