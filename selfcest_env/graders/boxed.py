@@ -8,9 +8,12 @@ import re
 SEARCHED_CHARACTERS = 50_000
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*(\{|[^\s{}$]+)?")
 _ANSWER_IS = re.compile(
-    r"(?<!wrong\s)(?<!incorrect\s)(?<!false\s)(?<!not the\s)\banswer\s*(?:is\b\s*:?|:\**|\*\*:)", re.IGNORECASE
+    r"(?<!wrong\s)(?<!incorrect\s)(?<!false\s)(?<!\bno\s)(?<!not\s)(?<!n['’]t\s)(?<!never\s)"
+    r"(?<!not the\s)(?<!not an\s)(?<!not my\s)(?<!n['’]t the\s)(?<!n['’]t my\s)\banswer\s*(?:is\b\s*:?|:\**|\*\*:)",
+    re.IGNORECASE,
 )
 _ANSWER_TAG = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.IGNORECASE | re.DOTALL)
+_EMPHASIS_END = re.compile(r"(\*{1,3})[\s.]*$")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 # Solutions in the style of Minerva's prompt end in this sentence (arXiv 2206.14858, appendix D).
 _MINERVA_ENDING = re.compile(r"\.\s*I hope it is correct\.?\s*$")
@@ -29,8 +32,19 @@ def extract_final_answer(text: str) -> str:
     if tagged and tagged[-1].strip():
         text = tagged[-1].strip()
     phrases = list(_ANSWER_IS.finditer(text, max(0, len(text) - SEARCHED_CHARACTERS)))
-    after_phrase = text[phrases[-1].end() :].strip() if phrases else ""
-    return _MINERVA_ENDING.sub("", after_phrase) or text
+    if not phrases:
+        return text
+    phrase_end = phrases[-1].end()
+    after_phrase = _MINERVA_ENDING.sub("", text[phrase_end:].strip())
+    return _drop_closing_emphasis(after_phrase, text[:phrase_end]) or text
+
+
+def _drop_closing_emphasis(answer: str, before: str) -> str:
+    """Remove asterisks at the end that close emphasis opened before the answer, as in `**Answer: 5**`."""
+    closing = _EMPHASIS_END.search(answer)
+    if closing is None or not before.count(closing[1]) % 2 or not answer.count(closing[1]) % 2:
+        return answer
+    return answer[: closing.start()].rstrip()
 
 
 def extract_last_boxed(text: str) -> str | None:

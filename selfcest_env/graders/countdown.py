@@ -15,6 +15,10 @@ from selfcest_env.types import Task
 
 _OTHER_OPERATIONS = re.compile(r"[!^.%]")
 _BOLD = re.compile(r"\*\*[^*].*[^*]\*\*")
+# Models write the letter x and other dots and crosses for the sign of multiplication, and dashes for minus.
+_TIMES = re.compile(r"(?<=[0-9)])\s*[xX∙•⋅∗⨯✕]\s*(?=[0-9(])")
+_DASHES = str.maketrans(dict.fromkeys("‐‑‒–﹣－", "-"))
+_QUOTES = "\"'“”‘’ "
 _CHANGES = re.compile(r"[!^%]")
 
 
@@ -78,5 +82,6 @@ class CountdownMatch:
         if "°" in text or "\\circ" in text or "\\degree" in text:
             return Grade(0.0, False, False)
         text = normalise(text.strip()[2:-2] if _BOLD.fullmatch(text.strip()) else text)
+        text = _TIMES.sub("*", text.strip(_QUOTES).translate(_DASHES))
         fault = verify_countdown(text, numbers, target, bool(task.metadata.get("use_all", True)))
         return Grade(float(not fault), not fault, parse_rational(text.split("=")[0]) is not None)

@@ -40,6 +40,8 @@ _ROOT = re.compile(r"([√∛])\s*(?:\(([^()]*)\)|\{([^{}]*)\}|([0-9]+(?:\.[0-9]
 _RAISED = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
 _ON_THE_LINE = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
 _MINUS = re.compile(r"[−－]|(?<![0-9A-Za-z)}\]])\s?[–‒](?=\s?[0-9.\\A-Za-z(])")
+_AT_MOST = re.compile(r"<=(?![=>])")
+_AT_LEAST = re.compile(r"(?<![=<])>=(?!=)")
 _FRAC = re.compile(r"\\[dtc]frac(?![A-Za-z])")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' -]+[A-Za-z]|[A-Za-z]")
 _CHOICE = re.compile(r"\(\s*([A-Za-z])\s*\)")
@@ -60,6 +62,7 @@ def from_unicode(text: str) -> str:
     text = _ROOT.sub(write_root, text)
     text = _RAISED.sub(lambda match: f"^{{{match[0].translate(_ON_THE_LINE)}}}", text)
     text = _MINUS.sub("-", text)
+    text = _AT_LEAST.sub("≥", _AT_MOST.sub("≤", text))
     return _SYMBOL.sub(lambda match: f"{_SYMBOLS[match[0]]} ", text)
 
 

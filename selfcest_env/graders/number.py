@@ -29,7 +29,9 @@ _POWER_OF_TEN = re.compile(
 )
 _NUMBER = re.compile(_DIGITS)
 # What is struck out, hidden, raised or lowered is not the number that the digits say.
-_ALTERED = re.compile(r"~~|<!--|</?(?:s|del|strike|sup|sub)>", re.IGNORECASE)
+_ALTERED = re.compile(
+    r"~~|(?<![\w~])~[^\s~](?:[^~\n]*[^\s~])?~(?![\w~])|<!--|</?(?:s|del|strike|sup|sub)>", re.IGNORECASE
+)
 _TAG = re.compile(r"</?[A-Za-z][^<>]*>")
 _BOLD_ITALIC = re.compile(r"(?<![\w)*])\*\*\*([^*]+)\*\*\*(?![\w(*])")
 _POWER_OF_UNIT = re.compile(r"(?<=[0-9])(\s?(?:[mcdk]?m|in|ft|yd|mi))\s?\^\s?\{?[23]\}?")  # `18 cm^2`

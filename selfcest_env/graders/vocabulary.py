@@ -17,7 +17,7 @@ _PLAIN = """
     needs take takes took cost costs will can equal equals total sum altogether overall all exactly precisely final
     answer result solution left leaving leaves remain remains remaining old apiece together in on at of for to with
     per each every by day daily weekly ad bc est about around approximately roughly it's that's there's only now still
-    also think okay ok yes sure ans correct difference product average remainder area volume perimeter
+    also think okay ok yes sure ans correct difference product average remainder amount area volume perimeter
 """
 _UNITS = """
     mm cm m km in ft yd mi g kg mg lb lbs oz l ml s h hr hrs min mins sec secs mph kmh usd eur gbp us rs inr p c f

@@ -213,3 +213,53 @@ def test_what_math_verify_leaves_out_is_no_part_of_a_right_answer(answer: str, c
 def test_the_result_of_an_equation_is_the_target_as_a_plain_number(answer: str, correct: bool) -> None:
     task = Task("t", "?", "6*4", "countdown", metadata={"numbers": "4 6", "target": 24})
     assert CountdownMatch().grade(task, answer).correct is correct
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["**Answer: 18**", "**Final Answer: $18**", "**The answer is 18.**", "**Answer: 18**.", "*Answer: 18*", "***Answer: 18***"],
+)  # fmt: skip
+def test_emphasis_that_opens_before_the_word_answer_closes_after_the_number(answer: str) -> None:
+    assert number_is_right(answer) and number_is_right(answer, strict=False)
+    assert MathMatch(symbolic=False).grade(Task("t", "?", "18", "math"), answer).correct
+
+
+@pytest.mark.parametrize(
+    "answer", ["I cannot answer: 18", "No answer: 18", "This is not an answer: 18", "~18~", "~$18~"]
+)
+def test_a_denied_answer_and_a_struck_number_are_no_answer(answer: str) -> None:
+    assert not number_is_right(answer)
+    assert not MathMatch(symbolic=False).grade(Task("t", "?", "18", "math"), answer).correct
+
+
+def test_about_a_number_and_its_amount_are_right() -> None:
+    assert number_is_right("~18") and number_is_right("The amount of dollars is 18.")
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "**Answer: 6*3+4+2**", "**Answer: 6 * 3 + 4 + 2 = 24**", "6 x 3 + 4 + 2", "(6 X 3) + 4 + 2 = 24", "6⋅3+4+2",
+        "6∙3+4+2", "6∗3+4+2", "6*4*(3–2)", '"6*3+4+2"', "“6 × 3 + 4 + 2”",
+    ],
+)  # fmt: skip
+def test_ordinary_signs_of_multiplication_and_quotes_leave_a_countdown_solution_right(expression: str) -> None:
+    puzzle = Task("t", "?", "", "countdown", metadata={"numbers": "2 3 4 6", "target": 24})
+    assert CountdownMatch().grade(puzzle, expression).correct
+
+
+@pytest.mark.parametrize("expression", ["6 x 4", "x 6*3+4+2", "6*3+4+2 x", "6xx3+4+2", "6 x 3 + 4 + 3", "6–3+4+2"])
+def test_a_letter_x_elsewhere_solves_no_countdown(expression: str) -> None:
+    puzzle = Task("t", "?", "", "countdown", metadata={"numbers": "2 3 4 6", "target": 24})
+    assert not CountdownMatch().grade(puzzle, expression).correct
+
+
+@pytest.mark.parametrize(
+    ("truth", "answer", "right"),
+    [
+        ("(1, 5]", "1<x<=5", True), ("[3,\\infty)", "x>=3", True), ("(1, 5]", "1<=x<=5", False),
+        ("(3,\\infty)", "x>=3", False), ("3", "3 <=> 4", False), ("3", "=>3", False),
+    ],
+)  # fmt: skip
+def test_comparisons_written_in_ascii_are_inequalities(truth: str, answer: str, right: bool) -> None:
+    assert MathMatch(symbolic=False).grade(Task("t", "?", truth, "math"), answer).correct is right
