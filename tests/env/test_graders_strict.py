@@ -217,10 +217,14 @@ def test_the_result_of_an_equation_is_the_target_as_a_plain_number(answer: str, 
 
 @pytest.mark.parametrize(
     "answer",
-    ["**Answer: 18**", "**Final Answer: $18**", "**The answer is 18.**", "**Answer: 18**.", "*Answer: 18*", "***Answer: 18***"],
+    [
+        "**Answer: 18**", "**Final Answer: $18**", "**The answer is 18.**", "**Answer: 18**.", "*Answer: 18*",
+        "***Answer: 18***",
+    ],
 )  # fmt: skip
 def test_emphasis_that_opens_before_the_word_answer_closes_after_the_number(answer: str) -> None:
-    assert number_is_right(answer) and number_is_right(answer, strict=False)
+    assert number_is_right(answer)
+    assert number_is_right(answer, strict=False)
     assert MathMatch(symbolic=False).grade(Task("t", "?", "18", "math"), answer).correct
 
 
@@ -232,8 +236,15 @@ def test_a_denied_answer_and_a_struck_number_are_no_answer(answer: str) -> None:
     assert not MathMatch(symbolic=False).grade(Task("t", "?", "18", "math"), answer).correct
 
 
+@pytest.mark.parametrize("answer", ["~18~", "~$18~", "~18 dollars~"])
+def test_a_number_struck_out_with_single_tildes_is_no_answer(answer: str) -> None:
+    assert not number_is_right(answer)
+    assert not number_is_right(answer, strict=False)
+
+
 def test_about_a_number_and_its_amount_are_right() -> None:
-    assert number_is_right("~18") and number_is_right("The amount of dollars is 18.")
+    assert number_is_right("~18")
+    assert number_is_right("The amount of dollars is 18.")
 
 
 @pytest.mark.parametrize(
