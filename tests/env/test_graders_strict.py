@@ -228,10 +228,8 @@ def test_emphasis_that_opens_before_the_word_answer_closes_after_the_number(answ
     assert MathMatch(symbolic=False).grade(Task("t", "?", "18", "math"), answer).correct
 
 
-@pytest.mark.parametrize(
-    "answer", ["I cannot answer: 18", "No answer: 18", "This is not an answer: 18", "~18~", "~$18~"]
-)
-def test_a_denied_answer_and_a_struck_number_are_no_answer(answer: str) -> None:
+@pytest.mark.parametrize("answer", ["I cannot answer: 18", "No answer: 18", "This is not an answer: 18"])
+def test_a_denied_answer_is_no_answer(answer: str) -> None:
     assert not number_is_right(answer)
     assert not MathMatch(symbolic=False).grade(Task("t", "?", "18", "math"), answer).correct
 
