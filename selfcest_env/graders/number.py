@@ -1,4 +1,8 @@
-"""Answers that are one number, whatever unit stands beside it: GSM8K, AIME."""
+"""Grade answers that are one number, with or without a unit: GSM8K, AIME.
+
+The patterns below collect the words and signs that change the meaning of a number next to them. Most of them come from
+wrong answers that earlier versions accepted; `benchmarks/odd_forms.json` and the tests hold these answers.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ _POWER_OF_TEN = re.compile(
     r"|(?P<raised>[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]{1,3})))(?![0-9])"
 )
 _NUMBER = re.compile(_DIGITS)
-# What is struck out, hidden, raised or lowered is not the number that the digits say.
+# Markup that strikes out, hides, raises or lowers digits, so that they do not mean the number they write.
 _ALTERED = re.compile(
     r"~~|(?<![\w~])~[^\s~](?:[^~\n]*[^\s~])?~(?![\w~])|<!--|</?(?:s|del|strike|sup|sub)>", re.IGNORECASE
 )
@@ -51,7 +55,7 @@ _FILLERS = (
     r"|as\s+many\s+as|come\s+to|amount\s+to|add\s+up\s+to|total|the|an?|of|about|around|even|number|value))*"
 )
 _FALSE = r"(?:wrong|incorrect|false|untrue|mistaken|mistake|error|invalid)"
-# Each ends where the number begins. A space, brackets, quotes and a currency may stand between.
+# Words before a number that change its value. Only space, brackets, quotes and a currency may separate them from it.
 _REFUSED_BEFORE = tuple(
     re.compile(rf"(?<![\w'’])(?:{words})[\s-]*$", re.IGNORECASE)
     for words in (
@@ -132,36 +136,37 @@ _CALL = re.compile(r"[A-Za-z]\(\s*$|!$")
 def parse_only_number(
     text: str, *, drop_percent: bool = True, prose: bool = False, sources: tuple[str, ...] | None = None
 ) -> Fraction | None:
-    """The value of a text that has exactly one number and no sign of another meaning beside it.
+    """Return the value of the only number of a text, or `None` if there is no such number or its meaning is changed.
 
-    Commas and leading zeros do not matter. A sign, "minus" and "negative" count, and so do powers of ten (`1.8e1`).
-    Only what stands next to the number can change its meaning: a negation, a comparison, a fraction, a power, a scale
-    ("18 million"), another operand. Then there is no value.
+    Thousands commas and leading zeros are allowed. A sign, "minus", "negative" and powers of ten (`1.8e1`) count. A
+    negation, a comparison, a fraction, a power, a scale ("18 million") or another operand next to the number changes
+    its meaning.
 
     Args:
-        drop_percent: whether a percent sign is a mere unit, as where the question asks for a percentage; else it is a
-            hundredth.
-        prose: whether the text continues a sentence, so that a final `!` is no factorial.
+        text: an answer.
+        drop_percent: whether a percent sign is only a unit, as in answers to a question for a percentage. Otherwise the
+            value is divided by 100.
+        prose: whether the text continues a sentence, so that a final `!` is not a factorial.
         sources: texts such as the question. If given, a text with a word that `has_only_known_words` does not know has
             no value.
     """
     if _ALTERED.search(text):
         return None
-    text = _readable(text)
+    text = _strip_markup(text)
     if _has_another_numeral(text):
         return None
-    exponents = [*_POWER_OF_TEN.finditer(text)]
-    if len(exponents) > 1:
+    powers_of_ten = list(_POWER_OF_TEN.finditer(text))
+    if len(powers_of_ten) > 1:
         return None
     exponent = 0
-    if exponents:
-        power = exponents[0]
+    if powers_of_ten:
+        power = powers_of_ten[0]
         digits = (power["e"] or power["caret"] or power["raised"]).translate(_SUPERSCRIPTS)
         exponent = int(re.sub(f"[{_DASHES}]", "-", digits))
         text = text[: power.start()] + text[power.end() :]
     if sources is not None and not has_only_known_words(text, *sources):
         return None
-    numbers = [*_NUMBER.finditer(text)]
+    numbers = list(_NUMBER.finditer(text))
     if len(numbers) != 1 or _COMMAND.search(text):
         return None
     before = text[: numbers[0].start()]
@@ -176,16 +181,18 @@ def parse_only_number(
         after = after[percent.end() :]
     if any(pattern.match(after) for pattern in _REFUSED_AFTER) or _is_factorial(before, after, prose):
         return None
+    # "over 18" is a comparison, but "over 18 weeks" names a span of time.
     if _OVER.search(_OPENING.sub("", before)) and not _TIME.match(after):
         return None
+    # "a 5th" is a share, "the 5th" is a number.
     if _NAMES_WITH_DIGITS.match(after) and _ORDINAL_SHARE.search(before):
         return None
     value = sign * Fraction(numbers[0][0].replace(",", "")) * Fraction(10) ** exponent
     return value / 100 if percent and not drop_percent else value
 
 
-def _readable(text: str) -> str:
-    """The text without markup and presentation."""
+def _strip_markup(text: str) -> str:
+    """Return the text without HTML, Markdown and LaTeX markup."""
     text = html.unescape(_TAG.sub(" ", text.replace("{,}", ",")))
     text = _BOLD_ITALIC.sub(r"\1", text)
     text = normalise(_ITALIC.sub(lambda match: match[1] or match[2], text))
@@ -193,7 +200,7 @@ def _readable(text: str) -> str:
 
 
 def _has_another_numeral(text: str) -> bool:
-    """Whether a text has a numeral of another script or form, as `١٩`, `Ⅸ`, `⑲` or `½`; `m²` is a unit."""
+    """Return whether a text has a numeral of another script or form, such as `١٩`, `Ⅸ`, `⑲` or `½`; `m²` is a unit."""
     previous = ""
     for character in text:
         if not character.isascii() and character.isnumeric():
@@ -206,53 +213,55 @@ def _has_another_numeral(text: str) -> bool:
 
 
 def _sign_before(before: str) -> int | None:
-    """1 or -1 by the sign before a number; `None` if a word or a symbol there changes what the number means."""
+    """Return the sign of a number, 1 or -1; `None` if the text before the number changes its meaning."""
     bare = _OPENING.sub("", before)
-    negative = 0
-    written = _SIGN.search(bare)
-    if written and _is_sign(bare[: written.start()], before[written.end() :], written["space"]):
-        negative += written["sign"] != "+"
-        bare = _OPENING.sub("", bare[: written.start()])
+    num_negations = 0
+    sign = _SIGN.search(bare)
+    if sign and _is_sign(bare[: sign.start()], before[sign.end() :], sign["space"]):
+        num_negations += sign["sign"] != "+"
+        bare = _OPENING.sub("", bare[: sign.start()])
         if _SIGN.search(bare) or re.search(r"(?<!\w)[b-hj-zB-HJ-Z]$", bare):
             return None
-    elif written:
-        bare = bare[: written.start()]
-        if re.search(r"(?<!\w)[A-Za-z]\s*$|[)\]}]\s*$", bare):  # `x-18` and `(x)-18` are differences
+    elif sign:
+        bare = bare[: sign.start()]
+        # `x-18` and `(x)-18` are differences.
+        if re.search(r"(?<!\w)[A-Za-z]\s*$|[)\]}]\s*$", bare):
             return None
-        if written["space"] or bare.endswith(" "):  # a dash of punctuation, "the result - 18 dollars"
+        # A dash with space around it is punctuation: "the result - 18 dollars".
+        if sign["space"] or bare.endswith(" "):
             return 1
     else:
         letters = _LETTERS_BEFORE.search(before)
         if letters and letters[0].lower() not in _CURRENCY_CODES:
             return None
-    word = _SIGN_WORD.search(bare)
-    if word:
-        negative += word["word"].lower() in ("minus", "negative")
-        rest = bare[: word.start()].rstrip()
+    sign_word = _SIGN_WORD.search(bare)
+    if sign_word:
+        num_negations += sign_word["word"].lower() in ("minus", "negative")
+        rest = bare[: sign_word.start()].rstrip()
         if _SIGN_WORD.search(rest) or re.search(r"(?:^|[\s(=])[A-Za-z]$|[)\]}]$", rest):
             return None
         if re.search(rf"(?<!\w)(?:one|{_WORD_NUMBERS})$", rest, re.IGNORECASE):
             return None
         bare = rest
-    if negative > 1 or any(pattern.search(bare) for pattern in _REFUSED_BEFORE):
+    if num_negations > 1 or any(pattern.search(bare) for pattern in _REFUSED_BEFORE):
         return None
     if _WORD_NUMBER_BEFORE.search(bare) and "(" not in before[len(bare) :]:
         return None
-    return None if _SYMBOL_BEFORE.search(bare) else -1 if negative else 1
+    if _SYMBOL_BEFORE.search(bare):
+        return None
+    return -1 if num_negations else 1
 
 
 def _is_sign(before: str, between: str, space: str) -> bool:
-    """Whether a dash is a sign: "=-18" and "is -18", but not "the result - 18 dollars" nor "year-18"."""
+    """Return whether a dash is a sign, as in "=-18" and "is -18", unlike "the result - 18 dollars" and "year-18"."""
     if re.search(r"[\w)\]}]$", before):
         return False
-    spaced = bool(space or between[:1].isspace())
-    return (
-        not spaced or not before.strip() or bool(re.search(r"(?:[=(:\[{,]|\b(?:is|be|was|equals|of|to))\s*$", before))
-    )
+    has_space = bool(space or between[:1].isspace())
+    return not has_space or not before.strip() or bool(_BEFORE_SPACED_SIGN.search(before))
 
 
 def _changed_by_symbols(before: str, after: str) -> bool:
-    """Whether a raised digit, a vulgar fraction, a combining mark or a letter is attached to a number."""
+    """Return whether a raised digit, a vulgar fraction, a combining mark or a letter is attached to a number."""
     for character in (*before.rstrip()[-1:], *after.lstrip()[:1], *after[:1]):
         if unicodedata.category(character) in ("No", "Nl", "Mn", "Me"):
             return True
@@ -262,7 +271,7 @@ def _changed_by_symbols(before: str, after: str) -> bool:
 
 
 def _is_factorial(before: str, after: str, prose: bool) -> bool:
-    """Whether `!` right after a number is mathematics: not at the end of a sentence of words."""
+    """Return whether `!` right after a number is a factorial and not the end of a sentence."""
     if not after.startswith("!"):
         return False
     in_sentence = prose or bool(re.search(r"[A-Za-z]{2,}", before))
@@ -271,15 +280,15 @@ def _is_factorial(before: str, after: str, prose: bool) -> bool:
 
 @dataclass(frozen=True)
 class NumberMatch(Checked):
-    """Right if the one number of the answer, as `extract_final_answer` finds it, equals the truth or an alias.
+    """Right if the only number of the final answer equals the truth or an alias.
 
-    "$2,125.00", "025", "18 dollars", "1.8e1" and "minus 18" are 2125, 25, 18, 18 and -18. Two numbers are no answer,
-    and neither is an expression, "not 18", "half of 18" or "18 million". A percent is a hundredth, but a unit where
-    the question asks for a percentage.
+    "$2,125.00", "025", "18 dollars", "1.8e1" and "minus 18" are 2125, 25, 18, 18 and -18. An answer with two numbers or
+    an expression has no value, and neither have "not 18", "half of 18" and "18 million". A percent sign divides by 100,
+    unless the question asks for a percentage.
 
     Attributes:
-        strict: whether the answer may hold no other words than those of the question, units and plain words such as
-            "she has" and "per day". For training: any other word could deny the number or offer a second one.
+        strict: whether to refuse words other than those of the question, units and plain words such as "she has" and
+            "per day". For training, because any other word could deny the number or offer a second one.
     """
 
     strict: bool = False
@@ -289,7 +298,7 @@ class NumberMatch(Checked):
         truths = {parse_only_number(text, drop_percent=percent) for text in (task.answer, *task.aliases)}
         if None in truths:
             raise ValueError(
-                f"the ground truths {(task.answer, *task.aliases)} are not all numbers; use the grader 'math'"
+                f"the ground truths are {(task.answer, *task.aliases)}; expected only numbers, use the grader 'math'"
             )
         if answer is None:
             return NO_ANSWER

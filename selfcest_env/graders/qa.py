@@ -1,6 +1,6 @@
-"""Answers in words: exact match and F1 as SQuAD counts them, with the rules that HotpotQA and others add.
+"""Grade answers in words by SQuAD's exact match and F1, with the additional rules of HotpotQA.
 
-Supporting facts are scored apart, as sets: what an agent looked at is no part of its answer.
+Supporting facts are scored separately, as sets, because the documents that an agent read are not part of its answer.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from selfcest_env.graders.grade import NO_ANSWER, Grade
 from selfcest_env.stored import stored_as
 from selfcest_env.types import Task
 
-SQUAD, HOTPOTQA = "squad", "hotpotqa"
+SQUAD = "squad"
+HOTPOTQA = "hotpotqa"
 RULES = (SQUAD, HOTPOTQA)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_CLOSED = {"yes", "no", "noanswer"}
+_CLOSED_ANSWERS = {"yes", "no", "noanswer"}
 
 
 @stored_as(exact="exact", f1="f1", precision="precision", recall="recall")
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Agreement of a prediction with the truth; every field is in [0, 1]."""
+    """The agreement of a prediction with the truth. Every field is in [0, 1]."""
 
     exact: float
     f1: float
@@ -36,20 +37,22 @@ class Overlap:
     recall: float
 
     def __mul__(self, other: Overlap) -> Overlap:
-        """HotpotQA's joint score of answer and supporting facts: products of precision, recall and exact match."""
-        precision, recall = self.precision * other.precision, self.recall * other.recall
+        """Return HotpotQA's joint score of answer and supporting facts: products of the scores, and their F1."""
+        precision = self.precision * other.precision
+        recall = self.recall * other.recall
         return Overlap(self.exact * other.exact, _harmonic(precision, recall), precision, recall)
 
 
-NONE, ALL = Overlap(0.0, 0.0, 0.0, 0.0), Overlap(1.0, 1.0, 1.0, 1.0)
+NO_OVERLAP = Overlap(0.0, 0.0, 0.0, 0.0)
+FULL_OVERLAP = Overlap(1.0, 1.0, 1.0, 1.0)
 
 
 def normalize_answer(text: str) -> str:
-    """Lower case, without ASCII punctuation, without a, an, the, and with single spaces."""
+    """Return the text in lower case with single spaces, without ASCII punctuation and without a, an, the."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
-# What the official normalisation drops although it tells answers apart: `-5`, `C++`, `C#`, `5%`, `1.5`, `1/2`, `1:30`.
+# Signs that the official normalisation drops, though they tell apart `-5`, `C++`, `C#`, `5%`, `1.5`, `1/2` and `1:30`.
 _SIGN = re.compile(r"(?<!\w)-\s?(?=[$£€]?\.?[0-9])")
 _THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 _BETWEEN_DIGITS = re.compile(r"(?<=[0-9])[.,:/*^=-](?=[0-9])|(?<![0-9])\.(?=[0-9])")
@@ -64,29 +67,29 @@ _LEADING_ARTICLE = re.compile(
 
 
 def normalize_strictly(text: str) -> str:
-    """As `normalize_answer`, but without dropping a sign or symbol that tells answers apart.
+    """Normalise a text as `normalize_answer` does, but keep the signs and symbols that tell answers apart.
 
-    A minus sign, `C++` and `C#`, percents, decimals, fractions, times and ranges keep their signs, and so do `&`, `/`,
-    `~` and other symbols that are no punctuation. `a` and `an` are dropped at the start only and no article at the
-    end, so that "vitamin A" is no "vitamin". An answer without a word is what it is.
+    Negative numbers, `C++`, `C#`, percents, decimals, fractions, times and ranges keep their signs. So do `&`, `/`, `~`
+    and other symbols that are not punctuation. `a` and `an` are dropped only at the start, and no article is dropped at
+    the end, so that "vitamin A" differs from "vitamin". A text without a word is returned as it is.
     """
     text = " ".join(text.lower().split())
     text = _THOUSANDS.sub("", text)
     text = _SIGN.sub("−", text)
-    text = _BETWEEN_DIGITS.sub(lambda match: chr(ord(match[0]) + 0xFEE0), text)  # full-width, which is no ASCII
-    text = _MEANT_BEFORE.sub(lambda match: chr(ord(match[0]) + 0xFEE0), text)
-    text = _MEANT_ANYWHERE.sub(lambda match: chr(ord(match[0]) + 0xFEE0), text)
-    # An exclamation mark after a word is punctuation, after a digit it is a factorial.
-    text = _AFTER_A_WORD.sub(
-        lambda match: (
-            match[0]
-            if match[0] == "!" and not match.string[match.start() - 1].isdigit()
-            else match[0].translate(_MEANT)
-        ),
-        text,
-    )
+    # A full-width character survives the removal of ASCII punctuation below.
+    for pattern in (_BETWEEN_DIGITS, _MEANT_BEFORE, _MEANT_ANYWHERE):
+        text = pattern.sub(lambda match: chr(ord(match[0]) + 0xFEE0), text)
+    text = _AFTER_A_WORD.sub(_keep_meant_sign, text)
     words = " ".join(text.translate(_NO_PUNCTUATION).split())
     return " ".join(_LEADING_ARTICLE.sub("", words).split()) or text
+
+
+def _keep_meant_sign(match: re.Match[str]) -> str:
+    """Replace a sign after a word by a character that is not ASCII punctuation."""
+    # An exclamation mark after a word is punctuation, after a digit it is a factorial.
+    if match[0] == "!" and not match.string[match.start() - 1].isdigit():
+        return match[0]
+    return match[0].translate(_MEANT)
 
 
 def answer_overlap(
@@ -95,34 +98,38 @@ def answer_overlap(
     """Compare the words of two answers, counted with multiplicity.
 
     Args:
-        prediction, truth: texts; both are normalised.
-        rule: "squad": two answers without a word agree, one does not agree with any other (so does MuSiQue).
-            "hotpotqa": yes, no and noanswer agree only with themselves, and nothing has an F1 without a common word (so
-            does 2WikiMultihopQA).
-        normalize: `normalize_answer`, the official one, or `normalize_strictly`.
+        prediction, truth: texts before normalisation.
+        rule: "squad" or "hotpotqa". By "squad", which MuSiQue uses too, an answer without a word agrees only with
+            another such answer. By "hotpotqa", which 2WikiMultihopQA uses too, yes, no and noanswer agree only with
+            themselves, and the F1 is 0 without a common word.
+        normalize: `normalize_answer`, the official normalisation, or `normalize_strictly`.
     """
-    left, right = normalize(prediction), normalize(truth)
-    exact = float(left == right)
-    if rule == HOTPOTQA and not exact and not _CLOSED.isdisjoint((left, right)):
-        return NONE
-    ours, theirs = left.split(), right.split()
-    if not ours or not theirs:
-        return Overlap(exact, *(exact if rule == SQUAD else 0.0,) * 3)
-    common = (Counter(ours) & Counter(theirs)).total()
-    precision, recall = common / len(ours), common / len(theirs)
+    predicted_text = normalize(prediction)
+    true_text = normalize(truth)
+    exact = float(predicted_text == true_text)
+    if rule == HOTPOTQA and not exact and not _CLOSED_ANSWERS.isdisjoint((predicted_text, true_text)):
+        return NO_OVERLAP
+    predicted_words = predicted_text.split()
+    true_words = true_text.split()
+    if not predicted_words or not true_words:
+        score = exact if rule == SQUAD else 0.0
+        return Overlap(exact, score, score, score)
+    num_common = (Counter(predicted_words) & Counter(true_words)).total()
+    precision = num_common / len(predicted_words)
+    recall = num_common / len(true_words)
     return Overlap(exact, _harmonic(precision, recall), precision, recall)
 
 
 def set_overlap(predicted: Set[Hashable], truth: Set[Hashable]) -> Overlap:
     """Compare sets: supporting facts (title and sentence), supporting paragraphs, document keys.
 
-    Two empty sets agree: MuSiQue's rule (HotpotQA, where no truth is empty, would give F1 0).
+    Two empty sets agree, by MuSiQue's rule. HotpotQA's rule would give F1 0, but its truths are never empty.
     """
     if not predicted and not truth:
-        return ALL
-    common = len(predicted & truth)
-    precision = common / len(predicted) if predicted else 0.0
-    recall = common / len(truth) if truth else 0.0
+        return FULL_OVERLAP
+    num_common = len(predicted & truth)
+    precision = num_common / len(predicted) if predicted else 0.0
+    recall = num_common / len(truth) if truth else 0.0
     return Overlap(float(predicted == truth), _harmonic(precision, recall), precision, recall)
 
 
@@ -132,14 +139,16 @@ def _harmonic(precision: float, recall: float) -> float:
 
 @dataclass(frozen=True)
 class QuestionAnswer:
-    """Right if the normalised answer is the ground truth or an alias; the rule is the one of the task's data set.
+    """Right if the normalised answer equals the ground truth or an alias, by the rule of the task's data set.
+
+    The task's metadata name the rule in `qa_rule` (default "squad"). Published scores use neither `strict` nor
+    `extract_answer`; both are for training.
 
     Attributes:
-        score: "exact", or "f1" for partial credit; the best over truth and aliases.
-        strict: whether signs and symbols count that the official normalisation drops (`-5` is no 5, `C++` no `C#`,
-            `...` no `A`). For training; published scores are without.
-        extract_answer: whether `extract_final_answer` first looks for the answer in a box or after "the answer is". For
-            training; published scores are without.
+        score: "exact", or "f1" for partial credit. The score is the best over the truth and the aliases.
+        strict: whether to compare the signs and symbols that the official normalisation drops, so that `-5` differs
+            from 5, `C++` from `C#` and `...` from `A`.
+        extract_answer: whether to look for the answer in a box or after "the answer is" first.
     """
 
     max_characters: ClassVar[int] = 100_000
@@ -158,7 +167,8 @@ class QuestionAnswer:
         text = _without_latex(extract_final_answer(answer)) if self.extract_answer else answer
         overlaps = [self._overlap(text, truth, rule) for truth in (task.answer, *task.aliases)]
         exact = max(overlap.exact for overlap in overlaps)
-        if text != answer and not exact:  # a truth may itself contain "the answer is"
+        # A truth may itself contain "the answer is". Then only the whole answer can match it.
+        if text != answer and not exact:
             exact = max(self._overlap(answer, truth, rule).exact for truth in (task.answer, *task.aliases))
         score = exact if self.score == "exact" else max(exact, *(overlap.f1 for overlap in overlaps))
         return Grade(score, bool(exact), True)
@@ -168,7 +178,8 @@ class QuestionAnswer:
         if not self.strict:
             return official
         strict = answer_overlap(text, truth, rule, normalize_strictly)
-        return strict if official.exact or not strict.exact else official  # never right where the official rule is not
+        # The strict rule must never accept an answer that the official rule refuses.
+        return strict if official.exact or not strict.exact else official
 
 
 _LATEX_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
@@ -177,6 +188,6 @@ _UNDERLINED = re.compile(r"^(_{1,2})([^_].*[^_]|[^_])\1$")
 
 
 def _without_latex(text: str) -> str:
-    r"""The words of `\text{Paris}`, `$Paris$`, `**Paris**`, `<b>Paris</b>`, `_Paris_` and `“Paris”`."""
+    r"""Return the words of `\text{Paris}`, `$Paris$`, `**Paris**`, `<b>Paris</b>`, `_Paris_` and `“Paris”`."""
     text = _MARKUP.sub("", _LATEX_TEXT.sub(r"\1", text)).strip()
     return _UNDERLINED.sub(r"\2", text).strip("$*“”‘’ ")

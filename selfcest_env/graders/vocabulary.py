@@ -1,4 +1,7 @@
-"""Which words may stand beside a number in training: those of the question, and words that say nothing of a value."""
+"""Check in training that an answer has only words which cannot change its number.
+
+These are the words of the question and the words of a fixed list.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,11 @@ import re
 from functools import lru_cache
 from itertools import pairwise
 
-MAX_SOURCE_CHARACTERS = 5000  # at the end of a prompt, where the question stands
+MAX_SOURCE_CHARACTERS = 5000  # from the end of a prompt, which holds the question
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
 _POSSESSIVE = re.compile(r"['’]s?$")
 _ENDING = re.compile(r"(?<=[a-z]{3})(?:ing|ed|es|e|s)$")
-# They say nothing of the value wherever they stand.
+# Words that never change a value.
 _PLAIN = """
     a an the i we you he she it they his her their its my our your this that these those there here who which and so
     then thus hence therefore is are was were be been has have had get gets got give gives gave make makes made need
@@ -26,7 +29,7 @@ _UNITS = """
     feet inch inches yard yards gram grams kilogram kilograms ounce ounces liter liters litre litres square cubic
     degree degrees celsius people person inhabitants unit units point points time times th st nd rd
 """
-# They deny, offer a choice or change a value, also where the question has them.
+# Words that deny a value, offer a choice or change a value. They are refused even if the question has them.
 _NEVER = """
     not no never nor neither none cannot or either wrong incorrect false except but unless if maybe perhaps possibly
     minus negative plus doubled halved
@@ -42,17 +45,17 @@ _HARMLESS = re.compile(r"[\s\w.,:;!'’\"“”()\[\]*#`$£€¥₹¢%°²³/=~�
 
 
 def has_only_known_words(text: str, *sources: str) -> bool:
-    """Whether nothing stands in an answer that could deny its number, or offer another one.
+    """Return whether an answer has only known words and harmless symbols.
 
-    A word that neither a source has, in any inflection, nor a list of plain words could say anything. A number in
-    words is known only before the same word as in a source ("two brothers"). Symbols are limited to punctuation,
-    currencies and units.
+    A word is known if it is a plain word, or if a source has it in any inflection. A number in words is known only
+    before the same word as in a source ("two brothers"). Harmless symbols are punctuation, currencies and units.
 
     Args:
         text: an answer.
-        sources: what the words may be from, as the question; of each only the last `MAX_SOURCE_CHARACTERS` are read.
+        sources: texts such as the question. Only the last `MAX_SOURCE_CHARACTERS` of each are read.
     """
-    text = re.sub(r"^\W*[A-Za-z]\s*=|[²³]", "", text.lower())  # `x = 18`, `m²`
+    # The name of `x = 18` and the exponent of `m²` are no words.
+    text = re.sub(r"^\W*[A-Za-z]\s*=|[²³]", "", text.lower())
     if not _HARMLESS.fullmatch(text) or re.search(r"[0-9][^=]*=", text):
         return False
     words = _words(text)
@@ -70,7 +73,7 @@ def has_only_known_words(text: str, *sources: str) -> bool:
 
 @lru_cache(maxsize=256)
 def _vocabulary(source: str) -> tuple[frozenset[str], frozenset[tuple[str, str]]]:
-    """The stems of a text's words, and its pairs of neighbouring words."""
+    """Return the stems of a text's words and the pairs of adjacent words."""
     words = _words(source.lower())
     return frozenset(map(_stem, words)), frozenset(pairwise(words))
 
@@ -80,5 +83,5 @@ def _words(text: str) -> list[str]:
 
 
 def _stem(word: str) -> str:
-    """A word without its ending, so that "makes", "making" and "made by Tom's" meet "make" and "Tom"."""
+    """Return a word without its ending: "makes" and "making" have the stem of "make", and "Tom's" has that of "Tom"."""
     return _ENDING.sub("", _POSSESSIVE.sub("", word))

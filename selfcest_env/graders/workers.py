@@ -1,9 +1,9 @@
-"""Work on hostile input in processes that can be killed: a wall clock, a bound on memory, a fresh start after a kill.
+"""Process hostile input in worker processes with a time limit and a memory limit. A killed worker is restarted.
 
-A worker is `python -m MODULE PARENT` whose main calls `serve`. Requests and results are JSON, one line each. It is a
-new process rather than a fork, so neither threads nor open files nor a missing main guard of the caller matter to it.
-It ends within a second of its parent's death, whatever it is doing; where there are no interval timers, when it is
-done.
+A worker is a process `python -m MODULE PARENT_ID` whose main calls `serve`. Each request and each result is one line of
+JSON. Workers are new processes and no forks, so they inherit no threads and no open files, and the caller's script
+needs no main guard. A worker ends within a second after its parent. On systems without interval timers it ends after
+its current request.
 """
 
 from __future__ import annotations
@@ -28,16 +28,19 @@ from selfcest_env.errors import WorkerError, exit_cause
 
 START_S = 60.0
 MEMORY_BYTES = 4 << 30
-_WATCH_S, _LONGEST_S = 0.25, 60.0
-_CRASHES = {getattr(signal, name, None) for name in ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV")} - {None}
+_PARENT_CHECK_S = 0.25
+_MAX_CPU_S = 60.0
+_CRASH_SIGNALS = {getattr(signal, name, None) for name in ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV")} - {None}
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerResult:
-    """What a worker returned, or why there is nothing: "timeout", "crash", or the error it met.
+    """The result of a request.
 
     Attributes:
-        seconds: wall clock from the request to a ready worker until the result; no waiting, no start.
+        value: value that the worker returned; `None` after a failure.
+        failure: "timeout", "crash" or the name of the exception that the request raised; empty after success.
+        seconds: wall clock from the request to the result. The start of the worker and the wait for it do not count.
     """
 
     value: Any = None
@@ -46,7 +49,7 @@ class WorkerResult:
 
 
 class Worker:
-    """One process, started when first needed and again after a kill. For one caller at a time."""
+    """One worker process for one caller at a time, started for the first request and again after it was killed."""
 
     def __init__(self, module: str) -> None:
         self.module = module
@@ -55,38 +58,40 @@ class Worker:
         self._ready = False
 
     def ask(self, request: Any, timeout_s: float) -> WorkerResult:
-        """The result for a request. The clock starts when the worker is ready.
+        """Send a request and return its result.
 
-        A worker that dies is no result: a fresh one is asked once more. If that dies too, of a fault of its own as a
-        segmentation fault, the request is to blame ("crash").
+        The time limit starts when the worker is ready. If the worker dies, a second worker gets the same request. If
+        that one dies of a fault of its own, such as a segmentation fault, the result is the failure "crash".
 
         Raises:
-            WorkerError: no worker starts, or two of them were ended from outside.
+            WorkerError: no worker can start, or both workers were ended from outside.
         """
         line = json.dumps(request).encode() + b"\n"
-        died = 0
+        exit_code = 0
         for _ in range(2):
             self._start()
-            if self._becomes_ready():
+            if self._wait_until_ready():
                 start = time.monotonic()
-                found = self._exchange(line, timeout_s)
+                response = self._exchange(line, timeout_s)
                 seconds = time.monotonic() - start
-                if found is None:
+                if response is None:
                     self.close()
-                    self._start()  # the next caller need not wait for all of it
+                    self._start()  # in the background, so that the next request waits less
                     return WorkerResult(failure="timeout", seconds=seconds)
-                if found.endswith(b"\n"):
-                    answer = json.loads(found)
-                    return WorkerResult(answer.get("value"), answer.get("error", ""), seconds)
-            died = self.close()
-        if -died in _CRASHES:
+                # A response without a line end was cut off by the worker's death.
+                if response.endswith(b"\n"):
+                    result = json.loads(response)
+                    return WorkerResult(result.get("value"), result.get("error", ""), seconds)
+            exit_code = self.close()
+        if -exit_code in _CRASH_SIGNALS:
             return WorkerResult(failure="crash")
         raise WorkerError(
-            f"worker {self.module}: ended twice on one request; the last one {exit_cause(died)}. It was not judged"
+            f"worker {self.module}: ended twice on one request; the last one {exit_cause(exit_code)}. Nothing was "
+            "judged; look for a limit on memory or a tool that kills processes"
         )
 
     def close(self) -> int:
-        """Kill the process, whatever it does; its exit code, that of an earlier end if it had ended."""
+        """Kill the process and return its exit code. An earlier exit code is kept if the process had already ended."""
         if self._process is None:
             return 0
         self._process.kill()
@@ -109,13 +114,13 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                start_new_session=True,  # Ctrl-C is for the caller, who closes it
+                start_new_session=True,  # Ctrl-C must reach only the caller, which closes the worker
             )
         except OSError as error:
             raise WorkerError(f"worker {self.module}: cannot be started: {error}") from error
 
-    def _becomes_ready(self) -> bool:
-        """Wait until it is; false if it was killed on the way. Raises `WorkerError` if it can never be."""
+    def _wait_until_ready(self) -> bool:
+        """Wait for the worker's start. Return false if a signal ended it; raise `WorkerError` for any other failure."""
         if self._ready:
             return True
         assert self._process is not None
@@ -125,19 +130,24 @@ class Worker:
             return self._ready
         cause = f"not ready within {START_S:.0f} s" if line is None else "it ended"
         self._errors.seek(0)
-        said = (line or self._errors.read()[-400:]).decode(errors="replace").strip()
+        output = (line or self._errors.read()[-400:]).decode(errors="replace").strip()
         self.close()
-        raise WorkerError(f"worker {self.module} did not start: {cause}, saying: {said or 'nothing'}")
+        raise WorkerError(f"worker {self.module} did not start: {cause}; its output: {output or 'none'}")
 
     def _exchange(self, line: bytes, timeout_s: float) -> bytes | None:
-        """The line that follows this one: cut short if the process ended, `None` if it had to be killed."""
-        process, late = self._process, threading.Event()
+        """Send a line and return the response line.
+
+        Returns:
+            The line, cut short if the process ended; `None` if the process was killed after `timeout_s` seconds.
+        """
+        process = self._process
+        timed_out = threading.Event()
         assert process is not None
         assert process.stdin is not None
         assert process.stdout is not None
 
         def kill() -> None:
-            late.set()
+            timed_out.set()
             process.kill()
 
         timer = threading.Timer(timeout_s, kill)
@@ -146,17 +156,17 @@ class Worker:
         try:
             process.stdin.write(line)
             process.stdin.flush()
-            found = process.stdout.readline()
+            response = process.stdout.readline()
         except OSError:
-            found = b""
+            response = b""
         finally:
             timer.cancel()
             timer.join()
-        return None if late.is_set() else found
+        return None if timed_out.is_set() else response
 
 
 class WorkerPool:
-    """Workers shared by the threads of one process; a caller waits until one is free."""
+    """Workers that the threads of one process share. A request waits until a worker is free."""
 
     def __init__(self, module: str, size: int = 1) -> None:
         self._workers = [Worker(module) for _ in range(size)]
@@ -174,14 +184,14 @@ class WorkerPool:
             self._free.put(worker)
 
     def close(self) -> None:
-        """Kill all workers; those of a parent process, inherited in a fork, are not ours to kill."""
+        """Kill all workers. In a fork this does nothing, because the workers belong to the parent process."""
         if os.getpid() == self._owner:
             for worker in self._workers:
                 worker.close()
 
 
 def shared_pool(module: str) -> WorkerPool:
-    """The pool of this process for a module."""
+    """Return the pool of this process for a module."""
     return _pool(module, os.getpid())
 
 
@@ -194,59 +204,67 @@ def _pool(module: str, process_id: int) -> WorkerPool:
 
 
 def serve(load: Callable[[], Callable[[Any], Any]]) -> None:
-    """The main of a worker: `load` imports what it needs and gives the function from request to JSON value."""
-    _end_with(int(sys.argv[1]))
+    """Run a worker: the main function of its module.
+
+    Args:
+        load: imports the libraries of the worker and returns a function from a request to a JSON value.
+    """
+    _end_with_parent(int(sys.argv[1]))
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what a library prints is no result
+    os.dup2(2, 1)  # the output of libraries must not mix with the results
     logging.disable()
     _limit_memory()
 
-    def send(answer: dict[str, Any]) -> None:
-        channel.write(json.dumps(answer) + "\n")
+    def send(message: dict[str, Any]) -> None:
+        channel.write(json.dumps(message) + "\n")
         channel.flush()
 
     try:
-        work = load()
+        process_request = load()
     except ImportError as error:
         send({"error": str(error)})
         return
     send({"ready": True})
     for line in sys.stdin.buffer:
-        _end_after(_LONGEST_S)
+        _limit_cpu_time(_MAX_CPU_S)
         try:
-            answer = {"value": work(json.loads(line))}
+            result = {"value": process_request(json.loads(line))}
         except Exception as error:
-            answer = {"error": type(error).__name__}
-        _end_after(0)
-        send(answer)
+            result = {"error": type(error).__name__}
+        _limit_cpu_time(0)
+        send(result)
 
 
 def _limit_memory() -> None:
     try:
         import resource
-    except ImportError:  # no such limits on this system; the wall clock remains
+    except ImportError:
+        # Windows has no such limits; the time limit remains.
         return
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
 
 
-def _end_with(parent: int) -> None:
+def _end_with_parent(parent_id: int) -> None:
     """End this process soon after its parent.
 
-    The end of the input would show that only to an idle worker, and not while another child of the parent holds the
-    pipe. A timer reaches a busy one too: the handler runs between two steps of Python and inside its long arithmetic.
+    The end of the input is not enough: a busy worker does not read, and another child of the parent can hold the pipe
+    open. A timer also interrupts a busy worker, between two steps of Python and inside its long arithmetic.
     """
     if not hasattr(signal, "setitimer"):
         return
 
-    def look(signum: int, frame: object) -> None:
-        if os.getppid() != parent:
+    def check_parent(signum: int, frame: object) -> None:
+        if os.getppid() != parent_id:
             os._exit(1)
 
-    signal.signal(signal.SIGALRM, look)
-    signal.setitimer(signal.ITIMER_REAL, _WATCH_S, _WATCH_S)
+    signal.signal(signal.SIGALRM, check_parent)
+    signal.setitimer(signal.ITIMER_REAL, _PARENT_CHECK_S, _PARENT_CHECK_S)
 
 
-def _end_after(cpu_seconds: float) -> None:
-    """End this process even in a library's C code, where no handler runs; 0 calls it off."""
+def _limit_cpu_time(cpu_seconds: float) -> None:
+    """End this process after so many CPU seconds; 0 removes the limit.
+
+    The signal ends the process even in a library's C code, in which no handler of Python runs.
+    """
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_VIRTUAL, cpu_seconds)

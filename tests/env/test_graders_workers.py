@@ -143,7 +143,7 @@ def test_a_worker_that_cannot_start_is_an_error(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "broken_worker.py").write_text("raise SystemExit('no licence')\n")
     with pytest.raises(WorkerError, match=r"lacking_worker did not start.*No module named 'no_such_library'"):
         Worker("lacking_worker").ask("a", 20)
-    with pytest.raises(WorkerError, match="broken_worker did not start: it ended, saying: no licence"):
+    with pytest.raises(WorkerError, match="broken_worker did not start: it ended; its output: no licence"):
         Worker("broken_worker").ask("a", 20)
 
 
