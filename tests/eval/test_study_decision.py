@@ -15,7 +15,7 @@ from selfcest_env.errors import ConfigError, PolicyError
 from selfcest_env.record import EpisodeRecord
 from selfcest_env.tasks import ExpertSource, make_source
 from selfcest_env.types import Limits
-from selfcest_eval.play.strategies import Instance, Seat, make_strategy
+from selfcest_eval.play.strategies import Instance, PlayContext, make_strategy
 from selfcest_eval.stats.decision import Choice, Outcome, best_threshold, judge
 
 
@@ -76,9 +76,14 @@ def played(name: str, source: object, limits: Limits = LIMITS) -> list[EpisodeRe
     rng = np.random.default_rng(0)
     language = TinyLanguage()
     player = ModelPlayer(language, TransformersSampler().start(language, language.load(0)))  # untrained
-    strategy, seat = make_strategy(name, {}, "strategies.x"), Seat(limits, 1.0, source, player.rules(limits).protocol)
-    strategy.check(seat)
-    return [episodes[0] for episodes in strategy.play([Instance(source.draw(rng), i) for i in range(6)], seat, player)]
+    strategy, context = (
+        make_strategy(name, {}, "strategies.x"),
+        PlayContext(limits, 1.0, source, player.rules(limits).protocol),
+    )
+    strategy.check(context)
+    return [
+        episodes[0] for episodes in strategy.play([Instance(source.draw(rng), i) for i in range(6)], context, player)
+    ]
 
 
 @pytest.mark.parametrize(

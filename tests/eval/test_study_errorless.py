@@ -33,7 +33,7 @@ from selfcest_eval.play.config import StudyConfig
 from selfcest_eval.play.costs import Price
 from selfcest_eval.play.errorless import Played, play_errorless, styles_on
 from selfcest_eval.play.results import read_results
-from selfcest_eval.play.strategies import STRATEGIES, Instance, Seat, Strategy, make_strategy
+from selfcest_eval.play.strategies import STRATEGIES, Instance, PlayContext, Strategy, make_strategy
 from selfcest_eval.report import study_report as report
 from selfcest_eval.report.comparison import compare_studies
 from selfcest_eval.report.training_run import styles_of
@@ -254,8 +254,8 @@ LIMITS = Limits(total_tokens=480, turn_tokens=160, reply_tokens=4, answer_reserv
 def expert(name: str, style: Style, source: object, limits: Limits, game: Rules) -> tuple[Strategy, list[Played]]:
     rng = np.random.default_rng(0)
     instances = [Instance(source.draw(rng), i) for i in range(8)]  # type: ignore[attr-defined]
-    strategy, seat = make_strategy(name, {}, "strategies.x"), Seat(limits, 0.8, source, game.protocol)  # type: ignore[arg-type]
-    return strategy, play_errorless(strategy, style, instances, seat, game, make_reward("correct"))
+    strategy, context = make_strategy(name, {}, "strategies.x"), PlayContext(limits, 0.8, source, game.protocol)  # type: ignore[arg-type]
+    return strategy, play_errorless(strategy, style, instances, context, game, make_reward("correct"))
 
 
 @pytest.mark.parametrize("family", ["range_sum", "ledger_qa", "long_ledgers"])

@@ -30,7 +30,7 @@ from selfcest_eval.play.strategies import (
     Instance,
     Monolithic,
     MonolithicRead,
-    Seat,
+    PlayContext,
     Strategy,
     make_strategy,
 )
@@ -56,9 +56,9 @@ def guesses(count: int) -> list[Instance]:
 
 
 def play(strategy: Strategy, asked: list[Instance], policy: PolicySource, limits: Limits = LIMITS) -> list[Episodes]:
-    seat = Seat(limits, 0.8, EXPERT, PROTOCOL)
-    strategy.check(seat)
-    return strategy.play(asked, seat, policy.load(0))
+    context = PlayContext(limits, 0.8, EXPERT, PROTOCOL)
+    strategy.check(context)
+    return strategy.play(asked, context, policy.load(0))
 
 
 def accuracy(strategy: Strategy, played: list[Episodes]) -> float:
@@ -151,9 +151,9 @@ class Elsewhere(Player):
 
 @pytest.mark.parametrize("name", SCRIPTABLE)
 def test_what_a_strategy_asks_of_a_player_can_be_sent(name: str) -> None:
-    strategy, seat = make_strategy(name, {}, "a"), Seat(LIMITS, 0.8, EXPERT, PROTOCOL)
+    strategy, context = make_strategy(name, {}, "a"), PlayContext(LIMITS, 0.8, EXPERT, PROTOCOL)
     asked, player = instances(drawn(LEDGER, 3)), Scripted().load(0)
-    assert strategy.play(asked, seat, Elsewhere(player)) == strategy.play(asked, seat, player)
+    assert strategy.play(asked, context, Elsewhere(player)) == strategy.play(asked, context, player)
 
 
 # Accuracies that are known
@@ -369,6 +369,6 @@ def test_a_class_that_is_no_strategy() -> None:
 def test_strategies_that_could_not_be_what_they_are_named_for(
     strategy: str, changes: dict[str, object], words: str
 ) -> None:
-    seat = replace(Seat(LIMITS, 0.8, Quote(), PROTOCOL), **changes)  # type: ignore[arg-type]
+    context = replace(PlayContext(LIMITS, 0.8, Quote(), PROTOCOL), **changes)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=words):
-        make_strategy(strategy, {}, "strategies.x").check(seat)
+        make_strategy(strategy, {}, "strategies.x").check(context)

@@ -23,7 +23,7 @@ from selfcest_env.types import Answer, CloneRequest, Delegate, Limits, MessageRo
 from selfcest_env.views import Observation
 from selfcest_eval.play.config import load_study
 from selfcest_eval.play.instances import instances_of, source_of
-from selfcest_eval.play.strategies import Instance, Seat, make_strategy
+from selfcest_eval.play.strategies import Instance, PlayContext, make_strategy
 from selfcest_methods.learn_playbook import run as run_command
 from selfcest_methods.playbook import (
     HEADING,
@@ -40,7 +40,7 @@ from selfcest_methods.playbook import (
 ROOT = Path(__file__).parents[2]
 Script = Callable[..., tuple[int, str, str]]
 WORDS = WordCounter()
-SEAT = Seat(Limits(total_tokens=9000, turn_tokens=200, answer_reserve=8), 0.0, EXPERT, HERMES)
+PLAY_CONTEXT = PlayContext(Limits(total_tokens=9000, turn_tokens=200, answer_reserve=8), 0.0, EXPERT, HERMES)
 DOUBLE = "Double the sum."
 
 
@@ -97,7 +97,7 @@ def learn(
 ) -> list[Learned]:
     player = ScriptedPlayer(actor or Model(), lambda own: Rules(own, HERMES, WORDS), codec=None)
     learner = Learner(gold=gold)
-    return list(learner.learn(instances(count), playbook or Playbook(), SEAT, player, make_reward("correct")))
+    return list(learner.learn(instances(count), playbook or Playbook(), PLAY_CONTEXT, player, make_reward("correct")))
 
 
 def instances(count: int) -> list[Instance]:
@@ -191,8 +191,8 @@ def test_a_task_that_was_learned_from_is_not_played(tmp_path: Path) -> None:
     file.write_text(learn(1)[0].playbook.to_json())
     player = ScriptedPlayer(Model(), lambda own: Rules(own, HERMES, WORDS), codec=None)
     with pytest.raises(ConfigError, match="was learned from the task t0 that is to be played, and may hold its answer"):
-        WithPlaybook(str(file)).play(instances(2)[::-1], SEAT, player)
-    assert len(WithPlaybook(str(file)).play(instances(2)[1:], SEAT, player)) == 1
+        WithPlaybook(str(file)).play(instances(2)[::-1], PLAY_CONTEXT, player)
+    assert len(WithPlaybook(str(file)).play(instances(2)[1:], PLAY_CONTEXT, player)) == 1
 
 
 def test_a_question_is_known_whatever_documents_surround_it() -> None:
@@ -206,9 +206,9 @@ def test_a_question_is_known_whatever_documents_surround_it() -> None:
         def identity(self, task: Task) -> str | None:
             return task.prompt
 
-    seat = replace(SEAT, source=Questions())
+    context = replace(PLAY_CONTEXT, source=Questions())
     player = ScriptedPlayer(Model(), lambda own: Rules(own, HERMES, WORDS), codec=None)
-    steps = list(Learner(gold="verdict").learn(instances(2), Playbook(), seat, player, make_reward("correct")))
+    steps = list(Learner(gold="verdict").learn(instances(2), Playbook(), context, player, make_reward("correct")))
     assert [step.playbook.tasks for step in steps] == [("Twice 2 + 3?",)]
 
 
@@ -229,8 +229,8 @@ def test_its_tokens_are_charged_in_every_context_that_holds_it(tmp_path: Path) -
     player = ScriptedPlayer(Model(), lambda own: Rules(own, HERMES, WORDS), codec=None)
     prices = []
     for one in (strategy, WithPlaybook()):
-        one.check(SEAT)
-        ((record,),) = one.play(instances(1), SEAT, player)
+        one.check(PLAY_CONTEXT)
+        ((record,),) = one.play(instances(1), PLAY_CONTEXT, player)
         prices.append([agent.prompt_tokens for agent in record.agents])
     note = book.note(Role.CLONE)
     assert note is not None
@@ -284,9 +284,9 @@ def test_what_is_new_displaces_what_helped_least() -> None:
 
 
 def test_files_that_are_no_playbook(tmp_path: Path) -> None:
-    seat = SEAT
+    context = PLAY_CONTEXT
     with pytest.raises(ConfigError, match=r"the playbook .*none.json does not exist; make one with"):
-        WithPlaybook(str(tmp_path / "none.json")).check(seat)
+        WithPlaybook(str(tmp_path / "none.json")).check(context)
     bullet = '{"root": [{"key": "root-1", "text": "Add."}]'
     for text, message in (
         ("{", "is no JSON"),
@@ -296,10 +296,10 @@ def test_files_that_are_no_playbook(tmp_path: Path) -> None:
     ):
         (tmp_path / "bad.json").write_text(text)
         with pytest.raises(ConfigError, match=message):
-            WithPlaybook(str(tmp_path / "bad.json")).check(seat)
+            WithPlaybook(str(tmp_path / "bad.json")).check(context)
     for text in (bullet + ', "tasks": []}', "{}"):
         (tmp_path / "good.json").write_text(text)
-        WithPlaybook(str(tmp_path / "good.json")).check(seat)
+        WithPlaybook(str(tmp_path / "good.json")).check(context)
 
 
 STUDY = "name: s\ntasks: {range_sum: {name: range_sum}}\nstrategies: {plain: {}}\npolicy: test_playbook:Source\n"

@@ -25,7 +25,7 @@ from selfcest_eval.play.config import StrategySpec, StudyConfig
 from selfcest_eval.play.costs import costs_of
 from selfcest_eval.play.digest import digest
 from selfcest_eval.play.results import Place, Result
-from selfcest_eval.play.strategies import STRATEGIES, Episodes, Instance, Seat, Strategy, make_strategy
+from selfcest_eval.play.strategies import STRATEGIES, Episodes, Instance, PlayContext, Strategy, make_strategy
 from selfcest_eval.stats.decision import outcome_of
 from selfcest_eval.stats.decision_table import Trio, trios
 from selfcest_methods.bandit import Bandit, judged_reward
@@ -62,10 +62,10 @@ def read(observation: Observation) -> str:
 
 def play(strategy: Strategy, say: Say, limits: Limits = LIMITS, task: Task = TASK) -> Episodes:
     """One task by an agent that follows instructions; tokens are words."""
-    seat = Seat(limits, 0.8, EXPERT, HERMES)
-    strategy.check(seat)
+    context = PlayContext(limits, 0.8, EXPERT, HERMES)
+    strategy.check(context)
     player = ScriptedPlayer(Says(say), lambda own: Rules(own, HERMES, WORDS), codec=None)
-    (episodes,) = strategy.play([Instance(task, stream_seed("test", 0))], seat, player)
+    (episodes,) = strategy.play([Instance(task, stream_seed("test", 0))], context, player)
     return episodes
 
 
@@ -141,7 +141,7 @@ def test_the_policy_is_told_how_many_clones_it_may_use(threads: int) -> None:
 
 def test_more_threads_than_the_limits_allow_are_refused() -> None:
     with pytest.raises(ConfigError, match="limits.max_clones_per_call is 8, and the strategy needs at least 9"):
-        ThreadCount(threads=9).check(Seat(LIMITS, 0.8, EXPERT, HERMES))
+        ThreadCount(threads=9).check(PlayContext(LIMITS, 0.8, EXPERT, HERMES))
 
 
 # Deciding first
@@ -370,8 +370,10 @@ def test_a_script_that_may_call_nobody_answers_with_what_it_has() -> None:
 )
 def test_a_script_that_could_not_call_all_its_clones_is_refused(strategy: Strategy, clones: int, widest: int) -> None:
     for per_call in (widest, None):
-        strategy.check(Seat(replace(LIMITS, max_clones=clones, max_clones_per_call=per_call), 0.8, EXPERT, HERMES))
-    few = Seat(replace(LIMITS, max_clones=clones - 1), 0.8, EXPERT, HERMES)
+        strategy.check(
+            PlayContext(replace(LIMITS, max_clones=clones, max_clones_per_call=per_call), 0.8, EXPERT, HERMES)
+        )
+    few = PlayContext(replace(LIMITS, max_clones=clones - 1), 0.8, EXPERT, HERMES)
     words = rf"limits.max_clones is {clones - 1}, and the script may start {clones} clones, {widest} at once; raise it"
     with pytest.raises(ConfigError, match=words):
         strategy.check(few)
@@ -390,7 +392,7 @@ def test_a_script_starts_no_more_clones_than_it_says() -> None:
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 def test_every_strategy_as_it_comes_may_be_played_under_the_limits_as_they_come(name: str) -> None:
-    make_strategy(name, {}, "strategies.x").check(Seat(Limits(), 0.8, EXPERT, HERMES))
+    make_strategy(name, {}, "strategies.x").check(PlayContext(Limits(), 0.8, EXPERT, HERMES))
 
 
 @dataclass(frozen=True)
@@ -416,7 +418,7 @@ def test_a_script_that_does_not_say_its_clones_is_held_to_its_widest_call_alone(
     (record,) = play(Own(), lambda _: "Answer: 10", replace(LIMITS, max_clones=2))
     assert (record.answer, record.cost.clones, Own().executed((record,))) == ("10", 2, True)
     with pytest.raises(ConfigError, match="limits.max_clones is 1, and the strategy needs at least 2"):
-        Own().check(Seat(replace(LIMITS, max_clones=1), 0.8, EXPERT, HERMES))
+        Own().check(PlayContext(replace(LIMITS, max_clones=1), 0.8, EXPERT, HERMES))
 
 
 def test_who_changes_a_script_raises_its_version() -> None:
@@ -428,7 +430,7 @@ def test_who_changes_a_script_raises_its_version() -> None:
 
 def test_equal_threads_are_refused() -> None:
     with pytest.raises(ConfigError, match="temperature is 0, so all threads would be equal"):
-        Scale().check(Seat(LIMITS, 0.0, EXPERT, HERMES))
+        Scale().check(PlayContext(LIMITS, 0.0, EXPERT, HERMES))
 
 
 # A bandit
@@ -636,9 +638,9 @@ def test_the_embedded_protocol_says_it_in_tokens() -> None:
             return PROTOCOL.render(Answer("d"))
         return PROTOCOL.render(Answer("7" if asked.endswith("[2]<asst>") else "0"))
 
-    seat = Seat(LIMITS, 0.8, EXPERT, PROTOCOL)
+    context = PlayContext(LIMITS, 0.8, EXPERT, PROTOCOL)
     player = ScriptedPlayer(Says(says), lambda own: Rules(own, PROTOCOL, CODEC), codec=CODEC)
-    (episodes,) = DecideFirst().play([Instance(replace(TASK, prompt="1?"), 5)], seat, player)
+    (episodes,) = DecideFirst().play([Instance(replace(TASK, prompt="1?"), 5)], context, player)
     assert [episode.answer for episode in episodes] == ["d", "7"]
     assert isinstance(CODEC, TerseCodec)
     assert episodes[0].by_id[ROOT].prompt_tokens == 5  # <root>1?[0]<asst>

@@ -27,7 +27,7 @@ from selfcest_eval.play.digest import digest
 from selfcest_eval.play.results import Place, Result, read_results
 from selfcest_eval.play.samples import SelfConsistency
 from selfcest_eval.play.store import Store
-from selfcest_eval.play.strategies import Delegate, Instance, Seat, make_strategy
+from selfcest_eval.play.strategies import Delegate, Instance, PlayContext, make_strategy
 from selfcest_eval.play.study import Study
 from selfcest_eval.stats.statistics import Resampler
 from selfcest_eval.stats.table import curves_of, rows_of
@@ -109,14 +109,14 @@ def test_instances_are_played_by_whom_they_are_routed_to(history: str) -> None:
         replace(each, metadata={**each.metadata, "family": "t", "size": size})
         for each, size in zip(drawn, (SMALL, LARGE, LARGE, SMALL), strict=True)
     ]
-    router, seat = V0Router(history=history, strategies=TWO), Seat(LIMITS, 0.0, EXPERT, PROTOCOL)
-    router.check(seat)
+    router, context = V0Router(history=history, strategies=TWO), PlayContext(LIMITS, 0.0, EXPERT, PROTOCOL)
+    router.check(context)
     asked = [Instance(each, k) for k, each in enumerate(tasks)]
-    played = router.play(asked, seat, Scripted().load(0))
+    played = router.play(asked, context, Scripted().load(0))
     assert [episodes[0].task for episodes in played] == tasks
     assert [bool(episodes[0].cost.clones) for episodes in played] == [False, True, True, False]
     for label, chosen in (("alone", [0, 3]), ("tree", [1, 2])):
-        own = router.inside[label].play([asked[i] for i in chosen], seat, Scripted().load(0))
+        own = router.inside[label].play([asked[i] for i in chosen], context, Scripted().load(0))
         assert [played[i] for i in chosen] == own
     assert router.limits(LIMITS, tasks[0]).max_depth == 0 != router.limits(LIMITS, tasks[1]).max_depth
     assert router.executed(played[0]) is None
@@ -125,8 +125,8 @@ def test_instances_are_played_by_whom_they_are_routed_to(history: str) -> None:
 def test_the_choice_among_samples_is_that_of_the_strategy_that_played(history: str) -> None:
     votes = SelfConsistency(samples=3)
     two = {"alone": PlugIn("self_consistency", {"samples": 3}), "tree": PlugIn("delegate")}
-    router, seat = V0Router(history=history, strategies=two), Seat(LIMITS, 0.8, EXPERT, PROTOCOL)
-    (episodes,) = router.play([Instance(task(SMALL), 5)], seat, Known(right=0.5, tokens=10).load(0))
+    router, context = V0Router(history=history, strategies=two), PlayContext(LIMITS, 0.8, EXPERT, PROTOCOL)
+    (episodes,) = router.play([Instance(task(SMALL), 5)], context, Known(right=0.5, tokens=10).load(0))
     assert len(episodes) == 3
     grades = [Grade(0.0, False, True)] * 3
     assert router.choose(episodes, grades) == votes.choose(episodes, grades)

@@ -17,7 +17,7 @@ from typing import ClassVar
 from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked, Count
 from selfcest_env.text.wordings import TellBoard
-from selfcest_eval.play.strategies import Seat, Strategy, check_delegation
+from selfcest_eval.play.strategies import PlayContext, Strategy, check_delegation
 
 
 @stored_as("selfcest_training.evaluation.board:Board", posts="posts")
@@ -32,8 +32,8 @@ class Board(Strategy, Checked):
     version: ClassVar[int] = 1  # what a board costs
     posts: Count = 8
 
-    def check(self, seat: Seat) -> None:
-        check_delegation(seat.limits, 1)
+    def check(self, context: PlayContext) -> None:
+        check_delegation(context.limits, 1)
 
-    def wording(self, seat: Seat) -> TellBoard:
+    def wording(self, context: PlayContext) -> TellBoard:
         return TellBoard(self.posts)

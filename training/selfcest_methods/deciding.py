@@ -22,7 +22,7 @@ from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked, Count
 from selfcest_env.text.wordings import Tell
 from selfcest_env.types import Limits, Task
-from selfcest_eval.play.strategies import Episodes, Instance, Seat, Strategy, check_delegation
+from selfcest_eval.play.strategies import Episodes, Instance, PlayContext, Strategy, check_delegation
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Way(Strategy):
     def limits(self, limits: Limits, task: Task) -> Limits:
         return self.means.limits(limits, task)
 
-    def wording(self, seat: Seat) -> Tell:
+    def wording(self, context: PlayContext) -> Tell:
         return Tell(root=self.says)
 
 
@@ -56,7 +56,7 @@ class Question(Strategy):
     def limits(self, limits: Limits, task: Task) -> Limits:
         return one_turn(limits, self.tokens)
 
-    def wording(self, seat: Seat) -> Tell:
+    def wording(self, context: PlayContext) -> Tell:
         return Tell(root=self.says)
 
 
@@ -82,20 +82,20 @@ class Deciding(Strategy, Checked):
         """The word of the way that is taken when the decision cannot be read."""
         raise NotImplementedError(f"{type(self).__name__} has no fallback()")
 
-    def check(self, seat: Seat) -> None:
-        check_delegation(seat.limits, 1)
+    def check(self, context: PlayContext) -> None:
+        check_delegation(context.limits, 1)
 
-    def wording(self, seat: Seat) -> Tell | None:
+    def wording(self, context: PlayContext) -> Tell | None:
         return Tell(root=self.question())
 
-    def play(self, instances: Sequence[Instance], seat: Seat, player: Player) -> list[Episodes]:
+    def play(self, instances: Sequence[Instance], context: PlayContext, player: Player) -> list[Episodes]:
         asked = Question(self.question(), self.decision_tokens)
-        first = asked.play_once(instances, [seat.limits] * len(instances), 0, seat, player)
+        first = asked.play_once(instances, [context.limits] * len(instances), 0, context, player)
         played: list[Episodes] = [(record,) for record in first]
         for way in self.ways():
             so = [i for i, record in enumerate(first) if record.root.turns and self._word(record) == way.word]
             records = way.play_once(
-                [instances[i] for i in so], [rest(seat.limits, played[i]) for i in so], 1, seat, player
+                [instances[i] for i in so], [rest(context.limits, played[i]) for i in so], 1, context, player
             )
             for i, record in zip(so, records, strict=True):
                 played[i] += (record,)

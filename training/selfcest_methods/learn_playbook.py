@@ -23,7 +23,7 @@ from selfcest_env.types import Task
 from selfcest_eval.play.config import StudyConfig, load_study
 from selfcest_eval.play.instances import instances_of, source_of
 from selfcest_eval.play.policies import make_policy
-from selfcest_eval.play.strategies import Instance, Seat
+from selfcest_eval.play.strategies import Instance, PlayContext
 from selfcest_methods.playbook import Gold, Learner, Playbook, name_of
 from selfcest_training.families import TEST_FRACTION
 from selfcest_training.faults import exit_code, line_of
@@ -51,7 +51,7 @@ def learn_playbook(study: Path, family: str, tasks: int, file: Path, most: int, 
     instances = [Instance(task, stream_seed("playbook", seed, i)) for i, task in enumerate(drawn)]
     policy = make_policy(config.policy.name, config.policy.options, "policy")
     playbook = Playbook.from_file(file) if file.exists() else Playbook()
-    seat = Seat(config.limits, config.temperature, source, policy.rules(config.limits).protocol)
+    context = PlayContext(config.limits, config.temperature, source, policy.rules(config.limits).protocol)
     reward = make_reward(config.reward.name, **config.reward.options)
     had = sum(name_of(task, source) in playbook.tasks for task in drawn)
     if had:
@@ -59,7 +59,7 @@ def learn_playbook(study: Path, family: str, tasks: int, file: Path, most: int, 
     if had == len(drawn):
         return
     with closing(policy.load(seed)) as player:
-        for step in learner.learn(instances, playbook, seat, player, reward):
+        for step in learner.learn(instances, playbook, context, player, reward):
             replace_text(file, step.playbook.to_json())
             bullets = f"{len(step.playbook.root)} for roots, {len(step.playbook.clone)} for clones"
             displaced = f", {step.displaced} made room" if step.displaced else ""

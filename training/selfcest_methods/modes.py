@@ -18,7 +18,7 @@ from selfcest_env.protocol import Note
 from selfcest_env.stored import stored_as
 from selfcest_env.structure import Count, check_unused
 from selfcest_env.types import Limits, Task
-from selfcest_eval.play.strategies import Episodes, Instance, Monolithic, Seat, Strategy
+from selfcest_eval.play.strategies import Episodes, Instance, Monolithic, PlayContext, Strategy
 from selfcest_methods.deciding import Deciding, Way, one_turn
 
 
@@ -77,15 +77,15 @@ class Modes(Deciding):
     def fallback(self) -> str:
         return self.otherwise
 
-    def check(self, seat: Seat) -> None:
+    def check(self, context: PlayContext) -> None:
         if self.mode in ("adaptive", "agentic"):
-            super().check(seat)
+            super().check(context)
 
-    def play(self, instances: Sequence[Instance], seat: Seat, player: Player) -> list[Episodes]:
+    def play(self, instances: Sequence[Instance], context: PlayContext, player: Player) -> list[Episodes]:
         if self.mode == "adaptive":
-            return super().play(instances, seat, player)
+            return super().play(instances, context, player)
         (way,) = [way for way in self.ways() if way.word == self.mode]
-        return way.play(instances, seat, player)
+        return way.play(instances, context, player)
 
     def executed(self, episodes: Episodes) -> bool | None:
         return super().executed(episodes) if self.mode == "adaptive" else None

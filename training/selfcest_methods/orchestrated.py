@@ -24,7 +24,7 @@ from selfcest_env.record import EpisodeRecord
 from selfcest_env.types import Action, Answer, CloneRequest, Delegate, Limits, Outcome, Task
 from selfcest_env.views import Observation
 from selfcest_eval.play.scripted_roots import ScriptedRoot, obeyed
-from selfcest_eval.play.strategies import Episodes, Seat, Strategy, check_delegation
+from selfcest_eval.play.strategies import Episodes, PlayContext, Strategy, check_delegation
 
 NOTHING = "?"  # the answer of who has found none
 
@@ -70,18 +70,18 @@ class Orchestrated(Strategy):
         most = None if limits.max_turns is None else max(limits.max_turns, self.turns)
         return replace(limits, turn_tokens=None, max_turns=most, max_reads=0)  # ScriptedRoot keeps the policy's turns
 
-    def check(self, seat: Seat) -> None:
-        check_delegation(seat.limits, self.widest)
-        most, clones = seat.limits.max_clones, self.clones
+    def check(self, context: PlayContext) -> None:
+        check_delegation(context.limits, self.widest)
+        most, clones = context.limits.max_clones, self.clones
         if most is not None and clones is not None and most < clones:
             raise ConfigError(
                 f"limits.max_clones is {most}, and the script may start {clones} clones, {self.widest} at once; "
                 "raise it, or let the script ask less"
             )
 
-    def wrapper(self, seat: Seat) -> Wrapper:
-        script = Script(self, seat.protocol)
-        return partial(ScriptedRoot, script=script, turns=None, turn_tokens=seat.limits.turn_tokens)
+    def wrapper(self, context: PlayContext) -> Wrapper:
+        script = Script(self, context.protocol)
+        return partial(ScriptedRoot, script=script, turns=None, turn_tokens=context.limits.turn_tokens)
 
     def readable(self, past: Sequence[Asked]) -> bool:
         """Whether all plans and scores in the replies to these calls could be read."""

@@ -42,7 +42,7 @@ from selfcest_env.tasks import TaskSource
 from selfcest_env.tasks.source import identity_of
 from selfcest_env.text.wordings import Tell
 from selfcest_env.types import Role, Task
-from selfcest_eval.play.strategies import Episodes, Instance, Monolithic, Seat, Strategy
+from selfcest_eval.play.strategies import Episodes, Instance, Monolithic, PlayContext, Strategy
 from selfcest_training.files import readable
 
 LEARN = "python -m selfcest_methods.learn_playbook"
@@ -163,7 +163,7 @@ class WithPlaybook(Strategy, Checked):
 
     file: str = ""
 
-    def check(self, seat: Seat) -> None:
+    def check(self, context: PlayContext) -> None:
         _ = self.playbook
 
     @cached_property
@@ -174,7 +174,7 @@ class WithPlaybook(Strategy, Checked):
     def recipe(self) -> Mapping[str, object]:
         return {**super().recipe, "playbook": to_stored(self.playbook)}  # a file may change and keep its name
 
-    def wording(self, seat: Seat) -> Tell:
+    def wording(self, context: PlayContext) -> Tell:
         return self.playbook.wording()
 
     def check_tasks(self, tasks: Sequence[Task], source: TaskSource) -> None:
@@ -186,9 +186,9 @@ class WithPlaybook(Strategy, Checked):
                     f"and may hold its answer; make another with `{LEARN}` and this study"
                 )
 
-    def play(self, instances: Sequence[Instance], seat: Seat, player: Player) -> list[Episodes]:
-        self.check_tasks([instance.task for instance in instances], seat.source)  # also of who plays without a study
-        return super().play(instances, seat, player)
+    def play(self, instances: Sequence[Instance], context: PlayContext, player: Player) -> list[Episodes]:
+        self.check_tasks([instance.task for instance in instances], context.source)  # also of who plays without a study
+        return super().play(instances, context, player)
 
 
 def name_of(task: Task, source: TaskSource) -> str:
@@ -250,7 +250,7 @@ class _Asks(Monolithic):
 
     order: str = ""
 
-    def wording(self, seat: Seat) -> Tell:
+    def wording(self, context: PlayContext) -> Tell:
         return Tell(root=Note(self.order))
 
 
@@ -258,7 +258,7 @@ class _Asks(Monolithic):
 class _Plays(Strategy):
     book: Playbook = Playbook()
 
-    def wording(self, seat: Seat) -> Tell:
+    def wording(self, context: PlayContext) -> Tell:
         return self.book.wording()
 
 
@@ -276,14 +276,14 @@ class Learner(Checked):
     gold: Gold = "none"
 
     def learn(
-        self, instances: Sequence[Instance], playbook: Playbook, seat: Seat, player: Player, reward: Reward
+        self, instances: Sequence[Instance], playbook: Playbook, context: PlayContext, player: Player, reward: Reward
     ) -> Iterator[Learned]:
-        """One step per instance that the playbook is not from yet, in order. Every episode has the seat's limits."""
+        """One step per instance that the playbook is not from yet, in order. Every episode has the context's limits."""
         for instance in instances:
-            name, before = name_of(instance.task, seat.source), playbook
+            name, before = name_of(instance.task, context.source), playbook
             if name in playbook.tasks:
                 continue
-            (record,) = _Plays(playbook).play_once([instance], [seat.limits], 0, seat, player)
+            (record,) = _Plays(playbook).play_once([instance], [context.limits], 0, context, player)
             correct = reward.grade(record).correct
             shown: dict[str, object] = {"task": instance.task.prompt, "agents": _shown(record)}
             if self.gold != "none":
@@ -291,13 +291,13 @@ class Learner(Checked):
             if self.gold == "answer":
                 shown["right answer"] = instance.task.answer
             shown["advice"] = _all(playbook)
-            first = self._ask(REFLECT, shown, instance, 1, seat, player)
+            first = self._ask(REFLECT, shown, instance, 1, context, player)
             reflection = _read(first, Reflection)
             records, unread = [record, first], [] if reflection else ["reflector"]
             if reflection is not None:
                 playbook = playbook.marked(reflection.marks)
                 lesson = {"lesson": reflection.lesson, "advice": _all(playbook)}
-                second = self._ask(CURATE, lesson, instance, 2, seat, player)
+                second = self._ask(CURATE, lesson, instance, 2, context, player)
                 additions = _read(second, Additions)
                 records, unread = [*records, second], unread if additions is not None else ["curator"]
                 playbook = playbook.grown(additions or (), self.most)
@@ -307,11 +307,17 @@ class Learner(Checked):
             yield Learned(instance.task.task_id, playbook, correct, tokens, displaced, tuple(unread))
 
     def _ask(
-        self, order: str, shown: Mapping[str, object], instance: Instance, sample: int, seat: Seat, player: Player
+        self,
+        order: str,
+        shown: Mapping[str, object],
+        instance: Instance,
+        sample: int,
+        context: PlayContext,
+        player: Player,
     ) -> EpisodeRecord:
         task = Task(f"{instance.task.task_id}.{sample}", json.dumps(shown, ensure_ascii=False), "", "playbook")
         asked = replace(instance, task=task)
-        (record,) = _Asks(order=order).play_once([asked], [seat.limits], sample, seat, player)
+        (record,) = _Asks(order=order).play_once([asked], [context.limits], sample, context, player)
         return record
 
 

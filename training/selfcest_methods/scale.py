@@ -18,7 +18,7 @@ from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked, Count, NotNegative
 from selfcest_env.types import Action, Answer
 from selfcest_eval.play.samples import majority
-from selfcest_eval.play.strategies import Seat
+from selfcest_eval.play.strategies import PlayContext
 from selfcest_methods.orchestrated import NOTHING, Asked, Orchestrated, call, lines_of
 from selfcest_methods.score_text import read_scores
 
@@ -50,9 +50,9 @@ class Scale(Orchestrated, Checked):
     def clones(self) -> int:
         return 1 + self.parts + self.parts * self.threads
 
-    def check(self, seat: Seat) -> None:
-        super().check(seat)
-        if self.threads > 1 and seat.temperature == 0:
+    def check(self, context: PlayContext) -> None:
+        super().check(context)
+        if self.threads > 1 and context.temperature == 0:
             raise ConfigError("temperature is 0, so all threads would be equal; set the strategy's temperature above 0")
 
     def step(self, task: str, keys: tuple[str, ...], past: Sequence[Asked]) -> Action:

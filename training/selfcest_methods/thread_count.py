@@ -15,7 +15,7 @@ from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked, Count
 from selfcest_env.text.wordings import TellClones
 from selfcest_env.types import Limits, Task
-from selfcest_eval.play.strategies import Seat, Strategy, check_delegation
+from selfcest_eval.play.strategies import PlayContext, Strategy, check_delegation
 
 
 @stored_as("selfcest_training.evaluation.thread_count:ThreadCount", threads="threads")
@@ -32,8 +32,8 @@ class ThreadCount(Strategy, Checked):
     def limits(self, limits: Limits, task: Task) -> Limits:
         return replace(limits, max_clones=self.threads, max_clones_per_call=self.threads)
 
-    def wording(self, seat: Seat) -> TellClones:
+    def wording(self, context: PlayContext) -> TellClones:
         return TellClones()
 
-    def check(self, seat: Seat) -> None:
-        check_delegation(seat.limits, self.threads)
+    def check(self, context: PlayContext) -> None:
+        check_delegation(context.limits, self.threads)

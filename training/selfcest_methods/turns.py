@@ -20,7 +20,7 @@ from selfcest_env.stored import stored_as
 from selfcest_env.structure import Checked, Count
 from selfcest_env.text.wordings import TellTurns
 from selfcest_env.types import Limits, Task
-from selfcest_eval.play.strategies import Seat, Strategy
+from selfcest_eval.play.strategies import PlayContext, Strategy
 
 
 @stored_as("selfcest_training.evaluation.turns:TurnLimit", turns="turns", reminders="reminders")
@@ -39,11 +39,11 @@ class TurnLimit(Strategy, Checked):
     def limits(self, limits: Limits, task: Task) -> Limits:
         return replace(limits, max_turns=self._most)
 
-    def wording(self, seat: Seat) -> TellTurns:
+    def wording(self, context: PlayContext) -> TellTurns:
         return TellTurns(self.turns, self._most - self.turns, self.reminders)
 
-    def check(self, seat: Seat) -> None:
-        most = seat.limits.max_turns
+    def check(self, context: PlayContext) -> None:
+        most = context.limits.max_turns
         if most is not None and self._most > most:
             raise ConfigError(f"the strategy gives agents {self._most} turns, and limits.max_turns is {most}; raise it")
 

@@ -37,7 +37,7 @@ from selfcest_env.types import Limits, Task
 from selfcest_eval.play.costs import Costs
 from selfcest_eval.play.digest import digest
 from selfcest_eval.play.results import Result, read_results
-from selfcest_eval.play.strategies import Episodes, Instance, Seat, Strategy, make_strategy
+from selfcest_eval.play.strategies import Episodes, Instance, PlayContext, Strategy, make_strategy
 from selfcest_methods.state_zero import TaskValue, cell_of
 
 _BOTH = {"monolithic": PlugIn("monolithic"), "delegate": PlugIn("delegate")}
@@ -88,9 +88,9 @@ class V0Router(Strategy, Checked):
     def limits(self, limits: Limits, task: Task) -> Limits:
         return self.inside[self.route(task, limits)].limits(limits, task)
 
-    def check(self, seat: Seat) -> None:
+    def check(self, context: PlayContext) -> None:
         for strategy in self.inside.values():
-            strategy.check(seat)
+            strategy.check(context)
 
     def check_tasks(self, tasks: Sequence[Task], source: TaskSource) -> None:
         for task in tasks:
@@ -100,13 +100,13 @@ class V0Router(Strategy, Checked):
     def players(self) -> tuple[Strategy, ...]:
         return tuple(player for strategy in self.inside.values() for player in strategy.players())
 
-    def play(self, instances: Sequence[Instance], seat: Seat, player: Player) -> list[Episodes]:
-        routes = [self.route(instance.task, seat.limits) for instance in instances]
+    def play(self, instances: Sequence[Instance], context: PlayContext, player: Player) -> list[Episodes]:
+        routes = [self.route(instance.task, context.limits) for instance in instances]
         played: dict[int, Episodes] = {}
         for label, strategy in self.inside.items():
             chosen = [i for i, route in enumerate(routes) if route == label]
             if chosen:
-                played |= zip(chosen, strategy.play([instances[i] for i in chosen], seat, player), strict=True)
+                played |= zip(chosen, strategy.play([instances[i] for i in chosen], context, player), strict=True)
         return [played[i] for i in range(len(instances))]
 
     def choose(self, episodes: Episodes, grades: Sequence[Grade]) -> int:

@@ -20,7 +20,7 @@ from selfcest_env.rules import Rules
 from selfcest_env.tasks import ExpertSource, Style
 from selfcest_env.tasks.mixture import Mixture
 from selfcest_env.types import Limits, Outcome, Task
-from selfcest_eval.play.strategies import Episodes, Instance, Seat, Strategy
+from selfcest_eval.play.strategies import Episodes, Instance, PlayContext, Strategy
 
 _BUDGET, _LENGTHS = ("total_tokens", "generated_tokens"), ("context_tokens", "turn_tokens")
 LIFTS = ((), _BUDGET, _LENGTHS, _BUDGET + _LENGTHS)  # tried in this order
@@ -82,26 +82,26 @@ def styles_on(styles: Iterable[Style], limits: Limits, tasks: Sequence[Task]) ->
 
 
 def play_errorless(
-    strategy: Strategy, style: Style, instances: Sequence[Instance], seat: Seat, rules: Rules, reward: Reward
+    strategy: Strategy, style: Style, instances: Sequence[Instance], context: PlayContext, rules: Rules, reward: Reward
 ) -> list[Played]:
     """Let the expert play a strategy; under lifted limits what does not fit under its own.
 
     Args:
         strategy: played as it is, scripts and samples included.
         style: of the expert.
-        instances, seat: as for `Strategy.play`.
+        instances, context: as for `Strategy.play`.
         rules: those that the policy plays by, under whatever limits.
         reward: its grader says what is right.
     """
     # The expert of a mixture gives up on what none of its sources understands.
-    source = seat.source if isinstance(seat.source, ExpertSource) else Mixture((seat.source,))
-    player = ExpertPlayer(game=rules, actor=OracleActor(source, seat.protocol, style))
-    lifts = [tuple(name for name in lift if getattr(seat.limits, name) is not None) for lift in LIFTS]
+    source = context.source if isinstance(context.source, ExpertSource) else Mixture((context.source,))
+    player = ExpertPlayer(game=rules, actor=OracleActor(source, context.protocol, style))
+    lifts = [tuple(name for name in lift if getattr(context.limits, name) is not None) for lift in LIFTS]
     found: dict[int, Played] = {}
-    for lifted in dict.fromkeys(lifts if source is seat.source else lifts[:1]):
-        limits = replace(seat.limits, **{name: _FACTOR * getattr(seat.limits, name) for name in lifted})
+    for lifted in dict.fromkeys(lifts if source is context.source else lifts[:1]):
+        limits = replace(context.limits, **{name: _FACTOR * getattr(context.limits, name) for name in lifted})
         left = [i for i in range(len(instances)) if i not in found or not found[i].errorless]
-        played = strategy.play([instances[i] for i in left], replace(seat, limits=limits), player)
+        played = strategy.play([instances[i] for i in left], replace(context, limits=limits), player)
         for i, episodes in zip(left, played, strict=True):
             grades = tuple(reward.grade(episode) for episode in episodes)
             right = all(grade.correct for grade in grades)

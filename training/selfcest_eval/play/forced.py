@@ -20,7 +20,7 @@ from selfcest_env.record import Generation
 from selfcest_env.stored import stored_as
 from selfcest_env.tasks import ExpertSource, Style
 from selfcest_env.types import Delegate, Role, TurnKey
-from selfcest_eval.play.strategies import Seat, Strategy, check_delegation, expert_of
+from selfcest_eval.play.strategies import PlayContext, Strategy, check_delegation, expert_of
 
 
 class ForcedDecision:
@@ -78,15 +78,15 @@ class ForcedDecision:
 class _Forced(Strategy):
     uses_expert: ClassVar[bool] = True
 
-    def check(self, seat: Seat) -> None:
-        check_delegation(seat.limits, 1)
-        expert_of(seat)
+    def check(self, context: PlayContext) -> None:
+        check_delegation(context.limits, 1)
+        expert_of(context)
 
     def styles(self) -> tuple[Style, ...]:
         return (Style.DELEGATE if self.delegates else Style.READ,)
 
-    def wrapper(self, seat: Seat) -> Wrapper:
-        return partial(ForcedDecision, source=expert_of(seat), protocol=seat.protocol, delegate=self.delegates)
+    def wrapper(self, context: PlayContext) -> Wrapper:
+        return partial(ForcedDecision, source=expert_of(context), protocol=context.protocol, delegate=self.delegates)
 
 
 @stored_as("selfcest_training.evaluation.forced:AlwaysDelegates")

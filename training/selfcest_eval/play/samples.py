@@ -19,7 +19,7 @@ from selfcest_env.stored import declared_name, stored_as, to_stored
 from selfcest_env.structure import Checked, Count, Size
 from selfcest_env.tasks import Style
 from selfcest_env.types import Limits, Task
-from selfcest_eval.play.strategies import Episodes, Instance, Seat, Strategy
+from selfcest_eval.play.strategies import Episodes, Instance, PlayContext, Strategy
 
 _WORD = re.compile(r"[^\W\d_]{2}")
 _OPERATION = re.compile(r"[\\^_=+*/<>{}|]|(?<![^\W\d_]{2})[-−]|[-−](?![^\W\d_]{2})")  # no hyphen in a word
@@ -51,16 +51,16 @@ class Samples(Strategy, Checked):
     def styles(self) -> tuple[Style, ...]:
         return (Style.SOLVE if self.max_reads == 0 else Style.READ,)
 
-    def check(self, seat: Seat) -> None:
-        if self.samples > 1 and seat.temperature == 0:
+    def check(self, context: PlayContext) -> None:
+        if self.samples > 1 and context.temperature == 0:
             raise ConfigError("temperature is 0, so all samples would be equal; set the strategy's temperature above 0")
 
-    def play(self, instances: Sequence[Instance], seat: Seat, player: Player) -> list[Episodes]:
+    def play(self, instances: Sequence[Instance], context: PlayContext, player: Player) -> list[Episodes]:
         played: list[Episodes] = [()] * len(instances)
         for sample in range(self.samples):
-            left = [(i, limits) for i, done in enumerate(played) if (limits := what_is_left(seat.limits, done))]
+            left = [(i, limits) for i, done in enumerate(played) if (limits := what_is_left(context.limits, done))]
             records = self.play_once(
-                [instances[i] for i, _ in left], [limits for _, limits in left], sample, seat, player
+                [instances[i] for i, _ in left], [limits for _, limits in left], sample, context, player
             )
             for (i, _), record in zip(left, records, strict=True):
                 played[i] += (record,)

@@ -21,7 +21,7 @@ from selfcest_env.structure import Checked, Count
 from selfcest_env.tasks import Style
 from selfcest_env.types import CloneRequest, Delegate, FinishReason, Limits, Outcome, Role, Task, TurnKey
 from selfcest_env.views import Observation
-from selfcest_eval.play.strategies import Episodes, Seat, Strategy, check_delegation, expert_of
+from selfcest_eval.play.strategies import Episodes, PlayContext, Strategy, check_delegation, expert_of
 
 
 class ScriptedRoot:
@@ -108,12 +108,12 @@ class ForkJoin(Strategy):
         limits = replace(limits, max_depth=1, max_clones=clones, max_clones_per_call=clones, max_reads=0)
         return replace(limits, turn_tokens=None)  # ScriptedRoot keeps it
 
-    def check(self, seat: Seat) -> None:
-        check_delegation(seat.limits, 1)
+    def check(self, context: PlayContext) -> None:
+        check_delegation(context.limits, 1)
 
-    def wrapper(self, seat: Seat) -> Wrapper:
-        script = OneCall(self, seat.protocol)
-        return partial(ScriptedRoot, script=script, turns=1, turn_tokens=seat.limits.turn_tokens)
+    def wrapper(self, context: PlayContext) -> Wrapper:
+        script = OneCall(self, context.protocol)
+        return partial(ScriptedRoot, script=script, turns=1, turn_tokens=context.limits.turn_tokens)
 
     def executed(self, episodes: Episodes) -> bool | None:
         return all(obeyed(episode.root.turns[:1]) for episode in episodes)
@@ -134,9 +134,9 @@ class SpawnJoin(ForkJoin, Checked):
     def requests(self, text: str, keys: Sequence[str]) -> tuple[CloneRequest, ...]:
         return (CloneRequest(text, tuple(keys)),) * self.threads
 
-    def check(self, seat: Seat) -> None:
-        check_delegation(seat.limits, self.threads)
-        if self.threads > 1 and seat.temperature == 0:
+    def check(self, context: PlayContext) -> None:
+        check_delegation(context.limits, self.threads)
+        if self.threads > 1 and context.temperature == 0:
             raise ConfigError("temperature is 0, so all threads would be equal; set the strategy's temperature above 0")
 
 
@@ -167,16 +167,16 @@ class OracleDecomposition(Strategy):
     oracle: ClassVar[bool] = True
     uses_expert: ClassVar[bool] = True
 
-    def check(self, seat: Seat) -> None:
-        check_delegation(seat.limits, 1)
-        expert_of(seat)
+    def check(self, context: PlayContext) -> None:
+        check_delegation(context.limits, 1)
+        expert_of(context)
 
     def styles(self) -> tuple[Style, ...]:
         return (Style.DELEGATE,)
 
-    def wrapper(self, seat: Seat) -> Wrapper:
-        script = OracleActor(expert_of(seat), seat.protocol)
-        return partial(ScriptedRoot, script=script, turns=None, turn_tokens=seat.limits.turn_tokens)
+    def wrapper(self, context: PlayContext) -> Wrapper:
+        script = OracleActor(expert_of(context), context.protocol)
+        return partial(ScriptedRoot, script=script, turns=None, turn_tokens=context.limits.turn_tokens)
 
     def limits(self, limits: Limits, task: Task) -> Limits:
         return replace(limits, turn_tokens=None)  # ScriptedRoot keeps it

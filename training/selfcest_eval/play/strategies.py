@@ -38,8 +38,8 @@ class Instance:
 
 
 @dataclass(frozen=True)
-class Seat:
-    """What a strategy plays under, known before anybody is there to play.
+class PlayContext:
+    """What a strategy plays under; it is known before a policy is loaded.
 
     Attributes:
         limits: of the whole strategy, budget included.
@@ -82,7 +82,7 @@ class Strategy:
 
     @property
     def recipe(self) -> Mapping[str, object]:
-        """All that decides how its episodes are played, the seat apart. Equal recipes share episodes."""
+        """All that decides how its episodes are played, the `PlayContext` apart. Equal recipes share episodes."""
         recipe = {"strategy": self.identity, **to_stored(self)}
         # Results that were stored before strategies had versions are found under a recipe without one.
         return {**recipe, "version": self.version} if self.version else recipe
@@ -91,7 +91,7 @@ class Strategy:
         """What an episode on this task may use, of what the strategy may use."""
         return limits
 
-    def check(self, seat: Seat) -> None:
+    def check(self, context: PlayContext) -> None:
         """Raise `ConfigError` if the strategy could not be what it is named for."""
 
     def check_tasks(self, tasks: Sequence[Task], source: TaskSource) -> None:
@@ -111,29 +111,31 @@ class Strategy:
         """
         return ()
 
-    def wrapper(self, seat: Seat) -> Wrapper | None:
+    def wrapper(self, context: PlayContext) -> Wrapper | None:
         """What stands around the player's policy; `None`: nothing."""
         return None
 
-    def wording(self, seat: Seat) -> Wording | None:
+    def wording(self, context: PlayContext) -> Wording | None:
         """What its episodes say around the policy's protocol, as `text.wordings.TellTurns`; `None`: nothing."""
         return None
 
-    def play(self, instances: Sequence[Instance], seat: Seat, player: Player) -> list[Episodes]:
-        """The episodes of every instance. Together they never use more than the seat's limits."""
-        return [(record,) for record in self.play_once(instances, [seat.limits] * len(instances), 0, seat, player)]
+    def play(self, instances: Sequence[Instance], context: PlayContext, player: Player) -> list[Episodes]:
+        """The episodes of every instance. Together they never use more than the context's limits."""
+        return [
+            (record,) for record in self.play_once(instances, [context.limits] * len(instances), 0, context, player)
+        ]
 
     def play_once(
-        self, instances: Sequence[Instance], limits: Sequence[Limits], sample: int, seat: Seat, player: Player
+        self, instances: Sequence[Instance], limits: Sequence[Limits], sample: int, context: PlayContext, player: Player
     ) -> list[EpisodeRecord]:
         """One episode of every instance, each under limits of its own, all in one rollout."""
-        requests, wording = [], self.wording(seat)
+        requests, wording = [], self.wording(context)
         for instance, allowed in zip(instances, limits, strict=True):
             seed = stream_seed("sample", instance.seed, sample) if sample else instance.seed
             own = self.limits(allowed, instance.task)
             name = f"{instance.name}.{sample}"
             requests.append(RolloutRequest(name, instance.task, seed, own, wording=wording))
-        return player.play(requests, seat.temperature, wrap=self.wrapper(seat))
+        return player.play(requests, context.temperature, wrap=self.wrapper(context))
 
     def choose(self, episodes: Episodes, grades: Sequence[Grade]) -> int:
         """Which episode's answer counts. Strategies that look at `grades` are oracles."""
@@ -153,8 +155,8 @@ class Strategy:
 class Delegate(Strategy):
     """The policy may delegate, as the limits say."""
 
-    def check(self, seat: Seat) -> None:
-        check_delegation(seat.limits, 1)
+    def check(self, context: PlayContext) -> None:
+        check_delegation(context.limits, 1)
 
     def styles(self) -> tuple[Style, ...]:
         return (Style.DELEGATE,)
@@ -238,12 +240,12 @@ def shown_name(label: str, strategy: Strategy | type[Strategy]) -> str:
     return f"{label} (oracle)" if strategy.oracle else label
 
 
-def expert_of(seat: Seat) -> ExpertSource:
+def expert_of(context: PlayContext) -> ExpertSource:
     """The source, if it has an expert. Raises `ConfigError` if it has none."""
-    if isinstance(seat.source, ExpertSource):
-        return seat.source
+    if isinstance(context.source, ExpertSource):
+        return context.source
     raise ConfigError(
-        f"{type(seat.source).__name__} has no expert to play the root, or begin for it; name the families that have "
+        f"{type(context.source).__name__} has no expert to play the root, or begin for it; name the families that have "
         "one in the strategy's families"
     )
 

@@ -33,7 +33,7 @@ from selfcest_eval.play.instances import instances_of, source_of
 from selfcest_eval.play.policies import LEAST, PolicySource, check_servers, make_policy
 from selfcest_eval.play.results import Place, Result
 from selfcest_eval.play.store import Store
-from selfcest_eval.play.strategies import Episodes, Instance, Seat, Strategy, make_strategy, shown_name
+from selfcest_eval.play.strategies import Episodes, Instance, PlayContext, Strategy, make_strategy, shown_name
 from selfcest_eval.play.unplayable import RetryingPlayer
 from selfcest_training.config import Cell
 from selfcest_training.servers import store_counts
@@ -228,26 +228,26 @@ class Study:
             return
         with closing(policy.load(seed)) if here is None else nullcontext(here) as player:
             for block, lacking in missing:
-                strategy, seat = self.strategies[block.strategy], self.seat(block)
+                strategy, context = self.strategies[block.strategy], self.context(block)
                 for start in range(0, len(lacking), self.config.batch):
                     batch = lacking[start : start + self.config.batch]
                     new = self._not_found(batch, block, store)  # another strategy may have played some meanwhile
                     new = [item for item in new if item.played not in self._unplayable]
                     clock = time.perf_counter()
-                    played = self._played(new, block, strategy, seat, player)
+                    played = self._played(new, block, strategy, context, player)
                     seconds = (time.perf_counter() - clock) / max(1, len(new))
                     store.add(self._judged(block, [(item, episodes, seconds) for item, episodes in played]))
                     report(len(batch), str(block))
                     self._check_unplayable(block.cell)
 
     def _played(
-        self, items: Sequence[Keyed], block: Block, strategy: Strategy, seat: Seat, player: Player
+        self, items: Sequence[Keyed], block: Block, strategy: Strategy, context: PlayContext, player: Player
     ) -> list[tuple[Keyed, Episodes]]:
         """The episodes of those instances that can be played; the others are noted."""
         retrying = RetryingPlayer(player, self.config.tries - 1)
 
         def play(items: Sequence[Keyed]) -> list[Episodes]:
-            return strategy.play([item.instance for item in items], seat, retrying) if items else []
+            return strategy.play([item.instance for item in items], context, retrying) if items else []
 
         played, left, dropped = drop_failed(
             items, play, lambda item, episode: episode.rpartition(".")[0] == item.instance.name
@@ -290,7 +290,7 @@ class Study:
             shared = {key: result for key, result in found.items() if result.costs is not None}
             new = [item for item in lacking if item.key not in shared]
             played = play_errorless(
-                strategy, style, [item.instance for item in new], self.seat(block), rules, self.reward
+                strategy, style, [item.instance for item in new], self.context(block), rules, self.reward
             )
             store.add(
                 replace(shared[item.key], key=item.key, place=item.place) for item in lacking if item.key in shared
@@ -353,8 +353,8 @@ class Study:
     def _tasks(self, block: Block) -> list[Task]:
         return self.tasks[block.cell.family, block.cell.size]
 
-    def seat(self, block: Block) -> Seat:
-        return Seat(
+    def context(self, block: Block) -> PlayContext:
+        return PlayContext(
             self.config.limits_at(block.budget, block.strategy),
             self.config.temperature_of(block.strategy),
             self.sources[block.cell.family, block.cell.size],
@@ -362,15 +362,15 @@ class Study:
         )
 
     def _keyed(self, block: Block) -> list[Keyed]:
-        strategy, seat, cell = self.strategies[block.strategy], self.seat(block), block.cell
+        strategy, context, cell = self.strategies[block.strategy], self.context(block), block.cell
         expert = strategy.uses_expert or block.style is not None
         fixed = digest(
             strategy.recipe,
-            to_stored(seat.limits),
-            seat.temperature,
+            to_stored(context.limits),
+            context.temperature,
             self._prints[self._policy_name(block.strategy), block.seed],
             to_stored(_changed(self.config.tasks[cell.family], cell)) if expert else None,
-            *said_by(strategy, seat),
+            *said_by(strategy, context),
             *([] if block.style is None else [block.style]),
         )
         choice = [strategy.identity, self._judge, self._costs]
@@ -402,13 +402,13 @@ class Study:
         return digest({name: to_stored(spec) for name, spec in self.config.costs.items()}, *price)
 
     def _check(self, block: Block) -> None:
-        strategy, seat = self.strategies[block.strategy], self.seat(block)
+        strategy, context = self.strategies[block.strategy], self.context(block)
         try:
-            strategy.check(seat)
-            strategy.check_tasks(self._tasks(block), seat.source)
+            strategy.check(context)
+            strategy.check_tasks(self._tasks(block), context.source)
             for player, task in product(strategy.players(), self._tasks(block)[:1]):
-                rules = self.policy_of(block.strategy).rules(player.limits(seat.limits, task))
-                rules = rules.worded(player.wording(seat))
+                rules = self.policy_of(block.strategy).rules(player.limits(context.limits, task))
+                rules = rules.worded(player.wording(context))
                 Kernel(task, rules)  # a protocol that cannot say it says so here
                 rules.protocol.open(rules.clone_brief(1, "", {}, 1))
         except ConfigError as error:
@@ -417,7 +417,7 @@ class Study:
             raise ConfigError(f"{place}: {error}") from error
 
 
-def said_by(strategy: Strategy, seat: Seat) -> list[list[str]]:
+def said_by(strategy: Strategy, context: PlayContext) -> list[list[str]]:
     """What agents read that a strategy tells something: their openings, and what is said of their turns.
 
     A list for each of its players that has a wording, so that names of what is played without one stay as they are. It
@@ -426,9 +426,9 @@ def said_by(strategy: Strategy, seat: Seat) -> list[list[str]]:
     root = Brief(Role.ROOT, "[1] + 2?", keys=("B",), can_delegate=True, total_tokens=64, clones=2)
     briefs = (root, replace(root, role=Role.CLONE), replace(root, can_delegate=False))
     found = []
-    for wording in (player.wording(seat) for player in strategy.players()):
+    for wording in (player.wording(context) for player in strategy.players()):
         if wording is not None:
-            protocol = wording(seat.protocol)
+            protocol = wording(context.protocol)
             told = [message for brief in briefs for message in protocol.open(brief)]
             if (control := offered(protocol, ControlsTurns)) is not None:
                 told += [control.remind(protocol.fault(Fault.CUT_BY_LENGTH), left) for left in (1, 2)]
