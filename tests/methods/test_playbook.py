@@ -31,8 +31,8 @@ from selfcest_methods.playbook import (
     Bullet,
     Gold,
     Learned,
-    Learner,
     Playbook,
+    PlaybookLearner,
     WithPlaybook,
     name_of,
 )
@@ -96,7 +96,7 @@ def learn(
     count: int, actor: Model | None = None, gold: Gold = "verdict", playbook: Playbook | None = None
 ) -> list[Learned]:
     player = ScriptedPlayer(actor or Model(), lambda own: Rules(own, HERMES, WORDS), codec=None)
-    learner = Learner(gold=gold)
+    learner = PlaybookLearner(gold=gold)
     return list(learner.learn(instances(count), playbook or Playbook(), PLAY_CONTEXT, player, make_reward("correct")))
 
 
@@ -176,7 +176,7 @@ def test_what_the_reflector_is_told_of_the_truth() -> None:
     }  # fmt: skip
     assert told["answer"]["right answer"] == "10"
     assert "10" not in json.dumps([told["none"], told["verdict"]])
-    assert Learner().gold == "none"
+    assert PlaybookLearner().gold == "none"
 
 
 def test_no_task_is_learned_from_twice() -> None:
@@ -208,7 +208,8 @@ def test_a_question_is_known_whatever_documents_surround_it() -> None:
 
     context = replace(PLAY_CONTEXT, source=Questions())
     player = ScriptedPlayer(Model(), lambda own: Rules(own, HERMES, WORDS), codec=None)
-    steps = list(Learner(gold="verdict").learn(instances(2), Playbook(), context, player, make_reward("correct")))
+    learner = PlaybookLearner(gold="verdict")
+    steps = list(learner.learn(instances(2), Playbook(), context, player, make_reward("correct")))
     assert [step.playbook.tasks for step in steps] == [("Twice 2 + 3?",)]
 
 

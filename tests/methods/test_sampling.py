@@ -28,7 +28,7 @@ from selfcest_methods.clpo import Clpo
 from selfcest_methods.curriculum import Curriculum
 from selfcest_methods.dots import Dots
 from selfcest_methods.downsampled import Downsampled
-from selfcest_methods.eva import Eva, Spread
+from selfcest_methods.eva import Eva, ReturnSpread
 from selfcest_methods.knapsack import Knapsack, best_choice, value
 from selfcest_methods.mopps import Mopps
 from selfcest_methods.reinforce_ada import ReinforceAda
@@ -154,7 +154,10 @@ def test_tallies_by_hand() -> None:
     assert large == Tally(0.5, 0.5, 5.0)
     spread.observe(0, [played("a", [RIGHT, WRONG, WRONG, WRONG]), played("a", [RIGHT] * 4)])
     spread.observe(1, [played("a", [WRONG] * 2)])
-    assert spread.tallies.by_bucket == {Bucket("a", 1): Spread(0.5 * 8 + 2, 0.5 * 2 + 1, 0.5 * 0.1875, 0.5, 0.5 * 0.75)}
+    expected = ReturnSpread(0.5 * 8 + 2, 0.5 * 2 + 1, 0.5 * 0.1875, 0.5, 0.5 * 0.75)
+    assert spread.tallies.by_bucket == {Bucket("a", 1): expected}
+        Bucket("a", 1): ReturnSpread(0.5 * 8 + 2, 0.5 * 2 + 1, 0.5 * 0.1875, 0.5, 0.5 * 0.75)
+    }
     for one, again in ((remembers, Knapsack(decay=0.5)), (spread, Eva(decay=0.5))):
         again.load_state_dict(json.loads(json.dumps(one.state_dict())))
         assert again.tallies == one.tallies

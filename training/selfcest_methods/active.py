@@ -33,7 +33,7 @@ import numpy as np
 
 from selfcest_env.record import EpisodeGroup, EpisodeRecord
 from selfcest_env.structure import Count, Positive
-from selfcest_methods.buckets import RemembersBuckets, Sums, pick
+from selfcest_methods.buckets import RemembersBuckets, RemembersBucketsOptions, Sums, pick
 from selfcest_training.credit import succeeded
 from selfcest_training.families import Bucket
 from selfcest_training.stages.base import PlannedGroup, TaskMenu
@@ -50,25 +50,27 @@ class Doubts(Sums):
     consistency: float = 0.0
 
 
+@dataclass(frozen=True)
+class ActiveOptions(RemembersBucketsOptions):
+    """Attributes, besides those of `RemembersBuckets`:
+
+    term: an episode succeeds if this term of the reward is above 0.
+    floor: what every bucket is worth besides, in nats.
+    pool: tasks to choose each from.
+    """
+
+    term: str = "correct"
+    floor: Positive = 0.02
+    pool: Annotated[Count, "1: no choice"] = 4
+
+
 class Active(RemembersBuckets[Doubts]):
     """Tasks of buckets whose rollouts tell right from wrong by their doubt."""
 
     kept: ClassVar = Doubts
 
-    @dataclass(frozen=True)
-    class Options(RemembersBuckets.Options):
-        """Attributes, besides those of `RemembersBuckets`:
-
-        term: an episode succeeds if this term of the reward is above 0.
-        floor: what every bucket is worth besides, in nats.
-        pool: tasks to choose each from.
-        """
-
-        term: str = "correct"
-        floor: Positive = 0.02
-        pool: Annotated[Count, "1: no choice"] = 4
-
-    options: Options
+    Options = ActiveOptions
+    options: ActiveOptions
 
     def tally(self, group: EpisodeGroup) -> Doubts:
         found = [(succeeded(e, self.options.term), _doubt(e)) for e in group.episodes]

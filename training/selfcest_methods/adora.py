@@ -35,6 +35,20 @@ from selfcest_training.credit.base import Advantage, Credit, Promise, Replayed, 
 from selfcest_training.credit.wrapping import Wrapping
 
 
+@dataclass(frozen=True)
+class AdoraOptions(Wrapping.Options):
+    factor: NotNegative = 0.1
+    length: Annotated[str, OneOf(*cost_measures())] = "generated_tokens"
+    term: str = "correct"
+    rule: Literal["length", "difficulty"] = "length"
+    at_most: Share = 0.5
+    gain: NotNegative = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_unused(self, f"rule is {self.rule}", "at_most" if self.rule == "length" else "length")
+
+
 class Adora(Wrapping):
     """Options: `scheme`, `{name, options}` or null (default) for `grpo`; `factor` (default 0.1) and `gain` (default 1);
     `rule`, `length` (default) or `difficulty`; `length`, a cost (default `generated_tokens`); `at_most`, the share of
@@ -49,20 +63,8 @@ class Adora(Wrapping):
     promise: ClassVar[Promise] = Promise.BIASED
     null_player: ClassVar[bool] = False
 
-    @dataclass(frozen=True)
-    class Options(Wrapping.Options):
-        factor: NotNegative = 0.1
-        length: Annotated[str, OneOf(*cost_measures())] = "generated_tokens"
-        term: str = "correct"
-        rule: Literal["length", "difficulty"] = "length"
-        at_most: Share = 0.5
-        gain: NotNegative = 1.0
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            check_unused(self, f"rule is {self.rule}", "at_most" if self.rule == "length" else "length")
-
-    options: Options
+    Options = AdoraOptions
+    options: AdoraOptions
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         credit = checks.assign(self.inside, group, replayed)

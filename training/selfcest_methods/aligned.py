@@ -60,38 +60,38 @@ class Weighing(PlainState):
     sums: dict[str, list[float]]
 
 
+@dataclass(frozen=True)
+class AlignedOptions(Checked):
+    """Attributes:
+    terms: heuristic terms, with the weights that they begin with.
+    primary: the term that counts.
+    rate: of a weight, per step and unit of correlation.
+    shrink: pull towards 0, in units of correlation per unit of weight.
+    most: upper bound of a weight.
+    """
+
+    terms: Annotated[Mapping[str, NotNegative], NotEmpty()]
+    primary: str = "correct"
+    rate: Positive = 0.1
+    shrink: NotNegative = 0.0
+    most: Positive = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.primary in self.terms:
+            raise ConfigError(
+                f"terms has '{self.primary}', the primary term, whose weight stays; name heuristics alone"
+            )
+        for name, weight in self.terms.items():
+            if weight > self.most:
+                raise ConfigError(f"terms.{name} is {weight:g}, above most = {self.most:g}; lower it, or raise most")
+
+
 class Aligned(Stateful[Weighing]):
     """Weights that follow the correlation of terms with the primary one."""
 
-    @dataclass(frozen=True)
-    class Options(Checked):
-        """Attributes:
-        terms: heuristic terms, with the weights that they begin with.
-        primary: the term that counts.
-        rate: of a weight, per step and unit of correlation.
-        shrink: pull towards 0, in units of correlation per unit of weight.
-        most: upper bound of a weight.
-        """
-
-        terms: Annotated[Mapping[str, NotNegative], NotEmpty()]
-        primary: str = "correct"
-        rate: Positive = 0.1
-        shrink: NotNegative = 0.0
-        most: Positive = 2.0
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            if self.primary in self.terms:
-                raise ConfigError(
-                    f"terms has '{self.primary}', the primary term, whose weight stays; name heuristics alone"
-                )
-            for name, weight in self.terms.items():
-                if weight > self.most:
-                    raise ConfigError(
-                        f"terms.{name} is {weight:g}, above most = {self.most:g}; lower it, or raise most"
-                    )
-
-    options: Options
+    Options = AlignedOptions
+    options: AlignedOptions
 
     def weights(self, step: int) -> Mapping[str, float]:
         """The primary term is named as well, so that a reward without it is refused before any work."""

@@ -22,7 +22,7 @@ from selfcest_eval.play.strategies import PlayContext, Strategy, check_delegatio
 
 @stored_as("selfcest_training.evaluation.board:Board", posts="posts")
 @dataclass(frozen=True)
-class Board(Strategy, Checked):
+class NoteBoard(Strategy, Checked):
     """The policy delegates, and its clones may leave notes to those that come after them.
 
     Attributes:

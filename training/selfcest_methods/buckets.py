@@ -106,22 +106,24 @@ class Tallies(Generic[T]):
         self.by_bucket = {Bucket(family, size): self.kept(*sums) for family, size, *sums in state["tallies"]}
 
 
+@dataclass(frozen=True)
+class RemembersBucketsOptions(Checked):
+    """Base of the samplers that go by what came of buckets.
+
+    Attributes:
+        decay: what a step's sums count of the next one's. A bucket of which next to nothing is left is forgotten.
+    """
+
+    decay: Share = 0.9
+
+
 class RemembersBuckets(Stateful[Any], Generic[T]):
     """Base of the samplers that go by what came of buckets."""
 
     kept: ClassVar[type[Any]]  # the sums, T
 
-    @dataclass(frozen=True)
-    class Options(Checked):
-        """Base of the samplers that go by what came of buckets.
-
-        Attributes:
-            decay: what a step's sums count of the next one's. A bucket of which next to nothing is left is forgotten.
-        """
-
-        decay: Share = 0.9
-
-    options: Options
+    Options: ClassVar[type[Any]] = RemembersBucketsOptions
+    options: RemembersBucketsOptions
 
     def tally(self, group: EpisodeGroup) -> T:
         """What is kept of a group. Raises `RewardError` if the reward has no such term."""

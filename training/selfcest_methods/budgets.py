@@ -28,33 +28,35 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.structure import Count, Distinct
 from selfcest_env.types import Limits
 from selfcest_methods.knapsack import Knapsack
-from selfcest_methods.limit_changing import SetsLimit
+from selfcest_methods.limit_changing import SetsLimit, SetsLimitOptions
 from selfcest_training.config import changed_limits
 from selfcest_training.stages.base import PlannedGroup, TaskMenu
+
+
+@dataclass(frozen=True)
+class BudgetsOptions(SetsLimitOptions):
+    """Attributes, besides those of `SetsLimit`:
+
+    totals: budgets in tokens.
+    between: the smallest and the largest budget, both included; one of the two.
+    """
+
+    totals: Annotated[tuple[Count, ...], Distinct()] = ()
+    between: tuple[Count, Count] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if bool(self.totals) == (self.between is not None):
+            raise ConfigError(f"totals is {list(self.totals)} and between is {self.between}; set one of the two")
+        if self.between is not None and self.between[0] > self.between[1]:
+            raise ConfigError(f"between is {list(self.between)}; expected the smaller number first")
 
 
 class Budgets(SetsLimit):
     """A budget of total tokens for every group."""
 
-    @dataclass(frozen=True)
-    class Options(SetsLimit.Options):
-        """Attributes, besides those of `SetsLimit`:
-
-        totals: budgets in tokens.
-        between: the smallest and the largest budget, both included; one of the two.
-        """
-
-        totals: Annotated[tuple[Count, ...], Distinct()] = ()
-        between: tuple[Count, Count] | None = None
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            if bool(self.totals) == (self.between is not None):
-                raise ConfigError(f"totals is {list(self.totals)} and between is {self.between}; set one of the two")
-            if self.between is not None and self.between[0] > self.between[1]:
-                raise ConfigError(f"between is {list(self.between)}; expected the smaller number first")
-
-    options: Options
+    Options = BudgetsOptions
+    options: BudgetsOptions
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

@@ -70,30 +70,32 @@ class Waiting:
             self.originals.append(Original(**values))
 
 
+@dataclass(frozen=True)
+class ClpoOptions(Checked):
+    """Attributes:
+
+    hard, medium: the highest accuracy of a hard task, and of one of medium difficulty.
+    share: of a step's tasks that are twins at most.
+    tries: draws of a family in search of a twin.
+    term: an episode is right if this term of the reward is above 0.
+    """
+
+    hard: Share = 0.25
+    medium: Share = 0.75
+    share: Share = 0.5
+    tries: Count = 64
+    term: str = "correct"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_order(self, "hard", "medium")
+
+
 class Clpo(Stateful[Waiting]):
     """Tasks and twins of earlier ones."""
 
-    @dataclass(frozen=True)
-    class Options(Checked):
-        """Attributes:
-
-        hard, medium: the highest accuracy of a hard task, and of one of medium difficulty.
-        share: of a step's tasks that are twins at most.
-        tries: draws of a family in search of a twin.
-        term: an episode is right if this term of the reward is above 0.
-        """
-
-        hard: Share = 0.25
-        medium: Share = 0.75
-        share: Share = 0.5
-        tries: Count = 64
-        term: str = "correct"
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            check_order(self, "hard", "medium")
-
-    options: Options
+    Options = ClpoOptions
+    options: ClpoOptions
 
     def propose(self, step: int, num_tasks: int, menu: TaskMenu, rng: np.random.Generator) -> list[PlannedGroup]:
         waiting, room = self.state.originals, int(self.options.share * num_tasks)

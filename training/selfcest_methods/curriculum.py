@@ -30,7 +30,7 @@ from selfcest_env.plugin import PlainState
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.stored import stored_as
 from selfcest_env.structure import Count, OneOf, Share
-from selfcest_methods.limit_changing import Inside, SetsLimit
+from selfcest_methods.limit_changing import Inside, SetsLimit, SetsLimitOptions
 from selfcest_training.config import changed_limits
 from selfcest_training.credit import succeeded
 from selfcest_training.stages.base import PlannedGroup, TaskMenu
@@ -49,31 +49,33 @@ class _Progress(PlainState):
     right: int = 0
 
 
+@dataclass(frozen=True)
+class CurriculumOptions(SetsLimitOptions):
+    """Attributes, besides those of `SetsLimit`:
+
+    start, end: of the limit.
+    steps: from one to the other.
+    by: `steps` or `success`.
+    limit: which.
+    target: share of a step's rollouts that must be right to move on.
+    term: an episode is right if this term of the reward is above 0.
+    """
+
+    start: Count
+    end: Count
+    steps: Count
+    by: Literal["steps", "success"] = "steps"
+    limit: Annotated[str, OneOf(*_LIMITS)] = "total_tokens"
+    target: Share = 0.5
+    term: str = "correct"
+
+
 class Curriculum(SetsLimit):
     """A limit that moves over training."""
 
-    @dataclass(frozen=True)
-    class Options(SetsLimit.Options):
-        """Attributes, besides those of `SetsLimit`:
-
-        start, end: of the limit.
-        steps: from one to the other.
-        by: `steps` or `success`.
-        limit: which.
-        target: share of a step's rollouts that must be right to move on.
-        term: an episode is right if this term of the reward is above 0.
-        """
-
-        start: Count
-        end: Count
-        steps: Count
-        by: Literal["steps", "success"] = "steps"
-        limit: Annotated[str, OneOf(*_LIMITS)] = "total_tokens"
-        target: Share = 0.5
-        term: str = "correct"
-
-    options: Options
-    state: _State
+    Options = CurriculumOptions
+    options: CurriculumOptions
+    state: _CurriculumState
 
     @property
     def limit_set(self) -> str:
@@ -118,12 +120,12 @@ class Curriculum(SetsLimit):
             now.moves += now.rollouts > 0 and now.right >= self.options.target * now.rollouts
             now.step, now.rollouts, now.right = step, 0, 0
 
-    def initial_state(self) -> _State:
-        return _State(super().initial_state().sampler)
+    def initial_state(self) -> _CurriculumState:
+        return _CurriculumState(super().initial_state().sampler)
 
 
 @dataclass
-class _State(Inside):
+class _CurriculumState(Inside):
     progress: _Progress = field(default_factory=_Progress)
 
     def state_dict(self) -> Mapping[str, Any]:

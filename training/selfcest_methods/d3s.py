@@ -43,6 +43,14 @@ from selfcest_training.credit.wrapping import CountsSteps, Wrapping
 Kept = Annotated[float, Above(0), AtMost(1)]
 
 
+@dataclass(frozen=True)
+class D3sOptions(Wrapping.Options):
+    rollouts: Kept = 0.5
+    tokens: Kept = 0.5
+    steps: Count = 100
+    across: Literal["step", "group"] = "step"
+
+
 class D3s(CountsSteps, Wrapping):
     """Options: `scheme`, `{name, options}` or null (default) for `grpo`; `rollouts`, `tokens` (default 0.5 each), the
     shares kept at first; `steps` (default 100), after which all are; `across`, `step` (default) or `group`."""
@@ -56,14 +64,8 @@ class D3s(CountsSteps, Wrapping):
     null_player: ClassVar[bool] = False
     internals: ClassVar[frozenset[Internal]] = frozenset({Internal.ENTROPY})
 
-    @dataclass(frozen=True)
-    class Options(Wrapping.Options):
-        rollouts: Kept = 0.5
-        tokens: Kept = 0.5
-        steps: Count = 100
-        across: Literal["step", "group"] = "step"
-
-    options: Options
+    Options = D3sOptions
+    options: D3sOptions
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         """What it is without entropies: the scheme inside."""

@@ -33,6 +33,12 @@ from selfcest_training.credit.base import Advantage, Credit, Promise, Replayed
 from selfcest_training.credit.wrapping import Wrapping
 
 
+@dataclass(frozen=True)
+class DecisionOptions(Wrapping.Options):
+    average: bool = True
+    tokens: Annotated[Count | None, "null: the whole turn"] = None
+
+
 class Decision(Wrapping):
     """Options: `scheme`, `{name, options}` or null (default) for `rloo`; `average` (default true); `tokens` (default
     null: the whole turn)."""
@@ -44,12 +50,8 @@ class Decision(Wrapping):
     null_player: ClassVar[bool] = False
     default: ClassVar[str] = "rloo"
 
-    @dataclass(frozen=True)
-    class Options(Wrapping.Options):
-        average: bool = True
-        tokens: Annotated[Count | None, "null: the whole turn"] = None
-
-    options: Options
+    Options = DecisionOptions
+    options: DecisionOptions
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         credit = checks.assign(self.inside, group, replayed)

@@ -33,9 +33,31 @@ import numpy as np
 
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.structure import Count, Positive, Share
-from selfcest_methods.buckets import RemembersBuckets, Tally, pick
+from selfcest_methods.buckets import RemembersBuckets, RemembersBucketsOptions, Tally, pick
 from selfcest_training.families import Bucket
 from selfcest_training.stages.base import PlannedGroup, TaskMenu
+
+
+@dataclass(frozen=True)
+class DotsOptions(RemembersBucketsOptions):
+    """Attributes, besides those of `RemembersBuckets`:
+
+    term: an episode succeeds if this term of the reward is above 0.
+    target: success rate to aim at.
+    temperature: of the softmax, in units of the success rate.
+    width: e-fold distance of sizes, in units of their logarithm.
+    across: what a rollout of another family counts.
+    prior: rollouts that an estimate begins with, half of them right.
+    pool: tasks to choose each from.
+    """
+
+    term: str = "correct"
+    target: Share = 0.5
+    temperature: Positive = 0.1
+    width: Positive = 0.3
+    across: Share = 0.0
+    prior: Positive = 1.0
+    pool: Annotated[Count, "1: no choice"] = 4
 
 
 class Dots(RemembersBuckets[Tally]):
@@ -43,28 +65,8 @@ class Dots(RemembersBuckets[Tally]):
 
     kept: ClassVar = Tally
 
-    @dataclass(frozen=True)
-    class Options(RemembersBuckets.Options):
-        """Attributes, besides those of `RemembersBuckets`:
-
-        term: an episode succeeds if this term of the reward is above 0.
-        target: success rate to aim at.
-        temperature: of the softmax, in units of the success rate.
-        width: e-fold distance of sizes, in units of their logarithm.
-        across: what a rollout of another family counts.
-        prior: rollouts that an estimate begins with, half of them right.
-        pool: tasks to choose each from.
-        """
-
-        term: str = "correct"
-        target: Share = 0.5
-        temperature: Positive = 0.1
-        width: Positive = 0.3
-        across: Share = 0.0
-        prior: Positive = 1.0
-        pool: Annotated[Count, "1: no choice"] = 4
-
-    options: Options
+    Options = DotsOptions
+    options: DotsOptions
 
     def tally(self, group: EpisodeGroup) -> Tally:
         return Tally.of(group, self.options.term)

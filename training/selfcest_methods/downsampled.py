@@ -34,6 +34,13 @@ from selfcest_training.credit.chance import draw
 from selfcest_training.credit.wrapping import Wrapping
 
 
+@dataclass(frozen=True)
+class DownsampledOptions(Wrapping.Options):
+    size: Count = 8
+    term: str = "correct"
+    reweigh: bool = False
+
+
 class Downsampled(Wrapping):
     """Options: `scheme`, `{name, options}` or null (default) for `rloo`; `size` (8), n; `term` (`correct`), the term of
     the reward that is above 0 for a right episode; `reweigh` (false)."""
@@ -46,13 +53,8 @@ class Downsampled(Wrapping):
 
     default: ClassVar[str] = "rloo"
 
-    @dataclass(frozen=True)
-    class Options(Wrapping.Options):
-        size: Count = 8
-        term: str = "correct"
-        reweigh: bool = False
-
-    options: Options
+    Options = DownsampledOptions
+    options: DownsampledOptions
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         credit = checks.assign(self.inside, group, replayed)

@@ -25,13 +25,13 @@ import numpy as np
 
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.structure import Count, Positive
-from selfcest_methods.buckets import RemembersBuckets, Sums, pick
+from selfcest_methods.buckets import RemembersBuckets, RemembersBucketsOptions, Sums, pick
 from selfcest_training.families import Bucket
 from selfcest_training.stages.base import PlannedGroup, TaskMenu
 
 
 @dataclass(frozen=True)
-class Spread(Sums):
+class ReturnSpread(Sums):
     """Attributes:
     groups: their number.
     variance: of the returns of each group, with n in the denominator.
@@ -44,30 +44,32 @@ class Spread(Sums):
     mean_gap: float = 0.0
 
 
-class Eva(RemembersBuckets[Spread]):
+@dataclass(frozen=True)
+class EvaOptions(RemembersBucketsOptions):
+    """Attributes, besides those of `RemembersBuckets`:
+
+    info: see above.
+    floor: what every bucket is worth besides, so that none is forgotten; in units of the return (of its square).
+    pool: tasks to choose each from.
+    """
+
+    info: Literal["gap", "mean_gap", "variance"] = "gap"
+    floor: Positive = 0.05
+    pool: Annotated[Count, "1: no choice"] = 4
+
+
+class Eva(RemembersBuckets[ReturnSpread]):
     """Tasks of buckets whose rollouts differ most."""
 
-    kept: ClassVar = Spread
+    kept: ClassVar = ReturnSpread
 
-    @dataclass(frozen=True)
-    class Options(RemembersBuckets.Options):
-        """Attributes, besides those of `RemembersBuckets`:
+    Options = EvaOptions
+    options: EvaOptions
 
-        info: see above.
-        floor: what every bucket is worth besides, so that none is forgotten; in units of the return (of its square).
-        pool: tasks to choose each from.
-        """
-
-        info: Literal["gap", "mean_gap", "variance"] = "gap"
-        floor: Positive = 0.05
-        pool: Annotated[Count, "1: no choice"] = 4
-
-    options: Options
-
-    def tally(self, group: EpisodeGroup) -> Spread:
+    def tally(self, group: EpisodeGroup) -> ReturnSpread:
         returns = np.array([episode.team_return for episode in group.episodes])
         best = float(returns.max())
-        return Spread(
+        return ReturnSpread(
             len(returns), 1.0, float(returns.var()), best - float(returns.min()), best - float(returns.mean())
         )
 

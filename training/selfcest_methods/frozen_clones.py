@@ -29,6 +29,11 @@ from selfcest_training.credit.base import Credit, Promise, Replayed
 from selfcest_training.credit.wrapping import CountsSteps, Wrapping
 
 
+@dataclass(frozen=True)
+class FrozenClonesOptions(Wrapping.Options):
+    steps: Size = 20
+
+
 class FrozenClones(CountsSteps, Wrapping):
     """Options: `scheme`, `{name, options}` or null (default) for `grpo`; `steps` (default 20)."""
 
@@ -38,11 +43,8 @@ class FrozenClones(CountsSteps, Wrapping):
     promise: ClassVar[Promise] = Promise.BIASED
     null_player: ClassVar[bool] = False
 
-    @dataclass(frozen=True)
-    class Options(Wrapping.Options):
-        steps: Size = 20
-
-    options: Options
+    Options = FrozenClonesOptions
+    options: FrozenClonesOptions
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         credit = checks.assign(self.inside, group, replayed)

@@ -22,8 +22,13 @@ import numpy as np
 from selfcest_env.record import AgentRecord, EpisodeGroup, EpisodeRecord
 from selfcest_env.structure import Share
 from selfcest_env.types import TurnKey
-from selfcest_methods.value_head import FittedValues, ValueHead, features
+from selfcest_methods.value_head import FittedValues, FittedValuesOptions, ValueHead, features
 from selfcest_training.credit.base import Advantage, Credit, Internals, Replayed
+
+
+@dataclass(frozen=True)
+class GaeOptions(FittedValuesOptions):
+    lam: Share = 0.95
 
 
 class Gae(FittedValues[ValueHead]):
@@ -33,11 +38,8 @@ class Gae(FittedValues[ValueHead]):
     formula: ClassVar[str] = "every agent: A_t = sum_l lam^l delta_(t + l), delta = V(next turn) - V, at its end R - V"
     source: ClassVar[str] = "Schulman et al. (arXiv 1506.02438)"
 
-    @dataclass(frozen=True)
-    class Options(FittedValues.Options):
-        lam: Share = 0.95
-
-    options: Options
+    Options = GaeOptions
+    options: GaeOptions
 
     def assign_step(
         self, groups: Sequence[EpisodeGroup], replayed: Sequence[Replayed], internals: Internals

@@ -58,31 +58,33 @@ class Front(PlainState):
     count: int = 0
 
 
+@dataclass(frozen=True)
+class HypervolumeOptions(Checked):
+    """Attributes:
+    terms: weights by term, which the factor multiplies.
+    reference: by objective (a cost of `record.Cost`, or a reward term) the value that is worth nothing: the most
+        that a cost may be, the least of a term.
+    scale: of the gain in volume.
+    """
+
+    terms: Annotated[Weights, NotEmpty()]
+    reference: Annotated[Mapping[str, Annotated[float, Finite()]], NotEmpty()]
+    scale: Positive = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in self.reference.items():
+            if name in cost_measures() and value <= 0:
+                raise ConfigError(
+                    f"reference.{name} is {value:g}; expected a number > 0, the most that the cost may be"
+                )
+
+
 class Hypervolume(Stateful[Front]):
     """Weights times a factor of the last gain in volume."""
 
-    @dataclass(frozen=True)
-    class Options(Checked):
-        """Attributes:
-        terms: weights by term, which the factor multiplies.
-        reference: by objective (a cost of `record.Cost`, or a reward term) the value that is worth nothing: the most
-            that a cost may be, the least of a term.
-        scale: of the gain in volume.
-        """
-
-        terms: Annotated[Weights, NotEmpty()]
-        reference: Annotated[Mapping[str, Annotated[float, Finite()]], NotEmpty()]
-        scale: Positive = 1.0
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            for name, value in self.reference.items():
-                if name in cost_measures() and value <= 0:
-                    raise ConfigError(
-                        f"reference.{name} is {value:g}; expected a number > 0, the most that the cost may be"
-                    )
-
-    options: Options
+    Options = HypervolumeOptions
+    options: HypervolumeOptions
 
     def weights(self, step: int) -> Mapping[str, float]:
         factor = 0.5 + 1.5 * math.tanh(self.options.scale * self._gain()) if self.state.count else 1.0

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,7 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.record import EpisodeGroup, cost_measures
 from selfcest_env.structure import Between, Count, OneOf, check_order
 from selfcest_env.types import Task
-from selfcest_methods.buckets import Floats, RemembersBuckets, Tally, draw
+from selfcest_methods.buckets import Floats, RemembersBuckets, RemembersBucketsOptions, Tally, draw
 from selfcest_training.families import Bucket
 from selfcest_training.stages.base import PlannedGroup, TaskMenu
 
@@ -43,34 +43,36 @@ TokenCost = Annotated[str, OneOf(*cost_measures())]
 _ENOUGH = 0.9  # probability of both outcomes that is enough, as released
 
 
+@dataclass(frozen=True)
+class KnapsackOptions(RemembersBucketsOptions):
+    """Attributes, besides those of `RemembersBuckets`:
+
+    term: an episode succeeds if this term of the reward is above 0.
+    tokens: which cost of an episode is meant by its tokens.
+    min_rollouts, max_rollouts: of a task.
+    edge: rates no further from 0 or 1 count as these.
+    resolution: units that the budget is cut into.
+    """
+
+    term: str = "correct"
+    tokens: TokenCost = "total_tokens"
+    min_rollouts: Count = 2
+    max_rollouts: Count = 64
+    edge: Annotated[float, Between(0, 0.5)] = 0.02
+    resolution: Count = 4096
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_order(self, "min_rollouts", "max_rollouts")
+
+
 class Knapsack(RemembersBuckets[Tally]):
     """Rollouts where they are expected to teach most."""
 
     kept: ClassVar = Tally
 
-    @dataclass(frozen=True)
-    class Options(RemembersBuckets.Options):
-        """Attributes, besides those of `RemembersBuckets`:
-
-        term: an episode succeeds if this term of the reward is above 0.
-        tokens: which cost of an episode is meant by its tokens.
-        min_rollouts, max_rollouts: of a task.
-        edge: rates no further from 0 or 1 count as these.
-        resolution: units that the budget is cut into.
-        """
-
-        term: str = "correct"
-        tokens: TokenCost = "total_tokens"
-        min_rollouts: Count = 2
-        max_rollouts: Count = 64
-        edge: Annotated[float, Between(0, 0.5)] = 0.02
-        resolution: Count = 4096
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            check_order(self, "min_rollouts", "max_rollouts")
-
-    options: Options
+    Options: ClassVar[type[Any]] = KnapsackOptions
+    options: KnapsackOptions
 
     def tally(self, group: EpisodeGroup) -> Tally:
         return Tally.of(group, self.options.term, self.options.tokens)

@@ -56,42 +56,44 @@ class Multiplier(PlainState):
         return self.sum / self.count if self.count else None
 
 
+@dataclass(frozen=True)
+class LagrangianOptions(Checked):
+    """Attributes:
+    term: whose weight is the multiplier.
+    measure: what is bounded, a cost of `record.Cost` or a reward term.
+    at_most, at_least: the bound on its mean; one of the two.
+    rate: of the integral, per step and unit of relative error.
+    proportional: of the error itself; 0: dual ascent alone.
+    start: the multiplier at step 0.
+    most: its upper bound.
+    terms: weights of other terms, which stay.
+    """
+
+    term: str
+    measure: str
+    at_most: _Bound = None
+    at_least: _Bound = None
+    rate: Positive = 0.1
+    proportional: NotNegative = 0.0
+    start: NotNegative = 1.0
+    most: Positive = 10.0
+    terms: Weights = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.at_most is None) == (self.at_least is None):
+            raise ConfigError(f"at_most is {self.at_most} and at_least is {self.at_least}; set one of the two")
+        if self.start > self.most:
+            raise ConfigError(f"start is {self.start:g}, above most = {self.most:g}; lower it, or raise most")
+        if self.term in self.terms:
+            raise ConfigError(f"terms names '{self.term}', whose weight is the multiplier; leave it out")
+
+
 class Lagrangian(Stateful[Multiplier]):
     """The multiplier of a bound as the weight of a term."""
 
-    @dataclass(frozen=True)
-    class Options(Checked):
-        """Attributes:
-        term: whose weight is the multiplier.
-        measure: what is bounded, a cost of `record.Cost` or a reward term.
-        at_most, at_least: the bound on its mean; one of the two.
-        rate: of the integral, per step and unit of relative error.
-        proportional: of the error itself; 0: dual ascent alone.
-        start: the multiplier at step 0.
-        most: its upper bound.
-        terms: weights of other terms, which stay.
-        """
-
-        term: str
-        measure: str
-        at_most: _Bound = None
-        at_least: _Bound = None
-        rate: Positive = 0.1
-        proportional: NotNegative = 0.0
-        start: NotNegative = 1.0
-        most: Positive = 10.0
-        terms: Weights = field(default_factory=dict)
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            if (self.at_most is None) == (self.at_least is None):
-                raise ConfigError(f"at_most is {self.at_most} and at_least is {self.at_least}; set one of the two")
-            if self.start > self.most:
-                raise ConfigError(f"start is {self.start:g}, above most = {self.most:g}; lower it, or raise most")
-            if self.term in self.terms:
-                raise ConfigError(f"terms names '{self.term}', whose weight is the multiplier; leave it out")
-
-    options: Options
+    Options = LagrangianOptions
+    options: LagrangianOptions
 
     def weights(self, step: int) -> Mapping[str, float]:
         integral, error = self._moved(self.state.integral, self.state.mean)

@@ -24,7 +24,7 @@ from selfcest_eval.play.config import StudyConfig, load_study
 from selfcest_eval.play.instances import instances_of, source_of
 from selfcest_eval.play.policies import make_policy
 from selfcest_eval.play.strategies import Instance, PlayContext
-from selfcest_methods.playbook import Gold, Learner, Playbook, name_of
+from selfcest_methods.playbook import Gold, Playbook, PlaybookLearner, name_of
 from selfcest_training.families import TEST_FRACTION
 from selfcest_training.faults import exit_code, line_of
 from selfcest_training.files import replace_text
@@ -40,7 +40,7 @@ def learn_playbook(study: Path, family: str, tasks: int, file: Path, most: int, 
         TaskError: there are not so many tasks that the study does not play.
     """
     config = load_study(study)
-    learner = Learner(most, cast(Gold, gold))  # which checks it
+    learner = PlaybookLearner(most, cast(Gold, gold))  # which checks it
     if family not in config.tasks:
         raise ConfigError(f"--family is {family}; expected one of {', '.join(config.tasks)}")
     if config.policy is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import HasState, PlugIn, Stateful
@@ -29,21 +29,23 @@ class Inside:
             self.sampler.load_state_dict(state["sampler"])
 
 
+@dataclass(frozen=True)
+class SetsLimitOptions(Checked):
+    """Attributes:
+    sampler: who chooses tasks and rollouts.
+    """
+
+    sampler: PlugIn = field(default_factory=lambda: PlugIn("mixture"), kw_only=True)
+
+
 class SetsLimit(Stateful[Any]):
     """Base of a task sampler that sets one limit of what another one proposes.
 
     Raises `ConfigError` if a sampler inside sets the same limit.
     """
 
-    @dataclass(frozen=True)
-    class Options(Checked):
-        """Attributes:
-        sampler: who chooses tasks and rollouts.
-        """
-
-        sampler: PlugIn = field(default_factory=lambda: PlugIn("mixture"), kw_only=True)
-
-    options: Options
+    Options: ClassVar[type[Any]] = SetsLimitOptions
+    options: SetsLimitOptions
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

@@ -37,11 +37,26 @@ import numpy as np
 
 from selfcest_env.record import EpisodeGroup
 from selfcest_env.structure import Count, Share
-from selfcest_methods.buckets import RemembersBuckets, Tally, draw
+from selfcest_methods.buckets import RemembersBuckets, RemembersBucketsOptions, Tally, draw
 from selfcest_training.families import Bucket
 from selfcest_training.stages.base import PlannedGroup, TaskMenu
 
 _UNKNOWN = Tally()
+
+
+@dataclass(frozen=True)
+class MoppsOptions(RemembersBucketsOptions):
+    """Attributes, besides those of `RemembersBuckets`:
+
+    term: an episode succeeds if this term of the reward is above 0.
+    target: success rate to aim at.
+    pool: tasks to choose each from.
+    """
+
+    decay: Share = 0.5
+    term: str = "correct"
+    target: Share = 0.5
+    pool: Annotated[Count, "1: no choice"] = 4
 
 
 class Mopps(RemembersBuckets[Tally]):
@@ -49,21 +64,8 @@ class Mopps(RemembersBuckets[Tally]):
 
     kept: ClassVar = Tally
 
-    @dataclass(frozen=True)
-    class Options(RemembersBuckets.Options):
-        """Attributes, besides those of `RemembersBuckets`:
-
-        term: an episode succeeds if this term of the reward is above 0.
-        target: success rate to aim at.
-        pool: tasks to choose each from.
-        """
-
-        decay: Share = 0.5
-        term: str = "correct"
-        target: Share = 0.5
-        pool: Annotated[Count, "1: no choice"] = 4
-
-    options: Options
+    Options = MoppsOptions
+    options: MoppsOptions
 
     def tally(self, group: EpisodeGroup) -> Tally:
         return Tally.of(group, self.options.term)

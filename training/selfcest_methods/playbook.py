@@ -263,7 +263,7 @@ class _Plays(Strategy):
 
 
 @dataclass(frozen=True)
-class Learner(Checked):
+class PlaybookLearner(Checked):
     """Learns a playbook, task by task.
 
     Attributes:

@@ -36,6 +36,12 @@ from selfcest_training.credit.base import Credit, Promise, Replayed
 from selfcest_training.credit.wrapping import Wrapping
 
 
+@dataclass(frozen=True)
+class SaltOptions(Wrapping.Options):
+    history: Annotated[Count | None, "null: all of the past"] = None
+    thoughts: bool = False
+
+
 class Salt(Wrapping):
     """Options: `scheme`, `{name, options}` or null (default) for `grpo`; `history` (default null: all of the past);
     `thoughts` (default false)."""
@@ -46,12 +52,8 @@ class Salt(Wrapping):
     promise: ClassVar[Promise] = Promise.BIASED
     null_player: ClassVar[bool] = False
 
-    @dataclass(frozen=True)
-    class Options(Wrapping.Options):
-        history: Annotated[Count | None, "null: all of the past"] = None
-        thoughts: bool = False
-
-    options: Options
+    Options = SaltOptions
+    options: SaltOptions
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         credit = checks.assign(self.inside, group, replayed)

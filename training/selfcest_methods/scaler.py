@@ -112,32 +112,34 @@ class Standings:
         self.tracks = {name: Track(*track) for name, track in state["tracks"].items()}
 
 
+@dataclass(frozen=True)
+class ScalerOptions(Checked):
+    """Attributes:
+
+    knobs: by family.
+    active: families that are drawn from at a time; `None`: all.
+    target: accuracy to hold.
+    gain, max_move: levels per unit of accuracy, and per round at most.
+    stuck, saturated, window: rounds, see above.
+    term: an episode is right if this term of the reward is above 0.
+    """
+
+    knobs: Mapping[str, Knob]
+    active: Annotated[Count | None, "null: all"] = None
+    target: Share = 0.5
+    gain: Positive = 2.0
+    max_move: Positive = 1.0
+    stuck: Count = 5
+    saturated: Count = 5
+    window: Annotated[int, AtLeast(2)] = 50
+    term: str = "correct"
+
+
 class Scaler(Stateful[Standings]):
     """Families whose level follows their accuracy."""
 
-    @dataclass(frozen=True)
-    class Options(Checked):
-        """Attributes:
-
-        knobs: by family.
-        active: families that are drawn from at a time; `None`: all.
-        target: accuracy to hold.
-        gain, max_move: levels per unit of accuracy, and per round at most.
-        stuck, saturated, window: rounds, see above.
-        term: an episode is right if this term of the reward is above 0.
-        """
-
-        knobs: Mapping[str, Knob]
-        active: Annotated[Count | None, "null: all"] = None
-        target: Share = 0.5
-        gain: Positive = 2.0
-        max_move: Positive = 1.0
-        stuck: Count = 5
-        saturated: Count = 5
-        window: Annotated[int, AtLeast(2)] = 50
-        term: str = "correct"
-
-    options: Options
+    Options = ScalerOptions
+    options: ScalerOptions
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

@@ -134,6 +134,12 @@ def _sigmoid(x: Floats) -> Floats:
     return np.asarray(1 / (1 + np.exp(-np.clip(x, -30, 30))))
 
 
+@dataclass(frozen=True)
+class StateZeroOptions(Checked):
+    decay: Share = 0.9
+    ridge: Annotated[float, Above(0)] = 0.1
+
+
 class StateZero(Stateful[TaskValue], CreditAssigner):
     """Options: `decay` (default 0.9), the weight of a step's returns against the next's; `ridge` (default 0.1), in
     rollouts."""
@@ -144,12 +150,8 @@ class StateZero(Stateful[TaskValue], CreditAssigner):
     promise: ClassVar[Promise] = Promise.UNBIASED
     null_player: ClassVar[bool] = False
 
-    @dataclass(frozen=True)
-    class Options(Checked):
-        decay: Share = 0.9
-        ridge: Annotated[float, Above(0)] = 0.1
-
-    options: Options
+    Options = StateZeroOptions
+    options: StateZeroOptions
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
         returns = [episode.team_return for episode in group.episodes]

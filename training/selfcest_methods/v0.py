@@ -26,26 +26,28 @@ from selfcest_env.record import EpisodeGroup
 from selfcest_env.structure import Above
 from selfcest_env.types import Task
 from selfcest_methods.buckets import Floats, Tallies, Tally
-from selfcest_methods.knapsack import Knapsack
+from selfcest_methods.knapsack import Knapsack, KnapsackOptions
 from selfcest_methods.state_zero import TaskValue, cell_of
 from selfcest_training.credit import succeeded
 from selfcest_training.stages.base import TaskMenu
 
 
+@dataclass(frozen=True)
+class V0Options(KnapsackOptions):
+    """Attributes, besides those of `Knapsack`:
+
+    ridge: of the regression, in rollouts.
+    """
+
+    ridge: Annotated[float, Above(0)] = 0.1
+
+
 class V0(Knapsack):
     """`Knapsack` with success rates that a regression predicts."""
 
-    @dataclass(frozen=True)
-    class Options(Knapsack.Options):
-        """Attributes, besides those of `Knapsack`:
-
-        ridge: of the regression, in rollouts.
-        """
-
-        ridge: Annotated[float, Above(0)] = 0.1
-
-    options: Options
-    state: _State
+    Options = V0Options
+    options: V0Options
+    state: _V0State
 
     def rates(self, tasks: Sequence[Task], menu: TaskMenu) -> Floats:
         return np.array([self.state.value(cell_of(task, menu.limits)) for task in tasks])
@@ -56,8 +58,8 @@ class V0(Knapsack):
         episodes = [episode for group in groups for episode in group.episodes]
         self.state.value.fit([(cell_of(e.task, e.limits), float(succeeded(e, self.options.term))) for e in episodes])
 
-    def initial_state(self) -> _State:
-        return _State(Tallies(self.kept), TaskValue(self.options.decay, self.options.ridge, "logit"))
+    def initial_state(self) -> _V0State:
+        return _V0State(Tallies(self.kept), TaskValue(self.options.decay, self.options.ridge, "logit"))
 
     @property
     def tallies(self) -> Tallies[Tally]:
@@ -65,7 +67,7 @@ class V0(Knapsack):
 
 
 @dataclass
-class _State:
+class _V0State:
     tallies: Tallies[Tally]
     value: TaskValue
 

@@ -97,6 +97,12 @@ class ValueHead:
             self._solve()
 
 
+@dataclass(frozen=True)
+class FittedValuesOptions(Checked):
+    decay: Share = 0.95
+    ridge: Annotated[float, Above(0)] = 0.01
+
+
 class FittedValues(Stateful[S], CreditAssigner):
     """Base of the schemes with value heads. Options: `decay` (default 0.95), the weight of a step's returns against the
     next's; `ridge` (default 0.01)."""
@@ -105,12 +111,8 @@ class FittedValues(Stateful[S], CreditAssigner):
     null_player: ClassVar[bool] = False
     internals: ClassVar[frozenset[Internal]] = frozenset({Internal.HIDDEN})
 
-    @dataclass(frozen=True)
-    class Options(Checked):
-        decay: Share = 0.95
-        ridge: Annotated[float, Above(0)] = 0.01
-
-    options: Options
+    Options: ClassVar[type[Any]] = FittedValuesOptions
+    options: FittedValuesOptions
 
     def new_head(self) -> ValueHead:
         return ValueHead(self.options.decay, self.options.ridge)
