@@ -97,9 +97,9 @@ def rerun(name: str, how: Rerun) -> list[Path]:
             "before_rl": _figures(result for result in before if result.place.style is None),
             "errorless": _errorless(result for result in by_itself if result.place.style is not None),
             "decisions": {
-                ("after" if item.trio.free == last else "before"): _decisions(item)
+                ("after" if item.triple.free == last else "before"): _decisions(item)
                 for item in choices
-                if item.trio.free in (first, last)
+                if item.triple.free in (first, last)
             },
         }
         owner = "methods" if experiment.startswith("methods_") else "cells" if experiment in CREDIT else "delegation"

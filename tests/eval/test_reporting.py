@@ -46,9 +46,8 @@ from selfcest_eval.report.pathologies import (
 )
 from selfcest_eval.report.reading import reading_of
 from selfcest_eval.report.sources import JobLog, Source, config_of, read_sources
-from selfcest_eval.stats.decision import Choice, judge
-from selfcest_eval.stats.decision import Outcome as Played
-from selfcest_eval.stats.decision_table import Decided, Trio
+from selfcest_eval.stats.decision import Choice, InstanceOutcome, judge
+from selfcest_eval.stats.decision_table import Decided, ForcedTriple
 from selfcest_eval.stats.frontier import Point
 from selfcest_eval.stats.table import Curves
 from selfcest_training.config import RunConfig
@@ -328,12 +327,12 @@ def test_an_incompetent_baseline_and_a_common_pathology_are_said_first_and_what_
 
 def test_a_choice_is_judged_by_its_gap_to_the_better_forced_one(tmp_path: Path) -> None:
     def choice(size: int, reward: float) -> Choice:
-        ways = [Played(size, d, True, r, 10) for d, r in ((size > 5, reward), (True, size / 10), (False, 0.5))]
+        ways = [InstanceOutcome(size, d, True, r, 10) for d, r in ((size > 5, reward), (True, size / 10), (False, 0.5))]
         return Choice(*ways)
 
     played = {"s": [choice(2, 0.5)] * 10, "l": [choice(9, 0.9)] * 10}
     judged = {0: judge([one for found in played.values() for one in found])}
-    item = Decided(Trio("delegate", "always", "never"), "range", 240, played, judged)
+    item = Decided(ForcedTriple("delegate", "always", "never"), "range", 240, played, judged)
     made = source(tmp_path, {"delegate": 1.0, "monolithic": 1.0}, decisions=[item])
     assert "delegate earns 0.700 by its own choice, more than the 0.550 of the better forced choice, always" in (
         findings(made)[1].text

@@ -311,7 +311,7 @@ def test_both_choices_of_an_arm_are_played_and_judged(tmp_path: Path) -> None:
     played = {(r.place.family, r.place.strategy) for r in results}
     assert played == {("sums", f"{stage}{way}") for stage in stages for way in ways} | {("choice", "alone")}
     before, after = decided(study, results)
-    assert (before.trio.free, after.trio.free) == stages
+    assert (before.triple.free, after.triple.free) == stages
     for item in (before, after):
         assert [len(choices) for choices in item.sizes.values()] == [EPISODES]
         assert item.shares == [item.seeds[0].free.delegated]

@@ -16,11 +16,11 @@ from selfcest_env.record import EpisodeRecord
 from selfcest_env.tasks import ExpertSource, make_source
 from selfcest_env.types import Limits
 from selfcest_eval.play.strategies import Instance, PlayContext, make_strategy
-from selfcest_eval.stats.decision import Choice, Outcome, best_threshold, judge
+from selfcest_eval.stats.decision import Choice, InstanceOutcome, best_threshold, judge
 
 
-def outcome(size: int, delegated: bool, reward: float, tokens: int = 10) -> Outcome:
-    return Outcome(size, delegated, reward > 0, reward, tokens)
+def outcome(size: int, delegated: bool, reward: float, tokens: int = 10) -> InstanceOutcome:
+    return InstanceOutcome(size, delegated, reward > 0, reward, tokens)
 
 
 def choice(size: int, delegated: bool, always: float, never: float) -> Choice:

@@ -27,7 +27,7 @@ from selfcest_eval.play.digest import digest
 from selfcest_eval.play.results import Place, Result
 from selfcest_eval.play.strategies import STRATEGIES, Episodes, Instance, PlayContext, Strategy, make_strategy
 from selfcest_eval.stats.decision import outcome_of
-from selfcest_eval.stats.decision_table import Trio, trios
+from selfcest_eval.stats.decision_table import ForcedTriple, find_forced_triples
 from selfcest_methods.bandit import Bandit, judged_reward
 from selfcest_methods.decide_first import DecideFirst
 from selfcest_methods.deciding import rest, word_in
@@ -239,9 +239,9 @@ def test_the_f1_of_explicit_decisions() -> None:
         strategies=specs,
         policy=PlugIn("model"),
     )
-    assert trios(config) == [
-        Trio("plain", "always_delegates", "never_delegates"),
-        Trio("decide_first", "always_delegates", "never_delegates"),
+    assert find_forced_triples(config) == [
+        ForcedTriple("plain", "always_delegates", "never_delegates"),
+        ForcedTriple("decide_first", "always_delegates", "never_delegates"),
     ]
     reward = make_reward("correct")
     episodes = tuple(reward.score(one) for one in play(DecideFirst(), decides("delegate")))

@@ -156,8 +156,6 @@ def test_tallies_by_hand() -> None:
     spread.observe(1, [played("a", [WRONG] * 2)])
     expected = ReturnSpread(0.5 * 8 + 2, 0.5 * 2 + 1, 0.5 * 0.1875, 0.5, 0.5 * 0.75)
     assert spread.tallies.by_bucket == {Bucket("a", 1): expected}
-        Bucket("a", 1): ReturnSpread(0.5 * 8 + 2, 0.5 * 2 + 1, 0.5 * 0.1875, 0.5, 0.5 * 0.75)
-    }
     for one, again in ((remembers, Knapsack(decay=0.5)), (spread, Eva(decay=0.5))):
         again.load_state_dict(json.loads(json.dumps(one.state_dict())))
         assert again.tallies == one.tallies

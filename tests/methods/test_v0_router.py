@@ -27,7 +27,7 @@ from selfcest_eval.play.digest import digest
 from selfcest_eval.play.results import Place, Result, read_results
 from selfcest_eval.play.samples import SelfConsistency
 from selfcest_eval.play.store import Store
-from selfcest_eval.play.strategies import Delegate, Instance, PlayContext, make_strategy
+from selfcest_eval.play.strategies import DelegatingStrategy, Instance, PlayContext, make_strategy
 from selfcest_eval.play.study import Study
 from selfcest_eval.stats.statistics import Resampler
 from selfcest_eval.stats.table import curves_of, rows_of
@@ -287,7 +287,7 @@ def test_scripts_of_another_version_are_played_again(monkeypatch: pytest.MonkeyP
     after = names(SCRIPTS | {"delegate": {}})
     assert {label for label in before if before[label].isdisjoint(after[label])} == set(SCRIPTS)
     assert after["delegate"] == before["delegate"]
-    assert "version" not in Delegate().recipe, "what was stored before there were versions is found"
+    assert "version" not in DelegatingStrategy().recipe, "what was stored before there were versions is found"
 
 
 def test_tasks_that_a_strategy_must_not_play_are_found_before_work(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from selfcest_eval.play.study import Study
 from selfcest_eval.play.unplayable import leave_out, unplayable_lines
 from selfcest_eval.report.reading import check_places, headline, reading_of
 from selfcest_eval.report.study_report import write_page, write_report
-from selfcest_eval.stats.decision_table import decided, trios
+from selfcest_eval.stats.decision_table import decided, find_forced_triples
 from selfcest_eval.stats.table import curves_of
 from selfcest_training.config_file import dump_config, shipped_config
 from selfcest_training.faults import SignalExit, logged
@@ -85,7 +85,8 @@ def print_study(config: StudyConfig, console: Console, notes: Sequence[str] = ()
     file = config.folder / "results.jsonl"
     if not file.is_file():
         raise ConfigError(f"{config.folder} holds no results.jsonl: the study is not finished; add --resume to go on")
-    every, unplayable = list(read_results(file, whole=bool(trios(config)), experts=True)), read_unplayable(file)
+    every = list(read_results(file, whole=bool(find_forced_triples(config)), experts=True))
+    unplayable = read_unplayable(file)
     check_places(config, every, file)
     results = leave_out(every, unplayable)
     lost = [*unplayable_lines(every, unplayable), *server_lines(read_counts([config.folder]))]

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 
 from selfcest_env.protocol import Note
 from selfcest_env.stored import stored_as
-from selfcest_eval.play.strategies import Delegate, Monolithic, MonolithicRead
+from selfcest_eval.play.strategies import DelegatingStrategy, Monolithic, MonolithicRead
 from selfcest_methods.deciding import Deciding, Way
 
 
@@ -35,7 +35,7 @@ class DecideFirst(Deciding):
         alone = MonolithicRead() if self.reads else Monolithic()
         return (
             Way("alone", alone, Note("You have decided to work alone.", 1)),
-            Way("delegate", Delegate(), Note("You have decided to delegate.", 2)),
+            Way("delegate", DelegatingStrategy(), Note("You have decided to delegate.", 2)),
         )
 
     def question(self) -> Note:

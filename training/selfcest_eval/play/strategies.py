@@ -152,7 +152,7 @@ class Strategy:
 
 @stored_as("selfcest_training.evaluation.strategies:Delegate")
 @dataclass(frozen=True)
-class Delegate(Strategy):
+class DelegatingStrategy(Strategy):
     """The policy may delegate, as the limits say."""
 
     def check(self, context: PlayContext) -> None:
@@ -205,7 +205,7 @@ STRATEGIES = Registry(
     "selfcest.strategy",
     {
         "plain": "selfcest_eval.play.strategies:Strategy",
-        "delegate": "selfcest_eval.play.strategies:Delegate",
+        "delegate": "selfcest_eval.play.strategies:DelegatingStrategy",
         "monolithic": "selfcest_eval.play.strategies:Monolithic",
         "monolithic_read": "selfcest_eval.play.strategies:MonolithicRead",
         "self_consistency": "selfcest_eval.play.samples:SelfConsistency",

@@ -13,9 +13,9 @@ from selfcest_eval.report.pathologies import Count
 from selfcest_eval.report.sources import Source
 from selfcest_eval.report.study_report import SOLVED, cheap_by_failing, incompetent, unbegun
 from selfcest_eval.stats.decision_table import Decided
-from selfcest_eval.stats.frontier import MIN_INSTANCES, Comparison, Match, Verdict, compare_frontiers, match
+from selfcest_eval.stats.frontier import MIN_INSTANCES, FrontierComparison, Match, Verdict, compare_frontiers, match
 from selfcest_eval.stats.statistics import Estimate, over_seeds
-from selfcest_eval.stats.table import Curves, Row, by_family, rows_of
+from selfcest_eval.stats.table import Curves, TableRow, by_family, rows_of
 
 COMMON, FEW = 0.1, 5  # share and count from which on a pathology of episodes or groups is worth a line
 MOSTLY = 0.5  # of groups that teach nothing
@@ -48,7 +48,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Rivals:
+class BestBaseline:
     """The subject of a report against the best other strategy on one family, all sizes together.
 
     Attributes:
@@ -59,7 +59,7 @@ class Rivals:
     family: str
     subject: str
     rival: str
-    over: Mapping[str, Comparison]
+    over: Mapping[str, FrontierComparison]
     at: Match
 
 
@@ -76,7 +76,7 @@ def findings(source: Source) -> list[Finding]:
     ]
 
 
-def rivals(source: Source) -> list[Rivals]:
+def rivals(source: Source) -> list[BestBaseline]:
     """By family. Oracles, forced choices and the subject's own weights before RL are no rivals."""
     found, reading = [], source.reading
     for curves in by_family(source.cells):
@@ -89,7 +89,7 @@ def rivals(source: Source) -> list[Rivals]:
         resampler, least = reading.resampler(curves), reading.min_difference
         over = {cost: compare_frontiers(own, other, cost, resampler, least) for cost in reading.compared}
         at = match(own[-1], other[-1], resampler, reading.compared, least)
-        found.append(Rivals(curves.family, subject, rival, over, at))
+        found.append(BestBaseline(curves.family, subject, rival, over, at))
     return found
 
 
@@ -206,17 +206,17 @@ def _by_shift(source: Source, family: str, name: str) -> str:
     return f"{trained:.2f} on trained sizes, {beyond:.2f} beyond"
 
 
-def _wins(source: Source, found: Sequence[Rivals]) -> str:
+def _wins(source: Source, found: Sequence[BestBaseline]) -> str:
     said = []
     for item in found:
         apart = [f"{n}: {a}" for n in (item.subject, item.rival) if (a := _by_shift(source, item.family, n))]
         said.append(_against(item, source.reading.min_difference) + (f" ({'; '.join(apart)})" if apart else ""))
-    largest = {(item.family, item.trio.free): item for item in source.decisions if item.trio.free in source.final}
+    largest = {(item.family, item.triple.free): item for item in source.decisions if item.triple.free in source.final}
     said += [_choice(item) for item in largest.values()]  # budgets rise
     return _join(said) or "There is nothing to compare: no family was played by two policies."
 
 
-def _against(item: Rivals, least: float) -> str:
+def _against(item: BestBaseline, least: float) -> str:
     kinds: dict[str, list[str]] = {}
     for cost, comparison in item.over.items():
         words = {
@@ -257,8 +257,8 @@ def _choice(item: Decided) -> str:
     gap = _gap(item, word)
     said = {1: "more than", -1: "less than", 0: "not told apart from"}[_clear(gap, 0.0)]
     return (
-        f"on {item.family}, {item.trio.free} earns {free:.3f} by its own choice, {said} the {other:.3f} of the better "
-        f"forced choice, {word} ({gap.signed})"
+        f"on {item.family}, {item.triple.free} earns {free:.3f} by its own choice, {said} the {other:.3f} of the "
+        f"better forced choice, {word} ({gap.signed})"
     )
 
 
@@ -270,7 +270,7 @@ def _gap(item: Decided, forced: str) -> Estimate:
     return over_seeds([choice.free.reward - getattr(choice, forced).reward for choice in played])
 
 
-def _sure(source: Source, found: Sequence[Rivals]) -> str:
+def _sure(source: Source, found: Sequence[BestBaseline]) -> str:
     if not source.cells:
         return "Not at all: nothing has been evaluated yet."
     seeds, instances = len(source.cells[0].seeds), sorted({len(curves.task_ids) for curves in source.cells})
@@ -286,7 +286,7 @@ def _sure(source: Source, found: Sequence[Rivals]) -> str:
     return _join(said)
 
 
-def _next(source: Source, found: Sequence[Rivals]) -> Iterator[str]:
+def _next(source: Source, found: Sequence[BestBaseline]) -> Iterator[str]:
     """What to do, the most urgent first; there always is something."""
     rows, reading = _rows(source), source.reading
     if not source.cells:
@@ -300,7 +300,7 @@ def _next(source: Source, found: Sequence[Rivals]) -> Iterator[str]:
     regrets = {
         item.family: float(np.mean([judged.regret for judged in item.seeds.values()]))
         for item in source.decisions
-        if item.trio.free in source.final
+        if item.triple.free in source.final
     }
     if "never delegates" in names:
         yield (
@@ -334,11 +334,11 @@ def _next(source: Source, found: Sequence[Rivals]) -> Iterator[str]:
         yield f"harder tasks: the hardest here is {hardest[1]}, with an accuracy of {hardest[0]:.2f} at worst"
 
 
-def _rows(source: Source) -> list[Row]:
+def _rows(source: Source) -> list[TableRow]:
     return [row for curves in source.cells for row in rows_of(curves, source.reading.resampler(curves))]
 
 
-def _half(row: Row) -> float:
+def _half(row: TableRow) -> float:
     """Half of the interval of an accuracy, as far as it can be from the mean on one side."""
     width = min(1.0, row.accuracy.high) - max(0.0, row.accuracy.low)
     return width / 2 if 0 < row.accuracy.mean < 1 else width

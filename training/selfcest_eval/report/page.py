@@ -212,8 +212,14 @@ def _decision(item: Decided, source: Source) -> dict[str, Any]:
         }
         for seed, judged in item.seeds.items()
     ]
-    before = item.trio.free in source.before.values()
-    return {"family": item.family, "strategy": item.trio.free, "before": before, "budget": item.budget, "seeds": seeds}
+    before = item.triple.free in source.before.values()
+    return {
+        "family": item.family,
+        "strategy": item.triple.free,
+        "before": before,
+        "budget": item.budget,
+        "seeds": seeds,
+    }
 
 
 def _pathologies(source: Source, trees: Trees) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from selfcest_eval.play.config import StudyConfig
 from selfcest_eval.play.policies import is_seeded
 from selfcest_eval.play.results import Result
 from selfcest_eval.play.strategies import find_strategy, shown_name
-from selfcest_eval.stats.decision_table import trios
+from selfcest_eval.stats.decision_table import find_forced_triples
 from selfcest_eval.stats.statistics import Resampler
 from selfcest_eval.stats.table import Curves
 
@@ -73,7 +73,7 @@ def reading_of(config: StudyConfig, *, crossed: bool | None = None, subjects: Se
         crossed = any(is_seeded(config.policy_of(label)) for label in found)
     return Reading(
         subjects=subjects or (config.subject_strategy,),
-        aside=[forced for trio in trios(config) for forced in (trio.always, trio.never)],
+        aside=[forced for triple in find_forced_triples(config) for forced in (triple.always, triple.never)],
         labels={label: shown_name(label, strategy) for label, strategy in found.items()},
         baselines=[
             label

@@ -8,7 +8,7 @@ import numpy as np
 
 from selfcest_eval.play.costs import cost_name
 from selfcest_eval.report.reading import Reading
-from selfcest_eval.report.study_report import SOLVED, Against
+from selfcest_eval.report.study_report import SOLVED, PairedComparison
 from selfcest_eval.report.words import times
 from selfcest_eval.stats.decision_table import Decided
 from selfcest_eval.stats.table import Curves
@@ -20,7 +20,7 @@ def run_verdict(
     cells: Sequence[Curves],
     final: Sequence[str],
     decisions: Sequence[Decided],
-    found: Sequence[Against],
+    found: Sequence[PairedComparison],
     reading: Reading,
 ) -> str:
     """A line or two for each of: families, arms that can be compared, decisions, what was not learned.
@@ -61,7 +61,7 @@ def _accuracy(family: str, cells: Sequence[Curves], final: Sequence[str]) -> str
     return f"{family}, accuracy{' in and out of distribution' if outside else ''}: {'; '.join(said)}" if said else ""
 
 
-def _equal(found: Sequence[Against], final: Sequence[str], reading: Reading) -> list[str]:
+def _equal(found: Sequence[PairedComparison], final: Sequence[str], reading: Reading) -> list[str]:
     """Costs of an arm over another's, on cells where both are as accurate."""
     lines = []
     for first, second in dict.fromkeys((item.subject, item.strategy) for item in found):
@@ -82,9 +82,9 @@ def _equal(found: Sequence[Against], final: Sequence[str], reading: Reading) -> 
 def _decided(decisions: Sequence[Decided], final: Sequence[str]) -> list[str]:
     lines = []
     for after in decisions:
-        if after.trio.free not in final:
+        if after.triple.free not in final:
             continue
-        before = [d for d in decisions if d.family == after.family and d is not after and d.trio.free not in final]
+        before = [d for d in decisions if d.family == after.family and d is not after and d.triple.free not in final]
         shares = [" ".join(f"{share:.2f}" for share in item.shares) for item in (*before, after)]
         rewards = [_mean(item, "free") for item in (*before, after)]
         regrets = [np.mean([judged.regret for judged in item.seeds.values()]) for item in (*before, after)]

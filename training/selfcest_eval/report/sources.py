@@ -18,7 +18,7 @@ from selfcest_eval.report.pathologies import Count, Pathologies
 from selfcest_eval.report.reading import Reading, check_places, reading_of
 from selfcest_eval.report.training_run import arms_of, in_order, parts_of, results_of, server_folders, study_of
 from selfcest_eval.report.warm_starts import given_up_lines, warm_start_warnings
-from selfcest_eval.stats.decision_table import Decided, decided, trios
+from selfcest_eval.stats.decision_table import Decided, decided, find_forced_triples
 from selfcest_eval.stats.table import Curves, curves_of
 from selfcest_training.config import Cell, RunConfig
 from selfcest_training.config_file import load_stored_config
@@ -180,7 +180,8 @@ def _study(config: StudyConfig) -> Source:
     file = config.folder / "results.jsonl"
     if not file.is_file():
         raise ConfigError(f"{config.folder} holds no results.jsonl: the study is not finished; add --resume to go on")
-    every, unplayable = list(read_results(file, whole=bool(trios(config)), experts=True)), read_unplayable(file)
+    every = list(read_results(file, whole=bool(find_forced_triples(config)), experts=True))
+    unplayable = read_unplayable(file)
     check_places(config, every, file)
     results = leave_out(every, unplayable)
     reading = reading_of(config)

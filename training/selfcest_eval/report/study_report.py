@@ -21,9 +21,9 @@ from selfcest_eval.play.results import ENDINGS, SCORES
 from selfcest_eval.report.reading import Reading
 from selfcest_eval.report.words import at_equal_accuracy, matched, not_comparable, sentence, times
 from selfcest_eval.stats.decision_table import Decided, decision_section
-from selfcest_eval.stats.frontier import Comparison, Errorless, Match, Point, Verdict, compare_frontiers, match
+from selfcest_eval.stats.frontier import Errorless, FrontierComparison, Match, Point, Verdict, compare_frontiers, match
 from selfcest_eval.stats.statistics import MISSING, Estimate
-from selfcest_eval.stats.table import Curves, Row, by_family, rows_of
+from selfcest_eval.stats.table import Curves, TableRow, by_family, rows_of
 from selfcest_training.files import whole, write_text
 
 SOLVED = 0.9  # of the smallest size of a family, by a baseline that deserves the name
@@ -66,17 +66,17 @@ MEANINGS = {  # of scores, by the first name of each kind
 
 
 @dataclass(frozen=True)
-class Against:
+class PairedComparison:
     """The subject against another strategy on one cell: over each cost that is compared, and at each budget."""
 
     curves: Curves
     subject: str
     strategy: str
-    over: Mapping[str, Comparison]
+    over: Mapping[str, FrontierComparison]
     at: Sequence[Match]
 
 
-def comparisons(cells: Sequence[Curves], reading: Reading) -> list[Against]:
+def comparisons(cells: Sequence[Curves], reading: Reading) -> list[PairedComparison]:
     """The subject against every other strategy, cell by cell."""
     found, least = [], reading.min_difference
     for curves in cells:
@@ -89,14 +89,14 @@ def comparisons(cells: Sequence[Curves], reading: Reading) -> list[Against]:
                 over = {cost: compare_frontiers(own, points, cost, resampler, least) for cost in reading.compared}
                 pairs = zip(own, points, strict=True)
                 at = [match(left, right, resampler, reading.compared, least) for left, right in pairs]
-                found.append(Against(curves, subject, strategy, over, at))
+                found.append(PairedComparison(curves, subject, strategy, over, at))
     return found
 
 
 # Tables
 
 
-def markdown(rows: Sequence[Row], reading: Reading) -> str:
+def markdown(rows: Sequence[TableRow], reading: Reading) -> str:
     """The table as Markdown, one line per cell, budget and strategy; costs are means where a prompt fitted."""
     names = [*reading.costs, WALL]
     lines = [
@@ -122,7 +122,7 @@ def _number(value: float, digits: int = 1) -> str:
     return f"{value:.{digits}f}"
 
 
-def errorless(rows: Sequence[Row], reading: Reading) -> str:
+def errorless(rows: Sequence[TableRow], reading: Reading) -> str:
     """Costs beside those of errorless players, as a Markdown table; empty if no strategy has one."""
     lines = []
     for row in rows:
@@ -134,7 +134,7 @@ def errorless(rows: Sequence[Row], reading: Reading) -> str:
     return _table(heads, lines) if lines else ""
 
 
-def _player(style: Style, player: Errorless, row: Row) -> str:
+def _player(style: Style, player: Errorless, row: TableRow) -> str:
     if not player.instances:
         return f"{style}: no expert"
     of = len(row.curves.task_ids)
@@ -168,7 +168,7 @@ def _least_ratio(point: Point, cost: str) -> float | None:
     return own / other if other else None
 
 
-def endings(rows: Sequence[Row], reading: Reading) -> str:
+def endings(rows: Sequence[TableRow], reading: Reading) -> str:
     """How roots ended, and whether scripts were executed, as a Markdown table."""
     there = [status for status in ENDINGS if any(row.point.endings.get(status) for row in rows)]
     lines = [
@@ -179,7 +179,7 @@ def endings(rows: Sequence[Row], reading: Reading) -> str:
     return _table([*_heads(reading), "script executed", *(status.replace("_", " ") for status in there)], lines)
 
 
-def floors(rows: Sequence[Row], reading: Reading) -> str:
+def floors(rows: Sequence[TableRow], reading: Reading) -> str:
     """What graders could not score by their rule, as a Markdown table; empty if there is nothing."""
     lines = [
         [*_place(row, reading), note, str(count)] for row in rows for note, count in sorted(row.point.notes.items())
@@ -187,7 +187,7 @@ def floors(rows: Sequence[Row], reading: Reading) -> str:
     return _table([*_heads(reading), "grader's note", "answers"], lines) if lines else ""
 
 
-def scores(rows: Sequence[Row], reading: Reading) -> str:
+def scores(rows: Sequence[TableRow], reading: Reading) -> str:
     """What was measured beside accuracy, with what it means, as a Markdown table; empty if there is nothing."""
     rows = [row for row in rows if row.scores]
     names = [name for name in SCORES if any(name in row.scores for row in rows)]
@@ -201,7 +201,7 @@ def _heads(reading: Reading) -> list[str]:
     return ["family", "size", cost_name(reading.swept) + " at most", "strategy"]
 
 
-def _place(row: Row, reading: Reading) -> list[str]:
+def _place(row: TableRow, reading: Reading) -> list[str]:
     budget = "its limits" if row.point.budget is None else str(row.point.budget)
     return [row.curves.family, _size(row.curves), budget, reading.labels[row.strategy]]
 
@@ -214,7 +214,7 @@ def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in (heads, ["---"] * len(heads), *lines))
 
 
-def write_csv(rows: Sequence[Row], reading: Reading, path: Path) -> None:
+def write_csv(rows: Sequence[TableRow], reading: Reading, path: Path) -> None:
     """Every row with means and both ends of every interval; wall-clock without, since it is measured by batch.
 
     What a row does not have is left empty: costs where no prompt fitted, scores that say nothing of the cell, a script.
@@ -271,7 +271,7 @@ def _cells(estimate: Estimate | None) -> list[str]:
 # Words
 
 
-def summary(found: Sequence[Against], reading: Reading) -> str:
+def summary(found: Sequence[PairedComparison], reading: Reading) -> str:
     """The verdicts at equal cost as a Markdown table, with the mean gap in accuracy over the range of costs."""
     heads = ["family", "size", "strategies", *map(cost_name, reading.compared)]
     lines = []
@@ -281,11 +281,11 @@ def summary(found: Sequence[Against], reading: Reading) -> str:
     return _table(heads, lines)
 
 
-def _pair(item: Against, reading: Reading) -> str:
+def _pair(item: PairedComparison, reading: Reading) -> str:
     return f"{reading.labels[item.subject]} against {reading.labels[item.strategy]}"
 
 
-def statements(found: Sequence[Against], reading: Reading) -> str:
+def statements(found: Sequence[PairedComparison], reading: Reading) -> str:
     """Who wins on which cost where, with what confidence."""
     blocks = []
     for item in found:
@@ -299,7 +299,7 @@ def statements(found: Sequence[Against], reading: Reading) -> str:
     return "\n".join(blocks)
 
 
-def at_equal_accuracies(found: Sequence[Against], reading: Reading) -> str:
+def at_equal_accuracies(found: Sequence[PairedComparison], reading: Reading) -> str:
     """The ratios of costs where accuracies are equal, as a Markdown table."""
     heads = ["family", "size", "strategies", "accuracies", *map(cost_name, reading.compared)]
     lines = []
@@ -312,7 +312,7 @@ def at_equal_accuracies(found: Sequence[Against], reading: Reading) -> str:
     return _table(heads, lines)
 
 
-def write_equal_accuracy(found: Sequence[Against], reading: Reading, path: Path) -> None:
+def write_equal_accuracy(found: Sequence[PairedComparison], reading: Reading, path: Path) -> None:
     """The same as a CSV: both accuracies, the interval of their gap, and ratios with intervals where comparable."""
     names = ["accuracy_gap", *(f"{cost}_ratio" for cost in reading.compared)]
     with whole(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
@@ -333,12 +333,12 @@ def write_equal_accuracy(found: Sequence[Against], reading: Reading, path: Path)
             )
 
 
-def incompetent(rows: Sequence[Row], reading: Reading) -> list[str]:
+def incompetent(rows: Sequence[TableRow], reading: Reading) -> list[str]:
     """Baselines that do not solve the smallest size of a family at any budget: no fair baseline there."""
     smallest: dict[str, str] = {}
     for row in rows:
         smallest.setdefault(row.curves.family, row.curves.size)
-    best: dict[tuple[str, str], Row] = {}
+    best: dict[tuple[str, str], TableRow] = {}
     for row in rows:
         own = row.strategy in reading.baselines and row.strategy not in reading.aside  # no choice that was forced on it
         if own and row.curves.size == smallest[row.curves.family]:
@@ -370,7 +370,7 @@ _LINES = {  # one that is ahead at some costs and behind at others is counted in
 }
 
 
-def verdict(found: Sequence[Against], reading: Reading) -> str:
+def verdict(found: Sequence[PairedComparison], reading: Reading) -> str:
     """Five lines: what the subject wins and loses against, cost by cost, in comparisons of a cell and a strategy, and
     what it spends over those that are as accurate."""
     firsts = dict.fromkeys(reading.labels[item.subject] for item in found)
@@ -430,7 +430,7 @@ def overview(cells: Sequence[Curves], reading: Reading, arms: Mapping[str, str |
     )
 
 
-def _rank(row: Row, costs: Sequence[str]) -> tuple[float, float]:
+def _rank(row: TableRow, costs: Sequence[str]) -> tuple[float, float]:
     """Lower is better."""
     return -row.accuracy.mean, row.costs.get(costs[0], MISSING).mean if costs else 0.0
 
@@ -479,9 +479,9 @@ def plot(cells: Sequence[Curves], reading: Reading, cost: str, path: Path) -> No
         figure.savefig(partial, dpi=130)
 
 
-def _panels(cells: Sequence[Curves], reading: Reading) -> dict[str, list[Row]]:
+def _panels(cells: Sequence[Curves], reading: Reading) -> dict[str, list[TableRow]]:
     budgets = {point.budget for curves in cells for points in curves.strategies.values() for point in points}
-    panels: dict[str, list[Row]] = {}
+    panels: dict[str, list[TableRow]] = {}
     for curves in cells:
         title = curves.name if len(budgets) > 1 else curves.family
         panels.setdefault(title, []).extend(rows_of(curves, reading.resampler(curves)))
@@ -496,7 +496,7 @@ def write_report(
     notes: Sequence[str] = (),
     plots: Sequence[str] | None = None,
     decisions: Sequence[Decided] = (),
-    verdict_of: Callable[[Sequence[Against], Reading], str] = verdict,
+    verdict_of: Callable[[Sequence[PairedComparison], Reading], str] = verdict,
     arms: Mapping[str, str | None] | None = None,
 ) -> tuple[str, str]:
     """Write table.md, results.csv, equal_accuracy.csv and plots into the folder.

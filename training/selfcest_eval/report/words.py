@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 
 from selfcest_eval.play.costs import cost_name
-from selfcest_eval.stats.frontier import MIN_INSTANCES, Comparison, Match, Verdict
+from selfcest_eval.stats.frontier import MIN_INSTANCES, FrontierComparison, Match, Verdict
 from selfcest_eval.stats.statistics import Estimate
 
 
-def sentence(comparison: Comparison, first: str, second: str) -> str:
+def sentence(comparison: FrontierComparison, first: str, second: str) -> str:
     """Who is ahead of whom over which range of one cost, and by how much."""
     name, average = cost_name(comparison.cost), f"on average {comparison.average.signed}"
     match comparison.verdict:

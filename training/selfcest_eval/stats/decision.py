@@ -16,7 +16,7 @@ from selfcest_eval.play.results import Result
 
 
 @dataclass(frozen=True)
-class Outcome:
+class InstanceOutcome:
     """One way to play an instance.
 
     Attributes:
@@ -37,9 +37,9 @@ class Outcome:
 class Choice:
     """An instance as the policy played it, and as the same weights play it by either choice."""
 
-    free: Outcome
-    always: Outcome
-    never: Outcome
+    free: InstanceOutcome
+    always: InstanceOutcome
+    never: InstanceOutcome
 
     @property
     def gain(self) -> float:
@@ -92,14 +92,14 @@ class Decisions:
     f1: float | None
 
 
-def outcome_of(result: Result) -> Outcome:
+def outcome_of(result: Result) -> InstanceOutcome:
     """Of a whole result of a study. Raises `ConfigError` if its task has no size or its episode no reward."""
     episode = result.episodes[result.chosen]
     size, reward = episode.task.metadata.get("size"), episode.team_return
     if not isinstance(size, int) or reward is None:
         raise ConfigError(f"{result.place.family} {result.place.size}: a task without a size has no threshold to find")
     tokens = sum(one.cost.total_tokens for one in result.episodes)
-    return Outcome(size, episode.cost.clones > 0, result.grade.correct, reward, tokens)
+    return InstanceOutcome(size, episode.cost.clones > 0, result.grade.correct, reward, tokens)
 
 
 def choices(results: Iterable[Result], free: str, always: str, never: str) -> list[Choice]:
@@ -107,7 +107,7 @@ def choices(results: Iterable[Result], free: str, always: str, never: str) -> li
 
     Raises `ConfigError` if an instance lacks one of the three.
     """
-    found: dict[str, dict[tuple[str, str, int | None, int, str], Outcome]] = {free: {}, always: {}, never: {}}
+    found: dict[str, dict[tuple[str, str, int | None, int, str], InstanceOutcome]] = {free: {}, always: {}, never: {}}
     for result in results:
         place = result.place
         if place.strategy in found:
@@ -119,7 +119,7 @@ def choices(results: Iterable[Result], free: str, always: str, never: str) -> li
     return [Choice(found[free][key], found[always][key], found[never][key]) for key in found[free]]
 
 
-def means(outcomes: Sequence[Outcome]) -> Means:
+def means(outcomes: Sequence[InstanceOutcome]) -> Means:
     count = len(outcomes)
     return Means(
         sum(outcome.delegated for outcome in outcomes) / count,

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from selfcest_eval.play.config import StudyConfig
 from selfcest_eval.play.forced import AlwaysDelegates, NeverDelegates
 from selfcest_eval.play.results import Result
-from selfcest_eval.play.strategies import Delegate, Strategy, find_strategy
-from selfcest_eval.stats.decision import Choice, Decisions, Outcome, choices, judge, means
+from selfcest_eval.play.strategies import DelegatingStrategy, Strategy, find_strategy
+from selfcest_eval.stats.decision import Choice, Decisions, InstanceOutcome, choices, judge, means
 
 MEANING = (
     "An instance is worth delegating if the forced choice *always* earns more on it than *never*, from the same "
@@ -21,7 +21,7 @@ MEANING = (
 
 
 @dataclass(frozen=True)
-class Trio:
+class ForcedTriple:
     """Strategies of a study with the same weights: the policy's own choice, and both forced."""
 
     free: str
@@ -29,18 +29,18 @@ class Trio:
     never: str
 
 
-def trios(config: StudyConfig) -> list[Trio]:
+def find_forced_triples(config: StudyConfig) -> list[ForcedTriple]:
     """Every strategy that decides by itself and whose policy plays both forced choices as well."""
     found: dict[str, dict[type[Strategy], str]] = {}
     explicit: list[tuple[str, str]] = []
     for label, spec in config.strategies.items():
         key = f"{config.policy_of(label)} {config.temperature_of(label)} {dict(spec.limits)} {spec.families}"
         kind = find_strategy(spec.name or label)
-        found.setdefault(key, {})[Strategy if kind is Delegate else kind] = label
+        found.setdefault(key, {})[Strategy if kind is DelegatingStrategy else kind] = label
         explicit += [(key, label)] if kind.decides_first else []
     free = [(key, same[Strategy]) for key, same in found.items() if Strategy in same] + explicit
     return [
-        Trio(label, found[key][AlwaysDelegates], found[key][NeverDelegates])
+        ForcedTriple(label, found[key][AlwaysDelegates], found[key][NeverDelegates])
         for key, label in free
         if {AlwaysDelegates, NeverDelegates} <= found[key].keys()
     ]
@@ -51,12 +51,12 @@ class Decided:
     """What one policy decided on one family under one budget.
 
     Attributes:
-        trio, family, budget: which.
+        triple, family, budget: which.
         sizes: choices by size, as the study's cells have them, of all seeds.
         seeds: what they were worth, by seed.
     """
 
-    trio: Trio
+    triple: ForcedTriple
     family: str
     budget: int | None
     sizes: dict[str, list[Choice]]
@@ -69,24 +69,26 @@ class Decided:
 
 
 def decided(config: StudyConfig, results: Iterable[Result]) -> list[Decided]:
-    """Every trio on every family whose tasks have a size. `results` are whole: with their episodes."""
+    """Every triple on every family whose tasks have a size. `results` are whole: with their episodes."""
     results, found = list(results), []
-    for trio in trios(config):
-        names = (trio.free, trio.always, trio.never)
+    for triple in find_forced_triples(config):
+        names = (triple.free, triple.always, triple.never)
         own = [r for r in results if r.place.strategy in names and r.place.style is None]
         places = dict.fromkeys((result.place.family, result.place.budget) for result in own)
         for family, budget in places:
             here = [r for r in own if (r.place.family, r.place.budget) == (family, budget)]
             if all(isinstance(r.episodes[r.chosen].task.metadata.get("size"), int) for r in here):
                 sizes = {
-                    size: choices([r for r in here if r.place.size == size], trio.free, trio.always, trio.never)
+                    size: choices([r for r in here if r.place.size == size], triple.free, triple.always, triple.never)
                     for size in dict.fromkeys(r.place.size for r in here)
                 }
                 seeds = {
-                    seed: judge(choices([r for r in here if r.place.seed == seed], trio.free, trio.always, trio.never))
+                    seed: judge(
+                        choices([r for r in here if r.place.seed == seed], triple.free, triple.always, triple.never)
+                    )
                     for seed in sorted({r.place.seed for r in here})
                 }
-                found.append(Decided(trio, family, budget, sizes, seeds))
+                found.append(Decided(triple, family, budget, sizes, seeds))
     return found
 
 
@@ -99,7 +101,7 @@ def decision_section(found: Sequence[Decided]) -> str:
 def _block(item: Decided) -> str:
     budget = "" if item.budget is None else f", at most {item.budget}"
     lines = [
-        f"**{item.family}{budget}: {item.trio.free}.** Share delegated / accuracy / total tokens / reward.",
+        f"**{item.family}{budget}: {item.triple.free}.** Share delegated / accuracy / total tokens / reward.",
         "",
         "| size | by itself | always | never |",
         "|---|---|---|---|",
@@ -122,6 +124,6 @@ def _block(item: Decided) -> str:
     return "\n".join(lines)
 
 
-def _shown(outcomes: Sequence[Outcome]) -> str:
+def _shown(outcomes: Sequence[InstanceOutcome]) -> str:
     mean = means(outcomes)
     return f"{mean.delegated:.2f} / {mean.accuracy:.2f} / {mean.tokens:.0f} / {mean.reward:.2f}"

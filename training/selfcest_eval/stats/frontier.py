@@ -118,7 +118,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True)
-class Comparison:
+class FrontierComparison:
     """Two frontiers over one cost.
 
     Attributes:
@@ -142,7 +142,7 @@ class Comparison:
 
 def compare_frontiers(
     first: Sequence[Point], second: Sequence[Point], cost: str, resampler: Resampler, least: float = 0.0
-) -> Comparison:
+) -> FrontierComparison:
     """Compare two strategies that played the same instances with the same seeds, at equal mean cost.
 
     The grid runs from the cheaper of the two cheapest points to the dearest point of either. Points without a cost are
@@ -150,7 +150,7 @@ def compare_frontiers(
     """
     first, second = ([p for p in points if not np.isnan(p.cost(cost)).all()] for points in (first, second))
     if not first or not second:
-        return Comparison(cost, np.zeros(0), (), MISSING, Verdict.NO_COST)
+        return FrontierComparison(cost, np.zeros(0), (), MISSING, Verdict.NO_COST)
     ends = [float(point.spent(cost).mean()) for point in (*first, *second)]
     at = np.linspace(min(ends), max(ends), GRID)
     gap = _measured(first, cost, at) - _measured(second, cost, at)
@@ -159,7 +159,7 @@ def compare_frontiers(
     average = resampler.around(float(gap.mean()), drawn.mean(axis=1))
     ahead, behind = ([_clear(gap, least) == side for gap in gaps] for side in (1, -1))
     verdict = _verdict(gaps, len(first[0].correct), least)
-    return Comparison(cost, at, gaps, average, verdict, _ranges(at, ahead), _ranges(at, behind))
+    return FrontierComparison(cost, at, gaps, average, verdict, _ranges(at, ahead), _ranges(at, behind))
 
 
 def _measured(strategy: Sequence[Point], cost: str, at: Values) -> Values:

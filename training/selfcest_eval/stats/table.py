@@ -122,7 +122,7 @@ def _measured(results: Sequence[Result]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """One line of the table: a strategy at a budget on a cell. `point` has its counts."""
 
     curves: Curves
@@ -134,10 +134,10 @@ class Row:
     executed: Estimate | None
 
 
-def rows_of(curves: Curves, resampler: Resampler) -> list[Row]:
+def rows_of(curves: Curves, resampler: Resampler) -> list[TableRow]:
     """Rows by budget, then strategy."""
     rows = [
-        Row(
+        TableRow(
             curves,
             strategy,
             point,
