@@ -1,8 +1,8 @@
-"""The symbolic game for many environments at once, which every other view wraps.
+"""The symbolic game for many environments at once; every other symbolic environment wraps it.
 
-The rules are those of the text game's kernel: nested accounts, equal shares, replies reserved before clones start,
-money back when a whole call has joined. Agents that act in the same step cannot see or touch each other's accounts, so
-all of them move at once and their order does not matter.
+The rules are those of the text game's kernel: nested accounts, equal shares, replies reserved before clones start, and
+balances that return when a whole call has joined. Agents that act in the same step cannot read or change each other's
+accounts, so all of them act at once and their order does not matter.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 class ReadyAgents(NamedTuple):
-    """What R agents see and may do, in order of environment, then number."""
+    """Observations and action masks of the R agents that can act, in order of environment, then seat."""
 
     envs: Index  # [R]
-    agents: Index  # [R]
+    agents: Index  # [R], seats
     observations: NDArray[np.float32]  # [R, features]
     action_masks: NDArray[np.bool_]  # [R, num_actions]
 
@@ -37,13 +37,13 @@ class ReadyAgents(NamedTuple):
 class BatchDelegation:
     """A batch of symbolic episodes. Agent 0 of an environment is its root, agent k the k-th clone to be born.
 
-    Clones born in one step are numbered by their parent, then by part. An environment that is over stands still until
-    it is started again.
+    Clones born in one step are numbered by their parent, then by part. An environment whose episode is over does not
+    change until it starts another episode.
 
     Args:
         rules: task, limits and prices (`make_rules`).
-        num_envs: episodes played side by side.
-        max_cycles: joint steps before truncation; `None` never truncates, and the limits end every game.
+        num_envs: number of environments.
+        max_cycles: joint steps before truncation; `None` never truncates, and the limits end every episode.
     """
 
     def __init__(self, rules: SymbolicRules, num_envs: int, *, max_cycles: int | None = None) -> None:
@@ -52,16 +52,19 @@ class BatchDelegation:
         check_whole("num_envs", num_envs, 1, MAX_COUNT)
         if max_cycles is not None:
             check_whole("max_cycles", max_cycles, 1, MAX_COUNT)
-        self.rules, self.max_cycles = rules, max_cycles
-        self.num_agents, self.num_actions = rules.num_agents, rules.num_actions
-        self._game, self._seeded = Transition(rules, make_blank_state(rules, num_envs)), False
+        self.rules = rules
+        self.max_cycles = max_cycles
+        self.num_agents = rules.num_agents
+        self.num_actions = rules.num_actions
+        self._transition = Transition(rules, make_blank_state(rules, num_envs))
+        self._has_keys = False
 
-    # What can be asked
+    # State
 
     @property
     def state(self) -> State:
-        """All that changes, live: an episode goes on in these arrays."""
-        return self._game.state
+        """The live state: later steps write into these arrays."""
+        return self._transition.state
 
     @property
     def num_envs(self) -> int:
@@ -69,116 +72,130 @@ class BatchDelegation:
 
     @property
     def can_act(self) -> NDArray[np.bool_]:
-        """Whose turn is open, shape (num_envs, num_agents)."""
-        able = np.zeros(self.state.status.shape, bool)
-        able.reshape(-1)[self._game.turns[0]] = True
-        return able
+        """Whether each agent can act, shape (num_envs, num_agents)."""
+        can_act = np.zeros(self.state.status.shape, bool)
+        can_act.reshape(-1)[self._transition.ready[0]] = True
+        return can_act
 
     @property
     def done(self) -> NDArray[np.bool_]:
-        """Shape (num_envs,)."""
+        """Whether each episode is terminated or truncated, shape (num_envs,)."""
         return self.state.terminated | self.state.truncated
 
     @property
     def scores(self) -> NDArray[np.float64]:
-        """What roots' answers are worth, from 0 to 1 and costs left out, shape (num_envs,); 0 where there is none."""
-        return self._game.scores(np.arange(self.num_envs))
+        """Score of each root's answer from 0 to 1, costs not subtracted, 0 without an answer; shape (num_envs,)."""
+        return self._transition.scores(np.arange(self.num_envs))
 
     @property
     def solved(self) -> NDArray[np.bool_]:
-        """Where the root's answer is worth all that an answer can be, shape (num_envs,)."""
+        """Whether each root's answer has the full score, shape (num_envs,)."""
         solved: NDArray[np.bool_] = self.scores == 1
         return solved
 
-    @property
-    def next_agents(self) -> Index:
-        """The lowest number whose turn is open, shape (num_envs,): who decides where one agent at a time does.
-
-        In a truncated game it is who would have been next; where a game is over, the root.
-        """
-        return self._game.places(self._game.next[0])[1]
-
-    def of_next(self, values: NDArray[Scalar]) -> NDArray[Scalar]:
-        """What concerns `next_agents`, of values of all agents; shape (num_envs, ...)."""
-        rows: NDArray[Scalar] = values[np.arange(self.num_envs), self.next_agents]
-        return rows
-
-    def ready_agents(self) -> ReadyAgents:
-        """What those who can act see and may do, a row each: most agents of a batch cannot act most of the time."""
-        (who, code), flat = self._game.turns, self._game.flat
-        seen = np.empty((len(who), observation_size(self.rules)), np.float32)
-        write_observations(flat, who, self.rules, seen)
-        return ReadyAgents(*self._game.places(who), seen, self.rules.legal_table.take(code, axis=0))
-
-    def next_observations(self) -> NDArray[np.float32]:
-        """What `next_agents` see, shape (num_envs, features); zeros where a game is over and was not truncated."""
-        who, flat = self._game.next[0], self._game.flat
-        seen = np.empty((len(who), observation_size(self.rules)), np.float32)
-        write_observations(flat, who, self.rules, seen)
-        seen[flat.status[who] != READY] = 0
-        return seen
-
-    def next_action_masks(self) -> NDArray[np.bool_]:
-        """What `next_agents` may do, shape (num_envs, num_actions)."""
-        return self.rules.legal_table.take(self._game.next[1], axis=0)
-
-    def action_masks(self) -> NDArray[np.bool_]:
-        """Legal actions, shape (num_envs, num_agents, num_actions). Who cannot act can only wait."""
-        who, code = self._game.turns
-        codes = np.zeros(self.state.status.shape, np.intp)
-        codes.reshape(-1)[who] = code
-        return self.rules.legal_table.take(codes, axis=0)
-
-    def observations(self, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
-        """What every agent sees, shape (num_envs, num_agents, features); `vectors` says what stands where.
-
-        Args:
-            out: an array of that shape to write into; by default a new one.
-        """
-        # A truncated game is seen as it stands: learners bootstrap from there.
-        flat = self._game.flat
-        who = (flat.status == READY).nonzero()[0] if self.state.truncated.any() else self._game.turns[0]
-        return build_observations(flat, who, self.rules, out)
-
-    def states(self) -> NDArray[np.float32]:
-        """The whole game, the right answer included, for centralised critics; shape (num_envs, features)."""
-        return build_states(self.state, self.observations(), self.rules)
-
-    def sample_actions(self, rng: np.random.Generator) -> NDArray[np.int64]:
-        """A uniform legal action for every agent, shape (num_envs, num_agents)."""
-        actions: NDArray[np.int64] = np.zeros(self.state.status.shape, np.int64)
-        actions.reshape(-1)[self._game.turns[0]] = self.sample_ready(rng)
-        return actions
-
-    def sample_ready(self, rng: np.random.Generator) -> NDArray[np.int64]:
-        """A uniform legal action for everyone who can act, in the order of `ready_agents`."""
-        (counts, choices), (who, code) = self._choices, self._game.turns
-        nth = (rng.random(len(who), np.float32) * counts[code]).astype(np.intp)
-        nth *= len(counts)
-        nth += code
-        return choices.take(nth)
-
     def total_tokens(self) -> NDArray[np.int64]:
-        """Tokens of the whole tree so far, prompts included, shape (num_envs,)."""
+        """Return the tokens of each whole tree so far, prompts included, shape (num_envs,)."""
         spent = (self.state.prompt_tokens + self.state.generated_tokens) * (self.state.status != UNBORN)
         total: NDArray[np.int64] = spent.sum(axis=1, dtype=np.int64)
         return total
 
     def problems(self) -> ProblemBatch:
-        """The problems being played, as they were drawn."""
-        return self._game.problems()
+        """Return the problems that are being played, as they were drawn."""
+        return self._transition.problems()
 
-    # What can be done
+    # Observations and actions of all agents
+
+    def observations(self, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+        """Return the observations of all agents, shape (num_envs, num_agents, features).
+
+        Args:
+            out: an array of that shape to write into; by default a new one.
+        """
+        # Learners bootstrap from the last observation of a truncated episode, so its agents are observed too.
+        flat = self._transition.flat
+        any_truncated = self.state.truncated.any()
+        agents = (flat.status == READY).nonzero()[0] if any_truncated else self._transition.ready[0]
+        return build_observations(flat, agents, self.rules, out)
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """Return the action masks, shape (num_envs, num_agents, num_actions).
+
+        WAIT is the only legal action of agents that cannot act.
+        """
+        agents, ready_codes = self._transition.ready
+        codes = np.zeros(self.state.status.shape, np.intp)
+        codes.reshape(-1)[agents] = ready_codes
+        return self.rules.legal_table.take(codes, axis=0)
+
+    def states(self) -> NDArray[np.float32]:
+        """Return the whole games for centralised critics, right answers included, shape (num_envs, state features)."""
+        return build_states(self.state, self.observations(), self.rules)
+
+    def sample_actions(self, rng: np.random.Generator) -> NDArray[np.int64]:
+        """Draw a uniform legal action for every agent, shape (num_envs, num_agents)."""
+        actions: NDArray[np.int64] = np.zeros(self.state.status.shape, np.int64)
+        actions.reshape(-1)[self._transition.ready[0]] = self.sample_ready(rng)
+        return actions
+
+    # Observations and actions of the agents that can act: most agents cannot act most of the time
+
+    def ready_agents(self) -> ReadyAgents:
+        """Return observations and action masks of the agents that can act."""
+        agents, codes = self._transition.ready
+        flat = self._transition.flat
+        observations = np.empty((len(agents), observation_size(self.rules)), np.float32)
+        write_observations(flat, agents, self.rules, observations)
+        envs, seats = self._transition.locate(agents)
+        return ReadyAgents(envs, seats, observations, self.rules.legal_table.take(codes, axis=0))
+
+    def sample_ready(self, rng: np.random.Generator) -> NDArray[np.int64]:
+        """Draw a uniform legal action for each agent that can act, in the order of `ready_agents`."""
+        counts, choices = self._choices
+        agents, codes = self._transition.ready
+        index = (rng.random(len(agents), np.float32) * counts[codes]).astype(np.intp)
+        index *= len(counts)
+        index += codes
+        return choices.take(index)
+
+    # Observations and actions of one agent per environment
+
+    @property
+    def next_agents(self) -> Index:
+        """The lowest seat that can act in each environment, shape (num_envs,).
+
+        In a truncated episode it is the agent that would have been next; in a terminated one it is the root.
+        """
+        return self._transition.locate(self._transition.next[0])[1]
+
+    def select_next(self, values: NDArray[Scalar]) -> NDArray[Scalar]:
+        """Return the entries of `next_agents` from values of all agents; shape (num_envs, ...)."""
+        selected: NDArray[Scalar] = values[np.arange(self.num_envs), self.next_agents]
+        return selected
+
+    def next_observations(self) -> NDArray[np.float32]:
+        """Return the observations of `next_agents`, shape (num_envs, features); zeros in a terminated episode."""
+        agents = self._transition.next[0]
+        flat = self._transition.flat
+        observations = np.empty((len(agents), observation_size(self.rules)), np.float32)
+        write_observations(flat, agents, self.rules, observations)
+        observations[flat.status[agents] != READY] = 0
+        return observations
+
+    def next_action_masks(self) -> NDArray[np.bool_]:
+        """Return the action masks of `next_agents`, shape (num_envs, num_actions)."""
+        return self.rules.legal_table.take(self._transition.next[1], axis=0)
+
+    # Episodes
 
     def reset(
         self, seed: int | None = None, *, keys: Keys | None = None, envs: NDArray[np.bool_] | None = None
     ) -> None:
-        """Start the first episode of every environment, or without seed and keys the next one.
+        """Start the first episode of every environment; without seed and keys, the next one.
 
         Args:
             seed: equal seeds give equal series of problems, whatever the size of the batch.
-            keys: one per environment, shape (num_envs,), instead of a seed. Equal keys play the same problem.
-            envs: which environments, same shape; by default all. Keys of others are not looked at.
+            keys: one per environment, shape (num_envs,), instead of a seed. Equal keys play the same problems.
+            envs: mask of the environments to reset, same shape; by default all. Keys of other environments are ignored.
         """
         if seed is not None and keys is not None:
             raise ConfigError(f"seed is {seed!r} and keys are given too; expected one of them, or none")
@@ -186,116 +203,138 @@ class BatchDelegation:
             raise ConfigError(f"seed is {seed!r}; expected a whole number, or None")
         if keys is not None:
             keys = whole_numbers(keys, (self.num_envs,), "environment", "keys").astype(np.uint64)
-        which = np.ones(self.num_envs, bool) if envs is None else self._checked(envs)
-        if seed is not None or keys is not None or not self._seeded:
+        mask = np.ones(self.num_envs, bool) if envs is None else self._check_env_mask(envs)
+        if seed is not None or keys is not None or not self._has_keys:
             if keys is None:
                 keys = make_keys(secrets.randbits(63) if seed is None else seed, self.num_envs)
-            if envs is None or not self._seeded:
+            if envs is None or not self._has_keys:
                 self._bind(make_blank_state(self.rules, self.num_envs))
                 self.state.keys[:] = keys
             else:
-                self._game.begin(which, keys)
-        self.restart(which)
+                self._transition.set_keys(mask, keys)
+        self.restart(mask)
 
     def restart(self, envs: NDArray[np.bool_] | None = None) -> None:
-        """Start the next episode of some environments, by default of those that are over.
+        """Start the next episode of some environments.
 
         Args:
-            envs: which, shape (num_envs,).
+            envs: mask of the environments, shape (num_envs,); by default those whose episode is over.
         """
-        which = (self.done if envs is None else self._checked(envs)).nonzero()[0]
-        if which.size:
-            self._game.start(which)
+        restarted = (self.done if envs is None else self._check_env_mask(envs)).nonzero()[0]
+        if restarted.size:
+            self._transition.start(restarted)
 
     def step(self, actions: NDArray[np.integer[Any]], acting: NDArray[np.bool_] | None = None) -> None:
         """Play one joint step.
 
         Args:
-            actions: shape (num_envs, num_agents). Those of agents that cannot act are ignored. An illegal one is taken
-                for WAIT and counted; an illegal one costs a turn and one prompt token, the notice of the fault.
-            acting: of the agents that can act, those that do, same shape; by default all of them.
+            actions: shape (num_envs, num_agents). Actions of agents that cannot act are ignored. An illegal action is
+                played as WAIT and counted; it costs a turn and one prompt token, the notice of the fault.
+            acting: mask of the agents that act, same shape; by default all agents that can act.
         """
         actions = whole_numbers(actions, self.state.status.shape, "environment and agent")
         if acting is not None:
-            acting = _checked_mask("acting", acting, actions.shape)
-        who, code = self._game.turns
+            acting = _check_mask("acting", acting, actions.shape)
+        agents, codes = self._transition.ready
         if acting is not None:
-            chosen = acting.reshape(-1)[who]
-            who, code = who[chosen], code[chosen]
-        self._play(who, code, actions.reshape(-1)[who])
+            is_acting = acting.reshape(-1)[agents]
+            agents = agents[is_acting]
+            codes = codes[is_acting]
+        self._play(agents, codes, actions.reshape(-1)[agents])
 
     def step_ready(self, actions: NDArray[np.integer[Any]]) -> None:
-        """A joint step of all who can act.
+        """Play one joint step of all agents that can act.
 
         Args:
-            actions: one for each, in the order of `ready_agents`; as in `step`.
+            actions: one per agent that can act, in the order of `ready_agents`; see `step`.
         """
-        who, code = self._game.turns
-        self._play(who, code, whole_numbers(actions, (len(who),), "agent that can act"))
+        agents, codes = self._transition.ready
+        self._play(agents, codes, whole_numbers(actions, (len(agents),), "agent that can act"))
 
     def step_next(self, actions: NDArray[np.integer[Any]]) -> None:
-        """One decision in every environment: that of its next agent (`next_agents`).
+        """Play one action in each environment, that of `next_agents`.
 
         Args:
-            actions: shape (num_envs,), as in `step`.
+            actions: shape (num_envs,); see `step`.
         """
-        actions, (who, code) = whole_numbers(actions, (self.num_envs,), "environment"), self._game.next
+        actions = whole_numbers(actions, (self.num_envs,), "environment")
+        agents, codes = self._transition.next
         playing = ~self.done
-        self._play(who[playing], code[playing], actions[playing])
+        self._play(agents[playing], codes[playing], actions[playing])
 
     def remove(self, envs: Index, agents: Index) -> None:
-        """Take agents that have just been born out of the game: nothing of them is charged and their reply is missing.
+        """Remove agents that have just been born, for counterfactual episodes without them.
 
-        For counterfactuals: what would have been without them. Their parents' grants to others stay as they were. Their
-        seats stay taken, so their births still count against `max_clones`.
+        Nothing of a removed agent is charged, and its reply is missing. Its siblings keep their grants. Its seat stays
+        taken, so its birth still counts against `max_clones`.
+
+        Args:
+            envs: environment of each removed agent.
+            agents: seat of each removed agent, same shape.
         """
-        self._game.remove(envs * self.num_agents + agents)
+        self._transition.remove(envs * self.num_agents + agents)
+
+    # Snapshots
 
     def get_snapshot(self) -> State:
-        """An independent copy of everything that changes."""
+        """Return an independent copy of the state."""
         return self.state.copy()
 
     def set_snapshot(self, state: State) -> None:
-        """Go on from a snapshot, or from any state of these rules; the size of the batch becomes the state's."""
+        """Continue from a snapshot, or from any state of these rules; its number of environments may differ."""
         if not isinstance(state, State):
             raise ConfigError(f"the snapshot is of type {type(state).__name__}; expected what get_snapshot() returns")
-        sizes, own = ((s.status.shape[1], s.tape.shape[1]) for s in (state, self.state))
-        if sizes != own:
-            raise ConfigError(f"the state has {sizes[0]} agents and {sizes[1]} symbols per environment; expected {own}")
+        num_agents = state.status.shape[1]
+        num_symbols = state.tape.shape[1]
+        expected = (self.num_agents, self.rules.tape_length)
+        if (num_agents, num_symbols) != expected:
+            raise ConfigError(
+                f"the state has {num_agents} agents and {num_symbols} symbols per environment; expected {expected}"
+            )
         self._bind(state.copy())
 
     def __getstate__(self) -> tuple[SymbolicRules, int | None, State, bool]:
-        """What pickle and deepcopy keep: not the second view of the state's memory, which would become a copy."""
-        return self.rules, self.max_cycles, self.state, self._seeded
+        """Leave the flat view of the state out of pickles and deep copies, where it would become a second array."""
+        return self.rules, self.max_cycles, self.state, self._has_keys
 
     def __setstate__(self, saved: tuple[SymbolicRules, int | None, State, bool]) -> None:
-        self.rules, self.max_cycles, state, seeded = saved
-        self.num_agents, self.num_actions = self.rules.num_agents, self.rules.num_actions
-        self._game, self._seeded = Transition(self.rules, state), seeded
+        self.rules, self.max_cycles, state, self._has_keys = saved
+        self.num_agents = self.rules.num_agents
+        self.num_actions = self.rules.num_actions
+        self._transition = Transition(self.rules, state)
 
-    def _play(self, who: Index, code: Index, actions: NDArray[np.integer[Any]]) -> None:
-        if not self._seeded:
+    def _play(self, agents: Index, codes: Index, actions: NDArray[np.integer[Any]]) -> None:
+        if not self._has_keys:
             raise GameError("no episode has been started; call reset() first")
-        self._game.play(who, code, actions, self.max_cycles)
+        self._transition.play(agents, codes, actions, self.max_cycles)
 
-    def _checked(self, envs: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        return _checked_mask("envs", envs, (self.num_envs,))
+    def _check_env_mask(self, envs: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        return _check_mask("envs", envs, (self.num_envs,))
 
     def _bind(self, state: State) -> None:
-        self._game, self._seeded = Transition(self.rules, state), True
+        self._transition = Transition(self.rules, state)
+        self._has_keys = True
 
     @cached_property
     def _choices(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """By legality code: how many actions are legal, and which is the n-th, at n * codes + code."""
+        """The number of legal actions by legality code, and the n-th legal action at n * number of codes + code."""
         legal = self.rules.legal_table
-        nth = np.argsort(~legal, axis=1, kind="stable").astype(np.int64)
-        return legal.sum(axis=1).astype(np.float32), nth.T.copy()
+        # A stable sort puts the legal actions of each code first and keeps their order.
+        ordered = np.argsort(~legal, axis=1, kind="stable").astype(np.int64)
+        return legal.sum(axis=1).astype(np.float32), ordered.T.copy()
 
 
 def whole_numbers(values: Any, shape: tuple[int, ...], each: str, name: str = "actions") -> NDArray[np.integer[Any]]:
-    """`values` as an array of whole numbers of a shape, with one number per `each`.
+    """Return `values` as an array of whole numbers.
 
-    Raises `ConfigError` for anything else; a bool, a float and a text are no whole number.
+    Args:
+        values: an array, or nested sequences of numbers.
+        shape: the expected shape.
+        each: the thing that has one number, for the message.
+        name: name of the argument, for the message.
+
+    Raises:
+        ConfigError: the shape differs, or the entries are bools, floats or texts.
     """
     try:
         array = np.asarray(values)
@@ -308,7 +347,7 @@ def whole_numbers(values: Any, shape: tuple[int, ...], each: str, name: str = "a
     return array
 
 
-def _checked_mask(name: str, mask: Any, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+def _check_mask(name: str, mask: Any, shape: tuple[int, ...]) -> NDArray[np.bool_]:
     array = np.asarray(mask)
     if array.dtype != bool or array.shape != shape:
         raise ConfigError(f"{name} is {array.dtype} of shape {array.shape}; expected bool of shape {shape}")

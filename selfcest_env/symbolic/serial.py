@@ -221,7 +221,7 @@ def _observed(game: BatchDelegation) -> tuple[Observations, dict[str, NDArray[An
     infos: dict[str, NDArray[Any]] = {
         "action_mask": game.next_action_masks().view(np.int8),
         "agent": game.next_agents,
-        "illegal": game.of_next(game.state.illegal).astype(np.int64),
+        "illegal": game.select_next(game.state.illegal).astype(np.int64),
     }
     return game.next_observations(), infos
 

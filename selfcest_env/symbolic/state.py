@@ -1,4 +1,4 @@
-"""All that changes while a batch of symbolic episodes is played, as arrays."""
+"""The state of a batch of symbolic episodes, as arrays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from selfcest_env.types import ROOT, AgentId
 
 Index = NDArray[np.intp]
 
-# Statuses of an agent. From ANSWERED on it has ended.
+# Statuses of an agent. ANSWERED and all later ones are final, and the code compares them by `>=`.
 UNBORN, READY, WAITING, ANSWERED, OUT_OF_TURNS, OUT_OF_TOKENS, ABSENT = range(7)
 ROOT_PARENT = -1
 
@@ -23,15 +23,15 @@ ROOT_PARENT = -1
 class State:
     """All that changes while a batch is played. The first axis is the environment, the second, if any, the agent.
 
-    Symbols stand on one tape per environment: a cell for the root's answer, the root's segment, the facts, then for
-    every call a cell per reply. A segment is a stretch of the tape, so nothing is ever copied. Values of those who are
-    `UNBORN` mean nothing. Balances are what can still be used: free, or reserved for replies.
+    Symbols stand on one tape per environment: a cell for the root's answer, the root's segment, the facts, then a cell
+    per reply for every call. A segment is a stretch of the tape, so symbols are never copied. Values of agents that are
+    `UNBORN` have no meaning. A balance counts all that an agent can still use: free, or reserved for replies.
     """
 
     keys: Keys  # of the environment
     episode: NDArray[np.int64]  # episodes started
     cycle: NDArray[np.int32]  # joint steps of this episode
-    target: NDArray[np.int8]  # the right answer; where joins are forced (envs, parts), the right replies
+    target: NDArray[np.int8]  # the right answer; where joins are forced the right replies, (envs, parts)
     tape: NDArray[np.int8]  # (envs, tape_length)
     tape_end: NDArray[np.int32]
     num_born: NDArray[np.int32]  # agents, the root included
@@ -40,47 +40,53 @@ class State:
     team_return: NDArray[np.float64]  # 0 until the episode terminates
     status: NDArray[np.int8]
     parent: NDArray[np.int16]
-    birth_index: NDArray[np.int16]  # which of its parent's clones it is
+    birth_index: NDArray[np.int16]  # number among its parent's clones
     depth: NDArray[np.int16]
-    turns: NDArray[np.int16]  # played
-    granted: NDArray[np.int32]  # tokens, at birth
+    turns: NDArray[np.int16]  # turns played
+    granted: NDArray[np.int32]  # tokens at birth
     tokens_left: NDArray[np.int32]
     generated_left: NDArray[np.int32]
     clones_left: NDArray[np.int32]
     prompt_tokens: NDArray[np.int32]  # of its own context
     generated_tokens: NDArray[np.int32]
-    segment_start: NDArray[np.int16]  # of its segment, on the tape
+    segment_start: NDArray[np.int16]  # first cell of its segment on the tape
     segment_length: NDArray[np.int16]
-    reply_cell: NDArray[np.int16]  # where its reply goes
-    first_clone: NDArray[np.int16]  # of the call in flight
-    call_clones: NDArray[np.int16]
-    num_clones: NDArray[np.int16]  # started so far
-    illegal: NDArray[np.int32]  # actions taken for WAIT
+    reply_cell: NDArray[np.int16]  # cell of the tape that takes its reply
+    first_clone: NDArray[np.int16]  # seat of the first clone of the call in flight
+    call_clones: NDArray[np.int16]  # clones of the call in flight
+    num_clones: NDArray[np.int16]  # clones started so far
+    illegal: NDArray[np.int32]  # illegal actions, which were played as WAIT
 
     def copy(self) -> State:
-        return State(**{name: getattr(self, name).copy() for name in _NAMES})
+        return State(**{name: getattr(self, name).copy() for name in _FIELD_NAMES})
 
     def take(self, envs: Index) -> State:
-        """The states of some environments, in the order given; an index may be repeated."""
-        return State(**{name: getattr(self, name)[envs] for name in _NAMES})
+        """Copy the states of some environments, in the given order; an index may be repeated."""
+        return State(**{name: getattr(self, name)[envs] for name in _FIELD_NAMES})
 
     @staticmethod
     def stack(states: Sequence[State]) -> State:
-        """One batch of several."""
-        return State(**{name: np.concatenate([getattr(state, name) for state in states]) for name in _NAMES})
+        """Concatenate several batches along the axis of environments."""
+        columns = {}
+        for name in _FIELD_NAMES:
+            columns[name] = np.concatenate([getattr(state, name) for state in states])
+        return State(**columns)
 
 
-_NAMES = [item.name for item in fields(State)]
-_PER_AGENT = _NAMES[_NAMES.index("status") :]
+_FIELD_NAMES = [item.name for item in fields(State)]
+_AGENT_FIELDS = _FIELD_NAMES[_FIELD_NAMES.index("status") :]
 
 
 def flatten_agents(state: State) -> State:
-    """The same memory with one axis for all agents of all environments, and one for all tapes: one index, not two."""
-    return replace(state, **{name: getattr(state, name).reshape(-1) for name in ("tape", *_PER_AGENT)})
+    """Return a view of the same memory with one axis for the agents of all environments and one for all tapes.
+
+    The transition function then needs one index per agent instead of two.
+    """
+    return replace(state, **{name: getattr(state, name).reshape(-1) for name in ("tape", *_AGENT_FIELDS)})
 
 
 def get_agent_ids(state: State) -> dict[int, AgentId]:
-    """The name of every agent that has been born, by seat; `state` is a batch of one."""
+    """Return the id of every agent that has been born, by seat; `state` is a batch of one."""
     ids = {0: ROOT}
     for seat in range(1, state.num_born[0]):
         ids[seat] = ids[int(state.parent[0, seat])].child(int(state.birth_index[0, seat]))
@@ -88,11 +94,11 @@ def get_agent_ids(state: State) -> dict[int, AgentId]:
 
 
 def make_blank_state(rules: SymbolicRules, envs: int) -> State:
-    """Environments in which no episode has been started."""
+    """Make the state of environments in which no episode has started."""
     agents = (envs, rules.num_agents)
     target = (envs,) if rules.forced_join_task is None else (envs, rules.num_targets)
-    # Written out, so that mypy compares every dtype with its annotation: what a type alias of NumPy holds at run time
-    # changes with NumPy's version.
+    # Written out, so that mypy compares every dtype with its annotation. A loop over the annotations would depend on
+    # NumPy's version: the run-time value of its type aliases changes.
     return State(
         keys=np.zeros(envs, np.uint64),
         episode=np.zeros(envs, np.int64),

@@ -1,7 +1,7 @@
-"""The transition function: what a joint step, a birth, a join and an ending do to the arrays of a `State`.
+"""The transition function: it applies a joint step, a birth, a join or an ending to the arrays of a `State`.
 
-Everything works on all environments at once. `who` is an index of agents over all environments (environment times
-number of agents plus seat); parts of a call are the first axis, because sums over a short last axis are slow.
+Everything works on all environments at once. `agents` is always an array of flat agent indices: environment times
+number of agents plus seat. Parts of a call are the first axis, because NumPy is slow at sums over a short last axis.
 """
 
 from __future__ import annotations
@@ -29,359 +29,426 @@ from selfcest_env.symbolic.state import (
 from selfcest_env.symbolic.streams import Keys, draw_integers, draw_uniforms, fold_in
 from selfcest_env.symbolic.tasks import ProblemBatch
 
-STOCK = 1024  # problems that are drawn at once, at most
+MAX_STOCK = 1024  # problems that are drawn at once, at most
 
-# What a key is used for.
-_PROBLEM, _ERRORS = range(2)
+# Purposes of a key, for `fold_in`.
+_PROBLEM_STREAM, _ERROR_STREAM = range(2)
 
 
-class Stock(NamedTuple):
-    """Problems drawn ahead, those of an environment side by side."""
+class ProblemStock(NamedTuple):
+    """Problems that are drawn ahead; those of one environment are neighbours."""
 
     depth: int  # problems per environment
-    first: NDArray[np.int64]  # of which episode the first one is; shape (envs,)
+    first_episode: NDArray[np.int64]  # episode of the first problem, (envs,)
     tapes: NDArray[np.int8]
     lengths: NDArray[np.int16]
     targets: NDArray[np.int8]
 
 
 class Transition:
-    """The rules at work on one state, in place."""
+    """Applies the rules to one state, in place."""
 
     def __init__(self, rules: SymbolicRules, state: State) -> None:
-        self.rules, self.state, self.flat = rules, state, flatten_agents(state)
-        seats = np.arange(len(state.keys) * rules.num_agents)
-        self._env = seats // rules.num_agents
-        self._seat = (seats % rules.num_agents).astype(np.int16)
-        self._root_of = self._env * rules.num_agents
-        self._tape_of = self._env * rules.tape_length
+        self.rules = rules
+        self.state = state
+        self.flat = flatten_agents(state)
+        all_agents = np.arange(len(state.keys) * rules.num_agents)
+        self._env_of = all_agents // rules.num_agents
+        self._seat_of = (all_agents % rules.num_agents).astype(np.int16)
+        self._root_of = self._env_of * rules.num_agents
+        self._tape_of = self._env_of * rules.tape_length  # first cell of the agent's tape
         self._roots = self._root_of[:: rules.num_agents]
-        self._stock: Stock | None = None
-        self._turns: tuple[Index, Index] | None = None
+        self._stock: ProblemStock | None = None
+        self._ready: tuple[Index, Index] | None = None
         self._next: tuple[Index, Index] | None = None
 
     @property
-    def turns(self) -> tuple[Index, Index]:
-        """Who can act, in order, and the code of what is legal for each (`SymbolicRules.legal_table`)."""
-        if self._turns is None:
-            who, truncated = (self.flat.status == READY).nonzero()[0], self.state.truncated
+    def ready(self) -> tuple[Index, Index]:
+        """The agents that can act, in order, and the legality code of each (`SymbolicRules.legal_table`)."""
+        if self._ready is None:
+            agents = (self.flat.status == READY).nonzero()[0]
+            truncated = self.state.truncated
             if np.count_nonzero(truncated):
-                who = who[~truncated[self._env[who]]]
-            self._turns = who, self._codes(who)
-        return self._turns
+                agents = agents[~truncated[self._env_of[agents]]]
+            self._ready = agents, self._legality_codes(agents)
+        return self._ready
 
     @property
     def next(self) -> tuple[Index, Index]:
-        """Who is next (`BatchDelegation.next_agents`), one per environment, and its code, that of WAIT where a game is
-        over."""
+        """The next agent of each environment (`BatchDelegation.next_agents`), and its legality code.
+
+        The code is that of WAIT where an episode is over.
+        """
         if self._next is None:
-            who: Index = (self.state.status == READY).argmax(axis=1) + self._roots
-            self._next = who, self._codes(who) * (self.flat.status[who] == READY) * ~self.state.truncated
+            agents: Index = (self.state.status == READY).argmax(axis=1) + self._roots
+            codes = self._legality_codes(agents) * (self.flat.status[agents] == READY) * ~self.state.truncated
+            self._next = agents, codes
         return self._next
 
-    def places(self, who: Index) -> tuple[Index, Index]:
-        """Environments and seats."""
-        return self._env[who], who - self._root_of[who]
+    def locate(self, agents: Index) -> tuple[Index, Index]:
+        """Return the environments and the seats of some agents."""
+        return self._env_of[agents], agents - self._root_of[agents]
 
-    def play(self, who: Index, code: Index, actions: NDArray[Any], max_cycles: int | None) -> None:
-        """One joint step of some agents that can act, in order; one action for each."""
-        action = self._checked(actions, code, who)
-        self._forget()
-        self._charge(who, self.rules.prices[action])
-        is_call = action >= self.rules.first_call
-        calls, others = is_call.nonzero()[0], (~is_call).nonzero()[0]
-        if np.count_nonzero(action) < len(action):
-            self._wait(who[action == WAIT])
-            others = others[action[others] != WAIT]
-        self._answer(who[others], action[others] - FIRST_ANSWER)
-        if calls.size:
-            self._call(who[calls], action[calls])
+    def play(self, agents: Index, codes: Index, actions: NDArray[Any], max_cycles: int | None) -> None:
+        """Play one joint step.
+
+        Args:
+            agents: agents that can act and do, in order.
+            codes: their legality codes.
+            actions: one action for each of them.
+            max_cycles: joint steps before truncation, `None` for none.
+        """
+        played = self._replace_illegal(actions, codes, agents)
+        self._forget_ready()
+        self._charge_turn(agents, self.rules.action_prices[played])
+        is_call = played >= self.rules.first_call
+        calling = is_call.nonzero()[0]
+        answering = (~is_call).nonzero()[0]
+        if np.count_nonzero(played) < len(played):  # WAIT is 0
+            self._wait(agents[played == WAIT])
+            answering = answering[played[answering] != WAIT]
+        self._answer(agents[answering], played[answering] - FIRST_ANSWER)
+        if calling.size:
+            self._call(agents[calling], played[calling])
         self._join()
         state = self.state
         playing = ~(state.terminated | state.truncated)
         state.cycle += playing
-        self._finish(playing)
+        self._terminate(playing)
         if max_cycles is not None:
             state.truncated |= ~state.terminated & (state.cycle >= max_cycles)
 
     def scores(self, envs: Index) -> NDArray[np.float64]:
-        """What roots' answers are worth (`BatchDelegation.scores`), in some environments."""
-        state, flat, rules, roots = self.state, self.flat, self.rules, self._roots[envs]
+        """Return the scores of the roots' answers (`BatchDelegation.scores`) in some environments."""
+        state = self.state
+        flat = self.flat
+        rules = self.rules
+        roots = self._roots[envs]
         answered: NDArray[np.bool_] = flat.status[roots] == ANSWERED
         if rules.forced_join_task is None:
             answered &= flat.tape[self._tape_of[roots]] == state.target[envs]
             return answered.astype(np.float64)
-        handed_in = (self._tape_of[roots] + flat.segment_start[roots])[:, None] + np.arange(rules.num_targets)
-        scores: NDArray[np.float64] = rules.forced_join_task.grade(
-            flat.tape.take(handed_in, mode="clip") == state.target[envs]
-        )
+        cells = (self._tape_of[roots] + flat.segment_start[roots])[:, None] + np.arange(rules.num_targets)
+        right = flat.tape.take(cells, mode="clip") == state.target[envs]
+        scores: NDArray[np.float64] = rules.forced_join_task.grade(right)
         return answered * scores
 
-    def remove(self, who: Index) -> None:
-        """See `BatchDelegation.remove`."""
+    def remove(self, agents: Index) -> None:
+        """Remove agents that have just been born (`BatchDelegation.remove`)."""
         flat = self.flat
-        if (flat.status[who] != READY).any() or flat.turns[who].any() or not self._seat[who].all():
+        if (flat.status[agents] != READY).any() or flat.turns[agents].any() or not self._seat_of[agents].all():
             raise ConfigError("only clones that have been born and have not acted can be removed")
-        flat.status[who] = ABSENT
-        flat.tokens_left[who] += flat.prompt_tokens[who]
-        flat.prompt_tokens[who] = 0
-        self._forget()
+        flat.status[agents] = ABSENT
+        flat.tokens_left[agents] += flat.prompt_tokens[agents]
+        flat.prompt_tokens[agents] = 0
+        self._forget_ready()
         self._join()
-        self._finish(~(self.state.terminated | self.state.truncated))
+        self._terminate(~(self.state.terminated | self.state.truncated))
 
-    def begin(self, envs: NDArray[np.bool_], keys: Keys) -> None:
-        """Let some environments begin series of their own, with the next episode they start."""
-        self.state.keys[envs], self.state.episode[envs] = keys[envs], 0
+    def set_keys(self, envs: NDArray[np.bool_], keys: Keys) -> None:
+        """Let some environments play the problems of new keys, from their next episode on."""
+        self.state.keys[envs] = keys[envs]
+        self.state.episode[envs] = 0
         self._stock = None
 
     def start(self, envs: Index) -> None:
         """Start the next episode of some environments."""
-        state, flat, rules = self.state, self.flat, self.rules
-        self._forget()
-        tapes, lengths, targets = self._drawn(envs)
+        state = self.state
+        flat = self.flat
+        rules = self.rules
+        self._forget_ready()
+        tapes, lengths, targets = self._draw_tapes(envs)
         state.episode[envs] += 1
-        for count in (state.cycle, state.terminated, state.truncated, state.team_return):
-            count[envs] = 0
-        state.num_born[envs], state.tape_end[envs] = 1, rules.replies_at
+        for values in (state.cycle, state.terminated, state.truncated, state.team_return):
+            values[envs] = 0
+        state.num_born[envs] = 1
+        state.tape_end[envs] = rules.first_reply_cell
         state.target[envs] = targets
         state.tape[envs] = tapes
         state.status[envs] = UNBORN
         roots = self._roots[envs]
         flat.parent[roots] = ROOT_PARENT
-        for place in (flat.depth, flat.birth_index, flat.reply_cell):
-            place[roots] = 0
+        for agent_values in (flat.depth, flat.birth_index, flat.reply_cell):
+            agent_values[roots] = 0
         flat.segment_start[roots] = 1
-        self._born(roots, lengths, rules.purses)
+        self._bear(roots, lengths, rules.root_balance)
 
     def problems(self) -> ProblemBatch:
-        """The problems being played, as they were drawn."""
-        return self._problems(self.state.keys, self.state.episode - 1)
+        """Return the problems that are being played, as they were drawn."""
+        return self._draw_problems(self.state.keys, self.state.episode - 1)
 
-    def _problems(self, keys: Keys, episode: NDArray[np.int64]) -> ProblemBatch:
-        return self.rules.task.draw(fold_in(keys, episode, _PROBLEM))
+    def _draw_problems(self, keys: Keys, episodes: NDArray[np.int64]) -> ProblemBatch:
+        return self.rules.task.draw(fold_in(keys, episodes, _PROBLEM_STREAM))
 
-    def _drawn(self, envs: Index) -> tuple[NDArray[np.int8], NDArray[np.int16], NDArray[np.int8]]:
-        """Of the next episode of some environments: the tape, the length of the root's segment and the right answer.
+    def _draw_tapes(self, envs: Index) -> tuple[NDArray[np.int8], NDArray[np.int16], NDArray[np.int8]]:
+        """Return tapes, lengths of the roots' segments and right answers of the next episode of some environments.
 
-        A draw costs a small batch the same for many problems as for one. So a stock is drawn for all environments, of
-        twice as many episodes each time it runs out; problems are hashes of keys, and the same whenever they are drawn.
+        In a small batch, drawing many problems costs the same as drawing one. So a stock is drawn for all environments,
+        and its depth doubles each time it runs out. Problems are hashes of keys, so they do not depend on the stock.
         """
-        state, most = self.state, STOCK // len(self.state.keys)
-        if most < 2:
-            return self._tapes(state.keys[envs], state.episode[envs])
+        state = self.state
+        max_depth = MAX_STOCK // len(state.keys)
+        if max_depth < 2:
+            return self._build_tapes(state.keys[envs], state.episode[envs])
         if self._stock is not None:
-            nth = state.episode[envs] - self._stock.first[envs]
-            if np.count_nonzero(nth.view(np.uint64) < self._stock.depth) == len(envs):
-                row = envs * self._stock.depth + nth
+            place = state.episode[envs] - self._stock.first_episode[envs]
+            # Read as unsigned, a negative place is too large as well.
+            if np.count_nonzero(place.view(np.uint64) < self._stock.depth) == len(envs):
+                row = envs * self._stock.depth + place
                 return self._stock.tapes.take(row, axis=0), self._stock.lengths[row], self._stock.targets[row]
-        depth = 1 if self._stock is None else min(2 * self._stock.depth, most)
+        depth = 1 if self._stock is None else min(2 * self._stock.depth, max_depth)
         episodes = (state.episode[:, None] + np.arange(depth)).reshape(-1)
-        self._stock = Stock(depth, state.episode.copy(), *self._tapes(state.keys.repeat(depth), episodes))
-        return self._drawn(envs)
+        tapes = self._build_tapes(state.keys.repeat(depth), episodes)
+        self._stock = ProblemStock(depth, state.episode.copy(), *tapes)
+        return self._draw_tapes(envs)
 
-    def _tapes(
+    def _build_tapes(
         self, keys: Keys, episodes: NDArray[np.int64]
     ) -> tuple[NDArray[np.int8], NDArray[np.int16], NDArray[np.int8]]:
-        rules, problem = self.rules, self._problems(keys, episodes)
+        rules = self.rules
+        problems = self._draw_problems(keys, episodes)
         tapes = np.full((len(keys), rules.tape_length), rules.missing, np.int8)
-        tapes[:, 1 : 1 + rules.task.max_length] = problem.segments
-        tapes[:, 1 + rules.task.max_length : rules.replies_at] = problem.facts
-        return tapes, problem.lengths, problem.targets
+        tapes[:, 1 : rules.first_fact_cell] = problems.segments
+        tapes[:, rules.first_fact_cell : rules.first_reply_cell] = problems.facts
+        return tapes, problems.lengths, problems.targets
 
-    def _forget(self) -> None:
-        """Whose turn it was."""
-        self._turns = self._next = None
+    def _forget_ready(self) -> None:
+        """Drop the cached agents that can act, because the state changes."""
+        self._ready = None
+        self._next = None
 
-    def _checked(self, action: NDArray[Any], code: Index, who: Index) -> Index:
-        """The actions as played: WAIT for whatever is not legal."""
-        rules, action = self.rules, action.astype(np.intp, copy=False)
-        # Read as unsigned, what is below 0 is too large.
-        inside = action.view(np.uintp) < rules.num_actions
-        legal = rules.legal_table.take(code * rules.num_actions + action, mode="clip")
-        legal &= inside
+    def _replace_illegal(self, actions: NDArray[Any], codes: Index, agents: Index) -> Index:
+        """Return the actions with WAIT in place of illegal ones, and count these."""
+        rules = self.rules
+        actions = actions.astype(np.intp, copy=False)
+        # Read as unsigned, a negative action is too large as well.
+        in_range = actions.view(np.uintp) < rules.num_actions
+        legal = rules.legal_table.take(codes * rules.num_actions + actions, mode="clip")
+        legal &= in_range
         if np.count_nonzero(legal) == len(legal):
-            return action
-        self.flat.illegal[who] += ~legal
-        return np.where(legal, action, WAIT)
+            return actions
+        self.flat.illegal[agents] += ~legal
+        return np.where(legal, actions, WAIT)
 
-    def _charge(self, who: Index, tokens: NDArray[np.int32]) -> None:
-        """Count a turn, and charge what was generated in it."""
-        flat, cost = self.flat, np.zeros(len(self.flat.status), np.int32)
-        flat.turns[who] += np.int16(1)
-        # Added for everybody: cheaper than to pick out those who generated, three times.
-        cost[who] = tokens
+    def _charge_turn(self, agents: Index, tokens: NDArray[np.int32]) -> None:
+        """Count a turn of each agent and charge the tokens that it generated."""
+        flat = self.flat
+        flat.turns[agents] += np.int16(1)
+        # Three additions over all agents are faster than three times indexing some of them.
+        cost = np.zeros(len(flat.status), np.int32)
+        cost[agents] = tokens
         flat.generated_tokens += cost
         flat.tokens_left -= cost
         flat.generated_left -= cost
 
-    def _answer(self, who: Index, value: Index) -> None:
+    def _answer(self, agents: Index, values: Index) -> None:
         flat = self.flat
         if self.rules.reliability is not None:
-            value = self._with_errors(who, value)
-        flat.status[who] = ANSWERED
-        flat.tape[self._tape_of[who] + flat.reply_cell[who].astype(np.intp)] = value.astype(np.int8)
+            values = self._add_errors(agents, values)
+        flat.status[agents] = ANSWERED
+        flat.tape[self._tape_of[agents] + flat.reply_cell[agents].astype(np.intp)] = values.astype(np.int8)
 
-    def _with_errors(self, who: Index, value: Index) -> Index:
-        """Answers as they come out: some are replaced by a uniform one."""
-        state, flat, rules = self.state, self.flat, self.rules
-        assert rules.reliability is not None
-        env = self._env.take(who)
-        keys = self._paths(fold_in(state.keys[env], state.episode[env], _ERRORS, flat.turns[who]), who)
-        kept = draw_uniforms(keys) < rules.reliability[flat.segment_length[who].astype(np.intp)]
-        # The low half of the word whose high half has just decided: independent of it.
-        return np.where(kept, value, draw_integers(keys, 2, rules.task.num_answers)[1])
-
-    def _paths(self, keys: Keys, who: Index) -> Keys:
-        """Keys told apart by the path from the root to each agent: its number depends on who happened to act first."""
+    def _add_errors(self, agents: Index, values: Index) -> Index:
+        """Return the answers with some of them replaced by uniform ones, as the task's reliability says."""
+        state = self.state
         flat = self.flat
-        while (below := flat.parent.take(who) != ROOT_PARENT).any():
-            keys = np.where(below, fold_in(keys, flat.birth_index.take(who)), keys)
-            who = self._root_of.take(who) + flat.parent.take(who) * below
+        rules = self.rules
+        assert rules.reliability is not None
+        envs = self._env_of.take(agents)
+        turn_keys = fold_in(state.keys[envs], state.episode[envs], _ERROR_STREAM, flat.turns[agents])
+        keys = self._fold_in_paths(turn_keys, agents)
+        is_kept = draw_uniforms(keys) < rules.reliability[flat.segment_length[agents].astype(np.intp)]
+        # Both numbers come from the same word: its high half has just decided, and its low half is independent of it.
+        return np.where(is_kept, values, draw_integers(keys, 2, rules.task.num_answers)[1])
+
+    def _fold_in_paths(self, keys: Keys, agents: Index) -> Keys:
+        """Fold the path from each agent to the root into its key.
+
+        Seats would not do: a clone's seat depends on which agents called first.
+        """
+        flat = self.flat
+        while (below_root := flat.parent.take(agents) != ROOT_PARENT).any():
+            keys = np.where(below_root, fold_in(keys, flat.birth_index.take(agents)), keys)
+            agents = self._root_of.take(agents) + flat.parent.take(agents) * below_root
         return keys
 
-    def _wait(self, who: Index) -> None:
-        """A turn that led to nothing: a line says so, or it was the agent's last."""
+    def _wait(self, agents: Index) -> None:
+        """Charge the notice of a wasted turn, or end an agent that has no more turns or tokens."""
         flat = self.flat
-        out_of_turns = flat.turns[who] >= self.rules.max_turns
-        poor = (flat.tokens_left[who] < NOTICE + 2 * RESERVE) | (flat.generated_left[who] < 2 * RESERVE)
-        flat.status[who] = np.where(out_of_turns, OUT_OF_TURNS, np.where(poor, OUT_OF_TOKENS, READY))
-        on = who[~(out_of_turns | poor)]
-        flat.tokens_left[on] -= NOTICE
-        flat.prompt_tokens[on] += NOTICE
+        out_of_turns = flat.turns[agents] >= self.rules.max_turns
+        # As `grants.turn_grant` of the text game: a turn is the last one unless the balance covers an answer in it, the
+        # notice, and an answer after it.
+        out_of_tokens = (flat.tokens_left[agents] < NOTICE + 2 * RESERVE) | (flat.generated_left[agents] < 2 * RESERVE)
+        flat.status[agents] = np.where(out_of_turns, OUT_OF_TURNS, np.where(out_of_tokens, OUT_OF_TOKENS, READY))
+        continuing = agents[~(out_of_turns | out_of_tokens)]
+        flat.tokens_left[continuing] -= NOTICE
+        flat.prompt_tokens[continuing] += NOTICE
 
-    def _call(self, who: Index, action: Index) -> None:
-        """Give birth to every clone that its grant can carry; refused ones cost nothing. Parts are the first axis."""
-        flat, rules = self.flat, self.rules
-        parts, column = rules.parts[action], rules.columns[action] + flat.segment_length[who].astype(np.intp)
-        left = np.array([flat.tokens_left[who], flat.generated_left[who], flat.clones_left[who]])
-        grants = self._grants(left, who, action)
-        born = grants[0] >= rules.least_grants.take(column, axis=1)
-        count = np.add.reduce(born, axis=0, dtype=np.int32)
-        first_clone, first_cell = self._in_turn(self._env[who], np.array([count, parts]))
-        left -= grants * count
-        left[2] -= count
-        flat.tokens_left[who], flat.generated_left[who], flat.clones_left[who] = left
-        # One entry per clone from here on: who called, and for which part.
-        place = born.reshape(-1).nonzero()[0]
-        part = place // len(who)
-        caller = place - part * len(who)
-        refused = (parts - count).astype(np.intp)  # the longest parts, which come first
-        parent, nth = who[caller], part - refused[caller]
-        clone = (self._root_of[who] + first_clone)[caller] + nth
-        cut = part * rules.part_starts.shape[1] + column[caller]
-        begin = flat.segment_start[parent] + rules.part_starts.take(cut)
+    def _call(self, agents: Index, actions: Index) -> None:
+        """Start the clones of each call whose grant pays for an opening and an answer; refused ones cost nothing."""
+        flat = self.flat
+        rules = self.rules
+        # One entry per caller; parts are the first axis.
+        parts = rules.action_parts[actions]
+        column = rules.action_columns[actions] + flat.segment_length[agents].astype(np.intp)
+        balance = np.array([flat.tokens_left[agents], flat.generated_left[agents], flat.clones_left[agents]])
+        grants = self._share_balance(balance, agents, actions)
+        is_born = grants[0] >= rules.least_grants.take(column, axis=1)
+        num_born = np.add.reduce(is_born, axis=0, dtype=np.int32)
+        first_clone, first_cell = self._allocate(self._env_of[agents], np.array([num_born, parts]))
+        balance -= grants * num_born
+        balance[2] -= num_born
+        flat.tokens_left[agents], flat.generated_left[agents], flat.clones_left[agents] = balance
+
+        # From here on one entry per clone: its caller and its part.
+        place = is_born.reshape(-1).nonzero()[0]
+        part = place // len(agents)
+        caller = place - part * len(agents)
+        # Parts come longest first, so the refused ones are the first ones.
+        num_refused = (parts - num_born).astype(np.intp)
+        order = part - num_refused[caller]
+        parents = agents[caller]
+        clones = (self._root_of[agents] + first_clone)[caller] + order
+        table_index = part * rules.part_starts.shape[1] + column[caller]
+        start = flat.segment_start[parents] + rules.part_starts.take(table_index)
         if rules.task.num_facts:
-            fact = rules.fact_at[action][caller]
-            begin = np.where(fact, fact, begin)
-        flat.parent[clone] = self._seat[parent]
-        flat.birth_index[clone] = flat.num_clones[parent] + nth.astype(np.int16)
-        flat.depth[clone] = flat.depth[parent] + np.int16(1)
-        flat.segment_start[clone] = begin
-        flat.reply_cell[clone] = (first_cell[caller] + part).astype(np.int16)
-        self._born(clone, rules.part_lengths.take(cut), grants.take(caller, axis=1))
-        clones = count.astype(np.int16)
-        flat.status[who] = WAITING
-        flat.segment_start[who], flat.segment_length[who] = first_cell.astype(np.int16), parts.astype(np.int16)
-        flat.first_clone[who], flat.call_clones[who] = first_clone.astype(np.int16), clones
-        flat.num_clones[who] += clones
+            fact_cell = rules.action_fact_cells[actions][caller]
+            start = np.where(fact_cell, fact_cell, start)
+        flat.parent[clones] = self._seat_of[parents]
+        flat.birth_index[clones] = flat.num_clones[parents] + order.astype(np.int16)
+        flat.depth[clones] = flat.depth[parents] + np.int16(1)
+        flat.segment_start[clones] = start
+        flat.reply_cell[clones] = (first_cell[caller] + part).astype(np.int16)
+        self._bear(clones, rules.part_lengths.take(table_index), grants.take(caller, axis=1))
 
-    def _grants(self, left: NDArray[np.int32], who: Index, action: Index) -> NDArray[np.int32]:
-        """What each clone of a call gets of tokens, generated tokens and clones, as what callers have left of them;
-        both of shape (3, callers)."""
-        flat, rules = self.flat, self.rules
-        rest = left + rules.kept_back.take(action, axis=1)
-        rest[2] *= rules.clones_call[flat.depth[who].astype(np.intp)]
-        # Floor division by multiplication, six times as fast and exact below 2**50: the half keeps clear of rounding.
-        return ((rest + 0.5) * rules.share[action]).astype(np.int32)
+        # The replies will be the caller's next segment.
+        flat.status[agents] = WAITING
+        flat.segment_start[agents] = first_cell.astype(np.int16)
+        flat.segment_length[agents] = parts.astype(np.int16)
+        flat.first_clone[agents] = first_clone.astype(np.int16)
+        flat.call_clones[agents] = num_born.astype(np.int16)
+        flat.num_clones[agents] += num_born.astype(np.int16)
 
-    def _in_turn(self, env: Index, counts: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Where the clones and the replies of each caller begin, one caller after another in each environment.
+    def _share_balance(self, balance: NDArray[np.int32], agents: Index, actions: Index) -> NDArray[np.int32]:
+        """Return the grant of each clone of a call.
 
         Args:
-            counts: clones and replies of each, shape (2, callers).
+            balance: tokens, generated tokens and clones that each caller has left, (3, callers).
+            agents: the callers.
+            actions: their calls.
+
+        Returns:
+            Equal shares of what the callers do not keep for themselves, (3, callers).
+        """
+        rules = self.rules
+        shared = balance + rules.negative_reserves.take(actions, axis=1)
+        shared[2] *= rules.clones_may_call[self.flat.depth[agents].astype(np.intp)]
+        # Multiplication is six times as fast as floor division. Adding a half keeps the product clear of rounding
+        # errors, so the result is exact below 2**50.
+        return ((shared + 0.5) * rules.part_share[actions]).astype(np.int32)
+
+    def _allocate(self, envs: Index, counts: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Allocate seats and reply cells to callers, one caller after another in each environment.
+
+        Args:
+            envs: the environment of each caller, ascending.
+            counts: clones and replies of each caller, (2, callers).
+
+        Returns:
+            The first seat and the first cell of each caller, (2, callers).
         """
         state = self.state
-        first = np.arange(len(env))  # of the callers of an environment
-        first[1:][env[1:] == env[:-1]] = 0
-        np.maximum.accumulate(first, out=first)
+        first_caller = np.arange(len(envs))  # the first caller of the same environment
+        first_caller[1:][envs[1:] == envs[:-1]] = 0
+        np.maximum.accumulate(first_caller, out=first_caller)
         before = np.add.accumulate(counts, axis=1, dtype=np.int32) - counts
-        begin = np.array([state.num_born[env], state.tape_end[env]])
-        begin += before - before.take(first, axis=1)
-        # Of several entries for an environment the last one stays.
-        state.num_born[env], state.tape_end[env] = begin + counts
+        begin = np.array([state.num_born[envs], state.tape_end[envs]])
+        begin += before - before.take(first_caller, axis=1)
+        # An environment may occur several times; NumPy keeps the last assignment, that of its last caller.
+        state.num_born[envs], state.tape_end[envs] = begin + counts
         return begin
 
-    def _born(self, who: Index, length: NDArray[np.int16], grants: NDArray[np.int32]) -> None:
+    def _bear(self, agents: Index, lengths: NDArray[np.int16], grants: NDArray[np.int32]) -> None:
+        """Set the fields that all newborn agents share; `grants` has shape (3, agents) or (3,)."""
         flat = self.flat
-        prompt = length.astype(np.int32) + np.int32(OPENING)
-        flat.status[who] = READY
-        flat.segment_length[who] = length
-        flat.granted[who], flat.generated_left[who], flat.clones_left[who] = grants
-        flat.tokens_left[who] = grants[0] - prompt
-        flat.prompt_tokens[who] = prompt
-        for count in (flat.generated_tokens, flat.turns, flat.num_clones, flat.illegal):
-            count[who] = 0
+        prompt = lengths.astype(np.int32) + np.int32(OPENING)
+        flat.status[agents] = READY
+        flat.segment_length[agents] = lengths
+        flat.granted[agents], flat.generated_left[agents], flat.clones_left[agents] = grants
+        flat.tokens_left[agents] = grants[0] - prompt
+        flat.prompt_tokens[agents] = prompt
+        for values in (flat.generated_tokens, flat.turns, flat.num_clones, flat.illegal):
+            values[agents] = 0
 
     def _join(self) -> None:
-        """Where a whole call has ended: what is left flows back, then all replies arrive as one message."""
-        flat, rules = self.flat, self.rules
-        who = (flat.status == WAITING).nonzero()[0]
-        if not who.size:
+        """Where all clones of a call have ended, return their balances and deliver the replies as one message."""
+        flat = self.flat
+        rules = self.rules
+        parents = (flat.status == WAITING).nonzero()[0]
+        if not parents.size:
             return
-        # All clones of all calls in flight: those of a call have neighbouring seats.
-        count = flat.call_clones[who].astype(np.intp)
+        # All clones of all calls in flight; the clones of one call have neighbouring seats.
+        count = flat.call_clones[parents].astype(np.intp)
         end = np.add.accumulate(count)
-        first = self._root_of[who] + flat.first_clone[who].astype(np.intp)
+        first = self._root_of[parents] + flat.first_clone[parents].astype(np.intp)
         clones = (first - end + count).repeat(count) + np.arange(end[-1])
-        over = _sums((flat.status[clones] < ANSWERED).astype(np.int32), end) == 0
-        if not np.count_nonzero(over):
+        num_running = _sum_stretches((flat.status[clones] < ANSWERED).astype(np.int32), end)
+        has_ended = num_running == 0
+        if not np.count_nonzero(has_ended):
             return
-        clones, who, end = clones[over.repeat(count)], who[over], np.add.accumulate(count[over])
-        purses = flat.tokens_left, flat.generated_left, flat.clones_left
-        for purse, back in zip(purses, _sums(np.array([purse[clones] for purse in purses]), end), strict=True):
-            purse[who] += back
-            purse[clones] = 0
-        message = flat.segment_length[who] + np.int32(REPLIES)
-        flat.tokens_left[who] -= message
-        flat.prompt_tokens[who] += message
-        flat.status[who] = READY
+        clones = clones[has_ended.repeat(count)]
+        parents = parents[has_ended]
+        end = np.add.accumulate(count[has_ended])
+        balances = (flat.tokens_left, flat.generated_left, flat.clones_left)
+        returned = _sum_stretches(np.array([balance[clones] for balance in balances]), end)
+        for balance, amount in zip(balances, returned, strict=True):
+            balance[parents] += amount
+            balance[clones] = 0
+        message = flat.segment_length[parents] + np.int32(REPLIES)
+        flat.tokens_left[parents] -= message
+        flat.prompt_tokens[parents] += message
+        flat.status[parents] = READY
         if rules.forced_join_task is not None:
-            # A turn of the rules' own: the replies as they stand are the answer.
-            self._charge(who, np.full(len(who), RESERVE, np.int32))
-            flat.status[who] = ANSWERED
+            # The rules play the root's last turn: its answer is the replies as they stand.
+            self._charge_turn(parents, np.full(len(parents), RESERVE, np.int32))
+            flat.status[parents] = ANSWERED
 
-    def _finish(self, playing: NDArray[np.bool_]) -> None:
-        """End the episodes whose root has ended."""
-        state, rules = self.state, self.rules
-        over = (playing & (state.status[:, 0] >= ANSWERED)).nonzero()[0]
-        if over.size:
-            returns = self.scores(over)
+    def _terminate(self, playing: NDArray[np.bool_]) -> None:
+        """Terminate the episodes whose root has ended, among those that are still being played."""
+        state = self.state
+        rules = self.rules
+        envs = (playing & (state.status[:, 0] >= ANSWERED)).nonzero()[0]
+        if envs.size:
+            returns = self.scores(envs)
             if rules.token_cost:
-                spent = (rules.total_tokens or UNLIMITED) - self.flat.tokens_left[self._roots[over]]
+                # All clones have returned their balances, so the root's balance is that of the tree.
+                spent = (rules.total_tokens or UNLIMITED) - self.flat.tokens_left[self._roots[envs]]
                 returns -= rules.token_cost * spent
-            state.team_return[over] = returns
-            state.terminated[over] = True
+            state.team_return[envs] = returns
+            state.terminated[envs] = True
 
-    def _codes(self, who: Index) -> Index:
-        """What is legal for some agents whose turn is open."""
-        flat, rules = self.flat, self.rules
-        length, tokens = flat.segment_length[who].astype(np.intp), flat.tokens_left[who]
-        code = rules.answerable[length]
+    def _legality_codes(self, agents: Index) -> Index:
+        """Return the legality codes of agents that can act."""
+        flat = self.flat
+        rules = self.rules
+        length = flat.segment_length[agents].astype(np.intp)
+        tokens = flat.tokens_left[agents]
+        codes = rules.answerable[length]
         for kind in range(len(rules.call_parts)):
-            enough = (tokens >= rules.least_tokens[rules.column(kind, length)]).astype(np.intp)
-            enough <<= 1 + kind
-            code |= enough
-        code &= rules.codes_at_turn[flat.turns[who].astype(np.intp)]
-        code &= rules.codes_at_depth[flat.depth[who].astype(np.intp)]
-        code &= rules.codes_of_clones[flat.clones_left[who].astype(np.intp)]
-        code &= rules.codes_of_generated.take(flat.generated_left[who], mode="clip")
-        return code
+            can_pay = (tokens >= rules.least_tokens[rules.column(kind, length)]).astype(np.intp)
+            can_pay <<= 1 + kind
+            codes |= can_pay
+        codes &= rules.codes_by_turns[flat.turns[agents].astype(np.intp)]
+        codes &= rules.codes_by_depth[flat.depth[agents].astype(np.intp)]
+        codes &= rules.codes_by_clones[flat.clones_left[agents].astype(np.intp)]
+        codes &= rules.codes_by_generated.take(flat.generated_left[agents], mode="clip")
+        return codes
 
 
-def _sums(values: NDArray[np.int32], end: Index) -> NDArray[np.int32]:
-    """Sums over neighbours along the last axis, each stretch of them up to the next of `end`."""
-    # By sums of all that came before: `reduceat` is slow where stretches are short. What is too large wraps around, and
-    # back in the differences.
+def _sum_stretches(values: NDArray[np.int32], end: Index) -> NDArray[np.int32]:
+    """Sum neighbours along the last axis; stretch i reaches from `end[i - 1]` to `end[i]`."""
+    # Differences of cumulative sums, because `reduceat` is slow on short stretches. A cumulative sum may wrap around,
+    # and the difference wraps back.
     sums: NDArray[np.int32] = np.add.accumulate(values, axis=-1, dtype=np.int32).take(end - 1, axis=-1)
     sums[..., 1:] -= sums[..., :-1]
     return sums

@@ -116,7 +116,7 @@ def reply_limit(by: int) -> Callable[..., None]:
     return answer
 
 
-CLOSE, CHARGE, JOIN, GRANTS = Ledger.close, Ledger.charge, Transition._join, Transition._grants
+CLOSE, CHARGE, JOIN, GRANTS = Ledger.close, Ledger.charge, Transition._join, Transition._share_balance
 COUNT, NEWBORN, ANSWER = WordCounter.count, Kernel._newborn, Kernel._answer
 
 
@@ -147,8 +147,8 @@ def test_a_game_that_counts_wrongly_is_found(
     assert any(": root" in text for text in found)
 
 
-def a_token_too_many(self: Transition, left: Any, who: Any, action: Any) -> Any:
-    return GRANTS(self, left, who, action) + np.array([[1], [0], [0]], np.int32)
+def a_token_too_many(self: Transition, balance: Any, agents: Any, actions: Any) -> Any:
+    return GRANTS(self, balance, agents, actions) + np.array([[1], [0], [0]], np.int32)
 
 
 def joins_for_free(self: Transition) -> None:
@@ -157,7 +157,7 @@ def joins_for_free(self: Transition) -> None:
     self.flat.tokens_left += self.flat.prompt_tokens - before
 
 
-@pytest.mark.parametrize(("name", "broken"), [("_grants", a_token_too_many), ("_join", joins_for_free)])
+@pytest.mark.parametrize(("name", "broken"), [("_share_balance", a_token_too_many), ("_join", joins_for_free)])
 def test_a_game_in_numbers_that_counts_wrongly_is_found(
     soak: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str, broken: Callable[..., Any]
 ) -> None:

@@ -445,8 +445,8 @@ def test_compact_rows_are_those_of_the_full_arrays(task):
         assert (np.stack(ready[:2]) == np.stack(whole.can_act.nonzero())).all()
         assert same_array(ready.observations, seen[ready.envs, ready.agents])
         assert same_array(ready.action_masks, masks[ready.envs, ready.agents])
-        assert same_array(compact.next_observations(), whole.of_next(seen))
-        assert same_array(compact.next_action_masks(), whole.of_next(masks))
+        assert same_array(compact.next_observations(), whole.select_next(seen))
+        assert same_array(compact.next_action_masks(), whole.select_next(masks))
         actions = hostile_actions(whole, rng)
         whole.step(actions)
         compact.step_ready(actions[ready.envs, ready.agents])
@@ -519,7 +519,7 @@ def test_the_next_agent_alone_plays_a_step():
     split, answer = batch.rules.first_call, FIRST_ANSWER
     batch.step_next(np.array([split, split, WAIT]))
     assert batch.next_agents.tolist() == [1, 1, 0]
-    assert (batch.of_next(batch.state.segment_length) == [4, 4, 8]).all()
+    assert (batch.select_next(batch.state.segment_length) == [4, 4, 8]).all()
     batch.step_next(np.array([answer, WAIT, split]))
     assert batch.next_agents.tolist() == [2, 1, 1]
     assert batch.state.turns[:, :3].tolist() == [[1, 1, 0], [1, 1, 0], [2, 0, 0]]

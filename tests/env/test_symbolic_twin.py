@@ -178,7 +178,7 @@ def check_legality(rules, batch, kernel):
         assert masks[seat, WAIT] == (not masks[seat, 1:].any())
         for action in [FIRST_ANSWER, *range(rules.first_call, rules.num_actions)]:
             is_call = action >= rules.first_call
-            if is_call and not rules.task.part_lengths(int(rules.kinds[action]), int(length)):
+            if is_call and not rules.task.part_lengths(int(rules.action_kinds[action]), int(length)):
                 assert not masks[seat, action]
                 continue
             text, fork = action_text(rules, batch.state, int(seat), action), kernel.fork()
