@@ -95,7 +95,7 @@ def rerun(name: str, how: Rerun) -> list[Path]:
             **_training(folder / one / f"seed{number}"),
             "sizes": _figures(result for result in by_itself if result.place.style is None),
             "before_rl": _figures(result for result in before if result.place.style is None),
-            "errorless": _errorless(result for result in by_itself if result.place.style is not None),
+            "errorless": _perfect_execution(result for result in by_itself if result.place.style is not None),
             "decisions": {
                 ("after" if item.triple.free == last else "before"): _decisions(item)
                 for item in choices
@@ -180,8 +180,8 @@ def _figures(results: Iterable[Result]) -> dict[str, Any]:
     }
 
 
-def _errorless(results: Iterable[Result]) -> dict[str, Any]:
-    """By size and style: mean costs of errorless players; `lifted` of `n` instances needed limits lifted."""
+def _perfect_execution(results: Iterable[Result]) -> dict[str, Any]:
+    """By size and style: mean costs of perfect players; `lifted` of `n` instances needed limits lifted."""
     return {
         size: {
             str(style): {

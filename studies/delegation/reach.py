@@ -6,7 +6,7 @@
 
 The first writes evidence/reach.json, which that page is printed from: the longest contexts of training and test,
 cells with a part longer than any in training, readers whose rotary positions are scaled after training, and an
-errorless reader that reads all at once. The second writes rotary.json: the same scaling of readers that were trained
+perfect reader that reads all at once. The second writes rotary.json: the same scaling of readers that were trained
 with another rotary base. The third writes told.json: how often the shipped policy `deciding` delegates when its
 prompt says a wrong size, when it says none, and when the window at test is another one.
 """
@@ -88,7 +88,7 @@ def _contexts(config: RunConfig, arm: str) -> Iterator[int]:
 
 
 def asked(episodes: int = 200) -> dict[str, dict[str, dict[str, float]]]:
-    """By cell of quick.yaml and errorless player: mean costs, and the longest context."""
+    """By cell of quick.yaml and perfect player: mean costs, and the longest context."""
     config = load_config(CONFIGS / "quick.yaml", [])
     language, found = language_of(config.model), dict[str, dict[str, dict[str, float]]]()
     for cell in config.evaluation.cells:

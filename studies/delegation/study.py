@@ -184,7 +184,7 @@ def _equal(first: Sequence[Cell], second: Sequence[Cell]) -> str:
 
 
 def _beside(arms: Mapping[str, Sequence[Cell]]) -> str:
-    """Mean costs of accurate seeds, and in brackets those of the errorless player of the arm's strategy."""
+    """Mean costs of accurate seeds, and in brackets those of the perfect player of the arm's strategy."""
     lines = []
     for size in next(iter(arms.values()))[0]["sizes"]:
         for arm, every in arms.items():
@@ -314,7 +314,9 @@ def _when(cells: Sequence[Cell]) -> str:
         lines.append([name, *line, _shares([judged[way] for judged in found])])
     for style, words in (("delegate", "always"), ("solve", "never")):
         totals = [mean(cell["errorless"][size][style]["total_tokens"] for cell in cells) for size in sizes]
-        lines.append([f"errorless, {words}: total tokens", *(f"{total:.0f}" for total in (*totals, mean(totals)))])
+        lines.append(
+            [f"perfect execution, {words}: total tokens", *(f"{total:.0f}" for total in (*totals, mean(totals)))]
+        )
     parts = [WHEN, table(["policy", *(f"{size} terms" for size in sizes), "all"], lines), DECISIONS, _moved(cells)]
     lines = []
     for name, when, read in _JUDGED:
@@ -389,7 +391,7 @@ def _triple(sizes: Sequence[Cell]) -> str:
 
 
 def _chat(arms: Mapping[str, Sequence[Cell]]) -> str:
-    """Accuracy of every seed before and after RL, and mean costs beside those of the errorless player."""
+    """Accuracy of every seed before and after RL, and mean costs beside those of the perfect player."""
     lines = []
     for size, first in next(iter(arms.values()))[0]["sizes"].items():
         for arm, cells in arms.items():
@@ -458,7 +460,7 @@ def _predictions(ledgers: Mapping[str, Sequence[Cell]], sums: Sequence[Cell]) ->
             say(f"its critical path, {size}: 3 to 4 times", "to a digit", f"{ratio:.1f}", 3 <= round(ratio, 1) <= 4)
     for size in ("4x18", "6x20"):
         ratio = _total_over(ledgers["delegating"], ledgers["reading"], size)
-        say(f"at most 1.05 of the tokens of an errorless reader, {size}", "mean", f"{ratio:.2f}", ratio <= 1.05)
+        say(f"at most 1.05 of the tokens of a perfect reader, {size}", "mean", f"{ratio:.2f}", ratio <= 1.05)
     small = max(max(_share(cell, "after")[:2]) for cell in sums)
     large = min(min(_share(cell, "after")[2:]) for cell in sums)
     say("share delegated under 0.3 up to 10 terms", "every seed", f"at most {small:.2f}", small < 0.3)
@@ -476,9 +478,9 @@ def _predictions(ledgers: Mapping[str, Sequence[Cell]], sums: Sequence[Cell]) ->
 
 
 def _total_over(cells: Sequence[Cell], readers: Sequence[Cell], size: str) -> float:
-    """Mean total tokens over those of an errorless reader of the same instances."""
-    errorless = mean(cell["errorless"][size]["read"]["total_tokens"] for cell in readers)
-    return mean(cell["sizes"][size]["total_tokens"] for cell in cells) / errorless
+    """Mean total tokens over those of a perfect reader of the same instances."""
+    perfect_tokens = mean(cell["errorless"][size]["read"]["total_tokens"] for cell in readers)
+    return mean(cell["sizes"][size]["total_tokens"] for cell in cells) / perfect_tokens
 
 
 # The pictures
@@ -630,7 +632,7 @@ peak context the longest single context (all contexts of a tree together hold wh
 steps` the cache entries that generation reads. Billed tokens are those of a server that keeps nothing between calls,
 and of one that takes a tenth for what an agent has sent before."""
 
-BESIDE = """Costs per instance of the seeds that are accurate, and in brackets those of the errorless player of the
+BESIDE = """Costs per instance of the seeds that are accurate, and in brackets those of the perfect player of the
 arm's own strategy: the expert on the same instances."""
 
 REACHED = """## How far, and why
@@ -648,7 +650,7 @@ training; 10x16 and 10x24 are within it in each, 3x18 and 3x20 are between the r
 failure. Every seed:"""
 
 AT_ONCE = """Who reads all ledgers at once, without a turn and a subtotal for each, is cheaper than the reader above
-(no model here has learned it). Errorless delegating over errorless reading at once:"""
+(no model here has learned it). With perfect execution, delegating over reading at once:"""
 
 WINDOWED = """### A reader with a window
 
@@ -688,8 +690,8 @@ alone pay. The warm start shows both styles half and half at every size and with
 says *when*; RL has to find out.
 
 Share delegated / accuracy / total tokens / reward, mean over seeds. The forced rows begin the root's first turn for
-it, with a call or with work of its own, and leave all else to the same weights. The errorless rows are the expert's
-by either choice, without the window where it does not hold the sum."""
+it, with a call or with work of its own, and leave all else to the same weights. The rows of perfect execution are the
+expert's by either choice, without the window where it does not hold the sum."""
 
 DECISIONS = """An instance is worth delegating if forced *always* earns more on it than forced *never*. The best
 threshold is the size from which on to delegate that earns most on these very instances; regret is how much more it
@@ -720,7 +722,7 @@ The same but for what is named, and predicted before these were run. `window_76`
 delegated from 16 and 20 on, which among classes of five is from the fourth size and from the last but a fifth of the
 fourth on. `exact` shows the exact number of terms under a window of 13, in the middle of a class: delegated from 14
 on. `no_window`: at no size. `kv` has no window and a price on memory traffic, 0.25 for 1,000 entries of a cache read,
-of which a sum in one context needs ever more: the errorless players cross at 16 to 20 terms, with little at stake
+of which a sum in one context needs ever more: the perfect players cross at 16 to 20 terms, with little at stake
 there. `dear` has four times the price, which wrong answers pay too: at 11 to 15 terms alone.
 
 **The wider the window, the less the decision follows it.** With 15 terms RL stops half way, with 19 it ends at never,
@@ -739,12 +741,12 @@ cannot call. Accuracy / total tokens / reward."""
 
 CHATTED = """## One real model
 
-SmolLM2-135M-Instruct on the same family in words (`smollm2_long.yaml`), chosen before training because errorless
+SmolLM2-135M-Instruct on the same family in words (`smollm2_long.yaml`), chosen before training because perfect
 delegating needs shorter contexts and a shorter critical path there. It is shown at most 12 named entries. All arms may
 use the same compute; 30 instances a size, one seed. **The reader by key is as accurate or more so at every size, for
 x0.53 to x0.63 of the tokens.** Where both are right (3x4), delegating has x0.84 of its critical path and of its peak
 context. Both lose beyond what they were shown, at 32 entries already. RL mended calls: at 3x4 from 0.63 right
-for 995 tokens to 0.97 for the 855 of an errorless player. Costs per instance, and in brackets those of the errorless
+for 995 tokens to 0.97 for the 855 of a perfect player. Costs per instance, and in brackets those of the perfect
 player of the arm's strategy."""
 
 EARLIER = """## The first configuration

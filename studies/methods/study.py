@@ -57,7 +57,7 @@ picture a stroke is a seed, the line a 95 % interval over seeds.
 - **Nothing is told apart from the baseline** in any of the four tables, at equal compute: {apart} of {compared}
   intervals leave out 0. Of {sided} predictions of *better* or *worse* {confirmed} came true.
 - **That RL helps the baseline is not decided either.** It brought `default` {default_gain} over seeds 10 to 12 and
-  {fresh_gain} over five fresh ones; with seed {worst_seed} it fell. There was room: an errorless player who calls
+  {fresh_gain} over five fresh ones; with seed {worst_seed} it fell. There was room: a perfect player who calls
   where it pays earns {room:.3f}. Of {intervals} intervals of what RL brought, those that leave out 0 are of {decided}
   on the three seeds, and of {fresh_decided} on the five. Seen afterwards and not predicted: over all {seeds} seeds
   {pooled}. Smaller advantages under the same KL weight may be all of that.
@@ -77,7 +77,7 @@ picture a stroke is a seed, the line a 95 % interval over seeds.
   each with as much compute in RL as `every`; the interval is wider than the 0.02 predicted. Those trained for 280,
   340 and 480 tokens, played at every budget, are as good as `every` too. Less `hidden`, which nobody tells, `every`
   is {hidden}, where *within 0.02* was predicted. The number is one more token in each context, of its price and of a
-  window that then holds 9 terms in the place of 10; at 480 tokens an errorless player pays {toll:.3f} for that. Under
+  window that then holds 9 terms in the place of 10; at 480 tokens a perfect player pays {toll:.3f} for that. Under
   160 and 220 tokens the distance is larger, and why is not known. `hidden` has another warm start, which at 480
   tokens earned {head_start} more before RL, by seed."""
 
@@ -211,7 +211,7 @@ def added(arms: Mapping[str, Sequence[Cell]], family: Family) -> dict[str, str]:
     return {arm: signed(gains) for arm, gains in found.items() if over_seeds(gains).low > 0}
 
 
-def errorless(cell: Cell, *, chooses: bool) -> float:
+def perfect_execution(cell: Cell, *, chooses: bool) -> float:
     """What the expert earns, mean over sizes, who always calls, or who chooses the cheaper way where the window holds
     the instance."""
     price = read_config(EXPERIMENTS[cell["experiment"]])["reward"]["options"]["token_cost"]
@@ -257,8 +257,8 @@ def compared(family: Family, arms: Mapping[str, Sequence[Cell]]) -> str:
     ]
     if "token_cost" in family.terms:
         for words, chooses in (("always calls", False), ("calls where it pays", True)):
-            earned = f"{errorless(first[0], chooses=chooses):.3f}"
-            lines.append([f"errorless, {words}", earned, *("1.00" for _ in family.sizes), *blank])
+            earned = f"{perfect_execution(first[0], chooses=chooses):.3f}"
+            lines.append([f"perfect execution, {words}", earned, *("1.00" for _ in family.sizes), *blank])
     for arm in in_order(family, arms):
         cells = arms[arm]
         pairs = [(cell, baseline[cell["seed"]]) for cell in cells if cell["seed"] in baseline]
@@ -457,7 +457,7 @@ def summary(cells: Sequence[Cell], found: Mapping[tuple[str, str], str]) -> str:
         fresh_decided=", ".join(f"`{arm}` ({gain})" for arm, gain in added(freshs, fresh).items()),
         fresh_gain=signed(gained(freshs["default"], fresh)),
         worst_seed=whens["default"][int(np.argmin(gained(whens["default"], when)))]["seed"],
-        room=errorless(whens["default"][0], chooses=True),
+        room=perfect_execution(whens["default"][0], chooses=True),
         decided=", ".join(f"`{arm}` ({gain})" for arm, gain in added(whens, when).items()),
         combined=signed(gaps(freshs, "combined", fresh.baseline, fresh)),
         salt=signed(gaps(keyeds, "salt", keyed.baseline, keyed)),
@@ -484,7 +484,7 @@ def summary(cells: Sequence[Cell], found: Mapping[tuple[str, str], str]) -> str:
             )
         ),
         hidden=told[HIDDEN],
-        toll=errorless(untold, chooses=True) - errorless(aware, chooses=True),
+        toll=perfect_execution(untold, chooses=True) - perfect_execution(aware, chooses=True),
     )
     before, *bullets = said.split("\n- ")
     wrapped = TextWrapper(118, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)

@@ -1,4 +1,4 @@
-"""The expert of tables through the real rollout: errorless in every style, and a clone knows its documents alone."""
+"""The expert of tables through the real rollout: it makes no mistake, and a clone knows its documents alone."""
 
 import json
 import os
@@ -67,7 +67,7 @@ def films(tmp_path: Path) -> TwoWikiTables:
 
 @pytest.mark.parametrize("style", Style)
 @pytest.mark.parametrize(("per_clone", "reading"), [(1, "at_once"), (3, "one_by_one")])
-def test_villages_are_errorless_in_every_style(style: Style, per_clone: int, reading: str) -> None:
+def test_villages_are_played_without_mistake_in_every_style(style: Style, per_clone: int, reading: str) -> None:
     source = WideTables(max_columns=8, per_clone=per_clone, reading=reading)
     records = play(source, draw(source, 20), style)
     assert [Wide().grade(record.task, record.answer).correct for record in records] == [True] * 20
@@ -81,7 +81,7 @@ def test_villages_are_errorless_in_every_style(style: Style, per_clone: int, rea
 
 
 @pytest.mark.parametrize("style", Style)
-def test_films_are_errorless_in_every_style(tmp_path: Path, style: Style) -> None:
+def test_films_are_played_without_mistake_in_every_style(tmp_path: Path, style: Style) -> None:
     source = films(tmp_path)
     records = play(source, source.tasks(), style)
     assert [wide_scores(record.task, record.answer).success for record in records] == [True, True]

@@ -140,16 +140,16 @@ def test_the_table_has_every_arm_before_and_after_over_all_seeds(trained: RunCon
     ), "a line an arm, the best first"
 
 
-def test_a_run_stands_beside_errorless_players_of_the_styles_that_its_arms_were_shown(trained: RunConfig) -> None:
+def test_a_run_stands_beside_perfect_execution_of_the_styles_that_its_arms_were_shown(trained: RunConfig) -> None:
     report_run(trained)
     rows = list(csv.DictReader((trained.folder / "results.csv").read_text(encoding="utf-8").splitlines()))
     for row in rows:
         delegates = row["strategy"].startswith("delegating")
-        assert row["errorless_style"] == ("delegate" if delegates else "solve")
-        assert row["errorless_instances"] == str(EPISODES)
+        assert row["perfect_execution_style"] == ("delegate" if delegates else "solve")
+        assert row["perfect_execution_instances"] == str(EPISODES)
         # <ans>1<end>; before it <call>x</call> and a clone's answer.
-        assert row["errorless_generated_tokens"] == ("9" if delegates else "3")
-        assert row["errorless_solve_generated_tokens"] == ("3" if delegates else ""), "it was shown both"
+        assert row["perfect_execution_generated_tokens"] == ("9" if delegates else "3")
+        assert row["perfect_execution_solve_generated_tokens"] == ("3" if delegates else ""), "it was shown both"
     of_seeds = [
         [r for r in read_results(path, experts=True) if r.place.style]
         for path in sorted(trained.folder.glob("alone/seed*/*/results.jsonl"))

@@ -999,7 +999,7 @@ class Played:
         return played
 
     def generated(self) -> dict[str, int]:
-        """Tokens that policies generated; errorless players ask no server."""
+        """Tokens that policies generated; perfect players ask no server."""
         return {at: one["costs"]["generated_tokens"] for at, one in self.found.items() if not one["place"]["style"]}
 
 

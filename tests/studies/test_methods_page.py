@@ -75,14 +75,14 @@ def test_what_a_policy_for_all_budgets_is_put_beside(methods: ModuleType) -> Non
     }
 
 
-def test_an_errorless_player_pays_the_cheaper_way_where_the_window_allows(methods: ModuleType) -> None:
+def test_perfect_execution_pays_the_cheaper_way_where_the_window_allows(methods: ModuleType) -> None:
     call = {"total_tokens": 100.0, "lifted": 0, "n": 4}
     sizes = {size: {"delegate": call, "solve": {"total_tokens": 20.0, "lifted": lifted, "n": 4}} for size, lifted in
              (("a", 0), ("b", 1), ("c", 4))}  # fmt: skip
     sizes["d"] = {"delegate": call, "solve": {"total_tokens": 300.0, "lifted": 0, "n": 4}}
     found = {"experiment": "methods_when", "errorless": sizes}
-    assert methods.errorless(found, chooses=False) == pytest.approx(0.6), "1 less 0.4 for 100 tokens"
-    assert methods.errorless(found, chooses=True) == pytest.approx(1 - 0.004 * (20 + 40 + 100 + 100) / 4)
+    assert methods.perfect_execution(found, chooses=False) == pytest.approx(0.6), "1 less 0.4 for 100 tokens"
+    assert methods.perfect_execution(found, chooses=True) == pytest.approx(1 - 0.004 * (20 + 40 + 100 + 100) / 4)
 
 
 def test_the_page_is_what_the_command_prints(methods: ModuleType) -> None:

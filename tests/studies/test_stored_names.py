@@ -96,7 +96,7 @@ STUDY: dict[str, Any] = {
     },
 }
 PLAYBOOK = Playbook((Bullet("root-1", "Add.", helpful=2),), added=1, tasks=("t",))
-# Digests of the keys of all results and episodes of a strategy and, after its name, of its errorless player's style.
+# Digests of the keys of all results and episodes of a strategy and, after its name, of its perfect player's style.
 STUDY_KEYS = {
     "plain": "8dd7f2c52aa4c630",
     "delegate": "7ea3e76504f8bb5e",

@@ -47,7 +47,7 @@ class StrategySpec(Checked):
         temperature: of sampling; `null`: the study's.
         limits: changes of the study's for this strategy; not of the one that is swept.
         families: those that it plays; empty: all.
-        styles: of its errorless players, as `delegate` and `solve` of a policy that chooses; `null`: as the strategy
+        styles: of its perfect players, as `delegate` and `solve` of a policy that chooses; `null`: as the strategy
             says.
     """
 

@@ -45,7 +45,7 @@ class Place:
     """Where in a study a result belongs.
 
     Attributes:
-        style: of the expert that played in the policy's place, see `errorless`; `None`: the policy played.
+        style: of the expert that played in the policy's place, see `perfect_execution`; `None`: the policy played.
     """
 
     family: str
@@ -88,7 +88,7 @@ class Result:
         chosen: the position of the episode whose answer counts.
         grade: of that answer.
         ending: how that episode's root ended.
-        costs: of all episodes together, by name; `None` if no prompt fitted, and of an expert that was not errorless.
+        costs: of all episodes together, by name; `None` if no prompt fitted, and of an expert that made a mistake.
         executed: see `Strategy.executed`.
         support: how well the documents that this episode looked at agree with those that the task needs; `None` if the
             task does not say.
@@ -231,7 +231,7 @@ def parse_result(data: Mapping[str, Any], value_of: Callable[[str], Any] | None)
 
 
 def _place(data: Mapping[str, Any]) -> Place:
-    style = data.get("style")  # studies from before errorless players have none
+    style = data.get("style")  # studies from before perfect players have none
     return Place(**by_field(Place, {**data, "style": None if style is None else Style(style)}))
 
 
@@ -264,7 +264,7 @@ def read_results(path: Path, *, whole: bool = False, experts: bool = False) -> I
     Args:
         path: of the file.
         whole: with their episodes.
-        experts: with those of errorless players, and not of the policies alone.
+        experts: with those of perfect players, and not of the policies alone.
     """
     values: dict[str, Any] = {}
     for number, value in read_json_lines(path):

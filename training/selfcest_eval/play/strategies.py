@@ -105,7 +105,7 @@ class Strategy:
         return (self,)
 
     def styles(self) -> tuple[Style, ...]:
-        """How its errorless player works, the source's expert in the policy's place; several if the policy may choose.
+        """How its perfect player works, the source's expert in the policy's place; several if the policy may choose.
 
         None by default: an expert does not know how to play a strategy that it has not been told of.
         """

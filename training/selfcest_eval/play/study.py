@@ -28,8 +28,8 @@ from selfcest_env.types import Fault, Role, Task
 from selfcest_eval.play.config import StudyConfig
 from selfcest_eval.play.costs import WALL, costs_of
 from selfcest_eval.play.digest import digest
-from selfcest_eval.play.errorless import Played, play_errorless, styles_on
 from selfcest_eval.play.instances import instances_of, source_of
+from selfcest_eval.play.perfect_execution import PerfectPlay, play_perfect_execution, styles_on
 from selfcest_eval.play.policies import LEAST, PolicySource, check_servers, make_policy
 from selfcest_eval.play.results import Place, Result
 from selfcest_eval.play.store import Store
@@ -53,7 +53,7 @@ class Keyed:
 
 @dataclass(frozen=True)
 class Block:
-    """The instances of a cell for one strategy, budget and seed; with a style those of its errorless player."""
+    """The instances of a cell for one strategy, budget and seed; with a style those of its perfect player."""
 
     cell: Cell
     strategy: str
@@ -63,7 +63,7 @@ class Block:
 
     def __str__(self) -> str:
         budget = "" if self.budget is None else f", budget {self.budget}"
-        who = f"seed {self.seed}" if self.style is None else f"errorless, {self.style}"
+        who = f"seed {self.seed}" if self.style is None else f"perfect execution, {self.style}"
         return f"{self.cell.family} {self.cell.size}: {self.strategy}{budget}, {who}"
 
 
@@ -142,7 +142,7 @@ class Study:
                             yield Block(cell, strategy, budget, self.config.seeds[0], style)
 
     def _styles(self, cell: Cell, label: str, budget: int | None) -> tuple[Style, ...]:
-        """Of the strategy's errorless players on a cell. Raises `ConfigError` for one whose tool the limits forbid."""
+        """Of the strategy's perfect players on a cell. Raises `ConfigError` for one whose tool the limits forbid."""
         tasks, named = self.tasks[cell.family, cell.size], self.config.strategies[label].styles
         limits = self.strategies[label].limits(self.config.limits_at(budget, label), tasks[0])
         for style, able in ((Style.DELEGATE, limits.delegation), (Style.READ, limits.reading)):
@@ -193,7 +193,7 @@ class Study:
                 self._play_blocks(blocks, policy, seeds[0], store, report, player)
         for block in self.blocks():
             if block.style is not None:
-                self._play_errorless(block, block.style, store, report)
+                self._play_perfect_execution(block, block.style, store, report)
         for cell in self.config.cells:  # what was found may have been lost to a judge
             self._check_unplayable(cell)
         lost = self._unplayable
@@ -278,7 +278,7 @@ class Study:
                 "with --resume"
             )
 
-    def _play_errorless(self, block: Block, style: Style, store: Store, report: OnPlayed) -> None:
+    def _play_perfect_execution(self, block: Block, style: Style, store: Store, report: OnPlayed) -> None:
         """No model plays, so what is lacking is played again and no episode is stored."""
         items = self._keyed(block)
         rules, strategy = self.policy_of(block.strategy).rules(LEAST), self.strategies[block.strategy]
@@ -289,19 +289,19 @@ class Study:
             # Of another choice among the same samples, which are all right.
             shared = {key: result for key, result in found.items() if result.costs is not None}
             new = [item for item in lacking if item.key not in shared]
-            played = play_errorless(
+            played = play_perfect_execution(
                 strategy, style, [item.instance for item in new], self.context(block), rules, self.reward
             )
             store.add(
                 replace(shared[item.key], key=item.key, place=item.place) for item in lacking if item.key in shared
             )
-            store.add(self._errorless(item, made, strategy) for item, made in zip(new, played, strict=True))
+            store.add(self._perfect_execution(item, made, strategy) for item, made in zip(new, played, strict=True))
             report(len(batch), str(block))
 
-    def _errorless(self, item: Keyed, found: Played, strategy: Strategy) -> Result:
+    def _perfect_execution(self, item: Keyed, found: PerfectPlay, strategy: Strategy) -> Result:
         chosen = strategy.choose(found.episodes, found.grades)
         together = costs_of(found.episodes, 0.0, self.config.measures, in_series=strategy.waited(found.episodes))
-        costs = together if found.errorless else None
+        costs = together if found.is_perfect else None
         return Result(
             item.key,
             item.played,

@@ -21,13 +21,21 @@ from selfcest_eval.play.results import ENDINGS, SCORES
 from selfcest_eval.report.reading import Reading
 from selfcest_eval.report.words import at_equal_accuracy, matched, not_comparable, sentence, times
 from selfcest_eval.stats.decision_table import Decided, decision_section
-from selfcest_eval.stats.frontier import Errorless, FrontierComparison, Match, Point, Verdict, compare_frontiers, match
+from selfcest_eval.stats.frontier import (
+    FrontierComparison,
+    Match,
+    PerfectExecution,
+    Point,
+    Verdict,
+    compare_frontiers,
+    match,
+)
 from selfcest_eval.stats.statistics import MISSING, Estimate
 from selfcest_eval.stats.table import Curves, TableRow, by_family, rows_of
 from selfcest_training.files import whole, write_text
 
 SOLVED = 0.9  # of the smallest size of a family, by a baseline that deserves the name
-CHEAP = 0.9  # of what the errorless player spends: with a lower accuracy than SOLVED, cheap because it fails
+CHEAP = 0.9  # of what the perfect player spends: with a lower accuracy than SOLVED, cheap because it fails
 
 EQUAL_COST = (
     "A strategy's frontier is the best accuracy that mixing its budgets reaches at a mean cost, no budget and no "
@@ -40,8 +48,8 @@ EQUAL_ACCURACY = (
     "difference of their accuracies lies within {least:g} of 0. Elsewhere a cost says nothing: who fails may be cheap."
 )
 
-ERRORLESS = (
-    "Costs, and in brackets those of the strategy's errorless player: the expert of the tasks plays the same instances "
+PERFECT_EXECUTION = (
+    "Costs, and in brackets those of the strategy's perfect player: the expert of the tasks plays the same instances "
     "under the same limits, in the policy's own tokens, and is always right. Both are means over the instances that "
     "both could play; the column says how many the expert could, and on how many of them which limits had to be lifted "
     "for it. *No expert*: nobody knows how to play it so. Strategies that no expert is told how to play are left out."
@@ -122,19 +130,19 @@ def _number(value: float, digits: int = 1) -> str:
     return f"{value:.{digits}f}"
 
 
-def errorless(rows: Sequence[TableRow], reading: Reading) -> str:
-    """Costs beside those of errorless players, as a Markdown table; empty if no strategy has one."""
+def perfect_execution(rows: Sequence[TableRow], reading: Reading) -> str:
+    """Costs beside those of perfect players, as a Markdown table; empty if no strategy has one."""
     lines = []
     for row in rows:
-        for style, player in row.point.errorless.items():
+        for style, player in row.point.perfect_execution.items():
             pairs = [row.point.beside(style, cost) for cost in reading.compared]
             shown = ["–" if pair is None else "{} ({})".format(*map(_number, pair)) for pair in pairs]
             lines.append([*_place(row, reading), str(row.accuracy), _player(style, player, row), *shown])
-    heads = [*_heads(reading), "accuracy", "errorless player", *(_short(cost) for cost in reading.compared)]
+    heads = [*_heads(reading), "accuracy", "perfect execution", *(_short(cost) for cost in reading.compared)]
     return _table(heads, lines) if lines else ""
 
 
-def _player(style: Style, player: Errorless, row: TableRow) -> str:
+def _player(style: Style, player: PerfectExecution, row: TableRow) -> str:
     if not player.instances:
         return f"{style}: no expert"
     of = len(row.curves.task_ids)
@@ -155,15 +163,17 @@ def cheap_by_failing(cells: Sequence[Curves], reading: Reading) -> list[str]:
                 said = f"{curves.name} (accuracy {accuracy:.2f}, {cost_name(lowest)} x{ratios[lowest]:.2f})"
                 found.setdefault(strategy, []).append(said)
     return [
-        f"{reading.labels[strategy]} is cheap because it fails (its costs over those of its errorless player, at the "
+        f"{reading.labels[strategy]} is cheap because it fails (its costs over those of its perfect player, at the "
         f"largest budget): {'; '.join(cells_of)}"
         for strategy, cells_of in found.items()
     ]
 
 
 def _least_ratio(point: Point, cost: str) -> float | None:
-    """Of a cost over the cheapest errorless player's."""
-    pairs = [pair for style in point.errorless if (pair := point.beside(style, cost)) is not None and pair[1] > 0]
+    """Of a cost over the cheapest perfect player's."""
+    pairs = [
+        pair for style in point.perfect_execution if (pair := point.beside(style, cost)) is not None and pair[1] > 0
+    ]
     own, other = min(pairs, key=lambda pair: pair[1], default=(0.0, 0.0))
     return own / other if other else None
 
@@ -218,11 +228,11 @@ def write_csv(rows: Sequence[TableRow], reading: Reading, path: Path) -> None:
     """Every row with means and both ends of every interval; wall-clock without, since it is measured by batch.
 
     What a row does not have is left empty: costs where no prompt fitted, scores that say nothing of the cell, a script.
-    `floors` counts the answers that the grader gave a floor, `ended_*` how roots ended. `errorless_*` are means of the
-    errorless player over `errorless_instances`; a strategy with several styles has those of the others under
-    `errorless_STYLE_*`.
+    `floors` counts the answers that the grader gave a floor, `ended_*` how roots ended. `perfect_execution_*` are means
+    of the perfect player over `perfect_execution_instances`; a strategy with several styles has those of the others
+    under `perfect_execution_STYLE_*`.
     """
-    further = list(dict.fromkeys(style for row in rows for style in [*row.point.errorless][1:]))
+    further = list(dict.fromkeys(style for row in rows for style in [*row.point.perfect_execution][1:]))
     with whole(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(
@@ -230,8 +240,12 @@ def write_csv(rows: Sequence[TableRow], reading: Reading, path: Path) -> None:
             + [column for name in ("accuracy", *reading.costs) for column in _columns(name)]
             + [WALL, "floors", *(f"ended_{status}" for status in ENDINGS)]
             + [column for name in ("script_executed", *SCORES) for column in _columns(name)]
-            + ["errorless_style", "errorless_instances", *(f"errorless_{cost}" for cost in reading.costs)]
-            + [f"errorless_{style}_{cost}" for style in further for cost in reading.costs]
+            + [
+                "perfect_execution_style",
+                "perfect_execution_instances",
+                *(f"perfect_execution_{cost}" for cost in reading.costs),
+            ]
+            + [f"perfect_execution_{style}_{cost}" for style in further for cost in reading.costs]
         )
         for row in rows:
             curves = row.curves
@@ -243,20 +257,20 @@ def write_csv(rows: Sequence[TableRow], reading: Reading, path: Path) -> None:
                 + [_cells(row.costs.get(WALL))[0], sum(row.point.notes.values())]
                 + [row.point.endings.get(status, 0) for status in ENDINGS]
                 + [cell for estimate in beside for cell in _cells(estimate)]
-                + _errorless_cells(row.point, reading.costs, further)
+                + _perfect_execution_columns(row.point, reading.costs, further)
             )
 
 
-def _errorless_cells(point: Point, costs: Sequence[str], further: Sequence[Style]) -> list[str]:
+def _perfect_execution_columns(point: Point, costs: Sequence[str], further: Sequence[Style]) -> list[str]:
     def means(style: Style) -> list[str]:
-        found = point.errorless[style].costs if style in point.errorless else {}
+        found = point.perfect_execution[style].costs if style in point.perfect_execution else {}
         return [f"{np.nanmean(found[cost]):.6g}" if cost in found else "" for cost in costs]
 
-    if not point.errorless:
+    if not point.perfect_execution:
         return [""] * (2 + len(costs) * (1 + len(further)))
-    first = next(iter(point.errorless))
+    first = next(iter(point.perfect_execution))
     others = [means(style) if style is not first else [""] * len(costs) for style in further]
-    return [first, str(point.errorless[first].instances), *means(first), *chain.from_iterable(others)]
+    return [first, str(point.perfect_execution[first].instances), *means(first), *chain.from_iterable(others)]
 
 
 def _columns(name: str) -> list[str]:
@@ -525,8 +539,8 @@ def write_report(
     parts = [f"{head} {reading.intervals(seeds)}", "\n".join(f"- {line}" for line in (*warnings, *notes))]
     parts += ["## Verdict", f"```text\n{said}\n```"] if found else []
     parts += ["## Accuracy and costs", markdown(rows, reading)]
-    beside = errorless(rows, reading)
-    parts += ["## Beside errorless players", ERRORLESS, beside] if beside else []
+    beside = perfect_execution(rows, reading)
+    parts += ["## Costs of perfect execution", PERFECT_EXECUTION, beside] if beside else []
     parts += ["## Endings", ENDED, endings(rows, reading)]
     parts += ["## When it delegates", decision_section(decisions)] if decisions else []
     scored = scores(rows, reading)

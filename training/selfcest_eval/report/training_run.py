@@ -112,7 +112,7 @@ def study_of(config: RunConfig, parts: Sequence[Part] | None = None) -> StudyCon
 
 
 def styles_of(config: RunConfig, arm: str) -> tuple[Style, ...]:
-    """Of an arm's errorless players: those that its warm start shows, or all without one, where it has the means."""
+    """Of an arm's perfect players: those that its warm start shows, or all without one, where it has the means."""
     limits, phases = config.limits_of(arm), config.arms[arm].warmstart.phases
     shown = {
         style

@@ -18,11 +18,11 @@ MIN_INSTANCES = 20  # with fewer an interval is too rough for a verdict
 
 
 @dataclass(frozen=True)
-class Errorless:
-    """What the errorless player of a strategy spends at a point, see `errorless`.
+class PerfectExecution:
+    """What the perfect player of a strategy spends at a point, see `perfect_execution`.
 
     Attributes:
-        costs: by name, [instances]; `nan` where it could not be errorless.
+        costs: by name, [instances]; `nan` where it made a mistake.
         lifted: of these instances how many needed which limits lifted.
     """
 
@@ -31,7 +31,7 @@ class Errorless:
 
     @property
     def instances(self) -> int:
-        """On how many it is errorless."""
+        """On how many instances it made no mistake."""
         return max((int((~np.isnan(values)).sum()) for values in self.costs.values()), default=0)
 
 
@@ -48,7 +48,7 @@ class Point:
         endings: how often the root ended how.
         executed: 1 where the strategy's script was played, else 0, `nan` where none was to be, as by a router,
             [instances, seeds]; `None` if there was none anywhere.
-        errorless: by the style of the expert; empty if the strategy names none.
+        perfect_execution: by the style of the expert; empty if the strategy names none.
     """
 
     budget: int | None
@@ -58,7 +58,7 @@ class Point:
     scores: Mapping[str, Values] = field(default_factory=dict)
     endings: Mapping[Status, int] = field(default_factory=dict)
     executed: Values | None = None
-    errorless: Mapping[Style, Errorless] = field(default_factory=dict)
+    perfect_execution: Mapping[Style, PerfectExecution] = field(default_factory=dict)
 
     @property
     def order(self) -> tuple[bool, int]:
@@ -72,8 +72,8 @@ class Point:
         return np.nan_to_num(self.cost(cost))
 
     def beside(self, style: Style, cost: str) -> tuple[float, float] | None:
-        """Its mean cost and that of its errorless player, over the instances of which both have one."""
-        own, other = self.cost(cost), self.errorless[style].costs.get(cost)
+        """Its mean cost and that of its perfect player, over the instances of which both have one."""
+        own, other = self.cost(cost), self.perfect_execution[style].costs.get(cost)
         if other is None:
             return None
         there = ~np.isnan(own) & ~np.isnan(other[:, None])

@@ -12,7 +12,7 @@ import numpy as np
 from selfcest_env.errors import RecordError
 from selfcest_env.tasks import Style
 from selfcest_eval.play.results import SCORES, Result
-from selfcest_eval.stats.frontier import Errorless, Point
+from selfcest_eval.stats.frontier import PerfectExecution, Point
 from selfcest_eval.stats.statistics import Estimate, Resampler, Values
 
 Cell = tuple[str, str]  # family and size
@@ -70,7 +70,7 @@ def _curves(results: Sequence[Result], experts: Sequence[Result]) -> Curves:
             )
         rows = [[found[strategy, budget, task, seed] for seed in seeds] for task in tasks]
         here = [r for r in experts if (r.place.strategy, r.place.budget) == (strategy, budget)]
-        point = replace(_point(budget, rows, costs, measured), errorless=_errorless(here, tasks))
+        point = replace(_point(budget, rows, costs, measured), perfect_execution=_perfect_execution(here, tasks))
         curves.setdefault(strategy, []).append(point)
     for points in curves.values():
         points.sort(key=lambda point: point.order)
@@ -96,7 +96,7 @@ def _point(budget: int | None, rows: Sequence[Sequence[Result]], costs: Sequence
     )
 
 
-def _errorless(results: Sequence[Result], tasks: Sequence[str]) -> dict[Style, Errorless]:
+def _perfect_execution(results: Sequence[Result], tasks: Sequence[str]) -> dict[Style, PerfectExecution]:
     """By style; an expert plays an instance the same whatever the seed of the policy."""
     found: dict[Style, dict[str, Result]] = {}
     for result in results:
@@ -110,7 +110,7 @@ def _errorless(results: Sequence[Result], tasks: Sequence[str]) -> dict[Style, E
             name: np.array([(right[task].costs or {})[name] if task in right else math.nan for task in tasks])
             for name in names
         }
-        points[style] = Errorless(costs, Counter(r.lifted for r in right.values() if r.lifted))
+        points[style] = PerfectExecution(costs, Counter(r.lifted for r in right.values() if r.lifted))
     return points
 
 

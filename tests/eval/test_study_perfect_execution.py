@@ -1,4 +1,4 @@
-"""Errorless players beside a study's strategies, costs at equal accuracy, and money; by hand."""
+"""Perfect players beside a study's strategies, costs at equal accuracy, and money; by hand."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from selfcest_env.views import Observation
 from selfcest_eval.play import study as play
 from selfcest_eval.play.config import StudyConfig
 from selfcest_eval.play.costs import Price
-from selfcest_eval.play.errorless import Played, play_errorless, styles_on
+from selfcest_eval.play.perfect_execution import PerfectPlay, play_perfect_execution, styles_on
 from selfcest_eval.play.results import read_results
 from selfcest_eval.play.strategies import STRATEGIES, Instance, PlayContext, Strategy, make_strategy
 from selfcest_eval.report import study_report as report
 from selfcest_eval.report.comparison import compare_studies
 from selfcest_eval.report.training_run import styles_of
 from selfcest_eval.report.words import at_equal_accuracy
-from selfcest_eval.stats.frontier import Errorless, Point, match
+from selfcest_eval.stats.frontier import PerfectExecution, Point, match
 from selfcest_training.config_file import load_config, parse_as
 
 ROOT = Path(__file__).parents[2]
@@ -115,22 +115,22 @@ def rows_of(folder: Path, name: str = "results.csv") -> list[dict[str, str]]:
     return list(csv.DictReader((folder / name).read_text(encoding="utf-8").splitlines()))
 
 
-def errorless_of(row: dict[str, str]) -> dict[str, float]:
-    names = SOLVED if "errorless_total_tokens" in row else {}
-    return {name: float(row[f"errorless_{name}"]) for name in names if row[f"errorless_{name}"]}
+def perfect_costs_of(row: dict[str, str]) -> dict[str, float]:
+    names = SOLVED if "perfect_execution_total_tokens" in row else {}
+    return {name: float(row[f"perfect_execution_{name}"]) for name in names if row[f"perfect_execution_{name}"]}
 
 
 # Who plays
 
 
-def test_costs_of_errorless_players_by_hand(tmp_path: Path) -> None:
+def test_costs_of_perfect_execution_by_hand(tmp_path: Path) -> None:
     folder = run(errands(tmp_path))
     delegate, monolithic = rows_of(folder)
-    assert (delegate["errorless_style"], delegate["errorless_instances"]) == ("delegate", "6")
-    assert errorless_of(delegate) == DELEGATED
-    assert errorless_of(monolithic) == SOLVED
+    assert (delegate["perfect_execution_style"], delegate["perfect_execution_instances"]) == ("delegate", "6")
+    assert perfect_costs_of(delegate) == DELEGATED
+    assert perfect_costs_of(monolithic) == SOLVED
     # With a discount of 0.9 the root's second call sends 10 known tokens for 1.
-    assert float(delegate["errorless_billed_tokens_cached"]) == 43 - 9
+    assert float(delegate["perfect_execution_billed_tokens_cached"]) == 43 - 9
     assert played() == 2 * 6, "no policy plays for an expert"
     text = (folder / "table.md").read_text(encoding="utf-8")
     assert "| errands | any | 100 | monolithic | 0.00 [0.00, 0.50] | solve | 10.0 (15.0) | 5.0 (10.0) | " in text
@@ -138,7 +138,7 @@ def test_costs_of_errorless_players_by_hand(tmp_path: Path) -> None:
     # Of the costs the lowest: 10 of 43, and of 95 reads 5 + 6 + 7 + 8 + 9.
     for said in ("delegate is cheap because it fails", "errands any (accuracy 0.00, billed tokens x0.23)"):
         assert said in text
-    assert "monolithic is cheap because it fails (its costs over those of its errorless player, at the larg" in text
+    assert "monolithic is cheap because it fails (its costs over those of its perfect player, at the larg" in text
     assert "errands any (accuracy 0.00, kv token steps x0.37)" in text
 
 
@@ -162,7 +162,7 @@ def test_what_does_not_fit_is_played_under_lifted_limits_and_says_so(tmp_path: P
         limits = {**small(tmp_path)["limits"], "answer_reserve": 2, limit: said}
         folder = run(errands(tmp_path, name=name, limits=limits, strategies={"monolithic": {}}))
         (row,) = rows_of(folder)
-        assert errorless_of(row) == SOLVED
+        assert perfect_costs_of(row) == SOLVED
         lifted = {r.lifted for r in read_results(folder / "results.jsonl", experts=True) if r.place.style}
         # turn_tokens has a limit in every study here, and the two are lifted together.
         assert lifted == {("context_tokens", "turn_tokens") if name == "window" else ("turn_tokens",)}
@@ -183,16 +183,16 @@ def test_without_an_expert_in_the_style_there_is_no_cost_and_no_zero(
     folder = run(errands(tmp_path, tasks=tasks, strategies=strategies))
     text = (folder / "table.md").read_text(encoding="utf-8")
     for row, style in zip(rows_of(folder), styles, strict=True):
-        assert (row["errorless_style"], row["errorless_instances"]) == (style, "0")
-        assert {row[f"errorless_{name}"] for name in SOLVED} == {""}, "missing, not zero"
+        assert (row["perfect_execution_style"], row["perfect_execution_instances"]) == (style, "0")
+        assert {row[f"perfect_execution_{name}"] for name in SOLVED} == {""}, "missing, not zero"
         assert f"| {style}: no expert | – | – | " in text
     assert "cheap because" not in text
 
 
-def test_an_expert_that_is_wrong_is_no_errorless_player(tmp_path: Path) -> None:
+def test_an_expert_that_is_wrong_is_no_perfect_player(tmp_path: Path) -> None:
     tasks = {"errands": {"name": f"{__name__}:Errands", "options": {"wrong": True}}}
     folder = run(errands(tmp_path, tasks=tasks))
-    assert {row["errorless_instances"] for row in rows_of(folder)} == {"0"}
+    assert {row["perfect_execution_instances"] for row in rows_of(folder)} == {"0"}
     assert "| solve: no expert | – |" in (folder / "table.md").read_text(encoding="utf-8")
 
 
@@ -203,8 +203,8 @@ def test_of_a_policy_that_chooses_every_style_is_shown(tmp_path: Path) -> None:
     assert "| delegate | 0.00 [0.00, 0.50] | delegate | 10.0 (33.0) |" in text
     assert "| delegate | 0.00 [0.00, 0.50] | solve | 10.0 (15.0) |" in text, "and who reads, where there is nothing"
     both, alone = rows_of(folder)
-    assert (both["errorless_total_tokens"], both["errorless_solve_total_tokens"]) == ("33", "15")
-    assert (alone["errorless_total_tokens"], alone["errorless_solve_total_tokens"]) == ("15", "")
+    assert (both["perfect_execution_total_tokens"], both["perfect_execution_solve_total_tokens"]) == ("33", "15")
+    assert (alone["perfect_execution_total_tokens"], alone["perfect_execution_solve_total_tokens"]) == ("15", "")
     # What fails is held against the cheaper of the two.
     line = next(line for line in text.splitlines() if line.startswith("- delegate is cheap because it fails"))
     assert line.endswith(": errands any (accuracy 0.00, kv token steps x0.37)")
@@ -212,8 +212,8 @@ def test_of_a_policy_that_chooses_every_style_is_shown(tmp_path: Path) -> None:
 
 def test_styles_are_off_with_an_empty_list(tmp_path: Path) -> None:
     folder = run(errands(tmp_path, strategies={"monolithic": {"styles": []}, "map_reduce": {}}))
-    assert {row["errorless_style"] for row in rows_of(folder)} == {""}
-    assert "errorless" not in (folder / "table.md").read_text(encoding="utf-8").lower()
+    assert {row["perfect_execution_style"] for row in rows_of(folder)} == {""}
+    assert "perfect execution" not in (folder / "table.md").read_text(encoding="utf-8").lower()
 
 
 def test_a_style_without_its_tool_is_an_error_before_any_work(tmp_path: Path) -> None:
@@ -251,11 +251,11 @@ def test_styles_that_there_are_means_for() -> None:
 LIMITS = Limits(total_tokens=480, turn_tokens=160, reply_tokens=4, answer_reserve=12, max_turns=8, max_clones=12)
 
 
-def expert(name: str, style: Style, source: object, limits: Limits, game: Rules) -> tuple[Strategy, list[Played]]:
+def expert(name: str, style: Style, source: object, limits: Limits, game: Rules) -> tuple[Strategy, list[PerfectPlay]]:
     rng = np.random.default_rng(0)
     instances = [Instance(source.draw(rng), i) for i in range(8)]  # type: ignore[attr-defined]
     strategy, context = make_strategy(name, {}, "strategies.x"), PlayContext(limits, 0.8, source, game.protocol)  # type: ignore[arg-type]
-    return strategy, play_errorless(strategy, style, instances, context, game, make_reward("correct"))
+    return strategy, play_perfect_execution(strategy, style, instances, context, game, make_reward("correct"))
 
 
 @pytest.mark.parametrize("family", ["range_sum", "ledger_qa", "long_ledgers"])
@@ -266,7 +266,7 @@ def test_experts_play_every_strategy_in_the_policys_own_ids(name: str, family: s
     game = language_of(PlugIn("tiny")).rules(LIMITS)
     style = make_strategy(name, {}, "x").styles()[0]
     _, found = expert(name, style, make_source(family, **options), limits, game)
-    assert all(played.errorless for played in found)
+    assert all(played.is_perfect for played in found)
     for played_ in found:
         for episode in played_.episodes:
             called = bool(episode.cost.clones)
@@ -280,19 +280,19 @@ def test_by_text_an_expert_is_priced_by_the_rules() -> None:
     """A server without a tokenizer has no ids; words are counted."""
     game = Rules(LIMITS, HermesProtocol(), WordCounter())
     _, found = expert("monolithic", Style.SOLVE, make_source("range_sum", phrasing="plain"), LIMITS, game)
-    assert all(played.errorless for played in found)
+    assert all(played.is_perfect for played in found)
     for played_ in found:
         (turn,) = played_.episodes[0].root.turns
         assert turn.facts.generated_tokens == WordCounter().count_text(turn.generation.text)
         assert turn.generation.token_ids == ()
 
 
-def test_an_expert_that_falls_back_on_another_way_is_not_errorless() -> None:
+def test_an_expert_that_falls_back_on_another_way_is_not_perfect() -> None:
     """With two clones at most it reads what it cannot ask for: right, and no delegating player."""
     source = make_source("ledger_qa", min_documents=6, min_named=3, max_named=3)
     limits = replace(LIMITS, max_clones=2, max_reads=12)
     _, found = expert("delegate", Style.DELEGATE, source, limits, Rules(limits, PROTOCOL, CODEC))
-    assert all(played.grades[0].correct and not played.errorless for played in found)
+    assert all(played.grades[0].correct and not played.is_perfect for played in found)
 
 
 # Files
@@ -301,11 +301,11 @@ def test_an_expert_that_falls_back_on_another_way_is_not_errorless() -> None:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     asked: list[int] = []
 
-    def counting(strategy: Strategy, style: Style, instances: Sequence[Instance], *rest: Any) -> list[Played]:
+    def counting(strategy: Strategy, style: Style, instances: Sequence[Instance], *rest: Any) -> list[PerfectPlay]:
         asked.append(len(instances))
-        return play_errorless(strategy, style, instances, *rest)
+        return play_perfect_execution(strategy, style, instances, *rest)
 
-    monkeypatch.setattr(play, "play_errorless", counting)
+    monkeypatch.setattr(play, "play_perfect_execution", counting)
     return asked
 
 
@@ -331,12 +331,12 @@ def test_samples_of_an_expert_are_shared_as_those_of_a_policy(tmp_path: Path, mo
     folder = run(errands(tmp_path, strategies=sampled))
     assert sum(asked) == 6
     for row in rows_of(folder):
-        assert errorless_of(row) == {
+        assert perfect_costs_of(row) == {
             **{name: 3 * cost for name, cost in SOLVED.items()}, "critical_path_tokens": 10, "peak_context": 15,
         }  # fmt: skip
 
 
-def test_a_study_from_before_errorless_players_is_read_and_completed(tmp_path: Path) -> None:
+def test_a_study_from_before_perfect_execution_is_read_and_completed(tmp_path: Path) -> None:
     folder = run(errands(tmp_path))
     file, whole = folder / "results.jsonl", (folder / "table.md").read_text(encoding="utf-8")
     lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
@@ -347,8 +347,8 @@ def test_a_study_from_before_errorless_players_is_read_and_completed(tmp_path: P
         del line["sha256"]
     file.write_text("".join(json.dumps(line) + "\n" for line in old), encoding="utf-8")
     report_folder(folder, QUIET)
-    assert "errorless" not in (folder / "table.md").read_text(encoding="utf-8")
-    assert {row["errorless_total_tokens"] for row in rows_of(folder)} == {""}
+    assert "perfect execution" not in (folder / "table.md").read_text(encoding="utf-8")
+    assert {row["perfect_execution_total_tokens"] for row in rows_of(folder)} == {""}
     study_players.roots.clear()
     run(errands(tmp_path), resume=True)
     assert played() == 0
@@ -458,7 +458,7 @@ def test_money_by_hand() -> None:
     assert Price(1.0, 1.0, cached=0.0).of(TWO_TURNS) * 1e6 == TWO_TURNS.cost.total_tokens == 9
 
 
-def test_a_price_is_a_cost_of_the_study_and_of_its_errorless_players(tmp_path: Path) -> None:
+def test_a_price_is_a_cost_of_the_study_and_of_its_perfect_execution(tmp_path: Path) -> None:
     price = {"prompt": 1.0, "cached": 0.5, "generated": 4.0, "currency": "USD"}
     folder = run(errands(tmp_path))
     study_players.roots.clear()
@@ -467,14 +467,14 @@ def test_a_price_is_a_cost_of_the_study_and_of_its_errorless_players(tmp_path: P
     delegate, monolithic = rows_of(folder)
     # 5 sent and 5 generated; the expert alone 5 and 10; delegating 17 new, 10 known and 16 generated.
     assert float(delegate["money"]) == float(monolithic["money"]) == pytest.approx(25e-6)
-    assert float(monolithic["errorless_money"]) == pytest.approx(45e-6)
-    assert float(delegate["errorless_money"]) == pytest.approx((17 + 5 + 64) / 1e6)
+    assert float(monolithic["perfect_execution_money"]) == pytest.approx(45e-6)
+    assert float(delegate["perfect_execution_money"]) == pytest.approx((17 + 5 + 64) / 1e6)
     text = (folder / "table.md").read_text(encoding="utf-8")
     assert "Money is USD 1 per million tokens sent, 0.5 for cached ones, and 4 for generated ones." in text
     assert "| 0.000025 (0.000045) |" in text
     uncached = run(errands(tmp_path, name="uncached", price={**price, "cached": None, "currency": ""}))
     delegate, _ = rows_of(uncached)
-    assert float(delegate["errorless_money"]) == pytest.approx((17 + 10 + 64) / 1e6)
+    assert float(delegate["perfect_execution_money"]) == pytest.approx((17 + 10 + 64) / 1e6)
     text = (uncached / "table.md").read_text(encoding="utf-8")
     assert "Money is 1 per million tokens sent, with no cache, and 4 for generated ones." in text
     with pytest.raises(ConfigError, match=r"their price is USD 1 per million tokens sent, 0.5 for .* and 1 per"):
@@ -509,11 +509,11 @@ def test_no_cost_but_zero_is_shown_as_zero() -> None:
 # By hand
 
 
-def test_means_beside_an_errorless_player_are_over_what_both_could_play() -> None:
+def test_means_beside_perfect_execution_are_over_what_both_could_play() -> None:
     # Three instances with two seeds: the second could not begin, on the third the expert fails.
     own = np.array([[10.0, 20.0], [np.nan, np.nan], [90.0, 90.0]])
     costs = {"total_tokens": np.array([30.0, 50.0, np.nan])}
-    found = Point(1, np.zeros((3, 2)), {"total_tokens": own}, errorless={Style.SOLVE: Errorless(costs)})
+    found = Point(1, np.zeros((3, 2)), {"total_tokens": own}, perfect_execution={Style.SOLVE: PerfectExecution(costs)})
     assert found.beside(Style.SOLVE, "total_tokens") == (15.0, 30.0)
     assert found.beside(Style.SOLVE, "clones") is None
-    assert found.errorless[Style.SOLVE].instances == 2
+    assert found.perfect_execution[Style.SOLVE].instances == 2

@@ -1,4 +1,4 @@
-"""The errorless player of a strategy: the source's expert in the policy's place, by no model.
+"""The perfect player of a strategy: the source's expert in the policy's place, by no model.
 
 A strategy that stops early is cheap because it fails. So its costs stand beside those of who plays the same strategy on
 the same instances under the same limits, writes in the policy's own ids, and makes no mistake.
@@ -54,18 +54,18 @@ class ExpertPlayer(LocalPlayer):
 
 
 @dataclass(frozen=True)
-class Played:
+class PerfectPlay:
     """What the expert made of an instance.
 
     Attributes:
         grades: one per episode.
-        errorless: all are right, in the style, and without a fault.
+        is_perfect: all are right, in the style, and without a fault.
         lifted: the limits that had to be lifted for it.
     """
 
     episodes: Episodes
     grades: tuple[Grade, ...]
-    errorless: bool
+    is_perfect: bool
     lifted: tuple[str, ...]
 
 
@@ -81,9 +81,9 @@ def styles_on(styles: Iterable[Style], limits: Limits, tasks: Sequence[Task]) ->
     return tuple(style for style in found if means[style])
 
 
-def play_errorless(
+def play_perfect_execution(
     strategy: Strategy, style: Style, instances: Sequence[Instance], context: PlayContext, rules: Rules, reward: Reward
-) -> list[Played]:
+) -> list[PerfectPlay]:
     """Let the expert play a strategy; under lifted limits what does not fit under its own.
 
     Args:
@@ -97,18 +97,18 @@ def play_errorless(
     source = context.source if isinstance(context.source, ExpertSource) else Mixture((context.source,))
     player = ExpertPlayer(game=rules, actor=OracleActor(source, context.protocol, style))
     lifts = [tuple(name for name in lift if getattr(context.limits, name) is not None) for lift in LIFTS]
-    found: dict[int, Played] = {}
+    found: dict[int, PerfectPlay] = {}
     for lifted in dict.fromkeys(lifts if source is context.source else lifts[:1]):
         limits = replace(context.limits, **{name: _FACTOR * getattr(context.limits, name) for name in lifted})
-        left = [i for i in range(len(instances)) if i not in found or not found[i].errorless]
+        left = [i for i in range(len(instances)) if i not in found or not found[i].is_perfect]
         played = strategy.play([instances[i] for i in left], replace(context, limits=limits), player)
         for i, episodes in zip(left, played, strict=True):
             grades = tuple(reward.grade(episode) for episode in episodes)
             right = all(grade.correct for grade in grades)
             if right and all(_in_style(style, episode) for episode in episodes):
-                found[i] = Played(episodes, grades, True, lifted)
+                found[i] = PerfectPlay(episodes, grades, True, lifted)
             else:
-                found.setdefault(i, Played(episodes, grades, False, ()))
+                found.setdefault(i, PerfectPlay(episodes, grades, False, ()))
     return [found[i] for i in range(len(instances))]
 
 
