@@ -1,26 +1,31 @@
-"""Tables, graded item by item and row by row as WideSearch grades them (Wong et al. 2025, arXiv 2508.07999).
+"""Grade tables by their cells and rows, as WideSearch does (Wong et al. 2025, arXiv 2508.07999).
 
-A task's answer is a Markdown table; its metadata hold in `evaluation`, as JSON, what the official files say of it:
-`required` columns, `unique_columns` by which rows are aligned, and in `eval_pipeline` for each column how both sides
-are prepared (`norm_str`, `extract_number`, `norm_date`) and compared (`exact_match`, `number_near` within `criterion`
-times the truth, `url_match` of hosts, `date_near` within 31 days, `in_match`). Of rows with equal keys the first
-counts. An item is a cell; those of the key are right where a row is aligned. A row is right if all its items are.
-Precision is by what was answered, recall by the truth, and success is a table without a fault.
+The answer of a task is a Markdown table. The metadata key `evaluation` holds the rules of the official files as JSON:
 
-Where this differs from the official evaluation, and why:
+- `required`: the columns;
+- `unique_columns`: the key columns, by which rows of the answer and of the truth are aligned;
+- `eval_pipeline`: for each column, functions that prepare both cells (`norm_str`, `extract_number`, `norm_date`) and
+  metrics that compare them (`exact_match`, `number_near` within `criterion` times the truth, `url_match` of hosts,
+  `date_near` within 31 days, `in_match`).
 
-- No language model. There it renames columns, aligns keys and judges `llm_judge` columns. Here other columns are no
-  answer, keys are equal after preparation or another row's, and a judged column is an error unless it is read as
-  `exact_match`: such scores are not to be compared with published ones.
-- Cells are texts. There pandas guesses a type per column, so that 5 beside an empty cell becomes 5.0. What it reads as
-  missing (`N/A`, `null`, nothing, ...) is one value here too.
-- A score stays within [0, 1]. There rows whose keys grow equal by preparation all count, and an item counts once for
-  each metric of its column, so that recall can be above 1. Here equal keys are one row, and an item is right if every
-  metric says so.
-- Cells without an address, or without a date, agree there with each other; here only if they are equal. An empty cell
-  is `in_match` there with everything; here with an empty one.
-- Dates are year first (2024-05-03, also of year and month) or with an English month; there a parser of many languages
-  reads `yesterday` too.
+An item is a cell. A row is right if all its items are right. The key items of an aligned row are always right. Of rows
+with equal keys the first counts. Precision divides by the items (or rows) of the answer and recall by those of the
+truth. Success is a table whose rows are exactly those of the truth.
+
+Differences from the official evaluation:
+
+- No language model is called. The official evaluation uses one to rename columns, to align keys and to judge
+  `llm_judge` columns. Here a table with other columns is no answer, and keys must be equal after preparation. A judged
+  column is an error, unless an option reads it as `exact_match`. Such scores must not be compared with published ones.
+- Cells are texts. The official evaluation reads tables with pandas, which guesses a type for each column, so that 5
+  beside an empty cell becomes 5.0. The texts that pandas reads as missing (`N/A`, `null`, ...) are one value here too.
+- Scores are in [0, 1]. Officially, rows whose keys become equal by preparation all count, and an item counts once for
+  each metric of its column, so that recall can exceed 1. Here equal keys are one row, and an item is right if all
+  metrics agree.
+- Cells without an address or a date agree only if they are equal. Officially they all agree with each other. An empty
+  cell is `in_match` only with an empty cell, officially with every cell.
+- Dates have the year first (2024-05-03, 2024-05) or an English month. The official parser reads many languages, and
+  also `yesterday`.
 """
 
 from __future__ import annotations
@@ -40,11 +45,13 @@ from selfcest_env.graders.number import parse_only_number
 from selfcest_env.structure import Checked
 from selfcest_env.types import Task
 
-EVALUATION, ROW_DOCUMENTS = "evaluation", "row_documents"  # keys of `Task.metadata`
+# Keys of `Task.metadata`.
+EVALUATION = "evaluation"
+ROW_DOCUMENTS = "row_documents"
 JUDGE = "llm_judge"
-Judged = Literal["refuse", "exact"]
+JudgePolicy = Literal["refuse", "exact"]
 
-# What pandas reads as missing where nothing is said about it.
+# Texts that pandas reads as missing values by default.
 MISSING = frozenset(
     [
         *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A"),
@@ -60,30 +67,35 @@ _FENCE = "```markdown"
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Columns by name as `column_name` gives it, and rows of at most as many cells, the last ones may be missing."""
+    """A table: column names as `column_name` returns them, and rows. A short row lacks its last cells."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
 
 def column_name(text: str) -> str:
-    """How columns are compared: in lower case, without spaces."""
+    """Return the form in which names of columns are compared: in lower case, without spaces."""
     return text.strip().lower().replace(" ", "")
 
 
 def read_table(text: str) -> Table | None:
-    """The table of an answer: in the first ```markdown block, else the first lines in a row that hold a `|` each.
+    """Read the Markdown table of an answer.
 
-    `a | b` is read as `| a | b |`, a line of dashes is not needed, a pipe of a cell is `\\|`. What stands below no name
-    is no column. `None`: there is no table, a row is longer than the header, or two columns have one name.
+    The table is the first ```markdown block, else the first run of two or more lines with a `|`. Outer pipes and the
+    line of dashes are optional. A pipe inside a cell is written `\\|`. A column with an empty name is ignored.
+
+    Returns:
+        The table; `None` if there is none, if a row is longer than the header, or if two columns have the same name.
     """
     lines = [line.strip() for line in _table_lines(text)]
-    kept = [read_row(line) for line in lines if "|" in line and line.strip("|-: \t")]
-    columns = tuple(map(column_name, kept[0])) if kept else ()
-    named = [name for name in columns if name]
-    if not named or len({*named}) < len(named) or any(len(row) > len(columns) for row in kept):
+    rows = [read_row(line) for line in lines if "|" in line and line.strip("|-: \t")]
+    columns = tuple(map(column_name, rows[0])) if rows else ()
+    names = [name for name in columns if name]
+    has_repeated_name = len({*names}) < len(names)
+    has_long_row = any(len(row) > len(columns) for row in rows)
+    if not names or has_repeated_name or has_long_row:
         return None
-    return Table(columns, tuple(kept[1:]))
+    return Table(columns, tuple(rows[1:]))
 
 
 def _table_lines(text: str) -> list[str]:
@@ -91,19 +103,20 @@ def _table_lines(text: str) -> list[str]:
     stop = text.find("```", start + len(_FENCE)) if start >= 0 else -1
     if stop >= 0:
         return text[start + len(_FENCE) : stop].split("\n")
-    found: list[str] = []
+    lines: list[str] = []
     for line in text.split("\n"):
         if "|" in line:
-            found.append(line)
-        elif len(found) > 1:
+            lines.append(line)
+        elif len(lines) > 1:
             break
         else:
-            found = []
-    return found if len(found) > 1 else []
+            # A single line with a pipe is prose.
+            lines = []
+    return lines if len(lines) > 1 else []
 
 
 def read_row(line: str) -> tuple[str, ...]:
-    """The cells of a line; inverse of `write_row`."""
+    """Return the cells of a line. It is the inverse of `write_row`."""
     line = line.strip().removeprefix("|")
     if line.endswith("|") and not line.endswith("\\|"):
         line = line[:-1]
@@ -111,8 +124,9 @@ def read_row(line: str) -> tuple[str, ...]:
 
 
 def write_row(cells: Iterable[str]) -> str:
-    """One line of a Markdown table; space within a cell becomes single spaces."""
-    return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
+    """Return one line of a Markdown table. Runs of space within a cell become single spaces."""
+    escaped_cells = [" ".join(cell.split()).replace("|", "\\|") for cell in cells]
+    return "| " + " | ".join(escaped_cells) + " |"
 
 
 def write_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -122,9 +136,13 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 # Preparing and comparing cells
 
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)%?")
-_MAX_NUMBER, _MAX_DATE, _MAX_DAYS = 100, 40, 31  # characters, characters, days
+_MAX_NUMBER_CHARACTERS = 100
+_MAX_DATE_CHARACTERS = 40
+_MAX_DAYS = 31
 _HOST = re.compile(r"https?://([^\s/?#|()\[\]<>\"',;]+)")
-_DAY, _MONTH, _YEAR = r"(?P<day>[0-9]{1,2})(?:st|nd|rd|th)?", r"(?P<month>[A-Za-z]{3,9})\.?", r"(?P<year>[0-9]{4})"
+_DAY = r"(?P<day>[0-9]{1,2})(?:st|nd|rd|th)?"
+_MONTH = r"(?P<month>[A-Za-z]{3,9})\.?"
+_YEAR = r"(?P<year>[0-9]{4})"
 _DATES = tuple(
     map(
         re.compile,
@@ -148,53 +166,71 @@ def _norm_str(text: str) -> str:
 
 
 def _extract_number(text: str) -> str:
-    found = _NUMBER.search(text.replace(",", ""))
-    return found[0] if found else "NULL"
+    match = _NUMBER.search(text.replace(",", ""))
+    # The official function returns this text, so that two cells without a number agree.
+    return match[0] if match else "NULL"
 
 
 def _norm_date(text: str) -> str:
-    found = read_date(text)
-    return text if found is None else found.isoformat()
+    parsed = read_date(text)
+    return text if parsed is None else parsed.isoformat()
 
 
 def read_date(text: str) -> date | None:
-    """The date that a text is; without a day it is the first of the month, and a year alone is none."""
+    """Return the date that a text writes; the first of the month without a day, `None` for a year without a month."""
     text = text.strip()
-    found = next((m for pattern in _DATES if (m := pattern.fullmatch(text))), None) if len(text) <= _MAX_DATE else None
-    if found is None:
+    if len(text) > _MAX_DATE_CHARACTERS:
         return None
-    groups = found.groupdict()
-    name = (groups.get("month") or "").lower()
-    number = groups.get("number") or next(
-        (i for i, month in enumerate(_MONTHS, 1) if name and month.startswith(name)), 0
-    )
+    match = next((match for pattern in _DATES if (match := pattern.fullmatch(text))), None)
+    if match is None:
+        return None
+    groups = match.groupdict()
+    month_number = int(groups.get("number") or _find_month(groups.get("month") or ""))
     try:
-        return date(int(groups["year"]), int(number), int(groups.get("day") or 1))
+        return date(int(groups["year"]), month_number, int(groups.get("day") or 1))
     except ValueError:
         return None
 
 
-def _number(text: str) -> float | None:
+def _find_month(name: str) -> int:
+    """Return the number of the month that begins with this name; 0 if there is none."""
+    for number, month in enumerate(_MONTHS, 1):
+        if name and month.startswith(name.lower()):
+            return number
+    return 0
+
+
+def _read_number(text: str) -> float | None:
+    if len(text) > _MAX_NUMBER_CHARACTERS:
+        return None
     try:
-        value = float(text.replace("%", "")) if len(text) <= _MAX_NUMBER else math.nan
+        value = float(text.replace("%", ""))
     except ValueError:
         return None
-    return (value / 100.0 if "%" in text else value) if math.isfinite(value) else None
+    if not math.isfinite(value):
+        return None
+    return value / 100.0 if "%" in text else value
 
 
-def _near(ours: str, truth: str, criterion: float) -> bool:
-    left, right = _number(ours), _number(truth)
-    return left is not None and right is not None and abs(left - right) <= abs(right) * criterion
+def _is_near_number(answered: str, truth: str, criterion: float) -> bool:
+    answered_value = _read_number(answered)
+    true_value = _read_number(truth)
+    if answered_value is None or true_value is None:
+        return False
+    return abs(answered_value - true_value) <= abs(true_value) * criterion
 
 
-def _same_hosts(ours: str, truth: str, criterion: float) -> bool:
+def _has_same_hosts(answered: str, truth: str, criterion: float) -> bool:
     hosts = {*_HOST.findall(truth)}
-    return bool(hosts) and hosts == {*_HOST.findall(ours)}
+    return bool(hosts) and hosts == {*_HOST.findall(answered)}
 
 
-def _near_date(ours: str, truth: str, criterion: float) -> bool:
-    left, right = read_date(ours), read_date(truth)
-    return left is not None and right is not None and abs((left - right).days) <= _MAX_DAYS
+def _is_near_date(answered: str, truth: str, criterion: float) -> bool:
+    answered_date = read_date(answered)
+    true_date = read_date(truth)
+    if answered_date is None or true_date is None:
+        return False
+    return abs((answered_date - true_date).days) <= _MAX_DAYS
 
 
 PREPARE: Mapping[str, Callable[[str], str]] = {
@@ -202,37 +238,41 @@ PREPARE: Mapping[str, Callable[[str], str]] = {
     "extract_number": _extract_number,
     "norm_date": _norm_date,
 }
-# Asked of texts that are not equal; equal ones agree by every metric.
+# Each takes the prepared cell of the answer, that of the truth, and `criterion`. Equal cells agree by every metric, so
+# metrics are called only for unequal cells.
 METRICS: Mapping[str, Callable[[str, str, float], bool]] = {
-    "exact_match": lambda ours, truth, criterion: ours.lower() == truth.lower(),
-    "number_near": _near,
-    "url_match": _same_hosts,
-    "date_near": _near_date,
-    "in_match": lambda ours, truth, criterion: bool(ours) and ours in truth,
+    "exact_match": lambda answered, truth, criterion: answered.lower() == truth.lower(),
+    "number_near": _is_near_number,
+    "url_match": _has_same_hosts,
+    "date_near": _is_near_date,
+    "in_match": lambda answered, truth, criterion: bool(answered) and answered in truth,
 }
 
 
 def _strict_number(text: str, *sources: str) -> float | None:
-    """The one number of a cell with no other words than those of the sources; a percent is a hundredth."""
-    value = parse_only_number(text, drop_percent=False, sources=sources) if len(text) <= _MAX_NUMBER else None
+    """Return the only number of a cell; `None` if the cell has words that neither a source nor a fixed list has."""
+    if len(text) > _MAX_NUMBER_CHARACTERS:
+        return None
+    value = parse_only_number(text, drop_percent=False, sources=sources)
     return None if value is None else float(value)
 
 
 _LIST_OF_PARTS = re.compile(r"[,;/&()]|\b(?:and|or)\b")
 
 
-def _is_most_of(ours: str, truth: str) -> bool:
-    """Whether a text is whole words of another one, at least half of it or of a part that is listed in it."""
-    ours, truth = _words(ours), _words(truth)
-    if not ours:
+def _is_most_of(answered: str, truth: str) -> bool:
+    """Return whether an answer is whole words of the truth, and half of the truth or of a listed part at least."""
+    answered = _normalize_space(answered)
+    truth = _normalize_space(truth)
+    if not answered:
         return not truth
-    for part in (truth, *map(_words, _LIST_OF_PARTS.split(truth))):
-        if f" {ours} " in f" {part} " and 2 * len(ours) >= len(part):
+    for part in (truth, *map(_normalize_space, _LIST_OF_PARTS.split(truth))):
+        if f" {answered} " in f" {part} " and 2 * len(answered) >= len(part):
             return True
     return False
 
 
-def _words(text: str) -> str:
+def _normalize_space(text: str) -> str:
     return " ".join(text.lower().replace("*", "").split())
 
 
@@ -241,13 +281,13 @@ def _words(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """How one column is graded.
+    """The rule by which one column is graded.
 
     Attributes:
-        name: as `column_name` gives it.
-        prepare: keys of `PREPARE`, in order, applied to both sides.
-        metrics: keys of `METRICS`, or `llm_judge`; a cell is right if all of them say so. Of a key they are not asked.
-        criterion: of `number_near`, relative to the truth.
+        name: name of the column, as `column_name` returns it.
+        prepare: keys of `PREPARE`, applied to both cells in this order.
+        metrics: keys of `METRICS`, or `llm_judge`. A cell is right if all metrics agree. Key columns do not use them.
+        criterion: tolerance of `number_near`, relative to the truth.
     """
 
     name: str
@@ -255,34 +295,36 @@ class Column:
     metrics: tuple[str, ...] = ("exact_match",)
     criterion: float = 0.0
 
-    def prepared(self, cell: str) -> str:
+    def prepare_cell(self, cell: str) -> str:
         cell = "" if cell in MISSING else cell
         for name in self.prepare:
             cell = PREPARE[name](cell)
         return cell
 
-    def strictly_agrees(self, ours: str, truth: str, question: str) -> bool:
-        """Whether two raw cells mean the same beyond doubt; asked of those whose prepared texts agree.
+    def agrees(self, answered: str, truth: str) -> bool:
+        """Return whether two prepared cells agree."""
+        return answered == truth or all(METRICS[name](answered, truth, self.criterion) for name in self.metrics)
 
-        A number may not be one of several, nor stand beside a word that could change it: only words of the question
-        and of the truth, units and plain words may. Of `in_match` the answer has to be
-        whole words, at least half of the truth or of one of its listed parts. A truth that is no single number itself
-        is left to the official rule.
+    def strictly_agrees(self, answered: str, truth: str, question: str) -> bool:
+        """Return whether two raw cells, which agree after preparation, also mean the same without doubt.
+
+        A number must be the only one of its cell. It may stand beside words of the question and of the truth, units and
+        plain words, but beside no word that could change it. For `in_match`, the answer must be whole words, and at
+        least half of the truth or of one of its listed parts. If the truth is not a single number, the official rule
+        stands.
         """
         if "extract_number" in self.prepare:
-            value = _strict_number(truth, question, truth)
-            answer = _strict_number(ours, question, truth)
-            if value is not None:
-                return answer is not None and abs(answer - value) <= abs(value) * self.criterion
-        return "in_match" not in self.metrics or _is_most_of(ours, truth)
-
-    def agrees(self, ours: str, truth: str) -> bool:
-        return ours == truth or all(METRICS[name](ours, truth, self.criterion) for name in self.metrics)
+            true_value = _strict_number(truth, question, truth)
+            answered_value = _strict_number(answered, question, truth)
+            if true_value is not None:
+                tolerance = abs(true_value) * self.criterion
+                return answered_value is not None and abs(answered_value - true_value) <= tolerance
+        return "in_match" not in self.metrics or _is_most_of(answered, truth)
 
 
 @dataclass(frozen=True, slots=True)
 class KeyedRow:
-    """The cells of a row as they are compared, and as they were written."""
+    """The cells of a row, prepared for the comparison and as they were written."""
 
     prepared: tuple[str, ...]
     raw: tuple[str, ...]
@@ -290,88 +332,98 @@ class KeyedRow:
 
 @dataclass(frozen=True, slots=True)
 class TableRules:
-    """How a table is graded: its columns, and the names of those by which rows are aligned."""
+    """The rules by which a table is graded: its columns, and the names of the key columns that align the rows."""
 
     columns: tuple[Column, ...]
     unique: tuple[str, ...]
 
     @classmethod
     def of(cls, evaluation: Any) -> TableRules:
-        """From the object `evaluation` of an official file. Raises `RewardError` that names the key and the column."""
+        """Read the object `evaluation` of an official file.
+
+        Raises:
+            RewardError: the object cannot be used. The message names the key and the column.
+        """
         if not isinstance(evaluation, Mapping):
             raise RewardError(f"evaluation is {evaluation!r:.80}; expected an object")
-        names = _names(evaluation, "required")
-        unique = _names(evaluation, "unique_columns")
+        names = _read_names(evaluation, "required")
+        unique = _read_names(evaluation, "unique_columns")
         pipeline = evaluation.get("eval_pipeline")
         if not isinstance(pipeline, Mapping):
             raise RewardError(f"eval_pipeline is {pipeline!r:.80}; expected an object of columns")
         steps = {column_name(str(name)): step for name, step in pipeline.items()}
-        for what, found in (("unique_columns", unique), ("eval_pipeline", tuple(steps))):
-            for name in found:
+        for key, key_names in (("unique_columns", unique), ("eval_pipeline", tuple(steps))):
+            for name in key_names:
                 if name not in names:
                     raise RewardError(
-                        f"{what} names {name!r}, no required column; expected {', '.join(names)}."
-                        f"{did_you_mean(name, names)}"
+                        f"{key} names {name!r}, which is no required column.{did_you_mean(name, names)} "
+                        f"Expected one of {', '.join(names)}"
                     )
-        return cls(tuple(_column(name, steps.get(name), name in unique) for name in names), unique)
+        return cls(tuple(_read_column(name, steps.get(name), name in unique) for name in names), unique)
 
-    def decided(self, judged: Judged) -> TableRules:
-        """The rules without a judge. Raises `RewardError` if one is asked for and `judged` is "refuse"."""
-        asking = [column.name for column in self.columns if JUDGE in column.metrics]
-        if asking and judged == "refuse":
+    def resolve_judge(self, policy: JudgePolicy) -> TableRules:
+        """Return rules without a judge.
+
+        Raises:
+            RewardError: a column needs a judge and `policy` is "refuse".
+        """
+        judged_names = [column.name for column in self.columns if JUDGE in column.metrics]
+        if judged_names and policy == "refuse":
             raise RewardError(
-                f"the columns {', '.join(asking)} ask for a judge ({JUDGE}), a language model, which no grader here "
-                "calls; compare them as texts (judged: exact of the grader wide), or leave such tasks out (judged: "
-                "false of the source widesearch)"
+                f"the columns {', '.join(judged_names)} need a judge ({JUDGE}), a language model, and no grader calls "
+                "one; compare them as texts (judged: exact of the grader wide), or leave such tasks out (judged: false "
+                "of the source widesearch)"
             )
-        return TableRules(tuple(_exact(column) for column in self.columns), self.unique)
+        return TableRules(tuple(_replace_judge(column) for column in self.columns), self.unique)
 
-    def keyed(self, table: Table) -> dict[tuple[str, ...], KeyedRow]:
-        """Rows by their prepared key, the first of each, with cells in the order of `columns`."""
-        columns = [(column, table.columns.index(column.name)) for column in self.columns]
-        keys = [place for place, column in enumerate(self.columns) if column.name in self.unique]
+    def index_rows(self, table: Table) -> dict[tuple[str, ...], KeyedRow]:
+        """Return the first row of each prepared key, with cells in the order of `columns`."""
+        positions = [table.columns.index(column.name) for column in self.columns]
+        key_indices = [index for index, column in enumerate(self.columns) if column.name in self.unique]
         rows: dict[tuple[str, ...], KeyedRow] = {}
         for row in table.rows:
-            raw = tuple(row[place] if place < len(row) else "" for _, place in columns)
-            prepared = tuple(column.prepared(cell) for (column, _), cell in zip(columns, raw, strict=True))
-            rows.setdefault(tuple(prepared[place] for place in keys), KeyedRow(prepared, raw))
+            raw = tuple(row[position] if position < len(row) else "" for position in positions)
+            prepared = tuple(column.prepare_cell(cell) for column, cell in zip(self.columns, raw, strict=True))
+            key = tuple(prepared[index] for index in key_indices)
+            rows.setdefault(key, KeyedRow(prepared, raw))
         return rows
 
-    def right_cells(self, ours: KeyedRow, truth: KeyedRow, strict_question: str | None) -> int:
-        """How many cells of two rows with equal keys agree, strictly where there is a question to be strict about."""
-        count = 0
-        for place, column in enumerate(self.columns):
-            agrees = column.agrees(ours.prepared[place], truth.prepared[place])
-            if agrees and strict_question is not None and column.name not in self.unique:
-                agrees = column.strictly_agrees(ours.raw[place], truth.raw[place], strict_question)
-            count += agrees
-        return count
+    def count_right_cells(self, answered: KeyedRow, truth: KeyedRow, strict_question: str | None) -> int:
+        """Count the cells of two rows with equal keys that agree. With a question they must agree strictly."""
+        num_right = 0
+        for index, column in enumerate(self.columns):
+            is_right = column.agrees(answered.prepared[index], truth.prepared[index])
+            if is_right and strict_question is not None and column.name not in self.unique:
+                is_right = column.strictly_agrees(answered.raw[index], truth.raw[index], strict_question)
+            num_right += is_right
+        return num_right
 
-    def fits(self, table: Table) -> bool:
-        """Whether the table has the required columns and no other, in any order."""
+    def match_columns(self, table: Table) -> bool:
+        """Return whether the table has exactly the required columns, in any order."""
         return {*table.columns} - {""} == {column.name for column in self.columns}
 
 
-def _names(evaluation: Mapping[str, Any], key: str) -> tuple[str, ...]:
+def _read_names(evaluation: Mapping[str, Any], key: str) -> tuple[str, ...]:
     names = evaluation.get(key)
     if not isinstance(names, list) or not names or not all(isinstance(name, str) and name.strip() for name in names):
         raise RewardError(f"{key} is {names!r:.80}; expected a list of column names")
-    found = tuple(map(column_name, names))
-    if len({*found}) < len(found):
-        raise RewardError(f"{key} is {', '.join(names)}; expected each column once, in whatever case and spacing")
-    return found
+    normalized_names = tuple(map(column_name, names))
+    if len({*normalized_names}) < len(normalized_names):
+        raise RewardError(f"{key} is {', '.join(names)}; expected each column once. Case and spacing do not count")
+    return normalized_names
 
 
-def _column(name: str, step: Any, is_key: bool) -> Column:
+def _read_column(name: str, step: Any, is_key: bool) -> Column:
     if step is None and is_key:
         return Column(name)
     if not isinstance(step, Mapping):
         raise RewardError(f"eval_pipeline.{name} is {step!r:.80}; expected an object with 'preprocess' and 'metric'")
-    prepare, metrics = step.get("preprocess", []), step.get("metric", [])
-    for key, found, known in (("preprocess", prepare, [*PREPARE]), ("metric", metrics, [*METRICS, JUDGE])):
-        if not isinstance(found, list) or not all(item in known for item in found):
+    prepare = step.get("preprocess", [])
+    metrics = step.get("metric", [])
+    for key, functions, known in (("preprocess", prepare, [*PREPARE]), ("metric", metrics, [*METRICS, JUDGE])):
+        if not isinstance(functions, list) or not all(item in known for item in functions):
             raise RewardError(
-                f"eval_pipeline.{name}.{key} is {found!r:.80}; expected a list of names among {', '.join(known)}"
+                f"eval_pipeline.{name}.{key} is {functions!r:.80}; expected a list of names among {', '.join(known)}"
             )
     if not metrics and not is_key:
         raise RewardError(
@@ -387,13 +439,13 @@ def _column(name: str, step: Any, is_key: bool) -> Column:
     return Column(name, tuple(prepare), tuple(metrics) or ("exact_match",), float(criterion))
 
 
-def _exact(column: Column) -> Column:
+def _replace_judge(column: Column) -> Column:
     metrics = tuple(dict.fromkeys("exact_match" if name == JUDGE else name for name in column.metrics))
     return Column(column.name, column.prepare, metrics, column.criterion)
 
 
 @lru_cache(maxsize=1024)
-def _rules(evaluation: str) -> TableRules:
+def _read_rules(evaluation: str) -> TableRules:
     return TableRules.of(json.loads(evaluation))
 
 
@@ -402,7 +454,7 @@ def _rules(evaluation: str) -> TableRules:
 
 @dataclass(frozen=True, slots=True)
 class Hits:
-    """How many of what was answered, and of what is true, are right: items or rows."""
+    """Counts of items or rows: the right ones, those of the answer, and those of the truth."""
 
     right: int
     answered: int
@@ -424,12 +476,12 @@ class Hits:
 
 @dataclass(frozen=True, slots=True)
 class WideScores:
-    """What is right of a table.
+    """The scores of a table.
 
     Attributes:
         items, rows: counts, with precision, recall and F1.
-        by_row: right items of each row of the truth, in its order; 0 for one that was not answered.
-        readable: whether the answer is a table with the required columns and no other.
+        by_row: number of right items of each row of the truth, in the order of the truth; 0 for a missing row.
+        readable: whether the answer is a table with exactly the required columns.
     """
 
     items: Hits
@@ -442,17 +494,17 @@ class WideScores:
         return self.rows.right == self.rows.answered == self.rows.true
 
 
-def wide_scores(task: Task, answer: str | None, judged: Judged = "refuse", strict: bool = False) -> WideScores:
-    """All that WideSearch counts of an answer.
+def wide_scores(task: Task, answer: str | None, judged: JudgePolicy = "refuse", strict: bool = False) -> WideScores:
+    """Compute WideSearch's scores of an answer.
 
     Args:
-        task: its answer is a Markdown table, its metadata have `evaluation`.
-        answer: the text with the table; `None` counts as none.
-        judged: what to do with a column that asks for a judge: "refuse", or compare texts, "exact".
-        strict: whether a cell also has to agree by `Column.strictly_agrees`.
+        task: task whose answer is a Markdown table, with `evaluation` in its metadata.
+        answer: text with a table, or `None` for no answer.
+        judged: treatment of a column that needs a judge. "refuse" raises, "exact" compares the texts.
+        strict: whether cells must also agree by `Column.strictly_agrees`.
 
     Raises:
-        RewardError: the task's own table, or what says how to grade it, cannot be read; with what is wrong.
+        RewardError: the table of the task or its rules cannot be read.
     """
     where = f"task {task.task_id} of {task.source!r}"
     if EVALUATION not in task.metadata:
@@ -460,65 +512,73 @@ def wide_scores(task: Task, answer: str | None, judged: Judged = "refuse", stric
             f"{where} has no metadata '{EVALUATION}'; expected required, unique_columns and eval_pipeline as JSON"
         )
     try:
-        rules = _rules(str(task.metadata[EVALUATION])).decided(judged)
+        rules = _read_rules(str(task.metadata[EVALUATION])).resolve_judge(judged)
     except ValueError as error:
         raise RewardError(f"{where}: {error}") from error
-    gold = read_table(task.answer)
-    if gold is None or not gold.rows or not rules.fits(gold):
+    gold_table = read_table(task.answer)
+    if gold_table is None or not gold_table.rows or not rules.match_columns(gold_table):
         wanted = ", ".join(column.name for column in rules.columns)
         raise RewardError(
             f"{where} has the answer {task.answer!r:.80}; expected a Markdown table of the columns {wanted}"
         )
-    truth = rules.keyed(gold)
-    if len(truth) < len(gold.rows):
+    true_rows = rules.index_rows(gold_table)
+    if len(true_rows) < len(gold_table.rows):
         raise RewardError(
-            f"{where}: {len(gold.rows)} rows, but {len(truth)} different values of {', '.join(rules.unique)}; expected "
-            "keys that tell the rows of the truth apart"
+            f"{where}: {len(gold_table.rows)} rows, but {len(true_rows)} different values of "
+            f"{', '.join(rules.unique)}; expected keys that tell the rows of the truth apart"
         )
-    found = None if answer is None else read_table(answer)
-    readable = found is not None and rules.fits(found)
-    ours = rules.keyed(found) if found is not None and readable else {}
-    width = len(rules.columns)
+    table = None if answer is None else read_table(answer)
+    answered_rows: dict[tuple[str, ...], KeyedRow] = {}
+    readable = False
+    if table is not None and rules.match_columns(table):
+        answered_rows = rules.index_rows(table)
+        readable = True
     question = task.prompt if strict else None
-    by_row = tuple(rules.right_cells(ours[key], row, question) if key in ours else 0 for key, row in truth.items())
+    by_row: list[int] = []
+    for key, true_row in true_rows.items():
+        is_answered = key in answered_rows
+        by_row.append(rules.count_right_cells(answered_rows[key], true_row, question) if is_answered else 0)
+    width = len(rules.columns)
     return WideScores(
-        Hits(sum(by_row), len(ours) * width, len(truth) * width),
-        Hits(sum(right == width for right in by_row), len(ours), len(truth)),
-        by_row,
+        Hits(sum(by_row), len(answered_rows) * width, len(true_rows) * width),
+        Hits(sum(num_right == width for num_right in by_row), len(answered_rows), len(true_rows)),
+        tuple(by_row),
         readable,
     )
 
 
 @dataclass(frozen=True)
 class Wide(Checked):
-    """F1 of a table's items or rows, or success; right is a table without a fault.
+    """Scores a table by the F1 of its items or rows, or by success. A table is right if it is a success.
+
+    If the metadata key `row_documents` (a JSON list) names the document of each row of the truth, an F1 has parts. The
+    F1 is 2 right / (answered + true), a sum over the rows of the truth, and a document's part is the sum of its rows.
+
+    Credit by `parts` is unbiased only if a clone changes no part but its own. A reply changes the parts of other
+    documents in three cases: the root writes a row more or less, which changes `answered`; the reply names another
+    document's key; or an extra cell makes the whole table unreadable. The clone is not blamed for the first two cases,
+    and its siblings bear the third.
 
     Attributes:
         score: `item_f1`, `row_f1`, or `success`, which is 1 or 0.
-        judged: what to do with a column that asks for a judge: `refuse` the task, or compare texts, `exact`.
-        strict: whether a number cell may hold one number only, with its sign and scale, and a cell of `in_match` has to
-            be most of the truth. For training; the official rules are without.
-
-    Where the task says in `row_documents` (a JSON list) which document each row of the truth is about, an F1 has parts:
-    2 right / (answered + true) is a sum over the rows of the truth, and a document's part is that of its rows. The
-    parts add up, but they are not independent, and credit by `parts` is unbiased only where a clone moves no part but
-    its own. It moves others' if its reply makes the root write a row more or less, as `answered` stands below every
-    part; if it holds another document's key, whose row it then writes; or if a cell too many makes the whole table
-    unreadable. Neither is it blamed for the first two, nor are its siblings spared.
+        judged: treatment of a column that needs a judge: `refuse` the task, or `exact` to compare texts.
+        strict: whether a number cell must have exactly one number, with its sign and scale, and a cell of `in_match`
+            must be most of the truth. For training; the official rules are lenient.
     """
 
     max_characters: ClassVar[int] = 300_000
     score: Literal["item_f1", "row_f1", "success"] = "item_f1"
-    judged: Judged = "refuse"
+    judged: JudgePolicy = "refuse"
     strict: bool = False
 
     def grade(self, task: Task, answer: str | None) -> Grade:
         if len(task.answer) > self.max_characters:
             raise RewardError(
                 f"task {task.task_id} has an answer of {len(task.answer)} characters; expected at most "
-                f"{self.max_characters}, which is what is read"
+                f"{self.max_characters}"
             )
         too_long = answer is not None and len(answer) > self.max_characters
+        # The task is checked even if the answer is too long, so that a broken task always raises.
         scores = wide_scores(task, None if too_long else answer, self.judged, self.strict)
         if too_long:
             return Grade(0.0, False, False, "answer too long")
@@ -527,20 +587,31 @@ class Wide(Checked):
         if self.score == "success":
             return Grade(float(scores.success), scores.success, True)
         hits = scores.items if self.score == "item_f1" else scores.rows
-        width = scores.items.true // scores.rows.true
-        right = scores.by_row if self.score == "item_f1" else [count == width for count in scores.by_row]
-        return Grade(hits.f1, scores.success, True, parts=_parts(task, right, hits.answered + hits.true))
+        right_by_row: Sequence[int] = scores.by_row
+        if self.score == "row_f1":
+            width = scores.items.true // scores.rows.true
+            right_by_row = [num_right == width for num_right in scores.by_row]
+        parts = _split_by_document(task, right_by_row, hits.answered + hits.true)
+        return Grade(hits.f1, scores.success, True, parts=parts)
 
 
-def _parts(task: Task, right: Sequence[int], below: int) -> tuple[AnswerPart, ...]:
+def _split_by_document(task: Task, right_by_row: Sequence[int], denominator: int) -> tuple[AnswerPart, ...]:
+    """Return the part of an F1 that each document contributes.
+
+    Args:
+        task: task with `row_documents`; without it there are no parts.
+        right_by_row: right items of each row of the truth, or whether the row is right.
+        denominator: denominator of the F1.
+    """
     if ROW_DOCUMENTS not in task.metadata:
         return ()
     documents = json.loads(str(task.metadata[ROW_DOCUMENTS]))
-    if not isinstance(documents, list) or len(documents) != len(right):
+    if not isinstance(documents, list) or len(documents) != len(right_by_row):
         raise RewardError(
-            f"task {task.task_id}: {ROW_DOCUMENTS} is {documents!r:.80}; expected a key for each of {len(right)} rows"
+            f"task {task.task_id}: {ROW_DOCUMENTS} is {documents!r:.80}; expected a key for each of the "
+            f"{len(right_by_row)} rows"
         )
-    by_document: dict[str, int] = dict.fromkeys(map(str, documents), 0)
-    for key, count in zip(documents, right, strict=True):
-        by_document[str(key)] += count
-    return tuple(AnswerPart(key, 2 * count / below) for key, count in by_document.items())
+    right_by_document: dict[str, int] = dict.fromkeys(map(str, documents), 0)
+    for key, num_right in zip(documents, right_by_row, strict=True):
+        right_by_document[str(key)] += num_right
+    return tuple(AnswerPart(key, 2 * num_right / denominator) for key, num_right in right_by_document.items())

@@ -1,4 +1,4 @@
-"""Comparing what two readers brought: dates and numbers by order, names by equality."""
+"""Answer comparison questions from the answers of two steps: order dates and numbers, and match names."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-EARLIEST, LATEST, LONGEST, SHORTEST, SAME = "earliest", "latest", "longest", "shortest", "same"
-MOST, FEWEST = "most", "fewest"
+EARLIEST = "earliest"
+LATEST = "latest"
+LONGEST = "longest"
+SHORTEST = "shortest"
+MOST = "most"
+FEWEST = "fewest"
+SAME = "same"
 _NAMES = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _MONTHS = {name: number for number, name in enumerate(_NAMES, 1)}
 _DAY_FIRST = re.compile(r"\b([0-9]{1,2})(?:st|nd|rd|th)?\s+([A-Za-z]{3})[a-z]*\.?,?\s+([0-9]{1,4})\b")
@@ -21,7 +26,7 @@ Point = tuple[int, ...]
 
 
 def read_point(text: str) -> Point | None:
-    """A date as (year, month, day), as far as it is given, or a number as (number,); years before Christ are negative.
+    """Read a date as (year, month, day) or a prefix of it, or a number as (number,). Years before Christ are negative.
 
     Example:
         >>> read_point("July 23, 1968"), read_point("23 July 1968"), read_point("1968"), read_point("1,204 people")
@@ -41,13 +46,13 @@ def read_point(text: str) -> Point | None:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What a question asks of several things.
+    """A comparison of several things.
 
     Attributes:
-        kind: "earliest", "latest" (dates and numbers), "longest", "shortest" (a span of two dates each), "most",
-            "fewest" (names), or "same".
-        options: names of the things, one of which is the answer; for "same" the answer is yes or no.
-        steps: for each option the steps whose answers count, a start and an end for spans.
+        kind: "earliest" or "latest" for dates and numbers, "longest" or "shortest" for spans of two dates, "most" or
+            "fewest" for counts of names, or "same" for equal names.
+        options: names of the things. One of them is the answer; for "same" the answer is yes or no.
+        steps: indices of the steps whose answers are compared, for each option. A span has two, its start and its end.
     """
 
     kind: str
@@ -59,33 +64,50 @@ class Comparison:
         return cls(data["kind"], tuple(data["options"]), tuple(tuple(steps) for steps in data["steps"]))
 
     def decide(self, known: Mapping[int, str]) -> str | None:
-        """The answer, `None` if an answer of a step cannot be read or two things cannot be told apart."""
-        values = [[known[index] for index in steps] for steps in self.steps]
+        """Return the answer.
+
+        Args:
+            known: answers of the steps, by the index of the step.
+
+        Returns:
+            The answer; `None` if a step's answer cannot be read, or if two things cannot be told apart.
+        """
+        texts_by_option: list[list[str]] = []
+        for steps in self.steps:
+            texts_by_option.append([known[index] for index in steps])
         if self.kind == SAME:
-            return "yes" if set.intersection(*map(_names, values)) else "no"
+            return "yes" if set.intersection(*map(_split_names, texts_by_option)) else "no"
+        points: list[Point | None]
         if self.kind in (MOST, FEWEST):
-            points: list[Point | None] = [(len(_names(texts)),) for texts in values]
+            points = [(len(_split_names(texts)),) for texts in texts_by_option]
         else:
-            points = [_measure(texts, self.kind in (LONGEST, SHORTEST)) for texts in values]
+            points = [_measure(texts, self.kind in (LONGEST, SHORTEST)) for texts in texts_by_option]
         if None in points:
             return None
         ordered = sorted(range(len(points)), key=lambda index: points[index] or ())
         if self.kind in (LATEST, LONGEST, MOST):
             ordered.reverse()
-        best, second = points[ordered[0]] or (), points[ordered[1]] or ()
+        best = points[ordered[0]] or ()
+        second = points[ordered[1]] or ()
+        # 1968 and July 1968 cannot be ordered: only the fields that both dates have are compared.
         common = min(len(best), len(second))
         return None if best[:common] == second[:common] else self.options[ordered[0]]
 
 
-def _names(texts: list[str]) -> set[str]:
-    return {name.strip().casefold() for text in texts for name in text.split(";") if name.strip()}
+def _split_names(texts: list[str]) -> set[str]:
+    names: set[str] = set()
+    for text in texts:
+        names.update(name.strip().casefold() for name in text.split(";"))
+    return names - {""}
 
 
 def _measure(texts: list[str], span: bool) -> Point | None:
+    """Return the date or number of the first text, or for a span the approximate days between two dates."""
     points = [read_point(text) for text in texts]
     if not span:
         return points[0]
     if len(points) != 2 or points[0] is None or points[1] is None:
         return None
     start, end = (tuple(point) + (1, 1)[len(point) - 1 :] for point in (points[0], points[1]))
+    # Months of 31 days keep the order of spans, except for spans that differ by a few days.
     return (372 * (end[0] - start[0]) + 31 * (end[1] - start[1]) + end[2] - start[2],)

@@ -1,4 +1,4 @@
-"""Which questions two sets of tasks have in common."""
+"""Find the questions that two sets of tasks have in common."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from selfcest_env.types import Task
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """One problem that stands on both sides: a task of each (there may be more), and whether their answers agree."""
+    """A problem that two sources share, with the first task of each source that asks it."""
 
     left: Task
     right: Task
@@ -24,17 +24,22 @@ class Leak:
 
 
 def overlaps(left: FiniteSource, right: FiniteSource) -> tuple[Leak, ...]:
-    """The problems that two sources share, by `identity`: by the letters and digits of the question alone.
+    """Return the problems that two sources share.
 
-    So differences in case, space, punctuation and typesetting are seen through; a rephrased question is not.
+    Problems are compared by `identity`, the letters and digits of the question. Differences in case, space, punctuation
+    and typesetting do not matter. A rephrased question is not detected.
     """
-    known = _by_identity(right)
-    return tuple(Leak(tasks[0], known[key][0]) for key, tasks in _by_identity(left).items() if key in known)
+    tasks_of_right = _group_by_identity(right)
+    leaks: list[Leak] = []
+    for identity, tasks in _group_by_identity(left).items():
+        if identity in tasks_of_right:
+            leaks.append(Leak(tasks[0], tasks_of_right[identity][0]))
+    return tuple(leaks)
 
 
 def leak_report(sources: Mapping[str, FiniteSource]) -> str:
-    """A table of all pairs of sources: how many problems each has, how many they share, and one that they share."""
-    sizes = {name: len(_by_identity(source)) for name, source in sources.items()}
+    """Return a Markdown table of all pairs of sources: the problems of each, the shared ones, and an example."""
+    sizes = {name: len(_group_by_identity(source)) for name, source in sources.items()}
     lines = ["| source | problems | source | problems | shared | for example |", "|---|---|---|---|---|---|"]
     for left, right in combinations(sources, 2):
         leaks = overlaps(sources[left], sources[right])
@@ -43,11 +48,11 @@ def leak_report(sources: Mapping[str, FiniteSource]) -> str:
     return "\n".join(lines)
 
 
-def _by_identity(source: FiniteSource) -> dict[str, list[Task]]:
-    found: dict[str, list[Task]] = defaultdict(list)
+def _group_by_identity(source: FiniteSource) -> dict[str, list[Task]]:
+    tasks_by_identity: dict[str, list[Task]] = defaultdict(list)
     for task in source.tasks():
-        found[source.identity(task)].append(task)
-    return found
+        tasks_by_identity[source.identity(task)].append(task)
+    return tasks_by_identity
 
 
 def _origin(leak: Leak) -> str:

@@ -1,4 +1,4 @@
-"""Several sources as one."""
+"""Mix several task sources by weight."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ from selfcest_env.views import Observation
 
 @dataclass(frozen=True)
 class Mixture(Checked):
-    """Draws a source by weight, then a task from it; its expert is the first whose family fits what the agent sees.
+    """Draws a source by weight, and a task from this source.
+
+    Its expert is that of the first source that understands the task or objective of the agent.
 
     Attributes:
-        sources: in a config, a list of mappings with `name` and the source's own options.
-        weights: one per source, not necessarily adding up to 1; all equal if left empty.
+        sources: the sources. In a config each is a mapping with `name` and the options of that source.
+        weights: one weight per source, with any positive sum. Empty means equal weights.
     """
 
     name: ClassVar[str] = "mixture"
@@ -39,7 +41,7 @@ class Mixture(Checked):
         super().__post_init__()
         if self.weights and len(self.weights) != len(self.sources):
             raise ConfigError(
-                f"weights has {len(self.weights)} items for {len(self.sources)} sources; expected one each"
+                f"weights has {len(self.weights)} items; expected one for each of the {len(self.sources)} sources"
             )
         if self.weights and not sum(self.weights) > 0:
             raise ConfigError(f"weights is {self.weights}; expected at least one weight above 0")
@@ -49,11 +51,11 @@ class Mixture(Checked):
         source = self.sources[int(rng.choice(len(self.sources), p=weights / weights.sum()))]
         task = source.draw(rng)
         identity = identity_of(source, task)
-        # Written down here: afterwards nothing tells two sources of one kind apart.
+        # The identity must be stored now: two sources of one kind cannot be told apart from the task later.
         return task if identity is None else replace(task, metadata={**task.metadata, IDENTITY: identity})
 
     def identity(self, task: Task) -> str | None:
-        """What the source that drew it says it is."""
+        """Return the identity that the source of the task gave to it."""
         return str(task.metadata[IDENTITY]) if IDENTITY in task.metadata else None
 
     def understands(self, observation: Observation) -> bool:

@@ -1,7 +1,7 @@
-"""Retrieval alone: quote documents word for word, by key. A curriculum, and a probe.
+"""A retrieval task without any computation: quote documents by key. It serves as a curriculum and as a probe.
 
-A policy that is given many documents has to find a key before it can learn anything from what stands behind it.
-Documents of digits alone do not teach that to a small model; documents of many different symbols do.
+A policy with many documents must find a key before it can learn from the text behind it. A small model does not learn
+this from documents of digits, but it does from documents of many different symbols.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from selfcest_env.tasks.source import (
 from selfcest_env.types import Answer, Read, Task
 from selfcest_env.views import Observation
 
-DIGITS, ANY = "digits", "any"
+DIGITS = "digits"
+ANY = "any"
 _SYMBOLS = {DIGITS: string.digits, ANY: string.digits + KEYS}
 _QUERY = re.compile(r"=([A-Za-z]+)")
 
@@ -39,10 +40,10 @@ class Quote(Checked):
     """Source of quotations: the prompt `=BF` asks for `[1]B...[2]F...`, each key followed by its document.
 
     Attributes:
-        min_documents, max_documents: documents of one task.
-        min_named, max_named: documents to quote, never more than there are.
-        min_length, max_length: symbols of one document.
-        alphabet: "digits", or "any" for letters too.
+        min_documents, max_documents: number of documents of a task.
+        min_named, max_named: number of documents to quote, at most all documents of the task.
+        min_length, max_length: number of symbols of a document.
+        alphabet: "digits", or "any" for digits and letters.
     """
 
     name: ClassVar[str] = "quote"
@@ -56,24 +57,23 @@ class Quote(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for what in ("documents", "named", "length"):
-            check_order(self, f"min_{what}", f"max_{what}")
-        check_order(self, "min_named", "min_documents")  # else the smallest task would have too few documents
+        for quantity in ("documents", "named", "length"):
+            check_order(self, f"min_{quantity}", f"max_{quantity}")
+        # Otherwise the smallest task would have too few documents.
+        check_order(self, "min_named", "min_documents")
 
     def draw(self, rng: np.random.Generator) -> Task:
         count = draw_int(rng, self.min_documents, self.max_documents)
         keys = [KEYS[int(i)] for i in rng.permutation(len(KEYS))[:count]]
         symbols = _SYMBOLS[self.alphabet]
-        context = {
-            key: "".join(symbols[int(i)] for i in rng.integers(len(symbols), size=self._length(rng))) for key in keys
-        }
+        context: dict[str, str] = {}
+        for key in keys:
+            length = draw_int(rng, self.min_length, self.max_length)
+            context[key] = "".join(symbols[int(i)] for i in rng.integers(len(symbols), size=length))
         num_named = draw_int(rng, self.min_named, min(self.max_named, count))
         named = [keys[int(i)] for i in rng.permutation(count)[:num_named]]
         metadata = {"size": len(named), "documents": count}
         return make_task(self.name, f"={''.join(named)}", _quotation(named, context), metadata, context)
-
-    def _length(self, rng: np.random.Generator) -> int:
-        return draw_int(rng, self.min_length, self.max_length)
 
     def understands(self, observation: Observation) -> bool:
         return _QUERY.fullmatch(observation.brief.text) is not None

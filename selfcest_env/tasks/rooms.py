@@ -1,6 +1,7 @@
-"""The expert for bAbI's people, things and rooms: what each part of a story says, and what follows from all of them.
+"""The expert for bAbI's questions about people, things and rooms.
 
-Task 1 asks where a person is, 6 whether one is in a room, 2 where a thing is, 3 where it was before another room.
+It extracts from each part of a story the events that matter, and infers the answer from all of them. Task 1 asks where
+a person is, task 6 whether a person is in a room, task 2 where a thing is, task 3 where it was before another room.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from selfcest_env.tasks.source import GIVE_UP, Proposal, Style, last_replies, ma
 from selfcest_env.types import Action, Answer, CloneRequest, Delegate, Read
 from selfcest_env.views import Observation
 
-NOWHERE, NOTHING = "nowhere", "nothing"
-TAKES, DROPS = "takes", "drops"
+NOWHERE = "nowhere"
+NOTHING = "nothing"
+TAKES = "takes"
+DROPS = "drops"
 _QUESTIONS = (
     re.compile(r"Where is (?P<person>[A-Z][a-z]+)\?"),
     re.compile(r"Is (?P<person>[A-Z][a-z]+) in the (?P<room>[a-z]+)\?"),
@@ -25,7 +28,7 @@ _PERSON_IN_PART = "Where is {} at the end of your part? Answer 'nowhere' if it d
 _THING_IN_PART = (
     "Say in order who goes where and who takes or drops the {} in your part. Answer 'nothing' if it does not say."
 )
-_OF_PART = tuple(
+_PART_QUESTIONS = tuple(
     re.compile(re.escape(text).replace(r"\{\}", f"(?P<{name}>[A-Za-z]+)"))
     for name, text in (("person", _PERSON_IN_PART), ("thing", _THING_IN_PART))
 )
@@ -34,12 +37,18 @@ _EVENT = re.compile(
     r"(?:moved|went|went back|journeyed|travelled) to the (?P<room>bathroom|bedroom|garden|hallway|kitchen|office)"
     r"|(?:(?P<takes>got|took|picked up|grabbed)|(?:dropped|discarded|put down|left)) the (?P<thing>[a-z]+))\b"
 )
-_SAID = re.compile(r"(?P<person>[A-Z][a-z]+) (?:to (?P<room>[a-z]+)|(?P<does>takes|drops))")
+_EVENT_IN_REPLY = re.compile(r"(?P<person>[A-Z][a-z]+) (?:to (?P<room>[a-z]+)|(?P<does>takes|drops))")
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What a person does: goes to a room, `TAKES` a thing, or `DROPS` it."""
+    """An act of a person.
+
+    Attributes:
+        person: name of the person.
+        does: the room to which the person goes, `TAKES` or `DROPS`.
+        thing: the thing that the person takes or drops.
+    """
 
     person: str
     does: str
@@ -47,28 +56,30 @@ class Event:
 
 
 def understands(observation: Observation) -> bool:
-    return _asked(observation.brief.text, (*_QUESTIONS, *_OF_PART)) is not None
+    return _match_question(observation.brief.text, (*_QUESTIONS, *_PART_QUESTIONS)) is not None
 
 
 def propose(observation: Observation, style: Style) -> Proposal:
-    """Ask all parts at once, or read them, and conclude from what they say."""
+    """Ask a clone about every part at once, or read all parts, and conclude from the events."""
     seen = dict(observation.brief.documents)
     for exchange in observation.exchanges:
         seen.update(exchange.documents or {})
-    if asked := _asked(observation.brief.text, _OF_PART):
-        return Proposal(Answer(_say(asked, " ".join(seen.values())))) if seen else GIVE_UP
-    asked = _asked(observation.brief.text, _QUESTIONS)
+    if asked := _match_question(observation.brief.text, _PART_QUESTIONS):
+        return Proposal(Answer(_summarise(asked, " ".join(seen.values())))) if seen else GIVE_UP
+    asked = _match_question(observation.brief.text, _QUESTIONS)
     if asked is None:
         return GIVE_UP
     call = last_replies(observation)
-    if call and all(_is_said(asked, reply.text or "") for reply in call[1]):
+    if call and all(_is_summary(asked, reply.text or "") for reply in call[1]):
         return _conclude(asked, [reply.text or "" for reply in call[1]])
     keys = observation.brief.keys
     missing = tuple(key for key in keys if key not in seen)
     if not missing:
-        return _conclude(asked, [_say(asked, text) for text in ([seen[key] for key in keys] or seen.values())])
+        texts = [seen[key] for key in keys] or list(seen.values())
+        return _conclude(asked, [_summarise(asked, text) for text in texts])
     question = _PERSON_IN_PART.format(asked["person"]) if "person" in asked else _THING_IN_PART.format(asked["thing"])
-    ways: list[tuple[bool, Action]] = [
+    # Whether an action is possible, and the action; the preferred one first.
+    options: list[tuple[bool, Action]] = [
         (may_read(observation), Read(missing)),
         (
             call is None and may_delegate(observation, len(missing)),
@@ -76,74 +87,82 @@ def propose(observation: Observation, style: Style) -> Proposal:
         ),
     ]
     if style is Style.DELEGATE:
-        ways.reverse()
-    return next((Proposal(action) for possible, action in ways if possible), GIVE_UP)
+        options.reverse()
+    return next((Proposal(action) for is_possible, action in options if is_possible), GIVE_UP)
 
 
 def people(question: str, statements: Iterable[str]) -> frozenset[str]:
-    """Everyone whom a question names, or whose doings in its story are understood."""
-    named = re.findall(r"(?<!^)\b[A-Z][a-z]+", question)
-    return frozenset([*named, *(event.person for event in _events(" ".join(statements)))])
+    """Return the people that a question names, and those of the events in its story."""
+    # The first word of a question has a capital without being a name.
+    names_in_question = re.findall(r"(?<!^)\b[A-Z][a-z]+", question)
+    return frozenset([*names_in_question, *(event.person for event in _find_events(" ".join(statements)))])
 
 
-def _asked(text: str, patterns: Iterable[re.Pattern[str]]) -> dict[str, str] | None:
+def _match_question(text: str, patterns: Iterable[re.Pattern[str]]) -> dict[str, str] | None:
     matches = (pattern.fullmatch(text) for pattern in patterns)
     return next((match.groupdict() for match in matches if match), None)
 
 
-def _events(text: str) -> list[Event]:
-    return [
-        Event(match["person"], match["room"] or (TAKES if match["takes"] else DROPS), match["thing"] or "")
-        for match in _EVENT.finditer(text)
-    ]
+def _find_events(text: str) -> list[Event]:
+    events: list[Event] = []
+    for match in _EVENT.finditer(text):
+        does = match["room"] or (TAKES if match["takes"] else DROPS)
+        events.append(Event(match["person"], does, match["thing"] or ""))
+    return events
 
 
-def _say(asked: dict[str, str], text: str) -> str:
-    """What a text says about a person or a thing."""
-    events = _events(text)
+def _summarise(asked: dict[str, str], text: str) -> str:
+    """Return what a text says about a person or a thing, in the form of a clone's reply."""
+    events = _find_events(text)
     if "person" in asked:
         rooms = [event.does for event in events if event.person == asked["person"] and not event.thing]
         return rooms[-1] if rooms else NOWHERE
-    told = [event for event in events if event.thing in ("", asked["thing"])]
-    return "; ".join(f"{e.person} {e.does if e.thing else f'to {e.does}'}" for e in told) or NOTHING
+    clauses: list[str] = []
+    for event in events:
+        if event.thing in ("", asked["thing"]):
+            clauses.append(f"{event.person} {event.does if event.thing else f'to {event.does}'}")
+    return "; ".join(clauses) or NOTHING
 
 
-def _is_said(asked: dict[str, str], reply: str) -> bool:
-    """Whether a reply is of the kind that `_say` gives."""
+def _is_summary(asked: dict[str, str], reply: str) -> bool:
+    """Return whether a reply has the form that `_summarise` returns."""
     if "person" in asked:
         return reply.strip() not in ("", "?")
-    return reply.strip() == NOTHING or all(_SAID.fullmatch(piece.strip()) for piece in reply.split(";"))
+    return reply.strip() == NOTHING or all(_EVENT_IN_REPLY.fullmatch(piece.strip()) for piece in reply.split(";"))
 
 
-def _conclude(asked: dict[str, str], said: Sequence[str]) -> Proposal:
-    """The answer to a question, from what all parts of the story say."""
+def _conclude(asked: dict[str, str], summaries: Sequence[str]) -> Proposal:
+    """Infer the answer to a question from the summaries of all parts of the story, in order."""
     room = asked.get("room")
     if "person" in asked:
-        rooms = [text.strip() for text in said if text.strip() != NOWHERE]
+        rooms = [summary.strip() for summary in summaries if summary.strip() != NOWHERE]
         if not rooms:
             return GIVE_UP
         if room is None:
             return Proposal(Answer(rooms[-1]))
         return Proposal(Answer("yes" if rooms[-1] == room else "no"), f"{asked['person']}: {rooms[-1]}")
-    rooms = _rooms_of_thing(match for text in said for match in _SAID.finditer(text))
+    rooms = _list_rooms_of_thing(summaries)
     thought = f"{asked['thing']}: {', '.join(rooms)}"
     if room is not None:
+        # The question is about the room before the last visit to `room`.
         rooms = rooms[: len(rooms) - 1 - rooms[::-1].index(room)] if room in rooms else []
     return Proposal(Answer(rooms[-1]), thought) if rooms else GIVE_UP
 
 
-def _rooms_of_thing(said: Iterable[re.Match[str]]) -> list[str]:
-    """The rooms in which a thing was, one after another: those of who had it."""
-    where: dict[str, str] = {}
-    holder, rooms = "", list[str]()
-    for match in said:
-        if match["room"]:
-            where[match["person"]] = match["room"]
-        else:
-            holder = match["person"]
-        room = where.get(holder)
-        if room is not None and rooms[-1:] != [room]:
-            rooms.append(room)
-        if match["does"] == DROPS:
-            holder = ""
+def _list_rooms_of_thing(summaries: Sequence[str]) -> list[str]:
+    """Return the rooms in which a thing was, in order: the rooms of the person who held it."""
+    room_by_person: dict[str, str] = {}
+    holder = ""
+    rooms: list[str] = []
+    for summary in summaries:
+        for match in _EVENT_IN_REPLY.finditer(summary):
+            if match["room"]:
+                room_by_person[match["person"]] = match["room"]
+            else:
+                holder = match["person"]
+            room = room_by_person.get(holder)
+            if room is not None and rooms[-1:] != [room]:
+                rooms.append(room)
+            if match["does"] == DROPS:
+                holder = ""
     return rooms

@@ -1,4 +1,4 @@
-"""Train and test parts of a source that share no instance, without storing either."""
+"""Split a source into train and test parts that share no instance, without storing the instances."""
 
 from __future__ import annotations
 
@@ -24,30 +24,33 @@ from selfcest_env.tasks.source import (
 from selfcest_env.types import Task
 from selfcest_env.views import Observation
 
-TRAIN, TEST = "train", "test"
+TRAIN = "train"
+TEST = "test"
 
 
 def part_of(task: Task, test_fraction: float, identity: str | None = None) -> str:
-    """The part an instance belongs to: a function of its content alone, or of its identity where that is known."""
-    known = content_hash(task) if identity is None else _hash(identity)
-    return TEST if int(known, 16) < test_fraction * 2**64 else TRAIN
+    """Return the part of an instance, from its identity, or from its content if the identity is `None`."""
+    digits = content_hash(task) if identity is None else _hash_identity(identity)
+    return TEST if int(digits, 16) < test_fraction * 2**64 else TRAIN
 
 
-def _hash(identity: str) -> str:
-    """Another one than that of a file's own `part`, so that a part of a part is no less random."""
+def _hash_identity(identity: str) -> str:
+    # A file source splits by a hash too (`identity_part`). `person` makes this hash independent of that one, so that
+    # the part of a part is still random.
     return hashlib.blake2b(identity.encode(), digest_size=8, person=b"hashed_split").hexdigest()
 
 
 @dataclass(frozen=True)
 class HashedSplit(Checked):
-    """The instances of `source` that hash into one part; others are drawn again.
+    """Source of the instances of another source whose hash falls into one part. Other instances are drawn again.
 
-    A question of a file is on one side whatever documents surround it.
+    A question of a file is always in the same part, whichever documents surround it.
 
     Attributes:
-        source: any source; in a config, a mapping with `name` and its options.
+        source: any task source. In a config it is a mapping with `name` and the options of that source.
         part: "train" or "test".
-        test_fraction: share of all instances that are test. Parts are disjoint only for equal fractions.
+        test_fraction: share of all instances in the part "test". Two parts are disjoint only if their fractions are
+            equal.
     """
 
     name: ClassVar[str] = "hashed_split"

@@ -1,4 +1,4 @@
-"""Which documents an episode looked at, and which it needed."""
+"""Compare the documents that an episode used with those that its question needs."""
 
 from __future__ import annotations
 
@@ -12,29 +12,43 @@ from selfcest_env.types import Outcome, Read, Task
 
 
 def says_support(task: Task) -> bool:
-    """Whether a task says which documents it needs."""
+    """Return whether the metadata of a task name the documents that it needs."""
     return "support" in task.metadata
 
 
 def gold_support(task: Task) -> frozenset[str]:
-    """Keys of the documents that a question needs. Raises `TaskError` for a task that does not say."""
+    """Return the keys of the documents that a question needs.
+
+    Raises:
+        TaskError: the metadata of the task do not name them.
+    """
     if not says_support(task):
-        raise TaskError(f"task {task.task_id} of {task.source} does not say which documents it needs")
+        raise TaskError(
+            f"task {task.task_id} of {task.source} has no metadata 'support'; expected a JSON list, the keys of "
+            "the documents that it needs"
+        )
     return frozenset(json.loads(str(task.metadata["support"])))
 
 
 def used_documents(record: EpisodeRecord, protocol: ProtocolText) -> frozenset[str]:
-    """Keys of all documents whose text some agent saw: given to a clone, read, or shown at the start.
+    """Return the keys of all documents that an agent saw: given to a clone, read, or shown at the start.
 
-    An agent without a turn, whose prompt did not fit, saw nothing.
+    An agent without a turn saw nothing, because its prompt did not fit.
     """
     if not (record.limits.delegation or record.limits.reading):
         return frozenset(record.task.context if record.root.turns else ())
-    given = {key for agent in record.agents[1:] if agent.turns for key in agent.shared_context}
-    reads = (protocol.parse(turn.generation.text) for _, turn in record.turns() if turn.facts.outcome is Outcome.READ)
-    return frozenset(given).union(*(action.keys for action in reads if isinstance(action, Read)))
+    keys: set[str] = set()
+    for agent in record.agents[1:]:
+        if agent.turns:
+            keys.update(agent.shared_context)
+    for _, turn in record.turns():
+        if turn.facts.outcome is Outcome.READ:
+            action = protocol.parse(turn.generation.text)
+            if isinstance(action, Read):
+                keys.update(action.keys)
+    return frozenset(keys)
 
 
 def support_overlap(record: EpisodeRecord, protocol: ProtocolText) -> Overlap:
-    """Supporting paragraphs: how well the documents an episode looked at agree with those that the question needs."""
+    """Return the agreement of the documents that an episode used with those that its question needs."""
     return set_overlap(used_documents(record, protocol), gold_support(record.task))

@@ -83,7 +83,11 @@ def test_a_mixture_draws_by_weight() -> None:
     families = [task.source for task in draw(source, 400)]
     assert set(families) == {"range_sum", "ledger_qa"}
     assert 0.68 < families.count("range_sum") / 400 < 0.82
-    for weights, said in (((1.0,), "1 items for 3 sources"), ((0.0,) * 3, "above 0"), ((1.0, -1.0, 1.0), "is -1.0")):
+    for weights, said in (
+        ((1.0,), "1 items; expected one for each"),
+        ((0.0,) * 3, "above 0"),
+        ((1.0, -1.0, 1.0), "is -1.0"),
+    ):
         with pytest.raises(ConfigError, match=said):
             Mixture((RangeSum(),) * 3, weights)
 

@@ -371,7 +371,7 @@ def test_a_judged_column_is_an_error_before_anything_is_played(tmp_path: Path) -
     tasks = official(tmp_path).tasks()
     reward = make_reward("by_source")
     reward.check(tasks[:1], "here")
-    with pytest.raises(ValueError, match=r"here: .* columns note ask for a judge \(llm_judge\).*judged: exact"):
+    with pytest.raises(ValueError, match=r"here: .* columns note need a judge \(llm_judge\).*judged: exact"):
         reward.check(tasks, "here")
     make_reward("by_source", grader={"name": "wide", "judged": "exact"}).check(tasks, "here")
     assert [task.metadata["id"] for task in official(tmp_path, judged=False).tasks()] == ["ws_en_001"]
@@ -433,7 +433,7 @@ def test_the_hub_has_no_gold_tables(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     hub = [replace_evaluation(query) for query in (QUERY, JUDGED)]
     monkeypatch.setattr("selfcest_env.tasks.files._hub_rows", lambda path: tuple(hub))
     with pytest.raises(
-        DataError, match="the gold tables are no part of .* download its folder widesearch_gold and name"
+        DataError, match="do not contain the gold tables; download the folder widesearch_gold of .* name"
     ):
         WideSearch("hub:ByteDance-Seed/WideSearch:full").tasks()
     official(tmp_path)
