@@ -35,6 +35,7 @@ OWN_ENVIRONMENT = "it needs an environment of its own, made from its lock; CI ma
 OF_ONES_OWN = "it names a file, a package or a run of the reader's own"
 DATA = "it needs data that are not in the repository"
 GPU = "it needs GPUs"
+REHEARSED = "a slow test of tests/training/test_rehearsal.py runs it"
 JUDGES = "it judges many schemes for minutes; tests/lab/test_lab.py judges few"
 ENDLESS = "it goes on until it is stopped; tests/cli/test_watch.py stops it"
 NOT_RUN = {
@@ -85,8 +86,9 @@ NOT_RUN = {
     'OMP_NUM_THREADS=1 .venv-trl/bin/python -m pytest -m "" -s tests/training/test_export_trl.py': OWN_ENVIRONMENT,
     "python -m vllm.entrypoints.openai.api_server --model model-folder --served-model-name my-model "
     "--logprobs-mode processed_logprobs --no-enable-chunked-prefill": OWN_ENVIRONMENT,
-    "python -m pytest -m cuda -rs tests/agents/test_cuda.py tests/training/test_cuda.py": GPU,
-    'python -m pytest -m "" tests/agents/test_vllm_engine.py tests/training/test_vllm_sampler.py': GPU,
+    "python benchmarks/first_gpu.py": GPU,
+    "python benchmarks/first_gpu.py --rehearse": REHEARSED,
+    "selfcest plan -c training/configs/gpu/qwen3_ledger.yaml --rehearse": DATA,
     "OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive .venv-vllm/bin/python benchmarks/engines.py": MEASURES,
     "OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive .venv-vllm/bin/python benchmarks/engines.py --own-process": MEASURES,
     "OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive python benchmarks/rollout.py --peer": MEASURES,

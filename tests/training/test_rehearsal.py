@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import io
+import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import closing, nullcontext
@@ -159,14 +162,15 @@ def test_a_job_on_the_device_is_the_job_on_the_cpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_recipe_for_one_gpu_can_be_rehearsed(tmp_path: Path) -> None:
-    """It has adapters, rows of trees, bfloat16, gradient checkpointing and rollouts a step ahead."""
-    result = rehearse(recipe(tmp_path, "qwen3_ledger.yaml", *SHORT), "delegating", tmp_path / "rehearsal", NO_PROGRESS)
-    assert result.sampled_tokens > 0
-    assert result.replaced == (
-        "the model by a copy with random weights, 2 layers and a width of 64",
-        "the engine vllm by that of transformers",
-    )
+def test_the_script_for_the_first_gpu_can_be_rehearsed(tmp_path: Path) -> None:
+    """Its recipe has adapters, rows of trees, bfloat16, gradient checkpointing and rollouts a step ahead."""
+    script = RECIPES.parents[2] / "benchmarks" / "first_gpu.py"
+    out = tmp_path / "first_gpu.json"
+    subprocess.run([sys.executable, str(script), "--rehearse", "--out", str(out)], check=True, cwd=tmp_path)
+    results = json.loads(out.read_text(encoding="utf-8"))
+    assert results.keys() == {"machine", "logprobs_against_cpu", "transformers", "sampling", "learning"}
+    assert results["logprobs_against_cpu"]["float32"]["max"] < 1e-3
+    assert results["transformers"]["sampled_tokens"] > 0
 
 
 def test_a_rehearsal_finds_a_batch_that_stays_on_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
