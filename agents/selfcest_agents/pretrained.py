@@ -235,6 +235,11 @@ def convert_gguf(file: Path, cache: Path | None = None) -> Path:
     folder = cache / f"{file.stem}-{digest[:12]}"
     if folder.is_dir():
         return folder
+    if only_looks():
+        raise ConfigError(
+            f"{file} has not been converted yet, and a command that only looks loads no weights and writes no model; "
+            "convert it with selfcest_agents.pretrained.convert_gguf, or name a folder that holds a config.json"
+        )
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as temporary:
         written = Path(temporary) / "model"

@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,11 @@ from selfcest_env.errors import ConfigError
 from selfcest_env.graders import Grade
 from selfcest_env.plugin import PlugIn, only_trusted
 from selfcest_env.types import Status
+from selfcest_eval.play.config import load_stored_study
 from selfcest_eval.play.results import Place, Result, write_result
 from selfcest_eval.report.training_run import EvaluationStage
 from selfcest_training.config import Cell, EvaluationConfig
-from selfcest_training.config_file import dump_config
+from selfcest_training.config_file import dump_config, load_stored_config
 from selfcest_training.planning.shapes import model_shape
 
 STRANGER = """
@@ -202,3 +203,33 @@ def test_a_command_that_looks_downloads_no_model(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(socket.socket, "connect", connect)
     with only_trusted([]), pytest.raises(ConfigError, match="contacts no network"):
         model_shape(PlugIn("chat", {"source": "hub:nobody/nothing"}))
+
+
+def test_a_command_that_looks_downloads_no_data_set(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub = {"name": "questions", "options": {"path": "hub:nobody/nothing"}}
+    code, printed = selfcest(monkeypatch, capsys, "leaks", leaky(a=questions("a"), b=hub))
+    assert (code, "contacts no network; download the official file" in printed) == (2, True), printed
+
+
+def test_a_command_that_looks_converts_no_gguf_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    monkeypatch.setattr("selfcest_agents.pretrained.importlib.util.find_spec", lambda name: name)
+    model = folder / "stranger.gguf"
+    model.write_bytes(b"GGUF")
+    with only_trusted([]), pytest.raises(ConfigError, match="has not been converted yet"):
+        model_shape(PlugIn("chat", {"source": str(model)}))
+    assert not (folder / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "load"), [("config.yaml", load_stored_config), ("study.yaml", load_stored_study)], ids=["run", "study"]
+)
+def test_a_stored_config_extends_no_file_elsewhere(name: str, load: Callable[[Path], Any], folder: Path) -> None:
+    (folder / "outside.yaml").write_text("secret: 1\n", encoding="utf-8")
+    stored = folder / "run" / name
+    stored.parent.mkdir()
+    stored.write_text("extends: ../outside.yaml\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="expected a stored config with all of its keys"):
+        load(stored)

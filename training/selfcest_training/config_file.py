@@ -176,8 +176,26 @@ def parse_config(data: Mapping[str, Any]) -> RunConfig:
 
 
 def load_stored_config(path: Path) -> RunConfig:
-    """The config that a run has stored in its folder, whose keys may have been renamed since. Raises `ConfigError`."""
+    """Return the config that a run has stored in its folder, whose keys may have been renamed since.
+
+    Raises:
+        ConfigError: names the key, what was found, and what to do; also for a file that extends another one.
+    """
+    check_extends_nothing(path)
     return parse_config(with_current_keys(read_config(path)))
+
+
+def check_extends_nothing(path: Path) -> None:
+    """Raise `ConfigError` if a stored config extends another file, which may lie anywhere on this machine.
+
+    Stored configs are written whole. The folder that holds one may be a stranger's.
+    """
+    data = read_yaml(_text(path), str(path)) if path.is_file() else {}
+    if isinstance(data, dict) and data.get("extends") is not None:
+        raise ConfigError(
+            f"{path}: extends is {show(data['extends'])}; expected a stored config with all of its keys: write the "
+            "keys of the other file into this one"
+        )
 
 
 def parse_as(kind: type[T], data: Mapping[str, Any]) -> T:

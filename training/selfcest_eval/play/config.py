@@ -30,7 +30,7 @@ from selfcest_env.types import Limits
 from selfcest_eval.play.costs import Price, measures_of
 from selfcest_eval.play.policies import policy_named
 from selfcest_training.config import ADDED_COSTS, Cell, FileName, changed_limits, check_cells, check_families
-from selfcest_training.config_file import load_as, parse_as
+from selfcest_training.config_file import check_extends_nothing, load_as, parse_as
 
 Temperature = Annotated[NotNegative, "0: greedy"]
 Label = Annotated[str, Printable(), NotEmpty()]
@@ -189,6 +189,12 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> StudyConfig:
     A policy may be written as one text, see `policies.policy_named`. Without `cells` each family is one of `size` all.
     """
     return load_as(StudyConfig, parse_study, path, overrides)
+
+
+def load_stored_study(path: Path) -> StudyConfig:
+    """Return the config that a study has stored in its folder. Raises `ConfigError` as `load_stored_config` does."""
+    check_extends_nothing(path)
+    return load_study(path)
 
 
 def parse_study(data: dict[str, Any]) -> StudyConfig:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from selfcest_env.errors import ConfigError
 from selfcest_env.plugin import only_trusted
-from selfcest_eval.play.config import StudyConfig, load_study
+from selfcest_eval.play.config import StudyConfig, load_stored_study
 from selfcest_eval.play.costs import at_most
 from selfcest_eval.play.results import Place, Result, read_results, read_unplayable
 from selfcest_eval.play.unplayable import leave_out
@@ -74,7 +74,7 @@ def _config(folder: Path) -> StudyConfig:
     for name in ("study.yaml", "results.jsonl"):
         if not (folder / name).is_file():
             raise ConfigError(f"{folder} holds no {name}; expected the folder of a finished study, as studies/frontier")
-    return load_study(folder / "study.yaml")
+    return load_stored_study(folder / "study.yaml")
 
 
 def _rows(folder: Path) -> dict[Coordinates, Result]:

@@ -10,7 +10,7 @@ from typing import Any
 from selfcest_agents.server_counts import server_lines
 from selfcest_env.errors import ConfigError
 from selfcest_env.structure import plain
-from selfcest_eval.play.config import StudyConfig, load_study
+from selfcest_eval.play.config import StudyConfig, load_stored_study
 from selfcest_eval.play.results import Result, read_results, read_unplayable
 from selfcest_eval.play.unplayable import leave_out, unplayable_lines
 from selfcest_eval.report.curves import metrics_of
@@ -106,7 +106,7 @@ def config_of(folder: Path) -> RunConfig | StudyConfig:
     output, name = str(folder.parent), folder.name
     with readable(folder):
         if (folder / "study.yaml").is_file():
-            return replace(load_study(folder / "study.yaml"), output=output, name=name)
+            return replace(load_stored_study(folder / "study.yaml"), output=output, name=name)
         if (folder / "config.yaml").is_file():
             return replace(load_stored_config(folder / "config.yaml"), output=output, name=name)
     raise ConfigError(f"{folder} holds no config.yaml of a run and no study.yaml; give the folder of one of them")
