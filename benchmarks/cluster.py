@@ -39,7 +39,7 @@ from selfcest_training.config_file import load_stored_config  # noqa: E402
 from selfcest_training.families import make_families  # noqa: E402
 from selfcest_training.shipped import model_folder  # noqa: E402
 
-ARM, FAMILY = "deciding", "sums"
+VARIANT, FAMILY = "deciding", "sums"
 
 
 class Reader:
@@ -82,10 +82,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     ray, repeats = import_ray(), args.repeats
-    folder = model_folder(ARM)
+    folder = model_folder(VARIANT)
     config = load_stored_config(folder.parents[2] / "config.yaml")
     config = replace(config, sampler=PlugIn("transformers", {"dtype": "float32"}))
-    language, limits = language_of(config.model), config.limits_of(ARM)
+    language, limits = language_of(config.model), config.limits_of(VARIANT)
     model = language.load(0, folder)
     rng = np.random.default_rng(0)
     source = make_families({FAMILY: config.tasks[FAMILY]}, "train")[FAMILY]

@@ -128,9 +128,9 @@ def train_on(engine: str, rehearsed: bool = False) -> Result:
             "model.options={source: smollm2, device: cuda}",
             "limits.turn_tokens=128",
             f"tasks.ledger.options={ledger}",
-            "arms.delegating.warmstart.phases=[{tokens: 4000, mix: {ledger: {share: 1, styles: {delegate: 1}}}}]",
-            "arms.delegating.warmstart.pool_tokens=4000",
-            *(f"arms.delegating.rl.{change}" for change in ("steps=2", "tasks_per_step=2", "group_size=2")),
+            "variants.delegating.warmstart.phases=[{tokens: 4000, mix: {ledger: {share: 1, styles: {delegate: 1}}}}]",
+            "variants.delegating.warmstart.pool_tokens=4000",
+            *(f"variants.delegating.rl.{change}" for change in ("steps=2", "tasks_per_step=2", "group_size=2")),
         ]
         if engine == "transformers":
             overrides.append("sampler={name: transformers, options: {dtype: bfloat16}}")

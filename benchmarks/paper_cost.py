@@ -62,8 +62,8 @@ class Rates:
 
 
 def episodes_of(config: RunConfig) -> tuple[int, int, int]:
-    """Steps, tasks of a step and episodes of a task, the same for all arms."""
-    ((steps, tasks, group),) = {(a.rl.steps, a.rl.tasks_per_step, a.rl.group_size) for a in config.arms.values()}
+    """Steps, tasks of a step and episodes of a task, the same for all variants."""
+    ((steps, tasks, group),) = {(a.rl.steps, a.rl.tasks_per_step, a.rl.group_size) for a in config.variants.values()}
     return steps, tasks, group
 
 
@@ -82,17 +82,24 @@ def study_hours(name: str, study: StudyConfig, parameters: float, rates: Rates) 
 
 def table(rates: Rates) -> str:
     """The costs as Markdown, and what they follow from."""
-    heads = ["config", "episodes of an arm: steps x tasks x group", "tokens of an episode: generated / all"]
-    heads += ["M sampled / trained", "GPU-hours of an arm", "at most", "arms", "GPU-hours of its study", "at most"]
+    heads = ["config", "episodes of a variant: steps x tasks x group", "tokens of an episode: generated / all"]
+    heads += [
+        "M sampled / trained",
+        "GPU-hours of a variant",
+        "at most",
+        "variants",
+        "GPU-hours of its study",
+        "at most",
+    ]
     lines, total = [[*heads, "together"], ["---"] * (len(heads) + 1)], 0.0
     for name, (generated, used) in EPISODE.items():
         config, file = load_config(CONFIGS / f"{name}.yaml"), CONFIGS / f"{name}_frontier.yaml"
         steps, tasks, group = episodes_of(config)
         parameters, episodes = PARAMETERS[config.model.options["source"]], steps * tasks * group
-        budget = max(config.limits_of(arm).total_tokens or 0 for arm in config.arms)
-        arm = rates.hours(parameters, episodes * generated, episodes * used)
+        budget = max(config.limits_of(variant).total_tokens or 0 for variant in config.variants)
+        variant = rates.hours(parameters, episodes * generated, episodes * used)
         study, study_most = study_hours(name, load_study(file), parameters, rates) if file.is_file() else (0.0, 0.0)
-        together = len(config.arms) * arm + study
+        together = len(config.variants) * variant + study
         total += together
         lines.append(
             [
@@ -100,9 +107,9 @@ def table(rates: Rates) -> str:
                 f"{steps} x {tasks} x {group} = {episodes:,}",
                 f"{generated:,} / {used:,}",
                 f"{episodes * generated / 1e6:.0f} / {episodes * used / 1e6:.0f}",
-                f"{arm:.1f}",
+                f"{variant:.1f}",
                 f"{rates.hours(parameters, episodes * budget, episodes * budget):.0f}",
-                str(len(config.arms)),
+                str(len(config.variants)),
                 f"{study:.1f}" if study else "–",
                 f"{study_most:.0f}" if study else "–",
                 f"{together:.0f}",
@@ -115,7 +122,7 @@ def table(rates: Rates) -> str:
 def assumptions(rates: Rates) -> str:
     sampled, trained, peak = f"{rates.sampled:,.0f}", f"{rates.trained:,.0f}", f"{PEAK / 1e12:.0f} TFLOP/s"
     return (
-        f"GPU-hours of an arm with {LARGEST / 1e9:.0f} B parameters = (sampled / {sampled} + trained / {trained}) / "
+        f"GPU-hours of a variant with {LARGEST / 1e9:.0f} B parameters = (sampled / {sampled} + trained / {trained}) / "
         f"3,600: a GPU is assumed to sample {sampled} tokens a second, and to train on {trained}, which are "
         f"{rates.utilisation:.0%} of {peak} at {OPERATIONS} operations per weight and token. *At most*: every episode "
         "generates its whole budget."

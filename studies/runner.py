@@ -159,12 +159,12 @@ def cells_in(folder: Path) -> list[Cell]:
 
 
 def of(cells: Iterable[Cell], *experiments: str) -> dict[str, list[Cell]]:
-    """Cells of experiments by arm."""
-    arms: dict[str, list[Cell]] = {}
+    """Cells of experiments by variant."""
+    variants: dict[str, list[Cell]] = {}
     for cell in cells:
         if cell["experiment"] in experiments:
-            arms.setdefault(cell["arm"], []).append(cell)
-    return arms
+            variants.setdefault(cell["arm"], []).append(cell)
+    return variants
 
 
 # Pages
@@ -225,4 +225,4 @@ def provenance(cells: Sequence[Cell]) -> str:
 def tuning_table(runs: Iterable[Cell], outcome: str = "outcome") -> str:
     """The log of tuning runs."""
     lines = [[str(run[column]) for column in TUNING_COLUMNS] for run in runs]
-    return table(["", "arm", "seed", "tried", outcome, "CPU-s"], lines)
+    return table(["", "variant", "seed", "tried", outcome, "CPU-s"], lines)

@@ -1,7 +1,7 @@
-"""Trains and plays the cells of the studies that compare arms of a config, and stores them.
+"""Trains and plays the cells of the studies that compare variants of a config, and stores them.
 
-A cell is an arm of an experiment with one seed. Its JSON holds the digest of its config, the commit, the CPU seconds of
-training, the figures of every size and the learning curves.
+A cell is a variant of an experiment with one seed. Its JSON holds the digest of its config, the commit, the CPU seconds
+of training, the figures of every size and the learning curves.
 """
 
 from __future__ import annotations
@@ -57,21 +57,21 @@ CURVE_POINTS = 40
 
 
 def rerun(name: str, how: Rerun) -> list[Path]:
-    """Train, play and store one cell, or all arms of a seed in one run, where those that differ in RL alone share their
+    """Train, play and store one cell, or all variants of a seed in one run. Variants that differ only in RL share their
     warm start. Returns their files."""
-    experiment, *arm, seed = name.split("/")
-    if experiment not in EXPERIMENTS or len(arm) > 1 or not seed.removeprefix("seed").isdecimal():
+    experiment, *variant, seed = name.split("/")
+    if experiment not in EXPERIMENTS or len(variant) > 1 or not seed.removeprefix("seed").isdecimal():
         known = ", ".join(EXPERIMENTS)
-        raise SystemExit(f"--rerun is {name!r}; expected EXPERIMENT[/ARM]/seedN with an experiment of {known}")
-    arms = list(read_config(EXPERIMENTS[experiment])["arms"])
-    if set(arm) - set(arms):
-        raise SystemExit(f"--rerun is {name!r}, and the arms of {experiment} are {', '.join(arms)}")
+        raise SystemExit(f"--rerun is {name!r}; expected EXPERIMENT[/VARIANT]/seedN with an experiment of {known}")
+    variants = list(read_config(EXPERIMENTS[experiment])["variants"])
+    if set(variant) - set(variants):
+        raise SystemExit(f"--rerun is {name!r}, and the variants of {experiment} are {', '.join(variants)}")
     number, label = int(seed.removeprefix("seed")), name.replace("/", "_")
     folder = Path("runs") / label
     how.check_new(folder)
     folder.mkdir(parents=True, exist_ok=True)
     alone, trained_by = folder / "cell.yaml", folder / "commit.txt"
-    alone.write_text(config_of(experiment, *(arm or arms)), encoding="utf-8")
+    alone.write_text(config_of(experiment, *(variant or variants)), encoding="utf-8")
     if not trained_by.exists():
         changed = " and changes" if git("status", "--porcelain", "--untracked-files=no") else ""
         trained_by.write_text(git("rev-parse", "HEAD") + changed, encoding="utf-8")
@@ -81,7 +81,7 @@ def rerun(name: str, how: Rerun) -> list[Path]:
     (results, _), study = results_of(config, whole=True), study_of(config)
     choices = decided(study, results)
     files = []
-    for one in arm or arms:
+    for one in variant or variants:
         first, last = (Part(one, stage, config.evaluation.temperatures[0]).label(config) for stage in EvaluationStage)
         by_itself = [result for result in results if result.place.strategy == last]
         before = [result for result in results if result.place.strategy == first and first != last]
@@ -108,15 +108,15 @@ def rerun(name: str, how: Rerun) -> list[Path]:
     return files
 
 
-def config_of(experiment: str, *arms: str) -> str:
-    """The config of these arms alone, as YAML."""
+def config_of(experiment: str, *variants: str) -> str:
+    """The config of these variants alone, as YAML."""
     data = read_config(EXPERIMENTS[experiment])
-    return yaml.safe_dump({**data, "arms": {arm: data["arms"][arm] for arm in arms}})
+    return yaml.safe_dump({**data, "variants": {variant: data["variants"][variant] for variant in variants}})
 
 
-def digest_of(experiment: str, arm: str) -> str:
+def digest_of(experiment: str, variant: str) -> str:
     """Of all that decides what a cell is, apart from its seed and the code."""
-    data = with_stored_keys(yaml.safe_load(config_of(experiment, arm)))
+    data = with_stored_keys(yaml.safe_load(config_of(experiment, variant)))
     return hashlib.blake2b(yaml.safe_dump({**data, "seeds": None}).encode(), digest_size=8).hexdigest()
 
 

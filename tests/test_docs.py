@@ -27,13 +27,13 @@ from selfcest_eval.play.config import StrategySpec, StudyConfig, load_study
 from selfcest_eval.play.policies import ModelPolicy, ServerPolicy
 from selfcest_eval.play.strategies import STRATEGIES, make_strategy
 from selfcest_training.config import (
-    ArmConfig,
     Cell,
     Demonstrations,
     EvaluationConfig,
     Phase,
     RLConfig,
     RunConfig,
+    VariantConfig,
     WarmStartConfig,
 )
 from selfcest_training.config_file import load_config, parse_config
@@ -185,7 +185,7 @@ def test_the_pages_name_every_limit_fault_status_and_config_key() -> None:
     for name in (*Fault, *Status):
         assert f"| `{name}` |" in game, name
     training = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
-    configs = (RunConfig, ArmConfig, WarmStartConfig, Phase, Demonstrations, RLConfig, EvaluationConfig, Cell)
+    configs = (RunConfig, VariantConfig, WarmStartConfig, Phase, Demonstrations, RLConfig, EvaluationConfig, Cell)
     for config in (
         *configs,
         OptimizerConfig,
@@ -296,16 +296,16 @@ def test_the_defaults_in_the_training_page() -> None:
     data = {
         "name": "n",
         "tasks": {"f": {"name": "quote"}},
-        "arms": {"a": {"warmstart": {"phases": [family]}, "rl": {"tasks": {"f": 1}}}},
+        "variants": {"a": {"warmstart": {"phases": [family]}, "rl": {"tasks": {"f": 1}}}},
     }
     config = parse_config(data)
-    rl, warmstart = config.arms["a"].rl, config.arms["a"].warmstart
+    rl, warmstart = config.variants["a"].rl, config.variants["a"].warmstart
     assert (config.seeds, config.workers, config.compute_tokens, config.reward.name) == ((0,), 2, None, "default")
     assert (config.micro_batch_tokens, config.checkpoint_every, config.log_groups) == (8192, 1, 2)
     assert config.rows == "bucketed"
     assert (warmstart.batch_tokens, warmstart.pool_tokens, warmstart.optimizer.learning_rate) == (1024, 16384, 2e-3)
     assert (rl.steps, rl.tasks_per_step, rl.group_size, rl.minibatches, rl.temperature) == (60, 24, 8, 1, 0.8)
-    assert (rl.denominator, rl.constant_tokens, rl.credit.name, rl.optimizer.learning_rate) == (
+    assert (rl.denominator, rl.loss_denominator_tokens, rl.credit.name, rl.optimizer.learning_rate) == (
         "constant",
         100.0,
         "gated",

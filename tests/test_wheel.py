@@ -288,12 +288,12 @@ CELLS = """[
 {family: sums, size: small, options: {min_length: 2, max_length: 5}}]"""
 SMALL_RUN = [
     *(
-        f"arms.{arm}.warmstart.phases.{i}.{change}"
-        for arm, phases in {"delegating": 5, "reading": 6, "deciding": 1}.items()
+        f"variants.{variant}.warmstart.phases.{i}.{change}"
+        for variant, phases in {"delegating": 5, "reading": 6, "deciding": 1}.items()
         for i in range(phases)
-        for change in ("tokens=1000", "learned=null")
+        for change in ("tokens=1000", "min_accuracy=null")
     ),
-    *(f"arms.deciding.rl.{change}" for change in ("steps=2", "tasks_per_step=2", "group_size=2")),
+    *(f"variants.deciding.rl.{change}" for change in ("steps=2", "tasks_per_step=2", "group_size=2")),
     "evaluation.episodes=1",
     f"evaluation.cells={CELLS}",
 ]

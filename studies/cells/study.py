@@ -1,7 +1,7 @@
 """Where credit pays: the page of the experiments on `keyed_cells`, from what their runs left behind.
 
 The page is a function of the stored cells. `studies/trained.py` says what a cell is; `--rerun cells/seed0` trains all
-arms of a seed again, from one warm start, and `--rerun cells/parts/seed0` one of them.
+variants of a seed again, from one warm start, and `--rerun cells/parts/seed0` one of them.
 """
 
 from __future__ import annotations
@@ -90,70 +90,72 @@ def page(cells: Sequence[Cell], first: Sequence[Cell], tuning: Sequence[Cell]) -
     parts = [
         HEAD.replace(
             "RUNS",
-            ", ".join(f"{count} {'run' if count == 1 else 'runs'} of `{arm}`" for arm, count in runs.most_common()),
+            ", ".join(
+                f"{count} {'run' if count == 1 else 'runs'} of `{variant}`" for variant, count in runs.most_common()
+            ),
         ).replace("EVIDENCE_LINE", evidence_line((*cells, *first), "`--rerun`"))
     ]
     for experiment, words in zip(CREDIT, (MAIN, ONE, ALL, WIDTH), strict=True):
-        arms = _sorted(of(cells, experiment))
-        if arms:
-            parts += [words, _returns(arms), SPEED, _speed(arms), GREEDY, _greedy(arms)]
+        variants = _sorted(of(cells, experiment))
+        if variants:
+            parts += [words, _returns(variants), SPEED, _speed(variants), GREEDY, _greedy(variants)]
     if first:
         parts += [MENDED, _returns(_sorted(of(first, CREDIT[0])))]
     parts += [PROVENANCE, provenance(cells), TUNING, tuning_table(tuning)]
     return joined(parts)
 
 
-def _sorted(arms: Mapping[str, list[Cell]]) -> dict[str, list[Cell]]:
+def _sorted(variants: Mapping[str, list[Cell]]) -> dict[str, list[Cell]]:
     """Highest mean return in the last part of the tokens first."""
-    return dict(sorted(arms.items(), key=lambda pair: -mean(windows(cell)[-1] for cell in pair[1])))
+    return dict(sorted(variants.items(), key=lambda pair: -mean(windows(cell)[-1] for cell in pair[1])))
 
 
-def _returns(arms: Mapping[str, Sequence[Cell]]) -> str:
+def _returns(variants: Mapping[str, Sequence[Cell]]) -> str:
     lines = []
-    for arm, found in arms.items():
+    for variant, found in variants.items():
         parts = np.array([windows(cell) for cell in found])
-        lines.append([arm, *(each(column) for column in parts.T), f"{mean(parts[:, -1]):.2f}"])
+        lines.append([variant, *(each(column) for column in parts.T), f"{mean(parts[:, -1]):.2f}"])
     heads = [f"tokens {i + 1}/{WINDOWS}" for i in range(WINDOWS)]
-    return table(["arm", *heads, "mean of the last"], lines)
+    return table(["variant", *heads, "mean of the last"], lines)
 
 
-def _greedy(arms: Mapping[str, Sequence[Cell]]) -> str:
+def _greedy(variants: Mapping[str, Sequence[Cell]]) -> str:
     """Share of right cells of the greedy policy by number of cells, median and span over seeds, before RL and after."""
-    sizes = list(next(iter(arms.values()))[0]["sizes"])
+    sizes = list(next(iter(variants.values()))[0]["sizes"])
     lines = [
         [
-            arm,
+            variant,
             *(
                 _span([cell[when][size]["reward"] for cell in found])
                 for size in sizes
                 for when in ("before_rl", "sizes")
             ),
         ]
-        for arm, found in arms.items()
+        for variant, found in variants.items()
     ]
     heads = [
         f"{size} {'clone' if size == '1' else 'clones'}, {when} RL" for size in sizes for when in ("before", "after")
     ]
-    return table(["arm", *heads], lines)
+    return table(["variant", *heads], lines)
 
 
 def _span(values: Sequence[float]) -> str:
     return f"{median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
-def _speed(arms: Mapping[str, Sequence[Cell]]) -> str:
+def _speed(variants: Mapping[str, Sequence[Cell]]) -> str:
     """Pairs of cells with the same seed, and so with the same warm start."""
-    baseline = {cell["seed"]: cell for cell in arms[BASELINE]}
+    baseline = {cell["seed"]: cell for cell in variants[BASELINE]}
     lines = []
-    for arm, found in arms.items():
-        if arm == BASELINE:
+    for variant, found in variants.items():
+        if variant == BASELINE:
             continue
         ratios = [speed_up(cell, baseline[cell["seed"]]) for cell in found]
         gaps = [mean(windows(cell)) - mean(windows(baseline[cell["seed"]])) for cell in found]
         above = sum(gap > 0 for gap in gaps)
         test = f"{above} of {len(gaps)}, p = {sign_test(gaps):.2g}"
-        lines.append([arm, each(ratios), each(gaps, 3), f"{mean(gaps):+.3f}", test])
-    heads = ["arm", f"times fewer tokens to `{BASELINE}`'s end", "mean return less its own", "mean", "above"]
+        lines.append([variant, each(ratios), each(gaps, 3), f"{mean(gaps):+.3f}", test])
+    heads = ["variant", f"times fewer tokens to `{BASELINE}`'s end", "mean return less its own", "mean", "above"]
     return table(heads, lines)
 
 
@@ -164,29 +166,31 @@ def draw(cells: Sequence[Cell], path: Path) -> None:
 
     learned = [name for name in CREDIT[:3] if of(cells, name)]
     wide = of(cells, CREDIT[3])
-    arms = sorted({cell["arm"] for cell in cells})
+    variants = sorted({cell["arm"] for cell in cells})
     panels = len(learned) + bool(wide)
     figure = Figure(figsize=(4.4 * panels, 3.6), layout="constrained")
     panes = np.atleast_1d(figure.subplots(1, panels))
     for axes, name in zip(panes, learned, strict=False):
-        for arm, found in _sorted(of(cells, name)).items():
-            color = f"C{arms.index(arm)}"
+        for variant, found in _sorted(of(cells, name)).items():
+            color = f"C{variants.index(variant)}"
             curves = [smoothed(cell) for cell in found]
             for tokens, returns in curves:
                 axes.plot(tokens / 1000, returns, color=color, alpha=0.25, linewidth=0.8)
             shared = np.linspace(max(c[0][0] for c in curves), min(c[0][-1] for c in curves), 50)
             average = np.mean([np.interp(shared, *one) for one in curves], axis=0)
-            axes.plot(shared / 1000, average, color=color, label=arm)
+            axes.plot(shared / 1000, average, color=color, label=variant)
         axes.set(xlabel="sampled tokens, thousands", ylabel="mean return", title=TITLES[name])
         axes.legend(fontsize=7)
     if wide:
-        before = {arm: found for arm, found in wide.items() if arm == BASELINE}  # all arms have one warm start
+        before = {
+            variant: found for variant, found in wide.items() if variant == BASELINE
+        }  # all variants have one warm start
         for when, style, shown in (("before_rl", "--", before), ("sizes", "-", wide)):
-            for arm, found in shown.items():
+            for variant, found in shown.items():
                 sizes = list(found[0][when])
                 shares = [[cell[when][size]["reward"] for cell in found] for size in sizes]
-                color = "black" if when == "before_rl" else f"C{arms.index(arm)}"
-                label = "before RL" if when == "before_rl" else arm
+                color = "black" if when == "before_rl" else f"C{variants.index(variant)}"
+                label = "before RL" if when == "before_rl" else variant
                 panes[-1].errorbar(
                     list(map(int, sizes)),
                     [median(of_size) for of_size in shares],
@@ -214,9 +218,9 @@ shown.
 
 EVIDENCE_LINE
 
-Arms differ in more than credit: `parts` sees sixteen grades and the others one sum; `rloo` alone has a KL term, with
-which it did better; the bound on the gradient's norm is 0.075 for `grpo` and `wideseek`, whose advantages are larger,
-and 0.02 for the others.
+Variants differ in more than credit: `parts` sees sixteen grades and the others one sum; `rloo` alone has a KL term,
+with which it did better; the bound on the gradient's norm is 0.075 for `grpo` and `wideseek`, whose advantages are
+larger, and 0.02 for the others.
 
 ![Share of right cells against sampled tokens](cells.png)
 
@@ -262,7 +266,7 @@ level. It is learned within the first fifth of the tokens by either scheme."""
 ALL = """## All cells or nothing
 
 Four cells, and a return of 1 if all are right (`cells_all.yaml`), from the warm start of the next section; seeds 0 to
-4. A grade without parts makes `parts` `rloo`, so it has no arm. Predicted: no difference."""
+4. A grade without parts makes `parts` `rloo`, so it has no variant. Predicted: no difference."""
 
 WIDTH = """## By the number of clones
 
@@ -280,7 +284,7 @@ highest seed."""
 
 PROVENANCE = """## Where it comes from
 
-A cell is an arm with one seed. CPU-s are of training, on a shared machine."""
+A cell is a variant with one seed. CPU-s are of training, on a shared machine."""
 
 MENDED = """## Before a mend
 
@@ -297,5 +301,5 @@ STUDY = Study(
     page=lambda: page(*stored()),
     figures={DOCS / "cells.png": lambda file: draw(stored()[0], file)},
     rerun=rerun,
-    cells="EXPERIMENT[/ARM]/seedN",
+    cells="EXPERIMENT[/VARIANT]/seedN",
 )

@@ -52,7 +52,7 @@ PLAYS = {
 }
 SHOWN_TOKENS = 50_000  # of demonstrations of each phase that are looked at; the longest ones are not rare
 Rope = Mapping[str, Any]
-# What is played: cells by their experiment, the arms that are gathered, and rotary positions set after training.
+# What is played: cells by their experiment, the variants that are gathered, and rotary positions set after training.
 REACH = (
     "quick",
     ("delegating", "reading"),
@@ -72,17 +72,17 @@ STUDIES: Mapping[str, tuple[str, tuple[str, ...], Mapping[str, Rope]]] = {"reach
 
 
 def shown() -> dict[str, int]:
-    """By arm: the longest context, in tokens, among demonstrations of its warm start."""
+    """By variant: the longest context, in tokens, among demonstrations of its warm start."""
     long_ledgers, quick = load_config(CONFIGS / "long_ledgers.yaml", []), load_config(CONFIGS / "quick.yaml", [])
-    arms = {"delegating": quick, "reading": quick, "reading_far": long_ledgers, "reading_long": long_ledgers}
-    return {arm: max(_contexts(config, arm)) for arm, config in arms.items()}
+    variants = {"delegating": quick, "reading": quick, "reading_far": long_ledgers, "reading_long": long_ledgers}
+    return {variant: max(_contexts(config, variant)) for variant, config in variants.items()}
 
 
-def _contexts(config: RunConfig, arm: str) -> Iterator[int]:
+def _contexts(config: RunConfig, variant: str) -> Iterator[int]:
     language, families = language_of(config.model), make_families(config.tasks, "train")
     reward = make_reward(config.reward.name, **config.reward.options)
-    for number, phase in enumerate(config.arms[arm].warmstart.phases):
-        limits = config.limits_of(arm)
+    for number, phase in enumerate(config.variants[variant].warmstart.phases):
+        limits = config.limits_of(variant)
         samples = demonstration_pool(language, limits, reward, families, phase, 0, number, SHOWN_TOKENS)
         yield max(map(len, samples))
 
@@ -107,14 +107,14 @@ def asked(episodes: int = 200) -> dict[str, dict[str, dict[str, float]]]:
 
 def gather(name: str, runs: Path, seeds: tuple[int, ...]) -> None:
     """The policies of single cells, laid out as one run's, and copies of the readers that scale rotary positions."""
-    experiment, arms, scaled = STUDIES[name]
+    experiment, variants, scaled = STUDIES[name]
     config = load_config(CONFIGS / f"{experiment}.yaml", [])
     for copy, rope in {name: None, **{f"{name}_{how}": rope for how, rope in scaled.items()}}.items():
         shutil.rmtree(runs / copy, ignore_errors=True)
-        for arm in arms:
+        for variant in variants:
             for seed in seeds:
-                there = runs / copy / arm / f"seed{seed}" / "model"
-                shutil.copytree(runs / f"{experiment}_{arm}_seed{seed}" / arm / f"seed{seed}" / "model", there)
+                there = runs / copy / variant / f"seed{seed}" / "model"
+                shutil.copytree(runs / f"{experiment}_{variant}_seed{seed}" / variant / f"seed{seed}" / "model", there)
                 if rope is not None:
                     model = json.loads((there / "config.json").read_text(encoding="utf-8"))
                     text = json.dumps(model | {"rope_parameters": rope})

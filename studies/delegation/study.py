@@ -66,7 +66,7 @@ def stored() -> tuple[list[Cell], list[Cell], list[Cell]]:
 def page(cells: Sequence[Cell], first: Sequence[Cell], tuning: Sequence[Cell]) -> str:
     """`docs/delegation.md`."""
     ledgers, sums = of(cells, "quick", "long_ledgers"), of(cells, "quick").get("deciding", [])
-    ledgers = {arm: found for arm, found in ledgers.items() if arm != "deciding"}
+    ledgers = {variant: found for variant, found in ledgers.items() if variant != "deciding"}
     line = evidence_line((*cells, *first), "`--rerun`")
     parts = [HEAD.replace("EVIDENCE_LINE", line), *_failures(cells), PREDICTIONS, _predictions(ledgers, sums)]
     parts += [_ledgers(ledgers)] if ledgers else []
@@ -131,16 +131,16 @@ def _failures(cells: Sequence[Cell]) -> list[str]:
     return ["**What did not come out:**\n\n" + "\n".join(lines)] if lines else [NO_FAILURE]
 
 
-def _ledgers(arms: Mapping[str, Sequence[Cell]]) -> str:
+def _ledgers(variants: Mapping[str, Sequence[Cell]]) -> str:
     lines = []
-    for size, first in next(iter(arms.values()))[0]["sizes"].items():
-        for arm, found in arms.items():
+    for size, first in next(iter(variants.values()))[0]["sizes"].items():
+        for variant, found in variants.items():
             accuracy = _accuracy(found, size)
             parts = [[cell for cell in found if (cell["seed"] >= NEW) is new] for new in (False, True)]
             lines.append(
                 [
                     size + ("" if first["shift"] == "in" else ", more than trained on"),
-                    arm,
+                    variant,
                     *(each(_accuracy(part, size)) for part in parts),
                     *(f"{median(accuracy):.2f}", f"{min(accuracy):.2f}"),
                     f"{sum(value >= LEARNED for value in accuracy)} of {len(accuracy)}",
@@ -148,7 +148,7 @@ def _ledgers(arms: Mapping[str, Sequence[Cell]]) -> str:
             )
     heads = [
         "named x entries",
-        "arm",
+        "variant",
         f"seeds below {NEW}",
         f"from {NEW} on",
         "median",
@@ -156,15 +156,15 @@ def _ledgers(arms: Mapping[str, Sequence[Cell]]) -> str:
         f"at {LEARNED} or more",
     ]
     parts = [LEDGERS, table(heads, lines)]
-    if "reading" in arms and "delegating" in arms:
-        high, low = (_accuracy(arms[arm], "8x20") for arm in ("delegating", "reading"))
+    if "reading" in variants and "delegating" in variants:
+        high, low = (_accuracy(variants[variant], "8x20") for variant in ("delegating", "reading"))
         p = separated(high, low)
         if not math.isnan(p):
             seeds = f"all {len(high)} seeds of `delegating` above all {len(low)} of `reading`"
             parts.append(f"At 8x20 stand {seeds}: p = {p:.1g} in an exact permutation test.")
-    if "reading_long" in arms and "delegating" in arms:
-        parts += [EQUAL, _equal(arms["delegating"], arms["reading_long"])]
-    return "\n\n".join([*parts, BESIDE, _beside(arms)])
+    if "reading_long" in variants and "delegating" in variants:
+        parts += [EQUAL, _equal(variants["delegating"], variants["reading_long"])]
+    return "\n\n".join([*parts, BESIDE, _beside(variants)])
 
 
 def _equal(first: Sequence[Cell], second: Sequence[Cell]) -> str:
@@ -183,19 +183,19 @@ def _equal(first: Sequence[Cell], second: Sequence[Cell]) -> str:
     return table(["named x entries", f"seeds at {LEARNED} or more", *map(_words, COSTS)], lines)
 
 
-def _beside(arms: Mapping[str, Sequence[Cell]]) -> str:
-    """Mean costs of accurate seeds, and in brackets those of the perfect player of the arm's strategy."""
+def _beside(variants: Mapping[str, Sequence[Cell]]) -> str:
+    """Mean costs of accurate seeds, and in brackets those of the perfect player of the variant's strategy."""
     lines = []
-    for size in next(iter(arms.values()))[0]["sizes"]:
-        for arm, every in arms.items():
+    for size in next(iter(variants.values()))[0]["sizes"]:
+        for variant, every in variants.items():
             found = [cell for cell in every if cell["sizes"][size]["accuracy"] >= LEARNED]
-            line = [size, arm, f"{len(found)} of {len(every)}"]
+            line = [size, variant, f"{len(found)} of {len(every)}"]
             for cost in COSTS if found else ():
                 own = mean(cell["sizes"][size][cost] for cell in found)
-                style = "delegate" if arm == "delegating" else "read"
+                style = "delegate" if variant == "delegating" else "read"
                 line.append(f"{own:.0f} ({mean(cell['errorless'][size][style][cost] for cell in found):.0f})")
             lines += [line] if found else []
-    return table(["named x entries", "arm", f"seeds at {LEARNED} or more", *map(_words, COSTS)], lines)
+    return table(["named x entries", "variant", f"seeds at {LEARNED} or more", *map(_words, COSTS)], lines)
 
 
 def _reach(found: Cell) -> str:
@@ -209,7 +209,11 @@ def _reach(found: Cell) -> str:
         ]
         for name in names
     ]
-    contexts += [[arm, str(found["shown"][arm]), *[""] * len(sizes)] for arm in found["shown"] if arm not in names]
+    contexts += [
+        [variant, str(found["shown"][variant]), *[""] * len(sizes)]
+        for variant in found["shown"]
+        if variant not in names
+    ]
     at_once = []
     for size in sizes:
         ours, theirs = found["asked"][size]["delegating"], found["asked"][size]["reading at once"]
@@ -370,11 +374,11 @@ def _guessed(cell: Cell) -> str:
     )
 
 
-def _separate(arms: Mapping[str, Sequence[Cell]], sums: Sequence[Cell]) -> str:
+def _separate(variants: Mapping[str, Sequence[Cell]], sums: Sequence[Cell]) -> str:
     """By size: accuracy, total tokens and reward of policies taught one way, beside the one that was taught both."""
-    seeds = {cell["seed"] for found in arms.values() for cell in found}
+    seeds = {cell["seed"] for found in variants.values() for cell in found}
     shown_here = {"deciding, taught both": [cell for cell in sums if cell["seed"] in seeds]}
-    shown_here |= {f"{arm}, taught that alone": list(found) for arm, found in arms.items()}
+    shown_here |= {f"{variant}, taught that alone": list(found) for variant, found in variants.items()}
     lines = []
     for name, found in shown_here.items():
         for cell in found:
@@ -390,35 +394,39 @@ def _triple(sizes: Sequence[Cell]) -> str:
     return f"{accuracy:.2f} / {tokens:.0f} / {reward:.2f}"
 
 
-def _chat(arms: Mapping[str, Sequence[Cell]]) -> str:
+def _chat(variants: Mapping[str, Sequence[Cell]]) -> str:
     """Accuracy of every seed before and after RL, and mean costs beside those of the perfect player."""
     lines = []
-    for size, first in next(iter(arms.values()))[0]["sizes"].items():
-        for arm, cells in arms.items():
+    for size, first in next(iter(variants.values()))[0]["sizes"].items():
+        for variant, cells in variants.items():
             before = [cell["before_rl"][size] for cell in cells]
-            line = [size + ("" if first["shift"] == "in" else ", more than trained on"), arm]
+            line = [size + ("" if first["shift"] == "in" else ", more than trained on"), variant]
             line += [each([one["accuracy"] for one in before]), each(_accuracy(cells, size))]
             line.append(f"{mean(one['total_tokens'] for one in before):.0f}")
             for cost in COSTS:
                 own = mean(cell["sizes"][size][cost] for cell in cells)
-                style = CHAT_STYLES[arm]
+                style = CHAT_STYLES[variant]
                 line.append(f"{own:.0f} ({mean(cell['errorless'][size][style][cost] for cell in cells):.0f})")
             lines.append(line)
-    heads = ["named x entries", "arm", "before RL, every seed", "after RL", "total before RL", *map(_words, COSTS)]
+    heads = ["named x entries", "variant", "before RL, every seed", "after RL", "total before RL", *map(_words, COSTS)]
     return f"{CHATTED}\n\n{table(heads, lines)}"
 
 
 def _first(cells: Sequence[Cell]) -> str:
     """What the first configuration's reported seeds came to."""
-    arms = of(cells, "quick", "long_ledgers")
-    sizes = arms["delegating"][0]["sizes"]
+    variants = of(cells, "quick", "long_ledgers")
+    sizes = variants["delegating"][0]["sizes"]
     accuracy = table(
-        ["arm", *sizes],
-        [[arm, *(each(_accuracy(found, size)) for size in sizes)] for arm, found in arms.items() if arm != "deciding"],
+        ["variant", *sizes],
+        [
+            [variant, *(each(_accuracy(found, size)) for size in sizes)]
+            for variant, found in variants.items()
+            if variant != "deciding"
+        ],
     )
     lines = [
         [str(cell["seed"]), each(_share(cell, "after")), each([judged["regret"]], 3), each([judged["f1"]])]
-        for cell in arms["deciding"]
+        for cell in variants["deciding"]
         for judged in [cell["decisions"]["after"]]
     ]
     decisions = table(["seed", "share delegated by size, after RL", "regret", "F1"], lines)
@@ -434,14 +442,18 @@ def _predictions(ledgers: Mapping[str, Sequence[Cell]], sums: Sequence[Cell]) ->
     def say(prediction: str, criterion: str, found: str, held: bool) -> None:
         lines.append([prediction, criterion, found, "held" if held else "**failed**"])
 
-    def accuracy(arm: str, size: str) -> list[float]:
-        return _accuracy(ledgers.get(arm, ()), size)
+    def accuracy(variant: str, size: str) -> list[float]:
+        return _accuracy(ledgers.get(variant, ()), size)
 
     cells = [cell for found in (*ledgers.values(), sums) for cell in found]
     for least, among in ((0.95, [cell for found in ledgers.values() for cell in found]), (0.9, cells)):
         inside = {cell_name(cell): min(_inside(cell).values()) for cell in among}
         lowest = min(inside, key=lambda name: inside[name])
-        what = "ledgers, on sizes of training: every arm" if among is not cells else "every arm on sizes of training"
+        what = (
+            "ledgers, on sizes of training: every variant"
+            if among is not cells
+            else "every variant on sizes of training"
+        )
         say(f"{what} {least} or more", "lowest", f"{inside[lowest]:.2f} ({lowest})", inside[lowest] >= least)
     for size, least in (("4x18", 0.99), ("6x20", 0.97)):
         found = accuracy("delegating", size)
@@ -453,8 +465,8 @@ def _predictions(ledgers: Mapping[str, Sequence[Cell]], sums: Sequence[Cell]) ->
             found = accuracy("reading_long", size)
             say(f"reading_long, {size}: 0.9 to 1.0", "mean", spread(found), mean(found) >= 0.9)
             paths = [
-                mean(cell["sizes"][size]["critical_path_tokens"] for cell in ledgers[arm])
-                for arm in ("reading_long", "delegating")
+                mean(cell["sizes"][size]["critical_path_tokens"] for cell in ledgers[variant])
+                for variant in ("reading_long", "delegating")
             ]
             ratio = paths[0] / paths[1]
             say(f"its critical path, {size}: 3 to 4 times", "to a digit", f"{ratio:.1f}", 3 <= round(ratio, 1) <= 4)
@@ -490,8 +502,8 @@ def draw(cells: Sequence[Cell], path: Path) -> None:
     """Left: accuracy against named entries, every seed and the mean. Right: share delegated against size."""
     figure, (left, right) = _panels()
     ledgers = of(cells, "quick", "long_ledgers")
-    for (arm, label), (colour, mark) in zip(READERS.items(), LOOKS, strict=False):
-        curves = [_against_entries(cell) for cell in ledgers.get(arm, [])]
+    for (variant, label), (colour, mark) in zip(READERS.items(), LOOKS, strict=False):
+        curves = [_against_entries(cell) for cell in ledgers.get(variant, [])]
         for curve in curves:
             left.plot(*zip(*curve, strict=True), color=colour, alpha=0.3, linewidth=0.8)
         if curves:
@@ -529,13 +541,13 @@ def draw(cells: Sequence[Cell], path: Path) -> None:
 
 
 def draw_frontier(cells: Sequence[Cell], path: Path) -> None:
-    """Accuracy against two costs on the long ledgers: an arm's mean by named entries, and every seed as a dot."""
+    """Accuracy against two costs on the long ledgers: a variant's mean by named entries, and every seed as a dot."""
     figure, panels = _panels()
     ledgers = of(cells, "quick", "long_ledgers")
     for axis, (cost, words) in zip(panels, FRONTIER_COSTS.items(), strict=True):
-        for (arm, label), (colour, mark) in zip(READERS.items(), LOOKS, strict=False):
-            paid = [_against_entries(cell, cost) for cell in ledgers.get(arm, [])]
-            right = [_against_entries(cell) for cell in ledgers.get(arm, [])]
+        for (variant, label), (colour, mark) in zip(READERS.items(), LOOKS, strict=False):
+            paid = [_against_entries(cell, cost) for cell in ledgers.get(variant, [])]
+            right = [_against_entries(cell) for cell in ledgers.get(variant, [])]
             for costs, found in zip(paid, right, strict=True):
                 axis.plot([c for _, c in costs], [a for _, a in found], ".", color=colour, alpha=0.3, markersize=4)
             if not paid:
@@ -544,7 +556,7 @@ def draw_frontier(cells: Sequence[Cell], path: Path) -> None:
                 [mean(v for _, v in points) for points in zip(*of_seeds, strict=True)] for of_seeds in (paid, right)
             )
             axis.plot(x, y, mark, linestyle="-", color=colour, label=label)
-            place = {"delegating": (0, 7), "reading": (0, 9), "reading_long": (0, -16)}[arm]
+            place = {"delegating": (0, 7), "reading": (0, 9), "reading_long": (0, -16)}[variant]
             style = {"color": colour, "ha": "center", "textcoords": "offset points"}
             axis.annotate(f"{paid[0][-1][0]} entries", (x[-1], y[-1]), place, **style)
         axis.margins(x=0.12)
@@ -580,7 +592,7 @@ HEAD = """# Where delegating pays, and when
 
 Experiments with the embedded model (0.17 M parameters) on made tasks, copying and sums modulo ten; nothing follows for
 a large model. `python -m studies delegation` prints this page from the files in `studies/delegation/evidence`, one
-for every arm and seed; `--rerun EXPERIMENT/ARM/seedN` makes any of them again. The configuration was tuned on
+for every variant and seed; `--rerun EXPERIMENT/VARIANT/seedN` makes any of them again. The configuration was tuned on
 seeds from 100 on and then frozen; every reported seed that was run stands here, and so do those of [the one
 before](#the-first-configuration), of which two failed. A seed is an independent repetition of everything: initial
 weights, demonstrations, rollouts. Test instances are the same for all seeds; play is greedy. ± is a 95 % interval over
@@ -633,7 +645,7 @@ steps` the cache entries that generation reads. Billed tokens are those of a ser
 and of one that takes a tenth for what an agent has sent before."""
 
 BESIDE = """Costs per instance of the seeds that are accurate, and in brackets those of the perfect player of the
-arm's own strategy: the expert on the same instances."""
+variant's own strategy: the expert on the same instances."""
 
 REACHED = """## How far, and why
 
@@ -678,9 +690,9 @@ AFTERWARDS = """The same with two and four times their own base, set after train
 
 SCARCELY = """## Has RL a part in where?
 
-In the arms above it has none: imitation does it all. `scarce` is `delegating` with 150,000 tokens of its last phase in
-the place of 2,000,000, the only demonstrations in which several long ledgers stand together, and then 60 steps of RL on
-tasks of at most 36 named entries. Predicted from one tuning run: nothing to gain on those, higher at 120 and 160."""
+In the variants above it has none: imitation does it all. `scarce` is `delegating` with 150,000 tokens of its last phase
+in the place of 2,000,000, the only demonstrations in which several long ledgers stand together, and then 60 steps of RL
+on tasks of at most 36 named entries. Predicted from one tuning run: nothing to gain on those, higher at 120 and 160."""
 
 WHEN = """## When: range sums under a window
 
@@ -742,12 +754,12 @@ cannot call. Accuracy / total tokens / reward."""
 CHATTED = """## One real model
 
 SmolLM2-135M-Instruct on the same family in words (`smollm2_long.yaml`), chosen before training because perfect
-delegating needs shorter contexts and a shorter critical path there. It is shown at most 12 named entries. All arms may
-use the same compute; 30 instances a size, one seed. **The reader by key is as accurate or more so at every size, for
-x0.53 to x0.63 of the tokens.** Where both are right (3x4), delegating has x0.84 of its critical path and of its peak
-context. Both lose beyond what they were shown, at 32 entries already. RL mended calls: at 3x4 from 0.63 right
+delegating needs shorter contexts and a shorter critical path there. It is shown at most 12 named entries. All variants
+may use the same compute; 30 instances a size, one seed. **The reader by key is as accurate or more so at every size,
+for x0.53 to x0.63 of the tokens.** Where both are right (3x4), delegating has x0.84 of its critical path and of its
+peak context. Both lose beyond what they were shown, at 32 entries already. RL mended calls: at 3x4 from 0.63 right
 for 995 tokens to 0.97 for the 855 of a perfect player. Costs per instance, and in brackets those of the perfect
-player of the arm's strategy."""
+player of the variant's strategy."""
 
 EARLIER = """## The first configuration
 
@@ -786,5 +798,5 @@ STUDY = Study(
         DOCS / "frontier.png": lambda file: draw_frontier(stored()[0], file),
     },
     rerun=rerun_delegation,
-    cells="EXPERIMENT[/ARM]/seedN, reach, rotary or told",
+    cells="EXPERIMENT[/VARIANT]/seedN, reach, rotary or told",
 )

@@ -75,12 +75,12 @@ class Calls:
 
 
 @cache
-def player(arm: str) -> ModelPlayer:
+def player(variant: str) -> ModelPlayer:
     """A policy that comes with the package, under the limits and the reward that it was trained with."""
-    run = load_stored_config(run_file(model_folder(arm)))
-    made = make_policy("model", {"folder": arm}, "policy").load(0)
+    run = load_stored_config(run_file(model_folder(variant)))
+    made = make_policy("model", {"folder": variant}, "policy").load(0)
     assert isinstance(made, ModelPlayer)
-    return replace(made, limits=run.limits_of(arm), reward=make_reward(run.reward.name, **run.reward.options))
+    return replace(made, limits=run.limits_of(variant), reward=make_reward(run.reward.name, **run.reward.options))
 
 
 def ledgers(named: int, length: int, seed: int) -> Task:
@@ -98,7 +98,7 @@ def digits(seed: int) -> Task:
 
 
 def play(
-    arm: str,
+    variant: str,
     task: Task,
     *names: str,
     temperature: float = 0.0,
@@ -106,10 +106,10 @@ def play(
     wrap: Wrapper | None = None,
     **limits: int | None,
 ) -> list[EpisodeRecord]:
-    """An episode of each name, with seeds from `seed` on; `limits` in the place of those of the arm."""
-    own = replace(player(arm).limits, **limits)
+    """An episode of each name, with seeds from `seed` on; `limits` in the place of those of the variant."""
+    own = replace(player(variant).limits, **limits)
     requests = [RolloutRequest(name, task, seed + number, own) for number, name in enumerate(names)]
-    return player(arm).play(requests, temperature, wrap=wrap)
+    return player(variant).play(requests, temperature, wrap=wrap)
 
 
 def scripted(task: Task, name: str, *calls: Sequence[int], **limits: int | None) -> list[EpisodeRecord]:

@@ -1,8 +1,8 @@
 """Learning signals compared on delegation: the middle of docs/methods.md, from what their runs left behind.
 
 What stands between the page's two marks is a function of the stored cells alone; the rest of the page stays as it is.
-`studies/trained.py` says what a cell is. `--rerun methods_when/seed10` trains all arms of a seed again, from one warm
-start, and `--rerun sweep/seed10` plays the policies of budgets.yaml of a seed.
+`studies/trained.py` says what a cell is. `--rerun methods_when/seed10` trains all variants of a seed again, from one
+warm start, and `--rerun sweep/seed10` plays the policies of budgets.yaml of a seed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SWEEP = CONFIGS / "methods" / "budgets_frontier.yaml"
 BEGIN, END = "<!-- compared: by studies/methods/study.py -->", "<!-- end of what is compared -->"
 
 
-HEAD = """![What each arm earned less its baseline, every seed](methods.png)
+HEAD = """![What each variant earned less its baseline, every seed](methods.png)
 
 The embedded model of 0.17 M parameters, made tasks; nothing follows for a large model. Negative results first. In the
 picture a stroke is a seed, the line a 95 % interval over seeds.
@@ -83,14 +83,14 @@ picture a stroke is a seed, the line a 95 % interval over seeds.
 
 WHEN = """\
 `training/configs/methods/when.yaml`: sums of 2 to 24 terms under a window that holds 15, where the policy must find
-out from which size on calls pay. All arms of a seed have one warm start and may use 2 M tokens of compute in RL
+out from which size on calls pay. All variants of a seed have one warm start and may use 2 M tokens of compute in RL
 (sampled, rounds that a filter asks for and reading for credit included, and three times those trained on; probes are
 free for all). *Earned* is right answers less what tokens cost, greedily on 500 held-out instances, mean over five
 sizes; then what RL added to that; what it is above `default` with the same seed; the same for the mean over eight
 probes on the way, which are of two families in the place of five sizes; each with a 95 % interval over seeds
 (Student's t, for three seeds two degrees of freedom: wide). *Times fewer tokens*, by seed: to the score at which
 `default` ended, by the probes and so to within an eighth (-: did not come there, x: `default` had fallen). `gated` was
-run later, when probes had other instances, so its are not compared. An arm is called better or worse if its interval
+run later, when probes had other instances, so its are not compared. A variant is called better or worse if its interval
 leaves out 0: of fourteen that do nothing, one in two such tables has one.
 
 `default` is the recipe of `quick.yaml`: `grpo` with a floor of 0.05 under its std, a KL weight of 0.05, 8 rollouts of
@@ -98,8 +98,8 @@ leaves out 0: of fourteen that do nothing, one in two such tables has one.
 weight that was chosen for schemes that divide by a std: less `rloo` they are under [predictions](#predictions).
 `hypervolume` weighs all terms alike, as its source does, so it moves the size of a step and no balance. `lagrangian` is
 on `grpo`, which takes part of the balance out again, with *accuracy at least a* alone. `parl` anneals its bonuses over
-40 of some 55 steps and freezes clones for 20; its critical path as a price is left out, since all arms are after the
-same return. `reinforce_ada` samples more and trains on less: as many tokens, and a fifth more CPU."""
+40 of some 55 steps and freezes clones for 20; its critical path as a price is left out, since all variants are after
+the same return. `reinforce_ada` samples more and trains on less: as many tokens, and a fifth more CPU."""
 
 CELLS = """\
 `training/configs/methods/cells.yaml`: sixteen clones and a graded sum, the 26 conventions of [keyed cells](cells.md),
@@ -133,13 +133,13 @@ all else but seeds 11 and 12 of the budgets, and before their own. The worst fre
 
 PROVENANCE = """### Where it comes from
 
-A cell is an arm with one seed; `python -m studies delegation --rerun methods_when/seed10` makes those of a seed
+A cell is a variant with one seed; `python -m studies delegation --rerun methods_when/seed10` makes those of a seed
 again. CPU-s are of training, its warm start included, on a shared machine."""
 
 TUNING = """### Tuning
 
-All on seed 100. The baseline of *when* was tried with four settings, and every arm has the best of them; that of the
-cells was tuned for [another page](cells.md). The options of the others are those of their sources or ours, and were
+All on seed 100. The baseline of *when* was tried with four settings, and every variant has the best of them; that of
+the cells was tuned for [another page](cells.md). The options of the others are those of their sources or ours, and were
 not tuned: what is undecided or worse here may do better with others."""
 
 
@@ -150,11 +150,11 @@ class Family:
     Attributes:
         experiment: of its cells.
         title: above its tables, and its part of the picture.
-        baseline: the arm that the others are compared with.
+        baseline: the variant that the others are compared with.
         terms: of the reward, whose sum is compared.
         sizes: of the held-out instances that are shown by themselves.
         words: below the title.
-        rivals: arms that are built on another arm than the baseline, and that one.
+        rivals: variants that are built on another variant than the baseline, and that one.
     """
 
     experiment: str
@@ -194,10 +194,10 @@ def times_fewer(cell: Cell, baseline: Cell, family: Family) -> str:
     return f"{their_tokens[their_own[0]] / tokens[there[0]]:.1f}" if len(there) else "-"
 
 
-def gaps(arms: Mapping[str, Sequence[Cell]], arm: str, other: str, family: Family) -> list[float]:
-    """What an arm earned more than another one, by seed that both were run with."""
-    theirs = {cell["seed"]: final(cell, family) for cell in arms[other]}
-    return [final(cell, family) - theirs[cell["seed"]] for cell in arms[arm] if cell["seed"] in theirs]
+def gaps(variants: Mapping[str, Sequence[Cell]], variant: str, other: str, family: Family) -> list[float]:
+    """What a variant earned more than another one, by seed that both were run with."""
+    theirs = {cell["seed"]: final(cell, family) for cell in variants[other]}
+    return [final(cell, family) - theirs[cell["seed"]] for cell in variants[variant] if cell["seed"] in theirs]
 
 
 def gained(cells: Sequence[Cell], family: Family) -> list[float]:
@@ -205,10 +205,10 @@ def gained(cells: Sequence[Cell], family: Family) -> list[float]:
     return [final(cell, family) - final(cell, family, "before_rl") for cell in cells]
 
 
-def added(arms: Mapping[str, Sequence[Cell]], family: Family) -> dict[str, str]:
-    """What RL added, of those arms with whom its interval leaves out 0."""
-    found = {arm: gained(cells, family) for arm, cells in arms.items()}
-    return {arm: signed(gains) for arm, gains in found.items() if over_seeds(gains).low > 0}
+def added(variants: Mapping[str, Sequence[Cell]], family: Family) -> dict[str, str]:
+    """What RL added, of those variants with whom its interval leaves out 0."""
+    found = {variant: gained(cells, family) for variant, cells in variants.items()}
+    return {variant: signed(gains) for variant, gains in found.items() if over_seeds(gains).low > 0}
 
 
 def perfect_execution(cell: Cell, *, chooses: bool) -> float:
@@ -236,16 +236,16 @@ def verdict(differences: Sequence[float]) -> str:
     return "**better**" if found.mean > 0 else "**worse**"
 
 
-def in_order(family: Family, arms: Mapping[str, Sequence[Cell]]) -> list[str]:
-    """Those arms that there are, as their config has them: no order by what they earned."""
-    return [arm for arm in read_config(EXPERIMENTS[family.experiment])["arms"] if arm in arms]
+def in_order(family: Family, variants: Mapping[str, Sequence[Cell]]) -> list[str]:
+    """Those variants that there are, as their config has them: no order by what they earned."""
+    return [variant for variant in read_config(EXPERIMENTS[family.experiment])["variants"] if variant in variants]
 
 
-def compared(family: Family, arms: Mapping[str, Sequence[Cell]]) -> str:
-    """What is there without any signal, and then the arms in the order of their config; each is compared with the
+def compared(family: Family, variants: Mapping[str, Sequence[Cell]]) -> str:
+    """What is there without any signal, and then the variants in the order of their config; each is compared with the
     cells of the baseline with the same seed, and so with the same warm start."""
-    baseline = {cell["seed"]: cell for cell in arms[family.baseline]}
-    first = arms[family.baseline]
+    baseline = {cell["seed"]: cell for cell in variants[family.baseline]}
+    first = variants[family.baseline]
     blank = [""] * 5
     lines = [
         [
@@ -259,24 +259,24 @@ def compared(family: Family, arms: Mapping[str, Sequence[Cell]]) -> str:
         for words, chooses in (("always calls", False), ("calls where it pays", True)):
             earned = f"{perfect_execution(first[0], chooses=chooses):.3f}"
             lines.append([f"perfect execution, {words}", earned, *("1.00" for _ in family.sizes), *blank])
-    for arm in in_order(family, arms):
-        cells = arms[arm]
+    for variant in in_order(family, variants):
+        cells = variants[variant]
         pairs = [(cell, baseline[cell["seed"]]) for cell in cells if cell["seed"] in baseline]
         alike = [(cell, other) for cell, other in pairs if cell["commit"] == other["commit"]]
         risen = [mean(probed(cell, family)[1]) - mean(probed(other, family)[1]) for cell, other in alike]
         shown = [mean(cell["sizes"][size]["accuracy"] for cell in cells) for size in family.sizes]
         lines.append(
             [
-                f"`{arm}`",
+                f"`{variant}`",
                 each([final(cell, family) for cell in cells], 3),
                 *(f"{value:.2f}" for value in shown),
                 signed(gained(cells, family)),
             ]
         )
-        if arm == family.baseline:
+        if variant == family.baseline:
             lines[-1] += blank[1:]
             continue
-        own = gaps(arms, arm, family.baseline, family)
+        own = gaps(variants, variant, family.baseline, family)
         lines[-1] += [
             signed(own),
             signed(risen) if alike else "",
@@ -284,7 +284,7 @@ def compared(family: Family, arms: Mapping[str, Sequence[Cell]]) -> str:
             verdict(own),
         ]
     heads = [
-        "arm",
+        "variant",
         "earned, by seed",
         *(f"right at {size}" for size in family.sizes),
         "less before RL",
@@ -299,10 +299,10 @@ def compared(family: Family, arms: Mapping[str, Sequence[Cell]]) -> str:
 def predicted(found: Mapping[tuple[str, str], str]) -> str:
     """What was written down before any reported seed was run, beside what came."""
     lines = [
-        [experiment.removeprefix("methods_"), f"`{arm}`", words, found.get((experiment, arm), "not run")]
-        for (experiment, arm), words in PREDICTIONS.items()
+        [experiment.removeprefix("methods_"), f"`{variant}`", words, found.get((experiment, variant), "not run")]
+        for (experiment, variant), words in PREDICTIONS.items()
     ]
-    return table(["", "arm", "predicted", "found"], lines)
+    return table(["", "variant", "predicted", "found"], lines)
 
 
 # One policy for many budgets
@@ -407,7 +407,8 @@ def page(cells: Sequence[Cell], text: str) -> str:
         parts += [f"### {family.title}", family.words, compared(family, of(cells, family.experiment))]
     parts += [BUDGETS.format(compute=f"{mean(used) / 1e6:.1f}"), budgets_table(seeds), distances_table(seeds)]
     worst = {
-        arm: min(final(cell, FAMILIES[1]) for cell in own) for arm, own in of(cells, "methods_confirm_when").items()
+        variant: min(final(cell, FAMILIES[1]) for cell in own)
+        for variant, own in of(cells, "methods_confirm_when").items()
     }
     parts += [PREDICTED.format(**worst), predicted(found), PROVENANCE, provenance(cells)]
     parts += [TUNING, tuning_table(read_json(FOLDER / "tuning.json"), "earned by each probe")]
@@ -415,11 +416,11 @@ def page(cells: Sequence[Cell], text: str) -> str:
 
 
 def found_of(cells: Sequence[Cell]) -> dict[tuple[str, str], str]:
-    """What came of each arm, beginning with its verdict; of the budgets the distance alone."""
+    """What came of each variant, beginning with its verdict; of the budgets the distance alone."""
     found = {}
     for family in FAMILIES:
-        arms = of(cells, family.experiment)
-        found |= {(family.experiment, arm): outcome(family, arms, arm) for arm in arms}
+        variants = of(cells, family.experiment)
+        found |= {(family.experiment, variant): outcome(family, variants, variant) for variant in variants}
     for experiment, words in (("methods_budgets", OWN), ("methods_budgets_hidden", HIDDEN)):
         found[experiment, "every"] = f"{signed([mean(row) for row in distances(swept())[words]])} on average"
     return found
@@ -433,17 +434,20 @@ def summary(cells: Sequence[Cell], found: Mapping[tuple[str, str], str]) -> str:
     when, fresh, keyed, fresh_keyed = FAMILIES
     whens, freshs, keyeds = (of(cells, family.experiment) for family in (when, fresh, keyed))
     verdicts = [
-        found[family.experiment, arm].split(",")[0]
+        found[family.experiment, variant].split(",")[0]
         for family in FAMILIES
-        for arm in of(cells, family.experiment)
-        if arm != family.baseline
+        for variant in of(cells, family.experiment)
+        if variant != family.baseline
     ]
     sided = {place: words.split(":")[0].split(",")[0] for place, words in PREDICTIONS.items()}
     sided = {place: word for place, word in sided.items() if word in ("better", "worse")}
-    largest = {arm: [cell["sizes"]["21-24"]["accuracy"] for cell in own] for arm, own in whens.items()}
-    more = {arm: signed([a - b for a, b in zip(own, largest["default"], strict=True)]) for arm, own in largest.items()}
-    small = {arm: mean(cell["sizes"]["6-10"]["delegated"] for cell in own) for arm, own in whens.items()}
-    pooled = {arm: gained([*whens[arm], *freshs[arm]], when) for arm in ("default", "rloo", "gated")}
+    largest = {variant: [cell["sizes"]["21-24"]["accuracy"] for cell in own] for variant, own in whens.items()}
+    more = {
+        variant: signed([a - b for a, b in zip(own, largest["default"], strict=True)])
+        for variant, own in largest.items()
+    }
+    small = {variant: mean(cell["sizes"]["6-10"]["delegated"] for cell in own) for variant, own in whens.items()}
+    pooled = {variant: gained([*whens[variant], *freshs[variant]], when) for variant in ("default", "rloo", "gated")}
     own = [mean(row) for row in distances(swept())[OWN]]
     aware, untold = (of(cells, experiment)["every"][0] for experiment in ("methods_budgets", "methods_budgets_hidden"))
     told = {words: signed([mean(row) for row in rows]) for words, rows in distances(swept()).items()}
@@ -454,24 +458,24 @@ def summary(cells: Sequence[Cell], found: Mapping[tuple[str, str], str]) -> str:
         sided=len(sided),
         confirmed=sum(found[place].startswith(word) for place, word in sided.items()),
         default_gain=signed(gained(whens["default"], when)),
-        fresh_decided=", ".join(f"`{arm}` ({gain})" for arm, gain in added(freshs, fresh).items()),
+        fresh_decided=", ".join(f"`{variant}` ({gain})" for variant, gain in added(freshs, fresh).items()),
         fresh_gain=signed(gained(freshs["default"], fresh)),
         worst_seed=whens["default"][int(np.argmin(gained(whens["default"], when)))]["seed"],
         room=perfect_execution(whens["default"][0], chooses=True),
-        decided=", ".join(f"`{arm}` ({gain})" for arm, gain in added(whens, when).items()),
+        decided=", ".join(f"`{variant}` ({gain})" for variant, gain in added(whens, when).items()),
         combined=signed(gaps(freshs, "combined", fresh.baseline, fresh)),
         salt=signed(gaps(keyeds, "salt", keyed.baseline, keyed)),
         floor=" ".join(f"{gap:+.3f}" for gap in gaps(keyeds, "salt_thoughts", keyed.baseline, keyed)),
         salt_fresh=signed(gaps(of(cells, fresh_keyed.experiment), "salt", fresh_keyed.baseline, fresh_keyed)),
-        largest=", ".join(f"`{arm}` {more[arm]}" for arm in CHOOSERS),
+        largest=", ".join(f"`{variant}` {more[variant]}" for variant in CHOOSERS),
         largest_rloo=more["rloo"],
         scaler=each(largest["scaler"]),
         intervals=len(whens) + len(freshs),
         seeds=len(whens["default"]) + len(freshs["default"]),
         pooled=", ".join(
-            f"`{arm}` gained {mean(own):+.3f} with a std of {stdev(own):.3f}" for arm, own in pooled.items()
+            f"`{variant}` gained {mean(own):+.3f} with a std of {stdev(own):.3f}" for variant, own in pooled.items()
         ),
-        small=", ".join(f"`{arm}` for {small[arm]:.2f}" for arm in CHOOSERS),
+        small=", ".join(f"`{variant}` for {small[variant]:.2f}" for variant in CHOOSERS),
         small_before=mean(cell["before_rl"]["6-10"]["delegated"] for cell in whens["default"]),
         small_default=small["default"],
         small_rloo=small["rloo"],
@@ -491,26 +495,26 @@ def summary(cells: Sequence[Cell], found: Mapping[tuple[str, str], str]) -> str:
     return "\n".join([before, *(wrapped.fill(f"- {' '.join(one.split())}") for one in bullets)])
 
 
-def outcome(family: Family, arms: Mapping[str, Sequence[Cell]], arm: str) -> str:
-    """The verdict on an arm with its difference, in a few words; then what it is less the arm that it is built on."""
-    own = gaps(arms, arm, family.baseline, family)
+def outcome(family: Family, variants: Mapping[str, Sequence[Cell]], variant: str) -> str:
+    """The verdict on a variant, its difference, and its difference from the variant that it is built on."""
+    own = gaps(variants, variant, family.baseline, family)
     said = f"{verdict(own).strip('*')}, {signed(own)}"
-    if (rival := family.rivals.get(arm)) is None:
+    if (rival := family.rivals.get(variant)) is None:
         return said
-    own = gaps(arms, arm, rival, family)
+    own = gaps(variants, variant, rival, family)
     return f"{said}; less `{rival}` {verdict(own).strip('*')}, {signed(own)}"
 
 
 def draw(cells: Sequence[Cell], path: Path) -> None:
-    """What each arm earned less its family's baseline: a dot per seed, the mean with its 95 % interval over seeds."""
+    """What each variant earned less its family's baseline: a dot per seed, and the mean with its 95 % interval."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11.5, 4.6), layout="constrained", facecolor=SURFACE.light)
     for axes, family in zip(np.atleast_1d(figure.subplots(1, len(FAMILIES), sharex=True)), FAMILIES, strict=True):
-        arms = of(cells, family.experiment)
-        shown = [arm for arm in in_order(family, arms) if arm != family.baseline]
-        for row, arm in enumerate(shown):
-            own = gaps(arms, arm, family.baseline, family)
+        variants = of(cells, family.experiment)
+        shown = [variant for variant in in_order(family, variants) if variant != family.baseline]
+        for row, variant in enumerate(shown):
+            own = gaps(variants, variant, family.baseline, family)
             found = over_seeds(own)
             axes.plot([found.low, found.high], [row, row], color=SERIES[0].light, linewidth=1.6)
             axes.plot(found.mean, row, "o", color=SERIES[0].light, markersize=6)
@@ -598,5 +602,5 @@ STUDY = Study(
     page=lambda: page(cells_in(FOLDER), PAGE.read_text(encoding="utf-8")),
     figures={DOCS / "methods.png": lambda file: draw(cells_in(FOLDER), file)},
     rerun=rerun_methods,
-    cells="EXPERIMENT[/ARM]/seedN or sweep/seedN",
+    cells="EXPERIMENT[/VARIANT]/seedN or sweep/seedN",
 )

@@ -343,14 +343,19 @@ def record(how: Rerun) -> None:
     """Play groups with a policy that comes with the package, at the temperature that it was trained with."""
     folder = HERE / "quick"
     config = load_stored_config(folder / "config.yaml")
-    arm, language = config.arms[POLICY], language_of(config.model)
+    variant, language = config.variants[POLICY], language_of(config.model)
     model = language.load(0, folder / POLICY / "seed0" / "model")
     player = ModelPlayer(language, TransformersSampler().start(language, model), limits=config.limits_of(POLICY))
-    menu = TaskMenu(make_families(config.tasks, "train"), arm.rl.tasks, GROUP)
+    menu = TaskMenu(make_families(config.tasks, "train"), variant.rl.tasks, GROUP)
     plans = propose(Mixture(), 0, GROUPS, menu, np.random.default_rng(0))
-    groups, _ = play_groups(player, plans, step=0, seed=0, temperature=arm.rl.temperature, weights={})
+    groups, _ = play_groups(player, plans, step=0, seed=0, temperature=variant.rl.temperature, weights={})
     episodes = [shape_of(episode) for group in groups for episode in group.episodes]
-    said = {"policy": POLICY, "temperature": arm.rl.temperature, "groups": GROUPS, "commit": git("rev-parse", "HEAD")}
+    said = {
+        "policy": POLICY,
+        "temperature": variant.rl.temperature,
+        "groups": GROUPS,
+        "commit": git("rev-parse", "HEAD"),
+    }
     _write(how.folder / "episodes.json", {**said, "episodes": episodes})
 
 

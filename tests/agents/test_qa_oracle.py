@@ -33,7 +33,7 @@ from selfcest_env.types import Limits, Outcome, Role, Task
 from selfcest_env.views import Observation
 
 WIDE = {"total_tokens": 400_000, "turn_tokens": 4000, "max_turns": 12, "reply_tokens": 100, "max_clones": 64}
-ARMS = {
+LIMITS_OF_STYLE = {
     Style.DELEGATE: Limits(**WIDE, max_clones_per_call=32),
     Style.READ: Limits(**WIDE, max_depth=0, max_reads=64),
     Style.SOLVE: Limits(**WIDE, max_depth=0),
@@ -49,7 +49,7 @@ def folder(name: str) -> str:
 def play(
     source: ExpertSource, tasks: Sequence[Task], style: Style, limits: Limits | None = None
 ) -> list[EpisodeRecord]:
-    rules = Rules(limits or ARMS[style], HermesProtocol(), WordCounter())
+    rules = Rules(limits or LIMITS_OF_STYLE[style], HermesProtocol(), WordCounter())
     requests = [RolloutRequest(f"e{i}", task, i) for i, task in enumerate(tasks)]
     return rollout(requests, ScriptedPolicy(OracleActor(source, HermesProtocol(), style)), rules)
 
@@ -128,13 +128,13 @@ def test_branches_then_a_step_that_needs_both(tmp_path: Path, style: Style) -> N
 
 def test_who_cannot_see_documents_asks_clones(tmp_path: Path) -> None:
     source = branches(tmp_path)
-    (record,) = play(source, source.tasks(), Style.SOLVE, ARMS[Style.DELEGATE])
+    (record,) = play(source, source.tasks(), Style.SOLVE, LIMITS_OF_STYLE[Style.DELEGATE])
     assert objectives(record) == ASKED
 
 
 def test_a_refused_call_is_made_good_by_reading(tmp_path: Path) -> None:
     source = branches(tmp_path)
-    one_clone = replace(ARMS[Style.DELEGATE], max_clones_per_call=1)
+    one_clone = replace(LIMITS_OF_STYLE[Style.DELEGATE], max_clones_per_call=1)
     (record,) = play(source, source.tasks(), Style.DELEGATE, one_clone)
     assert record.answer == "?"
     (record,) = play(source, source.tasks(), Style.DELEGATE, replace(one_clone, max_reads=8))
@@ -188,7 +188,7 @@ def test_the_root_compares_what_clones_bring(tmp_path: Path) -> None:
     # The comparison is the root's own: a clone that brings another date turns it round.
     honest = OracleActor(source, HermesProtocol())
     roles = {Role.ROOT: ScriptedPolicy(honest), Role.CLONE: ScriptedPolicy(Mistaken(honest))}
-    rules = Rules(ARMS[Style.DELEGATE], HermesProtocol(), WordCounter())
+    rules = Rules(LIMITS_OF_STYLE[Style.DELEGATE], HermesProtocol(), WordCounter())
     (record,) = rollout([RolloutRequest("e0", source.tasks()[0], 0)], RolePolicy(roles), rules)
     assert record.answer == "Later film"
 
@@ -380,7 +380,7 @@ def test_long_contexts_of_samples() -> None:
     assert {len(task.context) for task in tasks} == {120}
     delegated, solved = play(long, tasks, Style.DELEGATE), play(long, tasks, Style.SOLVE)
     assert accuracy(delegated) == accuracy(solved) == 1.0
-    # Delegating by key looks at the supporting paragraphs alone; the monolithic arm pays for all of them.
+    # Delegating by key looks at the supporting paragraphs alone; the monolithic variant pays for all of them.
     assert sum(r.cost.total_tokens for r in solved) > 5 * sum(r.cost.total_tokens for r in delegated)
 
 

@@ -28,7 +28,7 @@ from selfcest_env.types import Answer, Limits, Outcome, Role, Task
 from selfcest_env.views import Observation
 
 WIDE = {"total_tokens": 400_000, "turn_tokens": 4000, "max_turns": 12, "reply_tokens": 200, "max_clones": 64}
-ARMS = {
+LIMITS_OF_STYLE = {
     Style.DELEGATE: Limits(**WIDE, max_clones_per_call=32),
     Style.READ: Limits(**WIDE, max_depth=0, max_reads=64),
     Style.SOLVE: Limits(**WIDE, max_depth=0),
@@ -38,7 +38,7 @@ ARMS = {
 def play(
     source: ExpertSource, tasks: Sequence[Task], style: Style, limits: Limits | None = None
 ) -> list[EpisodeRecord]:
-    rules = Rules(limits or ARMS[style], HermesProtocol(), WordCounter())
+    rules = Rules(limits or LIMITS_OF_STYLE[style], HermesProtocol(), WordCounter())
     requests = [RolloutRequest(f"e{i}", task, i) for i, task in enumerate(tasks)]
     return rollout(requests, ScriptedPolicy(OracleActor(source, HermesProtocol(), style)), rules)
 
@@ -142,7 +142,7 @@ def test_a_clone_moves_its_own_part_and_the_number_of_rows(says: str, answered: 
     spoilt, honest = question.keys[1], OracleActor(source, HermesProtocol())
     clones = ScriptedPolicy(Spoilt(honest, spoilt, says.format(spoilt)))
     policy = RolePolicy({Role.ROOT: ScriptedPolicy(honest), Role.CLONE: clones})
-    rules = Rules(ARMS[Style.DELEGATE], HermesProtocol(), WordCounter())
+    rules = Rules(LIMITS_OF_STYLE[Style.DELEGATE], HermesProtocol(), WordCounter())
     (record,) = rollout([RolloutRequest("e", task, 0)], policy, rules)
     assert wide_scores(task, record.answer).rows.answered == answered
     scored = make_reward("correct", correct=None, score={}, grader={"name": "wide"}).score(record)

@@ -71,7 +71,7 @@ def test_the_surface_is_this_and_nothing_else() -> None:
         },
         "bench": {"scenario", "--learner", "--seeds", "--first-seed", "--seconds", "--workers", "--out", "--list"},
         "lab": {"--scheme", "--option", "--game", "--group-size", "--samples", "--seed", "--out"},
-        "export": {"--format", "--credit", "--option", "--denominator", "--constant-tokens", "--out", "file"},
+        "export": {"--format", "--credit", "--option", "--denominator", "--loss-denominator-tokens", "--out", "file"},
         "credit list": set(),
         "credit apply": {"--name", "--option", "--out", "file"},
     }
@@ -166,8 +166,8 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 def write(tmp_path: Path) -> Path:
     data = yaml.safe_load(dump_config(config(tmp_path / "runs")))
     data["evaluation"] = {"cells": [{"family": "choice", "size": "any"}], "episodes": 8}
-    data["arms"]["delegating"]["rl"]["steps"] = 2
-    data["arms"]["monolithic"] = {
+    data["variants"]["delegating"]["rl"]["steps"] = 2
+    data["variants"]["monolithic"] = {
         "limits": {"max_depth": 0},
         "warmstart": {"phases": [{"tokens": 4000, "mix": {"choice": {"share": 1, "styles": {"solve": 1}}}}]},
         "rl": {"steps": 0},
@@ -177,7 +177,7 @@ def write(tmp_path: Path) -> Path:
     return path
 
 
-ARMS = ("delegating", "monolithic")
+VARIANTS = ("delegating", "monolithic")
 STUDY = """
 name: s
 budgets: [40, 80]
@@ -248,7 +248,9 @@ def test_a_warm_start_ends_with_a_table_and_training_goes_on_from_it(
 ) -> None:
     monkeypatch.setattr(experiment, "_run_jobs", in_this_process)
     monkeypatch.setattr(report, "plot", lambda *_: None)  # slow
-    small = [f"arms.{arm}.warmstart.{key}=500" for arm in ARMS for key in ("phases.0.tokens", "pool_tokens")]
+    small = [
+        f"variants.{variant}.warmstart.{key}=500" for variant in VARIANTS for key in ("phases.0.tokens", "pool_tokens")
+    ]
     arguments = ["-c", str(write(tmp_path)), *small]
     accuracy = {}
     for command in (["warmstart"], ["train", "--resume"]):
@@ -260,7 +262,7 @@ def test_a_warm_start_ends_with_a_table_and_training_goes_on_from_it(
     assert accuracy["warmstart"].items() <= accuracy["train"].items()
     head, *jobs = CliRunner().invoke(cli.app, ["watch", str(tmp_path / "runs" / "t"), "--once"]).output.splitlines()
     assert head.endswith(": done")
-    assert [job.split(", ")[:2] for job in jobs] == [[f"{arm}/seed0: done", "100%"] for arm in ARMS]
+    assert [job.split(", ")[:2] for job in jobs] == [[f"{variant}/seed0: done", "100%"] for variant in VARIANTS]
     assert re.search(r"return \S+, right 0\.\d\d, clones \S+, checkpoint rl_000002", jobs[0])
 
 

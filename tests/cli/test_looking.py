@@ -71,7 +71,7 @@ def questions(name: str) -> dict[str, Any]:
 
 
 def leaky(**tasks: Any) -> str:
-    data = {"name": "r", "tasks": tasks, "arms": {"alone": {"warmstart": {}, "rl": {"steps": 0}}}}
+    data = {"name": "r", "tasks": tasks, "variants": {"alone": {"warmstart": {}, "rl": {"steps": 0}}}}
     Path("c.yaml").write_text(yaml.safe_dump(data), encoding="utf-8")
     return "c.yaml"
 
@@ -124,7 +124,7 @@ def test_report_runs_nothing_at_all(
 ) -> None:
     stranger = {"name": "stranger:Eager"}
     spec = config(
-        folder, model=stranger, sampler=stranger, tasks__choice=stranger, arms__delegating__rl__credit=stranger,
+        folder, model=stranger, sampler=stranger, tasks__choice=stranger, variants__delegating__rl__credit=stranger,
         reward={"name": "correct", "options": {"grader": stranger}},
     )  # fmt: skip
     spec = replace(spec, evaluation=EvaluationConfig((Cell("choice", "any"),), episodes=1))
@@ -185,7 +185,7 @@ def test_plan_builds_no_plug_in_that_it_was_not_told_to(
 
 
 def test_a_page_looks_for_no_config_above_the_run() -> None:
-    job = Path("outer/run/arm/seed0")
+    job = Path("outer/run/variant/seed0")
     job.mkdir(parents=True)
     file = job / "episodes.jsonl"
     Path("config.yaml").touch()

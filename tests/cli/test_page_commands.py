@@ -59,9 +59,9 @@ NOT_RUN = {
     "selfcest bench --seconds 60 --workers 2 --out runs/bench": MEASURES,
     'selfcest bench chain-4m2-v1 --learner "my_package.my_module:Mine learning_rate=0.001 hidden=[64,64]"': OF_ONES_OWN,
     'selfcest bench chain-4m2-v1 --learner "my_package.my_module:RootOnly share=0.5"': OF_ONES_OWN,
-    "selfcest train name=coma arms.deciding.rl.credit.name=coma "
-    '"arms.deciding.rl.credit.options={samples: 2, max_share: 0.5}"': TRAINS,
-    "selfcest train name=aristocrat arms.deciding.rl.credit.name=aristocrat": TRAINS,
+    "selfcest train name=coma variants.deciding.rl.credit.name=coma "
+    '"variants.deciding.rl.credit.options={samples: 2, max_share: 0.5}"': TRAINS,
+    "selfcest train name=aristocrat variants.deciding.rl.credit.name=aristocrat": TRAINS,
     "selfcest train -c training/configs/credit.yaml": TRAINS,
     "selfcest lab --scheme rloo --scheme aristocrat --out runs/lab": OF_ONES_OWN,
     "selfcest lab --scheme my_package:MyScheme --option beta=0.5": OF_ONES_OWN,
@@ -107,21 +107,21 @@ NOT_RUN = {
     "selfcest train -c training/configs/smollm2.yaml": TRAINS,
     "selfcest train -c training/configs/gpu/qwen3_ledger.yaml": GPU,
     "selfcest train -c training/configs/paper/arithmetic.yaml name=ungated "
-    '"arms.delegating_gated.rl.credit={name: grpo}" arms.delegating=null arms.monolithic=null': TRAINS,
+    '"variants.delegating_gated.rl.credit={name: grpo}" variants.delegating=null variants.monolithic=null': TRAINS,
     "selfcest evaluate -c training/configs/cpu/three_seeds_frontier.yaml": TRAINS,
     'make train ARGS="-c training/configs/smollm2.yaml"': TRAINS,
     "selfcest plan -c training/configs/gpu/qwen3_ledger.yaml --memory 80": NEEDS_A_MODEL,
-    "selfcest plan -c config.yaml --memory 80 --episodes runs/NAME/ARM/seed0/episodes.jsonl "
+    "selfcest plan -c config.yaml --memory 80 --episodes runs/NAME/VARIANT/seed0/episodes.jsonl "
     "--curve curve.json": OF_ONES_OWN,
     "selfcest plan -c training/configs/gpu/qwen3_06b_ledger.yaml --memory 24": NEEDS_A_MODEL,
-    "selfcest train -c training/configs/gpu/qwen3_06b_ledger.yaml name=smoke arms.monolithic=null "
-    "arms.delegating.rl.steps=3 arms.delegating.warmstart.phases.0.tokens=20000 evaluation.episodes=8": GPU,
+    "selfcest train -c training/configs/gpu/qwen3_06b_ledger.yaml name=smoke variants.monolithic=null "
+    "variants.delegating.rl.steps=3 variants.delegating.warmstart.phases.0.tokens=20000 evaluation.episodes=8": GPU,
     "selfcest plan -c training/configs/gpu/qwen3_06b_ledger.yaml --memory 24 "
     "--episodes runs/smoke/delegating/seed0/episodes.jsonl": NEEDS_A_MODEL,
     "selfcest train -c training/configs/gpu/qwen3_06b_ledger.yaml": GPU,
     "selfcest train -c training/configs/smollm2.yaml name=smollm2_imitation "
-    "arms.delegating.warmstart.phases.0.tokens=240000 arms.monolithic.warmstart.phases.0.tokens=240000 "
-    "arms.delegating.rl.steps=0 arms.monolithic.rl.steps=0": TRAINS,
+    "variants.delegating.warmstart.phases.0.tokens=240000 variants.monolithic.warmstart.phases.0.tokens=240000 "
+    "variants.delegating.rl.steps=0 variants.monolithic.rl.steps=0": TRAINS,
     "selfcest trace runs/smollm2/delegating/seed0/episodes.jsonl --episode s2.g0.e0 --texts": OF_ONES_OWN,
     "selfcest train name=longer compute_tokens=30000000 workers=1 reward.options.token_cost.price=0.05": TRAINS,
     'selfcest train name=greedy_and_sampled "evaluation.temperatures=[0.0, 0.8]" limits.total_tokens=400': TRAINS,

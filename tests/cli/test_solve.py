@@ -86,7 +86,7 @@ def ledgers() -> Task:
 @pytest.fixture
 def run_model(tmp_path: Path) -> Path:
     """The model folder of a run with untrained weights, as a path from the working directory."""
-    run = config(tmp_path / "runs", arms__delegating__limits={"max_turns": 2})
+    run = config(tmp_path / "runs", variants__delegating__limits={"max_turns": 2})
     folder = run.folder / "delegating" / "seed0" / "model"
     language = language_of(run.model)
     language.save(language.load(3), folder)
@@ -205,13 +205,13 @@ def test_a_truth_is_what_an_answer_is_graded_by(selfcest: Console, truth: str, v
     assert record.task.answer == truth
 
 
-def test_a_run_s_model_plays_under_the_limits_of_its_arm(selfcest: Console, run_model: Path) -> None:
+def test_a_run_s_model_plays_under_the_limits_of_its_variant(selfcest: Console, run_model: Path) -> None:
     ask = ["solve", "17?", "--policy", str(run_model), "--out", "asked.jsonl"]
     shown = selfcest(*ask)
     selfcest(*ask, "--temperature", "1", "--seed", "5", "limits.total_tokens=60", "limits.max_turns=1")
     greedy, sampled = written()
     allowed = config(Path()).limits
-    assert greedy.limits == replace(allowed, max_turns=2), "those of the run, changed by the arm"
+    assert greedy.limits == replace(allowed, max_turns=2), "those of the run, changed by the variant"
     assert sampled.limits == replace(allowed, max_turns=1, total_tokens=60)
     assert (greedy.seed, sampled.seed) == (0, 5)
     assert {turn.generation.temperature for _, turn in sampled.turns()} == {1.0}
@@ -447,7 +447,7 @@ def test_mistakes_about_a_run_s_model(selfcest: Console, run_model: Path, monkey
     seat = run_model.parents[1]
     seat.rename(seat.with_name("delegated"))
     moved = seat.with_name("delegated") / "seed0" / "model"
-    assert "has no arm 'delegated' (delegating). Did you mean 'delegating'?" in selfcest.error(*ask, str(moved))
+    assert "has no variant 'delegated' (delegating). Did you mean 'delegating'?" in selfcest.error(*ask, str(moved))
 
 
 def test_overrides_reach_whoever_plays() -> None:

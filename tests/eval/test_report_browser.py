@@ -245,8 +245,8 @@ def harmed(run: RunConfig, folder: Path) -> Path:
         path.write_text("".join(lines), encoding="utf-8")
     config = folder / "config.yaml"
     config.write_text(yaml.safe_dump(harm(yaml.safe_load(config.read_text(encoding="utf-8")))), encoding="utf-8")
-    for arm in run.arms:
-        (folder / arm).rename(folder / WORDS[arm])
+    for variant in run.variants:
+        (folder / variant).rename(folder / WORDS[variant])
     return folder
 
 

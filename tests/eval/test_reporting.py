@@ -178,15 +178,15 @@ def test_never_and_always_are_of_a_family_with_several_sizes_and_episodes_enough
 
 def test_groups_are_equal_where_nobody_earns_more_and_the_worst_of_a_pathology_is_the_severest() -> None:
     found = Pathologies()
-    found.group("arm", Path("x"), group(three_agents("a", 1.0), three_agents("b", 1.0)))
-    found.group("arm", Path("x"), group(three_agents("c", 1.0), three_agents("d", 0.0)))
+    found.group("variant", Path("x"), group(three_agents("a", 1.0), three_agents("b", 1.0)))
+    found.group("variant", Path("x"), group(three_agents("c", 1.0), three_agents("d", 0.0)))
     clones = (clone(A, "a", "1"), clone(B, "A", "2"), clone(C, "a ", "3"))
     for name, reward, called in (("e0", 0.0, (A, B)), ("e1", 1.0, (A, B, C)), ("e2", 0.0, (A, B, C))):
         root = agent(ROOT, said("c", *called), said("1 2 3"))
         found.episode("p", "f", "s", Path("y"), episode(root, *clones[: len(called)], reward=reward, name=name))
     counts = found.finish()
-    assert list(counts) == [("redundant objectives", "p"), ("ignored replies", "p"), ("equal groups", "arm")]
-    equal, redundant = counts["equal groups", "arm"], counts["redundant objectives", "p"]
+    assert list(counts) == [("redundant objectives", "p"), ("ignored replies", "p"), ("equal groups", "variant")]
+    equal, redundant = counts["equal groups", "variant"], counts["redundant objectives", "p"]
     assert (equal.found, equal.possible) == (1, 2)
     assert (redundant.found, redundant.possible) == (3, 3)
     assert redundant.worst is not None
@@ -207,14 +207,14 @@ def test_a_step_is_described_by_terms_entropy_and_equal_groups() -> None:
 # Curves
 
 
-def job(seed: int, returns: list[float], arm: str = "a") -> JobLog:
+def job(seed: int, returns: list[float], variant: str = "a") -> JobLog:
     used = {"compute_tokens": 0, "sampled_tokens": 5, "cpu_seconds": 2.0}
     rows: list[dict[str, Any]] = [{"stage": "warmstart", "step": 0, "loss": 9.0, **used}]
     for step, value in enumerate(returns):
         tokens, seconds = 5 + 10 * (step + 1), 2.0 + step + 1
         used = {"compute_tokens": 100 * (step + 1), "sampled_tokens": tokens, "cpu_seconds": seconds}
         rows.append({"stage": "rl", "step": step, "return": value, "term/x": value / 2, **used})
-    return JobLog(arm, seed, Path(arm), rows)
+    return JobLog(variant, seed, Path(variant), rows)
 
 
 def test_curves_are_means_over_seeds_in_bins_of_steps_with_throughput() -> None:
@@ -485,13 +485,13 @@ def test_a_session_says_what_wrote_a_folder_and_survives_a_cut_line(tmp_path: Pa
 def test_a_folder_is_itself_by_whatever_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`.` and `..` have no name and no parent of their own, and beside a link lies something else."""
     run = tmp_path / "runs" / "mine"
-    (run / "arm").mkdir(parents=True)
+    (run / "variant").mkdir(parents=True)
     (run / "config.yaml").write_text(dump_config(config(tmp_path, name="other")), encoding="utf-8")
     (tmp_path / "link").symlink_to(run)
     for here, named in (
         (run, "."),
-        (run / "arm", ".."),
-        (run / "arm", "../"),
+        (run / "variant", ".."),
+        (run / "variant", "../"),
         (tmp_path, "link"),
         (tmp_path, "runs/mine"),
     ):

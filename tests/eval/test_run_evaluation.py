@@ -1,4 +1,4 @@
-"""A training run's evaluation: a study of its arms before and after RL, played by its jobs, read as one."""
+"""A training run's evaluation: a study of its variants before and after RL, played by its jobs, read as one."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from selfcest_eval.report.training_run import (
 )
 from selfcest_eval.stats.decision_table import decided
 from selfcest_training.config import (
-    ArmConfig,
     Cell,
     Demonstrations,
     EvaluationConfig,
     Phase,
     RunConfig,
+    VariantConfig,
     WarmStartConfig,
 )
 from selfcest_training.config_file import dump_config
@@ -52,13 +52,13 @@ EPISODES = 6
 
 
 def spec(tmp_path: Path, seeds: tuple[int, ...] = (0, 1)) -> RunConfig:
-    """Two arms: one that may delegate, with two steps of RL, and one without clones that only imitates."""
+    """Two variants: one that may delegate, with two steps of RL, and one without clones that only imitates."""
     small = {
-        "arms__delegating__rl__steps": 2,
-        "arms__delegating__warmstart__phases": [
+        "variants__delegating__rl__steps": 2,
+        "variants__delegating__warmstart__phases": [
             {"tokens": 4000, "mix": {"choice": {"share": 1, "styles": {"delegate": 1, "solve": 1}}}}
         ],
-        "arms__alone": {
+        "variants__alone": {
             "limits": {"max_depth": 0},
             "warmstart": {"phases": [{"tokens": 4000, "mix": {"choice": {"share": 1, "styles": {"solve": 1}}}}]},
             "rl": {"steps": 0},
@@ -74,9 +74,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     run = spec(tmp_path_factory.mktemp("run"))
     run.folder.mkdir(parents=True)
     prepare(run, resume=False)
-    for arm in run.arms:
+    for variant in run.variants:
         for seed in run.seeds:
-            experiment._play_job(run, JobId(arm, seed), False, RunEvaluation())
+            experiment._play_job(run, JobId(variant, seed), False, RunEvaluation())
     return run
 
 
@@ -93,7 +93,7 @@ def copied(run: RunConfig, tmp_path: Path) -> RunConfig:
 POLICIES = ["delegating, before RL", "delegating, after RL", "delegating, after RL, T 0.8", "alone", "alone, T 0.8"]
 
 
-def test_a_run_is_a_study_of_its_arms_under_their_own_limits(tmp_path: Path) -> None:
+def test_a_run_is_a_study_of_its_variants_under_their_own_limits(tmp_path: Path) -> None:
     run = spec(tmp_path)
     study = study_of(run)
     assert list(study.strategies) == POLICIES
@@ -105,7 +105,7 @@ def test_a_run_is_a_study_of_its_arms_under_their_own_limits(tmp_path: Path) -> 
     assert study.policy_of("alone").options["folder"].endswith("alone/seed{seed}/warmstart_model")
 
 
-def test_the_table_has_every_arm_before_and_after_over_all_seeds(trained: RunConfig) -> None:
+def test_the_table_has_every_variant_before_and_after_over_all_seeds(trained: RunConfig) -> None:
     shown = report_run(trained)
     rows = list(csv.DictReader((trained.folder / "results.csv").read_text(encoding="utf-8").splitlines()))
     assert [row["strategy"] for row in rows] == POLICIES * 2
@@ -128,7 +128,7 @@ def test_the_table_has_every_arm_before_and_after_over_all_seeds(trained: RunCon
         assert line in text
         assert line not in shown, "of single jobs a terminal says nothing"
     mean = {(row["strategy"], row["shift"]): f"{float(row['accuracy']):.2f}" for row in rows}
-    said = [f"{arm} {mean[arm, 'in']}, {mean[arm, 'out']}" for arm in ("delegating, after RL", "alone")]
+    said = [f"{variant} {mean[variant, 'in']}, {mean[variant, 'out']}" for variant in ("delegating, after RL", "alone")]
     warned = [line.startswith("warning: ") for line in shown.splitlines()]
     first = warned.index(False)
     assert not any(warned[first:]), "what must be known first comes first"
@@ -136,11 +136,11 @@ def test_the_table_has_every_arm_before_and_after_over_all_seeds(trained: RunCon
     assert shown.splitlines()[first] == verdict
     lines = [line for line in shown.splitlines() if line.startswith("choice ")]
     assert [line.split("  ")[1] for line in lines] == sorted(
-        ("delegating, after RL", "alone"), key=lambda arm: -float(mean[arm, "in"]) - float(mean[arm, "out"])
-    ), "a line an arm, the best first"
+        ("delegating, after RL", "alone"), key=lambda variant: -float(mean[variant, "in"]) - float(mean[variant, "out"])
+    ), "a line a variant, the best first"
 
 
-def test_a_run_stands_beside_perfect_execution_of_the_styles_that_its_arms_were_shown(trained: RunConfig) -> None:
+def test_a_run_stands_beside_perfect_execution_of_the_styles_that_its_variants_were_shown(trained: RunConfig) -> None:
     report_run(trained)
     rows = list(csv.DictReader((trained.folder / "results.csv").read_text(encoding="utf-8").splitlines()))
     for row in rows:
@@ -159,14 +159,14 @@ def test_a_run_stands_beside_perfect_execution_of_the_styles_that_its_arms_were_
     assert costs[0] == costs[1], "whatever the seed"
 
 
-def test_episodes_of_an_evaluation_are_whole_and_keep_the_arms_limits(trained: RunConfig) -> None:
+def test_episodes_of_an_evaluation_are_whole_and_keep_the_variants_limits(trained: RunConfig) -> None:
     path = trained.folder / "alone" / "seed0" / EvaluationStage.AFTER / "results.jsonl"
     results = list(read_results(path, whole=True))
     assert all(r.episodes[0].cost.clones == 0 and r.episodes[0].limits.max_depth == 0 for r in results)
     assert all(turn.generation.token_ids for r in results for _, turn in r.episodes[0].turns())
     instances = {r.place.task_id for r in results}
     for other in trained.folder.glob("*/seed*/*/results.jsonl"):
-        assert {r.place.task_id for r in read_results(other)} == instances, "the same for all arms and seeds"
+        assert {r.place.task_id for r in read_results(other)} == instances, "the same for all variants and seeds"
 
 
 def test_what_has_been_evaluated_is_not_played_again(trained: RunConfig, tmp_path: Path) -> None:
@@ -265,42 +265,48 @@ def test_a_file_is_evaluated_on_what_training_never_draws(tmp_path: Path) -> Non
         check_evaluation(replace(run, evaluation=replace(run.evaluation, episodes=40)))
 
 
-def test_arms_without_rl_are_evaluated_once(tmp_path: Path) -> None:
+def test_variants_without_rl_are_evaluated_once(tmp_path: Path) -> None:
     run = spec(tmp_path)
-    arms: dict[str, ArmConfig] = {name: replace(arm, rl=replace(arm.rl, steps=0)) for name, arm in run.arms.items()}
-    label = partial(Part.label, config=replace(run, arms=arms))
-    assert list(map(label, parts_of(replace(run, arms=arms)))) == ["delegating", "delegating, T 0.8", *POLICIES[3:]]
+    variants: dict[str, VariantConfig] = {
+        name: replace(variant, rl=replace(variant.rl, steps=0)) for name, variant in run.variants.items()
+    }
+    label = partial(Part.label, config=replace(run, variants=variants))
+    assert list(map(label, parts_of(replace(run, variants=variants)))) == [
+        "delegating",
+        "delegating, T 0.8",
+        *POLICIES[3:],
+    ]
 
 
-# Arms that play some families, and both choices
+# Variants that play some families, and both choices
 
 
 def deciding(tmp_path: Path) -> RunConfig:
-    """An arm that plays sums by itself and by both forced choices, and one that plays the choice alone."""
+    """A variant that plays sums by itself and by both forced choices, and one that plays the choice alone."""
     run = spec(tmp_path, seeds=(0,))
     sums = PlugIn("range_sum", {"min_length": 2, "max_length": 4, "pieces": [2], "size_step": 2})
     shown = {"sums": Demonstrations(1.0, {Style.DELEGATE: 0.5, Style.SOLVE: 0.5})}
-    arm = replace(
-        run.arms["delegating"],
+    variant = replace(
+        run.variants["delegating"],
         warmstart=WarmStartConfig((Phase(3000, shown),)),
-        rl=replace(run.arms["delegating"].rl, steps=1, tasks={"sums": 1.0}),
+        rl=replace(run.variants["delegating"].rl, steps=1, tasks={"sums": 1.0}),
         evaluated_on=("sums",),
         forced=True,
     )
-    arms = {"delegating": arm, "alone": replace(run.arms["alone"], evaluated_on=("choice",))}
+    variants = {"delegating": variant, "alone": replace(run.variants["alone"], evaluated_on=("choice",))}
     cells = (Cell("sums", "any"), Cell("choice", "any"))
     limits = replace(run.limits, total_tokens=96, turn_tokens=40, reply_tokens=2, answer_reserve=12, max_clones=2)
     evaluation = EvaluationConfig(cells, episodes=EPISODES)
-    return replace(run, tasks={**run.tasks, "sums": sums}, arms=arms, evaluation=evaluation, limits=limits)
+    return replace(run, tasks={**run.tasks, "sums": sums}, variants=variants, evaluation=evaluation, limits=limits)
 
 
 @pytest.mark.slow
-def test_both_choices_of_an_arm_are_played_and_judged(tmp_path: Path) -> None:
+def test_both_choices_of_an_variant_are_played_and_judged(tmp_path: Path) -> None:
     run = deciding(tmp_path)
     run.folder.mkdir(parents=True)
     prepare(run, resume=False)
-    for arm in run.arms:
-        experiment._play_job(run, JobId(arm, 0), False, RunEvaluation())
+    for variant in run.variants:
+        experiment._play_job(run, JobId(variant, 0), False, RunEvaluation())
     report_run(run)
     (results, missing), study = results_of(run), study_of(run)
     assert missing == []
@@ -326,12 +332,12 @@ def test_both_choices_of_an_arm_are_played_and_judged(tmp_path: Path) -> None:
     assert "**sums: delegating, after RL.**" in table
 
 
-def test_what_an_arm_cannot_play_is_refused(tmp_path: Path) -> None:
+def test_what_an_variant_cannot_play_is_refused(tmp_path: Path) -> None:
     run = deciding(tmp_path)
-    with pytest.raises(ConfigError, match=r"arms.alone.forced is true, and by its limits it cannot delegate"):
-        replace(run, arms={**run.arms, "alone": replace(run.arms["alone"], forced=True)})
-    with pytest.raises(ConfigError, match=r"arms.alone.evaluated_on names the family 'sum'.*Did you mean 'sums'"):
-        replace(run, arms={**run.arms, "alone": replace(run.arms["alone"], evaluated_on=("sum",))})
+    with pytest.raises(ConfigError, match=r"variants.alone.forced is true, and by its limits it cannot delegate"):
+        replace(run, variants={**run.variants, "alone": replace(run.variants["alone"], forced=True)})
+    with pytest.raises(ConfigError, match=r"variants.alone.evaluated_on names the family 'sum'.*Did you mean 'sums'"):
+        replace(run, variants={**run.variants, "alone": replace(run.variants["alone"], evaluated_on=("sum",))})
 
 
 def test_runs_that_differ_in_their_seeds_alone_are_one_source_of_a_page(trained: RunConfig, tmp_path: Path) -> None:

@@ -41,13 +41,13 @@ def questions(path: str) -> dict[str, Any]:
 
 
 def run_config(folder: Path, tasks: dict[str, Any], trained: str) -> Path:
-    """The config of a run with one arm, which is trained on one family."""
+    """The config of a run with one variant, which is trained on one family."""
     data = {
         "name": "r",
         "tasks": tasks,
         "model": {"name": "tiny", "options": TINY},
         "limits": {"total_tokens": 90, "max_depth": 0},
-        "arms": {"alone": {"warmstart": {}, "rl": {"tasks": {name: float(name == trained) for name in tasks}}}},
+        "variants": {"alone": {"warmstart": {}, "rl": {"tasks": {name: float(name == trained) for name in tasks}}}},
     }
     folder.mkdir(exist_ok=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
@@ -92,7 +92,7 @@ def test_a_study_says_which_of_its_questions_its_policies_were_trained_on(
     assert line == f"{len(drawn)} of {COUNT} instances of mine all are questions of training on own."
     spelled = write(tmp_path / "spelled.jsonl", range(COUNT), "WHAT is {}, and 0")
     assert leaks_of(tmp_path, {"mine": questions(spelled)}, policy) == [line]
-    assert leaks_of(tmp_path, {"mine": questions(other)}, policy) == [], "the arm is not trained on this family"
+    assert leaks_of(tmp_path, {"mine": questions(other)}, policy) == [], "the variant is not trained on this family"
     monkeypatch.setattr(report, "plot", lambda *_: None)  # slow
     config = parse_as(StudyConfig, study(tmp_path, {"mine": questions(own)}, policy))
     assert line in (run_study(config, resume=False, console=QUIET) / "table.md").read_text(encoding="utf-8")

@@ -359,7 +359,7 @@ def test_a_study_from_before_perfect_execution_is_read_and_completed(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("config", "arm", "styles"),
+    ("config", "variant", "styles"),
     [
         ("quick", "delegating", (Style.DELEGATE, Style.SOLVE)),
         ("quick", "reading", (Style.SOLVE, Style.READ)),  # its first phases call clones, which it cannot
@@ -369,9 +369,11 @@ def test_a_study_from_before_perfect_execution_is_read_and_completed(tmp_path: P
         ("paper/musique", "delegating", (Style.DELEGATE, Style.SOLVE)),  # no warm start: whatever it may do
     ],
 )
-def test_the_arms_of_a_run_work_as_their_warm_start_shows(config: str, arm: str, styles: tuple[Style, ...]) -> None:
+def test_the_variants_of_a_run_work_as_their_warm_start_shows(
+    config: str, variant: str, styles: tuple[Style, ...]
+) -> None:
     spec = load_config(ROOT / "training" / "configs" / f"{config}.yaml")
-    assert styles_of(spec, arm) == styles
+    assert styles_of(spec, variant) == styles
 
 
 # At equal accuracy

@@ -132,7 +132,7 @@ def test_words_with_another_meaning_are_names_of_plug_ins() -> None:
         "raise ConfigError('choose a scheme without memory, as `hapo`')",
         "help = 'a scheme by name, as in --scheme hapo'",
         "specification = 'hapo std_floor=0.0'",
-        "override = 'arms.deciding.rl.credit=hapo'",
+        "override = 'variants.deciding.rl.credit=hapo'",
         "yaml = '''\ncredit: {name: hapo, options: {std_floor: 0.05}}\n'''",
         "yaml = '''\n      name: hapo\n      options: {}'''",
         "def f():\n    '''Like `hapo`, but without a floor.'''",

@@ -820,8 +820,10 @@ def test_a_budget_that_moves_leaves_the_limits_of_the_sampler_inside() -> None:
         Curriculum(start=300, end=200, steps=4, sampler=inside)
 
 
-def test_a_budget_above_the_arm_s_is_refused() -> None:
-    with pytest.raises(ConfigError, match="start is 5000 and end 200, and total_tokens of the arm's limits is 2048"):
+def test_a_budget_above_the_variant_s_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match="start is 5000 and end 200, and total_tokens of the variant's limits is 2048"
+    ):
         checks.check_menu(Curriculum(start=5000, end=200, steps=4), menu(a=(1,)))
     with pytest.raises(ConfigError, match="answer_reserve"):
         checks.check_menu(Curriculum(start=500, end=2, steps=4), menu(a=(1,)))
@@ -833,7 +835,7 @@ def test_a_budget_above_the_arm_s_is_refused() -> None:
 
 # In a run
 
-RL = "arms__delegating__rl"
+RL = "variants__delegating__rl"
 ECHO = {"choice": {"name": "outside:Echo", "options": {"largest": 7}}}
 KNOB = {"options": ["largest"], "low": 1, "high": 4}
 SCALER = {"name": "scaler", "options": {"knobs": {"choice": KNOB}}}

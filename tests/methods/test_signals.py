@@ -665,10 +665,10 @@ def test_budgets_that_cannot_be_right_are_refused(options: dict[str, Any], words
 @pytest.mark.parametrize(
     ("total", "words"), [(81, "a budget of 81 tokens is above limits.total_tokens = 80"), (3, "answer_reserve")]
 )
-def test_a_budget_that_the_arm_cannot_have_stops_before_any_work(tmp_path: Path, total: int, words: str) -> None:
+def test_a_budget_that_the_variant_cannot_have_stops_before_any_work(tmp_path: Path, total: int, words: str) -> None:
     sampler = {"name": "budgets", "options": {"totals": [40, total]}}
     with pytest.raises(ConfigError, match=words):
-        Job(config(tmp_path, arms__delegating__rl__task_sampler=sampler), JobId("delegating", 0), lambda *_: None)
+        Job(config(tmp_path, variants__delegating__rl__task_sampler=sampler), JobId("delegating", 0), lambda *_: None)
 
 
 # Recipes
@@ -676,14 +676,14 @@ def test_a_budget_that_the_arm_cannot_have_stops_before_any_work(tmp_path: Path,
 CONFIGS = Path(__file__).parents[2] / "training" / "configs"
 
 
-@pytest.mark.parametrize(("name", "arm"), [("parl", "parl"), ("budgets", "deciding")])
-def test_recipes_are_built_and_their_warm_starts_can_be_shown(name: str, arm: str) -> None:
+@pytest.mark.parametrize(("name", "variant"), [("parl", "parl"), ("budgets", "deciding")])
+def test_recipes_are_built_and_their_warm_starts_can_be_shown(name: str, variant: str) -> None:
     spec = load_config(CONFIGS / f"{name}.yaml")
-    assert tuple(spec.arms) == (arm,)
-    job = Job(spec, JobId(arm, 0), lambda *_: None)
-    limits = spec.limits_of(arm)
+    assert tuple(spec.variants) == (variant,)
+    job = Job(spec, JobId(variant, 0), lambda *_: None)
+    limits = spec.limits_of(variant)
     openings = set()
-    for index, phase in enumerate(job.arm.warmstart.phases):
+    for index, phase in enumerate(job.variant.warmstart.phases):
         pool = demonstration_pool(job.language, limits, job.reward, job.families, phase, 0, index, 1000)
         openings |= {job.language.codec.decode(one.token_ids[:2].tolist()) for one in pool if one.agent_id == ROOT}
     if name == "budgets":
@@ -701,7 +701,7 @@ def test_recipes_are_built_and_their_warm_starts_can_be_shown(name: str, arm: st
 @pytest.mark.parametrize("lag", [0, 2])
 def test_a_killed_run_with_all_of_it_resumes_to_the_same_end(tmp_path: Path, lag: int) -> None:
     """Budgets, a controller and clones that are frozen for three of six steps, on policy and with rollouts ahead."""
-    rl = "arms__delegating__rl"
+    rl = "variants__delegating__rl"
     changes: dict[str, Any] = {
         f"{rl}__steps": 6,
         f"{rl}__max_staleness": lag,
@@ -745,9 +745,9 @@ def test_what_looks_at_entropies_trains(tmp_path: Path, credit: dict[str, Any]) 
     job = play(
         config(
             tmp_path,
-            arms__delegating__rl__steps=3,
-            arms__delegating__rl__credit=credit,
-            arms__delegating__rl__reward_schedule={"name": "hypervolume", "options": schedule},
+            variants__delegating__rl__steps=3,
+            variants__delegating__rl__credit=credit,
+            variants__delegating__rl__reward_schedule={"name": "hypervolume", "options": schedule},
             log_groups=9,
         )
     )

@@ -79,7 +79,7 @@ RUN: dict[str, Any] = {
         "total_tokens": 80, "turn_tokens": 16, "reply_tokens": 2, "answer_reserve": 4, "max_turns": 3, "max_clones": 1
     },
     "tasks": {"choice": {"name": "trivial:Choice"}},
-    "arms": {
+    "variants": {
         "delegating": {
             "warmstart": {
                 "phases": [{"tokens": 8000, "mix": {"choice": {"share": 1, "styles": {"delegate": 1, "solve": 1}}}}],
@@ -88,7 +88,7 @@ RUN: dict[str, Any] = {
             },
             "rl": {
                 "steps": STEPS, "tasks": {"choice": 1}, "tasks_per_step": 4, "group_size": 4, "temperature": 1.0,
-                "optimizer": {"learning_rate": 3e-3, "warmup_steps": 1}, "constant_tokens": 10.0,
+                "optimizer": {"learning_rate": 3e-3, "warmup_steps": 1}, "loss_denominator_tokens": 10.0,
                 "max_staleness": 1, "credit": {"name": "difference"}, "max_failed_fraction": 0.5,
             },
         }
@@ -1147,7 +1147,7 @@ def inject(bench: Bench, kind: str, number: int, keep: bool = False) -> Fault:
 
 
 def checkpoint_cost(folder: Path, steps: int = 12) -> dict[str, Any]:
-    """CPU and wall time of a checkpoint and of a step of RL, of the newcomer's config, of its arm that has RL."""
+    """CPU and wall time of a checkpoint and of a step of RL, of the newcomer's config, of its variant that has RL."""
     _imports()
     import selfcest_training.run.job as job
     import selfcest_training.trainer as trainer
@@ -1167,8 +1167,8 @@ def checkpoint_cost(folder: Path, steps: int = 12) -> dict[str, Any]:
 
     trainer.Trainer.step = timed("step", trainer.Trainer.step)  # type: ignore[method-assign]
     short = [
-        "arms.deciding.warmstart.phases.0.tokens=60000", "arms.deciding.warmstart.attempts=1",
-        f"arms.deciding.rl.steps={steps}", "checkpoint_every=1", f"output={folder}",
+        "variants.deciding.warmstart.phases.0.tokens=60000", "variants.deciding.warmstart.max_attempts=1",
+        f"variants.deciding.rl.steps={steps}", "checkpoint_every=1", f"output={folder}",
     ]  # fmt: skip
     config = load_config(default_config(), short)
     one = job.Job(config, job.JobId("deciding", 0), lambda *_: None)

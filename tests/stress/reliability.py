@@ -334,7 +334,7 @@ def _cost(cost: Mapping[str, Any]) -> str:
     little = "less" if share < LITTLE else "not less"
     again = "one step and its logs, which come" if every == 1 else f"{every} steps and their logs, which come"
     return (
-        f"A checkpoint of the newcomer's config (`{cost['config']}`, arm `{cost['arm']}`, "
+        f"A checkpoint of the newcomer's config (`{cost['config']}`, variant `{cost['arm']}`, "
         f"{cost['checkpoint_bytes'] / 1e6:.1f} MB) takes {1000 * cost['checkpoint_wall_s']:.0f} ms beside steps of "
         f"{cost['step_wall_s']:.1f} s, {share:.1%} (medians of {cost['steps']} steps at `{_short(cost['commit'])}`; of "
         f"CPU time {cost['share_cpu']:.1%}), {little} than {LITTLE:.0%}. The default is `checkpoint_every: {every}`: a "

@@ -51,7 +51,7 @@ def test_the_page_is_what_the_evidence_says(page: ModuleType) -> None:
         seeds.setdefault((found["experiment"], found["arm"]), set()).add(found["seed"])
         assert len(found["commit"]) == 40, "of a tree without changes"
         assert found["config"] == digest_of(found["experiment"], found["arm"])
-    assert len([arm for name, arm in seeds if name == "cells"]) == 9
+    assert len([variant for name, variant in seeds if name == "cells"]) == 9
     assert all(found == {0, 1, 2, 3, 4} for (name, _), found in seeds.items() if name == "cells")
     assert tuning
     assert all(run["seed"] >= 100 for run in tuning)

@@ -103,9 +103,9 @@ def test_every_cell_says_what_it_was_made_of(delegation: ModuleType) -> None:
 
 def test_a_cell_of_no_experiment_is_refused(delegation: ModuleType, tmp_path: Path) -> None:
     how = Rerun(delegation.EVIDENCE, tmp_path)
-    with pytest.raises(SystemExit, match=r"--rerun is 'whenever/a/seed0'; expected EXPERIMENT\[/ARM\]/seedN"):
+    with pytest.raises(SystemExit, match=r"--rerun is 'whenever/a/seed0'; expected EXPERIMENT\[/VARIANT\]/seedN"):
         delegation.rerun("whenever/a/seed0", how)
-    with pytest.raises(SystemExit, match="the arms of long_ledgers are reading_far, reading_long"):
+    with pytest.raises(SystemExit, match="the variants of long_ledgers are reading_far, reading_long"):
         delegation.rerun("long_ledgers/reading/seed0", how)
 
 
@@ -122,7 +122,7 @@ def test_a_picture_of_something_else_is_different() -> None:
     assert different(kept, moved) > 0.5
 
 
-def test_the_pictures_have_every_arm_on_light_ground(delegation: ModuleType, tmp_path: Path) -> None:
+def test_the_pictures_have_every_variant_on_light_ground(delegation: ModuleType, tmp_path: Path) -> None:
     from matplotlib.figure import Figure
 
     cells, _, _ = delegation.stored()
@@ -146,7 +146,7 @@ def test_the_pictures_have_every_arm_on_light_ground(delegation: ModuleType, tmp
     for axis, cost in zip(drawn[1].axes, delegation.FRONTIER_COSTS, strict=True):
         means = {line.get_label(): line for line in axis.lines if line.get_label() in readers.values()}
         assert list(means) == list(readers.values())
-        for arm, found in delegation.of(cells, "quick", "long_ledgers").items():
-            if arm in readers:
+        for variant, found in delegation.of(cells, "quick", "long_ledgers").items():
+            if variant in readers:
                 last = fmean(cell["sizes"]["8x20"][cost] for cell in found)
-                assert means[readers[arm]].get_xdata()[-1] == pytest.approx(last), arm
+                assert means[readers[variant]].get_xdata()[-1] == pytest.approx(last), variant

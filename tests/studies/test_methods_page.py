@@ -20,14 +20,14 @@ def methods() -> ModuleType:
     return importlib.import_module("studies.methods.study")
 
 
-def cell(arm: str, seed: int, earned: list[float]) -> dict[str, Any]:
+def cell(variant: str, seed: int, earned: list[float]) -> dict[str, Any]:
     """Probed at 10, 20, 30 and 40 tokens of RL after a warm start of 100; a token cost of 0.1 everywhere."""
     size = {"accuracy": 0.5, "terms": {"correct": earned[-1] + 0.1, "token_cost": -0.1}}
     probes = {"compute_tokens": [110, 120, 130, 140]}
     for task in ("small", "large"):
         probes |= {f"probe/{task}/term/correct": [x + 0.1 for x in earned], f"probe/{task}/term/token_cost": [-0.1] * 4}
     curves = {"warmstart": {"compute_tokens": [50, 100]}, "probes": probes}
-    return {"experiment": "x", "arm": arm, "seed": seed, "sizes": {"a": size, "b": size}, "curves": curves}
+    return {"experiment": "x", "arm": variant, "seed": seed, "sizes": {"a": size, "b": size}, "curves": curves}
 
 
 def test_what_a_cell_earned_and_how_fast(methods: ModuleType) -> None:
@@ -39,8 +39,8 @@ def test_what_a_cell_earned_and_how_fast(methods: ModuleType) -> None:
     assert methods.times_fewer(fast, base, family) == "2.0", "0.4 at 20 tokens in the place of 40"
     assert methods.times_fewer(flat, base, family) == "-"
     assert methods.times_fewer(fast, flat, family) == "x", "a baseline that has not risen is nothing to come to"
-    arms = {"base": [base, cell("base", 1, [0.7])], "fast": [cell("fast", 1, [0.9]), fast, cell("fast", 2, [1.0])]}
-    assert methods.gaps(arms, "fast", "base", family) == pytest.approx([0.2, 0.1]), "of seeds that both have"
+    variants = {"base": [base, cell("base", 1, [0.7])], "fast": [cell("fast", 1, [0.9]), fast, cell("fast", 2, [1.0])]}
+    assert methods.gaps(variants, "fast", "base", family) == pytest.approx([0.2, 0.1]), "of seeds that both have"
 
 
 @pytest.mark.parametrize(

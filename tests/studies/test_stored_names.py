@@ -292,24 +292,24 @@ def test_a_renamed_config_key_keeps_the_configs_of_stored_cells(
     assert delegation.digest_of("quick", "deciding") == stored
     written = delegation.config_of
 
-    def with_variants(experiment: str, *arms: str) -> str:
-        text: str = written(experiment, *arms)
-        assert "\narms:" in f"\n{text}"
-        return f"\n{text}".replace("\narms:", "\nvariants:")
+    def with_policies(experiment: str, *variants: str) -> str:
+        text: str = written(experiment, *variants)
+        assert "\nvariants:" in f"\n{text}"
+        return f"\n{text}".replace("\nvariants:", "\npolicies:")
 
-    monkeypatch.setattr(delegation, "config_of", with_variants)
+    monkeypatch.setattr(delegation, "config_of", with_policies)
     assert delegation.digest_of("quick", "deciding") != stored
-    monkeypatch.setitem(config_file.STORED_KEYS, "variants", "arms")
+    monkeypatch.setitem(config_file.STORED_KEYS, "policies", "arms")
     assert delegation.digest_of("quick", "deciding") == stored
 
 
 def test_a_renamed_config_key_keeps_the_config_of_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config(ROOT / "training/configs/quick.yaml")
     before = run_digest(config)
-    monkeypatch.setattr(config_file, "plain", lambda _: {"variants": 1, "rl": [{"max_staleness": 2}]})
-    monkeypatch.setitem(config_file.STORED_KEYS, "variants", "arms")
-    monkeypatch.setitem(config_file.STORED_KEYS, "max_staleness", "max_policy_lag")
+    monkeypatch.setattr(config_file, "plain", lambda _: {"policies": 1, "rl": [{"staleness": 2}]})
+    monkeypatch.setitem(config_file.STORED_KEYS, "policies", "arms")
+    monkeypatch.setitem(config_file.STORED_KEYS, "staleness", "max_policy_lag")
     renamed_keys = run_digest(config)
     monkeypatch.setattr(config_file, "plain", lambda _: {"arms": 1, "rl": [{"max_policy_lag": 2}]})
     assert renamed_keys == run_digest(config) != before
-    assert with_stored_keys([{"a": {"variants": None}}]) == [{"a": {"arms": None}}]
+    assert with_stored_keys([{"a": {"policies": None}}]) == [{"a": {"arms": None}}]

@@ -65,7 +65,7 @@ def test_a_page_written_by_hand_is_never_overwritten(arguments: list[str], capsy
         ("scaling", "other", "expected one of episodes, curve, results"),
         ("gallery", "other", "expected episodes, or the folder"),
         ("cells", "other/seed0", "expected EXPERIMENT"),
-        ("delegation", "quick/other/seed0", "the arms of quick are"),
+        ("delegation", "quick/other/seed0", "the variants of quick are"),
     ],
 )
 def test_an_unknown_cell_plays_nothing(

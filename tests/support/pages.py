@@ -65,7 +65,7 @@ def groups(number: int, *, replays: bool = False, size: int = 4) -> Iterator[lis
 
 
 def trained(output: Path, families: Sequence[str] = ("choice", "sums"), **changes: Any) -> RunConfig:
-    """A run of two arms and two seeds, one arm's choices forced too; in seconds.
+    """A run of two variants and two seeds, one variant's choices forced too; in seconds.
 
     It learns the first of the families and is evaluated on both.
     """
@@ -82,11 +82,11 @@ def trained(output: Path, families: Sequence[str] = ("choice", "sums"), **change
                       {"family": sums, "size": "3-4", "shift": "out"}],
             "episodes": 6,
         },
-        arms__delegating__forced=True,
-        arms__delegating__rl__steps=2,
-        arms__delegating__rl__tasks={choice: 1},
-        arms__delegating__warmstart__phases=[{"tokens": 4000, "mix": mix}],
-        arms__alone={
+        variants__delegating__forced=True,
+        variants__delegating__rl__steps=2,
+        variants__delegating__rl__tasks={choice: 1},
+        variants__delegating__warmstart__phases=[{"tokens": 4000, "mix": mix}],
+        variants__alone={
             "limits": {"max_depth": 0},
             "warmstart": {"phases": [{"tokens": 4000, "mix": {choice: {"share": 1, "styles": {"solve": 1}}}}]},
             "rl": {"steps": 0},
@@ -96,9 +96,9 @@ def trained(output: Path, families: Sequence[str] = ("choice", "sums"), **change
     run.folder.mkdir(parents=True)
     with session(run.folder):
         prepare(run, resume=False)
-        for arm in run.arms:
+        for variant in run.variants:
             for seed in run.seeds:
-                experiment._play_job(run, JobId(arm, seed), False, RunEvaluation())
+                experiment._play_job(run, JobId(variant, seed), False, RunEvaluation())
     return run
 
 

@@ -59,7 +59,7 @@ RUN: dict[str, Any] = {
     },
     "tasks": {"echo": {"name": "outside:Echo", "options": {"largest": 7}}},
     "log_groups": 9,
-    "arms": {
+    "variants": {
         "alone": {
             "warmstart": {
                 "phases": [{"tokens": 500, "mix": {"echo": {"share": 1, "styles": {"solve": 1}}}}],
@@ -121,7 +121,7 @@ def test_it_is_named_where_the_row_says(row: list[str]) -> None:
     for key in re.findall(r"`([\w.]+)`", row[3]):
         node: Any = STUDY if key.partition(".")[0] in ("strategies", "costs") else RUN
         for part in key.split("."):
-            if part in ("ARM", "NAME"):
+            if part in ("VARIANT", "NAME"):
                 node = next(value for name, value in node.items() if "outside:" in str(value) and name != "grader")
             else:
                 node = node[part]

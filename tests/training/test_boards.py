@@ -161,7 +161,7 @@ def test_a_job_tells_the_boards_of_its_config_and_no_other(tmp_path: Path, monke
     KEPT.clear()
     monkeypatch.setattr(boards, "find_spec", lambda _: object())
     monkeypatch.setitem(BOARDS, "trackio", Recording)  # type: ignore[misc, call-overload]
-    short = {"arms__delegating__warmstart__phases": [], "arms__delegating__rl__steps": 1}
+    short = {"variants__delegating__warmstart__phases": [], "variants__delegating__rl__steps": 1}
     job = Job(config(tmp_path, logging=["trackio"], **short), JobId("delegating", 0), lambda *_: None)
     job.run(lambda: None)
     job.close()

@@ -86,24 +86,24 @@ def test_a_worker_has_the_gpus_that_its_engine_spreads_over(tmp_path: Path, monk
     [
         # 24 tasks of 8 episodes, of a root and a clone each; 25 contexts of 80 ids go into 2,000.
         ({}, 384 // 25 + 1),
-        ({"arms__delegating__rl__minibatches": 4}, 96 // 25 + 1),
+        ({"variants__delegating__rl__minibatches": 4}, 96 // 25 + 1),
         ({"micro_batch_tokens": 60}, 384),
         ({"rows": "tree"}, 384),
         ({"limits__context_tokens": 40}, 384 // 50 + 1),
-        ({"arms__delegating__rl__group_filter__name": "varied"}, 384 // 25 + 1),
+        ({"variants__delegating__rl__group_filter__name": "varied"}, 384 // 25 + 1),
         # Who decides how many episodes there are, or what of replays trains, is asked when they are there.
-        ({"arms__delegating__rl__group_filter__name": "reinforce_ada"}, None),
-        ({"arms__delegating__rl__task_sampler__name": "knapsack"}, None),
-        ({"arms__delegating__rl__credit": {"name": "branches"}}, None),
-        ({"arms__delegating__rl__steps": 0}, None),
+        ({"variants__delegating__rl__group_filter__name": "reinforce_ada"}, None),
+        ({"variants__delegating__rl__task_sampler__name": "knapsack"}, None),
+        ({"variants__delegating__rl__credit": {"name": "branches"}}, None),
+        ({"variants__delegating__rl__steps": 0}, None),
     ],
     ids=str,
 )
 def test_more_ranks_than_there_can_be_micro_batches_are_refused_before_work(
     tmp_path: Path, changes: dict[str, Any], most: int | None
 ) -> None:
-    changes = {"micro_batch_tokens": 2000, "arms__delegating__rl__tasks_per_step": 24, **changes}
-    changes |= {"arms__delegating__rl__group_size": 8}
+    changes = {"micro_batch_tokens": 2000, "variants__delegating__rl__tasks_per_step": 24, **changes}
+    changes |= {"variants__delegating__rl__group_size": 8}
 
     def build(ranks: int) -> None:
         cluster = {"learner_ranks": ranks}
@@ -117,14 +117,17 @@ def test_more_ranks_than_there_can_be_micro_batches_are_refused_before_work(
 
 
 SCHEDULE = {"term": "correct", "measure": "total_tokens", "at_most": 30}
-LAG = {"arms__delegating__rl__max_staleness": 1, "cluster": {"overlap": True}}
+LAG = {"variants__delegating__rl__max_staleness": 1, "cluster": {"overlap": True}}
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"max_staleness": 0}, "overlap is true and arms.delegating.rl.max_staleness is 0.*set max_staleness"),
-        ({"task_sampler": {"name": "dots"}}, "arms.delegating.rl.task_sampler remembers .*set cluster.overlap=false"),
+        ({"max_staleness": 0}, "overlap is true and variants.delegating.rl.max_staleness is 0.*set max_staleness"),
+        (
+            {"task_sampler": {"name": "dots"}},
+            "variants.delegating.rl.task_sampler remembers .*set cluster.overlap=false",
+        ),
         ({"reward_schedule": {"name": "lagrangian", "options": SCHEDULE}}, "rl.reward_schedule remembers"),
     ],
 )
@@ -132,7 +135,7 @@ def test_steps_overlap_where_none_depends_on_the_one_before(
     tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     Job(clustered(tmp_path, **LAG), JobId("delegating", 0), lambda *_: None)
-    of_rl = {f"arms__delegating__rl__{name}": value for name, value in changes.items()}
+    of_rl = {f"variants__delegating__rl__{name}": value for name, value in changes.items()}
     Job(clustered(tmp_path, **{**LAG, **of_rl, "cluster": {}}), JobId("delegating", 0), lambda *_: None)
     with pytest.raises(ConfigError, match=words):
         Job(clustered(tmp_path, **{**LAG, **of_rl}), JobId("delegating", 0), lambda *_: None)

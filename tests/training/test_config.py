@@ -34,10 +34,10 @@ from selfcest_training.files import digest
 from selfcest_training.learner.options import Denominator, ImportanceLevel, Precision, Rows
 from selfcest_training.yaml_text import read_yaml, write_yaml
 
-ARM = {"warmstart": {}, "rl": {"steps": 0}}
+VARIANT = {"warmstart": {}, "rl": {"steps": 0}}
 CELL = {"family": "range", "size": "4"}
-PHASE, OPTIMIZER = "arms.delegating.warmstart.phases.0", "arms.delegating.rl.optimizer"
-LOSS = "arms.delegating.rl.loss"
+PHASE, OPTIMIZER = "variants.delegating.warmstart.phases.0", "variants.delegating.rl.optimizer"
+LOSS = "variants.delegating.rl.loss"
 NAN, INF = float("nan"), float("inf")
 CONFIGS = sorted(Path(__file__).parents[2].glob("training/configs/**/*.yaml"))
 SHIPPED = [path for path in CONFIGS if "frontier" not in path.stem]  # the others are of studies
@@ -48,7 +48,7 @@ def small() -> dict[str, Any]:
         "name": "t",
         "limits": {"total_tokens": 480},
         "tasks": {"range": {"name": "range_sum", "options": {"max_length": 4}}},
-        "arms": {
+        "variants": {
             "delegating": {
                 "warmstart": {"phases": [{"tokens": 10, "mix": {"range": {"share": 1, "styles": {"delegate": 1}}}}]},
                 "rl": {"steps": 1, "tasks": {"range": 1}},
@@ -84,32 +84,32 @@ def test_shipped_configs_load(path: Path) -> None:
     ("path", "value", "words"),
     [
         ("seedz", [1], ["seedz is unknown; RunConfig has name, tasks", "Did you mean 'seeds'"]),
-        ("arms.delegating.rl.step", 3, ["arms.delegating.rl.step is unknown", "Did you mean 'steps'"]),
-        ("arms.delegating.warmstart.phases.0.token", 3, ["phases[0].token"]),
+        ("variants.delegating.rl.step", 3, ["variants.delegating.rl.step is unknown", "Did you mean 'steps'"]),
+        ("variants.delegating.warmstart.phases.0.token", 3, ["phases[0].token"]),
         ("limits.answer_reserve", 100_000, ["limits.answer_reserve is 100000", "lower answer_reserve or raise"]),
         ("limits.total_tokens", -1, ["limits.total_tokens is -1", "null: unlimited"]),
         ("limits.max_turns", True, ["max_turns", "True"]),
-        ("arms.delegating.limits", {"max_dept": 0}, ["max_dept", "Did you mean 'max_depth'"]),
-        ("arms.delegating.limits", {"max_depth": -2}, ["arms.delegating.limits.max_depth is -2"]),
-        ("arms.delegating.rl.tasks", {"rangee": 1}, ["'rangee'", "Did you mean 'range'"]),
+        ("variants.delegating.limits", {"max_dept": 0}, ["max_dept", "Did you mean 'max_depth'"]),
+        ("variants.delegating.limits", {"max_depth": -2}, ["variants.delegating.limits.max_depth is -2"]),
+        ("variants.delegating.rl.tasks", {"rangee": 1}, ["'rangee'", "Did you mean 'range'"]),
         (
-            "arms.delegating.rl.tasks",
+            "variants.delegating.rl.tasks",
             {"range": -1},
-            ["arms.delegating.rl.tasks.range is -1; expected a finite number >= 0"],
+            ["variants.delegating.rl.tasks.range is -1; expected a finite number >= 0"],
         ),
-        ("arms.delegating.rl.temperature", 0, ["temperature is 0"]),
-        ("arms.delegating.rl.group_size", 1, ["rl.group_size is 1; expected a whole number >= 2"]),
-        ("arms.delegating.rl.minibatches", 5, ["rl.minibatches is 5; expected a divisor of tasks_per_step"]),
+        ("variants.delegating.rl.temperature", 0, ["temperature is 0"]),
+        ("variants.delegating.rl.group_size", 1, ["rl.group_size is 1; expected a whole number >= 2"]),
+        ("variants.delegating.rl.minibatches", 5, ["rl.minibatches is 5; expected a divisor of tasks_per_step"]),
         (
-            "arms.delegating.rl.denominator",
+            "variants.delegating.rl.denominator",
             "rows",
             ["rl.denominator is 'rows'; expected one of constant, episode_mean"],
         ),
-        ("arms.delegating.rl.optimizer", {"learning_rate": 0}, ["learning_rate is 0"]),
-        ("arms.delegating.rl.steps", "many", ["arms.delegating.rl.steps is 'many'; expected a whole number"]),
-        ("arms.delegating.rl.steps", 1.5, ["arms.delegating.rl.steps is 1.5; expected a whole number"]),
+        ("variants.delegating.rl.optimizer", {"learning_rate": 0}, ["learning_rate is 0"]),
+        ("variants.delegating.rl.steps", "many", ["variants.delegating.rl.steps is 'many'; expected a whole number"]),
+        ("variants.delegating.rl.steps", 1.5, ["variants.delegating.rl.steps is 1.5; expected a whole number"]),
         ("model", {"hidden_size": 30}, ["model.hidden_size is unknown; PlugIn has name, options"]),
-        ("arms", {}, ["arms is {}; expected a mapping that is not empty"]),
+        ("variants", {}, ["variants is {}; expected a mapping that is not empty"]),
         ("name", 3, ["name is 3; expected a text"]),
         ("tasks", 7, ["tasks"]),
         ("seeds", [], ["seeds is []", "not empty"]),
@@ -118,20 +118,38 @@ def test_shipped_configs_load(path: Path) -> None:
         ("threads", 0, ["threads is 0", ">= 1"]),
         ("lora", {"rank": 0}, ["lora.rank is 0"]),
         ("forward", {"autocast": "float16"}, ["forward.autocast is 'float16'; expected one of float32, bfloat16"]),
-        ("arms.delegating.rl.max_staleness", -1, ["rl.max_staleness is -1"]),
+        ("variants.delegating.rl.max_staleness", -1, ["rl.max_staleness is -1"]),
         ("checkpoint_every", 0, ["checkpoint_every is 0"]),
         ("micro_batch_tokens", 0, ["micro_batch_tokens is 0"]),
         ("rows", "trees", ["rows is 'trees'; expected one of bucketed, tree, packed"]),
         ("log_groups", -1, ["log_groups is -1", ">= 0"]),
         ("compute_tokens", 0, ["compute_tokens is 0", "null"]),
-        ("compute_tokens", 28, ["arms.delegating", "3 x 10 = 30", "compute_tokens = 28", "lower the phases' tokens"]),
+        (
+            "compute_tokens",
+            28,
+            ["variants.delegating", "3 x 10 = 30", "compute_tokens = 28", "lower the phases' tokens"],
+        ),
         *(("name", name, [f"name is {name!r}", "rename it"]) for name in ("", "a/b", "a\\b", "..", ".hidden")),
-        *(("arms", {name: ARM}, [f"arms has a key that is {name!r}", "rename it"]) for name in ("a,b", "a/b", "..")),
-        ("arms.delegating.warmstart.batch_tokens", 0, ["warmstart.batch_tokens is 0", "arms.delegating.warmstart"]),
-        ("arms.delegating.warmstart.pool_tokens", 0, ["warmstart.pool_tokens is 0"]),
-        ("arms.delegating.warmstart.attempts", 0, ["warmstart.attempts is 0; expected a whole number >= 1"]),
-        ("arms.delegating.warmstart.probe_episodes", 0, ["warmstart.probe_episodes is 0"]),
-        *((f"{PHASE}.learned", x, ["phases[0].learned is", "from 0 to 1", "null: no probe"]) for x in (-0.1, 1.1, NAN)),
+        *(
+            ("variants", {name: VARIANT}, [f"variants has a key that is {name!r}", "rename it"])
+            for name in ("a,b", "a/b", "..")
+        ),
+        (
+            "variants.delegating.warmstart.batch_tokens",
+            0,
+            ["warmstart.batch_tokens is 0", "variants.delegating.warmstart"],
+        ),
+        ("variants.delegating.warmstart.pool_tokens", 0, ["warmstart.pool_tokens is 0"]),
+        (
+            "variants.delegating.warmstart.max_attempts",
+            0,
+            ["warmstart.max_attempts is 0; expected a whole number >= 1"],
+        ),
+        ("variants.delegating.warmstart.probe_episodes", 0, ["warmstart.probe_episodes is 0"]),
+        *(
+            (f"{PHASE}.min_accuracy", x, ["phases[0].min_accuracy is", "from 0 to 1", "null: no probe"])
+            for x in (-0.1, 1.1, NAN)
+        ),
         (f"{PHASE}.tokens", 0, ["phases[0].tokens is 0"]),
         (f"{PHASE}.mix", {}, ["phases[0].mix has the shares {}", "a share > 0"]),
         (f"{PHASE}.mix.range.share", 0, ["phases[0].mix has the shares {'range': 0.0}"]),
@@ -145,15 +163,18 @@ def test_shipped_configs_load(path: Path) -> None:
             ["mix.range.styles has a key that is 'solv'", "Did you mean 'solve'"],
         ),
         (f"{PHASE}.mix.range.styles", {"read": 1}, ["phases[0].mix.range.styles.read", "limits.max_reads is 0"]),
-        ("arms.delegating.limits.max_depth", 0, ["mix.range.styles.delegate", "limits.max_depth is 0"]),
+        ("variants.delegating.limits.max_depth", 0, ["mix.range.styles.delegate", "limits.max_depth is 0"]),
         (f"{PHASE}.limits", {"max_clones": 0}, ["mix.range.styles.delegate", "limits.max_clones is 0"]),
-        ("arms.delegating.rl.steps", -1, ["rl.steps is -1"]),
-        ("arms.delegating.rl.tasks", {}, ["arms.delegating.rl.tasks is {}", "weight > 0"]),
-        ("arms.delegating.rl.tasks", {"range": 0}, ["arms.delegating.rl.tasks is {'range': 0.0}"]),
-        ("arms.delegating.rl.tasks", {"range": INF}, ["arms.delegating.rl.tasks.range is inf"]),
-        ("arms.delegating.rl.tasks_per_step", 0, ["rl.tasks_per_step is 0"]),
-        *(("arms.delegating.rl.constant_tokens", x, ["rl.constant_tokens is"]) for x in (0, -1, NAN, INF)),
-        *(("arms.delegating.rl.temperature", x, ["rl.temperature is"]) for x in (NAN, INF, -1)),
+        ("variants.delegating.rl.steps", -1, ["rl.steps is -1"]),
+        ("variants.delegating.rl.tasks", {}, ["variants.delegating.rl.tasks is {}", "weight > 0"]),
+        ("variants.delegating.rl.tasks", {"range": 0}, ["variants.delegating.rl.tasks is {'range': 0.0}"]),
+        ("variants.delegating.rl.tasks", {"range": INF}, ["variants.delegating.rl.tasks.range is inf"]),
+        ("variants.delegating.rl.tasks_per_step", 0, ["rl.tasks_per_step is 0"]),
+        *(
+            ("variants.delegating.rl.loss_denominator_tokens", x, ["rl.loss_denominator_tokens is"])
+            for x in (0, -1, NAN, INF)
+        ),
+        *(("variants.delegating.rl.temperature", x, ["rl.temperature is"]) for x in (NAN, INF, -1)),
         *((f"{OPTIMIZER}.warmup_steps", x, ["optimizer.warmup_steps is"]) for x in (-1,)),
         *((f"{OPTIMIZER}.beta1", x, ["optimizer.beta1 is", "< 1"]) for x in (-0.1, 1.0, NAN)),
         *((f"{OPTIMIZER}.beta2", x, ["optimizer.beta2 is", "< 1"]) for x in (-0.1, 1.0, NAN)),
@@ -162,7 +183,7 @@ def test_shipped_configs_load(path: Path) -> None:
         *((f"{OPTIMIZER}.decay_share", x, ["optimizer.decay_share is"]) for x in (-0.1, 1.1, NAN)),
         *((f"{OPTIMIZER}.max_grad_norm", x, ["optimizer.max_grad_norm is"]) for x in (0, NAN)),
         (f"{LOSS}.terms", {"kl": {"weight": NAN}}, ["loss.terms.kl.weight is nan", "finite"]),
-        (f"{LOSS}.clip_low", 0.1, ["arms.delegating.rl.loss.clip_low is unknown", "options"]),
+        (f"{LOSS}.clip_low", 0.1, ["variants.delegating.rl.loss.clip_low is unknown", "options"]),
         (f"{LOSS}.importance", {"level": "tokens"}, ["'tokens'", "none", "token", "sequence"]),
         (f"{LOSS}.importance", {"level": "token", "cap": 0.5}, ["importance.cap is 0.5"]),
         ("evaluation.episodes", 0, ["evaluation.episodes is 0"]),
@@ -185,13 +206,13 @@ def test_a_wrong_key_or_value_is_named(path: str, value: object, words: list[str
     [
         ("compute_tokens", None),
         ("compute_tokens", 29),  # 3 x 10 is over it by less than 5 %
-        ("arms.delegating.rl", {"steps": 0}),
-        ("arms.delegating.rl", {"steps": 0, "tasks": {"range": 0}}),
+        ("variants.delegating.rl", {"steps": 0}),
+        ("variants.delegating.rl", {"steps": 0, "tasks": {"range": 0}}),
         ("limits", {"total_tokens": None, "context_tokens": 2048}),
         ("limits", {"total_tokens": 2048}),
         (f"{PHASE}.mix.range.styles", {"solve": 1, "read": 0}),
-        ("arms.delegating.warmstart.phases", []),
-        *((f"{PHASE}.learned", learned) for learned in (None, 0, 1)),
+        ("variants.delegating.warmstart.phases", []),
+        *((f"{PHASE}.min_accuracy", share) for share in (None, 0, 1)),
         ("evaluation.temperatures", [0.0, 0.8]),
         (f"{OPTIMIZER}.max_grad_norm", INF),
         (LOSS, {"name": "cispo", "options": {"epsilon_high": 3}, "importance": {"level": "sequence", "cap": INF}}),
@@ -207,7 +228,9 @@ def test_a_value_at_the_edge_is_accepted(path: str, value: object) -> None:
 def test_a_number_without_a_point_is_a_number(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(yaml.safe_dump(small()), encoding="utf-8")
-    assert load_config(path, [f"{OPTIMIZER}.learning_rate=3e-4"]).arms["delegating"].rl.optimizer.learning_rate == 3e-4
+    assert (
+        load_config(path, [f"{OPTIMIZER}.learning_rate=3e-4"]).variants["delegating"].rl.optimizer.learning_rate == 3e-4
+    )
     with pytest.raises(ConfigError, match="learning_rate is '3e-4x'; expected a finite number > 0"):
         load_config(path, [f"{OPTIMIZER}.learning_rate=3e-4x"])
     options = load_config(path, ["tasks.range.options={epsilon: 1e-4, text: '1e-4', e: e-4}"]).tasks["range"].options
@@ -234,31 +257,53 @@ def test_values_that_json_does_not_know_are_refused(text: str, said: str) -> Non
         read_yaml(text, "the text")
 
 
-OLD_KEYS = {"gate": {"name": "varied"}, "max_policy_lag": 2, "group_tries": 5, "max_dropped_share": 0.5}
-NEW_KEYS = {"group_filter": {"name": "varied"}, "max_staleness": 2, "max_retries": 4, "max_failed_fraction": 0.5}
+OLD_KEYS = {
+    "gate": {"name": "varied"}, "max_policy_lag": 2, "group_tries": 5, "max_dropped_share": 0.5, "constant_tokens": 7.0
+}  # fmt: skip
+NEW_KEYS = {
+    "group_filter": {"name": "varied"}, "max_staleness": 2, "max_retries": 4, "max_failed_fraction": 0.5,
+    "loss_denominator_tokens": 7.0,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("old", "new"), list(zip(OLD_KEYS, NEW_KEYS, strict=True)))
 def test_a_renamed_key_is_refused_with_its_new_name_and_value(tmp_path: Path, old: str, new: str) -> None:
-    said = f"arms.delegating.rl.{old} is now called {new}: write {new}: {NEW_KEYS[new]!r}"
+    said = f"variants.delegating.rl.{old} is now called {new}: write {new}: {NEW_KEYS[new]!r}"
     with pytest.raises(ConfigError, match=re.escape(said)):
-        parse_config(edited(f"arms.delegating.rl.{old}", OLD_KEYS[old]))
+        parse_config(edited(f"variants.delegating.rl.{old}", OLD_KEYS[old]))
     file = tmp_path / "small.yaml"
     file.write_text(write_yaml(small()), encoding="utf-8")
     with pytest.raises(ConfigError, match=re.escape(said)):
-        load_config(file, [f"arms.delegating.rl.{old}={json.dumps(OLD_KEYS[old])}"])
+        load_config(file, [f"variants.delegating.rl.{old}={json.dumps(OLD_KEYS[old])}"])
+
+
+@pytest.mark.parametrize(
+    ("old", "value", "said"),
+    [
+        ("arms", {"a": 1}, "arms is now called variants: write variants: {'a': 1}"),
+        (f"{PHASE}.learned", 0.5, "phases[0].learned is now called min_accuracy: write min_accuracy: 0.5"),
+        ("variants.delegating.warmstart.attempts", 2, "attempts is now called max_attempts: write max_attempts: 2"),
+    ],
+)
+def test_a_key_of_any_block_is_refused_with_its_new_name(old: str, value: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        parse_config(edited(old, value))
 
 
 def test_a_config_that_an_earlier_release_stored_is_read_and_has_its_digest(tmp_path: Path) -> None:
     data = small()
-    data["arms"]["delegating"]["rl"] |= NEW_KEYS
+    data["variants"]["delegating"]["rl"] |= NEW_KEYS
     spec = parse_config(data)
-    values = yaml.safe_load(dump_run(spec))
-    values["arms"]["delegating"]["rl"] = {
-        {"group_filter": "gate", "max_staleness": "max_policy_lag", "max_retries": "group_tries",
-         "max_failed_fraction": "max_dropped_share"}.get(key, key): 5 if key == "max_retries" else value
-        for key, value in values["arms"]["delegating"]["rl"].items()
-    }  # fmt: skip
+    values = {{"variants": "arms"}.get(key, key): value for key, value in yaml.safe_load(dump_run(spec)).items()}
+    policy = values["arms"]["delegating"]
+    old_names = {new: old for old, new in zip(OLD_KEYS, NEW_KEYS, strict=True)}
+    policy["rl"] = {old_names.get(key, key): value for key, value in policy["rl"].items()}
+    policy["rl"]["group_tries"] = OLD_KEYS["group_tries"]
+    policy["warmstart"] = {{"max_attempts": "attempts"}.get(key, key): x for key, x in policy["warmstart"].items()}
+    policy["warmstart"]["phases"] = [
+        {{"min_accuracy": "learned"}.get(key, key): value for key, value in phase.items()}
+        for phase in policy["warmstart"]["phases"]
+    ]
     stored = tmp_path / "config.yaml"
     stored.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
     assert load_stored_config(stored) == spec
@@ -291,7 +336,7 @@ MERGES = "a0: &a0 {k: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1},
     [
         (BOMB.encode(), "has more than 100000 values once its aliases"),
         (MERGES.encode(), "has more than 100000 values once its aliases"),
-        (b"arms: &arms {again: *arms}", "an alias stands inside what it names"),
+        (b"variants: &variants {again: *variants}", "an alias stands inside what it names"),
         ("name: caf\xe9".encode("latin-1"), "is not UTF-8 at byte 9; save it as UTF-8"),
         (b"name: a\0b", "is not valid YAML"),
         (b"seeds: [" + b"7" * 4400 + b"]", "cannot be read: Exceeds the limit"),
@@ -333,13 +378,13 @@ def test_a_hostile_file_is_one_line(tmp_path: Path, text: bytes, said: str) -> N
     ("path", "value", "said"),
     [
         ("tasks", {1: {"name": "quote"}}, "tasks has a key that is 1; expected a text of printable characters alone"),
-        ("arms", {True: ARM}, "arms has a key that is True; expected a text that can name a folder"),
+        ("variants", {True: VARIANT}, "variants has a key that is True; expected a text that can name a folder"),
         ("3", 4, "3 is unknown; RunConfig has name"),
         ("tasks.range.options", {7: 1}, "tasks.range.options has a key that is 7; expected a text; write it in quotes"),
         ("name", "a\0b", r"name is 'a\x00b'; expected a text that can name a folder"),
         ("name", "a\nb", r"name is 'a\nb'; expected a text that can name a folder"),
         ("output", "a\0b", r"output is 'a\x00b'; expected a text of printable"),
-        ("arms", {"a\nb": ARM}, r"arms has a key that is 'a\nb'; expected a text that can name a folder"),
+        ("variants", {"a\nb": VARIANT}, r"variants has a key that is 'a\nb'; expected a text that can name a folder"),
         ("tasks", {"a\nb": {"name": "quote"}}, r"tasks has a key that is 'a\nb'; expected a text of printable"),
         ("seeds", [10**4000], "seeds[0] is 1" + "0" * 99 + "... (4001 characters); expected a whole number >= 0 and <"),
         ("seeds", [10**5000], "seeds[0] is a number of thousands of digits; expected a whole number >= 0 and <"),
@@ -371,24 +416,29 @@ def test_a_config_is_read_without_torch() -> None:
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
-def test_an_override_of_one_arm_leaves_the_others_alone(tmp_path: Path) -> None:
+def test_an_override_of_one_variant_leaves_the_others_alone(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(
         """
 name: t
 limits: {total_tokens: 480}
 tasks: {range: {name: range_sum}}
-arms:
+variants:
   delegating: {warmstart: {phases: &phases [{tokens: 10, mix: {range: {share: 1, styles: {solve: 1}}}}]},
                rl: &rl {steps: 3, tasks: {range: 1}}}
   monolithic: {limits: {max_depth: 0}, warmstart: {phases: *phases}, rl: *rl}
 """,
         encoding="utf-8",
     )
-    arms = load_config(path, ["arms.delegating.rl.steps=7", "arms.monolithic.warmstart.phases.0.tokens=20"]).arms
-    assert {name: arm.rl.steps for name, arm in arms.items()} == {"delegating": 7, "monolithic": 3}
-    assert {name: arm.warmstart.phases[0].tokens for name, arm in arms.items()} == {"delegating": 10, "monolithic": 20}
-    path.write_text("arms: &arms {again: *arms}", encoding="utf-8")
+    variants = load_config(
+        path, ["variants.delegating.rl.steps=7", "variants.monolithic.warmstart.phases.0.tokens=20"]
+    ).variants
+    assert {name: variant.rl.steps for name, variant in variants.items()} == {"delegating": 7, "monolithic": 3}
+    assert {name: variant.warmstart.phases[0].tokens for name, variant in variants.items()} == {
+        "delegating": 10,
+        "monolithic": 20,
+    }
+    path.write_text("variants: &variants {again: *variants}", encoding="utf-8")
     with pytest.raises(ConfigError, match="an alias"):
         load_config(path)
 
@@ -404,11 +454,11 @@ def test_overrides(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(yaml.safe_dump(small()), encoding="utf-8")
     config = load_config(
-        path, ["name=mine", "seeds=[3,4]", "arms.delegating.warmstart.phases.0.tokens=99", "compute_tokens=null"]
+        path, ["name=mine", "seeds=[3,4]", "variants.delegating.warmstart.phases.0.tokens=99", "compute_tokens=null"]
     )
     assert (config.name, config.seeds, config.compute_tokens) == ("mine", (3, 4), None)
-    assert config.arms["delegating"].warmstart.phases[0].tokens == 99
-    for wrong in ("name", "=3", "arms.delegating.warmstart.phases.7.tokens=1", "name.first=1", "seeds=[1"):
+    assert config.variants["delegating"].warmstart.phases[0].tokens == 99
+    for wrong in ("name", "=3", "variants.delegating.warmstart.phases.7.tokens=1", "name.first=1", "seeds=[1"):
         with pytest.raises(ConfigError, match="override"):
             load_config(path, [wrong])
 

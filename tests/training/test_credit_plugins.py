@@ -93,8 +93,8 @@ def test_the_example_package_trains(installed: Path, tmp_path: Path) -> None:
         "from pathlib import Path; from test_job import config, play, rows\n"
         "credit = {'name': 'aristocrat', 'options': {'absence': 0.25}}\n"
         "mix = {'choice': {'share': 1, 'styles': {'delegate': 1, 'solve': 1}}}\n"
-        "change = {'arms__delegating__rl__credit': credit, 'arms__delegating__rl__steps': 2,\n"
-        "          'arms__delegating__warmstart__phases': [{'tokens': 8000, 'mix': mix}]}\n"
+        "change = {'variants__delegating__rl__credit': credit, 'variants__delegating__rl__steps': 2,\n"
+        "          'variants__delegating__warmstart__phases': [{'tokens': 8000, 'mix': mix}]}\n"
         "print(sum(row['credit/replays'] for row in rows(play(config(Path(sys.argv[1]), **change)))))"
     )
     folders = [str(ROOT / "tests" / part) for part in ("training", "support")]

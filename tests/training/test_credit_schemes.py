@@ -621,7 +621,7 @@ def test_reward_to_go_of_a_turn_that_nobody_else_has_is_leave_one_out() -> None:
 
 def test_wideseek_by_hand() -> None:
     # A = (1 - .5) / std(1, 0) = .7071; three agents; the root has 3 tokens, the clones 3 and 2; 12 x A / 3 / tokens
-    credit = assign(WideSeek(std_floor=0.0, constant_tokens=12.0), pair(1.0, 0.0), {})
+    credit = assign(WideSeek(std_floor=0.0, loss_denominator_tokens=12.0), pair(1.0, 0.0), {})
     weights = (4 / 3, 4 / 3, 4 / 3, 2.0)
     assert advantages(credit, "a") == pytest.approx((math.sqrt(0.5),) * 4)
     names = (key("a", ROOT), key("a", ROOT, 1), key("a", FIRST), key("a", SECOND))

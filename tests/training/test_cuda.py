@@ -100,8 +100,8 @@ def test_the_config_for_a_gpu_trains_a_small_model(tmp_path: Path, sampler: str)
             "limits.turn_tokens=200",
             "tasks.ledger.options={mode: sum, min_documents: 4, max_documents: 4, min_named: 2, max_named: 2}",
             *kept,
-            *(f"arms.delegating.rl.{change}" for change in small),
-            *(f"arms.delegating.warmstart.{change}" for change in warmstart),
+            *(f"variants.delegating.rl.{change}" for change in small),
+            *(f"variants.delegating.warmstart.{change}" for change in warmstart),
         ],
     )
     job = Job(config, JobId("delegating", 0), lambda *_: None)

@@ -30,7 +30,7 @@ from selfcest_training.learner.batch import Sample, build_samples
 from selfcest_training.learner.options import Denominator
 from selfcest_training.run.job import Job, JobId
 
-RL = "arms__delegating__rl"
+RL = "variants__delegating__rl"
 _SHORT, _LONG = three_agents("s0.g0.e0", 1.0), three_agents("s0.g0.e1", 0.25)
 _TALKATIVE = agent(ROOT.child(1), turn((7,), (16, 17)), turn((8, 9), (18, 19)))
 EPISODES = (_SHORT, replace(_LONG, agents=(*_LONG.agents[:2], _TALKATIVE)))  # of 8 and 10 tokens
@@ -292,8 +292,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({f"{RL}__loss": {"terms": {"entropy": {"weight": -0.1}}}}, "TRL's trainer has `clipped` by token alone"),
         ({f"{RL}__minibatches": 2}, "rl.minibatches is 2"),
         ({f"{RL}__credit": {"name": "critic"}}, "'critic' looks into the learner"),
-        ({f"{RL}__max_staleness": 2}, "arms.delegating.rl.max_staleness is 2; set it to 1"),
-        ({f"{RL}__sampled_tokens": 500}, "arms.delegating.rl.sampled_tokens is 500; set it to null: TRL ends"),
+        ({f"{RL}__max_staleness": 2}, "variants.delegating.rl.max_staleness is 2; set it to 1"),
+        ({f"{RL}__sampled_tokens": 500}, "variants.delegating.rl.sampled_tokens is 500; set it to null: TRL ends"),
         ({"compute_tokens": 500000}, "compute_tokens is 500000; set it to null: TRL ends"),
         ({"lora": {"rank": 2}}, "set it to null, and give TRL a peft_config"),
     ],

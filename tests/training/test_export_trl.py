@@ -26,7 +26,7 @@ needs_trl = pytest.mark.skipif(
     find_spec("trl") is None, reason="TRL is not installed; docs/export.md says how, .ci/run does it"
 )
 pytestmark = [needs_trl, pytest.mark.slow]
-RL = "arms__delegating__rl"
+RL = "variants__delegating__rl"
 STEPS = 4
 # In float32, on whatever TRL packs otherwise: the largest difference by the largest entry of the gradient.
 TOLERANCE = 1e-4

@@ -22,9 +22,9 @@ def faults() -> Iterator[ModuleType]:
 
     whole = faults.RUN, faults.STEPS
     faults.RUN, faults.STEPS = deepcopy(faults.RUN), 2
-    arm = faults.RUN["arms"]["delegating"]
-    arm["rl"]["steps"] = 2
-    arm["warmstart"]["phases"][0]["tokens"] = arm["warmstart"]["pool_tokens"] = 1000
+    variant = faults.RUN["variants"]["delegating"]
+    variant["rl"]["steps"] = 2
+    variant["warmstart"]["phases"][0]["tokens"] = variant["warmstart"]["pool_tokens"] = 1000
     faults.RUN["evaluation"]["episodes"] = 2
     yield faults
     faults.RUN, faults.STEPS = whole

@@ -126,10 +126,10 @@ def test_a_study_on_a_dead_server_ends_in_one_line_and_code_3(
 
 
 def test_a_run_on_a_dead_engine_says_whose_job_and_keeps_the_worker_s_trace(tmp_path: Path) -> None:
-    changes = {"arms__delegating__rl__steps": 1, "workers": 1}
+    changes = {"variants__delegating__rl__steps": 1, "workers": 1}
     phases = [{"tokens": 500, "mix": {"choice": {"share": 1, "styles": {"delegate": 1, "solve": 1}}}}]
     sampler = {"name": "flaky:FlakySampler", "options": {"loses": ["s0."], "times": 9}}
-    spec = config(tmp_path, **changes, arms__delegating__warmstart__phases=phases, sampler=sampler)
+    spec = config(tmp_path, **changes, variants__delegating__warmstart__phases=phases, sampler=sampler)
     with pytest.raises(InfrastructureError, match=r"delegating/seed0: step 0: 4 of 4 groups were lost"):
         run(spec, resume=False, console=Console(quiet=True))
     trace = (spec.folder / LOG).read_text(encoding="utf-8")

@@ -36,15 +36,15 @@ def names() -> list[str]:
 @pytest.mark.parametrize("path", RECIPES, ids=names())
 def test_a_recipe_is_built_up_to_the_missing_device(path: Path) -> None:
     config = load_config(path)
-    for arm in config.arms:
+    for variant in config.variants:
         if not torch.cuda.is_available():
             with pytest.raises(ConfigError, match="device is 'cuda', but torch sees 0 CUDA devices"):
-                Job(config, JobId(arm, 0), lambda *_: None)
+                Job(config, JobId(variant, 0), lambda *_: None)
         small = PlugIn("tiny", {"max_positions": 4096})  # in the place of what needs the device
         built = replace(config, model=small, sampler=PlugIn("transformers", {"dtype": "float32"}), cluster=None)
-        Job(built, JobId(arm, 0), lambda *_: None).close()
+        Job(built, JobId(variant, 0), lambda *_: None).close()
         vllm = construct(VllmOptions, config.sampler.options, place="sampler.options")
-        assert longest_context(config.limits_of(arm), model_shape(config.model)) <= (vllm.max_positions or 0)
+        assert longest_context(config.limits_of(variant), model_shape(config.model)) <= (vllm.max_positions or 0)
     assert len(study_of(config).cells) == len(config.evaluation.cells)
 
 
@@ -62,9 +62,9 @@ def test_a_recipe_for_a_cluster_can_be_placed_on_it_and_on_nothing_less(
     config = load_config(path)
     cluster, sampler = config.cluster, make_sampler(config.sampler.name, config.sampler.options)
     assert cluster is not None
-    for arm in config.arms:
-        check_options(config, arm, sampler)
-        check_stages(config, arm, make_stages(config.arms[arm].rl))
+    for variant in config.variants:
+        check_options(config, variant, sampler)
+        check_stages(config, variant, make_stages(config.variants[variant].rl))
     nodes = [{"CPU": 32.0, "GPU": float(gpus)} for gpus in NODES[path.stem]]
     check_resources(cluster, nodes)
     assert sum(NODES[path.stem]) == cluster.rollout_workers + cluster.learner_ranks, "none is left idle"
@@ -72,9 +72,9 @@ def test_a_recipe_for_a_cluster_can_be_placed_on_it_and_on_nothing_less(
     with pytest.raises(ConfigError, match="GPU together, but the cluster has|but the cluster has room for"):
         check_resources(cluster, nodes)
     with pytest.raises(ConfigError, match="device is cuda and cluster.backend is gloo.*set cluster.backend=nccl"):
-        check_options(replace(config, cluster=replace(cluster, backend="gloo")), arm, sampler)
+        check_options(replace(config, cluster=replace(cluster, backend="gloo")), variant, sampler)
     with pytest.raises(ConfigError, match=r"cluster.learner_resources gives none; set cluster.learner_resources.GPU=1"):
-        check_options(replace(config, cluster=replace(cluster, learner_resources={"CPU": 2})), arm, sampler)
+        check_options(replace(config, cluster=replace(cluster, learner_resources={"CPU": 2})), variant, sampler)
 
 
 @pytest.mark.parametrize("path", CLUSTERED, ids=lambda path: path.stem)
@@ -85,10 +85,12 @@ def test_a_recipe_s_job_stops_at_the_missing_device_with_its_cluster_block(path:
     small = PlugIn("tiny", {"max_positions": 4096})
     here = replace(config.cluster, backend="gloo")
     built = replace(config, model=small, sampler=PlugIn("transformers", {"dtype": "float32"}), cluster=here)
-    for arm in built.arms:
-        Job(built, JobId(arm, 0), lambda *_: None).close()
+    for variant in built.variants:
+        Job(built, JobId(variant, 0), lambda *_: None).close()
     too_many = replace(here, learner_ranks=100_000)
-    with pytest.raises(ConfigError, match=r"cluster.learner_ranks is 100000 and a mini-batch of arms.*at its fullest"):
+    with pytest.raises(
+        ConfigError, match=r"cluster.learner_ranks is 100000 and a mini-batch of variants.*at its fullest"
+    ):
         Job(replace(built, cluster=too_many), JobId("delegating", 0), lambda *_: None)
 
 

@@ -43,7 +43,7 @@ from selfcest_training.learner.internals import compute_internals
 from selfcest_training.learner.options import OptimizerConfig, Rows
 from selfcest_training.learner.update import Learner
 
-RL = "arms__delegating__rl"
+RL = "variants__delegating__rl"
 CLONES = (ROOT.child(0), ROOT.child(1))
 
 

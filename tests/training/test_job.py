@@ -32,7 +32,7 @@ def config(tmp_path: Path, **changes: Any) -> RunConfig:
         "limits": {"total_tokens": 80, "turn_tokens": 16, "reply_tokens": 2, "answer_reserve": 4, "max_turns": 3,
                    "max_clones": 1},
         "tasks": {"choice": {"name": "trivial:Choice"}},
-        "arms": {
+        "variants": {
             "delegating": {
                 "warmstart": {
                     "phases": [
@@ -42,7 +42,7 @@ def config(tmp_path: Path, **changes: Any) -> RunConfig:
                     "optimizer": {"learning_rate": 1e-2, "warmup_steps": 5},
                 },
                 "rl": {"steps": 10, "tasks": {"choice": 1}, "tasks_per_step": 4, "group_size": 8, "temperature": 1.0,
-                       "optimizer": {"learning_rate": 3e-3, "warmup_steps": 1}, "constant_tokens": 10.0},
+                       "optimizer": {"learning_rate": 3e-3, "warmup_steps": 1}, "loss_denominator_tokens": 10.0},
             }
         },
         "checkpoint_every": 2,
@@ -99,7 +99,7 @@ def test_it_learns_to_answer_or_to_delegate_as_the_reward_says(
 ) -> None:
     term = {"name": "trivial:PerClone", "value": value}
     reward = {"name": "correct", "options": {"per_clone": term}}
-    job = play_from(warm, config(tmp_path, reward=reward, arms__delegating__rl__steps=25))
+    job = play_from(warm, config(tmp_path, reward=reward, variants__delegating__rl__steps=25))
     clones = [row["clones"] for row in rows(job)]
     assert 0.2 < clones[0] < 0.8, "the warm start shows both"
     assert sum(clones[-3:]) / 3 == pytest.approx(expected, abs=0.1)
@@ -134,7 +134,7 @@ def test_the_same_run_repeats_exactly_and_another_seed_does_not(base: Job, tmp_p
     assert torch.equal(weights(whole), weights(base))
     assert (whole.folder / "episodes.jsonl").read_text() == (base.folder / "episodes.jsonl").read_text()
     phases = [{"tokens": 1000, "mix": {"choice": {"share": 1, "styles": {"delegate": 1, "solve": 1}}}}]
-    short = {"arms__delegating__warmstart__phases": phases, "arms__delegating__rl__steps": 1}
+    short = {"variants__delegating__warmstart__phases": phases, "variants__delegating__rl__steps": 1}
     first, again, other = (
         play(config(tmp_path / name, **short), seed) for name, seed in (("a", 0), ("b", 0), ("c", 1))
     )
@@ -191,13 +191,13 @@ def test_sampler_and_learner_agree_on_every_first_step(base: Job) -> None:
 
 @pytest.mark.parametrize("minibatches", [1, 2])
 def test_optimiser_steps_do_not_depend_on_the_number_of_clones(warm: Job, tmp_path: Path, minibatches: int) -> None:
-    job = play_from(warm, config(tmp_path, arms__delegating__rl__minibatches=minibatches))
+    job = play_from(warm, config(tmp_path, variants__delegating__rl__minibatches=minibatches))
     assert len({row["clones"] for row in rows(job)}) > 1
     assert job.state.num_updates == 10 * minibatches
 
 
 def test_compute_ends_the_run_at_the_first_step_over_the_budget(warm: Job, tmp_path: Path) -> None:
-    job = play_from(warm, config(tmp_path, compute_tokens=110_000, arms__delegating__rl__steps=1000))
+    job = play_from(warm, config(tmp_path, compute_tokens=110_000, variants__delegating__rl__steps=1000))
     spent = [row["compute_tokens"] for row in rows(job)]
     assert spent[-2] < 110_000 <= spent[-1]
     assert job.state.compute_tokens == job.state.sampled_tokens + 3 * job.state.trained_tokens
@@ -207,7 +207,7 @@ def test_kl_to_the_warm_start_holds_the_policy_back(warm: Job, tmp_path: Path) -
     term = {"name": "correct", "options": {"per_clone": {"name": "trivial:PerClone", "value": -1.0}}}
     free = rows(play_from(warm, config(tmp_path / "free", reward=term)))
     loss = {"terms": {"kl": {"weight": 100.0}}}
-    held = rows(play_from(warm, config(tmp_path / "held", reward=term, arms__delegating__rl__loss=loss)))
+    held = rows(play_from(warm, config(tmp_path / "held", reward=term, variants__delegating__rl__loss=loss)))
     assert held[0]["loss/kl"] == pytest.approx(0.0, abs=1e-6)
     assert held[-1]["clones"] > free[-1]["clones"]
 
@@ -252,8 +252,8 @@ def test_a_demonstration_that_is_wrong_stops_the_run(tmp_path: Path) -> None:
             {"reward": {"name": "correct", "options": {"grader": {"name": "countdown"}}}},
             "tasks.choice: .* cannot judge",
         ),
-        ({"arms__delegating__rl__credit": {"name": "gatedd"}}, "Did you mean 'gated'"),
-        ({"arms__delegating__rl__credit": {"name": "gated", "options": {"side": "both"}}}, "sides"),
+        ({"variants__delegating__rl__credit": {"name": "gatedd"}}, "Did you mean 'gated'"),
+        ({"variants__delegating__rl__credit": {"name": "gated", "options": {"side": "both"}}}, "sides"),
     ],
 )
 def test_what_cannot_be_built_is_named_before_any_work(tmp_path: Path, change: dict[str, Any], words: str) -> None:
@@ -264,7 +264,7 @@ def test_what_cannot_be_built_is_named_before_any_work(tmp_path: Path, change: d
 
 def counterfactual(tmp_path: Path, **changes: Any) -> RunConfig:
     credit = {"name": "coma", "options": {"samples": 2}}
-    return config(tmp_path, arms__delegating__rl__credit=credit, arms__delegating__rl__steps=4, **changes)
+    return config(tmp_path, variants__delegating__rl__credit=credit, variants__delegating__rl__steps=4, **changes)
 
 
 def _call(record: EpisodeRecord) -> int:
@@ -294,7 +294,7 @@ def test_replays_are_played_priced_and_stored(warm: Job, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("minibatches", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_with_replays_repeats_and_resumes_exactly(warm: Job, tmp_path: Path, minibatches: int) -> None:
-    change = {"arms__delegating__rl__minibatches": minibatches}
+    change = {"variants__delegating__rl__minibatches": minibatches}
     whole = play_from(warm, counterfactual(tmp_path / "whole", **change))
     assert whole.state.num_updates == 4 * minibatches
     spec = counterfactual(tmp_path / "killed", **change)
@@ -316,7 +316,7 @@ def test_a_run_with_replays_repeats_and_resumes_exactly(warm: Job, tmp_path: Pat
 def test_probes_are_evenly_spread_and_change_nothing(
     base: Job, warm: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    probed = {"arms__delegating__rl__probes": 4, "arms__delegating__rl__probe_episodes": 8}
+    probed = {"variants__delegating__rl__probes": 4, "variants__delegating__rl__probe_episodes": 8}
     played: list[list[tuple[str, int]]] = []
     play = ModelPlayer.play
 
@@ -346,8 +346,8 @@ def test_a_probe_is_played_with_the_weights_of_its_step(
 ) -> None:
     """The sampler has weights of its own here, which a probe must have brought up to date."""
     probed = {
-        "arms__delegating__rl__probes": 3,
-        "arms__delegating__rl__steps": 3,
+        "variants__delegating__rl__probes": 3,
+        "variants__delegating__rl__steps": 3,
         "sampler": {"name": "transformers", "options": {"dtype": "float32"}},
     }
     synced: list[int] = []
@@ -364,13 +364,13 @@ def test_a_probe_is_played_with_the_weights_of_its_step(
 
 def test_a_probe_a_step_whatever_rounding_says(tmp_path: Path) -> None:
     job = Job(
-        config(tmp_path, arms__delegating__rl__steps=49, arms__delegating__rl__probes=49),
+        config(tmp_path, variants__delegating__rl__steps=49, variants__delegating__rl__probes=49),
         JobId("delegating", 0),
         lambda *_: None,
     )
     assert [job._probes_due(step / 49) for step in range(50)] == list(range(50))
     with pytest.raises(ConfigError, match="probes is 50; expected at most one a step, and steps is 49"):
-        config(tmp_path, arms__delegating__rl__steps=49, arms__delegating__rl__probes=50)
+        config(tmp_path, variants__delegating__rl__steps=49, variants__delegating__rl__probes=50)
 
 
 def test_what_a_server_leaves_unplayed_is_left_out_of_a_probe(base: Job) -> None:
@@ -383,13 +383,13 @@ def test_what_a_server_leaves_unplayed_is_left_out_of_a_probe(base: Job) -> None
 
 def test_probes_and_rollouts_ahead_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="probes is 1 and max_staleness 2"):
-        config(tmp_path, arms__delegating__rl__probes=1, arms__delegating__rl__max_staleness=2)
+        config(tmp_path, variants__delegating__rl__probes=1, variants__delegating__rl__max_staleness=2)
 
 
 def test_sampled_tokens_end_the_run_with_replays_counted(warm: Job, tmp_path: Path) -> None:
-    budget = {"arms__delegating__rl__sampled_tokens": 1500}
+    budget = {"variants__delegating__rl__sampled_tokens": 1500}
     with_replays = rows(play_from(warm, counterfactual(tmp_path / "a", **budget)))
-    without = rows(play_from(warm, config(tmp_path / "b", **budget, arms__delegating__rl__steps=1000)))
+    without = rows(play_from(warm, config(tmp_path / "b", **budget, variants__delegating__rl__steps=1000)))
     assert without[-2]["sampled_tokens"] < 1500 <= without[-1]["sampled_tokens"]
     assert len(with_replays) < len(without)
 
@@ -404,4 +404,4 @@ def test_sampled_tokens_end_the_run_with_replays_counted(warm: Job, tmp_path: Pa
 )
 def test_wrong_credit_stops_the_run(warm: Job, tmp_path: Path, scheme: str, words: str) -> None:
     with pytest.raises(CreditError, match=words):
-        play_from(warm, config(tmp_path, arms__delegating__rl__credit={"name": f"trivial:{scheme}"}))
+        play_from(warm, config(tmp_path, variants__delegating__rl__credit={"name": f"trivial:{scheme}"}))

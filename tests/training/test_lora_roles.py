@@ -27,7 +27,7 @@ from selfcest_training.run.job import Job, JobId
 __all__ = ["warm"]  # a fixture
 
 LORA = {"rank": 4, "alpha": 8, "per_role": True}
-RL = "arms__delegating__rl"
+RL = "variants__delegating__rl"
 
 
 def roles_config(warm: Job, output: Path, **changes: Any) -> RunConfig:
@@ -38,8 +38,8 @@ def roles_config(warm: Job, output: Path, **changes: Any) -> RunConfig:
         "model": {"name": "trivial:Continued", "options": model},
         "lora": LORA,
         "checkpoint_every": 1,
-        "arms__delegating__warmstart__phases": phases,
-        "arms__delegating__warmstart__pool_tokens": 1000,
+        "variants__delegating__warmstart__phases": phases,
+        "variants__delegating__warmstart__pool_tokens": 1000,
         f"{RL}__steps": 3,
     }
     return config(output, **given | changes)

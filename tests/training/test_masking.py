@@ -150,7 +150,7 @@ def test_progress_bars_of_libraries_can_draw(capsys: pytest.CaptureFixture[str])
 def run_folder(folder: Path, text: str) -> str:
     """A run of a stranger, which seems to go on, whose files hold a text wherever one can stand."""
     spec = config(folder)
-    job = spec.folder / next(iter(spec.arms)) / f"seed{spec.seeds[0]}"
+    job = spec.folder / next(iter(spec.variants)) / f"seed{spec.seeds[0]}"
     (job / "checkpoints").mkdir(parents=True)
     (spec.folder / "config.yaml").write_text(dump_config(spec), encoding="utf-8")
     progress = {"stage": f"RL {text}", "note": text, "marks": [[0.0, 0.1, 1], [1.0, 0.2, 9]]}

@@ -37,7 +37,7 @@ from selfcest_training.stages.async_rollouts import AsyncRollouts, RolloutPipeli
 from selfcest_training.stages.rollout_batch import RolloutBatch
 from selfcest_training.trainer import Trainer
 
-RL = "arms__delegating__rl"
+RL = "variants__delegating__rl"
 COPY = {"name": "transformers", "options": {"dtype": "float32"}}
 LORA = {"rank": 4, "alpha": 8}
 POSITIONS = 512
@@ -61,10 +61,10 @@ def chat_config(source: Path, output: Path, **changes: Any) -> RunConfig:
         "limits": {"total_tokens": POSITIONS, "turn_tokens": 48, "reply_tokens": 4, "answer_reserve": 8, "max_turns": 2,
                    "max_clones": 1},
         "reward": {"name": "default", "options": {"token_cost": {"price": 0.5, "scale": 400.0}}},
-        "arms__delegating__warmstart__phases": [
+        "variants__delegating__warmstart__phases": [
             {"tokens": 20_000, "mix": {"choice": {"share": 1, "styles": {"delegate": 1, "solve": 2}}}}
         ],
-        "arms__delegating__warmstart__batch_tokens": 1024,
+        "variants__delegating__warmstart__batch_tokens": 1024,
         f"{RL}__steps": 3,
         f"{RL}__tasks_per_step": 2,
         f"{RL}__group_size": 4,
@@ -166,10 +166,10 @@ def test_a_half_precision_tiny_model_keeps_the_frequencies_of_its_positions() ->
 def lora_config(output: Path, **changes: Any) -> RunConfig:
     given: dict[str, Any] = {
         "lora": LORA,
-        "arms__delegating__warmstart__phases": [
+        "variants__delegating__warmstart__phases": [
             {"tokens": 8000, "mix": {"choice": {"share": 1, "styles": {"delegate": 1, "solve": 1}}}}
         ],
-        "arms__delegating__warmstart__pool_tokens": 2000,
+        "variants__delegating__warmstart__pool_tokens": 2000,
         f"{RL}__steps": 4,
     }
     return config(output, **given | changes)
@@ -424,17 +424,17 @@ def refused(spec: RunConfig) -> str:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"limits__total_tokens": 97}, ["arms.delegating: limits.total_tokens is 97", "max_positions = 96"]),
+        ({"limits__total_tokens": 97}, ["variants.delegating: limits.total_tokens is 97", "max_positions = 96"]),
         (
             {"limits__total_tokens": None, "limits__context_tokens": 120},
             ["limits.context_tokens is 120", "max_positions = 96"],
         ),
-        ({"arms__delegating__limits": {"total_tokens": 97}}, ["arms.delegating: limits.total_tokens is 97"]),
+        ({"variants__delegating__limits": {"total_tokens": 97}}, ["variants.delegating: limits.total_tokens is 97"]),
         (
-            {"arms__delegating__warmstart__phases": [
+            {"variants__delegating__warmstart__phases": [
                 {"tokens": 9, "mix": {"choice": {"share": 1, "styles": {"solve": 1}}}, "limits": {"total_tokens": 97}}
             ]},
-            ["arms.delegating.warmstart.phases[0]: limits.total_tokens is 97"],
+            ["variants.delegating.warmstart.phases[0]: limits.total_tokens is 97"],
         ),
         ({"model": {"name": "chta"}}, ["unknown model 'chta'", "Did you mean 'chat'"]),
         ({"model": {"name": "chat"}}, ["model.options.source is missing; expected a text"]),
@@ -446,7 +446,7 @@ def refused(spec: RunConfig) -> str:
         ({"sampler": {"name": "trivial:NoSampler"}}, ["sampler 'trivial:NoSampler': NoSampler lacks start()"]),
         ({f"{RL}__loss": {"options": {"clip_low": -1}}}, ["rl.loss.options.clip_low is -1; expected a number >= 0"]),
         ({f"{RL}__loss": {"options": {"clip_lo": 0.1}}}, ["rl.loss.options.clip_lo is unknown", "'clip_low'"]),
-        ({f"{RL}__max_staleness": 1}, ["arms.delegating.rl.max_staleness is 1", "set sampler.options.dtype"]),
+        ({f"{RL}__max_staleness": 1}, ["variants.delegating.rl.max_staleness is 1", "set sampler.options.dtype"]),
     ],
 )  # fmt: skip
 def test_what_cannot_be_right_is_named_before_any_work(
@@ -466,8 +466,16 @@ def test_what_cannot_be_right_is_named_before_any_work(
         ({"dtype": "float16"}, {}, ["model.options.dtype is 'float16'", "float32, bfloat16"]),
         ({"device": "gpu"}, {}, ["model.options", "gpu"]),
         ({"chat": {"template_options": {"thinking": True}}}, {}, ["chat.template_options has 'thinking'"]),
-        ({}, {"limits__total_tokens": 513}, ["arms.delegating: limits", "limits.total_tokens is 513", "512 positions"]),
-        ({}, {"arms__delegating__limits": {"total_tokens": None}}, ["arms.delegating: limits.context_tokens is None"]),
+        (
+            {},
+            {"limits__total_tokens": 513},
+            ["variants.delegating: limits", "limits.total_tokens is 513", "512 positions"],
+        ),
+        (
+            {},
+            {"variants__delegating__limits": {"total_tokens": None}},
+            ["variants.delegating: limits.context_tokens is None"],
+        ),
     ],
 )
 def test_a_chat_model_that_cannot_be_right_is_named_before_any_work(
@@ -509,7 +517,7 @@ def test_vllm_starts_with_a_plain_model_where_the_learner_has_an_adapter(monkeyp
 def test_contexts_that_outgrow_the_engine_are_found_before_any_work(tmp_path: Path) -> None:
     sampler = {"name": "trivial:Served", "options": {"max_positions": 60}}
     message = refused(config(tmp_path, sampler=sampler))
-    assert "arms.delegating: contexts of 80 tokens could outgrow sampler.options.max_positions = 60" in message
+    assert "variants.delegating: contexts of 80 tokens could outgrow sampler.options.max_positions = 60" in message
 
 
 def test_an_engine_that_takes_no_weights_is_refused_before_the_warm_start(tmp_path: Path) -> None:

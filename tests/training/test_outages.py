@@ -45,7 +45,7 @@ from selfcest_training.stages.rollout_batch import play_groups
 
 __all__ = ["serve"]  # a fixture
 
-RL = "arms__delegating__rl"
+RL = "variants__delegating__rl"
 LIMITS = Limits(total_tokens=200, turn_tokens=40, reply_tokens=4, answer_reserve=4, max_turns=3)
 TASKS = [Task(f"t{i}", f"{i}+2?", "3", "sum") for i in range(3)]
 PLANS = [PlannedGroup(task, 4) for task in TASKS]
@@ -367,8 +367,8 @@ def test_what_a_judge_s_server_did_is_in_metrics_and_in_the_report_of_a_run(tmp_
         tmp_path,
         reward={"name": "correct", "options": {"judge": judge}},
         evaluation=evaluation,
-        arms__delegating__warmstart__phases=phases,
-        arms__delegating__rl__steps=2,
+        variants__delegating__warmstart__phases=phases,
+        variants__delegating__rl__steps=2,
     )
     spec.folder.mkdir()
     experiment.prepare(spec, resume=False)

@@ -33,9 +33,9 @@ def test_what_is_no_whole_number_is_refused(text: str) -> None:
         load_config(QUICK, [f"compute_tokens={text}"])
 
 
-def test_a_misspelt_arm_is_blamed_and_not_its_missing_warm_start() -> None:
-    with pytest.raises(ConfigError, match=r"names arms.decidng, which is not there. Did you mean 'deciding'\?"):
-        load_config(QUICK, ["arms.decidng.rl.steps=3"])
+def test_a_misspelt_variant_is_blamed_and_not_its_missing_warm_start() -> None:
+    with pytest.raises(ConfigError, match=r"names variants.decidng, which is not there. Did you mean 'deciding'\?"):
+        load_config(QUICK, ["variants.decidng.rl.steps=3"])
 
 
 @pytest.mark.parametrize("value", ["seeds=x", "seeds=-1", "seeds=[]", "seeds={}"])

@@ -92,11 +92,11 @@ def test_training_configs_draw_and_judge_their_tasks(name: str, data: Path) -> N
     reward = make_reward(config.reward.name, **config.reward.options)
     study = study_of(config)
     tasks = [task for cell in study.cells for task in instances_of(study, cell, source_of(study, cell))]
-    for arm in config.arms.values():
-        make_assigner(arm.rl.credit.name, arm.rl.credit.options, where="credit")
-        drawn = {family: split(config.tasks[family], TRAIN) for family in arm.families}
+    for variant in config.variants.values():
+        make_assigner(variant.rl.credit.name, variant.rl.credit.options, where="credit")
+        drawn = {family: split(config.tasks[family], TRAIN) for family in variant.families}
         tasks += [source.draw(np.random.default_rng(0)) for source in drawn.values()]
-        assert set(arm.families) <= {cell.family for cell in config.evaluation.cells}
+        assert set(variant.families) <= {cell.family for cell in config.evaluation.cells}
     for task in tasks:
         assert not reward.grader.grade(task, None).correct
         assert reward.grader.grade(task, task.answer).correct
@@ -119,26 +119,26 @@ def test_training_and_study_share_no_question(name: str, data: Path) -> None:
 
 
 def test_what_the_authors_train_with() -> None:
-    """The constants of the released code, in every experiment and arm."""
+    """The constants of the released code, in every experiment and variant."""
     lengths = dict.fromkeys(NAMES, 2048 + 4096) | {"musique": 4096 + 1024, "two_wiki": 4096 + 1024}
     for name in NAMES:
         config = load_config(CONFIGS / f"{name}.yaml")
         limits = config.limits
         assert (limits.context_tokens, limits.max_turns, limits.max_clones_per_call) == (lengths[name], 10, 30)
         assert (limits.max_depth, limits.turn_tokens) == (1, 1024)
-        for arm in config.arms.values():
-            rl, optimizer, loss = arm.rl, arm.rl.optimizer, arm.rl.loss
+        for variant in config.variants.values():
+            rl, optimizer, loss = variant.rl, variant.rl.optimizer, variant.rl.loss
             assert (rl.tasks_per_step, rl.group_size, rl.tasks_per_step // rl.minibatches) == (32, 4, 8)
             assert (optimizer.learning_rate, optimizer.warmup_steps, optimizer.max_grad_norm) == (6e-7, 10, 1.0)
             assert optimizer.decay_share == 0
             assert dict(loss.options) == {"clip_low": 0.1, "clip_high": 0.1}
             assert (loss.name, loss.terms["kl"].weight, rl.temperature) == ("clipped", 5e-4, 1.0)
-            assert not arm.warmstart.phases
+            assert not variant.warmstart.phases
     mixed = load_config(CONFIGS / "mixed.yaml")
-    assert mixed.arms["delegating"].rl.tasks == {"arithmetic": 1, "aime": 3, "math_hard": 2}
+    assert mixed.variants["delegating"].rl.tasks == {"arithmetic": 1, "aime": 3, "math_hard": 2}
     assert load_config(CONFIGS / "two_wiki.yaml").tasks["two_wiki"].options["limit"] == 1000
     assert load_study(CONFIGS / "two_wiki_frontier.yaml").tasks["two_wiki"].options["limit"] == 2000
     for name in NAMES:
-        credit = load_config(CONFIGS / f"{name}.yaml").arms["delegating"].rl.credit
+        credit = load_config(CONFIGS / f"{name}.yaml").variants["delegating"].rl.credit
         domain = "math" if name in ("aime", "math_hard", "mixed") else "arithmetic"
         assert (credit.name, dict(credit.options)) == ("gated_paper", {"domain": domain})

@@ -152,7 +152,7 @@ def test_a_shard_is_what_a_rank_has_of_every_tensor() -> None:
 
 @pytest.mark.parametrize("reference", [False, True])
 def test_what_a_rank_loads_before_it_shards_is_the_machine_s(reference: bool) -> None:
-    changes = ["arms.delegating.rl.loss.terms={kl: {weight: 0.1}}"] if reference else []
+    changes = ["variants.delegating.rl.loss.terms={kl: {weight: 0.1}}"] if reference else []
     config = load_config(GPU / "qwen25_7b_8gpus.yaml", changes)
     shape = model_shape(config.model)
     driver, rank, worker = places(config, "delegating", shape, passes=False)
@@ -232,10 +232,10 @@ def test_activations_of_smollm2(rows: RowShape, checkpointing: bool, lora: LoraO
 
 def test_a_reference_and_waiting_copies_are_counted(tmp_path: Path) -> None:
     config = job_config(tmp_path)
-    arm = config.arms["delegating"]
-    rl = replace(arm.rl, loss=LossConfig(terms={"kl": LossTermConfig(0.1)}), max_staleness=2)
+    variant = config.variants["delegating"]
+    rl = replace(variant.rl, loss=LossConfig(terms={"kl": LossTermConfig(0.1)}), max_staleness=2)
     config = replace(
-        config, arms={"delegating": replace(arm, rl=rl)}, sampler=PlugIn("transformers", {"dtype": "float32"})
+        config, variants={"delegating": replace(variant, rl=rl)}, sampler=PlugIn("transformers", {"dtype": "float32"})
     )
     parts = parts_of(places(config, "delegating", model_shape(config.model), passes=False)[0])
     assert parts["reference model"] == parts["weights"]
@@ -296,8 +296,8 @@ def test_a_curve_is_read_from_a_file(tmp_path: Path) -> None:
 
 def test_a_step_by_hand(tmp_path: Path) -> None:
     config = job_config(tmp_path)
-    rl = replace(config.arms["delegating"].rl, tasks_per_step=2, group_size=2, minibatches=1)
-    config = replace(config, arms={"delegating": replace(config.arms["delegating"], rl=rl)})
+    rl = replace(config.variants["delegating"].rl, tasks_per_step=2, group_size=2, minibatches=1)
+    config = replace(config, variants={"delegating": replace(config.variants["delegating"], rl=rl)})
     lengths = Lengths("", 40.0, 50.0, (20.0,))
     step = step_plan(config, "delegating", lengths, CURVE, slots=4)
     # 160 tokens at 20 a second, and a chain of 20 at 0.1 s each, alone, or 0.2 s among four.
@@ -348,8 +348,8 @@ def test_totals_of_a_job_by_hand(tmp_path: Path) -> None:
     budget = replace(config, compute_tokens=72_000 + 3 * 6080 + 1)
     ended = job_totals(budget, "delegating", lengths, step, None)
     assert (ended.steps, ended.ended_by, ended.seconds) == (4, "compute_tokens", None)
-    sampled = replace(config.arms["delegating"].rl, sampled_tokens=2 * 1280)
-    config = replace(config, arms={"delegating": replace(config.arms["delegating"], rl=sampled)})
+    sampled = replace(config.variants["delegating"].rl, sampled_tokens=2 * 1280)
+    config = replace(config, variants={"delegating": replace(config.variants["delegating"], rl=sampled)})
     ended = job_totals(config, "delegating", lengths, step, CURVE)
     assert (ended.steps, ended.ended_by) == (2, "rl.sampled_tokens")
     imitating = job_totals(config, "delegating", lengths, None, CURVE)
@@ -359,7 +359,7 @@ def test_totals_of_a_job_by_hand(tmp_path: Path) -> None:
 def test_the_plan_gives_the_totals_of_a_run_and_its_time_where_a_curve_is_known(tmp_path: Path) -> None:
     config = replace(job_config(tmp_path), seeds=(0, 1))
     said = printed(config)
-    assert "Whole run: 1 arm(s) x 2 seed(s)" in said
+    assert "Whole run: 1 variant(s) x 2 seed(s)" in said
     assert "10 steps of RL (until rl.steps) that generate 25,600 tokens" in said
     assert "in all: RL generates 51,200 tokens" in said
     assert "time: unknown without a curve" in said

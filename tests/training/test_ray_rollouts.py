@@ -47,9 +47,9 @@ PHASE = {"tokens": 8000, "mix": {"choice": {"share": 1, "styles": {"delegate": 1
 SHORT: dict[str, Any] = {
     "workers": 1,
     "sampler": OWN,
-    "arms__delegating__warmstart__phases": [PHASE],
-    "arms__delegating__rl__steps": 4,
-    "arms__delegating__rl__tasks_per_step": 8,
+    "variants__delegating__warmstart__phases": [PHASE],
+    "variants__delegating__rl__steps": 4,
+    "variants__delegating__rl__tasks_per_step": 8,
     "log_groups": 8,
     "checkpoint_every": 1,
 }
@@ -96,11 +96,11 @@ def assert_same_weights(found: Job, expected: Job) -> None:
     the learning rate. There are a dozen such among 8,320, others on another kind of processor. With weights that are a
     step apart hardly any entry agrees.
     """
-    (arm,) = found.config.arms.values()
-    assert arm.rl is not None
+    (variant,) = found.config.variants.values()
+    assert variant.rl is not None
     difference = (weights(found) - weights(expected)).abs()
     assert float(difference.quantile(0.99)) <= 1e-6
-    assert float(difference.max()) <= arm.rl.optimizer.learning_rate
+    assert float(difference.max()) <= variant.rl.optimizer.learning_rate
 
 
 @contextmanager
@@ -189,7 +189,7 @@ def test_a_part_is_played_again_with_the_weights_of_its_step(
 
 
 def test_replays_go_through_the_same_workers(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    changes = {**SHORT, "arms__delegating__rl__steps": 2, "arms__delegating__rl__credit__name": "difference"}
+    changes = {**SHORT, "variants__delegating__rl__steps": 2, "variants__delegating__rl__credit__name": "difference"}
     one = play(config(tmp_path / "one", **changes))
     spec, calls = config(tmp_path / "two", **changes, **on(address)), list[str]()
     monkeypatch.setattr(RolloutWorkers, "call", _noting(calls))
@@ -213,7 +213,7 @@ def _noting(calls: list[str]) -> Callable[..., list[Any]]:
 
 
 def test_rollouts_run_ahead_of_the_learner_in_order(address: str, tmp_path: Path) -> None:
-    changes = {**SHORT, "arms__delegating__rl__max_staleness": 1}
+    changes = {**SHORT, "variants__delegating__rl__max_staleness": 1}
     one, two = play(config(tmp_path / "one", **changes)), play(config(tmp_path / "two", **changes, **on(address)))
     two.close()
     assert [row["policy_lag"] for row in rows(two)] == [0, 1, 1, 1]
@@ -236,7 +236,7 @@ def test_steps_that_overlap_play_what_they_play_one_after_another(
             under_way[0] -= 1
 
     monkeypatch.setattr(RolloutWorkers, "call", asking)
-    changes, jobs = {**SHORT, "arms__delegating__rl__max_staleness": 1}, {}
+    changes, jobs = {**SHORT, "variants__delegating__rl__max_staleness": 1}, {}
     quarter = {"rollout_resources": {"CPU": 0.25}}
     for name, cluster in {
         "here": {},
@@ -259,7 +259,7 @@ def test_steps_that_overlap_play_what_they_play_one_after_another(
 
 def test_what_a_judge_could_not_judge_is_played_again(address: str, tmp_path: Path) -> None:
     judge = {"name": "flaky:FlakyJudge", "loses": ""}  # the first turn that a process judges
-    changes = {**SHORT, "arms__delegating__rl__steps": 2}
+    changes = {**SHORT, "variants__delegating__rl__steps": 2}
     changes["reward"] = {"name": "correct", "options": {"judge": judge}}
     one, two = play(config(tmp_path / "one", **changes)), play(config(tmp_path / "two", **changes, **on(address)))
     two.close()
@@ -303,9 +303,9 @@ def test_cpu_seconds_are_those_of_the_workers_too(
     monkeypatch.setattr(Job, "_player", player)
     monkeypatch.setattr(RolloutWorkers, "close", closing_down)
     monkeypatch.setattr(Pool, "learned", property(lambda self: not self.probes or len(made) == 2))
-    warm = {"arms__delegating__warmstart__attempts": 2}
-    warm["arms__delegating__warmstart__phases"] = [{**PHASE, "learned": 0.5}]
-    spec = config(tmp_path, **{**SHORT, "arms__delegating__rl__steps": 2, **warm}, **on(address))
+    warm = {"variants__delegating__warmstart__max_attempts": 2}
+    warm["variants__delegating__warmstart__phases"] = [{**PHASE, "min_accuracy": 0.5}]
+    spec = config(tmp_path, **{**SHORT, "variants__delegating__rl__steps": 2, **warm}, **on(address))
     before = time.process_time()
     job = play(spec)
     here = time.process_time() - before
@@ -450,7 +450,7 @@ def test_a_lost_driver_goes_on_to_the_same_bits_and_without_a_cluster_to_the_sam
 def test_who_is_stopped_leaves_no_process_behind(tmp_path: Path, number: signal.Signals, code: int) -> None:
     psutil = pytest.importorskip("psutil")
     cluster = {"cluster": {"rollout_workers": 2, "rollout_resources": {"CPU": 0.5}}}
-    file = written(tmp_path, {**cluster, "arms__delegating__rl__steps": 400})
+    file = written(tmp_path, {**cluster, "variants__delegating__rl__steps": 400})
     driver = start("train", "-c", str(file))
     folder = tmp_path / "runs/t/delegating/seed0/checkpoints"
     children: list[Any] = []

@@ -50,11 +50,11 @@ QUIET = Console(quiet=True)
 COPY = {"dtype": "float32"}  # a sampler with weights of its own, as rollouts ahead need
 ID = JobId("delegating", 0)
 SHORT = {
-    "arms__delegating__warmstart__phases": [
+    "variants__delegating__warmstart__phases": [
         {"tokens": 1000, "mix": {"choice": {"share": 1, "styles": {"delegate": 1, "solve": 1}}}}
     ],
-    "arms__delegating__warmstart__pool_tokens": 1000,
-    "arms__delegating__rl__steps": 3,
+    "variants__delegating__warmstart__pool_tokens": 1000,
+    "variants__delegating__rl__steps": 3,
     "checkpoint_every": 1,
 }
 
@@ -281,13 +281,14 @@ def test_a_resume_with_another_config_names_the_keys_that_differ(
 @pytest.mark.parametrize(
     ("path", "value", "phrases"),
     [
-        ("arms__delegating__rl__steps", 4, ["arms.delegating.rl.steps is 3 in the stored file and 4 here"]),
+        ("variants__delegating__rl__steps", 4, ["variants.delegating.rl.steps is 3 in the stored file and 4 here"]),
         (
-            "arms__delegating__warmstart__phases",
+            "variants__delegating__warmstart__phases",
             [{"tokens": 900, "mix": {"choice": {"share": 1, "styles": {"delegate": 1}}}}],
             [
-                "arms.delegating.warmstart.phases[0].tokens is 1000 in the stored file and 900 here",
-                "arms.delegating.warmstart.phases[0].mix.choice.styles.solve stands only in the stored file, as 1.0",
+                "variants.delegating.warmstart.phases[0].tokens is 1000 in the stored file and 900 here",
+                "variants.delegating.warmstart.phases[0].mix.choice.styles.solve stands only in the stored file, as "
+                "1.0",
             ],
         ),
         ("tasks__other", {"name": "trivial:Choice"}, ["tasks.other stands only here, as {'name': 'trivial:Choice', "]),
@@ -445,7 +446,7 @@ def test_who_is_asked_to_stop_does_so_after_a_checkpoint_and_resumes_to_the_same
 
 @pytest.mark.parametrize("ahead", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_bits_do_not_depend_on_when_checkpoints_are_written(tmp_path: Path, ahead: bool) -> None:
-    lag = {"arms__delegating__rl__max_staleness": 1, "sampler": {"name": "transformers", "options": COPY}}
+    lag = {"variants__delegating__rl__max_staleness": 1, "sampler": {"name": "transformers", "options": COPY}}
     often, seldom = (
         play(config(tmp_path / str(every), **SHORT | {"checkpoint_every": every} | (lag if ahead else {})))
         for every in (1, 100)
@@ -531,8 +532,8 @@ def test_a_run_that_is_stopped_says_in_one_line_where_it_goes_on(
 ) -> None:
     spec, folder = copy(base, tmp_path)
     (spec.folder / "other" / "seed0").mkdir(parents=True)
-    arms = {**spec.arms, "other": spec.arms["delegating"]}
-    spec = replace(spec, arms=arms, evaluation=replace(spec.evaluation, cells=()))
+    variants = {**spec.variants, "other": spec.variants["delegating"]}
+    spec = replace(spec, variants=variants, evaluation=replace(spec.evaluation, cells=()))
     shutil.rmtree(folder / "checkpoints")
     save_checkpoint(folder / "checkpoints", LearnerState.of(*small_model()), TrainState("rl", 7))
 
@@ -741,7 +742,7 @@ def children(process: int) -> list[int]:
 
 
 def train(output: Path, name: str) -> tuple[str, ...]:
-    steps = ("arms.delegating.rl.steps=12", "checkpoint_every=4", "workers=1")
+    steps = ("variants.delegating.rl.steps=12", "checkpoint_every=4", "workers=1")
     return ("train", "-c", str(write(output)), *steps, f"name={name}")
 
 

@@ -606,10 +606,10 @@ def test_a_job_on_two_ranks_plays_what_one_process_plays_and_goes_on_on_one(
         "sampler": {"name": "transformers", "options": {"dtype": "float32"}},
         "micro_batch_tokens": 200,
         "lora": lora,
-        "arms__delegating__warmstart__phases": phases,
-        "arms__delegating__rl__steps": 2,
-        "arms__delegating__rl__loss": {"terms": {"kl": {"weight": 0.1}}},
-        "arms__delegating__rl__credit": {"name": "critic"},
+        "variants__delegating__warmstart__phases": phases,
+        "variants__delegating__rl__steps": 2,
+        "variants__delegating__rl__loss": {"terms": {"kl": {"weight": 0.1}}},
+        "variants__delegating__rl__credit": {"name": "critic"},
         "checkpoint_every": 1,
     }
     jobs = {}

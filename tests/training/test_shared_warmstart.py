@@ -1,4 +1,4 @@
-"""A warm start that is handed over is the one that the arm would have trained; curves of what came after."""
+"""A warm start that is handed over is the one that the variant would have trained; curves of what came after."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ from selfcest_training.run.shared_warmstart import hand_over, shared_warm_starts
 CONFIGS = Path(__file__).parents[2] / "training" / "configs"
 
 
-def two_arms(output: Path, **changes: Any) -> RunConfig:
+def two_variants(output: Path, **changes: Any) -> RunConfig:
     """`delegating`, and `other` with the same warm start and another credit."""
-    spec = config(output, arms__delegating__rl__steps=3, **changes)
-    arm = spec.arms["delegating"]
+    spec = config(output, variants__delegating__rl__steps=3, **changes)
+    variant = spec.variants["delegating"]
     other = dataclasses.replace(
-        arm, rl=dataclasses.replace(arm.rl, credit=dataclasses.replace(arm.rl.credit, name="rloo"))
+        variant, rl=dataclasses.replace(variant.rl, credit=dataclasses.replace(variant.rl.credit, name="rloo"))
     )
-    return dataclasses.replace(spec, arms={**spec.arms, "other": other})
+    return dataclasses.replace(spec, variants={**spec.variants, "other": other})
 
 
-def run(spec: RunConfig, arm: str, only_warm_start: bool = False) -> Job:
-    job = Job(spec, JobId(arm, 0), lambda *_: None)
+def run(spec: RunConfig, variant: str, only_warm_start: bool = False) -> Job:
+    job = Job(spec, JobId(variant, 0), lambda *_: None)
     job.run(lambda: None, only_warm_start)
     return job
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attempts", [1, 2])
-def test_a_handed_over_warm_start_is_what_the_arm_would_have_trained(tmp_path: Path, attempts: int) -> None:
+def test_a_handed_over_warm_start_is_what_the_variant_would_have_trained(tmp_path: Path, attempts: int) -> None:
     """Also if it began again: a model that has seen so little does not get everything right."""
     mix = {"choice": {"share": 1, "styles": {"delegate": 1, "solve": 1}}}
-    phases = [{"tokens": 5000, "mix": mix, "learned": 1.0 if attempts > 1 else None}]
+    phases = [{"tokens": 5000, "mix": mix, "min_accuracy": 1.0 if attempts > 1 else None}]
     short = {
-        "arms__delegating__warmstart__phases": phases,
-        "arms__delegating__warmstart__attempts": attempts,
-        "arms__delegating__warmstart__optimizer": {"learning_rate": 1e-3},
+        "variants__delegating__warmstart__phases": phases,
+        "variants__delegating__warmstart__max_attempts": attempts,
+        "variants__delegating__warmstart__optimizer": {"learning_rate": 1e-3},
     }
-    alone = run(two_arms(tmp_path / "alone", **short), "other")
-    spec = two_arms(tmp_path / "shared", **short)
+    alone = run(two_variants(tmp_path / "alone", **short), "other")
+    spec = two_variants(tmp_path / "shared", **short)
     leader, follower = JobId("delegating", 0), JobId("other", 0)
     assert shared_warm_starts(spec) == {leader: [follower]}
     run(spec, "delegating", only_warm_start=True)
@@ -72,32 +72,32 @@ def test_a_handed_over_warm_start_is_what_the_arm_would_have_trained(tmp_path: P
         assert [row["loss"] for row in rows(job, stage)] == [row["loss"] for row in rows(alone, stage)]
     assert len(rows(job, "probe")) == (attempts if attempts > 1 else 0)
     # The leader goes on from its own; once it is in RL it has nothing to hand over to one who starts again.
-    assert torch.equal(weights(run(spec, "delegating")), weights(play(two_arms(tmp_path / "leader", **short))))
+    assert torch.equal(weights(run(spec, "delegating")), weights(play(two_variants(tmp_path / "leader", **short))))
     shutil.rmtree(job.folder)
     assert shared_warm_starts(spec) == {}
 
 
-def test_arms_with_other_limits_or_phases_share_nothing() -> None:
+def test_variants_with_other_limits_or_phases_share_nothing() -> None:
     assert shared_warm_starts(load_config(CONFIGS / "quick.yaml")) == {}
     assert shared_warm_starts(load_config(CONFIGS / "three_arms_3seeds.yaml")) == {}
 
 
 def test_the_credit_config_shares_one_warm_start_per_seed() -> None:
     spec = load_config(CONFIGS / "credit.yaml")
-    shared = {str(leader): [job.arm for job in jobs] for leader, jobs in shared_warm_starts(spec).items()}
+    shared = {str(leader): [job.variant for job in jobs] for leader, jobs in shared_warm_starts(spec).items()}
     assert shared == {f"grpo/seed{seed}": ["gated", "coma", "difference"] for seed in (0, 1, 2)}
-    first, *others = spec.arms.values()
+    first, *others = spec.variants.values()
     plain = dataclasses.replace(first.rl, credit=others[0].rl.credit)
-    assert all(dataclasses.replace(arm.rl, credit=others[0].rl.credit) == plain for arm in others), (
+    assert all(dataclasses.replace(variant.rl, credit=others[0].rl.credit) == plain for variant in others), (
         "credit alone differs"
     )
-    assert {arm.rl.credit.name for arm in spec.arms.values()} == set(spec.arms)
-    assert {arm.rl.sampled_tokens for arm in spec.arms.values()} == {500_000}
+    assert {variant.rl.credit.name for variant in spec.variants.values()} == set(spec.variants)
+    assert {variant.rl.sampled_tokens for variant in spec.variants.values()} == {500_000}
 
 
 @pytest.mark.slow
 def test_a_run_with_a_shared_warm_start_is_killed_and_resumes_to_the_same_files(tmp_path: Path) -> None:
-    spec = two_arms(tmp_path)
+    spec = two_variants(tmp_path)
     cells = EvaluationConfig((Cell("choice", "any"),), episodes=8)
     file = tmp_path / "c.yaml"
     file.write_text(dump_config(dataclasses.replace(spec, evaluation=cells)), encoding="utf-8")
@@ -139,7 +139,7 @@ def write_metrics(folder: Path, steps: list[tuple[float, int, int]]) -> None:
 
 
 def test_curves_by_hand(tmp_path: Path) -> None:
-    budget = {"arms__delegating__rl__sampled_tokens": 1000}
+    budget = {"variants__delegating__rl__sampled_tokens": 1000}
     spec = dataclasses.replace(config(tmp_path, **budget), seeds=(0, 1))
     assert learning_curves(spec) == []
     # seed 0: steps begin at 0, 50, 100, 600 tokens: bins 0, 0, 1 and 6; seed 1: at 0, 100, 600
@@ -161,7 +161,7 @@ def test_curves_by_hand(tmp_path: Path) -> None:
     write_curves([curve], tmp_path / "c.csv")
     with (tmp_path / "c.csv").open(encoding="utf-8") as file:
         assert list(csv.reader(file))[:2] == [
-            ["arm", "sampled_tokens", "return", "return_low", "return_high"],
+            ["variant", "sampled_tokens", "return", "return_low", "return_high"],
             ["delegating", "100", "0.3750", "-1.2133", "1.9633"],
         ]
     plot_curves([curve], tmp_path / "c.png")
@@ -181,7 +181,7 @@ def test_without_a_budget_bins_divide_what_every_seed_has_sampled(tmp_path: Path
     assert curve.returns[1:-1] == (None,) * 8
 
 
-def test_an_arm_that_sampled_nothing_has_no_curve(tmp_path: Path) -> None:
+def test_an_variant_that_sampled_nothing_has_no_curve(tmp_path: Path) -> None:
     spec = config(tmp_path)
     write_metrics(spec.folder / "delegating" / "seed0", [(0.0, 0, 0)])  # as where no prompt fits
     assert learning_curves(spec) == []

@@ -30,16 +30,16 @@ __all__ = ["run_model", "selfcest"]  # fixtures
 
 ROOT = Path(__file__).parents[2]
 QUICK = shipped.HERE / "quick"
-ARMS = ("delegating", "reading", "deciding")
+VARIANTS = ("delegating", "reading", "deciding")
 
 
 # What they are
 
 
-def test_they_are_the_arms_of_the_default_run_small_and_in_float32() -> None:
-    assert set(shipped.shipped_policies()) == set(ARMS)
-    for arm, folder in shipped.shipped_policies().items():
-        assert folder == QUICK / arm / "seed0" / "model"
+def test_they_are_the_variants_of_the_default_run_small_and_in_float32() -> None:
+    assert set(shipped.shipped_policies()) == set(VARIANTS)
+    for variant, folder in shipped.shipped_policies().items():
+        assert folder == QUICK / variant / "seed0" / "model"
         weights = load_file(folder / "model.safetensors")
         assert {tensor.dtype for tensor in weights.values()} == {np.dtype(np.float32)}
         assert 160_000 < sum(tensor.size for tensor in weights.values()) < 180_000
@@ -48,7 +48,7 @@ def test_they_are_the_arms_of_the_default_run_small_and_in_float32() -> None:
 
 def test_the_manifest_says_what_made_them() -> None:
     manifest = json.loads((QUICK / "manifest.json").read_text(encoding="utf-8"))
-    weights = {arm: shipped.weights_digest(folder) for arm, folder in shipped.shipped_policies().items()}
+    weights = {variant: shipped.weights_digest(folder) for variant, folder in shipped.shipped_policies().items()}
     assert manifest.pop("weights") == weights
     assert manifest == {"command": "selfcest train", "commit": "acec70f", "seed": 0}
 
@@ -113,27 +113,27 @@ def test_the_quickstart_begins_with_them(selfcest: Console) -> None:
 
 
 def test_the_names_in_the_help_are_those_that_there_are(selfcest: Console) -> None:
-    assert all(arm in " ".join(selfcest("solve", "--help").split()) for arm in shipped.shipped_policies())
+    assert all(variant in " ".join(selfcest("solve", "--help").split()) for variant in shipped.shipped_policies())
 
 
-@pytest.mark.parametrize("arm", ARMS)
-def test_a_study_names_them_as_solve_does(arm: str, tmp_path: Path) -> None:
-    assert policy_named(arm) == PlugIn("model", {"folder": arm})
-    policy = ModelPolicy(folder=arm)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_study_names_them_as_solve_does(variant: str, tmp_path: Path) -> None:
+    assert policy_named(variant) == PlugIn("model", {"folder": variant})
+    policy = ModelPolicy(folder=variant)
     assert not policy.seeded
-    assert policy.fingerprint(0) == ModelPolicy(folder=str(QUICK / arm / "seed0" / "model")).fingerprint(0)
+    assert policy.fingerprint(0) == ModelPolicy(folder=str(QUICK / variant / "seed0" / "model")).fingerprint(0)
     run = load_config(QUICK / "config.yaml")
-    assert policy.trained_on() == {name: run.tasks[name] for name in run.arms[arm].families}
+    assert policy.trained_on() == {name: run.tasks[name] for name in run.variants[variant].families}
 
 
 def test_the_default_study_is_played_by_them_alone() -> None:
     study = load_study(ROOT / "training/configs/cpu/frontier.yaml")
     folders = {study.policy_of(label).options["folder"] for label in study.strategies}
-    assert folders == set(ARMS)
+    assert folders == set(VARIANTS)
     run = load_config(QUICK / "config.yaml")
-    for label, arm in (("delegate", "delegating"), ("deciding", "deciding")):
-        allowed = study.limits_at(run.limits_of(arm).total_tokens, label)
-        assert allowed == run.limits_of(arm), "so that they play as they were trained to"
+    for label, variant in (("delegate", "delegating"), ("deciding", "deciding")):
+        allowed = study.limits_at(run.limits_of(variant).total_tokens, label)
+        assert allowed == run.limits_of(variant), "so that they play as they were trained to"
 
 
 def test_a_model_of_ones_own_under_such_a_name_is_neither_taken_nor_passed_over(
@@ -170,7 +170,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_run_is_shipped_whole_or_not_at_all(run_model: Path, place: Path, tmp_path: Path) -> None:
-    run = config(tmp_path / "runs", arms__delegating__limits={"max_turns": 2})
+    run = config(tmp_path / "runs", variants__delegating__limits={"max_turns": 2})
     old = place / run.name / "gone" / "seed0" / "model"
     old.mkdir(parents=True)
     with pytest.raises(ConfigError, match=r"seed1/model holds no model.safetensors; finish the run first"):

@@ -46,7 +46,7 @@ from selfcest_training.stages.registry import (
 from selfcest_training.stages.schedules import Constant, Linear
 from selfcest_training.trainer import Trainer
 
-RL = "arms__delegating__rl"
+RL = "variants__delegating__rl"
 MEMORY = {
     f"{RL}__task_sampler": {"name": "remembering:SparesTheEasy"},
     f"{RL}__group_filter": {"name": "remembering:AsksOnceMore"},
@@ -211,7 +211,7 @@ def test_retries_that_a_group_filter_chose_by_outcomes_are_shown_to_rewards_alon
     tasks, rewards = Watches(), Watches()
     stages = Stages(tasks, Again(), rewards, Rloo())
     rl = RLConfig(
-        steps=1, tasks_per_step=1, temperature=1.0, constant_tokens=1.0, max_retries=0, max_failed_fraction=0.0
+        steps=1, tasks_per_step=1, temperature=1.0, loss_denominator_tokens=1.0, max_retries=0, max_failed_fraction=0.0
     )
     menu = TaskMenu({}, {}, 4, LIMITS)
     trainer = Trainer(player(), None, None, menu, stages, rl, None, seed=0)  # type: ignore[arg-type]
@@ -451,15 +451,15 @@ def test_a_term_cannot_hide_a_metric(tmp_path: Path) -> None:
 
 
 def test_the_constant_of_a_scheme_that_weighs_tokens_is_the_loss_s(tmp_path: Path) -> None:
-    rl = replace(config(tmp_path).arms["delegating"].rl, constant_tokens=140.0)
-    scheme, right = {"name": "wideseek"}, {"name": "wideseek", "options": {"constant_tokens": 140.0}}
+    rl = replace(config(tmp_path).variants["delegating"].rl, loss_denominator_tokens=140.0)
+    scheme, right = {"name": "wideseek"}, {"name": "wideseek", "options": {"loss_denominator_tokens": 140.0}}
     for wrap in (
         lambda inside: PlugIn(**inside),
         lambda inside: PlugIn("gated", {"scheme": inside}),
         lambda inside: PlugIn("per_role", {"clones": inside}),
     ):
         with pytest.raises(
-            ConfigError, match=r"rl\.credit\.options: constant_tokens of wideseek is 100 and .* loss 140;"
+            ConfigError, match=r"rl\.credit\.options: loss_denominator_tokens of wideseek is 100 and .* loss 140;"
         ):
             make_stages(replace(rl, credit=wrap(scheme)))
         assert make_stages(replace(rl, credit=wrap(right))).credit.name == wrap(right).name

@@ -320,7 +320,7 @@ def test_an_excluded_agent_gives_no_row_and_leaves_the_weights() -> None:
 @pytest.mark.slow
 def test_a_run_with_tree_rows_has_the_same_loss_for_less_compute(tmp_path: Path) -> None:
     bucketed, tree = (
-        metrics(play(config(tmp_path / kind, rows=kind, arms__delegating__rl__steps=1)))[0]
+        metrics(play(config(tmp_path / kind, rows=kind, variants__delegating__rl__steps=1)))[0]
         for kind in (Rows.BUCKETED, Rows.TREE)
     )
     assert tree["logprob_gap"] < 1e-4

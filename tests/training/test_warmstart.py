@@ -36,19 +36,19 @@ DELEGATING = JobId("delegating", 0)
 def hopeless(tmp_path: Path, attempts: int = 2, **changes: Any) -> RunConfig:
     """The config of `test_job` with a warm start of one phase and three pools that cannot learn."""
     warm_start = {
-        "phases": [{"tokens": 3500, "mix": BOTH, "learned": 0.9}],
+        "phases": [{"tokens": 3500, "mix": BOTH, "min_accuracy": 0.9}],
         "pool_tokens": 1200,
         "probe_episodes": 16,
         "optimizer": {"learning_rate": 1e-9},
-        "attempts": attempts,
+        "max_attempts": attempts,
     }
-    changes = {f"arms__delegating__warmstart__{name}": value for name, value in warm_start.items()} | changes
-    return config(tmp_path, **{"arms__delegating__rl__steps": 1, **changes})
+    changes = {f"variants__delegating__warmstart__{name}": value for name, value in warm_start.items()} | changes
+    return config(tmp_path, **{"variants__delegating__rl__steps": 1, **changes})
 
 
 def shown(spec: RunConfig, pools: int) -> int:
     """Demonstration tokens of the first pools."""
-    warm_start, families = spec.arms["delegating"].warmstart, make_families(spec.tasks, "train")
+    warm_start, families = spec.variants["delegating"].warmstart, make_families(spec.tasks, "train")
     language, reward = language_of(spec.model), make_reward(spec.reward.name)
     drawn = (
         demonstration_pool(
@@ -121,8 +121,8 @@ def test_another_attempt_begins_with_other_weights(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_warm_start_that_has_learned_goes_on_as_if_nobody_had_looked(tmp_path: Path) -> None:
     """As the run that `test_job` has pinned, to the last token of RL."""
-    phases = [{"tokens": 24000, "mix": BOTH, "learned": 0.9}]
-    job = play(config(tmp_path, arms__delegating__warmstart__phases=phases, arms__delegating__rl__steps=3))
+    phases = [{"tokens": 24000, "mix": BOTH, "min_accuracy": 0.9}]
+    job = play(config(tmp_path, variants__delegating__warmstart__phases=phases, variants__delegating__rl__steps=3))
     (probe,) = rows(job, "probe")
     assert probe["passed"]
     assert probe["accuracy/choice"] >= 0.9
@@ -135,11 +135,11 @@ def test_a_warm_start_that_has_learned_goes_on_as_if_nobody_had_looked(tmp_path:
 @pytest.mark.slow
 def test_the_last_attempt_is_kept_and_all_its_phases_are_judged(tmp_path: Path) -> None:
     phases = [
-        {"tokens": 1200, "mix": BOTH, "learned": 0.9},
+        {"tokens": 1200, "mix": BOTH, "min_accuracy": 0.9},
         {"tokens": 1200, "mix": BOTH},
-        {"tokens": 1200, "mix": BOTH, "learned": 0.8},
+        {"tokens": 1200, "mix": BOTH, "min_accuracy": 0.8},
     ]
-    spec = hopeless(tmp_path, attempts=2, arms__delegating__warmstart__phases=phases)
+    spec = hopeless(tmp_path, attempts=2, variants__delegating__warmstart__phases=phases)
     job = play(spec)
     assert [(row["attempt"], row["phase"]) for row in rows(job, "probe")] == [(0, 0), (1, 0), (1, 2)]
     assert [row["step"] for row in rows(job, "warmstart")] == [0, 1, 2, 3]
@@ -150,8 +150,8 @@ def test_the_last_attempt_is_kept_and_all_its_phases_are_judged(tmp_path: Path) 
 
 
 def test_a_phase_that_a_pool_has_jumped_over_is_judged_too(tmp_path: Path) -> None:
-    phases = [{"tokens": tokens, "mix": BOTH, "learned": 0.9} for tokens in (500, 500, 1000)]
-    job = play(hopeless(tmp_path, attempts=1, arms__delegating__warmstart__phases=phases))
+    phases = [{"tokens": tokens, "mix": BOTH, "min_accuracy": 0.9} for tokens in (500, 500, 1000)]
+    job = play(hopeless(tmp_path, attempts=1, variants__delegating__warmstart__phases=phases))
     assert [(row["step"], row["phase"]) for row in rows(job, "probe")] == [(0, 0), (0, 1), (1, 2)]
     assert warm_start_warnings(job.config)[0].startswith(
         "delegating/seed0: the warm start has not learned in its one attempt, and was kept (choice 0."
@@ -207,13 +207,13 @@ def test_what_is_handed_to_rl_stands_on_the_weights_of_the_last_attempt(twice: d
 
 @pytest.mark.slow
 def test_what_a_warm_start_sampled_is_not_taken_from_the_sampled_tokens_of_rl(tmp_path: Path) -> None:
-    budget = {"arms__delegating__rl__sampled_tokens": 600, "arms__delegating__rl__steps": 1000}
+    budget = {"variants__delegating__rl__sampled_tokens": 600, "variants__delegating__rl__steps": 1000}
     plain, probed = (
         play(
             hopeless(
                 tmp_path / str(learned),
-                arms__delegating__warmstart__phases=[{"tokens": 1200, "mix": BOTH, "learned": learned}],
-                arms__delegating__warmstart__probe_episodes=32,
+                variants__delegating__warmstart__phases=[{"tokens": 1200, "mix": BOTH, "min_accuracy": learned}],
+                variants__delegating__warmstart__probe_episodes=32,
                 **budget,
             )
         )
@@ -247,9 +247,9 @@ def test_a_probe_plays_training_instances_of_every_family_greedily_under_the_lim
         "sums": {"name": "arithmetic", "options": ONE_DIGIT},
         "absent": {"name": "trivial:Choice"},
     }
-    phases = [{"tokens": 16000, "mix": mix, "limits": {"total_tokens": 70}, "learned": 0.5}]
-    sizes = {"arms__delegating__warmstart__attempts": 1, "arms__delegating__warmstart__probe_episodes": 20}
-    spec = config(tmp_path, tasks=tasks, arms__delegating__warmstart__phases=phases, **sizes)
+    phases = [{"tokens": 16000, "mix": mix, "limits": {"total_tokens": 70}, "min_accuracy": 0.5}]
+    sizes = {"variants__delegating__warmstart__max_attempts": 1, "variants__delegating__warmstart__probe_episodes": 20}
+    spec = config(tmp_path, tasks=tasks, variants__delegating__warmstart__phases=phases, **sizes)
     played: list[tuple[RolloutRequest, EpisodeRecord]] = []
     play = ModelPlayer.play
 
@@ -290,8 +290,8 @@ def test_a_probe_passes_where_every_family_does(accuracy: tuple[float, float], p
 def test_what_a_probe_plays_must_fit_the_engine(tmp_path: Path) -> None:
     sampler = {"name": "trivial:Served", "options": {"max_positions": 85}}
     phase = {"tokens": 4000, "mix": BOTH, "limits": {"total_tokens": 90}}
-    changes = {"sampler": sampler, "arms__delegating__warmstart__phases": [phase]}
+    changes = {"sampler": sampler, "variants__delegating__warmstart__phases": [phase]}
     Job(config(tmp_path, **changes), DELEGATING, lambda *_: None)  # nothing is sampled there
-    changes = {"sampler": sampler, "arms__delegating__warmstart__phases": [{**phase, "learned": 0.9}]}
+    changes = {"sampler": sampler, "variants__delegating__warmstart__phases": [{**phase, "min_accuracy": 0.9}]}
     with pytest.raises(ConfigError, match=r"delegating.warmstart.phases\[0\]: contexts of 90 tokens could outgrow"):
         Job(config(tmp_path, **changes), DELEGATING, lambda *_: None)

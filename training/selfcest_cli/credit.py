@@ -29,7 +29,7 @@ def list_schemes() -> None:
 @credit_app.command("apply")
 def apply_scheme(
     file: Annotated[
-        Path, typer.Argument(help="A JSON-lines file of scored episodes, as in runs/NAME/ARM/seed0/episodes.jsonl")
+        Path, typer.Argument(help="A JSON-lines file of scored episodes, as in runs/NAME/VARIANT/seed0/episodes.jsonl")
     ],
     name: Annotated[str, typer.Option(help="A scheme of `selfcest credit list`, or package.module:Class.")],
     option: Annotated[

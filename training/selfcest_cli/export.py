@@ -22,7 +22,7 @@ class Format(StrEnum):
 
 def export(
     file: Annotated[
-        Path, typer.Argument(help="A JSON-lines file of scored episodes, as in runs/NAME/ARM/seed0/episodes.jsonl")
+        Path, typer.Argument(help="A JSON-lines file of scored episodes, as in runs/NAME/VARIANT/seed0/episodes.jsonl")
     ],
     format: Annotated[Format, typer.Option(help="Whose rows.", show_default=False)],
     credit: Annotated[str, typer.Option(help="A scheme of `selfcest credit list`, or package.module:Class.")],
@@ -33,7 +33,7 @@ def export(
     denominator: Annotated[
         Denominator, typer.Option(help="What an episode's loss is divided by, as rl.denominator.")
     ] = Denominator.CONSTANT,
-    constant_tokens: Annotated[float, typer.Option(help="As rl.constant_tokens.")] = 100.0,
+    loss_denominator_tokens: Annotated[float, typer.Option(help="As rl.loss_denominator_tokens.")] = 100.0,
 ) -> None:
     """Write stored episodes with their credit as training rows of another trainer: one row per context.
 
@@ -46,7 +46,7 @@ def export(
     if out.exists():
         raise ConfigError(f"{out} exists already; name another file with --out, or remove it")
     assigner = make_assigner(credit, dict(map(read_option, option or [])), where="--option")
-    data = credited(read_groups(file), assigner, denominator=denominator, constant=constant_tokens)
+    data = credited(read_groups(file), assigner, denominator=denominator, constant=loss_denominator_tokens)
     if format is Format.VERL:
         from selfcest_training.export.verl import batch_of, write_batch
 

@@ -72,7 +72,7 @@ _CONFIG = Annotated[
 _OVERRIDES = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Overrides of config keys: arms.deciding.rl.steps=10 seeds=[0,1] name=mine", show_default=False
+        help="Overrides of config keys: variants.deciding.rl.steps=10 seeds=[0,1] name=mine", show_default=False
     ),
 ]
 _RESUME = Annotated[bool, typer.Option("--resume", help="Go on with the run of this name where it stopped.")]
@@ -144,11 +144,11 @@ def train(
     resume: _RESUME = False,
     ray_address: _ADDRESS = None,
 ) -> None:
-    """Warm start, RL and evaluation of every arm; writes runs/NAME with a table at the end.
+    """Warm start, RL and evaluation of every variant; writes runs/NAME with a table at the end.
 
-    Without a config: the embedded model, three arms, one seed. The run's folder holds config.yaml, table.md,
-    results.csv, plots, and for every arm and seed metrics.jsonl, episodes.jsonl, TensorBoard files, checkpoints, and
-    the final model as a folder that transformers loads.
+    Without a config: the embedded model, three variants, one seed. The run's folder holds config.yaml, table.md,
+    results.csv, plots, and for every variant and seed metrics.jsonl, episodes.jsonl, TensorBoard files, checkpoints,
+    and the final model as a folder that transformers loads.
     """
     from selfcest_eval.report.training_run import RunEvaluation
     from selfcest_training.config_file import load_config
@@ -161,7 +161,7 @@ def train(
 
 @app.command()
 def warmstart(config: _CONFIG = None, overrides: _OVERRIDES = None, resume: _RESUME = False) -> None:
-    """The warm start alone, and its table: every arm ends as the folder warmstart_model of its job.
+    """The warm start alone, and its table: every variant ends as the folder warmstart_model of its job.
 
     `selfcest train --resume` with the same config goes on from there.
     """
@@ -244,7 +244,7 @@ def solve(
         str | None,
         typer.Option(
             help="Who plays: delegating, reading or deciding, which come with the package; a run's model, as "
-            "runs/NAME/ARM/seed0/model; a chat model's folder, .gguf file or hub:OWNER/NAME, or smollm2; "
+            "runs/NAME/VARIANT/seed0/model; a chat model's folder, .gguf file or hub:OWNER/NAME, or smollm2; "
             "package.module:Class.",
             show_default=False,
         ),
@@ -272,7 +272,7 @@ def solve(
     """Play one question of your own, and print the tree, the answer and what it cost.
 
     While agents work, the tree grows in the terminal; where there is none, every turn is a line on the standard error.
-    Limits are those of the arm that the model was trained in; any other policy has the defaults of the game.
+    Limits are those of the variant that the model was trained in; any other policy has the defaults of the game.
     """
     from selfcest_cli.solve import play_question, read_documents, solve_config, task_of
 
@@ -348,8 +348,8 @@ def trace(
         list[Path],
         typer.Argument(
             metavar="FILE...",
-            help="A JSON-lines file of episodes, as in runs/NAME/ARM/seed0/episodes.jsonl, or the folder of a study; "
-            "several for --html",
+            help="A JSON-lines file of episodes, as in runs/NAME/VARIANT/seed0/episodes.jsonl, or the folder of a "
+            "study; several for --html",
             show_default=False,
         ),
     ],

@@ -38,20 +38,28 @@ def print_plan(
     asked = device_memory(shape.device)
     device = (int(memory * GIB), "--memory") if memory is not None else (asked, "says torch") if asked else None
     measured = None if curve is None else read_curve(curve)
-    lengths = {arm: allowed(config.limits_of(arm)) if episodes is None else recorded(episodes) for arm in config.arms}
-    steps = {
-        arm: step_plan(config, arm, lengths[arm], measured, slots(config))
-        for arm, of_arm in config.arms.items()
-        if of_arm.rl.steps
+    lengths = {
+        variant: allowed(config.limits_of(variant)) if episodes is None else recorded(episodes)
+        for variant in config.variants
     }
-    totals = {arm: job_totals(config, arm, lengths[arm], steps.get(arm), measured) for arm in config.arms}
-    found = {arm: places(config, arm, shape) for arm in config.arms}
-    of_arms = {arm: (lengths[arm], step) for arm, step in steps.items()}
-    for line in plan_lines(config, shape, found, of_arms, totals, measured, device):
+    steps = {
+        variant: step_plan(config, variant, lengths[variant], measured, slots(config))
+        for variant, of_variant in config.variants.items()
+        if of_variant.rl.steps
+    }
+    totals = {
+        variant: job_totals(config, variant, lengths[variant], steps.get(variant), measured)
+        for variant in config.variants
+    }
+    found = {variant: places(config, variant, shape) for variant in config.variants}
+    of_variants = {variant: (lengths[variant], step) for variant, step in steps.items()}
+    for line in plan_lines(config, shape, found, of_variants, totals, measured, device):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     if device is None or not missing_bytes(config, device[0]):
         return
-    misfit = max((place for of_arm in found.values() for place in of_arm), key=lambda place: place.missing(device[0]))
+    misfit = max(
+        (place for of_variant in found.values() for place in of_variant), key=lambda place: place.missing(device[0])
+    )
     largest = sorted(misfit.parts, key=lambda part: -part.size)[:3]
     names = ", ".join(f"{part.name} {part.size / GIB:.1f}" for part in largest)
     room = device[0] * misfit.share / GIB

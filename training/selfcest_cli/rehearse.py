@@ -18,7 +18,7 @@ def print_rehearsal(config: RunConfig, console: Console) -> None:
     Raises:
         ConfigError, RuntimeError: see `rehearse`.
     """
-    for variant in config.arms:
+    for variant in config.variants:
         _rehearse(config, variant, console)
     console.print(
         f"A rehearsal does not reach {', '.join(NOT_REACHED)}.", soft_wrap=True, highlight=False, markup=False

@@ -28,7 +28,7 @@ from selfcest_env.types import ROOT, Boundary, Limits, Read, Status, Task
 from selfcest_eval.html.playing import Face
 from selfcest_eval.html.viewer import Shown, viewer_page
 from selfcest_eval.play.digest import digest
-from selfcest_eval.play.policies import arm_of, check_servers, make_policy, policy_named, run_file
+from selfcest_eval.play.policies import check_servers, make_policy, policy_named, run_file, variant_of
 from selfcest_training.config_file import apply_override, load_stored_config, parse_as
 from selfcest_training.files import open_for_append
 from selfcest_training.shipped import model_folder
@@ -140,7 +140,7 @@ def solve_config(policy: str | None, server: str | None, name: str | None, overr
 
 
 def _named(policy: str) -> tuple[PlugIn, Limits]:
-    """The policy, and the limits that it plays under unless told otherwise: a run's model those of its arm."""
+    """The policy, and the limits that it plays under unless told otherwise: a run's model those of its variant."""
     place = model_folder(policy)
     if place.is_dir() and not (place / "config.json").is_file():
         raise ConfigError(
@@ -155,17 +155,18 @@ def _named(policy: str) -> tuple[PlugIn, Limits]:
             f"--policy {policy}: there is no such folder; train first (selfcest train), or name another; a model of "
             "the hub is hub:OWNER/NAME"
         )
-    return named, _arm_limits(place)
+    return named, _variant_limits(place)
 
 
-def _arm_limits(folder: Path) -> Limits:
+def _variant_limits(folder: Path) -> Limits:
     file = run_file(folder)
-    run, arm = load_stored_config(file), arm_of(folder)
-    if arm not in run.arms:
+    run, variant = load_stored_config(file), variant_of(folder)
+    if variant not in run.variants:
         raise ConfigError(
-            f"--policy {folder}: {file} has no arm '{arm}' ({', '.join(run.arms)}).{did_you_mean(arm, run.arms)}"
+            f"--policy {folder}: {file} has no variant '{variant}' ({', '.join(run.variants)})."
+            f"{did_you_mean(variant, run.variants)}"
         )
-    return run.limits_of(arm)
+    return run.limits_of(variant)
 
 
 # Playing

@@ -242,7 +242,7 @@ def faces_of(file: Path) -> list[Face]:
 
 
 def _config_of(file: Path) -> Path | None:
-    """The config of the run RUN that a file RUN/ARM/seedN/FILE or RUN/FILE belongs to. Nothing above is looked at."""
+    """The config of the run RUN that a file RUN/VARIANT/seedN/FILE or RUN/FILE belongs to. No folder above is read."""
     path = file.absolute()
     folder = path if path.is_dir() else path.parent
     in_job = re.fullmatch(r"seed\d+", folder.name) is not None

@@ -8,12 +8,12 @@ models that are told how long to think (L1, arXiv 2503.04697, conditions on a le
 the game itself ends at the budget). Drawn per group and not per episode, so that a group baseline compares like with
 like: within a group the return differs by what was played, not by what was allowed. The budget is drawn after the
 task and whatever it is; so a sampler inside that hands out rollouts by success rates (`knapsack`, `v0`) is refused: its
-rates would be means over all budgets, or those of the arm's limit, and never those of the budget that a group gets.
+rates would be means over all budgets, or those of the variant's limit, and never those of the budget that a group gets.
 
 In a tree the budget is the tree's: root and clones pay from nested accounts, and every clone is told its own grant.
-Other limits stay as they are. Draws may not be above the arm's own total_tokens, which bounds contexts and the model.
-A filter that joins groups of one task must keep those of different budgets apart. Degenerate case: one total is that
-limit for all.
+Other limits stay as they are. Draws may not be above the variant's own total_tokens, which bounds contexts and the
+model. A filter that joins groups of one task must keep those of different budgets apart. Degenerate case: one total is
+that limit for all.
 """
 
 from __future__ import annotations

@@ -11,10 +11,11 @@ reward; here it is the limit itself, which nobody can overrun, and the return is
 
 When an episode is a tree, `total_tokens` bounds the whole tree, prompts of clones included: a tight budget forbids
 spreading before it forbids thinking, and `generated_tokens` or `max_clones` are other knobs. Records hold the limits
-that they were played under, so a group baseline compares what had the same. Evaluation is under the arm's own limits.
+that they were played under, so a group baseline compares what had the same. Evaluation is under the variant's own
+limits.
 
 Around another sampler that sets limits the two must set different ones. Degenerate cases: after `steps` it stays at
-`end`. A limit above the arm's is refused: contexts are checked for that.
+`end`. A limit above the variant's is refused: contexts are checked for that.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Curriculum(SetsLimit):
         most = getattr(menu.limits, limit)
         if most is not None and max(start, end) > most:
             raise ConfigError(
-                f"start is {start} and end {end}, and {limit} of the arm's limits is {most}; expected no more than "
+                f"start is {start} and end {end}, and {limit} of the variant's limits is {most}; expected no more than "
                 f"that: raise limits.{limit}"
             )
         for value in (start, end):

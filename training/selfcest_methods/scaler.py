@@ -16,8 +16,8 @@ drawn as the config has it, and leaves only when it is stuck. Among active famil
 the paper has equal shares. Without `active` all families stay.
 
 When an episode is a tree, accuracy is the root's. A level that a tree can reach and a single agent cannot is harder in
-tokens too, which the frontier does not see: the arm's budget does, and a level beyond it has accuracy 0 and is left.
-Degenerate cases: the step's rounds are rounds here too; a round without a task of the family moves nothing.
+tokens too, which the frontier does not see: the variant's budget does, and a level beyond it has accuracy 0 and is
+left. Degenerate cases: the step's rounds are rounds here too; a round without a task of the family moves nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`wideseek`: the advantage of `grpo` for every agent, and every agent of an episode with the same weight in the loss.
 
-    A_t = A_k, with weight constant_tokens / (N_k * T_a), for every token t of agent a
+    A_t = A_k, with weight loss_denominator_tokens / (N_k * T_a), for every token t of agent a
 
 N_k is the number of agents of episode k that took a turn, T_a the number of tokens that agent a generated. Under the
 `constant` denominator the loss is then the mean over episodes of the mean over agents of the mean over their tokens.
@@ -28,20 +28,22 @@ from selfcest_training.credit.grpo import Grpo
 
 @dataclass(frozen=True)
 class WideSeek(Grpo):
-    """Options: those of `grpo`, and `constant_tokens` as the arm's `rl` has it (default 100)."""
+    """Options: those of `grpo`, and `loss_denominator_tokens` as the variant's `rl` has it (default 100)."""
 
     name: ClassVar[str] = "wideseek"
-    formula: ClassVar[str] = "A of grpo; a token weighs constant_tokens / (agents of the episode x tokens of its agent)"
+    formula: ClassVar[str] = (
+        "A of grpo; a token weighs loss_denominator_tokens / (agents of the episode x tokens of its agent)"
+    )
     source: ClassVar[str] = "WideSeek-R1, arXiv 2602.04634"
 
-    constant_tokens: Positive = 100.0
+    loss_denominator_tokens: Positive = 100.0
 
-    def check_constant(self, constant_tokens: float) -> None:
+    def check_constant(self, loss_denominator_tokens: float) -> None:
         """Its weights undo the loss's division. Raises `ConfigError` if that is by another constant."""
-        if constant_tokens != self.constant_tokens:
+        if loss_denominator_tokens != self.loss_denominator_tokens:
             raise ConfigError(
-                f"constant_tokens of wideseek is {self.constant_tokens:g} and that of the loss {constant_tokens:g}; "
-                "expected the same number"
+                f"loss_denominator_tokens of wideseek is {self.loss_denominator_tokens:g} and that of the loss "
+                f"{loss_denominator_tokens:g}; expected the same number"
             )
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:
@@ -52,5 +54,5 @@ class WideSeek(Grpo):
             }
             agents = sum(count > 0 for count in tokens.values())
             for key, _ in episode.turns():
-                weight[key] = self.constant_tokens / (agents * tokens[key.agent_id])
+                weight[key] = self.loss_denominator_tokens / (agents * tokens[key.agent_id])
         return Credit(broadcast(group, self.per_episode(group)), weight=weight)

@@ -76,7 +76,8 @@ class Demonstrations(Checked):
 
     Attributes:
         share: of the phase's tokens, relative to the other families.
-        styles: weights of `delegate`, `solve` and `read`. The limits of the arm must have the tool that a style uses.
+        styles: weights of `delegate`, `solve` and `read`. The limits of the variant must allow the tool that a style
+            uses.
     """
 
     share: NotNegative
@@ -88,16 +89,16 @@ class Phase(Checked):
     """A stretch of the warm start: so many demonstration tokens, prompts included, of a mix of families.
 
     Attributes:
-        limits: change the arm's for this phase alone, as when a policy that will read by key first learns from full
+        limits: change the variant's for this phase alone, as when a policy that will read by key first learns from full
             texts.
-        learned: the accuracy that the model must reach on every family of the mix when the phase ends, or the warm
+        min_accuracy: the accuracy that the model must reach on every family of the mix when the phase ends, or the warm
             start begins again; see `WarmStart`. `None`: nobody looks; 0: the accuracy is measured and logged.
     """
 
     tokens: Count
     mix: Mapping[str, Demonstrations]
     limits: Mapping[str, int | None] = field(default_factory=dict)
-    learned: Annotated[Share | None, "null: no probe"] = None
+    min_accuracy: Annotated[Share | None, "null: no probe"] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -113,7 +114,7 @@ class WarmStartConfig(Checked):
     Attributes:
         batch_tokens: padded ids of an optimiser step at most.
         pool_tokens: demonstration tokens that are drawn at a time.
-        attempts: how often it may begin, the first time included, while a phase does not reach its `learned`.
+        max_attempts: how often it may begin, the first included, while a phase does not reach its `min_accuracy`.
         probe_episodes: of each family that a phase's end is judged by.
     """
 
@@ -123,7 +124,7 @@ class WarmStartConfig(Checked):
     )
     batch_tokens: Count = 1024
     pool_tokens: Count = 16384
-    attempts: Count = 3
+    max_attempts: Count = 3
     probe_episodes: Count = 64
 
 
@@ -139,7 +140,7 @@ class RLConfig(Checked):
         tasks_per_step, group_size: groups of one step, and episodes in each.
         minibatches: optimiser steps per rollout; the step's tasks are split evenly, whatever the number of clones.
         temperature: of sampling, and of the learner's log-probs.
-        denominator, constant_tokens: see `Denominator`.
+        denominator, loss_denominator_tokens: see `Denominator`.
         max_staleness: rollouts run so many steps ahead of the learner, with weights that many steps old; 0: none.
         max_retries: further tries of a group that an infrastructure failure hits, before it is dropped.
         max_failed_fraction: share of a step's groups that may be dropped so; above it the run stops.
@@ -157,7 +158,7 @@ class RLConfig(Checked):
     optimizer: OptimizerConfig = OptimizerConfig()
     loss: LossConfig = LossConfig()
     denominator: Denominator = Denominator.CONSTANT
-    constant_tokens: Positive = 100.0
+    loss_denominator_tokens: Positive = 100.0
     task_sampler: PlugIn = PlugIn("mixture")
     group_filter: PlugIn = PlugIn("all")
     reward_schedule: PlugIn = PlugIn("constant")
@@ -189,7 +190,7 @@ class RLConfig(Checked):
 
 
 @dataclass(frozen=True)
-class ArmConfig:
+class VariantConfig:
     """One policy of the comparison; its compute is the run's `compute_tokens`.
 
     Attributes:
@@ -234,7 +235,7 @@ ADDED_COSTS = {"billed_tokens_cached": PlugIn("prompt_cache", {"discount": 0.9})
 
 @dataclass(frozen=True)
 class EvaluationConfig(Checked):
-    """Fixed sets, the same for every arm and seed.
+    """Fixed sets, the same for every variant and seed.
 
     Attributes:
         cells: rows of the table.
@@ -262,16 +263,16 @@ class RunConfig(Checked):
     Attributes:
         name: the run's folder is `output/name`.
         seeds: one independent repetition each, of everything: initial weights, warm start, rollouts.
-        workers: jobs (arm and seed) at a time.
+        workers: jobs (variant and seed) at a time.
         threads: of each job.
-        compute_tokens: what each arm may use, sampled + read + 3 x trained tokens, warm start and RL together; its RL
-            ends with the first step at or above it. `null` leaves it to `rl.steps`.
-        model, sampler, limits, reward: shared by all arms; see `language` and `samplers` for the first two.
+        compute_tokens: what each variant may use, sampled + read + 3 x trained tokens, warm start and RL together; its
+            RL ends with the first step at or above it. `null` leaves it to `rl.steps`.
+        model, sampler, limits, reward: shared by all variants; see `language` and `samplers` for the first two.
         rows: how the learner lays out its samples; the gradient is the same.
         forward: how the learner computes its model: precision, memory, compilation.
         lora: train a low-rank adapter in the warm start, merge it, and another in RL; `null`: every weight trains.
         tasks: the families by name.
-        arms: the policies by name.
+        variants: the policies by name.
         logging: where the numbers of `metrics.jsonl` go too; what is not installed is an error.
         cluster: rollout workers on Ray; `null`: everything is done on this machine, without. It is no part of what the
             run is: one resumes with another, or with none.
@@ -279,7 +280,7 @@ class RunConfig(Checked):
 
     name: Annotated[str, FileName()]
     tasks: Mapping[Name, PlugIn]
-    arms: Annotated[Mapping[Annotated[str, FileName(",")], ArmConfig], NotEmpty()]
+    variants: Annotated[Mapping[Annotated[str, FileName(",")], VariantConfig], NotEmpty()]
     evaluation: EvaluationConfig = EvaluationConfig()
     output: Name = "runs"
     seeds: Annotated[tuple[Seed, ...], OrOne(), NotEmpty(), Distinct()] = (0,)
@@ -301,8 +302,8 @@ class RunConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, arm in self.arms.items():
-            self._check_arm(name, arm)
+        for name, variant in self.variants.items():
+            self._check_variant(name, variant)
         for i, cell in enumerate(self.evaluation.cells):
             check_families(f"evaluation.cells[{i}].family", [cell.family], self.tasks)
         if self.cluster is not None and self.workers > 1:
@@ -311,32 +312,34 @@ class RunConfig(Checked):
                 "rollout workers; set workers=1"
             )
 
-    def _check_arm(self, name: str, arm: ArmConfig) -> None:
-        """What only shows when the arm, its limits and the task families are seen together."""
-        check_families(f"arms.{name}.rl.tasks", arm.rl.tasks, self.tasks)
-        if arm.rl.steps and not any(arm.rl.tasks.values()):
-            raise ConfigError(f"arms.{name}.rl.tasks is {dict(arm.rl.tasks)}; expected a family with a weight > 0")
-        check_families(f"arms.{name}.evaluated_on", arm.evaluated_on, self.tasks)
+    def _check_variant(self, name: str, variant: VariantConfig) -> None:
+        """What only shows when the variant, its limits and the task families are seen together."""
+        check_families(f"variants.{name}.rl.tasks", variant.rl.tasks, self.tasks)
+        if variant.rl.steps and not any(variant.rl.tasks.values()):
+            raise ConfigError(
+                f"variants.{name}.rl.tasks is {dict(variant.rl.tasks)}; expected a family with a weight > 0"
+            )
+        check_families(f"variants.{name}.evaluated_on", variant.evaluated_on, self.tasks)
         limits = self.limits_of(name)
-        if arm.forced and not limits.delegation:
-            raise ConfigError(f"arms.{name}.forced is true, and by its limits it cannot delegate; set it to false")
-        for i, phase in enumerate(arm.warmstart.phases):
-            place = f"arms.{name}.warmstart.phases[{i}]"
+        if variant.forced and not limits.delegation:
+            raise ConfigError(f"variants.{name}.forced is true, and by its limits it cannot delegate; set it to false")
+        for i, phase in enumerate(variant.warmstart.phases):
+            place = f"variants.{name}.warmstart.phases[{i}]"
             check_families(f"{place}.mix", phase.mix, self.tasks)
             phase_limits = changed_limits(limits, phase.limits, f"{place}.limits")
             _check_tools(f"{place}.mix", phase, phase_limits)
-        tokens = sum(phase.tokens for phase in arm.warmstart.phases)
+        tokens = sum(phase.tokens for phase in variant.warmstart.phases)
         # Pools are whole, so a warm start that is meant to use the whole budget may end a little above it.
         if self.compute_tokens is not None and 3 * tokens > 1.05 * self.compute_tokens:
             raise ConfigError(
-                f"arms.{name}.warmstart.phases have {tokens} tokens, which cost 3 x {tokens} = {3 * tokens}: the warm "
-                f"start alone is over compute_tokens = {self.compute_tokens}; lower the phases' tokens or raise "
+                f"variants.{name}.warmstart.phases have {tokens} tokens, which cost 3 x {tokens} = {3 * tokens}: the "
+                f"warm start alone is over compute_tokens = {self.compute_tokens}; lower the phases' tokens or raise "
                 "compute_tokens"
             )
 
-    def limits_of(self, arm: str) -> Limits:
-        """The run's limits with the arm's overrides."""
-        return changed_limits(self.limits, self.arms[arm].limits, f"arms.{arm}.limits")
+    def limits_of(self, variant: str) -> Limits:
+        """The run's limits with the variant's overrides."""
+        return changed_limits(self.limits, self.variants[variant].limits, f"variants.{variant}.limits")
 
     @property
     def folder(self) -> Path:
@@ -368,5 +371,5 @@ def _check_tools(place: str, phase: Phase, limits: Limits) -> None:
                 zero = " and ".join(f"limits.{name}" for name in names if getattr(limits, name) == 0)
                 raise ConfigError(
                     f"{place}.{family}.styles.{style} is {spec.styles[style]!r}, but {zero} is 0 there, so nobody can "
-                    f"{style}; set the style to 0 or raise {zero} for this arm or phase"
+                    f"{style}; set the style to 0 or raise {zero} for this variant or phase"
                 )

@@ -38,7 +38,7 @@ def load_as(kind: type[T], parse: Callable[[dict[str, Any]], T], path: Path, ove
         overrides: of its keys.
 
     Raises:
-        ConfigError: also for a misspelt name of an arm, a task or a strategy, which would begin an entry of its own.
+        ConfigError: also for a misspelt name of a variant, a task or a strategy, which would begin an entry of its own.
     """
     additions: list[_Addition] = []
     data = _read(path, (), additions)
@@ -82,7 +82,7 @@ class _Addition:
         return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in self.keys).removeprefix(".")
 
     def is_entry_of(self, kind: Any) -> bool:
-        """Whether the last key is a name that the user chooses, as that of an arm, and no field of a dataclass."""
+        """Whether the last key is a name that the user chooses, as that of a variant, and no field of a dataclass."""
         is_entry = False
         for key in self.keys:
             members = [member for member in typing.get_args(kind) if member is not types.NoneType]
@@ -164,7 +164,7 @@ def _merged(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in changes.items():
         old = merged.get(key)
         merged[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
-        if isinstance(old, dict) and value is None:  # a strategy, an arm, a family that is not wanted here
+        if isinstance(old, dict) and value is None:  # a strategy, a variant, a family that is not wanted here
             del merged[key]
     return merged
 
@@ -217,10 +217,16 @@ def _run_values(config: RunConfig) -> dict[str, Any]:
     return {key: value for key, value in plain(config).items() if key != "cluster"}
 
 
-# Keys of configs that were renamed, each with the name that it had when it was first stored. A key that is
-# renamed in one block of a config only has the key of that block in front. Digests of configs are of the stored names,
-# so that stored cells and checkpoints still match their configs when a key is renamed.
+# Keys of configs that were renamed, each with the name that it had when it was first stored. A key that is renamed in
+# one block of a config only has the key of that block in front, and a key of the top level has nothing before its dot.
+# Digests of configs are of the stored names, so that stored cells and checkpoints still match their configs when a key
+# is renamed.
 STORED_KEYS: dict[str, str] = {
+    ".variants": "arms",
+    "phases.min_accuracy": "learned",
+    "warmstart.max_attempts": "attempts",
+    "rl.loss_denominator_tokens": "constant_tokens",
+    "options.loss_denominator_tokens": "constant_tokens",
     "rl.group_filter": "gate",
     "rl.max_staleness": "max_policy_lag",
     "rl.max_retries": "group_tries",
@@ -257,8 +263,8 @@ def with_current_keys(data: Any, parent: str = "") -> Any:
 def _current_key(parent: str, key: Any) -> Any:
     """The present name of a key that was renamed, else the key."""
     for new, old in STORED_KEYS.items():
-        holder, _, name = new.rpartition(".")
-        if old == key and holder in ("", parent):
+        holder, dot, name = new.rpartition(".")
+        if old == key and (not dot or holder == parent):
             return name
     return key
 
@@ -317,7 +323,7 @@ def _differences(stored: Any, given: Any, place: str) -> Iterator[tuple[int, str
                 yield 1, f"{inner} stands only here, as {show(given[key])}"
             else:
                 yield from _differences(stored[key], given[key], inner)
-        if stored.keys() == given.keys() and list(stored) != list(given):  # arms are trained in their order
+        if stored.keys() == given.keys() and list(stored) != list(given):  # variants are trained in their order
             yield 2, f"the keys of {place or 'the config'} stand in another order"
     elif isinstance(stored, list) and isinstance(given, list) and len(stored) == len(given) and _has_mapping(given):
         for position, (old, new) in enumerate(zip(stored, given, strict=True)):

@@ -146,7 +146,7 @@ class Trainer:
             credit.credits,
             config.minibatches,
             denominator=config.denominator,
-            constant=config.constant_tokens,
+            constant=config.loss_denominator_tokens,
             planned_episodes=batch.planned_episodes,
             replayed=records_of(batch.replayed),
         )

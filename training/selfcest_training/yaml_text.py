@@ -118,7 +118,7 @@ def _check_once(node: yaml.MappingNode, what: str) -> None:
 
 
 def _unshared(value: Any, what: str) -> Any:
-    """A copy without YAML's aliases: one dict at two places would let an override of one arm change them all."""
+    """A copy without YAML's aliases: one dict at two places would let an override of one variant change them all."""
     if isinstance(value, dict):
         return {_unshared(key, what): _unshared(item, what) for key, item in value.items()}
     if isinstance(value, list):

@@ -16,7 +16,7 @@ const portion = (value) =>
   value == null ? ["–"] : [value[0].toFixed(2), value[1] == null ? null : make("span", { class: "interval" }, `[${value[1].toFixed(2)}, ${value[2].toFixed(2)}]`)];
 const fixed = (value, digits = 3) => (value == null ? "–" : (Number(value.toFixed(digits)) || 0).toFixed(digits).replace("-", "−"));
 
-// What a strategy looks like, everywhere on the page: an arm before RL has its own colour, dashed and hollow.
+// What a strategy looks like, everywhere on the page: a variant before RL has its own colour, dashed and hollow.
 
 function looks(source) {
   const names = [...new Set([...source.final, ...source.rows.map((row) => row.strategy)])];
@@ -478,26 +478,26 @@ function decisions(source, id, look) {
           [name("family"), name("policy"), number("seed"), ...["reward", "always", "never", "best threshold", "regret", "precision", "recall", "F1"].map(number)],
           judged,
         )
-      : make("p", { class: "muted small lead" }, "Regret, best threshold and F1 need tasks whose size is a number, and both choices forced on the same weights: forced: true for an arm of a run, always_delegates and never_delegates in a study."),
+      : make("p", { class: "muted small lead" }, "Regret, best threshold and F1 need tasks whose size is a number, and both choices forced on the same weights: forced: true for a variant of a run, always_delegates and never_delegates in a study."),
   );
 }
 
 function learning(source, id, look) {
   if (!source.learning.series.length && !source.warmstart.series.length) return null;
-  const lookOf = (arm) => look.get(source.arms[arm]) ?? { colour: 1, mark: 0, early: false };
-  const armLook = new Map(Object.keys(source.arms).map((arm) => [arm, { ...lookOf(arm), early: false }]));
+  const lookOf = (variant) => look.get(source.variants[variant]) ?? { colour: 1, mark: 0, early: false };
+  const variantLook = new Map(Object.keys(source.variants).map((variant) => [variant, { ...lookOf(variant), early: false }]));
   let axis = "step";
   const place = make("div", { class: "source" });
   const hidden = new Set();
 
   function panel(data, { metric, title }) {
     const lines = data.series
-      .filter((one) => one.metric === metric && !hidden.has(one.arm))
+      .filter((one) => one.metric === metric && !hidden.has(one.variant))
       .map((one) => {
         const at = (bin) => (axis === "step" ? bin[0] : bin[1]);
         return {
-          name: one.arm,
-          look: armLook.get(one.arm),
+          name: one.variant,
+          look: variantLook.get(one.variant),
           band: true,
           marks: false,
           points: one.bins.filter((bin) => bin[2]).map((bin) => ({ x: at(bin), y: bin[2][0], low: bin[2][1], high: bin[2][2] })),
@@ -509,7 +509,7 @@ function learning(source, id, look) {
     return make("div", { class: "panel" }, make("p", {}, title), followed(made, lines, axis === "step" ? "step" : "sampled tokens"));
   }
 
-  /** What never moves needs no picture: the one value of every arm and seed, or null. */
+  /** What never moves needs no picture: the one value of every variant and seed, or null. */
   function constant(data, { metric }) {
     const values = new Set(data.series.filter((one) => one.metric === metric).flatMap((one) => one.bins.flatMap((bin) => bin[3])));
     return values.size === 1 ? [...values][0] : null;
@@ -519,9 +519,9 @@ function learning(source, id, look) {
     const rows = panels.flatMap(({ metric, title }) =>
       data.series
         .filter((one) => one.metric === metric)
-        .map((one) => [name(title), name(one.arm), number(figure(one.bins[0][2])), number(figure(one.bins.at(-1)[2])), number(count(one.seeds.length))]),
+        .map((one) => [name(title), name(one.variant), number(figure(one.bins[0][2])), number(figure(one.bins.at(-1)[2])), number(count(one.seeds.length))]),
     );
-    return open("Numbers: first and last bin", table("First and last bin of every curve, mean over seeds", [name("metric"), name("arm"), number("first"), number("last"), number("seeds")], rows));
+    return open("Numbers: first and last bin", table("First and last bin of every curve, mean over seeds", [name("metric"), name("variant"), number("first"), number("last"), number("seeds")], rows));
   }
 
   function show() {
@@ -544,7 +544,7 @@ function learning(source, id, look) {
     place.replaceChildren(...rl.filter(Boolean), ...(warm.length ? [open("The warm start", ...warm)] : []));
   }
   show();
-  const arms = [...new Set([...source.learning.arms, ...source.warmstart.arms])];
+  const variants = [...new Set([...source.learning.variants, ...source.warmstart.variants])];
   return block(
     id("learning"),
     SECTIONS.learning,
@@ -553,7 +553,7 @@ function learning(source, id, look) {
       "div",
       { class: "controls" },
       picker("Across", [["step", "steps"], ["sampled", "sampled tokens"]], axis, (value) => { axis = value; show(); }),
-      legend(arms, armLook, hidden, show),
+      legend(variants, variantLook, hidden, show),
     ),
     place,
   );
@@ -597,8 +597,8 @@ function origin(source, id) {
     source.jobs.length
       ? table(
           "Compute of every job: sampled + read for credit + 3 × trained tokens",
-          [name("arm"), ...["seed", "RL steps", "sampled", "read", "trained", "compute tokens", "CPU time"].map(number)],
-          source.jobs.map((job) => [name(job.arm), ...[job.seed, job.steps, job.sampled, job.read, job.trained, job.compute].map((value) => number(count(value))), number(hours(job.cpu_seconds))]),
+          [name("variant"), ...["seed", "RL steps", "sampled", "read", "trained", "compute tokens", "CPU time"].map(number)],
+          source.jobs.map((job) => [name(job.variant), ...[job.seed, job.steps, job.sampled, job.read, job.trained, job.compute].map((value) => number(count(value))), number(hours(job.cpu_seconds))]),
         )
       : null,
     last

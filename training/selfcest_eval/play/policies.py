@@ -147,13 +147,13 @@ class ModelPolicy:
         return load_stored_config(file)
 
     def trained_on(self) -> dict[str, PlugIn]:
-        """The task families that the folder's run has trained its arm on; none if no run is known."""
+        """The task families that the folder's run has trained its variant on; none if no run is known."""
         folder = model_folder(self.folder)
-        file, arm = run_file(folder), arm_of(folder)
+        file, variant = run_file(folder), variant_of(folder)
         if not self.folder or not file.is_file():
             return {}
         run = load_stored_config(file)
-        return {name: run.tasks[name] for name in run.arms[arm].families} if arm in run.arms else {}
+        return {name: run.tasks[name] for name in run.variants[variant].families} if variant in run.variants else {}
 
     @property
     def _model(self) -> PlugIn:
@@ -175,12 +175,12 @@ class ModelPolicy:
 
 
 def run_file(folder: Path) -> Path:
-    """Where the config of a model's run is: runs/NAME/config.yaml for runs/NAME/ARM/seedN/model."""
+    """Where the config of a model's run is: runs/NAME/config.yaml for runs/NAME/VARIANT/seedN/model."""
     return folder.absolute().parent.parent.parent / "config.yaml"
 
 
-def arm_of(folder: Path) -> str:
-    """The arm whose model it is: ARM for runs/NAME/ARM/seedN/model."""
+def variant_of(folder: Path) -> str:
+    """The variant whose model it is: VARIANT for runs/NAME/VARIANT/seedN/model."""
     return folder.absolute().parent.parent.name
 
 

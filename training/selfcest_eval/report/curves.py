@@ -1,4 +1,4 @@
-"""Learning curves: what a run's arms earned, against the tokens that they sampled, replays included; their compute."""
+"""Learning curves of a run's variants: returns against sampled tokens, replays included; and their compute."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NUMBERS = {  # by stage, those that reports read
 
 @dataclass(frozen=True)
 class Curve:
-    """Mean return of an arm's training episodes in bins of sampled tokens; intervals over seeds.
+    """Mean return of a variant's training episodes in bins of sampled tokens; intervals over seeds.
 
     Attributes:
         edges: upper ends of the bins, in sampled tokens.
@@ -37,16 +37,16 @@ class Curve:
         replay_share: of the sampled tokens that went into replays.
     """
 
-    arm: str
+    variant: str
     edges: tuple[int, ...]
     returns: tuple[Estimate | None, ...]
     steps: float
     replay_share: float
 
 
-def metrics_of(config: RunConfig, arm: str, seed: int) -> list[dict[str, Any]]:
+def metrics_of(config: RunConfig, variant: str, seed: int) -> list[dict[str, Any]]:
     """What a job has logged so far, row by row. Raises `RecordError` that names a line that no job has written."""
-    path = config.folder / arm / f"seed{seed}" / "metrics.jsonl"
+    path = config.folder / variant / f"seed{seed}" / "metrics.jsonl"
     rows = list(read_json_lines(path)) if path.exists() else []
     for number, row in rows:
         names = _NUMBERS.get(str(row.get("stage")), ()) if isinstance(row, dict) else ()
@@ -58,38 +58,38 @@ def metrics_of(config: RunConfig, arm: str, seed: int) -> list[dict[str, Any]]:
 
 
 def learning_curves(config: RunConfig) -> list[Curve]:
-    """Curves of the arms with RL, of what their folders hold so far.
+    """Curves of the variants with RL, of what their folders hold so far.
 
     Bins divide `rl.sampled_tokens`, or without it the tokens that every seed has sampled.
     """
     curves = []
-    for arm, spec in config.arms.items():
-        found = (_rl_rows(metrics_of(config, arm, seed)) for seed in config.seeds)
+    for variant, spec in config.variants.items():
+        found = (_rl_rows(metrics_of(config, variant, seed)) for seed in config.seeds)
         runs = [rows for rows in found if rows and rows[-1]["sampled_tokens"]]
         if runs:
             budget = spec.rl.sampled_tokens or round(min(rows[-1]["sampled_tokens"] for rows in runs))
-            curves.append(_curve(arm, budget, runs))
+            curves.append(_curve(variant, budget, runs))
     return curves
 
 
 def compute_lines(config: RunConfig) -> list[str]:
-    """What each job used, and how far the arms are apart: the claim that compute was matched."""
+    """What each job used, and how far the variants are apart: the claim that compute was matched."""
     lines, used = [], dict[int, list[float]]()
-    for arm in config.arms:
+    for variant in config.variants:
         for seed in config.seeds:
-            if rows := metrics_of(config, arm, seed):
+            if rows := metrics_of(config, variant, seed):
                 last = rows[-1]
                 used.setdefault(seed, []).append(last["compute_tokens"])
                 sampled, compute = last["sampled_tokens"] / 1e6, last["compute_tokens"] / 1e6
                 read = last.get("read_tokens", 0) / 1e6  # runs of before count none
                 also = f" + read for credit {read:.2f} M" if read else ""
                 lines.append(
-                    f"compute of {arm}/seed{seed}: {compute:.2f} M tokens (sampled {sampled:.2f} M{also} + 3 x trained "
-                    f"{(compute - sampled - read) / 3:.2f} M), {last['cpu_seconds']:.0f} CPU-s"
+                    f"compute of {variant}/seed{seed}: {compute:.2f} M tokens (sampled {sampled:.2f} M{also} + "
+                    f"3 x trained {(compute - sampled - read) / 3:.2f} M), {last['cpu_seconds']:.0f} CPU-s"
                 )
     gaps = [max(values) / min(values) - 1 for values in used.values() if len(values) > 1 and min(values) > 0]
     if gaps:
-        lines.append(f"largest difference of compute between two arms with the same seed: {max(gaps):.1%}")
+        lines.append(f"largest difference of compute between two variants with the same seed: {max(gaps):.1%}")
     return lines
 
 
@@ -99,13 +99,13 @@ def _rl_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{**row, "sampled_tokens": row["sampled_tokens"] - before} for row in rows if row["stage"] == "rl"]
 
 
-def _curve(arm: str, budget: int, runs: Sequence[Sequence[Mapping[str, float]]]) -> Curve:
+def _curve(variant: str, budget: int, runs: Sequence[Sequence[Mapping[str, float]]]) -> Curve:
     edges = tuple(round(budget * (i + 1) / _BINS) for i in range(_BINS))
     per_seed = [_binned(rows, budget) for rows in runs]
     returns = [[values[i] for values in per_seed] for i in range(_BINS)]
     whole = [None if any(map(math.isnan, values)) else over_seeds(values) for values in returns]
     shares = [_replayed(rows) / rows[-1]["sampled_tokens"] for rows in runs]
-    return Curve(arm, edges, tuple(whole), float(np.mean([len(rows) for rows in runs])), float(np.mean(shares)))
+    return Curve(variant, edges, tuple(whole), float(np.mean([len(rows) for rows in runs])), float(np.mean(shares)))
 
 
 def _binned(rows: Sequence[Mapping[str, float]], budget: int) -> list[float]:
@@ -124,9 +124,9 @@ def _replayed(rows: Sequence[Mapping[str, float]]) -> float:
 
 
 def curve_lines(curves: Sequence[Curve]) -> list[str]:
-    """One sentence per arm for the report."""
+    """One sentence per variant for the report."""
     return [
-        f"{curve.arm}: return {_text(curve.returns[0])} over the first tenth of {curve.edges[-1]} sampled tokens, "
+        f"{curve.variant}: return {_text(curve.returns[0])} over the first tenth of {curve.edges[-1]} sampled tokens, "
         f"{_text(curve.returns[-1])} over the last; {curve.steps:.0f} steps, {curve.replay_share:.0%} of its tokens in "
         "replays"
         for curve in curves
@@ -138,19 +138,19 @@ def _text(value: Estimate | None) -> str:
 
 
 def write_curves(curves: Sequence[Curve], path: Path) -> None:
-    """A CSV: arm, sampled tokens at the end of the bin, mean return and both ends of its interval."""
+    """A CSV: variant, sampled tokens at the end of the bin, mean return and both ends of its interval."""
     with whole(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["arm", "sampled_tokens", "return", "return_low", "return_high"])
+        writer.writerow(["variant", "sampled_tokens", "return", "return_low", "return_high"])
         for curve in curves:
             for edge, value in zip(curve.edges, curve.returns, strict=True):
                 if value is not None:
                     ends = (f"{end:.4f}" for end in (value.mean, value.low, value.high))
-                    writer.writerow([curve.arm, edge, *ends])
+                    writer.writerow([curve.variant, edge, *ends])
 
 
 def plot_curves(curves: Sequence[Curve], path: Path) -> None:
-    """Mean return against sampled tokens, one line per arm, intervals as bands."""
+    """Mean return against sampled tokens, one line per variant, intervals as bands."""
     from matplotlib.figure import Figure  # slow to import, and only plots need it
 
     figure = Figure(figsize=(6.0, 4.2), layout="constrained")
@@ -158,7 +158,7 @@ def plot_curves(curves: Sequence[Curve], path: Path) -> None:
     for curve in curves:
         points = [(edge, value) for edge, value in zip(curve.edges, curve.returns, strict=True) if value is not None]
         x = [edge for edge, _ in points]
-        (line,) = axis.plot(x, [value.mean for _, value in points], marker="o", linewidth=1, label=curve.arm)
+        (line,) = axis.plot(x, [value.mean for _, value in points], marker="o", linewidth=1, label=curve.variant)
         low, high = ([getattr(value, end) for _, value in points] for end in ("low", "high"))
         axis.fill_between(x, low, high, alpha=0.12, color=line.get_color())
     axis.set(xlabel="sampled tokens, replays included", ylabel="mean return of training episodes")

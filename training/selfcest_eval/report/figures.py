@@ -23,11 +23,11 @@ _COLUMNS = 3
 def learning_figure(series: Sequence[Series], metrics: Sequence[str], paths: Sequence[Path]) -> None:
     """A panel a metric against steps: the mean over seeds, its interval as a band, single seeds as thin lines."""
     figure, panels = _panels(len(metrics))
-    arms = list(dict.fromkeys(one.arm for one in series))
+    variants = list(dict.fromkeys(one.variant for one in series))
     for axis, metric in zip(panels, metrics, strict=True):
         for one in series:
             if one.metric == metric:
-                _curve(axis, one, arms.index(one.arm))
+                _curve(axis, one, variants.index(one.variant))
         axis.set(title=title(metric), xlabel="step")
     _finish(figure, panels, paths)
 
@@ -36,7 +36,7 @@ def _curve(axis: Axes, series: Series, place: int) -> None:
     colour, steps = SERIES[place % len(SERIES)].light, [b.step for b in series.bins]
     for i in range(len(series.seeds) if len(series.seeds) > 1 else 0):
         axis.plot(steps, [b.seeds[i] for b in series.bins], color=colour, linewidth=0.6, alpha=0.5)
-    axis.plot(steps, [b.estimate.mean for b in series.bins], color=colour, linewidth=1.8, label=series.arm)
+    axis.plot(steps, [b.estimate.mean for b in series.bins], color=colour, linewidth=1.8, label=series.variant)
     if not math.isnan(series.bins[0].estimate.low):
         low, high = ([getattr(b.estimate, end) for b in series.bins] for end in ("low", "high"))
         axis.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)

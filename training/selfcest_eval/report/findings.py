@@ -115,7 +115,7 @@ def failures(source: Source) -> list[str]:
 
 
 def _plain(source: Source, text: str) -> str:
-    """Arms that RL has trained by their own names: what they were before is said to be that."""
+    """Variants that RL has trained by their own names: what they were before is said to be that."""
     for after in source.before:
         text = text.replace(after, after.removesuffix(", after RL"))
     return text
@@ -135,7 +135,7 @@ def unsolved(source: Source) -> list[tuple[str, Curves]]:
 
 def common(source: Source) -> list[tuple[tuple[str, str], Count]]:
     """Pathologies of final policies, and of training, from a share of `COMMON` on; the most frequent first."""
-    owners = {*source.final, *(source.run.arms if source.run else ())}
+    owners = {*source.final, *(source.run.variants if source.run else ())}
     found = [
         (key, count) for key, count in source.pathologies.items() if key[1] in owners and _is_common(key[0], count)
     ]
@@ -161,16 +161,16 @@ def _learned(source: Source) -> str:
         smallest = next(cell for cell in source.cells if cell.family == curves.family)
         for name in source.final:
             if name in curves.strategies:
-                said.append(_of_arm(source, curves, smallest, name))
+                said.append(_of_variant(source, curves, smallest, name))
     returns = [one for one in learning(source.jobs) if one.metric == "return"]
     for one in returns:
         tenth = max(1, len(one.bins) // 10)
         first, last = (np.mean([b.estimate.mean for b in part]) for part in (one.bins[:tenth], one.bins[-tenth:]))
-        said.append(f"the return of {one.arm} in training went from {first:.2f} to {last:.2f}")
+        said.append(f"the return of {one.variant} in training went from {first:.2f} to {last:.2f}")
     return _join(said) or "Nothing has been evaluated yet."
 
 
-def _of_arm(source: Source, curves: Curves, smallest: Curves, name: str) -> str:
+def _of_variant(source: Source, curves: Curves, smallest: Curves, name: str) -> str:
     after, before = curves.strategies[name][-1], source.before.get(name)
     accuracy = f"{after.correct.mean():.2f}"
     if before is None or before not in curves.strategies:

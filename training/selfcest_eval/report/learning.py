@@ -1,4 +1,4 @@
-"""Learning curves of every number that jobs have logged: by arm, in bins of steps, mean and interval over seeds."""
+"""Learning curves of every number that jobs have logged: by variant, in bins of steps, mean and interval over seeds."""
 
 from __future__ import annotations
 
@@ -70,15 +70,15 @@ class Spread:
 
 @dataclass(frozen=True)
 class Series:
-    """One metric of one arm.
+    """One metric of one variant.
 
     Attributes:
-        arm, stage, metric: which; the stage is `warmstart`, `probe` or `rl`.
+        variant, stage, metric: which; the stage is `warmstart`, `probe` or `rl`.
         seeds: those that have it, as the values of every bin.
         bins: in order. One that some seed has not reached is left out, so that every mean is over the same seeds.
     """
 
-    arm: str
+    variant: str
     stage: str
     metric: str
     seeds: tuple[int, ...]
@@ -86,14 +86,14 @@ class Series:
 
 
 def learning(jobs: Sequence[JobLog], stage: str = "rl") -> list[Series]:
-    """Every metric of a stage, by arm, in the order in which jobs have logged them."""
+    """Every metric of a stage, by variant, in the order in which jobs have logged them."""
     found = []
-    for arm in dict.fromkeys(job.arm for job in jobs):
-        runs = {job.seed: list(_of_stage(job.rows, stage)) for job in jobs if job.arm == arm}
+    for variant in dict.fromkeys(job.variant for job in jobs):
+        runs = {job.seed: list(_of_stage(job.rows, stage)) for job in jobs if job.variant == variant}
         runs = {seed: rows for seed, rows in runs.items() if rows}
         names = dict.fromkeys(name for rows in runs.values() for row in rows for name in row if name not in _KEYS)
         for name in names:
-            if series := _series(arm, stage, name, runs):
+            if series := _series(variant, stage, name, runs):
                 found.append(series)
     return found
 
@@ -110,7 +110,7 @@ def _of_stage(rows: Sequence[Mapping[str, Any]], stage: str) -> Iterator[dict[st
             yield {**row, "sampled_tokens": row["sampled_tokens"] - before, **rate}
 
 
-def _series(arm: str, stage: str, name: str, runs: Mapping[int, Sequence[Mapping[str, Any]]]) -> Series | None:
+def _series(variant: str, stage: str, name: str, runs: Mapping[int, Sequence[Mapping[str, Any]]]) -> Series | None:
     having = {seed: [row for row in rows if name in row] for seed, rows in runs.items()}
     having = {seed: rows for seed, rows in having.items() if rows}
     steps = sorted({row["step"] for rows in having.values() for row in rows})
@@ -124,7 +124,7 @@ def _series(arm: str, stage: str, name: str, runs: Mapping[int, Sequence[Mapping
                 float(np.mean([row[key] for rows in inside for row in rows])) for key in ("step", "sampled_tokens")
             )
             bins.append(Spread(step, sampled, values, over_seeds(values)))
-    return Series(arm, stage, name, tuple(having), tuple(bins)) if bins else None
+    return Series(variant, stage, name, tuple(having), tuple(bins)) if bins else None
 
 
 def grouped(series: Sequence[Series]) -> dict[str, list[str]]:

@@ -120,7 +120,7 @@ def source_data(source: Source, trees: Trees) -> dict[str, Any]:
         "first_cost": source.reading.compared[0] if source.reading.compared else "",
         "final": [source.reading.labels[name] for name in source.final],
         "before": dict(source.before),
-        "arms": dict(zip(source.run.arms, source.final, strict=True)) if source.run else {},
+        "variants": dict(zip(source.run.variants, source.final, strict=True)) if source.run else {},
         "rows": result_rows(source),
         "delegation": delegation_rows(source),
         "decisions": [_decision(item, source) for item in source.decisions],
@@ -260,7 +260,7 @@ def _job(job: JobLog) -> dict[str, Any]:
     last = job.rows[-1]
     sampled, compute, read = last["sampled_tokens"], last["compute_tokens"], last.get("read_tokens", 0)
     return {
-        "arm": job.arm,
+        "variant": job.variant,
         "seed": job.seed,
         "steps": sum(row["stage"] == "rl" for row in job.rows),
         "sampled": sampled,
@@ -277,10 +277,10 @@ def _learning_data(series: Sequence[Series]) -> dict[str, Any]:
             {"name": name, "panels": [{"metric": m, "title": title(m)} for m in metrics]}
             for name, metrics in grouped(series).items()
         ],
-        "arms": list(dict.fromkeys(one.arm for one in series)),
+        "variants": list(dict.fromkeys(one.variant for one in series)),
         "series": [
             {
-                "arm": one.arm,
+                "variant": one.variant,
                 "metric": one.metric,
                 "seeds": one.seeds,
                 "bins": [
@@ -351,12 +351,12 @@ def _where(worst: Mapping[str, str] | None) -> list[str]:
 
 def _learning_csv(series: Sequence[Series], path: Path) -> None:
     lines = [
-        [one.arm, one.metric, seed, b.step, b.sampled, value]
+        [one.variant, one.metric, seed, b.step, b.sampled, value]
         for one in series
         for b in one.bins
         for seed, value in zip(one.seeds, b.seeds, strict=True)
     ]
-    _csv(path, ["arm", "metric", "seed", "step", "sampled_tokens", "value"], lines)
+    _csv(path, ["variant", "metric", "seed", "step", "sampled_tokens", "value"], lines)
 
 
 def _results_csv(rows: Sequence[Mapping[str, Any]], costs: Sequence[str], path: Path) -> None:

@@ -193,7 +193,7 @@ class Pathologies:
     """Counts, of episodes as they are read one by one; it keeps the worst of each alone.
 
     Attributes:
-        counts: by pathology and whose it is: a strategy's, or an arm's for groups.
+        counts: by pathology and whose it is: a strategy's, or a variant's for groups.
     """
 
     def __init__(self) -> None:
@@ -213,7 +213,7 @@ class Pathologies:
             self._remember(owner, family, size, Place(file, record, played_as))
 
     def group(self, owner: str, file: Path, group: EpisodeGroup) -> None:
-        """Look at one training group of an arm; the worst is the one that cost most."""
+        """Look at one training group of a variant; the worst is the one that cost most."""
         place = Place(file, group.episodes[0], f"{owner} in training") if equal_returns(group) else None
         cost = sum(episode.cost.generated_tokens for episode in group.episodes)
         self._count("equal groups", owner).add(place, (cost,))

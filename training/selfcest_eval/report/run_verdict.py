@@ -23,13 +23,13 @@ def run_verdict(
     found: Sequence[PairedComparison],
     reading: Reading,
 ) -> str:
-    """A line or two for each of: families, arms that can be compared, decisions, what was not learned.
+    """A line or two for each of: families, variants that can be compared, decisions, what was not learned.
 
     Args:
         cells: what was measured.
-        final: every arm's trained policy, by its name in tables.
-        decisions: before RL and after, of arms whose choices were forced.
-        found: comparisons of arms on the same cells.
+        final: every variant's trained policy, by its name in tables.
+        decisions: before RL and after, of variants whose choices were forced.
+        found: comparisons of variants on the same cells.
         reading: how it is read.
     """
     families = dict.fromkeys(curves.family for curves in cells)
@@ -37,32 +37,34 @@ def run_verdict(
     lines += _equal(found, final, reading)
     lines += _decided(decisions, final)
     unsolved = [
-        f"{arm} {accuracy:.2f} on {curves.name}"
-        for arm in final
-        for curves in _smallest(cells, arm)
-        if (accuracy := curves.strategies[arm][-1].correct.mean()) < SOLVED
+        f"{variant} {accuracy:.2f} on {curves.name}"
+        for variant in final
+        for curves in _smallest(cells, variant)
+        if (accuracy := curves.strategies[variant][-1].correct.mean()) < SOLVED
     ]
-    lines.append(f"not learned: {'; '.join(unsolved)}" if unsolved else "every arm solves the smallest sizes it plays")
+    lines.append(
+        f"not learned: {'; '.join(unsolved)}" if unsolved else "every variant solves the smallest sizes it plays"
+    )
     return "\n".join(lines)
 
 
 def _accuracy(family: str, cells: Sequence[Curves], final: Sequence[str]) -> str:
     said = []
-    for arm in final:
-        here = [curves for curves in cells if curves.family == family and arm in curves.strategies]
+    for variant in final:
+        here = [curves for curves in cells if curves.family == family and variant in curves.strategies]
         means = {
-            shift: np.mean([c.strategies[arm][-1].correct.mean() for c in here if c.shift == shift])
+            shift: np.mean([c.strategies[variant][-1].correct.mean() for c in here if c.shift == shift])
             for shift in ("in", "out")
             if any(c.shift == shift for c in here)
         }
         if here:
-            said.append(f"{arm} " + ", ".join(f"{mean:.2f}" for mean in means.values()))
+            said.append(f"{variant} " + ", ".join(f"{mean:.2f}" for mean in means.values()))
     outside = any(curves.shift == "out" for curves in cells if curves.family == family)
     return f"{family}, accuracy{' in and out of distribution' if outside else ''}: {'; '.join(said)}" if said else ""
 
 
 def _equal(found: Sequence[PairedComparison], final: Sequence[str], reading: Reading) -> list[str]:
-    """Costs of an arm over another's, on cells where both are as accurate."""
+    """Costs of a variant over another's, on cells where both are as accurate."""
     lines = []
     for first, second in dict.fromkeys((item.subject, item.strategy) for item in found):
         if first not in final or second not in final:
@@ -101,10 +103,10 @@ def _mean(item: Decided, way: str) -> float:
     return float(np.mean([getattr(judged, way).reward for judged in item.seeds.values()]))
 
 
-def _smallest(cells: Sequence[Curves], arm: str) -> list[Curves]:
-    """The first cell of every family that an arm plays."""
+def _smallest(cells: Sequence[Curves], variant: str) -> list[Curves]:
+    """The first cell of every family that a variant plays."""
     found: dict[str, Curves] = {}
     for curves in cells:
-        if arm in curves.strategies:
+        if variant in curves.strategies:
             found.setdefault(curves.family, curves)
     return list(found.values())

@@ -16,7 +16,7 @@ from selfcest_eval.play.unplayable import leave_out, unplayable_lines
 from selfcest_eval.report.curves import metrics_of
 from selfcest_eval.report.pathologies import Count, Pathologies
 from selfcest_eval.report.reading import Reading, check_places, reading_of
-from selfcest_eval.report.training_run import arms_of, in_order, parts_of, results_of, server_folders, study_of
+from selfcest_eval.report.training_run import in_order, parts_of, results_of, server_folders, study_of, variants_of
 from selfcest_eval.report.warm_starts import given_up_lines, warm_start_warnings
 from selfcest_eval.stats.decision_table import Decided, decided, find_forced_triples
 from selfcest_eval.stats.table import Curves, curves_of
@@ -34,7 +34,7 @@ _OF_A_FOLDER = ("name", "output", "seeds", "workers", "logging")  # keys in whic
 class JobLog:
     """What one job has logged so far: rows of its `metrics.jsonl`, and the folder that it lies in."""
 
-    arm: str
+    variant: str
     seed: int
     folder: Path
     rows: Sequence[Mapping[str, Any]]
@@ -50,11 +50,11 @@ class Source:
         study: as what its results are read.
         run: the config of a training run, with the seeds of all folders; `None`: a study.
         cells, reading, decisions: of what was evaluated so far; no cells where nothing was.
-        final: strategies that are compared in few words: of a run every arm as trained and greedy, of a study those
+        final: strategies that are compared in few words: of a run every variant as trained and greedy, of a study those
             that are no forced choice.
-        before: of a run, by strategies of `final`, the same arm before RL.
+        before: of a run, by strategies of `final`, the same variant before RL.
         jobs: of a run.
-        pathologies: by pathology and strategy, or arm for those of training groups.
+        pathologies: by pathology and strategy, or variant for those of training groups.
         warnings: what a reader must know first.
         sessions: who wrote the folders.
     """
@@ -125,28 +125,30 @@ def _run(configs: Sequence[RunConfig]) -> Source:
     cells = config.evaluation.cells or tuple(Cell(name, "any") for name in config.tasks)
     study = study_of(replace(config, evaluation=replace(config.evaluation, cells=cells)))
     jobs = [
-        JobLog(arm, seed, one.folder / arm / f"seed{seed}", rows)
-        for arm in config.arms
+        JobLog(variant, seed, one.folder / variant / f"seed{seed}", rows)
+        for variant in config.variants
         for one in configs
         for seed in one.seeds
-        if (rows := metrics_of(one, arm, seed))
+        if (rows := metrics_of(one, variant, seed))
     ]
     results, notes = _evaluated(configs, bool(jobs))
-    arms = arms_of(config, {result.place.strategy for result in results})
-    before = {after: earlier for after, earlier in arms.items() if earlier is not None}
-    able = [label for arm, label in zip(config.arms, arms, strict=True) if config.limits_of(arm).delegation]
+    variants = variants_of(config, {result.place.strategy for result in results})
+    before = {after: earlier for after, earlier in variants.items() if earlier is not None}
+    able = [
+        label for variant, label in zip(config.variants, variants, strict=True) if config.limits_of(variant).delegation
+    ]
     return Source(
         name=" + ".join(one.name for one in configs),
         folders=[one.folder for one in configs],
         study=study,
         run=config,
         cells=curves_of(in_order(study, results)) if results else [],
-        reading=reading_of(study, subjects=able[::-1] or tuple(arms)),
+        reading=reading_of(study, subjects=able[::-1] or tuple(variants)),
         decisions=decided(study, results) if results else [],
-        final=list(arms),
+        final=list(variants),
         before=before,
         jobs=jobs,
-        pathologies=_pathologies_of_run(configs, {*arms, *before.values()}),
+        pathologies=_pathologies_of_run(configs, {*variants, *before.values()}),
         warnings=[
             *notes,
             *(line for one in configs for line in warm_start_warnings(one)),
@@ -206,19 +208,19 @@ def _study(config: StudyConfig) -> Source:
 
 
 def _pathologies_of_run(configs: Sequence[RunConfig], labels: set[str]) -> dict[tuple[str, str], Count]:
-    """Of every arm before and after RL, as evaluated and greedy; and of its stored training groups."""
+    """Of every variant before and after RL, as evaluated and greedy; and of its stored training groups."""
     found = Pathologies()
     for config in configs:
-        for arm, spec in config.arms.items():
+        for variant, spec in config.variants.items():
             for seed in config.seeds:
-                folder = config.folder / arm / f"seed{seed}"
-                stages = dict.fromkeys(part.stage for part in parts_of(config) if part.arm == arm)
+                folder = config.folder / variant / f"seed{seed}"
+                stages = dict.fromkeys(part.stage for part in parts_of(config) if part.variant == variant)
                 for stage in stages:
                     _look(found, folder / stage / "results.jsonl", labels)
                 groups = folder / "episodes.jsonl"
                 if spec.rl.steps and groups.is_file() and groups.stat().st_size:
                     for group in read_groups(groups).groups:
-                        found.group(arm, groups, group)
+                        found.group(variant, groups, group)
     return found.finish()
 
 

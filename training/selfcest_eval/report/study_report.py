@@ -410,23 +410,23 @@ def _range(ratios: Sequence[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def overview(cells: Sequence[Curves], reading: Reading, arms: Mapping[str, str | None] | None = None) -> str:
+def overview(cells: Sequence[Curves], reading: Reading, variants: Mapping[str, str | None] | None = None) -> str:
     """One line per family and strategy, of all sizes together at the largest budget: the most accurate first, of
     equally accurate ones the one that spends less.
 
     Args:
         cells, reading: see `write_report`.
-        arms: strategies that get a line, each with the one that it was before RL, whose accuracy stands in the line;
-            `None`: all of them get one.
+        variants: strategies that get a line, each with the one that it was before RL, whose accuracy stands in the
+            line; `None`: all of them get one.
     """
     lines = []
     for curves in by_family(cells):
         found = rows_of(curves, reading.resampler(curves))
         last = {row.strategy: row for row in found if row.point.order == found[-1].point.order}
         lines += [
-            (row, last.get((arms or {}).get(row.strategy) or ""))
+            (row, last.get((variants or {}).get(row.strategy) or ""))
             for row in sorted(last.values(), key=partial(_rank, costs=reading.compared))
-            if arms is None or row.strategy in arms
+            if variants is None or row.strategy in variants
         ]
     trained = any(before for _, before in lines)
     heads = ["family", "strategy", "accuracy", *(["before RL"] if trained else [])]
@@ -511,7 +511,7 @@ def write_report(
     plots: Sequence[str] | None = None,
     decisions: Sequence[Decided] = (),
     verdict_of: Callable[[Sequence[PairedComparison], Reading], str] = verdict,
-    arms: Mapping[str, str | None] | None = None,
+    variants: Mapping[str, str | None] | None = None,
 ) -> tuple[str, str]:
     """Write table.md, results.csv, equal_accuracy.csv and plots into the folder.
 
@@ -524,7 +524,7 @@ def write_report(
         plots: costs to draw accuracy against; `None`: those that are compared, and wall-clock.
         decisions: of policies whose choices were forced as well.
         verdict_of: says the verdict of all comparisons.
-        arms: see `overview`.
+        variants: see `overview`.
 
     Returns:
         What a terminal shows, what must be known first, a verdict of five lines and one line per family and strategy;
@@ -557,7 +557,7 @@ def write_report(
     write_csv(rows, reading, folder / "results.csv")
     for cost in (*reading.compared, WALL) if plots is None else plots:
         plot(cells, reading, cost, folder / plot_name(cost))
-    shown = [*(f"warning: {line}" for line in warnings), *([said] if found else []), overview(cells, reading, arms)]
+    shown = [*(f"warning: {line}" for line in warnings), *([said] if found else []), overview(cells, reading, variants)]
     return "\n".join(shown), text
 
 

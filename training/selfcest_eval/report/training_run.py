@@ -1,4 +1,4 @@
-"""A training run's evaluation: a study with one budget, the run's limits, of every arm before and after RL.
+"""A training run's evaluation: a study with one budget, the run's limits, of every variant before and after RL.
 
 A job plays its own part of it with the weights that it has, and what all jobs have played is read as one study.
 """
@@ -46,42 +46,42 @@ _PLOTS = ("total_tokens", "critical_path_tokens")  # a plot takes a second, and 
 
 @dataclass(frozen=True)
 class Part:
-    """One strategy of a run's study: an arm at a stage, sampled at a temperature; by its own choice or a forced one."""
+    """One strategy of a run's study: a variant at a stage and a temperature, by its own choice or a forced one."""
 
-    arm: str
+    variant: str
     stage: EvaluationStage
     temperature: float
     strategy: str = "plain"
 
     def model(self, config: RunConfig) -> Path:
-        """The folder of the weights, for any seed; an arm without RL has them once its warm start has ended."""
-        before = self.stage is EvaluationStage.BEFORE or not config.arms[self.arm].rl.steps
-        return _folder(config, self.arm, SEED) / ("warmstart_model" if before else "model")
+        """The folder of the weights, for any seed; a variant without RL has them once its warm start has ended."""
+        before = self.stage is EvaluationStage.BEFORE or not config.variants[self.variant].rl.steps
+        return _folder(config, self.variant, SEED) / ("warmstart_model" if before else "model")
 
     def label(self, config: RunConfig) -> str:
         when = {EvaluationStage.BEFORE: ", before RL", EvaluationStage.AFTER: ", after RL"}[self.stage]
         sampled = f", T {self.temperature:g}" if self.temperature else ""
         forced = f", {self.strategy.replace('_', ' ')}" if self.strategy in FORCED else ""
-        return self.arm + (when if config.arms[self.arm].rl.steps else "") + sampled + forced
+        return self.variant + (when if config.variants[self.variant].rl.steps else "") + sampled + forced
 
 
 def parts_of(config: RunConfig) -> list[Part]:
-    """In the order of the table. Before RL an arm is evaluated at one temperature alone, as forced choices are."""
+    """In the order of the table. Before RL a variant is evaluated at one temperature alone, as forced choices are."""
     greedy, *others = config.evaluation.temperatures
     parts = []
-    for arm, spec in config.arms.items():
+    for variant, spec in config.variants.items():
         ways = ("plain", *FORCED) if spec.forced else ("plain",)
-        parts += [Part(arm, EvaluationStage.BEFORE, greedy, way) for way in ways if spec.rl.steps]
-        parts += [Part(arm, EvaluationStage.AFTER, greedy, way) for way in ways]
-        parts += [Part(arm, EvaluationStage.AFTER, temperature) for temperature in others]
+        parts += [Part(variant, EvaluationStage.BEFORE, greedy, way) for way in ways if spec.rl.steps]
+        parts += [Part(variant, EvaluationStage.AFTER, greedy, way) for way in ways]
+        parts += [Part(variant, EvaluationStage.AFTER, temperature) for temperature in others]
     return parts
 
 
 def study_of(config: RunConfig, parts: Sequence[Part] | None = None) -> StudyConfig:
-    """The study that a run's evaluation is, or some strategies of it. Its subject is the last arm that can delegate."""
+    """The study that a run's evaluation is, or a part of it. Its subject is the last variant that can delegate."""
     parts = parts_of(config) if parts is None else parts
     evaluation = config.evaluation
-    delegating = [part for part in parts if config.limits_of(part.arm).delegation and part.strategy == "plain"]
+    delegating = [part for part in parts if config.limits_of(part.variant).delegation and part.strategy == "plain"]
     subjects = [part for part in delegating if part.temperature == evaluation.temperatures[0]] or parts
     return StudyConfig(
         name=config.name,
@@ -93,9 +93,9 @@ def study_of(config: RunConfig, parts: Sequence[Part] | None = None) -> StudyCon
                 part.strategy,
                 policy=PlugIn("model", {"folder": str(part.model(config))}),
                 temperature=part.temperature,
-                limits=config.arms[part.arm].limits,
-                families=config.arms[part.arm].evaluated_on,
-                styles=styles_of(config, part.arm) if part.strategy not in FORCED else (),
+                limits=config.variants[part.variant].limits,
+                families=config.variants[part.variant].evaluated_on,
+                styles=styles_of(config, part.variant) if part.strategy not in FORCED else (),
             )
             for part in parts
         },
@@ -111,9 +111,9 @@ def study_of(config: RunConfig, parts: Sequence[Part] | None = None) -> StudyCon
     )
 
 
-def styles_of(config: RunConfig, arm: str) -> tuple[Style, ...]:
-    """Of an arm's perfect players: those that its warm start shows, or all without one, where it has the means."""
-    limits, phases = config.limits_of(arm), config.arms[arm].warmstart.phases
+def styles_of(config: RunConfig, variant: str) -> tuple[Style, ...]:
+    """Of a variant's perfect players: those that its warm start shows, or all without one, where it has the means."""
+    limits, phases = config.limits_of(variant), config.variants[variant].warmstart.phases
     shown = {
         style
         for phase in phases
@@ -135,10 +135,15 @@ def check_evaluation(config: RunConfig) -> None:
 
 
 def evaluate_job(
-    config: RunConfig, arm: str, seed: int, stage: EvaluationStage, player: Player, report: Callable[[float, str], None]
+    config: RunConfig,
+    variant: str,
+    seed: int,
+    stage: EvaluationStage,
+    player: Player,
+    report: Callable[[float, str], None],
 ) -> None:
-    """Let a player of the job's weights, which `Part.model` holds as well, play an arm's part of the study."""
-    parts = [part for part in parts_of(config) if (part.arm, part.stage) == (arm, stage)]
+    """Let a player of the job's weights, which `Part.model` holds as well, play a variant's part of the study."""
+    parts = [part for part in parts_of(config) if (part.variant, part.stage) == (variant, stage)]
     if not parts or not config.evaluation.cells:
         return
     study = Study(replace(study_of(config, parts), seeds=(seed,)))
@@ -149,7 +154,7 @@ def evaluate_job(
         done += count
         report(done / study.size, line)
 
-    study.play(Store(_folder(config, arm, seed) / stage), on_played, player)
+    study.play(Store(_folder(config, variant, seed) / stage), on_played, player)
 
 
 def results_of(config: RunConfig, *, whole: bool = False) -> tuple[list[Result], list[str]]:
@@ -157,7 +162,7 @@ def results_of(config: RunConfig, *, whole: bool = False) -> tuple[list[Result],
 
     Args:
         config: of the run.
-        whole: with the episodes of every arm, and not only of those whose choices were forced.
+        whole: with the episodes of every variant, and not only of those whose choices were forced.
 
     Raises:
         ConfigError: there is nothing, or an earlier version wrote it.
@@ -179,7 +184,7 @@ def results_of(config: RunConfig, *, whole: bool = False) -> tuple[list[Result],
         notes.append(f"not everything has been evaluated yet: this is of the seeds {seeds}{lacking}")
     order = [(part, seed) for part in complete for seed in config.seeds if seed in shared]
     results = [result for part, seed in order for result in complete[part][seed]]
-    stored = dict.fromkeys(_file(config, part, seed) for part, seed in order)  # arms share none, stages of one may
+    stored = dict.fromkeys(_file(config, part, seed) for part, seed in order)  # variants share none, stages of one may
     labels = {part.label(config) for part, _ in order}
     lost = [one for path in stored for one in read_unplayable(path) if one.place.strategy in labels]
     return leave_out(results, lost), [*notes, *unplayable_lines(results, lost)]
@@ -190,19 +195,19 @@ def _stored(config: RunConfig, study: StudyConfig, part: Part, whole: bool) -> I
         path, label = _file(config, part, seed), part.label(config)
         if path.exists():
             # Whole where it was forced, for what it decided is read off its episodes.
-            found = read_results(path, whole=whole or config.arms[part.arm].forced, experts=True)
+            found = read_results(path, whole=whole or config.variants[part.variant].forced, experts=True)
             results = [result for result in found if result.place.strategy == label]
             check_places(replace(study, seeds=(seed,)), results, path)
             yield seed, results
 
 
 def _file(config: RunConfig, part: Part, seed: int) -> Path:
-    return _folder(config, part.arm, seed) / part.stage / "results.jsonl"
+    return _folder(config, part.variant, seed) / part.stage / "results.jsonl"
 
 
 def report_run(config: RunConfig) -> str:
     """Write tables, CSV and plots of what a run's folder holds. Returns what a terminal shows: one line per family and
-    arm; what there is to say of single jobs is in table.md alone."""
+    variant; what there is to say of single jobs is in table.md alone."""
     curves = learning_curves(config)
     servers = server_lines(read_counts(server_folders(config)))
     warnings = [f"warning: {line}" for line in (*warm_start_warnings(config), *servers)]
@@ -215,9 +220,9 @@ def report_run(config: RunConfig) -> str:
         return "\n".join(["evaluation.cells is empty, so there is no table", *warnings, *lines])
     results, missing = results_of(config)
     study, notes = study_of(config), [*missing, *warnings]
-    final = [Part(arm, EvaluationStage.AFTER, config.evaluation.temperatures[0]) for arm in config.arms]
+    final = [Part(variant, EvaluationStage.AFTER, config.evaluation.temperatures[0]) for variant in config.variants]
     names = [part.label(config) for part in final]
-    able = [part.label(config) for part in reversed(final) if config.limits_of(part.arm).delegation]
+    able = [part.label(config) for part in reversed(final) if config.limits_of(part.variant).delegation]
     cells, reading = curves_of(in_order(study, results)), reading_of(study, subjects=able)
     head = headline(study, cells, reading)
     choices = decided(study, results)
@@ -230,26 +235,26 @@ def report_run(config: RunConfig) -> str:
         plots=_PLOTS,
         decisions=choices,
         verdict_of=partial(run_verdict, cells, names, choices),
-        arms=arms_of(config, {result.place.strategy for result in results}),
+        variants=variants_of(config, {result.place.strategy for result in results}),
     )
     return "\n".join([*notes, *begun_again, shown])
 
 
 def server_folders(config: RunConfig) -> list[Path]:
     """Where jobs and their evaluations count what servers did."""
-    jobs = [_folder(config, arm, seed) for arm in config.arms for seed in config.seeds]
+    jobs = [_folder(config, variant, seed) for variant in config.variants for seed in config.seeds]
     return [folder for job in jobs for folder in (job, *(job / stage for stage in EvaluationStage))]
 
 
-def arms_of(config: RunConfig, played: Collection[str]) -> dict[str, str | None]:
-    """What stands for every arm in few words, in their order: its trained policy, greedy, and what that was before RL.
+def variants_of(config: RunConfig, played: Collection[str]) -> dict[str, str | None]:
+    """The strategy that stands for every variant, in order: its trained policy, greedy, and the same before RL.
 
-    An arm whose trained policy was not played is what it is before RL, where that was.
+    A variant whose trained policy was not played is what it is before RL, where that was.
     """
     found: dict[str, str | None] = {}
-    for arm, spec in config.arms.items():
+    for variant, spec in config.variants.items():
         after, before = (
-            Part(arm, stage, config.evaluation.temperatures[0]).label(config)
+            Part(variant, stage, config.evaluation.temperatures[0]).label(config)
             for stage in (EvaluationStage.AFTER, EvaluationStage.BEFORE)
         )
         if after in played or before not in played:
@@ -265,8 +270,8 @@ def in_order(study: StudyConfig, results: Sequence[Result]) -> list[Result]:
     return sorted(results, key=lambda result: cells.index(result.place.cell))
 
 
-def _folder(config: RunConfig, arm: str, seed: int | str) -> Path:
-    return config.folder / arm / f"seed{seed}"
+def _folder(config: RunConfig, variant: str, seed: int | str) -> Path:
+    return config.folder / variant / f"seed{seed}"
 
 
 class RunEvaluation(Evaluator):
@@ -281,13 +286,13 @@ class RunEvaluation(Evaluator):
     def evaluate(
         self,
         config: RunConfig,
-        arm: str,
+        variant: str,
         seed: int,
         stage: EvaluationStage,
         player: Player,
         report: Callable[[float, str], None],
     ) -> None:
-        evaluate_job(config, arm, seed, stage, player, report)
+        evaluate_job(config, variant, seed, stage, player, report)
 
     def report(self, config: RunConfig) -> str:
         return report_run(config)

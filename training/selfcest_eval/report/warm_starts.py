@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from selfcest_eval.report.curves import metrics_of
-from selfcest_training.config import ArmConfig, RunConfig
+from selfcest_training.config import RunConfig, VariantConfig
 
 
 def given_up_lines(config: RunConfig) -> list[str]:
@@ -28,12 +28,12 @@ def warm_start_warnings(config: RunConfig) -> list[str]:
     """Jobs that went on without having learned, and those whose warm start has left RL nothing."""
     warnings = []
     for job in _jobs(config):
-        attempts, budget = job.arm.warmstart.attempts, config.compute_tokens
+        attempts, budget = job.variant.warmstart.max_attempts, config.compute_tokens
         if failed := [row for row in job.failed if job.is_last(row)]:
             times = f"in {attempts} attempts" if attempts > 1 else "in its one attempt"
             warnings.append(f"{job.name}: the warm start has not learned {times}, and was kept ({_reasons(failed)})")
         in_rl = any(row["stage"] == "rl" for row in job.rows)
-        if job.arm.rl.steps and not in_rl and budget is not None and job.rows[-1]["compute_tokens"] >= budget:
+        if job.variant.rl.steps and not in_rl and budget is not None and job.rows[-1]["compute_tokens"] >= budget:
             warnings.append(f"{job.name}: the warm start used all of compute_tokens = {budget}, so there is no RL")
     return warnings
 
@@ -43,7 +43,7 @@ class _Job:
     """What one job has logged so far."""
 
     name: str
-    arm: ArmConfig
+    variant: VariantConfig
     rows: Sequence[Mapping[str, Any]]
 
     @property
@@ -52,14 +52,14 @@ class _Job:
 
     def is_last(self, row: Mapping[str, Any]) -> bool:
         """Whether the attempt is one that is kept whatever its probes say."""
-        return bool(row["attempt"] + 1 == self.arm.warmstart.attempts)
+        return bool(row["attempt"] + 1 == self.variant.warmstart.max_attempts)
 
 
 def _jobs(config: RunConfig) -> Iterator[_Job]:
-    for name, arm in config.arms.items():
+    for name, variant in config.variants.items():
         for seed in config.seeds:
             if rows := metrics_of(config, name, seed):
-                yield _Job(f"{name}/seed{seed}", arm, rows)
+                yield _Job(f"{name}/seed{seed}", variant, rows)
 
 
 def _reasons(rows: Sequence[Mapping[str, Any]]) -> str:

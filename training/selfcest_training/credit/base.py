@@ -120,7 +120,7 @@ class CreditAssigner:
         """
         return ()
 
-    def check_constant(self, constant_tokens: float) -> None:
+    def check_constant(self, loss_denominator_tokens: float) -> None:
         """Raise `ConfigError` for another denominator of the `constant` loss than it was made for."""
 
     def assign(self, group: EpisodeGroup, replayed: Replayed) -> Credit:

@@ -32,7 +32,9 @@ def read_groups(path: Path) -> StoredEpisodes:
         RecordError: no such file, a line that is no record, or as `in_groups`.
     """
     if not path.is_file():
-        raise RecordError(f"there is no file {path}; give a file of episodes, as in runs/NAME/ARM/seed0/episodes.jsonl")
+        raise RecordError(
+            f"there is no file {path}; give a file of episodes, as in runs/NAME/VARIANT/seed0/episodes.jsonl"
+        )
     cut: list[str] = []
     records = list(read_episodes(path, on_cut=cut.append))
     if cut and records:

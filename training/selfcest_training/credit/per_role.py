@@ -59,9 +59,9 @@ class PerRole(Configured, CreditAssigner):
         asked = (replay for part in self._parts.values() for replay in checks.ask(part, group))
         return list(dict.fromkeys(asked))
 
-    def check_constant(self, constant_tokens: float) -> None:
+    def check_constant(self, loss_denominator_tokens: float) -> None:
         for part in self._parts.values():
-            part.check_constant(constant_tokens)
+            part.check_constant(loss_denominator_tokens)
 
     def more_replays(self, episode: EpisodeRecord, shapes: Shapes) -> Sequence[Replay]:
         asked = (replay for part in self._parts.values() for replay in part.more_replays(episode, shapes))

@@ -42,8 +42,8 @@ class Wrapping(Configured, CreditAssigner):
     def replays(self, group: EpisodeGroup) -> Sequence[Replay]:
         return checks.ask(self.inside, group)
 
-    def check_constant(self, constant_tokens: float) -> None:
-        self.inside.check_constant(constant_tokens)
+    def check_constant(self, loss_denominator_tokens: float) -> None:
+        self.inside.check_constant(loss_denominator_tokens)
 
     def more_replays(self, episode: EpisodeRecord, shapes: Shapes) -> Sequence[Replay]:
         return self.inside.more_replays(episode, shapes)

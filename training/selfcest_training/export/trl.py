@@ -228,7 +228,7 @@ class Rollouts:
             credit.credits,
             1,
             denominator=config.denominator,
-            constant=config.constant_tokens,
+            constant=config.loss_denominator_tokens,
             planned_episodes=rollouts.planned_episodes,
             replayed=records_of(rollouts.replayed),
         )
@@ -271,7 +271,7 @@ def _clipping(config: RLConfig) -> tuple[float, float]:
 
 
 @contextmanager
-def opened_trainer(config: RunConfig, arm: str, seed: int, model: Path | str) -> Iterator[Trainer]:
+def opened_trainer(config: RunConfig, variant: str, seed: int, model: Path | str) -> Iterator[Trainer]:
     """The `Trainer` of one job of a run's config, from a folder of weights, as `warmstart_model` of a job.
 
     Its engine is started here and ended on leaving. Nothing is written.
@@ -279,14 +279,14 @@ def opened_trainer(config: RunConfig, arm: str, seed: int, model: Path | str) ->
     Raises:
         ConfigError: as for the run, and for what TRL would not heed.
     """
-    rl, language = config.arms[arm].rl, language_of(config.model)
+    rl, language = config.variants[variant].rl, language_of(config.model)
     for name, found, expected in (
         (
-            f"arms.{arm}.rl.max_staleness",
+            f"variants.{variant}.rl.max_staleness",
             rl.max_staleness if rl.max_staleness > 1 else None,
             "1, as it always is with TRL's trainer",
         ),
-        (f"arms.{arm}.rl.sampled_tokens", rl.sampled_tokens, "null: TRL ends after rl.steps"),
+        (f"variants.{variant}.rl.sampled_tokens", rl.sampled_tokens, "null: TRL ends after rl.steps"),
         ("compute_tokens", config.compute_tokens, "null: TRL ends after rl.steps"),
         ("lora", config.lora, "null, and give TRL a peft_config"),
     ):
@@ -296,13 +296,13 @@ def opened_trainer(config: RunConfig, arm: str, seed: int, model: Path | str) ->
         make_sampler(config.sampler.name, config.sampler.options),
         make_reward(config.reward.name, **config.reward.options),
     )
-    check_contexts(config, arm, language, spec)
-    stages, families = make_stages(rl, f"arms.{arm}.rl"), make_families(config.tasks, "train")
-    menu = task_menu(config, arm, families)
+    check_contexts(config, variant, language, spec)
+    stages, families = make_stages(rl, f"variants.{variant}.rl"), make_families(config.tasks, "train")
+    menu = task_menu(config, variant, families)
     check_menu(stages.tasks, menu)
     weights = language.load(seed, Path(model))
     sampler = spec.start(language, weights)
-    player = ModelPlayer(language, sampler, limits=config.limits_of(arm), reward=reward)
+    player = ModelPlayer(language, sampler, limits=config.limits_of(variant), reward=reward)
     learner = Learner(weights, rl.optimizer, pad_id=0, micro_batch_tokens=config.micro_batch_tokens)
     account = JobAccount(TrainState(), rl, None)
     try:

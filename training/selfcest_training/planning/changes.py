@@ -19,9 +19,9 @@ _RANKS_KEY = "cluster.learner_ranks="
 
 
 def missing_bytes(config: RunConfig, device: int) -> int:
-    """Bytes that processes lack on devices of so many, over all kinds of them and all arms; 0 if everything fits."""
+    """Bytes that all kinds of processes of all variants lack on devices of this size; 0 if everything fits."""
     shape = model_shape(config.model)
-    return sum(place.missing(device) for arm in config.arms for place in places(config, arm, shape))
+    return sum(place.missing(device) for variant in config.variants for place in places(config, variant, shape))
 
 
 def what_helps(config: RunConfig, device: int) -> Sequence[str]:
@@ -65,9 +65,9 @@ def _changes(config: RunConfig) -> Iterator[Change]:
             yield f"micro_batch_tokens={tokens}", _micro(tokens)
     if forward.autocast != Precision.BFLOAT16:
         yield "forward.autocast=bfloat16", _forward(autocast=Precision.BFLOAT16)
-    ahead = [arm for arm, of_arm in config.arms.items() if of_arm.rl.max_staleness]
+    ahead = [variant for variant, of_variant in config.variants.items() if of_variant.rl.max_staleness]
     if ahead:
-        yield " ".join(f"arms.{arm}.rl.max_staleness=0" for arm in ahead), _no_lag
+        yield " ".join(f"variants.{variant}.rl.max_staleness=0" for variant in ahead), _no_lag
     cache = config.sampler.options.get("kv_cache_gib")
     for share in (2, 4):
         if cache is not None and cache / share >= 1:
@@ -90,8 +90,10 @@ def _micro(tokens: int) -> Callable[[RunConfig], RunConfig]:
 
 
 def _no_lag(config: RunConfig) -> RunConfig:
-    arms = {name: replace(arm, rl=replace(arm.rl, max_staleness=0)) for name, arm in config.arms.items()}
-    return replace(config, arms=arms)
+    variants = {
+        name: replace(variant, rl=replace(variant.rl, max_staleness=0)) for name, variant in config.variants.items()
+    }
+    return replace(config, variants=variants)
 
 
 def _sampler(options: Mapping[str, object]) -> Callable[[RunConfig], RunConfig]:

@@ -85,18 +85,18 @@ def row_shape(config: RunConfig, longest: int, attention: str) -> RowShape:
     return RowShape(1, max(2, tokens, longest), dense=not flash)
 
 
-def places(config: RunConfig, arm: str, shape: ModelShape, *, passes: bool = True) -> tuple[Place, ...]:
-    """Every kind of process of one arm's job and what it holds; without a cluster that is one process.
+def places(config: RunConfig, variant: str, shape: ModelShape, *, passes: bool = True) -> tuple[Place, ...]:
+    """Every kind of process of one variant's job and what it holds; without a cluster that is one process.
 
     `passes`: whether to find out what forward and backward hold, which takes seconds. Raises `ConfigError` for options
     of sampler, loss or LoRA that are wrong.
     """
     cluster = config.cluster
     ranks = 1 if cluster is None else cluster.learner_ranks
-    learner = learner_parts(config, arm, shape, ranks, passes=passes)
-    sampler, unknown = sampler_parts(config, arm, shape, 1 if cluster is None else cluster.rollout_workers)
+    learner = learner_parts(config, variant, shape, ranks, passes=passes)
+    sampler, unknown = sampler_parts(config, variant, shape, 1 if cluster is None else cluster.rollout_workers)
     if cluster is None:
-        jobs = min(config.workers, len(config.arms) * len(config.seeds))
+        jobs = min(config.workers, len(config.variants) * len(config.seeds))
         return (Place("job (learner and sampler)", (*learner, *sampler), jobs, 1 / jobs, unknown=unknown),)
     gpu, own = shape.device != "cpu", cluster.learner_resources.get("GPU", 0.0)
     learner_share = 1.0 if ranks == 1 else min(1.0, float(own))  # a single rank is the job's own process
@@ -104,7 +104,7 @@ def places(config: RunConfig, arm: str, shape: ModelShape, *, passes: bool = Tru
     host = (
         "the machine's memory for a checkpoint: all weights and moments, on the first rank and in the job's process",
     )
-    loading = _loaded(config, arm, shape) if ranks > 1 else 0
+    loading = _loaded(config, variant, shape) if ranks > 1 else 0
     # With ranks the job's own process keeps the whole model beside them, to begin with and to save.
     driver = (Place("job's own process", (_copy(shape, _dtype(shape.dtype)),)),) if ranks > 1 else ()
     return (
@@ -124,7 +124,7 @@ def places(config: RunConfig, arm: str, shape: ModelShape, *, passes: bool = Tru
 
 
 def learner_parts(
-    config: RunConfig, arm: str, shape: ModelShape, ranks: int, *, passes: bool = True
+    config: RunConfig, variant: str, shape: ModelShape, ranks: int, *, passes: bool = True
 ) -> tuple[Part, ...]:
     """What the learner, or one of its ranks, holds."""
     model = shape.with_lora(config.lora)
@@ -137,8 +137,8 @@ def learner_parts(
         Part("gradients", _sharded(trained, ranks), f"of {what}, float32{of}"),
         Part("moments", 2 * _sharded(trained, ranks), f"AdamW's two of {what}, float32{of}"),
     ]
-    rl = config.arms[arm].rl
-    if _has_reference(config, arm):
+    rl = config.variants[variant].rl
+    if _has_reference(config, variant):
         parts.append(Part("reference model", _sharded(weights, ranks), f"for a term of the loss{of}", weights=True))
     if ranks > 1:
         parts.append(Part("gathered layers", _gathered(model), "two layers and the embeddings whole, with gradients"))
@@ -147,20 +147,20 @@ def learner_parts(
         parts.append(Part("copies that wait", size, f"of the weights, for max_staleness {rl.max_staleness}"))
     if not passes:
         return tuple(parts)
-    rows = row_shape(config, longest_context(config.limits_of(arm), shape), shape.attention)
+    rows = row_shape(config, longest_context(config.limits_of(variant), shape), shape.attention)
     said = f"forward and backward of {rows.rows} x {rows.length} ids, {_forward(config.forward)}"
     return (*parts, Part("activations", activation_bytes(shape, config.lora, config.forward, rows), said))
 
 
-def _has_reference(config: RunConfig, arm: str) -> bool:
+def _has_reference(config: RunConfig, variant: str) -> bool:
     """Whether there is a second model; with LoRA the first is its own."""
-    needs = make_loss_sum(config.arms[arm].rl.loss, where=f"arms.{arm}.rl.loss").needs
+    needs = make_loss_sum(config.variants[variant].rl.loss, where=f"variants.{variant}.rl.loss").needs
     return Need.REFERENCE in needs and config.lora is None
 
 
-def _loaded(config: RunConfig, arm: str, shape: ModelShape) -> int:
+def _loaded(config: RunConfig, variant: str, shape: ModelShape) -> int:
     """Bytes that `Rank.build` loads before it shards them."""
-    reference = _bytes(shape.model.parameters()) if _has_reference(config, arm) else 0
+    reference = _bytes(shape.model.parameters()) if _has_reference(config, variant) else 0
     return _bytes(shape.with_lora(config.lora).parameters()) + reference
 
 
@@ -173,10 +173,10 @@ def activation_bytes(shape: ModelShape, lora: LoraOptions | None, forward: Forwa
 
 
 def sampler_parts(
-    config: RunConfig, arm: str, shape: ModelShape, workers: int
+    config: RunConfig, variant: str, shape: ModelShape, workers: int
 ) -> tuple[tuple[Part, ...], tuple[str, ...]]:
     """What the engine of one process holds beside the learner, and what of it cannot be said."""
-    rl, limits, name = config.arms[arm].rl, config.limits_of(arm), config.sampler.name
+    rl, limits, name = config.variants[variant].rl, config.limits_of(variant), config.sampler.name
     longest = longest_context(limits, shape)
     episodes = math.ceil(rl.tasks_per_step * rl.group_size / workers)
     wanted = episodes * wide(limits)
@@ -298,12 +298,12 @@ def check_device(config: RunConfig) -> None:
 def check_weights(config: RunConfig, device: int) -> None:
     """Raise `ConfigError` if weights alone are more than a device of so many bytes has."""
     shape = model_shape(config.model)
-    for arm in config.arms:
-        for place in places(config, arm, shape, passes=False):
+    for variant in config.variants:
+        for place in places(config, variant, shape, passes=False):
             if missing := place.missing(device, weights_alone=True):
                 names = ", ".join(f"{part.name} {part.size / GIB:.1f}" for part in place.parts if part.weights)
                 raise ConfigError(
-                    f"arms.{arm}: the weights of a {place.name} alone ({names} GiB) are {missing / GIB:.1f} GiB more "
-                    f"than its share of a device of {device / GIB:.1f} GiB; `selfcest plan` with the same arguments "
-                    "says what to change"
+                    f"variants.{variant}: the weights of a {place.name} alone ({names} GiB) are {missing / GIB:.1f} "
+                    f"GiB more than its share of a device of {device / GIB:.1f} GiB; `selfcest plan` with the same "
+                    "arguments says what to change"
                 )

@@ -29,25 +29,25 @@ def plan_lines(
     Args:
         config: of the run.
         shape: of its model.
-        found: places by arm.
-        steps: lengths and one step by arm.
-        totals: of one job by arm.
+        found: places by variant.
+        steps: lengths and one step by variant.
+        totals: of one job by variant.
         curve: of the engine, if there is one.
         device: its bytes and who says so, if anybody does.
     """
     yield f"{shape.name}: {shape.parameters:,} parameters, from {shape.source}"
     yield f"device: {'unknown (--memory GIB)' if device is None else f'{device[0] / GIB:.1f} GiB, {device[1]}'}"
-    needed = {arm: max(place.size for place in of_arm) for arm, of_arm in found.items()}
-    arm = max(needed, key=lambda name: needed[name])
-    others = f", the most of {len(found)} arms" if len(found) > 1 else ""
-    yield f"\nMemory, GiB (arm {arm}{others})"
-    for place in found[arm]:
+    needed = {variant: max(place.size for place in of_variant) for variant, of_variant in found.items()}
+    variant = max(needed, key=lambda name: needed[name])
+    others = f", the most of {len(found)} variants" if len(found) > 1 else ""
+    yield f"\nMemory, GiB (variant {variant}{others})"
+    for place in found[variant]:
         yield from _place_lines(place, device)
     yield "  not counted: the device's context, workspaces of kernels, buffers of communication, fragments"
     yield f"\nSpeed\n  pushed after a step: {_pushed(config, shape)}"
     yield f"  engine: {_curve(curve)}"
     for name, (lengths, step) in steps.items():
-        yield from _step_lines(name, config.arms[name].rl.max_staleness, lengths, step, curve)
+        yield from _step_lines(name, config.variants[name].rl.max_staleness, lengths, step, curve)
     yield from _total_lines(config, totals)
 
 
@@ -86,8 +86,8 @@ def _curve(curve: Curve | None) -> str:
     return f"{curve.engine}, {curve.model}, {curve.machine}; {curve.measured}"
 
 
-def _step_lines(arm: str, lag: int, lengths: Lengths, step: StepPlan, curve: Curve | None) -> Iterator[str]:
-    yield f"  arm {arm}, a step of {step.episodes} episodes; lengths: {lengths.source}"
+def _step_lines(variant: str, lag: int, lengths: Lengths, step: StepPlan, curve: Curve | None) -> Iterator[str]:
+    yield f"  variant {variant}, a step of {step.episodes} episodes; lengths: {lengths.source}"
     yield f"    generated tokens {_number(step.sampled)}, learner computes at most {_number(step.trained)} ids"
     chain = f"    longest chain of tokens that wait for each other {_number(step.chain)}"
     busy = step.sampled / step.chain
@@ -112,12 +112,12 @@ def _step_lines(arm: str, lag: int, lengths: Lengths, step: StepPlan, curve: Cur
 
 def _total_lines(config: RunConfig, totals: Mapping[str, JobTotals]) -> Iterator[str]:
     seeds, jobs = len(config.seeds), totals.values()
-    yield f"\nWhole run: {len(totals)} arm(s) x {seeds} seed(s), with episodes of the lengths above"
-    for arm, job in totals.items():
+    yield f"\nWhole run: {len(totals)} variant(s) x {seeds} seed(s), with episodes of the lengths above"
+    for variant, job in totals.items():
         rl = "no RL"
         if job.steps:
             rl = f"{job.steps:,} steps of RL (until {job.ended_by}) that generate {_number(job.sampled)} tokens"
-        yield f"  a job of arm {arm}: warm start on {job.demonstrations:,} tokens, {rl}"
+        yield f"  a job of variant {variant}: warm start on {job.demonstrations:,} tokens, {rl}"
         yield f"    compute (sampled + 3 x trained) at most {_number(job.compute)} tokens"
         yield f"    evaluation generates {_number(job.evaluated)} tokens"
     sampled = seeds * sum(job.sampled for job in jobs)

@@ -103,17 +103,17 @@ class StepPlan:
         return self.rollout[0] + self.update, self.rollout[1] + self.update
 
 
-def step_plan(config: RunConfig, arm: str, lengths: Lengths, curve: Curve | None, slots: int) -> StepPlan:
-    """One step of an arm.
+def step_plan(config: RunConfig, variant: str, lengths: Lengths, curve: Curve | None, slots: int) -> StepPlan:
+    """One step of a variant.
 
     Args:
         config: of the run.
-        arm: its name.
+        variant: its name.
         lengths: of its episodes.
         curve: of the engine of one worker.
         slots: sequences that an engine decodes together at most.
     """
-    rl, cluster = config.arms[arm].rl, config.cluster
+    rl, cluster = config.variants[variant].rl, config.cluster
     workers, ranks = (1, 1) if cluster is None else (cluster.rollout_workers, cluster.learner_ranks)
     episodes = rl.tasks_per_step * rl.group_size
     sampled, trained, chain = episodes * lengths.generated, episodes * lengths.total, lengths.longest_of(episodes)

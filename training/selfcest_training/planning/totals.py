@@ -12,7 +12,7 @@ from selfcest_training.planning.speed import Curve, StepPlan
 
 @dataclass(frozen=True)
 class JobTotals:
-    """One arm with one seed, without replays, refills, probes, faults and further attempts at the warm start.
+    """One variant with one seed, without replays, refills, probes, faults and further attempts at the warm start.
 
     Attributes:
         demonstrations: tokens of the warm start, prompts included, each trained on once.
@@ -38,21 +38,23 @@ class JobTotals:
         return self.sampled + 3 * (self.demonstrations + self.trained)
 
 
-def job_totals(config: RunConfig, arm: str, lengths: Lengths, step: StepPlan | None, curve: Curve | None) -> JobTotals:
-    """Totals of one job of an arm.
+def job_totals(
+    config: RunConfig, variant: str, lengths: Lengths, step: StepPlan | None, curve: Curve | None
+) -> JobTotals:
+    """Totals of one job of a variant.
 
     Args:
         config: of the run.
-        arm: its name.
+        variant: its name.
         lengths: of its episodes.
         step: one step of its RL; `None`: it has none.
         curve: of the engine of one worker.
     """
-    spec = config.arms[arm]
+    spec = config.variants[variant]
     shown = sum(phase.tokens for phase in spec.warmstart.phases)
-    steps, ended_by = (0, "rl.steps") if step is None else _steps(config, arm, shown, step)
+    steps, ended_by = (0, "rl.steps") if step is None else _steps(config, variant, shown, step)
     ranks = 1 if config.cluster is None else config.cluster.learner_ranks
-    episodes = _evaluated_episodes(config, arm)
+    episodes = _evaluated_episodes(config, variant)
     seconds = None
     if curve is not None and curve.trained_tokens_per_second is not None:
         warm = shown / (ranks * curve.trained_tokens_per_second)
@@ -70,9 +72,9 @@ def job_totals(config: RunConfig, arm: str, lengths: Lengths, step: StepPlan | N
     )
 
 
-def _steps(config: RunConfig, arm: str, shown: int, step: StepPlan) -> tuple[int, str]:
+def _steps(config: RunConfig, variant: str, shown: int, step: StepPlan) -> tuple[int, str]:
     """Steps of RL, which ends with the first one at or above a bound, and the key of that bound."""
-    rl = config.arms[arm].rl
+    rl = config.variants[variant].rl
     bounds: list[tuple[float, float, str]] = []
     if rl.sampled_tokens is not None:
         bounds.append((rl.sampled_tokens, step.sampled, "rl.sampled_tokens"))
@@ -87,9 +89,9 @@ def _steps(config: RunConfig, arm: str, shown: int, step: StepPlan) -> tuple[int
     return min(ends, key=lambda end: end[0])
 
 
-def _evaluated_episodes(config: RunConfig, arm: str) -> int:
+def _evaluated_episodes(config: RunConfig, variant: str) -> int:
     """Episodes of one job's evaluation: before RL at the first temperature, after it at all, forced choices too."""
-    spec, evaluation = config.arms[arm], config.evaluation
+    spec, evaluation = config.variants[variant], config.evaluation
     ways = 3 if spec.forced else 1
     plays = ways * (2 if spec.rl.steps else 1) + len(evaluation.temperatures) - 1
     cells = [cell for cell in evaluation.cells if not spec.evaluated_on or cell.family in spec.evaluated_on]

@@ -25,7 +25,7 @@ class BoardJob:
 
     Attributes:
         run: name of the run.
-        name: of the job, as `ARM/seedN`.
+        name: of the job, as `VARIANT/seedN`.
         folder: of the job.
         config: of the run, as plain values.
     """

@@ -32,7 +32,7 @@ class Evaluator:
     def evaluate(
         self,
         config: RunConfig,
-        arm: str,
+        variant: str,
         seed: int,
         stage: EvaluationStage,
         player: Player,
@@ -42,7 +42,7 @@ class Evaluator:
 
         Args:
             config: of the run.
-            arm, seed: the job.
+            variant, seed: the job.
             stage: before or after RL.
             player: plays with the job's weights and scores nothing.
             report: is told the share that is done, in [0, 1], and a line of progress.

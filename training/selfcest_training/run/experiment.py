@@ -1,4 +1,4 @@
-"""A run: every arm with every seed as a job of its own, two at a time, then the table."""
+"""A run: every variant with every seed as a job of its own, two at a time, then the table."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def run(
     console: Console | None = None,
     evaluator: Evaluator | None = None,
 ) -> None:
-    """Train and evaluate every arm with every seed, and write the table.
+    """Train and evaluate every variant with every seed, and write the table.
 
-    With `only_warm_start` the arms end before RL, and what is evaluated is the policy that RL would begin with.
+    With `only_warm_start` the variants end before RL, and what is evaluated is the policy that RL would begin with.
     Without an evaluator the run only trains.
 
     Raises:
@@ -71,8 +71,8 @@ def run(
             alone are more than the GPU has; before any work.
     """
     check_device(config)
-    for arm in config.arms:
-        Job(config, JobId(arm, config.seeds[0]), lambda *_: None)  # whatever cannot be built fails here
+    for variant in config.variants:
+        Job(config, JobId(variant, config.seeds[0]), lambda *_: None)  # whatever cannot be built fails here
     evaluator = evaluator or Evaluator()
     evaluator.check(config)  # nor does a cell without enough instances wait for the warm start
     with _machines(config) as ready, locked(config.folder), logged(config.folder):
@@ -90,7 +90,7 @@ def _machines(config: RunConfig) -> Iterator[RunConfig]:
 
 
 def _run(config: RunConfig, resume: bool, only_warm_start: bool, console: Console, evaluator: Evaluator) -> None:
-    jobs = [JobId(arm, seed) for seed in config.seeds for arm in config.arms]
+    jobs = [JobId(variant, seed) for seed in config.seeds for variant in config.variants]
     try:
         check_layout(config, jobs)
         prepare(config, resume)
@@ -120,7 +120,7 @@ def _run(config: RunConfig, resume: bool, only_warm_start: bool, console: Consol
 
 def where_it_goes_on(config: RunConfig) -> str:
     """The newest checkpoint of every job that has begun, for who has to resume."""
-    folders = [config.folder / arm / f"seed{seed}" for seed in config.seeds for arm in config.arms]
+    folders = [config.folder / variant / f"seed{seed}" for seed in config.seeds for variant in config.variants]
     newest = [
         str(found[-1].relative_to(config.folder))
         if (found := checkpoints(folder / "checkpoints"))
@@ -186,7 +186,7 @@ def check_layout(config: RunConfig, jobs: Sequence[JobId]) -> None:
     for name in (*RUN_FILES, SESSIONS, LOG):
         check_kind(config.folder / name, folder=False)
     for job in jobs:
-        folder = config.folder / job.arm / f"seed{job.seed}"
+        folder = config.folder / job.variant / f"seed{job.seed}"
         stages = [folder / stage for stage in EvaluationStage]
         places = [folder.parent, folder, folder / WARM_START, folder / FINAL_MODEL, *stages, folder / "checkpoints"]
         for path in (*places, *checkpoints(folder / "checkpoints")):
@@ -201,7 +201,7 @@ def check_layout(config: RunConfig, jobs: Sequence[JobId]) -> None:
 def check_files(config: RunConfig, jobs: Sequence[JobId], evaluator: Evaluator) -> None:
     """Raise `RecordError` if a job would refuse what lies in its folder: before any work, with nothing changed."""
     for job in jobs:
-        folder = config.folder / job.arm / f"seed{job.seed}"
+        folder = config.folder / job.variant / f"seed{job.seed}"
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the job that goes on from an older checkpoint says so
@@ -368,11 +368,11 @@ def _play_job(config: RunConfig, job_id: JobId, only_warm_start: bool, evaluator
                 raise StoppedError("stopped in an evaluation")
 
         # A study judges by itself.
-        evaluator.evaluate(config, job_id.arm, job_id.seed, stage, job.player.unjudged(), on_played)
+        evaluator.evaluate(config, job_id.variant, job_id.seed, stage, job.player.unjudged(), on_played)
 
     with ranks or nullcontext(), closing(job):
         job.run(partial(evaluate, EvaluationStage.BEFORE), only_warm_start)
-        if not (only_warm_start and job.arm.rl.steps):
+        if not (only_warm_start and job.variant.rl.steps):
             evaluate(EvaluationStage.AFTER)
     report(DONE, 1.0, "")
 

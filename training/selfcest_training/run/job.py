@@ -1,4 +1,4 @@
-"""A job: one arm with one seed, its stages, its account, and its files, from which it resumes exactly."""
+"""A job: one variant with one seed, its stages, its account, and its files, from which it resumes exactly."""
 
 from __future__ import annotations
 
@@ -74,17 +74,17 @@ _EVALUATED = f"{EvaluationStage.BEFORE}/results.jsonl"
 
 @dataclass(frozen=True)
 class JobId:
-    """One arm of a run with one seed."""
+    """One variant of a run with one seed."""
 
-    arm: str
+    variant: str
     seed: int
 
     def __str__(self) -> str:
-        return f"{self.arm}/seed{self.seed}"
+        return f"{self.variant}/seed{self.seed}"
 
 
 class Job:
-    """Trains one arm with one seed, in `folder`. Nothing is written before the config has been found right.
+    """Trains one variant with one seed, in `folder`. Nothing is written before the config has been found right.
 
     Args:
         config: of the run.
@@ -107,25 +107,25 @@ class Job:
     ) -> None:
         self.config, self.id, self.on_progress, self._asked_to_stop = config, job_id, on_progress, asked_to_stop
         self._ranks = ranks
-        self.arm = config.arms[job_id.arm]
-        self.folder = config.folder / job_id.arm / f"seed{job_id.seed}"
+        self.variant = config.variants[job_id.variant]
+        self.folder = config.folder / job_id.variant / f"seed{job_id.seed}"
         self.language = language_of(config.model)
         self.sampler_spec = make_sampler(config.sampler.name, config.sampler.options)
         self.reward = make_reward(config.reward.name, **config.reward.options)
         check_boards(config.logging)
-        check_contexts(config, job_id.arm, self.language, self.sampler_spec)
-        check_options(config, job_id.arm, self.sampler_spec, ranks)
+        check_contexts(config, job_id.variant, self.language, self.sampler_spec)
+        check_options(config, job_id.variant, self.sampler_spec, ranks)
         self.families = make_families(config.tasks, "train")
         for name, source in self.families.items():
             self.reward.check([source.draw(np.random.default_rng(0))], f"tasks.{name}")
-        place = f"arms.{job_id.arm}.rl"
-        self.stages = make_stages(self.arm.rl, place)
-        check_stages(config, job_id.arm, self.stages)
-        check_menu(self.stages.tasks, task_menu(config, job_id.arm, self.families))
+        place = f"variants.{job_id.variant}.rl"
+        self.stages = make_stages(self.variant.rl, place)
+        check_stages(config, job_id.variant, self.stages)
+        check_menu(self.stages.tasks, task_menu(config, job_id.variant, self.families))
         # Of a schedule of its own: the run's is asked once per step.
-        schedule = make_reward_schedule(self.arm.rl.reward_schedule, f"{place}.reward_schedule")
+        schedule = make_reward_schedule(self.variant.rl.reward_schedule, f"{place}.reward_schedule")
         self.reward.checked_weights(weights_at(schedule, 0))
-        self.loss_needs = make_loss_sum(self.arm.rl.loss, where=f"{place}.loss").needs
+        self.loss_needs = make_loss_sum(self.variant.rl.loss, where=f"{place}.loss").needs
         self._elsewhere: list[Ranks | RolloutWorkers] = [] if ranks is None else [ranks]
         self.account = self._account_of(TrainState())
         self._opened = ExitStack()
@@ -138,7 +138,7 @@ class Job:
         return self.account.state
 
     def _account_of(self, state: TrainState) -> JobAccount:
-        return JobAccount(state, self.arm.rl, self.config.compute_tokens, self._cpu_seconds)
+        return JobAccount(state, self.variant.rl, self.config.compute_tokens, self._cpu_seconds)
 
     def _cpu_seconds(self) -> float:
         """Of this process and, as far as they have answered, of all that have worked for it."""
@@ -203,8 +203,8 @@ class Job:
                     self.language.save(self.model, folder / CLONES)
 
     def _open(self) -> None:
-        """Load the model and start its sampler. Every arm starts from the same initial weights for the same seed, and
-        from the same others where its warm start begins again."""
+        """Load the model and start its sampler. For one seed every variant starts from the same initial weights, and
+        from the same other weights where its warm start begins again."""
         # An adapter of RL belongs to the warm start, which then is the frozen reference as well.
         base = self.folder / WARM_START if self.config.lora and self.state.stage == "rl" else None
         self.model = self.language.load(self._initial_seed("weights"), base)
@@ -215,7 +215,7 @@ class Job:
 
     def _player(self) -> TrainedPlayer:
         """Somebody who plays: this process, or rollout workers of the cluster."""
-        config, limits = self.config, self.config.limits_of(self.id.arm)
+        config, limits = self.config, self.config.limits_of(self.id.variant)
         if config.cluster is None:
             start = partial(self.sampler_spec.start, self.language, self.model)
             by_role = config.lora is not None and config.lora.per_role
@@ -239,7 +239,7 @@ class Job:
         return stream_seed(what, self.id.seed, *key, *again)
 
     def _learner(self, stage: str, checkpoint: Path | None = None) -> LearnerProtocol:
-        optimizer = self.arm.warmstart.optimizer if stage == "warmstart" else self.arm.rl.optimizer
+        optimizer = self.variant.warmstart.optimizer if stage == "warmstart" else self.variant.rl.optimizer
         refers = stage == "rl" and Need.REFERENCE in self.loss_needs
         learner: LearnerProtocol
         if self._ranks is not None:
@@ -292,7 +292,7 @@ class Job:
 
     def _attempt(self, checkpoint: Path | None, log: MetricsLog) -> bool:
         """Whether the warm start is over; if not, it is to begin again."""
-        config, learner, state = self.arm.warmstart, self._learner("warmstart", checkpoint), self.state
+        config, learner, state = self.variant.warmstart, self._learner("warmstart", checkpoint), self.state
         warm = WarmStart(
             config,
             self.player,
@@ -304,14 +304,14 @@ class Job:
             pool=state.step,
             tokens=state.demonstration_tokens,
         )
-        self.on_progress("warm start", warm.progress, f"attempt {state.attempt + 1} of {config.attempts}")
+        self.on_progress("warm start", warm.progress, f"attempt {state.attempt + 1} of {config.max_attempts}")
         while not warm.done:
             pool = warm.step()
             self.account.spend(sampled=pool.sampled_tokens, trained=pool.trained_tokens)
             self.account.tick(learner.num_steps, pool.tokens)
             release_memory()
             self._log_pool(log, pool, warm.progress)
-            if not pool.learned and state.attempt + 1 < config.attempts:
+            if not pool.learned and state.attempt + 1 < config.max_attempts:
                 return False
             self._after_step(learner)
         self._checkpoint(learner)
@@ -327,8 +327,8 @@ class Job:
             self.on_progress("warm start", progress, str(probe))
 
     def _reinforce(self, checkpoint: Path | None, log: MetricsLog) -> None:
-        config, learner = self.arm.rl, self._learner("rl", checkpoint)
-        menu = task_menu(self.config, self.id.arm, self.families)
+        config, learner = self.variant.rl, self._learner("rl", checkpoint)
+        menu = task_menu(self.config, self.id.variant, self.families)
         beside = None
         if self.config.cluster is not None and self.config.cluster.overlap:
             beside = self._player()
@@ -361,10 +361,10 @@ class Job:
     def _probe(self, learner: LearnerProtocol, before: float) -> dict[str, float]:
         """What the policy can do by now, if a probe is due: RL had come as far as `before` a step ago.
 
-        The same instances every time. A family draws them by itself, so that arms with other families play the same
+        The same instances every time. A family draws them by itself, so that variants with other families play the same
         of this one. What a server's fault leaves unplayed is left out, and counted.
         """
-        config, number = self.arm.rl, self._probes_due(self.account.progress())
+        config, number = self.variant.rl, self._probes_due(self.account.progress())
         if number == self._probes_due(before):
             return {}
         asked: dict[str, list[RolloutRequest]] = {}
@@ -379,7 +379,7 @@ class Job:
         return describe_probe(by_family(asked, records), config.probe_episodes)
 
     def _probes_due(self, progress: float) -> int:
-        return math.floor(self.arm.rl.probes * progress + 1e-9)  # 3 x (1 / 3) is 3 of 3
+        return math.floor(self.variant.rl.probes * progress + 1e-9)  # 3 x (1 / 3) is 3 of 3
 
     def _log(self, log: MetricsLog, step: Step, probed: Mapping[str, float]) -> None:
         batch, credit = step.batch, step.credit
@@ -394,7 +394,7 @@ class Job:
         log.write("rl", self.state.step - 1, {**found, **self.account.metrics()})
         logged = self.config.log_groups
         self._logs["episodes.jsonl"].append(episode_lines(batch.train_groups[:logged], credit.replayed[:logged]))
-        note = f"step {self.state.step} of {self.arm.rl.steps}, {found['total_tokens']:.0f} tokens an episode"
+        note = f"step {self.state.step} of {self.variant.rl.steps}, {found['total_tokens']:.0f} tokens an episode"
         if returns := [value for name, value in probed.items() if name.endswith("/return")]:
             note = f"{note}; probe: return {np.mean(returns):.2f}"
         self.on_progress("RL", self.account.progress(), note)
@@ -427,12 +427,15 @@ class Job:
         save_checkpoint(self.folder / "checkpoints", learner.state(), self.state, memory, manifest)
 
 
-def check_contexts(config: RunConfig, arm: str, language: Language, sampler: SamplerSpec) -> None:
-    """Raise `ConfigError` if a context of the arm, or of a phase of its warm start, could outgrow model or engine."""
-    limits = config.limits_of(arm)
-    played = {f"arms.{arm}": (limits, True)} | {
-        f"arms.{arm}.warmstart.phases[{i}]": (changed_limits(limits, phase.limits, "limits"), phase.learned is not None)
-        for i, phase in enumerate(config.arms[arm].warmstart.phases)
+def check_contexts(config: RunConfig, variant: str, language: Language, sampler: SamplerSpec) -> None:
+    """Raise `ConfigError` if a context of the variant, or of a phase of it, could outgrow the model or the engine."""
+    limits = config.limits_of(variant)
+    played = {f"variants.{variant}": (limits, True)} | {
+        f"variants.{variant}.warmstart.phases[{i}]": (
+            changed_limits(limits, phase.limits, "limits"),
+            phase.min_accuracy is not None,
+        )
+        for i, phase in enumerate(config.variants[variant].warmstart.phases)
     }
     for place, (limits, by_engine) in played.items():
         if by_engine:
@@ -443,23 +446,23 @@ def check_contexts(config: RunConfig, arm: str, language: Language, sampler: Sam
             raise ConfigError(f"{place}: {error}") from error
 
 
-def check_options(config: RunConfig, arm: str, sampler: SamplerSpec, ranks: Ranks | None = None) -> None:
+def check_options(config: RunConfig, variant: str, sampler: SamplerSpec, ranks: Ranks | None = None) -> None:
     """Have the sampler, the adapters and the cluster check their options against the rest of the config.
 
     Raises `ConfigError`.
     """
-    rl, cluster, lora = config.arms[arm].rl, config.cluster, config.lora
+    rl, cluster, lora = config.variants[variant].rl, config.cluster, config.lora
     if lora is None:  # an adapter is merged into a copy
         check_own_weights(
             sampler,
-            f"arms.{arm}.rl",
+            f"variants.{variant}.rl",
             max_staleness=rl.max_staleness,
             on_cluster=cluster is not None,
             on_ranks=ranks is not None,
         )
     else:
         lora.check_roles(
-            f"arms.{arm}.rl",
+            f"variants.{variant}.rl",
             on_cluster=cluster is not None,
             on_ranks=ranks is not None,
             sampler=config.sampler.name,
@@ -474,17 +477,17 @@ def check_options(config: RunConfig, arm: str, sampler: SamplerSpec, ranks: Rank
         )
 
 
-def check_stages(config: RunConfig, arm: str, stages: Stages) -> None:
-    """Have the cluster check its options against the stages of an arm. Raises `ConfigError`."""
-    rl, cluster, limits = config.arms[arm].rl, config.cluster, config.limits_of(arm)
+def check_stages(config: RunConfig, variant: str, stages: Stages) -> None:
+    """Have the cluster check its options against the stages of a variant. Raises `ConfigError`."""
+    rl, cluster, limits = config.variants[variant].rl, config.cluster, config.limits_of(variant)
     if cluster is None or not rl.steps:
         return
     contexts = stages.most_contexts(rl, limits)
     if contexts is not None:
         longest = _longest_context(limits) or config.micro_batch_tokens
         most = most_micro_batches(contexts, longest, config.rows, max_tokens=config.micro_batch_tokens)
-        check_ranks(cluster.learner_ranks, most, f"a mini-batch of arms.{arm}.rl, at its fullest,")
-    cluster.check_overlap(f"arms.{arm}.rl", rl.max_staleness, stages.remembering_keys())
+        check_ranks(cluster.learner_ranks, most, f"a mini-batch of variants.{variant}.rl, at its fullest,")
+    cluster.check_overlap(f"variants.{variant}.rl", rl.max_staleness, stages.remembering_keys())
 
 
 def _longest_context(limits: Limits) -> int | None:

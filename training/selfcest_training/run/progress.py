@@ -52,7 +52,7 @@ class JobStatus:
     """How far a job is. Numbers that are not known are `None`.
 
     Attributes:
-        job: as `ARM/seedN`.
+        job: as `VARIANT/seedN`.
         stage: `waiting`, `warm start`, `RL`, `evaluate` or `done`.
         share: of the stage that is done, in [0, 1].
         seconds_left: of the stage, at its pace of late; of a run that goes on.
@@ -96,13 +96,13 @@ def read_run(config: RunConfig, now: float | None = None) -> RunStatus:
     It reads alone and takes no lock. What is damaged, or half-written, counts as missing: the report names it.
     """
     now, owner = time.time() if now is None else now, owner_of(config.folder)
-    jobs = [(arm, seed) for seed in config.seeds for arm in config.arms]
+    jobs = [(variant, seed) for seed in config.seeds for variant in config.variants]
     return RunStatus(
         config.folder,
         owner,
         tuple(
-            _job(f"{arm}/seed{seed}", config.folder / arm / f"seed{seed}", None if owner is None else now)
-            for arm, seed in jobs
+            _job(f"{variant}/seed{seed}", config.folder / variant / f"seed{seed}", None if owner is None else now)
+            for variant, seed in jobs
         ),
     )
 

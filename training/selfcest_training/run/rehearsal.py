@@ -75,10 +75,10 @@ def rehearse(config: RunConfig, variant: str, folder: Path, on_progress: OnProgr
     """
     start = time.monotonic()
     small, replaced = small_config(config, variant, folder)
-    policy = small.arms[variant]
+    policy = small.variants[variant]
     first_step = replace(policy, rl=replace(policy.rl, steps=min(policy.rl.steps, 1)))
     with fake_cuda():
-        _run_job(replace(small, arms={variant: first_step}), variant, on_progress)
+        _run_job(replace(small, variants={variant: first_step}), variant, on_progress)
         state = _run_job(small, variant, on_progress)
     return Rehearsal(replaced, state.sampled_tokens, state.compute_tokens, time.monotonic() - start)
 
@@ -121,9 +121,9 @@ def small_config(config: RunConfig, variant: str, folder: Path) -> tuple[RunConf
         replaced.append("the compiled model by one that is not compiled")
     if config.cluster is not None:
         replaced.append("the ranks and workers of the cluster by one process")
-    policy = config.arms[variant]
+    policy = config.variants[variant]
     phases = tuple(
-        replace(phase, tokens=min(phase.tokens, PHASE_TOKENS), learned=None) for phase in policy.warmstart.phases
+        replace(phase, tokens=min(phase.tokens, PHASE_TOKENS), min_accuracy=None) for phase in policy.warmstart.phases
     )
     warmstart = replace(policy.warmstart, phases=phases, pool_tokens=PHASE_TOKENS)
     rl = replace(
@@ -145,7 +145,7 @@ def small_config(config: RunConfig, variant: str, folder: Path) -> tuple[RunConf
         compute_tokens=None,
         checkpoint_every=1,
         logging=(),
-        arms={variant: replace(policy, warmstart=warmstart, rl=rl)},
+        variants={variant: replace(policy, warmstart=warmstart, rl=rl)},
     )
     return small, tuple(replaced)
 

@@ -1,7 +1,7 @@
-"""Arms that differ in RL alone share one warm start: it is trained once per seed and handed to the others.
+"""Variants that differ in RL alone share one warm start: it is trained once per seed and handed to the others.
 
-The warm start of an arm depends on its limits, its `warmstart` and the seed, never on its name, so the copy is what the
-arm would have trained. Its compute is counted for every arm.
+The warm start of a variant depends on its limits, its `warmstart` and the seed, never on its name, so the copy is what
+the variant would have trained. Its compute is counted for every variant.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from selfcest_training.run.job import JobId
 def shared_warm_starts(config: RunConfig) -> dict[JobId, list[JobId]]:
     """By the job that trains it, the jobs that take its warm start over and have not begun."""
     leaders: dict[str, list[str]] = {}
-    for arm, spec in config.arms.items():
+    for variant, spec in config.variants.items():
         for leader in leaders:
-            same = spec.warmstart == config.arms[leader].warmstart
-            if same and config.limits_of(arm) == config.limits_of(leader):
-                leaders[leader].append(arm)
+            same = spec.warmstart == config.variants[leader].warmstart
+            if same and config.limits_of(variant) == config.limits_of(leader):
+                leaders[leader].append(variant)
                 break
         else:
-            leaders[arm] = []
+            leaders[variant] = []
     waiting = {
-        JobId(leader, seed): [JobId(arm, seed) for arm in arms if not checkpoints(_folder(config, JobId(arm, seed)))]
+        JobId(leader, seed): [
+            JobId(variant, seed) for variant in variants if not checkpoints(_folder(config, JobId(variant, seed)))
+        ]
         for seed in config.seeds
-        for leader, arms in leaders.items()
-        if config.arms[leader].warmstart.phases
+        for leader, variants in leaders.items()
+        if config.variants[leader].warmstart.phases
     }
     # A leader that has gone on to RL has no warm start to give any more; who comes late trains its own.
     return {leader: jobs for leader, jobs in waiting.items() if jobs and not _in_rl(_folder(config, leader))}
@@ -54,4 +56,4 @@ def _in_rl(folder: Path) -> bool:
 
 
 def _folder(config: RunConfig, job: JobId) -> Path:
-    return config.folder / job.arm / f"seed{job.seed}" / "checkpoints"
+    return config.folder / job.variant / f"seed{job.seed}" / "checkpoints"

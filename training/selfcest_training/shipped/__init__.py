@@ -1,4 +1,4 @@
-"""The policies that come with the package: the models of a run, by the names of its arms.
+"""The policies that come with the package: the models of a run, by the names of its variants.
 
 A folder here is laid out as a run's, so that limits and model come from its config.yaml as from any run's, and has a
 manifest.json that says what made it. `python -m selfcest_training.shipped` writes one.
@@ -30,7 +30,7 @@ class Manifest:
         command: that trained them, in a checkout of `commit`.
         commit: of this project.
         seed: which of the run's seeds they are.
-        weights: sha256 of each arm's model.safetensors, in hexadecimal digits.
+        weights: sha256 of each variant's model.safetensors, in hexadecimal digits.
     """
 
     command: str
@@ -40,7 +40,7 @@ class Manifest:
 
 
 def shipped_policies() -> dict[str, Path]:
-    """Model folders by the names of their arms."""
+    """Model folders by the names of their variants."""
     return {file.parents[2].name: file.parent for file in sorted(HERE.glob(f"*/*/seed*/model/{_WEIGHTS}"))}
 
 
@@ -62,10 +62,10 @@ def ship(run: Path, *, command: str, commit: str, seed: int, place: Path = HERE)
     """Copy the models of a finished run under its name into `place`, instead of what was there. Returns the folder.
 
     Raises:
-        ConfigError: an arm has no model of this seed yet. Nothing has changed then.
+        ConfigError: a variant has no model of this seed yet. Nothing has changed then.
     """
     config = load_stored_config(run / "config.yaml")
-    models = {arm: Path(arm, f"seed{seed}", "model") for arm in config.arms}
+    models = {variant: Path(variant, f"seed{seed}", "model") for variant in config.variants}
     for model in models.values():
         if not (run / model / _WEIGHTS).is_file():
             raise ConfigError(f"{run / model} holds no {_WEIGHTS}; finish the run first (--resume), or name its seed")
@@ -74,7 +74,9 @@ def ship(run: Path, *, command: str, commit: str, seed: int, place: Path = HERE)
         for model in models.values():
             shutil.copytree(run / model, new / model, copy_function=shutil.copyfile)  # weights are written for one user
         (new / "config.yaml").write_text(dump_config(config), encoding="utf-8")
-        manifest = Manifest(command, commit, seed, {arm: weights_digest(new / model) for arm, model in models.items()})
+        manifest = Manifest(
+            command, commit, seed, {variant: weights_digest(new / model) for variant, model in models.items()}
+        )
         (new / "manifest.json").write_text(json.dumps(to_stored(manifest), indent=2) + "\n", encoding="utf-8")
     return folder
 

@@ -89,7 +89,7 @@ def make_stages(config: RLConfig, place: str = "rl") -> Stages:
     credit = make_assigner(config.credit.name, config.credit.options, where=f"{place}.credit.options")
     if config.denominator is Denominator.CONSTANT:
         try:
-            credit.check_constant(config.constant_tokens)
+            credit.check_constant(config.loss_denominator_tokens)
         except ConfigError as error:
             raise ConfigError(f"{place}.credit.options: {error}") from error
     return Stages(
@@ -100,12 +100,12 @@ def make_stages(config: RLConfig, place: str = "rl") -> Stages:
     )
 
 
-def task_menu(config: RunConfig, arm: str, families: Mapping[str, TaskSource]) -> TaskMenu:
-    """What an arm's task sampler chooses from; `families` are the training parts of the config's tasks."""
+def task_menu(config: RunConfig, variant: str, families: Mapping[str, TaskSource]) -> TaskMenu:
+    """What a variant's task sampler chooses from; `families` are the training parts of the config's tasks."""
     return TaskMenu(
         families,
-        config.arms[arm].rl.tasks,
-        config.arms[arm].rl.group_size,
-        limits=config.limits_of(arm),
+        config.variants[variant].rl.tasks,
+        config.variants[variant].rl.group_size,
+        limits=config.limits_of(variant),
         remake=lambda name, changes: split(config.tasks[name], "train", changes, where=f"tasks.{name}"),
     )

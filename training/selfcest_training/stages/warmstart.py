@@ -42,7 +42,7 @@ class Probe:
 
     Attributes:
         phase: its place in the config.
-        threshold: the phase's `learned`.
+        threshold: the phase's `min_accuracy`.
         accuracy: by family of the phase's mix.
         sampled_tokens: generated for it.
     """
@@ -96,7 +96,7 @@ class WarmStart:
 
     Args:
         config: phases and sizes.
-        player: plays with the learner's weights, under the arm's limits.
+        player: plays with the learner's weights, under the variant's limits.
         learner: holds the weights being trained.
         families: the training part of each.
         reward: says what is right.
@@ -155,9 +155,9 @@ class WarmStart:
             self.tokens += sum(map(len, batch))
         self.pool += 1
         probes = [
-            self._probe(i, phase, phase.learned)
+            self._probe(i, phase, phase.min_accuracy)
             for i, (phase, end) in enumerate(zip(config.phases, self._ends, strict=True))
-            if phase.learned is not None and before < end <= self.tokens
+            if phase.min_accuracy is not None and before < end <= self.tokens
         ]
         return Pool(self.tokens - before, float(np.mean(losses)), trained, tuple(probes))
 
@@ -231,7 +231,7 @@ def _demonstrate(
                 raise TaskError(
                     f"the demonstration of family '{family}' in style '{style}' is wrong: task {record.task.prompt!r}, "
                     f"expected {record.task.answer!r}, got {record.answer!r} ({record.root.status}; faults: "
-                    f"{', '.join(faults) or 'none'}); the arm's limits may be too tight for this style"
+                    f"{', '.join(faults) or 'none'}); the variant's limits may be too tight for this style"
                 )
             yield record
 
