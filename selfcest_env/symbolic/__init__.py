@@ -1,4 +1,4 @@
-"""The same game in numbers, batched in NumPy. `selfcest_env.symbolic_v0` is its PettingZoo front door."""
+"""The game in numbers, batched in NumPy. Its PettingZoo environments are in `selfcest_env.symbolic_v0`."""
 
 from selfcest_env.symbolic.batch import BatchDelegation
 from selfcest_env.symbolic.optimum import Optimum, Plan, optimal_plan, optimal_return

@@ -1,31 +1,33 @@
-"""The best that can be expected of a symbolic game, by dynamic programming over plans.
+"""The best expected team return of a symbolic game, by dynamic programming over plans.
 
-A *plan* says who answers, who calls and how, whatever symbols they see. For `chain` and `noisy` the optimum is that of
-all policies whose calls do not depend on symbols, and whose answers depend on what the agent holds now:
+A *plan* fixes for each agent whether it answers or calls, and how, whatever symbols it sees. For `chain` and `noisy`
+the optimum is that of all policies whose calls do not depend on symbols and whose answers depend only on the symbols
+that the agent holds now:
 
-- Items are uniform modulo m. An answer that errs becomes uniform and independent of everything else, so one error, or
-  one missing reply, leaves the sum of all unknown, however the others answer. So true sums are best, and where they
-  are kept with probabilities p_1, p_2, ... the root is right with probability 1/m + (1 - 1/m) p_1 p_2 ...
-- What a plan costs, and who is refused, is the same in every episode.
+- Items are uniform modulo m. An answer with an error is uniform and independent of everything else, so one error or one
+  missing reply makes the sum of all uniform, whatever the other agents answer. So true sums are best. If answers are
+  kept with probabilities p_1, p_2, ..., the root is right with probability 1/m + (1 - 1/m) p_1 p_2 ...
+- The cost of a plan, and the clones that it is refused, are the same in every episode.
 
-It is no bound for agents that get round the work. Nobody errs in choosing a call: a root that has summed its long
-segment itself can tell itself the sum, by memory or by how it calls, and answer it when it holds a short one.
+It is no bound for agents that signal. Calls have no errors: a root that sums its long segment itself can encode the sum
+in its memory or in its choice of calls, and answer it when it holds a short segment.
 
-For `lookup` plans are followed with open eyes: the root asks for the key it holds until it holds a value or has asked
-as often as planned, and then guesses. That is best where it can afford the longest trail and tokens are free; else some
-other way of guessing keys may beat it.
+For `lookup` a plan depends on symbols: the root asks for the key that it holds until it holds a value or has made the
+planned number of calls, and then guesses. This is optimal if it can pay for the longest trail and tokens are free.
+Otherwise another way of guessing keys may beat it.
 
-For `deep` the optimum is that of all policies, whatever they remember and tell each other, if tokens are free and every
-split cuts into equal parts: either all symbols come before eyes that may answer them, or some symbol is seen by nobody
-and the sum is uniform.
+For `deep` the optimum is that of all policies, with any memory and any communication, if tokens are free and every
+split has equal parts: either every symbol is visible to an agent that may answer it, or some symbol is visible to no
+agent and the sum is uniform.
 
-For `cells` too, if tokens are free: the root has one action, and couplings never fall when one more reply is right. So
-each clone answers what is likeliest given its pair, u + v, and is right with probability p = 1 - hidden + hidden /
-modulus, independently of all others. The expected score follows from p in closed form. (At a cost a reply that changes
-nothing, as the second right one of "max", is better never given.)
+For `cells` it is that of all policies too, if tokens are free: the root has one action, and the value of a coupling
+never falls when one more reply is right. So each clone gives the likeliest answer to its pair, u + v, and is right with
+probability p = 1 - hidden + hidden / modulus, independently of all other clones. The expected score follows from p in
+closed form. (If tokens cost, a clone whose reply changes nothing, such as the second right one of "max", should not
+answer.)
 
 Agents wait only where nothing else is legal. The work grows with the number of different sums of tokens, generated
-tokens and clones that plans can come to; for the default rules it takes a fraction of a second.
+tokens and clones that plans can reach. For the default rules it takes a fraction of a second.
 """
 
 from __future__ import annotations
@@ -44,12 +46,12 @@ from selfcest_env.symbolic.tasks import COVER, TASKS, Cells, Chain, Lookup
 
 @dataclass(frozen=True)
 class Plan:
-    """What one agent does. Where a plan is `None` its agent cannot answer nor call, so it waits for its end.
+    """The decisions of one agent. Where a plan is `None`, its agent can neither answer nor call, and waits for its end.
 
     Attributes:
-        call: the kind of call it makes; `None` if it answers.
-        clones: plans of the parts, `None` also for a clone that is refused.
-        then: what it does with the replies; `None` also where they are handed in without a decision.
+        call: the kind of call that it makes; `None` if it answers.
+        clones: plans of the parts; `None` also for a clone that is refused.
+        then: the plan after the join; `None` also where the join is forced.
     """
 
     call: int | None = None
@@ -57,12 +59,8 @@ class Plan:
     then: Plan | None = None
 
     @property
-    def answers(self) -> bool:
-        return self.call is None or (self.then is not None and self.then.answers)
-
-    @property
     def num_calls(self) -> int:
-        """Calls of this agent alone."""
+        """Calls of this agent, without those of its clones."""
         return 0 if self.call is None else 1 + (self.then.num_calls if self.then else 0)
 
     def __str__(self) -> str:
@@ -74,11 +72,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class Optimum:
-    """What the best plans come to, as means over the lengths of problems.
+    """The results of the best plans, as means over the lengths of problems.
 
     Attributes:
-        team_return, success, tokens: expected, per episode; tokens are those of the whole tree.
-        plans: by length of the root's segment; `None` where the root can do nothing but wait.
+        team_return: expected team return of an episode.
+        success: expected score of the answer.
+        tokens: expected tokens of the whole tree.
+        plans: by length of the root's segment; `None` where the root can only wait.
     """
 
     team_return: float
@@ -88,42 +88,58 @@ class Optimum:
 
 
 class PlanOutcome(NamedTuple):
-    """What comes of a plan: the probability that the agent's answer is right but for luck, and whether it gives any."""
+    """The outcome of a plan.
+
+    Attributes:
+        reliability: probability that no answer below it has an error.
+        answers: whether the agent answers at all.
+        plan: the plan.
+    """
 
     reliability: float
     answers: bool
     plan: Plan | None
 
 
-PlanOutcomes = dict[Amounts, PlanOutcome]  # the best plan for every sum that plans use up
+PlanOutcomes = dict[Amounts, PlanOutcome]  # the best plan for each cost
+
+
+class _PlanScore(NamedTuple):
+    success: float
+    tokens: float
 
 
 def optimal_return(rules: SymbolicRules) -> Optimum:
-    """The best expected team return of a built-in task (see the module for its conditions).
+    """Return the best expected team return of a built-in task; the module says under which conditions.
 
     Raises:
-        ConfigError: nothing is known of the task's optimum.
+        ConfigError: the task is none whose optimum is known.
     """
-    planner, lengths = _Planner(rules), _lengths(rules)
-    best = [_best(planner, length) for length in lengths]
-    success, tokens = (sum(score[i] for score, _ in best) / len(best) for i in range(2))
-    plans = {length: plan for length, (_, plan) in zip(lengths, best, strict=True)}
+    planner = _Planner(rules)
+    lengths = _problem_lengths(rules)
+    scores = []
+    plans = {}
+    for length in lengths:
+        score, plans[length] = _find_best(planner, length)
+        scores.append(score)
+    success = sum(score.success for score in scores) / len(scores)
+    tokens = sum(score.tokens for score in scores) / len(scores)
     return Optimum(success - rules.token_cost * tokens, success, tokens, plans)
 
 
 def optimal_plan(rules: SymbolicRules, length: int) -> Plan | None:
-    """The best plan for a root's segment of this length, `None` if the root can do nothing but wait.
+    """Return the best plan for a root's segment of this length, `None` if the root can only wait.
 
     Raises:
-        ConfigError: no problem has this length, or nothing is known of the task's optimum.
+        ConfigError: no problem has this length, or the task is none whose optimum is known.
     """
-    lengths = _lengths(rules)
+    lengths = _problem_lengths(rules)
     if length not in lengths:
         raise ConfigError(f"length is {length}; expected {lengths[0]} to {lengths[-1]}, as problems have symbols")
-    return _best(_Planner(rules), length)[1]
+    return _find_best(_Planner(rules), length)[1]
 
 
-def _lengths(rules: SymbolicRules) -> range:
+def _problem_lengths(rules: SymbolicRules) -> range:
     match rules.task:
         case Chain(span=(low, high)):
             return range(low, high + 1)
@@ -134,135 +150,156 @@ def _lengths(rules: SymbolicRules) -> range:
     raise ConfigError(f"no optimum is known for the task {type(rules.task).__name__}; expected {', '.join(TASKS)}")
 
 
-def _best(planner: _Planner, length: int) -> tuple[tuple[float, float], Plan | None]:
-    """(success, tokens) of the best plan for a length, and the plan; of equals the cheapest."""
-    rules, outcomes = planner.rules, planner.of_root(length)
+def _find_best(planner: _Planner, length: int) -> tuple[_PlanScore, Plan | None]:
+    """Return the score of the best plan for a length, and the plan; among equals the cheapest."""
+    rules = planner.rules
+    outcomes = planner.of_root(length)
     match rules.task:
         case Lookup():
-            score = _score_lookup
+            score_plan = _score_lookup
         case Cells():
-            score = _score_cells
+            score_plan = _score_cells
         case _:
-            score = _score_chain
-    scored = [(score(rules, spent, outcome, outcomes), outcome.plan) for spent, outcome in outcomes.items()]
-    return max(scored, key=lambda item: (round(item[0][0] - rules.token_cost * item[0][1], 12), -item[0][1]))
+            score_plan = _score_chain
+    scored = [(score_plan(rules, spent, outcome, outcomes), outcome.plan) for spent, outcome in outcomes.items()]
+
+    def preference(item: tuple[_PlanScore, Plan | None]) -> tuple[float, float]:
+        score, _ = item
+        # Rounded, so that rounding errors do not decide between plans of equal value.
+        return round(score.success - rules.token_cost * score.tokens, 12), -score.tokens
+
+    return max(scored, key=preference)
 
 
-def _score_chain(
-    rules: SymbolicRules, spent: Amounts, outcome: PlanOutcome, outcomes: PlanOutcomes
-) -> tuple[float, float]:
-    """(success, tokens)."""
-    luck = 1 / rules.task.num_answers
-    return outcome.answers * (luck + (1 - luck) * outcome.reliability), spent.total_tokens or 0
+def _score_chain(rules: SymbolicRules, spent: Amounts, outcome: PlanOutcome, outcomes: PlanOutcomes) -> _PlanScore:
+    chance = 1 / rules.task.num_answers
+    success = outcome.answers * (chance + (1 - chance) * outcome.reliability)
+    return _PlanScore(success, spent.total_tokens or 0)
 
 
-def _score_lookup(
-    rules: SymbolicRules, spent: Amounts, outcome: PlanOutcome, outcomes: PlanOutcomes
-) -> tuple[float, float]:
-    """As above, as means over the lengths of the trail: whoever finds the value sooner stops."""
+def _score_lookup(rules: SymbolicRules, spent: Amounts, outcome: PlanOutcome, outcomes: PlanOutcomes) -> _PlanScore:
+    """Return means over the lengths of the trail; a root that finds the value early stops early."""
     assert isinstance(rules.task, Lookup)
     assert outcome.plan is not None
     low, high = rules.task.span
-    trails, calls = range(low, high + 1), outcome.plan.num_calls
-    tokens = {other.plan.num_calls: used.total_tokens or 0 for used, other in outcomes.items() if other.plan}
-    found = sum(hops <= calls for hops in trails) / len(trails)
-    return found + (1 - found) / rules.task.values, sum(tokens[min(hops, calls)] for hops in trails) / len(trails)
+    trails = range(low, high + 1)
+    num_calls = outcome.plan.num_calls
+    tokens_by_calls = {other.plan.num_calls: used.total_tokens or 0 for used, other in outcomes.items() if other.plan}
+    reached = sum(hops <= num_calls for hops in trails) / len(trails)
+    success = reached + (1 - reached) / rules.task.values
+    tokens = sum(tokens_by_calls[min(hops, num_calls)] for hops in trails) / len(trails)
+    return _PlanScore(success, tokens)
 
 
-def _score_cells(
-    rules: SymbolicRules, spent: Amounts, outcome: PlanOutcome, outcomes: PlanOutcomes
-) -> tuple[float, float]:
-    """As above, where every clone is right with probability p, independently."""
+def _score_cells(rules: SymbolicRules, spent: Amounts, outcome: PlanOutcome, outcomes: PlanOutcomes) -> _PlanScore:
+    """Return the expected value of the coupling, where each clone is right with probability p, independently."""
     assert isinstance(rules.task, Cells)
-    task, cells = rules.task, rules.task.cells
-    p, tokens = 1 - task.hidden + task.hidden / task.modulus, spent.total_tokens or 0
+    task = rules.task
+    p = 1 - task.hidden + task.hidden / task.modulus
     match task.coupling:
         case "additive" | "zipf":
-            return p, tokens
+            success = p
         case "coverage":
-            groups = [min(COVER, cells - first) for first in range(0, cells, COVER)]
-            return sum(1 - (1 - p) ** size for size in groups) / len(groups), tokens
+            group_sizes = [min(COVER, task.cells - first) for first in range(0, task.cells, COVER)]
+            success = sum(1 - (1 - p) ** size for size in group_sizes) / len(group_sizes)
         case _:
-            counts = range(task.least_right, cells + 1)
-            return sum(comb(cells, n) * p**n * (1 - p) ** (cells - n) for n in counts), tokens
+            # The upper tail of a binomial distribution.
+            counts = range(task.least_right, task.cells + 1)
+            success = sum(comb(task.cells, n) * p**n * (1 - p) ** (task.cells - n) for n in counts)
+    return _PlanScore(success, spent.total_tokens or 0)
 
 
 class _Planner:
-    """All plans of one set of rules, agent by agent."""
+    """Finds all plans of one set of rules, agent by agent."""
 
     def __init__(self, rules: SymbolicRules) -> None:
         self.rules = rules
-        # Where generated tokens are unlimited nobody need count them.
-        self.counted = rules.generated_tokens is not None
+        # Without a limit on generated tokens, plans that differ only in them are merged: their count is always 0.
+        self.counts_generated = rules.generated_tokens is not None
         self.of_agent = cache(self._of_agent)
 
     def of_root(self, length: int) -> PlanOutcomes:
-        """What plans use up holds the opening too."""
-        rules, opening = self.rules, Amounts(OPENING + length)
-        purse = Amounts(rules.total_tokens, rules.generated_tokens, rules.max_clones)
-        outcomes = self.of_agent(length, purse.minus(opening), 0, 0)
+        """Return the plans of a root; their costs contain its opening."""
+        rules = self.rules
+        opening = Amounts(OPENING + length)
+        balance = Amounts(rules.total_tokens, rules.generated_tokens, rules.max_clones)
+        outcomes = self.of_agent(length, balance.minus(opening), 0, 0)
         return {opening.plus(spent): outcome for spent, outcome in outcomes.items()}
 
-    def _of_agent(self, length: int, purse: Amounts, turns: int, depth: int) -> PlanOutcomes:
-        """Plans from a state of one agent: symbols it holds, its balance, turns it has played, its depth."""
+    def _of_agent(self, length: int, balance: Amounts, turns: int, depth: int) -> PlanOutcomes:
+        """Return the plans of one agent from its next turn on.
+
+        Args:
+            length: symbols that it holds.
+            balance: tokens, generated tokens and clones that it has left.
+            turns: turns that it has played.
+            depth: its depth.
+        """
         outcomes: PlanOutcomes = {}
         if self.rules.answerable[length]:
-            outcomes[Amounts(RESERVE, self.counted * RESERVE)] = PlanOutcome(
-                self.rules.task.reliability(length), True, Plan()
-            )
+            reliability = self.rules.task.reliability(length)
+            outcomes[self._answer_cost()] = PlanOutcome(reliability, True, Plan())
         for kind in range(len(self.rules.task.calls)):
-            if self._may_call(kind, length, purse, turns, depth):
-                for spent, outcome in self._calls(kind, length, purse, turns, depth):
-                    _keep(outcomes, spent, outcome)
-        return outcomes or self._waits(length, purse, turns, depth)
+            if self._may_call(kind, length, balance, turns, depth):
+                for spent, outcome in self._plan_calls(kind, length, balance, turns, depth):
+                    _keep_better(outcomes, spent, outcome)
+        return outcomes or self._plan_waiting(length, balance, turns, depth)
 
-    def _may_call(self, kind: int, length: int, purse: Amounts, turns: int, depth: int) -> bool:
-        rules, parts = self.rules, self.rules.task.calls[kind].parts
+    def _answer_cost(self) -> Amounts:
+        return Amounts(RESERVE, self.counts_generated * RESERVE)
+
+    def _may_call(self, kind: int, length: int, balance: Amounts, turns: int, depth: int) -> bool:
+        rules = self.rules
+        parts = rules.task.calls[kind].parts
         least = Amounts(int(rules.least_tokens[rules.column(kind, length)]), 2 * parts + RESERVE, parts)
-        return turns + 1 < rules.max_turns and depth < rules.max_depth and purse.covers(least)
+        return turns + 1 < rules.max_turns and depth < rules.max_depth and balance.covers(least)
 
-    def _waits(self, length: int, purse: Amounts, turns: int, depth: int) -> PlanOutcomes:
-        poor = not purse.covers(Amounts(NOTICE + 2 * RESERVE, 2 * RESERVE))
-        if poor or turns + 1 >= self.rules.max_turns:
+    def _plan_waiting(self, length: int, balance: Amounts, turns: int, depth: int) -> PlanOutcomes:
+        """Return the plans of an agent that can only wait in this turn."""
+        can_continue = balance.covers(Amounts(NOTICE + 2 * RESERVE, 2 * RESERVE))
+        if not can_continue or turns + 1 >= self.rules.max_turns:
             return {ZERO: PlanOutcome(0.0, False, None)}
         notice = Amounts(NOTICE)
-        later = self.of_agent(length, purse.minus(notice), turns + 1, depth)
+        later = self.of_agent(length, balance.minus(notice), turns + 1, depth)
         return {notice.plus(spent): outcome for spent, outcome in later.items()}
 
-    def _calls(
-        self, kind: int, length: int, purse: Amounts, turns: int, depth: int
+    def _plan_calls(
+        self, kind: int, length: int, balance: Amounts, turns: int, depth: int
     ) -> Iterator[tuple[Amounts, PlanOutcome]]:
-        """Every way to make one call and go on after it."""
+        """Yield every plan that begins with one call, and its cost."""
         parts = self.rules.task.calls[kind].parts
-        message = Amounts(parts + REPLIES + parts, self.counted * parts)
-        joined: dict[Amounts, tuple[float, tuple[Plan | None, ...]]] = {message: (1.0, ())}
-        grant = self._grant(purse, parts, depth)
-        for size in self.rules.task.part_lengths(kind, length):
-            clone = self._of_clone(size, grant, depth + 1)
-            before, joined = joined, {}
+        call_and_replies = Amounts(parts + REPLIES + parts, self.counts_generated * parts)
+        # The best reliability and the clones' plans for each cost, part by part.
+        joined: dict[Amounts, tuple[float, tuple[Plan | None, ...]]] = {call_and_replies: (1.0, ())}
+        grant = self._clone_grant(balance, parts, depth)
+        for part_length in self.rules.task.part_lengths(kind, length):
+            clone_outcomes = self._of_clone(part_length, grant, depth + 1)
+            before = joined
+            joined = {}
             for spent, (reliability, plans) in before.items():
-                for more, outcome in clone.items():
-                    both, kept = spent.plus(more), reliability * outcome.reliability
-                    if both not in joined or kept > joined[both][0]:
-                        joined[both] = kept, (*plans, outcome.plan)
+                for clone_spent, outcome in clone_outcomes.items():
+                    cost = spent.plus(clone_spent)
+                    product = reliability * outcome.reliability
+                    if cost not in joined or product > joined[cost][0]:
+                        joined[cost] = product, (*plans, outcome.plan)
         for spent, (reliability, plans) in joined.items():
-            for more, outcome in self._after_join(parts, purse.minus(spent), turns + 1, depth).items():
+            for later_spent, outcome in self._after_join(parts, balance.minus(spent), turns + 1, depth).items():
                 plan = Plan(kind, plans, outcome.plan)
-                yield spent.plus(more), PlanOutcome(reliability * outcome.reliability, outcome.answers, plan)
+                yield spent.plus(later_spent), PlanOutcome(reliability * outcome.reliability, outcome.answers, plan)
 
-    def _after_join(self, length: int, purse: Amounts, turns: int, depth: int) -> PlanOutcomes:
+    def _after_join(self, length: int, balance: Amounts, turns: int, depth: int) -> PlanOutcomes:
         if self.rules.forced_join_task is not None:
-            return {Amounts(RESERVE, self.counted * RESERVE): PlanOutcome(1.0, True, None)}
-        return self.of_agent(length, purse, turns, depth)
+            return {self._answer_cost(): PlanOutcome(1.0, True, None)}
+        return self.of_agent(length, balance, turns, depth)
 
-    def _grant(self, purse: Amounts, parts: int, depth: int) -> Amounts:
-        """What each clone of a call gets: equal shares of what the caller does not keep."""
-        kept = Amounts(parts + REPLIES + parts + RESERVE, parts + RESERVE, parts)
-        tokens, generated, clones = (None if left is None else left // parts for left in purse.minus(kept))
+    def _clone_grant(self, balance: Amounts, parts: int, depth: int) -> Amounts:
+        """Return the grant of each clone of a call: equal shares of what the caller does not keep."""
+        kept_back = Amounts(parts + REPLIES + parts + RESERVE, parts + RESERVE, parts)
+        tokens, generated, clones = (None if left is None else left // parts for left in balance.minus(kept_back))
         return Amounts(tokens, generated, clones if depth + 1 < self.rules.max_depth else 0)
 
     def _of_clone(self, length: int, grant: Amounts, depth: int) -> PlanOutcomes:
-        """Plans of a clone; what they use up holds its opening and its birth. Who is refused costs nothing."""
+        """Return the plans of a clone; their costs contain its opening and its birth. A refused clone costs nothing."""
         opening = Amounts(OPENING + length)
         if not grant.covers(opening.plus(Amounts(RESERVE))):
             return {ZERO: PlanOutcome(0.0, False, None)}
@@ -271,7 +308,7 @@ class _Planner:
         return {birth.plus(spent): outcome for spent, outcome in outcomes.items()}
 
 
-def _keep(outcomes: PlanOutcomes, spent: Amounts, outcome: PlanOutcome) -> None:
+def _keep_better(outcomes: PlanOutcomes, spent: Amounts, outcome: PlanOutcome) -> None:
     known = outcomes.get(spent)
-    if known is None or outcome[:2] > known[:2]:
+    if known is None or (outcome.reliability, outcome.answers) > (known.reliability, known.answers):
         outcomes[spent] = outcome

@@ -1,4 +1,4 @@
-"""The symbolic game as a PettingZoo environment: a view of a batch of one. `symbolic_v0` is its front door."""
+"""The symbolic game as a PettingZoo environment on a batch of one; import it from `symbolic_v0`."""
 
 from __future__ import annotations
 
@@ -27,15 +27,17 @@ from selfcest_env.symbolic.vectors import observation_size, state_size
 from selfcest_env.types import Status
 
 OBSERVATION_MODES = ("dict", "flat")
-NOBODY = -1  # parent and status of who has not been born, parent of the root
+# Values of infos.
+NONE = -1  # status and parent of an agent that has not been born, and parent of the root
 NO_LIMIT = -1
-OUTSIDE = -1  # an action that no space contains, so that it counts as illegal
-_STATUS_NUMBERS = tuple(NOBODY if status is None else list(Status).index(status) for status in STATUSES)
+
+OUT_OF_SPACE = -1  # stands for every number outside the action space; the kernel counts it as illegal
+_STATUS_NUMBERS = tuple(NONE if status is None else list(Status).index(status) for status in STATUSES)
 
 
 @dataclass(frozen=True)
 class SymbolicSnapshot:
-    """All that changes while an environment is used. Picklable; may be set on any environment built alike."""
+    """The changeable state of an environment. It can be pickled, and set on any environment with the same arguments."""
 
     agents: tuple[str, ...]
     state: State | None  # `None` before the first reset
@@ -43,7 +45,7 @@ class SymbolicSnapshot:
 
 
 class SymbolicEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined, unused-ignore]
-    """The symbolic game as a PettingZoo `ParallelEnv`; `symbolic_v0` describes it.
+    """The symbolic game as a PettingZoo `ParallelEnv`; see `symbolic_v0`.
 
     Args:
         task: "chain", "lookup", "noisy", "cells", "deep", `package.module:Class` or a `SymbolicTask`.
@@ -52,12 +54,12 @@ class SymbolicEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined, u
         max_depth: 0 switches delegation off, 1 lets the root delegate, 2 its clones too; `None` is 1 where only the
             root has something to delegate (lookup), else 2.
         max_turns: turns of one agent.
-        total_tokens: tree-wide: every prompt and every generated token of every agent; `None` is unlimited.
-        generated_tokens: tree-wide: generated tokens alone; `None` is unlimited.
-        token_cost: taken from the team reward per token of the whole tree.
-        max_cycles: joint steps before truncation; `None` never truncates, and the limits end every game.
+        total_tokens: tree-wide limit on prompt and generated tokens of all agents; `None` is unlimited.
+        generated_tokens: tree-wide limit on generated tokens; `None` is unlimited.
+        token_cost: cost in team reward per token of the whole tree.
+        max_cycles: joint steps before truncation; `None` never truncates, and the limits end every episode.
         population: "dynamic", "persistent" or "fixed".
-        observation_mode: "dict" (observation and action mask) or "flat" (the observation alone; masks in the infos).
+        observation_mode: "dict" (observation and action mask) or "flat" (the observation; action masks in the infos).
         render_mode: "human", "ansi", "rgb_array" or `None`.
     """
 
@@ -109,7 +111,7 @@ class SymbolicEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined, u
 
     @property
     def max_cycles(self) -> int | None:
-        """Joint steps before truncation. PettingZoo's tests set it."""
+        """Joint steps before truncation. It can be set because PettingZoo's tests set it."""
         return self._batch.max_cycles
 
     @max_cycles.setter
@@ -125,17 +127,17 @@ class SymbolicEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined, u
         return self.action_spaces[agent]
 
     def _check_action(self, agent: str, action: object) -> None:
-        """Raise `GameError` for an action that `step` would not take."""
+        """Raise `GameError` for an action that `step` would reject; the AEC environment calls it."""
         parse_action(action, self._batch.num_actions, f"the action of {agent}")
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-        """Start an episode. With a seed the series of episodes starts anew; without, it goes on.
+        """Start an episode: the first one of a seed, or without a seed the next one.
 
         Args:
-            seed: equal seeds give equal series of problems. Seeds the spaces of all possible agents as well.
-            options: there are none.
+            seed: equal seeds give equal series of problems. It also seeds the spaces of all possible agents.
+            options: this environment has none.
         """
         check_seed(seed)
         check_options(options)
@@ -146,54 +148,57 @@ class SymbolicEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined, u
         self._started = True
         self.agents = self.possible_agents[: None if self.population is Population.FIXED else 1]
         self._show()
-        return self._seen(self.agents)
+        return self._observe(self.agents)
 
     def step(
         self, actions: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
-        """Play one joint step; after the end it returns empty dicts.
+        """Play one joint step; after the end of the episode it returns empty dicts.
 
         Args:
-            actions: a whole number, or `None` for WAIT, by agent. Those of possible agents that are not live are
-                ignored.
+            actions: a whole number, or `None` for WAIT, by agent. Actions of possible agents that are not in `agents`
+                are ignored.
 
         Raises:
-            GameError: no episode, no mapping, an unknown name, or what is no whole number; nothing has been played.
+            GameError: there is no episode, `actions` is no mapping, a name is unknown, or an action is no whole number.
+                The game has not changed.
         """
         self._check_started()
         if not self.agents:
             return {}, {}, {}, {}, {}
         check_actions(actions, self.possible_agents)
         num_actions = self._batch.num_actions
-        played = [
+        numbers = [
             parse_action(actions.get(agent), num_actions, f"the action of {agent}") for agent in self.possible_agents
         ]
-        num_born = int(self._batch.state.num_born[0])
-        self._batch.step(np.array([played]))
+        born_before = int(self._batch.state.num_born[0])
+        self._batch.step(np.array([numbers]))
         state = self._batch.state
-        over, truncated = bool(state.terminated[0]), bool(state.truncated[0])
-        here = self.agents
-        if self.population is not Population.FIXED and not over and not truncated:
-            here = here + self.possible_agents[num_born : int(state.num_born[0])]
-        terminations = dict.fromkeys(here, over)
+        terminated = bool(state.terminated[0])
+        truncated = bool(state.truncated[0])
+        # Agents with a result of this step: those that were live, and clones born in it.
+        agents = self.agents
+        if self.population is not Population.FIXED and not terminated and not truncated:
+            agents = agents + self.possible_agents[born_before : int(state.num_born[0])]
+        terminations = dict.fromkeys(agents, terminated)
         if self.population is Population.DYNAMIC:
             status = state.status[0].tolist()
-            terminations = {agent: over or status[self._seats[agent]] >= ANSWERED for agent in here}
-        truncations = {agent: truncated and not ended for agent, ended in terminations.items()}
-        rewards = dict.fromkeys(here, float(state.team_return[0]))
-        self.agents = [] if truncated else [agent for agent in here if not terminations[agent]]
+            terminations = {agent: terminated or status[self._seats[agent]] >= ANSWERED for agent in agents}
+        truncations = {agent: truncated and not terminations[agent] for agent in agents}
+        rewards = dict.fromkeys(agents, float(state.team_return[0]))
+        self.agents = [] if truncated else [agent for agent in agents if not terminations[agent]]
         self._show()
-        observations, infos = self._seen(here)
+        observations, infos = self._observe(agents)
         return observations, rewards, terminations, truncations, infos
 
     def state(self) -> NDArray[np.float32]:
-        """The whole game in numbers, the right answer included, for critics; shape `state_space.shape`."""
+        """Return the whole game for centralised critics, the right answer included; shape `state_space.shape`."""
         self._check_started()
         state: NDArray[np.float32] = self._batch.states()[0]
         return state
 
     def render(self) -> str | Image | None:
-        """The tree of agents: text in "ansi", an image in "rgb_array". In "human" it is shown after every step."""
+        """Return the tree of agents: a text in "ansi", an image in "rgb_array". "human" shows it after every step."""
         self._check_started()
         return render(self._batch.state, self.rules, self.render_mode)
 
@@ -202,18 +207,18 @@ class SymbolicEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined, u
             show(self._screen, self._batch.state, self.rules)
 
     def close(self) -> None:
-        """Close the window of "human", if there is one."""
+        """Close the window of the render mode "human", if one is open."""
         self._screen.close()
 
     @property
     def team_return(self) -> float:
-        """The team reward of the episode that is over, whoever was there to receive it; 0 after a truncation."""
+        """The team reward of the finished episode, even if no agent was left to receive it; 0 after a truncation."""
         if not self._started or self.agents:
             raise GameError("the episode is not over; play until agents is empty")
         return float(self._batch.state.team_return[0])
 
     def get_snapshot(self) -> SymbolicSnapshot:
-        """The exact state of the environment, random streams of the spaces included; later steps do not change it."""
+        """Return a copy of the exact state of the environment, with the random generators of its spaces."""
         return SymbolicSnapshot(
             tuple(self.agents),
             self._batch.get_snapshot() if self._started else None,
@@ -221,9 +226,10 @@ class SymbolicEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined, u
         )
 
     def set_snapshot(self, snapshot: SymbolicSnapshot) -> None:
-        """Go back to a snapshot, taken here or on an environment built with the same arguments. May be repeated."""
+        """Return to a snapshot of this environment or of one with the same arguments, as often as you like."""
         check_snapshot(snapshot, SymbolicSnapshot)
-        self.agents, self._started = list(snapshot.agents), snapshot.state is not None
+        self.agents = list(snapshot.agents)
+        self._started = snapshot.state is not None
         if snapshot.state is None:
             self._batch = BatchDelegation(self.rules, 1, max_cycles=self.max_cycles)
         else:
@@ -253,25 +259,31 @@ class SymbolicEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined, u
         named: list[tuple[str, spaces.Space[Any]]] = [("state", self.state_space)]
         for agent in self.possible_agents:
             space = self.observation_spaces[agent]
-            named += [(f"{agent} action", self.action_spaces[agent]), (f"{agent} observation", space)]
+            named.append((f"{agent} action", self.action_spaces[agent]))
+            named.append((f"{agent} observation", space))
             if isinstance(space, spaces.Dict):
                 named += [(f"{agent} {key}", part) for key, part in space.spaces.items()]
         return named
 
-    def _seen(self, agents: list[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-        """Observations and infos. The rows of an array do not overlap, so agents share no memory."""
-        rows, masks = list(self._batch.observations()[0]), list(self._batch.action_masks()[0].view(np.int8))
-        seats = [self._seats[agent] for agent in agents]
+    def _observe(self, agents: list[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+        """Return the observations and infos of agents; agents share no memory, because rows do not overlap."""
+        rows = list(self._batch.observations()[0])
+        masks = list(self._batch.action_masks()[0].view(np.int8))
         infos = self._infos(agents)
-        if self.observation_mode == "dict":
-            both = [{"observation": rows[seat], "action_mask": masks[seat]} for seat in seats]
-            return dict(zip(agents, both, strict=True)), infos
-        for agent, seat in zip(agents, seats, strict=True):
-            infos[agent]["action_mask"] = masks[seat]
-        return {agent: rows[seat] for agent, seat in zip(agents, seats, strict=True)}, infos
+        observations: dict[str, Any] = {}
+        for agent in agents:
+            seat = self._seats[agent]
+            if self.observation_mode == "dict":
+                observations[agent] = {"observation": rows[seat], "action_mask": masks[seat]}
+            else:
+                observations[agent] = rows[seat]
+                infos[agent]["action_mask"] = masks[seat]
+        return observations, infos
 
     def _infos(self, agents: list[str]) -> dict[str, dict[str, Any]]:
-        state, limited = self._batch.state, self.rules.total_tokens is not None
+        state = self._batch.state
+        is_limited = self.rules.total_tokens is not None
+        # Lists, because indexing a list is faster than indexing an array.
         can_act = self._batch.can_act[0].tolist()
         columns = (state.status, state.depth, state.parent, state.tokens_left, state.illegal)
         status, depth, parent, tokens, illegal = [column[0].tolist() for column in columns]
@@ -279,12 +291,13 @@ class SymbolicEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined, u
         for agent in agents:
             seat = self._seats[agent]
             code = status[seat]
-            born, alive = code != UNBORN, UNBORN < code < ANSWERED
+            born = code != UNBORN
+            alive = UNBORN < code < ANSWERED
             infos[agent] = {
                 "can_act": int(can_act[seat]),
                 "depth": depth[seat] if born else 0,
-                "parent": parent[seat] if born else NOBODY,
-                "tokens_left": (tokens[seat] if limited else NO_LIMIT) if alive else 0,
+                "parent": parent[seat] if born else NONE,
+                "tokens_left": (tokens[seat] if is_limited else NO_LIMIT) if alive else 0,
                 "status": _STATUS_NUMBERS[code],
                 "illegal": illegal[seat] if born else 0,
             }
@@ -292,12 +305,18 @@ class SymbolicEnv(pettingzoo.ParallelEnv):  # type: ignore[misc, name-defined, u
 
 
 def parse_action(action: Any, num_actions: int, what: str) -> int:
-    """One agent's action as the kernel takes it: `None` is WAIT, a number that is no action is `OUTSIDE`.
+    """Return one agent's action as a number for the kernel.
 
-    1.0 is the whole number 1, and so is an array that holds 1 and nothing else.
+    Args:
+        action: a whole number, also as 1.0 or as an array with one entry, or `None` for WAIT.
+        num_actions: size of the action space.
+        what: the beginning of the error message.
+
+    Returns:
+        The number, or `OUT_OF_SPACE` if it is outside the action space.
 
     Raises:
-        GameError: no whole number; the message begins with `what`.
+        GameError: the action is no whole number.
     """
     if action is None:
         return WAIT
@@ -308,4 +327,4 @@ def parse_action(action: Any, num_actions: int, what: str) -> int:
         if not isinstance(value, int) and not (isinstance(value, float) and value.is_integer()):
             raise GameError(f"{what} is {action!r}; expected a whole number from 0 to {num_actions - 1}") from None
         number = int(value)
-    return number if 0 <= number < num_actions else OUTSIDE
+    return number if 0 <= number < num_actions else OUT_OF_SPACE

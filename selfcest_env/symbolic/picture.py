@@ -1,4 +1,4 @@
-"""One symbolic episode as text or as an image, by the hand that draws the text game."""
+"""Renders one symbolic episode as text or as an image, with the renderer of the text game."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from selfcest_env.types import Status
 
 RENDER_MODES = ("human", "ansi", "rgb_array")
 
-# By code of `state`; nobody unborn has one.
+# The status of the text game by status code of `State`; `None` for UNBORN.
 STATUSES = (
     None,
     Status.READY,
@@ -31,30 +31,31 @@ STATUSES = (
 
 
 def nodes_of_state(state: State, rules: SymbolicRules) -> list[Node]:
-    """Agents of a batch of one, in tree order. The objective is what an agent that can act holds now."""
-    held, nodes = get_segments(state, rules)[0], []
+    """Return the agents of a batch of one, in tree order; an agent's objective is the segment that it holds now."""
+    segments = get_segments(state, rules)[0]
+    nodes = []
     for seat, agent_id in get_agent_ids(state).items():
         status = STATUSES[state.status[0, seat]]
         assert status is not None
         nodes.append(
             Node(
                 agent_id,
-                _symbols(held[seat], rules),
+                _symbols_text(segments[seat], rules),
                 status,
                 None if rules.total_tokens is None else int(state.granted[0, seat]),
                 int(state.prompt_tokens[0, seat] + state.generated_tokens[0, seat]),
                 (),
-                _symbols(get_answer(state, rules, seat), rules) if status is Status.ANSWERED else None,
+                _symbols_text(get_answer(state, rules, seat), rules) if status is Status.ANSWERED else None,
             )
         )
     return sorted(nodes, key=lambda node: node.agent_id)
 
 
 def render(state: State, rules: SymbolicRules, mode: str | None, env: int = 0) -> str | Image | None:
-    """The tree of one environment: text in "ansi", an image in "rgb_array"; `None` in "human" (see `show`) and without
-    a mode.
+    """Render the tree of one environment, with the right answer, which no agent observes.
 
-    It shows the right answer, which no agent sees.
+    Returns:
+        A text in the mode "ansi", an image in "rgb_array". `None` without a mode and in "human", which `show` serves.
     """
     if mode is None:
         return None
@@ -62,37 +63,37 @@ def render(state: State, rules: SymbolicRules, mode: str | None, env: int = 0) -
     if state.status[0, 0] == UNBORN:
         raise GameError("no episode has been started; call reset() first")
     if mode == "rgb_array":
-        return _picture(state, rules)
-    return _text(state, rules) if mode == "ansi" else None
+        return _render_image(state, rules)
+    return _render_text(state, rules) if mode == "ansi" else None
 
 
 def show(screen: Screen, state: State, rules: SymbolicRules) -> None:
-    """Show the tree of a batch of one to a person."""
-    screen.show(partial(_picture, state, rules), partial(_text, state, rules))
+    """Show the tree of a batch of one on a screen."""
+    screen.show(partial(_render_image, state, rules), partial(_render_text, state, rules))
 
 
-def _picture(state: State, rules: SymbolicRules) -> Image:
+def _render_image(state: State, rules: SymbolicRules) -> Image:
     seats = {agent_id: seat for seat, agent_id in get_agent_ids(state).items()}
     return draw(nodes_of_state(state, rules), lambda agent_id: f"agent_{seats[agent_id]}")
 
 
-def _text(state: State, rules: SymbolicRules, chips: bool = False) -> str:
-    nodes, seats = nodes_of_state(state, rules), {agent_id: seat for seat, agent_id in get_agent_ids(state).items()}
+def _render_text(state: State, rules: SymbolicRules, chips: bool = False) -> str:
+    seats = {agent_id: seat for seat, agent_id in get_agent_ids(state).items()}
 
     def describe(node: Node) -> list[str]:
         seat = seats[node.agent_id]
-        head = chip(node.status) * chips + f"agent_{seat}"
-        lines = [f"{head}  {account(node)}, {state.turns[0, seat]} of {rules.max_turns} turns"]
+        name = chip(node.status) * chips + f"agent_{seat}"
+        lines = [f"{name}  {account(node)}, {state.turns[0, seat]} of {rules.max_turns} turns"]
         if node.objective:
             lines.append(f"holds {node.objective}")
         if node.reply is not None:
             lines.append(f"replied {node.reply}")
         return lines
 
-    right = _symbols(state.target.reshape(-1), rules)
-    title = f"{type(rules.task).__name__}, the answer is {right}, cycle {state.cycle[0]}"
-    return "\n".join([title, *branches(nodes, describe)])
+    target = _symbols_text(state.target.reshape(-1), rules)
+    title = f"{type(rules.task).__name__}, the answer is {target}, cycle {state.cycle[0]}"
+    return "\n".join([title, *branches(nodes_of_state(state, rules), describe)])
 
 
-def _symbols(symbols: NDArray[np.int8], rules: SymbolicRules) -> str:
+def _symbols_text(symbols: NDArray[np.int8], rules: SymbolicRules) -> str:
     return " ".join("?" if symbol == rules.missing else str(symbol) for symbol in symbols if symbol != rules.pad)

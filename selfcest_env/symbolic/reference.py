@@ -1,4 +1,4 @@
-"""Reference players of the symbolic game, and what they earn: the optimal one and the random one."""
+"""Reference policies of the symbolic game, optimal and random, and their evaluation."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from selfcest_env.symbolic.state import READY, WAITING, Index
 from selfcest_env.symbolic.tasks import Lookup
 from selfcest_env.symbolic.vectors import get_segments
 
-_WAITS, _ANSWERS = -2, -1  # what a node of a plan does; from 0 on it is a kind of call
+# The decision at a node of a plan. From 0 on it is a kind of call.
+_WAITS, _ANSWERS = -2, -1
 
 
 class BatchPolicy(Protocol):
-    """Whoever can play a batch."""
+    """A policy that acts for all agents of a batch."""
 
     def actions(self, kernel: BatchDelegation) -> NDArray[np.integer[Any]]:
-        """What every agent does next, shape (num_envs, num_agents); entries of those that cannot act mean nothing."""
+        """Return the actions, shape (num_envs, num_agents); entries of agents that cannot act are ignored."""
         ...
 
 
 class RandomPolicy:
-    """Plays uniformly what is legal."""
+    """Draws uniformly among legal actions."""
 
     def __init__(self, seed: int = 0) -> None:
         self._rng = np.random.default_rng(seed)
@@ -37,71 +38,87 @@ class RandomPolicy:
 
 
 class OptimalPolicy:
-    """Plays the best plans (`optimal_return`) from the beginning of episodes to their end; every answer is a
-    true sum, in `cells` that of what is seen.
+    """Plays the best plans (`optimal_return`), and answers with the right sums.
 
-    It remembers nothing: where an agent stands in its plan follows from its turns, its parent's, and its part.
+    In `cells` an answer is the sum of the visible pair. The policy has no memory: an agent's place in its plan follows
+    from its own turns, its parent's turns, and its part. It must play an episode from the beginning.
     """
 
     def __init__(self, rules: SymbolicRules) -> None:
-        self.rules, self.optimum = rules, optimal_return(rules)
-        # All plans as one table; node 0 is that of who has none.
-        self._does, self._then, self._clones = [_WAITS], [0], [[0] * rules.max_parts]
-        roots = {length: self._enter(plan) for length, plan in self.optimum.plans.items()}
-        self._roots = np.array([roots.get(length, 0) for length in range(rules.task.max_length + 1)])
-        self._tables = tuple(map(np.array, (self._does, self._then, self._clones)))
+        self.rules = rules
+        self.optimum = optimal_return(rules)
+        # All plans are nodes of one table. Node 0 is that of agents without a plan.
+        self._decision = [_WAITS]
+        self._then = [0]
+        self._clones = [[0] * rules.max_parts]
+        root_nodes = {length: self._add_nodes(plan) for length, plan in self.optimum.plans.items()}
+        self._root_nodes = np.array([root_nodes.get(length, 0) for length in range(rules.task.max_length + 1)])
+        self._decision_table = np.array(self._decision)
+        self._then_table = np.array(self._then)
+        self._clone_table = np.array(self._clones)
 
-    def _enter(self, plan: Plan | None) -> int:
-        """The node of a plan, with all below it."""
+    def _add_nodes(self, plan: Plan | None) -> int:
+        """Add the nodes of a plan and of all plans below it, and return the first one."""
         if plan is None:
             return 0
-        node = len(self._does)
-        self._does.append(_ANSWERS if plan.call is None else plan.call)
+        node = len(self._decision)
+        self._decision.append(_ANSWERS if plan.call is None else plan.call)
         self._then.append(0)
         self._clones.append([0] * self.rules.max_parts)
-        self._then[node] = self._enter(plan.then)
-        self._clones[node][: len(plan.clones)] = map(self._enter, plan.clones)
+        self._then[node] = self._add_nodes(plan.then)
+        for part, clone_plan in enumerate(plan.clones):
+            self._clones[node][part] = self._add_nodes(clone_plan)
         return node
 
     def actions(self, kernel: BatchDelegation) -> NDArray[np.int64]:
-        rules, does = self.rules, self._tables[0][self._nodes(kernel)]
-        held = get_segments(kernel.state, rules)
+        rules = self.rules
+        decisions = self._decision_table[self._find_nodes(kernel)]
+        segments = get_segments(kernel.state, rules)
         if isinstance(rules.task, Lookup):
-            held, roots = held[..., 0], np.arange(kernel.num_agents) == 0
-            found = held >= rules.task.keys
-            guess = FIRST_ANSWER + np.where(found | ~roots, held, rules.task.keys)
-            return np.where((does >= 0) & ~found, rules.first_call + held, guess).astype(np.int64)
-        # Which action makes a call of a kind, and first of all what it is to have no plan and to answer.
-        first = np.array([WAIT, FIRST_ANSWER, *range(rules.first_call, rules.num_actions)])
-        sums = (held * (held < rules.missing)).sum(axis=-1) % rules.task.num_answers
-        chosen: NDArray[np.int64] = first[does - _WAITS] + sums * (does == _ANSWERS)
-        return chosen
+            # The root asks for the key that it holds. Without calls left it guesses the first value.
+            symbols = segments[..., 0]
+            is_root = np.arange(kernel.num_agents) == 0
+            is_value = symbols >= rules.task.keys
+            answer = FIRST_ANSWER + np.where(is_value | ~is_root, symbols, rules.task.keys)
+            return np.where((decisions >= 0) & ~is_value, rules.first_call + symbols, answer).astype(np.int64)
+        # The action of each decision, from _WAITS on. Without facts each kind of call is one action.
+        action_of = np.array([WAIT, FIRST_ANSWER, *range(rules.first_call, rules.num_actions)])
+        sums = (segments * (segments < rules.missing)).sum(axis=-1) % rules.task.num_answers
+        actions: NDArray[np.int64] = action_of[decisions - _WAITS] + sums * (decisions == _ANSWERS)
+        return actions
 
-    def _nodes(self, kernel: BatchDelegation) -> Index:
-        """Where every agent stands in its plan; 0 for those that have ended."""
-        state, (_, _, clones) = kernel.state, self._tables
+    def _find_nodes(self, kernel: BatchDelegation) -> Index:
+        """Return each agent's node, shape (num_envs, num_agents); 0 for agents that have ended."""
+        state = kernel.state
         alive = (state.status == READY) | (state.status == WAITING)
-        first = np.zeros(state.status.shape, np.intp)
-        first[:, 0] = self._roots[kernel.problems().lengths]
+        first_nodes = np.zeros(state.status.shape, np.intp)
+        first_nodes[:, 0] = self._root_nodes[kernel.problems().lengths]
         for depth in range(1, self.rules.max_depth + 1):
             env, agent = np.nonzero(alive & (state.depth == depth))
             parent = state.parent[env, agent]
-            # The parent waits for this very call, so its segment is where the replies will stand.
+            # The parent waits for the call that started this clone, so its segment is where the replies will stand.
             part = state.reply_cell[env, agent] - state.segment_start[env, parent]
-            call = self._after(first[env, parent], state.turns[env, parent] - 1)
-            first[env, agent] = clones[call, part]
-        return np.where(alive, self._after(first, state.turns), 0)
+            call_node = self._skip_turns(first_nodes[env, parent], state.turns[env, parent] - 1)
+            first_nodes[env, agent] = self._clone_table[call_node, part]
+        return np.where(alive, self._skip_turns(first_nodes, state.turns), 0)
 
-    def _after(self, node: Index, turns: NDArray[np.int16]) -> Index:
-        """The node of an agent's plan that comes after some turns."""
+    def _skip_turns(self, nodes: Index, turns: NDArray[np.int16]) -> Index:
+        """Return the nodes that follow after some turns of each agent."""
         for turn in range(self.rules.max_turns):
-            node = np.where(turns > turn, self._tables[1][node], node)
-        return node
+            nodes = np.where(turns > turn, self._then_table[nodes], nodes)
+        return nodes
 
 
 @dataclass(frozen=True)
 class PolicyEvaluation:
-    """Means over episodes; `standard_error` is that of the team return, `success` what answers are worth."""
+    """Means over episodes.
+
+    Attributes:
+        team_return: mean team return.
+        standard_error: standard error of the team return; infinite for one episode.
+        success: mean score of the answers.
+        tokens: mean tokens of the whole tree.
+    """
 
     team_return: float
     standard_error: float
@@ -110,11 +127,16 @@ class PolicyEvaluation:
 
 
 def evaluate_policy(policy: BatchPolicy, rules: SymbolicRules, episodes: int, seed: int = 0) -> PolicyEvaluation:
-    """What a policy earns in the first `episodes` problems of a seed."""
+    """Evaluate a policy on the first `episodes` problems of a seed."""
     kernel = BatchDelegation(rules, episodes)
     kernel.reset(seed)
     while not kernel.done.all():
         kernel.step(policy.actions(kernel))
-    returns, tokens = kernel.state.team_return, kernel.total_tokens()
-    error = returns.std(ddof=1) / np.sqrt(episodes) if episodes > 1 else float("inf")
-    return PolicyEvaluation(float(returns.mean()), float(error), float(kernel.scores.mean()), float(tokens.mean()))
+    returns = kernel.state.team_return
+    standard_error = returns.std(ddof=1) / np.sqrt(episodes) if episodes > 1 else float("inf")
+    return PolicyEvaluation(
+        team_return=float(returns.mean()),
+        standard_error=float(standard_error),
+        success=float(kernel.scores.mean()),
+        tokens=float(kernel.total_tokens().mean()),
+    )

@@ -1,7 +1,7 @@
-"""Named games to compare learners on, each frozen: rules, evaluation, and what to hold returns against.
+"""Named games on which learners are compared, each with frozen rules and reference returns.
 
-A scenario is a set of rules with a name and a version. Whatever may change what is learned makes a new version; the old
-one stays. References are stored as numbers and checked against what the reference players earn by the tests.
+A scenario is a set of rules with a name and a version. A change that may affect learning makes a new version, and the
+old version stays. References are stored as numbers, and tests compare them with the returns of the reference policies.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ from typing import Any
 from selfcest_env.errors import ConfigError, did_you_mean
 from selfcest_env.symbolic.rules import SymbolicRules, make_rules
 
-EVALUATION_SEED = 2**40  # of the series of problems that policies are evaluated on
+EVALUATION_SEED = 2**40  # seed of the problems on which policies are evaluated
 EVALUATION_EPISODES = 1000
-SOLVED = 0.95  # of the way from random to optimal play
+SOLVED = 0.95  # normalised return from which on a scenario counts as solved
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What is known of a scenario before anybody learns.
+    """Facts about a scenario that need no learning.
 
     Attributes:
-        random: mean team return of uniform legal play.
-        never: of the best play that delegates nothing; `None` where there is no such play.
-        optimal: of the best plan (`optimal_return`).
-        horizon: joint steps that no episode of legal play exceeds (`find_horizon`).
-        idle: share of the agent-steps of random play in which an agent can only wait, all possible agents counted.
+        random: mean team return of uniform legal actions.
+        never: mean team return of the best policy that never delegates; `None` where no such policy exists.
+        optimal: mean team return of the best plan (`optimal_return`).
+        horizon: upper bound on the joint steps of an episode with legal actions (`find_horizon`).
+        idle: fraction of agent-steps under random actions in which WAIT is the only legal action, counted over all
+            possible agents.
     """
 
     random: float
@@ -43,10 +44,10 @@ class Scenario:
     """A named game.
 
     Attributes:
-        name: with its version, as in "chain-8m5-v1".
+        name: name and version, for example "chain-8m5-v1".
         description: one line about the skill that it needs.
-        task, task_options, limits: as `make_rules` takes them.
-        reference: what play without learning earns.
+        task, task_options, limits: arguments of `make_rules`.
+        reference: reference returns.
     """
 
     name: str
@@ -58,7 +59,7 @@ class Scenario:
 
     @property
     def env_kwargs(self) -> dict[str, Any]:
-        """What the environments take."""
+        """Keyword arguments of the environments."""
         return {"task": self.task, "task_options": dict(self.task_options), **self.limits}
 
     @cached_property
@@ -67,15 +68,15 @@ class Scenario:
 
     @property
     def threshold(self) -> float:
-        """Mean team return from which on it counts as solved: `SOLVED` of the way from random to optimal play."""
+        """The mean team return from which on the scenario counts as solved (`SOLVED`)."""
         return round(self.reference.random + SOLVED * (self.reference.optimal - self.reference.random), 3)
 
     def normalize_return(self, team_return: float) -> float:
-        """0 for random play, 1 for optimal play."""
+        """Return the team return on a scale from 0 for random to 1 for optimal play."""
         return (team_return - self.reference.random) / (self.reference.optimal - self.reference.random)
 
 
-_SIXTEEN = {"max_clones": 16, "total_tokens": 131}  # just enough for as many cells
+_SIXTEEN_CELLS = {"max_clones": 16, "total_tokens": 131}  # the smallest limits for 16 cells
 _ALL = (
     Scenario(
         "chain-4m2-v1",
@@ -124,7 +125,7 @@ _ALL = (
         "cells",
         Reference(0.1234, None, 1.0, 2, 0.5),
         {"cells": 16},
-        _SIXTEEN,
+        _SIXTEEN_CELLS,
     ),
     Scenario(
         "cells-16-hidden-v1",
@@ -132,7 +133,7 @@ _ALL = (
         "cells",
         Reference(0.1247, None, 0.7375, 2, 0.5),
         {"cells": 16, "hidden": 0.3},
-        _SIXTEEN,
+        _SIXTEEN_CELLS,
     ),
     Scenario(
         "cells-16-and-v1",
@@ -140,7 +141,7 @@ _ALL = (
         "cells",
         Reference(0.0, None, 1.0, 2, 0.5),
         {"cells": 16, "coupling": "and"},
-        _SIXTEEN,
+        _SIXTEEN_CELLS,
     ),
     Scenario("deep-8-v1", "one bit for a tree of sums of depth two", "deep", Reference(0.199, 0.0, 1.0, 17, 0.781)),
     Scenario(
@@ -156,25 +157,38 @@ SCENARIOS: dict[str, Scenario] = {scenario.name: scenario for scenario in _ALL}
 
 
 def get_scenario(name: str) -> Scenario:
-    """By name. Raises `ConfigError` for an unknown one."""
+    """Return a scenario by name.
+
+    Raises:
+        ConfigError: no scenario has this name.
+    """
     if name not in SCENARIOS:
         raise ConfigError(
-            f"unknown scenario {name!r}; there are {', '.join(SCENARIOS)}.{did_you_mean(name, SCENARIOS)}"
+            f"unknown scenario {name!r}.{did_you_mean(name, SCENARIOS)} The scenarios are {', '.join(SCENARIOS)}"
         )
     return SCENARIOS[name]
 
 
 def find_horizon(rules: SymbolicRules) -> int:
-    """A bound on the joint steps of an episode in which nobody plays what is illegal; tokens may end it earlier."""
+    """Return an upper bound on the joint steps of an episode without illegal actions; tokens may end it earlier."""
 
     @cache
-    def life(depth: int, clones: int, turns: int) -> int:
-        """Steps from an agent's next turn to its end, if that many clones may still be born of it and below it."""
+    def count_steps(depth: int, clones: int, turns: int) -> int:
+        """Return the most steps from an agent's next turn to its end.
+
+        Args:
+            depth: its depth.
+            clones: clones that it and its subtree may still start.
+            turns: turns that it has left.
+        """
         longest = 1  # an answer
         if depth < rules.max_depth and turns > 1 and rules.call_parts:
-            for below in range(clones):  # of a call one clone at least is born, and the longest of them matters
-                after = 0 if rules.forced_join_task else life(depth, clones - 1 - below, turns - 1)
-                longest = max(longest, 1 + life(depth + 1, below, rules.max_turns) + after)
+            # At least one clone of a call is born. A call lasts as long as its longest-lived clone, so the longest
+            # episode gives one clone `clones_below` and leaves the rest to later calls.
+            for clones_below in range(clones):
+                after_join = 0 if rules.forced_join_task else count_steps(depth, clones - 1 - clones_below, turns - 1)
+                clone_steps = count_steps(depth + 1, clones_below, rules.max_turns)
+                longest = max(longest, 1 + clone_steps + after_join)
         return longest
 
-    return life(0, rules.max_clones, rules.max_turns)
+    return count_steps(0, rules.max_clones, rules.max_turns)

@@ -1,8 +1,8 @@
-"""The symbolic game one decision at a time: Gymnasium's single-agent and vector environments.
+"""The symbolic game with one agent's action per step: Gymnasium's single-agent and vector environments.
 
-Clones share their weights, so one decision per step is plain single-agent reinforcement learning. The agent with
-the lowest number whose turn is open decides; all others stand still. Ids: `selfcest/SymbolicSerial-v0`, with a vector
-entry point on the batch kernel (import `selfcest_env.symbolic_v0` first, or write it before the id and a colon).
+Clones share their weights, so one action per step is plain single-agent reinforcement learning. In each step the ready
+agent with the lowest number acts. The id is `selfcest/SymbolicSerial-v0`, with a vector entry point on the batch
+kernel. Import `selfcest_env.symbolic_v0` before `gymnasium.make`, or prefix the id with this module and a colon.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ Observations = NDArray[np.float32]
 class SymbolicSerialEnv(gymnasium.Env[Observations, np.int64]):
     """The symbolic game as a Gymnasium environment.
 
-    Observations and actions are those of one agent (`symbolic_v0`). `info["action_mask"]` and `action_masks()` say what
-    is legal; `info["agent"]` who decides, `info["illegal"]` how many illegal actions that agent has taken. The team
-    reward comes with the last step.
+    Observations and actions are those of the acting agent (`symbolic_v0`). `info["action_mask"]` and `action_masks()`
+    are its action mask, `info["agent"]` is its number, and `info["illegal"]` counts its illegal actions. The last step
+    of an episode has the team reward.
 
     Args:
         task: "chain", "lookup", "noisy", "cells", "deep", `package.module:Class` or a `SymbolicTask`.
         task_options: options of a task given by name.
-        max_cycles: decisions before truncation; `None` never truncates, and the limits end every game.
+        max_cycles: steps before truncation; `None` never truncates, and the limits end every episode.
         render_mode: "human", "ansi", "rgb_array" or `None`.
-        limits: those of `SymbolicRules`.
+        limits: limits of `SymbolicRules`.
     """
 
     metadata: dict[str, Any] = {"render_modes": list(RENDER_MODES), "render_fps": 2}  # noqa: RUF012, as in Gymnasium
@@ -68,54 +68,54 @@ class SymbolicSerialEnv(gymnasium.Env[Observations, np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observations, dict[str, Any]]:
-        """Start an episode. With a seed the series of episodes starts anew; without, it goes on."""
+        """Start an episode: the first one of a seed, or without a seed the next one."""
         check_seed(seed)
         check_options(options)
         super().reset(seed=seed)
         _start(self._game, None if seed is None else [seed])
         self._show()
-        return self._seen()
+        return self._observe()
 
     def step(self, action: np.int64 | int) -> tuple[Observations, float, bool, bool, dict[str, Any]]:
-        """One decision; `None` is WAIT. After the end nothing moves any more."""
+        """Play the action of the acting agent; `None` is WAIT. After the end of the episode a step changes nothing."""
         number = parse_action(action, self._game.num_actions, "the action")
-        reward = float(_decide(self._game, np.array([number]))[0])
+        reward = float(_step_next(self._game, np.array([number]))[0])
         self._show()
-        observation, info = self._seen()
+        observation, info = self._observe()
         state = self._game.state
         return observation, reward, bool(state.terminated[0]), bool(state.truncated[0]), info
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """Legal actions of the agent that decides, shape (num_actions,): the convention of sb3-contrib."""
+        """Return the action mask of the acting agent, shape (num_actions,), as sb3-contrib expects it."""
         masks: NDArray[np.bool_] = self._game.next_action_masks()[0]
         return masks
 
     def render(self) -> str | Image | None:
-        """The tree of agents: text in "ansi", an image in "rgb_array". In "human" it is shown after every step."""
+        """Return the tree of agents: a text in "ansi", an image in "rgb_array". "human" shows it after every step."""
         return render(self._game.state, self.rules, self.render_mode)
 
     def close(self) -> None:
-        """Close the window of "human", if there is one."""
+        """Close the window of the render mode "human", if one is open."""
         self._screen.close()
 
     def _show(self) -> None:
         if self.render_mode == "human":
             show(self._screen, self._game.state, self.rules)
 
-    def _seen(self) -> tuple[Observations, dict[str, Any]]:
-        observations, infos = _observed(self._game)
+    def _observe(self) -> tuple[Observations, dict[str, Any]]:
+        observations, infos = _observe_next(self._game)
         info = {key: column[0] if column.ndim > 1 else int(column[0]) for key, column in infos.items()}
         return observations[0], info
 
 
 class SymbolicSerialVectorEnv(VectorEnv[Observations, NDArray[np.int64], NDArray[Any]]):
-    """Many of `SymbolicSerialEnv` on one batch kernel; the same trajectories as Gymnasium's own vectorisation.
+    """Many copies of `SymbolicSerialEnv` on one batch kernel, with the trajectories of Gymnasium's `SyncVectorEnv`.
 
-    An environment that is over starts its next episode with the following step, which ignores its action and pays
-    nothing (`AutoresetMode.NEXT_STEP`). `options` and the arguments are those of the single environment.
+    After the end of an episode the following step starts the next one; it ignores the action and has the reward 0
+    (`AutoresetMode.NEXT_STEP`). The other arguments are those of the single environment.
 
     Args:
-        num_envs: episodes played side by side.
+        num_envs: number of environments.
     """
 
     metadata: dict[str, Any] = {  # noqa: RUF012, as in Gymnasium
@@ -148,12 +148,13 @@ class SymbolicSerialVectorEnv(VectorEnv[Observations, NDArray[np.int64], NDArray
         seed: int | Sequence[int] | NDArray[np.integer[Any]] | None = None,
         options: dict[str, Any] | None = None,
     ) -> tuple[Observations, dict[str, Any]]:
-        """Start an episode in every environment, or in some.
+        """Start an episode in all environments or some.
 
         Args:
-            seed: one per environment, or the first of as many that follow each other; `None` goes on.
-            options: `reset_mask`, which environments start an episode, bool of shape (num_envs,); the others go on as
-                they are, seeds of theirs mean nothing, and infos have zeros for them.
+            seed: one seed per environment, or one number, after which environment i gets seed + i. `None` starts the
+                next episode of the current seeds.
+            options: `{"reset_mask": mask}` resets the environments where the mask is true, bool of shape (num_envs,).
+                The other environments do not change; their seeds are ignored, and their infos are zeros.
         """
         seeds: Any = seed
         if is_whole(seed, 0, MAX_SEED):
@@ -166,58 +167,59 @@ class SymbolicSerialVectorEnv(VectorEnv[Observations, NDArray[np.int64], NDArray
         envs = _reset_mask(options["reset_mask"], self.num_envs) if options and "reset_mask" in options else None
         super().reset(seed=None if seeds is None else int(seeds[0]))
         _start(self._game, seeds, envs)
-        return self._seen(envs)
+        return self._observe(envs)
 
     def step(
         self, actions: NDArray[np.int64]
     ) -> tuple[Observations, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
-        """One decision in every environment; those that were over start their next episode instead."""
+        """Play one action in each environment; environments whose episode is over start the next one instead."""
         over = self._game.done
-        rewards = _decide(self._game, _whole_numbers(actions, self.num_envs))
+        rewards = _step_next(self._game, _whole_numbers(actions, self.num_envs))
         self._game.restart(over)
-        observations, infos = self._seen()
+        observations, infos = self._observe()
         state = self._game.state
         return observations, rewards, state.terminated.copy(), state.truncated.copy(), infos
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """Legal actions of the agents that decide, shape (num_envs, num_actions)."""
+        """Return the action masks of the acting agents, shape (num_envs, num_actions)."""
         return self._game.next_action_masks()
 
     def render(self) -> tuple[Any, ...] | None:
-        """One picture per environment."""
+        """Return one text or image per environment."""
         if self.render_mode is None:
             return None
         return tuple(render(self._game.state, self.rules, self.render_mode, env) for env in range(self.num_envs))
 
-    def _seen(self, envs: NDArray[np.bool_] | None = None) -> tuple[Observations, dict[str, Any]]:
-        observations, infos = _observed(self._game)
-        present = np.ones(self.num_envs, bool) if envs is None else envs
+    def _observe(self, envs: NDArray[np.bool_] | None = None) -> tuple[Observations, dict[str, Any]]:
+        observations, infos = _observe_next(self._game)
+        has_info = np.ones(self.num_envs, bool) if envs is None else envs
         if envs is not None:
             for column in infos.values():
                 column[~envs] = 0
-        return observations, {**infos, **{f"_{key}": present.copy() for key in infos}}
+        # Gymnasium's vector infos have a mask `_key` beside each key.
+        return observations, {**infos, **{f"_{key}": has_info.copy() for key in infos}}
 
 
 def serial_spaces(rules: SymbolicRules) -> tuple[spaces.Space[Any], spaces.Discrete]:
-    """What one agent sees and does."""
+    """Return the observation space and the action space of one agent."""
     return spaces.Box(0.0, 1.0, (observation_size(rules),), np.float32), spaces.Discrete(rules.num_actions)
 
 
 def _start(game: BatchDelegation, seeds: Sequence[int] | None, envs: NDArray[np.bool_] | None = None) -> None:
-    """The first episode of every environment, or of some, from its own seed, or the next one."""
+    """Start the first episodes of seeds, or without seeds the next ones, in all environments or some."""
     keys = None if seeds is None else fold_in(np.array([int(seed) % (1 << 64) for seed in seeds], np.uint64), 0)
     game.reset(keys=keys, envs=envs)
 
 
-def _decide(game: BatchDelegation, actions: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
-    """One decision in every environment that is not over; the rewards, shape (num_envs,)."""
+def _step_next(game: BatchDelegation, actions: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
+    """Play one action in each environment whose episode is not over, and return the rewards, shape (num_envs,)."""
     playing = ~game.done
     game.step_next(actions)
     return game.state.team_return * playing
 
 
-def _observed(game: BatchDelegation) -> tuple[Observations, dict[str, NDArray[Any]]]:
-    """What the deciding agents see, and their infos, one row per environment."""
+def _observe_next(game: BatchDelegation) -> tuple[Observations, dict[str, NDArray[Any]]]:
+    """Return observations and infos of the acting agents, one row per environment."""
     infos: dict[str, NDArray[Any]] = {
         "action_mask": game.next_action_masks().view(np.int8),
         "agent": game.next_agents,

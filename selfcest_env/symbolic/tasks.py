@@ -1,9 +1,8 @@
-"""What is to be done: five tasks over short segments of symbols.
+"""Five tasks over short segments of symbols.
 
-An agent holds a *segment*: up to `max_length` symbols. It may ANSWER a value, or CALL: hand parts of the work to
-clones, whose replies become its new segment. A task says what a segment looks like at first, which lengths can be
-answered, what each call hands to whom, and how often an answer goes wrong. It holds no state; everything is drawn from
-keys.
+An agent holds a *segment*: up to `max_length` symbols. It may ANSWER a value, or CALL: divide the work among clones,
+whose replies become its new segment. A task defines the first segment, the lengths that may be answered, the parts that
+each call gives to its clones, and how often an answer has an error. It has no state; problems are drawn from keys.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ class CallKind(NamedTuple):
     """One kind of call.
 
     Attributes:
-        parts: clones it starts.
-        facts: how many facts the caller can choose from: that many actions, each hands one fact to one clone. With 0
-            it is one action, and the caller's segment is cut into stretches, one per clone.
+        parts: number of clones that it starts.
+        facts: number of facts from which the caller can choose. Each fact is an action of its own, which gives the fact
+            to one clone. With 0 the call is one action, which cuts the caller's segment into one part per clone.
     """
 
     parts: int
@@ -39,10 +38,10 @@ class ProblemBatch(NamedTuple):
     """A batch of problems.
 
     Attributes:
-        segments: the root's symbols, shape (batch, max_length); entries from `lengths` on mean nothing.
-        lengths: shape (batch,).
+        segments: the root's symbols, shape (batch, max_length); entries from `lengths` on have no meaning.
+        lengths: symbols of each root's segment, shape (batch,).
         targets: the right answer, shape (batch,); of a `ForcedJoinTask` the right reply to each part, (batch, parts).
-        facts: what only clones may read, shape (batch, num_facts).
+        facts: symbols that only clones may read, shape (batch, num_facts).
     """
 
     segments: Symbols
@@ -52,14 +51,14 @@ class ProblemBatch(NamedTuple):
 
 
 class SymbolicTask(Protocol):
-    """The interface of a task. Symbols are 0 .. num_symbols - 1; `missing` stands for a reply that never came."""
+    """The interface of a task. Its symbols are 0 to num_symbols - 1."""
 
     @property
     def num_symbols(self) -> int: ...
 
     @property
     def num_answers(self) -> int:
-        """ANSWER v exists for every v below it."""
+        """The number of answers: ANSWER v exists for every v below it."""
         ...
 
     @property
@@ -67,57 +66,59 @@ class SymbolicTask(Protocol):
 
     @property
     def max_length(self) -> int:
-        """Longest segment of a root."""
+        """The longest segment of a root."""
         ...
 
     @property
     def visible_symbols(self) -> int | None:
-        """How many symbols of its segment an agent sees, from the first on; `None` for all of them."""
+        """The number of symbols of its segment that an agent observes, from the first on; `None` for all."""
         ...
 
     @property
     def calls(self) -> tuple[CallKind, ...]: ...
 
     def answerable(self, length: int) -> bool:
-        """Whether a segment of this length may be answered."""
+        """Return whether a segment of this length may be answered."""
         ...
 
     def reliability(self, length: int) -> float:
-        """Probability that an answer to a segment of this length is kept; else a uniform one takes its place."""
+        """Return the probability that an answer to a segment of this length is kept; else it becomes a uniform one."""
         ...
 
     def part_lengths(self, call: int, length: int) -> tuple[int, ...]:
-        """Symbols that each clone of a call gets, longest first; empty if that call cannot cut a segment so long."""
+        """Return the symbols of each part of a call, longest first; empty if it cannot cut a segment of this length."""
         ...
 
-    def draw(self, keys: Keys) -> ProblemBatch: ...
+    def draw(self, keys: Keys) -> ProblemBatch:
+        """Draw one problem per key; equal keys give equal problems."""
+        ...
 
 
 @runtime_checkable
 class ForcedJoinTask(SymbolicTask, Protocol):
-    """A task whose joins are forced: when a call has ended, the replies are handed in as they are, without a decision.
+    """A task whose joins are forced: when the call has ended, its replies become the root's answer without an action.
 
     It has one kind of call. Only the root makes it, once, and all its parts are equally long.
     """
 
     def grade(self, right: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """What replies are worth together, from 0 to 1; [batch, parts] to [batch]. A missing reply is not right."""
+        """Return the score of the replies, from 0 to 1; [batch, parts] to [batch]. A missing reply is not right."""
         ...
 
 
 @dataclass(frozen=True)
 class Chain:
-    """The sum, modulo `modulus`, of a sequence of items. Whoever holds a segment longer than `window` must split it.
+    """The sum, modulo `modulus`, of a sequence of items. An agent with a segment longer than `window` must split it.
 
-    One shared skill, answering a short segment, serves clones and root. Whether an agent erred is decided by its own
-    segment and reply.
+    One shared skill, answering a short segment, serves clones and root. An agent's own segment and reply decide whether
+    it made an error.
 
     Attributes:
-        items: how many, or (fewest, most).
+        items: number of items, or (fewest, most).
         modulus: items and answers are numbers below it.
-        window: longest segment that may be answered; `None` for no window: clones only cost then, and never
-            delegating is the best plan.
-        splits: into how many parts of nearly equal length a segment can be split, longer parts first.
+        window: longest segment that may be answered. With `None` clones only cost tokens, and never delegating is the
+            best plan.
+        splits: numbers of parts into which a segment can be split. Parts have nearly equal lengths, longer ones first.
     """
 
     name: ClassVar[str] = "chain"
@@ -132,6 +133,7 @@ class Chain:
         if self.window is not None:
             check_whole("window", self.window, 1, MAX_ITEMS)
         splits: object = self.splits
+        # `None` is no whole number, so a value that is no collection fails the check below.
         numbers = list(splits) if isinstance(splits, Collection) else [None]
         if len(set(numbers)) < len(numbers) or not all(is_whole(parts, 2, MAX_PARTS) for parts in numbers):
             raise ConfigError(f"splits is {splits!r}; expected different whole numbers from 2 to {MAX_PARTS}")
@@ -186,14 +188,14 @@ class Chain:
 
 @dataclass(frozen=True)
 class Noisy(Chain):
-    """As `Chain` without a window, but answers err, and more often on long segments: delegation buys accuracy.
+    """As `Chain` without a window, but answers have errors, more often on long segments, so delegation buys accuracy.
 
     An answer to a segment of length l is kept with probability (1 - rot) ** max(0, l - clear), else replaced by a
-    uniform one: context rot. With a `token_cost` the best plan can be computed (`optimum`).
+    uniform one (context rot). `optimum` computes the best plan, with a `token_cost` too.
 
     Attributes:
         rot: loss of reliability per item beyond `clear`.
-        clear: longest segment on which nobody errs.
+        clear: longest segment on which answers have no errors.
     """
 
     name: ClassVar[str] = "noisy"
@@ -214,11 +216,11 @@ class Noisy(Chain):
 
 @dataclass(frozen=True)
 class Deep(Chain):
-    """As `Chain`, but nobody sees more of a segment than may be answered: no way round the tree.
+    """As `Chain`, but agents observe only the first `window` symbols of a segment, so no policy avoids the tree.
 
-    In `Chain` a root with a memory can sum its long segment itself, call for the sake of form and answer what it
-    remembers. Here the first `window` symbols are all that is seen, so until calls have cut everything to that length
-    the sum of what nobody has seen is uniform, and no policy is right more often than one time in `modulus`.
+    In `Chain` a root with a memory can sum its long segment itself, make any call and then answer the remembered sum.
+    Here the sum of the symbols that no agent has observed is uniform. Until calls have cut the segment into parts of
+    `window` symbols, no policy is right more often than one time in `modulus`.
     """
 
     name: ClassVar[str] = "deep"
@@ -229,7 +231,9 @@ class Deep(Chain):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.window is None:
-            raise ConfigError("window is None; expected a whole number: without a window nobody needs clones (chain)")
+            raise ConfigError(
+                "window is None; expected a whole number: without a window no agent needs clones (use chain)"
+            )
 
     @property
     def visible_symbols(self) -> int | None:
@@ -238,7 +242,7 @@ class Deep(Chain):
 
 @dataclass(frozen=True)
 class Cells:
-    """Many clones, one grade: each adds two numbers of its own, and what they are worth together is a coupling.
+    """Many clones with one reward: each adds two numbers, and a coupling turns their replies into one score.
 
     The root holds `cells` pairs of numbers. Its one call hands every clone a pair, and the replies become its answer
     (`ForcedJoinTask`). The right reply to (u, v) is u + v + h modulo `modulus`. No agent sees the hidden part h.
@@ -246,11 +250,11 @@ class Cells:
     whether it was right.
 
     Attributes:
-        cells: how many pairs, and so clones.
+        cells: number of pairs, and so of clones.
         modulus: numbers and answers are below it.
-        coupling: "additive": the share of right replies. "zipf": the same, where reply j = 1, 2, ... weighs 1 / j.
-            "coverage": the share of groups of four neighbours in which at least one is right. "threshold": 1 if at
-            least three quarters are right, else 0; "max": if any is; "and": if all are.
+        coupling: "additive" is the fraction of right replies. "zipf" is the same, where reply j = 1, 2, ... has the
+            weight 1 / j. "coverage" is the fraction of groups of four neighbours with at least one right reply.
+            "threshold" is 1 if at least three quarters are right, "max" if any is, "and" if all are, else 0.
         hidden: probability that the hidden part of a cell is drawn.
     """
 
@@ -284,7 +288,7 @@ class Cells:
 
     @property
     def visible_symbols(self) -> int | None:
-        # A pair: the root, which holds them all, has no choice to make.
+        # One pair. The root holds all pairs, but its only action needs no observation.
         return 2
 
     @property
@@ -301,17 +305,18 @@ class Cells:
         return (2,) * self.cells if length == 2 * self.cells else ()
 
     def draw(self, keys: Keys) -> ProblemBatch:
-        batch, cells = len(keys), self.cells
+        batch = len(keys)
+        cells = self.cells
         pairs = draw_integers(fold_in(keys, 0), 2 * cells, self.modulus).T
-        luck = draw_uniforms(fold_in(keys, 1, np.arange(cells)[:, None])).T
-        hidden = np.where(luck < self.hidden, draw_integers(fold_in(keys, 2), cells, self.modulus).T, 0)
+        uniforms = draw_uniforms(fold_in(keys, 1, np.arange(cells)[:, None])).T
+        hidden = np.where(uniforms < self.hidden, draw_integers(fold_in(keys, 2), cells, self.modulus).T, 0)
         targets = (pairs.reshape(batch, cells, 2).sum(axis=2) + hidden) % self.modulus
         lengths = np.full(batch, 2 * cells, np.int16)
         return ProblemBatch(pairs.astype(np.int8), lengths, targets.astype(np.int8), np.empty((batch, 0), np.int8))
 
     @property
     def least_right(self) -> int:
-        """How many right replies earn 1, where the coupling counts them."""
+        """The number of right replies from which on the score is 1, for couplings that count them."""
         return {"threshold": -(-3 * self.cells // 4), "max": 1, "and": self.cells}[self.coupling]
 
     def grade(self, right: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -320,6 +325,7 @@ class Cells:
                 scores: NDArray[np.float64] = right.mean(axis=1)
             case "zipf":
                 weights = 1 / np.arange(1, self.cells + 1)
+                # Exactly 1 if all are right: the quotient may have a rounding error.
                 scores = np.where(right.all(axis=1), 1.0, (right * weights).sum(axis=1) / weights.sum())
             case "coverage":
                 scores = np.logical_or.reduceat(right, range(0, self.cells, COVER), axis=1).mean(axis=1)
@@ -330,16 +336,16 @@ class Cells:
 
 @dataclass(frozen=True)
 class Lookup:
-    """Serial delegation: follow keys from fact to fact. Only a clone that is given a key reads the fact behind it.
+    """Serial delegation: follow keys from fact to fact. A fact is visible only to a clone that gets its key.
 
-    The root holds one symbol, the first key. ASK k starts a clone that sees the fact behind key k: the next key, or at
-    the end of the trail a value. The clone's reply becomes the root's segment. The answer is the value.
-    Symbols 0 .. keys - 1 are keys, keys .. keys + values - 1 are values.
+    The root holds one symbol, the first key. ASK k starts a clone that observes the fact behind key k: the next key, or
+    at the end of the trail a value. The clone's reply becomes the root's segment. The right answer is the value.
+    Symbols from 0 to keys - 1 are keys, and the `values` symbols after them are values.
 
     Attributes:
-        hops: facts on the trail, or (fewest, most); the root does not know how many.
-        keys: facts there are; those off the trail hold random symbols.
-        values: different values.
+        hops: number of facts on the trail, or (fewest, most); the root does not observe it.
+        keys: number of facts; facts off the trail hold random symbols.
+        values: number of different values.
     """
 
     name: ClassVar[str] = "lookup"
@@ -390,9 +396,11 @@ class Lookup:
         return (1,)
 
     def draw(self, keys: Keys) -> ProblemBatch:
-        batch, rows = len(keys), np.arange(len(keys))
+        batch = len(keys)
+        rows = np.arange(batch)
         low, high = self.span
         hops = low + draw_integers(fold_in(keys, 0), 1, high - low + 1)[0]
+        # Sorting random numbers gives a uniform order of the keys; the trail visits them in this order.
         order = np.argsort(draw_integers(fold_in(keys, 1), self.keys, 1 << 31).T, axis=1, kind="stable")
         facts = draw_integers(fold_in(keys, 2), self.keys, self.num_symbols).T
         targets = self.keys + draw_integers(fold_in(keys, 3), 1, self.values)[0]
@@ -404,13 +412,13 @@ class Lookup:
         return ProblemBatch(segments, np.ones(batch, np.int16), targets.astype(np.int8), facts.astype(np.int8))
 
 
-# Symbols are stored in 8 bits, and a game of numbers is for small models.
+# Symbols are stored in 8 bits, and the symbolic game is for small models.
 MAX_ITEMS = 64
 MAX_MODULUS = 32
 MAX_PARTS = 8
 
 COUPLINGS = ("additive", "zipf", "coverage", "threshold", "max", "and")
-COVER = 4  # cells of a group in the coupling "coverage"; the last group may be smaller
+COVER = 4  # cells per group in the coupling "coverage"; the last group may be smaller
 
 TASKS = Registry(
     SymbolicTask,
@@ -427,20 +435,22 @@ TASKS = Registry(
 
 
 def make_task(task: SymbolicTask | str, options: Mapping[str, Any] | None = None) -> SymbolicTask:
-    """A task by built-in name or `package.module:Class` with its options, or the task itself."""
-    given: object = options
-    if given is not None and not isinstance(given, Mapping):
-        raise ConfigError(f"task_options is {given!r}; expected a mapping from options of the task to values, or None")
+    """Return a task, made from a built-in name or `package.module:Class` and its options where it is a text."""
+    untyped_options: object = options
+    if untyped_options is not None and not isinstance(untyped_options, Mapping):
+        raise ConfigError(
+            f"task_options is {options!r}; expected a mapping from options of the task to values, or None"
+        )
     if isinstance(task, str):
-        made: SymbolicTask = build(TASKS.load(task, "task"), options or {}, where="task_options")
+        built: SymbolicTask = build(TASKS.load(task, "task"), options or {}, where="task_options")
     elif options:
-        raise ConfigError("task_options are for a task given by name; this one is an object already")
+        raise ConfigError(f"task_options are {options!r}; expected None, because the task is an object and no name")
     else:
-        made = task
-    if isinstance(made, type) or not callable(getattr(made, "draw", None)):
+        built = task
+    if isinstance(built, type) or not callable(getattr(built, "draw", None)):
         names = ", ".join(map(repr, TASKS))
         raise ConfigError(f"task is {task!r}; expected one of {names}, 'package.module:Class', or a SymbolicTask")
-    return made
+    return built
 
 
 def _check_probability(name: str, value: object) -> None:
@@ -449,7 +459,7 @@ def _check_probability(name: str, value: object) -> None:
 
 
 def _check_span(name: str, value: object, most: int, limit: str = "") -> None:
-    """`value` is a whole number from 1 to `most`, or two of them in order."""
+    """Raise `ConfigError` unless `value` is a whole number from 1 to `most`, or two of them in order."""
     ends = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
     if len(ends) != 2 or not all(is_whole(end, 1, most) for end in ends) or ends[0] > ends[1]:
         raise ConfigError(
